@@ -1,0 +1,118 @@
+# make          sets everything up: the same as make setup
+# make help     lists the targets
+#
+# Variables: PYTHON=python3.12    the interpreter that .venv is made with
+#            HOROVOD=0            leaves Horovod out (one-process use does not need it)
+#            ARGS='...'           passed on by demo, test and bench
+#            DATA=path WORKERS=2  for demo
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := setup
+
+PYTHON ?= python3
+HOROVOD ?= 1
+ARGS ?=
+DATA ?=
+WORKERS ?=
+
+VENV := $(CURDIR)/.venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+NATIVE := build/native
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+CPP_FILES = $(shell find tf_ops -name '*.h' -o -name '*.cc' -o -name '*.cu')
+PYTHON_FILES = $(wildcard setup.py sok_embed feature_column tf_ops tests benchmarks examples scripts)
+
+.PHONY: setup native demo test check format bench sanitize clean help
+
+# horovodrun is found, and the python that it starts is ours.
+demo test bench: export PATH := $(BIN):$(PATH)
+
+setup: native  ## .venv with Horovod and sok_embed, which is built and installed editable
+
+# --- set-up, one stamp a step ---------------------------------------------------------------
+
+$(STAMPS)/venv: scripts/install_system_packages.sh
+	@scripts/install_system_packages.sh "$(PYTHON)"
+	@[ -x $(BIN)/python ] || "$(PYTHON)" -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/requirements: requirements-dev.txt $(STAMPS)/venv
+	@echo "Installing requirements-dev.txt into .venv"
+	@$(BIN)/python -m pip install --quiet --upgrade --requirement requirements-dev.txt
+	@touch $@
+
+$(STAMPS)/horovod: scripts/build_horovod.py $(STAMPS)/requirements | $(STAMPS)/editable
+ifeq ($(HOROVOD),0)
+	@echo "Leaving Horovod out; rm $(@:$(CURDIR)/%=%) to have it built after all"
+else
+	@$(BIN)/python scripts/build_horovod.py
+endif
+	@touch $@
+
+# The editable install configures and builds $(NATIVE); from then on cmake alone keeps it fresh.
+$(STAMPS)/editable: setup.py pyproject.toml $(STAMPS)/requirements
+	@echo "Building the native libraries, installing sok_embed editable"
+	@SOK_BUILD_DIR=$(NATIVE) CMAKE_ARGS="-DSOK_BUILD_TESTS=ON $${CMAKE_ARGS:-}" \
+	  $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
+
+native: $(STAMPS)/editable $(STAMPS)/horovod  ## only bring the native libraries up to date
+	@cmake --build $(NATIVE) > $(NATIVE)/build.log || { cat $(NATIVE)/build.log; exit 1; }
+	@cmake --install $(NATIVE) --prefix tf_ops > /dev/null
+
+# --- use ------------------------------------------------------------------------------------
+
+demo: setup  ## train the example model; DATA=, WORKERS= and ARGS= are passed on
+	$(BIN)/python examples/train_ctr.py $(if $(DATA),--data "$(DATA)") \
+	  $(if $(WORKERS),--workers $(WORKERS)) $(ARGS)
+
+bench: setup  ## the benchmarks
+	$(BIN)/python benchmarks/lookup.py $(ARGS)
+	$(BIN)/python benchmarks/train_step.py $(ARGS)
+
+# --- tests and checks -----------------------------------------------------------------------
+
+test: setup  ## the core's tests, then the Python tests; ARGS= goes to pytest
+	$(NATIVE)/sok_core_test
+	$(BIN)/pytest $(ARGS)
+
+# mypy (strict, by pyproject.toml) sees the package as installed: all rooms inside sok_embed.
+check: setup  ## formatting, lint, types, import direction
+	clang-format --dry-run -Werror $(CPP_FILES)
+	$(BIN)/ruff format --check --quiet $(PYTHON_FILES)
+	$(BIN)/ruff check --quiet $(PYTHON_FILES)
+	@rm -rf build/typing && mkdir -p build/typing/sok_embed
+	@ln -s $(CURDIR)/sok_embed/* $(CURDIR)/tf_ops $(CURDIR)/feature_column build/typing/sok_embed/
+	cd build/typing && $(BIN)/mypy --config-file ../../pyproject.toml -p sok_embed
+	$(BIN)/pytest --quiet tests/packaging/test_import_direction.py
+
+format: setup  ## rewrite C++ and Python in their one format
+	clang-format -i $(CPP_FILES)
+	$(BIN)/ruff format --quiet $(PYTHON_FILES)
+	$(BIN)/ruff check --quiet --fix $(PYTHON_FILES)
+
+# TensorFlow is not needed here, nor is .venv. The thread sanitizer of GCC 12 wants less address
+# randomization than newer kernels give; where setarch may not take it away, that may not matter.
+sanitize:  ## the core's tests under address and undefined, then thread sanitizer
+	@scripts/install_system_packages.sh "$(PYTHON)"
+	@run=(setarch "$$(uname -m)" --addr-no-randomize); \
+	"$${run[@]}" true 2> /dev/null || run=(env); \
+	for sanitizer in address thread; do \
+	  echo "sok_core_test with SOK_SANITIZE=$$sanitizer"; \
+	  cmake -S tf_ops -B build/$$sanitizer -G Ninja -DSOK_BUILD_TESTS=ON \
+	    -DSOK_SANITIZE=$$sanitizer > /dev/null; \
+	  cmake --build build/$$sanitizer > build/$$sanitizer/build.log \
+	    || { cat build/$$sanitizer/build.log; exit 1; }; \
+	  "$${run[@]}" build/$$sanitizer/sok_core_test; \
+	done
+
+clean:  ## remove everything that make made, .venv included; the Horovod cache stays
+	rm -rf .venv build dist *.egg-info tf_ops/*.so .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help:
+	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12

@@ -1,0 +1,113 @@
+"""Criteo-like clicks with a planted signal: 13 dense columns, 26 fields of ever more ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr.batches import Batch, Split, rebatch, take
+from ctr.keys import field_keys, uniform
+
+DENSE = 13
+FIELDS = 26
+# Rows are drawn in chunks of this size from (seed, chunk number): row t is the same whatever the
+# batch size, the number of workers and the number of rows asked for.
+CHUNK = 8192
+
+ZIPF_EXPONENT = 1.05
+# Ids a field starts with. A field gains as many again every GROWTH_ROWS rows.
+START_IDS = np.geomspace(8, 40_000, FIELDS)
+GROWTH_ROWS = 100_000
+# Fields up to this size are closed sets, such as a weekday or a device type.
+CLOSED_SET = 100
+
+# The planted logit: bias + dense part + an effect of each id + four products of two fields' signs.
+BIAS = -1.2
+DENSE_SCALE = 0.15
+ID_SCALE = 0.35
+PAIR_SCALE = 0.35
+PAIRS = ((0, 5), (2, 8), (4, 10), (7, 12))
+
+
+class Generated:
+    """`samples` training rows and a tenth as many test rows, which follow them in time.
+
+    The id of a field at row t is Zipf-distributed over 1 .. ids(t), and ids(t) grows with t, so
+    that new ids arrive for as long as one trains. Nothing is stored: the effect of an id is a
+    function of its key and the seed.
+    """
+
+    fields = FIELDS
+    dense_width = DENSE
+
+    def __init__(self, samples: int, seed: int = 0) -> None:
+        self.name = "generated clicks"
+        self._seed = seed
+        self._first: dict[Split, int] = {"train": 0, "test": samples}
+        self._rows: dict[Split, int] = {"train": samples, "test": max(1, samples // 10)}
+        signs = np.random.default_rng([seed, 0]).choice([-1.0, 1.0], DENSE)
+        self._dense_weights = DENSE_SCALE * signs
+
+    def rows(self, split: Split) -> int:
+        """Rows of a split over all workers."""
+        return self._rows[split]
+
+    def batches(
+        self, split: Split, batch_size: int, rank: int = 0, size: int = 1, epoch: int = 0
+    ) -> Iterator[Batch]:
+        """Yields the batches of a split in the order of time, every epoch alike."""
+        for batch in rebatch(self._chunks(split), batch_size):
+            yield take(batch, rank, size)
+
+    def id_effects(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The planted effect of each key on the logit, in the shape of `keys`."""
+        return ID_SCALE * (2.0 * uniform(keys, self._seed) - 1.0)
+
+    def pair_effects(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The planted effects of pairs of ids, `[rows, pairs]`, from keys `[rows, fields]`."""
+        signs = np.where(uniform(keys, self._seed + 1) < 0.5, -1.0, 1.0)
+        return np.stack([PAIR_SCALE * signs[:, a] * signs[:, b] for a, b in PAIRS], axis=1)
+
+    def true_logits(self, batch: Batch) -> NDArray[np.float64]:
+        """The logits that the labels were drawn from: no model can rank better on average."""
+        return (
+            BIAS
+            + batch.dense.astype(np.float64) @ self._dense_weights
+            + self.id_effects(batch.keys).sum(axis=1)
+            + self.pair_effects(batch.keys).sum(axis=1)
+        )
+
+    def _chunks(self, split: Split) -> Iterator[Batch]:
+        first = self._first[split]
+        stop = first + self._rows[split]
+        for number in range(first // CHUNK, -(-stop // CHUNK)):
+            chunk = self._chunk(number)
+            start = number * CHUNK
+            part = slice(max(first - start, 0), min(stop - start, CHUNK))
+            labels = chunk.labels[part]
+            yield Batch(chunk.dense[part], chunk.keys[part], labels, len(labels))
+
+    def _chunk(self, number: int) -> Batch:
+        rng = np.random.default_rng([self._seed, 1, number])
+        row_numbers = np.arange(number * CHUNK, (number + 1) * CHUNK)
+        keys = field_keys(_zipf(rng.random((CHUNK, FIELDS)), ids_at(row_numbers)))
+        dense = rng.standard_normal((CHUNK, DENSE)).astype(np.float32)
+        unlabelled = Batch(dense, keys, np.zeros(CHUNK, np.float32), CHUNK)
+        probability = 1.0 / (1.0 + np.exp(-self.true_logits(unlabelled)))
+        labels = (rng.random(CHUNK) < probability).astype(np.float32)
+        return Batch(dense, keys, labels, CHUNK)
+
+
+def ids_at(row_numbers: NDArray[np.int64]) -> NDArray[np.float64]:
+    """How many ids each field has when a row is drawn, `[rows, fields]`."""
+    growth = np.where(START_IDS > CLOSED_SET, START_IDS / GROWTH_ROWS, 0.0)
+    return START_IDS + row_numbers[:, None] * growth
+
+
+def _zipf(u: NDArray[np.float64], ids: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Inverts the distribution function of the density x**-s on [1, ids + 1), rounded down."""
+    power = 1.0 - ZIPF_EXPONENT
+    tail = (ids + 1.0) ** power
+    return ((1.0 + u * (tail - 1.0)) ** (1.0 / power)).astype(np.int64)

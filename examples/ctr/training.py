@@ -1,0 +1,177 @@
+"""From a source to a trained and tested model."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from ctr.auc import exact_auc
+from ctr.batches import InputError, Source, Split, steps
+from ctr.embeddings import EmbeddingKind, EmbeddingRows, make_embedding
+from ctr.model import build_model, compile_model
+from ctr.workers import Workers
+
+# Keras has no class of this name: momentum is SGD with one.
+_MOMENTUM = 0.9
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to train."""
+
+    embedding: EmbeddingKind = "hash"
+    epochs: int = 1
+    batch_size: int = 2048
+    dim: int = 16
+    optimizer: str = "adam"
+    learning_rate: float = 0.003
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out, over all workers."""
+
+    losses: NDArray[np.float64]  # (steps,) mean over the workers
+    rows: NDArray[np.float64]  # (steps,) rows in the table after each step
+    test_auc: float
+    table_rows: int
+    table_bytes: int
+    keys_per_second: float | None  # none when there was one step only
+
+
+class Recorder(keras.callbacks.Callback):
+    """Notes loss and table size after every step, and moves the progress bar."""
+
+    def __init__(self, embedding: EmbeddingRows, total_steps: int, show: bool) -> None:
+        super().__init__()
+        self._embedding = embedding
+        self._bar = tqdm(total=total_steps, unit="step", disable=not show, mininterval=0.5)
+        self.losses: list[float] = []
+        self.rows: list[int] = []
+        self.first_step_ended = 0.0
+        self.ended = 0.0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes the figures of one step."""
+        assert logs is not None
+        self.losses.append(float(logs["batch_loss"]))
+        self.rows.append(self._embedding.rows())
+        self.ended = time.perf_counter()
+        if len(self.losses) == 1:
+            self.first_step_ended = self.ended
+        self._bar.set_postfix(loss=f"{logs['loss']:.4f}", rows=f"{self.rows[-1]:,}", refresh=False)
+        self._bar.update()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Ends the bar's line."""
+        self._bar.close()
+
+
+def train(plan: Plan, source: Source, workers: Workers, show: bool = True) -> Outcome:
+    """Trains on the source's training rows and tests on its test rows."""
+    keras.utils.set_random_seed(plan.seed)
+    embedding = make_embedding(plan.embedding, plan.dim, source, plan.seed)
+    model = build_model(embedding.layer, source.fields, source.dense_width, plan.dim, plan.seed)
+    compile_model(model, workers.optimizer(make_optimizer(plan.optimizer, plan.learning_rate)))
+
+    epoch_steps = steps(source.rows("train"), plan.batch_size)
+    recorder = Recorder(embedding, plan.epochs * epoch_steps, show and workers.rank == 0)
+    failures: list[InputError] = []
+    try:
+        model.fit(
+            dataset(source, "train", plan.batch_size, embedding, workers, failures),
+            epochs=plan.epochs,
+            verbose=0,
+            shuffle=False,  # the source has shuffled where order does not matter
+            callbacks=[*workers.callbacks(), recorder],
+        )
+        tests = dataset(source, "test", plan.batch_size, embedding, workers, failures)
+        test_auc = evaluate(model, tests, workers)
+    except tf.errors.OpError:
+        if failures:  # tf.data has wrapped the reader's error in one of its own
+            raise failures[0] from None
+        raise
+    total = workers.total if plan.embedding == "hash" else float  # static: a copy on each worker
+    losses = np.array([recorder.losses])
+    rows = np.array([recorder.rows], np.float64)
+    return Outcome(
+        losses=workers.gather(losses).mean(axis=0),
+        rows=workers.gather(rows).sum(axis=0) if plan.embedding == "hash" else rows[0],
+        test_auc=test_auc,
+        table_rows=int(total(embedding.rows())),
+        table_bytes=int(total(embedding.table_bytes())),
+        keys_per_second=_keys_per_second(recorder, source, plan),
+    )
+
+
+def make_optimizer(name: str, learning_rate: float) -> keras.optimizers.Optimizer:
+    """A Keras optimizer by its name; `momentum` is SGD with a momentum of 0.9."""
+    if name == "momentum":
+        return keras.optimizers.SGD(learning_rate, momentum=_MOMENTUM)
+    return keras.optimizers.get({"class_name": name, "config": {"learning_rate": learning_rate}})
+
+
+def dataset(
+    source: Source,
+    split: Split,
+    batch_size: int,
+    embedding: EmbeddingRows,
+    workers: Workers,
+    failures: list[InputError],
+) -> tf.data.Dataset:
+    """This worker's batches: inputs, labels and weights. Each pass over it is the next epoch.
+
+    An error of the source ends the stream and is put into `failures`.
+    """
+    epochs = itertools.count()
+
+    def batches() -> Iterator[tuple[dict[str, Any], Any, Any]]:
+        epoch = next(epochs)
+        try:
+            for batch in source.batches(split, batch_size, workers.rank, workers.size, epoch):
+                inputs = {"keys": embedding.inputs(batch.keys)}
+                if source.dense_width:
+                    inputs["dense"] = batch.dense
+                yield inputs, batch.labels[:, None], batch.weights(workers.size)
+        except InputError as error:
+            failures.append(error)
+            raise
+
+    inputs = {"keys": tf.TensorSpec((None, source.fields), tf.int64)}
+    if source.dense_width:
+        inputs["dense"] = tf.TensorSpec((None, source.dense_width), tf.float32)
+    signature = (inputs, tf.TensorSpec((None, 1), tf.float32), tf.TensorSpec((None,), tf.float32))
+    cardinality = tf.data.experimental.assert_cardinality(steps(source.rows(split), batch_size))
+    stream = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    return stream.apply(cardinality).prefetch(2)
+
+
+def evaluate(model: keras.Model, tests: tf.data.Dataset, workers: Workers) -> float:
+    """The AUC over the test rows of all workers, from every prediction, without buckets."""
+    logits, labels = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
+
+    @tf.function(reduce_retracing=True)
+    def predict(inputs: dict[str, tf.Tensor]) -> tf.Tensor:
+        return model(inputs, training=False)
+
+    for inputs, label, _ in tests:
+        logits.append(predict(inputs).numpy()[:, 0])
+        labels.append(label.numpy()[:, 0])
+    return exact_auc(workers.gather(np.concatenate(logits)), workers.gather(np.concatenate(labels)))
+
+
+def _keys_per_second(recorder: Recorder, source: Source, plan: Plan) -> float | None:
+    """Keys of all workers over the time from the end of the first step to the end of the last."""
+    seconds = recorder.ended - recorder.first_step_ended
+    rows = plan.epochs * source.rows("train") - min(plan.batch_size, source.rows("train"))
+    return rows * source.fields / seconds if seconds > 0 else None

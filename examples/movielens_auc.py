@@ -1,0 +1,99 @@
+"""Does a hash table that grows rank films as well as an embedding of a known vocabulary?
+
+Trains the same model twice a seed on MovieLens 100k, `ua.base` against `ua.test`: once over
+`sok_embed.DynamicEmbedding` and once over `keras.layers.Embedding`. The MLPs start from the same
+weights and see the same rows in the same order; the start of the embeddings alone differs. Prints
+the test AUC of each run and the difference of the means:
+
+    python examples/movielens_auc.py --data ml-100k/ua.base
+    python examples/movielens_auc.py --data ml-100k/ua.base --workers 2
+
+With n workers each takes a batch of `--batch-size / n` rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+
+from ctr.batches import InputError
+from ctr.options import positive_float, positive_int
+from ctr.sources import open_source
+from ctr.workers import join, launch, started_by_horovod
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").split("\n\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--data", type=Path, required=True, metavar="PATH", help="ua.base, with ua.test beside it")
+    add("--workers", type=positive_int, default=1, help="processes, started by Horovod")
+    add("--seeds", type=positive_int, default=3, help="runs of each embedding")
+    add("--epochs", type=positive_int, default=4, help="passes over the training rows")
+    add("--batch-size", type=positive_int, default=256, help="rows a step over all workers")
+    add("--dim", type=positive_int, default=16, help="length of an embedding")
+    add("--learning-rate", type=positive_float, default=0.001, help="of Adam")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the comparison; returns the exit status."""
+    options = parse(arguments)
+    try:
+        if options.workers > 1 and not started_by_horovod():
+            return launch(Path(__file__).resolve(), arguments, options.workers)
+        compare(options)
+    except InputError as error:
+        print(f"movielens_auc.py: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Trains both embeddings for every seed and prints what came out."""
+    sources = [open_source(options.data, None, seed) for seed in range(options.seeds)]
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    workers = join(options.workers, needs_sok_embed=True)
+
+    import keras
+    from ctr.training import Plan, train
+
+    def show(line: str) -> None:
+        if workers.rank == 0:
+            print(line, flush=True)
+
+    aucs: dict[str, list[float]] = {"hash": [], "static": []}
+    show(f"{'seed':>4}  {'hash':>8}  {'static':>8}  {'hash - static':>13}")
+    for seed, source in enumerate(sources):
+        for kind in ("hash", "static"):
+            keras.backend.clear_session()
+            plan = Plan(
+                embedding=kind,
+                epochs=options.epochs,
+                batch_size=options.batch_size,
+                dim=options.dim,
+                optimizer="adam",
+                learning_rate=options.learning_rate,
+                seed=seed,
+            )
+            aucs[kind].append(train(plan, source, workers, show=False).test_auc)
+        show(_line(str(seed), aucs["hash"][-1], aucs["static"][-1]))
+    hashed, static = mean(aucs["hash"]), mean(aucs["static"])
+    show(_line("mean", hashed, static))
+    show(json.dumps({"workers": workers.size, **aucs, "difference_of_the_means": hashed - static}))
+
+
+def _line(name: str, hashed: float, static: float) -> str:
+    return f"{name:>4}  {hashed:8.4f}  {static:8.4f}  {hashed - static:+13.4f}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,105 @@
+"""Trains a click model whose ids nobody counted beforehand.
+
+Without arguments it generates Criteo-like clicks in which new ids keep arriving, trains a
+DLRM-style Keras model over one hash embedding table under `model.fit`, and reports test AUC, table
+growth, speed and memory:
+
+    python examples/train_ctr.py
+    python examples/train_ctr.py --data train.txt              # Criteo, tabs or commas
+    python examples/train_ctr.py --data ml-100k/ua.base --batch-size 256
+    python examples/train_ctr.py --workers 2                   # Horovod, table sharded over both
+    python examples/train_ctr.py --embedding static            # the rival: a fixed vocabulary
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ctr.batches import InputError
+from ctr.options import positive_float, positive_int, seed
+from ctr.sources import DEFAULT_SAMPLES, open_source
+from ctr.workers import join, launch, started_by_horovod
+
+OPTIMIZERS = ("adagrad", "adam", "adamw", "ftrl", "lion", "momentum", "rmsprop", "sgd")
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").split("\n\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--data", type=Path, metavar="PATH", help="Criteo or MovieLens file (default: generated)")
+    add(
+        "--samples",
+        type=positive_int,
+        default=argparse.SUPPRESS,
+        help=f"generated training rows (default: {DEFAULT_SAMPLES})",
+    )
+    add("--embedding", choices=("hash", "static"), default="hash", help="growing table or rival")
+    add("--workers", type=positive_int, default=1, help="processes, started by Horovod")
+    add("--epochs", type=positive_int, default=1, help="passes over the training rows")
+    add("--batch-size", type=positive_int, default=2048, help="rows a step over all workers")
+    add("--dim", type=positive_int, default=16, help="length of an embedding")
+    add("--optimizer", choices=OPTIMIZERS, default="adam", help="trains the MLPs and the table")
+    add("--learning-rate", type=positive_float, default=0.003, help="of the optimizer")
+    add("--seed", type=seed, default=0, help="of the clicks, the shuffling and the start weights")
+    add("--output", type=Path, default=Path("runs/ctr"), metavar="DIR", help="for the report")
+    add("--quiet", action="store_true", help="print the JSON line only")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the example; returns the exit status."""
+    options = parse(arguments)
+    try:
+        if options.workers > 1 and not started_by_horovod():
+            return launch(Path(__file__).resolve(), arguments, options.workers)
+        run(options)
+    except InputError as error:
+        print(f"train_ctr.py: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run(options: argparse.Namespace) -> None:
+    """Trains, tests and reports on this worker."""
+    source = open_source(options.data, getattr(options, "samples", None), options.seed)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    workers = join(options.workers, needs_sok_embed=options.embedding == "hash")
+
+    from ctr import report
+    from ctr.ceiling import best_possible_auc
+    from ctr.training import Plan, train
+
+    plan = Plan(
+        embedding=options.embedding,
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        dim=options.dim,
+        optimizer=options.optimizer,
+        learning_rate=options.learning_rate,
+        seed=options.seed,
+    )
+    outcome = train(plan, source, workers, show=not options.quiet)
+    memory = int(workers.total(report.peak_memory_bytes()))
+    if workers.rank != 0:
+        return
+    figures = report.figures(
+        plan, outcome, source.name, workers.size, memory, best_possible_auc(source)
+    )
+    paths = report.write(figures, outcome, options.output)
+    if not options.quiet:
+        print(report.text(figures))
+        print(f"{'written:':22}{', '.join(str(path) for path in paths)}")
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,84 @@
+"""Builds the native libraries with CMake; all metadata lies in pyproject.toml.
+
+Environment variables:
+    CMAKE_ARGS: more arguments for CMake, such as `-DSOK_MARCH=native`.
+    SOK_BUILD_DIR: a build folder to keep between builds. Default: setuptools' temporary one.
+    CMAKE_BUILD_PARALLEL_LEVEL: how many compilers run at once. Default: one a core.
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+
+# Where a package of sok_embed does not lie under sok_embed/.
+PACKAGE_DIR = {
+    "sok_embed": "sok_embed",
+    "sok_embed.tf_ops": "tf_ops",
+    "sok_embed.feature_column": "feature_column",
+}
+
+
+def list_packages() -> list[str]:
+    packages = []
+    for package, folder in PACKAGE_DIR.items():
+        packages.append(package)
+        packages += [f"{package}.{name}" for name in find_packages(str(ROOT / folder))]
+    return packages
+
+
+def tensorflow_arguments() -> list[str]:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import tensorflow as tf
+
+    return [
+        f"-DSOK_TF_COMPILE_FLAGS={';'.join(tf.sysconfig.get_compile_flags())}",
+        f"-DSOK_TF_LINK_FLAGS={';'.join(tf.sysconfig.get_link_flags())}",
+    ]
+
+
+class CMakeBuild(build_ext):
+    """Builds all extensions at once; each is a library that CMake leaves in its build folder."""
+
+    def build_extensions(self) -> None:
+        build_dir = Path(os.environ.get("SOK_BUILD_DIR") or self.build_temp).resolve()
+        configure = ["cmake", "-S", str(ROOT / "tf_ops"), "-B", str(build_dir)]
+        if shutil.which("ninja") and not (build_dir / "CMakeCache.txt").exists():
+            configure += ["-G", "Ninja"]
+        configure += tensorflow_arguments()
+        configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))
+        jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(len(os.sched_getaffinity(0)))
+        build = ["cmake", "--build", str(build_dir), "--parallel", jobs, "--target", "_ops"]
+        for command in (configure, build):
+            if subprocess.run(command).returncode != 0:
+                sys.exit(f"error: the native build failed: {shlex.join(command)}")
+        for extension in self.extensions:
+            target = Path(self.get_ext_fullpath(extension.name))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.unlink(missing_ok=True)  # a running process may have the old one mapped
+            shutil.copy2(build_dir / target.name, target)
+
+    def get_ext_filename(self, fullname: str) -> str:
+        # Neither library is a Python module, so no suffix names an interpreter.
+        return f"{fullname.replace('.', os.sep)}.so"
+
+
+setup(
+    package_dir=PACKAGE_DIR,
+    packages=list_packages(),
+    package_data={"sok_embed": ["py.typed"]},
+    include_package_data=False,
+    # Both are declared: an editable install brings along only what is an extension.
+    ext_modules=[
+        Extension("sok_embed.tf_ops.libsok_core", sources=[]),
+        Extension("sok_embed.tf_ops._ops", sources=[]),
+    ],
+    cmdclass={"build_ext": CMakeBuild},
+)

@@ -1,0 +1,32 @@
+"""Embedding tables for TensorFlow and Keras 3 that outgrow the model."""
+
+import keras as _keras
+
+if _keras.backend.backend() != "tensorflow":
+    raise ImportError(
+        "sok_embed needs Keras with its TensorFlow backend. "
+        f"Received: KERAS_BACKEND={_keras.backend.backend()}. Set KERAS_BACKEND=tensorflow before "
+        "Keras is imported."
+    )
+
+from sok_embed import callbacks, communicators, initializers, optimizers
+from sok_embed.communicators import init, rank, size
+from sok_embed.distributed_optimizer import DistributedOptimizer
+from sok_embed.layers import All2AllDenseEmbedding, DynamicEmbedding
+from sok_embed.table import Table
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "All2AllDenseEmbedding",
+    "DistributedOptimizer",
+    "DynamicEmbedding",
+    "Table",
+    "callbacks",
+    "communicators",
+    "init",
+    "initializers",
+    "optimizers",
+    "rank",
+    "size",
+]

@@ -1,0 +1,54 @@
+"""What a layer needs of a transport."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import tensorflow as tf
+
+
+class Communicator(ABC):
+    """A group of workers, one process each.
+
+    Every method but the properties is collective: each worker must call it, in the same order and
+    with the same name, also a worker that has nothing to send. All of them work eagerly and inside
+    of a `tf.function`.
+    """
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """The number of this worker, in `[0, size)`."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """How many workers there are."""
+
+    @abstractmethod
+    def all_to_all(
+        self, tensor: tf.Tensor, splits: tf.Tensor, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sends a part of `tensor` to every worker and receives one from each.
+
+        Args:
+            tensor: `[n, ...]`; the first `splits[0]` rows go to worker 0, the next to worker 1, ….
+            splits: int32 `[size]`, summing to n. Zeros are fine.
+            name: Tells this exchange from others that may be under way; the same on every worker.
+
+        Returns:
+            What was received, that of worker 0 first, and how many rows came from each, int32
+            `[size]`.
+        """
+
+    @abstractmethod
+    def all_reduce(self, tensor: tf.Tensor, name: str, average: bool = False) -> tf.Tensor:
+        """The sum, or the average, of a tensor of one shape over all workers."""
+
+    @abstractmethod
+    def broadcast(self, tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
+        """The tensor of worker `root_rank`, on every worker."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Returns once every worker has called it. Eager only."""

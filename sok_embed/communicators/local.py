@@ -1,0 +1,38 @@
+"""One worker, which owns everything."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from sok_embed.communicators.base import Communicator
+
+
+class LocalCommunicator(Communicator):
+    """The communicator of a process on its own. Nothing travels."""
+
+    @property
+    def rank(self) -> int:
+        """0."""
+        return 0
+
+    @property
+    def size(self) -> int:
+        """1."""
+        return 1
+
+    def all_to_all(
+        self, tensor: tf.Tensor, splits: tf.Tensor, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns its arguments."""
+        return tensor, splits
+
+    def all_reduce(self, tensor: tf.Tensor, name: str, average: bool = False) -> tf.Tensor:
+        """Returns the tensor."""
+        return tensor
+
+    def broadcast(self, tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
+        """Returns the tensor."""
+        return tensor
+
+    def barrier(self) -> None:
+        """Returns at once."""

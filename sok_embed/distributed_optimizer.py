@@ -1,0 +1,78 @@
+"""Averages dense gradients over workers inside of a Keras optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from sok_embed import communicators
+
+__all__ = ["DistributedOptimizer", "average_gradients"]
+
+
+def DistributedOptimizer(optimizer: Any) -> keras.optimizers.Optimizer:  # noqa: N802
+    """Makes a Keras optimizer that averages gradients over the workers before it applies them.
+
+    Gradients of table rows do not pass through it: they have travelled to the rows' owners, which
+    sum them and divide by the number of workers. So n workers with batches of b train like one
+    worker with a batch of n * b.
+
+    With one worker it changes nothing. A model that is saved with it loads as one with the plain
+    optimizer.
+
+    Example:
+    >>> optimizer = DistributedOptimizer(keras.optimizers.Adam(1e-3))
+    >>> optimizer.name
+    'adam'
+
+    Args:
+        optimizer: A Keras optimizer that has not been used yet, or its name.
+
+    Returns:
+        An optimizer of the same class, configuration and name.
+
+    Raises:
+        ValueError: If the optimizer has been built already: its state would be lost.
+    """
+    optimizer = keras.optimizers.get(optimizer)
+    if optimizer.built:
+        raise ValueError(
+            "Expected an optimizer that no model has used yet. Received: one with variables, "
+            f"{optimizer.name}. Wrap it before `model.compile`."
+        )
+    base = type(optimizer)
+    if issubclass(base, _AveragesGradients):
+        return optimizer
+    # The class keeps its name, so that a saved model names the plain optimizer.
+    averaging = type(base.__name__, (_AveragesGradients, base), {"__module__": base.__module__})
+    return averaging.from_config(optimizer.get_config())
+
+
+class _AveragesGradients:
+    """Comes before an optimizer class and averages what is applied."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        super().apply(average_gradients(grads), trainable_variables)  # type: ignore[misc]
+
+
+def average_gradients(gradients: Any) -> list[Any]:
+    """Averages gradients over all workers. Collective.
+
+    Args:
+        gradients: Tensors, `tf.IndexedSlices` or `None`, the same on every worker but for their
+            values and, in slices, their number.
+
+    Returns:
+        The averages, in the same order and of the same kinds.
+    """
+    communicator = communicators.current()
+    if communicator.size == 1:
+        return list(gradients)
+    return [
+        gradient
+        if gradient is None
+        else communicator.all_reduce(gradient, f"sok_embed.gradient.{i}", average=True)
+        for i, gradient in enumerate(gradients)
+    ]
+

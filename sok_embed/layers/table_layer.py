@@ -1,0 +1,202 @@
+"""What layers over a table have in common: the anchor, lookups with a gradient, saving."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from sok_embed import communicators, optimizers, tf_ops
+from sok_embed.commit import Commit
+from sok_embed.initializers import derive_seed, row_initializer
+from sok_embed.table import Table, as_keys
+
+_INT64 = 2**63
+
+
+class TableLayer(keras.layers.Layer):  # type: ignore[misc]
+    """Base of the layers that own a `Table`. Not for use by itself.
+
+    Args:
+        dim: The length of a row.
+        initializer: A Keras initializer, its name or config; see
+            `sok_embed.initializers.row_initializer`.
+        optimizer: A name, a Keras optimizer or its config. `None`: the rows follow the optimizer
+            that trains the model.
+        seed: Of the initializer. `None`: from the initializer if it was given one, else from the
+            name of the layer and the seed of `keras.utils.set_random_seed`.
+        max_rows: The most rows on each worker, or `None`.
+        direct: Whether keys are positions in `[0, max_rows * workers)`.
+        **kwargs: Of `keras.layers.Layer`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        initializer: Any,
+        *,
+        optimizer: Any = None,
+        seed: int | None = None,
+        max_rows: int | None = None,
+        direct: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.autocast = False
+        # Keras would turn lists of integers into float32 or int32.
+        self._convert_input_args = False
+        self._allow_non_tensor_positional_args = True
+        self.supports_jit = False
+        self._compute_type = _activation_type(self.compute_dtype)
+        row = row_initializer(initializer, dim)
+        if seed is None:
+            seed = row.seed if row.seed is not None else derive_seed(self.name)
+        self.seed = seed % _INT64
+        self.optimizer = optimizers.get(optimizer)
+        self._row_initializer = row
+        self._dim = dim
+        self._max_rows = max_rows
+        self._direct = direct
+        self._exchanges = itertools.count()
+        communicator = communicators.current()
+        self.table = Table(
+            dim,
+            row,
+            seed=self.seed,
+            max_rows=max_rows,
+            direct=direct,
+            owners=communicator.size,
+            owner=communicator.rank,
+            name=self.name,
+        )
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the anchor."""
+        _check_strategy(self.name)
+        self.anchor = self.add_weight(
+            name="anchor",
+            shape=(),
+            dtype="float32",
+            initializer="zeros",
+            constraint=Commit(self.table, self.optimizer),
+            autocast=False,
+        )
+        self.built = True
+
+    def _lookup(self, keys: tf.Tensor, training: bool | None) -> tf.Tensor:
+        """Embeddings of int64 keys of any shape, `keys.shape + [dim]`, in the compute dtype."""
+        _check_strategy(self.name)
+        # A frozen layer takes no gradient and makes no rows.
+        if not (self.trainable and self.anchor.trainable):
+            return self._read(keys, make_rows=False)[0]
+
+        @tf.custom_gradient
+        def lookup(anchor: tf.Tensor) -> Any:
+            return self._read(keys, make_rows=bool(training))
+
+        return lookup(tf.convert_to_tensor(self.anchor))
+
+    def _read(self, keys: tf.Tensor, make_rows: bool) -> Any:
+        """Returns the embeddings and the function that deposits their gradients."""
+        communicator = communicators.current()
+        handle = self.table.resource_handle
+        if communicator.size == 1:
+            found = tf_ops.lookup(handle, keys, self._dim, make_rows, self._compute_type)
+            return found.embeddings, lambda upstream: tf_ops.deposit(found.receipt, upstream)
+
+        name = f"sok_embed.{self.name}.{next(self._exchanges)}"
+        part = tf_ops.unique_and_partition(
+            tf.reshape(keys, [-1]), communicator.size, self.table.key_limit
+        )
+        owned_keys, owned_splits = communicator.all_to_all(
+            part.unique_keys, part.splits, f"{name}.keys"
+        )
+        found = tf_ops.lookup(handle, owned_keys, self._dim, make_rows)
+        rows, _ = communicator.all_to_all(found.embeddings, owned_splits, f"{name}.rows")
+        expanded = tf.cast(tf_ops.expand(rows, part.inverse), self._compute_type)
+        embeddings = tf.reshape(expanded, tf.concat([tf.shape(keys), [self._dim]], 0))
+        embeddings.set_shape([*keys.shape, self._dim])
+
+        def deposit(upstream: tf.Tensor) -> tf.Tensor:
+            sums = tf_ops.expand_gradient(
+                tf.reshape(upstream, [-1, self._dim]), part.inverse, tf.size(part.unique_keys)
+            )
+            at_owner, _ = communicator.all_to_all(sums, part.splits, f"{name}.gradients")
+            return tf_ops.deposit(found.receipt, at_owner)
+
+        return embeddings, deposit
+
+    def _to_keys(self, inputs: Any) -> tf.Tensor:
+        try:
+            return as_keys(inputs)
+        except ValueError as error:
+            raise ValueError(f"Layer '{self.name}': {error}") from None
+
+    def save_own_variables(self, store: Any) -> None:
+        """Adds the rows to what Keras saves."""
+        if communicators.size() > 1:
+            raise ValueError(
+                f"Layer '{self.name}' is sharded over {communicators.size()} workers, and a Keras "
+                "file holds one worker's part. Expected one worker. Save the dense weights on rank "
+                "0, and on each worker the result of `layer.table.export(slots=True)`; "
+                "`layer.table.restore` takes it back."
+            )
+        super().save_own_variables(store)
+        for name, value in self.table.export(slots=True)._asdict().items():
+            # HDF5 has no type for the bytes that a string tensor holds.
+            store[f"table_{name}"] = np.frombuffer(value, np.uint8) if name == "rule" else value
+
+    def load_own_variables(self, store: Any) -> None:
+        """Takes the rows out of what Keras saved."""
+        if communicators.size() > 1:
+            raise ValueError(
+                f"Layer '{self.name}': expected one worker to load a Keras file, which holds the "
+                f"rows of one worker. Received: {communicators.size()} workers. Load it in one "
+                "process, and give each worker its rows with `layer.table.assign`."
+            )
+        fields = {name: store[f"table_{name}"] for name in tf_ops.Export._fields}
+        super().load_own_variables({"0": store["0"]})
+        self.table.restore(
+            tf_ops.Export(
+                **{
+                    name: np.asarray(value) if name != "rule" else bytes(np.asarray(value))
+                    for name, value in fields.items()
+                }
+            )
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that all table layers share."""
+        return {
+            **super().get_config(),
+            "optimizer": optimizers.serialize(self.optimizer),
+            "seed": self.seed,
+        }
+
+
+def _activation_type(dtype: str) -> tf.DType:
+    if dtype in ("float32", "bfloat16"):
+        return tf.as_dtype(dtype)
+    if dtype == "float16":
+        raise ValueError(
+            "Expected a compute dtype of float32 or bfloat16. Received: float16, which needs loss "
+            "scaling, and a table cannot follow that. Use the policy mixed_bfloat16, or give this "
+            "layer `dtype='float32'`."
+        )
+    raise ValueError(f"Expected a compute dtype of float32 or bfloat16. Received: {dtype}.")
+
+
+def _check_strategy(layer: str) -> None:
+    """Raises for the strategies of tf.distribute whose replicas cannot share a table."""
+    strategy = tf.distribute.get_strategy()
+    one_process = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
+    if not tf.distribute.has_strategy() or isinstance(strategy, one_process):
+        return
+    raise ValueError(
+        f"Layer '{layer}': expected no tf.distribute strategy, a MirroredStrategy or a "
+        f"OneDeviceStrategy. Received: {type(strategy).__name__}. For several processes start them "
+        "with horovodrun; see the guide on distribution."
+    )

@@ -1,0 +1,314 @@
+"""Keras optimizers and their native twins: the rules that update rows of a table.
+
+A table has no `tf.Variable`, so a Keras optimizer cannot update it. `row_rule` says which rule of
+the C++ core computes the same thing, with which hyperparameters. The learning rate is not among
+them: it may change between steps, and travels with each commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+__all__ = ["RowRule", "RowwiseAdagrad", "get", "row_rule", "serialize"]
+
+
+@dataclass(frozen=True)
+class RowRule:
+    """A rule of the C++ core, with its parameters.
+
+    Attributes:
+        name: Its name in the core's registry, e.g. `"adam"`. It decides the slots of a row.
+        hyper: The parameters by Keras' names, all but `learning_rate`.
+    """
+
+    name: str
+    hyper: dict[str, float]
+
+
+@keras.saving.register_keras_serializable(package="sok_embed")
+class RowwiseAdagrad(keras.optimizers.Optimizer):
+    """Adagrad with one accumulator a row: the running sum of the mean square of its gradient.
+
+    An embedding row of `dim` floats needs one float of optimizer state instead of `dim`. The
+    formula and the defaults are those of `EXACT_ROWWISE_ADAGRAD` in FBGEMM's table batched
+    embeddings, without its weight decay modes; `weight_decay` here is Keras', decoupled:
+
+    ```
+    accumulator += mean(gradient ** 2)                              # over the last axis
+    w -= learning_rate * gradient / (sqrt(accumulator) + epsilon)
+    ```
+
+    It trains dense variables too. A matrix has one accumulator for each of its rows, of shape
+    `shape[:-1] + (1,)`; a vector is one row; a scalar has an accumulator of its own.
+
+    Example:
+    >>> optimizer = RowwiseAdagrad(learning_rate=0.1)
+    >>> row_rule(optimizer).name
+    'rowwise_adagrad'
+
+    Args:
+        learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`, or a callable
+            without arguments. Defaults to 0.01.
+        initial_accumulator_value: What accumulators start from, at least 0. Defaults to 0.
+        epsilon: Added to the denominator, at least 0. Defaults to 1e-8.
+        **kwargs: Those of `keras.optimizers.Optimizer`: `weight_decay`, `name`, ….
+
+    Raises:
+        ValueError: For a negative `initial_accumulator_value` or `epsilon`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.01,
+        initial_accumulator_value: float = 0.0,
+        epsilon: float = 1e-8,
+        **kwargs: Any,
+    ) -> None:
+        for argument, value in (
+            ("initial_accumulator_value", initial_accumulator_value),
+            ("epsilon", epsilon),
+        ):
+            if not value >= 0:
+                raise ValueError(f"Expected {argument} >= 0. Received: {argument}={value}.")
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.initial_accumulator_value = initial_accumulator_value
+        self.epsilon = epsilon
+
+    def build(self, variables: list[Any]) -> None:
+        """Makes one accumulator for each variable."""
+        if self.built:
+            return
+        super().build(variables)
+        initializer = keras.initializers.Constant(self.initial_accumulator_value)
+        self._accumulators = [
+            self.add_variable(
+                shape=(*variable.shape[:-1], 1) if len(variable.shape) else (),
+                initializer=initializer,
+                dtype=variable.dtype,
+                name=f"{_variable_path(variable)}_accumulator",
+            )
+            for variable in variables
+        ]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Updates one variable and its accumulator."""
+        if isinstance(gradient, tf.IndexedSlices):
+            # A row that occurs twice has the sum of its gradients, before they are squared.
+            gradient = tf.convert_to_tensor(gradient)
+        learning_rate = ops.cast(learning_rate, variable.dtype)
+        gradient = ops.cast(gradient, variable.dtype)
+        accumulator = self._accumulators[self._get_variable_index(variable)]
+        square = ops.square(gradient)
+        if len(variable.shape):
+            square = ops.mean(square, axis=-1, keepdims=True)
+        self.assign_add(accumulator, square)
+        # Where no gradient has come yet and epsilon is 0, this is 0 rather than 0 / 0.
+        rate = ops.divide_no_nan(learning_rate, ops.add(ops.sqrt(accumulator), self.epsilon))
+        self.assign_sub(variable, ops.multiply(rate, gradient))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {
+            **super().get_config(),
+            "initial_accumulator_value": self.initial_accumulator_value,
+            "epsilon": self.epsilon,
+        }
+
+
+def _variable_path(variable: Any) -> str:
+    # As Keras names optimizer variables. A tf.Variable has no path.
+    path: str = getattr(variable, "path", variable.name)
+    return path.replace("/", "_").replace(":", "_")
+
+
+def _sgd(optimizer: Any) -> tuple[str, dict[str, Any]]:
+    if optimizer.momentum == 0:
+        return "sgd", {}
+    return "momentum", {"momentum": optimizer.momentum, "nesterov": optimizer.nesterov}
+
+
+def _adagrad(name: str) -> Callable[[Any], tuple[str, dict[str, Any]]]:
+    def twin(optimizer: Any) -> tuple[str, dict[str, Any]]:
+        return name, _attributes(optimizer, "initial_accumulator_value", "epsilon")
+
+    return twin
+
+
+def _rmsprop(optimizer: Any) -> tuple[str, dict[str, Any]]:
+    # Keras ignores a momentum that is not above 0. Momentum and centering each need a slot.
+    has_momentum = optimizer.momentum > 0
+    name = (
+        "rmsprop"
+        + ("_centered" if optimizer.centered else "")
+        + ("_momentum" if has_momentum else "")
+    )
+    return name, _attributes(optimizer, "rho", "epsilon", *(["momentum"] if has_momentum else []))
+
+
+def _adam(name: str) -> Callable[[Any], tuple[str, dict[str, Any]]]:
+    def twin(optimizer: Any) -> tuple[str, dict[str, Any]]:
+        hyper = _attributes(optimizer, "beta_1", "beta_2", "epsilon")
+        return ("amsgrad" if optimizer.amsgrad else name), hyper
+
+    return twin
+
+
+def _ftrl(optimizer: Any) -> tuple[str, dict[str, Any]]:
+    return "ftrl", _attributes(
+        optimizer,
+        "learning_rate_power",
+        "initial_accumulator_value",
+        "l1_regularization_strength",
+        "l2_regularization_strength",
+        "l2_shrinkage_regularization_strength",
+        "beta",
+    )
+
+
+def _lion(optimizer: Any) -> tuple[str, dict[str, Any]]:
+    return "lion", _attributes(optimizer, "beta_1", "beta_2")
+
+
+def _attributes(optimizer: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(optimizer, name) for name in names}
+
+
+# The rule and the hyperparameters of an instance of each class, weight decay apart.
+_TWINS: dict[type[Any], Callable[[Any], tuple[str, dict[str, Any]]]] = {
+    keras.optimizers.SGD: _sgd,
+    keras.optimizers.Adagrad: _adagrad("adagrad"),
+    RowwiseAdagrad: _adagrad("rowwise_adagrad"),
+    keras.optimizers.RMSprop: _rmsprop,
+    keras.optimizers.Adam: _adam("adam"),
+    keras.optimizers.AdamW: _adam("adamw"),
+    keras.optimizers.Ftrl: _ftrl,
+    keras.optimizers.Lion: _lion,
+}
+
+_BY_NAME: dict[str, Callable[[], Any]] = {
+    "sgd": keras.optimizers.SGD,
+    "momentum": lambda: keras.optimizers.SGD(momentum=0.9),
+    "adagrad": keras.optimizers.Adagrad,
+    "rowwise_adagrad": RowwiseAdagrad,
+    "rmsprop": keras.optimizers.RMSprop,
+    "adam": keras.optimizers.Adam,
+    "adamw": keras.optimizers.AdamW,
+    "amsgrad": lambda: keras.optimizers.Adam(amsgrad=True),
+    "ftrl": keras.optimizers.Ftrl,
+    "lion": keras.optimizers.Lion,
+}
+
+
+def _supported() -> str:
+    return ", ".join(cls.__name__ for cls in _TWINS)
+
+
+def row_rule(optimizer: keras.optimizers.Optimizer) -> RowRule:
+    """Finds the rule of the C++ core that computes what a Keras optimizer computes.
+
+    A subclass has the twin of the class it comes from, unless it has an `update_step` of its own.
+
+    Example:
+    >>> row_rule(keras.optimizers.SGD(momentum=0.9)).hyper
+    {'momentum': 0.9, 'nesterov': 0.0, 'weight_decay': 0.0}
+
+    Args:
+        optimizer: A `keras.optimizers.Optimizer`.
+
+    Returns:
+        Its `RowRule`. `weight_decay=None` is 0.0.
+
+    Raises:
+        ValueError: If there is no such rule, with the list of the classes that have one.
+    """
+    cls = type(optimizer)
+    known = next((base for base in cls.__mro__ if base in _TWINS), None)
+    if known is None:
+        raise ValueError(
+            f"Expected an optimizer that can train rows of a table: {_supported()}. "
+            f"Received: {_describe(optimizer)}. Give the table one of these with `optimizer=`, or "
+            "train the model with one."
+        )
+    if cls.update_step is not known.update_step:
+        raise ValueError(
+            f"Expected an optimizer that can train rows of a table: {_supported()}, or a subclass "
+            f"that keeps the formula. Received: {_describe(optimizer)}, whose own `update_step` "
+            f"replaces that of {known.__name__}. Give the table one of these with `optimizer=`."
+        )
+    name, hyper = _TWINS[known](optimizer)
+    weight_decay = optimizer.weight_decay
+    hyper["weight_decay"] = 0.0 if weight_decay is None else weight_decay
+    return RowRule(name, {key: float(value) for key, value in hyper.items()})
+
+
+def get(identifier: Any) -> keras.optimizers.Optimizer | None:
+    """Makes a Keras optimizer of what a user writes for `optimizer=`.
+
+    Example:
+    >>> get("momentum").momentum
+    0.9
+
+    Args:
+        identifier: `None`; a name, one of `"sgd"`, `"momentum"` (`SGD(momentum=0.9)`),
+            `"adagrad"`, `"rowwise_adagrad"`, `"rmsprop"`, `"adam"`, `"adamw"`, `"amsgrad"`
+            (`Adam(amsgrad=True)`), `"ftrl"`, `"lion"`, in upper or lower case; a Keras optimizer;
+            or the config that `serialize` made of one.
+
+    Returns:
+        A Keras optimizer for which `row_rule` finds a rule, or `None` for `None`.
+
+    Raises:
+        ValueError: For anything else.
+    """
+    if identifier is None:
+        return None
+    if isinstance(identifier, str):
+        make = _BY_NAME.get(identifier.lower())
+        if make is None:
+            raise ValueError(
+                f"Expected an optimizer's name of {', '.join(_BY_NAME)}. Received: {identifier!r}."
+            )
+        optimizer = make()
+    elif isinstance(identifier, dict):
+        if "class_name" not in identifier:
+            raise ValueError(
+                "Expected the config of an optimizer, with a `class_name` and a `config`. "
+                f"Received: {identifier!r}."
+            )
+        # Keras writes to the config that it reads.
+        try:
+            optimizer = keras.optimizers.deserialize(dict(identifier))
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"Expected the config of an optimizer, as `serialize` makes it. "
+                f"Received: {identifier!r}, of which Keras says: {error}"
+            ) from error
+    else:
+        optimizer = identifier
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ValueError(
+            f"Expected an optimizer: None, a name of {', '.join(_BY_NAME)}, a "
+            f"`keras.optimizers.Optimizer`, or its config. Received: {_describe(optimizer)}."
+        )
+    row_rule(optimizer)
+    return optimizer
+
+
+def serialize(optimizer: keras.optimizers.Optimizer | None) -> dict[str, Any] | None:
+    """The config of an optimizer, from which `get` makes an equal one. `None` for `None`."""
+    if optimizer is None:
+        return None
+    config: dict[str, Any] = keras.optimizers.serialize(optimizer)
+    return config
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__} (expected an instance of it)"
+    return f"{value!r} of type {type(value).__name__}"

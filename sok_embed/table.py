@@ -1,0 +1,212 @@
+"""A table: what a layer owns and what a person inspects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from sok_embed import tf_ops
+from sok_embed.initializers import RowInitializer
+
+_UINT64 = 2**64
+
+
+class Table(tf.saved_model.experimental.TrackableResource):  # type: ignore[misc]
+    """Rows of float32 by 64-bit key, on this worker.
+
+    Layers make their own tables; use one by itself to look at what a layer has learned, or to put
+    rows in. Under Horovod a table holds the rows of this worker only, those with
+    `key % size() == rank()`.
+
+    A table is a TensorFlow trackable: `tf.train.Checkpoint` and `tf.saved_model.save` carry its
+    rows, slots and step count.
+
+    Example:
+    >>> import numpy as np
+    >>> table = Table(dim=2, initializer=RowInitializer("constant", 0.0, 0.0, None))
+    >>> table.assign([7, -1], np.array([[1, 2], [3, 4]], np.float32))
+    >>> table.size()
+    2
+    >>> table.lookup([-1, 5])
+    array([[3., 4.],
+           [0., 0.]], dtype=float32)
+
+    Args:
+        dim: The length of a row.
+        initializer: What rows start from.
+        seed: Of the initializer; any integer.
+        max_rows: The most rows that the table takes; `None`: as many as memory holds.
+        direct: Keys are `[0, max_rows * owners)` and are found by position, without a hash.
+        owners: How many workers share the keys.
+        owner: The number of this worker.
+        name: For messages.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        initializer: RowInitializer,
+        *,
+        seed: int = 0,
+        max_rows: int | None = None,
+        direct: bool = False,
+        owners: int = 1,
+        owner: int = 0,
+        name: str = "table",
+    ) -> None:
+        super().__init__()
+        self.dim = dim
+        self.name = name
+        self.key_limit = max_rows * owners if direct and max_rows is not None else 0
+        signed_seed = seed % _UINT64
+        self._attributes = {
+            "initializer": initializer.kind,
+            "initializer_a": initializer.a,
+            "initializer_b": initializer.b,
+            "seed": signed_seed - _UINT64 if signed_seed >= _UINT64 // 2 else signed_seed,
+            "max_rows": max_rows or 0,
+            "direct": direct,
+            "owners": owners,
+            "owner": owner,
+        }
+        # Made now and not at first use: that may be inside of a function's graph.
+        with tf.init_scope():
+            self.resource_handle  # noqa: B018
+
+    def _create_resource(self) -> tf.Tensor:
+        with tf.device("CPU:0"):
+            return tf_ops.anonymous_table(self.name, self.dim, **self._attributes)
+
+    def _initialize(self) -> None:
+        """A table is ready once it is made."""
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return tf_ops.export(self.resource_handle, self.dim, with_slots=True)._asdict()
+
+    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
+        return tf_ops.restore(self.resource_handle, tf_ops.Export(**restored))
+
+    def size(self) -> int:
+        """The number of rows."""
+        return int(tf_ops.size(self.resource_handle))
+
+    def lookup(self, keys: Any) -> npt.NDArray[np.float32]:
+        """Reads embeddings, and makes no rows.
+
+        Args:
+            keys: Integers of any shape.
+
+        Returns:
+            float32 `keys.shape + [dim]`. A key without a row gets the vector that training would
+            start from.
+        """
+        found = tf_ops.lookup(self.resource_handle, as_keys(keys), self.dim, make_rows=False)
+        embeddings: npt.NDArray[np.float32] = found.embeddings.numpy()
+        return embeddings
+
+    def export(self, slots: bool = False) -> Any:
+        """Copies all rows out, in no order, as they are between two training steps.
+
+        Args:
+            slots: Whether optimizer slots come along.
+
+        Returns:
+            `(keys, embeddings)`: int64 `[n]` and float32 `[n, dim]`. With `slots`, a `tf_ops.Export`
+            of NumPy arrays, which also has `slots`, `update_nums`, `rule` and `steps`.
+        """
+        contents = tf_ops.export(self.resource_handle, self.dim, with_slots=slots)
+        if not slots:
+            return contents.keys.numpy(), contents.embeddings.numpy()
+        return tf_ops.Export(*(tensor.numpy() for tensor in contents))
+
+    def restore(self, contents: tf_ops.Export) -> None:
+        """Replaces everything in the table by what `export(slots=True)` returned.
+
+        Raises:
+            ValueError: If the arrays do not fit this table. It is left as it was.
+        """
+        as_errors(lambda: tf_ops.restore(self.resource_handle, contents))
+
+    def assign(self, keys: Any, embeddings: Any) -> None:
+        """Sets embeddings, making rows for keys that have none. Slots of old rows stay.
+
+        Args:
+            keys: Integers `[n]`. Of equal ones the last counts.
+            embeddings: float32 `[n, dim]`.
+
+        Raises:
+            ValueError: For other shapes, a key out of range, or a full table, which is left as it
+                was.
+        """
+        values = tf.convert_to_tensor(embeddings, tf.float32)
+        as_errors(lambda: tf_ops.assign(self.resource_handle, as_keys(keys), values))
+
+    def remove(self, keys: Any) -> int:
+        """Removes rows.
+
+        Args:
+            keys: Integers `[n]`. Those without a row are ignored.
+
+        Returns:
+            How many rows there were to remove.
+        """
+        return int(as_errors(lambda: tf_ops.remove(self.resource_handle, as_keys(keys))))
+
+    def drop_gradients(self) -> int:
+        """Forgets gradients that were taken and not applied.
+
+        In an eager loop, `GradientTape.gradient` hands gradients to the table even if the anchor of
+        the layer is not among its sources. Call this if no optimizer step follows.
+
+        Returns:
+            How many gradients there were.
+        """
+        return int(tf_ops.drop_deposits(self.resource_handle))
+
+    def stats(self) -> dict[str, int]:
+        """Figures of the table: rows, bytes in memory, steps.
+
+        Returns:
+            `rows`; `max_rows`, 0 without a limit; `bytes`, the sum of `index_bytes` and
+            `row_bytes`; `steps`, the commits so far; `pending_gradients`, those that wait for the
+            next commit.
+        """
+        names, values = tf_ops.stats(self.resource_handle)
+        return {
+            name.decode(): int(value)
+            for name, value in zip(names.numpy(), values.numpy(), strict=True)
+        }
+
+
+def as_keys(keys: Any) -> tf.Tensor:
+    """Converts integers to a tensor of keys. Python integers and lists become int64.
+
+    Raises:
+        ValueError: If they are not integers.
+    """
+    if not tf.is_tensor(keys) and not isinstance(keys, np.ndarray):
+        array = np.asarray(keys)
+        if array.size == 0:
+            array = array.astype(np.int64)
+        keys = array
+    tensor = tf.convert_to_tensor(keys)
+    if tensor.dtype == tf.uint64:
+        return tf.bitcast(tensor, tf.int64)
+    if not tensor.dtype.is_integer:
+        raise ValueError(
+            "Expected integer keys (int32, int64 or uint64). "
+            f"Received: dtype {tensor.dtype.name}. Cast them, or hash strings first, e.g. with "
+            "tf.strings.to_hash_bucket_fast."
+        )
+    return tf.cast(tensor, tf.int64)
+
+
+def as_errors(call: Any) -> Any:
+    """Runs an eager op and raises its refusals as ValueError, as NumPy and Keras do."""
+    try:
+        return call()
+    except (tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError) as error:
+        raise ValueError(error.message) from None

@@ -1,0 +1,149 @@
+"""Imports run one way through the rooms of the tree, and optional parts stay optional."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Folder -> the package that it is installed as.
+FOLDERS = {
+    "tf_ops": "sok_embed.tf_ops",
+    "feature_column": "sok_embed.feature_column",
+    "sok_embed": "sok_embed",
+}
+
+# A module may import from its own height and below. The longest name that fits counts, so
+# tables, kv, optimizers, initializers and communicators are all "sok_embed.*".
+HEIGHTS = {
+    "sok_embed": 5,  # the package's face: re-exports everything
+    "sok_embed.cli": 5,
+    "sok_embed.feature_column": 4,
+    "sok_embed.layers": 3,
+    "sok_embed.checkpoint": 2,
+    "sok_embed.*": 1,
+    "sok_embed.tf_ops": 0,
+}
+
+FOREIGN_HEADER = re.compile(
+    r"^\s*#\s*include\s*[<\"]"
+    r"((?:tensorflow|tsl|xla|absl|Eigen|unsupported|google|nanobind|pybind11|kernels|binding)/"
+    r"|Python\.h|cuda|cub/|nccl|thrust/)",
+    re.MULTILINE,
+)
+
+
+def height_of(module: str) -> int:
+    parts = module.split(".")
+    for length in range(len(parts), 1, -1):
+        name = ".".join(parts[:length])
+        if name in HEIGHTS:
+            return HEIGHTS[name]
+    return HEIGHTS["sok_embed"] if len(parts) == 1 else HEIGHTS["sok_embed.*"]
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for folder, package in FOLDERS.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            if parts[-1] == "__init__":
+                parts = parts[:-1]
+            found[".".join((package, *parts))] = path
+    return found
+
+
+def imports_of(source: str, module: str, is_package: bool, known: set[str]) -> Iterator[str]:
+    """The modules of sok_embed that a source imports, inside functions too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "sok_embed":
+                    yield alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = module.split(".") if is_package else module.split(".")[:-1]
+                package = package[: len(package) - node.level + 1]
+                base = ".".join([*package, base] if base else package)
+            if base.split(".")[0] != "sok_embed":
+                continue
+            for alias in node.names:
+                submodule = f"{base}.{alias.name}"
+                yield submodule if submodule in known else base
+
+
+def upward_imports(source: str, module: str, is_package: bool, known: set[str]) -> list[str]:
+    height = height_of(module)
+    return [
+        f"{module} imports {imported}"
+        for imported in imports_of(source, module, is_package, known)
+        if height_of(imported) > height
+    ]
+
+
+def test_no_module_imports_from_a_room_above_it():
+    known = modules()
+    wrong = []
+    for module, path in known.items():
+        is_package = path.name == "__init__.py"
+        wrong += upward_imports(path.read_text(), module, is_package, set(known))
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "allowed"),
+    [
+        ("sok_embed.feature_column", "from sok_embed.layers import embedding", True),
+        ("sok_embed.layers.embedding", "from sok_embed.feature_column import x", False),
+        ("sok_embed.layers.embedding", "from ..table import Table", True),
+        ("sok_embed.table", "from .layers import embedding", False),
+        ("sok_embed.table", "def f():\n    import sok_embed.layers.embedding", False),
+        ("sok_embed.table", "import sok_embed", False),
+        ("sok_embed.table", "from sok_embed import kv", True),
+        ("sok_embed.table", "from sok_embed import Embedding", False),
+        ("sok_embed.table", "from sok_embed.tf_ops import lookup", True),
+        ("sok_embed.tf_ops.lookup", "from sok_embed.table import Table", False),
+        ("sok_embed.checkpoint.writer", "from sok_embed import kv, table", True),
+        ("sok_embed.checkpoint.writer", "from sok_embed.layers import embedding", False),
+    ],
+)
+def test_the_direction_of_an_import_is_recognised(module, source, allowed):
+    known = {"sok_embed", "sok_embed.table", "sok_embed.kv", "sok_embed.layers.embedding"}
+    is_package = module == "sok_embed.feature_column"
+    assert (not upward_imports(source, module, is_package, known)) == allowed
+
+
+def test_the_core_includes_no_framework():
+    wrong = [
+        f"{path.relative_to(ROOT)}: {found.group().strip()}"
+        for path in sorted((ROOT / "tf_ops" / "core").rglob("*"))
+        if path.suffix in {".h", ".cc"}
+        for found in FOREIGN_HEADER.finditer(path.read_text())
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_sok_embed_imports_without_horovod(tmp_path):
+    program = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "horovod":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import sok_embed
+import sok_embed.feature_column
+import sok_embed.layers
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr

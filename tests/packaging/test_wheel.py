@@ -1,0 +1,80 @@
+"""A wheel built from the tree holds everything that the package needs, and nothing stale."""
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = {
+    "tf_ops": "sok_embed/tf_ops",
+    "feature_column": "sok_embed/feature_column",
+    "sok_embed": "sok_embed",
+}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    temporary = tmp_path_factory.mktemp("wheel")
+    # setuptools leaves its traces outside of the tree; CMake goes on where the tree's build is.
+    config = temporary / "setup.cfg"
+    config.write_text(f"[build]\nbuild_base={temporary}\n[egg_info]\negg_base={temporary}\n")
+    env = dict(os.environ, DIST_EXTRA_CONFIG=str(config))
+    if (ROOT / "build" / "native" / "CMakeCache.txt").exists():
+        env["SOK_BUILD_DIR"] = str(ROOT / "build" / "native")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    result = subprocess.run(
+        [*command, "--wheel-dir", str(temporary), str(ROOT)],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout
+    (path,) = temporary.glob("*.whl")
+    return path
+
+
+def test_the_wheel_is_named_for_its_platform(wheel):
+    assert re.fullmatch(r"sok_embed-[\w.]+-cp\d+-cp\d+-linux_\w+\.whl", wheel.name)
+
+
+def test_the_wheel_holds_the_native_libraries_and_the_type_marker(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {
+        "sok_embed/tf_ops/libsok_core.so",
+        "sok_embed/tf_ops/_ops.so",
+        "sok_embed/py.typed",
+    } <= names
+
+
+def test_the_wheel_holds_the_modules_of_the_tree_and_no_others(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if name.endswith(".py")}
+    tree = {
+        f"{package}/{path.relative_to(ROOT / folder).as_posix()}"
+        for folder, package in FOLDERS.items()
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    assert names == tree
+
+
+def test_the_unpacked_wheel_imports_from_itself(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    program = "import sok_embed, sok_embed.tf_ops as ops; print(sok_embed.__file__, ops.__file__)"
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=dict(os.environ, PYTHONPATH=str(tmp_path)),
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    for file in result.stdout.split():
+        assert Path(file).is_relative_to(tmp_path)

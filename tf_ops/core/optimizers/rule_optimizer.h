@@ -1,0 +1,155 @@
+// What a rule's header provides, and the class that makes a RowOptimizer of it.
+//
+// A rule is a struct of numbers, bound from its parameters:
+//
+//   static std::vector<Parameter> Parameters();     by Keras' names, with Keras' defaults
+//   explicit Rule(const Values& values);
+//   static constexpr int kSlots;                    how many follow the embedding
+//   std::vector<Slot> Slots(int dim) const;         a function of the rule, but for `initial`
+//   void Begin(int64_t step_number);                optional: numbers that depend on the step
+//   void Element(float g, float& w, float& slot_0, …) const;
+//
+// Element is one coordinate of the update: it takes the scaled gradient and changes the weight and
+// each slot's element of the same coordinate. A rule that is not element by element has, in its
+// place (and in kSlots'),
+//
+//   void Row(const float* gradient, float scale, float* row, int dim) const;
+//   static size_t RowFloats(size_t dim);            of the embedding and the slots
+//
+// Formulas keep Keras' order of operations and its split between float64 (what Python computes
+// from hyperparameters, such as 1 - beta_1) and float32 (everything else).
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/optimizers/row_optimizer.h"
+
+namespace sok {
+
+// The values that a parameter may take.
+enum class Range {
+  kFinite,
+  kPositive,
+  kNonNegative,
+  kNonPositive,
+  kUnit,           // [0, 1]
+  kUnitBelowOne,   // [0, 1)
+  kUnitAboveZero,  // (0, 1]
+  kFlag,           // 0 or 1
+};
+
+struct Parameter {
+  const char* name;
+  double default_value;
+  Range range;
+};
+
+// The values of all of a rule's parameters, checked.
+class Values {
+ public:
+  explicit Values(std::vector<Hyper> hypers) : hypers_(std::move(hypers)) {}
+
+  // The name is one of the rule's parameters.
+  double Exact(const char* name) const {
+    for (const Hyper& hyper : hypers_) {
+      if (hyper.name == name) return hyper.value;
+    }
+    return 0.0;
+  }
+  float operator[](const char* name) const { return static_cast<float>(Exact(name)); }
+
+ private:
+  std::vector<Hyper> hypers_;
+};
+
+// Rows lie anywhere in memory. Asks for the cache lines of a row that is to be updated soon; the
+// hardware's own prefetcher follows on a row that is longer than kMostLines.
+inline void PrefetchRow(const float* row, size_t floats) {
+  constexpr uintptr_t kLine = 64;
+  constexpr uintptr_t kMostLines = 16;
+  const uintptr_t first = reinterpret_cast<uintptr_t>(row) & ~(kLine - 1);
+  const uintptr_t end = reinterpret_cast<uintptr_t>(row + floats);
+  const uintptr_t last = std::min(end, first + kMostLines * kLine);
+  for (uintptr_t line = first; line < last; line += kLine) {
+    __builtin_prefetch(reinterpret_cast<const void*>(line), /*rw=*/1);
+  }
+}
+
+template <typename Rule, typename = void>
+struct HasRow : std::false_type {};
+template <typename Rule>
+struct HasRow<Rule, std::void_t<decltype(&Rule::Row)>> : std::true_type {};
+
+template <typename Rule, typename = void>
+struct HasBegin : std::false_type {};
+template <typename Rule>
+struct HasBegin<Rule, std::void_t<decltype(&Rule::Begin)>> : std::true_type {};
+
+template <typename Rule>
+class RuleOptimizer final : public RowOptimizer {
+ public:
+  explicit RuleOptimizer(const Values& values)
+      : rule_(values),
+        learning_rate_(values["learning_rate"]),
+        weight_decay_(values["weight_decay"]) {}
+
+  std::vector<Slot> slots(int dim) const override { return rule_.Slots(dim); }
+
+  void Apply(const Step& step, float* const* rows, const float* const* gradients, size_t n,
+             int dim) const override {
+    Rule rule = rule_;
+    if constexpr (HasBegin<Rule>::value) rule.Begin(step.number);
+    const size_t floats = RowFloats(dim);
+    for (size_t i = 0; i < std::min(n, kAhead); ++i) PrefetchRow(rows[i], floats);
+    for (size_t i = 0; i < n; ++i) {
+      if (i + kAhead < n) PrefetchRow(rows[i + kAhead], floats);
+      if (weight_decay_ != 0.0f) Decay(rows[i], dim);
+      if constexpr (HasRow<Rule>::value) {
+        rule.Row(gradients[i], step.scale, rows[i], dim);
+      } else {
+        Elements(rule, gradients[i], step.scale, rows[i], dim,
+                 std::make_index_sequence<Rule::kSlots>());
+      }
+    }
+  }
+
+ private:
+  // Rows between a prefetch and its use.
+  static constexpr size_t kAhead = 12;
+
+  static size_t RowFloats(int dim) {
+    if constexpr (HasRow<Rule>::value) {
+      return Rule::RowFloats(static_cast<size_t>(dim));
+    } else {
+      return static_cast<size_t>(1 + Rule::kSlots) * static_cast<size_t>(dim);
+    }
+  }
+
+  // Decoupled from the gradient, as in Keras' base optimizer.
+  void Decay(float* w, int dim) const {
+    const float weight_decay = weight_decay_;  // not reloaded after each store to w
+    const float learning_rate = learning_rate_;
+    for (int j = 0; j < dim; ++j) w[j] -= w[j] * weight_decay * learning_rate;
+  }
+
+  template <size_t... kSlot>
+  static void Elements(const Rule& rule, const float* gradient, float scale, float* row, int dim,
+                       std::index_sequence<kSlot...>) {
+    // The compiler cannot see that the parts of a row do not overlap.
+#pragma GCC ivdep
+    for (int j = 0; j < dim; ++j) {
+      rule.Element(gradient[j] * scale, row[j], row[(kSlot + 1) * static_cast<size_t>(dim) + j]...);
+    }
+  }
+
+  Rule rule_;
+  float learning_rate_;
+  float weight_decay_;
+};
+
+}  // namespace sok

@@ -1,0 +1,55 @@
+// Errors as values. Nothing in the core throws on bad input or calls exit.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace sok {
+
+enum class Code {
+  kOk,
+  kInvalidArgument,     // the caller passed something that can never be right
+  kOutOfRange,          // a key outside of the range that the table was made for
+  kResourceExhausted,   // the table is full, or memory is
+  kFailedPrecondition,  // right at another time, not in the table's present state
+  kInternal,
+};
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}
+
+  bool ok() const { return code_ == Code::kOk; }
+  Code code() const { return code_; }
+  const std::string& message() const { return message_; }
+
+ private:
+  Code code_ = Code::kOk;
+  std::string message_;
+};
+
+inline Status InvalidArgument(std::string message) {
+  return Status(Code::kInvalidArgument, std::move(message));
+}
+
+// A value, or the Status that says why there is none.
+template <typename T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : value_(std::move(value)) {}          // NOLINT: implicit by design
+  Result(Status status) : status_(std::move(status)) {}  // NOLINT: implicit by design
+
+  bool ok() const { return value_.has_value(); }
+  const Status& status() const { return status_; }
+  // Only valid if ok().
+  T& value() { return *value_; }
+  const T& value() const { return *value_; }
+
+ private:
+  Status status_;
+  std::optional<T> value_;
+};
+
+}  // namespace sok

@@ -1,0 +1,444 @@
+#include "core/stores/memory_store.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <unordered_set>
+#include <utility>
+
+#include "core/stores/direct_index.h"
+#include "core/stores/hash_index.h"
+
+namespace sok {
+namespace {
+
+constexpr int kShardBits = 5;
+// Keys whose memory reads overlap.
+constexpr size_t kBlock = 32;
+constexpr int64_t kLookupCost = 25;  // nanoseconds a key, for ParallelFor
+constexpr int64_t kShardCost = 100000;
+constexpr size_t kCacheLine = 64;
+
+void PrefetchRow(const float* row, int floats) {
+  const char* p = reinterpret_cast<const char*>(row);
+  for (size_t line = 0; line < floats * sizeof(float); line += kCacheLine) {
+    __builtin_prefetch(p + line);
+  }
+}
+
+template <typename T>
+void CopyRow(const float* row, int dim, T* out) {
+  for (int j = 0; j < dim; ++j) out[j] = FromFloat<T>(row[j]);
+}
+
+// Small fixed sizes become a few vector moves.
+template <>
+void CopyRow<float>(const float* row, int dim, float* out) {
+  switch (dim) {
+    case 8:
+      std::memcpy(out, row, 8 * sizeof(float));
+      return;
+    case 16:
+      std::memcpy(out, row, 16 * sizeof(float));
+      return;
+    case 32:
+      std::memcpy(out, row, 32 * sizeof(float));
+      return;
+    default:
+      std::memcpy(out, row, dim * sizeof(float));
+  }
+}
+
+}  // namespace
+
+template <typename Index>
+class MemoryStore<Index>::ReadLock {
+ public:
+  explicit ReadLock(const MemoryStore& store) : store_(store) {
+    for (const auto& shard : store_.shards_) shard->mu.lock_shared();
+  }
+  ~ReadLock() {
+    for (const auto& shard : store_.shards_) shard->mu.unlock_shared();
+  }
+  ReadLock(const ReadLock&) = delete;
+
+ private:
+  const MemoryStore& store_;
+};
+
+template <typename Index>
+class MemoryStore<Index>::FrozenStore final : public Frozen {
+ public:
+  explicit FrozenStore(const MemoryStore& store) : store_(store), lock_(store) {
+    for (const auto& shard : store_.shards_) size_ += shard->index.size();
+  }
+  uint64_t size() const override { return size_; }
+  void ForEach(const std::function<void(Key, RowView)>& fn) const override {
+    for (const auto& shard : store_.shards_) {
+      const RowSlabs& rows = shard->rows;
+      shard->index.ForEach([&](Key key, uint32_t row) {
+        fn(key, {rows.row(row), rows.meta(row)});
+      });
+    }
+  }
+
+ private:
+  const MemoryStore& store_;
+  ReadLock lock_;
+  uint64_t size_ = 0;
+};
+
+template <typename Index>
+MemoryStore<Index>::MemoryStore(std::shared_ptr<const RowLayout> layout, const IndexConfig& config)
+    : config_(config),
+      dim_(layout->dim()),
+      layout_(std::move(layout)),
+      arena_(std::make_shared<Arena>()) {
+  for (uint32_t s = 0; s < shard_count(); ++s) {
+    shards_.push_back(
+        std::make_unique<Shard>(Index(config_, s), RowSlabs(layout_, arena_)));
+  }
+}
+
+template <typename Index>
+template <typename Found>
+void MemoryStore<Index>::FindRange(const Key* keys, size_t begin, size_t end, int prefetch_floats,
+                                   const Found& found) const {
+  uint64_t hashes[kBlock];
+  const Shard* shards[kBlock];
+  uint32_t slots[kBlock];
+  const float* rows[kBlock];
+  for (size_t base = begin; base < end; base += kBlock) {
+    const size_t n = std::min(kBlock, end - base);
+    for (size_t i = 0; i < n; ++i) {
+      hashes[i] = Hash(keys[base + i]);
+      shards[i] = shards_[ShardOf(hashes[i])].get();
+      shards[i]->index.PrefetchControl(hashes[i]);
+    }
+    for (size_t i = 0; i < n; ++i) slots[i] = shards[i]->index.Candidate(hashes[i]);
+    for (size_t i = 0; i < n; ++i) {
+      const uint32_t row = shards[i]->index.Resolve(keys[base + i], hashes[i], slots[i]);
+      rows[i] = row == Index::kNone ? nullptr : shards[i]->rows.row(row);
+      if (rows[i] != nullptr) PrefetchRow(rows[i], prefetch_floats);
+    }
+    for (size_t i = 0; i < n; ++i) found(base + i, rows[i]);
+  }
+}
+
+template <typename Index>
+template <typename T>
+void MemoryStore<Index>::GatherAs(const Key* keys, size_t n, T* out, const FillEmbedding& fill,
+                                  std::vector<uint32_t>* missing,
+                                  const ParallelFor& parallel_for) const {
+  const int dim = dim_;
+  std::mutex missing_mu;
+  parallel_for(n, kLookupCost + dim / 4, [&](int64_t begin, int64_t end) {
+    std::vector<uint32_t> absent;
+    {
+      const ReadLock lock(*this);
+      FindRange(keys, begin, end, dim, [&](size_t i, const float* row) {
+        if (row != nullptr) {
+          CopyRow(row, dim, out + i * dim);
+        } else {
+          absent.push_back(static_cast<uint32_t>(i));
+        }
+      });
+    }
+    if (absent.empty()) return;
+    std::vector<float> start(dim);
+    for (uint32_t i : absent) {
+      fill(keys[i], start.data());
+      CopyRow(start.data(), dim, out + size_t{i} * dim);
+    }
+    if (missing == nullptr) return;
+    std::lock_guard<std::mutex> guard(missing_mu);
+    missing->insert(missing->end(), absent.begin(), absent.end());
+  });
+}
+
+template <typename Index>
+void MemoryStore<Index>::Gather(const Key* keys, size_t n, float* out, const FillEmbedding& fill,
+                                std::vector<uint32_t>* missing,
+                                const ParallelFor& parallel_for) const {
+  GatherAs(keys, n, out, fill, missing, parallel_for);
+}
+
+template <typename Index>
+void MemoryStore<Index>::Gather(const Key* keys, size_t n, BFloat16* out, const FillEmbedding& fill,
+                                std::vector<uint32_t>* missing,
+                                const ParallelFor& parallel_for) const {
+  GatherAs(keys, n, out, fill, missing, parallel_for);
+}
+
+template <typename Index>
+std::vector<uint32_t> MemoryStore<Index>::Missing(const Key* keys, size_t n,
+                                                  const ParallelFor& parallel_for) const {
+  std::vector<uint32_t> missing;
+  std::mutex missing_mu;
+  parallel_for(n, kLookupCost, [&](int64_t begin, int64_t end) {
+    std::vector<uint32_t> absent;
+    {
+      const ReadLock lock(*this);
+      FindRange(keys, begin, end, 0, [&](size_t i, const float* row) {
+        if (row == nullptr) absent.push_back(static_cast<uint32_t>(i));
+      });
+    }
+    std::lock_guard<std::mutex> guard(missing_mu);
+    missing.insert(missing.end(), absent.begin(), absent.end());
+  });
+  return missing;
+}
+
+template <typename Index>
+void MemoryStore<Index>::Partition(const std::vector<ShardPartition::Source>& sources,
+                                   const ParallelFor& parallel_for,
+                                   ShardPartition* partition) const {
+  partition->Build(
+      sources, shard_count(), [this](Key key) { return ShardOf(Hash(key)); }, parallel_for);
+}
+
+template <typename Index>
+void MemoryStore<Index>::FindEntries(const Shard& shard, const ShardEntry* entries, size_t n,
+                                     uint32_t* rows) const {
+  uint64_t hashes[kBlock];
+  for (size_t base = 0; base < n; base += kBlock) {
+    const size_t m = std::min(kBlock, n - base);
+    for (size_t i = 0; i < m; ++i) {
+      hashes[i] = Hash(entries[base + i].key);
+      shard.index.PrefetchControl(hashes[i]);
+    }
+    for (size_t i = 0; i < m; ++i) rows[base + i] = shard.index.Candidate(hashes[i]);
+    for (size_t i = 0; i < m; ++i) {
+      rows[base + i] = shard.index.Resolve(entries[base + i].key, hashes[i], rows[base + i]);
+    }
+  }
+}
+
+template <typename Index>
+uint64_t MemoryStore<Index>::CountNew(const ShardPartition& partition,
+                                      const ParallelFor& parallel_for) const {
+  std::atomic<uint64_t> count{0};
+  parallel_for(shard_count(), kShardCost, [&](int64_t first, int64_t last) {
+    for (int64_t s = first; s < last; ++s) {
+      const Shard& shard = *shards_[s];
+      const ShardEntry* entries = partition.begin(s);
+      const size_t n = partition.size(s);
+      std::unordered_set<Key> absent;
+      std::shared_lock<std::shared_mutex> lock(shard.mu);
+      for (size_t i = 0; i < n; ++i) {
+        const Key key = entries[i].key;
+        if (shard.index.Find(key, Hash(key)) == Index::kNone) absent.insert(key);
+      }
+      count += absent.size();
+    }
+  });
+  return count;
+}
+
+template <typename Index>
+Status MemoryStore<Index>::Upsert(const Key* keys, size_t n, uint64_t max_rows,
+                                  const WriteRow& write, const ParallelFor& parallel_for) {
+  ShardPartition partition;
+  Partition({{keys, n}}, parallel_for, &partition);
+  std::unique_lock<std::mutex> admission(admission_mu_, std::defer_lock);
+  if (max_rows > 0) admission.lock();
+  if (max_rows > 0 && size() + n > max_rows) {
+    const uint64_t added = CountNew(partition, parallel_for);
+    if (size() + added > max_rows) {
+      return Status(Code::kResourceExhausted,
+                    "the table is full: it holds " + std::to_string(size()) + " of at most " +
+                        std::to_string(max_rows) + " rows, and this call brings " +
+                        std::to_string(added) + " new keys");
+    }
+  }
+  Status failure;
+  std::mutex failure_mu;
+  parallel_for(shard_count(), kShardCost, [&](int64_t first, int64_t last) {
+    std::vector<uint32_t> rows;
+    for (int64_t s = first; s < last; ++s) {
+      Shard& shard = *shards_[s];
+      const ShardEntry* entries = partition.begin(s);
+      const size_t m = partition.size(s);
+      if (m == 0) continue;
+      rows.resize(m);
+      std::lock_guard<std::shared_mutex> lock(shard.mu);
+      FindEntries(shard, entries, m, rows.data());
+      const auto absent =
+          static_cast<uint32_t>(std::count(rows.begin(), rows.end(), Index::kNone));
+      Status status = shard.index.Reserve(absent);
+      if (status.ok()) status = shard.rows.Reserve(absent);
+      if (!status.ok()) {
+        std::lock_guard<std::mutex> guard(failure_mu);
+        failure = status;
+        return;
+      }
+      const std::vector<float>& start = shard.rows.layout().slot_start();
+      for (size_t i = 0; i < m; ++i) {
+        const Key key = entries[i].key;
+        // An earlier entry of this call may have made the row.
+        if (rows[i] == Index::kNone) rows[i] = shard.index.Find(key, Hash(key));
+        const bool is_new = rows[i] == Index::kNone;
+        if (is_new) {
+          rows[i] = shard.rows.Allocate();
+          shard.index.Insert(key, Hash(key), rows[i]);
+          std::copy(start.begin(), start.end(), shard.rows.row(rows[i]) + dim_);
+          *shard.rows.meta(rows[i]) = RowMeta{};
+          size_.fetch_add(1, std::memory_order_relaxed);
+        }
+        write(entries[i].position, {shard.rows.row(rows[i]), shard.rows.meta(rows[i])}, is_new);
+      }
+    }
+  });
+  return failure;
+}
+
+template <typename Index>
+uint64_t MemoryStore<Index>::Apply(const std::vector<GradientBatch>& batches,
+                                   const RowOptimizer& optimizer, const Step& step, uint32_t now,
+                                   const ParallelFor& parallel_for) {
+  std::vector<ShardPartition::Source> sources;
+  for (const GradientBatch& batch : batches) sources.push_back({batch.keys, batch.n});
+  Partition(sources, parallel_for, &apply_partition_);
+  const ShardPartition& partition = apply_partition_;
+  std::atomic<uint64_t> touched{0};
+  parallel_for(shard_count(), kShardCost, [&](int64_t first, int64_t last) {
+    thread_local GradientSum sum;
+    thread_local std::vector<uint32_t> numbers;
+    thread_local std::vector<float*> rows;
+    for (int64_t s = first; s < last; ++s) {
+      Shard& shard = *shards_[s];
+      const size_t n = partition.size(s);
+      if (n == 0) continue;
+      numbers.resize(n);
+      std::lock_guard<std::shared_mutex> lock(shard.mu);
+      FindEntries(shard, partition.begin(s), n, numbers.data());
+      sum.Build(partition.begin(s), numbers.data(), n, batches, dim_);
+      const size_t distinct = sum.rows().size();
+      rows.resize(distinct);
+      for (size_t u = 0; u < distinct; ++u) {
+        rows[u] = shard.rows.row(sum.rows()[u]);
+        __builtin_prefetch(shard.rows.meta(sum.rows()[u]), 1);
+      }
+      optimizer.Apply(step, rows.data(), sum.gradients().data(), distinct, dim_);
+      for (uint32_t row : sum.rows()) {
+        RowMeta* meta = shard.rows.meta(row);
+        ++meta->update_num;
+        meta->update_time = now;
+      }
+      touched += distinct;
+    }
+  });
+  return touched;
+}
+
+template <typename Index>
+uint64_t MemoryStore<Index>::Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) {
+  ShardPartition partition;
+  Partition({{keys, n}}, parallel_for, &partition);
+  std::atomic<uint64_t> erased{0};
+  parallel_for(shard_count(), kShardCost, [&](int64_t first, int64_t last) {
+    for (int64_t s = first; s < last; ++s) {
+      Shard& shard = *shards_[s];
+      std::lock_guard<std::shared_mutex> lock(shard.mu);
+      for (size_t i = 0; i < partition.size(s); ++i) {
+        const Key key = partition.begin(s)[i].key;
+        const uint32_t row = shard.index.Erase(key, Hash(key));
+        if (row == Index::kNone) continue;
+        shard.rows.Free(row);
+        size_.fetch_sub(1, std::memory_order_relaxed);
+        ++erased;
+      }
+    }
+  });
+  return erased;
+}
+
+template <typename Index>
+void MemoryStore<Index>::Clear() {
+  std::lock_guard<std::mutex> guard(layout_mu_);
+  arena_ = std::make_shared<Arena>();
+  for (uint32_t s = 0; s < shard_count(); ++s) {
+    Shard& shard = *shards_[s];
+    std::lock_guard<std::shared_mutex> lock(shard.mu);
+    size_.fetch_sub(shard.index.size(), std::memory_order_relaxed);
+    shard.index = Index(config_, s);
+    shard.rows = RowSlabs(layout_, arena_);
+  }
+}
+
+template <typename Index>
+Result<bool> MemoryStore<Index>::Relay(std::shared_ptr<const RowLayout> layout,
+                                       const ParallelFor& parallel_for) {
+  // Each shard is asked for itself: a Relay that ran out of memory leaves some of them as they were.
+  bool reshape = false;
+  for (const auto& shard : shards_) {
+    std::shared_lock<std::shared_mutex> lock(shard->mu);
+    reshape |= !layout->SameShape(shard->rows.layout());
+  }
+  std::lock_guard<std::mutex> guard(layout_mu_);
+  auto arena = reshape ? std::make_shared<Arena>() : arena_;
+  Status failure;
+  std::mutex failure_mu;
+  parallel_for(shard_count(), reshape ? kShardCost : 100, [&](int64_t first, int64_t last) {
+    for (int64_t s = first; s < last; ++s) {
+      Shard& shard = *shards_[s];
+      std::lock_guard<std::shared_mutex> lock(shard.mu);
+      if (!reshape) {
+        shard.rows.set_layout(layout);
+        continue;
+      }
+      Result<RowSlabs> relaid = shard.rows.Relaid(layout, arena);
+      if (!relaid.ok()) {
+        std::lock_guard<std::mutex> failure_guard(failure_mu);
+        failure = relaid.status();
+        return;
+      }
+      shard.rows = std::move(relaid.value());
+    }
+  });
+  if (!failure.ok()) return failure;
+  layout_ = std::move(layout);
+  arena_ = std::move(arena);
+  return reshape;
+}
+
+template <typename Index>
+std::shared_ptr<const RowLayout> MemoryStore<Index>::layout() const {
+  std::lock_guard<std::mutex> guard(layout_mu_);
+  return layout_;
+}
+
+template <typename Index>
+uint64_t MemoryStore<Index>::index_bytes() const {
+  const ReadLock lock(*this);
+  uint64_t bytes = 0;
+  for (const auto& shard : shards_) bytes += shard->index.bytes();
+  return bytes;
+}
+
+template <typename Index>
+uint64_t MemoryStore<Index>::row_bytes() const {
+  std::lock_guard<std::mutex> guard(layout_mu_);
+  return arena_->bytes_used();
+}
+
+template <typename Index>
+std::unique_ptr<RowStore::Frozen> MemoryStore<Index>::Freeze() const {
+  return std::make_unique<FrozenStore>(*this);
+}
+
+template class MemoryStore<HashIndex>;
+template class MemoryStore<DirectIndex>;
+
+std::unique_ptr<RowStore> MakeHashStore(std::shared_ptr<const RowLayout> layout) {
+  IndexConfig config;
+  config.shard_bits = kShardBits;
+  return std::make_unique<MemoryStore<HashIndex>>(std::move(layout), config);
+}
+
+std::unique_ptr<RowStore> MakeDirectStore(std::shared_ptr<const RowLayout> layout,
+                                          const IndexConfig& config) {
+  return std::make_unique<MemoryStore<DirectIndex>>(std::move(layout), config);
+}
+
+}  // namespace sok

@@ -1,0 +1,84 @@
+// Rows in memory, sharded by hash.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <vector>
+
+#include "core/page_memory.h"
+#include "core/stores/gradient_sum.h"
+#include "core/stores/row_slabs.h"
+#include "core/stores/row_store.h"
+#include "core/stores/shard_partition.h"
+
+namespace sok {
+
+// Index is HashIndex or DirectIndex.
+template <typename Index>
+class MemoryStore final : public RowStore {
+ public:
+  MemoryStore(std::shared_ptr<const RowLayout> layout, const IndexConfig& config);
+
+  void Gather(const Key* keys, size_t n, float* out, const FillEmbedding& fill,
+              std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const override;
+  void Gather(const Key* keys, size_t n, BFloat16* out, const FillEmbedding& fill,
+              std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const override;
+  std::vector<uint32_t> Missing(const Key* keys, size_t n,
+                                const ParallelFor& parallel_for) const override;
+  Status Upsert(const Key* keys, size_t n, uint64_t max_rows, const WriteRow& write,
+                const ParallelFor& parallel_for) override;
+  uint64_t Apply(const std::vector<GradientBatch>& batches, const RowOptimizer& optimizer,
+                 const Step& step, uint32_t now, const ParallelFor& parallel_for) override;
+  uint64_t Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) override;
+  void Clear() override;
+  Result<bool> Relay(std::shared_ptr<const RowLayout> layout,
+                     const ParallelFor& parallel_for) override;
+  std::shared_ptr<const RowLayout> layout() const override;
+  uint64_t size() const override { return size_.load(std::memory_order_relaxed); }
+  uint64_t index_bytes() const override;
+  uint64_t row_bytes() const override;
+  std::unique_ptr<Frozen> Freeze() const override;
+
+ private:
+  struct alignas(64) Shard {
+    Shard(Index index, RowSlabs rows) : index(std::move(index)), rows(std::move(rows)) {}
+    mutable std::shared_mutex mu;
+    Index index;
+    RowSlabs rows;
+  };
+  class FrozenStore;
+  // Shared locks on every shard, for as long as it lives.
+  class ReadLock;
+
+  uint32_t ShardOf(uint64_t hash) const { return Index::ShardOf(hash, config_.shard_bits); }
+  uint64_t Hash(Key key) const { return Index::Hash(key, config_); }
+  uint32_t shard_count() const { return uint32_t{1} << config_.shard_bits; }
+  void Partition(const std::vector<ShardPartition::Source>& sources, const ParallelFor& parallel_for,
+                 ShardPartition* partition) const;
+
+  // found(i, row or null), for i in [begin, end) in order. Every shard must be locked.
+  template <typename Found>
+  void FindRange(const Key* keys, size_t begin, size_t end, int prefetch_floats,
+                 const Found& found) const;
+  template <typename T>
+  void GatherAs(const Key* keys, size_t n, T* out, const FillEmbedding& fill,
+                std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const;
+  // rows[i] of one shard's entries, or Index::kNone.
+  void FindEntries(const Shard& shard, const ShardEntry* entries, size_t n, uint32_t* rows) const;
+  uint64_t CountNew(const ShardPartition& partition, const ParallelFor& parallel_for) const;
+
+  const IndexConfig config_;
+  const int dim_;
+  std::vector<std::unique_ptr<Shard>> shards_;
+  std::atomic<uint64_t> size_{0};
+  std::mutex admission_mu_;  // one Upsert at a time where there is a limit to keep
+  ShardPartition apply_partition_;  // scratch of Apply
+  mutable std::mutex layout_mu_;    // guards the two below
+  std::shared_ptr<const RowLayout> layout_;
+  std::shared_ptr<Arena> arena_;
+};
+
+}  // namespace sok

@@ -1,0 +1,95 @@
+// What a table asks of its storage. All methods work on batches, so a virtual call costs nothing.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "core/bfloat16.h"
+#include "core/optimizers/row_optimizer.h"
+#include "core/status.h"
+#include "core/stores/index_config.h"
+#include "core/stores/row_slabs.h"
+#include "core/types.h"
+
+namespace sok {
+
+// Gradients that wait for a commit. The memory belongs to whoever deposited them.
+struct GradientBatch {
+  const Key* keys;                   // (n)
+  const float* gradients;            // (n, dim), or null if they are bfloat16
+  const BFloat16* gradients_bf16;    // (n, dim), or null
+  size_t n;
+};
+
+// A row as an exporter or an importer sees it.
+struct RowView {
+  float* embedding;  // (dim), followed by the slots
+  RowMeta* meta;
+};
+
+// Thread-safe, except where a method says otherwise. Lookups run beside lookups; whatever writes
+// excludes others from one shard at a time, never from the whole store. Shards are locked inside of
+// what runs on `parallel_for` and never around it, so that a thread pool cannot lock itself up.
+class RowStore {
+ public:
+  virtual ~RowStore() = default;
+
+  // Copies the embedding of every key into out[i]; fill(key, out) writes it for a key without a
+  // row. Positions of such keys are appended to `missing`, in no order, unless it is null.
+  using FillEmbedding = std::function<void(Key key, float* embedding)>;
+  virtual void Gather(const Key* keys, size_t n, float* out, const FillEmbedding& fill,
+                      std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const = 0;
+  virtual void Gather(const Key* keys, size_t n, BFloat16* out, const FillEmbedding& fill,
+                      std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const = 0;
+
+  // The positions of keys without a row, in no order.
+  virtual std::vector<uint32_t> Missing(const Key* keys, size_t n,
+                                        const ParallelFor& parallel_for) const = 0;
+
+  // Finds or makes the row of every key, then calls write(i, row, is_new). A new row comes with its
+  // slots at their start and a zero meta, its embedding unset. Equal keys are visited in order of i
+  // by one thread; different keys may be visited at once.
+  // Errors: kResourceExhausted if the store would hold more than max_rows (0: no limit); then
+  // nothing has changed.
+  using WriteRow = std::function<void(size_t i, RowView row, bool is_new)>;
+  virtual Status Upsert(const Key* keys, size_t n, uint64_t max_rows, const WriteRow& write,
+                        const ParallelFor& parallel_for) = 0;
+
+  // Sums the gradients of equal keys, in order, and applies one step to each row. Keys without a
+  // row are left out. Returns how many rows it touched. Not beside another Apply or Relay.
+  virtual uint64_t Apply(const std::vector<GradientBatch>& batches, const RowOptimizer& optimizer,
+                         const Step& step, uint32_t now, const ParallelFor& parallel_for) = 0;
+
+  // Returns how many rows there were to erase.
+  virtual uint64_t Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) = 0;
+  virtual void Clear() = 0;
+
+  // Gives every row the slots of `layout`, whose dim must be the same. If the shape differs from
+  // the present one, slots start anew and true comes back.
+  virtual Result<bool> Relay(std::shared_ptr<const RowLayout> layout,
+                             const ParallelFor& parallel_for) = 0;
+  virtual std::shared_ptr<const RowLayout> layout() const = 0;
+
+  virtual uint64_t size() const = 0;
+  virtual uint64_t index_bytes() const = 0;
+  virtual uint64_t row_bytes() const = 0;
+
+  // A view of all rows, which nothing changes as long as it lives. Inserting and applying wait.
+  class Frozen {
+   public:
+    virtual ~Frozen() = default;
+    virtual uint64_t size() const = 0;
+    virtual void ForEach(const std::function<void(Key key, RowView row)>& fn) const = 0;
+  };
+  virtual std::unique_ptr<Frozen> Freeze() const = 0;
+};
+
+// Any 64-bit key, in memory.
+std::unique_ptr<RowStore> MakeHashStore(std::shared_ptr<const RowLayout> layout);
+// Keys of a known range, in memory. See DirectIndex.
+std::unique_ptr<RowStore> MakeDirectStore(std::shared_ptr<const RowLayout> layout,
+                                          const IndexConfig& config);
+
+}  // namespace sok

@@ -1,0 +1,87 @@
+// Groups the items of a batch by shard, keeping their order within each.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "core/types.h"
+
+namespace sok {
+
+struct ShardEntry {
+  Key key;
+  uint32_t batch;
+  uint32_t position;  // in its batch
+};
+
+// A counting sort in two parallel passes over blocks. Reusable: keeps its memory.
+class ShardPartition {
+ public:
+  struct Source {
+    const Key* keys;
+    size_t n;
+  };
+
+  // shard_of(key) must be below shards. Each source holds fewer than 2^32 keys.
+  template <typename ShardOf>
+  void Build(const std::vector<Source>& sources, uint32_t shards, const ShardOf& shard_of,
+             const ParallelFor& parallel_for) {
+    blocks_.clear();
+    size_t total = 0;
+    for (uint32_t s = 0; s < sources.size(); ++s) {
+      total += sources[s].n;
+      for (size_t begin = 0; begin < sources[s].n; begin += kBlock) {
+        blocks_.push_back({sources[s].keys, s, begin, std::min(begin + kBlock, sources[s].n)});
+      }
+    }
+    entries_.resize(total);
+    offsets_.assign(blocks_.size() * shards, 0);
+    const auto count = static_cast<int64_t>(blocks_.size());
+    parallel_for(count, kBlock * 2, [&](int64_t first, int64_t last) {
+      for (int64_t b = first; b < last; ++b) {
+        uint64_t* counts = &offsets_[b * shards];
+        const Block& block = blocks_[b];
+        for (size_t i = block.begin; i < block.end; ++i) ++counts[shard_of(block.keys[i])];
+      }
+    });
+    starts_.resize(shards + 1);
+    uint64_t next = 0;
+    for (uint32_t shard = 0; shard < shards; ++shard) {
+      starts_[shard] = next;
+      for (int64_t b = 0; b < count; ++b) {
+        next += std::exchange(offsets_[b * shards + shard], next);
+      }
+    }
+    starts_[shards] = next;
+    parallel_for(count, kBlock * 4, [&](int64_t first, int64_t last) {
+      for (int64_t b = first; b < last; ++b) {
+        uint64_t* to = &offsets_[b * shards];
+        const Block& block = blocks_[b];
+        for (size_t i = block.begin; i < block.end; ++i) {
+          const Key key = block.keys[i];
+          entries_[to[shard_of(key)]++] = {key, block.source, static_cast<uint32_t>(i)};
+        }
+      }
+    });
+  }
+
+  const ShardEntry* begin(uint32_t shard) const { return entries_.data() + starts_[shard]; }
+  size_t size(uint32_t shard) const { return starts_[shard + 1] - starts_[shard]; }
+  size_t total() const { return entries_.size(); }
+
+ private:
+  static constexpr size_t kBlock = 8192;
+  struct Block {
+    const Key* keys;
+    uint32_t source;
+    size_t begin, end;
+  };
+  std::vector<Block> blocks_;
+  std::vector<uint64_t> offsets_;  // (blocks, shards)
+  std::vector<uint64_t> starts_;   // (shards + 1)
+  std::vector<ShardEntry> entries_;
+};
+
+}  // namespace sok

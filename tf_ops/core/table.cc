@@ -1,0 +1,279 @@
+#include "core/table.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+namespace sok {
+namespace {
+
+uint32_t SecondsSince1970() {
+  using std::chrono::duration_cast, std::chrono::seconds, std::chrono::system_clock;
+  return static_cast<uint32_t>(
+      duration_cast<seconds>(system_clock::now().time_since_epoch()).count());
+}
+
+}  // namespace
+
+Table::Table(const TableConfig& config, const Initializer& initializer,
+             std::unique_ptr<RowStore> store)
+    : config_(config), initializer_(initializer), store_(std::move(store)) {}
+
+Result<std::unique_ptr<Table>> Table::Make(const TableConfig& config) {
+  if (config.dim < 1) {
+    return InvalidArgument("a table needs a dim of at least 1, got " + std::to_string(config.dim));
+  }
+  auto initializer = Initializer::Make(config.initializer, config.initializer_a,
+                                       config.initializer_b, config.seed);
+  if (!initializer.ok()) return initializer.status();
+  auto layout = std::make_shared<const RowLayout>(config.dim, std::vector<Slot>{});
+  std::unique_ptr<RowStore> store;
+  if (config.direct) {
+    if (config.max_rows == 0 || config.owners == 0 || config.owner >= config.owners) {
+      return InvalidArgument(
+          "a table without a hash index needs max_rows of at least 1 and an owner below owners, "
+          "got max_rows " +
+          std::to_string(config.max_rows) + ", owner " + std::to_string(config.owner) + " of " +
+          std::to_string(config.owners));
+    }
+    IndexConfig index;
+    index.capacity = config.max_rows;
+    index.owners = config.owners;
+    index.owner = config.owner;
+    store = MakeDirectStore(std::move(layout), index);
+  } else {
+    store = MakeHashStore(std::move(layout));
+  }
+  return std::unique_ptr<Table>(new Table(config, initializer.value(), std::move(store)));
+}
+
+Status CheckKeysBelow(const Key* keys, size_t n, uint64_t limit) {
+  if (limit == 0) return Status();
+  for (size_t i = 0; i < n; ++i) {
+    if (keys[i] < limit) continue;
+    return Status(Code::kOutOfRange,
+                  "expected keys in [0, " + std::to_string(limit) + "), got " +
+                      std::to_string(static_cast<int64_t>(keys[i])) +
+                      "; make the table larger, or give it a hash index for keys of any value");
+  }
+  return Status();
+}
+
+Status Table::CheckRange(const Key* keys, size_t n) const {
+  if (!config_.direct) return Status();
+  Status status = CheckKeysBelow(keys, n, config_.max_rows * config_.owners);
+  if (!status.ok() || config_.owners == 1) return status;
+  for (size_t i = 0; i < n; ++i) {
+    if (keys[i] % config_.owners == config_.owner) continue;
+    return InvalidArgument("key " + std::to_string(keys[i]) + " belongs to worker " +
+                           std::to_string(keys[i] % config_.owners) + ", and this is worker " +
+                           std::to_string(config_.owner) + " of " +
+                           std::to_string(config_.owners));
+  }
+  return Status();
+}
+
+Status Table::MakeRows(const Key* keys, const std::vector<uint32_t>& positions,
+                       const ParallelFor& parallel_for) {
+  std::vector<Key> absent(positions.size());
+  for (size_t i = 0; i < positions.size(); ++i) absent[i] = keys[positions[i]];
+  return store_->Upsert(
+      absent.data(), absent.size(), config_.max_rows,
+      [&](size_t i, RowView row, bool is_new) {
+        if (is_new) initializer_.Fill(absent[i], row.embedding, config_.dim);
+      },
+      parallel_for);
+}
+
+template <typename T>
+Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
+                     const ParallelFor& parallel_for) {
+  Status status = CheckRange(keys, n);
+  if (!status.ok()) return status;
+  std::vector<uint32_t> missing;
+  store_->Gather(
+      keys, n, out, [&](Key key, float* row) { initializer_.Fill(key, row, config_.dim); },
+      make_rows ? &missing : nullptr, parallel_for);
+  // A new row starts from what Gather has already put out for it.
+  return missing.empty() ? Status() : MakeRows(keys, missing, parallel_for);
+}
+
+template Status Table::Lookup(const Key*, size_t, bool, float*, const ParallelFor&);
+template Status Table::Lookup(const Key*, size_t, bool, BFloat16*, const ParallelFor&);
+
+void Table::Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
+                    const BFloat16* gradients_bf16) {
+  const GradientBatch batch{keys.keys, gradients, gradients_bf16, keys.n};
+  std::lock_guard<std::mutex> guard(deposits_mu_);
+  deposits_.push_back({std::move(keys), std::move(hold), batch});
+}
+
+uint64_t Table::DropDeposits() {
+  std::vector<Deposited> dropped;
+  {
+    std::lock_guard<std::mutex> guard(deposits_mu_);
+    dropped.swap(deposits_);
+  }
+  uint64_t gradients = 0;
+  for (const Deposited& deposit : dropped) gradients += deposit.keys.n;
+  return gradients;
+}
+
+Status Table::MakeDepositedRows(const std::vector<Deposited>& deposits,
+                                const ParallelFor& parallel_for) {
+  const bool removed = removals_.load() > 0;
+  for (const Deposited& deposit : deposits) {
+    if (deposit.keys.rows_made && !removed) continue;
+    const auto missing = store_->Missing(deposit.keys.keys, deposit.keys.n, parallel_for);
+    if (missing.empty()) continue;
+    Status status = MakeRows(deposit.keys.keys, missing, parallel_for);
+    if (!status.ok()) return status;
+  }
+  return Status();
+}
+
+Result<CommitOutcome> Table::Commit(const CommitOptions& options,
+                                    const ParallelFor& parallel_for) {
+  std::lock_guard<std::mutex> commit(commit_mu_);
+  std::vector<Deposited> deposits;
+  {
+    std::lock_guard<std::mutex> guard(deposits_mu_);
+    deposits.swap(deposits_);
+  }
+  CommitOutcome outcome;
+  auto optimizer = MakeRowOptimizer(options.rule, options.hypers);
+  if (!optimizer.ok()) return optimizer.status();
+  if (deposits.empty()) return outcome;
+
+  Status status = MakeDepositedRows(deposits, parallel_for);
+  if (!status.ok()) return status;
+  // Rows that are removed from here on are left out; those removed before were made again.
+  removals_ = 0;
+
+  std::vector<Slot> slots = optimizer.value()->slots(config_.dim);
+  if (state_.rule != options.rule && !state_.slots.empty()) {
+    // Another rule's slot of the same name means something else: let none of them survive.
+    auto bare = std::make_shared<const RowLayout>(config_.dim, std::vector<Slot>{});
+    auto cleared = store_->Relay(std::move(bare), parallel_for);
+    if (!cleared.ok()) return cleared.status();
+    state_.slots.clear();
+  }
+  auto relaid =
+      store_->Relay(std::make_shared<const RowLayout>(config_.dim, slots), parallel_for);
+  if (!relaid.ok()) return relaid.status();
+  outcome.relaid = relaid.value() || state_.rule != options.rule;
+  outcome.previous = state_.rule;
+  if (state_.rule != options.rule) state_.steps = 0;
+  state_.rule = options.rule;
+  state_.slots = std::move(slots);
+  ++state_.steps;
+
+  std::vector<GradientBatch> batches;
+  for (const Deposited& deposit : deposits) batches.push_back(deposit.gradients);
+  const Step step{options.step > 0 ? options.step : state_.steps, options.scale};
+  outcome.rows =
+      store_->Apply(batches, *optimizer.value(), step, SecondsSince1970(), parallel_for);
+  return outcome;
+}
+
+Status Table::Assign(const Key* keys, size_t n, const float* embeddings,
+                     const ParallelFor& parallel_for) {
+  Status status = CheckRange(keys, n);
+  if (!status.ok()) return status;
+  const int dim = config_.dim;
+  return store_->Upsert(
+      keys, n, config_.max_rows,
+      [&](size_t i, RowView row, bool) {
+        std::copy_n(embeddings + i * dim, dim, row.embedding);
+      },
+      parallel_for);
+}
+
+Status Table::Restore(const std::string& rule, int64_t steps, const Key* keys, size_t n,
+                      const float* embeddings, const float* slots, int slot_floats,
+                      const int64_t* update_nums, const ParallelFor& parallel_for) {
+  Status status = CheckRange(keys, n);
+  if (!status.ok()) return status;
+  if (config_.max_rows > 0 && n > config_.max_rows) {
+    return Status(Code::kResourceExhausted, "a table of at most " +
+                                                std::to_string(config_.max_rows) +
+                                                " rows cannot take up " + std::to_string(n));
+  }
+  TableState state{rule, {}, steps};
+  if (!rule.empty()) {
+    auto optimizer = MakeRowOptimizer(rule, {});
+    if (!optimizer.ok()) return optimizer.status();
+    state.slots = optimizer.value()->slots(config_.dim);
+  }
+  auto layout = std::make_shared<const RowLayout>(config_.dim, state.slots);
+  if (layout->slot_floats() != slot_floats) {
+    return InvalidArgument("rule '" + rule + "' keeps " + std::to_string(layout->slot_floats()) +
+                           " slot values a row at dim " + std::to_string(config_.dim) + ", got " +
+                           std::to_string(slot_floats));
+  }
+  std::lock_guard<std::mutex> commit(commit_mu_);
+  DropDeposits();
+  store_->Clear();
+  auto relaid = store_->Relay(layout, parallel_for);
+  if (!relaid.ok()) return relaid.status();
+  state_ = std::move(state);
+  const int dim = config_.dim;
+  return store_->Upsert(
+      keys, n, config_.max_rows,
+      [&](size_t i, RowView row, bool) {
+        std::copy_n(embeddings + i * dim, dim, row.embedding);
+        std::copy_n(slots + i * slot_floats, slot_floats, row.embedding + dim);
+        row.meta->update_num = static_cast<uint32_t>(update_nums[i]);
+      },
+      parallel_for);
+}
+
+uint64_t Table::Remove(const Key* keys, size_t n, const ParallelFor& parallel_for) {
+  if (!CheckRange(keys, n).ok()) return 0;
+  ++removals_;
+  return store_->Erase(keys, n, parallel_for);
+}
+
+void Table::Snapshot::Write(Key* keys, float* embeddings, float* slots,
+                            int64_t* update_nums) const {
+  size_t i = 0;
+  rows_->ForEach([&](Key key, RowView row) {
+    keys[i] = key;
+    std::copy_n(row.embedding, dim_, embeddings + i * dim_);
+    if (slots != nullptr) {
+      std::copy_n(row.embedding + dim_, slot_floats_, slots + i * slot_floats_);
+    }
+    if (update_nums != nullptr) update_nums[i] = row.meta->update_num;
+    ++i;
+  });
+}
+
+Table::Snapshot Table::Freeze() {
+  Snapshot snapshot;
+  snapshot.commits_ = std::unique_lock<std::mutex>(commit_mu_);
+  snapshot.rows_ = store_->Freeze();
+  snapshot.state_ = state_;
+  snapshot.dim_ = config_.dim;
+  for (const Slot& slot : state_.slots) snapshot.slot_floats_ += slot.width;
+  return snapshot;
+}
+
+int64_t Table::steps() {
+  std::lock_guard<std::mutex> commit(commit_mu_);
+  return state_.steps;
+}
+
+TableStats Table::Stats() {
+  TableStats stats{};
+  stats.rows = store_->size();
+  stats.max_rows = config_.max_rows;
+  stats.index_bytes = store_->index_bytes();
+  stats.row_bytes = store_->row_bytes();
+  stats.steps = static_cast<uint64_t>(steps());
+  std::lock_guard<std::mutex> guard(deposits_mu_);
+  for (const Deposited& deposit : deposits_) stats.pending_gradients += deposit.keys.n;
+  return stats;
+}
+
+}  // namespace sok

@@ -1,0 +1,162 @@
+// A table: rows in a store, where new ones start from, and the gradients that wait for a commit.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/initializer.h"
+#include "core/optimizers/row_optimizer.h"
+#include "core/status.h"
+#include "core/stores/row_store.h"
+#include "core/types.h"
+
+namespace sok {
+
+// kOutOfRange, naming the first key that is not below `limit`. A limit of 0 lets every key pass.
+Status CheckKeysBelow(const Key* keys, size_t n, uint64_t limit);
+
+struct TableConfig {
+  int dim = 0;
+  // "constant", "uniform", …: see Initializer::Make.
+  std::string initializer = "uniform";
+  double initializer_a = -0.05;
+  double initializer_b = 0.05;
+  uint64_t seed = 0;
+  uint64_t max_rows = 0;  // 0: as many as memory holds
+  // Keys are positions in [0, max_rows * owners), of which this process holds key % owners == owner.
+  bool direct = false;
+  uint64_t owners = 1;
+  uint64_t owner = 0;
+};
+
+// Keys of one lookup, for the deposit that follows it.
+struct LookupKeys {
+  std::shared_ptr<const void> hold;  // keeps `keys` alive
+  const Key* keys = nullptr;         // (n)
+  size_t n = 0;
+  bool rows_made = false;  // the lookup made rows for the keys that had none
+};
+
+struct CommitOptions {
+  std::string rule;
+  std::vector<Hyper> hypers;
+  // t of the rule's bias correction, 1 for the first step; 0: the table counts by itself.
+  int64_t step = 0;
+  float scale = 1.0f;  // gradients are multiplied by it
+};
+
+struct CommitOutcome {
+  uint64_t rows = 0;     // that the step touched
+  bool relaid = false;   // the rule, or its slots, were not those of the last commit
+  std::string previous;  // the rule before, empty if there was none
+};
+
+struct TableStats {
+  uint64_t rows, max_rows, index_bytes, row_bytes, steps, pending_gradients;
+};
+
+// Everything about the rows' training that is not in the rows.
+struct TableState {
+  std::string rule;  // empty before the first commit
+  std::vector<Slot> slots;
+  int64_t steps = 0;  // commits that found gradients
+};
+
+// Thread-safe. Lookups run beside lookups; commits, exports and restores run one at a time.
+class Table {
+ public:
+  // Errors: kInvalidArgument for a dim below 1, an initializer that cannot be made, a direct table
+  // without max_rows.
+  static Result<std::unique_ptr<Table>> Make(const TableConfig& config);
+
+  // Copies embeddings into out (n, dim). With make_rows, keys without a row get one; else the
+  // vector that training would start from is all they get.
+  // Errors: kOutOfRange for a key that a direct table does not cover; kResourceExhausted if the
+  // table would hold more than max_rows or memory ends. No row has been made then.
+  template <typename T>  // float or BFloat16
+  Status Lookup(const Key* keys, size_t n, bool make_rows, T* out,
+                const ParallelFor& parallel_for);
+
+  // Keeps the gradients (keys.n, dim) until the next Commit. `hold` keeps them alive. Exactly one
+  // of the two pointers is set.
+  void Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
+               const BFloat16* gradients_bf16);
+
+  // Sums what was deposited by key and applies the rule once. Without deposits it does nothing.
+  // An error drops the deposits and leaves every row as it was.
+  Result<CommitOutcome> Commit(const CommitOptions& options, const ParallelFor& parallel_for);
+
+  // Forgets the deposits. Returns how many gradients there were.
+  uint64_t DropDeposits();
+
+  // Sets embeddings (n, dim), making rows where there are none. Of equal keys the last one counts.
+  Status Assign(const Key* keys, size_t n, const float* embeddings,
+                const ParallelFor& parallel_for);
+
+  // Replaces all rows, the rule and its step count. slots (n, slot_floats), update_nums (n). An
+  // empty rule has no slots. Drops the deposits.
+  // Errors: kInvalidArgument for an unknown rule or another slot_floats than the rule has;
+  // kOutOfRange and kResourceExhausted as Lookup. Nothing has changed then.
+  Status Restore(const std::string& rule, int64_t steps, const Key* keys, size_t n,
+                 const float* embeddings, const float* slots, int slot_floats,
+                 const int64_t* update_nums, const ParallelFor& parallel_for);
+
+  // Returns how many of the keys had a row.
+  uint64_t Remove(const Key* keys, size_t n, const ParallelFor& parallel_for);
+
+  // What an export writes down. No commit runs and no row is made as long as it lives.
+  class Snapshot {
+   public:
+    uint64_t size() const { return rows_->size(); }
+    const TableState& state() const { return state_; }
+    int slot_floats() const { return slot_floats_; }
+    // keys (n), embeddings (n, dim), slots (n, slot_floats) or null, update_nums (n) or null.
+    void Write(Key* keys, float* embeddings, float* slots, int64_t* update_nums) const;
+
+   private:
+    friend class Table;
+    std::unique_lock<std::mutex> commits_;
+    std::unique_ptr<RowStore::Frozen> rows_;
+    TableState state_;
+    int dim_ = 0;
+    int slot_floats_ = 0;
+  };
+  Snapshot Freeze();
+
+  int dim() const { return config_.dim; }
+  uint64_t size() const { return store_->size(); }
+  int64_t steps();
+  TableStats Stats();
+
+ private:
+  struct Deposited {
+    LookupKeys keys;
+    std::shared_ptr<const void> hold;
+    GradientBatch gradients;
+  };
+
+  Table(const TableConfig& config, const Initializer& initializer,
+        std::unique_ptr<RowStore> store);
+  Status CheckRange(const Key* keys, size_t n) const;
+  Status MakeRows(const Key* keys, const std::vector<uint32_t>& positions,
+                  const ParallelFor& parallel_for);
+  Status MakeDepositedRows(const std::vector<Deposited>& deposits, const ParallelFor& parallel_for);
+
+  const TableConfig config_;
+  const Initializer initializer_;
+  const std::unique_ptr<RowStore> store_;
+
+  std::mutex deposits_mu_;
+  std::vector<Deposited> deposits_;
+
+  std::mutex commit_mu_;  // guards state_, and lets one commit, export or restore run at a time
+  TableState state_;
+  std::atomic<uint64_t> removals_{0};
+};
+
+}  // namespace sok

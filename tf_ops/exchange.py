@@ -1,0 +1,70 @@
+"""The local half of an exchange between workers: group keys by owner, put rows back in place."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from sok_embed.tf_ops.library import ops
+
+
+class Partition(NamedTuple):
+    """Distinct keys, grouped by the worker that owns them.
+
+    Attributes:
+        unique_keys: `[u]`, those of owner 0 first.
+        splits: int32 `[owners]`, how many belong to each.
+        inverse: int32 `[n]`, so that `keys[i] == unique_keys[inverse[i]]`.
+    """
+
+    unique_keys: tf.Tensor
+    splits: tf.Tensor
+    inverse: tf.Tensor
+
+
+def unique_and_partition(keys: tf.Tensor, owners: int, key_limit: int = 0) -> Partition:
+    """Finds the distinct keys and groups them by owner: the key modulo `owners`, rounded down.
+
+    Args:
+        keys: `[n]`, fewer than 2**31.
+        owners: How many workers share the keys.
+        key_limit: Keys must be below it; 0 lets every key pass.
+
+    Raises:
+        tf.errors.InvalidArgumentError: For a key that is not below `key_limit`.
+    """
+    return Partition(
+        *ops.sok_embed_unique_and_partition(keys=keys, owners=owners, key_limit=key_limit)
+    )
+
+
+def expand(rows: tf.Tensor, inverse: tf.Tensor) -> tf.Tensor:
+    """Returns `rows[inverse]`, `[n, dim]`. Differentiable in `rows`.
+
+    Args:
+        rows: `[u, dim]`, float32 or bfloat16.
+        inverse: int32 `[n]`, each in `[0, u)`.
+    """
+    return ops.sok_embed_expand(rows=rows, inverse=inverse)
+
+
+def expand_gradient(gradients: tf.Tensor, inverse: tf.Tensor, distinct: tf.Tensor) -> tf.Tensor:
+    """The gradient of `expand`: sums of gradients of equal `inverse`, in float32.
+
+    Args:
+        gradients: `[n, dim]`, float32 or bfloat16.
+        inverse: int32 `[n]`.
+        distinct: int32 scalar, the number of rows `u`.
+
+    Returns:
+        float32 `[u, dim]`.
+    """
+    return ops.sok_embed_expand_gradient(gradients=gradients, inverse=inverse, distinct=distinct)
+
+
+@tf.RegisterGradient("SokEmbed>Expand")
+def _expand_gradient(op: Any, upstream: tf.Tensor) -> tuple[tf.Tensor, None]:
+    rows, inverse = op.inputs
+    sums = expand_gradient(upstream, inverse, tf.shape(rows)[0])
+    return tf.cast(sums, rows.dtype), None

@@ -1,0 +1,324 @@
+// Ops on what a table holds: export, assign, restore, remove, size, steps, stats, drop_deposits.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/table_resource.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+
+namespace tf = tensorflow;
+using tf::shape_inference::InferenceContext;
+using tf::shape_inference::ShapeHandle;
+
+namespace {
+
+// A kernel on the table of input 0.
+class TableOp : public tf::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tf::OpKernelContext* ctx) final {
+    tf::core::RefCountPtr<TableResource> resource;
+    OP_REQUIRES_OK(ctx, GetTable(ctx, &resource));
+    OP_REQUIRES_OK(ctx, Run(ctx, *resource));
+  }
+
+ protected:
+  virtual absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) = 0;
+};
+
+absl::Status PutScalar(tf::OpKernelContext* ctx, int64_t value) {
+  tf::Tensor* out = nullptr;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, {}, &out));
+  out->scalar<int64_t>()() = value;
+  return absl::OkStatus();
+}
+
+absl::Status ExpectShape(const std::string& table, const char* what, const tf::Tensor& tensor,
+                         int64_t rows, int64_t width) {
+  if (tensor.dims() == 2 && tensor.dim_size(0) == rows &&
+      (width < 0 || tensor.dim_size(1) == width)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "table '" + table + "': expected " + what + " of shape [" + std::to_string(rows) + ", " +
+      (width < 0 ? std::string("any") : std::to_string(width)) + "], one row a key, got " +
+      tensor.shape().DebugString());
+}
+
+absl::Status ExpectKeys(const std::string& table, const tf::Tensor& keys) {
+  if (keys.dims() == 1 && keys.NumElements() < int64_t{UINT32_MAX}) return absl::OkStatus();
+  return absl::InvalidArgumentError("table '" + table +
+                                    "': expected keys of one dimension and fewer than 2^32, got "
+                                    "shape " +
+                                    keys.shape().DebugString());
+}
+
+}  // namespace
+
+REGISTER_OP("SokEmbed>Export")
+    .Input("table: resource")
+    .Output("keys: int64")
+    .Output("embeddings: float")
+    .Output("slots: float")
+    .Output("update_nums: int64")
+    .Output("rule: string")
+    .Output("steps: int64")
+    .Attr("with_slots: bool = false")
+    .Attr("dim: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, c->Matrix(c->UnknownDim(), dim));
+      c->set_output(2, c->Matrix(c->UnknownDim(), c->UnknownDim()));
+      c->set_output(3, c->Vector(c->UnknownDim()));
+      c->set_output(4, c->Scalar());
+      c->set_output(5, c->Scalar());
+      return absl::OkStatus();
+    });
+
+// Without slots, `slots` is [0, 0] and `update_nums` is [0].
+class ExportOp : public TableOp {
+ public:
+  explicit ExportOp(tf::OpKernelConstruction* ctx) : TableOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("with_slots", &with_slots_));
+  }
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+    const Table::Snapshot snapshot = resource.table()->Freeze();
+    const auto n = static_cast<int64_t>(snapshot.size());
+    const int64_t extra = with_slots_ ? n : 0;
+    tf::Tensor *keys, *embeddings, *slots, *update_nums, *rule, *steps;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {n}, &keys));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(1, {n, resource.table()->dim()}, &embeddings));
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_output(2, {extra, with_slots_ ? snapshot.slot_floats() : 0}, &slots));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(3, {extra}, &update_nums));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(4, {}, &rule));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(5, {}, &steps));
+    snapshot.Write(static_cast<Key*>(keys->data()), static_cast<float*>(embeddings->data()),
+                   with_slots_ ? static_cast<float*>(slots->data()) : nullptr,
+                   with_slots_ ? static_cast<int64_t*>(update_nums->data()) : nullptr);
+    rule->scalar<tf::tstring>()() = snapshot.state().rule;
+    steps->scalar<int64_t>()() = snapshot.state().steps;
+    return absl::OkStatus();
+  }
+
+ private:
+  bool with_slots_;
+};
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>Export").Device(tf::DEVICE_CPU), ExportOp);
+
+REGISTER_OP("SokEmbed>Assign")
+    .Input("table: resource")
+    .Input("keys: Tkeys")
+    .Input("embeddings: float")
+    .Attr("Tkeys: {int32, int64, uint64}")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
+      return c->WithRank(c->input(2), 2, &unused);
+    });
+
+class AssignOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+    Table& table = *resource.table();
+    TF_RETURN_IF_ERROR(ExpectKeys(resource.name(), ctx->input(1)));
+    const LookupKeys keys = KeysOf(ctx->input(1));
+    const tf::Tensor& embeddings = ctx->input(2);
+    TF_RETURN_IF_ERROR(ExpectShape(resource.name(), "embeddings", embeddings,
+                                   static_cast<int64_t>(keys.n), table.dim()));
+    return ToAbsl(table.Assign(keys.keys, keys.n, static_cast<const float*>(embeddings.data()),
+                               IntraOpPool(ctx)),
+                  resource.name());
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>Assign").Device(tf::DEVICE_CPU), AssignOp);
+
+REGISTER_OP("SokEmbed>Restore")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Input("embeddings: float")
+    .Input("slots: float")
+    .Input("update_nums: int64")
+    .Input("rule: string")
+    .Input("steps: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 2, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 2, &unused));
+      return c->WithRank(c->input(4), 1, &unused);
+    });
+
+class RestoreOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+    Table& table = *resource.table();
+    const std::string& name = resource.name();
+    TF_RETURN_IF_ERROR(ExpectKeys(name, ctx->input(1)));
+    const LookupKeys keys = KeysOf(ctx->input(1));
+    const auto n = static_cast<int64_t>(keys.n);
+    const tf::Tensor &embeddings = ctx->input(2), &slots = ctx->input(3);
+    const tf::Tensor& update_nums = ctx->input(4);
+    TF_RETURN_IF_ERROR(ExpectShape(name, "embeddings", embeddings, n, table.dim()));
+    TF_RETURN_IF_ERROR(ExpectShape(name, "slots", slots, n, -1));
+    if (update_nums.NumElements() != n) {
+      return absl::InvalidArgumentError("table '" + name + "': expected " + std::to_string(n) +
+                                        " update counts, one a key, got " +
+                                        std::to_string(update_nums.NumElements()));
+    }
+    return ToAbsl(
+        table.Restore(ctx->input(5).scalar<tf::tstring>()(), ctx->input(6).scalar<int64_t>()(),
+                      keys.keys, keys.n, static_cast<const float*>(embeddings.data()),
+                      static_cast<const float*>(slots.data()),
+                      static_cast<int>(slots.dim_size(1)),
+                      static_cast<const int64_t*>(update_nums.data()), IntraOpPool(ctx)),
+        name);
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>Restore").Device(tf::DEVICE_CPU), RestoreOp);
+
+REGISTER_OP("SokEmbed>Remove")
+    .Input("table: resource")
+    .Input("keys: Tkeys")
+    .Output("removed: int64")
+    .Attr("Tkeys: {int32, int64, uint64}")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      c->set_output(0, c->Scalar());
+      return c->WithRank(c->input(1), 1, &unused);
+    });
+
+class RemoveOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+    TF_RETURN_IF_ERROR(ExpectKeys(resource.name(), ctx->input(1)));
+    const LookupKeys keys = KeysOf(ctx->input(1));
+    return PutScalar(ctx, static_cast<int64_t>(
+                              resource.table()->Remove(keys.keys, keys.n, IntraOpPool(ctx))));
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>Remove").Device(tf::DEVICE_CPU), RemoveOp);
+
+REGISTER_OP("SokEmbed>Size")
+    .Input("table: resource")
+    .Output("size: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class SizeOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+    return PutScalar(ctx, static_cast<int64_t>(resource.table()->size()));
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>Size").Device(tf::DEVICE_CPU), SizeOp);
+
+REGISTER_OP("SokEmbed>Steps")
+    .Input("table: resource")
+    .Output("steps: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class StepsOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+    return PutScalar(ctx, resource.table()->steps());
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>Steps").Device(tf::DEVICE_CPU), StepsOp);
+
+REGISTER_OP("SokEmbed>DropDeposits")
+    .Input("table: resource")
+    .Output("dropped: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class DropDepositsOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+    return PutScalar(ctx, static_cast<int64_t>(resource.table()->DropDeposits()));
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>DropDeposits").Device(tf::DEVICE_CPU), DropDepositsOp);
+
+REGISTER_OP("SokEmbed>Stats")
+    .Input("table: resource")
+    .Output("names: string")
+    .Output("values: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    });
+
+class StatsOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+    const TableStats stats = resource.table()->Stats();
+    const std::vector<std::pair<const char*, uint64_t>> items = {
+        {"rows", stats.rows},
+        {"max_rows", stats.max_rows},
+        {"bytes", stats.index_bytes + stats.row_bytes},
+        {"index_bytes", stats.index_bytes},
+        {"row_bytes", stats.row_bytes},
+        {"steps", stats.steps},
+        {"pending_gradients", stats.pending_gradients},
+    };
+    const auto n = static_cast<int64_t>(items.size());
+    tf::Tensor *names, *values;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {n}, &names));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(1, {n}, &values));
+    for (int64_t i = 0; i < n; ++i) {
+      names->vec<tf::tstring>()(i) = items[i].first;
+      values->vec<int64_t>()(i) = static_cast<int64_t>(items[i].second);
+    }
+    return absl::OkStatus();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>Stats").Device(tf::DEVICE_CPU), StatsOp);
+
+}  // namespace sok

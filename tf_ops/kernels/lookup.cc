@@ -1,0 +1,82 @@
+// SokEmbed>Lookup: embeddings of keys, and the receipt for their gradients.
+#include <string>
+
+#include "core/bfloat16.h"
+#include "kernels/receipt.h"
+#include "kernels/table_resource.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+
+namespace tf = tensorflow;
+
+REGISTER_OP("SokEmbed>Lookup")
+    .Input("table: resource")
+    .Input("keys: Tkeys")
+    .Output("embeddings: dtype")
+    .Output("receipt: variant")
+    .Attr("Tkeys: {int32, int64, uint64}")
+    .Attr("dtype: {float, bfloat16} = DT_FLOAT")
+    .Attr("dim: int >= 1")
+    .Attr("make_rows: bool")
+    .SetIsStateful()
+    .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
+      int64_t dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      tf::shape_inference::ShapeHandle out;
+      TF_RETURN_IF_ERROR(c->Concatenate(c->input(1), c->Vector(dim), &out));
+      c->set_output(0, out);
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class LookupOp : public tf::OpKernel {
+ public:
+  explicit LookupOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("make_rows", &make_rows_));
+  }
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    tf::core::RefCountPtr<TableResource> resource;
+    OP_REQUIRES_OK(ctx, GetTable(ctx, &resource));
+    Table& table = *resource->table();
+    const tf::Tensor& keys = ctx->input(1);
+    OP_REQUIRES(ctx, table.dim() == dim_,
+                absl::InvalidArgumentError("table '" + resource->name() + "' has dim " +
+                                           std::to_string(table.dim()) +
+                                           ", the lookup expected " + std::to_string(dim_)));
+    OP_REQUIRES(ctx, keys.NumElements() < int64_t{UINT32_MAX},
+                absl::InvalidArgumentError("expected fewer than 2^32 keys in one lookup, got " +
+                                           std::to_string(keys.NumElements())));
+    tf::TensorShape shape = keys.shape();
+    shape.AddDim(dim_);
+    tf::Tensor *embeddings = nullptr, *receipt = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &embeddings));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {}, &receipt));
+
+    LookupKeys batch = KeysOf(keys);
+    Status status;
+    if (embeddings->dtype() == tf::DT_FLOAT) {
+      status = table.Lookup(batch.keys, batch.n, make_rows_,
+                            static_cast<float*>(embeddings->data()), IntraOpPool(ctx));
+    } else {
+      status = table.Lookup(batch.keys, batch.n, make_rows_,
+                            static_cast<BFloat16*>(embeddings->data()), IntraOpPool(ctx));
+    }
+    OP_REQUIRES_OK(ctx, ToAbsl(status, resource->name()));
+    batch.rows_made = make_rows_;
+    receipt->scalar<tf::Variant>()() =
+        Receipt{resource->table(), resource->name(), std::move(batch)};
+  }
+
+ private:
+  int dim_;
+  bool make_rows_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>Lookup").Device(tf::DEVICE_CPU), LookupOp);
+
+}  // namespace sok

@@ -1,0 +1,71 @@
+#include "kernels/table_resource.h"
+
+#include <vector>
+
+#include "tensorflow/core/framework/tensor.h"
+
+namespace sok {
+
+namespace tf = tensorflow;
+
+int64_t TableResource::MemoryUsed() const {
+  const TableStats stats = table_->Stats();
+  return static_cast<int64_t>(stats.index_bytes + stats.row_bytes);
+}
+
+absl::Status ToAbsl(const Status& status, const std::string& table_name) {
+  const std::string message =
+      table_name.empty() ? status.message() : "table '" + table_name + "': " + status.message();
+  switch (status.code()) {
+    case Code::kOk:
+      return absl::OkStatus();
+    case Code::kInvalidArgument:
+      return absl::InvalidArgumentError(message);
+    case Code::kOutOfRange:
+      // TensorFlow takes OutOfRange for the end of a data set, and Keras would end the epoch.
+      return absl::InvalidArgumentError(message);
+    case Code::kResourceExhausted:
+      return absl::ResourceExhaustedError(message);
+    case Code::kFailedPrecondition:
+      return absl::FailedPreconditionError(message);
+    case Code::kInternal:
+      return absl::InternalError(message);
+  }
+  return absl::InternalError(message);
+}
+
+absl::Status GetTable(tf::OpKernelContext* ctx, tf::core::RefCountPtr<TableResource>* resource) {
+  return tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), resource);
+}
+
+ParallelFor IntraOpPool(tf::OpKernelContext* ctx) {
+  tsl::thread::ThreadPool* pool = ctx->device()->tensorflow_cpu_worker_threads()->workers;
+  return [pool](int64_t total, int64_t unit_cost,
+                const std::function<void(int64_t, int64_t)>& fn) {
+    pool->ParallelFor(total, tsl::thread::ThreadPool::SchedulingParams::Adaptive(unit_cost), fn);
+  };
+}
+
+std::shared_ptr<const void> Hold(const tf::Tensor& tensor) {
+  return std::make_shared<const tf::Tensor>(tensor);
+}
+
+LookupKeys KeysOf(const tf::Tensor& keys) {
+  LookupKeys out;
+  out.n = static_cast<size_t>(keys.NumElements());
+  if (keys.dtype() != tf::DT_INT32) {
+    out.hold = Hold(keys);
+    out.keys = static_cast<const Key*>(keys.data());
+    return out;
+  }
+  auto wide = std::make_shared<std::vector<Key>>(out.n);
+  const auto narrow = keys.flat<int32_t>();
+  for (size_t i = 0; i < out.n; ++i) {
+    (*wide)[i] = static_cast<Key>(static_cast<int64_t>(narrow(i)));
+  }
+  out.keys = wide->data();
+  out.hold = std::move(wide);
+  return out;
+}
+
+}  // namespace sok

@@ -1,0 +1,30 @@
+"""Loads `_ops.so`, which registers the ops with TensorFlow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+_PATH = Path(__file__).with_name("_ops.so")
+
+
+def _load() -> Any:
+    if not _PATH.exists():
+        raise ImportError(
+            f"Expected the compiled ops of sok_embed at {_PATH}. Received: no such file. "
+            "Build them with `make setup` in the source tree, or install the package with "
+            "`pip install .`."
+        )
+    try:
+        return tf.load_op_library(str(_PATH))
+    except (tf.errors.NotFoundError, OSError) as error:
+        raise ImportError(
+            f"The compiled ops of sok_embed do not load with TensorFlow {tf.__version__}: {error}. "
+            "They belong to the TensorFlow that they were built with; build them again with "
+            "`make setup` or `pip install .`."
+        ) from error
+
+
+ops: Any = _load()

@@ -1,0 +1,186 @@
+"""Ops on a table: its handle, lookups, training, contents.
+
+All of them work eagerly, in a `tf.function` and in a TF1 graph. Keys are int32, int64 or uint64;
+the same 64 bits are the same key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from sok_embed.tf_ops.library import ops
+
+
+def table_handle(shared_name: str, dim: int, **attributes: Any) -> tf.Tensor:
+    """The table of a name, made at the first call. For TF1 graphs, where handles are not captured.
+
+    Args:
+        shared_name: The name in TensorFlow's resource manager.
+        dim: The length of a row.
+        **attributes: `initializer` (`"constant"`, `"uniform"`, `"normal"`, `"truncated_normal"`)
+            with its numbers `initializer_a` and `initializer_b`, `seed`, `max_rows` (0: no limit),
+            `direct`, `owners`, `owner`.
+
+    Returns:
+        A scalar resource tensor.
+    """
+    return ops.sok_embed_table_handle(shared_name=shared_name, dim=dim, **attributes)
+
+
+def anonymous_table(table_name: str, dim: int, **attributes: Any) -> tf.Tensor:
+    """A new table, which goes with the last copy of its handle. Arguments as `table_handle`."""
+    return ops.sok_embed_anonymous_table(table_name=table_name, dim=dim, **attributes)
+
+
+class Lookup(NamedTuple):
+    """What a lookup returns.
+
+    Attributes:
+        embeddings: `keys.shape + [dim]`.
+        receipt: A scalar variant that `deposit` takes. It means nothing outside of this process.
+    """
+
+    embeddings: tf.Tensor
+    receipt: tf.Tensor
+
+
+def lookup(
+    table: tf.Tensor,
+    keys: tf.Tensor,
+    dim: int,
+    make_rows: bool,
+    dtype: tf.DType = tf.float32,
+) -> Lookup:
+    """Reads the embeddings of keys.
+
+    Args:
+        table: A handle.
+        keys: Of any shape.
+        dim: The length of a row of this table.
+        make_rows: Whether a key without a row gets one. Either way its embedding is the one that
+            training would start from.
+        dtype: `tf.float32` or `tf.bfloat16`.
+
+    Raises:
+        tf.errors.ResourceExhaustedError: If the table is full. It is left as it was.
+        tf.errors.InvalidArgumentError: For a key out of the range of a direct table.
+    """
+    return Lookup(
+        *ops.sok_embed_lookup(table=table, keys=keys, dtype=dtype, dim=dim, make_rows=make_rows)
+    )
+
+
+def deposit(receipt: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
+    """Hands gradients to the table, which keeps them until its next commit.
+
+    Inside of a `tf.function` it runs only if its output is used.
+
+    Args:
+        receipt: Of the lookup that the gradients belong to.
+        gradients: The shape of the lookup's embeddings, float32 or bfloat16.
+
+    Returns:
+        A zero, the gradient of the anchor.
+    """
+    return ops.sok_embed_deposit(receipt=receipt, gradients=gradients)
+
+
+def commit(
+    table: tf.Tensor,
+    anchor: tf.Tensor,
+    rule: str,
+    hyper_names: Sequence[str],
+    hypers: tf.Tensor,
+    step: tf.Tensor | int = 0,
+    scale: tf.Tensor | float = 1.0,
+    apply: tf.Tensor | bool = True,
+) -> tf.Tensor:
+    """Sums the deposited gradients of equal keys and applies a rule once.
+
+    Args:
+        table: A handle.
+        anchor: A float32 scalar that was computed after the deposits.
+        rule: The name of a row optimizer.
+        hyper_names: Of the parameters that differ from the rule's defaults.
+        hypers: Their values, float64 of `[len(hyper_names)]`.
+        step: int64 scalar; 1 for the first step, for bias correction. 0: the table counts itself.
+        scale: float32 scalar that gradients are multiplied by.
+        apply: bool scalar; false leaves the deposits for a later commit.
+
+    Returns:
+        `anchor`.
+    """
+    return ops.sok_embed_commit(
+        table=table,
+        anchor=anchor,
+        hypers=hypers,
+        step=tf.cast(step, tf.int64),
+        scale=tf.cast(scale, tf.float32),
+        apply=apply,
+        rule=rule,
+        hyper_names=list(hyper_names),
+    )
+
+
+def drop_deposits(table: tf.Tensor) -> tf.Tensor:
+    """Forgets the deposited gradients. Returns how many there were, an int64 scalar."""
+    return ops.sok_embed_drop_deposits(table=table)
+
+
+class Export(NamedTuple):
+    """The contents of a table of n rows, in no order.
+
+    Attributes:
+        keys: int64 `[n]`.
+        embeddings: float32 `[n, dim]`.
+        slots: float32 `[n, slot_floats]`, or `[0, 0]`.
+        update_nums: int64 `[n]`, the commits that touched each row, or `[0]`.
+        rule: string scalar, the name of the row optimizer, empty before the first commit.
+        steps: int64 scalar, the commits so far.
+    """
+
+    keys: tf.Tensor
+    embeddings: tf.Tensor
+    slots: tf.Tensor
+    update_nums: tf.Tensor
+    rule: tf.Tensor
+    steps: tf.Tensor
+
+
+def export(table: tf.Tensor, dim: int, with_slots: bool) -> Export:
+    """Copies all rows out, as they are between two commits."""
+    return Export(*ops.sok_embed_export(table=table, dim=dim, with_slots=with_slots))
+
+
+def restore(table: tf.Tensor, contents: Export) -> tf.Operation | None:
+    """Replaces everything in the table by an export with slots."""
+    return ops.sok_embed_restore(table=table, **contents._asdict())
+
+
+def assign(table: tf.Tensor, keys: tf.Tensor, embeddings: tf.Tensor) -> tf.Operation | None:
+    """Sets embeddings `[n, dim]` of keys `[n]`. Of equal keys the last one counts."""
+    return ops.sok_embed_assign(table=table, keys=keys, embeddings=embeddings)
+
+
+def remove(table: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+    """Removes the rows of keys `[n]`. Returns how many there were, an int64 scalar."""
+    return ops.sok_embed_remove(table=table, keys=keys)
+
+
+def size(table: tf.Tensor) -> tf.Tensor:
+    """The number of rows, an int64 scalar."""
+    return ops.sok_embed_size(table=table)
+
+
+def steps(table: tf.Tensor) -> tf.Tensor:
+    """The number of commits that found gradients, an int64 scalar."""
+    return ops.sok_embed_steps(table=table)
+
+
+def stats(table: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Names, string `[k]`, and values, int64 `[k]`, of a table's figures."""
+    names, values = ops.sok_embed_stats(table=table)
+    return names, values
