@@ -86,7 +86,8 @@ check: setup  ## formatting, lint, types, import direction
 	$(BIN)/ruff format --check --quiet $(PYTHON_FILES)
 	$(BIN)/ruff check --quiet $(PYTHON_FILES)
 	@rm -rf build/typing && mkdir -p build/typing/sok_embed
-	@ln -s $(CURDIR)/sok_embed/* $(CURDIR)/tf_ops $(CURDIR)/feature_column build/typing/sok_embed/
+	@ln -s $(CURDIR)/sok_embed/* $(wildcard $(CURDIR)/tf_ops $(CURDIR)/feature_column) \
+	  build/typing/sok_embed/
 	cd build/typing && $(BIN)/mypy --config-file ../../pyproject.toml -p sok_embed
 	$(BIN)/pytest --quiet tests/packaging/test_import_direction.py
 

@@ -29,6 +29,8 @@ PACKAGE_DIR = {
 def list_packages() -> list[str]:
     packages = []
     for package, folder in PACKAGE_DIR.items():
+        if not (ROOT / folder / "__init__.py").exists():
+            continue
         packages.append(package)
         packages += [f"{package}.{name}" for name in find_packages(str(ROOT / folder))]
     return packages

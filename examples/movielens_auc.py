@@ -54,6 +54,9 @@ def main(arguments: Sequence[str]) -> int:
     except InputError as error:
         print(f"movielens_auc.py: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -75,4 +75,3 @@ def average_gradients(gradients: Any) -> list[Any]:
         else communicator.all_reduce(gradient, f"sok_embed.gradient.{i}", average=True)
         for i, gradient in enumerate(gradients)
     ]
-

@@ -114,7 +114,7 @@ class Table(tf.saved_model.experimental.TrackableResource):  # type: ignore[misc
             slots: Whether optimizer slots come along.
 
         Returns:
-            `(keys, embeddings)`: int64 `[n]` and float32 `[n, dim]`. With `slots`, a `tf_ops.Export`
+            `(keys, embeddings)`: int64 `[n]` and float32 `[n, dim]`. With `slots`, an `Export`
             of NumPy arrays, which also has `slots`, `update_nums`, `rule` and `steps`.
         """
         contents = tf_ops.export(self.resource_handle, self.dim, with_slots=slots)

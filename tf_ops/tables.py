@@ -53,8 +53,12 @@ def lookup(
     dim: int,
     make_rows: bool,
     dtype: tf.DType = tf.float32,
+    anchor: tf.Tensor | None = None,
 ) -> Lookup:
     """Reads the embeddings of keys.
+
+    The gradient of the embeddings goes to `anchor`, and deposits itself in the table on its way:
+    see `deposit`.
 
     Args:
         table: A handle.
@@ -63,14 +67,28 @@ def lookup(
         make_rows: Whether a key without a row gets one. Either way its embedding is the one that
             training would start from.
         dtype: `tf.float32` or `tf.bfloat16`.
+        anchor: float32 scalar, the variable that stands for the table. `None`: there is no
+            gradient.
 
     Raises:
         tf.errors.ResourceExhaustedError: If the table is full. It is left as it was.
         tf.errors.InvalidArgumentError: For a key out of the range of a direct table.
     """
     return Lookup(
-        *ops.sok_embed_lookup(table=table, keys=keys, dtype=dtype, dim=dim, make_rows=make_rows)
+        *ops.sok_embed_lookup(
+            table=table,
+            keys=keys,
+            anchor=0.0 if anchor is None else anchor,
+            dtype=dtype,
+            dim=dim,
+            make_rows=make_rows,
+        )
     )
+
+
+@tf.RegisterGradient("SokEmbed>Lookup")
+def _lookup_gradient(op: Any, upstream: tf.Tensor, _: Any) -> tuple[None, None, tf.Tensor]:
+    return None, None, deposit(op.outputs[1], upstream)
 
 
 def deposit(receipt: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +14,10 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ctr.auc import exact_auc
-from ctr.batches import InputError, Source, Split, steps
+from ctr.batches import Source, steps
 from ctr.embeddings import EmbeddingKind, EmbeddingRows, make_embedding
 from ctr.model import build_model, compile_model
+from ctr.pipeline import Pipeline
 from ctr.workers import Workers
 
 # Keras has no class of this name: momentum is SGD with one.
@@ -55,7 +55,8 @@ class Recorder(keras.callbacks.Callback):
     def __init__(self, embedding: EmbeddingRows, total_steps: int, show: bool) -> None:
         super().__init__()
         self._embedding = embedding
-        self._bar = tqdm(total=total_steps, unit="step", disable=not show, mininterval=0.5)
+        interval_s = 0.5 if sys.stderr.isatty() else 10.0  # a log file keeps every line
+        self.bar = tqdm(total=total_steps, unit="step", disable=not show, mininterval=interval_s)
         self.losses: list[float] = []
         self.rows: list[int] = []
         self.first_step_ended = 0.0
@@ -69,12 +70,8 @@ class Recorder(keras.callbacks.Callback):
         self.ended = time.perf_counter()
         if len(self.losses) == 1:
             self.first_step_ended = self.ended
-        self._bar.set_postfix(loss=f"{logs['loss']:.4f}", rows=f"{self.rows[-1]:,}", refresh=False)
-        self._bar.update()
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Ends the bar's line."""
-        self._bar.close()
+        self.bar.set_postfix(loss=f"{logs['loss']:.4f}", rows=f"{self.rows[-1]:,}", refresh=False)
+        self.bar.update()
 
 
 def train(plan: Plan, source: Source, workers: Workers, show: bool = True) -> Outcome:
@@ -86,21 +83,16 @@ def train(plan: Plan, source: Source, workers: Workers, show: bool = True) -> Ou
 
     epoch_steps = steps(source.rows("train"), plan.batch_size)
     recorder = Recorder(embedding, plan.epochs * epoch_steps, show and workers.rank == 0)
-    failures: list[InputError] = []
-    try:
+    pipeline = Pipeline(source, plan.batch_size, embedding, workers)
+    with pipeline.source_errors(), recorder.bar:
         model.fit(
-            dataset(source, "train", plan.batch_size, embedding, workers, failures),
+            pipeline.dataset("train"),
             epochs=plan.epochs,
             verbose=0,
             shuffle=False,  # the source has shuffled where order does not matter
             callbacks=[*workers.callbacks(), recorder],
         )
-        tests = dataset(source, "test", plan.batch_size, embedding, workers, failures)
-        test_auc = evaluate(model, tests, workers)
-    except tf.errors.OpError:
-        if failures:  # tf.data has wrapped the reader's error in one of its own
-            raise failures[0] from None
-        raise
+        test_auc = evaluate(model, pipeline.dataset("test"), workers)
     total = workers.total if plan.embedding == "hash" else float  # static: a copy on each worker
     losses = np.array([recorder.losses])
     rows = np.array([recorder.rows], np.float64)
@@ -119,41 +111,6 @@ def make_optimizer(name: str, learning_rate: float) -> keras.optimizers.Optimize
     if name == "momentum":
         return keras.optimizers.SGD(learning_rate, momentum=_MOMENTUM)
     return keras.optimizers.get({"class_name": name, "config": {"learning_rate": learning_rate}})
-
-
-def dataset(
-    source: Source,
-    split: Split,
-    batch_size: int,
-    embedding: EmbeddingRows,
-    workers: Workers,
-    failures: list[InputError],
-) -> tf.data.Dataset:
-    """This worker's batches: inputs, labels and weights. Each pass over it is the next epoch.
-
-    An error of the source ends the stream and is put into `failures`.
-    """
-    epochs = itertools.count()
-
-    def batches() -> Iterator[tuple[dict[str, Any], Any, Any]]:
-        epoch = next(epochs)
-        try:
-            for batch in source.batches(split, batch_size, workers.rank, workers.size, epoch):
-                inputs = {"keys": embedding.inputs(batch.keys)}
-                if source.dense_width:
-                    inputs["dense"] = batch.dense
-                yield inputs, batch.labels[:, None], batch.weights(workers.size)
-        except InputError as error:
-            failures.append(error)
-            raise
-
-    inputs = {"keys": tf.TensorSpec((None, source.fields), tf.int64)}
-    if source.dense_width:
-        inputs["dense"] = tf.TensorSpec((None, source.dense_width), tf.float32)
-    signature = (inputs, tf.TensorSpec((None, 1), tf.float32), tf.TensorSpec((None,), tf.float32))
-    cardinality = tf.data.experimental.assert_cardinality(steps(source.rows(split), batch_size))
-    stream = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    return stream.apply(cardinality).prefetch(2)
 
 
 def evaluate(model: keras.Model, tests: tf.data.Dataset, workers: Workers) -> float:

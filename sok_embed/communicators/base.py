@@ -31,6 +31,8 @@ class Communicator(ABC):
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Sends a part of `tensor` to every worker and receives one from each.
 
+        Differentiable: the gradient goes back the way that the tensor came.
+
         Args:
             tensor: `[n, ...]`; the first `splits[0]` rows go to worker 0, the next to worker 1, ….
             splits: int32 `[size]`, summing to n. Zeros are fine.

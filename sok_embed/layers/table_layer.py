@@ -90,23 +90,15 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         """Embeddings of int64 keys of any shape, `keys.shape + [dim]`, in the compute dtype."""
         _check_strategy(self.name)
         # A frozen layer takes no gradient and makes no rows.
-        if not (self.trainable and self.anchor.trainable):
-            return self._read(keys, make_rows=False)[0]
-
-        @tf.custom_gradient
-        def lookup(anchor: tf.Tensor) -> Any:
-            return self._read(keys, make_rows=bool(training))
-
-        return lookup(tf.convert_to_tensor(self.anchor))
-
-    def _read(self, keys: tf.Tensor, make_rows: bool) -> Any:
-        """Returns the embeddings and the function that deposits their gradients."""
-        communicator = communicators.current()
+        frozen = not (self.trainable and self.anchor.trainable)
+        anchor = tf.zeros([]) if frozen else tf.convert_to_tensor(self.anchor)
+        make_rows = bool(training) and not frozen
         handle = self.table.resource_handle
+        communicator = communicators.current()
         if communicator.size == 1:
-            found = tf_ops.lookup(handle, keys, self._dim, make_rows, self._compute_type)
-            return found.embeddings, lambda upstream: tf_ops.deposit(found.receipt, upstream)
-
+            return tf_ops.lookup(
+                handle, keys, self._dim, make_rows, self._compute_type, anchor
+            ).embeddings
         name = f"sok_embed.{self.name}.{next(self._exchanges)}"
         part = tf_ops.unique_and_partition(
             tf.reshape(keys, [-1]), communicator.size, self.table.key_limit
@@ -114,20 +106,12 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         owned_keys, owned_splits = communicator.all_to_all(
             part.unique_keys, part.splits, f"{name}.keys"
         )
-        found = tf_ops.lookup(handle, owned_keys, self._dim, make_rows)
-        rows, _ = communicator.all_to_all(found.embeddings, owned_splits, f"{name}.rows")
+        owned_rows = tf_ops.lookup(handle, owned_keys, self._dim, make_rows, anchor=anchor)
+        rows, _ = communicator.all_to_all(owned_rows.embeddings, owned_splits, f"{name}.rows")
         expanded = tf.cast(tf_ops.expand(rows, part.inverse), self._compute_type)
         embeddings = tf.reshape(expanded, tf.concat([tf.shape(keys), [self._dim]], 0))
         embeddings.set_shape([*keys.shape, self._dim])
-
-        def deposit(upstream: tf.Tensor) -> tf.Tensor:
-            sums = tf_ops.expand_gradient(
-                tf.reshape(upstream, [-1, self._dim]), part.inverse, tf.size(part.unique_keys)
-            )
-            at_owner, _ = communicator.all_to_all(sums, part.splits, f"{name}.gradients")
-            return tf_ops.deposit(found.receipt, at_owner)
-
-        return embeddings, deposit
+        return embeddings
 
     def _to_keys(self, inputs: Any) -> tf.Tensor:
         try:

@@ -44,7 +44,8 @@ void FindDistinct(const ShardEntry* entries, size_t n, ShardKeys* found) {
 Exchange UniqueAndPartition(const Key* keys, size_t n, uint32_t owners, int32_t* inverse,
                             const ParallelFor& parallel_for) {
   ShardPartition partition;
-  partition.Build({{keys, n}}, kShards, [](Key key) { return HashOf(key) >> 59; }, parallel_for);
+  partition.Build(
+      {{keys, n}}, kShards, [](Key key) { return HashOf(key) >> 59; }, parallel_for);
   std::vector<ShardKeys> shards(kShards);
   const int64_t shard_cost = static_cast<int64_t>(n) + 1000;
   parallel_for(kShards, shard_cost, [&](int64_t first, int64_t last) {

@@ -17,8 +17,8 @@ inline uint32_t OwnerOf(Key key, uint32_t owners) {
 }
 
 struct Exchange {
-  std::vector<Key> keys;         // distinct, those of owner 0 first, in a fixed order
-  std::vector<int32_t> splits;   // (owners) how many of the keys belong to each
+  std::vector<Key> keys;        // distinct, those of owner 0 first, in a fixed order
+  std::vector<int32_t> splits;  // (owners) how many of the keys belong to each
 };
 
 // inverse (n): keys[i] == result.keys[inverse[i]]. n is below 2^31.

@@ -14,8 +14,8 @@ constexpr size_t kHugePage = size_t{2} << 20;
 size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 char* Map(size_t bytes) {
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                 -1, 0);
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return p == MAP_FAILED ? nullptr : static_cast<char*>(p);
 }
 
@@ -23,8 +23,8 @@ char* Map(size_t bytes) {
 char* MapAligned(size_t bytes, size_t alignment) {
   char* raw = Map(bytes + alignment);
   if (raw == nullptr) return nullptr;
-  const size_t head = RoundUp(reinterpret_cast<uintptr_t>(raw), alignment) -
-                      reinterpret_cast<uintptr_t>(raw);
+  const size_t head =
+      RoundUp(reinterpret_cast<uintptr_t>(raw), alignment) - reinterpret_cast<uintptr_t>(raw);
   if (head > 0) munmap(raw, head);
   if (alignment > head) munmap(raw + head + bytes, alignment - head);
   return raw + head;

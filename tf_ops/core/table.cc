@@ -68,8 +68,7 @@ Status Table::CheckRange(const Key* keys, size_t n) const {
     if (keys[i] % config_.owners == config_.owner) continue;
     return InvalidArgument("key " + std::to_string(keys[i]) + " belongs to worker " +
                            std::to_string(keys[i] % config_.owners) + ", and this is worker " +
-                           std::to_string(config_.owner) + " of " +
-                           std::to_string(config_.owners));
+                           std::to_string(config_.owner) + " of " + std::to_string(config_.owners));
   }
   return Status();
 }
@@ -133,8 +132,7 @@ Status Table::MakeDepositedRows(const std::vector<Deposited>& deposits,
   return Status();
 }
 
-Result<CommitOutcome> Table::Commit(const CommitOptions& options,
-                                    const ParallelFor& parallel_for) {
+Result<CommitOutcome> Table::Commit(const CommitOptions& options, const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> commit(commit_mu_);
   std::vector<Deposited> deposits;
   {
@@ -159,8 +157,7 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options,
     if (!cleared.ok()) return cleared.status();
     state_.slots.clear();
   }
-  auto relaid =
-      store_->Relay(std::make_shared<const RowLayout>(config_.dim, slots), parallel_for);
+  auto relaid = store_->Relay(std::make_shared<const RowLayout>(config_.dim, slots), parallel_for);
   if (!relaid.ok()) return relaid.status();
   outcome.relaid = relaid.value() || state_.rule != options.rule;
   outcome.previous = state_.rule;
@@ -172,8 +169,7 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options,
   std::vector<GradientBatch> batches;
   for (const Deposited& deposit : deposits) batches.push_back(deposit.gradients);
   const Step step{options.step > 0 ? options.step : state_.steps, options.scale};
-  outcome.rows =
-      store_->Apply(batches, *optimizer.value(), step, SecondsSince1970(), parallel_for);
+  outcome.rows = store_->Apply(batches, *optimizer.value(), step, SecondsSince1970(), parallel_for);
   return outcome;
 }
 
@@ -184,9 +180,7 @@ Status Table::Assign(const Key* keys, size_t n, const float* embeddings,
   const int dim = config_.dim;
   return store_->Upsert(
       keys, n, config_.max_rows,
-      [&](size_t i, RowView row, bool) {
-        std::copy_n(embeddings + i * dim, dim, row.embedding);
-      },
+      [&](size_t i, RowView row, bool) { std::copy_n(embeddings + i * dim, dim, row.embedding); },
       parallel_for);
 }
 

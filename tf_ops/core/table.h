@@ -28,7 +28,8 @@ struct TableConfig {
   double initializer_b = 0.05;
   uint64_t seed = 0;
   uint64_t max_rows = 0;  // 0: as many as memory holds
-  // Keys are positions in [0, max_rows * owners), of which this process holds key % owners == owner.
+  // Keys are positions in [0, max_rows * owners), of which this process holds key % owners ==
+  // owner.
   bool direct = false;
   uint64_t owners = 1;
   uint64_t owner = 0;
@@ -79,8 +80,7 @@ class Table {
   // Errors: kOutOfRange for a key that a direct table does not cover; kResourceExhausted if the
   // table would hold more than max_rows or memory ends. No row has been made then.
   template <typename T>  // float or BFloat16
-  Status Lookup(const Key* keys, size_t n, bool make_rows, T* out,
-                const ParallelFor& parallel_for);
+  Status Lookup(const Key* keys, size_t n, bool make_rows, T* out, const ParallelFor& parallel_for);
 
   // Keeps the gradients (keys.n, dim) until the next Commit. `hold` keeps them alive. Exactly one
   // of the two pointers is set.
@@ -140,8 +140,7 @@ class Table {
     GradientBatch gradients;
   };
 
-  Table(const TableConfig& config, const Initializer& initializer,
-        std::unique_ptr<RowStore> store);
+  Table(const TableConfig& config, const Initializer& initializer, std::unique_ptr<RowStore> store);
   Status CheckRange(const Key* keys, size_t n) const;
   Status MakeRows(const Key* keys, const std::vector<uint32_t>& positions,
                   const ParallelFor& parallel_for);

@@ -44,10 +44,10 @@ absl::Status ExpectShape(const std::string& table, const char* what, const tf::T
       (width < 0 || tensor.dim_size(1) == width)) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      "table '" + table + "': expected " + what + " of shape [" + std::to_string(rows) + ", " +
-      (width < 0 ? std::string("any") : std::to_string(width)) + "], one row a key, got " +
-      tensor.shape().DebugString());
+  return absl::InvalidArgumentError("table '" + table + "': expected " + what + " of shape [" +
+                                    std::to_string(rows) + ", " +
+                                    (width < 0 ? std::string("any") : std::to_string(width)) +
+                                    "], one row a key, got " + tensor.shape().DebugString());
 }
 
 absl::Status ExpectKeys(const std::string& table, const tf::Tensor& keys) {
@@ -187,8 +187,7 @@ class RestoreOp : public TableOp {
     return ToAbsl(
         table.Restore(ctx->input(5).scalar<tf::tstring>()(), ctx->input(6).scalar<int64_t>()(),
                       keys.keys, keys.n, static_cast<const float*>(embeddings.data()),
-                      static_cast<const float*>(slots.data()),
-                      static_cast<int>(slots.dim_size(1)),
+                      static_cast<const float*>(slots.data()), static_cast<int>(slots.dim_size(1)),
                       static_cast<const int64_t*>(update_nums.data()), IntraOpPool(ctx)),
         name);
   }
@@ -215,8 +214,8 @@ class RemoveOp : public TableOp {
   absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
     TF_RETURN_IF_ERROR(ExpectKeys(resource.name(), ctx->input(1)));
     const LookupKeys keys = KeysOf(ctx->input(1));
-    return PutScalar(ctx, static_cast<int64_t>(
-                              resource.table()->Remove(keys.keys, keys.n, IntraOpPool(ctx))));
+    return PutScalar(
+        ctx, static_cast<int64_t>(resource.table()->Remove(keys.keys, keys.n, IntraOpPool(ctx))));
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SokEmbed>Remove").Device(tf::DEVICE_CPU), RemoveOp);

@@ -1,9 +1,10 @@
 // SokEmbed>UniqueAndPartition, SokEmbed>Expand and its gradient: the local half of an exchange.
+#include "core/exchange.h"
+
 #include <string>
 #include <vector>
 
 #include "core/bfloat16.h"
-#include "core/exchange.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -73,9 +74,8 @@ class UniqueAndPartitionOp : public tf::OpKernel {
     const LookupKeys wide = KeysOf(keys);
     tf::Tensor *unique, *splits, *inverse;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(2, keys.shape(), &inverse));
-    const Exchange exchange =
-        UniqueAndPartition(wide.keys, wide.n, static_cast<uint32_t>(owners_),
-                           inverse->flat<int32_t>().data(), IntraOpPool(ctx));
+    const Exchange exchange = UniqueAndPartition(wide.keys, wide.n, static_cast<uint32_t>(owners_),
+                                                 inverse->flat<int32_t>().data(), IntraOpPool(ctx));
     // Refused here, where they came from, and not by the worker that they would go to.
     OP_REQUIRES_OK(ctx, ToAbsl(CheckKeysBelow(exchange.keys.data(), exchange.keys.size(),
                                               static_cast<uint64_t>(key_limit_))));

@@ -12,9 +12,11 @@ namespace sok {
 
 namespace tf = tensorflow;
 
+// The anchor is not read: it is what the embeddings depend on, as far as gradients are concerned.
 REGISTER_OP("SokEmbed>Lookup")
     .Input("table: resource")
     .Input("keys: Tkeys")
+    .Input("anchor: float")
     .Output("embeddings: dtype")
     .Output("receipt: variant")
     .Attr("Tkeys: {int32, int64, uint64}")
@@ -46,8 +48,8 @@ class LookupOp : public tf::OpKernel {
     const tf::Tensor& keys = ctx->input(1);
     OP_REQUIRES(ctx, table.dim() == dim_,
                 absl::InvalidArgumentError("table '" + resource->name() + "' has dim " +
-                                           std::to_string(table.dim()) +
-                                           ", the lookup expected " + std::to_string(dim_)));
+                                           std::to_string(table.dim()) + ", the lookup expected " +
+                                           std::to_string(dim_)));
     OP_REQUIRES(ctx, keys.NumElements() < int64_t{UINT32_MAX},
                 absl::InvalidArgumentError("expected fewer than 2^32 keys in one lookup, got " +
                                            std::to_string(keys.NumElements())));

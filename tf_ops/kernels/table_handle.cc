@@ -13,15 +13,15 @@ namespace sok {
 namespace tf = tensorflow;
 
 // The attributes of a table, which both ops have.
-#define SOK_TABLE_ATTRS                     \
-  Attr("dim: int >= 1")                     \
+#define SOK_TABLE_ATTRS                        \
+  Attr("dim: int >= 1")                        \
       .Attr("initializer: string = 'uniform'") \
-      .Attr("initializer_a: float = -0.05") \
-      .Attr("initializer_b: float = 0.05")  \
-      .Attr("seed: int = 0")                \
-      .Attr("max_rows: int >= 0 = 0")       \
-      .Attr("direct: bool = false")         \
-      .Attr("owners: int >= 1 = 1")         \
+      .Attr("initializer_a: float = -0.05")    \
+      .Attr("initializer_b: float = 0.05")     \
+      .Attr("seed: int = 0")                   \
+      .Attr("max_rows: int >= 0 = 0")          \
+      .Attr("direct: bool = false")            \
+      .Attr("owners: int >= 1 = 1")            \
       .Attr("owner: int >= 0 = 0")
 
 namespace {
@@ -76,10 +76,10 @@ class TableHandleOp : public tf::OpKernel {
                             }));
     tf::core::ScopedUnref unref(found);
     OP_REQUIRES(ctx, found->table()->dim() == config_.dim,
-                absl::InvalidArgumentError(
-                    "table '" + name + "' exists with dim " +
-                    std::to_string(found->table()->dim()) + ", dim " +
-                    std::to_string(config_.dim) + " was asked for; give the tables two names"));
+                absl::InvalidArgumentError("table '" + name + "' exists with dim " +
+                                           std::to_string(found->table()->dim()) + ", dim " +
+                                           std::to_string(config_.dim) +
+                                           " was asked for; give the tables two names"));
     tf::Tensor* handle = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &handle));
     handle->scalar<tf::ResourceHandle>()() =

@@ -40,8 +40,7 @@ absl::Status GetTable(tf::OpKernelContext* ctx, tf::core::RefCountPtr<TableResou
 
 ParallelFor IntraOpPool(tf::OpKernelContext* ctx) {
   tsl::thread::ThreadPool* pool = ctx->device()->tensorflow_cpu_worker_threads()->workers;
-  return [pool](int64_t total, int64_t unit_cost,
-                const std::function<void(int64_t, int64_t)>& fn) {
+  return [pool](int64_t total, int64_t unit_cost, const std::function<void(int64_t, int64_t)>& fn) {
     pool->ParallelFor(total, tsl::thread::ThreadPool::SchedulingParams::Adaptive(unit_cost), fn);
   };
 }

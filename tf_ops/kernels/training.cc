@@ -37,17 +37,16 @@ class DepositOp : public tf::OpKernel {
                                            "process, got another variant"));
     const tf::Tensor& gradients = ctx->input(1);
     const size_t expected = receipt->keys.n * receipt->table->dim();
-    OP_REQUIRES(ctx, static_cast<size_t>(gradients.NumElements()) == expected,
-                absl::InvalidArgumentError(
-                    "table '" + receipt->table_name + "': expected gradients of " +
-                    std::to_string(receipt->keys.n) + " keys x " +
-                    std::to_string(receipt->table->dim()) + ", got shape " +
-                    gradients.shape().DebugString()));
+    OP_REQUIRES(
+        ctx, static_cast<size_t>(gradients.NumElements()) == expected,
+        absl::InvalidArgumentError("table '" + receipt->table_name + "': expected gradients of " +
+                                   std::to_string(receipt->keys.n) + " keys x " +
+                                   std::to_string(receipt->table->dim()) + ", got shape " +
+                                   gradients.shape().DebugString()));
     const bool is_float = gradients.dtype() == tf::DT_FLOAT;
-    receipt->table->Deposit(
-        receipt->keys, Hold(gradients),
-        is_float ? static_cast<const float*>(gradients.data()) : nullptr,
-        is_float ? nullptr : static_cast<const BFloat16*>(gradients.data()));
+    receipt->table->Deposit(receipt->keys, Hold(gradients),
+                            is_float ? static_cast<const float*>(gradients.data()) : nullptr,
+                            is_float ? nullptr : static_cast<const BFloat16*>(gradients.data()));
     tf::Tensor* zero = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &zero));
     zero->scalar<float>()() = 0.0f;

@@ -44,9 +44,8 @@ class DirectIndex {
 
   Status Reserve(uint32_t /*more*/) {
     if (row_plus_one_ != nullptr) return Status();
-    return Status(Code::kResourceExhausted,
-                  "no memory for the index of a table with " + std::to_string(positions_) +
-                      " positions a shard");
+    return Status(Code::kResourceExhausted, "no memory for the index of a table with " +
+                                                std::to_string(positions_) + " positions a shard");
   }
 
   void Insert(Key /*key*/, uint64_t hash, uint32_t row) {

@@ -95,8 +95,7 @@ MemoryStore<Index>::MemoryStore(std::shared_ptr<const RowLayout> layout, const I
       layout_(std::move(layout)),
       arena_(std::make_shared<Arena>()) {
   for (uint32_t s = 0; s < shard_count(); ++s) {
-    shards_.push_back(
-        std::make_unique<Shard>(Index(config_, s), RowSlabs(layout_, arena_)));
+    shards_.push_back(std::make_unique<Shard>(Index(config_, s), RowSlabs(layout_, arena_)));
   }
 }
 
@@ -263,8 +262,7 @@ Status MemoryStore<Index>::Upsert(const Key* keys, size_t n, uint64_t max_rows,
       rows.resize(m);
       std::lock_guard<std::shared_mutex> lock(shard.mu);
       FindEntries(shard, entries, m, rows.data());
-      const auto absent =
-          static_cast<uint32_t>(std::count(rows.begin(), rows.end(), Index::kNone));
+      const auto absent = static_cast<uint32_t>(std::count(rows.begin(), rows.end(), Index::kNone));
       Status status = shard.index.Reserve(absent);
       if (status.ok()) status = shard.rows.Reserve(absent);
       if (!status.ok()) {
@@ -369,7 +367,8 @@ void MemoryStore<Index>::Clear() {
 template <typename Index>
 Result<bool> MemoryStore<Index>::Relay(std::shared_ptr<const RowLayout> layout,
                                        const ParallelFor& parallel_for) {
-  // Each shard is asked for itself: a Relay that ran out of memory leaves some of them as they were.
+  // Each shard is asked for itself: a Relay that ran out of memory leaves some of them as they
+  // were.
   bool reshape = false;
   for (const auto& shard : shards_) {
     std::shared_lock<std::shared_mutex> lock(shard->mu);

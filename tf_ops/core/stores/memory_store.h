@@ -56,8 +56,8 @@ class MemoryStore final : public RowStore {
   uint32_t ShardOf(uint64_t hash) const { return Index::ShardOf(hash, config_.shard_bits); }
   uint64_t Hash(Key key) const { return Index::Hash(key, config_); }
   uint32_t shard_count() const { return uint32_t{1} << config_.shard_bits; }
-  void Partition(const std::vector<ShardPartition::Source>& sources, const ParallelFor& parallel_for,
-                 ShardPartition* partition) const;
+  void Partition(const std::vector<ShardPartition::Source>& sources,
+                 const ParallelFor& parallel_for, ShardPartition* partition) const;
 
   // found(i, row or null), for i in [begin, end) in order. Every shard must be locked.
   template <typename Found>
@@ -74,7 +74,7 @@ class MemoryStore final : public RowStore {
   const int dim_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::atomic<uint64_t> size_{0};
-  std::mutex admission_mu_;  // one Upsert at a time where there is a limit to keep
+  std::mutex admission_mu_;         // one Upsert at a time where there is a limit to keep
   ShardPartition apply_partition_;  // scratch of Apply
   mutable std::mutex layout_mu_;    // guards the two below
   std::shared_ptr<const RowLayout> layout_;

@@ -17,9 +17,9 @@ namespace sok {
 
 // Gradients that wait for a commit. The memory belongs to whoever deposited them.
 struct GradientBatch {
-  const Key* keys;                   // (n)
-  const float* gradients;            // (n, dim), or null if they are bfloat16
-  const BFloat16* gradients_bf16;    // (n, dim), or null
+  const Key* keys;                 // (n)
+  const float* gradients;          // (n, dim), or null if they are bfloat16
+  const BFloat16* gradients_bf16;  // (n, dim), or null
   size_t n;
 };
 
