@@ -9,7 +9,7 @@ import keras
 from sok_embed import communicators
 
 
-class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]
+class BroadcastVariables(keras.callbacks.Callback):
     """Gives every worker the dense weights and optimizer state of one of them, before training.
 
     Rows of tables need no broadcast: where a row starts is a function of its key.

@@ -45,7 +45,9 @@ def DistributedOptimizer(optimizer: Any) -> keras.optimizers.Optimizer:  # noqa:
     if issubclass(base, _AveragesGradients):
         return optimizer
     # The class keeps its name, so that a saved model names the plain optimizer.
-    averaging = type(base.__name__, (_AveragesGradients, base), {"__module__": base.__module__})
+    averaging: Any = type(
+        base.__name__, (_AveragesGradients, base), {"__module__": base.__module__}
+    )
     return averaging.from_config(optimizer.get_config())
 
 

@@ -14,7 +14,7 @@ from sok_embed.initializers import RowInitializer
 _UINT64 = 2**64
 
 
-class Table(tf.saved_model.experimental.TrackableResource):  # type: ignore[misc]
+class Table(tf.saved_model.experimental.TrackableResource):
     """Rows of float32 by 64-bit key, on this worker.
 
     Layers make their own tables; use one by itself to look at what a layer has learned, or to put

@@ -17,7 +17,7 @@ from sok_embed.table import Table, as_keys
 _INT64 = 2**63
 
 
-class TableLayer(keras.layers.Layer):  # type: ignore[misc]
+class TableLayer(keras.layers.Layer):
     """Base of the layers that own a `Table`. Not for use by itself.
 
     Args:
