@@ -48,7 +48,12 @@ def DistributedOptimizer(optimizer: Any) -> keras.optimizers.Optimizer:  # noqa:
     averaging: Any = type(
         base.__name__, (_AveragesGradients, base), {"__module__": base.__module__}
     )
-    return averaging.from_config(optimizer.get_config())
+    made = averaging.from_config(optimizer.get_config())
+    # What `exclude_from_weight_decay` has set is in no config.
+    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
+        if hasattr(optimizer, name):
+            setattr(made, name, getattr(optimizer, name))
+    return made
 
 
 class _AveragesGradients:

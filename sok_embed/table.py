@@ -102,8 +102,13 @@ class Table(tf.saved_model.experimental.TrackableResource):
         Returns:
             float32 `keys.shape + [dim]`. A key without a row gets the vector that training would
             start from.
+
+        Raises:
+            ValueError: For keys that are no integers, or out of the range of a direct table.
         """
-        found = tf_ops.lookup(self.resource_handle, as_keys(keys), self.dim, make_rows=False)
+        found = as_errors(
+            lambda: tf_ops.lookup(self.resource_handle, as_keys(keys), self.dim, make_rows=False)
+        )
         embeddings: npt.NDArray[np.float32] = found.embeddings.numpy()
         return embeddings
 
@@ -192,6 +197,11 @@ def as_keys(keys: Any) -> tf.Tensor:
         if array.size == 0:
             array = array.astype(np.int64)
         keys = array
+    if isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
+        raise ValueError(
+            f"Expected a dense tensor of keys. Received: a {type(keys).__name__}. Pass its values, "
+            "or make it dense first with `to_tensor()` or `tf.sparse.to_dense`."
+        )
     tensor = tf.convert_to_tensor(keys)
     if tensor.dtype == tf.uint64:
         return tf.bitcast(tensor, tf.int64)

@@ -124,7 +124,8 @@ def commit(
         rule: The name of a row optimizer.
         hyper_names: Of the parameters that differ from the rule's defaults.
         hypers: Their values, float64 of `[len(hyper_names)]`.
-        step: int64 scalar; 1 for the first step, for bias correction. 0: the table counts itself.
+        step: int64 scalar, for bias correction. 1 is the first step of an optimizer: slots that an
+            earlier one has left start anew. 0: the table counts by itself.
         scale: float32 scalar that gradients are multiplied by.
         apply: bool scalar; false leaves the deposits for a later commit.
 

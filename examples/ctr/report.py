@@ -39,7 +39,7 @@ def figures(
         "workers": workers,
         **asdict(plan),
         "steps": len(outcome.losses),
-        "final_loss": _known(np.mean(outcome.losses[-20:])),
+        "final_loss": _known(float(np.mean(outcome.losses[-20:]))),
         "test_auc": _known(outcome.test_auc),
         "best_possible_test_auc": _known(ceiling),
         "table_rows": outcome.table_rows,

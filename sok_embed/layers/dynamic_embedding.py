@@ -103,7 +103,7 @@ class DynamicEmbedding(TableLayer):
 
     def compute_output_spec(self, inputs: Any, training: bool | None = None) -> keras.KerasTensor:
         """The shape and the dtype of the output."""
-        return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.compute_dtype)
+        return self._output_spec(inputs)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import keras
@@ -60,7 +59,6 @@ class TableLayer(keras.layers.Layer):
         self._dim = dim
         self._max_rows = max_rows
         self._direct = direct
-        self._exchanges = itertools.count()
         communicator = communicators.current()
         self.table = Table(
             dim,
@@ -99,7 +97,8 @@ class TableLayer(keras.layers.Layer):
             return tf_ops.lookup(
                 handle, keys, self._dim, make_rows, self._compute_type, anchor
             ).embeddings
-        name = f"sok_embed.{self.name}.{next(self._exchanges)}"
+        # The same on every worker; TensorFlow numbers the calls within a graph.
+        name = f"sok_embed.{self.name}"
         part = tf_ops.unique_and_partition(
             tf.reshape(keys, [-1]), communicator.size, self.table.key_limit
         )
@@ -112,6 +111,15 @@ class TableLayer(keras.layers.Layer):
         embeddings = tf.reshape(expanded, tf.concat([tf.shape(keys), [self._dim]], 0))
         embeddings.set_shape([*keys.shape, self._dim])
         return embeddings
+
+    def _output_spec(self, inputs: Any) -> keras.KerasTensor:
+        """The shape and the dtype of the output, for symbolic calls."""
+        if not keras.backend.is_int_dtype(inputs.dtype):
+            raise ValueError(
+                f"Layer '{self.name}': expected integer keys. Received: {inputs.dtype}. Give the "
+                "input a dtype, as in keras.Input(shape, dtype='int64')."
+            )
+        return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.compute_dtype)
 
     def _to_keys(self, inputs: Any) -> tf.Tensor:
         try:

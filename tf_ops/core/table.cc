@@ -149,9 +149,13 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   // Rows that are removed from here on are left out; those removed before were made again.
   removals_ = 0;
 
+  // Another rule's slot of the same name means something else, and an optimizer that takes its
+  // first step has no past: let no slot survive.
+  const bool anew = state_.rule != options.rule || options.step == 1;
+  outcome.restarted = anew && state_.steps > 0;
+  outcome.previous = state_.rule;
   std::vector<Slot> slots = optimizer.value()->slots(config_.dim);
-  if (state_.rule != options.rule && !state_.slots.empty()) {
-    // Another rule's slot of the same name means something else: let none of them survive.
+  if (outcome.restarted && !state_.slots.empty()) {
     auto bare = std::make_shared<const RowLayout>(config_.dim, std::vector<Slot>{});
     auto cleared = store_->Relay(std::move(bare), parallel_for);
     if (!cleared.ok()) return cleared.status();
@@ -159,9 +163,7 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   }
   auto relaid = store_->Relay(std::make_shared<const RowLayout>(config_.dim, slots), parallel_for);
   if (!relaid.ok()) return relaid.status();
-  outcome.relaid = relaid.value() || state_.rule != options.rule;
-  outcome.previous = state_.rule;
-  if (state_.rule != options.rule) state_.steps = 0;
+  if (anew) state_.steps = 0;
   state_.rule = options.rule;
   state_.slots = std::move(slots);
   ++state_.steps;

@@ -46,15 +46,16 @@ struct LookupKeys {
 struct CommitOptions {
   std::string rule;
   std::vector<Hyper> hypers;
-  // t of the rule's bias correction, 1 for the first step; 0: the table counts by itself.
+  // t of the rule's bias correction. 1 is the first step of an optimizer: slots that an earlier one
+  // has left start anew. 0: the table counts by itself.
   int64_t step = 0;
   float scale = 1.0f;  // gradients are multiplied by it
 };
 
 struct CommitOutcome {
-  uint64_t rows = 0;     // that the step touched
-  bool relaid = false;   // the rule, or its slots, were not those of the last commit
-  std::string previous;  // the rule before, empty if there was none
+  uint64_t rows = 0;       // that the step touched
+  bool restarted = false;  // slots of earlier commits were dropped and start anew
+  std::string previous;    // the rule before, empty if there was none
 };
 
 struct TableStats {

@@ -103,10 +103,10 @@ class CommitOp : public tf::OpKernel {
     options.scale = ctx->input(4).scalar<float>()();
     auto outcome = resource->table()->Commit(options, IntraOpPool(ctx));
     OP_REQUIRES_OK(ctx, ToAbsl(outcome.status(), resource->name()));
-    if (outcome.value().relaid && !outcome.value().previous.empty()) {
-      LOG(INFO) << "table '" << resource->name() << "' changed its rule from '"
-                << outcome.value().previous << "' to '" << rule_
-                << "'; its optimizer slots start anew";
+    if (outcome.value().restarted) {
+      LOG(INFO) << "table '" << resource->name() << "': another optimizer takes over, rule '"
+                << rule_ << "' after '" << outcome.value().previous
+                << "'; the slots of its rows start anew";
     }
   }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <shared_mutex>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -223,7 +224,7 @@ uint64_t MemoryStore<Index>::CountNew(const ShardPartition& partition,
       const ShardEntry* entries = partition.begin(s);
       const size_t n = partition.size(s);
       std::unordered_set<Key> absent;
-      std::shared_lock<std::shared_mutex> lock(shard.mu);
+      std::shared_lock<SharedMutex> lock(shard.mu);
       for (size_t i = 0; i < n; ++i) {
         const Key key = entries[i].key;
         if (shard.index.Find(key, Hash(key)) == Index::kNone) absent.insert(key);
@@ -260,7 +261,7 @@ Status MemoryStore<Index>::Upsert(const Key* keys, size_t n, uint64_t max_rows,
       const size_t m = partition.size(s);
       if (m == 0) continue;
       rows.resize(m);
-      std::lock_guard<std::shared_mutex> lock(shard.mu);
+      std::lock_guard<SharedMutex> lock(shard.mu);
       FindEntries(shard, entries, m, rows.data());
       const auto absent = static_cast<uint32_t>(std::count(rows.begin(), rows.end(), Index::kNone));
       Status status = shard.index.Reserve(absent);
@@ -308,7 +309,7 @@ uint64_t MemoryStore<Index>::Apply(const std::vector<GradientBatch>& batches,
       const size_t n = partition.size(s);
       if (n == 0) continue;
       numbers.resize(n);
-      std::lock_guard<std::shared_mutex> lock(shard.mu);
+      std::lock_guard<SharedMutex> lock(shard.mu);
       FindEntries(shard, partition.begin(s), n, numbers.data());
       sum.Build(partition.begin(s), numbers.data(), n, batches, dim_);
       const size_t distinct = sum.rows().size();
@@ -337,7 +338,7 @@ uint64_t MemoryStore<Index>::Erase(const Key* keys, size_t n, const ParallelFor&
   parallel_for(shard_count(), kShardCost, [&](int64_t first, int64_t last) {
     for (int64_t s = first; s < last; ++s) {
       Shard& shard = *shards_[s];
-      std::lock_guard<std::shared_mutex> lock(shard.mu);
+      std::lock_guard<SharedMutex> lock(shard.mu);
       for (size_t i = 0; i < partition.size(s); ++i) {
         const Key key = partition.begin(s)[i].key;
         const uint32_t row = shard.index.Erase(key, Hash(key));
@@ -357,7 +358,7 @@ void MemoryStore<Index>::Clear() {
   arena_ = std::make_shared<Arena>();
   for (uint32_t s = 0; s < shard_count(); ++s) {
     Shard& shard = *shards_[s];
-    std::lock_guard<std::shared_mutex> lock(shard.mu);
+    std::lock_guard<SharedMutex> lock(shard.mu);
     size_.fetch_sub(shard.index.size(), std::memory_order_relaxed);
     shard.index = Index(config_, s);
     shard.rows = RowSlabs(layout_, arena_);
@@ -371,7 +372,7 @@ Result<bool> MemoryStore<Index>::Relay(std::shared_ptr<const RowLayout> layout,
   // were.
   bool reshape = false;
   for (const auto& shard : shards_) {
-    std::shared_lock<std::shared_mutex> lock(shard->mu);
+    std::shared_lock<SharedMutex> lock(shard->mu);
     reshape |= !layout->SameShape(shard->rows.layout());
   }
   std::lock_guard<std::mutex> guard(layout_mu_);
@@ -381,7 +382,7 @@ Result<bool> MemoryStore<Index>::Relay(std::shared_ptr<const RowLayout> layout,
   parallel_for(shard_count(), reshape ? kShardCost : 100, [&](int64_t first, int64_t last) {
     for (int64_t s = first; s < last; ++s) {
       Shard& shard = *shards_[s];
-      std::lock_guard<std::shared_mutex> lock(shard.mu);
+      std::lock_guard<SharedMutex> lock(shard.mu);
       if (!reshape) {
         shard.rows.set_layout(layout);
         continue;

@@ -1,11 +1,9 @@
 // Rows in memory, sharded by hash.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <memory>
 #include <mutex>
-#include <shared_mutex>
 #include <vector>
 
 #include "core/page_memory.h"
@@ -13,6 +11,7 @@
 #include "core/stores/row_slabs.h"
 #include "core/stores/row_store.h"
 #include "core/stores/shard_partition.h"
+#include "core/stores/shared_mutex.h"
 
 namespace sok {
 
@@ -45,12 +44,13 @@ class MemoryStore final : public RowStore {
  private:
   struct alignas(64) Shard {
     Shard(Index index, RowSlabs rows) : index(std::move(index)), rows(std::move(rows)) {}
-    mutable std::shared_mutex mu;
+    mutable SharedMutex mu;
     Index index;
     RowSlabs rows;
   };
   class FrozenStore;
-  // Shared locks on every shard, for as long as it lives.
+  // Shared locks on every shard, for as long as it lives. Taken in order: whoever waits for one
+  // holds only locks before it, and a writer holds no other, so nobody waits in a circle.
   class ReadLock;
 
   uint32_t ShardOf(uint64_t hash) const { return Index::ShardOf(hash, config_.shard_bits); }

@@ -1,0 +1,48 @@
+"""What all tests share: a quiet TensorFlow with two logical CPU devices, and a fixed seed."""
+
+import os
+
+# Before TensorFlow is imported, here and in processes that a test starts.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+# Lets tests import the helper modules beside this file; last, so that they shadow nothing.
+sys.path.append(str(Path(__file__).parent))
+
+import keras
+import tensorflow as tf
+
+import sok_embed
+
+# MirroredStrategy needs two devices. They can only be made before TensorFlow has started.
+(CPU,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(CPU, [tf.config.LogicalDeviceConfiguration()] * 2)
+tf.get_logger().setLevel(logging.ERROR)
+
+
+class _FirstOfTwo(sok_embed.communicators.LocalCommunicator):
+    """Says that there is another worker. Nothing can travel."""
+
+    @property
+    def size(self):
+        return 2
+
+
+@pytest.fixture(autouse=True)
+def _fresh_keras():
+    """Each test gets the same layer names and random numbers, alone or after others."""
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+
+
+@pytest.fixture
+def first_of_two():
+    """Makes this process believe that it is worker 0 of 2."""
+    yield sok_embed.init(_FirstOfTwo())
+    sok_embed.init("local")
