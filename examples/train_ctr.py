@@ -21,11 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ctr.batches import InputError
-from ctr.options import positive_float, positive_int, seed
+from ctr.options import OPTIMIZERS, positive_float, positive_int, seed
 from ctr.sources import DEFAULT_SAMPLES, open_source
 from ctr.workers import join, launch, started_by_horovod
-
-OPTIMIZERS = ("adagrad", "adam", "adamw", "ftrl", "lion", "momentum", "rmsprop", "sgd")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import sok_embed
 
@@ -79,9 +81,25 @@ class Trained:
         assert self.table.stats()["pending_gradients"] == 0
 
 
+@functools.cache
+def mirrored() -> tf.distribute.MirroredStrategy:
+    """Two replicas on the CPU. One for all tests: strategies of one process share collective keys.
+
+    Two strategies of the same devices, one used after the other, can fail with "Shape mismatch in
+    the collective instance".
+    """
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
 def fit(model: keras.Model, keys: np.ndarray, targets: np.ndarray, **arguments: Any) -> None:
     """One pass over the batches, in their order."""
     model.fit(keys, targets, batch_size=BATCH, shuffle=False, verbose=0, **arguments)
+
+
+def fit_eagerly(model: keras.Model, keys: np.ndarray, targets: np.ndarray) -> None:
+    """As `fit`, without a graph: faster where there are few batches."""
+    model.run_eagerly = True
+    fit(model, keys, targets)
 
 
 def make_model(embedding: keras.layers.Layer, calls: int = 1) -> keras.Model:

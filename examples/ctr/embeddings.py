@@ -35,8 +35,8 @@ class HashRows:
         """Rows in the part of the table that this worker owns."""
         return int(self.layer.table.size())
 
-    def table_bytes(self) -> int:
-        """Memory of the part of the table that this worker owns."""
+    def table_bytes(self, optimizer: keras.optimizers.Optimizer) -> int:
+        """Memory of the part of the table that this worker owns, optimizer slots in the rows."""
         return int(self.layer.table.stats()["bytes"])
 
 
@@ -68,9 +68,11 @@ class StaticRows:
         """Rows of the table: the vocabulary and one row a field for unknown keys."""
         return self._rows
 
-    def table_bytes(self) -> int:
-        """Memory of the table, without the optimizer's slots."""
-        return self._rows * self._dim * 4
+    def table_bytes(self, optimizer: keras.optimizers.Optimizer) -> int:
+        """Memory of the table and of the slots that the optimizer keeps beside it."""
+        shape = (self._rows, self._dim)
+        slots = sum(tuple(variable.shape) == shape for variable in optimizer.variables)
+        return (1 + slots) * self._rows * self._dim * 4
 
 
 EmbeddingRows = HashRows | StaticRows

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 
+OPTIMIZERS = ("adagrad", "adam", "adamw", "ftrl", "lion", "momentum", "rmsprop", "sgd")
+
 
 def positive_int(text: str) -> int:
     """A whole number from 1 on."""

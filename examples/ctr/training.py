@@ -52,11 +52,17 @@ class Outcome:
 class Recorder(keras.callbacks.Callback):
     """Notes loss and table size after every step, and moves the progress bar."""
 
-    def __init__(self, embedding: EmbeddingRows, total_steps: int, show: bool) -> None:
+    def __init__(self, embedding: EmbeddingRows, total_steps: int, workers: Workers, show: bool):
         super().__init__()
         self._embedding = embedding
+        self._rows_label = "rows" if workers.size == 1 else "rows on rank 0"
         interval_s = 0.5 if sys.stderr.isatty() else 10.0  # a log file keeps every line
-        self.bar = tqdm(total=total_steps, unit="step", disable=not show, mininterval=interval_s)
+        self.bar = tqdm(
+            total=total_steps,
+            unit="step",
+            disable=not (show and workers.rank == 0),
+            mininterval=interval_s,
+        )
         self.losses: list[float] = []
         self.rows: list[int] = []
         self.first_step_ended = 0.0
@@ -70,7 +76,8 @@ class Recorder(keras.callbacks.Callback):
         self.ended = time.perf_counter()
         if len(self.losses) == 1:
             self.first_step_ended = self.ended
-        self.bar.set_postfix(loss=f"{logs['loss']:.4f}", rows=f"{self.rows[-1]:,}", refresh=False)
+        figures = {"loss": f"{logs['loss']:.4f}", self._rows_label: f"{self.rows[-1]:,}"}
+        self.bar.set_postfix(figures, refresh=False)
         self.bar.update()
 
 
@@ -82,7 +89,7 @@ def train(plan: Plan, source: Source, workers: Workers, show: bool = True) -> Ou
     compile_model(model, workers.optimizer(make_optimizer(plan.optimizer, plan.learning_rate)))
 
     epoch_steps = steps(source.rows("train"), plan.batch_size)
-    recorder = Recorder(embedding, plan.epochs * epoch_steps, show and workers.rank == 0)
+    recorder = Recorder(embedding, plan.epochs * epoch_steps, workers, show)
     pipeline = Pipeline(source, plan.batch_size, embedding, workers)
     with pipeline.source_errors(), recorder.bar:
         model.fit(
@@ -101,7 +108,7 @@ def train(plan: Plan, source: Source, workers: Workers, show: bool = True) -> Ou
         rows=workers.gather(rows).sum(axis=0) if plan.embedding == "hash" else rows[0],
         test_auc=test_auc,
         table_rows=int(total(embedding.rows())),
-        table_bytes=int(total(embedding.table_bytes())),
+        table_bytes=int(total(embedding.table_bytes(model.optimizer))),
         keys_per_second=_keys_per_second(recorder, source, plan),
     )
 

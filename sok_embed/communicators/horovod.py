@@ -48,14 +48,29 @@ class HorovodCommunicator(Communicator):
 
     def all_reduce(self, tensor: tf.Tensor, name: str, average: bool = False) -> tf.Tensor:
         """See `Communicator.all_reduce`."""
-        return self._hvd.allreduce(
-            tensor, name=name, op=self._hvd.Average if average else self._hvd.Sum
-        )
+        op = self._hvd.Average if average else self._hvd.Sum
+        reduced = self._hvd.allreduce(_as_carried(tensor), name=name, op=op)
+        return _cast(reduced, tensor.dtype)
 
     def broadcast(self, tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
         """See `Communicator.broadcast`."""
-        return self._hvd.broadcast(tensor, root_rank=root_rank, name=name)
+        sent = self._hvd.broadcast(_as_carried(tensor), root_rank=root_rank, name=name)
+        return _cast(sent, tensor.dtype)
 
     def barrier(self) -> None:
         """See `Communicator.barrier`."""
-        self._hvd.barrier()
+        # Horovod has a barrier of its own for PyTorch only.
+        self._hvd.allreduce(tf.zeros([]), name="sok_embed.barrier", op=self._hvd.Sum)
+
+
+def _as_carried(tensor: Any) -> Any:
+    """A tensor or slices in a type that Horovod carries; bfloat16 is none."""
+    return _cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
+
+
+def _cast(tensor: Any, dtype: tf.DType) -> Any:
+    if tensor.dtype == dtype:
+        return tensor
+    if isinstance(tensor, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.cast(tensor.values, dtype), tensor.indices, tensor.dense_shape)
+    return tf.cast(tensor, dtype)

@@ -47,6 +47,9 @@ class Case:
         )
 
     def fit(self, model: keras.Model, keys: np.ndarray, **arguments: Any) -> None:
+        # Without a graph, which takes longer to build than these few steps do. What fit does in a
+        # graph is the subject of test_training_equals_keras.py.
+        model.run_eagerly = True
         targets = np.linspace(-1, 1, len(keys)).astype(np.float32)[:, None]
         model.fit(keys, targets, verbose=0, shuffle=False, **arguments)
 

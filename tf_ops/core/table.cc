@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <type_traits>
 #include <utility>
 
 namespace sok {
@@ -73,14 +73,20 @@ Status Table::CheckRange(const Key* keys, size_t n) const {
   return Status();
 }
 
-Status Table::MakeRows(const Key* keys, const std::vector<uint32_t>& positions,
+Status Table::MakeRows(const Key* keys, const std::vector<uint32_t>& positions, const float* starts,
                        const ParallelFor& parallel_for) {
   std::vector<Key> absent(positions.size());
   for (size_t i = 0; i < positions.size(); ++i) absent[i] = keys[positions[i]];
+  const int dim = config_.dim;
   return store_->Upsert(
       absent.data(), absent.size(), config_.max_rows,
       [&](size_t i, RowView row, bool is_new) {
-        if (is_new) initializer_.Fill(absent[i], row.embedding, config_.dim);
+        if (!is_new) return;
+        if (starts != nullptr) {
+          std::copy_n(starts + size_t{positions[i]} * dim, dim, row.embedding);
+        } else {
+          initializer_.Fill(absent[i], row.embedding, dim);
+        }
       },
       parallel_for);
 }
@@ -94,8 +100,11 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
   store_->Gather(
       keys, n, out, [&](Key key, float* row) { initializer_.Fill(key, row, config_.dim); },
       make_rows ? &missing : nullptr, parallel_for);
-  // A new row starts from what Gather has already put out for it.
-  return missing.empty() ? Status() : MakeRows(keys, missing, parallel_for);
+  if (missing.empty()) return Status();
+  // Gather has put out what new rows start from, in float32 if that is what was asked for.
+  const float* starts = nullptr;
+  if constexpr (std::is_same_v<T, float>) starts = out;
+  return MakeRows(keys, missing, starts, parallel_for);
 }
 
 template Status Table::Lookup(const Key*, size_t, bool, float*, const ParallelFor&);
@@ -126,7 +135,7 @@ Status Table::MakeDepositedRows(const std::vector<Deposited>& deposits,
     if (deposit.keys.rows_made && !removed) continue;
     const auto missing = store_->Missing(deposit.keys.keys, deposit.keys.n, parallel_for);
     if (missing.empty()) continue;
-    Status status = MakeRows(deposit.keys.keys, missing, parallel_for);
+    Status status = MakeRows(deposit.keys.keys, missing, nullptr, parallel_for);
     if (!status.ok()) return status;
   }
   return Status();

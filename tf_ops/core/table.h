@@ -143,7 +143,8 @@ class Table {
 
   Table(const TableConfig& config, const Initializer& initializer, std::unique_ptr<RowStore> store);
   Status CheckRange(const Key* keys, size_t n) const;
-  Status MakeRows(const Key* keys, const std::vector<uint32_t>& positions,
+  // Rows for keys[positions[i]]. starts, unless null, is (all keys, dim) of what they start from.
+  Status MakeRows(const Key* keys, const std::vector<uint32_t>& positions, const float* starts,
                   const ParallelFor& parallel_for);
   Status MakeDepositedRows(const std::vector<Deposited>& deposits, const ParallelFor& parallel_for);
 

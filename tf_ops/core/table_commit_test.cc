@@ -154,7 +154,7 @@ TEST_CASE("a commit without deposits does nothing and counts no step") {
   const auto before = Embedding(*table, 1);
   const CommitOutcome outcome = Commit(*table, "adam");
   CHECK(outcome.rows == 0);
-  CHECK_FALSE(outcome.relaid);
+  CHECK_FALSE(outcome.restarted);
   CHECK(table->steps() == 0);
   CHECK(Embedding(*table, 1) == before);
   CHECK(table->Freeze().state().rule.empty());
@@ -188,20 +188,35 @@ TEST_CASE("another rule starts its slots anew, keeps embeddings and counts steps
   MakeRows(*table, {1, 2});
   DepositOnes(*table, {1});
   CommitOutcome outcome = Commit(*table, "adagrad");
-  CHECK(outcome.relaid);
+  CHECK_FALSE(outcome.restarted);
   CHECK(outcome.previous.empty());
   DepositOnes(*table, {1});
   outcome = Commit(*table, "adagrad");
-  CHECK_FALSE(outcome.relaid);
+  CHECK_FALSE(outcome.restarted);
   CHECK(outcome.previous == "adagrad");
   CHECK(Slots(*table)[1][0] == doctest::Approx(0.1 + 1 + 1));
   const auto trained = Embedding(*table, 1);
 
   DepositOnes(*table, {2});
   outcome = Commit(*table, "momentum");
-  CHECK(outcome.relaid);
+  CHECK(outcome.restarted);
   CHECK(outcome.previous == "adagrad");
   CHECK(outcome.rows == 1);
+  CHECK(Embedding(*table, 1) == trained);
+  CHECK(Slots(*table)[1] == std::vector<float>(kDim, 0.0f));
+  CHECK(Slots(*table)[2] == std::vector<float>(kDim, -0.5f));
+  CHECK(table->steps() == 1);
+}
+
+TEST_CASE("the first step of another optimizer of the same rule starts slots anew") {
+  const auto table = MakeTable();
+  DepositOnes(*table, {1, 2});
+  CHECK_FALSE(Commit(*table, "momentum", 1).restarted);
+  DepositOnes(*table, {1, 2});
+  CHECK_FALSE(Commit(*table, "momentum", 2).restarted);
+  const auto trained = Embedding(*table, 1);
+  DepositOnes(*table, {2});
+  CHECK(Commit(*table, "momentum", 1).restarted);
   CHECK(Embedding(*table, 1) == trained);
   CHECK(Slots(*table)[1] == std::vector<float>(kDim, 0.0f));
   CHECK(Slots(*table)[2] == std::vector<float>(kDim, -0.5f));
@@ -216,13 +231,13 @@ TEST_CASE("a slot of the same name and width does not survive a change of the ru
   const auto adam = MakeRowOptimizer("adam", {}).value()->slots(kDim);
   REQUIRE(adam[0].name == amsgrad[0].name);
   DepositOnes(*table, {2});
-  CHECK(Commit(*table, "amsgrad").relaid);
+  CHECK(Commit(*table, "amsgrad").restarted);
   CHECK(Slots(*table)[1] == std::vector<float>(3 * kDim, 0.0f));
   // Momentum's slot and Lion's are one and the same in shape.
   DepositOnes(*table, {1});
   Commit(*table, "momentum");
   DepositOnes(*table, {2});
-  CHECK(Commit(*table, "lion").relaid);
+  CHECK(Commit(*table, "lion").restarted);
   CHECK(Slots(*table)[1] == std::vector<float>(kDim, 0.0f));
 }
 
@@ -246,8 +261,8 @@ TEST_CASE("an unknown rule or parameter is an error that drops the deposits") {
   const auto table = MakeTable();
   MakeRows(*table, {1});
   const auto before = Embedding(*table, 1);
-  for (const CommitOptions& options : {CommitOptions{"sgdd", {}, 0, 1.0f},
-                                       CommitOptions{"sgd", {{"momentum", 0.9}}, 0, 1.0f}}) {
+  for (const CommitOptions& options :
+       {CommitOptions{"sgdd", {}, 0, 1.0f}, CommitOptions{"sgd", {{"momentum", 0.9}}, 0, 1.0f}}) {
     DepositOnes(*table, {1});
     const auto outcome = table->Commit(options, SerialFor);
     REQUIRE_FALSE(outcome.ok());

@@ -133,8 +133,8 @@ TEST_CASE("a snapshot tells the rule, its slots and the steps, and counts each r
   REQUIRE(rows.size() == 2);
   CHECK(rows.at(1).back() == 1);
   CHECK(rows.at(2).back() == 2);
-  // Keras' start of 0.1, then the mean square of each step's summed gradient.
-  CHECK(rows.at(2)[kDim] == doctest::Approx(0.1 + 1.0 + 0.25));
+  // From 0, as in FBGEMM: the mean square of each step's summed gradient.
+  CHECK(rows.at(2)[kDim] == doctest::Approx(1.0 + 0.25));
 }
 
 TEST_CASE("a snapshot can leave slots and update numbers out") {

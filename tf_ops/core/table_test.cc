@@ -113,7 +113,9 @@ TEST_CASE("the vector that a key starts from does not depend on the order of ins
   auto keys = Range(0, 300);
   const auto forward = MakeTable(Config()), backward = MakeTable(Config());
   REQUIRE(Look(*forward, keys, true).ok());
-  for (size_t i = keys.size(); i > 0; --i) REQUIRE(Look(*backward, {keys[i - 1]}, true).ok());
+  std::reverse(keys.begin(), keys.end());
+  for (size_t i = 0; i < 10; ++i) REQUIRE(Look(*backward, {keys[i]}, true).ok());
+  REQUIRE(Look(*backward, keys, true).ok());
   CHECK(Embeddings(*forward, keys) == Embeddings(*backward, keys));
 }
 

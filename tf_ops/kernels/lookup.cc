@@ -7,6 +7,7 @@
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/variant_op_registry.h"
 
 namespace sok {
 
@@ -80,5 +81,13 @@ class LookupOp : public tf::OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("SokEmbed>Lookup").Device(tf::DEVICE_CPU), LookupOp);
+
+// An eager tape makes a zero for the gradient of every output, also of the receipt. Nobody reads
+// it: it is empty.
+using tf::TypeIndex;  // which the macro takes for granted
+REGISTER_UNARY_VARIANT_UNARY_OP_FUNCTION(tf::ZEROS_LIKE_VARIANT_UNARY_OP, tf::DEVICE_CPU, Receipt,
+                                         [](tf::OpKernelContext*, const Receipt&, Receipt*) {
+                                           return absl::OkStatus();
+                                         });
 
 }  // namespace sok

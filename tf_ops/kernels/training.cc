@@ -32,7 +32,7 @@ class DepositOp : public tf::OpKernel {
 
   void Compute(tf::OpKernelContext* ctx) override {
     const Receipt* receipt = ctx->input(0).scalar<tf::Variant>()().get<Receipt>();
-    OP_REQUIRES(ctx, receipt != nullptr,
+    OP_REQUIRES(ctx, receipt != nullptr && receipt->table != nullptr,
                 absl::InvalidArgumentError("expected the receipt of a SokEmbed>Lookup of this "
                                            "process, got another variant"));
     const tf::Tensor& gradients = ctx->input(1);

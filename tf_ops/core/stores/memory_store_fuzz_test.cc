@@ -89,8 +89,7 @@ class Fuzz {
     const auto write = [&](size_t i, RowView row, bool) {
       std::copy_n(&values[i * kDim], kDim, row.embedding);
     };
-    const Status status =
-        store_->Upsert(keys.data(), keys.size(), max_rows, write, parallel_for_);
+    const Status status = store_->Upsert(keys.data(), keys.size(), max_rows, write, parallel_for_);
     Reference wanted = expected_;
     for (size_t i = 0; i < keys.size(); ++i) {
       wanted.rows[keys[i]].assign(&values[i * kDim], &values[i * kDim] + kDim);
@@ -106,10 +105,9 @@ class Fuzz {
     auto floats = Integers(second.size() * kDim);
     std::vector<BFloat16> halves;
     for (float x : floats) halves.push_back(FromFloat<BFloat16>(x));
-    const uint64_t touched =
-        store_->Apply({{first.data(), gradients.data(), nullptr, first.size()},
-                       {second.data(), nullptr, halves.data(), second.size()}},
-                      *sgd_, Step{1, 2.0f}, kNow, parallel_for_);
+    const uint64_t touched = store_->Apply({{first.data(), gradients.data(), nullptr, first.size()},
+                                            {second.data(), nullptr, halves.data(), second.size()}},
+                                           *sgd_, Step{1, 2.0f}, kNow, parallel_for_);
     std::unordered_map<Key, bool> had_gradient;
     const auto subtract = [&](const std::vector<Key>& keys, const std::vector<float>& values) {
       for (size_t i = 0; i < keys.size(); ++i) {

@@ -147,8 +147,8 @@ TEST_CASE("relaid rows know which of their numbers are free") {
   AllocateMany(rows, 10);
   rows.Free(4);
   rows.Free(7);
-  Result<RowSlabs> relaid = rows.Relaid(Layout(3, {{"momentum", 3, 0.0f}}),
-                                        std::make_shared<Arena>());
+  Result<RowSlabs> relaid =
+      rows.Relaid(Layout(3, {{"momentum", 3, 0.0f}}), std::make_shared<Arena>());
   REQUIRE(relaid.ok());
   const std::vector<uint32_t> numbers = AllocateMany(relaid.value(), 3);
   CHECK(std::set<uint32_t>(numbers.begin(), numbers.end()) == std::set<uint32_t>{4, 7, 10});

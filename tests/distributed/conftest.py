@@ -1,0 +1,60 @@
+"""Starts the workers once for each number of them; the tests look at what they left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sharded.launch import launch
+from sharded.results import Results
+
+WORKER = Path(__file__).parent / "sharded" / "worker.py"
+
+
+def require_horovod() -> None:
+    if importlib.util.find_spec("horovod") is None:
+        pytest.skip("Horovod is not installed")
+
+
+@pytest.fixture(scope="session")
+def results_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Results]:
+    """The results of all scenarios with a number of workers."""
+
+    @cache
+    def run(workers: int) -> Results:
+        if workers > 1:
+            require_horovod()
+        folder = tmp_path_factory.mktemp(f"workers_{workers}")
+        ended = launch(WORKER, workers, [str(folder)], limit_s=150)
+        return Results(folder, workers, ended)
+
+    return run
+
+
+@pytest.fixture
+def one(results_of: Callable[[int], Results]) -> Results:
+    """The reference: a process alone, without Horovod."""
+    return results_of(1)
+
+
+@pytest.fixture(params=[2, 3], ids=lambda n: f"{n}_workers")
+def many(request: pytest.FixtureRequest, results_of: Callable[[int], Results]) -> Results:
+    return results_of(request.param)
+
+
+@pytest.fixture
+def two(results_of: Callable[[int], Results]) -> Results:
+    return results_of(2)
+
+
+@pytest.fixture
+def horovod() -> None:
+    """For a test that starts workers by itself."""
+    require_horovod()

@@ -1,0 +1,1 @@
+"""What the tests of this folder run on one, two and three workers."""

@@ -1,0 +1,41 @@
+"""What a communicator promises, and `init`, on any number of workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sharded.registry import Here, scenario
+from sok_embed import communicators
+
+
+@scenario
+def communicator(here: Here) -> dict[str, Any]:
+    """Worker r sends r + q rows of the value 10 r + q to worker q."""
+    transport = communicators.current()
+    splits = tf.constant([here.rank + q for q in range(here.size)], tf.int32)
+    rows = np.repeat([10.0 * here.rank + q for q in range(here.size)], splits)
+    source = tf.constant(np.stack([rows, rows], 1), tf.float32)
+    saved: dict[str, Any] = {"class": type(transport).__name__}
+    for mode in ("eager", "function"):
+
+        def exchange(tensor: tf.Tensor, name: str = mode) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            with tf.GradientTape() as tape:
+                tape.watch(tensor)
+                received, received_splits = transport.all_to_all(tensor, splits, f"a2a.{name}")
+                loss = tf.reduce_sum(received * (here.rank + 1.0))
+            return received, received_splits, tape.gradient(loss, tensor)
+
+        run = exchange if mode == "eager" else tf.function(exchange)
+        received, received_splits, gradient = run(source)
+        saved[f"{mode}.received"] = received.numpy()
+        saved[f"{mode}.splits"] = received_splits.numpy()
+        saved[f"{mode}.gradient"] = gradient.numpy()
+    own = tf.constant([here.rank + 1.0, 2.0])
+    saved["sum"] = transport.all_reduce(own, "sum").numpy()
+    saved["average"] = transport.all_reduce(own, "average", average=True).numpy()
+    saved["broadcast"] = transport.broadcast(own, here.size - 1, "broadcast").numpy()
+    transport.barrier()
+    return saved

@@ -1,0 +1,142 @@
+"""Training by `fit`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+import sok_embed
+from sharded.models import (
+    GLOBAL_BATCH,
+    OPTIMIZERS,
+    SAMPLES,
+    TABLES,
+    all_layers_inputs,
+    all_layers_model,
+    contents,
+    dense,
+    keys_and_targets,
+    one_table_model,
+    share,
+)
+from sharded.registry import Here, scenario
+
+
+def fit(model: Any, inputs: Any, targets: Any, here: Here, **arguments: Any) -> None:
+    model.fit(
+        keras.tree.map_structure(lambda array: share(array, here), inputs),
+        share(targets, here),
+        batch_size=GLOBAL_BATCH // here.size,
+        shuffle=False,
+        verbose=0,
+        **arguments,
+    )
+
+
+def _fit_all_layers(here: Here, optimizer: str) -> dict[str, Any]:
+    model = all_layers_model(here)
+    model.compile(sok_embed.DistributedOptimizer(OPTIMIZERS[optimizer]()), "mse")
+    targets = np.random.default_rng(1).normal(size=(SAMPLES, 1))
+    fit(model, all_layers_inputs(0), targets, here)
+    saved = contents(model)
+    # Other keys too, and not as many on each worker as there are workers.
+    saved["predictions"] = model.predict(all_layers_inputs(5, 17), batch_size=8, verbose=0)
+    saved["sizes_after_predict"] = [model.get_layer(name).table.size() for name in TABLES]
+    return saved
+
+
+@scenario
+def fit_sgd(here: Here) -> dict[str, Any]:
+    return _fit_all_layers(here, "sgd")
+
+
+@scenario
+def fit_adam(here: Here) -> dict[str, Any]:
+    return _fit_all_layers(here, "adam")
+
+
+@scenario
+def gradient_accumulation(here: Here) -> dict[str, Any]:
+    model = one_table_model()
+    optimizer = keras.optimizers.Adam(0.05, gradient_accumulation_steps=2)
+    model.compile(sok_embed.DistributedOptimizer(optimizer), "mse")
+    keys, targets = keys_and_targets()
+    fit(model, keys[:48], targets[:48], here)
+    return contents(model)
+
+
+@scenario
+def static_embedding_beside_a_table(here: Here) -> dict[str, Any]:
+    """The gradient of a static embedding is an IndexedSlices."""
+    keys = keras.Input((3,), dtype="int64")
+    vectors = [
+        sok_embed.DynamicEmbedding(4, name="dynamic")(keys),
+        keras.layers.Embedding(
+            20, 4, name="static", embeddings_initializer=keras.initializers.RandomUniform(seed=5)
+        )(keras.ops.mod(keys, 20)),
+    ]
+    model = keras.Model(keys, dense()(keras.layers.Flatten()(keras.layers.Add()(vectors))))
+    model.compile(sok_embed.DistributedOptimizer(keras.optimizers.SGD(0.5)), "mse")
+    fit(model, *keys_and_targets(), here)
+    return contents(model)
+
+
+def _fit_with_policy(here: Here, policy: str) -> dict[str, Any]:
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = one_table_model()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    model.compile(sok_embed.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    fit(model, *keys_and_targets(), here)
+    return {**contents(model), "compute_dtype": model.get_layer("dynamic").compute_dtype}
+
+
+@scenario
+def mixed_bfloat16(here: Here) -> dict[str, Any]:
+    return _fit_with_policy(here, "mixed_bfloat16")
+
+
+@scenario
+def bfloat16(here: Here) -> dict[str, Any]:
+    return _fit_with_policy(here, "bfloat16")
+
+
+@scenario
+def broadcast_variables(here: Here) -> dict[str, Any]:
+    """Workers start with other weights, and with another state of the optimizer."""
+    root = here.size - 1
+    model = keras.Sequential(
+        [
+            keras.Input((3,), dtype="int64"),
+            sok_embed.DynamicEmbedding(4, name="dynamic", seed=11),
+            keras.layers.Flatten(),
+            keras.layers.Dropout(0.5),
+            keras.layers.BatchNormalization(name="norm"),
+            keras.layers.Dense(1, name="dense"),
+        ]
+    )
+    optimizer = sok_embed.DistributedOptimizer(keras.optimizers.Adam(0.0))
+    optimizer.build(model.trainable_variables)
+    own = np.full([12, 1], 1.0 + here.rank)
+    model.get_layer("dense").set_weights([own, own[0]])
+    model.get_layer("norm").set_weights([np.full(12, 2.0 + here.rank)] * 4)
+    optimizer.iterations.assign(100 * (1 + here.rank))
+    model.compile(optimizer, "mse")
+    start = {**contents(model), "iterations": int(optimizer.iterations)}
+    seen: dict[str, Any] = {}
+    look = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: seen.update(
+            seen or {**contents(model), "iterations": int(optimizer.iterations)}
+        )
+    )
+    callbacks = [sok_embed.callbacks.BroadcastVariables(root_rank=root), look]
+    fit(model, *keys_and_targets(), here, callbacks=callbacks)
+    names = [name for name in seen if name.startswith("weight.") or name == "iterations"]
+    return {
+        f"{when}.{n}": arrays[n]
+        for when, arrays in (("start", start), ("begin", seen))
+        for n in names
+    }

@@ -1,0 +1,97 @@
+"""Runs a script on several processes of this machine, and never leaves one behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# Horovod ends workers that have waited this long for one that does not come.
+STALL_LIMIT_S = 20
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended.
+
+    Attributes:
+        status: The exit status; negative: the signal that ended it.
+        timed_out: Whether it ran past its limit and was killed.
+        output: What all ranks printed, stdout and stderr, each line with its rank.
+    """
+
+    status: int
+    timed_out: bool
+    output: str
+
+
+def launch(
+    script: Path, workers: int, arguments: Sequence[str] = (), limit_s: float = 120
+) -> Ended:
+    """Runs a script on `workers` processes: under Horovod, or by itself if `workers` is 1."""
+    command = [sys.executable, str(script), *arguments]
+    if workers > 1:
+        horovodrun = Path(sys.executable).with_name("horovodrun")
+        command = [str(horovodrun), "--gloo", "-np", str(workers), *command]
+    environment = {
+        **os.environ,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(STALL_LIMIT_S // 2),
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(STALL_LIMIT_S),
+    }
+    # A file and not a pipe: a worker that outlives horovodrun would keep a pipe open.
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            process.wait(limit_s)
+            timed_out = False
+        except subprocess.TimeoutExpired:
+            timed_out = True
+            _kill(process)
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    return Ended(process.returncode, timed_out, text)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    # horovodrun puts each worker into a session of its own, out of reach of a signal to its group.
+    for worker in _descendants(process.pid):
+        _signal(worker)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _signal(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # pid (name) state parent …; a name may hold blanks and brackets.
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it has ended
+        children.setdefault(parent, []).append(int(stat.parent.name))
+    found, waiting = [], [pid]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found

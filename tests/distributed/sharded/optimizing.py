@@ -1,0 +1,60 @@
+"""What DistributedOptimizer does to gradients, and saving."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import sok_embed
+from sharded.fitting import fit
+from sharded.models import contents, keys_and_targets, one_table_model
+from sharded.registry import Here, scenario
+from sok_embed.distributed_optimizer import average_gradients
+
+
+@scenario
+def averages(here: Here) -> dict[str, Any]:
+    """A dense gradient, none, and slices of another number on each worker."""
+    count = here.rank + 1
+    slices = tf.IndexedSlices(
+        tf.fill([count, 2], float(here.rank + 1)), tf.range(count), tf.constant([5, 2])
+    )
+    dense, none, sparse = average_gradients([tf.constant([1.0 + here.rank]), None, slices])
+    assert none is None
+    return {
+        "dense": dense.numpy(),
+        "sparse": tf.convert_to_tensor(sparse).numpy(),
+        "stays_sparse": isinstance(sparse, tf.IndexedSlices),
+    }
+
+
+@scenario
+def saving(here: Here) -> dict[str, Any]:
+    """A Keras file holds all rows, so several workers cannot write one."""
+    model = one_table_model()
+    model.compile(sok_embed.DistributedOptimizer("adam"), "mse")
+    keys, targets = keys_and_targets()
+    fit(model, keys, targets, here)
+    saved: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        try:
+            model.save(path)
+            loaded = keras.models.load_model(path)
+            saved["optimizer"] = type(loaded.optimizer).__mro__[0].__qualname__
+            saved["is_plain"] = type(loaded.optimizer) is keras.optimizers.Adam
+        except ValueError as error:
+            saved["refusal"] = str(error)
+    # What the refusal says to do instead.
+    table = model.get_layer("dynamic").table
+    kept = table.export(slots=True)
+    table.remove(kept.keys)
+    assert table.size() == 0
+    table.restore(kept)
+    np.testing.assert_array_equal(table.lookup(kept.keys), kept.embeddings)
+    return {**contents(model), **saved}

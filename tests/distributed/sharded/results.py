@@ -1,0 +1,77 @@
+"""What the workers of a run left behind, one file a scenario and worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from sharded.launch import Ended
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class Results:
+    """The results of one run of all scenarios."""
+
+    def __init__(self, folder: Path, workers: int, ended: Ended) -> None:
+        self.workers = workers
+        self._folder = folder
+        self._ended = ended
+
+    def of(self, scenario: str) -> list[Arrays]:
+        """The arrays that each worker saved, by rank. Fails the test if a worker has none."""
+        return [self._load(scenario, rank) for rank in range(self.workers)]
+
+    def _load(self, scenario: str, rank: int) -> Arrays:
+        path = self._folder / f"{scenario}.{rank}.npz"
+        if not path.exists():
+            pytest.fail(
+                f"{scenario}: no result of rank {rank} of {self.workers}. The run ended with "
+                f"status {self._ended.status}, timed out: {self._ended.timed_out}. It printed:\n"
+                f"{self._ended.output[-6000:]}"
+            )
+        with np.load(path) as arrays:
+            found = dict(arrays)
+        if "error" in found:
+            pytest.fail(f"{scenario}: rank {rank} of {self.workers} raised\n{found['error']}")
+        return found
+
+    def table(
+        self, scenario: str, name: str, values: str = "rows"
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Keys, in order, and rows of all shards of a table."""
+        shards = self.of(scenario)
+        keys = np.concatenate([shard[f"{name}.keys"] for shard in shards])
+        rows = np.concatenate([shard[f"{name}.{values}"] for shard in shards])
+        order = np.argsort(keys)
+        return keys[order], rows[order]
+
+
+def assert_equal_tables(
+    one: Results, many: Results, scenario: str, *names: str, atol: float = 1e-5
+) -> None:
+    """The shards of `many` workers together are the trained table of `one`, within rounding."""
+    for name in names:
+        _, untrained = one.table(scenario, name, "untrained")
+        keys, rows = one.table(scenario, name)
+        got_keys, got_rows = many.table(scenario, name)
+        np.testing.assert_array_equal(got_keys, keys, err_msg=name)
+        assert np.all(np.abs(rows - untrained).max(axis=1) > 0), name
+        assert np.abs(rows - untrained).max() > 100 * atol, name
+        np.testing.assert_allclose(got_rows, rows, rtol=0, atol=atol, err_msg=name)
+
+
+def assert_equal_weights(one: Results, many: Results, scenario: str, atol: float = 1e-5) -> None:
+    """Each of `many` workers has the dense weights of `one`, within rounding."""
+    expected = one.of(scenario)[0]
+    names = [name for name in expected if name.startswith("weight.")]
+    assert names
+    for rank, got in enumerate(many.of(scenario)):
+        for name in names:
+            np.testing.assert_allclose(
+                got[name], expected[name], rtol=0, atol=atol, err_msg=f"{name} of rank {rank}"
+            )

@@ -1,0 +1,36 @@
+"""The contract of a communicator, under Horovod and alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sharded.results import Results
+
+
+def test_horovod_is_used_for_several_workers_only(one: Results, many: Results) -> None:
+    assert one.of("communicator")[0]["class"] == "LocalCommunicator"
+    assert {str(w["class"]) for w in many.of("communicator")} == {"HorovodCommunicator"}
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_all_to_all_sends_each_part_to_its_worker_and_its_gradient_back(
+    one: Results, many: Results, mode: str
+) -> None:
+    for results in (one, many):
+        ranks = range(results.workers)
+        for rank, worker in enumerate(results.of("communicator")):
+            # Worker r sends r + q rows of the value 10 r + q to worker q, which scales by q + 1.
+            received = np.repeat([10.0 * r + rank for r in ranks], [r + rank for r in ranks])
+            np.testing.assert_array_equal(worker[f"{mode}.received"][:, 0], received)
+            np.testing.assert_array_equal(worker[f"{mode}.splits"], [r + rank for r in ranks])
+            gradient = np.repeat([q + 1.0 for q in ranks], [rank + q for q in ranks])
+            np.testing.assert_array_equal(worker[f"{mode}.gradient"][:, 0], gradient)
+
+
+def test_sums_averages_and_broadcasts_reach_every_worker(one: Results, many: Results) -> None:
+    for results in (one, many):
+        n = results.workers
+        for worker in results.of("communicator"):
+            np.testing.assert_allclose(worker["sum"], [n * (n + 1) / 2, 2 * n])
+            np.testing.assert_allclose(worker["average"], [(n + 1) / 2, 2])
+            np.testing.assert_array_equal(worker["broadcast"], [n, 2])

@@ -1,0 +1,64 @@
+"""n workers with batches of b train like one worker with a batch of n * b."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sharded.models import TABLES
+from sharded.results import Results, assert_equal_tables, assert_equal_weights
+
+ONE_TABLE = (
+    "gradient_accumulation",
+    "static_embedding_beside_a_table",
+    "uneven_sgd",
+    "uneven_adam",
+    "uneven_eager",
+    "retracing_on_one_worker",
+    "called_twice",
+    "called_twice_eager",
+    "keys_of_one_owner",
+)
+
+
+@pytest.mark.parametrize("scenario", ["fit_sgd", "fit_adam"])
+def test_three_kinds_of_layers_in_one_model_train_by_fit(
+    one: Results, many: Results, scenario: str
+) -> None:
+    assert_equal_tables(one, many, scenario, *TABLES)
+    assert_equal_weights(one, many, scenario)
+
+
+@pytest.mark.parametrize("scenario", ONE_TABLE)
+def test_a_model_trains_alike(one: Results, many: Results, scenario: str) -> None:
+    assert_equal_tables(one, many, scenario, "dynamic")
+    assert_equal_weights(one, many, scenario)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16"])
+def test_a_model_trains_alike_in_bfloat16_within_its_rounding(
+    one: Results, many: Results, policy: str
+) -> None:
+    # Vectors and their gradients have 8 bits; dense weights too under the policy bfloat16.
+    assert_equal_tables(one, many, policy, "dynamic", atol=1e-4)
+    assert_equal_weights(one, many, policy, atol=1e-3 if policy == "mixed_bfloat16" else 2e-2)
+    for worker in many.of(policy):
+        assert worker["dynamic.rows"].dtype == np.float32
+        assert worker["compute_dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("scenario", ["fit_sgd", "fit_adam"])
+def test_each_worker_predicts_the_same_and_makes_no_rows(
+    one: Results, many: Results, scenario: str
+) -> None:
+    expected = one.of(scenario)[0]["predictions"]
+    for worker in many.of(scenario):
+        np.testing.assert_allclose(worker["predictions"], expected, rtol=0, atol=1e-5)
+        trained = [len(worker[f"{name}.keys"]) for name in TABLES]
+        np.testing.assert_array_equal(worker["sizes_after_predict"], trained)
+
+
+def test_workers_have_equal_dense_weights(many: Results) -> None:
+    first, *others = many.of("uneven_sgd")
+    for other in others:
+        for name in (name for name in first if name.startswith("weight.")):
+            np.testing.assert_array_equal(other[name], first[name])

@@ -1,0 +1,52 @@
+"""The pages of the documentation, and what is in them."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+_RUNNABLE = re.compile(r"<!-- runnable -->\n```python\n(.*?)```", re.DOTALL)
+_FENCED = re.compile(r"```.*?```", re.DOTALL)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Sample:
+    page: Path
+    line: int  # of its first line, for messages
+    code: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def runnable_samples() -> list[Sample]:
+    """The Python blocks that follow a line `<!-- runnable -->`."""
+    samples = []
+    for page in PAGES:
+        text = page.read_text()
+        for match in _RUNNABLE.finditer(text):
+            line = text.count("\n", 0, match.start(1)) + 1
+            samples.append(Sample(page, line, match[1]))
+    return samples
+
+
+def prose(page: Path) -> str:
+    """The text of a page without its code blocks."""
+    return _FENCED.sub("", page.read_text())
+
+
+def links(page: Path) -> list[str]:
+    """The targets of the links of a page, without those to other sites."""
+    return [link for link in _LINK.findall(prose(page)) if "://" not in link]
+
+
+def anchors(page: Path) -> set[str]:
+    """What `#…` may name in a page: its headings as GitHub writes them."""
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+        for heading in _HEADING.findall(prose(page))
+    }

@@ -1,0 +1,316 @@
+"""Each wrong use gives one clear error: what was expected, what came, what to do."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import optimizers as ko
+from keras_reference import mirrored
+
+from sok_embed import All2AllDenseEmbedding, DynamicEmbedding
+
+DIM = 4
+
+
+def all2all(**keywords):
+    arguments = {
+        "max_vocabulary_size_per_gpu": 10,
+        "embedding_vec_size": DIM,
+        "slot_num": 2,
+        "nnz_per_slot": 3,
+    }
+    return All2AllDenseEmbedding(**{**arguments, **keywords})
+
+
+def model_of(layer, shape=(3,), dtype="int64"):
+    return keras.Sequential(
+        [keras.Input(shape, dtype=dtype), layer, keras.layers.Flatten(), keras.layers.Dense(1)]
+    )
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (6,), (1, 2, 3, 1), ()])
+def test_keys_of_another_rank_are_refused(shape):
+    with pytest.raises(ValueError, match=r"expected keys of shape \[None, 2, 3\].*Received: shape"):
+        all2all()(np.zeros(shape, np.int64))
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 2), (5, 2, 4), (2, 3, 5)])
+def test_keys_of_another_inner_shape_are_refused(shape):
+    text = re.escape(f"Received: shape [{', '.join(map(str, shape))}]")
+    with pytest.raises(ValueError, match=rf"expected keys of shape \[None, 2, 3\]. {text}.*dynamic"):
+        all2all()(np.zeros(shape, np.int64))
+
+
+def test_symbolic_keys_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match=r"expected keys of shape \[None, 2, 3\]"):
+        all2all()(keras.Input((3, 2), dtype="int64"))
+
+
+def test_dynamic_input_refuses_more_than_one_dimension():
+    with pytest.raises(ValueError, match=r"expected keys of shape \[None\]. .*\[4, 2\]"):
+        all2all(dynamic_input=True)(np.zeros((4, 2), np.int64))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "bool"])
+@pytest.mark.parametrize("make", [all2all, lambda: DynamicEmbedding(DIM)], ids=["all2all", "dyn"])
+def test_keys_that_are_no_integers_are_refused(make, dtype):
+    keys = tf.cast(tf.zeros((1, 2, 3)), dtype)
+    with pytest.raises(ValueError, match=f"Layer '.*'.*[Ee]xpected integer keys.*dtype {dtype}"):
+        make()(keys)
+
+
+def test_lists_of_floats_are_refused():
+    with pytest.raises(ValueError, match="integer keys"):
+        DynamicEmbedding(DIM)([1.5, 2.0])
+
+
+def test_strings_are_refused_with_a_way_to_hash_them():
+    with pytest.raises(ValueError, match="integer keys.*string.*to_hash_bucket_fast"):
+        DynamicEmbedding(DIM)(tf.constant(["a"]))
+
+
+@pytest.mark.parametrize(
+    ("key_dtype", "dtype"),
+    [("int64", "int32"), ("int32", "int64"), ("uint64", "int64"), ("int64", "uint64")],
+)
+def test_integers_of_another_dtype_than_key_dtype_are_refused(key_dtype, dtype):
+    layer = all2all(key_dtype=key_dtype)
+    text = f"expected keys of {key_dtype}.*Received: {dtype}.*key_dtype=tf.{dtype}"
+    with pytest.raises(ValueError, match=text):
+        layer(np.zeros((1, 2, 3), dtype))
+
+
+@pytest.mark.parametrize("key", [10, -1, 2**62])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_key_out_of_range_without_a_hash_table_is_refused(key, training):
+    layer = all2all(use_hashtable=False, name="direct")
+    layer(np.zeros((1, 2, 3), np.int64))
+    keys = np.array([[[0, 1, 2], [3, key, 4]]])
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        layer(keys, training=training)
+    assert f"table 'direct': expected keys in [0, 10), got {key}" in str(error.value)
+    assert "hash" in str(error.value)
+    assert layer.table.size() == 1  # of key 0: the batch has made no row
+
+
+def test_a_key_out_of_range_ends_fit_with_an_error():
+    # TensorFlow takes an OutOfRangeError for the end of the data, and fit would just stop.
+    model = model_of(all2all(use_hashtable=False), (2, 3))
+    model.compile("sgd", "mse")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"expected keys in \[0, 10\), got 99"):
+        model.fit(np.full((4, 2, 3), 99), np.zeros((4, 1)), verbose=0)
+
+
+def full_table():
+    layer = all2all(name="small", dynamic_input=True)
+    layer(np.arange(8))
+    return layer
+
+
+def test_a_full_table_says_how_full_it_is():
+    with pytest.raises(tf.errors.ResourceExhaustedError) as error:
+        full_table()(np.arange(100, 105))
+    message = str(error.value)
+    assert "table 'small'" in message
+    assert "holds 8 of at most 10 rows" in message
+    assert "5 new keys" in message
+
+
+def test_a_full_table_is_left_as_it_was():
+    layer = full_table()
+    keys, rows = layer.table.export()
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        layer(np.arange(100, 105))
+    keys_after, rows_after = layer.table.export()
+    assert layer.table.size() == 8
+    np.testing.assert_array_equal(keys[np.argsort(keys)], keys_after[np.argsort(keys_after)])
+    np.testing.assert_array_equal(rows[np.argsort(keys)], rows_after[np.argsort(keys_after)])
+
+
+def test_after_a_batch_that_was_too_large_a_smaller_one_fits():
+    layer = full_table()
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        layer(np.arange(100, 105))
+    layer(np.array([100, 100, 101, 0, 1]))
+    assert layer.table.size() == 10
+
+
+def test_a_full_table_still_takes_keys_that_it_has_and_serves_others_without_training():
+    layer = full_table()
+    layer(np.array([8, 9]))
+    layer(np.arange(10))
+    layer(np.arange(100, 200), training=False)
+    assert layer.table.size() == 10
+
+
+def test_a_full_table_ends_fit_with_an_error():
+    layer = DynamicEmbedding(DIM, max_rows=5)
+    model = model_of(layer)
+    model.compile("sgd", "mse")
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="0 of at most 5 rows.*6 new keys"):
+        model.fit(np.arange(6).reshape(2, 3), np.zeros((2, 1)), verbose=0)
+    assert layer.table.size() == 0
+
+
+class Reversed(ko.Adam):
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(-gradient, variable, learning_rate)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "text"),
+    [
+        (ko.Nadam(), "SGD, Adagrad.*Nadam"),
+        ("nadam", "sgd, momentum.*'nadam'"),
+        (Reversed(), "update_step"),
+        (ko.Adam, "class Adam"),
+        (0.1, "0.1"),
+    ],
+    ids=["nadam", "name", "own_update_step", "class", "number"],
+)
+@pytest.mark.parametrize("make", [all2all, lambda **k: DynamicEmbedding(DIM, **k)])
+def test_an_optimizer_that_rows_cannot_follow_is_refused_when_the_layer_is_made(
+    make, optimizer, text
+):
+    with pytest.raises(ValueError, match=f"Expected an optimizer.*{text}"):
+        make(optimizer=optimizer)
+
+
+@pytest.mark.parametrize("optimizer", [ko.Nadam(), Reversed()], ids=["nadam", "own_update_step"])
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_model_with_an_optimizer_that_rows_cannot_follow_does_not_train(optimizer, eagerly):
+    model = model_of(DynamicEmbedding(DIM))
+    optimizer = type(optimizer).from_config(optimizer.get_config())
+    model.compile(optimizer, "mse", run_eagerly=eagerly)
+    with pytest.raises(ValueError, match="Expected an optimizer that can train rows.*optimizer="):
+        model.fit(np.zeros((2, 3), np.int64), np.zeros((2, 1)), verbose=0)
+
+
+def test_a_model_may_have_any_optimizer_if_the_layer_has_its_own():
+    layer = DynamicEmbedding(DIM, optimizer="adam")
+    model = model_of(layer)
+    model.compile(ko.Nadam(), "mse")
+    model.fit(np.zeros((2, 3), np.int64), np.zeros((2, 1)), verbose=0)
+    assert layer.table.stats()["steps"] == 1
+
+
+@pytest.mark.parametrize(
+    "initializer",
+    [keras.initializers.Orthogonal(), "orthogonal", "no_such_thing", np.zeros, 3],
+    ids=["instance", "name", "unknown", "function", "number"],
+)
+def test_an_initializer_that_rows_cannot_be_drawn_from_is_refused(initializer):
+    with pytest.raises(ValueError, match="Expected an initializer.*RandomUniform.*Received"):
+        DynamicEmbedding(DIM, initializer)
+    with pytest.raises(ValueError, match="Expected an initializer.*RandomUniform.*Received"):
+        all2all(embedding_initializer=initializer)
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 2.5, "4", None])
+@pytest.mark.parametrize(
+    "argument",
+    ["max_vocabulary_size_per_gpu", "embedding_vec_size", "slot_num", "nnz_per_slot"],
+)
+def test_a_size_that_is_no_positive_integer_is_refused(argument, size):
+    text = re.escape(f"Expected {argument} to be a positive integer. Received: {argument}={size!r}")
+    with pytest.raises(ValueError, match=text):
+        all2all(**{argument: size})
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 2.5, "4"])
+@pytest.mark.parametrize("argument", ["output_dim", "max_rows"])
+def test_a_size_of_a_dynamic_embedding_that_is_no_positive_integer_is_refused(argument, size):
+    text = re.escape(f"Expected {argument} to be a positive integer. Received: {argument}={size!r}")
+    with pytest.raises(ValueError, match=text):
+        DynamicEmbedding(**{"output_dim": DIM, argument: size})
+
+
+@pytest.mark.parametrize("size", [np.int32(4), np.int64(4)])
+def test_numpy_integers_are_sizes(size):
+    assert DynamicEmbedding(size)(np.array([1])).shape == (1, 4)
+
+
+@pytest.mark.parametrize("on_full", ["evict", None, "ERROR"])
+def test_on_full_has_one_choice(on_full):
+    text = re.escape(f'Expected on_full to be "error". Received: {on_full!r}')
+    with pytest.raises(ValueError, match=text):
+        all2all(on_full=on_full)
+
+
+@pytest.mark.parametrize("key_dtype", ["float32", "int16", "string"])
+def test_key_dtype_is_one_of_three(key_dtype):
+    text = f"Expected key_dtype to be tf.int64, tf.int32 or tf.uint64. Received: {key_dtype}"
+    with pytest.raises(ValueError, match=text):
+        all2all(key_dtype=key_dtype)
+
+
+@pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
+def test_a_float16_policy_is_refused(policy):
+    with pytest.raises(ValueError, match="float32 or bfloat16. Received: float16.*mixed_bfloat16"):
+        DynamicEmbedding(DIM, dtype=policy)
+
+
+def test_a_float64_policy_is_refused():
+    with pytest.raises(ValueError, match="float32 or bfloat16. Received: float64"):
+        DynamicEmbedding(DIM, dtype="float64")
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_loss_scale_optimizer_is_refused_also_for_a_float32_model(eagerly):
+    layer = DynamicEmbedding(DIM)
+    model = model_of(layer)
+    model.compile(ko.LossScaleOptimizer(ko.SGD(0.1)), "mse", run_eagerly=eagerly)
+    with pytest.raises(ValueError, match="does not scale the loss.*LossScaleOptimizer.*bfloat16"):
+        model.fit(np.zeros((2, 3), np.int64), np.zeros((2, 1)), verbose=0)
+
+
+@pytest.mark.parametrize(
+    "make_strategy",
+    [
+        tf.distribute.MultiWorkerMirroredStrategy,
+        lambda: tf.distribute.experimental.CentralStorageStrategy(["CPU:0"]),
+    ],
+    ids=["multi_worker_mirrored", "central_storage"],
+)
+def test_a_strategy_whose_replicas_cannot_share_a_table_is_refused(make_strategy):
+    with make_strategy().scope():
+        layer = DynamicEmbedding(DIM, name="emb")
+        with pytest.raises(ValueError, match="Layer 'emb'.*MirroredStrategy.*Received.*horovodrun"):
+            layer(np.array([1]))
+
+
+@pytest.mark.parametrize(
+    "make_strategy",
+    [mirrored, lambda: tf.distribute.OneDeviceStrategy("CPU:0"), tf.distribute.get_strategy],
+    ids=["mirrored", "one_device", "default"],
+)
+def test_a_strategy_of_one_process_is_fine(make_strategy):
+    with make_strategy().scope():
+        assert DynamicEmbedding(DIM)(np.array([1])).shape == (1, DIM)
+
+
+def test_a_commit_that_no_keras_optimizer_asks_for_names_the_way_out():
+    layer = DynamicEmbedding(DIM, name="emb")
+    layer(np.array([1]))
+    with pytest.raises(ValueError, match="'emb'.*trained by a Keras optimizer.*optimizer='adam'"):
+        layer.anchor.constraint(layer.anchor)
+
+
+def test_a_commit_that_no_keras_optimizer_asks_for_works_with_an_optimizer_of_its_own():
+    layer = DynamicEmbedding(DIM, "zeros", optimizer=ko.SGD(0.5))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(np.array([1]), training=True))
+    tape.gradient(loss, layer.anchor.value)
+    layer.anchor.constraint(layer.anchor)
+    np.testing.assert_array_equal(layer.table.lookup([1]), [[-0.5] * DIM])
+
+
+@pytest.mark.parametrize("setting", ["clipnorm", "global_clipnorm", "clipvalue"])
+def test_clipping_that_does_not_reach_rows_is_warned_of_once(setting):
+    model = model_of(DynamicEmbedding(DIM))
+    model.compile(ko.SGD(0.1, **{setting: 1.0}), "mse", run_eagerly=True)
+    with pytest.warns(UserWarning, match=f"{setting}.*dense variables only") as warnings:
+        model.fit(np.zeros((4, 3), np.int64), np.zeros((4, 1)), batch_size=1, verbose=0)
+    assert sum("dense variables only" in str(w.message) for w in warnings) == 1
