@@ -9,7 +9,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 # Before TensorFlow is imported: it says much at its start.
@@ -65,7 +65,7 @@ def positions(dist: str, count: int, shape: tuple[int, ...], rng: np.random.Gene
 
 
 def interleaved(
-    contenders: dict[str, Callable[[int], object]], calls: int, repeats: int
+    contenders: Mapping[str, Callable[[int], object]], calls: int, repeats: int
 ) -> dict[str, float]:
     """The median seconds of a call, for each contender, timed in turns: A B C A B C ….
 

@@ -10,6 +10,7 @@ Targets for uniform keys: at least 0.5 x gather with rows of 16 floats, 1.0 x wi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,12 @@ def contenders(keys: Any, rows: Any) -> dict[str, Callable[[tf.Tensor], tf.Tenso
     }
 
 
+def _call(
+    function: Callable[[tf.Tensor], tf.Tensor], batches: list[tf.Tensor], i: int
+) -> tf.Tensor:
+    return function(batches[i])
+
+
 def run(dim: int, dist: str, arguments: Any) -> None:
     """Times one case."""
     rng = np.random.default_rng(arguments.seed)
@@ -63,14 +70,8 @@ def run(dim: int, dist: str, arguments: Any) -> None:
     for name, function in functions.items():
         for got, expected in zip(batches[name], drawn, strict=True):
             np.testing.assert_array_equal(function(got).numpy(), rows[expected], err_msg=name)
-    rate = rates(
-        interleaved(
-            {name: lambda i, n=name: functions[n](batches[n][i]) for name in functions},
-            arguments.batches,
-            arguments.repeats,
-        ),
-        arguments.batch,
-    )
+    calls = {name: partial(_call, function, batches[name]) for name, function in functions.items()}
+    rate = rates(interleaved(calls, arguments.batches, arguments.repeats), arguments.batch)
     ratio = ratios(rate)
     report(
         {

@@ -12,6 +12,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,10 @@ def training_step(layer: Any, optimizer: Any) -> Step:
     return step
 
 
+def _call(step: Step, batches: list[tf.Tensor], targets: tf.Tensor, i: int) -> tf.Tensor:
+    return step(batches[i], targets)
+
+
 def run(dim: int, dist: str, optimizer: str, arguments: Any) -> None:
     """Times one case."""
     rng = np.random.default_rng(arguments.seed)
@@ -92,14 +97,8 @@ def run(dim: int, dist: str, optimizer: str, arguments: Any) -> None:
     np.testing.assert_allclose(ours.table.lookup(keys), trained, rtol=1e-3, atol=1e-5)
     assert not np.array_equal(trained, rows)
 
-    rate = rates(
-        interleaved(
-            {name: lambda i, n=name: steps[n](inputs[n][i], targets) for name in steps},
-            arguments.batches,
-            arguments.repeats,
-        ),
-        arguments.batch,
-    )
+    calls = {name: partial(_call, step, inputs[name], targets) for name, step in steps.items()}
+    rate = rates(interleaved(calls, arguments.batches, arguments.repeats), arguments.batch)
     ratio = ratios(rate)
     losses = {name: float(step(inputs[name][0], targets)) for name, step in steps.items()}
     if optimizer == "sgd":

@@ -44,9 +44,12 @@ def DistributedOptimizer(optimizer: Any) -> keras.optimizers.Optimizer:  # noqa:
     base = type(optimizer)
     if issubclass(base, _AveragesGradients):
         return optimizer
-    # The class keeps its name, so that a saved model names the plain optimizer.
+    # Keras serializes what `__class__` says: a saved model names the plain optimizer, by the name
+    # that it is registered under.
     averaging: Any = type(
-        base.__name__, (_AveragesGradients, base), {"__module__": base.__module__}
+        base.__name__,
+        (_AveragesGradients, base),
+        {"__module__": base.__module__, "__class__": property(lambda self: base)},
     )
     made = averaging.from_config(optimizer.get_config())
     # What `exclude_from_weight_decay` has set is in no config.

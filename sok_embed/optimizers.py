@@ -272,7 +272,8 @@ def get(identifier: Any) -> keras.optimizers.Optimizer | None:
         make = _BY_NAME.get(identifier.lower())
         if make is None:
             raise ValueError(
-                f"Expected an optimizer's name of {', '.join(_BY_NAME)}. Received: {identifier!r}."
+                f"Expected an optimizer's name of {', '.join(_BY_NAME)}, or a "
+                f"`keras.optimizers.Optimizer` object. Received: {identifier!r}."
             )
         optimizer = make()
     elif isinstance(identifier, dict):

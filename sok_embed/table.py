@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,8 @@ class Table(tf.saved_model.experimental.TrackableResource):
         super().__init__()
         self.dim = dim
         self.name = name
+        self._owners = owners
+        self._owner = owner
         self.key_limit = max_rows * owners if direct and max_rows is not None else 0
         signed_seed = seed % _UINT64
         self._attributes = {
@@ -83,11 +86,35 @@ class Table(tf.saved_model.experimental.TrackableResource):
     def _initialize(self) -> None:
         """A table is ready once it is made."""
 
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
+        if save_type == "savedmodel" and self._owners > 1:
+            raise ValueError(
+                f"Table '{self.name}': expected all rows in this process, to write a SavedModel. "
+                f"Received: one part of {self._owners}. Export the parts with "
+                "`table.export(slots=True)`, put them together in one process with `table.assign`, "
+                "and save there."
+            )
+        return super()._trackable_children(save_type, **kwargs)
+
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         return tf_ops.export(self.resource_handle, self.dim, with_slots=True)._asdict()
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
         return tf_ops.restore(self.resource_handle, tf_ops.Export(**restored))
+
+    def _own_keys(self, keys: Any) -> tf.Tensor:
+        """The keys as a tensor; raises if one of them lives on another worker."""
+        tensor = as_keys(keys)
+        if self._owners > 1:
+            values = tensor.numpy()
+            foreign = values[values % self._owners != self._owner]
+            if foreign.size:
+                raise ValueError(
+                    f"Table '{self.name}': expected keys of worker {self._owner}, those with "
+                    f"key % {self._owners} == {self._owner}. Received: key {foreign[0]}, which "
+                    f"lives on worker {foreign[0] % self._owners}."
+                )
+        return tensor
 
     def size(self) -> int:
         """The number of rows."""
@@ -104,10 +131,13 @@ class Table(tf.saved_model.experimental.TrackableResource):
             start from.
 
         Raises:
-            ValueError: For keys that are no integers, or out of the range of a direct table.
+            ValueError: For keys that are no integers, that live on another worker, or that are out
+                of the range of a direct table.
         """
         found = as_errors(
-            lambda: tf_ops.lookup(self.resource_handle, as_keys(keys), self.dim, make_rows=False)
+            lambda: tf_ops.lookup(
+                self.resource_handle, self._own_keys(keys), self.dim, make_rows=False
+            )
         )
         embeddings: npt.NDArray[np.float32] = found.embeddings.numpy()
         return embeddings
@@ -147,7 +177,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
                 was.
         """
         values = tf.convert_to_tensor(embeddings, tf.float32)
-        as_errors(lambda: tf_ops.assign(self.resource_handle, as_keys(keys), values))
+        as_errors(lambda: tf_ops.assign(self.resource_handle, self._own_keys(keys), values))
 
     def remove(self, keys: Any) -> int:
         """Removes rows.
@@ -158,7 +188,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
         Returns:
             How many rows there were to remove.
         """
-        return int(as_errors(lambda: tf_ops.remove(self.resource_handle, as_keys(keys))))
+        return int(as_errors(lambda: tf_ops.remove(self.resource_handle, self._own_keys(keys))))
 
     def drop_gradients(self) -> int:
         """Forgets gradients that were taken and not applied.
@@ -219,4 +249,6 @@ def as_errors(call: Any) -> Any:
     try:
         return call()
     except (tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError) as error:
-        raise ValueError(error.message) from None
+        # TensorFlow puts the op around the message.
+        message = re.sub(r"^\{\{function_node \S+\}\} | \[Op:\S+\] name: .*$", "", error.message)
+        raise ValueError(message) from None

@@ -166,8 +166,6 @@ def train_both(
         else:
             layer.set_weights([batches.start])
         train(model, batches.keys, batches.targets)
-        embeddings.append(
-            table.lookup(np.arange(VOCABULARY)) if ours else layer.get_weights()[0]
-        )
+        embeddings.append(table.lookup(np.arange(VOCABULARY)) if ours else layer.get_weights()[0])
         kernels.append(dense.get_weights()[0])
     return Trained(batches.start, *embeddings, *kernels, table)

@@ -30,8 +30,8 @@ class DynamicEmbedding(TableLayer):
 
     Example:
     >>> import numpy as np
-    >>> model = keras.Sequential([DynamicEmbedding(8), keras.layers.Flatten(),
-    ...                           keras.layers.Dense(1)])
+    >>> model = keras.Sequential([keras.Input((2,), dtype="int64"), DynamicEmbedding(8),
+    ...                           keras.layers.Flatten(), keras.layers.Dense(1)])
     >>> model.compile("adam", "mse")
     >>> keys = np.array([[4, -7], [2**62, 4]])
     >>> history = model.fit(keys, np.ones([2, 1]), verbose=0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Iterator
 
 import pytest
 import tensorflow as tf
@@ -13,11 +13,12 @@ from sok_embed.communicators import Communicator, LocalCommunicator, current
 
 
 @pytest.fixture(autouse=True)
-def a_process_that_nobody_initialised(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("sok_embed.communicators.current._current", None)
+def a_process_that_nobody_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
+    # By its full name: the package has a function of the module's name.
+    module = importlib.import_module("sok_embed.communicators.current")
+    monkeypatch.setattr(module, "_current", None)
     for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK"):
         monkeypatch.delenv(name, raising=False)
-    yield
 
 
 class SecondOfThree(Communicator):

@@ -38,8 +38,8 @@ def test_a_model_trains_alike(one: Results, many: Results, scenario: str) -> Non
 def test_a_model_trains_alike_in_bfloat16_within_its_rounding(
     one: Results, many: Results, policy: str
 ) -> None:
-    # Vectors and their gradients have 8 bits; dense weights too under the policy bfloat16.
-    assert_equal_tables(one, many, policy, "dynamic", atol=1e-4)
+    # Activations have 8 bits; under the policy bfloat16 dense weights and their gradients too.
+    assert_equal_tables(one, many, policy, "dynamic", atol=1e-3)
     assert_equal_weights(one, many, policy, atol=1e-3 if policy == "mixed_bfloat16" else 2e-2)
     for worker in many.of(policy):
         assert worker["dynamic.rows"].dtype == np.float32

@@ -39,7 +39,9 @@ def test_keys_of_another_rank_are_refused(shape):
 @pytest.mark.parametrize("shape", [(5, 3, 2), (5, 2, 4), (2, 3, 5)])
 def test_keys_of_another_inner_shape_are_refused(shape):
     text = re.escape(f"Received: shape [{', '.join(map(str, shape))}]")
-    with pytest.raises(ValueError, match=rf"expected keys of shape \[None, 2, 3\]. {text}.*dynamic"):
+    with pytest.raises(
+        ValueError, match=rf"expected keys of shape \[None, 2, 3\]. {text}.*dynamic"
+    ):
         all2all()(np.zeros(shape, np.int64))
 
 

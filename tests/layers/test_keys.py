@@ -46,7 +46,9 @@ def test_special_keys_are_told_apart():
     np.testing.assert_array_equal(np.sort(keys), np.sort(SPECIAL))
 
 
-@pytest.mark.parametrize("make", [lambda: DynamicEmbedding(DIM), lambda: all2all(key_dtype="uint64")])
+@pytest.mark.parametrize(
+    "make", [lambda: DynamicEmbedding(DIM), lambda: all2all(key_dtype="uint64")]
+)
 def test_unsigned_keys_above_the_signed_range_are_the_same_bits(make):
     layer = make()
     unsigned = np.array([2**63, 2**63 + 1, 2**64 - 1, 7], np.uint64)
@@ -63,7 +65,9 @@ def test_python_integers_above_the_signed_range_are_unsigned_keys():
     np.testing.assert_array_equal(layer([2**64 - 1]), layer([-1]))
 
 
-@pytest.mark.parametrize("make", [lambda: DynamicEmbedding(DIM), lambda: all2all(key_dtype="int32")])
+@pytest.mark.parametrize(
+    "make", [lambda: DynamicEmbedding(DIM), lambda: all2all(key_dtype="int32")]
+)
 def test_int32_keys_keep_their_sign(make):
     layer = make()
     narrow = np.array([-1, 5, np.iinfo(np.int32).min], np.int32)

@@ -197,23 +197,28 @@ TEST_CASE("every deposit is applied once, whoever commits it") {
   CHECK(out == std::vector<float>(kKeys * kDim, -0.25f * kTimes * kDepositors));
 }
 
-TEST_CASE("a table of limited size never holds more rows, however many threads make them") {
-  constexpr uint64_t kMaxRows = 60;
-  const auto table = MakeTable(kMaxRows, false);
-  Faults faults;
-  std::atomic<int> made{0};
-  const auto make = [&](std::mt19937_64& rng) {
-    std::vector<Key> keys(10);
-    for (Key& key : keys) key = rng() % kKeys;
-    std::vector<float> out(keys.size() * kDim);
-    made += table->Lookup(keys.data(), keys.size(), true, out.data(), ThreadedFor).ok();
-    faults.too_many_rows += table->size() > kMaxRows;
-    table->Remove(keys.data(), 5, SerialFor);
-  };
-  RunAtOnce(100, {make, make, make,
-                  [&](auto&) { faults.too_many_rows += table->Freeze().size() > kMaxRows; }});
-  faults.CheckNone();
-  CHECK(made > 0);
+TEST_CASE("of threads that race for the last rows of a table only one gets them") {
+  constexpr int kThreads = 4;
+  for (int round = 0; round < 40; ++round) {
+    const auto table = MakeTable(60, false);
+    std::vector<Key> keys(55 + kThreads * 5);
+    std::iota(keys.begin(), keys.end(), Key{0});
+    std::vector<float> out(55 * kDim);
+    REQUIRE(table->Lookup(keys.data(), 55, true, out.data(), SerialFor).ok());
+    std::atomic<int> ready{0}, succeeded{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t) {
+      threads.emplace_back([&, t] {
+        std::vector<float> made(5 * kDim);
+        ++ready;
+        while (ready < kThreads) std::this_thread::yield();
+        succeeded += table->Lookup(&keys[55 + t * 5], 5, true, made.data(), ThreadedFor).ok();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    REQUIRE(succeeded == 1);
+    REQUIRE(table->size() == 60);
+  }
 }
 
 }  // namespace

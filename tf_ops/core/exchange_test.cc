@@ -35,18 +35,17 @@ void CheckExchange(const std::vector<Key>& keys, uint32_t owners, const Parallel
   REQUIRE(exchange.splits.size() == owners);
   size_t next = 0;
   for (uint32_t owner = 0; owner < owners; ++owner) {
-    for (int32_t i = 0; i < exchange.splits[owner]; ++i) {
-      INFO("key ", static_cast<int64_t>(exchange.keys[next]));
-      REQUIRE(FloorModulo(exchange.keys[next++], owners) == owner);
-    }
+    const size_t end = next + exchange.splits[owner];
+    REQUIRE(end <= exchange.keys.size());
+    int32_t of_others = 0;
+    for (; next < end; ++next) of_others += FloorModulo(exchange.keys[next], owners) != owner;
+    REQUIRE(of_others == 0);
   }
   REQUIRE(next == exchange.keys.size());
 
-  for (size_t i = 0; i < keys.size(); ++i) {
-    REQUIRE(inverse[i] >= 0);
-    REQUIRE(size_t(inverse[i]) < exchange.keys.size());
-    REQUIRE(exchange.keys[inverse[i]] == keys[i]);
-  }
+  std::vector<Key> restored;
+  for (int32_t place : inverse) restored.push_back(exchange.keys.at(place));
+  REQUIRE(restored == keys);
 }
 
 TEST_CASE("the owner of a key is its floor modulo, of negative keys too") {
@@ -69,7 +68,7 @@ TEST_CASE("the owner of a key is its floor modulo, of negative keys too") {
 TEST_CASE("distinct keys come grouped by owner, and the inverse leads back to every key") {
   std::mt19937_64 rng(TestSeed());
   for (uint32_t owners = 1; owners <= 4; ++owners) {
-    for (size_t n : {1, 2, 33, 1000, 30000}) {
+    for (size_t n : {1, 2, 33, 1000, 20000}) {
       for (uint64_t range : {uint64_t{1}, uint64_t{10}, uint64_t{5000}, UINT64_MAX}) {
         std::vector<Key> keys(n);
         for (Key& key : keys) key = rng() % range - range / 2;

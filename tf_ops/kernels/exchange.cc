@@ -19,6 +19,10 @@ using tf::shape_inference::ShapeHandle;
 namespace {
 
 absl::Status CheckInverse(const tf::Tensor& inverse, int64_t rows) {
+  if (inverse.dims() != 1) {
+    return absl::InvalidArgumentError("expected inverse of one dimension, got shape " +
+                                      inverse.shape().DebugString());
+  }
   const auto flat = inverse.flat<int32_t>();
   for (int64_t i = 0; i < flat.size(); ++i) {
     if (flat(i) < 0 || flat(i) >= rows) {

@@ -61,7 +61,7 @@ def assert_equal_tables(
         got_keys, got_rows = many.table(scenario, name)
         np.testing.assert_array_equal(got_keys, keys, err_msg=name)
         assert np.all(np.abs(rows - untrained).max(axis=1) > 0), name
-        assert np.abs(rows - untrained).max() > 100 * atol, name
+        assert np.abs(rows - untrained).max() > 10 * atol, name
         np.testing.assert_allclose(got_rows, rows, rtol=0, atol=atol, err_msg=name)
 
 

@@ -159,9 +159,8 @@ class Fuzz {
       const auto row = expected_.rows.find(keys[i]);
       const bool present = row != expected_.rows.end();
       if (!present) expected_missing.push_back(static_cast<uint32_t>(i));
-      for (int j = 0; j < kDim; ++j) {
-        REQUIRE(out[i * kDim + j] == (present ? row->second[j] : kFill));
-      }
+      const std::vector<float> copied(&out[i * kDim], &out[i * kDim] + kDim);
+      REQUIRE(copied == (present ? row->second : std::vector<float>(kDim, kFill)));
     }
     std::sort(missing.begin(), missing.end());
     REQUIRE(missing == expected_missing);

@@ -41,9 +41,9 @@ void CheckPartition(ShardPartition& partition, const std::vector<std::vector<Key
     INFO("shard ", s, " of ", shards);
     REQUIRE(partition.size(s) == expected[s].size());
     for (size_t i = 0; i < expected[s].size(); ++i) {
-      REQUIRE(partition.begin(s)[i].key == expected[s][i].key);
-      REQUIRE(partition.begin(s)[i].batch == expected[s][i].batch);
-      REQUIRE(partition.begin(s)[i].position == expected[s][i].position);
+      const ShardEntry &entry = partition.begin(s)[i], &wanted = expected[s][i];
+      REQUIRE((entry.key == wanted.key && entry.batch == wanted.batch &&
+               entry.position == wanted.position));
     }
   }
 }

@@ -1,0 +1,446 @@
+"""The ops themselves: eagerly, in a tf.function, in a TF1 graph, from many threads."""
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_embed import tf_ops
+
+DIM = 4
+ERROR = tf.errors.InvalidArgumentError
+ZEROS = {"initializer": "constant", "initializer_a": 0.0}
+RATE = tf.constant([1.0], tf.float64)
+names = (f"table_{i}" for i in itertools.count())
+
+
+def new_table(dim=DIM, **attributes):
+    return tf_ops.anonymous_table("ops", dim, **{**ZEROS, **attributes})
+
+
+def uniform_table(**attributes):
+    return new_table(initializer="uniform", initializer_a=-1.0, initializer_b=1.0, **attributes)
+
+
+def sgd(table, gradient, **arguments):
+    return tf_ops.commit(table, gradient, "sgd", ["learning_rate"], RATE, **arguments)
+
+
+def read(table, keys, dim=DIM):
+    return tf_ops.lookup(table, tf.constant(keys, tf.int64), dim, False).embeddings.numpy()
+
+
+@pytest.fixture(params=[tf.function, lambda f: f], ids=["function", "eager"])
+def wrap(request):
+    return request.param
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint64"])
+def test_lookup_reads_keys_of_each_dtype(wrap, dtype):
+    table = uniform_table()
+    keys = tf.constant([[1, 2, 3], [3, 2, 1]], dtype)
+    found = wrap(lambda k: tf_ops.lookup(table, k, DIM, True).embeddings)(keys)
+    assert found.shape == (2, 3, DIM)
+    assert tf_ops.size(table) == 3
+    np.testing.assert_array_equal(found, read(table, keys.numpy().astype(np.int64)))
+
+
+def test_lookup_rounds_to_bfloat16(wrap):
+    table = uniform_table()
+    keys = tf.range(100, dtype=tf.int64)
+    found = wrap(lambda k: tf_ops.lookup(table, k, DIM, True, tf.bfloat16).embeddings)(keys)
+    assert found.dtype == tf.bfloat16
+    np.testing.assert_array_equal(found, tf.cast(read(table, range(100)), tf.bfloat16))
+
+
+@pytest.mark.parametrize(
+    "shape", [[], [None], [5], [None, 3], [2, None, 4], None], ids=lambda shape: str(shape)
+)
+def test_lookup_infers_its_shape(shape):
+    with tf.Graph().as_default():
+        table = tf_ops.table_handle("shapes", DIM)
+        keys = tf.compat.v1.placeholder(tf.int64, shape)
+        found = tf_ops.lookup(table, keys, DIM, True)
+    if shape is None:
+        assert found.embeddings.shape.rank is None
+    else:
+        assert found.embeddings.shape.as_list() == [*shape, DIM]
+    assert found.receipt.shape.as_list() == []
+
+
+def test_deposit_and_commit_apply_the_sum_of_equal_keys_once(wrap):
+    table = new_table()
+
+    @wrap
+    def step(keys, gradients):
+        found = tf_ops.lookup(table, keys, DIM, True)
+        return sgd(table, tf_ops.deposit(found.receipt, gradients))
+
+    gradients = np.arange(12, dtype=np.float32).reshape(3, DIM)
+    assert step(tf.constant([1, 2, 1], tf.int64), tf.constant(gradients)) == 0.0
+    expected = -np.stack([gradients[0] + gradients[2], gradients[1]])
+    np.testing.assert_array_equal(read(table, [1, 2]), expected)
+    assert tf_ops.steps(table) == 1
+
+
+def test_deposit_takes_bfloat16(wrap):
+    table = new_table()
+
+    @wrap
+    def step(keys, gradients):
+        found = tf_ops.lookup(table, keys, DIM, True, tf.bfloat16)
+        return sgd(table, tf_ops.deposit(found.receipt, gradients))
+
+    step(tf.constant([1, 1], tf.int64), tf.constant([[1.5] * DIM, [256.0] * DIM], tf.bfloat16))
+    # The sum is in float32: 257.5 has no bfloat16.
+    np.testing.assert_array_equal(read(table, [1]), [[-257.5] * DIM])
+
+
+def test_commit_scales_gradients(wrap):
+    table = new_table()
+
+    @wrap
+    def step(keys):
+        receipt = tf_ops.lookup(table, keys, DIM, True).receipt
+        return sgd(table, tf_ops.deposit(receipt, tf.ones((1, DIM))), scale=0.25)
+
+    step(tf.constant([1], tf.int64))
+    np.testing.assert_array_equal(read(table, [1]), [[-0.25] * DIM])
+
+
+def test_commit_waits_while_apply_is_false(wrap):
+    table = new_table()
+
+    @wrap
+    def step(keys, apply):
+        receipt = tf_ops.lookup(table, keys, DIM, True).receipt
+        return sgd(table, tf_ops.deposit(receipt, tf.ones((1, DIM))), apply=apply)
+
+    step(tf.constant([1], tf.int64), tf.constant(False))
+    np.testing.assert_array_equal(read(table, [1]), [[0.0] * DIM])
+    step(tf.constant([1], tf.int64), tf.constant(True))
+    np.testing.assert_array_equal(read(table, [1]), [[-2.0] * DIM])
+    assert tf_ops.steps(table) == 1
+
+
+def test_commit_without_deposits_does_nothing():
+    table = new_table()
+    assert sgd(table, tf.constant(3.0)) == 3.0
+    assert tf_ops.steps(table) == 0
+
+
+def test_commit_refuses_an_unknown_rule():
+    with pytest.raises(ERROR, match="no_such_rule"):
+        tf_ops.commit(new_table(), tf.constant(0.0), "no_such_rule", [], tf.zeros(0, tf.float64))
+
+
+def test_commit_refuses_an_unknown_parameter():
+    with pytest.raises(ERROR, match="momentun"):
+        tf_ops.commit(new_table(), tf.constant(0.0), "sgd", ["momentun"], RATE)
+
+
+def test_commit_wants_one_value_for_each_parameter(wrap):
+    table = new_table()
+    with pytest.raises((ERROR, ValueError), match="1 hyperparameters.*got 2|Dimension.*equal"):
+        wrap(
+            lambda: tf_ops.commit(
+                table, tf.constant(0.0), "sgd", ["learning_rate"], tf.ones(2, tf.float64)
+            )
+        )()
+
+
+def test_deposit_refuses_gradients_of_another_size():
+    receipt = tf_ops.lookup(new_table(), tf.constant([1, 2]), DIM, True).receipt
+    with pytest.raises(ERROR, match=r"'ops': expected gradients of 2 keys x 4, got shape \[2,3\]"):
+        tf_ops.deposit(receipt, tf.ones((2, 3)))
+
+
+def test_deposit_refuses_what_is_no_receipt():
+    other = tf.raw_ops.EmptyTensorList(
+        element_shape=tf.zeros(0, tf.int32), max_num_elements=1, element_dtype=tf.float32
+    )
+    with pytest.raises(ERROR, match="expected the receipt of a SokEmbed>Lookup"):
+        tf_ops.deposit(other, tf.ones((1, DIM)))
+
+
+def test_deposit_refuses_the_zero_that_stands_for_the_gradient_of_a_receipt():
+    receipt = tf_ops.lookup(new_table(), tf.constant([1]), DIM, True).receipt
+    with pytest.raises(ERROR, match="expected the receipt of a SokEmbed>Lookup"):
+        tf_ops.deposit(tf.zeros_like(receipt), tf.ones((1, DIM)))
+
+
+def test_lookup_refuses_another_dim_than_the_tables():
+    with pytest.raises(ERROR, match="'ops' has dim 4, the lookup expected 5"):
+        tf_ops.lookup(new_table(), tf.constant([1]), 5, True)
+
+
+@pytest.mark.parametrize(
+    "attributes", [{"initializer": "no_such"}, {"direct": True}], ids=["initializer", "direct"]
+)
+def test_a_table_that_cannot_be_made_is_an_error(attributes):
+    with pytest.raises(ERROR, match="'ops'"):
+        new_table(**attributes)
+
+
+def test_a_name_belongs_to_one_table():
+    name = next(names)
+    tf_ops.table_handle(name, DIM, initializer="constant")
+    again = tf_ops.table_handle(name, DIM, initializer="constant")
+    tf_ops.assign(again, tf.constant([1]), tf.ones((1, DIM)))
+    np.testing.assert_array_equal(read(tf_ops.table_handle(name, DIM), [1]), np.ones((1, DIM)))
+    with pytest.raises(ERROR, match="exists with dim 4, dim 5 was asked for"):
+        tf_ops.table_handle(name, 5)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint64"])
+def test_assign_export_and_remove_take_keys_of_each_dtype(wrap, dtype):
+    table = new_table()
+
+    @wrap
+    def assign(keys, values):
+        tf_ops.assign(table, keys, values)
+        return tf_ops.size(table)
+
+    assert assign(tf.constant([3, 1, 2], dtype), tf.ones((3, DIM))) == 3
+    contents = wrap(lambda: tf_ops.export(table, DIM, with_slots=False))()
+    assert sorted(contents.keys.numpy()) == [1, 2, 3]
+    np.testing.assert_array_equal(contents.embeddings, np.ones((3, DIM)))
+    assert wrap(lambda k: tf_ops.remove(table, k))(tf.constant([1, 9], dtype)) == 1
+
+
+def test_export_infers_its_shapes():
+    with tf.Graph().as_default():
+        contents = tf_ops.export(tf_ops.table_handle("shapes", DIM), DIM, with_slots=True)
+    shapes = [tensor.shape.as_list() for tensor in contents]
+    assert shapes == [[None], [None, DIM], [None, None], [None], [], []]
+
+
+def test_export_and_restore_carry_a_table_over(wrap):
+    table, other = uniform_table(), new_table()
+    receipt = tf_ops.lookup(table, tf.range(100), DIM, True).receipt
+    tf_ops.commit(table, tf_ops.deposit(receipt, tf.ones((100, DIM))), "adam", [], RATE[:0])
+
+    @wrap
+    def carry():
+        tf_ops.restore(other, tf_ops.export(table, DIM, with_slots=True))
+        return tf_ops.size(other)
+
+    assert carry() == 100
+    np.testing.assert_array_equal(read(other, range(100)), read(table, range(100)))
+
+
+def test_stats_are_names_and_values():
+    tf_names, values = tf_ops.stats(new_table())
+    assert tf_names.shape == values.shape
+    assert b"rows" in tf_names.numpy()
+
+
+def test_a_tf1_optimizer_commits_through_the_constraint_of_the_anchor():
+    keys_value = np.array([5, 5, -7])
+    coefficients_value = np.array([[1.0], [2.0], [4.0]], np.float32)
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        table = tf_ops.table_handle("tf1", DIM, initializer="uniform", seed=3)
+        keys = v1.placeholder(tf.int64, [None])
+        coefficients = v1.placeholder(tf.float32, [None, 1])
+        anchor = v1.get_variable(
+            "anchor",
+            shape=(),
+            initializer=v1.zeros_initializer(),
+            use_resource=True,
+            constraint=lambda value: tf_ops.commit(
+                table, value, "sgd", ["learning_rate"], tf.constant([0.5], tf.float64)
+            ),
+        )
+        found = tf_ops.lookup(table, keys, DIM, True, anchor=anchor).embeddings
+        loss = tf.reduce_sum(found * coefficients)
+        train = v1.train.FtrlOptimizer(0.1).minimize(loss)
+        assert found.shape.as_list() == [None, DIM]
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            feed = {keys: keys_value, coefficients: coefficients_value}
+            before = session.run(found, feed)
+            for _ in range(3):
+                session.run(train, feed)
+            after, anchor_value, steps = session.run([found, anchor, tf_ops.steps(table)], feed)
+    sums = np.array([[3.0], [3.0], [4.0]])
+    # Three float32 subtractions.
+    np.testing.assert_allclose(after, before - 3 * 0.5 * sums, rtol=0, atol=1e-6)
+    assert anchor_value == 0.0 and steps == 3
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint64"])
+@pytest.mark.parametrize("owners", [1, 2, 3, 7])
+@pytest.mark.parametrize("n", [0, 1, 1000, 100_000])
+def test_unique_and_partition_groups_distinct_keys_by_owner(wrap, dtype, owners, n):
+    seed = 7
+    info = np.iinfo(dtype)
+    keys = np.random.default_rng(seed).integers(info.min, info.max, n, dtype, endpoint=True)
+    keys = keys[np.random.default_rng(seed).integers(0, max(n, 1), n) // 2]
+    part = wrap(lambda k: tf_ops.unique_and_partition(k, owners))(tf.constant(keys))
+    unique, splits, inverse = (tensor.numpy() for tensor in part)
+    assert unique.dtype == keys.dtype
+    np.testing.assert_array_equal(np.sort(unique), np.unique(keys))
+    np.testing.assert_array_equal(unique[inverse], keys)
+    # Floor modulo of the key as a signed number, in Python's integers.
+    expected = [int(key) % owners for key in unique.astype(np.int64)]
+    np.testing.assert_array_equal(np.repeat(np.arange(owners), splits), expected)
+
+
+def test_unique_and_partition_infers_its_shapes():
+    with tf.Graph().as_default():
+        part = tf_ops.unique_and_partition(tf.compat.v1.placeholder(tf.int64, [9]), 3)
+    assert [tensor.shape.as_list() for tensor in part] == [[None], [3], [9]]
+
+
+@pytest.mark.parametrize("key", [10, -1])
+def test_unique_and_partition_refuses_keys_beyond_the_limit(key):
+    with pytest.raises(ERROR, match=rf"expected keys in \[0, 10\), got {key}"):
+        tf_ops.unique_and_partition(tf.constant([1, key], tf.int64), 2, key_limit=10)
+
+
+def test_unique_and_partition_refuses_a_matrix():
+    with pytest.raises((ERROR, ValueError), match="one dimension|rank 1"):
+        tf_ops.unique_and_partition(tf.constant([[1]], tf.int64), 2)
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+def test_expand_puts_rows_in_their_places(wrap, dtype):
+    rows = tf.cast(tf.reshape(tf.range(12.0), (3, 4)), dtype)
+    inverse = np.array([2, 0, 0, 1, 2], np.int32)
+    np.testing.assert_array_equal(wrap(tf_ops.expand)(rows, inverse), rows.numpy()[inverse])
+
+
+def test_expand_and_its_gradient_infer_their_shapes():
+    with tf.Graph().as_default():
+        rows = tf.compat.v1.placeholder(tf.float32, [None, 4])
+        inverse = tf.compat.v1.placeholder(tf.int32, [7])
+        expanded = tf_ops.expand(rows, inverse)
+        sums = tf_ops.expand_gradient(expanded, inverse, tf.constant(3))
+        (gradient,) = tf.gradients(expanded, rows)
+    assert expanded.shape.as_list() == [7, 4]
+    assert sums.shape.as_list() == [3, 4]
+    assert gradient.shape.as_list() == [None, 4]
+
+
+def test_the_gradient_of_expand_is_that_of_finite_differences():
+    inverse = tf.constant([2, 0, 0, 1, 2, 2])
+    rows = tf.constant(np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32))
+    analytic, numeric = tf.test.compute_gradient(lambda r: tf_ops.expand(r, inverse), [rows])
+    # Linear; the difference quotient of float32 with TensorFlow's step of 2^-10.
+    np.testing.assert_allclose(analytic[0], numeric[0], rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+@pytest.mark.parametrize("n", [0, 5, 10_000])
+def test_expand_gradient_sums_in_float32(wrap, dtype, n):
+    random = np.random.default_rng(1)
+    distinct = 17
+    inverse = random.integers(0, distinct, n).astype(np.int32)
+    gradients = tf.cast(tf.constant(random.normal(size=(n, 3)), tf.float32), dtype)
+    sums = wrap(tf_ops.expand_gradient)(gradients, inverse, distinct)
+    expected = np.zeros((distinct, 3))
+    np.add.at(expected, inverse, tf.cast(gradients, tf.float64).numpy())
+    assert sums.dtype == tf.float32
+    # Sums of some 600 float32 numbers of size 1.
+    np.testing.assert_allclose(sums, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("place", [3, -1])
+def test_expand_refuses_places_that_do_not_exist(place):
+    with pytest.raises(ERROR, match=rf"expected inverse in \[0, 3\), got {place} at position 1"):
+        tf_ops.expand(tf.ones((3, 2)), tf.constant([0, place]))
+    with pytest.raises(ERROR, match=rf"expected inverse in \[0, 3\), got {place} at position 1"):
+        tf_ops.expand_gradient(tf.ones((2, 2)), tf.constant([0, place]), tf.constant(3))
+
+
+def test_expand_refuses_a_vector_of_rows():
+    with pytest.raises((ERROR, ValueError), match="two dimensions|rank 2"):
+        tf_ops.expand(tf.ones(3), tf.constant([0]))
+
+
+def test_expand_refuses_a_matrix_of_places():
+    with pytest.raises((ERROR, ValueError), match="one dimension|rank 1"):
+        tf_ops.expand(tf.ones((3, 2)), tf.constant([[0]]))
+
+
+def test_expand_gradient_refuses_another_number_of_gradients():
+    with pytest.raises(ERROR, match="one gradient a position"):
+        tf_ops.expand_gradient(tf.ones((3, 2)), tf.constant([0, 1]), tf.constant(2))
+
+
+def test_assign_wants_as_many_rows_as_keys(wrap):
+    table = new_table()
+
+    def assign(keys, values):
+        tf_ops.assign(table, keys, values)
+
+    with pytest.raises(ERROR, match=r"expected embeddings of shape \[2, 4\].*\[3,4\]"):
+        wrap(assign)(tf.constant([1, 2]), tf.ones((3, DIM)))
+
+
+def in_threads(count, work):
+    errors = []
+
+    def guarded(i):
+        try:
+            work(i)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_many_threads_can_call_one_function_that_trains():
+    table = new_table()
+    turns, threads, keys = 20, 8, 500
+
+    @tf.function
+    def step(k):
+        receipt = tf_ops.lookup(table, k, DIM, True).receipt
+        return sgd(table, tf_ops.deposit(receipt, tf.ones((tf.size(k), DIM))))
+
+    all_keys = tf.range(keys, dtype=tf.int64)
+    step(all_keys[:0])
+    in_threads(threads, lambda i: [step(tf.roll(all_keys, i, 0)) for _ in range(turns)])
+    # No gradient is lost and none counts twice; small integers are exact in float32.
+    np.testing.assert_array_equal(read(table, range(keys)), np.full((keys, DIM), -threads * turns))
+
+
+def test_many_threads_can_look_up_while_others_insert_remove_and_export():
+    table = uniform_table()
+    expected = read(table, range(2000))
+    lookup = tf.function(lambda k: tf_ops.lookup(table, k, DIM, True).embeddings)
+
+    def work(i):
+        random = np.random.default_rng(i)
+        for _ in range(30):
+            keys = random.integers(0, 2000, 1000)
+            if i == 0:
+                tf_ops.remove(table, tf.constant(keys))
+            elif i == 1:
+                contents = tf_ops.export(table, DIM, with_slots=True)
+                np.testing.assert_array_equal(contents.embeddings, expected[contents.keys])
+            else:
+                np.testing.assert_array_equal(lookup(tf.constant(keys)), expected[keys])
+
+    in_threads(8, work)
+
+
+def test_many_threads_can_partition_at_once():
+    keys = np.random.default_rng(2).integers(0, 1000, 20_000)
+    partition = tf.function(lambda k: tf_ops.unique_and_partition(k, 3))
+
+    def work(i):
+        part = partition(tf.constant(keys + i))
+        np.testing.assert_array_equal(part.unique_keys.numpy()[part.inverse], keys + i)
+
+    in_threads(8, work)
