@@ -187,8 +187,11 @@ def _check_strategy(layer: str) -> None:
     one_process = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
     if not tf.distribute.has_strategy() or isinstance(strategy, one_process):
         return
+    name = type(strategy).__name__
+    if name == "CollectiveAllReduceStrategy":  # what TensorFlow calls it inside
+        name = "MultiWorkerMirroredStrategy"
     raise ValueError(
         f"Layer '{layer}': expected no tf.distribute strategy, a MirroredStrategy or a "
-        f"OneDeviceStrategy. Received: {type(strategy).__name__}. For several processes start them "
+        f"OneDeviceStrategy. Received: {name}. For several processes start them "
         "with horovodrun; see the guide on distribution."
     )

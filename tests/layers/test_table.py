@@ -284,7 +284,7 @@ def test_assign_refuses_keys_out_of_the_range_of_a_direct_table():
 def test_a_direct_table_refuses_keys_of_another_owner():
     table = Table(DIM, ZEROS, max_rows=3, direct=True, owners=2, owner=1)
     table.assign([1, 3, 5], rows(1, 3, 5))
-    with pytest.raises(ValueError, match="key 2 belongs to worker 0.*this is worker 1 of 2"):
+    with pytest.raises(ValueError, match="worker 1.*key 2, which lives on worker 0"):
         table.assign([2], rows(2))
 
 

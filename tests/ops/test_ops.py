@@ -444,3 +444,21 @@ def test_many_threads_can_partition_at_once():
         np.testing.assert_array_equal(part.unique_keys.numpy()[part.inverse], keys + i)
 
     in_threads(8, work)
+
+
+def test_what_should_be_a_scalar_is_refused_and_does_not_end_the_process() -> None:
+    table = tf_ops.anonymous_table("t", 4)
+    found = tf_ops.lookup(table, tf.constant([1]), 4, True)
+    anchor, hypers = tf.constant(0.0), tf.zeros(0, tf.float64)
+    contents = tf_ops.export(table, 4, True)
+    for call in (
+        lambda: tf_ops.commit(table, anchor, "sgd", [], hypers, apply=tf.constant([True, False])),
+        lambda: tf_ops.commit(table, anchor, "sgd", [], hypers, step=tf.constant([1, 2])),
+        lambda: tf_ops.commit(table, anchor, "sgd", [], hypers, scale=tf.constant([1.0, 2.0])),
+        lambda: tf_ops.deposit(tf.stack([found.receipt] * 2), tf.ones((1, 4))),
+        lambda: tf_ops.expand_gradient(tf.ones((1, 2)), tf.constant([0]), tf.constant([1, 1])),
+        lambda: tf_ops.restore(table, contents._replace(rule=tf.constant(["a", "b"]))),
+        lambda: tf_ops.restore(table, contents._replace(steps=tf.constant([1, 2], tf.int64))),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="to be a scalar"):
+            call()

@@ -179,7 +179,9 @@ class RestoreOp : public TableOp {
     const tf::Tensor& update_nums = ctx->input(4);
     TF_RETURN_IF_ERROR(ExpectShape(name, "embeddings", embeddings, n, table.dim()));
     TF_RETURN_IF_ERROR(ExpectShape(name, "slots", slots, n, -1));
-    if (update_nums.NumElements() != n) {
+    TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(5), "rule"));
+    TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(6), "steps"));
+    if (update_nums.dims() != 1 || update_nums.NumElements() != n) {
       return absl::InvalidArgumentError("table '" + name + "': expected " + std::to_string(n) +
                                         " update counts, one a key, got " +
                                         std::to_string(update_nums.NumElements()));

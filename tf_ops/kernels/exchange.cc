@@ -158,6 +158,7 @@ class ExpandGradientOp : public tf::OpKernel {
 
   void Compute(tf::OpKernelContext* ctx) override {
     const tf::Tensor &gradients = ctx->input(0), &inverse = ctx->input(1);
+    OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(2), "distinct"));
     const int64_t distinct = ctx->input(2).scalar<int32_t>()();
     OP_REQUIRES_OK(ctx, ExpectMatrix("gradients", gradients));
     OP_REQUIRES(ctx, gradients.dim_size(0) == inverse.NumElements() && distinct >= 0,

@@ -35,7 +35,14 @@ absl::Status ToAbsl(const Status& status, const std::string& table_name) {
 }
 
 absl::Status GetTable(tf::OpKernelContext* ctx, tf::core::RefCountPtr<TableResource>* resource) {
+  TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(0), "table"));
   return tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), resource);
+}
+
+absl::Status ExpectScalar(const tf::Tensor& tensor, const char* what) {
+  if (tf::TensorShapeUtils::IsScalar(tensor.shape())) return absl::OkStatus();
+  return absl::InvalidArgumentError(std::string("expected ") + what +
+                                    " to be a scalar, got shape " + tensor.shape().DebugString());
 }
 
 ParallelFor IntraOpPool(tf::OpKernelContext* ctx) {

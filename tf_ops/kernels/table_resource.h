@@ -36,6 +36,10 @@ absl::Status ToAbsl(const Status& status, const std::string& table_name = "");
 absl::Status GetTable(tensorflow::OpKernelContext* ctx,
                       tensorflow::core::RefCountPtr<TableResource>* resource);
 
+// kInvalidArgument unless the tensor has one element. Shape functions do not run eagerly, and
+// TensorFlow aborts the process where a kernel reads a scalar from a tensor that is none.
+absl::Status ExpectScalar(const tensorflow::Tensor& tensor, const char* what);
+
 // TensorFlow's intra-op pool.
 ParallelFor IntraOpPool(tensorflow::OpKernelContext* ctx);
 

@@ -31,6 +31,7 @@ class DepositOp : public tf::OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(tf::OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(0), "receipt"));
     const Receipt* receipt = ctx->input(0).scalar<tf::Variant>()().get<Receipt>();
     OP_REQUIRES(ctx, receipt != nullptr && receipt->table != nullptr,
                 absl::InvalidArgumentError("expected the receipt of a SokEmbed>Lookup of this "
@@ -85,6 +86,9 @@ class CommitOp : public tf::OpKernel {
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(3), "step"));
+    OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(4), "scale"));
+    OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(5), "apply"));
     ctx->set_output(0, ctx->input(1));
     if (!ctx->input(5).scalar<bool>()()) return;
     tf::core::RefCountPtr<TableResource> resource;
