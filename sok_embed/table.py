@@ -150,7 +150,8 @@ class Table(tf.saved_model.experimental.TrackableResource):
 
         Returns:
             `(keys, embeddings)`: int64 `[n]` and float32 `[n, dim]`. With `slots`, an `Export`
-            of NumPy arrays, which also has `slots`, `update_nums`, `rule` and `steps`.
+            of NumPy arrays, which also has `slots`, `update_nums`, `slot_start`, `rule`
+            and `steps`.
         """
         contents = tf_ops.export(self.resource_handle, self.dim, with_slots=slots)
         if not slots:

@@ -157,6 +157,7 @@ class Export(NamedTuple):
         embeddings: float32 `[n, dim]`.
         slots: float32 `[n, slot_floats]`, or `[0, 0]`.
         update_nums: int64 `[n]`, the commits that touched each row, or `[0]`.
+        slot_start: float32 `[slot_floats]`, what the slots of a new row hold, or `[0]`.
         rule: string scalar, the name of the row optimizer, empty before the first commit.
         steps: int64 scalar, the commits so far.
     """
@@ -165,6 +166,7 @@ class Export(NamedTuple):
     embeddings: tf.Tensor
     slots: tf.Tensor
     update_nums: tf.Tensor
+    slot_start: tf.Tensor
     rule: tf.Tensor
     steps: tf.Tensor
 

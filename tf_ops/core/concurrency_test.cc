@@ -171,7 +171,8 @@ TEST_CASE("no row is torn while tables are restored, assigned and read") {
                        faults.refused +=
                            !table
                                 ->Restore("momentum", 1, keys.data(), kKeys, values.data(),
-                                          values.data(), kDim, update_nums.data(), ThreadedFor)
+                                          values.data(), kDim, update_nums.data(), values.data(),
+                                          ThreadedFor)
                                 .ok();
                      },
                  });

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <type_traits>
 #include <utility>
 
@@ -30,10 +31,12 @@ Result<std::unique_ptr<Table>> Table::Make(const TableConfig& config) {
   auto layout = std::make_shared<const RowLayout>(config.dim, std::vector<Slot>{});
   std::unique_ptr<RowStore> store;
   if (config.direct) {
-    if (config.max_rows == 0 || config.owners == 0 || config.owner >= config.owners) {
+    constexpr uint64_t kMostKeys = uint64_t{1} << 62;
+    if (config.max_rows == 0 || config.owner >= config.owners ||
+        config.max_rows > kMostKeys / config.owners) {
       return InvalidArgument(
-          "a table without a hash index needs max_rows of at least 1 and an owner below owners, "
-          "got max_rows " +
+          "a table without a hash index needs max_rows of at least 1, an owner below owners, and "
+          "fewer than 2^62 keys in all, got max_rows " +
           std::to_string(config.max_rows) + ", owner " + std::to_string(config.owner) + " of " +
           std::to_string(config.owners));
     }
@@ -73,20 +76,11 @@ Status Table::CheckRange(const Key* keys, size_t n) const {
   return Status();
 }
 
-Status Table::MakeRows(const Key* keys, const std::vector<uint32_t>& positions, const float* starts,
-                       const ParallelFor& parallel_for) {
-  std::vector<Key> absent(positions.size());
-  for (size_t i = 0; i < positions.size(); ++i) absent[i] = keys[positions[i]];
-  const int dim = config_.dim;
+Status Table::MakeRows(const std::vector<Key>& keys, const ParallelFor& parallel_for) {
   return store_->Upsert(
-      absent.data(), absent.size(), config_.max_rows,
+      keys.data(), keys.size(), config_.max_rows,
       [&](size_t i, RowView row, bool is_new) {
-        if (!is_new) return;
-        if (starts != nullptr) {
-          std::copy_n(starts + size_t{positions[i]} * dim, dim, row.embedding);
-        } else {
-          initializer_.Fill(absent[i], row.embedding, dim);
-        }
+        if (is_new) initializer_.Fill(keys[i], row.embedding, config_.dim);
       },
       parallel_for);
 }
@@ -101,10 +95,19 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
       keys, n, out, [&](Key key, float* row) { initializer_.Fill(key, row, config_.dim); },
       make_rows ? &missing : nullptr, parallel_for);
   if (missing.empty()) return Status();
-  // Gather has put out what new rows start from, in float32 if that is what was asked for.
-  const float* starts = nullptr;
-  if constexpr (std::is_same_v<T, float>) starts = out;
-  return MakeRows(keys, missing, starts, parallel_for);
+  std::vector<Key> absent(missing.size());
+  for (size_t i = 0; i < missing.size(); ++i) absent[i] = keys[missing[i]];
+  if constexpr (std::is_same_v<T, float>) {
+    // Gather has put out what the new rows start from.
+    const int dim = config_.dim;
+    return store_->Upsert(
+        absent.data(), absent.size(), config_.max_rows,
+        [&](size_t i, RowView row, bool is_new) {
+          if (is_new) std::copy_n(out + size_t{missing[i]} * dim, dim, row.embedding);
+        },
+        parallel_for);
+  }
+  return MakeRows(absent, parallel_for);
 }
 
 template Status Table::Lookup(const Key*, size_t, bool, float*, const ParallelFor&);
@@ -130,15 +133,14 @@ uint64_t Table::DropDeposits() {
 
 Status Table::MakeDepositedRows(const std::vector<Deposited>& deposits,
                                 const ParallelFor& parallel_for) {
-  const bool removed = removals_.load() > 0;
-  for (const Deposited& deposit : deposits) {
-    if (deposit.keys.rows_made && !removed) continue;
-    const auto missing = store_->Missing(deposit.keys.keys, deposit.keys.n, parallel_for);
-    if (missing.empty()) continue;
-    Status status = MakeRows(deposit.keys.keys, missing, nullptr, parallel_for);
-    if (!status.ok()) return status;
+  std::vector<Key> absent;
+  for (const auto& [keys, hold, gradients] : deposits) {
+    if (keys.rows_made && keys.removals == removals()) continue;
+    for (uint32_t i : store_->Missing(keys.keys, keys.n, parallel_for)) {
+      absent.push_back(keys.keys[i]);
+    }
   }
-  return Status();
+  return absent.empty() ? Status() : MakeRows(absent, parallel_for);
 }
 
 Result<CommitOutcome> Table::Commit(const CommitOptions& options, const ParallelFor& parallel_for) {
@@ -155,13 +157,12 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
 
   Status status = MakeDepositedRows(deposits, parallel_for);
   if (!status.ok()) return status;
-  // Rows that are removed from here on are left out; those removed before were made again.
-  removals_ = 0;
+  // Rows that are removed from here on are left out.
 
   // Another rule's slot of the same name means something else, and an optimizer that takes its
   // first step has no past: let no slot survive.
   const bool anew = state_.rule != options.rule || options.step == 1;
-  outcome.restarted = anew && state_.steps > 0;
+  outcome.restarted = anew && !state_.rule.empty();
   outcome.previous = state_.rule;
   std::vector<Slot> slots = optimizer.value()->slots(config_.dim);
   if (outcome.restarted && !state_.slots.empty()) {
@@ -197,7 +198,8 @@ Status Table::Assign(const Key* keys, size_t n, const float* embeddings,
 
 Status Table::Restore(const std::string& rule, int64_t steps, const Key* keys, size_t n,
                       const float* embeddings, const float* slots, int slot_floats,
-                      const int64_t* update_nums, const ParallelFor& parallel_for) {
+                      const int64_t* update_nums, const float* slot_start,
+                      const ParallelFor& parallel_for) {
   Status status = CheckRange(keys, n);
   if (!status.ok()) return status;
   if (config_.max_rows > 0 && n > config_.max_rows) {
@@ -211,14 +213,21 @@ Status Table::Restore(const std::string& rule, int64_t steps, const Key* keys, s
     if (!optimizer.ok()) return optimizer.status();
     state.slots = optimizer.value()->slots(config_.dim);
   }
-  auto layout = std::make_shared<const RowLayout>(config_.dim, state.slots);
-  if (layout->slot_floats() != slot_floats) {
-    return InvalidArgument("rule '" + rule + "' keeps " + std::to_string(layout->slot_floats()) +
+  int floats = 0;
+  for (const Slot& slot : state.slots) floats += slot.width;
+  if (floats != slot_floats) {
+    return InvalidArgument("rule '" + rule + "' keeps " + std::to_string(floats) +
                            " slot values a row at dim " + std::to_string(config_.dim) + ", got " +
                            std::to_string(slot_floats));
   }
+  for (Slot& slot : state.slots) {
+    slot.initial = *slot_start;
+    slot_start += slot.width;
+  }
+  auto layout = std::make_shared<const RowLayout>(config_.dim, state.slots);
   std::lock_guard<std::mutex> commit(commit_mu_);
   DropDeposits();
+  ++removals_;
   store_->Clear();
   auto relaid = store_->Relay(layout, parallel_for);
   if (!relaid.ok()) return relaid.status();
@@ -235,7 +244,13 @@ Status Table::Restore(const std::string& rule, int64_t steps, const Key* keys, s
 }
 
 uint64_t Table::Remove(const Key* keys, size_t n, const ParallelFor& parallel_for) {
-  if (!CheckRange(keys, n).ok()) return 0;
+  std::vector<Key> held;
+  if (!CheckRange(keys, n).ok()) {
+    std::copy_if(keys, keys + n, std::back_inserter(held),
+                 [&](const Key& key) { return CheckRange(&key, 1).ok(); });
+    keys = held.data();
+    n = held.size();
+  }
   ++removals_;
   return store_->Erase(keys, n, parallel_for);
 }
@@ -247,7 +262,7 @@ void Table::Snapshot::Write(Key* keys, float* embeddings, float* slots,
     keys[i] = key;
     std::copy_n(row.embedding, dim_, embeddings + i * dim_);
     if (slots != nullptr) {
-      std::copy_n(row.embedding + dim_, slot_floats_, slots + i * slot_floats_);
+      std::copy_n(row.embedding + dim_, slot_floats(), slots + i * slot_floats());
     }
     if (update_nums != nullptr) update_nums[i] = row.meta->update_num;
     ++i;
@@ -260,7 +275,7 @@ Table::Snapshot Table::Freeze() {
   snapshot.rows_ = store_->Freeze();
   snapshot.state_ = state_;
   snapshot.dim_ = config_.dim;
-  for (const Slot& slot : state_.slots) snapshot.slot_floats_ += slot.width;
+  snapshot.slot_start_ = RowLayout(config_.dim, state_.slots).slot_start();
   return snapshot;
 }
 

@@ -41,6 +41,7 @@ struct LookupKeys {
   const Key* keys = nullptr;         // (n)
   size_t n = 0;
   bool rows_made = false;  // the lookup made rows for the keys that had none
+  uint64_t removals = 0;   // Table::removals() before the lookup
 };
 
 struct CommitOptions {
@@ -66,7 +67,7 @@ struct TableStats {
 struct TableState {
   std::string rule;  // empty before the first commit
   std::vector<Slot> slots;
-  int64_t steps = 0;  // commits that found gradients
+  int64_t steps = 0;  // commits that found deposits
 };
 
 // Thread-safe. Lookups run beside lookups; commits, exports and restores run one at a time.
@@ -99,23 +100,27 @@ class Table {
   Status Assign(const Key* keys, size_t n, const float* embeddings,
                 const ParallelFor& parallel_for);
 
-  // Replaces all rows, the rule and its step count. slots (n, slot_floats), update_nums (n). An
-  // empty rule has no slots. Drops the deposits.
+  // Replaces all rows, the rule and its step count. slots (n, slot_floats), update_nums (n),
+  // slot_start (slot_floats) is what the slots of rows to come start from. An empty rule has no
+  // slots. Drops the deposits.
   // Errors: kInvalidArgument for an unknown rule or another slot_floats than the rule has;
   // kOutOfRange and kResourceExhausted as Lookup. Nothing has changed then.
   Status Restore(const std::string& rule, int64_t steps, const Key* keys, size_t n,
                  const float* embeddings, const float* slots, int slot_floats,
-                 const int64_t* update_nums, const ParallelFor& parallel_for);
+                 const int64_t* update_nums, const float* slot_start,
+                 const ParallelFor& parallel_for);
 
-  // Returns how many of the keys had a row.
+  // Returns how many of the keys had a row. Keys that this table cannot hold have none.
   uint64_t Remove(const Key* keys, size_t n, const ParallelFor& parallel_for);
 
-  // What an export writes down. No commit runs and no row is made as long as it lives.
+  // What an export writes down. No commit runs and no row is made as long as it lives; its thread
+  // must not use the table otherwise.
   class Snapshot {
    public:
     uint64_t size() const { return rows_->size(); }
     const TableState& state() const { return state_; }
-    int slot_floats() const { return slot_floats_; }
+    int slot_floats() const { return static_cast<int>(slot_start_.size()); }
+    const std::vector<float>& slot_start() const { return slot_start_; }  // (slot_floats)
     // keys (n), embeddings (n, dim), slots (n, slot_floats) or null, update_nums (n) or null.
     void Write(Key* keys, float* embeddings, float* slots, int64_t* update_nums) const;
 
@@ -125,11 +130,13 @@ class Table {
     std::unique_ptr<RowStore::Frozen> rows_;
     TableState state_;
     int dim_ = 0;
-    int slot_floats_ = 0;
+    std::vector<float> slot_start_;
   };
   Snapshot Freeze();
 
   int dim() const { return config_.dim; }
+  // Grows whenever rows may have gone.
+  uint64_t removals() const { return removals_.load(); }
   uint64_t size() const { return store_->size(); }
   int64_t steps();
   TableStats Stats();
@@ -143,9 +150,7 @@ class Table {
 
   Table(const TableConfig& config, const Initializer& initializer, std::unique_ptr<RowStore> store);
   Status CheckRange(const Key* keys, size_t n) const;
-  // Rows for keys[positions[i]]. starts, unless null, is (all keys, dim) of what they start from.
-  Status MakeRows(const Key* keys, const std::vector<uint32_t>& positions, const float* starts,
-                  const ParallelFor& parallel_for);
+  Status MakeRows(const std::vector<Key>& keys, const ParallelFor& parallel_for);
   Status MakeDepositedRows(const std::vector<Deposited>& deposits, const ParallelFor& parallel_for);
 
   const TableConfig config_;

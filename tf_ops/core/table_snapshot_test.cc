@@ -35,7 +35,7 @@ struct Export {
   TableState state;
   int slot_floats = 0;
   std::vector<Key> keys;
-  std::vector<float> embeddings, slots;
+  std::vector<float> embeddings, slots, slot_start;
   std::vector<int64_t> update_nums;
 };
 
@@ -44,6 +44,7 @@ Export ExportOf(Table& table) {
   Export e;
   e.state = snapshot.state();
   e.slot_floats = snapshot.slot_floats();
+  e.slot_start = snapshot.slot_start();
   e.keys.resize(snapshot.size());
   e.embeddings.resize(e.keys.size() * kDim);
   e.slots.resize(e.keys.size() * e.slot_floats);
@@ -55,7 +56,7 @@ Export ExportOf(Table& table) {
 Status Restore(Table& table, const Export& e) {
   return table.Restore(e.state.rule, e.state.steps, e.keys.data(), e.keys.size(),
                        e.embeddings.data(), e.slots.data(), e.slot_floats, e.update_nums.data(),
-                       ThreadedFor);
+                       e.slot_start.data(), ThreadedFor);
 }
 
 // By key, since the order of an export is the store's own.
@@ -75,6 +76,7 @@ Export MadeUp(const std::string& rule, int slot_floats) {
   Export e;
   e.state = {rule, {}, 17};
   e.slot_floats = slot_floats;
+  e.slot_start.assign(slot_floats, 0.0f);
   e.keys = {4, 0, 2};
   for (Key key : e.keys) {
     e.embeddings.insert(e.embeddings.end(), kDim, 10.0f * static_cast<float>(key));
@@ -211,6 +213,26 @@ TEST_CASE("a restore that cannot be is an error that changes nothing") {
   CheckRefused(MakeTable(2), MadeUp("sgd", 0), Code::kResourceExhausted,
                "at most 2 rows cannot take up 3");
   CheckRefused(MakeTable(4, true), MadeUp("sgd", 0), Code::kOutOfRange, "[0, 4), got 4");
+}
+
+TEST_CASE("rows that come after a restore start from the slots that the saved run gave new rows") {
+  const auto original = MakeTable(0, false);
+  const std::vector<Key> first = {1}, second = {2};
+  const std::vector<float> gradients(kDim, 0.5f);
+  const CommitOptions options{"adagrad", {{"initial_accumulator_value", 3.0}}, 0, 1.0f};
+  const auto train = [&](Table& table, const std::vector<Key>& keys) {
+    table.Deposit({nullptr, keys.data(), keys.size(), false, 0}, nullptr, gradients.data(),
+                  nullptr);
+    REQUIRE(table.Commit(options, SerialFor).ok());
+  };
+  train(*original, first);
+  const auto copy = MakeTable(0, false);
+  REQUIRE(Restore(*copy, ExportOf(*original)).ok());
+  std::vector<float> out(kDim);
+  // Before any commit says what the accumulator starts from.
+  REQUIRE(copy->Lookup(second.data(), 1, true, out.data(), SerialFor).ok());
+  const auto rows = RowsOf(ExportOf(*copy));
+  for (int j = 0; j < kDim; ++j) CHECK(rows.at(2)[kDim + j] == 3.0);
 }
 
 }  // namespace

@@ -66,6 +66,7 @@ REGISTER_OP("SokEmbed>Export")
     .Output("embeddings: float")
     .Output("slots: float")
     .Output("update_nums: int64")
+    .Output("slot_start: float")
     .Output("rule: string")
     .Output("steps: int64")
     .Attr("with_slots: bool = false")
@@ -78,12 +79,13 @@ REGISTER_OP("SokEmbed>Export")
       c->set_output(1, c->Matrix(c->UnknownDim(), dim));
       c->set_output(2, c->Matrix(c->UnknownDim(), c->UnknownDim()));
       c->set_output(3, c->Vector(c->UnknownDim()));
-      c->set_output(4, c->Scalar());
+      c->set_output(4, c->Vector(c->UnknownDim()));
       c->set_output(5, c->Scalar());
+      c->set_output(6, c->Scalar());
       return absl::OkStatus();
     });
 
-// Without slots, `slots` is [0, 0] and `update_nums` is [0].
+// Without slots, `slots` is [0, 0], `update_nums` and `slot_start` are [0].
 class ExportOp : public TableOp {
  public:
   explicit ExportOp(tf::OpKernelConstruction* ctx) : TableOp(ctx) {
@@ -95,14 +97,16 @@ class ExportOp : public TableOp {
     const Table::Snapshot snapshot = resource.table()->Freeze();
     const auto n = static_cast<int64_t>(snapshot.size());
     const int64_t extra = with_slots_ ? n : 0;
-    tf::Tensor *keys, *embeddings, *slots, *update_nums, *rule, *steps;
+    const int64_t width = with_slots_ ? snapshot.slot_floats() : 0;
+    tf::Tensor *keys, *embeddings, *slots, *update_nums, *slot_start, *rule, *steps;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, {n}, &keys));
     TF_RETURN_IF_ERROR(ctx->allocate_output(1, {n, resource.table()->dim()}, &embeddings));
-    TF_RETURN_IF_ERROR(
-        ctx->allocate_output(2, {extra, with_slots_ ? snapshot.slot_floats() : 0}, &slots));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(2, {extra, width}, &slots));
     TF_RETURN_IF_ERROR(ctx->allocate_output(3, {extra}, &update_nums));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(4, {}, &rule));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(5, {}, &steps));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(4, {width}, &slot_start));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(5, {}, &rule));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(6, {}, &steps));
+    std::copy_n(snapshot.slot_start().begin(), width, slot_start->flat<float>().data());
     snapshot.Write(static_cast<Key*>(keys->data()), static_cast<float*>(embeddings->data()),
                    with_slots_ ? static_cast<float*>(slots->data()) : nullptr,
                    with_slots_ ? static_cast<int64_t*>(update_nums->data()) : nullptr);
@@ -153,6 +157,7 @@ REGISTER_OP("SokEmbed>Restore")
     .Input("embeddings: float")
     .Input("slots: float")
     .Input("update_nums: int64")
+    .Input("slot_start: float")
     .Input("rule: string")
     .Input("steps: int64")
     .SetIsStateful()
@@ -176,21 +181,27 @@ class RestoreOp : public TableOp {
     const LookupKeys keys = KeysOf(ctx->input(1));
     const auto n = static_cast<int64_t>(keys.n);
     const tf::Tensor &embeddings = ctx->input(2), &slots = ctx->input(3);
-    const tf::Tensor& update_nums = ctx->input(4);
+    const tf::Tensor &update_nums = ctx->input(4), &slot_start = ctx->input(5);
     TF_RETURN_IF_ERROR(ExpectShape(name, "embeddings", embeddings, n, table.dim()));
     TF_RETURN_IF_ERROR(ExpectShape(name, "slots", slots, n, -1));
-    TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(5), "rule"));
-    TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(6), "steps"));
+    TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(6), "rule"));
+    TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(7), "steps"));
     if (update_nums.dims() != 1 || update_nums.NumElements() != n) {
       return absl::InvalidArgumentError("table '" + name + "': expected " + std::to_string(n) +
                                         " update counts, one a key, got " +
                                         std::to_string(update_nums.NumElements()));
     }
+    if (slot_start.NumElements() != slots.dim_size(1)) {
+      return absl::InvalidArgumentError(
+          "table '" + name + "': expected slot_start to have " + std::to_string(slots.dim_size(1)) +
+          " values, one a column of slots, got " + std::to_string(slot_start.NumElements()));
+    }
     return ToAbsl(
-        table.Restore(ctx->input(5).scalar<tf::tstring>()(), ctx->input(6).scalar<int64_t>()(),
+        table.Restore(ctx->input(6).scalar<tf::tstring>()(), ctx->input(7).scalar<int64_t>()(),
                       keys.keys, keys.n, static_cast<const float*>(embeddings.data()),
                       static_cast<const float*>(slots.data()), static_cast<int>(slots.dim_size(1)),
-                      static_cast<const int64_t*>(update_nums.data()), IntraOpPool(ctx)),
+                      static_cast<const int64_t*>(update_nums.data()),
+                      static_cast<const float*>(slot_start.data()), IntraOpPool(ctx)),
         name);
   }
 };

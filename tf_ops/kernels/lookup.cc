@@ -61,6 +61,7 @@ class LookupOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {}, &receipt));
 
     LookupKeys batch = KeysOf(keys);
+    batch.removals = table.removals();
     Status status;
     if (embeddings->dtype() == tf::DT_FLOAT) {
       status = table.Lookup(batch.keys, batch.n, make_rows_,
