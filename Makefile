@@ -56,7 +56,7 @@ endif
 # The editable install configures and builds $(NATIVE); from then on cmake alone keeps it fresh.
 $(STAMPS)/editable: setup.py pyproject.toml $(STAMPS)/requirements
 	@echo "Building the native libraries, installing sok_embed editable"
-	@SOK_BUILD_DIR=$(NATIVE) CMAKE_ARGS="-DSOK_BUILD_TESTS=ON $${CMAKE_ARGS:-}" \
+	@SOK_BUILD_DIR=$(NATIVE) CMAKE_ARGS="-DSOK_BUILD_TESTS=ON -DSOK_WERROR=ON $${CMAKE_ARGS:-}" \
 	  $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
 	@touch $@
 
@@ -112,7 +112,7 @@ sanitize:  ## the core's tests under address and undefined, then thread sanitize
 	done
 
 clean:  ## remove everything that make made, .venv included; the Horovod cache stays
-	rm -rf .venv build dist *.egg-info tf_ops/*.so .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv build dist runs *.egg-info tf_ops/*.so .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:

@@ -7,8 +7,9 @@ which applies the gradients that the step's backward pass deposited in the table
 
 from __future__ import annotations
 
+import itertools
 import sys
-import warnings
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 
 from sok_embed import communicators, tf_ops
-from sok_embed.optimizers import row_rule
+from sok_embed.optimizers import row_rule, warn_of_ignored
 from sok_embed.table import Table
 
 
@@ -81,7 +82,7 @@ class Commit:
         rule = row_rule(optimizer)
         if applying is not None and not self._warned:
             self._warned = True
-            _warn_of_ignored(applying, self._table.name)
+            warn_of_ignored(applying, self._table.name)
         hyper = dict(rule.hyper)
         follows = optimizer is applying
         if follows and not optimizer._use_weight_decay(_native(anchor)):
@@ -99,6 +100,7 @@ class Commit:
             step=tf.cast(optimizer.iterations, tf.int64) + 1 if follows else 0,
             scale=1.0 / (pace.divisor * communicators.size()),
             apply=pace.apply,
+            optimizer=_number(applying),
         )
 
     def _learning_rate(self, optimizer: Any, follows: bool) -> tf.Tensor:
@@ -108,6 +110,19 @@ class Commit:
         else:
             rate = optimizer.learning_rate
         return tf.cast(tf.convert_to_tensor(rate), tf.float64)
+
+
+_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_next_number = itertools.count(1)
+
+
+def _number(optimizer: Any) -> int:
+    """Tells optimizers apart: what one accumulates, another must not apply."""
+    if optimizer is None:
+        return 0
+    if optimizer not in _numbers:
+        _numbers[optimizer] = next(_next_number)
+    return _numbers[optimizer]
 
 
 def _native(variable: Any) -> Any:
@@ -129,17 +144,3 @@ def _refuse_loss_scaling(table: str) -> None:
                 "model. Use mixed_bfloat16, which needs no loss scaling, or float32."
             )
         frame = frame.f_back
-
-
-def _warn_of_ignored(optimizer: Any, table: str) -> None:
-    ignored = [
-        name
-        for name in ("clipnorm", "global_clipnorm", "clipvalue", "use_ema")
-        if getattr(optimizer, name, None)
-    ]
-    if ignored:
-        warnings.warn(
-            f"Table '{table}': {', '.join(ignored)} of the optimizer '{optimizer.name}' reaches "
-            "dense variables only, not the rows of a table.",
-            stacklevel=2,
-        )

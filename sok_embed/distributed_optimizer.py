@@ -51,12 +51,25 @@ def DistributedOptimizer(optimizer: Any) -> keras.optimizers.Optimizer:  # noqa:
         (_AveragesGradients, base),
         {"__module__": base.__module__, "__class__": property(lambda self: base)},
     )
-    made = averaging.from_config(optimizer.get_config())
+    made = averaging.from_config(_config(optimizer))
     # What `exclude_from_weight_decay` has set is in no config.
     for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
         if hasattr(optimizer, name):
             setattr(made, name, getattr(optimizer, name))
     return made
+
+
+def _config(optimizer: Any) -> dict[str, Any]:
+    """The config, with a learning rate that is a function as it is: it has no config."""
+    rate = optimizer._learning_rate
+    schedules = keras.optimizers.schedules
+    if not callable(rate) or isinstance(rate, schedules.LearningRateSchedule):
+        return dict(optimizer.get_config())
+    optimizer._learning_rate = None
+    try:
+        return {**optimizer.get_config(), "learning_rate": rate}
+    finally:
+        optimizer._learning_rate = rate
 
 
 class _AveragesGradients:

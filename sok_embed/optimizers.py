@@ -7,6 +7,7 @@ them: it may change between steps, and travels with each commit.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -299,6 +300,45 @@ def get(identifier: Any) -> keras.optimizers.Optimizer | None:
         )
     row_rule(optimizer)
     return optimizer
+
+
+def check_own(optimizer: keras.optimizers.Optimizer | None, table: str) -> None:
+    """Looks at the options of a layer's own optimizer that cannot reach rows.
+
+    Args:
+        optimizer: What `get` returned.
+        table: The name of the table, for messages.
+
+    Raises:
+        ValueError: For `gradient_accumulation_steps` and `loss_scale_factor`, which change what a
+            step is. That the model's optimizer decides, for rows too.
+    """
+    if optimizer is None:
+        return
+    for option in ("gradient_accumulation_steps", "loss_scale_factor"):
+        value = getattr(optimizer, option, None)
+        if value is not None:
+            raise ValueError(
+                f"Table '{table}': expected an optimizer of the layer's own without {option}. "
+                f"Received: {option}={value}. Give it to the optimizer of the model, which decides "
+                "when a step is taken and how the loss is scaled, for the rows too."
+            )
+    warn_of_ignored(optimizer, table)
+
+
+def warn_of_ignored(optimizer: keras.optimizers.Optimizer, table: str) -> None:
+    """Warns if the optimizer has clipping or averaging, which do not reach rows."""
+    ignored = [
+        name
+        for name in ("clipnorm", "global_clipnorm", "clipvalue", "use_ema")
+        if getattr(optimizer, name, None)
+    ]
+    if ignored:
+        warnings.warn(
+            f"Table '{table}': {', '.join(ignored)} of the optimizer '{optimizer.name}' reaches "
+            "dense variables only, not the rows of a table.",
+            stacklevel=3,
+        )
 
 
 def serialize(optimizer: keras.optimizers.Optimizer | None) -> dict[str, Any] | None:

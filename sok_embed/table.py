@@ -44,6 +44,9 @@ class Table(tf.saved_model.experimental.TrackableResource):
         owners: How many workers share the keys.
         owner: The number of this worker.
         name: For messages.
+
+    Raises:
+        ValueError: For `direct` without `max_rows`.
     """
 
     def __init__(
@@ -61,10 +64,15 @@ class Table(tf.saved_model.experimental.TrackableResource):
         super().__init__()
         self.dim = dim
         self.name = name
-        self._owners = owners
-        self._owner = owner
+        if direct and max_rows is None:
+            raise ValueError(
+                f"Table '{name}': expected max_rows with direct=True, which gives the range of the "
+                "keys. Received: max_rows=None."
+            )
+        self.owners = owners
+        self.owner = owner
         self.key_limit = max_rows * owners if direct and max_rows is not None else 0
-        signed_seed = seed % _UINT64
+        signed_seed = int(seed) % _UINT64
         self._attributes = {
             "initializer": initializer.kind,
             "initializer_a": initializer.a,
@@ -87,10 +95,10 @@ class Table(tf.saved_model.experimental.TrackableResource):
         """A table is ready once it is made."""
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
-        if save_type == "savedmodel" and self._owners > 1:
+        if save_type == "savedmodel" and self.owners > 1:
             raise ValueError(
                 f"Table '{self.name}': expected all rows in this process, to write a SavedModel. "
-                f"Received: one part of {self._owners}. Export the parts with "
+                f"Received: one part of {self.owners}. Export the parts with "
                 "`table.export(slots=True)`, put them together in one process with `table.assign`, "
                 "and save there."
             )
@@ -105,14 +113,14 @@ class Table(tf.saved_model.experimental.TrackableResource):
     def _own_keys(self, keys: Any) -> tf.Tensor:
         """The keys as a tensor; raises if one of them lives on another worker."""
         tensor = as_keys(keys)
-        if self._owners > 1:
+        if self.owners > 1:
             values = tensor.numpy()
-            foreign = values[values % self._owners != self._owner]
+            foreign = values[values % self.owners != self.owner]
             if foreign.size:
                 raise ValueError(
-                    f"Table '{self.name}': expected keys of worker {self._owner}, those with "
-                    f"key % {self._owners} == {self._owner}. Received: key {foreign[0]}, which "
-                    f"lives on worker {foreign[0] % self._owners}."
+                    f"Table '{self.name}': expected keys of worker {self.owner}, those with "
+                    f"key % {self.owners} == {self.owner}. Received: key {foreign[0]}, which "
+                    f"lives on worker {foreign[0] % self.owners}."
                 )
         return tensor
 
@@ -188,6 +196,9 @@ class Table(tf.saved_model.experimental.TrackableResource):
 
         Returns:
             How many rows there were to remove.
+
+        Raises:
+            ValueError: For keys that are no integers, or that live on another worker.
         """
         return int(as_errors(lambda: tf_ops.remove(self.resource_handle, self._own_keys(keys))))
 
@@ -227,6 +238,8 @@ def as_keys(keys: Any) -> tf.Tensor:
         array = np.asarray(keys)
         if array.size == 0:
             array = array.astype(np.int64)
+        elif not np.issubdtype(array.dtype, np.integer):
+            _refuse_mixed_integers(keys)
         keys = array
     if isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
         raise ValueError(
@@ -243,6 +256,19 @@ def as_keys(keys: Any) -> tf.Tensor:
             "tf.strings.to_hash_bucket_fast."
         )
     return tf.cast(tensor, tf.int64)
+
+
+def _refuse_mixed_integers(keys: Any) -> None:
+    """Raises for integers of which NumPy makes floats or objects."""
+    values = np.asarray(keys, dtype=object).ravel().tolist()
+    if all(
+        isinstance(value, (int, np.integer)) and not isinstance(value, bool) for value in values
+    ):
+        raise ValueError(
+            f"Expected integer keys of int64 or of uint64. Received: {min(values)} and "
+            f"{max(values)}, which have no common 64-bit type. Pass a NumPy array of one dtype; "
+            "the uint64 key k + 2**64 is the int64 key k."
+        )
 
 
 def as_errors(call: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import sok_embed
@@ -19,6 +20,40 @@ DIM = 4
 BATCH = 8
 LENGTH = 10
 STEPS = 50
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
+    "nesterov": lambda: keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01),
+    "rmsprop_centered": lambda: keras.optimizers.RMSprop(0.01, centered=True),
+    "rmsprop_momentum": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5),
+    "rmsprop_centered_momentum": lambda: keras.optimizers.RMSprop(
+        0.01, centered=True, momentum=0.5
+    ),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "adam_weight_decay": lambda: keras.optimizers.Adam(0.01, weight_decay=0.1),
+    "amsgrad": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
+    "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.1, beta=0.1),
+    "ftrl_l1_l2": lambda: keras.optimizers.Ftrl(
+        0.1, l1_regularization_strength=0.01, l2_regularization_strength=0.02
+    ),
+    "ftrl_shrinkage": lambda: keras.optimizers.Ftrl(0.1, l2_shrinkage_regularization_strength=0.02),
+    "lion": lambda: keras.optimizers.Lion(0.001),
+    "lion_weight_decay": lambda: keras.optimizers.Lion(0.001, weight_decay=0.1),
+    "rowwise_adagrad": lambda: sok_embed.optimizers.RowwiseAdagrad(0.1),
+}
+# One without slots, one with slots and a step count.
+TWO = ("sgd", "adam")
+# One of each rule that has no variant among them.
+EIGHT = ("sgd", "momentum", "adagrad", "rmsprop", "adam", "adamw", "ftrl", "lion")
+
+
+def each(names: tuple[str, ...] = tuple(OPTIMIZERS)) -> pytest.MarkDecorator:
+    """Runs a test with `make_optimizer` of each of the names."""
+    return pytest.mark.parametrize("make_optimizer", [OPTIMIZERS[n] for n in names], ids=names)
 
 
 class SummedGradientEmbedding(keras.layers.Embedding):
@@ -122,6 +157,7 @@ def train_both(
     prepare: Callable[[keras.optimizers.Optimizer, keras.Variable], None] | None = None,
     own_optimizer: Any = None,
     make_strategy: Callable[[], Any] = contextlib.nullcontext,
+    reference: type[keras.layers.Embedding] = SummedGradientEmbedding,
     reference_dtype: str | None = None,
 ) -> Trained:
     """Trains two models that differ in their embedding layer only.
@@ -136,6 +172,7 @@ def train_both(
         own_optimizer: Makes the optimizer of our layer's own. Both kernels are frozen then, and
             our model is compiled with SGD, so that `make_optimizer` matters to the static layer.
         make_strategy: Makes a tf.distribute strategy.
+        reference: The class of the static layer.
         reference_dtype: The policy of the static layer.
     """
     batches = batches or Batches()
@@ -148,7 +185,7 @@ def train_both(
                     DIM, optimizer=own_optimizer() if own_optimizer else None
                 )
             else:
-                layer = SummedGradientEmbedding(VOCABULARY, DIM, dtype=reference_dtype)
+                layer = reference(VOCABULARY, DIM, dtype=reference_dtype)
             model = make_model(layer, calls)
             dense = model.get_layer("dense")
             dense.trainable = own_optimizer is None

@@ -115,6 +115,7 @@ def commit(
     step: tf.Tensor | int = 0,
     scale: tf.Tensor | float = 1.0,
     apply: tf.Tensor | bool = True,
+    optimizer: int = 0,
 ) -> tf.Tensor:
     """Sums the deposited gradients of equal keys and applies a rule once.
 
@@ -124,13 +125,15 @@ def commit(
         rule: The name of a row optimizer.
         hyper_names: Of the parameters that differ from the rule's defaults.
         hypers: Their values, float64 of `[len(hyper_names)]`.
-        step: int64 scalar, for bias correction. 1 is the first step of an optimizer: slots that an
-            earlier one has left start anew. 0: the table counts by itself.
+        step: int64 scalar, for bias correction; 1 is the first. 0: the table counts by itself.
         scale: float32 scalar that gradients are multiplied by.
-        apply: bool scalar; false leaves the deposits for a later commit.
+        apply: bool scalar; false leaves the deposits for a later commit of the same optimizer.
+        optimizer: A number for the optimizer that commits, 0 for nobody in particular. One that the
+            table has not seen before, and whose step is 1, finds the slots that others have left
+            started anew.
 
     Returns:
-        `anchor`.
+        A zero of the shape of `anchor`.
     """
     return ops.sok_embed_commit(
         table=table,
@@ -141,6 +144,7 @@ def commit(
         apply=apply,
         rule=rule,
         hyper_names=list(hyper_names),
+        optimizer=optimizer,
     )
 
 

@@ -88,8 +88,8 @@ def launch(script: Path, arguments: Sequence[str], workers: int) -> int:
     if horovodrun is None or importlib.util.find_spec("horovod") is None:
         raise InputError(
             f"--workers {workers}: expected Horovod, which carries keys and rows between workers. "
-            f"Received: none for {sys.executable}. Install Horovod with TensorFlow and Gloo, see "
-            "the installation guide, or leave --workers out."
+            f"Received: none for {sys.executable}. Build it with `make setup`, or run "
+            "`python scripts/build_horovod.py` in this environment, or leave --workers out."
         )
     command = [horovodrun, "-np", str(workers), "--gloo"]
     command += [sys.executable, str(script), *arguments]

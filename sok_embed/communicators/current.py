@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from sok_embed.communicators.base import Communicator
 from sok_embed.communicators.local import LocalCommunicator
@@ -10,8 +11,43 @@ from sok_embed.communicators.local import LocalCommunicator
 _current: Communicator | None = None
 
 
+# What launchers other than horovodrun and Open MPI's mpirun tell a process about its companions.
+_SIZES = ("PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE")
+# From here on ids of Slurm's steps mean the batch script, an interactive shell and the like.
+_SLURM_RESERVED_STEPS = 0xFFFFFFF0
+
+
 def _started_by_horovod() -> bool:
-    return "HOROVOD_RANK" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ
+    if "HOROVOD_RANK" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ:
+        return True
+    hvd = sys.modules.get("horovod.tensorflow")
+    return hvd is not None and bool(hvd.is_initialized()) and int(hvd.size()) > 1
+
+
+def _number(variable: str) -> int | None:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else None
+
+
+def _slurm_size() -> str | None:
+    """The variable that says how many tasks srun started beside this one, if srun did."""
+    # An allocation by itself sets SLURM_NTASKS, also for a shell in it.
+    step = _number("SLURM_STEP_ID")
+    if _number("SLURM_PROCID") is None or step is None or step >= _SLURM_RESERVED_STEPS:
+        return None
+    return "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in os.environ else "SLURM_NTASKS"
+
+
+def _refuse_other_launchers() -> None:
+    """Raises if another launcher started several of these: each would train a model alone."""
+    for variable in (*_SIZES, _slurm_size()):
+        if variable is not None and (_number(variable) or 1) > 1:
+            raise ValueError(
+                "Expected several workers to be started by horovodrun, or by mpirun of Open MPI. "
+                f"Received: {variable}={os.environ[variable]}, from another launcher. Call "
+                'sok_embed.init("horovod") before layers are made, if Horovod was built for that '
+                'launcher, or sok_embed.init("local") for processes that train by themselves.'
+            )
 
 
 def init(communicator: str | Communicator = "auto") -> Communicator:
@@ -20,20 +56,25 @@ def init(communicator: str | Communicator = "auto") -> Communicator:
     Without a call, the first layer does what `init("auto")` does.
 
     Args:
-        communicator: `"auto"`: Horovod if `horovodrun` (or `mpirun`) has started this process, else
-            one worker alone. `"horovod"`, `"local"`, or a `Communicator` of your own.
+        communicator: `"auto"`: Horovod if `horovodrun` (or Open MPI's `mpirun`) has started this
+            process, or if Horovod is initialised with more than one worker, else one worker alone.
+            `"horovod"`, `"local"`, or a `Communicator` of your own.
 
     Returns:
         The communicator.
 
     Raises:
-        ValueError: For another name.
+        ValueError: For another name; for `"auto"` if another launcher, such as Slurm's `srun`,
+            says that it has started several workers.
         ImportError: If Horovod is asked for and missing.
     """
     global _current
     if isinstance(communicator, Communicator):
         chosen = communicator
-    elif communicator == "local" or (communicator == "auto" and not _started_by_horovod()):
+    elif communicator == "local":
+        chosen = LocalCommunicator()
+    elif communicator == "auto" and not _started_by_horovod():
+        _refuse_other_launchers()
         chosen = LocalCommunicator()
     elif communicator in ("auto", "horovod"):
         from sok_embed.communicators.horovod import HorovodCommunicator

@@ -18,6 +18,27 @@ def check_positive(name: str, value: Any) -> None:
         )
 
 
+def check_integer(name: str, value: Any) -> int:
+    """The integer as Python's. Raises ValueError for anything else, True and False too."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise ValueError(
+            f"Expected {name} to be an integer. Received: {name}={value!r} "
+            f"(of type {type(value).__name__})."
+        )
+    return int(value)
+
+
+def check_training(layer: str, training: Any) -> bool:
+    """Whether a call is for training. Raises ValueError for a tensor."""
+    if training is None or isinstance(training, (bool, np.bool_, int)):
+        return bool(training)
+    raise ValueError(
+        f"Layer '{layer}': expected training to be a Python bool or None. Received: {training!r}. "
+        "Whether rows are made is decided when the call is traced: pass True or False, and trace "
+        "a function for each."
+    )
+
+
 def serialize_initializer(identifier: Any) -> Any:
     """What `get_config` says of an initializer: a name or a config as it is, else its config."""
     if isinstance(identifier, (str, dict)):

@@ -11,6 +11,7 @@ import tensorflow as tf
 from sok_embed import communicators, optimizers, tf_ops
 from sok_embed.commit import Commit
 from sok_embed.initializers import derive_seed, row_initializer
+from sok_embed.layers.arguments import check_integer, check_training
 from sok_embed.table import Table, as_keys
 
 _INT64 = 2**63
@@ -53,8 +54,9 @@ class TableLayer(keras.layers.Layer):
         row = row_initializer(initializer, dim)
         if seed is None:
             seed = row.seed if row.seed is not None else derive_seed(self.name)
-        self.seed = seed % _INT64
+        self.seed = check_integer("seed", seed) % _INT64
         self.optimizer = optimizers.get(optimizer)
+        optimizers.check_own(self.optimizer, self.name)
         self._row_initializer = row
         self._dim = dim
         self._max_rows = max_rows
@@ -90,9 +92,9 @@ class TableLayer(keras.layers.Layer):
         # A frozen layer takes no gradient and makes no rows.
         frozen = not (self.trainable and self.anchor.trainable)
         anchor = tf.zeros([]) if frozen else tf.convert_to_tensor(self.anchor)
-        make_rows = bool(training) and not frozen
+        make_rows = check_training(self.name, training) and not frozen
         handle = self.table.resource_handle
-        communicator = communicators.current()
+        communicator = self._communicator()
         if communicator.size == 1:
             return tf_ops.lookup(
                 handle, keys, self._dim, make_rows, self._compute_type, anchor
@@ -111,6 +113,19 @@ class TableLayer(keras.layers.Layer):
         embeddings = tf.reshape(expanded, tf.concat([tf.shape(keys), [self._dim]], 0))
         embeddings.set_shape([*keys.shape, self._dim])
         return embeddings
+
+    def _communicator(self) -> communicators.Communicator:
+        """That of the process, which must be the one that the table was made for."""
+        communicator = communicators.current()
+        now = (communicator.rank, communicator.size)
+        then = (self.table.owner, self.table.owners)
+        if now != then:
+            raise ValueError(
+                f"Layer '{self.name}': expected to be worker {then[0]} of {then[1]}, for which its "
+                f"table was made. Received: worker {now[0]} of {now[1]}. Call sok_embed.init() "
+                "before layers are made."
+            )
+        return communicator
 
     def _output_spec(self, inputs: Any) -> keras.KerasTensor:
         """The shape and the dtype of the output, for symbolic calls."""
@@ -149,8 +164,17 @@ class TableLayer(keras.layers.Layer):
                 f"rows of one worker. Received: {communicators.size()} workers. Load it in one "
                 "process, and give each worker its rows with `layer.table.assign`."
             )
+        expected = [f"table_{name}" for name in tf_ops.Export._fields]
+        saved = set(store.keys())
+        if not saved.issuperset(expected):
+            raise ValueError(
+                f"Layer '{self.name}': expected rows saved by a table layer, with the entries "
+                f"{', '.join(expected)}. Received: {', '.join(sorted(saved)) or 'no entries'}. "
+                "To take the weights of a static embedding, use "
+                "`layer.table.assign(range(len(weights)), weights)`."
+            )
         fields = {name: store[f"table_{name}"] for name in tf_ops.Export._fields}
-        super().load_own_variables({"0": store["0"]})
+        super().load_own_variables({name: store[name] for name in saved.difference(expected)})
         self.table.restore(
             tf_ops.Export(
                 **{

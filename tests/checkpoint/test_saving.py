@@ -125,6 +125,41 @@ def test_loading_weights_of_another_dim_is_an_error_that_leaves_the_table():
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_loading_a_static_embedding_says_how_to_take_its_weights(tmp_path):
+    static = keras.Sequential([keras.Input((3,)), keras.layers.Embedding(10, DIM, name="emb")])
+    static.save_weights(tmp_path / "static.weights.h5")
+    ours = keras.Sequential([keras.Input((3,), dtype="int64"), DynamicEmbedding(DIM, name="emb")])
+    text = r"'emb': expected rows saved by a table layer.*table_keys.*{}.*layer\.table\.assign"
+    # Keras calls a layer by its class in a file, and finds none of ours there.
+    with pytest.raises(ValueError, match=text.format("no entries")):
+        ours.load_weights(tmp_path / "static.weights.h5")
+    saved = {}
+    static.get_layer("emb").save_own_variables(saved)
+    with pytest.raises(ValueError, match=text.format("Received: 0")):
+        ours.get_layer("emb").load_own_variables(saved)
+    (weights,) = static.get_layer("emb").get_weights()
+    ours.get_layer("emb").table.assign(range(len(weights)), weights)
+    np.testing.assert_array_equal(ours.predict(KEYS % 10, verbose=0), static(KEYS % 10))
+
+
+def test_slots_of_new_keys_start_alike_after_loading(tmp_path):
+    # 0.5 is not where an Adagrad of another model starts its slots: the file must say it.
+    def fit_more(model):
+        model.fit(KEYS + 1000, TARGETS, batch_size=8, shuffle=False, verbose=0)
+
+    model = make_model(seed=1)
+    model.compile(ko.Adagrad(0.1, initial_accumulator_value=0.5), "mse", run_eagerly=True)
+    train(model)
+    assert (model.get_layer("emb").table.export(slots=True).slot_start == 0.5).all()
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded.run_eagerly = True
+    for each in (model, loaded):
+        fit_more(each)
+    assert model.get_layer("emb").table.size() > len(np.unique(KEYS))
+    assert_same_training(model, loaded)
+
+
 def test_restoring_an_export_of_another_dim_is_an_error():
     contents = trained_model().get_layer("emb").table.export(slots=True)
     table = Table(DIM + 1, RowInitializer("constant", 0.0, 0.0, None), name="other")

@@ -62,6 +62,15 @@ def test_a_name_will_do_and_wrapping_twice_changes_nothing() -> None:
     assert sok_embed.DistributedOptimizer(distributed) is distributed
 
 
+def test_a_function_stays_the_learning_rate() -> None:
+    rates = iter([0.1, 0.2])
+    distributed = sok_embed.DistributedOptimizer(keras.optimizers.SGD(lambda: next(rates)))
+    weight = keras.Variable(0.0)
+    for _ in range(2):
+        distributed.apply([tf.constant(1.0)], [weight])
+    assert weight.numpy() == pytest.approx(-0.3)
+
+
 def test_an_optimizer_in_use_is_refused() -> None:
     optimizer = keras.optimizers.SGD()
     optimizer.build([keras.Variable(1.0)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import types
 
 import pytest
 import tensorflow as tf
@@ -11,13 +12,19 @@ import tensorflow as tf
 import sok_embed
 from sok_embed.communicators import Communicator, LocalCommunicator, current
 
+LAUNCHERS = [
+    *("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE"),
+    *("SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
+]
+
 
 @pytest.fixture(autouse=True)
 def a_process_that_nobody_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
     # By its full name: the package has a function of the module's name.
     module = importlib.import_module("sok_embed.communicators.current")
     monkeypatch.setattr(module, "_current", None)
-    for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK"):
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
+    for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -77,6 +84,84 @@ def test_horovod_that_is_missing_is_named_with_a_way_to_get_it(
         monkeypatch.setenv(variable, "0")
     with pytest.raises(ImportError, match="Expected Horovod .* `make setup`"):
         sok_embed.init("auto" if variable else "horovod")
+
+
+class FakeHorovod:
+    """A `horovod.tensorflow` that a script has imported."""
+
+    def __init__(self, size: int, initialised: bool = True) -> None:
+        self.size = lambda: size
+        self.rank = lambda: 0
+        self.is_initialized = lambda: initialised
+        self.init = lambda: None
+
+
+def import_horovod(monkeypatch: pytest.MonkeyPatch, fake: FakeHorovod) -> None:
+    package = types.ModuleType("horovod")
+    package.tensorflow = fake  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "horovod", package)
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", fake)  # type: ignore[arg-type]
+
+
+def test_horovod_that_is_initialised_with_several_workers_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PMI_SIZE", "2")  # of a launcher that Horovod knows
+    import_horovod(monkeypatch, FakeHorovod(size=2))
+    assert sok_embed.init().size == 2
+
+
+@pytest.mark.parametrize("fake", [FakeHorovod(size=1), FakeHorovod(size=2, initialised=False)])
+def test_horovod_that_is_only_imported_or_alone_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, fake: FakeHorovod
+) -> None:
+    import_horovod(monkeypatch, fake)
+    assert isinstance(sok_embed.init(), LocalCommunicator)
+
+
+SRUN = {"SLURM_PROCID": "1", "SLURM_STEP_ID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "variable"),
+    [
+        ({"PMI_SIZE": "2"}, "PMI_SIZE=2"),
+        ({"MPI_LOCALNRANKS": "4"}, "MPI_LOCALNRANKS=4"),
+        ({"MV2_COMM_WORLD_SIZE": "2"}, "MV2_COMM_WORLD_SIZE=2"),
+        ({"SLURM_NTASKS": "2", **SRUN}, "SLURM_NTASKS=2"),
+        ({"SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "2", **SRUN}, "SLURM_STEP_NUM_TASKS=2"),
+    ],
+)
+def test_workers_of_another_launcher_do_not_train_alone_unasked(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], variable: str
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=rf'{variable}.*init\("horovod"\).*init\("local"\)'):
+        sok_embed.size()
+    assert isinstance(sok_embed.init("local"), LocalCommunicator)
+    assert sok_embed.size() == 1
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PMI_SIZE": "1"},
+        {"PMI_SIZE": ""},
+        {"SLURM_NTASKS": "1", **SRUN},
+        {"SLURM_NTASKS": "4"},
+        {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"},
+        {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_ID": str(0xFFFFFFFA)},
+        {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1", **SRUN},
+    ],
+    ids=["one", "empty", "one_task", "salloc", "sbatch", "interactive_step", "step_of_one"],
+)
+def test_an_allocation_or_a_launcher_of_one_process_is_one_worker(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert sok_embed.size() == 1
 
 
 def test_a_failed_init_leaves_the_communicator_that_was() -> None:

@@ -68,6 +68,12 @@ def test_each_argument_of_a_layer_is_in_the_reference(cls):
     assert [name for name in sorted(arguments) if f"`{name}`" not in REFERENCE] == []
 
 
+@pytest.mark.parametrize("cls", [sok_embed.tf_ops.Export, sok_embed.tf_ops.Lookup])
+def test_each_field_of_what_an_op_returns_is_in_the_reference(cls):
+    assert [name for name in cls._fields if f"`{name}`" not in REFERENCE] == []
+    assert f"`{cls.__name__}({', '.join(cls._fields)})`" in REFERENCE
+
+
 def registered_rules() -> dict[str, Path]:
     """The rules in the core's registry, and the header of each."""
     folder = ROOT / "tf_ops/core/optimizers"

@@ -152,5 +152,5 @@ def test_several_workers_without_horovod_say_how_to_get_it(
     from ctr.batches import InputError
 
     monkeypatch.setattr(workers.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"expected Horovod, .* Install Horovod"):
+    with pytest.raises(InputError, match=r"expected Horovod, .*`make setup`.*build_horovod"):
         workers.launch(EXAMPLES / "train_ctr.py", [], 2)

@@ -316,3 +316,50 @@ def test_clipping_that_does_not_reach_rows_is_warned_of_once(setting):
     with pytest.warns(UserWarning, match=f"{setting}.*dense variables only") as warnings:
         model.fit(np.zeros((4, 3), np.int64), np.zeros((4, 1)), batch_size=1, verbose=0)
     assert sum("dense variables only" in str(w.message) for w in warnings) == 1
+
+
+@pytest.mark.parametrize("option", [{"gradient_accumulation_steps": 4}, {"loss_scale_factor": 8.0}])
+@pytest.mark.parametrize("make", [all2all, lambda **k: DynamicEmbedding(DIM, **k)])
+def test_an_optimizer_of_the_layers_own_does_not_decide_what_a_step_is(make, option):
+    ((name, value),) = option.items()
+    with pytest.raises(ValueError, match=f"without {name}. Received: {name}={value}.*the model"):
+        make(optimizer=ko.SGD(0.1, **option))
+
+
+@pytest.mark.parametrize("setting", ["clipnorm", "global_clipnorm", "clipvalue", "use_ema"])
+def test_what_an_optimizer_of_the_layers_own_cannot_do_to_rows_is_warned_of(setting):
+    with pytest.warns(UserWarning, match=f"Table 'emb': {setting} of .*dense variables only"):
+        DynamicEmbedding(DIM, name="emb", optimizer=ko.SGD(0.1, **{setting: True}))
+
+
+@pytest.mark.parametrize("seed", [True, 1.0, "1", np.float32(1), [1]], ids=repr)
+@pytest.mark.parametrize("make", [all2all, lambda **k: DynamicEmbedding(DIM, **k)])
+def test_a_seed_that_is_no_integer_is_refused(make, seed):
+    with pytest.raises(
+        ValueError, match=re.escape(f"Expected seed to be an integer. Received: seed={seed!r}")
+    ):
+        make(seed=seed)
+
+
+def test_a_numpy_integer_is_a_seed_and_is_kept_as_an_int():
+    layer = DynamicEmbedding(DIM, seed=np.uint32(7))
+    assert layer.seed == 7 and type(layer.get_config()["seed"]) is int
+
+
+@pytest.mark.parametrize("make", [all2all, lambda: DynamicEmbedding(DIM)], ids=["all2all", "dyn"])
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_training_that_is_a_tensor_is_refused(make, in_graph):
+    layer = make()
+    call = lambda training: layer(np.zeros((1, 2, 3), np.int64), training=training)  # noqa: E731
+    call(False)
+    with pytest.raises(ValueError, match="expected training to be a Python bool or None.*Tensor"):
+        (tf.function(call) if in_graph else call)(tf.constant(True))
+
+
+def test_a_communicator_that_is_chosen_after_the_layer_was_made_is_refused(request):
+    layer = DynamicEmbedding(DIM, name="emb")
+    layer(np.array([1]))
+    request.getfixturevalue("first_of_two")
+    text = r"'emb'.*worker 0 of 1.*Received: worker 0 of 2.*init\(\) before layers are made"
+    with pytest.raises(ValueError, match=text):
+        layer(np.array([1]))

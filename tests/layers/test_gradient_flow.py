@@ -207,3 +207,32 @@ def test_rematerialized_lookups_are_trained_once(layer):
 
     apply(layer, gradients(tf.constant([1], tf.int64)))
     np.testing.assert_array_equal(layer.table.lookup([1]), [[-3.0] * DIM])
+
+
+def test_what_an_optimizer_had_accumulated_goes_with_it_when_the_model_is_compiled_again() -> None:
+    def rows(embedding: keras.layers.Layer) -> np.ndarray:
+        model = keras.Sequential([keras.Input((1,), dtype="int64"), embedding])
+        accumulating = keras.optimizers.SGD(1.0, gradient_accumulation_steps=4)
+        model.compile(accumulating, "mae")
+        seven, eight = np.array([[7]]), np.array([[8]])
+        for _ in range(6):
+            model.train_on_batch(seven, np.full([1, 1, 4], 9.0))
+        model.compile(keras.optimizers.SGD(1.0), "mae")
+        model.train_on_batch(eight, np.full([1, 1, 4], 9.0))
+        keys = np.array([7, 8])
+        if hasattr(embedding, "table"):
+            return embedding.table.lookup(keys)
+        return embedding.get_weights()[0][keys]
+
+    ours = rows(DynamicEmbedding(4, embeddings_initializer="zeros"))
+    keras_rows = rows(keras.layers.Embedding(9, 4, embeddings_initializer="zeros"))
+    np.testing.assert_allclose(ours, keras_rows, atol=1e-6)  # rounding of a few float32 sums
+
+
+def test_the_anchor_stays_zero_where_ftrl_divides_zero_by_zero() -> None:
+    layer = DynamicEmbedding(4)
+    model = keras.Sequential([keras.Input((1,), dtype="int64"), layer])
+    model.compile(keras.optimizers.Ftrl(0.1, initial_accumulator_value=0.0), "mse")
+    model.train_on_batch(np.array([[1]]), np.ones([1, 1, 4]))
+    assert float(layer.anchor) == 0.0
+    assert np.isfinite(layer.table.lookup([1])).all()

@@ -150,12 +150,16 @@ def test_restore_puts_back_everything():
     [
         ({"embeddings": np.zeros((3, DIM + 1), np.float32)}, "expected embeddings of shape"),
         ({"embeddings": np.zeros((2, DIM), np.float32)}, "expected embeddings of shape"),
-        ({"slots": np.zeros((3, DIM), np.float32)}, "'adam' keeps 6 slot values a row"),
+        (
+            {"slots": np.zeros((3, DIM), np.float32), "slot_start": np.zeros(DIM, np.float32)},
+            "'adam' keeps 6 slot values a row",
+        ),
+        ({"slot_start": np.zeros(DIM, np.float32)}, "expected slot_start to have 6 values"),
         ({"slots": np.zeros((2, 2 * DIM), np.float32)}, "expected slots of shape"),
         ({"update_nums": np.zeros(2, np.int64)}, "expected 3 update counts"),
         ({"rule": b"no_such_rule"}, "no_such_rule"),
     ],
-    ids=["dim", "rows", "slot_width", "slot_rows", "update_nums", "rule"],
+    ids=["dim", "rows", "slot_width", "slot_start", "slot_rows", "update_nums", "rule"],
 )
 def test_restore_refuses_what_does_not_fit_and_changes_nothing(change, text):
     table = trained_layer().table
@@ -286,6 +290,25 @@ def test_a_direct_table_refuses_keys_of_another_owner():
     table.assign([1, 3, 5], rows(1, 3, 5))
     with pytest.raises(ValueError, match="worker 1.*key 2, which lives on worker 0"):
         table.assign([2], rows(2))
+
+
+def test_a_direct_table_must_know_its_range():
+    with pytest.raises(ValueError, match="'direct': expected max_rows with direct=True"):
+        Table(DIM, ZEROS, direct=True, name="direct")
+
+
+@pytest.mark.parametrize("keys", [[-1, 2**63], [0, 2**64], [[-(2**63) - 1], [0]]])
+def test_integers_that_no_64_bit_type_holds_together_are_refused_by_that_name(keys):
+    flat = np.array(keys, object).ravel()
+    text = f"Received: {min(flat)} and {max(flat)}, which have no common 64-bit type"
+    with pytest.raises(ValueError, match=text):
+        Table(DIM, ZEROS).lookup(keys)
+
+
+def test_remove_refuses_keys_of_another_worker():
+    table = Table(DIM, ZEROS, owners=2, owner=1)
+    with pytest.raises(ValueError, match="key 4, which lives on worker 0"):
+        table.remove([3, 4])
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**63, 2**64 - 1, 2**70 + 3])

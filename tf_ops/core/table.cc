@@ -22,8 +22,9 @@ Table::Table(const TableConfig& config, const Initializer& initializer,
     : config_(config), initializer_(initializer), store_(std::move(store)) {}
 
 Result<std::unique_ptr<Table>> Table::Make(const TableConfig& config) {
-  if (config.dim < 1) {
-    return InvalidArgument("a table needs a dim of at least 1, got " + std::to_string(config.dim));
+  if (config.dim < 1 || config.dim > kMostDim) {
+    return InvalidArgument("a table needs a dim of 1 to " + std::to_string(kMostDim) + ", got " +
+                           std::to_string(config.dim));
   }
   auto initializer = Initializer::Make(config.initializer, config.initializer_a,
                                        config.initializer_b, config.seed);
@@ -117,7 +118,7 @@ void Table::Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const flo
                     const BFloat16* gradients_bf16) {
   const GradientBatch batch{keys.keys, gradients, gradients_bf16, keys.n};
   std::lock_guard<std::mutex> guard(deposits_mu_);
-  deposits_.push_back({std::move(keys), std::move(hold), batch});
+  deposits_.push_back({std::move(keys), std::move(hold), batch, kNobody});
 }
 
 uint64_t Table::DropDeposits() {
@@ -134,7 +135,8 @@ uint64_t Table::DropDeposits() {
 Status Table::MakeDepositedRows(const std::vector<Deposited>& deposits,
                                 const ParallelFor& parallel_for) {
   std::vector<Key> absent;
-  for (const auto& [keys, hold, gradients] : deposits) {
+  for (const Deposited& deposit : deposits) {
+    const LookupKeys& keys = deposit.keys;
     if (keys.rows_made && keys.removals == removals()) continue;
     for (uint32_t i : store_->Missing(keys.keys, keys.n, parallel_for)) {
       absent.push_back(keys.keys[i]);
@@ -143,14 +145,38 @@ Status Table::MakeDepositedRows(const std::vector<Deposited>& deposits,
   return absent.empty() ? Status() : MakeRows(absent, parallel_for);
 }
 
+std::vector<Table::Deposited> Table::TakeDeposits(int64_t optimizer) {
+  std::lock_guard<std::mutex> guard(deposits_mu_);
+  const auto others = std::stable_partition(
+      deposits_.begin(), deposits_.end(), [optimizer](const Deposited& deposit) {
+        return deposit.optimizer == kNobody || deposit.optimizer == optimizer;
+      });
+  std::vector<Deposited> taken(std::make_move_iterator(deposits_.begin()),
+                               std::make_move_iterator(others));
+  deposits_.erase(deposits_.begin(), others);
+  return taken;
+}
+
+bool Table::StartsAnew(const CommitOptions& options) const {
+  if (state_.rule.empty()) return false;
+  // Another rule's slot of the same name means something else.
+  if (state_.rule != options.rule) return true;
+  return options.optimizer == 0 ? options.step == 1 : restart_;
+}
+
 Result<CommitOutcome> Table::Commit(const CommitOptions& options, const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> commit(commit_mu_);
-  std::vector<Deposited> deposits;
-  {
-    std::lock_guard<std::mutex> guard(deposits_mu_);
-    deposits.swap(deposits_);
-  }
+  // Seen also in a step without deposits, so that a first step without this table counts.
+  if (optimizers_.insert(options.optimizer).second && options.step == 1) restart_ = true;
   CommitOutcome outcome;
+  if (!options.apply) {
+    std::lock_guard<std::mutex> guard(deposits_mu_);
+    for (Deposited& deposit : deposits_) {
+      if (deposit.optimizer == kNobody) deposit.optimizer = options.optimizer;
+    }
+    return outcome;
+  }
+  const std::vector<Deposited> deposits = TakeDeposits(options.optimizer);
   auto optimizer = MakeRowOptimizer(options.rule, options.hypers);
   if (!optimizer.ok()) return optimizer.status();
   if (deposits.empty()) return outcome;
@@ -159,10 +185,7 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   if (!status.ok()) return status;
   // Rows that are removed from here on are left out.
 
-  // Another rule's slot of the same name means something else, and an optimizer that takes its
-  // first step has no past: let no slot survive.
-  const bool anew = state_.rule != options.rule || options.step == 1;
-  outcome.restarted = anew && !state_.rule.empty();
+  outcome.restarted = StartsAnew(options);
   outcome.previous = state_.rule;
   std::vector<Slot> slots = optimizer.value()->slots(config_.dim);
   if (outcome.restarted && !state_.slots.empty()) {
@@ -173,7 +196,8 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   }
   auto relaid = store_->Relay(std::make_shared<const RowLayout>(config_.dim, slots), parallel_for);
   if (!relaid.ok()) return relaid.status();
-  if (anew) state_.steps = 0;
+  if (outcome.restarted) state_.steps = 0;
+  restart_ = false;
   state_.rule = options.rule;
   state_.slots = std::move(slots);
   ++state_.steps;
@@ -227,8 +251,8 @@ Status Table::Restore(const std::string& rule, int64_t steps, const Key* keys, s
   auto layout = std::make_shared<const RowLayout>(config_.dim, state.slots);
   std::lock_guard<std::mutex> commit(commit_mu_);
   DropDeposits();
-  ++removals_;
   store_->Clear();
+  ++removals_;
   auto relaid = store_->Relay(layout, parallel_for);
   if (!relaid.ok()) return relaid.status();
   state_ = std::move(state);
@@ -251,8 +275,9 @@ uint64_t Table::Remove(const Key* keys, size_t n, const ParallelFor& parallel_fo
     keys = held.data();
     n = held.size();
   }
-  ++removals_;
-  return store_->Erase(keys, n, parallel_for);
+  const uint64_t erased = store_->Erase(keys, n, parallel_for);
+  ++removals_;  // after: a lookup that still finds a row must not know of its removal
+  return erased;
 }
 
 void Table::Snapshot::Write(Key* keys, float* embeddings, float* slots,

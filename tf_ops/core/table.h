@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "core/initializer.h"
@@ -47,10 +48,14 @@ struct LookupKeys {
 struct CommitOptions {
   std::string rule;
   std::vector<Hyper> hypers;
-  // t of the rule's bias correction. 1 is the first step of an optimizer: slots that an earlier one
-  // has left start anew. 0: the table counts by itself.
+  // t of the rule's bias correction, 1 for the first step. 0: the table counts by itself.
   int64_t step = 0;
   float scale = 1.0f;  // gradients are multiplied by it
+  // Which optimizer commits; 0: nobody in particular. One that the table has not seen before, and
+  // whose step is 1, finds the slots that others have left started anew.
+  int64_t optimizer = 0;
+  // False: the deposits so far stay, for a later commit of the same optimizer and no other.
+  bool apply = true;
 };
 
 struct CommitOutcome {
@@ -73,14 +78,17 @@ struct TableState {
 // Thread-safe. Lookups run beside lookups; commits, exports and restores run one at a time.
 class Table {
  public:
-  // Errors: kInvalidArgument for a dim below 1, an initializer that cannot be made, a direct table
-  // without max_rows.
+  static constexpr int kMostDim = 1 << 20;
+
+  // Errors: kInvalidArgument for a dim below 1 or above kMostDim, an initializer that cannot be
+  // made, a direct table without max_rows.
   static Result<std::unique_ptr<Table>> Make(const TableConfig& config);
 
   // Copies embeddings into out (n, dim). With make_rows, keys without a row get one; else the
   // vector that training would start from is all they get.
   // Errors: kOutOfRange for a key that a direct table does not cover; kResourceExhausted if the
-  // table would hold more than max_rows or memory ends. No row has been made then.
+  // table would hold more than max_rows; no row has been made then. kResourceExhausted too if
+  // memory ends; some of the rows may have been made then, with the values they start from.
   template <typename T>  // float or BFloat16
   Status Lookup(const Key* keys, size_t n, bool make_rows, T* out, const ParallelFor& parallel_for);
 
@@ -90,7 +98,7 @@ class Table {
                const BFloat16* gradients_bf16);
 
   // Sums what was deposited by key and applies the rule once. Without deposits it does nothing.
-  // An error drops the deposits and leaves every row as it was.
+  // An error drops the deposits and leaves every row's values as they were.
   Result<CommitOutcome> Commit(const CommitOptions& options, const ParallelFor& parallel_for);
 
   // Forgets the deposits. Returns how many gradients there were.
@@ -104,7 +112,7 @@ class Table {
   // slot_start (slot_floats) is what the slots of rows to come start from. An empty rule has no
   // slots. Drops the deposits.
   // Errors: kInvalidArgument for an unknown rule or another slot_floats than the rule has;
-  // kOutOfRange and kResourceExhausted as Lookup. Nothing has changed then.
+  // kOutOfRange and kResourceExhausted as Lookup. Nothing has changed then, unless memory ended.
   Status Restore(const std::string& rule, int64_t steps, const Key* keys, size_t n,
                  const float* embeddings, const float* slots, int slot_floats,
                  const int64_t* update_nums, const float* slot_start,
@@ -146,11 +154,17 @@ class Table {
     LookupKeys keys;
     std::shared_ptr<const void> hold;
     GradientBatch gradients;
+    int64_t optimizer;  // that accumulates it; kNobody until one has seen it
   };
+  static constexpr int64_t kNobody = -1;
 
   Table(const TableConfig& config, const Initializer& initializer, std::unique_ptr<RowStore> store);
   Status CheckRange(const Key* keys, size_t n) const;
   Status MakeRows(const std::vector<Key>& keys, const ParallelFor& parallel_for);
+  // The deposits that a commit applies: those that no other optimizer accumulates.
+  std::vector<Deposited> TakeDeposits(int64_t optimizer);
+  // Whether the slots of earlier commits must start anew.
+  bool StartsAnew(const CommitOptions& options) const;
   Status MakeDepositedRows(const std::vector<Deposited>& deposits, const ParallelFor& parallel_for);
 
   const TableConfig config_;
@@ -162,6 +176,8 @@ class Table {
 
   std::mutex commit_mu_;  // guards state_, and lets one commit, export or restore run at a time
   TableState state_;
+  std::unordered_set<int64_t> optimizers_;  // that have committed
+  bool restart_ = false;  // a new optimizer has begun, and its first gradients are to come
   std::atomic<uint64_t> removals_{0};
 };
 

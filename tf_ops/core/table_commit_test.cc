@@ -295,5 +295,42 @@ TEST_CASE("a commit lets go of what was deposited") {
   CHECK(hold.use_count() == 1);
 }
 
+TEST_CASE("what one optimizer accumulates is left to it by the others") {
+  const auto table = MakeTable();
+  MakeRows(*table, {1, 2});
+  const auto before = Embedding(*table, 1);
+  CommitOptions first{"sgd", {{"learning_rate", 1.0}}, 0, 1.0f, 7, false};
+  CommitOptions second{"sgd", {{"learning_rate", 1.0}}, 0, 1.0f, 8, true};
+  DepositOnes(*table, {1});
+  REQUIRE(table->Commit(first, SerialFor).ok());
+  DepositOnes(*table, {2});
+  auto outcome = table->Commit(second, SerialFor);
+  REQUIRE(outcome.ok());
+  CHECK(outcome.value().rows == 1);
+  CHECK(Embedding(*table, 1) == before);
+  DepositOnes(*table, {1});
+  first.apply = true;
+  REQUIRE(table->Commit(first, SerialFor).ok());
+  for (int j = 0; j < kDim; ++j) CHECK(Embedding(*table, 1)[j] == before[j] - 2.0f);
+}
+
+TEST_CASE("slots start anew for an optimizer that begins, even if its first step lacks the table") {
+  const auto table = MakeTable();
+  const auto step = [&](int64_t optimizer, int64_t number, bool with_gradients) {
+    if (with_gradients) DepositOnes(*table, {1});
+    auto outcome = table->Commit({"adagrad", {}, number, 1.0f, optimizer, true}, SerialFor);
+    REQUIRE(outcome.ok());
+    return outcome.value().restarted;
+  };
+  CHECK_FALSE(step(1, 1, true));
+  CHECK_FALSE(step(1, 2, true));
+  CHECK_FALSE(step(2, 1, false));
+  CHECK(step(2, 2, true));
+  CHECK_FALSE(step(2, 3, true));
+  CHECK_FALSE(step(1, 3, true));
+  // One that goes on from a checkpoint.
+  CHECK_FALSE(step(3, 100, true));
+}
+
 }  // namespace
 }  // namespace sok

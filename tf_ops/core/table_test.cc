@@ -69,7 +69,7 @@ void CheckRefused(const TableConfig& config, const std::string& part) {
 TEST_CASE("a table that cannot be is refused with the reason") {
   TableConfig config = Config();
   config.dim = 0;
-  CheckRefused(config, "a dim of at least 1, got 0");
+  CheckRefused(config, "a dim of 1 to 1048576, got 0");
   config = Config();
   config.initializer = "glorot";
   CheckRefused(config, "\"glorot\"");

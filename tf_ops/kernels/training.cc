@@ -66,6 +66,7 @@ REGISTER_OP("SokEmbed>Commit")
     .Output("committed_anchor: float")
     .Attr("rule: string")
     .Attr("hyper_names: list(string) >= 0")
+    .Attr("optimizer: int >= 0 = 0")
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
       tf::shape_inference::ShapeHandle unused;
@@ -83,14 +84,13 @@ class CommitOp : public tf::OpKernel {
   explicit CommitOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("rule", &rule_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("hyper_names", &hyper_names_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("optimizer", &optimizer_));
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
     OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(3), "step"));
     OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(4), "scale"));
     OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(5), "apply"));
-    ctx->set_output(0, ctx->input(1));
-    if (!ctx->input(5).scalar<bool>()()) return;
     tf::core::RefCountPtr<TableResource> resource;
     OP_REQUIRES_OK(ctx, GetTable(ctx, &resource));
     const tf::Tensor& hypers = ctx->input(2);
@@ -105,8 +105,15 @@ class CommitOp : public tf::OpKernel {
     }
     options.step = ctx->input(3).scalar<int64_t>()();
     options.scale = ctx->input(4).scalar<float>()();
+    options.apply = ctx->input(5).scalar<bool>()();
+    options.optimizer = optimizer_;
     auto outcome = resource->table()->Commit(options, IntraOpPool(ctx));
     OP_REQUIRES_OK(ctx, ToAbsl(outcome.status(), resource->name()));
+    // A zero, whatever the optimizer has made of the anchor: Ftrl without an initial accumulator
+    // makes 0 / 0 of it.
+    tf::Tensor* anchor = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, ctx->input(1).shape(), &anchor));
+    anchor->flat<float>().setZero();
     if (outcome.value().restarted) {
       LOG(INFO) << "table '" << resource->name() << "': another optimizer takes over, rule '"
                 << rule_ << "' after '" << outcome.value().previous
@@ -117,6 +124,7 @@ class CommitOp : public tf::OpKernel {
  private:
   std::string rule_;
   std::vector<std::string> hyper_names_;
+  int64_t optimizer_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("SokEmbed>Commit").Device(tf::DEVICE_CPU), CommitOp);

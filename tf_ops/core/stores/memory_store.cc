@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kShardBits = 5;
 // Keys whose memory reads overlap.
-constexpr size_t kBlock = 32;
+constexpr size_t kBlock = 64;
 constexpr int64_t kLookupCost = 25;  // nanoseconds a key, for ParallelFor
 constexpr int64_t kShardCost = 100000;
 constexpr size_t kCacheLine = 64;
