@@ -4,6 +4,7 @@
 #include <cstring>
 #include <shared_mutex>
 #include <string>
+#include <thread>
 #include <unordered_set>
 #include <utility>
 
@@ -13,18 +14,27 @@
 namespace sok {
 namespace {
 
-constexpr int kShardBits = 5;
-// Keys whose memory reads overlap.
+// Keys of one shard whose index reads overlap.
 constexpr size_t kBlock = 64;
 constexpr int64_t kLookupCost = 25;  // nanoseconds a key, for ParallelFor
 constexpr int64_t kShardCost = 100000;
 constexpr size_t kCacheLine = 64;
 
+// Into the second level of the cache: it takes more reads at a time than the first.
 void PrefetchRow(const float* row, int floats) {
   const char* p = reinterpret_cast<const char*>(row);
   for (size_t line = 0; line < floats * sizeof(float); line += kCacheLine) {
-    __builtin_prefetch(p + line);
+    __builtin_prefetch(p + line, /*rw=*/0, /*locality=*/2);
   }
+}
+
+// Four shards a core, so that threads seldom wait for each other's last one; not more, since a
+// large shard's index gets huge pages.
+int ShardBits() {
+  const unsigned wanted = 4 * std::max(1u, std::thread::hardware_concurrency());
+  int bits = 3;
+  while (bits < 8 && (1u << bits) < wanted) ++bits;
+  return bits;
 }
 
 template <typename T>
@@ -104,24 +114,38 @@ template <typename Index>
 template <typename Found>
 void MemoryStore<Index>::FindRange(const Key* keys, size_t begin, size_t end, int prefetch_floats,
                                    const Found& found) const {
-  uint64_t hashes[kBlock];
-  const Shard* shards[kBlock];
-  uint32_t slots[kBlock];
-  const float* rows[kBlock];
-  for (size_t base = begin; base < end; base += kBlock) {
-    const size_t n = std::min(kBlock, end - base);
-    for (size_t i = 0; i < n; ++i) {
-      hashes[i] = Hash(keys[base + i]);
-      shards[i] = shards_[ShardOf(hashes[i])].get();
-      shards[i]->index.PrefetchControl(hashes[i]);
+  // A key passes through four stages, each kAhead keys after the one before, so that reads of
+  // control bytes, of entries and of rows are under way all the time.
+  constexpr size_t kAhead = 8, kRing = 32;
+  static_assert(kRing > 3 * kAhead && (kRing & (kRing - 1)) == 0);
+  struct Pending {
+    uint64_t hash;
+    const Shard* shard;
+    const float* row;
+    uint32_t slot;
+  };
+  Pending ring[kRing];
+  const auto at = [&](size_t i) -> Pending& { return ring[i & (kRing - 1)]; };
+  const size_t n = end - begin;
+  for (size_t i = 0; i < n + 3 * kAhead; ++i) {
+    if (i < n) {
+      Pending& key = at(i);
+      key.hash = Hash(keys[begin + i]);
+      key.shard = shards_[ShardOf(key.hash)].get();
+      key.shard->index.PrefetchControl(key.hash);
     }
-    for (size_t i = 0; i < n; ++i) slots[i] = shards[i]->index.Candidate(hashes[i]);
-    for (size_t i = 0; i < n; ++i) {
-      const uint32_t row = shards[i]->index.Resolve(keys[base + i], hashes[i], slots[i]);
-      rows[i] = row == Index::kNone ? nullptr : shards[i]->rows.row(row);
-      if (rows[i] != nullptr) PrefetchRow(rows[i], prefetch_floats);
+    if (i >= kAhead && i - kAhead < n) {
+      Pending& key = at(i - kAhead);
+      key.slot = key.shard->index.Candidate(key.hash);
     }
-    for (size_t i = 0; i < n; ++i) found(base + i, rows[i]);
+    if (i >= 2 * kAhead && i - 2 * kAhead < n) {
+      Pending& key = at(i - 2 * kAhead);
+      const Key value = keys[begin + i - 2 * kAhead];
+      const uint32_t row = key.shard->index.Resolve(value, key.hash, key.slot);
+      key.row = row == Index::kNone ? nullptr : key.shard->rows.row(row);
+      if (key.row != nullptr) PrefetchRow(key.row, prefetch_floats);
+    }
+    if (i >= 3 * kAhead) found(begin + i - 3 * kAhead, at(i - 3 * kAhead).row);
   }
 }
 
@@ -432,12 +456,13 @@ template class MemoryStore<DirectIndex>;
 
 std::unique_ptr<RowStore> MakeHashStore(std::shared_ptr<const RowLayout> layout) {
   IndexConfig config;
-  config.shard_bits = kShardBits;
+  config.shard_bits = ShardBits();
   return std::make_unique<MemoryStore<HashIndex>>(std::move(layout), config);
 }
 
 std::unique_ptr<RowStore> MakeDirectStore(std::shared_ptr<const RowLayout> layout,
-                                          const IndexConfig& config) {
+                                          IndexConfig config) {
+  config.shard_bits = ShardBits();
   return std::make_unique<MemoryStore<DirectIndex>>(std::move(layout), config);
 }
 

@@ -90,6 +90,6 @@ class RowStore {
 std::unique_ptr<RowStore> MakeHashStore(std::shared_ptr<const RowLayout> layout);
 // Keys of a known range, in memory. See DirectIndex.
 std::unique_ptr<RowStore> MakeDirectStore(std::shared_ptr<const RowLayout> layout,
-                                          const IndexConfig& config);
+                                          IndexConfig config);
 
 }  // namespace sok
