@@ -1,7 +1,6 @@
 #include "core/stores/memory_store.h"
 
 #include <algorithm>
-#include <cstring>
 #include <shared_mutex>
 #include <string>
 #include <thread>
@@ -10,6 +9,7 @@
 
 #include "core/stores/direct_index.h"
 #include "core/stores/hash_index.h"
+#include "core/stores/row_copy.h"
 
 namespace sok {
 namespace {
@@ -18,15 +18,6 @@ namespace {
 constexpr size_t kBlock = 64;
 constexpr int64_t kLookupCost = 25;  // nanoseconds a key, for ParallelFor
 constexpr int64_t kShardCost = 100000;
-constexpr size_t kCacheLine = 64;
-
-// Into the second level of the cache: it takes more reads at a time than the first.
-void PrefetchRow(const float* row, int floats) {
-  const char* p = reinterpret_cast<const char*>(row);
-  for (size_t line = 0; line < floats * sizeof(float); line += kCacheLine) {
-    __builtin_prefetch(p + line, /*rw=*/0, /*locality=*/2);
-  }
-}
 
 // Four shards a core, so that threads seldom wait for each other's last one; not more, since a
 // large shard's index gets huge pages.
@@ -35,29 +26,6 @@ int ShardBits() {
   int bits = 3;
   while (bits < 8 && (1u << bits) < wanted) ++bits;
   return bits;
-}
-
-template <typename T>
-void CopyRow(const float* row, int dim, T* out) {
-  for (int j = 0; j < dim; ++j) out[j] = FromFloat<T>(row[j]);
-}
-
-// Small fixed sizes become a few vector moves.
-template <>
-void CopyRow<float>(const float* row, int dim, float* out) {
-  switch (dim) {
-    case 8:
-      std::memcpy(out, row, 8 * sizeof(float));
-      return;
-    case 16:
-      std::memcpy(out, row, 16 * sizeof(float));
-      return;
-    case 32:
-      std::memcpy(out, row, 32 * sizeof(float));
-      return;
-    default:
-      std::memcpy(out, row, dim * sizeof(float));
-  }
 }
 
 }  // namespace
@@ -143,7 +111,7 @@ void MemoryStore<Index>::FindRange(const Key* keys, size_t begin, size_t end, in
       const Key value = keys[begin + i - 2 * kAhead];
       const uint32_t row = key.shard->index.Resolve(value, key.hash, key.slot);
       key.row = row == Index::kNone ? nullptr : key.shard->rows.row(row);
-      if (key.row != nullptr) PrefetchRow(key.row, prefetch_floats);
+      if (key.row != nullptr) PrefetchForCopy(key.row, prefetch_floats);
     }
     if (i >= 3 * kAhead) found(begin + i - 3 * kAhead, at(i - 3 * kAhead).row);
   }

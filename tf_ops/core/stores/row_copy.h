@@ -1,0 +1,44 @@
+// How a lookup reads rows: prefetched ahead, then copied into the batch's output.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "core/bfloat16.h"
+
+namespace sok {
+
+// Into the second level of the cache: it takes more reads at a time than the first.
+inline void PrefetchForCopy(const float* row, int floats) {
+  constexpr uintptr_t kLine = 64;
+  const auto end = reinterpret_cast<uintptr_t>(row + floats);
+  for (uintptr_t line = reinterpret_cast<uintptr_t>(row) & ~(kLine - 1); line < end;
+       line += kLine) {
+    __builtin_prefetch(reinterpret_cast<const void*>(line), /*rw=*/0, /*locality=*/2);
+  }
+}
+
+template <typename T>
+void CopyRow(const float* row, int dim, T* out) {
+  for (int j = 0; j < dim; ++j) out[j] = FromFloat<T>(row[j]);
+}
+
+// Small fixed sizes become a few vector moves.
+template <>
+inline void CopyRow<float>(const float* row, int dim, float* out) {
+  switch (dim) {
+    case 8:
+      std::memcpy(out, row, 8 * sizeof(float));
+      return;
+    case 16:
+      std::memcpy(out, row, 16 * sizeof(float));
+      return;
+    case 32:
+      std::memcpy(out, row, 32 * sizeof(float));
+      return;
+    default:
+      std::memcpy(out, row, dim * sizeof(float));
+  }
+}
+
+}  // namespace sok
