@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import warnings
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 
 from sok_embed import communicators, tf_ops
+from sok_embed.distributed_optimizer import averages_gradients
 from sok_embed.optimizers import row_rule, warn_of_ignored
 from sok_embed.table import Table
 
@@ -55,7 +57,7 @@ def _pace(optimizer: Any) -> _Pace:
     return _Pace(tf.equal((calls + 1) % steps, 0), divisor * steps)
 
 
-class Commit:
+class Commit(keras.constraints.Constraint):
     """The constraint of a layer's anchor.
 
     Args:
@@ -83,6 +85,7 @@ class Commit:
         if applying is not None and not self._warned:
             self._warned = True
             warn_of_ignored(applying, self._table.name)
+            _warn_of_drifting(applying, self._table.name)
         hyper = dict(rule.hyper)
         follows = optimizer is applying
         if follows and not optimizer._use_weight_decay(_native(anchor)):
@@ -129,6 +132,16 @@ def _native(variable: Any) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
+def _warn_of_drifting(optimizer: Any, table: str) -> None:
+    if communicators.size() > 1 and not averages_gradients(optimizer):
+        warnings.warn(
+            f"Table '{table}' is shared by {communicators.size()} workers, and the optimizer "
+            f"'{optimizer.name}' does not average dense gradients over them, so that their dense "
+            "weights drift apart. Wrap it in sok_embed.DistributedOptimizer.",
+            stacklevel=2,
+        )
+
+
 def _refuse_loss_scaling(table: str) -> None:
     """Raises if a LossScaleOptimizer drives the step.
 
@@ -141,6 +154,7 @@ def _refuse_loss_scaling(table: str) -> None:
             raise ValueError(
                 f"Table '{table}': expected an optimizer that does not scale the loss. Received: a "
                 "LossScaleOptimizer, which Keras also puts around the optimizer of a mixed_float16 "
-                "model. Use mixed_bfloat16, which needs no loss scaling, or float32."
+                "model. Use mixed_bfloat16, which needs no loss scaling, or compile the model with "
+                "auto_scale_loss=False."
             )
         frame = frame.f_back

@@ -8,7 +8,7 @@ import keras
 
 from sok_embed import communicators
 
-__all__ = ["DistributedOptimizer", "average_gradients"]
+__all__ = ["DistributedOptimizer", "average_gradients", "averages_gradients"]
 
 
 def DistributedOptimizer(optimizer: Any) -> keras.optimizers.Optimizer:  # noqa: N802
@@ -77,6 +77,11 @@ class _AveragesGradients:
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         super().apply(average_gradients(grads), trainable_variables)  # type: ignore[misc]
+
+
+def averages_gradients(optimizer: Any) -> bool:
+    """Whether `DistributedOptimizer` made the optimizer."""
+    return issubclass(type(optimizer), _AveragesGradients)
 
 
 def average_gradients(gradients: Any) -> list[Any]:

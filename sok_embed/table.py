@@ -124,6 +124,15 @@ class Table(tf.saved_model.experimental.TrackableResource):
                 )
         return tensor
 
+    def __len__(self) -> int:
+        return self.size()
+
+    def __bool__(self) -> bool:
+        return True  # also without rows
+
+    def __repr__(self) -> str:
+        return f"<Table '{self.name}', {self.size()} rows of {self.dim}>"
+
     def size(self) -> int:
         """The number of rows."""
         return int(tf_ops.size(self.resource_handle))

@@ -72,6 +72,11 @@ class DynamicEmbedding(TableLayer):
         max_rows: int | None = None,
         **kwargs: Any,
     ) -> None:
+        if "input_dim" in kwargs or isinstance(embeddings_initializer, int):
+            raise ValueError(
+                "Expected DynamicEmbedding(output_dim, …), which has no input_dim: its vocabulary "
+                "grows. Received: the arguments of keras.layers.Embedding(input_dim, output_dim)."
+            )
         check_positive("output_dim", output_dim)
         if max_rows is not None:
             check_positive("max_rows", max_rows)

@@ -129,6 +129,11 @@ class TableLayer(keras.layers.Layer):
 
     def _output_spec(self, inputs: Any) -> keras.KerasTensor:
         """The shape and the dtype of the output, for symbolic calls."""
+        if inputs.dtype == "string":
+            raise ValueError(
+                f"Layer '{self.name}': expected integer keys. Received: strings. Hash them first, "
+                "as with keras.layers.Hashing(2**62, dtype='int64')."
+            )
         if not keras.backend.is_int_dtype(inputs.dtype):
             raise ValueError(
                 f"Layer '{self.name}': expected integer keys. Received: {inputs.dtype}. Give the "
@@ -200,7 +205,7 @@ def _activation_type(dtype: str) -> tf.DType:
         raise ValueError(
             "Expected a compute dtype of float32 or bfloat16. Received: float16, which needs loss "
             "scaling, and a table cannot follow that. Use the policy mixed_bfloat16, or give this "
-            "layer `dtype='float32'`."
+            "layer `dtype='float32'` and compile the model with `auto_scale_loss=False`."
         )
     raise ValueError(f"Expected a compute dtype of float32 or bfloat16. Received: {dtype}.")
 

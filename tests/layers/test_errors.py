@@ -200,8 +200,8 @@ def test_a_model_may_have_any_optimizer_if_the_layer_has_its_own():
 
 @pytest.mark.parametrize(
     "initializer",
-    [keras.initializers.Orthogonal(), "orthogonal", "no_such_thing", np.zeros, 3],
-    ids=["instance", "name", "unknown", "function", "number"],
+    [keras.initializers.Orthogonal(), "orthogonal", "no_such_thing", np.zeros],
+    ids=["instance", "name", "unknown", "function"],
 )
 def test_an_initializer_that_rows_cannot_be_drawn_from_is_refused(initializer):
     with pytest.raises(ValueError, match="Expected an initializer.*RandomUniform.*Received"):
@@ -363,3 +363,26 @@ def test_a_communicator_that_is_chosen_after_the_layer_was_made_is_refused(reque
     text = r"'emb'.*worker 0 of 1.*Received: worker 0 of 2.*init\(\) before layers are made"
     with pytest.raises(ValueError, match=text):
         layer(np.array([1]))
+
+
+def test_symbolic_strings_are_refused_with_the_way_to_hash_them():
+    with pytest.raises(ValueError, match=r"Received: strings\..*keras\.layers\.Hashing"):
+        DynamicEmbedding(DIM)(keras.Input((3,), dtype="string"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: DynamicEmbedding(1000, 16), lambda: DynamicEmbedding(input_dim=1000, output_dim=16)],
+    ids=["by position", "by name"],
+)
+def test_the_arguments_of_the_keras_layer_are_refused(make):
+    with pytest.raises(ValueError, match="has no input_dim"):
+        make()
+
+
+def test_an_optimizer_that_does_not_average_is_warned_of_on_several_workers(first_of_two):
+    layer = DynamicEmbedding(DIM)
+    layer.build()
+    optimizer = ko.SGD(0.1)
+    with pytest.warns(UserWarning, match=r"drift apart\. Wrap it in sok_embed\.Distributed"):
+        optimizer.apply([tf.zeros([])], [layer.anchor])

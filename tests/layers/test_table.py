@@ -339,3 +339,10 @@ def test_the_memory_of_a_table_goes_with_it():
         fill()
     # Each table takes 26 MB of rows. 9 that stay would add 230 MB.
     assert peak() - after_one < 100_000
+
+
+def test_a_table_says_what_it_is():
+    table = Table(DIM, UNIFORM, name="users")
+    assert len(table) == 0
+    assert table  # also without rows
+    assert repr(table) == f"<Table 'users', 0 rows of {DIM}>"

@@ -240,7 +240,7 @@ Status MemoryStore<Index>::Upsert(const Key* keys, size_t n, uint64_t max_rows,
       return Status(Code::kResourceExhausted,
                     "the table is full: it holds " + std::to_string(size()) + " of at most " +
                         std::to_string(max_rows) + " rows, and this call brings " +
-                        std::to_string(added) + " new keys");
+                        std::to_string(added) + " new keys; raise the limit or remove keys");
     }
   }
   Status failure;
