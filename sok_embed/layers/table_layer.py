@@ -152,9 +152,9 @@ class TableLayer(keras.layers.Layer):
         if communicators.size() > 1:
             raise ValueError(
                 f"Layer '{self.name}' is sharded over {communicators.size()} workers, and a Keras "
-                "file holds one worker's part. Expected one worker. Save the dense weights on rank "
-                "0, and on each worker the result of `layer.table.export(slots=True)`; "
-                "`layer.table.restore` takes it back."
+                "file holds one worker's part. Expected one worker. To resume, write "
+                "tf.train.Checkpoint(model=model) on every worker, each to a path of its own; to "
+                "join the rows, save `layer.table.export(slots=True)` of each."
             )
         super().save_own_variables(store)
         for name, value in self.table.export(slots=True)._asdict().items():
