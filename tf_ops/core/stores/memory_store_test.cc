@@ -158,7 +158,8 @@ TEST_CASE_TEMPLATE("an Upsert beyond max_rows leaves the store as it was", Store
   const Status status = Put(*store, Keys<Store>(85, 101), std::vector<float>(16, 2.0f), 100);
   CHECK(status.code() == Code::kResourceExhausted);
   CHECK(status.message() ==
-        "the table is full: it holds 90 of at most 100 rows, and this call brings 11 new keys");
+        "the table is full: it holds 90 of at most 100 rows, and this call brings 11 new keys; "
+        "raise the limit or remove keys");
   CHECK(Contents(*store) == before);
 }
 
