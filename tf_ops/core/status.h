@@ -11,8 +11,12 @@ enum class Code {
   kOk,
   kInvalidArgument,     // the caller passed something that can never be right
   kOutOfRange,          // a key outside of the range that the table was made for
-  kResourceExhausted,   // the table is full, or memory is
+  kResourceExhausted,   // the table is full, or memory is, or the disk
   kFailedPrecondition,  // right at another time, not in the table's present state
+  kNotFound,            // a file or a folder that is not there
+  kPermissionDenied,    // the system does not let this process at a file, or it is read-only
+  kUnavailable,         // somebody else holds it now
+  kDataLoss,            // what a file holds is damaged
   kInternal,
 };
 

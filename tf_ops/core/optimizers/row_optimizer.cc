@@ -1,7 +1,5 @@
 #include "core/optimizers/row_optimizer.h"
 
-#include <cmath>
-#include <sstream>
 #include <utility>
 
 #include "core/optimizers/adagrad.h"
@@ -9,48 +7,69 @@
 #include "core/optimizers/adamw.h"
 #include "core/optimizers/amsgrad.h"
 #include "core/optimizers/ftrl.h"
+#include "core/optimizers/kv_adagrad.h"
+#include "core/optimizers/kv_adam.h"
+#include "core/optimizers/kv_adamw.h"
+#include "core/optimizers/kv_amsgrad.h"
+#include "core/optimizers/kv_ftrl.h"
+#include "core/optimizers/kv_lion.h"
+#include "core/optimizers/kv_sgd.h"
 #include "core/optimizers/lion.h"
 #include "core/optimizers/momentum.h"
+#include "core/optimizers/parameters.h"
 #include "core/optimizers/rmsprop.h"
 #include "core/optimizers/rowwise_adagrad.h"
 #include "core/optimizers/rule_optimizer.h"
+#include "core/optimizers/schedule.h"
 #include "core/optimizers/sgd.h"
 
 namespace sok {
 namespace {
 
 template <typename Rule>
-std::unique_ptr<RowOptimizer> Make(const Values& values) {
-  return std::make_unique<RuleOptimizer<Rule>>(values);
+std::unique_ptr<RowOptimizer> Make(const Values& values, const Schedule* schedule) {
+  return std::make_unique<RuleOptimizer<Rule>>(values, schedule);
 }
 
-std::unique_ptr<RowOptimizer> MakeFtrl(const Values& values) {
-  return values["learning_rate_power"] == -0.5f ? Make<Ftrl<true>>(values)
-                                                : Make<Ftrl<false>>(values);
+std::unique_ptr<RowOptimizer> MakeFtrl(const Values& values, const Schedule* schedule) {
+  return values["learning_rate_power"] == -0.5f ? Make<Ftrl<true>>(values, schedule)
+                                                : Make<Ftrl<false>>(values, schedule);
 }
 
 struct Entry {
   const char* name;
   std::vector<Parameter> (*parameters)();
-  std::unique_ptr<RowOptimizer> (*make)(const Values& values);
+  std::unique_ptr<RowOptimizer> (*make)(const Values& values, const Schedule* schedule);
+  bool takes_schedule;
 };
 
-// Sorted by name.
+template <typename Rule>
+constexpr Entry EntryOf(const char* name) {
+  return {name, Rule::Parameters, Make<Rule>, HasRate<Rule>::value};
+}
+
+// Sorted by name. Those of "kv_" are the rules of sok_embed.kv.
 constexpr Entry kRegistry[] = {
-    {"adagrad", Adagrad::Parameters, Make<Adagrad>},
-    {"adam", Adam::Parameters, Make<Adam>},
-    {"adamw", AdamW::Parameters, Make<AdamW>},
-    {"amsgrad", Amsgrad::Parameters, Make<Amsgrad>},
-    {"ftrl", Ftrl<true>::Parameters, MakeFtrl},
-    {"lion", Lion::Parameters, Make<Lion>},
-    {"momentum", Momentum::Parameters, Make<Momentum>},
-    {"rmsprop", Rmsprop::Parameters, Make<Rmsprop>},
-    {"rmsprop_centered", RmspropCentered::Parameters, Make<RmspropCentered>},
-    {"rmsprop_centered_momentum", RmspropCenteredMomentum::Parameters,
-     Make<RmspropCenteredMomentum>},
-    {"rmsprop_momentum", RmspropMomentum::Parameters, Make<RmspropMomentum>},
-    {"rowwise_adagrad", RowwiseAdagrad::Parameters, Make<RowwiseAdagrad>},
-    {"sgd", Sgd::Parameters, Make<Sgd>},
+    EntryOf<Adagrad>("adagrad"),
+    EntryOf<Adam>("adam"),
+    EntryOf<AdamW>("adamw"),
+    EntryOf<Amsgrad>("amsgrad"),
+    {"ftrl", Ftrl<true>::Parameters, MakeFtrl, /*takes_schedule=*/false},
+    EntryOf<KvAdagrad>("kv_adagrad"),
+    EntryOf<KvAdam>("kv_adam"),
+    EntryOf<KvAdamW>("kv_adamw"),
+    EntryOf<KvAmsgrad>("kv_amsgrad"),
+    EntryOf<KvFtrl>("kv_ftrl"),
+    EntryOf<KvLion>("kv_lion"),
+    EntryOf<KvSgd>("kv_sgd"),
+    EntryOf<Lion>("lion"),
+    EntryOf<Momentum>("momentum"),
+    EntryOf<Rmsprop>("rmsprop"),
+    EntryOf<RmspropCentered>("rmsprop_centered"),
+    EntryOf<RmspropCenteredMomentum>("rmsprop_centered_momentum"),
+    EntryOf<RmspropMomentum>("rmsprop_momentum"),
+    EntryOf<RowwiseAdagrad>("rowwise_adagrad"),
+    EntryOf<Sgd>("sgd"),
 };
 
 const Entry* FindEntry(const std::string& rule) {
@@ -60,46 +79,14 @@ const Entry* FindEntry(const std::string& rule) {
   return nullptr;
 }
 
-template <typename Items>
-std::string JoinNames(const Items& items) {
-  std::string joined;
-  for (const auto& item : items) {
-    if (!joined.empty()) joined += ", ";
-    joined += item.name;
+Status NoScheduleExpected(const std::string& rule, const Schedule& schedule) {
+  std::vector<Entry> takers;
+  for (const Entry& entry : kRegistry) {
+    if (entry.takes_schedule) takers.push_back(entry);
   }
-  return joined;
-}
-
-// What the value should have been, or nullptr if it is right. Checked in float32, which the rows
-// are computed in: 1 - 1e-9 is 1 there.
-const char* Violation(Range range, float x) {
-  if (!std::isfinite(x)) return "a finite float32";
-  switch (range) {
-    case Range::kFinite:
-      return nullptr;
-    case Range::kPositive:
-      return x > 0 ? nullptr : "a value above 0";
-    case Range::kNonNegative:
-      return x >= 0 ? nullptr : "a value of at least 0";
-    case Range::kNonPositive:
-      return x <= 0 ? nullptr : "a value of at most 0";
-    case Range::kUnit:
-      return x >= 0 && x <= 1 ? nullptr : "a value in [0, 1]";
-    case Range::kUnitBelowOne:
-      return x >= 0 && x < 1 ? nullptr : "a value in [0, 1)";
-    case Range::kUnitAboveZero:
-      return x > 0 && x <= 1 ? nullptr : "a value in (0, 1]";
-    case Range::kFlag:
-      return x == 0 || x == 1 ? nullptr : "0 or 1";
-  }
-  return nullptr;
-}
-
-Hyper* FindHyper(std::vector<Hyper>& hypers, const std::string& name) {
-  for (Hyper& hyper : hypers) {
-    if (hyper.name == name) return &hyper;
-  }
-  return nullptr;
+  return InvalidArgument("Row optimizer \"" + rule +
+                         "\": expected no learning rate schedule. Received: \"" + schedule.name() +
+                         "\". The rules that take one are " + JoinNames(takers) + ".");
 }
 
 }  // namespace
@@ -111,41 +98,23 @@ std::vector<std::string> RowOptimizerNames() {
 }
 
 std::vector<Hyper> RowOptimizerDefaults(const std::string& rule) {
-  std::vector<Hyper> hypers;
   const Entry* entry = FindEntry(rule);
-  if (entry == nullptr) return hypers;
-  for (const Parameter& parameter : entry->parameters()) {
-    hypers.push_back({parameter.name, parameter.default_value});
-  }
-  return hypers;
+  return entry == nullptr ? std::vector<Hyper>() : Defaults(entry->parameters());
 }
 
 Result<std::unique_ptr<RowOptimizer>> MakeRowOptimizer(const std::string& rule,
-                                                       const std::vector<Hyper>& hypers) {
+                                                       const std::vector<Hyper>& hypers,
+                                                       const Schedule* schedule) {
   const Entry* entry = FindEntry(rule);
   if (entry == nullptr) {
     return InvalidArgument("Expected a row optimizer of " + JoinNames(kRegistry) +
                            ". Received: \"" + rule + "\".");
   }
-  std::vector<Hyper> values = RowOptimizerDefaults(rule);
-  for (const Hyper& hyper : hypers) {
-    Hyper* value = FindHyper(values, hyper.name);
-    if (value == nullptr) {
-      return InvalidArgument("Row optimizer \"" + rule + "\": expected parameters of " +
-                             JoinNames(values) + ". Received: \"" + hyper.name + "\".");
-    }
-    value->value = hyper.value;
-  }
-  const std::vector<Parameter> parameters = entry->parameters();
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const char* expected = Violation(parameters[i].range, static_cast<float>(values[i].value));
-    if (expected == nullptr) continue;
-    std::ostringstream message;
-    message << "Row optimizer \"" << rule << "\": expected " << parameters[i].name << " to be "
-            << expected << ". Received: " << values[i].value << ".";
-    return InvalidArgument(message.str());
-  }
-  return entry->make(Values(std::move(values)));
+  if (schedule != nullptr && !entry->takes_schedule) return NoScheduleExpected(rule, *schedule);
+  const Result<Values> values =
+      BindParameters("Row optimizer \"" + rule + "\"", entry->parameters(), hypers);
+  if (!values.ok()) return values.status();
+  return entry->make(values.value(), schedule);
 }
 
 }  // namespace sok

@@ -7,9 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "core/optimizers/hyper.h"
 #include "core/status.h"
 
 namespace sok {
+
+class Schedule;
 
 // One optimizer state vector of a row.
 struct Slot {
@@ -18,16 +21,12 @@ struct Slot {
   float initial;     // what each of its floats starts from
 };
 
-// A value of a rule's parameter, by Keras' name for it ("learning_rate", "beta_1", …).
-struct Hyper {
-  std::string name;
-  double value;  // double, because 1 - beta_2 in float32 is off by 1.3e-5
-};
-
 // What one commit hands to a rule.
 struct Step {
   int64_t number;  // 1 for the first: t of Adam's bias correction
   float scale;     // gradients are multiplied by this first (1/workers, 1/accumulation steps)
+  // (n) t of each row by itself, at least 1; then `number` is not used.
+  const uint32_t* row_numbers = nullptr;
 };
 
 // One rule, with its parameters bound. Made for each commit, so construction is cheap.
@@ -52,10 +51,14 @@ std::vector<std::string> RowOptimizerNames();
 // The parameters that the rule understands, with its defaults. Empty for an unknown rule.
 std::vector<Hyper> RowOptimizerDefaults(const std::string& rule);
 
-// A parameter that is not in `hypers` takes its default.
-// Errors: kInvalidArgument for an unknown rule or parameter, with the list of the known ones, and
-// for a value that the rule cannot work with (NaN, a beta outside of [0, 1)).
+// A parameter that is not in `hypers` takes its default. The schedule, if there is one, is copied;
+// it begins at the rule's learning rate, and update number t takes its value at step t - 1.
+// Errors: kInvalidArgument for an unknown rule or parameter, with the list of the known ones, for
+// a value that the rule cannot work with (NaN, a beta outside of [0, 1)), and for a schedule that
+// is given to a rule which takes none: those with Keras' names, whose learning rate Keras
+// schedules.
 Result<std::unique_ptr<RowOptimizer>> MakeRowOptimizer(const std::string& rule,
-                                                       const std::vector<Hyper>& hypers);
+                                                       const std::vector<Hyper>& hypers,
+                                                       const Schedule* schedule = nullptr);
 
 }  // namespace sok

@@ -2,7 +2,8 @@
 //
 // A rule is a struct of numbers, bound from its parameters:
 //
-//   static std::vector<Parameter> Parameters();     by Keras' names, with Keras' defaults
+//   static std::vector<Parameter> Parameters();     by Keras' names, with Keras' defaults; in
+//                                                   kv_*.h by those of sok_embed.kv
 //   explicit Rule(const Values& values);
 //   static constexpr int kSlots;                    how many follow the embedding
 //   std::vector<Slot> Slots(int dim) const;         a function of the rule, but for `initial`
@@ -16,6 +17,12 @@
 //   void Row(const float* gradient, float scale, float* row, int dim) const;
 //   static size_t RowFloats(size_t dim);            of the embedding and the slots
 //
+// A rule that takes a schedule names the parameter that is its learning rate, and is told the rate
+// of each step:
+//
+//   static constexpr const char* kRate;
+//   void Begin(int64_t step_number, double rate);
+//
 // Formulas keep Keras' order of operations and its split between float64 (what Python computes
 // from hyperparameters, such as 1 - beta_1) and float32 (everything else).
 #pragma once
@@ -23,49 +30,22 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "core/optimizers/parameters.h"
 #include "core/optimizers/row_optimizer.h"
+#include "core/optimizers/schedule.h"
 
 namespace sok {
 
-// The values that a parameter may take.
-enum class Range {
-  kFinite,
-  kPositive,
-  kNonNegative,
-  kNonPositive,
-  kUnit,           // [0, 1]
-  kUnitBelowOne,   // [0, 1)
-  kUnitAboveZero,  // (0, 1]
-  kFlag,           // 0 or 1
-};
-
-struct Parameter {
-  const char* name;
-  double default_value;
-  Range range;
-};
-
-// The values of all of a rule's parameters, checked.
-class Values {
- public:
-  explicit Values(std::vector<Hyper> hypers) : hypers_(std::move(hypers)) {}
-
-  // The name is one of the rule's parameters.
-  double Exact(const char* name) const {
-    for (const Hyper& hyper : hypers_) {
-      if (hyper.name == name) return hyper.value;
-    }
-    return 0.0;
-  }
-  float operator[](const char* name) const { return static_cast<float>(Exact(name)); }
-
- private:
-  std::vector<Hyper> hypers_;
-};
+// 0 of 0 / 0, which a row without any gradient makes of an epsilon of 0: its weight stays as it is,
+// where the formula has NaN.
+inline float QuotientOrZero(float numerator, float denominator) {
+  return denominator == 0.0f ? 0.0f : numerator / denominator;
+}
 
 // Rows lie anywhere in memory. Asks for the cache lines of a row that is to be updated soon; the
 // hardware's own prefetcher follows on a row that is longer than kMostLines.
@@ -90,37 +70,93 @@ struct HasBegin : std::false_type {};
 template <typename Rule>
 struct HasBegin<Rule, std::void_t<decltype(&Rule::Begin)>> : std::true_type {};
 
+template <typename Rule, typename = void>
+struct HasRate : std::false_type {};
+template <typename Rule>
+struct HasRate<Rule, std::void_t<decltype(Rule::kRate)>> : std::true_type {};
+
 template <typename Rule>
 class RuleOptimizer final : public RowOptimizer {
  public:
-  explicit RuleOptimizer(const Values& values)
+  // The schedule is for a rule that has a kRate.
+  RuleOptimizer(const Values& values, const Schedule* schedule)
       : rule_(values),
         learning_rate_(values["learning_rate"]),
-        weight_decay_(values["weight_decay"]) {}
+        weight_decay_(values["weight_decay"]) {
+    if constexpr (HasRate<Rule>::value) rate_ = values.Exact(Rule::kRate);
+    if (schedule != nullptr) schedule_ = *schedule;
+  }
 
   std::vector<Slot> slots(int dim) const override { return rule_.Slots(dim); }
 
   void Apply(const Step& step, float* const* rows, const float* const* gradients, size_t n,
              int dim) const override {
+    if constexpr (HasBegin<Rule>::value) {
+      if (step.row_numbers != nullptr) {
+        ApplyByNumber(step, rows, gradients, n, dim);
+        return;
+      }
+    }
     Rule rule = rule_;
-    if constexpr (HasBegin<Rule>::value) rule.Begin(step.number);
+    Begin(step.number, &rule);
     const size_t floats = RowFloats(dim);
     for (size_t i = 0; i < std::min(n, kAhead); ++i) PrefetchRow(rows[i], floats);
     for (size_t i = 0; i < n; ++i) {
       if (i + kAhead < n) PrefetchRow(rows[i + kAhead], floats);
       if (weight_decay_ != 0.0f) Decay(rows[i], dim);
-      if constexpr (HasRow<Rule>::value) {
-        rule.Row(gradients[i], step.scale, rows[i], dim);
-      } else {
-        Elements(rule, gradients[i], step.scale, rows[i], dim,
-                 std::make_index_sequence<Rule::kSlots>());
-      }
+      Update(rule, gradients[i], step.scale, rows[i], dim);
     }
   }
 
  private:
+  // A rule after its Begin.
+  struct Begun {
+    uint32_t number = 0;
+    std::optional<Rule> rule;
+  };
+
   // Rows between a prefetch and its use.
   static constexpr size_t kAhead = 12;
+
+  // Numbers whose Begun is kept. Rows of one commit are mostly young and share a few numbers.
+  static constexpr size_t kBegun = 64;
+
+  // Begin takes powers and cosines, as long as an update of a short row.
+  void ApplyByNumber(const Step& step, float* const* rows, const float* const* gradients, size_t n,
+                     int dim) const {
+    Begun begun[kBegun];
+    const size_t floats = RowFloats(dim);
+    for (size_t i = 0; i < std::min(n, kAhead); ++i) PrefetchRow(rows[i], floats);
+    for (size_t i = 0; i < n; ++i) {
+      if (i + kAhead < n) PrefetchRow(rows[i + kAhead], floats);
+      const uint32_t number = step.row_numbers[i];
+      Begun& kept = begun[number % kBegun];
+      if (!kept.rule || kept.number != number) {
+        kept.number = number;
+        kept.rule = rule_;
+        Begin(number, &*kept.rule);
+      }
+      const Rule rule = *kept.rule;  // its numbers are not reloaded after each store to the row
+      if (weight_decay_ != 0.0f) Decay(rows[i], dim);
+      Update(rule, gradients[i], step.scale, rows[i], dim);
+    }
+  }
+
+  void Begin(int64_t number, Rule* rule) const {
+    if constexpr (HasRate<Rule>::value) {
+      rule->Begin(number, schedule_ ? (*schedule_)(rate_, number - 1) : rate_);
+    } else if constexpr (HasBegin<Rule>::value) {
+      rule->Begin(number);
+    }
+  }
+
+  static void Update(const Rule& rule, const float* gradient, float scale, float* row, int dim) {
+    if constexpr (HasRow<Rule>::value) {
+      rule.Row(gradient, scale, row, dim);
+    } else {
+      Elements(rule, gradient, scale, row, dim, std::make_index_sequence<Rule::kSlots>());
+    }
+  }
 
   static size_t RowFloats(int dim) {
     if constexpr (HasRow<Rule>::value) {
@@ -150,6 +186,8 @@ class RuleOptimizer final : public RowOptimizer {
   Rule rule_;
   float learning_rate_;
   float weight_decay_;
+  double rate_ = 0.0;  // what the schedule starts from, or the rate of all steps
+  std::optional<Schedule> schedule_;
 };
 
 }  // namespace sok
