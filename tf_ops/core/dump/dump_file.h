@@ -1,0 +1,114 @@
+// A dump: embedding rows of several groups in one file that moves between machines. The layout is
+// in core/dump/dump_format.h.
+//
+// Damage is found: every byte of a file is under a checksum or compared with what must stand there,
+// so a file that was cut, grew or has a flipped byte fails in Open or Verify, before a load has
+// changed anything. Memory: one block, about 1 MiB or one row if that is longer; and the index.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/dump/file.h"
+#include "core/dump/progress.h"
+#include "core/status.h"
+#include "core/types.h"
+
+namespace sok {
+
+struct DumpGroup {
+  int group = 0;        // [0, 256)
+  int dim = 0;          // [1, 2^20]
+  std::string meta;     // the caller's own, kept byte for byte; at most 1 MiB
+  int slot_floats = 0;  // [0, 2^23], after the embedding of every row
+  uint64_t rows = 0;    // told by readers; writers count for themselves
+};
+
+// Writes a dump. One thread at a time. After an error every later call returns the same error, the
+// temporary file is gone, and what stood at path before still stands there.
+class DumpWriter {
+ public:
+  // Writes to a temporary file beside path; see ReplacementFile for what path may be.
+  static Result<std::unique_ptr<DumpWriter>> Open(const std::string& path);
+  // Without a Finish before, removes the temporary file.
+  ~DumpWriter() = default;
+
+  // Rows that follow belong to this group. Groups come in ascending order, each once; a group
+  // without rows is kept. kInvalidArgument if anything is out of its range; `rows` is ignored.
+  Status BeginGroup(const DumpGroup& group);
+
+  // Keys are not compared with each other: a key that is added twice to a group stands twice in the
+  // file. Floats keep their bits, NaN too.
+  Status AddRow(Key key, uint32_t update_num, uint32_t update_time,
+                const float* floats /* (dim + slot_floats) */);
+
+  // Completes the file and puts it at path in one step. When this returns OK, the file is on the
+  // device. The writer takes no more calls. Should only the last step fail, syncing the folder, the
+  // new file stands at path, and the error says so.
+  Status Finish();
+
+ private:
+  explicit DumpWriter(std::unique_ptr<dump::ReplacementFile> file) : file_(std::move(file)) {}
+  Status StartBlocks();
+  Status WriteBlock();
+  Status WriteIndex();
+  Status Keep(Status status);
+
+  std::unique_ptr<dump::ReplacementFile> file_;
+  Status error_;
+  std::vector<DumpGroup> groups_;
+  // The block that fills up: its columns lie as they do in a full one.
+  dump::Buffer block_;
+  size_t block_rows_ = 0;
+  size_t rows_per_block_ = 0;  // 0 until the group's first row
+  size_t row_floats_ = 0;
+};
+
+// Rows of one group, by column. The pointers are good until the callback returns.
+struct DumpRows {
+  size_t size = 0;
+  const Key* keys = nullptr;               // (size)
+  const uint32_t* update_nums = nullptr;   // (size)
+  const uint32_t* update_times = nullptr;  // (size)
+  const float* floats = nullptr;           // (size, dim + slot_floats): the embedding, its slots
+};
+
+// Reads a dump. Thread-safe. Goes on with the file that it opened if another takes its name.
+class DumpReader {
+ public:
+  // Checks the header, the index and the length of the file, not the rows. kInvalidArgument if the
+  // file is something else or of a newer version, kDataLoss if it is a damaged dump.
+  static Result<std::unique_ptr<DumpReader>> Open(const std::string& path);
+
+  // Reads every block and checks it. kDataLoss names the offset of the first bad one.
+  // kFailedPrecondition if progress returned false.
+  Status Verify(const DumpProgress& progress = nullptr) const;
+
+  // Ascending by number, groups without rows too.
+  const std::vector<DumpGroup>& groups() const { return groups_; }
+  // Of all groups.
+  uint64_t rows() const;
+
+  // Calls fn with every block in the order of the file, and stops at the first Status that is not
+  // OK, fn's own or that of a bad block: checksums are compared again. A caller that must change
+  // all or nothing calls Verify first. fn must not throw.
+  using BlockFn = std::function<Status(const DumpGroup& group, const DumpRows& rows)>;
+  Status ForEachBlock(const BlockFn& fn, const DumpProgress& progress = nullptr) const;
+
+ private:
+  explicit DumpReader(std::unique_ptr<dump::InputFile> file) : file_(std::move(file)) {}
+  Status ReadHeader() const;
+  Status ReadIndex();
+  Status ParseIndex(const char* index, uint64_t bytes, uint64_t offset);
+  Status CheckLengths(uint64_t index_offset) const;
+  Status ReadBlock(const DumpGroup& group, uint64_t offset, uint64_t rows, char* block) const;
+
+  std::unique_ptr<dump::InputFile> file_;
+  std::vector<DumpGroup> groups_;
+};
+
+}  // namespace sok

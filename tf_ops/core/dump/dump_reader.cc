@@ -1,0 +1,223 @@
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/dump/checksum.h"
+#include "core/dump/damo_dump.h"
+#include "core/dump/dump_file.h"
+#include "core/dump/dump_format.h"
+
+namespace sok {
+namespace {
+
+Status Damaged(const std::string& path, uint64_t offset, const std::string& expected,
+               const std::string& received) {
+  return Status(Code::kDataLoss, "Expected " + expected + " at byte " + std::to_string(offset) +
+                                     " of " + path + ". Received: " + received +
+                                     ". The dump is damaged or incomplete: copy or dump it again.");
+}
+
+// Of bytes at offset, whose checksum stands behind them.
+Status CompareChecksum(const std::string& path, uint64_t offset, const char* bytes, size_t size) {
+  if (dump::Load<uint64_t>(bytes + size) == dump::Checksum(bytes, size, offset)) return Status();
+  return Damaged(path, offset, std::to_string(size) + " bytes that agree with their checksum",
+                 "others");
+}
+
+Status Foreign(const dump::InputFile& file) {
+  const std::string sentence =
+      "Expected a sok-embed dump, which starts with 'SOKDUMP'. Received: " + file.path() +
+      ", which is not a sok-embed dump";
+  if (file.bytes() == 0) return InvalidArgument(sentence + " but an empty file.");
+  if (LooksLikeDamoDump(file.path())) {
+    return InvalidArgument(sentence +
+                           " but looks like one of Damo-Embedding. Read it with load_damo.");
+  }
+  return InvalidArgument(sentence + ". Check the path.");
+}
+
+}  // namespace
+
+Result<std::unique_ptr<DumpReader>> DumpReader::Open(const std::string& path) {
+  auto file = dump::InputFile::Open(path);
+  if (!file.ok()) return file.status();
+  std::unique_ptr<DumpReader> reader(new DumpReader(std::move(file.value())));
+  Status status = reader->ReadHeader();
+  if (status.ok()) status = reader->ReadIndex();
+  if (!status.ok()) return status;
+  return reader;
+}
+
+Status DumpReader::ReadHeader() const {
+  char header[dump::kHeaderBytes] = {};
+  const uint64_t bytes = std::min<uint64_t>(file_->bytes(), sizeof(header));
+  if (Status status = file_->ReadAt(0, header, bytes); !status.ok()) return status;
+  if (std::memcmp(header, dump::kMagic, dump::kMagicBytes) != 0) return Foreign(*file_);
+  if (bytes < sizeof(header)) {
+    return Damaged(file_->path(), 0, "a header of 24 bytes", std::to_string(bytes) + " bytes");
+  }
+  const auto version = dump::Load<uint32_t>(header + 8);
+  if (version > dump::kVersion) {
+    return InvalidArgument("Expected a dump of version " + std::to_string(dump::kVersion) +
+                           ", the newest that this sok-embed knows. Received: version " +
+                           std::to_string(version) + " at byte 8 of " + file_->path() +
+                           ". Load it with the sok-embed that wrote it, or a newer one.");
+  }
+  if (Status status = CompareChecksum(file_->path(), 0, header, 16); !status.ok()) return status;
+  const auto header_bytes = dump::Load<uint32_t>(header + 12);
+  if (version == dump::kVersion && header_bytes == dump::kHeaderBytes) return Status();
+  return Damaged(file_->path(), 8, "version 1 with a header of 24 bytes",
+                 "version " + std::to_string(version) + " with " + std::to_string(header_bytes));
+}
+
+Status DumpReader::ReadIndex() {
+  const std::string& path = file_->path();
+  const uint64_t bytes = file_->bytes();
+  if (bytes < dump::kHeaderBytes + sizeof(uint32_t) + dump::kFooterBytes) {
+    return Damaged(path, dump::kHeaderBytes, "an index and a footer",
+                   std::to_string(bytes - dump::kHeaderBytes) + " bytes");
+  }
+  const uint64_t footer_offset = bytes - dump::kFooterBytes;
+  char footer[dump::kFooterBytes];
+  if (Status status = file_->ReadAt(footer_offset, footer, sizeof(footer)); !status.ok()) {
+    return status;
+  }
+  if (std::memcmp(footer + 32, dump::kEndMagic, dump::kMagicBytes) != 0) {
+    return Damaged(path, footer_offset + 32, "the end mark 'SOKDEND'",
+                   "something else; the file was cut or has grown");
+  }
+  if (const auto told = dump::Load<uint64_t>(footer + 8); told != bytes) {
+    return Damaged(path, footer_offset + 8, "the length of the file, " + std::to_string(bytes),
+                   std::to_string(told));
+  }
+  const auto offset = dump::Load<uint64_t>(footer);
+  constexpr uint64_t kMaxIndexBytes =
+      sizeof(uint32_t) + dump::kGroups * (dump::kIndexEntryBytes + dump::kMaxMetaBytes);
+  if (offset < dump::kHeaderBytes || offset > footer_offset ||
+      footer_offset - offset > kMaxIndexBytes) {
+    return Damaged(path, footer_offset, "the offset of the index", std::to_string(offset));
+  }
+  dump::Buffer index;
+  if (!index.Reserve(bytes - offset)) return dump::OutOfMemory(bytes - offset, path);
+  Status status = file_->ReadAt(offset, index.data(), bytes - offset);
+  if (status.ok()) {
+    status = CompareChecksum(path, offset, index.data(), footer_offset + 24 - offset);
+  }
+  if (status.ok()) status = ParseIndex(index.data(), footer_offset - offset, offset);
+  if (!status.ok()) return status;
+  if (const auto told = dump::Load<uint64_t>(footer + 16); told != rows()) {
+    return Damaged(path, footer_offset + 16, "the rows of all groups, " + std::to_string(rows()),
+                   std::to_string(told));
+  }
+  return CheckLengths(offset);
+}
+
+Status DumpReader::ParseIndex(const char* index, uint64_t bytes, uint64_t offset) {
+  const auto damaged = [&](uint64_t at, const std::string& expected) {
+    return Damaged(file_->path(), offset + at, expected, "something else");
+  };
+  if (bytes < sizeof(uint32_t)) return damaged(0, "the number of groups");
+  const auto count = dump::Load<uint32_t>(index);
+  if (count > dump::kGroups) return damaged(0, "a number of groups in [0, 256]");
+  uint64_t at = sizeof(uint32_t);
+  for (uint32_t i = 0; i < count; ++i) {
+    if (bytes - at < dump::kIndexEntryBytes) return damaged(at, "an index entry of 24 bytes");
+    const auto group = dump::Load<uint32_t>(index + at);
+    const auto dim = dump::Load<uint32_t>(index + at + 4);
+    const auto slot_floats = dump::Load<uint32_t>(index + at + 8);
+    const auto meta_bytes = dump::Load<uint32_t>(index + at + 12);
+    const auto rows = dump::Load<uint64_t>(index + at + 16);
+    if (group >= dump::kGroups || (i > 0 && static_cast<int>(group) <= groups_.back().group)) {
+      return damaged(at, "ascending groups in [0, 256)");
+    }
+    if (dim < 1 || dim > dump::kMaxDim) return damaged(at + 4, "a dim in [1, 2^20]");
+    if (slot_floats > dump::kMaxSlotFloats) return damaged(at + 8, "slot_floats in [0, 2^23]");
+    at += dump::kIndexEntryBytes;
+    if (meta_bytes > dump::kMaxMetaBytes || meta_bytes > bytes - at) {
+      return damaged(at - 12, "a meta of at most 2^20 bytes within the index");
+    }
+    groups_.push_back({static_cast<int>(group), static_cast<int>(dim),
+                       std::string(index + at, meta_bytes), static_cast<int>(slot_floats), rows});
+    at += meta_bytes;
+  }
+  return at == bytes ? Status() : damaged(at, "the footer after the last group");
+}
+
+// The blocks of all groups must fill the space between header and index. Sizes come from the file:
+// nothing is multiplied before it is known to fit.
+Status DumpReader::CheckLengths(uint64_t index_offset) const {
+  uint64_t left = index_offset - dump::kHeaderBytes;
+  for (const DumpGroup& group : groups_) {
+    const uint64_t row_bytes = dump::RowBytes(group.dim, group.slot_floats);
+    const uint64_t per_block = dump::RowsPerBlock(row_bytes);
+    const uint64_t blocks = group.rows / per_block + (group.rows % per_block != 0);
+    if (group.rows > left / row_bytes ||
+        group.rows * row_bytes + blocks * dump::kBlockFrameBytes > left) {
+      return Damaged(file_->path(), index_offset - left,
+                     std::to_string(group.rows) + " rows of group " + std::to_string(group.group),
+                     std::to_string(left) + " bytes, which are too few");
+    }
+    left -= group.rows * row_bytes + blocks * dump::kBlockFrameBytes;
+  }
+  if (left == 0) return Status();
+  return Damaged(file_->path(), index_offset - left, "the index after the last row",
+                 std::to_string(left) + " bytes more");
+}
+
+uint64_t DumpReader::rows() const {
+  uint64_t rows = 0;
+  for (const DumpGroup& group : groups_) rows += group.rows;
+  return rows;
+}
+
+Status DumpReader::ReadBlock(const DumpGroup& group, uint64_t offset, uint64_t rows,
+                             char* block) const {
+  const uint64_t payload = rows * dump::RowBytes(group.dim, group.slot_floats);
+  Status status = file_->ReadAt(offset, block, payload + dump::kBlockFrameBytes);
+  if (status.ok()) {
+    status = CompareChecksum(file_->path(), offset, block, dump::kBlockHeadBytes + payload);
+  }
+  if (!status.ok()) return status;
+  const auto told_group = dump::Load<uint32_t>(block);
+  const auto told_rows = dump::Load<uint32_t>(block + 4);
+  const auto told_payload = dump::Load<uint64_t>(block + 8);
+  if (told_group == static_cast<uint32_t>(group.group) && told_rows == rows &&
+      told_payload == payload) {
+    return Status();
+  }
+  return Damaged(
+      file_->path(), offset,
+      "a block of " + std::to_string(rows) + " rows of group " + std::to_string(group.group),
+      std::to_string(told_rows) + " rows of group " + std::to_string(told_group));
+}
+
+Status DumpReader::Verify(const DumpProgress& progress) const {
+  return ForEachBlock([](const DumpGroup&, const DumpRows&) { return Status(); }, progress);
+}
+
+Status DumpReader::ForEachBlock(const BlockFn& fn, const DumpProgress& progress) const {
+  dump::Buffer block;
+  uint64_t offset = dump::kHeaderBytes;
+  for (const DumpGroup& group : groups_) {
+    const uint64_t row_bytes = dump::RowBytes(group.dim, group.slot_floats);
+    const uint64_t per_block = dump::RowsPerBlock(row_bytes);
+    for (uint64_t left = group.rows; left > 0;) {
+      const uint64_t n = std::min(left, per_block);
+      const uint64_t bytes = n * row_bytes + dump::kBlockFrameBytes;
+      if (!block.Reserve(bytes)) return dump::OutOfMemory(bytes, file_->path());
+      Status status = ReadBlock(group, offset, n, block.data());
+      if (!status.ok()) return status;
+      const char* keys = block.data() + dump::kBlockHeadBytes;
+      const auto* nums = reinterpret_cast<const uint32_t*>(keys + n * sizeof(Key));
+      status = fn(group, {n, reinterpret_cast<const Key*>(keys), nums, nums + n,
+                          reinterpret_cast<const float*>(nums + 2 * n)});
+      offset += bytes;
+      left -= n;
+      if (status.ok()) status = dump::Report(progress, offset, file_->bytes(), file_->path());
+      if (!status.ok()) return status;
+    }
+  }
+  return dump::Report(progress, file_->bytes(), file_->bytes(), file_->path());
+}
+
+}  // namespace sok
