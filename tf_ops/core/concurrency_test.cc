@@ -82,15 +82,21 @@ void Commit(Table& table, const char* rule, Faults& faults) {
 }
 
 void Export(Table& table, Faults& faults) {
-  const Table::Snapshot snapshot = table.Freeze();
+  const auto frozen = table.Freeze();
+  faults.refused += !frozen.ok();
+  if (!frozen.ok()) return;
+  const Table::Snapshot& snapshot = frozen.value();
+  const auto write = [&](Key* keys, float* embeddings, float* slots, int64_t* update_nums) {
+    faults.refused += !snapshot.Write(keys, embeddings, slots, update_nums).ok();
+  };
   const size_t n = snapshot.size();
   const size_t width = snapshot.slot_floats();
   std::vector<Key> keys(n);
   std::vector<float> embeddings(n * kDim), slots(n * width);
   std::vector<int64_t> update_nums(n);
-  snapshot.Write(keys.data(), embeddings.data(), slots.data(), update_nums.data());
+  write(keys.data(), embeddings.data(), slots.data(), update_nums.data());
   const std::vector<float> first = embeddings;
-  snapshot.Write(keys.data(), embeddings.data(), slots.data(), update_nums.data());
+  write(keys.data(), embeddings.data(), slots.data(), update_nums.data());
   faults.export_differs += embeddings != first;
   faults.export_differs += std::set<Key>(keys.begin(), keys.end()).size() != n;
   // Every rule here has slots as wide as the embedding.
@@ -134,7 +140,7 @@ TEST_CASE("no row is torn while all that a table can do is done at once") {
                        },
                        [&](auto& rng) {
                          const auto keys = Batch(rng);
-                         table->Remove(keys.data(), 20, ThreadedFor);
+                         faults.refused += !table->Remove(keys.data(), 20, ThreadedFor).ok();
                        },
                        [&](auto&) { Export(*table, faults); },
                        [&](auto&) {

@@ -1,33 +1,30 @@
 #include "core/table.h"
 
 #include <algorithm>
-#include <chrono>
 #include <iterator>
 #include <type_traits>
 #include <utility>
 
 namespace sok {
-namespace {
-
-uint32_t SecondsSince1970() {
-  using std::chrono::duration_cast, std::chrono::seconds, std::chrono::system_clock;
-  return static_cast<uint32_t>(
-      duration_cast<seconds>(system_clock::now().time_since_epoch()).count());
-}
-
-}  // namespace
 
 Table::Table(const TableConfig& config, const Initializer& initializer,
              std::unique_ptr<RowStore> store)
-    : config_(config), initializer_(initializer), store_(std::move(store)) {}
+    : config_(config),
+      initializer_(initializer),
+      store_(std::move(store)),
+      clock_(std::make_shared<const Expiry>(0, nullptr)) {}
 
-Result<std::unique_ptr<Table>> Table::Make(const TableConfig& config) {
-  if (config.dim < 1 || config.dim > kMostDim) {
-    return InvalidArgument("a table needs a dim of 1 to " + std::to_string(kMostDim) + ", got " +
-                           std::to_string(config.dim));
-  }
+Status Table::CheckDim(int dim) {
+  if (dim >= 1 && dim <= kMostDim) return Status();
+  return InvalidArgument("a table needs a dim of 1 to " + std::to_string(kMostDim) + ", got " +
+                         std::to_string(dim));
+}
+
+Result<std::unique_ptr<Table>> Table::Make(const TableConfig& config,
+                                           std::shared_ptr<Admission> admission) {
+  if (Status status = CheckDim(config.dim); !status.ok()) return status;
   auto initializer = Initializer::Make(config.initializer, config.initializer_a,
-                                       config.initializer_b, config.seed);
+                                       config.initializer_b, config.seed, config.group);
   if (!initializer.ok()) return initializer.status();
   auto layout = std::make_shared<const RowLayout>(config.dim, std::vector<Slot>{});
   std::unique_ptr<RowStore> store;
@@ -49,7 +46,25 @@ Result<std::unique_ptr<Table>> Table::Make(const TableConfig& config) {
   } else {
     store = MakeHashStore(std::move(layout));
   }
-  return std::unique_ptr<Table>(new Table(config, initializer.value(), std::move(store)));
+  std::unique_ptr<Table> table(new Table(config, initializer.value(), std::move(store)));
+  table->admission_ = std::move(admission);
+  return table;
+}
+
+Result<std::unique_ptr<Table>> Table::Over(std::unique_ptr<RowStore> store,
+                                           const TableConfig& config, const TableState& state,
+                                           std::shared_ptr<const Expiry> clock,
+                                           std::shared_ptr<Admission> admission) {
+  if (Status status = CheckDim(config.dim); !status.ok()) return status;
+  auto initializer = Initializer::Make(config.initializer, config.initializer_a,
+                                       config.initializer_b, config.seed, config.group);
+  if (!initializer.ok()) return initializer.status();
+  std::unique_ptr<Table> table(new Table(config, initializer.value(), std::move(store)));
+  table->state_ = state;
+  table->resumed_ = state.steps > 0;
+  table->clock_ = std::move(clock);
+  table->admission_ = std::move(admission);
+  return table;
 }
 
 Status CheckKeysBelow(const Key* keys, size_t n, uint64_t limit) {
@@ -77,13 +92,34 @@ Status Table::CheckRange(const Key* keys, size_t n) const {
   return Status();
 }
 
-Status Table::MakeRows(const std::vector<Key>& keys, const ParallelFor& parallel_for) {
+Status Table::MakeRows(const std::vector<Key>& keys, uint32_t now,
+                       const ParallelFor& parallel_for) {
   return store_->Upsert(
-      keys.data(), keys.size(), config_.max_rows,
+      keys.data(), keys.size(), config_.max_rows, now,
       [&](size_t i, RowView row, bool is_new) {
         if (is_new) initializer_.Fill(keys[i], row.embedding, config_.dim);
       },
       parallel_for);
+}
+
+Status Table::Admit(const Key* keys, bool observe, std::vector<uint32_t>* positions) {
+  if (admission_ == nullptr || positions->empty()) return Status();
+  std::sort(positions->begin(), positions->end());
+  std::vector<Key> held(positions->size());
+  for (size_t i = 0; i < held.size(); ++i) held[i] = keys[(*positions)[i]];
+  std::vector<uint8_t> admitted(held.size());
+  if (observe) {
+    Status status = admission_->Observe(held.data(), held.size(), admitted.data());
+    if (!status.ok()) return status;
+  } else {
+    admission_->Admitted(held.data(), held.size(), admitted.data());
+  }
+  size_t kept = 0;
+  for (size_t i = 0; i < held.size(); ++i) {
+    if (admitted[i] != 0) (*positions)[kept++] = (*positions)[i];
+  }
+  positions->resize(kept);
+  return Status();
 }
 
 template <typename T>
@@ -92,23 +128,29 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
   Status status = CheckRange(keys, n);
   if (!status.ok()) return status;
   std::vector<uint32_t> missing;
-  store_->Gather(
+  status = store_->Gather(
       keys, n, out, [&](Key key, float* row) { initializer_.Fill(key, row, config_.dim); },
       make_rows ? &missing : nullptr, parallel_for);
-  if (missing.empty()) return Status();
+  if (!status.ok()) return status;
+  status = Admit(keys, /*observe=*/true, &missing);
+  if (!status.ok() || missing.empty()) return status;
   std::vector<Key> absent(missing.size());
   for (size_t i = 0; i < missing.size(); ++i) absent[i] = keys[missing[i]];
+  const uint32_t now = clock_->Now();
   if constexpr (std::is_same_v<T, float>) {
     // Gather has put out what the new rows start from.
     const int dim = config_.dim;
-    return store_->Upsert(
-        absent.data(), absent.size(), config_.max_rows,
+    status = store_->Upsert(
+        absent.data(), absent.size(), config_.max_rows, now,
         [&](size_t i, RowView row, bool is_new) {
           if (is_new) std::copy_n(out + size_t{missing[i]} * dim, dim, row.embedding);
         },
         parallel_for);
+  } else {
+    status = MakeRows(absent, now, parallel_for);
   }
-  return MakeRows(absent, parallel_for);
+  if (status.ok() && admission_ != nullptr) admission_->Forget(absent.data(), absent.size());
+  return status;
 }
 
 template Status Table::Lookup(const Key*, size_t, bool, float*, const ParallelFor&);
@@ -132,17 +174,19 @@ uint64_t Table::DropDeposits() {
   return gradients;
 }
 
-Status Table::MakeDepositedRows(const std::vector<Deposited>& deposits,
+Status Table::MakeDepositedRows(const std::vector<Deposited>& deposits, uint32_t now,
                                 const ParallelFor& parallel_for) {
+  // Who has no row by now was not admitted.
+  if (admission_ != nullptr) return Status();
   std::vector<Key> absent;
   for (const Deposited& deposit : deposits) {
     const LookupKeys& keys = deposit.keys;
     if (keys.rows_made && keys.removals == removals()) continue;
-    for (uint32_t i : store_->Missing(keys.keys, keys.n, parallel_for)) {
-      absent.push_back(keys.keys[i]);
-    }
+    auto missing = store_->Missing(keys.keys, keys.n, parallel_for);
+    if (!missing.ok()) return missing.status();
+    for (uint32_t i : missing.value()) absent.push_back(keys.keys[i]);
   }
-  return absent.empty() ? Status() : MakeRows(absent, parallel_for);
+  return absent.empty() ? Status() : MakeRows(absent, now, parallel_for);
 }
 
 std::vector<Table::Deposited> Table::TakeDeposits(int64_t optimizer) {
@@ -157,17 +201,29 @@ std::vector<Table::Deposited> Table::TakeDeposits(int64_t optimizer) {
   return taken;
 }
 
+void Table::Meet(const CommitOptions& options) {
+  // Also in a step without deposits, so that a first step without this table counts.
+  if (!optimizers_.insert(options.optimizer).second) return;
+  if (resumed_) {
+    resumed_ = false;
+    // An optimizer that was restored along knows its steps, a new one does not.
+    earlier_steps_ = std::max<int64_t>(0, state_.steps - (options.step - 1));
+  } else if (options.step == 1) {
+    restart_ = true;
+    earlier_steps_ = 0;
+  }
+}
+
 bool Table::StartsAnew(const CommitOptions& options) const {
   if (state_.rule.empty()) return false;
   // Another rule's slot of the same name means something else.
   if (state_.rule != options.rule) return true;
-  return options.optimizer == 0 ? options.step == 1 : restart_;
+  return restart_ || (options.optimizer == 0 && options.step == 1 && earlier_steps_ == 0);
 }
 
 Result<CommitOutcome> Table::Commit(const CommitOptions& options, const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> commit(commit_mu_);
-  // Seen also in a step without deposits, so that a first step without this table counts.
-  if (optimizers_.insert(options.optimizer).second && options.step == 1) restart_ = true;
+  Meet(options);
   CommitOutcome outcome;
   if (!options.apply) {
     std::lock_guard<std::mutex> guard(deposits_mu_);
@@ -181,14 +237,37 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   if (!optimizer.ok()) return optimizer.status();
   if (deposits.empty()) return outcome;
 
-  Status status = MakeDepositedRows(deposits, parallel_for);
+  const uint32_t now = clock_->Now();
+  Status status = MakeDepositedRows(deposits, now, parallel_for);
   if (!status.ok()) return status;
   // Rows that are removed from here on are left out.
 
   outcome.restarted = StartsAnew(options);
+  if (outcome.restarted) earlier_steps_ = 0;
   outcome.previous = state_.rule;
-  std::vector<Slot> slots = optimizer.value()->slots(config_.dim);
-  if (outcome.restarted && !state_.slots.empty()) {
+  const std::vector<Slot> slots = optimizer.value()->slots(config_.dim);
+  status = Relay(slots, outcome.restarted, parallel_for);
+  if (!status.ok()) return status;
+  if (outcome.restarted) state_.steps = 0;
+  restart_ = false;
+  state_.rule = options.rule;
+  ++state_.steps;
+
+  std::vector<GradientBatch> batches;
+  for (const Deposited& deposit : deposits) batches.push_back(deposit.gradients);
+  CommitStep step;
+  step.number = options.step > 0 ? options.step + earlier_steps_ : state_.steps;
+  step.scale = options.scale;
+  step.now = now;
+  step.state = state_;
+  auto rows = store_->Apply(batches, *optimizer.value(), step, parallel_for);
+  if (!rows.ok()) return rows.status();
+  outcome.rows = rows.value();
+  return outcome;
+}
+
+Status Table::Relay(const std::vector<Slot>& slots, bool restart, const ParallelFor& parallel_for) {
+  if (restart && !state_.slots.empty()) {
     auto bare = std::make_shared<const RowLayout>(config_.dim, std::vector<Slot>{});
     auto cleared = store_->Relay(std::move(bare), parallel_for);
     if (!cleared.ok()) return cleared.status();
@@ -196,17 +275,41 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   }
   auto relaid = store_->Relay(std::make_shared<const RowLayout>(config_.dim, slots), parallel_for);
   if (!relaid.ok()) return relaid.status();
-  if (outcome.restarted) state_.steps = 0;
-  restart_ = false;
-  state_.rule = options.rule;
-  state_.slots = std::move(slots);
-  ++state_.steps;
+  state_.slots = slots;
+  return Status();
+}
 
-  std::vector<GradientBatch> batches;
-  for (const Deposited& deposit : deposits) batches.push_back(deposit.gradients);
-  const Step step{options.step > 0 ? options.step : state_.steps, options.scale};
-  outcome.rows = store_->Apply(batches, *optimizer.value(), step, SecondsSince1970(), parallel_for);
-  return outcome;
+Status Table::Update(const Key* keys, size_t n, const float* gradients, const std::string& rule,
+                     const RowOptimizer& optimizer, const UpdateOptions& options,
+                     const ParallelFor& parallel_for) {
+  Status status = CheckRange(keys, n);
+  if (!status.ok()) return status;
+  std::lock_guard<std::mutex> commit(commit_mu_);
+  if (!state_.rule.empty() && state_.rule != rule) {
+    return Status(Code::kFailedPrecondition, "the table has been trained with '" + state_.rule +
+                                                 "', and this update is one of '" + rule +
+                                                 "'; give each optimizer a group of its own");
+  }
+  const uint32_t now = clock_->Now();
+  auto missing = store_->Missing(keys, n, parallel_for);
+  if (!missing.ok()) return missing.status();
+  status = Admit(keys, /*observe=*/false, &missing.value());
+  if (!status.ok()) return status;
+  std::vector<Key> absent;
+  for (uint32_t i : missing.value()) absent.push_back(keys[i]);
+  if (!absent.empty()) status = MakeRows(absent, now, parallel_for);
+  if (!status.ok()) return status;
+  if (state_.rule.empty()) {
+    status = Relay(optimizer.slots(config_.dim), /*restart=*/false, parallel_for);
+    if (!status.ok()) return status;
+    state_.rule = rule;
+  }
+  ++state_.steps;
+  CommitStep step;
+  step.now = now;
+  step.sequential = options.sequential;
+  step.state = state_;
+  return store_->Apply({{keys, gradients, nullptr, n}}, optimizer, step, parallel_for).status();
 }
 
 Status Table::Assign(const Key* keys, size_t n, const float* embeddings,
@@ -215,7 +318,7 @@ Status Table::Assign(const Key* keys, size_t n, const float* embeddings,
   if (!status.ok()) return status;
   const int dim = config_.dim;
   return store_->Upsert(
-      keys, n, config_.max_rows,
+      keys, n, config_.max_rows, clock_->Now(),
       [&](size_t i, RowView row, bool) { std::copy_n(embeddings + i * dim, dim, row.embedding); },
       parallel_for);
 }
@@ -251,14 +354,15 @@ Status Table::Restore(const std::string& rule, int64_t steps, const Key* keys, s
   auto layout = std::make_shared<const RowLayout>(config_.dim, state.slots);
   std::lock_guard<std::mutex> commit(commit_mu_);
   DropDeposits();
-  store_->Clear();
+  status = store_->Clear();
   ++removals_;
+  if (!status.ok()) return status;
   auto relaid = store_->Relay(layout, parallel_for);
   if (!relaid.ok()) return relaid.status();
   state_ = std::move(state);
   const int dim = config_.dim;
   return store_->Upsert(
-      keys, n, config_.max_rows,
+      keys, n, config_.max_rows, clock_->Now(),
       [&](size_t i, RowView row, bool) {
         std::copy_n(embeddings + i * dim, dim, row.embedding);
         std::copy_n(slots + i * slot_floats, slot_floats, row.embedding + dim);
@@ -267,7 +371,7 @@ Status Table::Restore(const std::string& rule, int64_t steps, const Key* keys, s
       parallel_for);
 }
 
-uint64_t Table::Remove(const Key* keys, size_t n, const ParallelFor& parallel_for) {
+Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& parallel_for) {
   std::vector<Key> held;
   if (!CheckRange(keys, n).ok()) {
     std::copy_if(keys, keys + n, std::back_inserter(held),
@@ -275,15 +379,15 @@ uint64_t Table::Remove(const Key* keys, size_t n, const ParallelFor& parallel_fo
     keys = held.data();
     n = held.size();
   }
-  const uint64_t erased = store_->Erase(keys, n, parallel_for);
+  auto erased = store_->Erase(keys, n, parallel_for);
   ++removals_;  // after: a lookup that still finds a row must not know of its removal
   return erased;
 }
 
-void Table::Snapshot::Write(Key* keys, float* embeddings, float* slots,
-                            int64_t* update_nums) const {
+Status Table::Snapshot::Write(Key* keys, float* embeddings, float* slots,
+                              int64_t* update_nums) const {
   size_t i = 0;
-  rows_->ForEach([&](Key key, RowView row) {
+  return rows_->ForEach([&](Key key, RowView row) {
     keys[i] = key;
     std::copy_n(row.embedding, dim_, embeddings + i * dim_);
     if (slots != nullptr) {
@@ -294,14 +398,16 @@ void Table::Snapshot::Write(Key* keys, float* embeddings, float* slots,
   });
 }
 
-Table::Snapshot Table::Freeze() {
+Result<Table::Snapshot> Table::Freeze() {
   Snapshot snapshot;
   snapshot.commits_ = std::unique_lock<std::mutex>(commit_mu_);
-  snapshot.rows_ = store_->Freeze();
+  auto rows = store_->Freeze();
+  if (!rows.ok()) return rows.status();
+  snapshot.rows_ = std::move(rows.value());
   snapshot.state_ = state_;
   snapshot.dim_ = config_.dim;
   snapshot.slot_start_ = RowLayout(config_.dim, state_.slots).slot_start();
-  return snapshot;
+  return Result<Snapshot>(std::move(snapshot));
 }
 
 int64_t Table::steps() {

@@ -10,6 +10,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include "core/admission/admission.h"
+#include "core/expiry.h"
 #include "core/initializer.h"
 #include "core/optimizers/row_optimizer.h"
 #include "core/status.h"
@@ -34,6 +36,7 @@ struct TableConfig {
   bool direct = false;
   uint64_t owners = 1;
   uint64_t owner = 0;
+  int group = 0;  // of the storage; part of what rows start from
 };
 
 // Keys of one lookup, for the deposit that follows it.
@@ -68,11 +71,9 @@ struct TableStats {
   uint64_t rows, max_rows, index_bytes, row_bytes, steps, pending_gradients;
 };
 
-// Everything about the rows' training that is not in the rows.
-struct TableState {
-  std::string rule;  // empty before the first commit
-  std::vector<Slot> slots;
-  int64_t steps = 0;  // commits that found deposits
+// An update that needs no deposit: the numpy API's.
+struct UpdateOptions {
+  bool sequential = false;  // equal keys one step after another, in order; else they are summed
 };
 
 // Thread-safe. Lookups run beside lookups; commits, exports and restores run one at a time.
@@ -80,9 +81,18 @@ class Table {
  public:
   static constexpr int kMostDim = 1 << 20;
 
+  // A key gets a row only once `admission` lets it, if there is one; until then its gradients are
+  // dropped.
   // Errors: kInvalidArgument for a dim below 1 or above kMostDim, an initializer that cannot be
   // made, a direct table without max_rows.
-  static Result<std::unique_ptr<Table>> Make(const TableConfig& config);
+  static Result<std::unique_ptr<Table>> Make(const TableConfig& config,
+                                             std::shared_ptr<Admission> admission = nullptr);
+
+  // Over a store that is there already, with the state that its rows were left in.
+  static Result<std::unique_ptr<Table>> Over(std::unique_ptr<RowStore> store,
+                                             const TableConfig& config, const TableState& state,
+                                             std::shared_ptr<const Expiry> clock,
+                                             std::shared_ptr<Admission> admission);
 
   // Copies embeddings into out (n, dim). With make_rows, keys without a row get one; else the
   // vector that training would start from is all they get.
@@ -100,6 +110,15 @@ class Table {
   // Sums what was deposited by key and applies the rule once. Without deposits it does nothing.
   // An error drops the deposits and leaves every row's values as they were.
   Result<CommitOutcome> Commit(const CommitOptions& options, const ParallelFor& parallel_for);
+
+  // One step of `optimizer`, whose rule is `rule`, on the rows of the keys (n) with gradients
+  // (n, dim), now. Each row counts its own updates. Keys without a row get one, unless admission
+  // holds them back.
+  // Errors: kFailedPrecondition if the table has been trained with another rule; those of Lookup.
+  // Nothing has changed then, but that some rows may have been made.
+  Status Update(const Key* keys, size_t n, const float* gradients, const std::string& rule,
+                const RowOptimizer& optimizer, const UpdateOptions& options,
+                const ParallelFor& parallel_for);
 
   // Forgets the deposits. Returns how many gradients there were.
   uint64_t DropDeposits();
@@ -119,7 +138,7 @@ class Table {
                  const ParallelFor& parallel_for);
 
   // Returns how many of the keys had a row. Keys that this table cannot hold have none.
-  uint64_t Remove(const Key* keys, size_t n, const ParallelFor& parallel_for);
+  Result<uint64_t> Remove(const Key* keys, size_t n, const ParallelFor& parallel_for);
 
   // What an export writes down. No commit runs and no row is made as long as it lives; its thread
   // must not use the table otherwise.
@@ -130,7 +149,7 @@ class Table {
     int slot_floats() const { return static_cast<int>(slot_start_.size()); }
     const std::vector<float>& slot_start() const { return slot_start_; }  // (slot_floats)
     // keys (n), embeddings (n, dim), slots (n, slot_floats) or null, update_nums (n) or null.
-    void Write(Key* keys, float* embeddings, float* slots, int64_t* update_nums) const;
+    Status Write(Key* keys, float* embeddings, float* slots, int64_t* update_nums) const;
 
    private:
     friend class Table;
@@ -140,7 +159,7 @@ class Table {
     int dim_ = 0;
     std::vector<float> slot_start_;
   };
-  Snapshot Freeze();
+  Result<Snapshot> Freeze();
 
   int dim() const { return config_.dim; }
   // Grows whenever rows may have gone.
@@ -159,17 +178,27 @@ class Table {
   static constexpr int64_t kNobody = -1;
 
   Table(const TableConfig& config, const Initializer& initializer, std::unique_ptr<RowStore> store);
+  static Status CheckDim(int dim);
   Status CheckRange(const Key* keys, size_t n) const;
-  Status MakeRows(const std::vector<Key>& keys, const ParallelFor& parallel_for);
+  // `now` is the update_time of new rows.
+  Status MakeRows(const std::vector<Key>& keys, uint32_t now, const ParallelFor& parallel_for);
+  // Of positions of keys, those whose keys may have a row made; counts them if `observe`.
+  Status Admit(const Key* keys, bool observe, std::vector<uint32_t>* positions);
+  Status Relay(const std::vector<Slot>& slots, bool restart, const ParallelFor& parallel_for);
   // The deposits that a commit applies: those that no other optimizer accumulates.
   std::vector<Deposited> TakeDeposits(int64_t optimizer);
+  // Takes note of who commits; commit_mu_ is held.
+  void Meet(const CommitOptions& options);
   // Whether the slots of earlier commits must start anew.
   bool StartsAnew(const CommitOptions& options) const;
-  Status MakeDepositedRows(const std::vector<Deposited>& deposits, const ParallelFor& parallel_for);
+  Status MakeDepositedRows(const std::vector<Deposited>& deposits, uint32_t now,
+                           const ParallelFor& parallel_for);
 
   const TableConfig config_;
   const Initializer initializer_;
   const std::unique_ptr<RowStore> store_;
+  std::shared_ptr<const Expiry> clock_;
+  std::shared_ptr<Admission> admission_;  // null: every key gets a row
 
   std::mutex deposits_mu_;
   std::vector<Deposited> deposits_;
@@ -178,6 +207,9 @@ class Table {
   TableState state_;
   std::unordered_set<int64_t> optimizers_;  // that have committed
   bool restart_ = false;  // a new optimizer has begun, and its first gradients are to come
+  // The table was trained in another process: the first optimizer goes on where that one ended.
+  bool resumed_ = false;
+  int64_t earlier_steps_ = 0;  // those that the optimizer does not know of
   std::atomic<uint64_t> removals_{0};
 };
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/table.h"
+#include "core/test_result.h"
 #include "core/test_threads.h"
 
 namespace sok {
@@ -64,11 +65,11 @@ CommitOutcome Commit(Table& table, const std::string& rule, int64_t step = 0, fl
 }
 
 std::map<Key, std::vector<float>> Slots(Table& table) {
-  const Table::Snapshot snapshot = table.Freeze();
+  const Table::Snapshot snapshot = Value(table.Freeze());
   const int width = snapshot.slot_floats();
   std::vector<Key> keys(snapshot.size());
   std::vector<float> embeddings(keys.size() * kDim), slots(keys.size() * width);
-  snapshot.Write(keys.data(), embeddings.data(), slots.data(), nullptr);
+  REQUIRE(snapshot.Write(keys.data(), embeddings.data(), slots.data(), nullptr).ok());
   std::map<Key, std::vector<float>> found;
   for (size_t i = 0; i < keys.size(); ++i) {
     found[keys[i]].assign(slots.begin() + i * width, slots.begin() + (i + 1) * width);
@@ -157,7 +158,7 @@ TEST_CASE("a commit without deposits does nothing and counts no step") {
   CHECK_FALSE(outcome.restarted);
   CHECK(table->steps() == 0);
   CHECK(Embedding(*table, 1) == before);
-  CHECK(table->Freeze().state().rule.empty());
+  CHECK(Value(table->Freeze()).state().rule.empty());
 }
 
 TEST_CASE("a commit makes rows for keys that were looked up without any") {
@@ -178,7 +179,7 @@ TEST_CASE("a key that is removed between lookup and commit is trained from its f
   DepositOnes(*table, {key}, true);
   Commit(*table, "sgd");
   DepositOnes(*table, {key, 8}, true);
-  REQUIRE(table->Remove(&key, 1, SerialFor) == 1);
+  REQUIRE(Value(table->Remove(&key, 1, SerialFor)) == 1);
   CHECK(Commit(*table, "sgd").rows == 2);
   for (int j = 0; j < kDim; ++j) CHECK(Embedding(*table, key)[j] == start[j] - 0.5f);
 }

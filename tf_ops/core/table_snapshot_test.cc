@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/table.h"
+#include "core/test_result.h"
 #include "core/test_threads.h"
 
 namespace sok {
@@ -40,7 +41,7 @@ struct Export {
 };
 
 Export ExportOf(Table& table) {
-  const Table::Snapshot snapshot = table.Freeze();
+  const Table::Snapshot snapshot = Value(table.Freeze());
   Export e;
   e.state = snapshot.state();
   e.slot_floats = snapshot.slot_floats();
@@ -49,7 +50,8 @@ Export ExportOf(Table& table) {
   e.embeddings.resize(e.keys.size() * kDim);
   e.slots.resize(e.keys.size() * e.slot_floats);
   e.update_nums.resize(e.keys.size());
-  snapshot.Write(e.keys.data(), e.embeddings.data(), e.slots.data(), e.update_nums.data());
+  REQUIRE(snapshot.Write(e.keys.data(), e.embeddings.data(), e.slots.data(), e.update_nums.data())
+              .ok());
   return e;
 }
 
@@ -142,10 +144,10 @@ TEST_CASE("a snapshot tells the rule, its slots and the steps, and counts each r
 TEST_CASE("a snapshot can leave slots and update numbers out") {
   const auto table = MakeTable();
   REQUIRE(Restore(*table, MadeUp("adagrad", kDim)).ok());
-  const Table::Snapshot snapshot = table->Freeze();
+  const Table::Snapshot snapshot = Value(table->Freeze());
   std::vector<Key> keys(3);
   std::vector<float> embeddings(3 * kDim);
-  snapshot.Write(keys.data(), embeddings.data(), nullptr, nullptr);
+  REQUIRE(snapshot.Write(keys.data(), embeddings.data(), nullptr, nullptr).ok());
   for (size_t i = 0; i < keys.size(); ++i) {
     CHECK(embeddings[i * kDim] == 10.0f * static_cast<float>(keys[i]));
   }
@@ -154,7 +156,7 @@ TEST_CASE("a snapshot can leave slots and update numbers out") {
 TEST_CASE("lookups that make no rows go on while a snapshot lives") {
   const auto table = MakeTable();
   REQUIRE(Restore(*table, MadeUp("sgd", 0)).ok());
-  const Table::Snapshot snapshot = table->Freeze();
+  const Table::Snapshot snapshot = Value(table->Freeze());
   const Key keys[] = {4, 1000};
   std::vector<float> out(2 * kDim);
   CHECK(table->Lookup(keys, 2, false, out.data(), ThreadedFor).ok());

@@ -7,15 +7,15 @@
 #include <unordered_set>
 #include <utility>
 
+#include "core/stores/apply_rows.h"
 #include "core/stores/direct_index.h"
 #include "core/stores/hash_index.h"
+#include "core/stores/pipelined_find.h"
 #include "core/stores/row_copy.h"
 
 namespace sok {
 namespace {
 
-// Keys of one shard whose index reads overlap.
-constexpr size_t kBlock = 64;
 constexpr int64_t kLookupCost = 25;  // nanoseconds a key, for ParallelFor
 constexpr int64_t kShardCost = 100000;
 
@@ -52,13 +52,14 @@ class MemoryStore<Index>::FrozenStore final : public Frozen {
     for (const auto& shard : store_.shards_) size_ += shard->index.size();
   }
   uint64_t size() const override { return size_; }
-  void ForEach(const std::function<void(Key, RowView)>& fn) const override {
+  Status ForEach(const std::function<void(Key, RowView)>& fn) const override {
     for (const auto& shard : store_.shards_) {
       const RowSlabs& rows = shard->rows;
       shard->index.ForEach([&](Key key, uint32_t row) {
         fn(key, {rows.row(row), rows.meta(row)});
       });
     }
+    return Status();
   }
 
  private:
@@ -80,41 +81,12 @@ MemoryStore<Index>::MemoryStore(std::shared_ptr<const RowLayout> layout, const I
 
 template <typename Index>
 template <typename Found>
-void MemoryStore<Index>::FindRange(const Key* keys, size_t begin, size_t end, int prefetch_floats,
-                                   const Found& found) const {
-  // A key passes through four stages, each kAhead keys after the one before, so that reads of
-  // control bytes, of entries and of rows are under way all the time.
-  constexpr size_t kAhead = 8, kRing = 32;
-  static_assert(kRing > 3 * kAhead && (kRing & (kRing - 1)) == 0);
-  struct Pending {
-    uint64_t hash;
-    const Shard* shard;
-    const float* row;
-    uint32_t slot;
-  };
-  Pending ring[kRing];
-  const auto at = [&](size_t i) -> Pending& { return ring[i & (kRing - 1)]; };
-  const size_t n = end - begin;
-  for (size_t i = 0; i < n + 3 * kAhead; ++i) {
-    if (i < n) {
-      Pending& key = at(i);
-      key.hash = Hash(keys[begin + i]);
-      key.shard = shards_[ShardOf(key.hash)].get();
-      key.shard->index.PrefetchControl(key.hash);
-    }
-    if (i >= kAhead && i - kAhead < n) {
-      Pending& key = at(i - kAhead);
-      key.slot = key.shard->index.Candidate(key.hash);
-    }
-    if (i >= 2 * kAhead && i - 2 * kAhead < n) {
-      Pending& key = at(i - 2 * kAhead);
-      const Key value = keys[begin + i - 2 * kAhead];
-      const uint32_t row = key.shard->index.Resolve(value, key.hash, key.slot);
-      key.row = row == Index::kNone ? nullptr : key.shard->rows.row(row);
-      if (key.row != nullptr) PrefetchForCopy(key.row, prefetch_floats);
-    }
-    if (i >= 3 * kAhead) found(begin + i - 3 * kAhead, at(i - 3 * kAhead).row);
-  }
+void MemoryStore<Index>::Find(const Key* keys, size_t begin, size_t end, int prefetch_floats,
+                              const Found& found) const {
+  FindRange<Index, Shard>(
+      keys, begin, end, prefetch_floats, [this](Key key) { return Hash(key); },
+      [this](uint64_t hash) -> const Shard& { return *shards_[ShardOf(hash)]; },
+      [&](size_t i, const Shard&, uint32_t, const float* row) { found(i, row); });
 }
 
 template <typename Index>
@@ -128,7 +100,7 @@ void MemoryStore<Index>::GatherAs(const Key* keys, size_t n, T* out, const FillE
     std::vector<uint32_t> absent;
     {
       const ReadLock lock(*this);
-      FindRange(keys, begin, end, dim, [&](size_t i, const float* row) {
+      Find(keys, begin, end, dim, [&](size_t i, const float* row) {
         if (row != nullptr) {
           CopyRow(row, dim, out + i * dim);
         } else {
@@ -149,29 +121,30 @@ void MemoryStore<Index>::GatherAs(const Key* keys, size_t n, T* out, const FillE
 }
 
 template <typename Index>
-void MemoryStore<Index>::Gather(const Key* keys, size_t n, float* out, const FillEmbedding& fill,
-                                std::vector<uint32_t>* missing,
-                                const ParallelFor& parallel_for) const {
+Status MemoryStore<Index>::Gather(const Key* keys, size_t n, float* out, const FillEmbedding& fill,
+                                  std::vector<uint32_t>* missing, const ParallelFor& parallel_for) {
   GatherAs(keys, n, out, fill, missing, parallel_for);
+  return Status();
 }
 
 template <typename Index>
-void MemoryStore<Index>::Gather(const Key* keys, size_t n, BFloat16* out, const FillEmbedding& fill,
-                                std::vector<uint32_t>* missing,
-                                const ParallelFor& parallel_for) const {
+Status MemoryStore<Index>::Gather(const Key* keys, size_t n, BFloat16* out,
+                                  const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                                  const ParallelFor& parallel_for) {
   GatherAs(keys, n, out, fill, missing, parallel_for);
+  return Status();
 }
 
 template <typename Index>
-std::vector<uint32_t> MemoryStore<Index>::Missing(const Key* keys, size_t n,
-                                                  const ParallelFor& parallel_for) const {
+Result<std::vector<uint32_t>> MemoryStore<Index>::Missing(const Key* keys, size_t n,
+                                                          const ParallelFor& parallel_for) {
   std::vector<uint32_t> missing;
   std::mutex missing_mu;
   parallel_for(n, kLookupCost, [&](int64_t begin, int64_t end) {
     std::vector<uint32_t> absent;
     {
       const ReadLock lock(*this);
-      FindRange(keys, begin, end, 0, [&](size_t i, const float* row) {
+      Find(keys, begin, end, 0, [&](size_t i, const float* row) {
         if (row == nullptr) absent.push_back(static_cast<uint32_t>(i));
       });
     }
@@ -187,23 +160,6 @@ void MemoryStore<Index>::Partition(const std::vector<ShardPartition::Source>& so
                                    ShardPartition* partition) const {
   partition->Build(
       sources, shard_count(), [this](Key key) { return ShardOf(Hash(key)); }, parallel_for);
-}
-
-template <typename Index>
-void MemoryStore<Index>::FindEntries(const Shard& shard, const ShardEntry* entries, size_t n,
-                                     uint32_t* rows) const {
-  uint64_t hashes[kBlock];
-  for (size_t base = 0; base < n; base += kBlock) {
-    const size_t m = std::min(kBlock, n - base);
-    for (size_t i = 0; i < m; ++i) {
-      hashes[i] = Hash(entries[base + i].key);
-      shard.index.PrefetchControl(hashes[i]);
-    }
-    for (size_t i = 0; i < m; ++i) rows[base + i] = shard.index.Candidate(hashes[i]);
-    for (size_t i = 0; i < m; ++i) {
-      rows[base + i] = shard.index.Resolve(entries[base + i].key, hashes[i], rows[base + i]);
-    }
-  }
 }
 
 template <typename Index>
@@ -228,7 +184,7 @@ uint64_t MemoryStore<Index>::CountNew(const ShardPartition& partition,
 }
 
 template <typename Index>
-Status MemoryStore<Index>::Upsert(const Key* keys, size_t n, uint64_t max_rows,
+Status MemoryStore<Index>::Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
                                   const WriteRow& write, const ParallelFor& parallel_for) {
   ShardPartition partition;
   Partition({{keys, n}}, parallel_for, &partition);
@@ -237,10 +193,7 @@ Status MemoryStore<Index>::Upsert(const Key* keys, size_t n, uint64_t max_rows,
   if (max_rows > 0 && size() + n > max_rows) {
     const uint64_t added = CountNew(partition, parallel_for);
     if (size() + added > max_rows) {
-      return Status(Code::kResourceExhausted,
-                    "the table is full: it holds " + std::to_string(size()) + " of at most " +
-                        std::to_string(max_rows) + " rows, and this call brings " +
-                        std::to_string(added) + " new keys; raise the limit or remove keys");
+      return TableFull(size(), max_rows, added);
     }
   }
   Status failure;
@@ -254,7 +207,8 @@ Status MemoryStore<Index>::Upsert(const Key* keys, size_t n, uint64_t max_rows,
       if (m == 0) continue;
       rows.resize(m);
       std::lock_guard<SharedMutex> lock(shard.mu);
-      FindEntries(shard, entries, m, rows.data());
+      FindEntries(
+          shard.index, entries, m, [this](Key key) { return Hash(key); }, rows.data());
       const auto absent = static_cast<uint32_t>(std::count(rows.begin(), rows.end(), Index::kNone));
       Status status = shard.index.Reserve(absent);
       if (status.ok()) status = shard.rows.Reserve(absent);
@@ -273,7 +227,7 @@ Status MemoryStore<Index>::Upsert(const Key* keys, size_t n, uint64_t max_rows,
           rows[i] = shard.rows.Allocate();
           shard.index.Insert(key, Hash(key), rows[i]);
           std::copy(start.begin(), start.end(), shard.rows.row(rows[i]) + dim_);
-          *shard.rows.meta(rows[i]) = RowMeta{};
+          *shard.rows.meta(rows[i]) = RowMeta{0, now};
           size_.fetch_add(1, std::memory_order_relaxed);
         }
         write(entries[i].position, {shard.rows.row(rows[i]), shard.rows.meta(rows[i])}, is_new);
@@ -284,46 +238,38 @@ Status MemoryStore<Index>::Upsert(const Key* keys, size_t n, uint64_t max_rows,
 }
 
 template <typename Index>
-uint64_t MemoryStore<Index>::Apply(const std::vector<GradientBatch>& batches,
-                                   const RowOptimizer& optimizer, const Step& step, uint32_t now,
-                                   const ParallelFor& parallel_for) {
+Result<uint64_t> MemoryStore<Index>::Apply(const std::vector<GradientBatch>& batches,
+                                           const RowOptimizer& optimizer, const CommitStep& step,
+                                           const ParallelFor& parallel_for) {
   std::vector<ShardPartition::Source> sources;
   for (const GradientBatch& batch : batches) sources.push_back({batch.keys, batch.n});
   Partition(sources, parallel_for, &apply_partition_);
   const ShardPartition& partition = apply_partition_;
   std::atomic<uint64_t> touched{0};
   parallel_for(shard_count(), kShardCost, [&](int64_t first, int64_t last) {
-    thread_local GradientSum sum;
+    thread_local RowUpdate update;
     thread_local std::vector<uint32_t> numbers;
-    thread_local std::vector<float*> rows;
     for (int64_t s = first; s < last; ++s) {
       Shard& shard = *shards_[s];
       const size_t n = partition.size(s);
       if (n == 0) continue;
       numbers.resize(n);
       std::lock_guard<SharedMutex> lock(shard.mu);
-      FindEntries(shard, partition.begin(s), n, numbers.data());
-      sum.Build(partition.begin(s), numbers.data(), n, batches, dim_);
-      const size_t distinct = sum.rows().size();
-      rows.resize(distinct);
-      for (size_t u = 0; u < distinct; ++u) {
-        rows[u] = shard.rows.row(sum.rows()[u]);
-        __builtin_prefetch(shard.rows.meta(sum.rows()[u]), 1);
-      }
-      optimizer.Apply(step, rows.data(), sum.gradients().data(), distinct, dim_);
-      for (uint32_t row : sum.rows()) {
-        RowMeta* meta = shard.rows.meta(row);
-        ++meta->update_num;
-        meta->update_time = now;
-      }
-      touched += distinct;
+      FindEntries(
+          shard.index, partition.begin(s), n, [this](Key key) { return Hash(key); },
+          numbers.data());
+      touched += update
+                     .Apply(shard.rows, partition.begin(s), numbers.data(), n, batches, dim_,
+                            optimizer, step)
+                     .size();
     }
   });
-  return touched;
+  return touched.load();
 }
 
 template <typename Index>
-uint64_t MemoryStore<Index>::Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) {
+Result<uint64_t> MemoryStore<Index>::Erase(const Key* keys, size_t n,
+                                           const ParallelFor& parallel_for) {
   ShardPartition partition;
   Partition({{keys, n}}, parallel_for, &partition);
   std::atomic<uint64_t> erased{0};
@@ -341,11 +287,11 @@ uint64_t MemoryStore<Index>::Erase(const Key* keys, size_t n, const ParallelFor&
       }
     }
   });
-  return erased;
+  return erased.load();
 }
 
 template <typename Index>
-void MemoryStore<Index>::Clear() {
+Status MemoryStore<Index>::Clear() {
   std::lock_guard<std::mutex> guard(layout_mu_);
   arena_ = std::make_shared<Arena>();
   for (uint32_t s = 0; s < shard_count(); ++s) {
@@ -355,6 +301,7 @@ void MemoryStore<Index>::Clear() {
     shard.index = Index(config_, s);
     shard.rows = RowSlabs(layout_, arena_);
   }
+  return Status();
 }
 
 template <typename Index>
@@ -415,12 +362,19 @@ uint64_t MemoryStore<Index>::row_bytes() const {
 }
 
 template <typename Index>
-std::unique_ptr<RowStore::Frozen> MemoryStore<Index>::Freeze() const {
-  return std::make_unique<FrozenStore>(*this);
+Result<std::unique_ptr<RowStore::Frozen>> MemoryStore<Index>::Freeze() {
+  return std::unique_ptr<Frozen>(std::make_unique<FrozenStore>(*this));
 }
 
 template class MemoryStore<HashIndex>;
 template class MemoryStore<DirectIndex>;
+
+Status TableFull(uint64_t rows, uint64_t max_rows, uint64_t added) {
+  return Status(Code::kResourceExhausted,
+                "the table is full: it holds " + std::to_string(rows) + " of at most " +
+                    std::to_string(max_rows) + " rows, and this call brings " +
+                    std::to_string(added) + " new keys; raise the limit or remove keys");
+}
 
 std::unique_ptr<RowStore> MakeHashStore(std::shared_ptr<const RowLayout> layout) {
   IndexConfig config;

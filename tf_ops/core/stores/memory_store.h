@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "core/page_memory.h"
-#include "core/stores/gradient_sum.h"
 #include "core/stores/row_slabs.h"
 #include "core/stores/row_store.h"
 #include "core/stores/shard_partition.h"
@@ -21,25 +20,25 @@ class MemoryStore final : public RowStore {
  public:
   MemoryStore(std::shared_ptr<const RowLayout> layout, const IndexConfig& config);
 
-  void Gather(const Key* keys, size_t n, float* out, const FillEmbedding& fill,
-              std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const override;
-  void Gather(const Key* keys, size_t n, BFloat16* out, const FillEmbedding& fill,
-              std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const override;
-  std::vector<uint32_t> Missing(const Key* keys, size_t n,
-                                const ParallelFor& parallel_for) const override;
-  Status Upsert(const Key* keys, size_t n, uint64_t max_rows, const WriteRow& write,
+  Status Gather(const Key* keys, size_t n, float* out, const FillEmbedding& fill,
+                std::vector<uint32_t>* missing, const ParallelFor& parallel_for) override;
+  Status Gather(const Key* keys, size_t n, BFloat16* out, const FillEmbedding& fill,
+                std::vector<uint32_t>* missing, const ParallelFor& parallel_for) override;
+  Result<std::vector<uint32_t>> Missing(const Key* keys, size_t n,
+                                        const ParallelFor& parallel_for) override;
+  Status Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now, const WriteRow& write,
                 const ParallelFor& parallel_for) override;
-  uint64_t Apply(const std::vector<GradientBatch>& batches, const RowOptimizer& optimizer,
-                 const Step& step, uint32_t now, const ParallelFor& parallel_for) override;
-  uint64_t Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) override;
-  void Clear() override;
+  Result<uint64_t> Apply(const std::vector<GradientBatch>& batches, const RowOptimizer& optimizer,
+                         const CommitStep& step, const ParallelFor& parallel_for) override;
+  Result<uint64_t> Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) override;
+  Status Clear() override;
   Result<bool> Relay(std::shared_ptr<const RowLayout> layout,
                      const ParallelFor& parallel_for) override;
   std::shared_ptr<const RowLayout> layout() const override;
   uint64_t size() const override { return size_.load(std::memory_order_relaxed); }
   uint64_t index_bytes() const override;
   uint64_t row_bytes() const override;
-  std::unique_ptr<Frozen> Freeze() const override;
+  Result<std::unique_ptr<Frozen>> Freeze() override;
 
  private:
   struct alignas(64) Shard {
@@ -59,15 +58,13 @@ class MemoryStore final : public RowStore {
   void Partition(const std::vector<ShardPartition::Source>& sources,
                  const ParallelFor& parallel_for, ShardPartition* partition) const;
 
-  // found(i, row or null), for i in [begin, end) in order. Every shard must be locked.
-  template <typename Found>
-  void FindRange(const Key* keys, size_t begin, size_t end, int prefetch_floats,
-                 const Found& found) const;
   template <typename T>
   void GatherAs(const Key* keys, size_t n, T* out, const FillEmbedding& fill,
                 std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const;
-  // rows[i] of one shard's entries, or Index::kNone.
-  void FindEntries(const Shard& shard, const ShardEntry* entries, size_t n, uint32_t* rows) const;
+  // found(i, row or null), for i in [begin, end) in order. Every shard must be locked.
+  template <typename Found>
+  void Find(const Key* keys, size_t begin, size_t end, int prefetch_floats,
+            const Found& found) const;
   uint64_t CountNew(const ShardPartition& partition, const ParallelFor& parallel_for) const;
 
   const IndexConfig config_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/stores/memory_store.h"
+#include "core/test_result.h"
 #include "core/test_threads.h"
 
 namespace sok {
@@ -89,7 +90,8 @@ class Fuzz {
     const auto write = [&](size_t i, RowView row, bool) {
       std::copy_n(&values[i * kDim], kDim, row.embedding);
     };
-    const Status status = store_->Upsert(keys.data(), keys.size(), max_rows, write, parallel_for_);
+    const Status status =
+        store_->Upsert(keys.data(), keys.size(), max_rows, kNow, write, parallel_for_);
     Reference wanted = expected_;
     for (size_t i = 0; i < keys.size(); ++i) {
       wanted.rows[keys[i]].assign(&values[i * kDim], &values[i * kDim] + kDim);
@@ -105,9 +107,14 @@ class Fuzz {
     auto floats = Integers(second.size() * kDim);
     std::vector<BFloat16> halves;
     for (float x : floats) halves.push_back(FromFloat<BFloat16>(x));
-    const uint64_t touched = store_->Apply({{first.data(), gradients.data(), nullptr, first.size()},
-                                            {second.data(), nullptr, halves.data(), second.size()}},
-                                           *sgd_, Step{1, 2.0f}, kNow, parallel_for_);
+    CommitStep step;
+    step.number = 1;
+    step.scale = 2.0f;
+    step.now = kNow;
+    const uint64_t touched =
+        Value(store_->Apply({{first.data(), gradients.data(), nullptr, first.size()},
+                             {second.data(), nullptr, halves.data(), second.size()}},
+                            *sgd_, step, parallel_for_));
     std::unordered_map<Key, bool> had_gradient;
     const auto subtract = [&](const std::vector<Key>& keys, const std::vector<float>& values) {
       for (size_t i = 0; i < keys.size(); ++i) {
@@ -130,7 +137,7 @@ class Fuzz {
       erased += expected_.rows.erase(key);
       expected_.updates.erase(key);
     }
-    REQUIRE(store_->Erase(keys.data(), keys.size(), parallel_for_) == erased);
+    REQUIRE(Value(store_->Erase(keys.data(), keys.size(), parallel_for_)) == erased);
   }
 
   void Relay() {
@@ -144,7 +151,7 @@ class Fuzz {
   }
 
   void Clear() {
-    store_->Clear();
+    REQUIRE(store_->Clear().ok());
     expected_ = Reference();
   }
 
@@ -153,7 +160,8 @@ class Fuzz {
     std::vector<float> out(keys.size() * kDim);
     const auto fill = [](Key, float* embedding) { std::fill_n(embedding, kDim, kFill); };
     std::vector<uint32_t> missing;
-    store_->Gather(keys.data(), keys.size(), out.data(), fill, &missing, parallel_for_);
+    REQUIRE(
+        store_->Gather(keys.data(), keys.size(), out.data(), fill, &missing, parallel_for_).ok());
     std::vector<uint32_t> expected_missing;
     for (size_t i = 0; i < keys.size(); ++i) {
       const auto row = expected_.rows.find(keys[i]);
@@ -164,20 +172,19 @@ class Fuzz {
     }
     std::sort(missing.begin(), missing.end());
     REQUIRE(missing == expected_missing);
-    auto absent = store_->Missing(keys.data(), keys.size(), parallel_for_);
+    auto absent = Value(store_->Missing(keys.data(), keys.size(), parallel_for_));
     std::sort(absent.begin(), absent.end());
     REQUIRE(absent == expected_missing);
   }
 
   void CheckContents() const {
     Reference found;
-    store_->Freeze()->ForEach([&](Key key, RowView row) {
+    const Status status = Value(store_->Freeze())->ForEach([&](Key key, RowView row) {
       found.rows[key].assign(row.embedding, row.embedding + kDim);
-      if (row.meta->update_num > 0) {
-        found.updates[key] = row.meta->update_num;
-        REQUIRE(row.meta->update_time == kNow);
-      }
+      if (row.meta->update_num > 0) found.updates[key] = row.meta->update_num;
+      REQUIRE(row.meta->update_time == kNow);
     });
+    REQUIRE(status.ok());
     REQUIRE(found.rows == expected_.rows);
     REQUIRE(found.updates == expected_.updates);
   }

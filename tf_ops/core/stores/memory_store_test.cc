@@ -12,12 +12,14 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/test_result.h"
 #include "core/test_threads.h"
 
 namespace sok {
 namespace {
 
 constexpr int kDim = 6;
+constexpr uint32_t kNow = 1234;
 constexpr uint64_t kKeys = 600;  // of a universe that both stores can hold
 
 using Layout = std::shared_ptr<const RowLayout>;
@@ -61,15 +63,16 @@ Status Put(RowStore& store, const std::vector<Key>& keys, const std::vector<floa
   const auto write = [&](size_t i, RowView row, bool) {
     std::fill_n(row.embedding, kDim, values[i]);
   };
-  return store.Upsert(keys.data(), keys.size(), max_rows, write, parallel_for);
+  return store.Upsert(keys.data(), keys.size(), max_rows, kNow, write, parallel_for);
 }
 
-Rows Contents(const RowStore& store) {
+Rows Contents(RowStore& store) {
   Rows rows;
-  const auto frozen = store.Freeze();
-  frozen->ForEach([&](Key key, RowView row) {
+  const auto frozen = Value(store.Freeze());
+  const Status status = frozen->ForEach([&](Key key, RowView row) {
     REQUIRE(rows.emplace(key, std::vector<float>(row.embedding, row.embedding + kDim)).second);
   });
+  REQUIRE(status.ok());
   REQUIRE(frozen->size() == rows.size());
   REQUIRE(store.size() == rows.size());
   return rows;
@@ -87,8 +90,10 @@ TEST_CASE_TEMPLATE("keys without a row are filled in, and their positions are to
     std::vector<float> out(keys.size() * kDim);
     std::vector<BFloat16> out_bf16(keys.size() * kDim);
     std::vector<uint32_t> missing, missing_bf16;
-    store->Gather(keys.data(), keys.size(), out.data(), fill, &missing, parallel_for);
-    store->Gather(keys.data(), keys.size(), out_bf16.data(), fill, &missing_bf16, parallel_for);
+    REQUIRE(store->Gather(keys.data(), keys.size(), out.data(), fill, &missing, parallel_for).ok());
+    REQUIRE(
+        store->Gather(keys.data(), keys.size(), out_bf16.data(), fill, &missing_bf16, parallel_for)
+            .ok());
     for (size_t i = 0; i < out.size(); ++i) {
       const float expected = i / kDim % 2 == 0 ? 1.0f : -1.0f;
       REQUIRE(out[i] == expected);
@@ -99,7 +104,7 @@ TEST_CASE_TEMPLATE("keys without a row are filled in, and their positions are to
     CHECK(missing.size() == odd.size());
     CHECK(std::set<uint32_t>(missing.begin(), missing.end()) == odd);
     CHECK(std::set<uint32_t>(missing_bf16.begin(), missing_bf16.end()) == odd);
-    missing = store->Missing(keys.data(), keys.size(), parallel_for);
+    missing = Value(store->Missing(keys.data(), keys.size(), parallel_for));
     CHECK(std::set<uint32_t>(missing.begin(), missing.end()) == odd);
   }
   CHECK(store->size() == even.size());
@@ -118,12 +123,13 @@ TEST_CASE_TEMPLATE("Upsert visits equal keys in order, and only the first as new
     const auto write = [&](size_t i, RowView row, bool is_new) {
       if (is_new) {
         const bool at_start = row.embedding[kDim] == 0.5f && row.embedding[kDim + 1] == 0.5f;
-        new_visits[i % 50] += at_start && row.meta->update_num == 0 && visits[i % 50].empty();
+        new_visits[i % 50] += at_start && row.meta->update_num == 0 &&
+                              row.meta->update_time == kNow && visits[i % 50].empty();
         std::fill_n(row.embedding, kDim, 0.0f);
       }
       visits[i % 50].push_back(i);
     };
-    REQUIRE(store->Upsert(keys.data(), keys.size(), 0, write, parallel_for).ok());
+    REQUIRE(store->Upsert(keys.data(), keys.size(), 0, kNow, write, parallel_for).ok());
     for (size_t k = 0; k < 50; ++k) {
       CHECK(visits[k] == std::vector<size_t>{k, k + 50, k + 100, k + 150, k + 200});
       CHECK(new_visits[k] == 1);
@@ -139,15 +145,15 @@ TEST_CASE_TEMPLATE("a row made where one was erased starts anew", Store, HashSto
     std::fill_n(row.embedding, kDim + 1, 9.0f);
     *row.meta = RowMeta{7, 7};
   };
-  REQUIRE(store->Upsert(&key, 1, 0, spoil, SerialFor).ok());
-  REQUIRE(store->Erase(&key, 1, SerialFor) == 1);
+  REQUIRE(store->Upsert(&key, 1, 0, kNow, spoil, SerialFor).ok());
+  REQUIRE(Value(store->Erase(&key, 1, SerialFor)) == 1);
   const auto look = [](size_t, RowView row, bool is_new) {
     CHECK(is_new);
     CHECK(row.embedding[kDim] == 0.5f);
     CHECK(row.meta->update_num == 0);
-    CHECK(row.meta->update_time == 0);
+    CHECK(row.meta->update_time == kNow);
   };
-  REQUIRE(store->Upsert(&key, 1, 0, look, SerialFor).ok());
+  REQUIRE(store->Upsert(&key, 1, 0, kNow, look, SerialFor).ok());
 }
 
 TEST_CASE_TEMPLATE("an Upsert beyond max_rows leaves the store as it was", Store, HashStore,
@@ -179,8 +185,8 @@ TEST_CASE_TEMPLATE("Erase counts the rows that there were, once each", Store, Ha
   REQUIRE(Put(*store, Keys<Store>(0, 100), std::vector<float>(100, 1.0f)).ok());
   auto keys = Keys<Store>(50, 150);
   keys.insert(keys.end(), keys.begin(), keys.end());
-  CHECK(store->Erase(keys.data(), keys.size(), ThreadedFor) == 50);
-  CHECK(store->Erase(keys.data(), keys.size(), ThreadedFor) == 0);
+  CHECK(Value(store->Erase(keys.data(), keys.size(), ThreadedFor)) == 50);
+  CHECK(Value(store->Erase(keys.data(), keys.size(), ThreadedFor)) == 0);
   const Rows rows = Contents(*store);
   CHECK(rows.size() == 50);
   for (Key key : Keys<Store>(0, 50)) CHECK(rows.count(key) == 1);
@@ -191,7 +197,7 @@ TEST_CASE_TEMPLATE("a cleared store holds nothing, gives its memory back and can
   const auto store = Store::Make(LayoutWith({{"momentum", kDim, 0.0f}}));
   REQUIRE(Put(*store, Keys<Store>(0, kKeys), std::vector<float>(kKeys, 1.0f)).ok());
   CHECK(store->row_bytes() >= kKeys * 2 * kDim * sizeof(float));
-  store->Clear();
+  REQUIRE(store->Clear().ok());
   CHECK(Contents(*store).empty());
   CHECK(store->row_bytes() == 0);
   CHECK(store->layout()->slot_floats() == kDim);
@@ -205,9 +211,10 @@ TEST_CASE_TEMPLATE("another layout keeps embeddings and starts slots; the same s
   REQUIRE(Put(*store, Keys<Store>(0, 200), std::vector<float>(200, 1.5f)).ok());
   const Rows before = Contents(*store);
   const auto check_slots = [&](float expected) {
-    store->Freeze()->ForEach([&](Key, RowView row) {
+    const Status status = Value(store->Freeze())->ForEach([&](Key, RowView row) {
       for (int j = 0; j < 2; ++j) REQUIRE(row.embedding[kDim + j] == expected);
     });
+    REQUIRE(status.ok());
   };
 
   const auto relaid = store->Relay(LayoutWith({{"accumulator", 2, 0.5f}}), ThreadedFor);
@@ -224,7 +231,7 @@ TEST_CASE_TEMPLATE("another layout keeps embeddings and starts slots; the same s
 
   const Key fresh = Store::KeyAt(300);
   const auto starts_at_8 = [](size_t, RowView row, bool) { CHECK(row.embedding[kDim] == 8.0f); };
-  REQUIRE(store->Upsert(&fresh, 1, 0, starts_at_8, SerialFor).ok());
+  REQUIRE(store->Upsert(&fresh, 1, 0, kNow, starts_at_8, SerialFor).ok());
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/bfloat16.h"
@@ -29,6 +30,22 @@ struct RowView {
   RowMeta* meta;
 };
 
+// Everything about a table's training that is not in its rows.
+struct TableState {
+  std::string rule;  // empty before the first commit
+  std::vector<Slot> slots;
+  int64_t steps = 0;  // commits that found deposits
+};
+
+// One commit, as a store sees it.
+struct CommitStep {
+  int64_t number = 0;       // t of bias correction; 0: each row counts its own updates
+  float scale = 1.0f;       // gradients are multiplied by it
+  uint32_t now = 0;         // the update_time of the rows it touches
+  bool sequential = false;  // equal keys one step after another, not summed; float32 gradients only
+  TableState state;         // of the table after it; a store on disk keeps it with the rows
+};
+
 // Thread-safe, except where a method says otherwise. Lookups run beside lookups; whatever writes
 // excludes others from one shard at a time, never from the whole store. Shards are locked inside of
 // what runs on `parallel_for` and never around it, so that a thread pool cannot lock itself up.
@@ -39,32 +56,33 @@ class RowStore {
   // Copies the embedding of every key into out[i]; fill(key, out) writes it for a key without a
   // row. Positions of such keys are appended to `missing`, in no order, unless it is null.
   using FillEmbedding = std::function<void(Key key, float* embedding)>;
-  virtual void Gather(const Key* keys, size_t n, float* out, const FillEmbedding& fill,
-                      std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const = 0;
-  virtual void Gather(const Key* keys, size_t n, BFloat16* out, const FillEmbedding& fill,
-                      std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const = 0;
+  virtual Status Gather(const Key* keys, size_t n, float* out, const FillEmbedding& fill,
+                        std::vector<uint32_t>* missing, const ParallelFor& parallel_for) = 0;
+  virtual Status Gather(const Key* keys, size_t n, BFloat16* out, const FillEmbedding& fill,
+                        std::vector<uint32_t>* missing, const ParallelFor& parallel_for) = 0;
 
   // The positions of keys without a row, in no order.
-  virtual std::vector<uint32_t> Missing(const Key* keys, size_t n,
-                                        const ParallelFor& parallel_for) const = 0;
+  virtual Result<std::vector<uint32_t>> Missing(const Key* keys, size_t n,
+                                                const ParallelFor& parallel_for) = 0;
 
   // Finds or makes the row of every key, then calls write(i, row, is_new). A new row comes with its
-  // slots at their start and a zero meta, its embedding unset. Equal keys are visited in order of i
-  // by one thread; different keys may be visited at once.
-  // Errors: kResourceExhausted if the store would hold more than max_rows (0: no limit); then
-  // nothing has changed.
+  // slots at their start and a meta of 0 updates at `now`, its embedding unset. Equal keys are
+  // visited in order of i by one thread; different keys may be visited at once. Errors:
+  // kResourceExhausted if the store would hold more than max_rows (0: no limit); then nothing has
+  // changed.
   using WriteRow = std::function<void(size_t i, RowView row, bool is_new)>;
-  virtual Status Upsert(const Key* keys, size_t n, uint64_t max_rows, const WriteRow& write,
-                        const ParallelFor& parallel_for) = 0;
+  virtual Status Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
+                        const WriteRow& write, const ParallelFor& parallel_for) = 0;
 
   // Sums the gradients of equal keys, in order, and applies one step to each row. Keys without a
   // row are left out. Returns how many rows it touched. Not beside another Apply or Relay.
-  virtual uint64_t Apply(const std::vector<GradientBatch>& batches, const RowOptimizer& optimizer,
-                         const Step& step, uint32_t now, const ParallelFor& parallel_for) = 0;
+  virtual Result<uint64_t> Apply(const std::vector<GradientBatch>& batches,
+                                 const RowOptimizer& optimizer, const CommitStep& step,
+                                 const ParallelFor& parallel_for) = 0;
 
   // Returns how many rows there were to erase.
-  virtual uint64_t Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) = 0;
-  virtual void Clear() = 0;
+  virtual Result<uint64_t> Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) = 0;
+  virtual Status Clear() = 0;
 
   // Gives every row the slots of `layout`, whose dim must be the same. If the shape differs from
   // the present one, slots start anew and true comes back.
@@ -81,10 +99,13 @@ class RowStore {
    public:
     virtual ~Frozen() = default;
     virtual uint64_t size() const = 0;
-    virtual void ForEach(const std::function<void(Key key, RowView row)>& fn) const = 0;
+    virtual Status ForEach(const std::function<void(Key key, RowView row)>& fn) const = 0;
   };
-  virtual std::unique_ptr<Frozen> Freeze() const = 0;
+  virtual Result<std::unique_ptr<Frozen>> Freeze() = 0;
 };
+
+// The error of an Upsert that would go beyond max_rows.
+Status TableFull(uint64_t rows, uint64_t max_rows, uint64_t added);
 
 // Any 64-bit key, in memory.
 std::unique_ptr<RowStore> MakeHashStore(std::shared_ptr<const RowLayout> layout);

@@ -1,0 +1,80 @@
+// One commit on the rows of one shard, whichever store they lie in.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/optimizers/row_optimizer.h"
+#include "core/stores/gradient_sum.h"
+#include "core/stores/row_store.h"
+#include "core/stores/shard_partition.h"
+
+namespace sok {
+
+// Scratch, which keeps its memory. Not thread-safe.
+class RowUpdate {
+ public:
+  // numbers[i] is the row of entries[i] in `rows`, or UINT32_MAX to leave the entry out. Returns
+  // the distinct rows that it touched; they live until the next call.
+  template <typename Rows>
+  const std::vector<uint32_t>& Apply(Rows& rows, const ShardEntry* entries, const uint32_t* numbers,
+                                     size_t n, const std::vector<GradientBatch>& batches, int dim,
+                                     const RowOptimizer& optimizer, const CommitStep& step) {
+    if (step.sequential)
+      return ApplyInTurn(rows, entries, numbers, n, batches, dim, optimizer, step);
+    sum_.Build(entries, numbers, n, batches, dim);
+    const size_t distinct = sum_.rows().size();
+    places_.resize(distinct);
+    for (size_t u = 0; u < distinct; ++u) {
+      places_[u] = rows.row(sum_.rows()[u]);
+      __builtin_prefetch(rows.meta(sum_.rows()[u]), 1);
+    }
+    Step one{step.number, step.scale};
+    if (step.number == 0) {
+      own_.resize(distinct);
+      for (size_t u = 0; u < distinct; ++u) own_[u] = rows.meta(sum_.rows()[u])->update_num + 1;
+      one.row_numbers = own_.data();
+    }
+    optimizer.Apply(one, places_.data(), sum_.gradients().data(), distinct, dim);
+    for (uint32_t row : sum_.rows()) {
+      RowMeta* meta = rows.meta(row);
+      ++meta->update_num;
+      meta->update_time = step.now;
+    }
+    return sum_.rows();
+  }
+
+ private:
+  template <typename Rows>
+  const std::vector<uint32_t>& ApplyInTurn(Rows& rows, const ShardEntry* entries,
+                                           const uint32_t* numbers, size_t n,
+                                           const std::vector<GradientBatch>& batches, int dim,
+                                           const RowOptimizer& optimizer, const CommitStep& step) {
+    touched_.clear();
+    for (size_t i = 0; i < n; ++i) {
+      if (numbers[i] == UINT32_MAX) continue;
+      float* const row = rows.row(numbers[i]);
+      RowMeta* meta = rows.meta(numbers[i]);
+      const float* gradient =
+          batches[entries[i].batch].gradients + size_t{entries[i].position} * dim;
+      const uint32_t own = ++meta->update_num;
+      Step one{step.number, step.scale};
+      if (step.number == 0) one.row_numbers = &own;
+      optimizer.Apply(one, &row, &gradient, 1, dim);
+      meta->update_time = step.now;
+      touched_.push_back(numbers[i]);
+    }
+    std::sort(touched_.begin(), touched_.end());
+    touched_.erase(std::unique(touched_.begin(), touched_.end()), touched_.end());
+    return touched_;
+  }
+
+  GradientSum sum_;
+  std::vector<float*> places_;
+  std::vector<uint32_t> own_;
+  std::vector<uint32_t> touched_;
+};
+
+}  // namespace sok
