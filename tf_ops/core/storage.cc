@@ -1,0 +1,343 @@
+#include "core/storage.h"
+
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <shared_mutex>
+#include <utility>
+
+namespace sok {
+namespace {
+
+constexpr int kFormat = 1;
+constexpr char kStorageName[] = "storage";
+constexpr uint64_t kLeastCache = uint64_t{1} << 20;
+// What the places of spilled rows may take.
+constexpr uint64_t kLeastSpillIndex = uint64_t{32} << 20;
+constexpr uint64_t kBytesAPlace = 20;
+// A flush below this goes through RocksDB's log in one batch.
+constexpr uint64_t kBatchBytes = uint64_t{16} << 20;
+
+std::mutex& RegistryMutex() {
+  static std::mutex mu;
+  return mu;
+}
+
+std::map<std::string, std::weak_ptr<Storage>>& Registry() {
+  static auto* registry = new std::map<std::string, std::weak_ptr<Storage>>;
+  return *registry;
+}
+
+std::string RealPath(const std::string& path) {
+  char real[PATH_MAX];
+  return realpath(path.c_str(), real) != nullptr ? real : "";
+}
+
+std::string AdmissionName(int group) {
+  char name[20];
+  std::snprintf(name, sizeof(name), "admission/%03d/", group);
+  return name;
+}
+
+std::string ChunkName(int group, uint32_t chunk) {
+  char name[12];
+  std::snprintf(name, sizeof(name), "%08x", chunk);
+  return AdmissionName(group) + name;
+}
+
+bool SameAdmission(const AdmissionConfig& a, const AdmissionConfig& b) {
+  if (a.kind != b.kind || a.min_count != b.min_count) return false;
+  return a.kind == "frequency" ||
+         (a.capacity == b.capacity && a.false_positive_rate == b.false_positive_rate &&
+          a.counter_bits == b.counter_bits);
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
+  if (options.path.empty()) return InvalidArgument("expected a folder for the storage, got ''");
+  if (options.cache_bytes < kLeastCache) {
+    return InvalidArgument("expected cache_bytes of at least " + std::to_string(kLeastCache) +
+                           ", got " + std::to_string(options.cache_bytes));
+  }
+  // What the folder says of itself is read before rows can expire.
+  std::optional<uint32_t> ttl = options.ttl;
+  auto core = std::make_shared<StorageCore>(0, nullptr, options.cache_bytes);
+  for (bool settled = false; !settled;) {
+    core = std::make_shared<StorageCore>(ttl.value_or(0), options.now, options.cache_bytes);
+    core->path = options.path;
+    core->read_only = options.read_only;
+    core->write_through = options.write_through;
+    auto database = RowDatabase::Open({options.path, options.read_only, core->expiry.get()});
+    if (!database.ok()) return database.status();
+    core->database = std::move(database.value());
+    auto stored = core->database->ReadMeta(kStorageName);
+    if (!stored.ok()) return stored.status();
+    settled = ttl.has_value() || stored.value().empty();
+    if (stored.value().empty()) continue;
+    const auto json = nlohmann::json::parse(stored.value().begin()->second, nullptr, false);
+    if (json.is_discarded() || !json.contains("format") || !json.contains("ttl")) {
+      return Status(Code::kDataLoss, "the description of the storage '" + options.path +
+                                         "' is damaged: " + stored.value().begin()->second);
+    }
+    if (json["format"] != kFormat) {
+      return InvalidArgument("expected a storage in format " + std::to_string(kFormat) + ", got " +
+                             json["format"].dump() + " in '" + options.path +
+                             "'; a newer sok-embed made it");
+    }
+    if (ttl.has_value()) break;
+    ttl = json["ttl"].get<uint32_t>();
+    settled = *ttl == 0;  // as it was opened
+    if (!settled) core->database.reset();
+  }
+  const uint64_t spill_index = std::max(kLeastSpillIndex, options.cache_bytes / 4);
+  auto spill = SpillFile::Open(options.path, spill_index / kBytesAPlace);
+  if (!spill.ok() && !options.read_only) return spill.status();
+  if (spill.ok()) core->spill = std::move(spill.value());
+  std::shared_ptr<Storage> storage(new Storage(core));
+  if (!options.read_only) {
+    const nlohmann::ordered_json json = {{"format", kFormat}, {"ttl", core->expiry->ttl()}};
+    Status status = core->database->WritePublished({}, {{kStorageName, json.dump()}}, true);
+    if (!status.ok()) return status;
+  }
+  std::lock_guard<std::mutex> guard(RegistryMutex());
+  Registry()[RealPath(options.path)] = storage;
+  return storage;
+}
+
+std::shared_ptr<Storage> Storage::FindOpen(const std::string& path) {
+  const std::string real = RealPath(path);
+  std::shared_ptr<Storage> storage;
+  {
+    std::lock_guard<std::mutex> guard(RegistryMutex());
+    const auto found = Registry().find(real);
+    if (found != Registry().end()) storage = found->second.lock();
+  }
+  return storage != nullptr && !storage->closed() ? storage : nullptr;
+}
+
+Storage::~Storage() {
+  const Status status = Close();
+  if (!status.ok()) {
+    std::fprintf(stderr, "sok_embed: what was not flushed is lost: %s\n", status.message().c_str());
+  }
+}
+
+bool Storage::closed() {
+  std::shared_lock<SharedMutex> gate(core_->gate);
+  return core_->database == nullptr;
+}
+
+Status Storage::CheckSame(const OpenGroup& open, const TableConfig& config, const std::string& rule,
+                          const std::optional<AdmissionConfig>& admission) const {
+  const std::string group = "group " + std::to_string(config.group) + " of '" + path() + "'";
+  if (!rule.empty() && !open.rule.empty() && rule != open.rule) {
+    return InvalidArgument(group + " is open with optimizer '" + open.rule + "', got '" + rule +
+                           "'; give the other optimizer a group of its own");
+  }
+  const TableConfig& was = open.config;
+  if (was.initializer != config.initializer || was.initializer_a != config.initializer_a ||
+      was.initializer_b != config.initializer_b || was.seed != config.seed) {
+    return InvalidArgument(
+        group + " is open with initializer '" + was.initializer + "' (" +
+        std::to_string(was.initializer_a) + ", " + std::to_string(was.initializer_b) + ", seed " +
+        std::to_string(was.seed) + "), got '" + config.initializer + "' (" +
+        std::to_string(config.initializer_a) + ", " + std::to_string(config.initializer_b) +
+        ", seed " + std::to_string(config.seed) + ")");
+  }
+  const bool admits = open.admission != nullptr;
+  if (admission.has_value() != admits ||
+      (admits && !SameAdmission(*admission, open.admission->config()))) {
+    return InvalidArgument(group + " is open with another admission; use the same everywhere");
+  }
+  return Status();
+}
+
+Result<std::shared_ptr<Admission>> Storage::OpenAdmission(int group,
+                                                          const AdmissionConfig& config) {
+  auto made = MakeAdmission(config);
+  if (!made.ok()) return made.status();
+  std::shared_ptr<Admission> admission = std::move(made.value());
+  const std::string prefix = AdmissionName(group);
+  auto chunks = core_->database->ReadMeta(prefix);
+  if (!chunks.ok()) return chunks.status();
+  for (const auto& [name, bytes] : chunks.value()) {
+    const auto chunk =
+        static_cast<uint32_t>(std::strtoul(name.c_str() + prefix.size(), nullptr, 16));
+    Status status = admission->Load(chunk, bytes);
+    if (!status.ok()) {
+      return Status(status.code(), "the admission of group " + std::to_string(group) + " of '" +
+                                       path() + "': " + status.message());
+    }
+  }
+  return admission;
+}
+
+Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
+                                                  const std::string& rule,
+                                                  const std::vector<Hyper>& hypers,
+                                                  const std::optional<AdmissionConfig>& admission) {
+  if (config.group < 0 || config.group >= kGroups) {
+    return InvalidArgument("expected a group in [0, 256), got " + std::to_string(config.group));
+  }
+  if (config.direct) {
+    return InvalidArgument("a table on disk finds its rows by hash; expected direct to be false");
+  }
+  const std::string group = "group " + std::to_string(config.group) + " of '" + path() + "'";
+  std::lock_guard<std::mutex> guard(mu_);
+  std::shared_lock<SharedMutex> gate(core_->gate);
+  if (Status status = core_->CheckOpen(); !status.ok()) return status;
+
+  const auto open = groups_.find(config.group);
+  auto stored = core_->database->ReadMeta(GroupMetaName(config.group));
+  if (!stored.ok()) return stored.status();
+  GroupMeta meta;
+  if (open != groups_.end()) {
+    meta = open->second.store->meta();
+  } else if (!stored.value().empty()) {
+    auto parsed = GroupMeta::FromJson(stored.value().begin()->second);
+    if (!parsed.ok()) return parsed.status();
+    meta = std::move(parsed.value());
+  } else if (core_->read_only) {
+    return Status(Code::kNotFound,
+                  "there is no " + group + ", which was opened read-only, so it cannot be made");
+  }
+  if (meta.dim != 0 && meta.dim != config.dim) {
+    return InvalidArgument(group + " has dimension " + std::to_string(meta.dim) + ", got " +
+                           std::to_string(config.dim) + "; give the other a group of its own");
+  }
+  if (!rule.empty() && !meta.state.rule.empty() && meta.state.rule != rule) {
+    return InvalidArgument(group + " was made with optimizer '" + meta.state.rule + "', got '" +
+                           rule + "'; give the other optimizer a group of its own");
+  }
+  if (open != groups_.end()) {
+    Status status = CheckSame(open->second, config, rule, admission);
+    if (!status.ok()) return status;
+    return open->second.table;
+  }
+
+  meta.dim = config.dim;
+  meta.initializer = config.initializer;
+  meta.initializer_a = config.initializer_a;
+  meta.initializer_b = config.initializer_b;
+  meta.seed = config.seed;
+  if (!rule.empty()) {
+    auto optimizer = MakeRowOptimizer(rule, hypers);
+    if (!optimizer.ok()) return optimizer.status();
+    if (meta.state.rule.empty() && !core_->read_only) {
+      meta.state.rule = rule;
+      meta.state.slots = optimizer.value()->slots(config.dim);
+      if (meta.rows > 0) ++meta.layout;  // those rows have no slots
+    }
+  }
+  OpenGroup made{nullptr, nullptr, config, rule, nullptr};
+  if (admission.has_value()) {
+    auto opened = OpenAdmission(config.group, *admission);
+    if (!opened.ok()) return opened.status();
+    made.admission = std::move(opened.value());
+  }
+  auto store = std::make_unique<RocksdbStore>(core_, config.group, meta);
+  made.store = store.get();
+  auto table = Table::Over(std::move(store), config, meta.state, core_->expiry, made.admission);
+  if (!table.ok()) return table.status();
+  made.table = std::move(table.value());
+  return groups_.emplace(config.group, std::move(made)).first->second.table;
+}
+
+Status Storage::SettleAtRest() {
+  for (auto& [number, group] : groups_) {
+    Status status = group.store->Settle();
+    if (!status.ok()) return status;
+  }
+  return Status();
+}
+
+Status Storage::FlushAtRest() {
+  if (Status status = core_->CheckOpen(); !status.ok()) return status;
+  if (core_->read_only) return Status();
+  RowDatabase::Meta meta;
+  uint64_t dirty = 0;
+  for (auto& [number, group] : groups_) {
+    meta[GroupMetaName(number)] = group.store->meta().ToJson();
+    dirty += group.store->DirtyBytes();
+    if (group.admission == nullptr) continue;
+    for (uint32_t chunk : group.admission->ChangedChunks()) {
+      auto bytes = group.admission->Dump(chunk);
+      if (!bytes.ok()) return bytes.status();
+      meta[ChunkName(number, chunk)] = std::move(bytes.value());
+    }
+  }
+  RowDatabase& database = *core_->database;
+  Status status = database.Recover();
+  if (!status.ok()) return status;
+  if (!database.has_pending() && dirty <= kBatchBytes) {
+    RowBatch batch;
+    for (auto& [number, group] : groups_) {
+      if (status.ok()) status = group.store->CollectDirty(&batch);
+    }
+    if (status.ok()) status = database.WritePublished(batch, meta, /*sync=*/true);
+  } else {
+    const auto publication = database.StartPublication();
+    for (auto& [number, group] : groups_) {
+      if (!status.ok()) break;
+      status = group.store->ForEachDirty(
+          [&, number = number](Key key, const RowHeader& header, const float* floats, size_t n) {
+            return publication->Add(RowKey(number, key), header, floats, n);
+          });
+    }
+    if (status.ok()) status = publication->Finish(meta);
+  }
+  if (!status.ok()) return status;
+  for (auto& [number, group] : groups_) group.store->MarkClean();
+  for (auto& [number, group] : groups_) {
+    if (group.admission != nullptr) group.admission->MarkSaved();
+  }
+  return Status();
+}
+
+Status Storage::Flush() {
+  std::lock_guard<std::mutex> guard(mu_);
+  const Gate gate(core_->gate);
+  return FlushAtRest();
+}
+
+Status Storage::Checkpoint(const std::string& path) {
+  std::lock_guard<std::mutex> guard(mu_);
+  const Gate gate(core_->gate);
+  Status status = FlushAtRest();
+  return status.ok() ? core_->database->Checkpoint(path) : status;
+}
+
+Status Storage::Compact() {
+  Status status = Flush();
+  if (!status.ok()) return status;
+  {
+    std::shared_lock<SharedMutex> gate(core_->gate);
+    status = CheckWritable();
+    if (status.ok()) status = core_->database->Compact();
+  }
+  if (!status.ok() || ttl() == 0) return status;
+  return CountRows();
+}
+
+Status Storage::CheckWritable() const {
+  if (Status status = core_->CheckOpen(); !status.ok()) return status;
+  if (!core_->read_only) return Status();
+  return Status(Code::kPermissionDenied,
+                "the storage '" + path() + "' was opened read-only; open it for writing");
+}
+
+Status Storage::Close() {
+  std::lock_guard<std::mutex> guard(mu_);
+  const Gate gate(core_->gate);
+  if (core_->database == nullptr) return Status();
+  Status status = FlushAtRest();
+  if (!status.ok()) return status;
+  for (auto& [number, group] : groups_) group.store->DropCache(0);
+  core_->database.reset();
+  groups_.clear();
+  return Status();
+}
+
+}  // namespace sok

@@ -1,0 +1,243 @@
+#include "core/stores/rocksdb_store.h"
+
+#include <algorithm>
+#include <cstring>
+#include <shared_mutex>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <utility>
+
+#include "core/stores/pipelined_find.h"
+#include "core/stores/rocksdb_store_shard.h"
+#include "core/stores/row_copy.h"
+
+namespace sok {
+namespace {
+
+constexpr int64_t kLookupCost = 30;  // nanoseconds a key, for ParallelFor
+constexpr int64_t kShardCost = 100000;
+
+int ShardBits() {
+  const unsigned wanted = 4 * std::max(1u, std::thread::hardware_concurrency());
+  int bits = 3;
+  while (bits < 6 && (1u << bits) < wanted) ++bits;
+  return bits;
+}
+
+}  // namespace
+
+Status StorageCore::CheckOpen() const {
+  if (database != nullptr) return Status();
+  return Status(Code::kFailedPrecondition,
+                "the storage '" + path + "' is closed; open it again to use its tables");
+}
+
+class RocksdbStore::ReadLock {
+ public:
+  explicit ReadLock(const RocksdbStore& store) : store_(store) {
+    for (const auto& shard : store_.shards_) shard->mu.lock_shared();
+  }
+  ~ReadLock() {
+    for (const auto& shard : store_.shards_) shard->mu.unlock_shared();
+  }
+  ReadLock(const ReadLock&) = delete;
+
+ private:
+  const RocksdbStore& store_;
+};
+
+RocksdbStore::RocksdbStore(std::shared_ptr<StorageCore> core, int group, const GroupMeta& meta)
+    : core_(std::move(core)),
+      group_(group),
+      dim_(meta.dim),
+      shard_bits_(ShardBits()),
+      start_(meta),
+      rows_(meta.rows),
+      layout_number_(meta.layout),
+      layout_(std::make_shared<const RowLayout>(meta.dim, meta.state.slots)),
+      state_(meta.state) {
+  for (uint32_t s = 0; s < shard_count(); ++s) {
+    shards_.push_back(std::make_unique<Shard>(this, layout_));
+    core_->memory.Register(shards_.back().get());
+  }
+}
+
+RocksdbStore::~RocksdbStore() {
+  for (const auto& shard : shards_) core_->memory.Unregister(shard.get());
+}
+
+Status RocksdbStore::CheckWritable() const {
+  if (Status status = core_->CheckOpen(); !status.ok()) return status;
+  if (!core_->read_only) return Status();
+  return Status(Code::kPermissionDenied, "the storage '" + core_->path +
+                                             "' was opened read-only; open it for writing to "
+                                             "train it, or look up without making rows");
+}
+
+bool RocksdbStore::Expired(const Shard& shard, uint32_t row, uint32_t now) const {
+  return core_->expiry->ttl() > 0 && core_->expiry->Expired(*shard.rows.meta(row), now);
+}
+
+void RocksdbStore::Partition(const std::vector<ShardPartition::Source>& sources,
+                             const ParallelFor& parallel_for, ShardPartition* partition) const {
+  partition->Build(
+      sources, shard_count(), [this](Key key) { return ShardOf(Hash(key)); }, parallel_for);
+}
+
+template <typename Found>
+std::vector<uint32_t> RocksdbStore::FindCached(const Key* keys, size_t n, int prefetch_floats,
+                                               uint32_t now, const ParallelFor& parallel_for,
+                                               const Found& found) const {
+  std::vector<uint32_t> rest;
+  std::mutex rest_mu;
+  parallel_for(n, kLookupCost + prefetch_floats / 4, [&](int64_t begin, int64_t end) {
+    std::vector<uint32_t> absent;
+    {
+      const ReadLock lock(*this);
+      FindRange<HashIndex, Shard>(
+          keys, begin, end, prefetch_floats, [](Key key) { return Hash(key); },
+          [this](uint64_t hash) -> const Shard& { return *shards_[ShardOf(hash)]; },
+          [&](size_t i, const Shard& shard, uint32_t number, const float* row) {
+            if (row == nullptr || Expired(shard, number, now)) {
+              absent.push_back(static_cast<uint32_t>(i));
+              return;
+            }
+            found(i, row);
+            shard.rows.Touch(number);
+          });
+    }
+    if (absent.empty()) return;
+    std::lock_guard<std::mutex> guard(rest_mu);
+    rest.insert(rest.end(), absent.begin(), absent.end());
+  });
+  return rest;
+}
+
+Status RocksdbStore::ForEachShard(const ShardPartition& partition, const ParallelFor& parallel_for,
+                                  const VisitShard& fn) {
+  Status failure;
+  std::mutex failure_mu;
+  parallel_for(shard_count(), kShardCost, [&](int64_t first, int64_t last) {
+    for (int64_t s = first; s < last; ++s) {
+      if (partition.size(s) == 0) continue;
+      Shard& shard = *shards_[s];
+      std::lock_guard<SharedMutex> lock(shard.mu);
+      Status status = fn(shard, partition.begin(s), partition.size(s));
+      if (status.ok()) status = Trim(shard);
+      if (status.ok()) continue;
+      std::lock_guard<std::mutex> guard(failure_mu);
+      if (failure.ok()) failure = status;
+    }
+  });
+  return failure;
+}
+
+template <typename T>
+Status RocksdbStore::GatherAs(const Key* keys, size_t n, T* out, const FillEmbedding& fill,
+                              std::vector<uint32_t>* missing, const ParallelFor& parallel_for) {
+  const uint32_t now = core_->expiry->Now();
+  const std::vector<uint32_t> rest =
+      FindCached(keys, n, dim_, now, parallel_for,
+                 [&](size_t i, const float* row) { CopyRow(row, dim_, out + i * dim_); });
+  if (rest.empty()) return Status();
+
+  std::vector<Key> wanted(rest.size());
+  for (size_t i = 0; i < rest.size(); ++i) wanted[i] = keys[rest[i]];
+  std::shared_lock<SharedMutex> gate(core_->gate);
+  if (Status status = core_->CheckOpen(); !status.ok()) return status;
+  ShardPartition partition;
+  Partition({{wanted.data(), wanted.size()}}, parallel_for, &partition);
+  std::mutex missing_mu;
+  return ForEachShard(
+      partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
+        std::vector<uint32_t> rows(m);
+        Status status = LoadEntries(shard, entries, m, now, /*keep=*/0, rows.data());
+        if (!status.ok()) return status;
+        std::vector<uint32_t> absent;
+        std::vector<float> start(dim_);
+        for (size_t i = 0; i < m; ++i) {
+          const uint32_t position = rest[entries[i].position];
+          T* to = out + size_t{position} * dim_;
+          if (rows[i] != CacheRows::kNone) {
+            CopyRow(shard.rows.row(rows[i]), dim_, to);
+            continue;
+          }
+          fill(entries[i].key, start.data());
+          CopyRow(start.data(), dim_, to);
+          absent.push_back(position);
+        }
+        if (missing == nullptr || absent.empty()) return status;
+        std::lock_guard<std::mutex> guard(missing_mu);
+        missing->insert(missing->end(), absent.begin(), absent.end());
+        return status;
+      });
+}
+
+Status RocksdbStore::Gather(const Key* keys, size_t n, float* out, const FillEmbedding& fill,
+                            std::vector<uint32_t>* missing, const ParallelFor& parallel_for) {
+  return GatherAs(keys, n, out, fill, missing, parallel_for);
+}
+
+Status RocksdbStore::Gather(const Key* keys, size_t n, BFloat16* out, const FillEmbedding& fill,
+                            std::vector<uint32_t>* missing, const ParallelFor& parallel_for) {
+  return GatherAs(keys, n, out, fill, missing, parallel_for);
+}
+
+Result<std::vector<uint32_t>> RocksdbStore::Missing(const Key* keys, size_t n,
+                                                    const ParallelFor& parallel_for) {
+  const uint32_t now = core_->expiry->Now();
+  const std::vector<uint32_t> rest =
+      FindCached(keys, n, 0, now, parallel_for, [](size_t, const float*) {});
+  std::vector<uint32_t> missing;
+  if (rest.empty()) return missing;
+  std::vector<Key> wanted(rest.size());
+  for (size_t i = 0; i < rest.size(); ++i) wanted[i] = keys[rest[i]];
+  std::shared_lock<SharedMutex> gate(core_->gate);
+  if (Status status = core_->CheckOpen(); !status.ok()) return status;
+  ShardPartition partition;
+  Partition({{wanted.data(), wanted.size()}}, parallel_for, &partition);
+  std::mutex missing_mu;
+  Status status =
+      ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
+        std::vector<uint32_t> rows(m);
+        Status loaded = LoadEntries(shard, entries, m, now, /*keep=*/0, rows.data());
+        if (!loaded.ok()) return loaded;
+        std::lock_guard<std::mutex> guard(missing_mu);
+        for (size_t i = 0; i < m; ++i) {
+          if (rows[i] == CacheRows::kNone) missing.push_back(rest[entries[i].position]);
+        }
+        return loaded;
+      });
+  if (!status.ok()) return status;
+  return missing;
+}
+
+std::shared_ptr<const RowLayout> RocksdbStore::layout() const {
+  std::lock_guard<std::mutex> guard(meta_mu_);
+  return layout_;
+}
+
+GroupMeta RocksdbStore::meta() const {
+  GroupMeta meta = start_;
+  std::lock_guard<std::mutex> guard(meta_mu_);
+  meta.state = state_;
+  meta.layout = layout_number();
+  meta.rows = rows_;
+  return meta;
+}
+
+uint64_t RocksdbStore::index_bytes() const {
+  const ReadLock lock(*this);
+  uint64_t bytes = 0;
+  for (const auto& shard : shards_) bytes += shard->index.bytes();
+  return bytes;
+}
+
+uint64_t RocksdbStore::row_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& shard : shards_) bytes += shard->held();
+  return bytes;
+}
+
+}  // namespace sok

@@ -1,0 +1,176 @@
+// One group's rows on disk, behind a write-back cache in memory.
+//
+// A key's newest version lies in the cache if it is there, else in the database. What the cache
+// holds is found by index, like the memory store's rows; a clock chooses what leaves, for the
+// spill, a file whose places are in memory too; misses of a batch are read from there, the rest
+// with one sorted MultiGet a shard. What is newer than the database goes there when the storage is
+// flushed, or when the spill has no room for it.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/expiry.h"
+#include "core/stores/apply_rows.h"
+#include "core/stores/cache_memory.h"
+#include "core/stores/cache_rows.h"
+#include "core/stores/group_meta.h"
+#include "core/stores/hash_index.h"
+#include "core/stores/row_database.h"
+#include "core/stores/row_store.h"
+#include "core/stores/shard_partition.h"
+#include "core/stores/shared_mutex.h"
+#include "core/stores/spill.h"
+
+namespace sok {
+
+// What the groups of one storage share.
+struct StorageCore {
+  StorageCore(uint32_t ttl, std::function<uint32_t()> now, uint64_t cache_bytes)
+      : expiry(std::make_shared<Expiry>(ttl, std::move(now))), memory(cache_bytes) {}
+
+  // kFailedPrecondition once the storage is closed. The gate must be held.
+  Status CheckOpen() const;
+
+  const std::shared_ptr<Expiry> expiry;
+  CacheMemory memory;
+  // Whatever reads or writes the database holds it shared, for a batch; who needs every group at
+  // rest holds it alone: a flush, an export, the end.
+  SharedMutex gate;
+  // Null once the storage is closed. Changes under the gate, held alone.
+  std::unique_ptr<RowDatabase> database;
+  std::unique_ptr<SpillFile> spill;  // null where nothing can be spilled
+  std::string path;
+  bool read_only = false;
+  bool write_through = false;  // a commit is written before it returns
+};
+
+class RocksdbStore final : public RowStore {
+ public:
+  RocksdbStore(std::shared_ptr<StorageCore> core, int group, const GroupMeta& meta);
+  ~RocksdbStore() override;
+
+  Status Gather(const Key* keys, size_t n, float* out, const FillEmbedding& fill,
+                std::vector<uint32_t>* missing, const ParallelFor& parallel_for) override;
+  Status Gather(const Key* keys, size_t n, BFloat16* out, const FillEmbedding& fill,
+                std::vector<uint32_t>* missing, const ParallelFor& parallel_for) override;
+  Result<std::vector<uint32_t>> Missing(const Key* keys, size_t n,
+                                        const ParallelFor& parallel_for) override;
+  Status Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now, const WriteRow& write,
+                const ParallelFor& parallel_for) override;
+  Result<uint64_t> Apply(const std::vector<GradientBatch>& batches, const RowOptimizer& optimizer,
+                         const CommitStep& step, const ParallelFor& parallel_for) override;
+  Result<uint64_t> Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) override;
+  Status Clear() override;
+  Result<bool> Relay(std::shared_ptr<const RowLayout> layout,
+                     const ParallelFor& parallel_for) override;
+  std::shared_ptr<const RowLayout> layout() const override;
+  // With a TTL, rows that have expired count until something comes upon them.
+  uint64_t size() const override { return rows_.load(std::memory_order_relaxed); }
+  // Of the cache.
+  uint64_t index_bytes() const override;
+  uint64_t row_bytes() const override;
+  Result<std::unique_ptr<Frozen>> Freeze() override;
+
+  // --- for the storage, which holds the gate alone ---
+
+  // Bytes of the rows that differ from the database.
+  uint64_t DirtyBytes() const;
+  // Calls fn for each of them, ascending by key. They stay dirty.
+  using VisitDirty =
+      std::function<Status(Key key, const RowHeader& header, const float* floats, size_t n)>;
+  Status ForEachDirty(const VisitDirty& fn) const;
+  // Adds them to a batch. They stay dirty.
+  Status CollectDirty(RowBatch* batch);
+  // They are in the database now.
+  void MarkClean();
+  // Writes them to the database, pending or through, shard by shard.
+  Status Settle();
+  // As the group is once everything dirty is written.
+  GroupMeta meta() const;
+  int group() const { return group_; }
+  // Forgets what is cached, after somebody else has changed the database. Nothing may be dirty.
+  void DropCache(uint64_t rows);
+
+ private:
+  struct Shard;
+  class FrozenStore;
+  class ReadLock;
+
+  static uint64_t Hash(Key key) { return HashIndex::Hash(key); }
+  uint32_t ShardOf(uint64_t hash) const { return HashIndex::ShardOf(hash, shard_bits_); }
+  uint32_t shard_count() const { return uint32_t{1} << shard_bits_; }
+  void Partition(const std::vector<ShardPartition::Source>& sources,
+                 const ParallelFor& parallel_for, ShardPartition* partition) const;
+  bool Expired(const Shard& shard, uint32_t row, uint32_t now) const;
+  uint32_t layout_number() const { return layout_number_.load(std::memory_order_relaxed); }
+
+  template <typename T>
+  Status GatherAs(const Key* keys, size_t n, T* out, const FillEmbedding& fill,
+                  std::vector<uint32_t>* missing, const ParallelFor& parallel_for);
+  // Finds rows in the cache, and calls found(i, row) beside other readers. Returns the positions of
+  // the others.
+  template <typename Found>
+  std::vector<uint32_t> FindCached(const Key* keys, size_t n, int prefetch_floats, uint32_t now,
+                                   const ParallelFor& parallel_for, const Found& found) const;
+  // Calls fn(shard, entries, count) for every shard that a batch has keys in, alone in the shard.
+  // Returns the first error.
+  using VisitShard = std::function<Status(Shard& shard, const ShardEntry* entries, size_t n)>;
+  Status ForEachShard(const ShardPartition& partition, const ParallelFor& parallel_for,
+                      const VisitShard& fn);
+
+  // The rest is called by who holds the gate and the shard alone.
+
+  // The cached row of each entry, read from the database where need be; kNone if there is none or
+  // it has expired. Rows that were found get the flag `keep`, a RowState or 0, unless it fails.
+  Status LoadEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now, uint16_t keep,
+                     uint32_t* rows);
+  // Reads keys, ascending and distinct, that are not cached, into the cache.
+  Status LoadKeys(Shard& shard, const std::vector<Key>& keys);
+  // Makes `wanted` rows free: by growing, at another's expense, or by eviction.
+  Status MakeRoom(Shard& shard, size_t wanted);
+  // Takes rows out of the cache, to the spill or the database.
+  Status Evict(Shard& shard, const std::vector<uint32_t>& rows);
+  // Finds room in the spill for more rows, or returns false.
+  Result<bool> ReserveSpill(Shard& shard, size_t rows);
+  Status EvictBlock(Shard& shard);
+  RowHeader HeaderOf(const Shard& shard, uint32_t row) const;
+  void AddSpillRow(const Spill::Head& head, const float* floats, size_t n, RowBatch* batch,
+                   uint64_t* fresh) const;
+  void AddToBatch(const Shard& shard, uint32_t row, RowBatch* batch) const;
+  Status Write(const RowBatch& batch);
+  Status CountNew(const ShardPartition& partition, uint32_t now, const ParallelFor& parallel_for,
+                  uint64_t* count);
+  // After a commit: writes the touched rows of each shard, which lie in the batches.
+  Status WriteThrough(const std::vector<RowBatch>& batches,
+                      const std::vector<std::vector<uint32_t>>& touched);
+  // The row is in the database as it is.
+  void SetClean(Shard& shard, uint32_t row);
+  // Gives back what a large batch took beyond the budget.
+  Status Trim(Shard& shard);
+  Status CheckWritable() const;
+  // Whether rows_ may count rows that have expired, and it is time to look.
+  bool MayHaveExpired(uint32_t now);
+
+  const std::shared_ptr<StorageCore> core_;
+  const int group_;
+  const int dim_;
+  const int shard_bits_;
+  const GroupMeta start_;  // the parts that do not change
+  std::vector<std::unique_ptr<Shard>> shards_;
+  std::atomic<uint64_t> rows_;
+  std::atomic<uint32_t> counted_at_{0};
+  std::atomic<uint64_t> unwritten_{0};  // those of them that are not in the database
+  std::atomic<uint32_t> layout_number_;
+  std::mutex limit_mu_;  // one Upsert at a time where there is a limit to keep
+  std::mutex
+      write_mu_;  // Apply or Erase: a row that is written through must not be erased meanwhile
+  ShardPartition apply_partition_;  // scratch of Apply
+  mutable std::mutex meta_mu_;      // guards the two below
+  std::shared_ptr<const RowLayout> layout_;
+  TableState state_;
+};
+
+}  // namespace sok

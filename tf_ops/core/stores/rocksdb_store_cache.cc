@@ -1,0 +1,400 @@
+// RocksdbStore between its cache and the database.
+#include <algorithm>
+#include <cstring>
+#include <shared_mutex>
+#include <string>
+#include <utility>
+
+#include "core/stores/pipelined_find.h"
+#include "core/stores/rocksdb_store.h"
+#include "core/stores/rocksdb_store_shard.h"
+
+namespace sok {
+namespace {
+
+// Rows that leave at a time, at least: a write has a cost of its own.
+constexpr size_t kFewestVictims = 32;
+constexpr size_t kSettleBytes = size_t{4} << 20;
+
+}  // namespace
+
+bool RocksdbStore::Shard::GiveUpBlock() {
+  std::unique_lock<SharedMutex> lock(mu, std::try_to_lock);
+  if (!lock.owns_lock() || rows.blocks() <= 1) return false;
+  const uint64_t before = held();
+  return store->EvictBlock(*this).ok() && held() < before;
+}
+
+Status RocksdbStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,
+                                 uint16_t keep, uint32_t* rows) {
+  CacheRows& cached = shard.rows;
+  FindEntries(
+      shard.index, entries, n, [](Key key) { return Hash(key); }, rows);
+  std::vector<Key> absent;
+  for (size_t i = 0; i < n; ++i) {
+    if (rows[i] == CacheRows::kNone) {
+      absent.push_back(entries[i].key);
+    } else if (Expired(shard, rows[i], now)) {
+      rows[i] = CacheRows::kNone;
+    } else {
+      cached.Mark(rows[i], kRowUsed | kRowPinned);
+    }
+  }
+  Status status;
+  if (!absent.empty()) {
+    std::sort(absent.begin(), absent.end());
+    absent.erase(std::unique(absent.begin(), absent.end()), absent.end());
+    status = LoadKeys(shard, absent);
+    for (size_t i = 0; i < n && status.ok(); ++i) {
+      if (rows[i] != CacheRows::kNone) continue;
+      const uint32_t row = shard.index.Find(entries[i].key, Hash(entries[i].key));
+      if (row == CacheRows::kNone || Expired(shard, row, now)) continue;
+      rows[i] = row;
+    }
+  }
+  for (size_t i = 0; i < n; ++i) {
+    cached.Unmark(rows[i], kRowPinned);
+    if (!status.ok()) {
+      rows[i] = CacheRows::kNone;
+    } else if (rows[i] != CacheRows::kNone && keep != 0) {
+      cached.Mark(rows[i], keep);
+    }
+  }
+  return status;
+}
+
+Status RocksdbStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
+  Status status = MakeRoom(shard, keys.size());
+  if (status.ok()) status = shard.index.Reserve(static_cast<uint32_t>(keys.size()));
+  if (!status.ok()) return status;
+  CacheRows& cached = shard.rows;
+  const std::vector<float>& start = cached.layout().slot_start();
+  const size_t floats = dim_ + start.size();
+  std::vector<RowKey> wanted;
+  std::vector<uint32_t> places;
+  shard.spill->FindAll(keys, &places);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const Key key = keys[i];
+    const uint32_t place = places[i];
+    if (place == Spill::kNone) {
+      wanted.emplace_back(group_, key);
+      continue;
+    }
+    const uint32_t row = cached.Allocate(key);
+    Spill::Head head;
+    status = shard.spill->Read(place, &head, cached.row(row));
+    if (!status.ok()) {
+      cached.Free(row);
+      return status;
+    }
+    *cached.meta(row) = head.header.meta;
+    const bool is_new = head.is_new != 0 && shard.spill->dirty(place);
+    cached.Mark(row, is_new ? kRowSpilled | kRowNew : kRowSpilled);
+    shard.index.Insert(key, Hash(key), row);
+  }
+  Status damaged;
+  status =
+      core_->database->Read(wanted.data(), wanted.size(), [&](size_t i, std::string_view bytes) {
+        const Key key = RowKey::KeyOf(wanted[i].view());
+        RowValue value;
+        const bool parsed = value.Parse(bytes, dim_);
+        const bool has_slots = parsed && value.header.layout == layout_number();
+        if (!parsed || (has_slots && value.count != floats)) {
+          damaged = Status(Code::kDataLoss, "the row of key " + std::to_string(key) + " in group " +
+                                                std::to_string(group_) + " of '" + core_->path +
+                                                "' is damaged");
+          return;
+        }
+        const uint32_t row = cached.Allocate(key);
+        std::memcpy(cached.row(row), value.floats, (has_slots ? floats : dim_) * sizeof(float));
+        if (!has_slots) std::copy(start.begin(), start.end(), cached.row(row) + dim_);
+        *cached.meta(row) = value.header.meta;
+        shard.index.Insert(key, Hash(key), row);
+      });
+  return status.ok() ? damaged : status;
+}
+
+Status RocksdbStore::MakeRoom(Shard& shard, size_t wanted) {
+  CacheRows& rows = shard.rows;
+  while (rows.free() < wanted) {
+    if (rows.Grow(/*beyond_budget=*/false)) continue;
+    if (core_->memory.TakeFromRichest(&shard, 2 * rows.block_bytes())) continue;
+    const std::vector<uint32_t> victims =
+        rows.Victims(std::max(wanted - rows.free(), kFewestVictims));
+    if (!victims.empty()) {
+      Status status = Evict(shard, victims);
+      if (!status.ok()) return status;
+    } else if (!rows.Grow(/*beyond_budget=*/true)) {
+      return Status(Code::kResourceExhausted, "no memory for the cache of group " +
+                                                  std::to_string(group_) + " of '" + core_->path +
+                                                  "': " + std::to_string(rows.block_bytes()) +
+                                                  " bytes were asked for");
+    }
+  }
+  return Status();
+}
+
+Status RocksdbStore::Evict(Shard& shard, const std::vector<uint32_t>& rows) {
+  Spill& spill = *shard.spill;
+  std::vector<Spill::Row> leaving;
+  for (uint32_t row : rows) {
+    const uint16_t state = shard.rows.state(row);
+    if ((state & kRowSpilled) != 0) continue;
+    leaving.push_back({{shard.rows.key(row), HeaderOf(shard, row), (state & kRowNew) != 0},
+                       shard.rows.row(row),
+                       (state & kRowDirty) != 0});
+  }
+  auto room = ReserveSpill(shard, leaving.size());
+  if (!room.ok()) return room.status();
+  Status status;
+  if (room.value()) {
+    status = spill.Append(leaving);
+  } else {
+    RowBatch batch;
+    uint64_t fresh = 0;
+    for (const Spill::Row& row : leaving) {
+      if (row.dirty) AddSpillRow(row.head, row.floats, spill.floats(), &batch, &fresh);
+    }
+    status = Write(batch);
+    if (status.ok()) unwritten_ -= fresh;
+    for (const Spill::Row& row : leaving) {
+      if (status.ok()) spill.Remove(row.head.key);
+    }
+  }
+  if (!status.ok()) return status;
+  for (uint32_t row : rows) shard.Forget(row);
+  return status;
+}
+
+void RocksdbStore::AddSpillRow(const Spill::Head& head, const float* floats, size_t n,
+                               RowBatch* batch, uint64_t* fresh) const {
+  batch->Put(RowKey(group_, head.key), head.header, floats, n);
+  *fresh += head.is_new;
+}
+
+Result<bool> RocksdbStore::ReserveSpill(Shard& shard, size_t rows) {
+  Spill& spill = *shard.spill;
+  if (!spill.enabled()) return false;
+  while (!spill.Reserve(rows)) {
+    RowBatch batch;
+    uint64_t fresh = 0;
+    auto dropped = spill.DropOldest(
+        [&](const Spill::Head& head, const float* floats) {
+          AddSpillRow(head, floats, spill.floats(), &batch, &fresh);
+          return Status();
+        },
+        [&] { return Write(batch); });
+    if (!dropped.ok()) return dropped.status();
+    unwritten_ -= fresh;
+    if (!dropped.value()) return false;
+  }
+  return true;
+}
+
+Status RocksdbStore::EvictBlock(Shard& shard) {
+  const uint32_t block = shard.rows.EvictableBlock();
+  if (block == CacheRows::kNone) return Status();
+  std::vector<uint32_t> rows;
+  shard.rows.ForEachOfBlock(block, [&](uint32_t row) { rows.push_back(row); });
+  Status status = Evict(shard, rows);
+  if (status.ok()) shard.rows.Release(block);
+  return status;
+}
+
+Status RocksdbStore::Trim(Shard& shard) {
+  while (core_->memory.used() > core_->memory.budget() && shard.rows.blocks() > 1) {
+    const size_t before = shard.rows.blocks();
+    Status status = EvictBlock(shard);
+    if (!status.ok() || shard.rows.blocks() == before) return status;
+  }
+  return Status();
+}
+
+RowHeader RocksdbStore::HeaderOf(const Shard& shard, uint32_t row) const {
+  return {RowHeader::kVersion, static_cast<uint32_t>(dim_), layout_number(), *shard.rows.meta(row)};
+}
+
+void RocksdbStore::AddToBatch(const Shard& shard, uint32_t row, RowBatch* batch) const {
+  batch->Put(RowKey(group_, shard.rows.key(row)), HeaderOf(shard, row), shard.rows.row(row),
+             dim_ + shard.rows.layout().slot_floats());
+}
+
+Status RocksdbStore::Write(const RowBatch& batch) {
+  if (batch.rows() == 0) return Status();
+  return core_->write_through ? core_->database->WritePublished(batch, {}, /*sync=*/false)
+                              : core_->database->WritePending(batch);
+}
+
+void RocksdbStore::SetClean(Shard& shard, uint32_t row) {
+  if ((shard.rows.state(row) & kRowNew) != 0) --unwritten_;
+  shard.rows.Unmark(row, kRowDirty | kRowNew);
+}
+
+uint64_t RocksdbStore::DirtyBytes() const {
+  uint64_t rows = 0;
+  for (const auto& shard : shards_) {
+    std::lock_guard<SharedMutex> lock(shard->mu);
+    rows += shard->spill->dirty();
+    shard->rows.ForEach([&](uint32_t row) { rows += (shard->rows.state(row) & kRowDirty) != 0; });
+  }
+  return rows *
+         (RowKey::kBytes + sizeof(RowHeader) + (dim_ + layout()->slot_floats()) * sizeof(float));
+}
+
+Status RocksdbStore::CollectDirty(RowBatch* batch) {
+  return ForEachDirty([&](Key key, const RowHeader& header, const float* floats, size_t n) {
+    batch->Put(RowKey(group_, key), header, floats, n);
+    return Status();
+  });
+}
+
+Status RocksdbStore::ForEachDirty(const VisitDirty& fn) const {
+  struct Place {
+    Key key;
+    uint32_t shard;
+    uint32_t number;  // in the cache, or in the spill
+    bool cached;
+  };
+  std::vector<Place> places;
+  for (uint32_t s = 0; s < shard_count(); ++s) {
+    const Shard& shard = *shards_[s];
+    std::shared_lock<SharedMutex> lock(shard.mu);
+    const auto dirty = [&](uint32_t row) { return (shard.rows.state(row) & kRowDirty) != 0; };
+    shard.rows.ForEach([&](uint32_t row) {
+      if (dirty(row)) places.push_back({shard.rows.key(row), s, row, true});
+    });
+    shard.spill->ForEachPlace([&](Key key, uint32_t place) {
+      if (!shard.spill->dirty(place)) return;
+      const uint32_t row = shard.index.Find(key, Hash(key));
+      if (row != CacheRows::kNone && dirty(row)) return;  // the cached one is newer
+      places.push_back({key, s, place, false});
+    });
+  }
+  std::sort(places.begin(), places.end(),
+            [](const Place& a, const Place& b) { return a.key < b.key; });
+  const size_t floats = dim_ + layout()->slot_floats();
+  std::vector<float> spilled(floats);
+  for (const Place& place : places) {
+    // Nothing but lookups of what is cached runs beside this, and they change no row.
+    const Shard& shard = *shards_[place.shard];
+    Status status;
+    if (place.cached) {
+      status = fn(place.key, HeaderOf(shard, place.number), shard.rows.row(place.number), floats);
+    } else {
+      Spill::Head head;
+      status = shard.spill->Read(place.number, &head, spilled.data());
+      if (status.ok()) status = fn(place.key, head.header, spilled.data(), floats);
+    }
+    if (!status.ok()) return status;
+  }
+  return Status();
+}
+
+void RocksdbStore::MarkClean() {
+  for (const auto& shard : shards_) {
+    std::lock_guard<SharedMutex> lock(shard->mu);
+    shard->spill->SetAllClean();
+    shard->rows.ForEach([&](uint32_t row) { shard->rows.Unmark(row, kRowDirty | kRowNew); });
+  }
+  unwritten_ = 0;
+}
+
+Status RocksdbStore::Settle() {
+  RowBatch batch;
+  Status status =
+      ForEachDirty([&](Key key, const RowHeader& header, const float* floats, size_t n) {
+        batch.Put(RowKey(group_, key), header, floats, n);
+        if (batch.bytes() < kSettleBytes) return Status();
+        Status written = Write(batch);
+        batch.Clear();
+        return written;
+      });
+  if (status.ok()) status = Write(batch);
+  if (status.ok()) MarkClean();
+  return status;
+}
+
+void RocksdbStore::DropCache(uint64_t rows) {
+  for (const auto& shard : shards_) {
+    std::lock_guard<SharedMutex> lock(shard->mu);
+    shard->Reset(layout());
+  }
+  rows_ = rows;
+  unwritten_ = 0;
+}
+
+Status RocksdbStore::Clear() {
+  std::lock_guard<SharedMutex> gate(core_->gate);
+  if (Status status = CheckWritable(); !status.ok()) return status;
+  // Row by row: whatever is pending must hide what is published.
+  RowBatch gone;
+  Status status = core_->database->ForEach(group_, [&](int, Key key, std::string_view) -> Status {
+    gone.Remove(RowKey(group_, key));
+    if (gone.bytes() < kSettleBytes) return Status();
+    Status written = Write(gone);
+    gone.Clear();
+    return written;
+  });
+  if (status.ok()) status = Write(gone);
+  if (status.ok()) DropCache(0);
+  return status;
+}
+
+// All rows lie in the database as long as it lives, since it holds the gate alone.
+class RocksdbStore::FrozenStore final : public Frozen {
+ public:
+  explicit FrozenStore(RocksdbStore* store) : store_(*store), gate_(store->core_->gate) {}
+
+  Status Prepare() {
+    if (Status status = store_.core_->CheckOpen(); !status.ok()) return status;
+    if (Status status = store_.Settle(); !status.ok()) return status;
+    return Visit([this](Key, const RowValue&) { ++size_; });
+  }
+  uint64_t size() const override { return size_; }
+  Status ForEach(const std::function<void(Key, RowView)>& fn) const override {
+    const auto layout = store_.layout();
+    const std::vector<float>& start = layout->slot_start();
+    const size_t dim = store_.dim_;
+    std::vector<float> floats(dim + start.size());
+    return Visit([&](Key key, const RowValue& value) {
+      const bool has_slots =
+          value.header.layout == store_.layout_number() && value.count == floats.size();
+      std::copy(start.begin(), start.end(), floats.begin() + dim);
+      std::memcpy(floats.data(), value.floats, (has_slots ? floats.size() : dim) * sizeof(float));
+      RowMeta meta = value.header.meta;
+      fn(key, {floats.data(), &meta});
+    });
+  }
+
+ private:
+  template <typename Fn>
+  Status Visit(const Fn& fn) const {
+    const Expiry& expiry = *store_.core_->expiry;
+    return store_.core_->database->ForEach(
+        store_.group_, [&](int, Key key, std::string_view bytes) {
+          RowValue value;
+          if (!value.Parse(bytes, store_.dim_)) {
+            return Status(Code::kDataLoss, "the row of key " + std::to_string(key) + " in group " +
+                                               std::to_string(store_.group_) + " of '" +
+                                               store_.core_->path + "' is damaged");
+          }
+          if (!expiry.Expired(value.header.meta, now_)) fn(key, value);
+          return Status();
+        });
+  }
+
+  RocksdbStore& store_;
+  const std::unique_lock<SharedMutex> gate_;
+  const uint32_t now_ = store_.core_->expiry->Now();
+  uint64_t size_ = 0;
+};
+
+Result<std::unique_ptr<RowStore::Frozen>> RocksdbStore::Freeze() {
+  auto frozen = std::make_unique<FrozenStore>(this);
+  Status status = frozen->Prepare();
+  if (!status.ok()) return status;
+  rows_ = frozen->size();
+  return std::unique_ptr<Frozen>(std::move(frozen));
+}
+
+}  // namespace sok

@@ -1,0 +1,44 @@
+// A shard of RocksdbStore. Included by its two sources only.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/stores/rocksdb_store.h"
+
+namespace sok {
+
+struct alignas(64) RocksdbStore::Shard final : CacheMemory::Holder {
+  Shard(RocksdbStore* owner, std::shared_ptr<const RowLayout> layout)
+      : store(owner), rows(layout, &owner->core_->memory, this) {
+    NewSpill(*layout);
+  }
+
+  bool GiveUpBlock() override;
+
+  // Takes a cached row out, whatever it holds.
+  void Forget(uint32_t row) {
+    index.Erase(rows.key(row), HashIndex::Hash(rows.key(row)));
+    rows.Free(row);
+  }
+  // Takes all of them out.
+  void Reset(std::shared_ptr<const RowLayout> layout) {
+    index = HashIndex();
+    NewSpill(*layout);
+    rows.Reset(std::move(layout));
+  }
+
+  void NewSpill(const RowLayout& layout) {
+    spill = std::make_unique<Spill>(store->core_->spill.get(), layout.dim() + layout.slot_floats());
+  }
+
+  RocksdbStore* const store;
+  mutable SharedMutex mu;
+  HashIndex index;
+  CacheRows rows;
+  std::unique_ptr<Spill> spill;
+  std::vector<uint32_t> found;  // scratch of Apply: the row of each entry
+};
+
+}  // namespace sok

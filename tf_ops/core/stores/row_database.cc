@@ -1,0 +1,371 @@
+#include "core/stores/row_database.h"
+
+#include <dirent.h>
+#include <rocksdb/cache.h>
+#include <rocksdb/convenience.h>
+#include <rocksdb/db.h>
+#include <rocksdb/utilities/checkpoint.h>
+#include <rocksdb/write_batch.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "core/stores/rocksdb_setup.h"
+#include "core/stores/row_database_handles.h"
+
+namespace sok {
+namespace {
+
+constexpr char kPendingName[] = "sok_pending";
+constexpr char kMetaName[] = "sok_meta";
+
+rocksdb::Slice SliceOf(std::string_view view) { return {view.data(), view.size()}; }
+std::string_view ViewOf(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
+
+bool StartsWith(std::string_view text, std::string_view prefix) {
+  return text.substr(0, prefix.size()) == prefix;
+}
+
+// What a folder holds, but for "." and "..".
+std::vector<std::string> FilesIn(const std::string& path) {
+  std::vector<std::string> names;
+  DIR* folder = opendir(path.c_str());
+  if (folder == nullptr) return names;
+  while (const dirent* entry = readdir(folder)) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+  }
+  closedir(folder);
+  return names;
+}
+
+// A folder that RocksDB may make a database in: empty, or left by a process that died doing it.
+Status CheckNew(const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) == 0 && !S_ISDIR(info.st_mode)) {
+    return InvalidArgument("expected a folder for the storage, got the file '" + path + "'");
+  }
+  for (const std::string& name : FilesIn(path)) {
+    if (name == "LOCK" || name == "IDENTITY" || StartsWith(name, "LOG") ||
+        StartsWith(name, "MANIFEST-") || StartsWith(name, "OPTIONS-") ||
+        (name.size() > 4 && name.substr(name.size() - 4) == ".log") ||
+        (name.size() > 6 && name.substr(name.size() - 6) == ".dbtmp")) {
+      continue;
+    }
+    return InvalidArgument("expected an empty folder or a storage, got '" + path +
+                           "', which has '" + name +
+                           "' in it; give the storage a folder of its own");
+  }
+  return Status();
+}
+
+Status MakeFolders(const std::string& path) {
+  for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
+    const std::string part = path.substr(0, end);
+    if (mkdir(part.c_str(), 0777) != 0 && errno != EEXIST) {
+      const Code code =
+          errno == EACCES || errno == EROFS ? Code::kPermissionDenied : Code::kInternal;
+      return Status(code, "could not make the folder '" + part + "': " + strerror(errno));
+    }
+    if (end == std::string::npos) return Status();
+  }
+}
+
+}  // namespace
+
+RowDatabase::RowDatabase(const Options& options, std::unique_ptr<Handles> handles)
+    : path_(options.path), read_only_(options.read_only), handles_(std::move(handles)) {}
+
+RowDatabase::~RowDatabase() = default;
+
+Result<std::unique_ptr<RowDatabase>> RowDatabase::Open(const Options& options) {
+  const std::string& path = options.path;
+  const std::string what = "open the storage '" + path + "'";
+  rocksdb::DBOptions db_options = DatabaseOptions();
+  std::vector<std::string> names;
+  const bool exists = access((path + "/CURRENT").c_str(), F_OK) == 0;
+  if (exists) {
+    const auto listed = rocksdb::DB::ListColumnFamilies(db_options, path, &names);
+    if (!listed.ok()) return FromRocksdb(listed, what);
+  } else if (options.read_only) {
+    return Status(Code::kNotFound, "there is no storage in '" + path + "'");
+  } else {
+    if (Status status = CheckNew(path); !status.ok()) return status;
+    if (Status status = MakeFolders(path); !status.ok()) return status;
+    names = {rocksdb::kDefaultColumnFamilyName};
+  }
+  const auto has = [&](const char* name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  const bool has_meta = has(kMetaName);
+  if (exists && !has_meta && options.read_only) {
+    return InvalidArgument("'" + path + "' is a RocksDB database, but no storage of sok-embed");
+  }
+
+  auto handles = std::make_unique<Handles>();
+  handles->block_cache = rocksdb::NewLRUCache(kBlockCacheBytes);
+  const uint32_t ttl = options.expiry != nullptr ? options.expiry->ttl() : 0;
+  if (options.expiry != nullptr) handles->filter = MakeExpiryFilter(options.expiry);
+  handles->row_options = RowOptions(handles->block_cache, nullptr, 0);
+  std::vector<rocksdb::ColumnFamilyDescriptor> families = {
+      {rocksdb::kDefaultColumnFamilyName,
+       RowOptions(handles->block_cache, handles->filter.get(), ttl)}};
+  if (has_meta) families.emplace_back(kMetaName, MetaOptions());
+  const bool has_pending = has(kPendingName) && !options.read_only;
+  if (has_pending) families.emplace_back(kPendingName, handles->row_options);
+
+  std::vector<rocksdb::ColumnFamilyHandle*> opened;
+  rocksdb::DB* db = nullptr;
+  if (options.read_only) {
+    const std::string holder = LockHolder(path);
+    if (!holder.empty()) {
+      return Status(Code::kUnavailable,
+                    "expected that nobody writes to '" + path + "', got its lock '" + path +
+                        "/LOCK'" + holder +
+                        "; close it there, or make a checkpoint and open that read-only");
+    }
+    const auto status = rocksdb::DB::OpenForReadOnly(db_options, path, families, &opened, &db);
+    if (!status.ok()) return FromRocksdb(status, what);
+  } else {
+    db_options.create_if_missing = true;
+    const auto status = rocksdb::DB::Open(db_options, path, families, &opened, &db);
+    if (!status.ok() && status.ToString().find("LOCK") != std::string::npos &&
+        status.ToString().find("ermission") == std::string::npos) {
+      return Status(Code::kUnavailable,
+                    "the storage '" + path + "' is in use: its lock '" + path + "/LOCK' is taken" +
+                        LockHolder(path) +
+                        "; close the storage there, or give this one a folder of its own");
+    }
+    if (!status.ok()) return FromRocksdb(status, what);
+  }
+  handles->db.reset(db);
+  if (!options.read_only) {
+    handles->locked = RealPath(path);
+    OpenFolders::Add(handles->locked);
+  }
+  handles->published = opened[0];
+  if (has_meta) handles->meta = opened[1];
+  if (has_pending) handles->pending = opened.back();
+
+  std::unique_ptr<RowDatabase> database(new RowDatabase(options, std::move(handles)));
+  if (options.read_only) return database;
+  Handles& h = *database->handles_;
+  if (!has_meta) {
+    // A process that died while it made the storage leaves it without rows.
+    std::unique_ptr<rocksdb::Iterator> rows(db->NewIterator({}, h.published));
+    rows->SeekToFirst();
+    if (rows->Valid()) {
+      return InvalidArgument("'" + path + "' is a RocksDB database, but no storage of sok-embed");
+    }
+    rows.reset();
+    const auto made = db->CreateColumnFamily(MetaOptions(), kMetaName, &h.meta);
+    if (!made.ok()) return FromRocksdb(made, what);
+  }
+  for (const std::string& name : FilesIn(path)) {
+    if (StartsWith(name, kPublishPrefix)) std::remove((path + "/" + name).c_str());
+  }
+  if (Status status = database->StartPendingAnew(); !status.ok()) return status;
+  return database;
+}
+
+Status RowDatabase::StartPendingAnew() {
+  Handles& h = *handles_;
+  if (h.pending != nullptr) {
+    const auto dropped = h.db->DropColumnFamily(h.pending);
+    if (!dropped.ok()) return FromRocksdb(dropped, "drop pending rows of '" + path_ + "'");
+    h.db->DestroyColumnFamilyHandle(h.pending);
+    h.pending = nullptr;
+  }
+  pending_rows_ = 0;
+  const auto made = h.db->CreateColumnFamily(h.row_options, kPendingName, &h.pending);
+  return FromRocksdb(made, "make room for pending rows in '" + path_ + "'");
+}
+
+Status RowDatabase::Read(const RowKey* keys, size_t n, const Found& found) const {
+  const Handles& h = *handles_;
+  std::vector<rocksdb::Slice> wanted(n);
+  for (size_t i = 0; i < n; ++i) wanted[i] = rocksdb::Slice(keys[i].bytes, RowKey::kBytes);
+  std::vector<rocksdb::PinnableSlice> values(n);
+  std::vector<rocksdb::Status> statuses(n);
+  std::vector<size_t> rest;  // what is not pending
+  const auto failed = [&](const rocksdb::Status& status) {
+    return FromRocksdb(status, "read rows of '" + path_ + "'");
+  };
+  if (!has_pending()) {
+    h.db->MultiGet({}, h.published, n, wanted.data(), values.data(), statuses.data(), true);
+    for (size_t i = 0; i < n; ++i) {
+      if (statuses[i].ok()) {
+        found(i, ViewOf(values[i]));
+      } else if (!statuses[i].IsNotFound()) {
+        return failed(statuses[i]);
+      }
+    }
+    return Status();
+  }
+  h.db->MultiGet({}, h.pending, n, wanted.data(), values.data(), statuses.data(), true);
+  for (size_t i = 0; i < n; ++i) {
+    if (statuses[i].IsNotFound()) {
+      rest.push_back(i);
+    } else if (!statuses[i].ok()) {
+      return failed(statuses[i]);
+    } else if (values[i].size() > 0) {
+      found(i, ViewOf(values[i]));
+    }
+  }
+  const size_t m = rest.size();
+  for (size_t i = 0; i < m; ++i) {
+    wanted[i] = wanted[rest[i]];
+    values[i].Reset();
+  }
+  h.db->MultiGet({}, h.published, m, wanted.data(), values.data(), statuses.data(), true);
+  for (size_t i = 0; i < m; ++i) {
+    if (statuses[i].ok()) {
+      found(rest[i], ViewOf(values[i]));
+    } else if (!statuses[i].IsNotFound()) {
+      return failed(statuses[i]);
+    }
+  }
+  return Status();
+}
+
+Status RowDatabase::WritePending(const RowBatch& batch) {
+  if (batch.rows() == 0) return Status();
+  if (handles_->pending == nullptr) {
+    return Status(Code::kResourceExhausted, "'" + path_ +
+                                                "' has no place for pending rows since "
+                                                "its disk was full; make room there, then flush");
+  }
+  rocksdb::WriteBatch writes(batch.bytes() + batch.rows() * 16);
+  batch.ForEach([&](std::string_view key, std::string_view value) {
+    // An empty value stands for a row that is gone; a Delete would show the published one.
+    writes.Put(handles_->pending, SliceOf(key), SliceOf(value));
+  });
+  rocksdb::WriteOptions options;
+  options.disableWAL = true;
+  const auto status = handles_->db->Write(options, &writes);
+  if (status.ok()) pending_rows_ += batch.rows();
+  return FromRocksdb(status, "write rows to '" + path_ + "'");
+}
+
+Status RowDatabase::WritePublished(const RowBatch& batch, const Meta& meta, bool sync) {
+  rocksdb::WriteBatch writes(batch.bytes() + batch.rows() * 16);
+  batch.ForEach([&](std::string_view key, std::string_view value) {
+    if (value.empty()) {
+      writes.Delete(handles_->published, SliceOf(key));
+    } else {
+      writes.Put(handles_->published, SliceOf(key), SliceOf(value));
+    }
+  });
+  for (const auto& [name, value] : meta) {
+    if (value.has_value()) {
+      writes.Put(handles_->meta, name, *value);
+    } else {
+      writes.Delete(handles_->meta, name);
+    }
+  }
+  if (writes.Count() == 0) return Status();
+  rocksdb::WriteOptions options;
+  options.sync = sync;
+  return FromRocksdb(handles_->db->Write(options, &writes), "write rows to '" + path_ + "'");
+}
+
+Status RowDatabase::ForEach(int group, const Visit& fn) const {
+  const Handles& h = *handles_;
+  rocksdb::ReadOptions reading;
+  reading.fill_cache = false;
+  reading.readahead_size = size_t{2} << 20;
+  std::unique_ptr<rocksdb::Iterator> published(h.db->NewIterator(reading, h.published));
+  std::unique_ptr<rocksdb::Iterator> pending;
+  if (has_pending()) pending.reset(h.db->NewIterator(reading, h.pending));
+  const std::string first = group < 0 ? "" : std::string(1, static_cast<char>(group));
+  for (auto* rows : {published.get(), pending.get()}) {
+    if (rows == nullptr) continue;
+    if (group < 0) {
+      rows->SeekToFirst();
+    } else {
+      rows->Seek(first);
+    }
+  }
+  const auto valid = [&](const std::unique_ptr<rocksdb::Iterator>& rows) {
+    return rows != nullptr && rows->Valid() && (group < 0 || rows->key().starts_with(first));
+  };
+  while (valid(published) || valid(pending)) {
+    int order =
+        valid(published) ? (valid(pending) ? published->key().compare(pending->key()) : -1) : 1;
+    const auto& rows = order < 0 ? published : pending;
+    const std::string_view key = ViewOf(rows->key());
+    if (key.size() == RowKey::kBytes && !rows->value().empty()) {
+      Status status = fn(RowKey::Group(key), RowKey::KeyOf(key), ViewOf(rows->value()));
+      if (!status.ok()) return status;
+    }
+    if (order <= 0) published->Next();
+    if (order >= 0) pending->Next();
+  }
+  for (auto* rows : {published.get(), pending.get()}) {
+    if (rows != nullptr && !rows->status().ok()) {
+      return FromRocksdb(rows->status(), "read rows of '" + path_ + "'");
+    }
+  }
+  return Status();
+}
+
+Result<std::map<std::string, std::string>> RowDatabase::ReadMeta(const std::string& prefix) const {
+  std::map<std::string, std::string> found;
+  std::unique_ptr<rocksdb::Iterator> names(handles_->db->NewIterator({}, handles_->meta));
+  for (names->Seek(prefix); names->Valid() && names->key().starts_with(prefix); names->Next()) {
+    found[names->key().ToString()] = names->value().ToString();
+  }
+  if (!names->status().ok()) return FromRocksdb(names->status(), "read '" + path_ + "'");
+  return found;
+}
+
+Status RowDatabase::Checkpoint(const std::string& path) const {
+  if (access(path.c_str(), F_OK) == 0) {
+    return InvalidArgument("expected a path for the checkpoint that does not exist yet, got '" +
+                           path + "'");
+  }
+  rocksdb::Checkpoint* made = nullptr;
+  auto status = rocksdb::Checkpoint::Create(handles_->db.get(), &made);
+  std::unique_ptr<rocksdb::Checkpoint> checkpoint(made);
+  if (status.ok()) status = checkpoint->CreateCheckpoint(path);
+  return FromRocksdb(status, "make a checkpoint of '" + path_ + "' in '" + path + "'");
+}
+
+Status RowDatabase::Compact() {
+  rocksdb::CompactRangeOptions options;
+  options.bottommost_level_compaction = rocksdb::BottommostLevelCompaction::kForceOptimized;
+  const auto status = handles_->db->CompactRange(options, handles_->published, nullptr, nullptr);
+  return FromRocksdb(status, "compact '" + path_ + "'");
+}
+
+Status RowDatabase::Sync() {
+  return FromRocksdb(handles_->db->FlushWAL(true), "sync the log of '" + path_ + "'");
+}
+
+RowDatabase::DiskUse RowDatabase::disk_use() const {
+  DiskUse use;
+  const auto number = [&](const std::string& name) {
+    uint64_t value = 0;
+    handles_->db->GetIntProperty(handles_->published, name, &value);
+    return value;
+  };
+  use.file_bytes = number(rocksdb::DB::Properties::kTotalSstFilesSize);
+  for (auto* family : {handles_->published, handles_->pending}) {
+    uint64_t bytes = 0;
+    if (family != nullptr &&
+        handles_->db->GetIntProperty(family, rocksdb::DB::Properties::kSizeAllMemTables, &bytes)) {
+      use.memory_bytes += bytes;
+    }
+  }
+  use.memory_bytes += handles_->block_cache->GetUsage();
+  return use;
+}
+
+}  // namespace sok

@@ -1,0 +1,121 @@
+// Rows in RocksDB: what is published, what is pending, and how the one becomes the other.
+//
+// Published rows survive the process. Pending rows are newer versions that wait: they are read
+// before the published ones, and a crash forgets them. Publish makes all of them published at once,
+// so that whoever opens the folder later finds the old state or the new one, and never half of it.
+// Beside the rows lie named values ("meta"), which change in the same atomic step.
+//
+// In RocksDB's terms: published rows are the default column family, so that any RocksDB client
+// finds them; pending rows are a column family without a write-ahead log, which every Open drops;
+// a large Publish writes sorted files and has them ingested, which is atomic over column families.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/expiry.h"
+#include "core/status.h"
+#include "core/stores/row_codec.h"
+#include "core/types.h"
+
+namespace sok {
+
+// Thread-safe, except that nothing else may run beside Publish, and no reader beside a writer of
+// the same key.
+class RowDatabase {
+ public:
+  struct Options {
+    std::string path;
+    bool read_only = false;
+    // Whose expired rows compaction removes. Outlives the database.
+    const Expiry* expiry = nullptr;
+  };
+  struct DiskUse {
+    uint64_t file_bytes = 0;    // of published rows
+    uint64_t memory_bytes = 0;  // memtables, block cache
+  };
+  // A name without a value is removed.
+  using Meta = std::map<std::string, std::optional<std::string>>;
+
+  // Makes the folder if there is none, but for read_only.
+  // Errors: kUnavailable if another process or this one has the folder open, naming the lock;
+  // kInvalidArgument for a folder with other things in it; kNotFound, kPermissionDenied, kDataLoss.
+  static Result<std::unique_ptr<RowDatabase>> Open(const Options& options);
+  ~RowDatabase();
+
+  // found(i, value) for each of the keys that has a row, the newest one; the value lives as long as
+  // the call. Keys are ascending and distinct. Expired rows are found like others.
+  using Found = std::function<void(size_t i, std::string_view value)>;
+  Status Read(const RowKey* keys, size_t n, const Found& found) const;
+
+  Status WritePending(const RowBatch& batch);
+  // One atomic step that survives the process; with sync, the machine too. There must be nothing
+  // pending of the same keys.
+  Status WritePublished(const RowBatch& batch, const Meta& meta, bool sync);
+  // Publishes what is pending, and rows that are newer, in one atomic step.
+  class Publication;
+  std::unique_ptr<Publication> StartPublication();
+  Status Publish(const Meta& meta);
+  // Tries to be writable again, after a full disk, say.
+  Status Recover();
+  // Forgets what is pending.
+  Status DropPending() { return StartPendingAnew(); }
+  bool has_pending() const { return pending_rows_.load(std::memory_order_relaxed) > 0; }
+
+  // Calls fn for the rows of a group, the newest ones, ascending by key; group -1: of all groups.
+  using Visit = std::function<Status(int group, Key key, std::string_view value)>;
+  Status ForEach(int group, const Visit& fn) const;
+
+  // The named values that begin with a prefix.
+  Result<std::map<std::string, std::string>> ReadMeta(const std::string& prefix) const;
+
+  // RocksDB's own checkpoint: hard links where the file system has them. Errors: kInvalidArgument
+  // if `path` exists.
+  Status Checkpoint(const std::string& path) const;
+  // Rewrites all files, which drops expired and superseded rows.
+  Status Compact();
+  // Makes what was written so far survive the machine.
+  Status Sync();
+  DiskUse disk_use() const;
+  const std::string& path() const { return path_; }
+  bool read_only() const { return read_only_; }
+
+ private:
+  struct Handles;
+  RowDatabase(const Options& options, std::unique_ptr<Handles> handles);
+  Status StartPendingAnew();
+
+  const std::string path_;
+  const bool read_only_;
+  std::unique_ptr<Handles> handles_;
+  std::atomic<uint64_t> pending_rows_{0};
+};
+
+// Nothing changes before Finish; without it, nothing does.
+class RowDatabase::Publication {
+ public:
+  explicit Publication(RowDatabase* database);
+  ~Publication();
+  // Keys ascend. After an error every later call returns it.
+  Status Add(const RowKey& key, const RowHeader& header, const float* floats, size_t n);
+  Status Finish(const Meta& meta);
+
+ private:
+  struct Writing;
+  Status Put(std::string_view key, std::string_view value);
+  // Takes over the pending rows before `key`, and leaves out that of the key itself.
+  Status PutPendingBefore(const RowKey* key);
+
+  RowDatabase& database_;
+  std::unique_ptr<Writing> writing_;
+  Status error_;
+};
+
+}  // namespace sok
