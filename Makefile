@@ -102,6 +102,7 @@ sanitize:  ## the core's tests under address and undefined, then thread sanitize
 	@scripts/install_system_packages.sh "$(PYTHON)"
 	@run=(setarch "$$(uname -m)" --addr-no-randomize); \
 	"$${run[@]}" true 2> /dev/null || run=(env); \
+	export TSAN_OPTIONS="suppressions=$(CURDIR)/tf_ops/tsan.supp $${TSAN_OPTIONS:-}"; \
 	for sanitizer in address thread; do \
 	  echo "sok_core_test with SOK_SANITIZE=$$sanitizer"; \
 	  cmake -S tf_ops -B build/$$sanitizer -G Ninja -DSOK_BUILD_TESTS=ON \

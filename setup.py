@@ -54,10 +54,11 @@ class CMakeBuild(build_ext):
         configure = ["cmake", "-S", str(ROOT / "tf_ops"), "-B", str(build_dir)]
         if shutil.which("ninja") and not (build_dir / "CMakeCache.txt").exists():
             configure += ["-G", "Ninja"]
-        configure += tensorflow_arguments()
+        configure += [f"-DSOK_PYTHON={sys.executable}", *tensorflow_arguments()]
         configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(len(os.sched_getaffinity(0)))
-        build = ["cmake", "--build", str(build_dir), "--parallel", jobs, "--target", "_ops"]
+        build = ["cmake", "--build", str(build_dir), "--parallel", jobs]
+        build += ["--target", "_ops", "_core"]
         for command in (configure, build):
             if subprocess.run(command).returncode != 0:
                 sys.exit(f"error: the native build failed: {shlex.join(command)}")
@@ -68,19 +69,21 @@ class CMakeBuild(build_ext):
             shutil.copy2(build_dir / target.name, target)
 
     def get_ext_filename(self, fullname: str) -> str:
-        # Neither library is a Python module, so no suffix names an interpreter.
+        # Two of them are no Python modules, and the wheel is for one interpreter anyway: no suffix
+        # names it.
         return f"{fullname.replace('.', os.sep)}.so"
 
 
 setup(
     package_dir=PACKAGE_DIR,
     packages=list_packages(),
-    package_data={"sok_embed": ["py.typed"]},
+    package_data={"sok_embed": ["py.typed"], "sok_embed.tf_ops": ["*.pyi"]},
     include_package_data=False,
-    # Both are declared: an editable install brings along only what is an extension.
+    # All are declared: an editable install brings along only what is an extension.
     ext_modules=[
         Extension("sok_embed.tf_ops.libsok_core", sources=[]),
         Extension("sok_embed.tf_ops._ops", sources=[]),
+        Extension("sok_embed.tf_ops._core", sources=[]),
     ],
     cmdclass={"build_ext": CMakeBuild},
 )

@@ -5,6 +5,10 @@ set -euo pipefail
 
 python=${1:-python3}
 
+has_header() {
+  echo "#include <$1>" | cpp -x c++ - >/dev/null 2>&1
+}
+
 # Prints the Debian package of each thing that is missing.
 missing_packages() {
   local command
@@ -14,7 +18,11 @@ missing_packages() {
   command -v cmake >/dev/null || echo cmake
   command -v ninja >/dev/null || echo ninja-build
   command -v clang-format >/dev/null || echo clang-format
-  echo '#include <doctest/doctest.h>' | cpp -x c++ - >/dev/null 2>&1 || echo doctest-dev
+  has_header doctest/doctest.h || echo doctest-dev
+  has_header nlohmann/json.hpp || echo nlohmann-json3-dev
+  has_header rocksdb/db.h || echo librocksdb-dev
+  has_header xxhash.h || echo libxxhash-dev
+  command -v ldb >/dev/null || echo rocksdb-tools # the tests read our files with it
   if ! command -v "$python" >/dev/null; then
     echo python3 python3-venv python3-dev
     return

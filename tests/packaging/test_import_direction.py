@@ -30,12 +30,18 @@ HEIGHTS = {
     "sok_embed.tf_ops": 0,
 }
 
-FOREIGN_HEADER = re.compile(
-    r"^\s*#\s*include\s*[<\"]"
-    r"((?:tensorflow|tsl|xla|absl|Eigen|unsupported|google|nanobind|pybind11|kernels|binding)/"
-    r"|Python\.h|cuda|cub/|nccl|thrust/)",
-    re.MULTILINE,
-)
+INCLUDE = r"^\s*#\s*include\s*[<\"]"
+TENSORFLOW = r"(?:tensorflow|tsl|xla|absl|Eigen|unsupported|google|kernels)/"
+PYTHON = r"(?:nanobind|pybind11|binding)/|Python\.h"
+# Whoever includes the core needs none of the packages that it is built with.
+OF_THE_CORE = r"(?:rocksdb|nlohmann)/|xxhash\.h"
+
+# Room of tf_ops -> what none of its sources includes.
+FOREIGN_HEADERS = {
+    "core": rf"(?:{TENSORFLOW}|{PYTHON}|cuda|cub/|nccl|thrust/)",
+    "kernels": rf"(?:{PYTHON}|{OF_THE_CORE})",
+    "binding": rf"(?:{TENSORFLOW}|{OF_THE_CORE})",
+}
 
 
 def height_of(module: str) -> int:
@@ -119,12 +125,15 @@ def test_the_direction_of_an_import_is_recognised(module, source, allowed):
     assert (not upward_imports(source, module, is_package, known)) == allowed
 
 
-def test_the_core_includes_no_framework():
+@pytest.mark.parametrize("room", FOREIGN_HEADERS)
+def test_no_room_includes_what_belongs_to_another(room):
+    foreign = re.compile(INCLUDE + FOREIGN_HEADERS[room], re.MULTILINE)
+    sources = [path for path in (ROOT / "tf_ops" / room).rglob("*") if path.suffix in {".h", ".cc"}]
+    assert sources
     wrong = [
         f"{path.relative_to(ROOT)}: {found.group().strip()}"
-        for path in sorted((ROOT / "tf_ops" / "core").rglob("*"))
-        if path.suffix in {".h", ".cc"}
-        for found in FOREIGN_HEADER.finditer(path.read_text())
+        for path in sorted(sources)
+        for found in foreign.finditer(path.read_text())
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -43,12 +43,14 @@ def test_the_wheel_is_named_for_its_platform(wheel):
     assert re.fullmatch(r"sok_embed-[\w.]+-cp\d+-cp\d+-linux_\w+\.whl", wheel.name)
 
 
-def test_the_wheel_holds_the_native_libraries_and_the_type_marker(wheel):
+def test_the_wheel_holds_the_native_libraries_and_their_types(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {
         "sok_embed/tf_ops/libsok_core.so",
         "sok_embed/tf_ops/_ops.so",
+        "sok_embed/tf_ops/_core.so",
+        "sok_embed/tf_ops/_core.pyi",
         "sok_embed/py.typed",
     } <= names
 
@@ -67,7 +69,10 @@ def test_the_wheel_holds_the_modules_of_the_tree_and_no_others(wheel):
 def test_the_unpacked_wheel_imports_from_itself(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
-    program = "import sok_embed, sok_embed.tf_ops as ops; print(sok_embed.__file__, ops.__file__)"
+    program = (
+        "import sok_embed, sok_embed.tf_ops as ops, sok_embed.tf_ops._core as core\n"
+        "print(sok_embed.__file__, ops.__file__, core.__file__)"
+    )
     result = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,

@@ -1,0 +1,125 @@
+// What the sources of the Python module _core share.
+//
+// Every call that does work runs without the GIL. Arrays come from Python and stay its own: what
+// another Python thread does to them meanwhile is for the caller to keep apart.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/status.h"
+#include "core/storage.h"
+#include "core/types.h"
+
+namespace sok::binding {
+
+namespace nb = nanobind;
+
+// One-dimensional, one after another, in the machine's memory. As arguments they are taken with
+// .noconvert(): a copy of another dtype would be written to in vain.
+template <typename T>
+using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using KeysIn = Array<const Key>;
+using FloatsIn = Array<const float>;
+using FloatsOut = Array<float>;
+using FloatsNew = nb::ndarray<nb::numpy, float, nb::ndim<1>>;
+
+using NamedNumbers = std::vector<std::pair<std::string, double>>;
+std::vector<Hyper> ToHypers(const NamedNumbers& numbers);
+NamedNumbers FromHypers(const std::vector<Hyper>& hypers);
+
+// A new NumPy array of these numbers.
+FloatsNew ToNumpy(std::vector<float> numbers);
+
+// Throws the Python exception that stands for the error. The GIL must be held, here and below.
+[[noreturn]] void Raise(const Status& status);
+inline void Check(const Status& status) {
+  if (!status.ok()) Raise(status);
+}
+template <typename T>
+T Value(Result<T> result) {
+  Check(result.status());
+  return std::move(result.value());
+}
+// ValueError unless `name`, an array of n floats, has as many as n should be; `reason` says why.
+void CheckSize(const char* name, size_t n, size_t expected, const std::string& reason);
+
+// RuntimeError on a thread that is inside of a progress callback: what it waits for, waits for it.
+void CheckNotReporting();
+
+// Runs fn without the GIL.
+template <typename Fn>
+auto Unlocked(const Fn& fn) {
+  CheckNotReporting();
+  const nb::gil_scoped_release released;
+  return fn();
+}
+
+// The callback, which may be None, in the form that the core takes. What it raises, and what comes
+// in through Python's signal handlers, stops the work; Rethrow is for once it has ended.
+class Progress {
+ public:
+  explicit Progress(nb::object callback) : callback_(std::move(callback)) {}
+
+  DumpProgress report();
+  void Rethrow();
+
+ private:
+  bool Call(uint64_t done, uint64_t total);
+
+  const nb::object callback_;
+  std::unique_ptr<nb::python_error> error_;
+};
+
+// The last holder of a storage closes it, which may write a lot.
+template <typename T>
+class Held {
+ public:
+  explicit Held(std::shared_ptr<T> held) : held_(std::move(held)) {}
+  ~Held() {
+    const nb::gil_scoped_release released;
+    held_.reset();
+  }
+  Held(const Held&) = delete;
+
+  T* operator->() const { return held_.get(); }
+  T& operator*() const { return *held_; }
+  const std::shared_ptr<T>& shared() const { return held_; }
+
+ private:
+  std::shared_ptr<T> held_;
+};
+
+struct PyStorage {
+  Held<Storage> storage;
+};
+
+struct PyTable {
+  PyTable(std::shared_ptr<Storage> of, std::shared_ptr<Table> opened)
+      : storage(std::move(of)), table(std::move(opened)) {}
+
+  Held<Storage> storage;
+  Held<Table> table;
+};
+
+struct PyOptimizer {
+  std::string rule;
+  std::unique_ptr<RowOptimizer> optimizer;
+};
+
+void BindErrors(nb::module_& module);
+void BindStorage(nb::module_& module);
+void BindTable(nb::module_& module);
+void BindOptimizer(nb::module_& module);
+void BindInitializer(nb::module_& module);
+
+}  // namespace sok::binding

@@ -1,0 +1,36 @@
+// _core: the core for Python, without TensorFlow. What it offers stands in tf_ops/_core.pyi.
+#include "binding/binding.h"
+
+namespace sok::binding {
+
+std::vector<Hyper> ToHypers(const NamedNumbers& numbers) {
+  std::vector<Hyper> hypers;
+  for (const auto& [name, value] : numbers) hypers.push_back({name, value});
+  return hypers;
+}
+
+NamedNumbers FromHypers(const std::vector<Hyper>& hypers) {
+  NamedNumbers numbers;
+  for (const Hyper& hyper : hypers) numbers.emplace_back(hyper.name, hyper.value);
+  return numbers;
+}
+
+FloatsNew ToNumpy(std::vector<float> numbers) {
+  auto owned = std::make_unique<std::vector<float>>(std::move(numbers));
+  float* const floats = owned->data();
+  const size_t n = owned->size();
+  const nb::capsule owner(owned.release(),
+                          [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
+  return FloatsNew(floats, {n}, owner);
+}
+
+}  // namespace sok::binding
+
+NB_MODULE(_core, module) {
+  module.doc() = "The core of sok_embed: storages, their tables, and the rules that train them.";
+  sok::binding::BindErrors(module);
+  sok::binding::BindOptimizer(module);
+  sok::binding::BindInitializer(module);
+  sok::binding::BindTable(module);
+  sok::binding::BindStorage(module);
+}

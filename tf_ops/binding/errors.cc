@@ -1,0 +1,69 @@
+// The core's errors as Python's exceptions.
+#include "binding/binding.h"
+
+namespace sok::binding {
+namespace {
+
+// Made with the module, which lives as long as the interpreter.
+PyObject* storage_error = nullptr;
+PyObject* storage_locked_error = nullptr;
+PyObject* corruption_error = nullptr;
+
+PyObject* MakeException(nb::module_& module, const char* name, const char* doc, PyObject* base) {
+  const std::string full = nb::cast<std::string>(module.attr("__name__")) + "." + name;
+  PyObject* made = PyErr_NewExceptionWithDoc(full.c_str(), doc, base, nullptr);
+  if (made == nullptr) throw nb::python_error();
+  module.attr(name) = nb::handle(made);
+  return made;
+}
+
+PyObject* ExceptionFor(Code code) {
+  switch (code) {
+    case Code::kInvalidArgument:
+    case Code::kOutOfRange:
+      return PyExc_ValueError;
+    case Code::kFailedPrecondition:
+      return PyExc_RuntimeError;
+    case Code::kNotFound:
+      return PyExc_FileNotFoundError;
+    case Code::kPermissionDenied:
+      return PyExc_PermissionError;
+    case Code::kUnavailable:
+      return storage_locked_error;
+    case Code::kDataLoss:
+      return corruption_error;
+    case Code::kOk:
+    case Code::kResourceExhausted:
+    case Code::kInternal:
+      break;
+  }
+  return storage_error;
+}
+
+}  // namespace
+
+void Raise(const Status& status) {
+  // Paths in messages may be bytes that are no UTF-8.
+  const std::string& message = status.message();
+  nb::object text = nb::steal(
+      PyUnicode_DecodeFSDefaultAndSize(message.data(), static_cast<Py_ssize_t>(message.size())));
+  if (text.is_valid()) PyErr_SetObject(ExceptionFor(status.code()), text.ptr());
+  throw nb::python_error();
+}
+
+void CheckSize(const char* name, size_t n, size_t expected, const std::string& reason) {
+  if (n == expected) return;
+  Raise(InvalidArgument("expected " + std::string(name) + " of " + std::to_string(expected) +
+                        " elements (" + reason + "), got " + std::to_string(n)));
+}
+
+void BindErrors(nb::module_& module) {
+  storage_error = MakeException(module, "StorageError", "A storage cannot do what it was asked to.",
+                                PyExc_OSError);
+  storage_locked_error = MakeException(module, "StorageLockedError",
+                                       "Somebody else has the storage open.", storage_error);
+  corruption_error =
+      MakeException(module, "CorruptionError", "What a file holds is damaged.", storage_error);
+}
+
+}  // namespace sok::binding

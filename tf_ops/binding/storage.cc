@@ -1,0 +1,171 @@
+#include "core/storage.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+
+#include <cstdint>
+#include <iterator>
+#include <optional>
+#include <tuple>
+
+#include "binding/binding.h"
+
+namespace sok::binding {
+namespace {
+
+// kind, min_count, capacity, false_positive_rate, counter_bits
+using AdmissionTuple = std::tuple<std::string, uint32_t, uint64_t, double, int>;
+
+std::optional<AdmissionConfig> ToAdmission(const std::optional<AdmissionTuple>& given) {
+  if (!given) return std::nullopt;
+  AdmissionConfig config;
+  std::tie(config.kind, config.min_count, config.capacity, config.false_positive_rate,
+           config.counter_bits) = *given;
+  return config;
+}
+
+void Open(PyStorage* self, const std::string& path, std::optional<uint32_t> ttl,
+          uint64_t cache_bytes, bool write_through, bool read_only) {
+  StorageOptions options;
+  options.path = path;
+  options.ttl = ttl;
+  options.cache_bytes = cache_bytes;
+  options.write_through = write_through;
+  options.read_only = read_only;
+  new (self) PyStorage{Held<Storage>(Value(Unlocked([&] { return Storage::Open(options); })))};
+}
+
+PyStorage* FindOpen(const std::string& path) {
+  auto found = Unlocked([&] { return Storage::FindOpen(path); });
+  return found == nullptr ? nullptr : new PyStorage{Held<Storage>(std::move(found))};
+}
+
+PyTable* OpenTable(PyStorage& self, int group, int dim, const std::string& initializer, double a,
+                   double b, uint64_t seed, const std::string& rule, const NamedNumbers& hypers,
+                   const std::optional<AdmissionTuple>& admission, uint64_t max_rows) {
+  TableConfig config;
+  config.group = group;
+  config.dim = dim;
+  config.initializer = initializer;
+  config.initializer_a = a;
+  config.initializer_b = b;
+  config.seed = seed;
+  config.max_rows = max_rows;
+  auto table = Value(Unlocked([&] {
+    return self.storage->OpenTable(config, rule, ToHypers(hypers), ToAdmission(admission));
+  }));
+  return new PyTable(self.storage.shared(), std::move(table));
+}
+
+uint64_t Dump(PyStorage& self, const std::string& path, int group, uint32_t min_count,
+              std::optional<uint32_t> newer, nb::object callback) {
+  Progress progress(std::move(callback));
+  const DumpFilter filter{group, min_count, newer};
+  auto rows = Unlocked([&] { return self.storage->Dump(path, filter, progress.report()); });
+  progress.Rethrow();
+  return Value(std::move(rows));
+}
+
+template <Result<uint64_t> (Storage::*kLoad)(const std::string&, const DumpProgress&)>
+uint64_t Load(PyStorage& self, const std::string& path, nb::object callback) {
+  Progress progress(std::move(callback));
+  auto rows = Unlocked([&] { return (*self.storage.*kLoad)(path, progress.report()); });
+  progress.Rethrow();
+  return Value(std::move(rows));
+}
+
+std::vector<std::pair<int, std::string>> Groups(PyStorage& self) {
+  std::vector<std::pair<int, std::string>> groups;
+  for (const GroupInfo& info : Value(Unlocked([&] { return self.storage->Groups(); }))) {
+    groups.emplace_back(info.group, info.meta.ToJson());
+  }
+  return groups;
+}
+
+template <typename T, size_t n>
+nb::list ToList(const T (&numbers)[n]) {
+  nb::list list;
+  for (const T& number : numbers) list.append(number);
+  return list;
+}
+
+nb::dict Survey(PyStorage& self, int group) {
+  const GroupSurvey survey = Value(Unlocked([&] { return self.storage->Survey(group); }));
+  nb::dict dict;
+  dict["rows"] = survey.rows;
+  dict["expired"] = survey.expired;
+  dict["bytes"] = survey.bytes;
+  dict["ages"] = ToList(survey.by_age);
+  dict["age_limits"] = ToList(GroupSurvey::kAges);
+  dict["updates"] = ToList(survey.by_updates);
+  return dict;
+}
+
+nb::object Get(PyStorage& self, int group, Key key) {
+  auto row = Value(Unlocked([&] { return self.storage->Get(group, key); }));
+  if (!row) return nb::none();
+  nb::dict dict;
+  dict["update_num"] = row->meta.update_num;
+  dict["update_time"] = row->meta.update_time;
+  dict["floats"] = ToNumpy(std::move(row->floats));
+  return dict;
+}
+
+nb::dict DiskUse(PyStorage& self) {
+  const RowDatabase::DiskUse use = Value(Unlocked([&] { return self.storage->disk_use(); }));
+  nb::dict dict;
+  dict["file_bytes"] = use.file_bytes;
+  dict["memory_bytes"] = use.memory_bytes;
+  return dict;
+}
+
+void BindContents(nb::class_<PyStorage>& storage) {
+  storage
+      .def("dump", Dump, nb::arg("path"), nb::arg("group") = -1, nb::arg("min_count") = 0,
+           nb::arg("newer") = nb::none(), nb::arg("progress") = nb::none())
+      .def("load", Load<&Storage::Load>, nb::arg("path"), nb::arg("progress") = nb::none())
+      .def("load_damo", Load<&Storage::LoadDamo>, nb::arg("path"), nb::arg("progress") = nb::none())
+      .def("groups", Groups)
+      .def("survey", Survey, nb::arg("group"))
+      .def("get", Get, nb::arg("group"), nb::arg("key"))
+      .def("disk_use", DiskUse);
+}
+
+}  // namespace
+
+void BindStorage(nb::module_& module) {
+  auto storage =
+      nb::class_<PyStorage>(module, "Storage")
+          .def("__init__", Open, nb::arg("path"), nb::arg("ttl").none(), nb::arg("cache_bytes"),
+               nb::arg("write_through"), nb::arg("read_only"))
+          .def_static("find_open", FindOpen, nb::arg("path"))
+          .def_prop_ro("path", [](PyStorage& self) { return self.storage->path(); })
+          .def_prop_ro("ttl", [](PyStorage& self) { return self.storage->ttl(); })
+          .def_prop_ro("cache_bytes", [](PyStorage& self) { return self.storage->cache_bytes(); })
+          .def_prop_ro("read_only", [](PyStorage& self) { return self.storage->read_only(); })
+          .def_prop_ro(
+              "closed",
+              [](PyStorage& self) { return Unlocked([&] { return self.storage->closed(); }); })
+          .def("flush",
+               [](PyStorage& self) { Check(Unlocked([&] { return self.storage->Flush(); })); })
+          .def("close",
+               [](PyStorage& self) { Check(Unlocked([&] { return self.storage->Close(); })); })
+          .def(
+              "checkpoint",
+              [](PyStorage& self, const std::string& path) {
+                Check(Unlocked([&] { return self.storage->Checkpoint(path); }));
+              },
+              nb::arg("path"))
+          .def("compact",
+               [](PyStorage& self) { Check(Unlocked([&] { return self.storage->Compact(); })); })
+          .def(
+              "set_now", [](PyStorage& self, uint32_t now) { self.storage->SetNow(now); },
+              nb::arg("now"))
+          .def("open_table", OpenTable, nb::kw_only(), nb::arg("group"), nb::arg("dim"),
+               nb::arg("initializer"), nb::arg("a"), nb::arg("b"), nb::arg("seed"),
+               nb::arg("rule") = "", nb::arg("hypers") = NamedNumbers(),
+               nb::arg("admission") = nb::none(), nb::arg("max_rows") = 0);
+  BindContents(storage);
+}
+
+}  // namespace sok::binding

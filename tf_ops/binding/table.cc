@@ -1,0 +1,78 @@
+#include "core/table.h"
+
+#include <cstdint>
+
+#include "binding/binding.h"
+#include "core/thread_pool.h"
+
+namespace sok::binding {
+namespace {
+
+// The stores number the keys of a batch with 32 bits.
+void CheckBatch(const PyTable& self, const KeysIn& keys, const char* name, size_t floats) {
+  if (keys.size() > UINT32_MAX) {
+    Raise(InvalidArgument("expected at most " + std::to_string(UINT32_MAX) + " keys, got " +
+                          std::to_string(keys.size()) + "; pass them in several calls"));
+  }
+  const auto dim = static_cast<size_t>(self.table->dim());
+  CheckSize(name, floats, keys.size() * dim,
+            std::to_string(keys.size()) + " keys of dimension " + std::to_string(dim));
+}
+
+void Lookup(PyTable& self, const KeysIn& keys, const FloatsOut& out, bool make_rows) {
+  CheckBatch(self, keys, "out", out.size());
+  Check(Unlocked([&] {
+    return self.table->Lookup(keys.data(), keys.size(), make_rows, out.data(), ProcessPool());
+  }));
+}
+
+void Update(PyTable& self, const KeysIn& keys, const FloatsIn& gradients,
+            const PyOptimizer& optimizer, bool sequential) {
+  CheckBatch(self, keys, "gradients", gradients.size());
+  Check(Unlocked([&] {
+    return self.table->Update(keys.data(), keys.size(), gradients.data(), optimizer.rule,
+                              *optimizer.optimizer, {sequential}, ProcessPool());
+  }));
+}
+
+void Assign(PyTable& self, const KeysIn& keys, const FloatsIn& embeddings) {
+  CheckBatch(self, keys, "embeddings", embeddings.size());
+  Check(Unlocked([&] {
+    return self.table->Assign(keys.data(), keys.size(), embeddings.data(), ProcessPool());
+  }));
+}
+
+uint64_t Remove(PyTable& self, const KeysIn& keys) {
+  return Value(
+      Unlocked([&] { return self.table->Remove(keys.data(), keys.size(), ProcessPool()); }));
+}
+
+nb::dict Stats(PyTable& self) {
+  const TableStats stats = Unlocked([&] { return self.table->Stats(); });
+  nb::dict dict;
+  dict["rows"] = stats.rows;
+  dict["max_rows"] = stats.max_rows;
+  dict["index_bytes"] = stats.index_bytes;
+  dict["row_bytes"] = stats.row_bytes;
+  dict["steps"] = stats.steps;
+  dict["pending_gradients"] = stats.pending_gradients;
+  return dict;
+}
+
+}  // namespace
+
+void BindTable(nb::module_& module) {
+  nb::class_<PyTable>(module, "Table")
+      .def_prop_ro("dim", [](PyTable& self) { return self.table->dim(); })
+      .def("lookup", Lookup, nb::arg("keys").noconvert(), nb::arg("out").noconvert(),
+           nb::arg("make_rows"))
+      .def("update", Update, nb::arg("keys").noconvert(), nb::arg("gradients").noconvert(),
+           nb::arg("optimizer"), nb::arg("sequential"))
+      .def("assign", Assign, nb::arg("keys").noconvert(), nb::arg("embeddings").noconvert())
+      .def("remove", Remove, nb::arg("keys").noconvert())
+      .def("size", [](PyTable& self) { return Unlocked([&] { return self.table->size(); }); })
+      .def("steps", [](PyTable& self) { return Unlocked([&] { return self.table->steps(); }); })
+      .def("stats", Stats);
+}
+
+}  // namespace sok::binding
