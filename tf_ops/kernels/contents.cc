@@ -94,7 +94,9 @@ class ExportOp : public TableOp {
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
-    const Table::Snapshot snapshot = resource.table()->Freeze();
+    const auto frozen = resource.table()->Freeze();
+    TF_RETURN_IF_ERROR(ToAbsl(frozen.status(), resource.name()));
+    const Table::Snapshot& snapshot = frozen.value();
     const auto n = static_cast<int64_t>(snapshot.size());
     const int64_t extra = with_slots_ ? n : 0;
     const int64_t width = with_slots_ ? snapshot.slot_floats() : 0;
@@ -107,9 +109,11 @@ class ExportOp : public TableOp {
     TF_RETURN_IF_ERROR(ctx->allocate_output(5, {}, &rule));
     TF_RETURN_IF_ERROR(ctx->allocate_output(6, {}, &steps));
     std::copy_n(snapshot.slot_start().begin(), width, slot_start->flat<float>().data());
-    snapshot.Write(static_cast<Key*>(keys->data()), static_cast<float*>(embeddings->data()),
-                   with_slots_ ? static_cast<float*>(slots->data()) : nullptr,
-                   with_slots_ ? static_cast<int64_t*>(update_nums->data()) : nullptr);
+    TF_RETURN_IF_ERROR(ToAbsl(
+        snapshot.Write(static_cast<Key*>(keys->data()), static_cast<float*>(embeddings->data()),
+                       with_slots_ ? static_cast<float*>(slots->data()) : nullptr,
+                       with_slots_ ? static_cast<int64_t*>(update_nums->data()) : nullptr),
+        resource.name()));
     rule->scalar<tf::tstring>()() = snapshot.state().rule;
     steps->scalar<int64_t>()() = snapshot.state().steps;
     return absl::OkStatus();
@@ -227,8 +231,9 @@ class RemoveOp : public TableOp {
   absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
     TF_RETURN_IF_ERROR(ExpectKeys(resource.name(), ctx->input(1)));
     const LookupKeys keys = KeysOf(ctx->input(1));
-    return PutScalar(
-        ctx, static_cast<int64_t>(resource.table()->Remove(keys.keys, keys.n, IntraOpPool(ctx))));
+    const auto removed = resource.table()->Remove(keys.keys, keys.n, IntraOpPool(ctx));
+    TF_RETURN_IF_ERROR(ToAbsl(removed.status(), resource.name()));
+    return PutScalar(ctx, static_cast<int64_t>(removed.value()));
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SokEmbed>Remove").Device(tf::DEVICE_CPU), RemoveOp);

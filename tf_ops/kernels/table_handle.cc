@@ -1,7 +1,10 @@
 // SokEmbed>TableHandle: the table of a name, made at the first call.
 // SokEmbed>AnonymousTable: a new table at every call, which goes with the last copy of its handle.
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -13,38 +16,102 @@ namespace sok {
 namespace tf = tensorflow;
 
 // The attributes of a table, which both ops have.
-#define SOK_TABLE_ATTRS                        \
-  Attr("dim: int >= 1")                        \
-      .Attr("initializer: string = 'uniform'") \
-      .Attr("initializer_a: float = -0.05")    \
-      .Attr("initializer_b: float = 0.05")     \
-      .Attr("seed: int = 0")                   \
-      .Attr("max_rows: int >= 0 = 0")          \
-      .Attr("direct: bool = false")            \
-      .Attr("owners: int >= 1 = 1")            \
-      .Attr("owner: int >= 0 = 0")
+#define SOK_TABLE_ATTRS                                    \
+  Attr("dim: int >= 1")                                    \
+      .Attr("initializer: string = 'uniform'")             \
+      .Attr("initializer_a: float = -0.05")                \
+      .Attr("initializer_b: float = 0.05")                 \
+      .Attr("seed: int = 0")                               \
+      .Attr("max_rows: int >= 0 = 0")                      \
+      .Attr("direct: bool = false")                        \
+      .Attr("owners: int >= 1 = 1")                        \
+      .Attr("owner: int >= 0 = 0")                         \
+      .Attr("storage: string = ''")                        \
+      .Attr("group: int >= 0 = 0")                         \
+      .Attr("admission: string = ''")                      \
+      .Attr("admission_min_count: int >= 0 = 0")           \
+      .Attr("admission_capacity: int >= 0 = 0")            \
+      .Attr("admission_false_positive_rate: float = 0.01") \
+      .Attr("admission_counter_bits: int >= 0 = 4")
 
 namespace {
 
-absl::Status GetConfig(tf::OpKernelConstruction* ctx, TableConfig* config) {
+// What the attributes say of a table: how it is made, and where it lies.
+class TablePlace {
+ public:
+  absl::Status Read(tf::OpKernelConstruction* ctx);
+  int dim() const { return config_.dim; }
+  // A new resource of that name.
+  Result<TableResource*> Open(const std::string& name) const;
+
+ private:
+  TableConfig config_;
+  std::string storage_;  // the folder; empty: in memory
+  std::optional<AdmissionConfig> admission_;
+};
+
+absl::Status TablePlace::Read(tf::OpKernelConstruction* ctx) {
   float a, b;
   int64_t seed, max_rows, owners, owner;
-  TF_RETURN_IF_ERROR(ctx->GetAttr("dim", &config->dim));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("initializer", &config->initializer));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("dim", &config_.dim));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("initializer", &config_.initializer));
   TF_RETURN_IF_ERROR(ctx->GetAttr("initializer_a", &a));
   TF_RETURN_IF_ERROR(ctx->GetAttr("initializer_b", &b));
   TF_RETURN_IF_ERROR(ctx->GetAttr("seed", &seed));
   TF_RETURN_IF_ERROR(ctx->GetAttr("max_rows", &max_rows));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("direct", &config->direct));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("direct", &config_.direct));
   TF_RETURN_IF_ERROR(ctx->GetAttr("owners", &owners));
   TF_RETURN_IF_ERROR(ctx->GetAttr("owner", &owner));
-  config->initializer_a = a;
-  config->initializer_b = b;
-  config->seed = static_cast<uint64_t>(seed);
-  config->max_rows = static_cast<uint64_t>(max_rows);
-  config->owners = static_cast<uint64_t>(owners);
-  config->owner = static_cast<uint64_t>(owner);
+  TF_RETURN_IF_ERROR(ctx->GetAttr("storage", &storage_));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("group", &config_.group));
+  config_.initializer_a = a;
+  config_.initializer_b = b;
+  config_.seed = static_cast<uint64_t>(seed);
+  config_.max_rows = static_cast<uint64_t>(max_rows);
+  config_.owners = static_cast<uint64_t>(owners);
+  config_.owner = static_cast<uint64_t>(owner);
+
+  AdmissionConfig admission;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("admission", &admission.kind));
+  if (admission.kind.empty()) return absl::OkStatus();
+  int64_t min_count, capacity;
+  float rate;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("admission_min_count", &min_count));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("admission_capacity", &capacity));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("admission_false_positive_rate", &rate));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("admission_counter_bits", &admission.counter_bits));
+  admission.min_count = static_cast<uint32_t>(std::min<int64_t>(min_count, UINT32_MAX));
+  admission.capacity = static_cast<uint64_t>(capacity);
+  admission.false_positive_rate = rate;
+  admission_ = admission;
   return absl::OkStatus();
+}
+
+Result<TableResource*> TablePlace::Open(const std::string& name) const {
+  if (storage_.empty()) {
+    std::shared_ptr<Admission> admission;
+    if (admission_.has_value()) {
+      auto made = MakeAdmission(*admission_);
+      if (!made.ok()) return made.status();
+      admission = std::move(made.value());
+    }
+    auto table = Table::Make(config_, std::move(admission));
+    if (!table.ok()) return table.status();
+    return new TableResource(name, nullptr, std::move(table.value()));
+  }
+  std::shared_ptr<Storage> storage = Storage::FindOpen(storage_);
+  if (storage == nullptr) {
+    // Nobody trains here: a saved model is served.
+    StorageOptions options;
+    options.path = storage_;
+    options.read_only = true;
+    auto opened = Storage::Open(options);
+    if (!opened.ok()) return opened.status();
+    storage = std::move(opened.value());
+  }
+  auto table = storage->OpenTable(config_, "", {}, admission_);
+  if (!table.ok()) return table.status();
+  return new TableResource(name, std::move(storage), std::move(table.value()));
 }
 
 }  // namespace
@@ -59,7 +126,7 @@ REGISTER_OP("SokEmbed>TableHandle")
 class TableHandleOp : public tf::OpKernel {
  public:
   explicit TableHandleOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, GetConfig(ctx, &config_));
+    OP_REQUIRES_OK(ctx, place_.Read(ctx));
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
@@ -69,16 +136,16 @@ class TableHandleOp : public tf::OpKernel {
     TableResource* found = nullptr;
     OP_REQUIRES_OK(ctx, ctx->resource_manager()->LookupOrCreate<TableResource>(
                             container.container(), name, &found, [&](TableResource** made) {
-                              auto table = Table::Make(config_);
-                              if (!table.ok()) return ToAbsl(table.status(), name);
-                              *made = new TableResource(name, std::move(table.value()));
+                              auto resource = place_.Open(name);
+                              if (!resource.ok()) return ToAbsl(resource.status(), name);
+                              *made = resource.value();
                               return absl::OkStatus();
                             }));
     tf::core::ScopedUnref unref(found);
-    OP_REQUIRES(ctx, found->table()->dim() == config_.dim,
+    OP_REQUIRES(ctx, found->table()->dim() == place_.dim(),
                 absl::InvalidArgumentError("table '" + name + "' exists with dim " +
                                            std::to_string(found->table()->dim()) + ", dim " +
-                                           std::to_string(config_.dim) +
+                                           std::to_string(place_.dim()) +
                                            " was asked for; give the tables two names"));
     tf::Tensor* handle = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &handle));
@@ -87,7 +154,7 @@ class TableHandleOp : public tf::OpKernel {
   }
 
  private:
-  TableConfig config_;
+  TablePlace place_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("SokEmbed>TableHandle").Device(tf::DEVICE_CPU), TableHandleOp);
@@ -101,24 +168,24 @@ REGISTER_OP("SokEmbed>AnonymousTable")
 class AnonymousTableOp : public tf::OpKernel {
  public:
   explicit AnonymousTableOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, GetConfig(ctx, &config_));
+    OP_REQUIRES_OK(ctx, place_.Read(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("table_name", &name_));
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
-    auto table = Table::Make(config_);
-    OP_REQUIRES_OK(ctx, ToAbsl(table.status(), name_));
+    auto resource = place_.Open(name_);
+    OP_REQUIRES_OK(ctx, ToAbsl(resource.status(), name_));
     tf::Tensor handle;
     tf::AllocatorAttributes attributes;
     attributes.set_on_host(true);
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(tf::DT_RESOURCE, {}, &handle, attributes));
-    handle.scalar<tf::ResourceHandle>()() = tf::ResourceHandle::MakeRefCountingHandle(
-        new TableResource(name_, std::move(table.value())), ctx->device()->name());
+    handle.scalar<tf::ResourceHandle>()() =
+        tf::ResourceHandle::MakeRefCountingHandle(resource.value(), ctx->device()->name());
     ctx->set_output(0, handle);
   }
 
  private:
-  TableConfig config_;
+  TablePlace place_;
   std::string name_;
 };
 

@@ -28,6 +28,14 @@ absl::Status ToAbsl(const Status& status, const std::string& table_name) {
       return absl::ResourceExhaustedError(message);
     case Code::kFailedPrecondition:
       return absl::FailedPreconditionError(message);
+    case Code::kNotFound:
+      return absl::NotFoundError(message);
+    case Code::kPermissionDenied:
+      return absl::PermissionDeniedError(message);
+    case Code::kUnavailable:
+      return absl::UnavailableError(message);
+    case Code::kDataLoss:
+      return absl::DataLossError(message);
     case Code::kInternal:
       return absl::InternalError(message);
   }

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "core/storage.h"
 #include "core/table.h"
 #include "core/types.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -15,8 +16,9 @@ namespace sok {
 // A table under a name in TensorFlow's resource manager.
 class TableResource : public tensorflow::ResourceBase {
  public:
-  TableResource(std::string name, std::shared_ptr<Table> table)
-      : name_(std::move(name)), table_(std::move(table)) {}
+  // storage: that of the table, if it lies in one; null else.
+  TableResource(std::string name, std::shared_ptr<Storage> storage, std::shared_ptr<Table> table)
+      : name_(std::move(name)), storage_(std::move(storage)), table_(std::move(table)) {}
 
   std::string DebugString() const override { return "sok_embed table '" + name_ + "'"; }
   int64_t MemoryUsed() const override;
@@ -26,6 +28,7 @@ class TableResource : public tensorflow::ResourceBase {
 
  private:
   std::string name_;
+  std::shared_ptr<Storage> storage_;
   std::shared_ptr<Table> table_;
 };
 
