@@ -1,0 +1,149 @@
+"""Admission: a key gets a row only once it has been seen often enough.
+
+Most keys of a click log come once or twice. Rows for them cost memory and disk, and learn nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, TypeAlias
+
+__all__ = ["Admission", "CountingBloomAdmission", "FrequencyAdmission", "from_config", "get"]
+
+_COUNTER_BITS = (2, 4, 8, 16)
+_UINT32 = 2**32
+_UINT64 = 2**64
+
+
+@dataclass(frozen=True)
+class FrequencyAdmission:
+    """Counts every key that has no row yet exactly.
+
+    Example:
+    >>> FrequencyAdmission(min_count=3).get_config()
+    {'kind': 'frequency', 'min_count': 3}
+
+    Attributes:
+        min_count: A key is admitted when it is seen for the `min_count`-th time; with 1, at once.
+            In [1, 2**32).
+
+    Raises:
+        ValueError: For a value out of its range.
+    """
+
+    min_count: int
+
+    kind: ClassVar[str] = "frequency"
+
+    def __post_init__(self) -> None:
+        _check_integer("min_count", self.min_count, 1, _UINT32)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments and the kind, as JSON can hold them; see `from_config`."""
+        return {"kind": self.kind, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class CountingBloomAdmission:
+    """Counts keys in a counting Bloom filter: memory that is fixed beforehand.
+
+    It never misses a key that was seen `min_count` times, and admits a few too early.
+
+    Example:
+    >>> CountingBloomAdmission(min_count=3, capacity=1_000_000).counter_bits
+    4
+
+    Attributes:
+        min_count: A key is admitted when it is seen for the `min_count`-th time. In
+            [1, 2**counter_bits).
+        capacity: Distinct keys that the filter is made for. Beyond them it admits more and more
+            keys too early.
+        false_positive_rate: Share of the keys seen less often that is admitted nevertheless, once
+            `capacity` distinct keys have been seen `min_count` times. In (0, 1).
+        counter_bits: Width of a counter: 2, 4, 8 or 16.
+
+    Raises:
+        ValueError: For a value out of its range.
+    """
+
+    min_count: int
+    capacity: int
+    false_positive_rate: float = 0.01
+    counter_bits: int = 4
+
+    kind: ClassVar[str] = "counting_bloom"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.counter_bits, bool) or self.counter_bits not in _COUNTER_BITS:
+            raise ValueError(
+                f"Expected counter_bits to be one of 2, 4, 8, 16. Received: {self.counter_bits!r}."
+            )
+        _check_integer("min_count", self.min_count, 1, _UINT32)
+        if self.min_count >= 2**self.counter_bits:
+            raise ValueError(
+                f"Expected min_count to be at most {2**self.counter_bits - 1}, the most that "
+                f"{self.counter_bits} bits count to. Received: {self.min_count}. Raise "
+                "counter_bits."
+            )
+        _check_integer("capacity", self.capacity, 1, _UINT64)
+        rate = self.false_positive_rate
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1:
+            raise ValueError(
+                f"Expected false_positive_rate to be a number in (0, 1). Received: {rate!r}."
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments and the kind, as JSON can hold them; see `from_config`."""
+        return {"kind": self.kind, **asdict(self)}
+
+
+Admission: TypeAlias = FrequencyAdmission | CountingBloomAdmission
+
+_KINDS: dict[str, type[FrequencyAdmission] | type[CountingBloomAdmission]] = {
+    cls.kind: cls for cls in (FrequencyAdmission, CountingBloomAdmission)
+}
+
+
+def from_config(config: Mapping[str, Any]) -> Admission:
+    """Makes the admission that a `get_config` came from.
+
+    Example:
+    >>> from_config({"kind": "frequency", "min_count": 3})
+    FrequencyAdmission(min_count=3)
+
+    Args:
+        config: What `get_config` returned.
+
+    Raises:
+        ValueError: For an unknown kind or a value out of its range.
+        TypeError: For an argument that the kind does not have.
+    """
+    arguments = dict(config)
+    kind = arguments.pop("kind", None)
+    if kind not in _KINDS:
+        raise ValueError(f"Expected an admission kind of {', '.join(_KINDS)}. Received: {kind!r}.")
+    return _KINDS[kind](**arguments)
+
+
+def get(admission: Admission | Mapping[str, Any] | None) -> Admission | None:
+    """Makes an admission of its config; leaves admissions and `None` as they are.
+
+    Raises:
+        ValueError: For anything else.
+    """
+    if isinstance(admission, Mapping):
+        return from_config(admission)
+    if admission is None or isinstance(admission, tuple(_KINDS.values())):
+        return admission
+    raise ValueError(
+        "Expected admission to be a FrequencyAdmission, a CountingBloomAdmission or None. "
+        f"Received: {admission!r} (of type {type(admission).__name__})."
+    )
+
+
+def _check_integer(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < high:
+        raise ValueError(
+            f"Expected {name} to be an integer in [{low}, {high}). Received: {value!r}."
+        )

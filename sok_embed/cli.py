@@ -1,0 +1,303 @@
+"""The command `sok-embed`: looks into storages and moves their rows.
+
+Starting it imports TensorFlow, as every import of `sok_embed` does: some seconds, and lines of
+TensorFlow's own on stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+import click
+from tqdm import tqdm
+
+from sok_embed import kv
+
+_UINT64 = 2**64
+
+
+class _Group(click.Group):
+    """Commands whose errors are one line on stderr and exit status 1."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except BrokenPipeError:
+            raise  # the reader of our output has gone, which click sees to
+        except (OSError, RuntimeError, ValueError) as error:
+            if isinstance(error, click.exceptions.Exit | click.exceptions.Abort):
+                raise
+            click.echo(f"error: {' '.join(str(error).split())}", err=True)
+            context.exit(1)
+
+
+def _key(text: str) -> int:
+    """A key of 64 bits: decimal, signed or not, or hexadecimal with 0x in front."""
+    try:
+        key = int(text, 16 if text.lower().startswith("0x") else 10)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no integer, in decimal or after 0x.") from None
+    if not -_UINT64 // 2 <= key < _UINT64:
+        raise click.BadParameter(f"{text} does not fit into 64 bits.")
+    return key % _UINT64
+
+
+def _time(text: str) -> int:
+    """Seconds since 1970, or a date or time in ISO 8601, which is local without a zone."""
+    try:
+        return int(text) if text.isdigit() else int(datetime.fromisoformat(text).timestamp())
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is neither seconds since 1970 nor a time such as 2026-01-31."
+        ) from None
+
+
+_folder = click.argument("path", type=click.Path())
+_group_number = click.IntRange(0, kv.GROUPS - 1)
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Looks into folders of embeddings and moves their rows.
+
+    A folder that another process has open is refused.
+    """
+
+
+@main.command()
+@_folder
+@click.option("--group", type=_group_number, help="Only this group.")
+@_as_json
+def inspect(path: str, group: int | None, as_json: bool) -> None:
+    """Show the groups of PATH, with the ages and update counts of their rows.
+
+    Every row is read.
+    """
+    with _opened(path) as storage:
+        groups = [known for known in storage.groups() if group in (None, known.number)]
+        if group is not None and not groups:
+            raise FileNotFoundError(f"there is no group {group} in '{path}'")
+        report: dict[str, Any] = {
+            "path": storage.path,
+            "ttl": storage.ttl,
+            "file_bytes": _file_bytes(path),
+            "groups": [_survey(storage, known) for known in groups],
+        }
+    if as_json:
+        _print_json(report)
+        return
+    ttl = report["ttl"]
+    click.echo(f"path        {report['path']}")
+    click.echo(f"ttl         {f'{ttl} s' if ttl else 'none: rows are kept for ever'}")
+    click.echo(f"file bytes  {report['file_bytes']:,}")
+    head = ("group", "dimension", "optimizer", "rows", "expired", "bytes", "steps")
+    surveys = report["groups"]
+    click.echo("\n" + _table([head, *(_overview(survey) for survey in surveys)]))
+    for survey in surveys:
+        for title in ("last_update", "update_count"):
+            heading = f"group {survey['group']}: rows by {title.replace('_', ' ')}"
+            shown = [(label, f"{rows:,}") for label, rows in survey[title].items() if rows]
+            if shown:
+                click.echo(f"\n{heading}\n{_table(shown)}")
+
+
+# A negative key is no option.
+@main.command(context_settings={"ignore_unknown_options": True})
+@_folder
+@click.argument("group", type=_group_number)
+@click.argument("key", type=_key)
+@click.option("--slots", is_flag=True, help="Show what the optimizer keeps of the row, too.")
+@_as_json
+def get(path: str, group: int, key: int, slots: bool, as_json: bool) -> None:
+    """Show the row of KEY in GROUP of PATH.
+
+    KEY is decimal, signed or unsigned, or hexadecimal with 0x in front.
+    """
+    with _opened(path) as storage:
+        row = storage.ready().get(group, key)
+        known = {each.number: each for each in storage.groups()}.get(group)
+    if row is None or known is None:
+        raise FileNotFoundError(f"there is no row of key {key} in group {group} of '{path}'")
+    floats = [float(number) for number in row["floats"]]
+    shown: dict[str, Any] = {
+        "group": group,
+        "key": key,
+        "update_count": row["update_num"],
+        "last_update": row["update_time"],
+        "embedding": floats[: known.dimension],
+    }
+    if slots:
+        shown["slots"] = _named_slots(known, floats[known.dimension :])
+    if as_json:
+        _print_json(shown)
+        return
+    shown["last_update"] = datetime.fromtimestamp(row["update_time"]).astimezone().isoformat()
+    shown.update(shown.pop("slots", {}))
+    lines = ((name, _numbers(value)) for name, value in shown.items())
+    click.echo(_table(list(lines), right=False))
+
+
+@main.command()
+@_folder
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--group", type=_group_number, help="Only this group.")
+@click.option("--min-count", type=click.IntRange(0), default=0, help="Only rows updated so often.")
+@click.option(
+    "--newer-than",
+    type=_time,
+    metavar="TIME",
+    help="Only rows updated after this time: seconds since 1970, or such as 2026-01-31T12:00.",
+)
+@_as_json
+def dump(
+    path: str,
+    file: str,
+    group: int | None,
+    min_count: int,
+    newer_than: int | None,
+    as_json: bool,
+) -> None:
+    """Write rows of PATH into FILE, to move them elsewhere."""
+    with _opened(path) as storage, _bar("dump") as progress:
+        rows = storage.dump(file, group, min_count, newer_than, progress)
+    _print_result(as_json, f"{rows:,} rows in {file}", rows=rows, file=file)
+
+
+@main.command()
+@_folder
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.option("--damo", is_flag=True, help="FILE was written by dump of Damo-Embedding.")
+@_as_json
+def load(path: str, file: str, damo: bool, as_json: bool) -> None:
+    """Take the rows of FILE into PATH, which is made if there is none."""
+    with kv.Storage(path, ttl=None) as storage, _bar("load") as progress:
+        rows = (storage.load_damo if damo else storage.load)(file, progress)
+    _print_result(as_json, f"{rows:,} rows from {file}", rows=rows, file=file)
+
+
+@main.command()
+@_folder
+@_as_json
+def compact(path: str, as_json: bool) -> None:
+    """Rewrite the files of PATH without expired and superseded rows."""
+    _opened(path).close()  # which does not make the folder
+    before = _file_bytes(path)
+    with kv.Storage(path, ttl=None) as storage:
+        storage.compact()
+    after = _file_bytes(path)
+    _print_result(
+        as_json, f"{before:,} bytes before, {after:,} after", bytes_before=before, bytes_after=after
+    )
+
+
+def _opened(path: str) -> kv.Storage:
+    return kv.Storage(path, ttl=None, read_only=True)
+
+
+def _file_bytes(path: str) -> int:
+    """What RocksDB's tables and its log take, in bytes."""
+    with os.scandir(path) as entries:
+        return sum(
+            entry.stat().st_size for entry in entries if entry.name.endswith((".sst", ".log"))
+        )
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, if that is a terminal."""
+    with tqdm(desc=what, unit_scale=True, disable=None, leave=False) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield show
+
+
+def _survey(storage: kv.Storage, group: kv.Group) -> dict[str, Any]:
+    counted = storage.ready().survey(group.number)
+    return {
+        "group": group.number,
+        "dimension": group.dimension,
+        "optimizer": group.optimizer,
+        "slots": dict(group.slots),
+        "initializer": group.initializer,
+        "steps": group.steps,
+        "rows": counted["rows"],
+        "expired": counted["expired"],
+        "bytes": counted["bytes"],
+        "last_update": dict(zip(_age_labels(counted["age_limits"]), counted["ages"], strict=True)),
+        "update_count": {
+            _update_label(i): rows for i, rows in enumerate(counted["updates"]) if rows
+        },
+    }
+
+
+def _age_labels(limits: Sequence[int]) -> list[str]:
+    """Of rows updated within each limit, in seconds, and before the last."""
+    names = [f"{limit // 86400} d" if limit >= 86400 else f"{limit // 3600} h" for limit in limits]
+    return [*(f"within {name}" for name in names), f"over {names[-1]} ago"]
+
+
+def _update_label(i: int) -> str:
+    """Of a bucket of update counts: 0, 1, 2-3, 4-7 and so on."""
+    return str(i) if i < 2 else f"{2 ** (i - 1)}-{2**i - 1}"
+
+
+def _overview(survey: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        str(survey["group"]),
+        str(survey["dimension"]),
+        survey["optimizer"] or "none",
+        f"{survey['rows']:,}",
+        f"{survey['expired']:,}",
+        f"{survey['bytes']:,}",
+        f"{survey['steps']:,}",
+    )
+
+
+def _named_slots(group: kv.Group, floats: list[float]) -> dict[str, list[float]]:
+    """The slots by name; none for a row that has not been updated by this optimizer."""
+    named = {}
+    for name, width in group.slots if floats else ():
+        named[name], floats = floats[:width], floats[width:]
+    return named
+
+
+def _numbers(value: Any) -> str:
+    return " ".join(f"{number:g}" for number in value) if isinstance(value, list) else str(value)
+
+
+def _table(rows: Sequence[tuple[str, ...]], right: bool = True) -> str:
+    """The rows in columns; all but the first to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        cells += [
+            cell.rjust(width) if right else cell
+            for cell, width in zip(row[1:], widths[1:], strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+def _print_result(as_json: bool, text: str, **result: Any) -> None:
+    if as_json:
+        _print_json(result)
+    else:
+        click.echo(text)
+
+
+if __name__ == "__main__":
+    main()

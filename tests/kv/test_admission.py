@@ -1,0 +1,68 @@
+"""A key gets a row when it has been looked up often enough, and not before."""
+
+import numpy as np
+import pytest
+from kv_rows import keys, ones, sgd
+
+from sok_embed import admission, kv
+
+BOTH = [kv.FrequencyAdmission(3), kv.CountingBloomAdmission(3, 1000)]
+
+
+@pytest.mark.parametrize("rule", BOTH)
+def test_a_row_is_made_at_the_third_lookup(storage, rule):
+    embedding = sgd(storage, admission=rule)
+    for seen in range(1, 4):
+        assert embedding.lookup(keys(1)).tolist() == [[0, 0]]
+        embedding.apply_gradients(keys(1), ones(1))
+        assert len(embedding) == (seen == 3)
+    # Gradients before the row are dropped.
+    assert embedding.lookup(keys(1)).tolist() == [[-1, -1]]
+
+
+@pytest.mark.parametrize("rule", BOTH)
+def test_a_key_counts_as_often_as_it_stands_in_a_lookup(storage, rule):
+    embedding = sgd(storage, admission=rule)
+    embedding.lookup(keys(1, 2, 1, 1))
+    assert len(embedding) == 1
+
+
+@pytest.mark.parametrize("rule", BOTH)
+def test_lookups_without_training_do_not_count(storage, rule):
+    embedding = sgd(storage, admission=rule)
+    for _ in range(5):
+        embedding.lookup(keys(1), train=False)
+    embedding.lookup(keys(1))
+    assert len(embedding) == 0
+
+
+@pytest.mark.parametrize("rule", BOTH)
+def test_counts_are_there_again_after_opening(tmp_path, rule):
+    for opened in range(1, 4):
+        with kv.Storage(tmp_path / "rows") as storage:
+            embedding = sgd(storage, admission=rule)
+            embedding.lookup(keys(1))
+            assert len(embedding) == (opened == 3)
+
+
+def test_a_bloom_filter_admits_few_too_early(storage):
+    capacity = 10_000
+    rule = kv.CountingBloomAdmission(2, capacity, false_positive_rate=0.01)
+    embedding = sgd(storage, admission=rule)
+    often = np.arange(capacity, dtype=np.uint64)
+    embedding.lookup(often)
+    embedding.lookup(often)
+    assert len(embedding) == capacity
+    embedding.lookup(np.arange(10**6, 10**6 + 500, dtype=np.uint64))
+    # 5 are expected.
+    assert len(embedding) - capacity < 25
+
+
+@pytest.mark.parametrize("rule", BOTH)
+def test_a_config_leads_back(rule):
+    assert admission.from_config(rule.get_config()) == rule
+
+
+def test_an_unknown_config_is_refused():
+    with pytest.raises(ValueError, match="frequency, counting_bloom. Received: 'lru'"):
+        admission.from_config({"kind": "lru"})

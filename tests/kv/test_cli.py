@@ -1,0 +1,186 @@
+"""The command sok-embed: what it prints, what it changes, how it fails."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from kv_rows import ENVIRONMENT, adam, damo_file, keys, ones, row, sgd
+
+from sok_embed import kv
+from sok_embed.cli import main
+
+UPDATED = "2023-11-14T22:13:20+00:00"  # 1 700 000 000
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def run_json(*arguments):
+    return json.loads(run(*arguments, "--json").stdout)
+
+
+@pytest.fixture
+def path(tmp_path, clock):
+    """Group 0: keys 1 to 5, updated once, and key -1, twice. Group 8: key 7."""
+    with kv.Storage(tmp_path / "rows", ttl=10**9, clock=clock) as storage:
+        embedding = adam(storage)
+        embedding.apply_gradients(keys(1, 2, 3, 4, 5, -1), ones(6))
+        clock.now += 86400
+        embedding.apply_gradients(keys(-1), ones(1))
+        sgd(storage, 4, group=8).lookup(keys(7))
+    return tmp_path / "rows"
+
+
+def test_inspect_shows_groups_and_their_rows(path):
+    output = run("inspect", path).output
+    assert re.search(r"^ttl +1000000000 s$", output, re.MULTILINE)
+    assert re.search(r"^0 +2 +adam +6 +0 +[\d,]+ +2$", output, re.MULTILINE)
+    assert re.search(r"^8 +4 +sgd +1 +0 +[\d,]+ +0$", output, re.MULTILINE)
+    assert re.search(r"^2-3 +1$", output, re.MULTILINE)
+    assert "group 8: rows by last update" in output
+
+
+def test_inspect_as_json(path):
+    report = run_json("inspect", path)
+    assert report["ttl"] == 10**9
+    assert report["file_bytes"] > 0
+    first, second = report["groups"]
+    assert first["group"] == 0
+    assert first["optimizer"] == "adam"
+    assert first["slots"] == {"momentum": 2, "velocity": 2}
+    assert first["rows"] == 6
+    assert first["update_count"] == {"1": 5, "2-3": 1}
+    assert sum(first["last_update"].values()) == 6
+    assert list(first["last_update"])[0] == "within 1 h"
+    assert second["dimension"] == 4
+    assert second["update_count"] == {"0": 1}
+    assert [group["group"] for group in run_json("inspect", path, "--group", 8)["groups"]] == [8]
+
+
+@pytest.mark.parametrize("key", ["-1", "18446744073709551615", "0xffffffffffffffff"])
+def test_get_takes_a_key_in_three_spellings(path, key):
+    found = run_json("get", path, 0, key)
+    assert found["key"] == 2**64 - 1
+    assert found["update_count"] == 2
+    assert found["last_update"] == 1_700_086_400
+    assert len(found["embedding"]) == 2
+    assert "slots" not in found
+
+
+def test_get_shows_slots_by_name(path):
+    with kv.Storage(path, ttl=None) as storage:
+        floats = row(storage, 1)["floats"].tolist()
+    found = run_json("get", path, 0, 1, "--slots")
+    assert found["embedding"] == floats[:2]
+    assert found["slots"] == {"momentum": floats[2:4], "velocity": floats[4:]}
+    output = run("get", path, 0, "-1", "--slots").output
+    assert re.search(r"^update_count +2$", output, re.MULTILINE)
+    assert re.search(r"^velocity +\S+ \S+$", output, re.MULTILINE)
+
+
+def test_dump_and_load_carry_rows(path, tmp_path):
+    file, other = tmp_path / "dump", tmp_path / "other"
+    assert run_json("dump", path, file) == {"rows": 7, "file": str(file)}
+    assert run("load", other, file).output == f"7 rows from {file}\n"
+    assert run_json("inspect", other)["groups"] == [
+        {**group, "last_update": run_json("inspect", other)["groups"][i]["last_update"]}
+        for i, group in enumerate(run_json("inspect", path)["groups"])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        (["--group", 8], 1),
+        (["--min-count", 2], 1),
+        (["--newer-than", 1_700_000_000], 2),
+        (["--newer-than", UPDATED], 2),
+        (["--newer-than", "2030-01-01"], 0),
+    ],
+)
+def test_dump_chooses_rows(path, tmp_path, options, rows):
+    assert run_json("dump", path, tmp_path / "dump", *options)["rows"] == rows
+
+
+def test_load_takes_damos_files(tmp_path):
+    file = damo_file(tmp_path / "damo", {3: {1: [1.0, 2.0]}})
+    assert run_json("load", tmp_path / "new", file, "--damo")["rows"] == 1
+    assert run_json("get", tmp_path / "new", 3, 1)["embedding"] == [1.0, 2.0]
+
+
+def test_compact_removes_expired_rows(tmp_path, clock):
+    with kv.Storage(tmp_path / "rows", ttl=1, clock=clock) as storage:
+        sgd(storage, 64).lookup(keys(*range(1000)))
+    result = run_json("compact", tmp_path / "rows")
+    assert result["bytes_after"] < result["bytes_before"]
+    assert run_json("inspect", tmp_path / "rows")["groups"][0]["expired"] == 0
+    assert "bytes before" in run("compact", tmp_path / "rows").output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["inspect", "missing"],
+        ["get", "missing", 0, 1],
+        ["dump", "missing", "file"],
+        ["compact", "missing"],
+        ["get", "{path}", 0, 99],
+        ["get", "{path}", 77, 1],
+        ["inspect", "{path}", "--group", 77],
+        ["dump", "{path}", "file", "--group", 77],
+        ["load", "{path}", "{wrong}"],
+        ["load", "{path}", "{wrong}", "--damo"],
+    ],
+)
+def test_an_error_is_one_line_and_exit_status_1(path, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wrong").write_text("no dump")
+    names = {"path": path, "wrong": tmp_path / "wrong"}
+    result = run(*(str(each).format(**names) for each in arguments), code=1)
+    assert re.fullmatch(r"error: .+\n", result.stderr), result.stderr
+    assert result.stdout == ""
+    assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["inspect"],
+        ["frobnicate"],
+        ["inspect", "{path}", "--group", 256],
+        ["get", "{path}", 0, "seven"],
+        ["get", "{path}", 0, 2**64],
+        ["get", "{path}", 0, -(2**63) - 1],
+        ["get", "{path}", 0, 1, "--wrong"],
+        ["dump", "{path}", "file", "--newer-than", "yesterday"],
+        ["load", "{path}", "missing"],
+    ],
+)
+def test_a_wrong_use_is_exit_status_2(path, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    result = run(*(str(each).format(path=path) for each in arguments), code=2)
+    assert "Usage:" in result.stderr
+
+
+def test_a_storage_in_use_is_refused(storage):
+    sgd(storage)
+    result = run("inspect", storage.path, code=1)
+    assert f"{storage.path}/LOCK" in result.stderr
+
+
+def test_the_command_runs_in_a_shell(path):
+    result = subprocess.run(
+        [sys.executable, "-m", "sok_embed.cli", "get", str(path), "0", "-1"],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "update_count  2" in result.stdout

@@ -1,0 +1,65 @@
+"""One process writes to a folder. Others are told so; readers change nothing."""
+
+import pytest
+from kv_rows import keys, ones, peek, run_python, sgd
+
+from sok_embed import kv
+
+OPEN = """
+import sys
+from sok_embed import kv
+for read_only in (False, True):
+    try:
+        kv.Storage(sys.argv[1], ttl=None, read_only=read_only)
+    except kv.StorageLockedError as error:
+        print("locked:", error)
+"""
+
+
+def snapshot(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "LOCK"}
+
+
+def test_another_process_is_told_of_the_lock(tmp_path, storage):
+    sgd(storage).apply_gradients(keys(1), ones(1))
+    result = run_python(OPEN, storage.path)
+    lines = [line for line in result.stdout.splitlines() if line.startswith("locked:")]
+    assert len(lines) == 2, result.stderr
+    assert all(f"{storage.path}/LOCK" in line for line in lines)
+    sgd(storage).apply_gradients(keys(1), ones(1))
+    storage.flush()
+
+
+def test_a_folder_is_opened_once_in_a_process(storage):
+    with pytest.raises(kv.StorageLockedError, match="LOCK"):
+        kv.Storage(storage.path)
+    assert issubclass(kv.StorageLockedError, kv.StorageError)
+    assert issubclass(kv.CorruptionError, kv.StorageError)
+    assert issubclass(kv.StorageError, OSError)
+
+
+def test_a_reader_changes_nothing(tmp_path):
+    with kv.Storage(tmp_path / "rows", ttl=1000) as storage:
+        sgd(storage).apply_gradients(keys(1), ones(1))
+    before = snapshot(tmp_path / "rows")
+    with kv.Storage(tmp_path / "rows", ttl=None, read_only=True) as reader:
+        assert reader.read_only
+        assert reader.ttl == 1000
+        embedding = sgd(reader)
+        assert embedding.lookup(keys(1, 2)).tolist() == [[-1, -1], [0, 0]]
+        assert len(embedding) == 1
+        for call in (
+            lambda: embedding.apply_gradients(keys(1), ones(1)),
+            lambda: embedding.apply_gradients(keys(2), ones(1)),
+            lambda: embedding.assign(keys(1), ones(1)),
+            lambda: embedding.remove(keys(1)),
+            reader.compact,
+            lambda: reader.load(tmp_path / "none"),
+        ):
+            with pytest.raises((PermissionError, FileNotFoundError)):
+                call()
+        assert peek(embedding, 1).tolist() == [[-1, -1]]
+        reader.dump(tmp_path / "dump")
+        with pytest.raises(FileNotFoundError, match="group 9"):
+            sgd(reader, group=9)
+    assert snapshot(tmp_path / "rows") == before

@@ -1,0 +1,169 @@
+"""What was flushed is there again, in this process and in others, however the storage ends."""
+
+import gc
+import os
+import pathlib
+
+import numpy as np
+import pytest
+from kv_rows import adam, keys, ones, peek, row, run_python, sgd
+
+from sok_embed import kv
+
+
+@pytest.mark.parametrize("durability", ["checkpoint", "update"])
+def test_rows_slots_and_counts_are_there_again(tmp_path, durability):
+    with kv.Storage(tmp_path / "rows", durability=durability) as storage:
+        embedding = adam(storage, group=3)
+        for _ in range(3):
+            embedding.apply_gradients(keys(1, -1), ones(2))
+        embedding.lookup(keys(5))
+        vectors = peek(embedding, 1, -1, 5)
+        kept = [row(storage, key, 3) for key in (1, -1, 5)]
+    with kv.Storage(tmp_path / "rows", durability=durability) as storage:
+        embedding = adam(storage, group=3)
+        assert len(embedding) == 3
+        assert (peek(embedding, 1, -1, 5) == vectors).all()
+        for key, was in zip((1, -1, 5), kept, strict=True):
+            found = row(storage, key, 3)
+            assert found["update_num"] == was["update_num"]
+            assert found["update_time"] == was["update_time"]
+            assert (found["floats"] == was["floats"]).all()
+
+
+def test_training_goes_on_as_if_it_had_never_stopped(tmp_path):
+    random = np.random.default_rng(4)
+    gradients = random.normal(size=(10, 3, 2)).astype(np.float32)
+    with kv.Storage(tmp_path / "a") as storage:
+        embedding = adam(storage)
+        for gradient in gradients:
+            embedding.apply_gradients(keys(1, 2, 3), gradient)
+        expected = peek(embedding, 1, 2, 3)
+    for gradient in gradients:
+        with kv.Storage(tmp_path / "b") as storage:
+            embedding = adam(storage)
+            embedding.apply_gradients(keys(1, 2, 3), gradient)
+            found = peek(embedding, 1, 2, 3)
+    assert (found == expected).all()
+
+
+def test_more_rows_than_the_cache_holds(tmp_path):
+    numbers = np.arange(40_000, dtype=np.uint64)
+    with kv.Storage(tmp_path / "rows", cache_bytes=1 << 20) as storage:
+        embedding = sgd(storage, dimension=16)
+        for part in np.split(numbers, 10):
+            embedding.apply_gradients(part, np.tile(part[:, None].astype(np.float32), 16))
+        assert len(embedding) == numbers.size
+        found = embedding.lookup(numbers)
+        assert (found == -numbers[:, None].astype(np.float32)).all()
+
+
+def test_a_storage_that_is_dropped_is_closed(tmp_path):
+    sgd(kv.Storage(tmp_path / "rows")).apply_gradients(keys(1), ones(1))
+    gc.collect()
+    with kv.Storage(tmp_path / "rows") as storage:
+        assert peek(sgd(storage), 1).tolist() == [[-1, -1]]
+
+
+def test_a_storage_is_closed_when_the_interpreter_ends(tmp_path):
+    program = """
+import sys
+import numpy as np
+from sok_embed import kv
+storage = kv.Storage(sys.argv[1])
+embedding = kv.Embedding(storage, kv.Optimizer("sgd", gamma=1), kv.Initializer("zeros"), 2)
+embedding.apply_gradients(np.array([1], np.uint64), np.ones(2, np.float32))
+"""
+    result = run_python(program, tmp_path / "rows")
+    assert result.returncode == 0, result.stderr
+    with kv.Storage(tmp_path / "rows") as storage:
+        assert peek(sgd(storage), 1).tolist() == [[-1, -1]]
+
+
+def test_an_embedding_keeps_its_storage_open(tmp_path):
+    embedding = sgd(kv.Storage(tmp_path / "rows"))
+    gc.collect()
+    embedding.apply_gradients(keys(1), ones(1))
+    assert not embedding.storage.closed
+    embedding.storage.close()
+
+
+def test_a_checkpoint_is_a_storage_of_its_own(tmp_path, storage):
+    embedding = adam(storage)
+    embedding.apply_gradients(keys(1, 2), ones(2))
+    expected = peek(embedding, 1, 2)
+    storage.checkpoint(tmp_path / "copy")
+    embedding.apply_gradients(keys(1, 3), ones(2))
+    with kv.Storage(tmp_path / "copy") as copy:
+        other = adam(copy)
+        assert len(other) == 2
+        assert (peek(other, 1, 2) == expected).all()
+        other.apply_gradients(keys(1), ones(1))
+        assert (peek(other, 1) == peek(embedding, 1)).all()
+    with pytest.raises(ValueError, match="copy"):
+        storage.checkpoint(tmp_path / "copy")
+
+
+def test_removed_rows_stay_away(tmp_path):
+    with kv.Storage(tmp_path / "rows") as storage:
+        embedding = sgd(storage)
+        embedding.assign(keys(1, 2, 2), np.array([1, 1, 2, 2, 3, 3], np.float32))
+        assert peek(embedding, 1, 2).tolist() == [[1, 1], [3, 3]]
+        storage.flush()
+        assert embedding.remove(keys(1, 9)) == 1
+    with kv.Storage(tmp_path / "rows") as storage:
+        embedding = sgd(storage)
+        assert len(embedding) == 1
+        assert peek(embedding, 1, 2).tolist() == [[0, 0], [3, 3]]
+
+
+def test_a_config_leads_to_the_storage_that_is_open(tmp_path):
+    storage = kv.Storage(tmp_path / "rows", ttl=50, cache_bytes=2 << 20, durability="update")
+    config = storage.get_config()
+    assert config == {
+        "path": str(tmp_path / "rows"),
+        "ttl": 50,
+        "cache_bytes": 2 << 20,
+        "durability": "update",
+        "read_only": False,
+    }
+    (tmp_path / "link").symlink_to(tmp_path / "rows")
+    for path in (tmp_path / "rows", tmp_path / "x" / ".." / "rows", tmp_path / "link"):
+        assert kv.Storage.from_config({**config, "path": str(path)}) is storage
+    storage.close()
+    other = kv.Storage.from_config(config)
+    assert other is not storage
+    assert other.get_config() == config
+    other.close()
+
+
+def test_a_path_is_text_or_a_path(tmp_path):
+    for path in (tmp_path / "a", str(tmp_path / "b"), pathlib.PurePath(tmp_path / "c")):
+        with kv.Storage(path) as storage:
+            assert storage.path == str(path)
+            assert repr(storage) == f"<Storage '{path}'>"
+        assert repr(storage) == f"<Storage '{path}', closed>"
+
+
+def test_a_forked_child_is_refused_and_harms_nothing(tmp_path):
+    storage = kv.Storage(tmp_path / "rows")
+    embedding = sgd(storage)
+    embedding.apply_gradients(keys(1), ones(1))
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            embedding.lookup(keys(1))
+        except RuntimeError as error:
+            os.write(write, str(error).encode())
+        del embedding, storage
+        gc.collect()
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        assert "in the process that opened it" in pipe.read()
+    assert os.waitpid(child, 0)[1] == 0
+    embedding.apply_gradients(keys(1), ones(1))
+    storage.close()
+    with kv.Storage(tmp_path / "rows") as again:
+        assert peek(sgd(again), 1).tolist() == [[-2, -2]]
