@@ -9,9 +9,10 @@ if _keras.backend.backend() != "tensorflow":
         "Keras is imported."
     )
 
-from sok_embed import callbacks, communicators, initializers, optimizers
+from sok_embed import admission, callbacks, communicators, initializers, kv, optimizers
 from sok_embed.communicators import init, rank, size
 from sok_embed.distributed_optimizer import DistributedOptimizer
+from sok_embed.kv import Storage
 from sok_embed.layers import All2AllDenseEmbedding, DynamicEmbedding
 from sok_embed.table import Table
 
@@ -21,11 +22,14 @@ __all__ = [
     "All2AllDenseEmbedding",
     "DistributedOptimizer",
     "DynamicEmbedding",
+    "Storage",
     "Table",
+    "admission",
     "callbacks",
     "communicators",
     "init",
     "initializers",
+    "kv",
     "optimizers",
     "rank",
     "size",

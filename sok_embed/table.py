@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sok_embed import tf_ops
+from sok_embed import kv, tf_ops
+from sok_embed.admission import Admission
 from sok_embed.initializers import RowInitializer
 
 _UINT64 = 2**64
@@ -23,7 +24,8 @@ class Table(tf.saved_model.experimental.TrackableResource):
     `key % size() == rank()`.
 
     A table is a TensorFlow trackable: `tf.train.Checkpoint` and `tf.saved_model.save` carry its
-    rows, slots and step count.
+    rows, slots and step count. Of a table in a `storage` they carry the path alone, and flush the
+    storage, so that its rows are at least as new.
 
     Example:
     >>> import numpy as np
@@ -43,6 +45,9 @@ class Table(tf.saved_model.experimental.TrackableResource):
         direct: Keys are `[0, max_rows * owners)` and are found by position, without a hash.
         owners: How many workers share the keys.
         owner: The number of this worker.
+        storage: The folder that rows live in; `None`: they live in memory.
+        group: Of the storage, in [0, 256).
+        admission: Which keys get a row; `None`: all.
         name: For messages.
 
     Raises:
@@ -59,11 +64,15 @@ class Table(tf.saved_model.experimental.TrackableResource):
         direct: bool = False,
         owners: int = 1,
         owner: int = 0,
+        storage: kv.Storage | None = None,
+        group: int = 0,
+        admission: Admission | None = None,
         name: str = "table",
     ) -> None:
         super().__init__()
         self.dim = dim
         self.name = name
+        self.storage = storage
         if direct and max_rows is None:
             raise ValueError(
                 f"Table '{name}': expected max_rows with direct=True, which gives the range of the "
@@ -82,20 +91,33 @@ class Table(tf.saved_model.experimental.TrackableResource):
             "direct": direct,
             "owners": owners,
             "owner": owner,
+            "group": group,
         }
+        if storage is not None:
+            self._attributes["storage"] = storage.path
+        if admission is not None:
+            config = admission.get_config()
+            self._attributes["admission"] = config.pop("kind")
+            self._attributes |= {f"admission_{name}": value for name, value in config.items()}
         # Made now and not at first use: that may be inside of a function's graph.
         with tf.init_scope():
             self.resource_handle  # noqa: B018
 
     def _create_resource(self) -> tf.Tensor:
         with tf.device("CPU:0"):
-            return tf_ops.anonymous_table(self.name, self.dim, **self._attributes)
+            if self.storage is not None:
+                self.storage.ready()
+            return as_errors(
+                lambda: tf_ops.anonymous_table(self.name, self.dim, **self._attributes)
+            )
 
     def _initialize(self) -> None:
         """A table is ready once it is made."""
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
-        if save_type == "savedmodel" and self.owners > 1:
+        if save_type == "savedmodel" and self.storage is not None:
+            self.storage.flush()
+        elif save_type == "savedmodel" and self.owners > 1:
             raise ValueError(
                 f"Table '{self.name}': expected all rows in this process, to write a SavedModel. "
                 f"Received: one part of {self.owners}. Export the parts with "
@@ -105,9 +127,16 @@ class Table(tf.saved_model.experimental.TrackableResource):
         return super()._trackable_children(save_type, **kwargs)
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        if self.storage is not None:
+            # The rows stay where they are; only that they were there is written down.
+            with tf.init_scope():
+                self.storage.flush()
+            return {"storage": tf.constant(self.storage.path)}
         return tf_ops.export(self.resource_handle, self.dim, with_slots=True)._asdict()
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
+        if self.storage is not None:
+            return tf.no_op()
         return tf_ops.restore(self.resource_handle, tf_ops.Export(**restored))
 
     def _own_keys(self, keys: Any) -> tf.Tensor:
@@ -280,11 +309,26 @@ def _refuse_mixed_integers(keys: Any) -> None:
         )
 
 
+# What an op raises, and what becomes of it.
+_EXCEPTIONS: dict[type[Exception], type[Exception]] = {
+    tf.errors.InvalidArgumentError: ValueError,
+    tf.errors.ResourceExhaustedError: ValueError,
+    tf.errors.FailedPreconditionError: RuntimeError,
+    tf.errors.NotFoundError: FileNotFoundError,
+    tf.errors.PermissionDeniedError: PermissionError,
+    tf.errors.UnavailableError: kv.StorageLockedError,
+    tf.errors.DataLossError: kv.CorruptionError,
+}
+
+
 def as_errors(call: Any) -> Any:
-    """Runs an eager op and raises its refusals as ValueError, as NumPy and Keras do."""
+    """Runs an eager op and raises its refusals as Python's exceptions: ValueError for most."""
     try:
         return call()
-    except (tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError) as error:
+    except tf.errors.OpError as error:
+        exception = _EXCEPTIONS.get(type(error))
+        if exception is None:
+            raise
         # TensorFlow puts the op around the message.
         message = re.sub(r"^\{\{function_node \S+\}\} | \[Op:\S+\] name: .*$", "", error.message)
-        raise ValueError(message) from None
+        raise exception(message) from None

@@ -48,6 +48,11 @@ class All2AllDenseEmbedding(TableLayer):
         optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
         on_full: `"error"`: a batch that would exceed the limit raises and makes no rows.
         seed: Of the initializer; `None`: from the layer's name and Keras' global seed.
+        storage: A `sok_embed.kv.Storage` that the rows live in, to outgrow memory and outlive the
+            process. `None`: they live in memory.
+        group: Of the storage, in [0, 256). Each layer needs one of its own.
+        admission: Which keys get a row: a `FrequencyAdmission` or `CountingBloomAdmission` of
+            `sok_embed.admission`. The others keep the vector that they start from. `None`: all.
         **kwargs: Of `keras.layers.Layer`.
 
     Input shape:
@@ -77,6 +82,9 @@ class All2AllDenseEmbedding(TableLayer):
         *,
         on_full: str = "error",
         seed: int | None = None,
+        storage: Any = None,
+        group: int = 0,
+        admission: Any = None,
         **kwargs: Any,
     ) -> None:
         check_positive("max_vocabulary_size_per_gpu", max_vocabulary_size_per_gpu)
@@ -98,6 +106,9 @@ class All2AllDenseEmbedding(TableLayer):
             seed=seed,
             max_rows=max_vocabulary_size_per_gpu,
             direct=not use_hashtable,
+            storage=storage,
+            group=group,
+            admission=admission,
             **kwargs,
         )
         self.max_vocabulary_size_per_gpu = max_vocabulary_size_per_gpu

@@ -46,6 +46,11 @@ class DynamicEmbedding(TableLayer):
         optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
         seed: Of the initializer; `None`: from the layer's name and Keras' global seed.
         max_rows: The most rows on each worker; beyond it training raises. `None`: no limit.
+        storage: A `sok_embed.kv.Storage` that the rows live in, to outgrow memory and outlive the
+            process. `None`: they live in memory.
+        group: Of the storage, in [0, 256). Each layer needs one of its own.
+        admission: Which keys get a row: a `FrequencyAdmission` or `CountingBloomAdmission` of
+            `sok_embed.admission`. The others keep the vector that they start from. `None`: all.
         **kwargs: Of `keras.layers.Layer`.
 
     Input shape:
@@ -70,6 +75,9 @@ class DynamicEmbedding(TableLayer):
         *,
         seed: int | None = None,
         max_rows: int | None = None,
+        storage: Any = None,
+        group: int = 0,
+        admission: Any = None,
         **kwargs: Any,
     ) -> None:
         if "input_dim" in kwargs or isinstance(embeddings_initializer, int):
@@ -86,6 +94,9 @@ class DynamicEmbedding(TableLayer):
             optimizer=optimizer,
             seed=seed,
             max_rows=max_rows,
+            storage=storage,
+            group=group,
+            admission=admission,
             **kwargs,
         )
         self.output_dim = output_dim

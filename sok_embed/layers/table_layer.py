@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from sok_embed import communicators, optimizers, tf_ops
+from sok_embed import admission as admissions
+from sok_embed import communicators, kv, optimizers, tf_ops
+from sok_embed.admission import Admission
 from sok_embed.commit import Commit
 from sok_embed.initializers import derive_seed, row_initializer
 from sok_embed.layers.arguments import check_integer, check_training
 from sok_embed.table import Table, as_keys
 
 _INT64 = 2**63
+
+# Which layer has which group of a storage: two that took one by oversight would share its rows.
+_layer_of_group: weakref.WeakKeyDictionary[kv.Storage, dict[int, str]] = weakref.WeakKeyDictionary()
 
 
 class TableLayer(keras.layers.Layer):
@@ -30,6 +37,10 @@ class TableLayer(keras.layers.Layer):
             name of the layer and the seed of `keras.utils.set_random_seed`.
         max_rows: The most rows on each worker, or `None`.
         direct: Whether keys are positions in `[0, max_rows * workers)`.
+        storage: A `sok_embed.kv.Storage`, or its config, that the rows live in. `None`: they live
+            in memory.
+        group: Of the storage.
+        admission: Which keys get a row, from `sok_embed.admission`, or its config. `None`: all.
         **kwargs: Of `keras.layers.Layer`.
     """
 
@@ -42,6 +53,9 @@ class TableLayer(keras.layers.Layer):
         seed: int | None = None,
         max_rows: int | None = None,
         direct: bool = False,
+        storage: kv.Storage | Mapping[str, Any] | None = None,
+        group: int = 0,
+        admission: Admission | Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -52,6 +66,12 @@ class TableLayer(keras.layers.Layer):
         self.supports_jit = False
         self._compute_type = _activation_type(self.compute_dtype)
         row = row_initializer(initializer, dim)
+        self.storage = kv.Storage.from_config(storage) if isinstance(storage, Mapping) else storage
+        self.group = check_integer("group", group)
+        self.admission = admissions.get(admission)
+        stored = self._stored_group()
+        if seed is None and stored is not None:
+            seed = stored.initializer["seed"]
         if seed is None:
             seed = row.seed if row.seed is not None else derive_seed(self.name)
         self.seed = check_integer("seed", seed) % _INT64
@@ -70,8 +90,35 @@ class TableLayer(keras.layers.Layer):
             direct=direct,
             owners=communicator.size,
             owner=communicator.rank,
+            storage=self.storage,
+            group=self.group,
+            admission=self.admission,
             name=self.name,
         )
+
+    def _stored_group(self) -> kv.Group | None:
+        """What the storage has of the layer's group; raises if another layer has taken it."""
+        if self.storage is None:
+            if self.group != 0:
+                raise ValueError(
+                    f"Layer '{self.name}': expected a storage with group={self.group}. Received: "
+                    "storage=None. A group is a part of a storage."
+                )
+            return None
+        if not isinstance(self.storage, kv.Storage):
+            raise ValueError(
+                f"Layer '{self.name}': expected storage to be a sok_embed.kv.Storage. Received: "
+                f"{self.storage!r} (of type {type(self.storage).__name__})."
+            )
+        taken = _layer_of_group.setdefault(self.storage, {}).setdefault(self.group, self.name)
+        if taken != self.name:
+            raise ValueError(
+                f"Layer '{self.name}': expected a group of its own in {self.storage!r}. Received: "
+                f"group={self.group}, which layer '{taken}' has. Pass another group=, or call one "
+                "layer in both places."
+            )
+        groups = {group.number: group for group in self.storage.groups()}
+        return groups.get(self.group)
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the anchor."""
@@ -148,7 +195,11 @@ class TableLayer(keras.layers.Layer):
             raise ValueError(f"Layer '{self.name}': {error}") from None
 
     def save_own_variables(self, store: Any) -> None:
-        """Adds the rows to what Keras saves."""
+        """Adds the rows to what Keras saves; those in a storage are flushed, and stay there."""
+        if self.storage is not None:
+            self.storage.flush()
+            super().save_own_variables(store)
+            return
         if communicators.size() > 1:
             raise ValueError(
                 f"Layer '{self.name}' is sharded over {communicators.size()} workers, and a Keras "
@@ -162,15 +213,18 @@ class TableLayer(keras.layers.Layer):
             store[f"table_{name}"] = np.frombuffer(value, np.uint8) if name == "rule" else value
 
     def load_own_variables(self, store: Any) -> None:
-        """Takes the rows out of what Keras saved."""
+        """Takes the rows out of what Keras saved, unless they lie in the layer's storage."""
+        expected = [f"table_{name}" for name in tf_ops.Export._fields]
+        saved = set(store.keys())
+        if self.storage is not None and saved.isdisjoint(expected):
+            super().load_own_variables(store)
+            return
         if communicators.size() > 1:
             raise ValueError(
                 f"Layer '{self.name}': expected one worker to load a Keras file, which holds the "
                 f"rows of one worker. Received: {communicators.size()} workers. Load it in one "
                 "process, and give each worker its rows with `layer.table.assign`."
             )
-        expected = [f"table_{name}" for name in tf_ops.Export._fields]
-        saved = set(store.keys())
         if not saved.issuperset(expected):
             raise ValueError(
                 f"Layer '{self.name}': expected rows saved by a table layer, with the entries "
@@ -195,6 +249,9 @@ class TableLayer(keras.layers.Layer):
             **super().get_config(),
             "optimizer": optimizers.serialize(self.optimizer),
             "seed": self.seed,
+            "storage": None if self.storage is None else self.storage.get_config(),
+            "group": self.group,
+            "admission": None if self.admission is None else self.admission.get_config(),
         }
 
 
