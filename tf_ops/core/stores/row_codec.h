@@ -48,9 +48,9 @@ static_assert(sizeof(RowHeader) == 16);
 
 // A row's value, taken apart.
 struct RowValue {
-  RowHeader header;
-  const char* floats;  // not aligned
-  size_t count;
+  RowHeader header = {};
+  const char* floats = nullptr;  // not aligned
+  size_t count = 0;
 
   // False if it is not a row of this dim.
   bool Parse(std::string_view value, int dim) {

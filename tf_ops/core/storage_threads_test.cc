@@ -1,0 +1,142 @@
+// Threads that share the tables of a storage: no update is lost, whatever is evicted or flushed.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/dump/test_folder.h"
+#include "core/storage.h"
+#include "core/test_result.h"
+#include "core/thread_pool.h"
+
+namespace sok {
+namespace {
+
+constexpr int kDim = 24;
+constexpr size_t kKeys = 24000;  // four times what the cache holds
+constexpr size_t kBatch = 400;
+
+// How often each key was updated, by all threads.
+using Counts = std::vector<std::atomic<int>>;
+
+// Steps of one thread: a lookup, and mostly an update that takes 1 off every element.
+void Train(Table& table, const RowOptimizer& sgd, uint32_t seed, int steps, Counts* counts) {
+  std::mt19937 rng(seed);
+  std::vector<Key> keys(kBatch);
+  std::vector<float> out(kBatch * kDim);
+  const std::vector<float> ones(kBatch * kDim, 1.0f);
+  for (int step = 0; step < steps; ++step) {
+    for (Key& key : keys) key = rng() % kKeys;
+    const bool make_rows = rng() % 2 == 0;
+    Status status = table.Lookup(keys.data(), keys.size(), make_rows, out.data(), ProcessPool());
+    REQUIRE_MESSAGE(status.ok(), status.message());
+    for (size_t i = 0; i < keys.size(); ++i) {
+      // A row is never seen half updated.
+      for (int j = 1; j < kDim; ++j) REQUIRE(out[i * kDim + j] == out[i * kDim]);
+    }
+    if (rng() % 4 == 0) continue;
+    status = table.Update(keys.data(), keys.size(), ones.data(), "kv_sgd", sgd, {}, ProcessPool());
+    REQUIRE_MESSAGE(status.ok(), status.message());
+    for (Key key : keys) ++(*counts)[key];
+  }
+}
+
+void CheckCounts(Table& table, const Counts& counts) {
+  std::vector<Key> keys(kKeys);
+  for (size_t i = 0; i < kKeys; ++i) keys[i] = i;
+  std::vector<float> out(kKeys * kDim);
+  REQUIRE(table.Lookup(keys.data(), kKeys, false, out.data(), ProcessPool()).ok());
+  for (size_t i = 0; i < kKeys; ++i) {
+    REQUIRE(out[i * kDim] == -static_cast<float>(counts[i].load()));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("eight threads that train two groups of a storage lose no update") {
+  const uint32_t seed = 8;
+  CAPTURE(seed);
+  const auto sgd = MakeRowOptimizer("kv_sgd", {{"gamma", 1.0}});
+  REQUIRE(sgd.ok());
+  for (const bool write_through : {false, true}) {
+    CAPTURE(write_through);
+    const TestFolder folder;
+    StorageOptions options;
+    options.path = folder / "storage";
+    options.cache_bytes = uint64_t{1} << 20;
+    options.write_through = write_through;
+    Counts counts[2] = {Counts(kKeys), Counts(kKeys)};
+    TableConfig config;
+    config.dim = kDim;
+    config.initializer = "constant";
+    config.initializer_a = 0.0;
+    const auto open = [&](Storage& storage, int group) {
+      config.group = group;
+      return Value(storage.OpenTable(config, "kv_sgd", {}, std::nullopt));
+    };
+    {
+      const auto storage = Value(Storage::Open(options));
+      const std::shared_ptr<Table> tables[2] = {open(*storage, 0), open(*storage, 1)};
+      std::vector<std::thread> threads;
+      for (uint32_t t = 0; t < 8; ++t) {
+        threads.emplace_back([&, t] {
+          Train(*tables[t % 2], *sgd.value(), seed + t, write_through ? 25 : 60, &counts[t % 2]);
+        });
+      }
+      std::atomic<bool> done{false};
+      std::thread flusher([&] {
+        while (!done) {
+          REQUIRE(storage->Flush().ok());
+          REQUIRE(storage->Survey(0).ok());
+          REQUIRE(tables[1]->Freeze().ok());
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        }
+      });
+      for (std::thread& thread : threads) thread.join();
+      done = true;
+      flusher.join();
+      for (int group : {0, 1}) CheckCounts(*tables[group], counts[group]);
+      REQUIRE(storage->Close().ok());
+    }
+    const auto storage = Value(Storage::Open(options));
+    for (int group : {0, 1}) CheckCounts(*open(*storage, group), counts[group]);
+  }
+}
+
+TEST_CASE("who uses a table while its storage is closed gets an error, or what was there before") {
+  const TestFolder folder;
+  StorageOptions options;
+  options.path = folder / "storage";
+  const auto storage = Value(Storage::Open(options));
+  TableConfig config;
+  config.dim = kDim;
+  const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  std::vector<std::thread> threads;
+  std::atomic<bool> closed{false};
+  for (uint32_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937 rng(t);
+      std::vector<Key> keys(50);
+      std::vector<float> out(keys.size() * kDim);
+      for (;;) {
+        for (Key& key : keys) key = rng() % 500;
+        const bool after = closed;
+        Status status = table->Lookup(keys.data(), keys.size(), true, out.data(), ProcessPool());
+        REQUIRE((status.ok() || status.code() == Code::kFailedPrecondition));
+        if (after) {
+          REQUIRE_FALSE(status.ok());
+          return;
+        }
+      }
+    });
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  REQUIRE(storage->Close().ok());
+  closed = true;
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace sok
