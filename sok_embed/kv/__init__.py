@@ -1,0 +1,28 @@
+"""Embeddings of 64-bit keys on disk, trained from NumPy arrays, without Keras.
+
+A `Storage` is a folder of up to 256 groups. An `Embedding` is one group: its vectors, and what its
+`Optimizer` keeps of each of them.
+"""
+
+from sok_embed.admission import CountingBloomAdmission, FrequencyAdmission
+from sok_embed.kv.embedding import Embedding
+from sok_embed.kv.group import GROUPS as GROUPS
+from sok_embed.kv.group import Group
+from sok_embed.kv.initializer import Initializer
+from sok_embed.kv.optimizer import Optimizer, Schedule
+from sok_embed.kv.storage import Storage
+from sok_embed.tf_ops._core import CorruptionError, StorageError, StorageLockedError
+
+__all__ = [
+    "CorruptionError",
+    "CountingBloomAdmission",
+    "Embedding",
+    "FrequencyAdmission",
+    "Group",
+    "Initializer",
+    "Optimizer",
+    "Schedule",
+    "Storage",
+    "StorageError",
+    "StorageLockedError",
+]

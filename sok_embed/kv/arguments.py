@@ -1,0 +1,132 @@
+"""Checks of arguments, and what their errors say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+MOST_DIMENSION = 2**20
+UINT32 = 2**32
+UINT64 = 2**64
+
+
+def check_keys(keys: Any) -> npt.NDArray[np.uint64]:
+    """The keys [n] as uint64."""
+    if not isinstance(keys, np.ndarray) or keys.dtype not in (np.uint64, np.int64):
+        raise TypeError(
+            "Expected keys to be a NumPy array of uint64 or int64. "
+            f"Received: {described(keys)}. Convert them: np.asarray(keys, np.uint64)."
+        )
+    if keys.ndim != 1:
+        raise ValueError(
+            f"Expected keys of shape [n]. Received: shape {list(keys.shape)}. "
+            "Pass keys.reshape(-1)."
+        )
+    _check_contiguous("keys", keys)
+    return keys.view(np.uint64)
+
+
+def check_floats(
+    name: str, values: Any, size: int | None, writable: bool = False
+) -> npt.NDArray[np.float32]:
+    """The values as a view [size]."""
+    if not isinstance(values, np.ndarray) or values.dtype != np.float32:
+        raise TypeError(
+            f"Expected {name} to be a NumPy array of float32. Received: {described(values)}. "
+            "Convert it: np.asarray(values, np.float32)."
+        )
+    if size is not None and values.size != size:
+        raise ValueError(f"Expected {name} of size {size}. Received: size {values.size}.")
+    _check_contiguous(name, values)
+    if writable and not values.flags.writeable:
+        raise ValueError(
+            f"Expected {name} that can be written to. Received: a read-only array. Pass a copy."
+        )
+    return values.reshape(-1)
+
+
+def _check_contiguous(name: str, values: npt.NDArray[Any]) -> None:
+    if not values.flags.c_contiguous:
+        raise ValueError(
+            f"Expected {name} to be C-contiguous. Received: strides {values.strides} for shape "
+            f"{list(values.shape)}. Pass np.ascontiguousarray({name})."
+        )
+
+
+def check_type(name: str, value: Any, *types: type[Any]) -> None:
+    """Raises TypeError unless the value is of one of this package's types."""
+    if not isinstance(value, types):
+        known = " or ".join(f"sok_embed.kv.{cls.__name__}" for cls in types)
+        raise TypeError(f"Expected {name} to be a {known}. Received: {described(value)}.")
+
+
+def check_integer(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
+    """The value as an int in [low, high)."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if whole and low is None:
+        return int(value)
+    if whole and low is not None and high is not None and low <= int(value) < high:
+        return int(value)
+    span = "" if low is None else f" in [{low}, {high})"
+    raise ValueError(f"Expected {name} to be an integer{span}. Received: {value!r}.")
+
+
+def check_number(name: str, value: Any, flags: bool = False) -> float:
+    """The value as a float; True and False only with `flags`."""
+    is_flag = isinstance(value, bool | np.bool_)
+    if isinstance(value, int | float | np.integer | np.floating | np.bool_):
+        if flags or not is_flag:
+            return float(value)
+    raise ValueError(f"Expected {name} to be a number. Received: {value!r}.")
+
+
+def check_seconds(name: str, time: Any) -> int:
+    """A time in whole seconds since 1970."""
+    seconds = time.timestamp() if isinstance(time, datetime) else check_number(name, time)
+    if not 0 <= seconds < UINT32:
+        raise ValueError(f"Expected {name} between 1970 and 2106. Received: {time!r}.")
+    return int(seconds)
+
+
+def check_parameters(
+    owner: str,
+    parameters: Mapping[str, float] | None,
+    more: Mapping[str, float],
+    flags: bool = False,
+) -> dict[str, float]:
+    """All parameters of `owner` in one dict, without the underscore of `lambda_`."""
+    given = {**(parameters or {}), **more}
+    return {
+        name.removesuffix("_"): check_number(f"{owner}: {name.removesuffix('_')}", value, flags)
+        for name, value in given.items()
+    }
+
+
+def check_path(path: str | os.PathLike[str]) -> str:
+    """The path as a str."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"Expected a path. Received: {described(path)}.")
+    return os.fsdecode(path)
+
+
+def described(value: Any) -> str:
+    """The value for a message: of an array its dtype, of anything else value and type."""
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype}"
+    return f"{value!r} of type {type(value).__name__}"
+
+
+def unknown_name(what: str, known: Any, received: Any) -> ValueError:
+    """The error for a name that is none of those known."""
+    names = ", ".join(known) or "none"
+    return ValueError(f"Expected {what} of {names}. Received: {received!r}.")
+
+
+def shown_arguments(name: str, parameters: Mapping[str, Any]) -> str:
+    """A name and its parameters as in a call, for `repr`."""
+    return ", ".join([repr(name), *(f"{key}={value!r}" for key, value in parameters.items())])

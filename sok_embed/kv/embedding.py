@@ -1,0 +1,260 @@
+"""One group of a storage, read and trained."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from sok_embed.admission import Admission, CountingBloomAdmission, FrequencyAdmission
+from sok_embed.kv.arguments import (
+    MOST_DIMENSION,
+    UINT64,
+    check_floats,
+    check_integer,
+    check_keys,
+    check_type,
+)
+from sok_embed.kv.core import call_core
+from sok_embed.kv.group import GROUPS
+from sok_embed.kv.initializer import Initializer
+from sok_embed.kv.optimizer import Optimizer
+from sok_embed.kv.storage import Storage
+
+
+class Embedding:
+    """One group of a storage: vectors by 64-bit key.
+
+    Keys are 1-D arrays of uint64, or of int64 with the same bits. Vectors and gradients are
+    float32, `[n * dimension]` or `[n, dimension]`. All arrays are C-contiguous.
+
+    Threads may share an embedding; the work is done without Python's lock. Lookups run beside
+    lookups, updates one at a time.
+
+    Example:
+    >>> import numpy as np
+    >>> embedding = Embedding(Storage("sums"), Optimizer("sgd", gamma=1), Initializer("zeros"), 2)
+    >>> keys = np.array([7, 8, 7], np.uint64)
+    >>> embedding.apply_gradients(keys, np.ones([3, 2], np.float32))
+    >>> embedding.lookup(keys)
+    array([[-2., -2.],
+           [-1., -1.],
+           [-2., -2.]], dtype=float32)
+
+    Args:
+        storage: Where the rows are. The embedding keeps it open.
+        optimizer: What trains them.
+        initializer: What they start from.
+        dimension: The length of a vector, in [1, 2**20].
+        group: In [0, 256).
+        admission: Which keys get a row; `None`: all.
+        duplicates: What becomes of equal keys in one call of `apply_gradients`: `"sum"`, one update
+            with the sum of their gradients; `"sequential"`, one update after another, in order.
+        max_rows: The most rows; `None`: as many as the disk holds.
+
+    Raises:
+        ValueError: For arguments out of their range, or if the group was made with another
+            dimension or optimizer, or is open with another initializer or admission.
+        TypeError: For other objects than those of `sok_embed.kv`.
+        FileNotFoundError: If there is no such group in a storage that is read-only.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        optimizer: Optimizer,
+        initializer: Initializer,
+        dimension: int,
+        group: int = 0,
+        *,
+        admission: Admission | None = None,
+        duplicates: Literal["sum", "sequential"] = "sum",
+        max_rows: int | None = None,
+    ) -> None:
+        check_type("storage", storage, Storage)
+        check_type("optimizer", optimizer, Optimizer)
+        check_type("initializer", initializer, Initializer)
+        if admission is not None:
+            check_type("admission", admission, FrequencyAdmission, CountingBloomAdmission)
+        if duplicates not in ("sum", "sequential"):
+            raise ValueError(
+                f"Expected duplicates to be 'sum' or 'sequential'. Received: {duplicates!r}."
+            )
+        self.storage = storage
+        self.optimizer = optimizer
+        self.initializer = initializer
+        self.dimension = check_integer("dimension", dimension, 1, MOST_DIMENSION + 1)
+        self.group = check_integer("group", group, 0, GROUPS)
+        self.admission = admission
+        self.duplicates = duplicates
+        kind, a, b = initializer.bounds(self.dimension)
+        self._table = call_core(
+            storage.ready().open_table,
+            group=self.group,
+            dim=self.dimension,
+            initializer=kind,
+            a=a,
+            b=b,
+            seed=initializer.seed % UINT64,
+            rule=optimizer.rule,
+            hypers=list(optimizer.parameters.items()),
+            admission=_admission_arguments(admission),
+            max_rows=0 if max_rows is None else check_integer("max_rows", max_rows, 1, UINT64),
+        )
+
+    @overload
+    def lookup(
+        self,
+        keys: npt.NDArray[np.uint64] | npt.NDArray[np.int64],
+        weights: None = None,
+        train: bool = True,
+    ) -> npt.NDArray[np.float32]: ...
+
+    @overload
+    def lookup(
+        self,
+        keys: npt.NDArray[np.uint64] | npt.NDArray[np.int64],
+        weights: npt.NDArray[np.float32],
+        train: bool = True,
+    ) -> None: ...
+
+    def lookup(
+        self,
+        keys: npt.NDArray[np.uint64] | npt.NDArray[np.int64],
+        weights: npt.NDArray[np.float32] | None = None,
+        train: bool = True,
+    ) -> npt.NDArray[np.float32] | None:
+        """Reads vectors. A key without a row gets the one that training would start from.
+
+        Args:
+            keys: uint64 or int64 `[n]`.
+            weights: float32 `[n * dimension]` or `[n, dimension]` to read into; `None`: a new
+                array.
+            train: Whether keys without a row get one, if the admission lets them. Counts for the
+                admission too. Of no effect in a storage that is read-only.
+
+        Returns:
+            float32 `[n, dimension]`, or `None` if there is `weights`.
+
+        Raises:
+            TypeError: If `keys` or `weights` is no array of its dtype.
+            ValueError: For another size or shape, an array that is not contiguous, or `weights`
+                that cannot be written to.
+            StorageError: If `max_rows` were exceeded; no row has been made then.
+        """
+        wanted = check_keys(keys)
+        if weights is None:
+            found = np.empty((wanted.size, self.dimension), np.float32)
+            flat = found.reshape(-1)
+        else:
+            found = None
+            flat = self._vectors("weights", weights, wanted.size, writable=True)
+        native = self.storage.ready()
+        call_core(self._table.lookup, wanted, flat, train and not native.read_only)
+        return found
+
+    def apply_gradients(
+        self,
+        keys: npt.NDArray[np.uint64] | npt.NDArray[np.int64],
+        gradients: npt.NDArray[np.float32],
+    ) -> None:
+        """Updates the rows of keys. A key without a row gets one, if the admission lets it.
+
+        Admission counts in lookups and not here; gradients of keys that wait are dropped.
+
+        Args:
+            keys: uint64 or int64 `[n]`.
+            gradients: float32 `[n * dimension]` or `[n, dimension]`.
+
+        Raises:
+            TypeError, ValueError: As `lookup`.
+            PermissionError: If the storage is read-only.
+            StorageError: If `max_rows` were exceeded.
+        """
+        wanted = check_keys(keys)
+        flat = self._vectors("gradients", gradients, wanted.size)
+        self.storage.ready()
+        call_core(
+            self._table.update,
+            wanted,
+            flat,
+            self.optimizer._native,
+            self.duplicates == "sequential",
+        )
+
+    def assign(
+        self,
+        keys: npt.NDArray[np.uint64] | npt.NDArray[np.int64],
+        weights: npt.NDArray[np.float32],
+    ) -> None:
+        """Sets vectors, making rows. What the optimizer keeps of old rows stays.
+
+        Args:
+            keys: uint64 or int64 `[n]`. Of equal ones the last counts.
+            weights: float32 `[n * dimension]` or `[n, dimension]`.
+
+        Raises:
+            TypeError, ValueError, PermissionError, StorageError: As `apply_gradients`.
+        """
+        wanted = check_keys(keys)
+        flat = self._vectors("weights", weights, wanted.size)
+        self.storage.ready()
+        call_core(self._table.assign, wanted, flat)
+
+    def remove(self, keys: npt.NDArray[np.uint64] | npt.NDArray[np.int64]) -> int:
+        """Removes rows.
+
+        Args:
+            keys: uint64 or int64 `[n]`. Those without a row are ignored.
+
+        Returns:
+            How many rows there were to remove.
+
+        Raises:
+            TypeError, ValueError, PermissionError: As `apply_gradients`.
+        """
+        wanted = check_keys(keys)
+        self.storage.ready()
+        return call_core(self._table.remove, wanted)
+
+    def stats(self) -> dict[str, int]:
+        """Figures: `rows`, bytes in memory, `steps` and others of `sok_embed.Table.stats`."""
+        self.storage.ready()
+        return call_core(self._table.stats)
+
+    def __len__(self) -> int:
+        """The number of rows; with a TTL, some that have expired may be among them."""
+        self.storage.ready()
+        return call_core(self._table.size)
+
+    def __bool__(self) -> bool:
+        return True  # also without rows
+
+    def __repr__(self) -> str:
+        return f"<Embedding of {self.dimension}, group {self.group} of '{self.storage.path}'>"
+
+    def _vectors(
+        self, name: str, values: Any, n: int, writable: bool = False
+    ) -> npt.NDArray[np.float32]:
+        shape = (n, self.dimension)
+        if isinstance(values, np.ndarray) and values.ndim != 1 and values.shape != shape:
+            raise ValueError(
+                f"Expected {name} of shape {list(shape)} or [{n * self.dimension}], a vector for "
+                f"each key. Received: shape {list(values.shape)}."
+            )
+        return check_floats(name, values, n * self.dimension, writable)
+
+
+def _admission_arguments(admission: Admission | None) -> tuple[str, int, int, float, int] | None:
+    if admission is None:
+        return None
+    if isinstance(admission, FrequencyAdmission):
+        return admission.kind, admission.min_count, 1, 0.01, 4
+    return (
+        admission.kind,
+        admission.min_count,
+        admission.capacity,
+        admission.false_positive_rate,
+        admission.counter_bits,
+    )

@@ -1,0 +1,308 @@
+"""A folder of groups: opened and closed, dumped and loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Literal
+
+from sok_embed.kv.arguments import UINT32, UINT64, check_integer, check_path, check_seconds
+from sok_embed.kv.core import call_core, shown_rule
+from sok_embed.kv.group import GROUPS, Group
+from sok_embed.kv.worker_folder import worker_folder
+from sok_embed.tf_ops import _core
+
+_DURABILITIES = ("checkpoint", "update")
+
+_Progress = Callable[[int, int], Any]
+
+_open_storages: weakref.WeakValueDictionary[str, Storage] = weakref.WeakValueDictionary()
+_open_lock = threading.RLock()
+
+
+class Storage:
+    """A folder of embeddings. One process at a time has it open; its threads may share it.
+
+    It is flushed and closed by `close`, at the end of a `with` block, when nothing refers to it any
+    more, and when the interpreter ends.
+
+    Example:
+    >>> from sok_embed.kv import Embedding, Initializer, Optimizer
+    >>> with Storage("rows", ttl=90 * 86400) as storage:
+    ...     embedding = Embedding(storage, Optimizer("adam"), Initializer("zeros"), dimension=4)
+    ...     len(embedding)
+    0
+
+    Args:
+        path: The folder. It is made if there is none, unless `read_only`. With several Horovod
+            workers, after `sok_embed.init()`, each has `worker-<rank>-of-<size>` in there to
+            itself.
+        ttl: Seconds after its last update that a row is kept. 0: for ever. `None`: as the folder
+            was opened for writing last, for ever if it is new.
+        cache_bytes: Of the rows that are kept in memory, at least 1 MiB. Their index, about 20
+            bytes for each, and up to 128 MiB of RocksDB's own come on top.
+        durability: What survives when the process is killed: `"checkpoint"`, everything up to the
+            last `flush`, `checkpoint` or `close` that returned; `"update"`, also every update that
+            returned, which takes a write to the log each.
+        read_only: Nothing in the folder changes, and lookups make no rows.
+        clock: For tests: called before each operation, for the seconds since 1970.
+
+    Raises:
+        StorageLockedError: If this or another process has the folder open; the message names the
+            lock.
+        CorruptionError: For damaged files.
+        FileNotFoundError, PermissionError, StorageError: From the file system.
+        ValueError: For arguments out of their range, or a folder with other things in it.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        ttl: int | None = 0,
+        cache_bytes: int = 256 << 20,
+        durability: Literal["checkpoint", "update"] = "checkpoint",
+        read_only: bool = False,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._given = check_path(path)
+        self.path = worker_folder(self._given)
+        if durability not in _DURABILITIES:
+            raise ValueError(
+                f"Expected durability to be 'checkpoint' or 'update'. Received: {durability!r}."
+            )
+        self.durability = durability
+        self._clock = clock
+        self._process = os.getpid()
+        with _open_lock:
+            self._native = call_core(
+                _core.Storage,
+                self.path,
+                None if ttl is None else check_integer("ttl", ttl, 0, UINT32),
+                check_integer("cache_bytes", cache_bytes, 0, UINT64),
+                durability == "update",
+                bool(read_only),
+            )
+            _open_storages[os.path.realpath(self.path)] = self
+        self._finalizer = weakref.finalize(self, _finish, self._native, self._process)
+
+    @property
+    def ttl(self) -> int:
+        """Seconds after its last update that a row is kept; 0: for ever."""
+        return self._native.ttl
+
+    @property
+    def cache_bytes(self) -> int:
+        """The most bytes of rows that are kept in memory."""
+        return self._native.cache_bytes
+
+    @property
+    def read_only(self) -> bool:
+        """Whether it was opened without leave to write."""
+        return self._native.read_only
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed. Its embeddings raise RuntimeError then."""
+        return self._native.closed
+
+    def flush(self) -> None:
+        """Writes everything so far, in one step that happens as a whole or not at all."""
+        call_core(self.ready().flush)
+
+    def close(self) -> None:
+        """Flushes and closes. If that fails, the storage stays open. Another call does nothing."""
+        call_core(self.ready().close)
+        self._finalizer.detach()
+
+    def checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Flushes and makes a folder which can be opened like this one.
+
+        Files are linked where the file system can do that, so it takes no time and little space.
+
+        Args:
+            path: The new folder.
+
+        Raises:
+            ValueError: If there is something at `path`.
+        """
+        call_core(self.ready().checkpoint, check_path(path))
+
+    def compact(self) -> None:
+        """Flushes and rewrites the files, without expired and superseded rows."""
+        call_core(self.ready().compact)
+
+    def dump(
+        self,
+        path: str | os.PathLike[str],
+        group: int | None = None,
+        min_count: int = 0,
+        newer_than: float | datetime | None = None,
+        progress: _Progress | None = None,
+    ) -> int:
+        """Writes rows with what their optimizer keeps into one file, to move them elsewhere.
+
+        The file gets its name once it is complete. Expired rows are left out.
+
+        Args:
+            path: The file; one that is there is replaced.
+            group: The only group to write; `None`: all.
+            min_count: The least number of updates of a row.
+            newer_than: Rows updated after this time, in seconds since 1970 or as a datetime, which
+                is local time unless it says otherwise; `None`: all.
+            progress: Called now and then as `progress(done, total)`. The dump is given up if it
+                returns False. It must not use the storage.
+
+        Returns:
+            The number of rows.
+
+        Raises:
+            FileNotFoundError: If there is no such group.
+            RuntimeError: If `progress` gave it up.
+        """
+        return call_core(
+            self.ready().dump,
+            check_path(path),
+            -1 if group is None else check_integer("group", group, 0, GROUPS),
+            check_integer("min_count", min_count, 0, UINT32),
+            None if newer_than is None else check_seconds("newer_than", newer_than),
+            _watched(progress),
+        )
+
+    def load(self, path: str | os.PathLike[str], progress: _Progress | None = None) -> int:
+        """Takes the rows of a dump in and flushes; all of them or, on an error, none.
+
+        A key that is there already gets the file's row. Groups that are new come as they were.
+
+        Args:
+            path: What `dump` wrote.
+            progress: As for `dump`.
+
+        Returns:
+            The number of rows.
+
+        Raises:
+            CorruptionError: For a damaged file.
+            ValueError: For another kind of file, or if a group has another dimension or optimizer.
+            RuntimeError: If `progress` gave it up.
+        """
+        return call_core(self.ready().load, check_path(path), _watched(progress))
+
+    def load_damo(self, path: str | os.PathLike[str], progress: _Progress | None = None) -> int:
+        """The same as `load` for what `dump` of Damo-Embedding wrote: vectors alone.
+
+        What the optimizer keeps starts anew, as do the counts of updates. The rows count as updated
+        now.
+
+        Args:
+            path: The file.
+            progress: As for `dump`.
+
+        Returns:
+            The number of rows.
+
+        Raises:
+            CorruptionError, ValueError, RuntimeError: As `load`.
+        """
+        return call_core(self.ready().load_damo, check_path(path), _watched(progress))
+
+    def groups(self) -> list[Group]:
+        """The groups, ascending by number."""
+        groups = []
+        for number, text in call_core(self.ready().groups):
+            meta = json.loads(text)
+            groups.append(
+                Group(
+                    number=number,
+                    dimension=meta["dim"],
+                    optimizer=shown_rule(meta["rule"]) if meta["rule"] else None,
+                    rows=meta["rows"],
+                    steps=meta["steps"],
+                    initializer=meta["initializer"],
+                    slots=tuple((slot["name"], slot["width"]) for slot in meta["slots"]),
+                )
+            )
+        return groups
+
+    def ready(self) -> _core.Storage:
+        """The core's storage, with its clock set; for embeddings, layers and tools.
+
+        Raises:
+            RuntimeError: In a process that was forked after the storage was opened.
+        """
+        process = os.getpid()
+        if process != self._process:
+            raise RuntimeError(
+                f"Expected storage '{self.path}' in the process that opened it, {self._process}. "
+                f"Received: a call in process {process}, forked from it. Start processes with "
+                "multiprocessing's 'spawn', and open the storage in one of them."
+            )
+        if self._clock is not None:
+            self._native.set_now(int(self._clock()))
+        return self._native
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, as JSON can hold them, but for the clock."""
+        return {
+            "path": self._given,
+            "ttl": self.ttl,
+            "cache_bytes": self.cache_bytes,
+            "durability": self.durability,
+            "read_only": self.read_only,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Storage:
+        """The storage that this process has open in the folder, or else a new one.
+
+        Args:
+            config: What `get_config` returned. Only the path counts for a storage that is open.
+
+        Raises:
+            StorageLockedError, StorageError, ValueError: As the constructor.
+        """
+        with _open_lock:
+            folder = worker_folder(check_path(config["path"]))
+            storage = _open_storages.get(os.path.realpath(folder))
+            if storage is not None and not storage.closed:
+                return storage
+            return cls(**config)
+
+    def __enter__(self) -> Storage:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ", read-only" if self.read_only else ""
+        return f"<Storage '{self.path}'{state}>"
+
+
+def _watched(progress: _Progress | None) -> Callable[[int, int], bool] | None:
+    if progress is None:
+        return None
+    watch = progress
+    return lambda done, total: watch(done, total) is not False
+
+
+def _finish(native: _core.Storage, process: int) -> None:
+    if os.getpid() == process:
+        native.close()
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: what the parent has open is neither flushed nor freed here."""
+    global _open_lock
+    _open_lock = threading.RLock()  # another thread of the parent may have held the old one
+    for storage in list(_open_storages.values()):
+        # Freeing would close the database, whose files and lock are the parent's.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(storage._native))
+    _open_storages.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -1,0 +1,29 @@
+"""Where each of several workers has its part of a storage."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from sok_embed import communicators
+
+_WORKER_FOLDER = re.compile(r"worker-\d+-of-(?P<size>\d+)")
+
+
+def worker_folder(path: str) -> str:
+    """The folder of this worker: `path`, or one in there if there are several workers."""
+    communicator = communicators.current()
+    rank, size = communicator.rank, communicator.size
+    try:
+        names = os.listdir(path)
+    except OSError:
+        names = []
+    for name in names:
+        found = _WORKER_FOLDER.fullmatch(name)
+        if found is not None and int(found["size"]) != size:
+            raise ValueError(
+                f"Expected the storage '{path}' of {size} worker{'s'[: size > 1]}. Received: "
+                f"'{name}', which {found['size']} workers made. Start as many again; or dump each "
+                "worker's folder, and load all of them into a new folder for one worker."
+            )
+    return path if size == 1 else os.path.join(path, f"worker-{rank}-of-{size}")
