@@ -115,15 +115,15 @@ class Table(tf.saved_model.experimental.TrackableResource):
         """A table is ready once it is made."""
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
-        if save_type == "savedmodel" and self.storage is not None:
-            self.storage.flush()
-        elif save_type == "savedmodel" and self.owners > 1:
+        if save_type == "savedmodel" and self.owners > 1:
             raise ValueError(
                 f"Table '{self.name}': expected all rows in this process, to write a SavedModel. "
                 f"Received: one part of {self.owners}. Export the parts with "
                 "`table.export(slots=True)`, put them together in one process with `table.assign`, "
                 "and save there."
             )
+        if save_type == "savedmodel" and self.storage is not None:
+            self.storage.flush()
         return super()._trackable_children(save_type, **kwargs)
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:

@@ -263,6 +263,7 @@ class Storage:
             config: What `get_config` returned. Only the path counts for a storage that is open.
 
         Raises:
+            FileNotFoundError: If there is no such folder.
             StorageLockedError, StorageError, ValueError: As the constructor.
         """
         with _open_lock:
@@ -270,6 +271,11 @@ class Storage:
             storage = _open_storages.get(os.path.realpath(folder))
             if storage is not None and not storage.closed:
                 return storage
+            if not os.path.exists(folder):
+                raise FileNotFoundError(
+                    f"Expected a storage in '{folder}'. Received: no such folder. Move it there, "
+                    "or open another there first, with sok_embed.Storage."
+                )
             return cls(**config)
 
     def __enter__(self) -> Storage:

@@ -26,4 +26,9 @@ def worker_folder(path: str) -> str:
                 f"'{name}', which {found['size']} workers made. Start as many again; or dump each "
                 "worker's folder, and load all of them into a new folder for one worker."
             )
+    if size > 1 and "CURRENT" in names:
+        raise ValueError(
+            f"Expected the storage '{path}' of {size} workers. Received: one that 1 worker made. "
+            "Start one worker, or give the workers a folder of their own."
+        )
     return path if size == 1 else os.path.join(path, f"worker-{rank}-of-{size}")

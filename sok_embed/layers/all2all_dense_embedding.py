@@ -93,6 +93,11 @@ class All2AllDenseEmbedding(TableLayer):
         check_positive("nnz_per_slot", nnz_per_slot)
         if on_full != "error":
             raise ValueError(f'Expected on_full to be "error". Received: {on_full!r}.')
+        if storage is not None and not use_hashtable:
+            raise ValueError(
+                "Expected use_hashtable=True with a storage, which finds rows by hash. Received: "
+                "use_hashtable=False."
+            )
         key_dtype = tf.as_dtype(key_dtype)
         if key_dtype not in (tf.int64, tf.int32, tf.uint64):
             raise ValueError(

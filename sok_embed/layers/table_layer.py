@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +22,9 @@ from sok_embed.table import Table, as_keys
 _INT64 = 2**63
 
 # Which layer has which group of a storage: two that took one by oversight would share its rows.
-_layer_of_group: weakref.WeakKeyDictionary[kv.Storage, dict[int, str]] = weakref.WeakKeyDictionary()
+_layer_of_group: weakref.WeakKeyDictionary[
+    kv.Storage, weakref.WeakValueDictionary[int, TableLayer]
+] = weakref.WeakKeyDictionary()
 
 
 class TableLayer(keras.layers.Layer):
@@ -95,6 +98,15 @@ class TableLayer(keras.layers.Layer):
             admission=self.admission,
             name=self.name,
         )
+        if self.storage is not None:
+            layers = _layer_of_group.setdefault(self.storage, weakref.WeakValueDictionary())
+            layers[self.group] = self
+
+    def _layer_of_group(self) -> str | None:
+        """The name of the layer that has the group of the storage."""
+        assert self.storage is not None
+        layer = _layer_of_group.get(self.storage, {}).get(self.group)
+        return None if layer is None else layer.name
 
     def _stored_group(self) -> kv.Group | None:
         """What the storage has of the layer's group; raises if another layer has taken it."""
@@ -110,8 +122,15 @@ class TableLayer(keras.layers.Layer):
                 f"Layer '{self.name}': expected storage to be a sok_embed.kv.Storage. Received: "
                 f"{self.storage!r} (of type {type(self.storage).__name__})."
             )
-        taken = _layer_of_group.setdefault(self.storage, {}).setdefault(self.group, self.name)
-        if taken != self.name:
+        if not 0 <= self.group < kv.GROUPS:
+            raise ValueError(
+                f"Layer '{self.name}': expected group in [0, {kv.GROUPS}). Received: {self.group}."
+            )
+        taken = self._layer_of_group()
+        if taken is not None and taken != self.name:
+            gc.collect()  # a layer that is gone but for cycles of references
+            taken = self._layer_of_group()
+        if taken is not None and taken != self.name:
             raise ValueError(
                 f"Layer '{self.name}': expected a group of its own in {self.storage!r}. Received: "
                 f"group={self.group}, which layer '{taken}' has. Pass another group=, or call one "

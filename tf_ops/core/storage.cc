@@ -146,6 +146,11 @@ Status Storage::CheckSame(const OpenGroup& open, const TableConfig& config, cons
         std::to_string(config.initializer_a) + ", " + std::to_string(config.initializer_b) +
         ", seed " + std::to_string(config.seed) + ")");
   }
+  if (was.max_rows != config.max_rows) {
+    return InvalidArgument(group + " is open with a limit of " + std::to_string(was.max_rows) +
+                           " rows, got " + std::to_string(config.max_rows) +
+                           " (0: none); use the same everywhere");
+  }
   const bool admits = open.admission != nullptr;
   if (admission.has_value() != admits ||
       (admits && !SameAdmission(*admission, open.admission->config()))) {
