@@ -255,6 +255,6 @@ def _admission_arguments(admission: Admission | None) -> tuple[str, int, int, fl
         admission.kind,
         admission.min_count,
         admission.capacity,
-        admission.false_positive_rate,
+        float(np.float32(admission.false_positive_rate)),  # as ops have it
         admission.counter_bits,
     )

@@ -83,9 +83,9 @@ class Initializer:
             return "constant", float(self.name == "ones"), 0.0
         if self.name == "xavier":
             limit = math.sqrt(6.0 / dimension)
-            return "uniform", -limit, limit
+            return "uniform", -_float32(limit), _float32(limit)
         a, b = self.parameters.values()
-        return self.name, a, b
+        return self.name, _float32(a), _float32(b)
 
     def draw(self, key: int, *, dimension: int, group: int = 0) -> npt.NDArray[np.float32]:
         """The vector that a key starts from.
@@ -105,3 +105,8 @@ class Initializer:
 
     def __repr__(self) -> str:
         return f"Initializer({shown_arguments(self.name, {'seed': self.seed, **self.parameters})})"
+
+
+def _float32(value: float) -> float:
+    """As ops have it: a layer that opens the group must draw the same."""
+    return float(np.float32(value))

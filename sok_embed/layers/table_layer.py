@@ -105,7 +105,8 @@ class TableLayer(keras.layers.Layer):
     def _layer_of_group(self) -> str | None:
         """The name of the layer that has the group of the storage."""
         assert self.storage is not None
-        layer = _layer_of_group.get(self.storage, {}).get(self.group)
+        layers = _layer_of_group.get(self.storage)
+        layer = None if layers is None else layers.get(self.group)
         return None if layer is None else layer.name
 
     def _stored_group(self) -> kv.Group | None:

@@ -77,7 +77,8 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
     settled = ttl.has_value() || stored.value().empty();
     if (stored.value().empty()) continue;
     const auto json = nlohmann::json::parse(stored.value().begin()->second, nullptr, false);
-    if (json.is_discarded() || !json.contains("format") || !json.contains("ttl")) {
+    if (json.is_discarded() || !json.contains("format") || !json.contains("ttl") ||
+        !json["ttl"].is_number_unsigned()) {
       return Status(Code::kDataLoss, "the description of the storage '" + options.path +
                                          "' is damaged: " + stored.value().begin()->second);
     }
@@ -92,7 +93,8 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
     if (!settled) core->database.reset();
   }
   const uint64_t spill_index = std::max(kLeastSpillIndex, options.cache_bytes / 4);
-  auto spill = SpillFile::Open(options.path, spill_index / kBytesAPlace);
+  auto spill =
+      SpillFile::Open(options.path, options.spill_rows.value_or(spill_index / kBytesAPlace));
   if (!spill.ok() && !options.read_only) return spill.status();
   if (spill.ok()) core->spill = std::move(spill.value());
   std::shared_ptr<Storage> storage(new Storage(core));
@@ -244,6 +246,10 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
   }
   auto store = std::make_unique<RocksdbStore>(core_, config.group, meta);
   made.store = store.get();
+  if (core_->write_through && !core_->read_only) {
+    Status status = store->WriteMeta();
+    if (!status.ok()) return status;
+  }
   auto table = Table::Over(std::move(store), config, meta.state, core_->expiry, made.admission);
   if (!table.ok()) return table.status();
   made.table = std::move(table.value());
@@ -317,13 +323,14 @@ Status Storage::Checkpoint(const std::string& path) {
 Status Storage::Compact() {
   Status status = Flush();
   if (!status.ok()) return status;
+  // Not under the gate, where lookups would wait behind the next flush; mu_ keeps it open.
+  std::lock_guard<std::mutex> guard(mu_);
   {
     std::shared_lock<SharedMutex> gate(core_->gate);
     status = CheckWritable();
-    if (status.ok()) status = core_->database->Compact();
   }
-  if (!status.ok() || ttl() == 0) return status;
-  return CountRows();
+  if (status.ok()) status = core_->database->Compact();
+  return status.ok() && ttl() > 0 ? CountRows() : status;
 }
 
 Status Storage::CheckWritable() const {

@@ -26,6 +26,9 @@ struct StorageOptions {
   // Of the rows that are kept in memory. An index of about 20 bytes a row comes on top, and what
   // RocksDB takes: see kBlockCacheBytes and kMemtableBytes.
   uint64_t cache_bytes = uint64_t{256} << 20;
+  // How many evicted rows may wait in the spill file. Unset: as many as a quarter of cache_bytes,
+  // or 32 MiB, holds places for.
+  std::optional<uint64_t> spill_rows;
   // False: what the last Flush or Checkpoint that returned has written survives the process.
   // True: also what every commit that returned has written.
   bool write_through = false;
@@ -131,7 +134,7 @@ class Storage : public std::enable_shared_from_this<Storage> {
   using Gate = std::unique_lock<SharedMutex>;
 
   explicit Storage(std::shared_ptr<StorageCore> core) : core_(std::move(core)) {}
-  // Counts every group's rows anew: expired ones may have been counted.
+  // Counts every group's rows anew: expired ones may have been counted. For who holds mu_.
   Status CountRows();
   Result<std::shared_ptr<Admission>> OpenAdmission(int group, const AdmissionConfig& config);
   Status CheckSame(const OpenGroup& open, const TableConfig& config, const std::string& rule,

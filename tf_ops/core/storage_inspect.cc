@@ -107,7 +107,6 @@ Result<RowDatabase::DiskUse> Storage::disk_use() {
 }
 
 Status Storage::CountRows() {
-  std::lock_guard<std::mutex> guard(mu_);
   for (auto& [number, group] : groups_) {
     auto counted = group.store->Freeze();
     if (!counted.ok()) return counted.status();

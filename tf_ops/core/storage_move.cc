@@ -125,7 +125,10 @@ Result<std::map<int, GroupMeta>> Storage::Reconcile(const std::vector<Arrival>& 
         meta.state = theirs;
         ++meta.layout;  // the rows that are here have no slots
       }
-      meta.state.steps = std::max(meta.state.steps, theirs.steps);
+      // A table that is open counts by itself.
+      if (groups_.count(arrival.group) == 0) {
+        meta.state.steps = std::max(meta.state.steps, theirs.steps);
+      }
     }
     groups[arrival.group] = std::move(meta);
   }

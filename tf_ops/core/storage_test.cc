@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/dump/test_folder.h"
+#include "core/test_result.h"
 #include "core/test_threads.h"
 
 namespace sok {
@@ -56,8 +57,8 @@ Rows RowsOf(Table& table) {
 // The same calls to a table in memory and to one on disk.
 class Twins {
  public:
-  Twins(const std::string& path, bool write_through, uint32_t seed, size_t keys)
-      : path_(path), write_through_(write_through), rng_(seed), keys_(keys) {
+  Twins(const StorageOptions& options, uint32_t seed, size_t keys)
+      : options_(options), rng_(seed), keys_(keys) {
     auto memory = Table::Make(Config());
     REQUIRE(memory.ok());
     memory_ = std::move(memory.value());
@@ -68,11 +69,7 @@ class Twins {
     if (storage_ != nullptr) REQUIRE(storage_->Close().ok());
     disk_.reset();
     storage_.reset();
-    StorageOptions options;
-    options.path = path_;
-    options.cache_bytes = uint64_t{1} << 20;
-    options.write_through = write_through_;
-    storage_ = OpenOrFail(options);
+    storage_ = OpenOrFail(options_);
     auto table = storage_->OpenTable(Config(), "", {}, std::nullopt);
     REQUIRE_MESSAGE(table.ok(), table.status().message());
     disk_ = table.value();
@@ -130,12 +127,30 @@ class Twins {
     REQUIRE(got == expected);
   }
 
+  // A round trip through an export.
+  void Restore() {
+    auto frozen = Value(disk_->Freeze());
+    const size_t n = frozen.size(), slots = frozen.slot_floats();
+    std::vector<Key> keys(n);
+    std::vector<float> embeddings(n * kDim), slot_values(n * slots);
+    std::vector<int64_t> updates(n);
+    const TableState state = frozen.state();
+    const std::vector<float> start = frozen.slot_start();
+    REQUIRE(frozen.Write(keys.data(), embeddings.data(), slot_values.data(), updates.data()).ok());
+    { const auto done = std::move(frozen); }
+    for (Table* table : {memory_.get(), disk_.get()}) {
+      Status status = table->Restore(state.rule, state.steps, keys.data(), n, embeddings.data(),
+                                     slot_values.data(), static_cast<int>(slots), updates.data(),
+                                     start.data(), ThreadedFor);
+      REQUIRE_MESSAGE(status.ok(), status.message());
+    }
+  }
+
   void Flush() { REQUIRE(storage_->Flush().ok()); }
   std::mt19937_64& rng() { return rng_; }
 
  private:
-  const std::string path_;
-  const bool write_through_;
+  const StorageOptions options_;
   std::mt19937_64 rng_;
   const size_t keys_;
   std::unique_ptr<Table> memory_;
@@ -148,49 +163,59 @@ class Twins {
 TEST_CASE("a table on disk holds the same bits as one in memory, through flushes and reopenings") {
   const uint32_t seed = 20261120;
   for (const bool write_through : {false, true}) {
-    CAPTURE(seed);
-    CAPTURE(write_through);
-    const TestFolder folder;
-    // Ten times what the cache holds.
-    Twins twins(folder / "storage", write_through, seed, 200000);
-    std::string rule = "adam";
-    for (int step = 0; step < 400; ++step) {
-      switch (twins.rng()() % 16) {
-        case 0:
-          twins.Flush();
-          break;
-        case 1:
-          if (step % 4 == 0) twins.Reopen();
-          break;
-        case 2:
-          twins.Remove();
-          break;
-        case 3:
-          twins.Assign();
-          break;
-        case 4:
-          if (step % 8 == 0) rule = rule == "adam" ? "adagrad" : "adam";
-          break;
-        case 5:
-          if (step % 16 == 0) twins.Check();
-          break;
-        case 6:
-        case 7:
-        case 8:
-          twins.Lookup(false);
-          break;
-        case 9:
-        case 10:
-        case 11:
-          twins.Lookup(true);
-          break;
-        default:
-          twins.Commit(rule);
+    for (const bool small_spill : {false, true}) {
+      CAPTURE(seed);
+      CAPTURE(write_through);
+      CAPTURE(small_spill);
+      const TestFolder folder;
+      StorageOptions options;
+      options.path = folder / "storage";
+      options.cache_bytes = uint64_t{1} << 20;  // a tenth of the rows
+      options.write_through = write_through;
+      // Less than a segment a shard, so that rows are pushed out to the database all the time.
+      if (small_spill) options.spill_rows = 30000;
+      Twins twins(options, seed, 200000);
+      std::string rule = "adam";
+      for (int step = 0; step < 300; ++step) {
+        switch (twins.rng()() % 16) {
+          case 0:
+            twins.Flush();
+            break;
+          case 1:
+            if (step % 4 == 0) twins.Reopen();
+            break;
+          case 2:
+            twins.Remove();
+            break;
+          case 3:
+            twins.Assign();
+            break;
+          case 4:
+            if (step % 8 == 0) rule = rule == "adam" ? "adagrad" : "adam";
+            break;
+          case 5:
+            if (step % 16 == 0) twins.Check();
+            break;
+          case 6:
+            if (step % 32 == 0) twins.Restore();
+            break;
+          case 7:
+          case 8:
+            twins.Lookup(false);
+            break;
+          case 9:
+          case 10:
+          case 11:
+            twins.Lookup(true);
+            break;
+          default:
+            twins.Commit(rule);
+        }
       }
+      twins.Check();
+      twins.Reopen();
+      twins.Check();
     }
-    twins.Check();
-    twins.Reopen();
-    twins.Check();
   }
 }
 

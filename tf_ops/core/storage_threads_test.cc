@@ -68,6 +68,7 @@ TEST_CASE("eight threads that train two groups of a storage lose no update") {
     options.path = folder / "storage";
     options.cache_bytes = uint64_t{1} << 20;
     options.write_through = write_through;
+    options.spill_rows = kKeys / 2;
     Counts counts[2] = {Counts(kKeys), Counts(kKeys)};
     TableConfig config;
     config.dim = kDim;

@@ -299,6 +299,7 @@ Status Table::Update(const Key* keys, size_t n, const float* gradients, const st
   for (uint32_t i : missing.value()) absent.push_back(keys[i]);
   if (!absent.empty()) status = MakeRows(absent, now, parallel_for);
   if (!status.ok()) return status;
+  if (admission_ != nullptr) admission_->Forget(absent.data(), absent.size());
   if (state_.rule.empty()) {
     status = Relay(optimizer.slots(config_.dim), /*restart=*/false, parallel_for);
     if (!status.ok()) return status;
@@ -317,10 +318,11 @@ Status Table::Assign(const Key* keys, size_t n, const float* embeddings,
   Status status = CheckRange(keys, n);
   if (!status.ok()) return status;
   const int dim = config_.dim;
-  return store_->Upsert(
+  status = store_->Upsert(
       keys, n, config_.max_rows, clock_->Now(),
       [&](size_t i, RowView row, bool) { std::copy_n(embeddings + i * dim, dim, row.embedding); },
       parallel_for);
+  return status.ok() ? store_->Persist(keys, n, parallel_for) : status;
 }
 
 Status Table::Restore(const std::string& rule, int64_t steps, const Key* keys, size_t n,
@@ -354,21 +356,18 @@ Status Table::Restore(const std::string& rule, int64_t steps, const Key* keys, s
   auto layout = std::make_shared<const RowLayout>(config_.dim, state.slots);
   std::lock_guard<std::mutex> commit(commit_mu_);
   DropDeposits();
-  status = store_->Clear();
   ++removals_;
-  if (!status.ok()) return status;
-  auto relaid = store_->Relay(layout, parallel_for);
-  if (!relaid.ok()) return relaid.status();
-  state_ = std::move(state);
   const int dim = config_.dim;
-  return store_->Upsert(
-      keys, n, config_.max_rows, clock_->Now(),
+  status = store_->Replace(
+      std::move(layout), state, keys, n, clock_->Now(),
       [&](size_t i, RowView row, bool) {
         std::copy_n(embeddings + i * dim, dim, row.embedding);
         std::copy_n(slots + i * slot_floats, slot_floats, row.embedding + dim);
         row.meta->update_num = static_cast<uint32_t>(update_nums[i]);
       },
       parallel_for);
+  if (status.ok()) state_ = std::move(state);
+  return status;
 }
 
 Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& parallel_for) {

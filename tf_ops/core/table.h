@@ -115,7 +115,8 @@ class Table {
   // (n, dim), now. Each row counts its own updates. Keys without a row get one, unless admission
   // holds them back.
   // Errors: kFailedPrecondition if the table has been trained with another rule; those of Lookup.
-  // Nothing has changed then, but that some rows may have been made.
+  // Nothing has changed then, but that some rows may have been made. If the rows are changed but
+  // could not be written through, the error says so.
   Status Update(const Key* keys, size_t n, const float* gradients, const std::string& rule,
                 const RowOptimizer& optimizer, const UpdateOptions& options,
                 const ParallelFor& parallel_for);

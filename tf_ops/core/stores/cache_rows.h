@@ -60,6 +60,7 @@ class CacheRows {
     const uint16_t changed = (is & kRowWriting) != 0 ? kRowDirty | kRowChanged : kRowDirty;
     set_state(row, (is & ~kRowSpilled) | changed);
   }
+  bool MayLeave(uint32_t row) const { return (state(row) & kStays) == 0; }
   // Marks a row as used, beside other readers.
   void Touch(uint32_t row) const {
     if ((state(row) & kRowUsed) == 0) __atomic_fetch_or(StateOf(row), kRowUsed, __ATOMIC_RELAXED);

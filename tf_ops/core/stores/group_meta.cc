@@ -25,6 +25,7 @@ std::string GroupMeta::ToJson() const {
       {"steps", state.steps},
       {"layout", layout},
       {"rows", rows},
+      {"counted_at", counted_at},
   };
   return json.dump();
 }
@@ -54,6 +55,7 @@ Result<GroupMeta> GroupMeta::FromJson(const std::string& text) {
     meta.state.steps = json.at("steps");
     meta.layout = json.at("layout");
     meta.rows = json.at("rows");
+    meta.counted_at = json.at("counted_at");
     if (meta.dim < 1) return damaged();
     return meta;
   } catch (const nlohmann::json::exception&) {

@@ -18,6 +18,7 @@ struct GroupMeta {
   TableState state;
   uint32_t layout = 0;  // of the slots; rows written under another one have none
   uint64_t rows = 0;
+  uint32_t counted_at = 0;  // when rows that had expired were last left out of `rows`
 
   std::string ToJson() const;
   static Result<GroupMeta> FromJson(const std::string& json);

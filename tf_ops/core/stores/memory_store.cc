@@ -291,7 +291,7 @@ Result<uint64_t> MemoryStore<Index>::Erase(const Key* keys, size_t n,
 }
 
 template <typename Index>
-Status MemoryStore<Index>::Clear() {
+void MemoryStore<Index>::Clear() {
   std::lock_guard<std::mutex> guard(layout_mu_);
   arena_ = std::make_shared<Arena>();
   for (uint32_t s = 0; s < shard_count(); ++s) {
@@ -301,7 +301,17 @@ Status MemoryStore<Index>::Clear() {
     shard.index = Index(config_, s);
     shard.rows = RowSlabs(layout_, arena_);
   }
-  return Status();
+}
+
+template <typename Index>
+Status MemoryStore<Index>::Replace(std::shared_ptr<const RowLayout> layout,
+                                   const TableState& /*state*/, const Key* keys, size_t n,
+                                   uint32_t now, const WriteRow& write,
+                                   const ParallelFor& parallel_for) {
+  Clear();
+  auto relaid = Relay(std::move(layout), parallel_for);
+  if (!relaid.ok()) return relaid.status();
+  return Upsert(keys, n, /*max_rows=*/0, now, write, parallel_for);
 }
 
 template <typename Index>

@@ -31,7 +31,10 @@ class MemoryStore final : public RowStore {
   Result<uint64_t> Apply(const std::vector<GradientBatch>& batches, const RowOptimizer& optimizer,
                          const CommitStep& step, const ParallelFor& parallel_for) override;
   Result<uint64_t> Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) override;
-  Status Clear() override;
+  Status Replace(std::shared_ptr<const RowLayout> layout, const TableState& state, const Key* keys,
+                 size_t n, uint32_t now, const WriteRow& write,
+                 const ParallelFor& parallel_for) override;
+  void Clear();
   Result<bool> Relay(std::shared_ptr<const RowLayout> layout,
                      const ParallelFor& parallel_for) override;
   std::shared_ptr<const RowLayout> layout() const override;

@@ -197,7 +197,7 @@ TEST_CASE_TEMPLATE("a cleared store holds nothing, gives its memory back and can
   const auto store = Store::Make(LayoutWith({{"momentum", kDim, 0.0f}}));
   REQUIRE(Put(*store, Keys<Store>(0, kKeys), std::vector<float>(kKeys, 1.0f)).ok());
   CHECK(store->row_bytes() >= kKeys * 2 * kDim * sizeof(float));
-  REQUIRE(store->Clear().ok());
+  REQUIRE(store->Replace(store->layout(), {}, nullptr, 0, 0, nullptr, SerialFor).ok());
   CHECK(Contents(*store).empty());
   CHECK(store->row_bytes() == 0);
   CHECK(store->layout()->slot_floats() == kDim);

@@ -13,8 +13,10 @@ std::string RealPath(const std::string& path) {
   return realpath(path.c_str(), real) != nullptr ? real : path;
 }
 
-std::string LockHolder(const std::string& path) {
-  if (OpenFolders::Has(RealPath(path))) return ", held by this process";
+std::string OpenFolders::Holder(const std::string& path) {
+  // Nobody of this process takes the lock while the descriptor below is open.
+  std::lock_guard<std::mutex> guard(Mutex());
+  if (Paths().count(RealPath(path)) != 0) return ", held by this process";
   const int file = open((path + "/LOCK").c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0) return "";
   struct flock lock = {};

@@ -7,22 +7,23 @@
 
 namespace sok {
 
-// The folders that this process has open for writing. To look into a LOCK file of one of them would
-// set its lock free: POSIX locks go with the first descriptor that the process closes.
+// The folders that this process has open for writing, or is about to. To look into a LOCK file of
+// one of them would set its lock free: POSIX locks go with the first descriptor that the process
+// closes.
 class OpenFolders {
  public:
-  static bool Has(const std::string& path) {
+  // False if it is there already. Called before the folder is locked.
+  static bool Add(const std::string& path) {
     std::lock_guard<std::mutex> guard(Mutex());
-    return Paths().count(path) != 0;
-  }
-  static void Add(const std::string& path) {
-    std::lock_guard<std::mutex> guard(Mutex());
-    Paths().insert(path);
+    return Paths().insert(path).second;
   }
   static void Remove(const std::string& path) {
     std::lock_guard<std::mutex> guard(Mutex());
     Paths().erase(path);
   }
+
+  // ", held by process 123", for who finds a folder locked; empty if nobody holds it.
+  static std::string Holder(const std::string& path);
 
  private:
   static std::mutex& Mutex() {
@@ -37,8 +38,5 @@ class OpenFolders {
 
 // The path without links, or as it is if there is nothing.
 std::string RealPath(const std::string& path);
-
-// ", held by process 123", for who finds a folder locked; empty if nobody holds it.
-std::string LockHolder(const std::string& path);
 
 }  // namespace sok

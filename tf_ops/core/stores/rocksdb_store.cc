@@ -28,7 +28,12 @@ int ShardBits() {
 }  // namespace
 
 Status StorageCore::CheckOpen() const {
-  if (database != nullptr) return Status();
+  if (database != nullptr && database->usable()) return Status();
+  if (database != nullptr) {
+    return Status(Code::kInternal, "the storage '" + path +
+                                       "' could not be opened again after an error; start the "
+                                       "process anew to go on from the last flush");
+  }
   return Status(Code::kFailedPrecondition,
                 "the storage '" + path + "' is closed; open it again to use its tables");
 }
@@ -53,7 +58,8 @@ RocksdbStore::RocksdbStore(std::shared_ptr<StorageCore> core, int group, const G
       dim_(meta.dim),
       shard_bits_(ShardBits()),
       start_(meta),
-      rows_(meta.rows),
+      written_(static_cast<int64_t>(meta.rows)),
+      counted_at_(meta.counted_at),
       layout_number_(meta.layout),
       layout_(std::make_shared<const RowLayout>(meta.dim, meta.state.slots)),
       state_(meta.state) {
@@ -124,8 +130,11 @@ Status RocksdbStore::ForEachShard(const ShardPartition& partition, const Paralle
       Shard& shard = *shards_[s];
       std::lock_guard<SharedMutex> lock(shard.mu);
       Status status = fn(shard, partition.begin(s), partition.size(s));
-      if (status.ok()) status = Trim(shard);
-      if (status.ok()) continue;
+      if (status.ok()) {
+        // It only gives memory back. What cannot be written now stays.
+        status = Trim(shard);
+        continue;
+      }
       std::lock_guard<std::mutex> guard(failure_mu);
       if (failure.ok()) failure = status;
     }
@@ -223,7 +232,8 @@ GroupMeta RocksdbStore::meta() const {
   std::lock_guard<std::mutex> guard(meta_mu_);
   meta.state = state_;
   meta.layout = layout_number();
-  meta.rows = rows_;
+  meta.rows = size();
+  meta.counted_at = counted_at_;
   return meta;
 }
 

@@ -7,6 +7,7 @@
 // flushed, or when the spill has no room for it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -63,12 +64,17 @@ class RocksdbStore final : public RowStore {
   Result<uint64_t> Apply(const std::vector<GradientBatch>& batches, const RowOptimizer& optimizer,
                          const CommitStep& step, const ParallelFor& parallel_for) override;
   Result<uint64_t> Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) override;
-  Status Clear() override;
+  Status Replace(std::shared_ptr<const RowLayout> layout, const TableState& state, const Key* keys,
+                 size_t n, uint32_t now, const WriteRow& write,
+                 const ParallelFor& parallel_for) override;
+  Status Persist(const Key* keys, size_t n, const ParallelFor& parallel_for) override;
   Result<bool> Relay(std::shared_ptr<const RowLayout> layout,
                      const ParallelFor& parallel_for) override;
   std::shared_ptr<const RowLayout> layout() const override;
   // With a TTL, rows that have expired count until something comes upon them.
-  uint64_t size() const override { return rows_.load(std::memory_order_relaxed); }
+  uint64_t size() const override {
+    return static_cast<uint64_t>(std::max<int64_t>(0, written_ + unwritten_));
+  }
   // Of the cache.
   uint64_t index_bytes() const override;
   uint64_t row_bytes() const override;
@@ -88,6 +94,8 @@ class RocksdbStore final : public RowStore {
   void MarkClean();
   // Writes them to the database, pending or through, shard by shard.
   Status Settle();
+  // Writes the description of the group through.
+  Status WriteMeta();
   // As the group is once everything dirty is written.
   GroupMeta meta() const;
   int group() const { return group_; }
@@ -138,9 +146,10 @@ class RocksdbStore final : public RowStore {
   Status EvictBlock(Shard& shard);
   RowHeader HeaderOf(const Shard& shard, uint32_t row) const;
   void AddSpillRow(const Spill::Head& head, const float* floats, size_t n, RowBatch* batch,
-                   uint64_t* fresh) const;
+                   int64_t* fresh) const;
   void AddToBatch(const Shard& shard, uint32_t row, RowBatch* batch) const;
-  Status Write(const RowBatch& batch);
+  // Writes rows to the database, `added` more than it had.
+  Status Write(const RowBatch& batch, int64_t added);
   Status CountNew(const ShardPartition& partition, uint32_t now, const ParallelFor& parallel_for,
                   uint64_t* count);
   // After a commit: writes the touched rows of each shard, which lie in the batches.
@@ -151,7 +160,18 @@ class RocksdbStore final : public RowStore {
   // Gives back what a large batch took beyond the budget.
   Status Trim(Shard& shard);
   Status CheckWritable() const;
-  // Whether rows_ may count rows that have expired, and it is time to look.
+  // Removes rows that have expired, so that they are met no more.
+  Status Bury(Shard& shard, std::vector<uint32_t> expired);
+  // Writes rows through, with the description of the group; `added`, more than there were.
+  Status WritePublished(const RowBatch& batch, int64_t added);
+  // Empties the cache if the shape is another, and the spill; nothing may be dirty then.
+  void SetLayout(std::shared_ptr<const RowLayout> layout);
+  Status UpsertAll(const ShardPartition& partition, uint32_t now, const WriteRow& write,
+                   const ParallelFor& parallel_for);
+  // For who holds the gate alone.
+  Status UpsertAlone(const Key* keys, size_t n, uint32_t now, const WriteRow& write,
+                     const ParallelFor& parallel_for);
+  // Whether size() may count rows that have expired, and it is time to look.
   bool MayHaveExpired(uint32_t now);
 
   const std::shared_ptr<StorageCore> core_;
@@ -160,9 +180,10 @@ class RocksdbStore final : public RowStore {
   const int shard_bits_;
   const GroupMeta start_;  // the parts that do not change
   std::vector<std::unique_ptr<Shard>> shards_;
-  std::atomic<uint64_t> rows_;
-  std::atomic<uint32_t> counted_at_{0};
-  std::atomic<uint64_t> unwritten_{0};  // those of them that are not in the database
+  std::atomic<int64_t> written_;       // rows in the database, pending ones too
+  std::atomic<int64_t> unwritten_{0};  // rows that are in the cache or the spill only
+  std::mutex count_mu_;  // a written description counts the rows that were written before it
+  std::atomic<uint32_t> counted_at_;  // when rows that had expired were last left out
   std::atomic<uint32_t> layout_number_;
   std::mutex limit_mu_;  // one Upsert at a time where there is a limit to keep
   std::mutex

@@ -31,10 +31,12 @@ Status RocksdbStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t
   FindEntries(
       shard.index, entries, n, [](Key key) { return Hash(key); }, rows);
   std::vector<Key> absent;
+  std::vector<uint32_t> expired;
   for (size_t i = 0; i < n; ++i) {
     if (rows[i] == CacheRows::kNone) {
       absent.push_back(entries[i].key);
     } else if (Expired(shard, rows[i], now)) {
+      expired.push_back(rows[i]);
       rows[i] = CacheRows::kNone;
     } else {
       cached.Mark(rows[i], kRowUsed | kRowPinned);
@@ -48,10 +50,15 @@ Status RocksdbStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t
     for (size_t i = 0; i < n && status.ok(); ++i) {
       if (rows[i] != CacheRows::kNone) continue;
       const uint32_t row = shard.index.Find(entries[i].key, Hash(entries[i].key));
-      if (row == CacheRows::kNone || Expired(shard, row, now)) continue;
-      rows[i] = row;
+      if (row == CacheRows::kNone) continue;
+      if (Expired(shard, row, now)) {
+        expired.push_back(row);
+      } else {
+        rows[i] = row;
+      }
     }
   }
+  if (status.ok() && !expired.empty()) status = Bury(shard, std::move(expired));
   for (size_t i = 0; i < n; ++i) {
     cached.Unmark(rows[i], kRowPinned);
     if (!status.ok()) {
@@ -59,6 +66,34 @@ Status RocksdbStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t
     } else if (rows[i] != CacheRows::kNone && keep != 0) {
       cached.Mark(rows[i], keep);
     }
+  }
+  return status;
+}
+
+Status RocksdbStore::Bury(Shard& shard, std::vector<uint32_t> expired) {
+  if (core_->read_only) return Status();
+  std::sort(expired.begin(), expired.end());
+  expired.erase(std::unique(expired.begin(), expired.end()), expired.end());
+  // One that a commit holds on to goes another time.
+  expired.erase(std::remove_if(expired.begin(), expired.end(),
+                               [&](uint32_t row) { return !shard.rows.MayLeave(row); }),
+                expired.end());
+  RowBatch gone;
+  int64_t fewer = 0, fewer_new = 0;
+  for (uint32_t row : expired) {
+    gone.Remove(RowKey(group_, shard.rows.key(row)));
+    if ((shard.rows.state(row) & kRowNew) != 0) {
+      ++fewer_new;
+    } else if (!core_->expiry->Expired(*shard.rows.meta(row), counted_at_)) {
+      ++fewer;  // a count of the rows since then has left the others out
+    }
+  }
+  Status status = Write(gone, -fewer);
+  if (!status.ok()) return status;
+  unwritten_ -= fewer_new;
+  for (uint32_t row : expired) {
+    shard.spill->Remove(shard.rows.key(row));
+    shard.Forget(row);
   }
   return status;
 }
@@ -151,11 +186,11 @@ Status RocksdbStore::Evict(Shard& shard, const std::vector<uint32_t>& rows) {
     status = spill.Append(leaving);
   } else {
     RowBatch batch;
-    uint64_t fresh = 0;
+    int64_t fresh = 0;
     for (const Spill::Row& row : leaving) {
       if (row.dirty) AddSpillRow(row.head, row.floats, spill.floats(), &batch, &fresh);
     }
-    status = Write(batch);
+    status = Write(batch, fresh);
     if (status.ok()) unwritten_ -= fresh;
     for (const Spill::Row& row : leaving) {
       if (status.ok()) spill.Remove(row.head.key);
@@ -167,9 +202,9 @@ Status RocksdbStore::Evict(Shard& shard, const std::vector<uint32_t>& rows) {
 }
 
 void RocksdbStore::AddSpillRow(const Spill::Head& head, const float* floats, size_t n,
-                               RowBatch* batch, uint64_t* fresh) const {
+                               RowBatch* batch, int64_t* fresh) const {
   batch->Put(RowKey(group_, head.key), head.header, floats, n);
-  *fresh += head.is_new;
+  *fresh += static_cast<int64_t>(head.is_new);
 }
 
 Result<bool> RocksdbStore::ReserveSpill(Shard& shard, size_t rows) {
@@ -177,15 +212,23 @@ Result<bool> RocksdbStore::ReserveSpill(Shard& shard, size_t rows) {
   if (!spill.enabled()) return false;
   while (!spill.Reserve(rows)) {
     RowBatch batch;
-    uint64_t fresh = 0;
+    int64_t fresh = 0;
+    std::vector<uint32_t> cached;  // of the rows that go to the database
     auto dropped = spill.DropOldest(
         [&](const Spill::Head& head, const float* floats) {
+          const uint32_t row = shard.index.Find(head.key, Hash(head.key));
+          if (row != CacheRows::kNone) {
+            // The cached version is newer, and may be on its way to the database.
+            if ((shard.rows.state(row) & kRowSpilled) == 0) return Status();
+            cached.push_back(row);
+          }
           AddSpillRow(head, floats, spill.floats(), &batch, &fresh);
           return Status();
         },
-        [&] { return Write(batch); });
+        [&] { return Write(batch, fresh); });
     if (!dropped.ok()) return dropped.status();
     unwritten_ -= fresh;
+    for (uint32_t row : cached) shard.rows.Unmark(row, kRowSpilled | kRowNew);
     if (!dropped.value()) return false;
   }
   return true;
@@ -219,14 +262,27 @@ void RocksdbStore::AddToBatch(const Shard& shard, uint32_t row, RowBatch* batch)
              dim_ + shard.rows.layout().slot_floats());
 }
 
-Status RocksdbStore::Write(const RowBatch& batch) {
+Status RocksdbStore::Write(const RowBatch& batch, int64_t added) {
   if (batch.rows() == 0) return Status();
-  return core_->write_through ? core_->database->WritePublished(batch, {}, /*sync=*/false)
-                              : core_->database->WritePending(batch);
+  if (core_->write_through) return WritePublished(batch, added);
+  Status status = core_->database->WritePending(batch);
+  if (status.ok()) written_ += added;
+  return status;
 }
 
+Status RocksdbStore::WritePublished(const RowBatch& batch, int64_t added) {
+  std::lock_guard<std::mutex> guard(count_mu_);
+  GroupMeta described = meta();
+  described.rows = static_cast<uint64_t>(std::max<int64_t>(0, written_ + added));
+  Status status = core_->database->WritePublished(
+      batch, {{GroupMetaName(group_), described.ToJson()}}, /*sync=*/false);
+  if (status.ok()) written_ += added;
+  return status;
+}
+
+Status RocksdbStore::WriteMeta() { return WritePublished({}, 0); }
+
 void RocksdbStore::SetClean(Shard& shard, uint32_t row) {
-  if ((shard.rows.state(row) & kRowNew) != 0) --unwritten_;
   shard.rows.Unmark(row, kRowDirty | kRowNew);
 }
 
@@ -296,7 +352,7 @@ void RocksdbStore::MarkClean() {
     shard->spill->SetAllClean();
     shard->rows.ForEach([&](uint32_t row) { shard->rows.Unmark(row, kRowDirty | kRowNew); });
   }
-  unwritten_ = 0;
+  written_ += unwritten_.exchange(0);
 }
 
 Status RocksdbStore::Settle() {
@@ -305,11 +361,11 @@ Status RocksdbStore::Settle() {
       ForEachDirty([&](Key key, const RowHeader& header, const float* floats, size_t n) {
         batch.Put(RowKey(group_, key), header, floats, n);
         if (batch.bytes() < kSettleBytes) return Status();
-        Status written = Write(batch);
+        Status written = Write(batch, 0);
         batch.Clear();
         return written;
       });
-  if (status.ok()) status = Write(batch);
+  if (status.ok()) status = Write(batch, 0);
   if (status.ok()) MarkClean();
   return status;
 }
@@ -319,24 +375,46 @@ void RocksdbStore::DropCache(uint64_t rows) {
     std::lock_guard<SharedMutex> lock(shard->mu);
     shard->Reset(layout());
   }
-  rows_ = rows;
+  written_ = static_cast<int64_t>(rows);
   unwritten_ = 0;
 }
 
-Status RocksdbStore::Clear() {
+Status RocksdbStore::Replace(std::shared_ptr<const RowLayout> layout, const TableState& state,
+                             const Key* keys, size_t n, uint32_t now, const WriteRow& write,
+                             const ParallelFor& parallel_for) {
+  std::lock_guard<std::mutex> writing(write_mu_);
   std::lock_guard<SharedMutex> gate(core_->gate);
   if (Status status = CheckWritable(); !status.ok()) return status;
-  // Row by row: whatever is pending must hide what is published.
+  // Row by row, since what is pending must hide what is published. Not written through: the old
+  // rows are durable until the new ones are.
+  RowDatabase& database = *core_->database;
   RowBatch gone;
-  Status status = core_->database->ForEach(group_, [&](int, Key key, std::string_view) -> Status {
-    gone.Remove(RowKey(group_, key));
-    if (gone.bytes() < kSettleBytes) return Status();
-    Status written = Write(gone);
+  const auto hide = [&] {
+    Status written = database.WritePending(gone);
     gone.Clear();
     return written;
+  };
+  Status status = database.ForEach(group_, [&](int, Key key, std::string_view) -> Status {
+    gone.Remove(RowKey(group_, key));
+    return gone.bytes() < kSettleBytes ? Status() : hide();
   });
-  if (status.ok()) status = Write(gone);
-  if (status.ok()) DropCache(0);
+  if (status.ok()) status = hide();
+  if (!status.ok()) return status;
+  DropCache(0);
+  SetLayout(std::move(layout));
+  {
+    std::lock_guard<std::mutex> guard(meta_mu_);
+    state_ = state;
+  }
+  status = UpsertAlone(keys, n, now, write, parallel_for);
+  if (!status.ok() || !core_->write_through) return status;
+  const auto publication = database.StartPublication();
+  status = ForEachDirty([&](Key key, const RowHeader& header, const float* floats, size_t m) {
+    return publication->Add(RowKey(group_, key), header, floats, m);
+  });
+  GroupMeta described = meta();
+  if (status.ok()) status = publication->Finish({{GroupMetaName(group_), described.ToJson()}});
+  if (status.ok()) MarkClean();
   return status;
 }
 
@@ -351,6 +429,7 @@ class RocksdbStore::FrozenStore final : public Frozen {
     return Visit([this](Key, const RowValue&) { ++size_; });
   }
   uint64_t size() const override { return size_; }
+  uint32_t now() const { return now_; }
   Status ForEach(const std::function<void(Key, RowView)>& fn) const override {
     const auto layout = store_.layout();
     const std::vector<float>& start = layout->slot_start();
@@ -393,7 +472,8 @@ Result<std::unique_ptr<RowStore::Frozen>> RocksdbStore::Freeze() {
   auto frozen = std::make_unique<FrozenStore>(this);
   Status status = frozen->Prepare();
   if (!status.ok()) return status;
-  rows_ = frozen->size();
+  written_ = static_cast<int64_t>(frozen->size());
+  counted_at_ = frozen->now();
   return std::unique_ptr<Frozen>(std::move(frozen));
 }
 

@@ -33,9 +33,7 @@ bool RocksdbStore::MayHaveExpired(uint32_t now) {
   const uint32_t ttl = core_->expiry->ttl();
   if (ttl == 0) return false;
   // A count walks over all rows: not more often than every sixteenth of a row's life.
-  uint32_t counted = counted_at_.load();
-  return now >= uint64_t{counted} + std::max<uint32_t>(1, ttl / 16) &&
-         counted_at_.compare_exchange_strong(counted, now);
+  return now >= uint64_t{counted_at_} + std::max<uint32_t>(1, ttl / 16);
 }
 
 Status RocksdbStore::Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
@@ -56,6 +54,18 @@ Status RocksdbStore::Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32
     if (!status.ok()) return status;
     if (size() + added > max_rows) return TableFull(size(), max_rows, added);
   }
+  return UpsertAll(partition, now, write, parallel_for);
+}
+
+Status RocksdbStore::UpsertAlone(const Key* keys, size_t n, uint32_t now, const WriteRow& write,
+                                 const ParallelFor& parallel_for) {
+  ShardPartition partition;
+  Partition({{keys, n}}, parallel_for, &partition);
+  return UpsertAll(partition, now, write, parallel_for);
+}
+
+Status RocksdbStore::UpsertAll(const ShardPartition& partition, uint32_t now, const WriteRow& write,
+                               const ParallelFor& parallel_for) {
   return ForEachShard(
       partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
         std::vector<uint32_t> rows(m);
@@ -82,7 +92,6 @@ Status RocksdbStore::Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32
               shard.index.Insert(key, Hash(key), rows[i]);
               cached.set_state(rows[i], kRowLive | kRowNew);
               ++unwritten_;
-              ++rows_;
             }
           }
           const uint32_t row = rows[i];
@@ -155,16 +164,14 @@ Result<uint64_t> RocksdbStore::Apply(const std::vector<GradientBatch>& batches,
 Status RocksdbStore::WriteThrough(const std::vector<RowBatch>& batches,
                                   const std::vector<std::vector<uint32_t>>& touched) {
   RowBatch all;
-  uint64_t fresh = 0;
+  int64_t fresh = 0;
   for (const RowBatch& batch : batches) all.Add(batch);
   for (uint32_t s = 0; s < shard_count(); ++s) {
     std::lock_guard<SharedMutex> lock(shards_[s]->mu);
     for (uint32_t row : touched[s]) fresh += (shards_[s]->rows.state(row) & kRowNew) != 0;
   }
-  GroupMeta after = meta();
-  after.rows = after.rows - unwritten_ + fresh;
-  Status status = core_->database->WritePublished(all, {{GroupMetaName(group_), after.ToJson()}},
-                                                  /*sync=*/false);
+  Status status = WritePublished(all, fresh);
+  if (status.ok()) unwritten_ -= fresh;
   for (uint32_t s = 0; s < shard_count(); ++s) {
     Shard& shard = *shards_[s];
     std::lock_guard<SharedMutex> lock(shard.mu);
@@ -180,8 +187,8 @@ Status RocksdbStore::WriteThrough(const std::vector<RowBatch>& batches,
     }
   }
   if (status.ok()) return status;
-  return Status(status.code(),
-                status.message() + "; the update is kept in memory, and the next flush writes it");
+  return Status(status.code(), "the rows are changed and kept in memory, but not on disk yet: " +
+                                   status.message() + "; flush then, and do not repeat the call");
 }
 
 Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) {
@@ -197,22 +204,24 @@ Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFo
         std::vector<uint32_t> rows(m);
         Status done = LoadEntries(shard, entries, m, now, /*keep=*/0, rows.data());
         if (!done.ok()) return done;
+        std::sort(rows.begin(), rows.end());
+        rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+        if (!rows.empty() && rows.back() == CacheRows::kNone) rows.pop_back();
         RowBatch gone;
-        for (size_t i = 0; i < m; ++i) {
-          if (rows[i] == CacheRows::kNone || (shard.rows.state(rows[i]) & kRowNew) != 0) continue;
-          gone.Remove(RowKey(group_, entries[i].key));
+        int64_t fresh = 0;
+        for (uint32_t row : rows) {
+          gone.Remove(RowKey(group_, shard.rows.key(row)));
+          fresh += (shard.rows.state(row) & kRowNew) != 0;
         }
-        done = Write(gone);
+        const auto count = static_cast<int64_t>(rows.size());
+        done = Write(gone, fresh - count);
         if (!done.ok()) return done;
-        for (size_t i = 0; i < m; ++i) {
-          const uint32_t row = shard.index.Find(entries[i].key, Hash(entries[i].key));
-          if (rows[i] == CacheRows::kNone || row == CacheRows::kNone) continue;
-          SetClean(shard, row);
+        unwritten_ -= fresh;
+        for (uint32_t row : rows) {
+          shard.spill->Remove(shard.rows.key(row));
           shard.Forget(row);
-          shard.spill->Remove(entries[i].key);
-          --rows_;
-          ++erased;
         }
+        erased += rows.size();
         return done;
       });
   if (!status.ok()) return status;
@@ -229,6 +238,16 @@ Result<bool> RocksdbStore::Relay(std::shared_ptr<const RowLayout> layout,
     Status status = Settle();
     if (!status.ok()) return status;
   }
+  SetLayout(std::move(layout));
+  if (reshape && core_->write_through) {
+    Status status = WriteMeta();
+    if (!status.ok()) return status;
+  }
+  return reshape;
+}
+
+void RocksdbStore::SetLayout(std::shared_ptr<const RowLayout> layout) {
+  const bool reshape = !layout->SameShape(*this->layout());
   for (const auto& shard : shards_) {
     std::lock_guard<SharedMutex> lock(shard->mu);
     if (reshape) {
@@ -245,7 +264,32 @@ Result<bool> RocksdbStore::Relay(std::shared_ptr<const RowLayout> layout,
   }
   state_.slots = layout->slots();
   layout_ = std::move(layout);
-  return reshape;
+}
+
+Status RocksdbStore::Persist(const Key* keys, size_t n, const ParallelFor& parallel_for) {
+  if (!core_->write_through) return Status();
+  std::lock_guard<std::mutex> writing(write_mu_);
+  std::shared_lock<SharedMutex> gate(core_->gate);
+  if (Status status = CheckWritable(); !status.ok()) return status;
+  ShardPartition partition;
+  Partition({{keys, n}}, parallel_for, &partition);
+  std::vector<RowBatch> batches(shard_count());
+  std::vector<std::vector<uint32_t>> changed(shard_count());
+  Status status =
+      ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
+        const uint32_t s = ShardOf(Hash(entries[0].key));
+        for (size_t i = 0; i < m; ++i) {
+          const uint32_t row = shard.index.Find(entries[i].key, Hash(entries[i].key));
+          if (row == CacheRows::kNone) continue;  // it has left for the spill, and waits there
+          const uint16_t state = shard.rows.state(row);
+          if ((state & kRowDirty) == 0 || (state & kRowWriting) != 0) continue;
+          AddToBatch(shard, row, &batches[s]);
+          shard.rows.Mark(row, kRowWriting);
+          changed[s].push_back(row);
+        }
+        return Status();
+      });
+  return status.ok() ? WriteThrough(batches, changed) : status;
 }
 
 }  // namespace sok

@@ -10,11 +10,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
-#include <mutex>
-#include <set>
+#include <thread>
 #include <utility>
 
 #include "core/stores/rocksdb_setup.h"
@@ -66,6 +66,21 @@ Status CheckNew(const std::string& path) {
   return Status();
 }
 
+// RocksDB may be busy with its own attempts to go on after an error.
+constexpr int kResumeAttempts = 200;
+constexpr std::chrono::milliseconds kResumePause(100);
+
+Status InUse(const std::string& path) {
+  return Status(Code::kUnavailable,
+                "the storage '" + path + "' is in use: its lock '" + path + "/LOCK' is taken" +
+                    OpenFolders::Holder(path) +
+                    "; close the storage there, or give this one a folder of its own");
+}
+
+Status Foreign(const std::string& path) {
+  return InvalidArgument("'" + path + "' is a RocksDB database, but no storage of sok-embed");
+}
+
 Status MakeFolders(const std::string& path) {
   for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
     const std::string part = path.substr(0, end);
@@ -81,35 +96,38 @@ Status MakeFolders(const std::string& path) {
 }  // namespace
 
 RowDatabase::RowDatabase(const Options& options, std::unique_ptr<Handles> handles)
-    : path_(options.path), read_only_(options.read_only), handles_(std::move(handles)) {}
+    : options_(options), path_(options.path), handles_(std::move(handles)) {}
 
 RowDatabase::~RowDatabase() = default;
 
-Result<std::unique_ptr<RowDatabase>> RowDatabase::Open(const Options& options) {
+Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(const Options& options) {
   const std::string& path = options.path;
   const std::string what = "open the storage '" + path + "'";
+  auto handles = std::make_unique<Handles>();
+  if (!options.read_only) {
+    const std::string real = RealPath(path);
+    if (!OpenFolders::Add(real)) return InUse(path);
+    handles->locked = real;
+  } else if (const std::string holder = OpenFolders::Holder(path); !holder.empty()) {
+    return Status(Code::kUnavailable,
+                  "expected that nobody writes to '" + path + "', got its lock '" + path +
+                      "/LOCK'" + holder +
+                      "; close it there, or make a checkpoint and open that read-only");
+  }
   rocksdb::DBOptions db_options = DatabaseOptions();
-  std::vector<std::string> names;
+  db_options.create_if_missing = !options.read_only;
+  db_options.listeners = {handles->errors};
+  std::vector<std::string> names = {rocksdb::kDefaultColumnFamilyName};
   const bool exists = access((path + "/CURRENT").c_str(), F_OK) == 0;
   if (exists) {
     const auto listed = rocksdb::DB::ListColumnFamilies(db_options, path, &names);
     if (!listed.ok()) return FromRocksdb(listed, what);
-  } else if (options.read_only) {
-    return Status(Code::kNotFound, "there is no storage in '" + path + "'");
-  } else {
-    if (Status status = CheckNew(path); !status.ok()) return status;
-    if (Status status = MakeFolders(path); !status.ok()) return status;
-    names = {rocksdb::kDefaultColumnFamilyName};
   }
   const auto has = [&](const char* name) {
     return std::find(names.begin(), names.end(), name) != names.end();
   };
-  const bool has_meta = has(kMetaName);
-  if (exists && !has_meta && options.read_only) {
-    return InvalidArgument("'" + path + "' is a RocksDB database, but no storage of sok-embed");
-  }
+  if (exists && !has(kMetaName) && options.read_only) return Foreign(path);
 
-  auto handles = std::make_unique<Handles>();
   handles->block_cache = rocksdb::NewLRUCache(kBlockCacheBytes);
   const uint32_t ttl = options.expiry != nullptr ? options.expiry->ttl() : 0;
   if (options.expiry != nullptr) handles->filter = MakeExpiryFilter(options.expiry);
@@ -117,56 +135,57 @@ Result<std::unique_ptr<RowDatabase>> RowDatabase::Open(const Options& options) {
   std::vector<rocksdb::ColumnFamilyDescriptor> families = {
       {rocksdb::kDefaultColumnFamilyName,
        RowOptions(handles->block_cache, handles->filter.get(), ttl)}};
-  if (has_meta) families.emplace_back(kMetaName, MetaOptions());
-  const bool has_pending = has(kPendingName) && !options.read_only;
-  if (has_pending) families.emplace_back(kPendingName, handles->row_options);
-
+  std::vector<rocksdb::ColumnFamilyHandle**> places = {&handles->published};
+  if (has(kMetaName)) {
+    families.emplace_back(kMetaName, MetaOptions());
+    places.push_back(&handles->meta);
+  }
+  if (has(kPendingName) && !options.read_only) {
+    families.emplace_back(kPendingName, handles->row_options);
+    places.push_back(&handles->pending);
+  }
   std::vector<rocksdb::ColumnFamilyHandle*> opened;
   rocksdb::DB* db = nullptr;
-  if (options.read_only) {
-    const std::string holder = LockHolder(path);
-    if (!holder.empty()) {
-      return Status(Code::kUnavailable,
-                    "expected that nobody writes to '" + path + "', got its lock '" + path +
-                        "/LOCK'" + holder +
-                        "; close it there, or make a checkpoint and open that read-only");
-    }
-    const auto status = rocksdb::DB::OpenForReadOnly(db_options, path, families, &opened, &db);
-    if (!status.ok()) return FromRocksdb(status, what);
-  } else {
-    db_options.create_if_missing = true;
-    const auto status = rocksdb::DB::Open(db_options, path, families, &opened, &db);
-    if (!status.ok() && status.ToString().find("LOCK") != std::string::npos &&
-        status.ToString().find("ermission") == std::string::npos) {
-      return Status(Code::kUnavailable,
-                    "the storage '" + path + "' is in use: its lock '" + path + "/LOCK' is taken" +
-                        LockHolder(path) +
-                        "; close the storage there, or give this one a folder of its own");
-    }
-    if (!status.ok()) return FromRocksdb(status, what);
+  const auto status = options.read_only
+                          ? rocksdb::DB::OpenForReadOnly(db_options, path, families, &opened, &db)
+                          : rocksdb::DB::Open(db_options, path, families, &opened, &db);
+  if (!status.ok()) {
+    const std::string text = status.ToString();
+    const bool locked =
+        text.find("LOCK") != std::string::npos && text.find("ermission") == std::string::npos;
+    if (!locked) return FromRocksdb(status, what);
+    // Another process has it. That it is not this one must not count for finding out who has.
+    OpenFolders::Remove(handles->locked);
+    handles->locked.clear();
+    return InUse(path);
   }
   handles->db.reset(db);
-  if (!options.read_only) {
-    handles->locked = RealPath(path);
-    OpenFolders::Add(handles->locked);
-  }
-  handles->published = opened[0];
-  if (has_meta) handles->meta = opened[1];
-  if (has_pending) handles->pending = opened.back();
+  for (size_t i = 0; i < places.size(); ++i) *places[i] = opened[i];
+  return handles;
+}
 
-  std::unique_ptr<RowDatabase> database(new RowDatabase(options, std::move(handles)));
+Result<std::unique_ptr<RowDatabase>> RowDatabase::Open(const Options& options) {
+  const std::string& path = options.path;
+  if (access((path + "/CURRENT").c_str(), F_OK) != 0) {
+    if (options.read_only) {
+      return Status(Code::kNotFound, "there is no storage in '" + path + "'");
+    }
+    if (Status status = CheckNew(path); !status.ok()) return status;
+    if (Status status = MakeFolders(path); !status.ok()) return status;
+  }
+  auto handles = OpenHandles(options);
+  if (!handles.ok()) return handles.status();
+  std::unique_ptr<RowDatabase> database(new RowDatabase(options, std::move(handles.value())));
   if (options.read_only) return database;
   Handles& h = *database->handles_;
-  if (!has_meta) {
+  if (h.meta == nullptr) {
     // A process that died while it made the storage leaves it without rows.
-    std::unique_ptr<rocksdb::Iterator> rows(db->NewIterator({}, h.published));
+    std::unique_ptr<rocksdb::Iterator> rows(h.db->NewIterator({}, h.published));
     rows->SeekToFirst();
-    if (rows->Valid()) {
-      return InvalidArgument("'" + path + "' is a RocksDB database, but no storage of sok-embed");
-    }
+    if (rows->Valid()) return Foreign(path);
     rows.reset();
-    const auto made = db->CreateColumnFamily(MetaOptions(), kMetaName, &h.meta);
-    if (!made.ok()) return FromRocksdb(made, what);
+    const auto made = h.db->CreateColumnFamily(MetaOptions(), kMetaName, &h.meta);
+    if (!made.ok()) return FromRocksdb(made, "make the storage '" + path + "'");
   }
   for (const std::string& name : FilesIn(path)) {
     if (StartsWith(name, kPublishPrefix)) std::remove((path + "/" + name).c_str());
@@ -175,17 +194,41 @@ Result<std::unique_ptr<RowDatabase>> RowDatabase::Open(const Options& options) {
   return database;
 }
 
+Status RowDatabase::Recover() {
+  if (!handles_->errors->failed() && !handles_->pending_unusable) return Status();
+  // RocksDB 7.8 goes wrong when it ingests files after such an error, so it is opened anew. What is
+  // pending has no log, and is saved as files before.
+  if (has_pending()) {
+    rocksdb::Status status;
+    for (int attempt = 0; attempt < kResumeAttempts; ++attempt) {
+      status = handles_->db->Resume();
+      if (status.ok()) break;
+      std::this_thread::sleep_for(kResumePause);  // it may be busy with trying by itself
+    }
+    if (status.ok()) status = handles_->db->Flush({}, handles_->pending);
+    if (!status.ok()) return FromRocksdb(status, "write rows to '" + path_ + "'");
+  }
+  handles_.reset();
+  auto handles = OpenHandles(options_);
+  if (!handles.ok()) return handles.status();
+  handles_ = std::move(handles.value());
+  return has_pending() ? Status() : StartPendingAnew();
+}
+
 Status RowDatabase::StartPendingAnew() {
   Handles& h = *handles_;
+  const std::string what = "make room for pending rows in '" + path_ + "'";
+  pending_rows_ = 0;
+  h.pending_unusable = true;
   if (h.pending != nullptr) {
     const auto dropped = h.db->DropColumnFamily(h.pending);
-    if (!dropped.ok()) return FromRocksdb(dropped, "drop pending rows of '" + path_ + "'");
     h.db->DestroyColumnFamilyHandle(h.pending);
     h.pending = nullptr;
+    if (!dropped.ok()) return FromRocksdb(dropped, what);
   }
-  pending_rows_ = 0;
   const auto made = h.db->CreateColumnFamily(h.row_options, kPendingName, &h.pending);
-  return FromRocksdb(made, "make room for pending rows in '" + path_ + "'");
+  h.pending_unusable = !made.ok();
+  return FromRocksdb(made, what);
 }
 
 Status RowDatabase::Read(const RowKey* keys, size_t n, const Found& found) const {
@@ -237,7 +280,7 @@ Status RowDatabase::Read(const RowKey* keys, size_t n, const Found& found) const
 
 Status RowDatabase::WritePending(const RowBatch& batch) {
   if (batch.rows() == 0) return Status();
-  if (handles_->pending == nullptr) {
+  if (handles_->pending_unusable) {
     return Status(Code::kResourceExhausted, "'" + path_ +
                                                 "' has no place for pending rows since "
                                                 "its disk was full; make room there, then flush");

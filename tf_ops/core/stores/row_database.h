@@ -63,8 +63,11 @@ class RowDatabase {
   class Publication;
   std::unique_ptr<Publication> StartPublication();
   Status Publish(const Meta& meta);
-  // Tries to be writable again, after a full disk, say.
+  // Makes the database writable again after an error, of a full disk, say. Without one it does
+  // nothing. Alone, like Publish.
+  // On an error it may have lost the database: see usable.
   Status Recover();
+  bool usable() const { return handles_ != nullptr; }
   // Forgets what is pending.
   Status DropPending() { return StartPendingAnew(); }
   bool has_pending() const { return pending_rows_.load(std::memory_order_relaxed) > 0; }
@@ -85,15 +88,16 @@ class RowDatabase {
   Status Sync();
   DiskUse disk_use() const;
   const std::string& path() const { return path_; }
-  bool read_only() const { return read_only_; }
 
  private:
   struct Handles;
   RowDatabase(const Options& options, std::unique_ptr<Handles> handles);
+  // Opens all that is there.
+  static Result<std::unique_ptr<Handles>> OpenHandles(const Options& options);
   Status StartPendingAnew();
 
+  const Options options_;
   const std::string path_;
-  const bool read_only_;
   std::unique_ptr<Handles> handles_;
   std::atomic<uint64_t> pending_rows_{0};
 };

@@ -4,7 +4,9 @@
 #include <rocksdb/cache.h>
 #include <rocksdb/compaction_filter.h>
 #include <rocksdb/db.h>
+#include <rocksdb/listener.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -16,11 +18,25 @@ namespace sok {
 // Files that a publication has not finished begin with this.
 constexpr char kPublishPrefix[] = "sok-publish-";
 
+// Remembers that RocksDB ran into an error that stopped its writes.
+class ErrorListener final : public rocksdb::EventListener {
+ public:
+  void OnBackgroundError(rocksdb::BackgroundErrorReason, rocksdb::Status*) override {
+    failed_ = true;
+  }
+  bool failed() const { return failed_; }
+
+ private:
+  std::atomic<bool> failed_{false};
+};
+
 struct RowDatabase::Handles {
   // In this order: the database goes first, then what it uses.
   std::unique_ptr<rocksdb::CompactionFilter> filter;
   std::shared_ptr<rocksdb::Cache> block_cache;
   rocksdb::ColumnFamilyOptions row_options;
+  std::shared_ptr<ErrorListener> errors = std::make_shared<ErrorListener>();
+  bool pending_unusable = false;  // it could be neither dropped nor made
   std::unique_ptr<rocksdb::DB> db;
   rocksdb::ColumnFamilyHandle* published = nullptr;
   rocksdb::ColumnFamilyHandle* meta = nullptr;
@@ -28,13 +44,16 @@ struct RowDatabase::Handles {
   std::string locked;  // the folder, if it is open for writing
 
   ~Handles() {
+    Close();
+    if (!locked.empty()) OpenFolders::Remove(locked);
+  }
+  void Close() {
     if (db == nullptr) return;
     for (auto* handle : {published, meta, pending}) {
       if (handle != nullptr) db->DestroyColumnFamilyHandle(handle);
     }
     db->Close();
     db.reset();
-    if (!locked.empty()) OpenFolders::Remove(locked);
   }
 };
 

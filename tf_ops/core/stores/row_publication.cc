@@ -122,11 +122,17 @@ Status RowDatabase::Publication::Finish(const Meta& meta) {
   if (status.ok()) {
     add(h.published, 0, row_files);
     add(h.meta, row_files, writing_->files.size());
+    if (h.errors->failed()) {
+      error_ = Status(Code::kResourceExhausted,
+                      "'" + database_.path_ + "' ran into an error meanwhile; flush again");
+      return error_;
+    }
     if (!arguments.empty()) status = h.db->IngestExternalFiles(arguments);
   }
   error_ = FromRocksdb(status, "publish rows of '" + database_.path_ + "'");
   if (!error_.ok()) return error_;
-  error_ = database_.has_pending() ? database_.StartPendingAnew() : Status();
+  // It is published now. Should what was pending refuse to go, the next Recover sees to it.
+  if (database_.has_pending() && !database_.StartPendingAnew().ok()) h.pending_unusable = true;
   return error_;
 }
 
@@ -136,11 +142,6 @@ std::unique_ptr<RowDatabase::Publication> RowDatabase::StartPublication() {
 
 Status RowDatabase::Publish(const Meta& meta) {
   return has_pending() ? StartPublication()->Finish(meta) : WritePublished({}, meta, true);
-}
-
-Status RowDatabase::Recover() {
-  handles_->db->Resume();  // without an error it does nothing
-  return handles_->pending == nullptr ? StartPendingAnew() : Status();
 }
 
 }  // namespace sok

@@ -82,7 +82,17 @@ class RowStore {
 
   // Returns how many rows there were to erase.
   virtual Result<uint64_t> Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) = 0;
-  virtual Status Clear() = 0;
+
+  // Replaces all rows by new ones with distinct keys, the layout and the state, in one step for
+  // whoever looks from outside. write(i, row, true) fills each. Errors: see Upsert; rows may be
+  // missing then.
+  virtual Status Replace(std::shared_ptr<const RowLayout> layout, const TableState& state,
+                         const Key* keys, size_t n, uint32_t now, const WriteRow& write,
+                         const ParallelFor& parallel_for) = 0;
+  // Makes what an Upsert has changed durable, where a store writes through.
+  virtual Status Persist(const Key* /*keys*/, size_t /*n*/, const ParallelFor& /*parallel_for*/) {
+    return Status();
+  }
 
   // Gives every row the slots of `layout`, whose dim must be the same. If the shape differs from
   // the present one, slots start anew and true comes back.
