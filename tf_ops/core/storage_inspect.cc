@@ -84,9 +84,7 @@ Result<std::optional<StoredRow>> Storage::Get(int group, Key key) {
   Status status = core_->database->Read(&wanted, 1, [&](size_t, std::string_view bytes) {
     RowValue value;
     if (!value.Parse(bytes, found->second.dim)) {
-      damaged =
-          Status(Code::kDataLoss, "the row of key " + std::to_string(key) + " in group " +
-                                      std::to_string(group) + " of '" + path() + "' is damaged");
+      damaged = DamagedRow(group, key, path());
       return;
     }
     if (core_->expiry->Expired(value.header.meta, core_->expiry->Now())) return;

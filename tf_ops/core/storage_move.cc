@@ -59,9 +59,7 @@ Result<uint64_t> Storage::Dump(const std::string& path, const DumpFilter& filter
       if (seen++ % kReportRows == 0 && !report()) return cancelled();
       RowValue value;
       if (!value.Parse(bytes, group.dim)) {
-        return Status(Code::kDataLoss, "the row of key " + std::to_string(key) + " in group " +
-                                           std::to_string(number) + " of '" + this->path() +
-                                           "' is damaged");
+        return DamagedRow(number, key, this->path());
       }
       const RowMeta& row = value.header.meta;
       if (core_->expiry->Expired(row, now) || row.update_num < filter.min_count ||

@@ -95,6 +95,11 @@ Status MakeFolders(const std::string& path) {
 
 }  // namespace
 
+Status DamagedRow(int group, Key key, const std::string& path) {
+  return Status(Code::kDataLoss, "the row of key " + std::to_string(key) + " in group " +
+                                     std::to_string(group) + " of '" + path + "' is damaged");
+}
+
 RowDatabase::RowDatabase(const Options& options, std::unique_ptr<Handles> handles)
     : options_(options), path_(options.path), handles_(std::move(handles)) {}
 

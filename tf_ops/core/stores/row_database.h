@@ -27,6 +27,9 @@
 
 namespace sok {
 
+// The error for a row whose value is none.
+Status DamagedRow(int group, Key key, const std::string& path);
+
 // Thread-safe, except that nothing else may run beside Publish, and no reader beside a writer of
 // the same key.
 class RowDatabase {
