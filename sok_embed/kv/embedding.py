@@ -226,6 +226,11 @@ class Embedding:
     def __len__(self) -> int:
         """The number of rows; with a TTL, some that have expired may be among them."""
         self.storage.ready()
+        if self.storage.closed:
+            raise RuntimeError(
+                f"Expected storage '{self.storage.path}' to be open. Received: a closed one. "
+                "Open it again, and make the embedding anew."
+            )
         return call_core(self._table.size)
 
     def __bool__(self) -> bool:

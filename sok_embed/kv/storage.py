@@ -63,7 +63,7 @@ class Storage:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        ttl: int | None = 0,
+        ttl: int | None = None,
         cache_bytes: int = 256 << 20,
         durability: Literal["checkpoint", "update"] = "checkpoint",
         read_only: bool = False,

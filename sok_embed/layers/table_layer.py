@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -219,6 +220,7 @@ class TableLayer(keras.layers.Layer):
         if self.storage is not None:
             self.storage.flush()
             super().save_own_variables(store)
+            store["storage_rows"] = np.int64(self.table.size())
             return
         if communicators.size() > 1:
             raise ValueError(
@@ -237,7 +239,15 @@ class TableLayer(keras.layers.Layer):
         expected = [f"table_{name}" for name in tf_ops.Export._fields]
         saved = set(store.keys())
         if self.storage is not None and saved.isdisjoint(expected):
-            super().load_own_variables(store)
+            rows = int(np.asarray(store["storage_rows"])) if "storage_rows" in saved else 0
+            super().load_own_variables({name: store[name] for name in saved - {"storage_rows"}})
+            if rows and not self.table.size():
+                warnings.warn(
+                    f"Layer '{self.name}': expected {rows} rows in {self.storage!r}, as the model "
+                    "was saved with. Received: none, so every key has the vector it starts from. "
+                    "Put the folder of that time there.",
+                    stacklevel=2,
+                )
             return
         if communicators.size() > 1:
             raise ValueError(

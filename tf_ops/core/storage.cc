@@ -134,7 +134,7 @@ bool Storage::closed() {
 Status Storage::CheckSame(const OpenGroup& open, const TableConfig& config, const std::string& rule,
                           const std::optional<AdmissionConfig>& admission) const {
   const std::string group = "group " + std::to_string(config.group) + " of '" + path() + "'";
-  if (!rule.empty() && !open.rule.empty() && rule != open.rule) {
+  if (!core_->read_only && !rule.empty() && !open.rule.empty() && rule != open.rule) {
     return InvalidArgument(group + " is open with optimizer '" + open.rule + "', got '" + rule +
                            "'; give the other optimizer a group of its own");
   }
@@ -214,7 +214,8 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
     return InvalidArgument(group + " has dimension " + std::to_string(meta.dim) + ", got " +
                            std::to_string(config.dim) + "; give the other a group of its own");
   }
-  if (!rule.empty() && !meta.state.rule.empty() && meta.state.rule != rule) {
+  // Who only reads needs no optimizer.
+  if (!core_->read_only && !rule.empty() && !meta.state.rule.empty() && meta.state.rule != rule) {
     return InvalidArgument(group + " was made with optimizer '" + meta.state.rule + "', got '" +
                            rule + "'; give the other optimizer a group of its own");
   }
