@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import optimizers as ko
+from keras_reference import mirrored
 
 from sok_embed import All2AllDenseEmbedding, DynamicEmbedding, kv, tf_ops
 from sok_embed.admission import FrequencyAdmission
@@ -157,7 +158,7 @@ def test_layers_are_groups_of_one_storage(storage):
 
 
 def test_a_mirrored_strategy_of_two_devices_trains_as_in_memory(storage):
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = mirrored()
     found = []
     for where in (None, storage):
         with strategy.scope():
