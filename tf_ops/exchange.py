@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_embed.tf_ops.library import ops
+from sok_embed.tf_ops.native import ops
 
 
 class Partition(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_embed.tf_ops.library import ops
+from sok_embed.tf_ops.native import ops
 
 
 def table_handle(shared_name: str, dim: int, **attributes: Any) -> tf.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -12,15 +11,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sharded.launch import launch
+from sharded.launch import launch, require_horovod
 from sharded.results import Results
 
 WORKER = Path(__file__).parent / "sharded" / "worker.py"
-
-
-def require_horovod() -> None:
-    if importlib.util.find_spec("horovod") is None:
-        pytest.skip("Horovod is not installed")
 
 
 @pytest.fixture(scope="session")

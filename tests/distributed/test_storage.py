@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-from sharded.launch import launch
+from sharded.launch import launch, require_horovod
 from sharded.results import Results, assert_equal_tables, assert_equal_weights
 
 import sok_embed
@@ -25,8 +24,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], tuple[Path,
 
     @cache
     def start(workers: int) -> tuple[Path, Results]:
-        if workers > 1 and importlib.util.find_spec("horovod") is None:
-            pytest.skip("Horovod is not installed")
+        if workers > 1:
+            require_horovod()
         folder = tmp_path_factory.mktemp(f"stored_{workers}")
         return folder, Results(folder, workers, launch(WORKER, workers, [str(folder)]))
 

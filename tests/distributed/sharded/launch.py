@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -11,8 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 # Horovod ends workers that have waited this long for one that does not come.
 STALL_LIMIT_S = 20
+
+
+def require_horovod() -> None:
+    """Skips the test in an environment that was made with HOROVOD=0; `make test` has Horovod."""
+    if importlib.util.find_spec("horovod") is None:
+        pytest.skip("Horovod is not installed")
 
 
 @dataclass(frozen=True)
