@@ -1,0 +1,110 @@
+"""Configs, clones and served models of layers whose rows live in a storage."""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import optimizers as ko
+from storage_models import (
+    DIM,
+    KEYS,
+    UNSEEN,
+    all2all,
+    assert_same,
+    contents_of,
+    dynamic,
+    model_of,
+    run,
+    train,
+)
+
+from sok_embed import DynamicEmbedding, kv
+from sok_embed.admission import FrequencyAdmission
+
+
+@pytest.mark.parametrize("make", [dynamic, all2all])
+def test_the_config_leads_back_to_the_same_rows(storage, make):
+    layer = make(storage=storage, group=9, admission=FrequencyAdmission(2))
+    config = json.loads(json.dumps(layer.get_config()))
+    assert config["storage"] == storage.get_config()
+    assert config["group"] == 9
+    assert config["admission"] == {"kind": "frequency", "min_count": 2}
+    again = type(layer).from_config(config)
+    assert again.storage is storage
+    assert again.admission == layer.admission
+    assert again.get_config() == layer.get_config()
+    layer.table.assign([5], np.full((1, DIM), 7, np.float32))
+    np.testing.assert_array_equal(again.table.lookup([5]), np.full((1, DIM), 7))
+
+
+def test_a_clone_shares_the_rows(storage):
+    model = model_of(dynamic(storage=storage))
+    train(model)
+    clone = keras.models.clone_model(model)
+    clone.set_weights(model.get_weights())
+    np.testing.assert_array_equal(clone.predict(KEYS, verbose=0), model.predict(KEYS, verbose=0))
+    clone.compile(ko.Adam(0.01), "mse")
+    train(clone)
+    assert_same(contents_of(clone), contents_of(model))
+
+
+def test_a_group_that_is_there_gives_a_new_layer_its_seed(tmp_path):
+    with kv.Storage(tmp_path / "rows") as storage:
+        layer = DynamicEmbedding(DIM, storage=storage, name="one", seed=11)
+        expected = layer.table.lookup(UNSEEN)
+        layer(KEYS, training=True)
+    keras.utils.set_random_seed(99)
+    with kv.Storage(tmp_path / "rows") as storage:
+        layer = DynamicEmbedding(DIM, storage=storage, name="two")
+        assert layer.seed == 11
+        np.testing.assert_array_equal(layer.table.lookup(UNSEEN), expected)
+
+
+SERVE = """
+    import sys
+    import numpy as np
+    import tensorflow as tf
+    import sok_embed
+
+    loaded = tf.saved_model.load(sys.argv[1])
+    (outputs,) = loaded.signatures["serving_default"](tf.constant(np.load(sys.argv[2]))).values()
+    np.save(sys.argv[3], outputs)
+"""
+
+
+@pytest.mark.parametrize(
+    "save",
+    [lambda model, path: tf.saved_model.save(model, path), lambda model, path: model.export(path)],
+    ids=["saved_model", "export"],
+)
+def test_a_served_model_opens_the_storage_only_to_read(tmp_path, save):
+    keys = np.concatenate([KEYS, UNSEEN])
+    np.save(tmp_path / "keys.npy", keys)
+    paths = [tmp_path / name for name in ("model", "keys.npy", "outputs.npy")]
+    with kv.Storage(tmp_path / "rows") as storage:
+        model = model_of(dynamic(storage=storage))
+        train(model)
+        expected = model.predict(keys, verbose=0)
+        save(model, str(tmp_path / "model"))
+    # Where one server reads, others may.
+    before = {file.name: file.read_bytes() for file in (tmp_path / "rows").iterdir()}
+    with kv.Storage(tmp_path / "rows", read_only=True):
+        done = run(SERVE, *paths)
+    assert done.returncode == 0, done.stderr[-2000:]
+    # float32; the dense layer may be fused otherwise in a signature.
+    np.testing.assert_allclose(np.load(tmp_path / "outputs.npy"), expected, rtol=1e-5, atol=1e-6)
+    after = {file.name: file.read_bytes() for file in (tmp_path / "rows").iterdir()}
+    assert after == before
+
+
+def test_a_model_cannot_be_served_beside_the_process_that_trains_it(tmp_path, storage):
+    model = model_of(dynamic(storage=storage))
+    tf.saved_model.save(model, str(tmp_path / "model"))
+    done = run(SERVE, tmp_path / "model", "none", "none")
+    assert done.returncode != 0
+    assert "UnavailableError" in done.stderr
+    assert f"{storage.path}/LOCK" in done.stderr
