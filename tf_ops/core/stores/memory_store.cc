@@ -379,13 +379,6 @@ Result<std::unique_ptr<RowStore::Frozen>> MemoryStore<Index>::Freeze() {
 template class MemoryStore<HashIndex>;
 template class MemoryStore<DirectIndex>;
 
-Status TableFull(uint64_t rows, uint64_t max_rows, uint64_t added) {
-  return Status(Code::kResourceExhausted,
-                "the table is full: it holds " + std::to_string(rows) + " of at most " +
-                    std::to_string(max_rows) + " rows, and this call brings " +
-                    std::to_string(added) + " new keys; raise the limit or remove keys");
-}
-
 std::unique_ptr<RowStore> MakeHashStore(std::shared_ptr<const RowLayout> layout) {
   IndexConfig config;
   config.shard_bits = ShardBits();

@@ -142,6 +142,24 @@ Status RocksdbStore::ForEachShard(const ShardPartition& partition, const Paralle
   return failure;
 }
 
+template <typename Visit>
+Status RocksdbStore::ForEachRest(const Key* keys, const std::vector<uint32_t>& rest, uint32_t now,
+                                 const ParallelFor& parallel_for, const Visit& visit) {
+  std::vector<Key> wanted(rest.size());
+  for (size_t i = 0; i < rest.size(); ++i) wanted[i] = keys[rest[i]];
+  std::shared_lock<SharedMutex> gate(core_->gate);
+  if (Status status = core_->CheckOpen(); !status.ok()) return status;
+  ShardPartition partition;
+  Partition({{wanted.data(), wanted.size()}}, parallel_for, &partition);
+  return ForEachShard(
+      partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t n) {
+        std::vector<uint32_t> rows(n);
+        Status status = LoadEntries(shard, entries, n, now, /*keep=*/0, rows.data());
+        if (status.ok()) visit(shard, entries, rows.data(), n);
+        return status;
+      });
+}
+
 template <typename T>
 Status RocksdbStore::GatherAs(const Key* keys, size_t n, T* out, const FillEmbedding& fill,
                               std::vector<uint32_t>* missing, const ParallelFor& parallel_for) {
@@ -151,36 +169,26 @@ Status RocksdbStore::GatherAs(const Key* keys, size_t n, T* out, const FillEmbed
                  [&](size_t i, const float* row) { CopyRow(row, dim_, out + i * dim_); });
   if (rest.empty()) return Status();
 
-  std::vector<Key> wanted(rest.size());
-  for (size_t i = 0; i < rest.size(); ++i) wanted[i] = keys[rest[i]];
-  std::shared_lock<SharedMutex> gate(core_->gate);
-  if (Status status = core_->CheckOpen(); !status.ok()) return status;
-  ShardPartition partition;
-  Partition({{wanted.data(), wanted.size()}}, parallel_for, &partition);
   std::mutex missing_mu;
-  return ForEachShard(
-      partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
-        std::vector<uint32_t> rows(m);
-        Status status = LoadEntries(shard, entries, m, now, /*keep=*/0, rows.data());
-        if (!status.ok()) return status;
-        std::vector<uint32_t> absent;
-        std::vector<float> start(dim_);
-        for (size_t i = 0; i < m; ++i) {
-          const uint32_t position = rest[entries[i].position];
-          T* to = out + size_t{position} * dim_;
-          if (rows[i] != CacheRows::kNone) {
-            CopyRow(shard.rows.row(rows[i]), dim_, to);
-            continue;
-          }
-          fill(entries[i].key, start.data());
-          CopyRow(start.data(), dim_, to);
-          absent.push_back(position);
-        }
-        if (missing == nullptr || absent.empty()) return status;
-        std::lock_guard<std::mutex> guard(missing_mu);
-        missing->insert(missing->end(), absent.begin(), absent.end());
-        return status;
-      });
+  return ForEachRest(keys, rest, now, parallel_for,
+                     [&](Shard& shard, const ShardEntry* entries, const uint32_t* rows, size_t m) {
+                       std::vector<uint32_t> absent;
+                       std::vector<float> start(dim_);
+                       for (size_t i = 0; i < m; ++i) {
+                         const uint32_t position = rest[entries[i].position];
+                         T* to = out + size_t{position} * dim_;
+                         if (rows[i] != CacheRows::kNone) {
+                           CopyRow(shard.rows.row(rows[i]), dim_, to);
+                           continue;
+                         }
+                         fill(entries[i].key, start.data());
+                         CopyRow(start.data(), dim_, to);
+                         absent.push_back(position);
+                       }
+                       if (missing == nullptr || absent.empty()) return;
+                       std::lock_guard<std::mutex> guard(missing_mu);
+                       missing->insert(missing->end(), absent.begin(), absent.end());
+                     });
 }
 
 Status RocksdbStore::Gather(const Key* keys, size_t n, float* out, const FillEmbedding& fill,
@@ -200,24 +208,15 @@ Result<std::vector<uint32_t>> RocksdbStore::Missing(const Key* keys, size_t n,
       FindCached(keys, n, 0, now, parallel_for, [](size_t, const float*) {});
   std::vector<uint32_t> missing;
   if (rest.empty()) return missing;
-  std::vector<Key> wanted(rest.size());
-  for (size_t i = 0; i < rest.size(); ++i) wanted[i] = keys[rest[i]];
-  std::shared_lock<SharedMutex> gate(core_->gate);
-  if (Status status = core_->CheckOpen(); !status.ok()) return status;
-  ShardPartition partition;
-  Partition({{wanted.data(), wanted.size()}}, parallel_for, &partition);
   std::mutex missing_mu;
   Status status =
-      ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
-        std::vector<uint32_t> rows(m);
-        Status loaded = LoadEntries(shard, entries, m, now, /*keep=*/0, rows.data());
-        if (!loaded.ok()) return loaded;
-        std::lock_guard<std::mutex> guard(missing_mu);
-        for (size_t i = 0; i < m; ++i) {
-          if (rows[i] == CacheRows::kNone) missing.push_back(rest[entries[i].position]);
-        }
-        return loaded;
-      });
+      ForEachRest(keys, rest, now, parallel_for,
+                  [&](Shard&, const ShardEntry* entries, const uint32_t* rows, size_t m) {
+                    std::lock_guard<std::mutex> guard(missing_mu);
+                    for (size_t i = 0; i < m; ++i) {
+                      if (rows[i] == CacheRows::kNone) missing.push_back(rest[entries[i].position]);
+                    }
+                  });
   if (!status.ok()) return status;
   return missing;
 }

@@ -123,6 +123,11 @@ class RocksdbStore final : public RowStore {
   template <typename Found>
   std::vector<uint32_t> FindCached(const Key* keys, size_t n, int prefetch_floats, uint32_t now,
                                    const ParallelFor& parallel_for, const Found& found) const;
+  // Looks for the keys at positions `rest` in the database too. Calls visit(shard, entries, rows,
+  // n) shard by shard; an entry's position is one in `rest`, and rows are as LoadEntries has them.
+  template <typename Visit>
+  Status ForEachRest(const Key* keys, const std::vector<uint32_t>& rest, uint32_t now,
+                     const ParallelFor& parallel_for, const Visit& visit);
   // Calls fn(shard, entries, count) for every shard that a batch has keys in, alone in the shard.
   // Returns the first error.
   using VisitShard = std::function<Status(Shard& shard, const ShardEntry* entries, size_t n)>;

@@ -1,22 +1,18 @@
 #include "core/stores/row_database.h"
 
-#include <dirent.h>
 #include <rocksdb/cache.h>
 #include <rocksdb/convenience.h>
 #include <rocksdb/db.h>
 #include <rocksdb/utilities/checkpoint.h>
 #include <rocksdb/write_batch.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <climits>
-#include <cstdio>
-#include <cstdlib>
 #include <thread>
 #include <utility>
 
+#include "core/stores/database_folder.h"
 #include "core/stores/rocksdb_setup.h"
 #include "core/stores/row_database_handles.h"
 
@@ -28,43 +24,6 @@ constexpr char kMetaName[] = "sok_meta";
 
 rocksdb::Slice SliceOf(std::string_view view) { return {view.data(), view.size()}; }
 std::string_view ViewOf(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
-
-bool StartsWith(std::string_view text, std::string_view prefix) {
-  return text.substr(0, prefix.size()) == prefix;
-}
-
-// What a folder holds, but for "." and "..".
-std::vector<std::string> FilesIn(const std::string& path) {
-  std::vector<std::string> names;
-  DIR* folder = opendir(path.c_str());
-  if (folder == nullptr) return names;
-  while (const dirent* entry = readdir(folder)) {
-    const std::string name = entry->d_name;
-    if (name != "." && name != "..") names.push_back(name);
-  }
-  closedir(folder);
-  return names;
-}
-
-// A folder that RocksDB may make a database in: empty, or left by a process that died doing it.
-Status CheckNew(const std::string& path) {
-  struct stat info;
-  if (stat(path.c_str(), &info) == 0 && !S_ISDIR(info.st_mode)) {
-    return InvalidArgument("expected a folder for the storage, got the file '" + path + "'");
-  }
-  for (const std::string& name : FilesIn(path)) {
-    if (name == "LOCK" || name == "IDENTITY" || StartsWith(name, "LOG") ||
-        StartsWith(name, "MANIFEST-") || StartsWith(name, "OPTIONS-") ||
-        (name.size() > 4 && name.substr(name.size() - 4) == ".log") ||
-        (name.size() > 6 && name.substr(name.size() - 6) == ".dbtmp")) {
-      continue;
-    }
-    return InvalidArgument("expected an empty folder or a storage, got '" + path +
-                           "', which has '" + name +
-                           "' in it; give the storage a folder of its own");
-  }
-  return Status();
-}
 
 // RocksDB may be busy with its own attempts to go on after an error.
 constexpr int kResumeAttempts = 200;
@@ -79,18 +38,6 @@ Status InUse(const std::string& path) {
 
 Status Foreign(const std::string& path) {
   return InvalidArgument("'" + path + "' is a RocksDB database, but no storage of sok-embed");
-}
-
-Status MakeFolders(const std::string& path) {
-  for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
-    const std::string part = path.substr(0, end);
-    if (mkdir(part.c_str(), 0777) != 0 && errno != EEXIST) {
-      const Code code =
-          errno == EACCES || errno == EROFS ? Code::kPermissionDenied : Code::kInternal;
-      return Status(code, "could not make the folder '" + part + "': " + strerror(errno));
-    }
-    if (end == std::string::npos) return Status();
-  }
 }
 
 }  // namespace
@@ -192,9 +139,7 @@ Result<std::unique_ptr<RowDatabase>> RowDatabase::Open(const Options& options) {
     const auto made = h.db->CreateColumnFamily(MetaOptions(), kMetaName, &h.meta);
     if (!made.ok()) return FromRocksdb(made, "make the storage '" + path + "'");
   }
-  for (const std::string& name : FilesIn(path)) {
-    if (StartsWith(name, kPublishPrefix)) std::remove((path + "/" + name).c_str());
-  }
+  RemoveFiles(path, kPublishPrefix);
   if (Status status = database->StartPendingAnew(); !status.ok()) return status;
   return database;
 }

@@ -1,0 +1,167 @@
+// How a table is trained: deposits, commits, updates.
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "core/table.h"
+
+namespace sok {
+
+void Table::Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
+                    const BFloat16* gradients_bf16) {
+  const GradientBatch batch{keys.keys, gradients, gradients_bf16, keys.n};
+  std::lock_guard<std::mutex> guard(deposits_mu_);
+  deposits_.push_back({std::move(keys), std::move(hold), batch, kNobody});
+}
+
+uint64_t Table::DropDeposits() {
+  std::vector<Deposited> dropped;
+  {
+    std::lock_guard<std::mutex> guard(deposits_mu_);
+    dropped.swap(deposits_);
+  }
+  uint64_t gradients = 0;
+  for (const Deposited& deposit : dropped) gradients += deposit.keys.n;
+  return gradients;
+}
+
+Status Table::MakeDepositedRows(const std::vector<Deposited>& deposits, uint32_t now,
+                                const ParallelFor& parallel_for) {
+  // Who has no row by now was not admitted.
+  if (admission_ != nullptr) return Status();
+  std::vector<Key> absent;
+  for (const Deposited& deposit : deposits) {
+    const LookupKeys& keys = deposit.keys;
+    if (keys.rows_made && keys.removals == removals()) continue;
+    auto missing = store_->Missing(keys.keys, keys.n, parallel_for);
+    if (!missing.ok()) return missing.status();
+    for (uint32_t i : missing.value()) absent.push_back(keys.keys[i]);
+  }
+  return absent.empty() ? Status() : MakeRows(absent, now, parallel_for);
+}
+
+std::vector<Table::Deposited> Table::TakeDeposits(int64_t optimizer) {
+  std::lock_guard<std::mutex> guard(deposits_mu_);
+  const auto others = std::stable_partition(
+      deposits_.begin(), deposits_.end(), [optimizer](const Deposited& deposit) {
+        return deposit.optimizer == kNobody || deposit.optimizer == optimizer;
+      });
+  std::vector<Deposited> taken(std::make_move_iterator(deposits_.begin()),
+                               std::make_move_iterator(others));
+  deposits_.erase(deposits_.begin(), others);
+  return taken;
+}
+
+void Table::Meet(const CommitOptions& options) {
+  // Also in a step without deposits, so that a first step without this table counts.
+  if (!optimizers_.insert(options.optimizer).second) return;
+  if (resumed_) {
+    resumed_ = false;
+    // An optimizer that was restored along knows its steps, a new one does not.
+    earlier_steps_ = std::max<int64_t>(0, state_.steps - (options.step - 1));
+  } else if (options.step == 1) {
+    restart_ = true;
+    earlier_steps_ = 0;
+  }
+}
+
+bool Table::StartsAnew(const CommitOptions& options) const {
+  if (state_.rule.empty()) return false;
+  // Another rule's slot of the same name means something else.
+  if (state_.rule != options.rule) return true;
+  return restart_ || (options.optimizer == 0 && options.step == 1 && earlier_steps_ == 0);
+}
+
+Result<CommitOutcome> Table::Commit(const CommitOptions& options, const ParallelFor& parallel_for) {
+  std::lock_guard<std::mutex> commit(commit_mu_);
+  Meet(options);
+  CommitOutcome outcome;
+  if (!options.apply) {
+    std::lock_guard<std::mutex> guard(deposits_mu_);
+    for (Deposited& deposit : deposits_) {
+      if (deposit.optimizer == kNobody) deposit.optimizer = options.optimizer;
+    }
+    return outcome;
+  }
+  const std::vector<Deposited> deposits = TakeDeposits(options.optimizer);
+  auto optimizer = MakeRowOptimizer(options.rule, options.hypers);
+  if (!optimizer.ok()) return optimizer.status();
+  if (deposits.empty()) return outcome;
+
+  const uint32_t now = clock_->Now();
+  Status status = MakeDepositedRows(deposits, now, parallel_for);
+  if (!status.ok()) return status;
+  // Rows that are removed from here on are left out.
+
+  outcome.restarted = StartsAnew(options);
+  if (outcome.restarted) earlier_steps_ = 0;
+  outcome.previous = state_.rule;
+  const std::vector<Slot> slots = optimizer.value()->slots(config_.dim);
+  status = Relay(slots, outcome.restarted, parallel_for);
+  if (!status.ok()) return status;
+  if (outcome.restarted) state_.steps = 0;
+  restart_ = false;
+  state_.rule = options.rule;
+  ++state_.steps;
+
+  std::vector<GradientBatch> batches;
+  for (const Deposited& deposit : deposits) batches.push_back(deposit.gradients);
+  CommitStep step;
+  step.number = options.step > 0 ? options.step + earlier_steps_ : state_.steps;
+  step.scale = options.scale;
+  step.now = now;
+  step.state = state_;
+  auto rows = store_->Apply(batches, *optimizer.value(), step, parallel_for);
+  if (!rows.ok()) return rows.status();
+  outcome.rows = rows.value();
+  return outcome;
+}
+
+Status Table::Relay(const std::vector<Slot>& slots, bool restart, const ParallelFor& parallel_for) {
+  if (restart && !state_.slots.empty()) {
+    auto bare = std::make_shared<const RowLayout>(config_.dim, std::vector<Slot>{});
+    auto cleared = store_->Relay(std::move(bare), parallel_for);
+    if (!cleared.ok()) return cleared.status();
+    state_.slots.clear();
+  }
+  auto relaid = store_->Relay(std::make_shared<const RowLayout>(config_.dim, slots), parallel_for);
+  if (!relaid.ok()) return relaid.status();
+  state_.slots = slots;
+  return Status();
+}
+
+Status Table::Update(const Key* keys, size_t n, const float* gradients, const std::string& rule,
+                     const RowOptimizer& optimizer, const UpdateOptions& options,
+                     const ParallelFor& parallel_for) {
+  Status status = CheckRange(keys, n);
+  if (!status.ok()) return status;
+  std::lock_guard<std::mutex> commit(commit_mu_);
+  if (!state_.rule.empty() && state_.rule != rule) {
+    return Status(Code::kFailedPrecondition, "the table has been trained with '" + state_.rule +
+                                                 "', and this update is one of '" + rule +
+                                                 "'; give each optimizer a group of its own");
+  }
+  const uint32_t now = clock_->Now();
+  auto missing = store_->Missing(keys, n, parallel_for);
+  if (!missing.ok()) return missing.status();
+  status = Admit(keys, /*observe=*/false, &missing.value());
+  if (!status.ok()) return status;
+  std::vector<Key> absent;
+  for (uint32_t i : missing.value()) absent.push_back(keys[i]);
+  if (!absent.empty()) status = MakeRows(absent, now, parallel_for);
+  if (!status.ok()) return status;
+  if (admission_ != nullptr) admission_->Forget(absent.data(), absent.size());
+  if (state_.rule.empty()) {
+    status = Relay(optimizer.slots(config_.dim), /*restart=*/false, parallel_for);
+    if (!status.ok()) return status;
+    state_.rule = rule;
+  }
+  ++state_.steps;
+  CommitStep step;
+  step.now = now;
+  step.sequential = options.sequential;
+  step.state = state_;
+  return store_->Apply({{keys, gradients, nullptr, n}}, optimizer, step, parallel_for).status();
+}
+
+}  // namespace sok
