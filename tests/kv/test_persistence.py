@@ -167,3 +167,23 @@ def test_a_forked_child_is_refused_and_harms_nothing(tmp_path):
     storage.close()
     with kv.Storage(tmp_path / "rows") as again:
         assert peek(sgd(again), 1).tolist() == [[-2, -2]]
+
+
+def test_a_folder_keeps_its_ttl_until_another_is_given(tmp_path):
+    kv.Storage(tmp_path / "rows", ttl=50).close()
+    for given, expected in [({}, 50), ({"read_only": True}, 50), ({"ttl": 0}, 0), ({}, 0)]:
+        with kv.Storage(tmp_path / "rows", **given) as storage:
+            assert storage.ttl == expected
+
+
+def test_a_closed_storage_has_no_length_to_tell(tmp_path):
+    with kv.Storage(tmp_path / "rows") as storage:
+        embedding = sgd(storage)
+    with pytest.raises(RuntimeError, match="Received: a closed one"):
+        len(embedding)
+
+
+def test_a_limit_of_rows_is_the_same_wherever_a_group_is_open(storage):
+    sgd(storage, max_rows=10)
+    with pytest.raises(ValueError, match="limit of 10 rows, got 5"):
+        sgd(storage, max_rows=5)

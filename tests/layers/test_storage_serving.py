@@ -108,3 +108,44 @@ def test_a_model_cannot_be_served_beside_the_process_that_trains_it(tmp_path, st
     assert done.returncode != 0
     assert "UnavailableError" in done.stderr
     assert f"{storage.path}/LOCK" in done.stderr
+
+
+# --- a folder that is not the one of the time -----------------------------------------------------
+
+
+def saved_with_rows(tmp_path):
+    """A model file, the folder of its rows, and how many there are; the folder is closed."""
+    with kv.Storage(tmp_path / "rows") as storage:
+        model = model_of(dynamic(storage=storage))
+        train(model)
+        model.save(tmp_path / "model.keras")
+        rows = model.get_layer("emb").table.size()
+    return tmp_path / "model.keras", tmp_path / "rows", rows
+
+
+def test_a_model_whose_folder_is_gone_is_refused_and_no_folder_is_made(tmp_path):
+    path, folder, _ = saved_with_rows(tmp_path)
+    folder.rename(tmp_path / "moved")
+    with pytest.raises(Exception, match="no such folder. Move it there"):
+        keras.models.load_model(path)
+    assert not folder.exists()
+
+
+def test_a_model_whose_folder_is_empty_says_how_many_rows_are_missing(tmp_path):
+    path, folder, rows = saved_with_rows(tmp_path)
+    folder.rename(tmp_path / "moved")
+    with kv.Storage(folder):
+        with pytest.warns(UserWarning, match=f"expected {rows} rows in .* Received: none"):
+            keras.models.load_model(path)
+
+
+def test_rows_that_a_layer_has_trained_are_read_without_keras(tmp_path):
+    path, folder, _ = saved_with_rows(tmp_path)
+    with kv.Storage(folder, read_only=True) as storage:
+        embedding = kv.Embedding(storage, kv.Optimizer("sgd"), kv.Initializer("zeros"), DIM)
+        found = embedding.lookup(np.unique(KEYS))
+    expected = keras.models.load_model(path).get_layer("emb").table.lookup(np.unique(KEYS))
+    np.testing.assert_array_equal(found, expected)
+    with kv.Storage.from_config({"path": str(folder)}) as storage:
+        with pytest.raises(ValueError, match="'keras.adam', got 'sgd'"):
+            kv.Embedding(storage, kv.Optimizer("sgd"), kv.Initializer("zeros"), DIM)
