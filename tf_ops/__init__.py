@@ -1,6 +1,7 @@
 """The compiled ops, as Python functions on tensors. Loads the native libraries once."""
 
 from sok_embed.tf_ops.exchange import expand, expand_gradient, unique_and_partition
+from sok_embed.tf_ops.hashed_bags import HashSpec, hash_slots, hashed_bag, row_splits
 from sok_embed.tf_ops.tables import (
     Export,
     Lookup,
@@ -21,6 +22,7 @@ from sok_embed.tf_ops.tables import (
 
 __all__ = [
     "Export",
+    "HashSpec",
     "Lookup",
     "anonymous_table",
     "assign",
@@ -30,9 +32,12 @@ __all__ = [
     "expand",
     "expand_gradient",
     "export",
+    "hash_slots",
+    "hashed_bag",
     "lookup",
     "remove",
     "restore",
+    "row_splits",
     "size",
     "stats",
     "steps",

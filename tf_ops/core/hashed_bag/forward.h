@@ -1,0 +1,23 @@
+// From bags of ids to vectors.
+#pragma once
+
+#include <cstdint>
+
+#include "core/hashed_bag/bags.h"
+#include "core/hashed_bag/slot_map.h"
+#include "core/types.h"
+
+namespace sok {
+
+// Elements are summed, or compared, in the order of the entries, in float32 (double for double).
+//   weight  (slots.size())
+//   scales  (entries) factors of the entries, or null; kSum only
+//   out     (bags, dim): zeros for a bag without entries
+//   winners (bags, dim): with kMax, the first entry that has the greatest element, or -1 for a bag
+//           without entries; null with the other modes
+template <typename T, typename Out>  // float and BFloat16 in any pair, or double and double
+void HashedBagForward(const SlotMap& slots, const Bags& bags, BagMode mode, const T* weight,
+                      const typename SumOf<T>::type* scales, Out* out, int64_t* winners,
+                      const ParallelFor& parallel_for);
+
+}  // namespace sok

@@ -1,0 +1,62 @@
+// From gradients of bags to gradients of the weight and of the entries' factors.
+//
+// Each slot's contributions are summed once, in the order of the entries and, within an entry, of
+// its elements, whatever the number of threads: results are the same bit for bit in every run.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/hashed_bag/bags.h"
+#include "core/hashed_bag/slot_map.h"
+#include "core/types.h"
+
+namespace sok {
+
+// What the gradients are functions of. Sum is float or double.
+template <typename Sum>
+struct BagGradient {
+  const SlotMap& slots;
+  const Bags& bags;
+  BagMode mode;
+  const Sum* upstream;     // (bags, dim) gradients of the output
+  const Sum* scales;       // (entries) as in the forward pass, or null
+  const int64_t* winners;  // (bags, dim) with kMax: those of the forward pass; else null
+};
+
+// sums (slots.size()): the gradient of the weight.
+template <typename Sum>
+void DenseWeightGradient(const BagGradient<Sum>& gradient, Sum* sums,
+                         const ParallelFor& parallel_for);
+
+// The same for the slots that the batch touches only, ascending. Takes 32 bytes an element of the
+// batch at its peak.
+template <typename Sum>
+class SparseWeightGradient {
+ public:
+  SparseWeightGradient(const BagGradient<Sum>& gradient, const ParallelFor& parallel_for);
+
+  // How many slots there are.
+  int64_t size() const { return starts_.back(); }
+
+  // slots (size()), sums (size())
+  template <typename Out>
+  void Write(int64_t* slots, Out* sums, const ParallelFor& parallel_for) const;
+
+ private:
+  struct SlotSum {
+    uint32_t local;
+    Sum sum;
+  };
+  int shift_;  // slot = shard << shift_ | local
+  std::vector<std::vector<SlotSum>> shards_;
+  std::vector<int64_t> starts_;  // (shards + 1)
+};
+
+// factors (entries): the gradient of each entry's factor in a sum: the gradient of its bag times
+// its elements, summed in their order. 0 for padding.
+template <typename T>
+void ScaleGradient(const BagGradient<typename SumOf<T>::type>& gradient, const T* weight,
+                   typename SumOf<T>::type* factors, const ParallelFor& parallel_for);
+
+}  // namespace sok
