@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "core/hashed_bag/contributions.h"
@@ -11,6 +11,25 @@
 #include "core/types.h"
 
 namespace sok {
+
+// to += values, (n) each. The usual lengths of blocks are constants, for which compilers unroll the
+// loop.
+template <typename Sum>
+void AddTo(Sum* to, const Sum* values, int n) {
+  const auto add = [to, values](auto count) {
+    for (int j = 0; j < count; ++j) to[j] += values[j];
+  };
+  switch (n) {
+    case 8:
+      return add(std::integral_constant<int, 8>());
+    case 16:
+      return add(std::integral_constant<int, 16>());
+    case 32:
+      return add(std::integral_constant<int, 32>());
+    default:
+      return add(n);
+  }
+}
 
 // As with SlotPartition, ranges of slots have one writer each. What a block has beyond the end of
 // its range goes to that range's halo, which the next range gets when all are done.
@@ -152,24 +171,6 @@ class BlockGradient {
     if (!slots_.sign()) return;
     slots_.SignWords(static_cast<uint64_t>(gradient_.bags.ids[entry]), signs);
     ApplySigns(signs, begin, n, scaled);
-  }
-
-  // The usual lengths as constants, for which compilers unroll the loop.
-  static void AddTo(Sum* to, const Sum* values, int n) {
-    switch (n) {
-      case 8:
-        return AddFixed<8>(to, values);
-      case 16:
-        return AddFixed<16>(to, values);
-      case 32:
-        return AddFixed<32>(to, values);
-      default:
-        for (int j = 0; j < n; ++j) to[j] += values[j];
-    }
-  }
-  template <int kLength>
-  static void AddFixed(Sum* to, const Sum* values) {
-    for (int j = 0; j < kLength; ++j) to[j] += values[j];
   }
 
   const BagGradient<Sum>& gradient_;

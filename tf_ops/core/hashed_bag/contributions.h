@@ -70,52 +70,78 @@ class Contributions {
   }
   int64_t dim() const { return gradient_.slots.dim(); }
 
-  // Those of units [begin, end), in order. Returns how many it has written.
-  //   slots, values ((end - begin) * dim)
-  int64_t Emit(int64_t begin, int64_t end, uint64_t* slots, Sum* values) const {
-    return gradient_.mode == BagMode::kMax ? EmitWinners(begin, end, slots, values)
-                                           : EmitEntries(begin, end, slots, values);
+  // The slots of units [begin, end), in order. Returns how many it has written.
+  //   slots ((end - begin) * dim)
+  int64_t Slots(int64_t begin, int64_t end, uint64_t* slots) const {
+    const Bags& bags = gradient_.bags;
+    const SlotMap& map = gradient_.slots;
+    int64_t n = 0;
+    for (int64_t unit = begin; unit < end; ++unit) {
+      if (gradient_.mode == BagMode::kMax) {
+        const int64_t* winners = gradient_.winners + unit * map.dim();
+        for (int d = 0; d < map.dim(); ++d) {
+          if (winners[d] >= 0) slots[n++] = map.Slot(IdOf(winners[d]), d);
+        }
+      } else if (!bags.padded(unit)) {
+        map.Slots(IdOf(unit), slots + n);
+        n += map.dim();
+      }
+    }
+    return n;
+  }
+
+  // Calls fn(values, n) for parts of what goes to these slots, in the same order.
+  template <typename Fn>
+  void Values(int64_t begin, int64_t end, Fn&& fn) const {
+    if (gradient_.mode == BagMode::kMax) {
+      ValuesOfWinners(begin, end, fn);
+    } else {
+      ValuesOfEntries(begin, end, fn);
+    }
   }
 
  private:
-  int64_t EmitEntries(int64_t begin, int64_t end, uint64_t* slots, Sum* values) const {
+  uint64_t IdOf(int64_t entry) const { return static_cast<uint64_t>(gradient_.bags.ids[entry]); }
+
+  template <typename Fn>
+  void ValuesOfEntries(int64_t begin, int64_t end, Fn&& fn) const {
     const SlotMap& map = gradient_.slots;
-    const Bags& bags = gradient_.bags;
     const int dim = map.dim();
-    std::vector<uint64_t> signs(map.sign() ? map.sign_words() : 0);
-    BagFinder finder(bags, begin);
-    int64_t n = 0;
+    const bool plain = gradient_.scales == nullptr && !map.sign();
+    std::vector<uint64_t> signs(map.sign_words());
+    std::vector<Sum> values(dim);
+    BagFinder finder(gradient_.bags, begin);
     for (int64_t e = begin; e < end; ++e) {
-      if (bags.padded(e)) continue;
-      const auto id = static_cast<uint64_t>(bags.ids[e]);
-      map.Slots(id, slots + n);
+      if (gradient_.bags.padded(e)) continue;
       const Sum* upstream = entry_gradients_.of_bag(finder.BagOf(e));
-      const Sum scale = gradient_.scales == nullptr ? Sum{1} : gradient_.scales[e];
-      for (int d = 0; d < dim; ++d) values[n + d] = upstream[d] * scale;
-      if (map.sign()) {
-        map.SignWords(id, signs.data());
-        ApplySigns(signs.data(), 0, dim, values + n);
+      if (plain) {
+        fn(upstream, dim);
+        continue;
       }
-      n += dim;
+      const Sum scale = gradient_.scales == nullptr ? Sum{1} : gradient_.scales[e];
+      for (int d = 0; d < dim; ++d) values[d] = upstream[d] * scale;
+      if (map.sign()) {
+        map.SignWords(IdOf(e), signs.data());
+        ApplySigns(signs.data(), 0, dim, values.data());
+      }
+      fn(values.data(), dim);
     }
-    return n;
   }
 
-  int64_t EmitWinners(int64_t begin, int64_t end, uint64_t* slots, Sum* values) const {
+  template <typename Fn>
+  void ValuesOfWinners(int64_t begin, int64_t end, Fn&& fn) const {
     const SlotMap& map = gradient_.slots;
-    const int dim = map.dim();
-    int64_t n = 0;
+    std::vector<Sum> values(map.dim());
     for (int64_t bag = begin; bag < end; ++bag) {
       const Sum* upstream = entry_gradients_.of_bag(bag);
-      const int64_t* winners = gradient_.winners + bag * dim;
-      for (int d = 0; d < dim; ++d) {
+      const int64_t* winners = gradient_.winners + bag * map.dim();
+      int n = 0;
+      for (int d = 0; d < map.dim(); ++d) {
         if (winners[d] < 0) continue;
-        const auto id = static_cast<uint64_t>(gradient_.bags.ids[winners[d]]);
-        slots[n] = map.Slot(id, d);
-        values[n++] = map.Minus(id, d) ? -upstream[d] : upstream[d];
+        values[n++] = map.Minus(IdOf(winners[d]), d) ? -upstream[d] : upstream[d];
       }
+      fn(values.data(), n);
     }
-    return n;
   }
 
   const BagGradient<Sum>& gradient_;

@@ -4,6 +4,7 @@
 
 #include "core/hashed_bag/block_gradient.h"
 #include "core/hashed_bag/contributions.h"
+#include "core/hashed_bag/grouped_gradient.h"
 #include "core/hashed_bag/row_reader.h"
 #include "core/hashed_bag/slot_partition.h"
 
@@ -62,6 +63,8 @@ void DenseWeightGradient(const BagGradient<Sum>& gradient, Sum* sums,
     return;
   }
   const Contributions<Sum> contributions(gradient, entry_gradients);
+  const GroupedGradient<Sum> grouped(gradient, contributions);
+  if (grouped.suits()) return grouped.Run(sums, parallel_for);
   SlotPartition<Sum> partition(size, shift);
   const int64_t round = std::max<int64_t>(1, kRoundElements / contributions.dim());
   int64_t begin = 0;
@@ -94,21 +97,22 @@ SparseWeightGradient<Sum>::SparseWeightGradient(const BagGradient<Sum>& gradient
   shards_.resize(partition.shards());
   const int64_t cost = elements / partition.shards() * 10 + 100;
   parallel_for(partition.shards(), cost, [&](int64_t first, int64_t last) {
-    std::vector<typename SlotPartition<Sum>::Record> records, scratch;
+    std::vector<SlotValue<Sum>> records, scratch;
     for (int64_t s = first; s < last; ++s) {
       const auto shard = static_cast<uint32_t>(s);
       records.clear();
       records.reserve(partition.Count(shard));
       partition.ForEach(shard, [&](const auto& record) { records.push_back(record); });
       SortByLocal(shift_, &records, &scratch);
-      std::vector<SlotSum>& sums = shards_[s];
+      size_t distinct = 0;
       for (const auto& record : records) {
-        if (sums.empty() || sums.back().local != record.local) {
-          sums.push_back({record.local, record.value});
+        if (distinct > 0 && records[distinct - 1].local == record.local) {
+          records[distinct - 1].value += record.value;
         } else {
-          sums.back().sum += record.value;
+          records[distinct++] = record;
         }
       }
+      shards_[s].assign(records.begin(), records.begin() + distinct);
     }
   });
   starts_.assign(1, 0);
@@ -125,9 +129,9 @@ void SparseWeightGradient<Sum>::Write(int64_t* slots, Out* sums,
   parallel_for(shards, size() / shards + 100, [&](int64_t first, int64_t last) {
     for (int64_t shard = first; shard < last; ++shard) {
       int64_t i = starts_[shard];
-      for (const SlotSum& entry : shards_[shard]) {
+      for (const SlotValue<Sum>& entry : shards_[shard]) {
         slots[i] = shard << shift_ | entry.local;
-        sums[i++] = Narrow<Out>(entry.sum);
+        sums[i++] = Narrow<Out>(entry.value);
       }
     }
   });

@@ -1,7 +1,8 @@
 // From gradients of bags to gradients of the weight and of the entries' factors.
 //
-// Each slot's contributions are summed once, in the order of the entries and, within an entry, of
-// its elements, whatever the number of threads: results are the same bit for bit in every run.
+// Each slot's contributions are summed once, in an order that the sizes of batch and weight decide
+// and the number of threads does not: results are the same bit for bit in every run. Sparse
+// gradients are summed in the order of the entries.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +30,13 @@ template <typename Sum>
 void DenseWeightGradient(const BagGradient<Sum>& gradient, Sum* sums,
                          const ParallelFor& parallel_for);
 
+// What goes to one slot of a range of slots.
+template <typename Sum>
+struct SlotValue {
+  uint32_t local;  // slot - that of the range's first
+  Sum value;
+};
+
 // The same for the slots that the batch touches only, ascending. Takes 32 bytes an element of the
 // batch at its peak.
 template <typename Sum>
@@ -44,12 +52,8 @@ class SparseWeightGradient {
   void Write(int64_t* slots, Out* sums, const ParallelFor& parallel_for) const;
 
  private:
-  struct SlotSum {
-    uint32_t local;
-    Sum sum;
-  };
   int shift_;  // slot = shard << shift_ | local
-  std::vector<std::vector<SlotSum>> shards_;
+  std::vector<std::vector<SlotValue<Sum>>> shards_;
   std::vector<int64_t> starts_;  // (shards + 1)
 };
 

@@ -30,6 +30,22 @@ uint64_t Original(uint64_t id, uint64_t k) {
   return (id * kOriginalIdFactor + k * kOriginalDimFactor + kOriginalTerm) % kOriginalPrime;
 }
 
+// Made twice on x86-64, for processors with and without a vector instruction that multiplies 64
+// bits; the loader picks one. Sanitizers do not stand that.
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12 && \
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define SOK_VECTOR_CLONES __attribute__((target_clones("arch=x86-64-v4", "default")))
+#else
+#define SOK_VECTOR_CLONES
+#endif
+
+// bases (blocks) of kMixed, for a size below 2^32.
+SOK_VECTOR_CLONES void NarrowMixedBases(uint64_t key, uint64_t size, int blocks, uint64_t* bases) {
+  for (int k = 0; k < blocks; ++k) {
+    bases[k] = MulHiNarrow(Mix64(key + (static_cast<uint64_t>(k) + 1) * SlotMap::kGolden), size);
+  }
+}
+
 Status AtLeastOne(const char* what, int64_t value) {
   if (value >= 1) return Status();
   return InvalidArgument(std::string("expected ") + what + " of at least 1, got " +
@@ -98,9 +114,7 @@ void SlotMap::Bases(uint64_t id, uint64_t* bases) const {
   }
   const uint64_t key = KeyOf(id);
   if (size_ < (uint64_t{1} << 32)) {
-    for (int k = 0; k < blocks_; ++k) {
-      bases[k] = MulHiNarrow(Mix64(key + (static_cast<uint64_t>(k) + 1) * kGolden), size_);
-    }
+    NarrowMixedBases(key, size_, blocks_, bases);
   } else {
     for (int k = 0; k < blocks_; ++k) {
       bases[k] = MulHi(Mix64(key + (static_cast<uint64_t>(k) + 1) * kGolden), size_);
@@ -109,10 +123,12 @@ void SlotMap::Bases(uint64_t id, uint64_t* bases) const {
 }
 
 void SlotMap::Slots(uint64_t id, uint64_t* slots) const {
-  if (block_size_ == 1) return Bases(id, slots);
-  for (int k = 0; k < blocks_; ++k) {
+  Bases(id, slots);
+  if (block_size_ == 1) return;
+  // From the end, so that no base is overwritten before it has been read.
+  for (int k = blocks_ - 1; k >= 0; --k) {
     const int begin = k * block_size_, end = std::min(begin + block_size_, dim_);
-    const uint64_t base = Base(id, k);
+    const uint64_t base = slots[k];
     for (int d = begin; d < end; ++d) slots[d] = Wrap(base + static_cast<uint64_t>(d - begin));
   }
 }

@@ -19,6 +19,7 @@
 // plain table if size is its number of elements, and shares rows by id % (size / dim) below that.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -112,9 +113,15 @@ class SlotMap {
 // Turns elements [first, first + n) of a row over where `words` of SlotMap::SignWords say so.
 template <typename T>
 void ApplySigns(const uint64_t* words, int first, int n, T* elements) {
-  for (int i = 0; i < n; ++i) {
+  for (int i = 0; i < n;) {
+    // Half a word at a time: as wide as most elements are.
     const int d = first + i;
-    if (words[d / 64] >> (d % 64) & 1) elements[i] = -elements[i];
+    const auto half = static_cast<uint32_t>(words[d / 64] >> (d % 64));
+    const int end = i + std::min(n - i, std::min(32, 64 - d % 64));
+    for (int j = 0; i + j < end; ++j) {
+      elements[i + j] *= static_cast<T>(1 - 2 * static_cast<int>(half >> j & 1));
+    }
+    i = end;
   }
 }
 

@@ -16,10 +16,7 @@ namespace sok {
 template <typename Sum>
 class SlotPartition {
  public:
-  struct Record {
-    uint32_t local;  // slot - (shard << shift)
-    Sum value;
-  };
+  using Record = SlotValue<Sum>;
 
   // Shard s holds slots [s << shift, (s + 1) << shift). shift is at most 32.
   SlotPartition(int64_t size, int shift)
@@ -38,12 +35,9 @@ class SlotPartition {
     capacity_ = capacity;
     parallel_for(chunks_, 4 * capacity, [&](int64_t first, int64_t last) {
       const auto slots = std::unique_ptr<uint64_t[]>(new uint64_t[capacity]);
-      const auto values = std::unique_ptr<Sum[]>(new Sum[capacity]);
       for (int64_t chunk = first; chunk < last; ++chunk) {
         const int64_t from = begin + chunk * units;
-        const int64_t n =
-            contributions.Emit(from, std::min(from + units, end), slots.get(), values.get());
-        SortChunk(chunk, n, slots.get(), values.get());
+        SortChunk(contributions, chunk, from, std::min(from + units, end), slots.get());
       }
     });
   }
@@ -77,7 +71,9 @@ class SlotPartition {
     reserved_ = n;
   }
 
-  void SortChunk(int64_t chunk, int64_t n, const uint64_t* slots, const Sum* values) {
+  void SortChunk(const Contributions<Sum>& contributions, int64_t chunk, int64_t begin, int64_t end,
+                 uint64_t* slots) {
+    const int64_t n = contributions.Slots(begin, end, slots);
     uint32_t* starts = &starts_[chunk * (shards_ + 1)];
     std::fill_n(starts, shards_ + 1, 0);
     // Counted one place up and summed, then moved by one as records are put down: where a shard
@@ -86,9 +82,13 @@ class SlotPartition {
     for (uint32_t shard = 1; shard <= shards_; ++shard) starts[shard] += starts[shard - 1];
     Record* records = records_.get() + chunk * capacity_;
     const uint64_t mask = (uint64_t{1} << shift_) - 1;
-    for (int64_t i = 0; i < n; ++i) {
-      records[starts[slots[i] >> shift_]++] = {static_cast<uint32_t>(slots[i] & mask), values[i]};
-    }
+    contributions.Values(begin, end, [&, next = slots](const Sum* values, int count) mutable {
+      for (int i = 0; i < count; ++i) {
+        const uint64_t slot = next[i];
+        records[starts[slot >> shift_]++] = {static_cast<uint32_t>(slot & mask), values[i]};
+      }
+      next += count;
+    });
     std::copy_backward(starts, starts + shards_, starts + shards_ + 1);
     starts[0] = 0;
   }
