@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from sok_embed import communicators
 
@@ -92,14 +93,23 @@ def average_gradients(gradients: Any) -> list[Any]:
             values and, in slices, their number.
 
     Returns:
-        The averages, in the same order and of the same kinds.
+        The averages, in the same order and of the same kinds. With more than one worker the indices
+        of slices are distinct: rules that square a gradient must square the sum.
     """
     communicator = communicators.current()
     if communicator.size == 1:
         return list(gradients)
-    return [
-        gradient
-        if gradient is None
-        else communicator.all_reduce(gradient, f"sok_embed.gradient.{i}", average=True)
-        for i, gradient in enumerate(gradients)
-    ]
+    averages = []
+    for i, gradient in enumerate(gradients):
+        if gradient is not None:
+            gradient = communicator.all_reduce(gradient, f"sok_embed.gradient.{i}", average=True)
+        is_slices = isinstance(gradient, tf.IndexedSlices)
+        averages.append(_sum_equal(gradient) if is_slices else gradient)
+    return averages
+
+
+def _sum_equal(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """The same gradient with distinct indices."""
+    indices, positions = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, positions, tf.size(indices))
+    return tf.IndexedSlices(values, indices, slices.dense_shape)

@@ -23,6 +23,8 @@ def test_dense_gradients_and_slices_are_averaged(many: Results) -> None:
         np.testing.assert_allclose(worker["dense"], [(n + 1) / 2])
         np.testing.assert_allclose(worker["sparse"], expected, rtol=1e-6)
         assert worker["stays_sparse"]
+        # Each worker has index 0. Optimizers take every slice by itself.
+        assert len(np.unique(worker["indices"])) == len(worker["indices"])
 
 
 def test_one_worker_keeps_gradients_as_they_are() -> None:

@@ -30,6 +30,7 @@ def averages(here: Here) -> dict[str, Any]:
         "dense": dense.numpy(),
         "sparse": tf.convert_to_tensor(sparse).numpy(),
         "stays_sparse": isinstance(sparse, tf.IndexedSlices),
+        "indices": sparse.indices.numpy(),
     }
 
 
