@@ -13,7 +13,12 @@ from sok_embed import admission, callbacks, communicators, initializers, kv, opt
 from sok_embed.communicators import init, rank, size
 from sok_embed.distributed_optimizer import DistributedOptimizer
 from sok_embed.kv import Storage
-from sok_embed.layers import All2AllDenseEmbedding, DynamicEmbedding
+from sok_embed.layers import (
+    All2AllDenseEmbedding,
+    DynamicEmbedding,
+    HashedEmbedding,
+    HashedEmbeddingBag,
+)
 from sok_embed.table import Table
 
 __version__ = "0.1.0"
@@ -22,6 +27,8 @@ __all__ = [
     "All2AllDenseEmbedding",
     "DistributedOptimizer",
     "DynamicEmbedding",
+    "HashedEmbedding",
+    "HashedEmbeddingBag",
     "Storage",
     "Table",
     "admission",

@@ -37,6 +37,9 @@ class HashSpec(NamedTuple):
     block_size: int = 1
 
 
+_MIXED = HashSpec()
+
+
 def hashed_bag(
     weight: tf.Tensor | tf.Variable,
     ids: tf.Tensor,
@@ -46,7 +49,7 @@ def hashed_bag(
     num_embeddings: int,
     embedding_dim: int,
     mode: str = "sum",
-    spec: HashSpec = HashSpec(),
+    spec: HashSpec = _MIXED,
     padding_idx: int | None = None,
     include_last_offset: bool = False,
     dtype: tf.DType | None = None,
@@ -82,6 +85,7 @@ def hashed_bag(
         tf.errors.InvalidArgumentError: For an id outside of `[0, num_embeddings)`, offsets that
             begin elsewhere than at 0, decrease or exceed the number of ids, a weight of size 0.
     """
+    ids = tf.convert_to_tensor(ids)
     dtype = weight.dtype if dtype is None else tf.as_dtype(dtype)
     _check_dtypes(weight.dtype, dtype)
     sparse = _is_sparse(gradient, weight.shape[0], ids.shape, embedding_dim)
@@ -102,7 +106,7 @@ def hashed_bag(
     # A variable that is updated sparsely is copied whenever it is read as a whole. The gradient of
     # factors needs the weight as it was: that is worth the copy.
     if sparse and per_sample_weights is None and _in_reach(weight):
-        weight.sparse_read(tf.zeros([0], tf.int32))  # tells the gradient tape of the variable
+        weight.sparse_read(tf.zeros([0], tf.int64))  # tells the gradient tape of the variable
         bags, _ = ops.sok_embed_resource_hashed_bag(weight=weight.handle, **arguments)
         return bags
     del arguments["T"]
@@ -128,7 +132,7 @@ def row_splits(rows: tf.Tensor, num_rows: tf.Tensor | int) -> tf.Tensor:
 
 
 def hash_slots(
-    ids: tf.Tensor, size: int, *, embedding_dim: int, spec: HashSpec = HashSpec()
+    ids: tf.Tensor, size: int, *, embedding_dim: int, spec: HashSpec = _MIXED
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Where the elements of rows lie in a weight, and their signs.
 

@@ -2,5 +2,12 @@
 
 from sok_embed.layers.all2all_dense_embedding import All2AllDenseEmbedding
 from sok_embed.layers.dynamic_embedding import DynamicEmbedding
+from sok_embed.layers.hashed_embedding import HashedEmbedding
+from sok_embed.layers.hashed_embedding_bag import HashedEmbeddingBag
 
-__all__ = ["All2AllDenseEmbedding", "DynamicEmbedding"]
+__all__ = [
+    "All2AllDenseEmbedding",
+    "DynamicEmbedding",
+    "HashedEmbedding",
+    "HashedEmbeddingBag",
+]

@@ -2,30 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-
 import numpy as np
 import pytest
-from sharded.launch import launch, require_horovod
 from sharded.results import Results, assert_equal_weights
-
-WORKER = Path(__file__).parent / "sharded" / "hashed_worker.py"
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Results]:
-    """The results of a number of workers."""
-
-    @cache
-    def start(workers: int) -> Results:
-        if workers > 1:
-            require_horovod()
-        folder = tmp_path_factory.mktemp(f"hashed_{workers}")
-        return Results(folder, workers, launch(WORKER, workers, [str(folder)]))
-
-    return start
 
 
 @pytest.mark.parametrize(
@@ -38,18 +17,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Results]:
         "hashed_shared",
     ],
 )
-def test_two_workers_train_like_one(run, scenario: str) -> None:
-    one, two = run(1), run(2)
+def test_workers_train_like_one(one: Results, many: Results, scenario: str) -> None:
     # Every slot of 50 is trained in five batches of 12 bags.
     (alone,) = one.of(scenario)
     assert (np.abs(alone["weight.bag.0"] - alone["start.weight.bag.0"]) > 1e-4).mean() > 0.95
     # float32, in which the workers' sums are added in another order.
-    assert_equal_weights(one, two, scenario, atol=1e-5)
+    assert_equal_weights(one, many, scenario, atol=1e-5)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_slices_train_like_dense_gradients(run, optimizer: str) -> None:
-    for results in (run(1), run(2)):
+def test_slices_train_like_dense_gradients(one: Results, many: Results, optimizer: str) -> None:
+    for results in (one, many):
         dense, sparse = (
             results.of(f"hashed_{optimizer}_{kind}")[0]["weight.bag.0"]
             for kind in ("dense", "sparse")
@@ -57,6 +35,7 @@ def test_slices_train_like_dense_gradients(run, optimizer: str) -> None:
         np.testing.assert_allclose(sparse, dense, rtol=0, atol=1e-5)
 
 
-def test_workers_keep_equal_weights(run) -> None:
-    first, second = run(2).of("hashed_shared")
-    np.testing.assert_array_equal(first["weight.bag.0"], second["weight.bag.0"])
+def test_workers_keep_equal_weights(many: Results) -> None:
+    first, *others = many.of("hashed_shared")
+    for other in others:
+        np.testing.assert_array_equal(first["weight.bag.0"], other["weight.bag.0"])

@@ -23,10 +23,9 @@ def _bag(**arguments: Any) -> sok_embed.HashedEmbeddingBag:
     return sok_embed.HashedEmbeddingBag(80, 6, size=50, name="bag", **arguments)
 
 
-def _train(here: Here, model: Any, optimizer: str, eagerly: bool) -> dict[str, Any]:
+def _train(here: Here, model: Any, optimizer: str) -> dict[str, Any]:
     start = contents(model)
-    averaging = sok_embed.DistributedOptimizer(OPTIMIZERS[optimizer]())
-    model.compile(averaging, "mse", run_eagerly=eagerly)
+    model.compile(sok_embed.DistributedOptimizer(OPTIMIZERS[optimizer]()), "mse")
     keys, targets = keys_and_targets()
     fit(model, keys + 40, targets, here)
     return {**contents(model), **{f"start.{name}": value for name, value in start.items()}}
@@ -35,8 +34,7 @@ def _train(here: Here, model: Any, optimizer: str, eagerly: bool) -> dict[str, A
 def _one_bag(here: Here, optimizer: str, sparse_gradient: bool) -> dict[str, Any]:
     bag = _bag(sparse_gradient=sparse_gradient)
     model = keras.Sequential([keras.Input((3,), dtype="int64"), bag, dense()])
-    # A graph takes longer to build than these few steps do; that of Adagrad has all there is.
-    return _train(here, model, optimizer, eagerly=optimizer == "sgd")
+    return _train(here, model, optimizer)
 
 
 @scenario
@@ -66,4 +64,4 @@ def hashed_shared(here: Here) -> dict[str, Any]:
     bag = _bag(mode="mean")
     other = sok_embed.HashedEmbeddingBag(80, 4, weight=bag, mode="max", name="other")
     outputs = dense()(keras.layers.Concatenate()([bag(keys), other(keys)]))
-    return _train(here, keras.Model(keys, outputs), "adagrad", eagerly=False)
+    return _train(here, keras.Model(keys, outputs), "adagrad")

@@ -16,7 +16,7 @@ import numpy as np
 import sok_embed
 from sharded.registry import SCENARIOS, Here
 
-MODULES = ("communication", "fitting", "loops", "optimizing", "rows")
+MODULES = ("communication", "fitting", "hashing", "loops", "optimizing", "rows")
 
 
 def main(folder: Path, wanted: list[str]) -> None:

@@ -34,20 +34,35 @@ int SparseShift(int64_t size, int64_t elements) {
   return std::min(FloorLog2((size - 1) / shards + 1) + 1, 32);
 }
 
+// Sorts [records, records + n) by their lowest `bits` of local, keeping the order of equal ones.
 template <typename Record>
-void SortByLocal(int bits, std::vector<Record>* records, std::vector<Record>* scratch) {
+void SortByLocal(int bits, Record* records, int64_t n, std::vector<Record>* scratch) {
   constexpr int kDigit = 11;
-  scratch->resize(records->size());
+  constexpr uint32_t kMask = (1 << kDigit) - 1;
+  scratch->resize(n);
+  Record *from = records, *to = scratch->data();
   for (int low = 0; low < bits; low += kDigit) {
-    uint32_t starts[(1 << kDigit) + 1] = {};
-    constexpr uint32_t mask = (1 << kDigit) - 1;
-    for (const Record& record : *records) ++starts[(record.local >> low & mask) + 1];
-    for (uint32_t i = 0; i < mask; ++i) starts[i + 1] += starts[i];
-    for (const Record& record : *records) {
-      (*scratch)[starts[record.local >> low & mask]++] = record;
-    }
-    records->swap(*scratch);
+    uint32_t starts[kMask + 2] = {};
+    for (int64_t i = 0; i < n; ++i) ++starts[(from[i].local >> low & kMask) + 1];
+    for (uint32_t digit = 0; digit < kMask; ++digit) starts[digit + 1] += starts[digit];
+    for (int64_t i = 0; i < n; ++i) to[starts[from[i].local >> low & kMask]++] = from[i];
+    std::swap(from, to);
   }
+  if (from != records) std::copy(from, from + n, records);
+}
+
+// Joins neighbours of equal local in place. Returns how many there are then.
+template <typename Record>
+int64_t SumEqual(Record* records, int64_t n) {
+  int64_t distinct = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (distinct > 0 && records[distinct - 1].local == records[i].local) {
+      records[distinct - 1].value += records[i].value;
+    } else {
+      records[distinct++] = records[i];
+    }
+  }
+  return distinct;
 }
 
 }  // namespace
@@ -94,44 +109,38 @@ SparseWeightGradient<Sum>::SparseWeightGradient(const BagGradient<Sum>& gradient
   shift_ = SparseShift(gradient.slots.size(), elements);
   SlotPartition<Sum> partition(gradient.slots.size(), shift_);
   partition.Build(contributions, 0, contributions.units(), parallel_for);
-  shards_.resize(partition.shards());
-  const int64_t cost = elements / partition.shards() * 10 + 100;
-  parallel_for(partition.shards(), cost, [&](int64_t first, int64_t last) {
-    std::vector<SlotValue<Sum>> records, scratch;
+  const int64_t shards = partition.shards();
+  firsts_.assign(1, 0);
+  for (int64_t s = 0; s < shards; ++s) {
+    firsts_.push_back(firsts_.back() + partition.Count(static_cast<uint32_t>(s)));
+  }
+  sums_.Resize(firsts_.back());
+  starts_.assign(shards + 1, 0);
+  parallel_for(shards, elements / shards * 10 + 100, [&](int64_t first, int64_t last) {
+    std::vector<SlotValue<Sum>> scratch;
     for (int64_t s = first; s < last; ++s) {
-      const auto shard = static_cast<uint32_t>(s);
-      records.clear();
-      records.reserve(partition.Count(shard));
-      partition.ForEach(shard, [&](const auto& record) { records.push_back(record); });
-      SortByLocal(shift_, &records, &scratch);
-      size_t distinct = 0;
-      for (const auto& record : records) {
-        if (distinct > 0 && records[distinct - 1].local == record.local) {
-          records[distinct - 1].value += record.value;
-        } else {
-          records[distinct++] = record;
-        }
-      }
-      shards_[s].assign(records.begin(), records.begin() + distinct);
+      SlotValue<Sum>* records = sums_.data() + firsts_[s];
+      const int64_t n = firsts_[s + 1] - firsts_[s];
+      partition.ForEach(static_cast<uint32_t>(s),
+                        [next = records](const auto& record) mutable { *next++ = record; });
+      SortByLocal(shift_, records, n, &scratch);
+      starts_[s + 1] = SumEqual(records, n);
     }
   });
-  starts_.assign(1, 0);
-  for (const auto& sums : shards_) {
-    starts_.push_back(starts_.back() + static_cast<int64_t>(sums.size()));
-  }
+  for (int64_t s = 0; s < shards; ++s) starts_[s + 1] += starts_[s];
 }
 
 template <typename Sum>
 template <typename Out>
 void SparseWeightGradient<Sum>::Write(int64_t* slots, Out* sums,
                                       const ParallelFor& parallel_for) const {
-  const auto shards = static_cast<int64_t>(shards_.size());
+  const auto shards = static_cast<int64_t>(starts_.size()) - 1;
   parallel_for(shards, size() / shards + 100, [&](int64_t first, int64_t last) {
     for (int64_t shard = first; shard < last; ++shard) {
-      int64_t i = starts_[shard];
-      for (const SlotValue<Sum>& entry : shards_[shard]) {
-        slots[i] = shard << shift_ | entry.local;
-        sums[i++] = Narrow<Out>(entry.value);
+      const SlotValue<Sum>* next = sums_.data() + firsts_[shard];
+      for (int64_t i = starts_[shard]; i < starts_[shard + 1]; ++i, ++next) {
+        slots[i] = shard << shift_ | next->local;
+        sums[i] = Narrow<Out>(next->value);
       }
     }
   });

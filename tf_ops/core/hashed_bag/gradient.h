@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/hashed_bag/bags.h"
+#include "core/hashed_bag/scratch.h"
 #include "core/hashed_bag/slot_map.h"
 #include "core/types.h"
 
@@ -37,8 +38,8 @@ struct SlotValue {
   Sum value;
 };
 
-// The same for the slots that the batch touches only, ascending. Takes 32 bytes an element of the
-// batch at its peak.
+// The same for the slots that the batch touches only, ascending. Takes 16 bytes of scratch
+// (32 with double) for each element of the batch.
 template <typename Sum>
 class SparseWeightGradient {
  public:
@@ -52,9 +53,10 @@ class SparseWeightGradient {
   void Write(int64_t* slots, Out* sums, const ParallelFor& parallel_for) const;
 
  private:
-  int shift_;  // slot = shard << shift_ | local
-  std::vector<std::vector<SlotValue<Sum>>> shards_;
-  std::vector<int64_t> starts_;  // (shards + 1)
+  int shift_;                     // slot = shard << shift_ | local
+  Scratch<SlotValue<Sum>> sums_;  // of a shard from firsts_[shard] on
+  std::vector<int64_t> firsts_;   // (shards + 1)
+  std::vector<int64_t> starts_;   // (shards + 1) where those of a shard are written to
 };
 
 // factors (entries): the gradient of each entry's factor in a sum: the gradient of its bag times

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "core/hashed_bag/contributions.h"
+#include "core/hashed_bag/scratch.h"
 #include "core/types.h"
 
 namespace sok {
@@ -29,8 +29,11 @@ class GroupedGradient {
   // sums (slots.size())
   void Run(Sum* sums, const ParallelFor& parallel_for) const {
     const int64_t size = slots_.size(), units = contributions_.units();
-    const auto scratch = std::unique_ptr<Sum[]>(new Sum[(groups_ - 1) * size]);
-    const auto of_group = [&](int64_t g) { return g == 0 ? sums : scratch.get() + (g - 1) * size; };
+    Scratch<Sum> scratch;  // of all groups but the first
+    scratch.Resize((groups_ - 1) * size);
+    const auto of_group = [&](int64_t g) {
+      return g == 0 ? sums : scratch.data() + (g - 1) * size;
+    };
     const int64_t cost = units / groups_ * contributions_.dim() * 2;
     parallel_for(groups_, cost, [&](int64_t first, int64_t last) {
       for (int64_t g = first; g < last; ++g) {

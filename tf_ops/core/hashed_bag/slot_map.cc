@@ -63,7 +63,8 @@ Result<SlotHash> SlotHashNamed(const std::string& name) {
 
 Result<SlotMap> SlotMap::Make(const SlotMapOptions& options) {
   for (const Status& status :
-       {AtLeastOne("a weight", options.size), AtLeastOne("num_embeddings", options.num_embeddings),
+       {AtLeastOne("a weight size", options.size),
+        AtLeastOne("num_embeddings", options.num_embeddings),
         AtLeastOne("embedding_dim", options.dim), AtLeastOne("block_size", options.block_size)}) {
     if (!status.ok()) return status;
   }

@@ -136,7 +136,7 @@ TEST_CASE("impossible options are refused with what was expected") {
     REQUIRE(map.status().code() == Code::kInvalidArgument);
     return map.status().message();
   };
-  CHECK(message(Options(SlotHash::kMixed, 0)).find("a weight of at least 1, got 0") !=
+  CHECK(message(Options(SlotHash::kMixed, 0)).find("a weight size of at least 1, got 0") !=
         std::string::npos);
   CHECK(message(Options(SlotHash::kMixed, 5, 0)).find("embedding_dim of at least 1") !=
         std::string::npos);

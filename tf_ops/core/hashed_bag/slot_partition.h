@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/hashed_bag/contributions.h"
+#include "core/hashed_bag/scratch.h"
 #include "core/types.h"
 
 namespace sok {
@@ -44,16 +45,16 @@ class SlotPartition {
 
   // Calls fn(record) for the contributions of a shard, in the order of the batch.
   template <typename Fn>
-  void ForEach(uint32_t shard, const Fn& fn) const {
+  void ForEach(uint32_t shard, Fn&& fn) const {
     for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
       const uint32_t* starts = &starts_[chunk * (shards_ + 1)];
-      const Record* records = records_.get() + chunk * capacity_;
+      const Record* records = records_.data() + chunk * capacity_;
       for (uint32_t i = starts[shard]; i < starts[shard + 1]; ++i) fn(records[i]);
     }
   }
 
-  size_t Count(uint32_t shard) const {
-    size_t count = 0;
+  int64_t Count(uint32_t shard) const {
+    int64_t count = 0;
     for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
       const uint32_t* starts = &starts_[chunk * (shards_ + 1)];
       count += starts[shard + 1] - starts[shard];
@@ -66,8 +67,7 @@ class SlotPartition {
 
   void Reserve(int64_t n) {
     if (n <= reserved_) return;
-    records_.reset();
-    records_.reset(new Record[n]);
+    records_.Resize(n);
     reserved_ = n;
   }
 
@@ -80,7 +80,7 @@ class SlotPartition {
     // begins in the end is where the one before it has ended.
     for (int64_t i = 0; i < n; ++i) ++starts[(slots[i] >> shift_) + 1];
     for (uint32_t shard = 1; shard <= shards_; ++shard) starts[shard] += starts[shard - 1];
-    Record* records = records_.get() + chunk * capacity_;
+    Record* records = records_.data() + chunk * capacity_;
     const uint64_t mask = (uint64_t{1} << shift_) - 1;
     contributions.Values(begin, end, [&, next = slots](const Sum* values, int count) mutable {
       for (int i = 0; i < count; ++i) {
@@ -98,8 +98,8 @@ class SlotPartition {
   int64_t chunks_ = 0;
   int64_t capacity_ = 0;  // records of a chunk
   int64_t reserved_ = 0;
-  std::unique_ptr<Record[]> records_;  // (chunks, capacity)
-  std::vector<uint32_t> starts_;       // (chunks, shards + 1)
+  Scratch<Record> records_;       // (chunks, capacity)
+  std::vector<uint32_t> starts_;  // (chunks, shards + 1)
 };
 
 }  // namespace sok

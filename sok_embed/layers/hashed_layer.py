@@ -1,0 +1,350 @@
+"""What layers over a hashed weight have in common: the weight, its hash, sharing, saving."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from sok_embed import tf_ops
+from sok_embed.layers.arguments import check_integer, check_positive
+from sok_embed.layers.weight_users import WeightUsers
+
+_INT64 = 2**63
+_HASHES = ("mixed", "original", "modulo")
+_FLOATS = ("float32", "bfloat16", "float64")
+
+
+class HashedLayer(keras.layers.Layer):
+    """Base of the layers whose embeddings are hashed into one weight. Not for use by itself.
+
+    Args:
+        num_embeddings: Ids are in `[0, num_embeddings)`.
+        embedding_dim: The length of an embedding.
+        compression: Slots of the weight per element of the full table.
+        weight: `None`, an initializer, a 1-D array, or a layer whose weight this one uses too.
+        size: Slots of the weight; `None`: from `weight` or `compression`.
+        hash: `"mixed"`, `"original"` or `"modulo"`.
+        seed: Of the hash.
+        sign: Whether a second hash gives each element its sign.
+        block_size: Neighbouring dimensions that lie in neighbouring slots.
+        sparse_gradient: Whether the gradient is a `tf.IndexedSlices`; `None`: where it is faster.
+        **kwargs: Of `keras.layers.Layer`.
+    """
+
+    size: int
+    built: bool
+    _users: WeightUsers
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        compression: float,
+        weight: Any,
+        *,
+        size: int | None,
+        hash: str,
+        seed: int | None,
+        sign: bool,
+        block_size: int,
+        sparse_gradient: bool | None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.autocast = False
+        # Keras would turn lists of ids into float32, and leave no trace of mixed integer types.
+        self._convert_input_args = False
+        self._allow_non_tensor_positional_args = True
+        self.supports_jit = False
+        check_positive("num_embeddings", num_embeddings)
+        check_positive("embedding_dim", embedding_dim)
+        check_positive("block_size", block_size)
+        if hash not in _HASHES:
+            raise ValueError(f"Expected hash to be one of {_HASHES}. Received: {hash!r}.")
+        check_bool("sign", sign)
+        if sparse_gradient is not None:
+            check_bool("sparse_gradient", sparse_gradient)
+        if hash == "modulo" and num_embeddings * embedding_dim >= _INT64:
+            raise ValueError(
+                "Expected num_embeddings * embedding_dim to be below 2**63 with hash='modulo'. "
+                f"Received: {num_embeddings} * {embedding_dim}."
+            )
+        self.num_embeddings = int(num_embeddings)
+        self.embedding_dim = int(embedding_dim)
+        is_number = isinstance(compression, numbers.Real) and not isinstance(compression, bool)
+        self.compression = float(compression) if is_number else compression
+        self.hash = hash
+        self.sign = bool(sign)
+        self.block_size = int(block_size)
+        self.sparse_gradient = None if sparse_gradient is None else bool(sparse_gradient)
+        self.weight_layer: HashedLayer | None = None
+        self._own_weight: Any = None
+        self._initializer: Any = None
+        self._values: Any = None
+        if size is not None:
+            check_positive("size", size)
+        self._config_size = None if size is None else int(size)
+        self._take_weight(weight)
+        self._check_dtypes()
+        self.seed = self._choose_seed(seed)
+        self._users.add(self)
+
+    def _take_weight(self, weight: Any) -> None:
+        """Finds out where the weight comes from, and how many slots it has."""
+        if isinstance(weight, Mapping) and _names_a_hashed_layer(weight):
+            weight = keras.saving.deserialize_keras_object(weight)
+        size = self._config_size
+        given: int | None = None
+        if isinstance(weight, HashedLayer):
+            # All who share hold the layer that has the variable.
+            owner = weight if weight.weight_layer is None else weight.weight_layer
+            self.weight_layer = owner
+            self._users = owner._users
+            given = owner.size
+        else:
+            self._users = WeightUsers()
+            if isinstance(weight, keras.layers.Layer):
+                raise ValueError(
+                    "Expected a layer whose weight is shared to be a HashedEmbeddingBag or a "
+                    f"HashedEmbedding. Received: weight={weight!r}."
+                )
+            if weight is None or isinstance(weight, (str, Mapping)) or callable(weight):
+                self._initializer = None if weight is None else keras.initializers.get(weight)
+            else:
+                self._values = _as_weight(weight)
+                self._config_size = given = len(self._values)
+        if given is not None and size is not None and size != given:
+            raise ValueError(
+                f"Expected size to be that of the weight, {given}, or None. Received: size={size}."
+            )
+        if given is None:
+            given = size if size is not None else self._compressed_size()
+        self.size = int(given)
+
+    def _compressed_size(self) -> int:
+        fraction = self.compression
+        if not isinstance(fraction, float) or not 0 < fraction < math.inf:
+            raise ValueError(
+                "Expected compression to be a number above 0: slots per element of the full "
+                f"table. Received: compression={fraction!r}."
+            )
+        size = int(self.num_embeddings * self.embedding_dim * fraction)
+        if size < 1:
+            raise ValueError(
+                "Expected a weight of at least one slot. Received: int(num_embeddings * "
+                f"embedding_dim * compression) = int({self.num_embeddings} * {self.embedding_dim} "
+                f"* {fraction}) = 0. Raise the compression, or pass size=."
+            )
+        return size
+
+    def _check_dtypes(self) -> None:
+        """Raises for a policy that the ops do not compute."""
+        compute, variable = self.compute_dtype, self._weight_dtype
+        if "float16" in (compute, variable):
+            raise ValueError(
+                "Expected a policy of float32, bfloat16 or float64. Received: "
+                f"{self.dtype_policy.name}, whose float16 the ops do not compute. Use the policy "
+                "mixed_bfloat16, or give this layer dtype='float32'."
+            )
+        known = compute in _FLOATS and variable in _FLOATS
+        if not known or (compute == "float64") != (variable == "float64"):
+            raise ValueError(
+                "Expected a compute dtype and a weight of float32 or bfloat16, or both of float64. "
+                f"Received: a compute dtype of {compute} and a weight of {variable}."
+            )
+
+    @property
+    def _weight_dtype(self) -> str:
+        owner = self if self.weight_layer is None else self.weight_layer
+        return owner.variable_dtype
+
+    def _choose_seed(self, seed: int | None) -> int:
+        """The seed, unless another layer would hash its ids in the same way by oversight."""
+        if seed is None:
+            return self._users.next_seed()
+        seed = check_integer("seed", seed)
+        if not 0 <= seed < _INT64:
+            raise ValueError(f"Expected seed to be in [0, 2**63). Received: {seed}.")
+        if self.hash == "mixed":
+            self.seed = seed
+            other = self._users.clash(self)
+            if other is not None:
+                raise ValueError(
+                    f"Layer '{self.name}': expected a hash seed of its own in the weight of "
+                    f"{len(self._users.layers)} layer(s). Received: seed={seed}, which layer "
+                    f"'{other.name}' has for another table, so that equal ids of both would meet "
+                    "in the same slots. Leave seed=None to have one chosen, or pass another."
+                )
+        return seed
+
+    @property
+    def spec(self) -> tf_ops.HashSpec:
+        """How elements are mapped to slots."""
+        return tf_ops.HashSpec(self.hash, self.seed, self.sign, self.block_size)
+
+    @property
+    def weight(self) -> Any:
+        """The variable, `[size]`: this layer's, or that of `weight_layer`. `None` before build."""
+        return self._own_weight if self.weight_layer is None else self.weight_layer.weight
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the weight, if the layer does not share another's."""
+        if self.weight_layer is not None:
+            if not self.weight_layer.built:
+                self.weight_layer.build(None)
+        else:
+            bound = math.sqrt(1 / self.num_embeddings)
+            initializer = self._initializer or keras.initializers.RandomUniform(-bound, bound)
+            values, self._values = self._values, None
+            if values is not None:
+                initializer = lambda shape, dtype: tf.cast(values, dtype)  # noqa: E731
+            self._own_weight = self.add_weight(
+                name="weight", shape=(self.size,), initializer=initializer, autocast=False
+            )
+        self.built = True
+
+    def _lookup(
+        self,
+        ids: tf.Tensor,
+        offsets: tf.Tensor | None = None,
+        per_sample_weights: tf.Tensor | None = None,
+        **options: Any,
+    ) -> tf.Tensor:
+        """Bags of checked ids, `[B, embedding_dim]` in the compute dtype."""
+        gradient = {None: "auto", False: "dense", True: "sparse"}[self.sparse_gradient]
+        if gradient == "auto" and self._users.only_call():
+            ids = self._users.watch(ids)
+        elif gradient == "auto":
+            gradient = "dense"
+        return tf_ops.hashed_bag(
+            # Without a copy: in a StatelessScope a tensor, else the tf.Variable itself.
+            self.weight.value,
+            ids,
+            offsets,
+            per_sample_weights,
+            num_embeddings=self.num_embeddings,
+            embedding_dim=self.embedding_dim,
+            spec=self.spec,
+            dtype=tf.as_dtype(self.compute_dtype),
+            gradient=gradient,
+            **options,
+        )
+
+    def _as_ids(self, ids: Any, beside: Any = None) -> Any:
+        """A tensor of any kind. Python integers take the dtype of what goes with them, or int64."""
+        if isinstance(ids, keras.Variable):
+            ids = ids.value
+        if tf.is_tensor(ids) or isinstance(ids, np.ndarray):
+            composite = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
+            return ids if composite else tf.convert_to_tensor(ids)
+        try:
+            array = np.asarray(ids)
+        except ValueError:
+            raise self._error("lists of one length", f"{ids!r}. Try tf.ragged.constant") from None
+        if array.size == 0 or np.issubdtype(array.dtype, np.signedinteger):
+            dtype = getattr(beside, "dtype", tf.int64)
+            array = array.astype(np.int32 if dtype == tf.int32 else np.int64)
+        return tf.convert_to_tensor(array)
+
+    def _check_ids(self, ids: Any) -> None:
+        """Raises ValueError for a dtype that no ids have."""
+        dtype = tf.as_dtype(ids.dtype)
+        if dtype == tf.string:
+            raise self._error(
+                "integer ids", "strings. Number them, as with keras.layers.StringLookup"
+            )
+        if dtype not in (tf.int32, tf.int64):
+            raise self._error("ids of int32 or int64", f"{dtype.name}. Cast them")
+
+    def _error(self, expected: str, received: str) -> ValueError:
+        return ValueError(f"Layer '{self.name}': expected {expected}. Received: {received}.")
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the weight, if it is this layer's, and what it means."""
+        super().save_own_variables(store)
+        store["signature"] = np.frombuffer(json.dumps(self._signature()).encode(), np.uint8)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads the weight, if it was saved with the hash that this layer has."""
+        names = set(store.keys())
+        if "signature" not in names:
+            raise ValueError(
+                f"Layer '{self.name}': expected what a hashed layer saved, with the entry "
+                f"signature. Received: {', '.join(sorted(names)) or 'no entries'}. To start from "
+                "an array, make the layer with weight=array."
+            )
+        saved = json.loads(bytes(np.asarray(store["signature"])))
+        own = self._signature()
+        differing = [name for name in own if own[name] != saved.get(name)]
+        if differing:
+            raise ValueError(
+                f"Layer '{self.name}': expected a weight that was trained with "
+                f"{', '.join(f'{name}={own[name]!r}' for name in differing)}. Received: one of "
+                f"{', '.join(f'{name}={saved.get(name)!r}' for name in differing)}. It means "
+                "nothing under another hash: make the layer with the arguments it was saved with."
+            )
+        super().load_own_variables({name: store[name] for name in names - {"signature"}})
+
+    def _signature(self) -> dict[str, Any]:
+        names = ("hash", "seed", "sign", "block_size", "num_embeddings", "embedding_dim")
+        return {name: getattr(self, name) for name in names}
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that all hashed layers share."""
+        weight = None
+        if self.weight_layer is not None:
+            # The second time in a file Keras gives the layer an id, by which it is found again
+            # wherever else the file has it, before this layer or after it.
+            keras.saving.serialize_keras_object(self.weight_layer)
+            weight = keras.saving.serialize_keras_object(self.weight_layer)
+        elif self._initializer is not None:
+            weight = keras.initializers.serialize(self._initializer)
+        return {
+            **super().get_config(),
+            "num_embeddings": self.num_embeddings,
+            "embedding_dim": self.embedding_dim,
+            "compression": self.compression,
+            "weight": weight,
+            "size": self._config_size,
+            "hash": self.hash,
+            "seed": self.seed,
+            "sign": self.sign,
+            "block_size": self.block_size,
+            "sparse_gradient": self.sparse_gradient,
+        }
+
+
+def check_bool(name: str, value: Any) -> None:
+    """Raises ValueError unless `value` is True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"Expected {name} to be True or False. Received: {name}={value!r}.")
+
+
+def _names_a_hashed_layer(config: Mapping[str, Any]) -> bool:
+    cls = keras.saving.get_registered_object(config.get("registered_name") or "")
+    return isinstance(cls, type) and issubclass(cls, HashedLayer)
+
+
+def _as_weight(weight: Any) -> Any:
+    """The values that a weight starts from, as an array of one dimension."""
+    values = np.asarray(weight)
+    name = values.dtype.name
+    is_number = np.issubdtype(values.dtype, np.floating) or np.issubdtype(values.dtype, np.integer)
+    if not is_number and name != "bfloat16":
+        raise ValueError(
+            "Expected weight to be an initializer, a hashed layer, or an array of floats. "
+            f"Received: weight={weight!r}."
+        )
+    if values.ndim != 1 or values.size == 0:
+        raise ValueError(
+            "Expected a weight of one dimension that is not empty: the hash finds slots by one "
+            f"number. Received: an array of shape {list(values.shape)}. Flatten it."
+        )
+    return values
