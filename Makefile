@@ -73,6 +73,7 @@ demo: setup  ## train the example model; DATA=, WORKERS= and ARGS= are passed on
 bench: setup  ## the benchmarks
 	$(BIN)/python benchmarks/lookup.py $(ARGS)
 	$(BIN)/python benchmarks/train_step.py $(ARGS)
+	$(BIN)/python benchmarks/hashed_bag.py $(ARGS)
 
 # --- tests and checks -----------------------------------------------------------------------
 
