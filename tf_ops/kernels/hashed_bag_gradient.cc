@@ -1,0 +1,193 @@
+// The gradients of SokEmbed>HashedBag.
+#include <algorithm>
+#include <vector>
+
+#include "core/hashed_bag/gradient.h"
+#include "kernels/hashed_bag_kernel.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+
+namespace tf = tensorflow;
+using tf::shape_inference::DimensionHandle;
+using tf::shape_inference::InferenceContext;
+using tf::shape_inference::ShapeHandle;
+
+namespace {
+
+absl::Status ReadSize(tf::OpKernelContext* ctx, int64_t* size) {
+  TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(5), "size"));
+  *size = ctx->input(5).scalar<int64_t>()();
+  return absl::OkStatus();
+}
+
+class HashedBagGradientOp : public HashedBagKernel {
+ public:
+  using HashedBagKernel::HashedBagKernel;
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    int64_t size;
+    GradientInputs inputs;
+    OP_REQUIRES_OK(ctx, ReadSize(ctx, &size));
+    OP_REQUIRES_OK(ctx, ReadGradientInputs(ctx, size, &inputs));
+    OP_REQUIRES_OK(ctx, CheckWinners(ctx->input(4), inputs.read.bags));
+    WithTypes(weight_type_, out_type_, [&](auto t, auto) {
+      using T = decltype(t);
+      using Sum = typename SumOf<T>::type;
+      const WideFloats<Sum> upstream(ctx->input(0)), scales(ctx->input(3));
+      Compute(ctx, t,
+              BagGradient<Sum>{*inputs.slots, inputs.read.bags, mode_, upstream.data(),
+                               inputs.scaled ? scales.data() : nullptr, Int64s(ctx->input(4))});
+    });
+  }
+
+ protected:
+  virtual void Compute(tf::OpKernelContext* ctx, float, const BagGradient<float>& gradient) = 0;
+  virtual void Compute(tf::OpKernelContext* ctx, BFloat16, const BagGradient<float>& gradient) = 0;
+  virtual void Compute(tf::OpKernelContext* ctx, double, const BagGradient<double>& gradient) = 0;
+};
+
+class DenseHashedBagGradientOp : public HashedBagGradientOp {
+ public:
+  using HashedBagGradientOp::HashedBagGradientOp;
+
+ private:
+  void Compute(tf::OpKernelContext* ctx, float, const BagGradient<float>& gradient) override {
+    InPlace(ctx, gradient);
+  }
+  void Compute(tf::OpKernelContext* ctx, double, const BagGradient<double>& gradient) override {
+    InPlace(ctx, gradient);
+  }
+
+  template <typename Sum>
+  void InPlace(tf::OpKernelContext* ctx, const BagGradient<Sum>& gradient) {
+    tf::Tensor* sums;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {gradient.slots.size()}, &sums));
+    DenseWeightGradient(gradient, Elements<Sum>(*sums), IntraOpPool(ctx));
+  }
+
+  void Compute(tf::OpKernelContext* ctx, BFloat16, const BagGradient<float>& gradient) override {
+    const int64_t size = gradient.slots.size();
+    tf::Tensor wide, *sums;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {size}, &sums));
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tf::DT_FLOAT, {size}, &wide));
+    const auto* from = Elements<float>(wide);
+    auto* to = Elements<BFloat16>(*sums);
+    DenseWeightGradient(gradient, Elements<float>(wide), IntraOpPool(ctx));
+    IntraOpPool(ctx)(size, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) to[i] = FromFloat<BFloat16>(from[i]);
+    });
+  }
+};
+
+class SparseHashedBagGradientOp : public HashedBagGradientOp {
+ public:
+  using HashedBagGradientOp::HashedBagGradientOp;
+
+ private:
+  void Compute(tf::OpKernelContext* ctx, float t, const BagGradient<float>& gradient) override {
+    Write(ctx, t, gradient);
+  }
+  void Compute(tf::OpKernelContext* ctx, BFloat16 t, const BagGradient<float>& gradient) override {
+    Write(ctx, t, gradient);
+  }
+  void Compute(tf::OpKernelContext* ctx, double t, const BagGradient<double>& gradient) override {
+    Write(ctx, t, gradient);
+  }
+
+  template <typename T, typename Sum>
+  void Write(tf::OpKernelContext* ctx, T, const BagGradient<Sum>& gradient) {
+    const SparseWeightGradient<Sum> sparse(gradient, IntraOpPool(ctx));
+    tf::Tensor *slots, *sums;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {sparse.size()}, &slots));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {sparse.size()}, &sums));
+    sparse.Write(slots->flat<int64_t>().data(), Elements<T>(*sums), IntraOpPool(ctx));
+  }
+};
+
+class HashedBagScaleGradientOp : public HashedBagKernel {
+ public:
+  using HashedBagKernel::HashedBagKernel;
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    const tf::Tensor& weight = ctx->input(4);
+    GradientInputs inputs;
+    OP_REQUIRES(ctx, weight.dims() == 1 && mode_ == BagMode::kSum,
+                absl::InvalidArgumentError(
+                    "expected the mode sum and a weight of one dimension, got shape " +
+                    weight.shape().DebugString()));
+    OP_REQUIRES_OK(ctx, ReadGradientInputs(ctx, weight.NumElements(), &inputs));
+    tf::Tensor* factors;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, ctx->input(3).shape(), &factors));
+    OP_REQUIRES(ctx, inputs.scaled,
+                absl::InvalidArgumentError("expected per_sample_weights, got none"));
+    WithTypes(weight_type_, out_type_, [&](auto t, auto o) {
+      using T = decltype(t);
+      using Out = decltype(o);
+      using Sum = typename SumOf<T>::type;
+      const WideFloats<Sum> upstream(ctx->input(0));
+      std::vector<Sum> wide(factors->NumElements());
+      ScaleGradient<T>({*inputs.slots, inputs.read.bags, mode_, upstream.data(), nullptr, nullptr},
+                       Elements<const T>(weight), wide.data(), IntraOpPool(ctx));
+      std::transform(wide.begin(), wide.end(), Elements<Out>(*factors),
+                     [](Sum sum) { return Narrow<Out>(sum); });
+    });
+  }
+};
+
+absl::Status SizeShape(InferenceContext* c) {
+  DimensionHandle size;
+  TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(5, &size));
+  c->set_output(0, c->Vector(size));
+  return absl::OkStatus();
+}
+
+absl::Status UnknownVectors(InferenceContext* c) {
+  const ShapeHandle vector = c->Vector(c->UnknownDim());
+  for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, vector);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+REGISTER_OP("SokEmbed>HashedBagGradient")
+    .Input("upstream: Tout")
+    .Input("ids: Tids")
+    .Input("offsets: Toffsets")
+    .Input("scales: Tout")
+    .Input("winners: int64")
+    .Input("size: int64")
+    .Output("gradient: T")
+    .SOK_HASHED_BAG_ATTRS.SetShapeFn(SizeShape);
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>HashedBagGradient").Device(tf::DEVICE_CPU),
+                        DenseHashedBagGradientOp);
+
+REGISTER_OP("SokEmbed>HashedBagSparseGradient")
+    .Input("upstream: Tout")
+    .Input("ids: Tids")
+    .Input("offsets: Toffsets")
+    .Input("scales: Tout")
+    .Input("winners: int64")
+    .Input("size: int64")
+    .Output("slots: int64")
+    .Output("gradient: T")
+    .SOK_HASHED_BAG_ATTRS.SetShapeFn(UnknownVectors);
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>HashedBagSparseGradient").Device(tf::DEVICE_CPU),
+                        SparseHashedBagGradientOp);
+
+REGISTER_OP("SokEmbed>HashedBagScaleGradient")
+    .Input("upstream: Tout")
+    .Input("ids: Tids")
+    .Input("offsets: Toffsets")
+    .Input("scales: Tout")
+    .Input("weight: T")
+    .Output("gradient: Tout")
+    .SOK_HASHED_BAG_ATTRS.SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(3));
+      return absl::OkStatus();
+    });
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>HashedBagScaleGradient").Device(tf::DEVICE_CPU),
+                        HashedBagScaleGradientOp);
+
+}  // namespace sok

@@ -1,0 +1,116 @@
+#include "kernels/hashed_bag_kernel.h"
+
+#include <utility>
+
+namespace sok {
+
+namespace tf = tensorflow;
+
+HashedBagKernel::HashedBagKernel(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+  std::string mode, hash;
+  int64_t seed;
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &weight_type_));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("Tout", &out_type_));
+  OP_REQUIRES(ctx, (weight_type_ == tf::DT_DOUBLE) == (out_type_ == tf::DT_DOUBLE),
+              absl::InvalidArgumentError(
+                  "expected float64 of both weight and output or of none, got " +
+                  tf::DataTypeString(weight_type_) + " and " + tf::DataTypeString(out_type_)));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("mode", &mode));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("hash", &hash));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("seed", &seed));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("sign", &options_.sign));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("block_size", &options_.block_size));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("num_embeddings", &options_.num_embeddings));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("embedding_dim", &options_.dim));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("padding_idx", &padding_));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("include_last_offset", &ends_));
+  const Result<BagMode> bag_mode = BagModeNamed(mode);
+  OP_REQUIRES_OK(ctx, ToAbsl(bag_mode.status()));
+  mode_ = bag_mode.value();
+  const Result<SlotHash> slot_hash = SlotHashNamed(hash);
+  OP_REQUIRES_OK(ctx, ToAbsl(slot_hash.status()));
+  options_.hash = slot_hash.value();
+  options_.seed = static_cast<uint64_t>(seed);
+}
+
+absl::Status HashedBagKernel::MakeSlots(int64_t size, std::optional<SlotMap>* slots) const {
+  SlotMapOptions options = options_;
+  options.size = size;
+  const Result<SlotMap> made = SlotMap::Make(options);
+  if (made.ok()) slots->emplace(made.value());
+  return ToAbsl(made.status());
+}
+
+absl::Status HashedBagKernel::ReadBags(tf::OpKernelContext* ctx, const tf::Tensor& ids,
+                                       const tf::Tensor& offsets, InputBags* read) const {
+  const int64_t n = ids.NumElements();
+  if (offsets.dims() != 1 || ids.dims() < 1 || ids.dims() > 2) {
+    return absl::InvalidArgumentError(
+        "expected ids of one or two dimensions and offsets of one, got shapes " +
+        ids.shape().DebugString() + " and " + offsets.shape().DebugString());
+  }
+  if (ids.dims() == 2) {
+    if (offsets.NumElements() != 0) {
+      return absl::InvalidArgumentError("expected no offsets with ids of two dimensions, got " +
+                                        std::to_string(offsets.NumElements()));
+    }
+    for (int64_t bag = 0; bag <= ids.dim_size(0); ++bag) {
+      read->splits.push_back(bag * ids.dim_size(1));
+    }
+  } else {
+    Result<std::vector<int64_t>> splits =
+        offsets.dtype() == tf::DT_INT32
+            ? SplitsOfOffsets(Elements<int32_t>(offsets), offsets.NumElements(), n, ends_)
+            : SplitsOfOffsets(Int64s(offsets), offsets.NumElements(), n, ends_);
+    TF_RETURN_IF_ERROR(ToAbsl(splits.status()));
+    read->splits = std::move(splits.value());
+  }
+  read->ids = KeysOf(ids);
+  // Every Key is made of the bits of an int64.
+  const auto* wide = reinterpret_cast<const int64_t*>(read->ids.keys);
+  TF_RETURN_IF_ERROR(ToAbsl(CheckIds(wide, n, options_.num_embeddings, IntraOpPool(ctx))));
+  read->bags = {wide, read->splits.data(), static_cast<int64_t>(read->splits.size()) - 1, padding_};
+  return absl::OkStatus();
+}
+
+absl::Status HashedBagKernel::CheckScales(const tf::Tensor& scales, const Bags& bags,
+                                          bool* scaled) const {
+  *scaled = mode_ == BagMode::kSum && scales.dims() != 0;
+  const int64_t expected = *scaled ? bags.entries() : 0;
+  if (*scaled ? scales.NumElements() == expected : scales.dims() == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "expected per_sample_weights with the mode sum only, one for each of the " +
+      std::to_string(bags.entries()) + " ids, got shape " + scales.shape().DebugString());
+}
+
+absl::Status HashedBagKernel::CheckUpstream(const tf::Tensor& upstream, const Bags& bags) const {
+  if (upstream.dims() == 2 && upstream.dim_size(0) == bags.bags &&
+      upstream.dim_size(1) == options_.dim) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError("expected gradients of shape [" + std::to_string(bags.bags) +
+                                    "," + std::to_string(options_.dim) + "], got " +
+                                    upstream.shape().DebugString());
+}
+
+absl::Status HashedBagKernel::CheckWinners(const tf::Tensor& winners, const Bags& bags) const {
+  if (mode_ != BagMode::kMax) return absl::OkStatus();
+  bool good = winners.NumElements() == bags.bags * options_.dim;
+  for (int64_t i = 0; good && i < winners.NumElements(); ++i) {
+    good = Int64s(winners)[i] >= -1 && Int64s(winners)[i] < bags.entries();
+  }
+  if (good) return absl::OkStatus();
+  return absl::InvalidArgumentError("expected the winners of the forward pass, got shape " +
+                                    winners.shape().DebugString());
+}
+
+absl::Status HashedBagKernel::ReadGradientInputs(tf::OpKernelContext* ctx, int64_t size,
+                                                 GradientInputs* inputs) const {
+  TF_RETURN_IF_ERROR(MakeSlots(size, &inputs->slots));
+  TF_RETURN_IF_ERROR(ReadBags(ctx, ctx->input(1), ctx->input(2), &inputs->read));
+  const Bags& bags = inputs->read.bags;
+  TF_RETURN_IF_ERROR(CheckUpstream(ctx->input(0), bags));
+  return CheckScales(ctx->input(3), bags, &inputs->scaled);
+}
+
+}  // namespace sok

@@ -1,0 +1,118 @@
+// What the kernels of hashed bags share: their attributes, and how they read their inputs.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/hashed_bag/bags.h"
+#include "core/hashed_bag/slot_map.h"
+#include "kernels/table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+// Of the ops. Their input scales is a scalar where there are none.
+#define SOK_HASHED_BAG_ATTRS                         \
+  Attr("T: {float, bfloat16, double}")               \
+      .Attr("Tout: {float, bfloat16, double}")       \
+      .Attr("Tids: {int32, int64}")                  \
+      .Attr("Toffsets: {int32, int64}")              \
+      .Attr("num_embeddings: int >= 1")              \
+      .Attr("embedding_dim: int >= 1")               \
+      .Attr("mode: {'sum', 'mean', 'max'}")          \
+      .Attr("hash: {'mixed', 'original', 'modulo'}") \
+      .Attr("seed: int")                             \
+      .Attr("sign: bool")                            \
+      .Attr("block_size: int >= 1")                  \
+      .Attr("padding_idx: int >= -1")                \
+      .Attr("include_last_offset: bool")
+
+namespace sok {
+
+inline const int64_t* Int64s(const tensorflow::Tensor& tensor) {
+  return tensor.flat<int64_t>().data();
+}
+
+// The elements of T, BFloat16 for TensorFlow's bfloat16.
+template <typename T>
+T* Elements(const tensorflow::Tensor& tensor) {
+  return static_cast<T*>(tensor.data());
+}
+
+// A tensor's floats as what sums are computed in: float32 and float64 as they are, bfloat16
+// widened.
+template <typename Sum>
+class WideFloats {
+ public:
+  explicit WideFloats(const tensorflow::Tensor& tensor) {
+    if (tensor.dtype() != tensorflow::DT_BFLOAT16) {
+      data_ = Elements<Sum>(tensor);
+      return;
+    }
+    const auto* narrow = Elements<BFloat16>(tensor);
+    wide_.resize(tensor.NumElements());
+    for (size_t i = 0; i < wide_.size(); ++i) wide_[i] = ToFloat(narrow[i]);
+    data_ = wide_.data();
+  }
+  const Sum* data() const { return data_; }
+
+ private:
+  const Sum* data_;
+  std::vector<Sum> wide_;
+};
+
+// Calls fn with a T and an Out, the C++ types of the two dtypes.
+template <typename Fn>
+void WithTypes(tensorflow::DataType weight, tensorflow::DataType out, const Fn& fn) {
+  if (weight == tensorflow::DT_DOUBLE) return fn(double{}, double{});
+  const bool narrow_out = out == tensorflow::DT_BFLOAT16;
+  if (weight == tensorflow::DT_FLOAT)
+    return narrow_out ? fn(float{}, BFloat16{}) : fn(float{}, float{});
+  narrow_out ? fn(BFloat16{}, BFloat16{}) : fn(BFloat16{}, float{});
+}
+
+// Bags out of a kernel's inputs, with the memory that they point to.
+struct InputBags {
+  Bags bags;
+  LookupKeys ids;  // ids are no keys, but widened alike
+  std::vector<int64_t> splits;
+};
+
+// What all of these kernels are made with, and how they read their inputs.
+class HashedBagKernel : public tensorflow::OpKernel {
+ public:
+  explicit HashedBagKernel(tensorflow::OpKernelConstruction* ctx);
+
+ protected:
+  absl::Status MakeSlots(int64_t size, std::optional<SlotMap>* slots) const;
+
+  absl::Status ReadBags(tensorflow::OpKernelContext* ctx, const tensorflow::Tensor& ids,
+                        const tensorflow::Tensor& offsets, InputBags* read) const;
+
+  // Whether `scales`, an input, has a factor for each entry; it has none in all but sums.
+  absl::Status CheckScales(const tensorflow::Tensor& scales, const Bags& bags, bool* scaled) const;
+
+  absl::Status CheckUpstream(const tensorflow::Tensor& upstream, const Bags& bags) const;
+
+  // Whether winners can be those of a forward pass over the bags.
+  absl::Status CheckWinners(const tensorflow::Tensor& winners, const Bags& bags) const;
+
+  // The inputs of a gradient: gradients of the output, ids, offsets, scales, winners and, for
+  // those of the weight, its size.
+  struct GradientInputs {
+    InputBags read;
+    std::optional<SlotMap> slots;
+    bool scaled;
+  };
+
+  absl::Status ReadGradientInputs(tensorflow::OpKernelContext* ctx, int64_t size,
+                                  GradientInputs* inputs) const;
+
+  tensorflow::DataType weight_type_, out_type_;
+  BagMode mode_;
+  SlotMapOptions options_;  // but for the size
+  int64_t padding_;
+  bool ends_;
+};
+
+}  // namespace sok
