@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import keras
+import numpy as np
 import tensorflow as tf
 
 from sok_embed.tf_ops.native import ops
 
-# A sparse gradient is taken where a step touches less than one slot in so many. There SGD and
-# Adagrad of Keras are up to 5 times as fast with it, and Adam, which this function cannot know of,
-# a third as fast; see docs/decisions/hashed-weights.md.
-_SLOTS_PER_TOUCHED = 256
-# How many entries a batch is taken to have where a graph is traced without knowing it.
-_NOMINAL_ENTRIES = 65_536
+# There SGD and Adagrad of Keras were seen 1.3 to 5 times as fast with a sparse gradient, and Adam,
+# which an op cannot know of, a third as fast; see docs/decisions/hashed-weights.md.
+_SPARSE_BELOW = 1 / 256
+# What a batch is taken to have where a graph is traced without knowing it: rows of so many ids as
+# the trace says, or ids.
+_NOMINAL_ROWS = 512
+_NOMINAL_ENTRIES = 8_192
+
+_NO_OFFSETS = np.zeros([0], np.int64)
 
 _FLOATS = (tf.float32, tf.bfloat16, tf.float64)
 
@@ -56,6 +61,7 @@ def hashed_bag(
     include_last_offset: bool = False,
     dtype: tf.DType | None = None,
     gradient: str = "auto",
+    sparse_below: float = _SPARSE_BELOW,
 ) -> tf.Tensor:
     """Sums, averages or takes the greatest of the rows of each bag. Differentiable.
 
@@ -77,7 +83,9 @@ def hashed_bag(
         include_last_offset: Whether `offsets` is `[b + 1]`, its last one the number of ids.
         dtype: Of the output. float64 goes with a weight of float64 only. `None`: the weight's.
         gradient: Of the weight: `"dense"`; `"sparse"`, a `tf.IndexedSlices` of distinct slots,
-            ascending; `"auto"`, sparse where the batch touches a small part of the weight.
+            ascending; `"auto"`, sparse where the batch touches a small part of the weight, and the
+            gradient is taken in the function that makes the call.
+        sparse_below: With `"auto"`: how small a part.
 
     Returns:
         `[b, embedding_dim]`.
@@ -87,32 +95,39 @@ def hashed_bag(
         tf.errors.InvalidArgumentError: For an id outside of `[0, num_embeddings)`, offsets that
             begin elsewhere than at 0, decrease or exceed the number of ids, a weight of size 0.
     """
+    weight = _as_weight(weight)
     ids = tf.convert_to_tensor(ids)
     dtype = weight.dtype if dtype is None else tf.as_dtype(dtype)
     _check_dtypes(weight.dtype, dtype)
-    sparse = _is_sparse(gradient, weight.shape[0], ids.shape, embedding_dim)
-    scales = tf.zeros([], dtype) if per_sample_weights is None else per_sample_weights
+    if padding_idx is not None and not 0 <= padding_idx < num_embeddings:
+        raise ValueError(f"Expected padding_idx in [0, {num_embeddings}). Received: {padding_idx}.")
+    scaled = per_sample_weights is not None
+    size = weight.shape[0]
+    if gradient == "auto" and not _touches_few(size, ids.shape, embedding_dim, sparse_below):
+        gradient = "dense"
     arguments = {
         "ids": ids,
-        "offsets": tf.zeros([0], ids.dtype) if offsets is None else offsets,
-        "scales": scales,
-        "T": weight.dtype,
+        "offsets": _NO_OFFSETS if offsets is None else offsets,
+        "scales": _as_scales(per_sample_weights, dtype),
         "num_embeddings": num_embeddings,
         "embedding_dim": embedding_dim,
         "mode": mode,
         **_attributes(spec),
         "padding_idx": -1 if padding_idx is None else padding_idx,
         "include_last_offset": include_last_offset,
-        "sparse_gradient": sparse,
+        "scaled": scaled,
+        "gradient": _checked(gradient),
+        "wide_shape": size is None or size >= 2**31,
     }
     # A variable that is updated sparsely is copied whenever it is read as a whole. The gradient of
     # factors needs the weight as it was: that is worth the copy.
-    if sparse and per_sample_weights is None and _in_reach(weight):
+    if gradient != "dense" and not scaled and _in_reach(weight):
         weight.sparse_read(tf.zeros([0], tf.int64))  # tells the gradient tape of the variable
-        bags, _ = ops.sok_embed_resource_hashed_bag(weight=weight.handle, **arguments)
-        return bags
-    del arguments["T"]
-    bags, _ = ops.sok_embed_hashed_bag(weight=tf.convert_to_tensor(weight), **arguments)
+        bags, _ = ops.sok_embed_resource_hashed_bag(
+            weight=weight.handle, T=weight.dtype, **arguments
+        )
+    else:
+        bags, _ = ops.sok_embed_hashed_bag(weight=tf.convert_to_tensor(weight), **arguments)
     return bags
 
 
@@ -175,18 +190,51 @@ def _check_dtypes(weight: tf.DType, output: tf.DType) -> None:
     )
 
 
-def _is_sparse(gradient: str, size: int | None, ids: tf.TensorShape, dim: int) -> bool:
-    if gradient in ("dense", "sparse"):
-        return gradient == "sparse"
-    if gradient != "auto":
+def _checked(gradient: str) -> str:
+    if gradient in ("auto", "dense", "sparse"):
+        return gradient
+    raise ValueError(
+        f'Expected gradient to be "auto", "dense" or "sparse". Received: {gradient!r}.'
+    )
+
+
+def _as_weight(weight: Any) -> Any:
+    """A tensor or a variable of TensorFlow."""
+    if isinstance(weight, keras.Variable):
+        return weight.value
+    is_tensor = tf.is_tensor(weight) or isinstance(weight, tf.Variable)
+    return weight if is_tensor else tf.convert_to_tensor(weight)
+
+
+def _as_scales(scales: Any, dtype: tf.DType) -> Any:
+    """Factors in the dtype of the output."""
+    if scales is None:
+        return np.zeros([], dtype.as_numpy_dtype)
+    scales = tf.convert_to_tensor(scales)
+    if not scales.dtype.is_floating:
         raise ValueError(
-            f'Expected gradient to be "auto", "dense" or "sparse". Received: {gradient!r}.'
+            f"Expected per_sample_weights to be floats. Received: {scales.dtype.name}. Cast them."
         )
-    # Slices of several replicas are joined, and optimizers take equal slots one by one.
+    return tf.cast(scales, dtype)
+
+
+def _touches_few(size: int | None, ids: tf.TensorShape, dim: int, share: float) -> bool:
+    """Whether a batch touches less than a share of the weight, on one replica.
+
+    Slices of several replicas are joined, and optimizers take equal slots one by one.
+    """
     if size is None or tf.distribute.get_strategy().num_replicas_in_sync > 1:
         return False
-    entries = ids.num_elements() if ids.is_fully_defined() else _NOMINAL_ENTRIES
-    return entries * dim * _SLOTS_PER_TOUCHED < size
+    return _entries(ids) * dim < share * size
+
+
+def _entries(ids: tf.TensorShape) -> int:
+    """How many ids a batch has, or is taken to have where a graph is traced without knowing it."""
+    if ids.is_fully_defined():
+        return int(ids.num_elements())
+    if ids.rank == 2 and ids[1] is not None:
+        return _NOMINAL_ROWS * int(ids[1])
+    return _NOMINAL_ENTRIES
 
 
 def _in_reach(weight: Any) -> bool:
@@ -198,31 +246,79 @@ def _in_reach(weight: Any) -> bool:
     )
 
 
+_ATTRIBUTES = (
+    "T num_embeddings embedding_dim mode hash seed sign block_size padding_idx "
+    "include_last_offset scaled"
+).split()
+
+
 @tf.RegisterGradient("SokEmbed>HashedBag")
 @tf.RegisterGradient("SokEmbed>ResourceHashedBag")
 def _hashed_bag_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[Any]:
     weight, ids, offsets, scales = op.inputs
-    winners = op.outputs[1]
-    names = (
-        "T num_embeddings embedding_dim mode hash seed sign block_size padding_idx "
-        "include_last_offset"
-    )
-    attributes = {name: op.get_attr(name) for name in names.split()}
+    attributes = {name: op.get_attr(name) for name in _ATTRIBUTES}
     if weight.dtype == tf.resource:
         (size,) = tf.unstack(tf.raw_ops.VariableShape(input=weight, out_type=tf.int64), 1)
     else:
         size = tf.size(weight, tf.int64)
     arguments = {"upstream": upstream, "ids": ids, "offsets": offsets, "scales": scales}
-    both = {**arguments, "winners": winners, "size": size, **attributes}
-    if op.get_attr("sparse_gradient"):
-        slots, sums = ops.sok_embed_hashed_bag_sparse_gradient(**both)
-        of_weight: Any = tf.IndexedSlices(sums, slots, tf.reshape(size, [1]))
+    whole = {**arguments, "winners": op.outputs[1], "size": size, **attributes}
+    if _gives_slices(op):
+        slots, sums = ops.sok_embed_hashed_bag_sparse_gradient(**whole)
+        # int32 where it has room, as the slices of TensorFlow's own ops, which these may meet.
+        shape = tf.cast(size, tf.int64 if op.get_attr("wide_shape") else tf.int32)
+        of_weight: Any = tf.IndexedSlices(sums, slots, tf.reshape(shape, [1]))
     else:
-        of_weight = ops.sok_embed_hashed_bag_gradient(**both)
+        of_weight = ops.sok_embed_hashed_bag_gradient(**whole)
     of_scales = None
-    if scales.shape.rank != 0:
+    if attributes.pop("scaled"):
         del attributes["T"]
         of_scales = ops.sok_embed_hashed_bag_scale_gradient(
-            **arguments, weight=weight, **attributes
+            **arguments, weight=weight, scaled=True, **attributes
         )
     return [of_weight, None, None, of_scales]
+
+
+@tf.RegisterGradient("SokEmbed>HashedBagGradient")
+def _dense_gradient_gradient(op: Any, tangent: tf.Tensor) -> list[Any]:
+    return _second_gradient(op, tangent)
+
+
+@tf.RegisterGradient("SokEmbed>HashedBagSparseGradient")
+def _sparse_gradient_gradient(op: Any, _: Any, tangent: tf.Tensor) -> list[Any]:
+    slots, size = op.outputs[0], op.inputs[5]
+    return _second_gradient(op, tf.scatter_nd(slots[:, None], tangent, size[None]))
+
+
+def _second_gradient(op: Any, tangent: tf.Tensor) -> list[Any]:
+    """The gradient of the weight is linear in what comes from above: its own is a forward pass."""
+    upstream, ids, offsets, scales, _, _ = op.inputs
+    attributes = {name: op.get_attr(name) for name in _ATTRIBUTES}
+    del attributes["T"]
+    if tf.compat.as_str(attributes["mode"]) == "max":
+        raise ValueError(
+            "Expected the mode sum or mean for a second derivative of a hashed bag. Received: max."
+        )
+    inputs = {"ids": ids, "offsets": offsets, "scales": scales, "weight": tangent}
+    of_upstream, _ = ops.sok_embed_hashed_bag(
+        **inputs, **attributes, gradient="dense", wide_shape=False
+    )
+    of_scales = None
+    if attributes["scaled"]:
+        of_scales = ops.sok_embed_hashed_bag_scale_gradient(
+            upstream=upstream, **inputs, **attributes
+        )
+    return [of_upstream, None, None, of_scales, None, None]
+
+
+def _gives_slices(op: Any) -> bool:
+    """Whether the gradient that is asked for is to be sparse.
+
+    A function that was traced before may be called several times in a step, and the slices of
+    several calls are only appended to each other. So "auto" stands for slices in the function that
+    made the op, which is one call.
+    """
+    gradient = tf.compat.as_str(op.get_attr("gradient"))
+    if gradient != "auto":
+        return gradient == "sparse"
+    return tf.executing_eagerly() or op.outputs[0].graph is tf.compat.v1.get_default_graph()

@@ -8,7 +8,8 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from sok_embed.layers.hashed_layer import HashedLayer, check_bool
+from sok_embed.layers.arguments import check_bool
+from sok_embed.layers.hashed_layer import HashedLayer
 
 
 @keras.saving.register_keras_serializable(package="sok_embed")

@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from sok_embed import tf_ops
-from sok_embed.layers.arguments import check_integer
-from sok_embed.layers.hashed_layer import HashedLayer, check_bool
+from sok_embed.layers.arguments import check_bool, check_integer, check_positive
+from sok_embed.layers.hashed_layer import HashedLayer
 
 _MODES = ("sum", "mean", "max")
 
@@ -30,9 +30,10 @@ class HashedEmbeddingBag(HashedLayer):
     1-D input that `offsets` cut. An empty bag, also one of padding only, is zeros in each mode.
     Entries are reduced in their order, so that equal calls give equal bits.
 
-    Several layers may share one weight: `HashedEmbeddingBag(…, weight=layer)`. Each hashes by a
-    seed of its own. A `.keras` file keeps the sharing; `keras.models.clone_model` and
-    `from_config`, which know of one layer at a time, do not.
+    Several layers of `hash="mixed"` may share one weight: `HashedEmbeddingBag(…, weight=layer)`.
+    Each hashes by a seed of its own, and contains the layer that has the variable: freezing one
+    freezes both. A `.keras` file keeps the sharing; `keras.models.clone_model`, `from_config` and
+    `.h5` files of models, which know of one layer at a time, do not.
 
     Example:
     >>> import numpy as np
@@ -68,10 +69,11 @@ class HashedEmbeddingBag(HashedLayer):
         block_size: Dimensions that lie in neighbouring slots.
         padding_idx: An id that takes no part and gets no gradient; negative: from the end.
         include_last_offset: Whether `offsets` ends with the number of ids.
-        sparse_gradient: `None`: the gradient is a `tf.IndexedSlices` of distinct slots where that
-            was measured to be faster, and a step calls the weight once. `True`: always; slices of
-            several calls in a step, and of replicas, are then not added up, which optimizers that
-            square gradients mistake. `False`: never.
+        sparse_gradient: `None`: the gradient is a `tf.IndexedSlices` of distinct slots where a step
+            calls the weight once and that was measured to be faster: for a small part of the
+            weight, under SGD and Adagrad, or under an optimizer that cannot be seen because no
+            `fit` is running. `True`: always; slices of several calls in a step, and of replicas,
+            are then not added up, which optimizers that square gradients mistake. `False`: never.
         **kwargs: Of `keras.layers.Layer`.
 
     Call arguments:
@@ -115,6 +117,14 @@ class HashedEmbeddingBag(HashedLayer):
         if mode not in _MODES:
             raise ValueError(f"Expected mode to be one of {_MODES}. Received: {mode!r}.")
         check_bool("include_last_offset", include_last_offset)
+        if padding_idx is not None:
+            check_positive("num_embeddings", num_embeddings)
+            padding_idx = check_integer("padding_idx", padding_idx)
+            if not -num_embeddings <= padding_idx < num_embeddings:
+                raise ValueError(
+                    f"Expected padding_idx in [-{num_embeddings}, {num_embeddings}). "
+                    f"Received: {padding_idx}."
+                )
         super().__init__(
             num_embeddings,
             embedding_dim,
@@ -130,15 +140,7 @@ class HashedEmbeddingBag(HashedLayer):
         )
         self.mode = mode
         self.include_last_offset = bool(include_last_offset)
-        self.padding_idx: int | None = None
-        if padding_idx is not None:
-            index = check_integer("padding_idx", padding_idx)
-            if not -self.num_embeddings <= index < self.num_embeddings:
-                raise ValueError(
-                    f"Expected padding_idx in [-{self.num_embeddings}, {self.num_embeddings}). "
-                    f"Received: {index}."
-                )
-            self.padding_idx = index % self.num_embeddings
+        self.padding_idx = None if padding_idx is None else padding_idx % self.num_embeddings
 
     def call(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> tf.Tensor:
         """Reduces the bags."""

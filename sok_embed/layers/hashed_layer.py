@@ -13,10 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed import tf_ops
-from sok_embed.layers.arguments import check_integer, check_positive
+from sok_embed.layers.arguments import check_bool, check_integer, check_positive
+from sok_embed.layers.sparse_steps import fitting_optimizer, sparse_below
 from sok_embed.layers.weight_users import WeightUsers
 
-_INT64 = 2**63
+_LIMIT = 2**63
+_MAX_DIM = 2**24
 _HASHES = ("mixed", "original", "modulo")
 _FLOATS = ("float32", "bfloat16", "float64")
 
@@ -63,15 +65,15 @@ class HashedLayer(keras.layers.Layer):
         self._convert_input_args = False
         self._allow_non_tensor_positional_args = True
         self.supports_jit = False
-        check_positive("num_embeddings", num_embeddings)
-        check_positive("embedding_dim", embedding_dim)
-        check_positive("block_size", block_size)
+        check_positive("num_embeddings", num_embeddings, _LIMIT)
+        check_positive("block_size", block_size, _LIMIT)
         if hash not in _HASHES:
             raise ValueError(f"Expected hash to be one of {_HASHES}. Received: {hash!r}.")
         check_bool("sign", sign)
         if sparse_gradient is not None:
             check_bool("sparse_gradient", sparse_gradient)
-        if hash == "modulo" and num_embeddings * embedding_dim >= _INT64:
+        check_positive("embedding_dim", embedding_dim, _MAX_DIM + 1)
+        if hash == "modulo" and num_embeddings * embedding_dim >= _LIMIT:
             raise ValueError(
                 "Expected num_embeddings * embedding_dim to be below 2**63 with hash='modulo'. "
                 f"Received: {num_embeddings} * {embedding_dim}."
@@ -167,22 +169,31 @@ class HashedLayer(keras.layers.Layer):
 
     def _choose_seed(self, seed: int | None) -> int:
         """The seed, unless another layer would hash its ids in the same way by oversight."""
-        if seed is None:
-            return self._users.next_seed()
-        seed = check_integer("seed", seed)
-        if not 0 <= seed < _INT64:
+        seed = self._users.next_seed() if seed is None else check_integer("seed", seed)
+        if not 0 <= seed < _LIMIT:
             raise ValueError(f"Expected seed to be in [0, 2**63). Received: {seed}.")
-        if self.hash == "mixed":
-            self.seed = seed
-            other = self._users.clash(self)
-            if other is not None:
-                raise ValueError(
-                    f"Layer '{self.name}': expected a hash seed of its own in the weight of "
-                    f"{len(self._users.layers)} layer(s). Received: seed={seed}, which layer "
-                    f"'{other.name}' has for another table, so that equal ids of both would meet "
-                    "in the same slots. Leave seed=None to have one chosen, or pass another."
-                )
-        return seed
+        self.seed = seed
+        other = self._users.clash(self)
+        if other is None:
+            return seed
+        if self.hash != "mixed":
+            raise ValueError(
+                f"Layer '{self.name}': expected hash='mixed' for several tables in one weight. "
+                f"Received: hash={self.hash!r}, which has no seed, so that equal ids of this table "
+                f"and of layer '{other.name}' would meet in the same slots."
+            )
+        raise ValueError(
+            f"Layer '{self.name}': expected a hash seed of its own in the weight that it shares. "
+            f"Received: seed={seed}, which layer '{other.name}' has for another table, so that "
+            "equal ids of both would meet in the same slots. Leave seed=None to have one chosen, "
+            "or pass another."
+        )
+
+    def stands_for(self, other: HashedLayer) -> bool:
+        """Whether both are the same table: equal ids have equal rows."""
+        seedless = self.hash != "mixed" and not self.sign
+        own, others = self._signature(), other._signature()
+        return own == others or (seedless and {**own, "seed": 0} == {**others, "seed": 0})
 
     @property
     def spec(self) -> tf_ops.HashSpec:
@@ -219,10 +230,12 @@ class HashedLayer(keras.layers.Layer):
     ) -> tf.Tensor:
         """Bags of checked ids, `[B, embedding_dim]` in the compute dtype."""
         gradient = {None: "auto", False: "dense", True: "sparse"}[self.sparse_gradient]
-        if gradient == "auto" and self._users.only_call():
-            ids = self._users.watch(ids)
-        elif gradient == "auto":
-            gradient = "dense"
+        if gradient == "auto":
+            if self._users.only_call():
+                ids = self._users.watch(ids)
+                options.update(sparse_below(fitting_optimizer()))
+            else:
+                gradient = "dense"
         return tf_ops.hashed_bag(
             # Without a copy: in a StatelessScope a tensor, else the tf.Variable itself.
             self.weight.value,
@@ -248,9 +261,13 @@ class HashedLayer(keras.layers.Layer):
             array = np.asarray(ids)
         except ValueError:
             raise self._error("lists of one length", f"{ids!r}. Try tf.ragged.constant") from None
-        if array.size == 0 or np.issubdtype(array.dtype, np.signedinteger):
-            dtype = getattr(beside, "dtype", tf.int64)
-            array = array.astype(np.int32 if dtype == tf.int32 else np.int64)
+        if array.dtype == object:
+            raise self._error("integers of 64 bits", f"{ids!r}")
+        if array.size == 0:
+            array = array.astype(np.int64)
+        fits = array.dtype == np.int64 and np.array_equal(array, array.astype(np.int32))
+        if fits and getattr(beside, "dtype", None) == tf.int32:
+            array = array.astype(np.int32)
         return tf.convert_to_tensor(array)
 
     def _check_ids(self, ids: Any) -> None:
@@ -319,12 +336,6 @@ class HashedLayer(keras.layers.Layer):
             "block_size": self.block_size,
             "sparse_gradient": self.sparse_gradient,
         }
-
-
-def check_bool(name: str, value: Any) -> None:
-    """Raises ValueError unless `value` is True or False."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"Expected {name} to be True or False. Received: {name}={value!r}.")
 
 
 def _names_a_hashed_layer(config: Mapping[str, Any]) -> bool:

@@ -20,46 +20,42 @@ class WeightUsers:
 
     def __init__(self) -> None:
         self.layers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._seeds: set[int] = set()
+        # Of all that ever were: garbage must decide neither seeds nor gradients.
+        self._seeds: list[int] = []
         self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
         self._calls: list[weakref.ref[Any]] = []
 
     def add(self, layer: Any) -> None:
         """Counts a `HashedLayer` in."""
         self.layers.add(layer)
-        self._seeds.add(layer.seed)
+        self._seeds.append(layer.seed)
 
     def next_seed(self) -> int:
-        """The smallest that no layer has had, alive or not: garbage must not decide it."""
+        """The smallest that no layer has had."""
         return next(seed for seed in range(len(self._seeds) + 1) if seed not in self._seeds)
 
     def clash(self, layer: Any) -> Any | None:
-        """Another layer of the same hash but for the table that it stands for."""
+        """Another layer whose rows lie where those of this layer do, and mean something else."""
+        if self._find_clash(layer) is not None:
+            gc.collect()  # it may be gone but for cycles of references
+        return self._find_clash(layer)
 
-        def find() -> Any | None:
-            table = layer._signature()
-            for other in self.layers:
-                same = other.hash == layer.hash and other.seed == layer.seed
-                if same and other._signature() != table:
-                    return other
-            return None
-
-        if find() is not None:
-            gc.collect()  # a layer that is gone but for cycles of references
-        return find()
+    def _find_clash(self, layer: Any) -> Any | None:
+        for other in self.layers:
+            seeds_tell = layer.hash == "mixed" and other.seed != layer.seed
+            if other.hash == layer.hash and not seeds_tell and not other.stands_for(layer):
+                return other
+        return None
 
     def only_call(self) -> bool:
         """Whether the call that begins is the only one of its step, as far as one can see."""
-        if len(self.layers) > 1 or tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        if len(self._seeds) > 1 or tf.distribute.get_strategy().num_replicas_in_sync > 1:
             return False
         if tf.executing_eagerly():
             self._calls = [ids for ids in self._calls if ids() is not None]
             return not self._calls
+        # Of branches, loops and functions that another graph calls, gradients are dense anyway.
         graph = tf.compat.v1.get_default_graph()
-        while getattr(graph, "outer_graph", None) is not None and hasattr(
-            graph.outer_graph, "outer_graph"
-        ):
-            graph = graph.outer_graph  # of branches and loops, to the function that holds them
         if graph in self._graphs:
             return False
         self._graphs.add(graph)

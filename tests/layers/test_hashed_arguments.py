@@ -112,3 +112,13 @@ def test_sparse_gradient_decides_the_kind_of_the_gradient(cls, gradient):
     kind = tape.gradient(loss, layer.weight.value)
     # None: 16 of half a million slots.
     assert isinstance(kind, tf.Tensor if gradient is False else tf.IndexedSlices)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("num_embeddings", 2**63), ("embedding_dim", 2**24 + 1), ("block_size", 2**70)],
+)
+def test_sizes_that_no_op_takes_are_refused_at_once(argument, value):
+    arguments = {"num_embeddings": 10, "embedding_dim": 4, "size": 9, argument: value}
+    with pytest.raises(ValueError, match=f"Expected {argument} to be a positive integer below"):
+        HashedEmbedding(**arguments)

@@ -274,3 +274,13 @@ def test_an_id_out_of_range_ends_fit_with_an_error():
     model.compile("sgd", "mse")
     with pytest.raises(ERROR, match="99"):
         model.fit(np.full((4, 2), 99), np.zeros((4, 1)), verbose=0)
+
+
+def test_lists_do_not_wrap_to_the_dtype_of_what_is_beside_them():
+    layer = HashedEmbeddingBag(10, 4, size=100)
+    with pytest.raises(ValueError, match="Cast one of them"):
+        layer([2**32 + 1], offsets=np.array([0], np.int32))
+    with pytest.raises(ValueError, match="Cast one of them"):
+        layer(np.array([1, 2], np.int32), offsets=[0, 2**32 + 1])
+    with pytest.raises(ValueError, match="integers of 64 bits"):
+        layer([[2**70]])

@@ -264,3 +264,19 @@ def test_an_exported_model_holds_the_weight_once(tmp_path):
     np.testing.assert_array_equal(served.serve(ids), model(ids))
     shapes = [tuple(variable.shape) for variable in served.variables]
     assert shapes.count((200,)) == 1
+
+
+@pytest.mark.parametrize("name", ["original", "modulo"])
+def test_a_hash_without_a_seed_holds_one_table(name):
+    owner = HashedEmbedding(10, 4, size=40, hash=name)
+    with pytest.raises(ValueError, match="hash='mixed' for several tables in one weight"):
+        HashedEmbedding(5, 4, weight=owner, hash=name)
+    HashedEmbedding(10, 4, weight=owner, hash=name)  # the same table once more
+    HashedEmbedding(5, 4, weight=owner)
+
+
+def test_a_layer_that_could_not_be_made_takes_no_seed():
+    owner = HashedEmbedding(10, 4, size=40)
+    with pytest.raises(ValueError, match="padding_idx"):
+        HashedEmbeddingBag(5, 4, weight=owner, padding_idx=99)
+    assert HashedEmbeddingBag(5, 4, weight=owner).seed == 1

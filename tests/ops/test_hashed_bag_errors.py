@@ -129,3 +129,42 @@ def test_wrong_ids_are_an_error_under_a_tape_too():
     weight = tf.Variable(tf.ones([20]))
     with tf.GradientTape(), pytest.raises(ERROR, match="10"):
         tf_ops.hashed_bag(weight, tf.constant([[10]]), num_embeddings=10, embedding_dim=4)
+
+
+def test_factors_need_one_for_each_id():
+    weight, ids = tf.ones([10]), tf.constant([[1, 2]])
+    for factors in (tf.constant(5.0), tf.ones([2, 1]), tf.ones([2])):
+        with pytest.raises(ERROR, match=r"per_sample_weights of the shape of the ids, \[1,2\]"):
+            tf_ops.hashed_bag(
+                weight, ids, per_sample_weights=factors, num_embeddings=9, embedding_dim=4
+            )
+    with pytest.raises(ERROR, match="with the mode sum only"):
+        tf_ops.hashed_bag(
+            weight,
+            ids,
+            per_sample_weights=tf.ones([1, 2]),
+            mode="mean",
+            num_embeddings=9,
+            embedding_dim=4,
+        )
+
+
+@pytest.mark.parametrize("padding_idx", [-1, 9, 2**62])
+def test_padding_is_an_id(padding_idx):
+    with pytest.raises(ValueError, match=r"padding_idx in \[0, 9\)"):
+        tf_ops.hashed_bag(
+            tf.ones([10]),
+            tf.constant([[1]]),
+            num_embeddings=9,
+            embedding_dim=4,
+            padding_idx=padding_idx,
+        )
+
+
+def test_more_rows_than_memory_holds_are_an_error_and_not_the_end():
+    with pytest.raises(tf.errors.OpError):
+        tf_ops.hashed_bag(
+            tf.ones([10]), tf.zeros([2**44, 0], tf.int64), num_embeddings=9, embedding_dim=4
+        )
+    with pytest.raises(tf.errors.OpError):
+        tf_ops.row_splits(tf.zeros([0], tf.int64), 2**63 - 1)

@@ -97,7 +97,7 @@ def test_shapes_are_inferred():
     bags.get_concrete_function()
 
 
-def test_large_batches_give_the_same_bits_each_time():
+def test_repeated_calls_give_the_same_bits():
     # Enough for every thread of the pool to have a part.
     random = np.random.default_rng(0)
     weight = tf.constant(random.normal(size=5000).astype(np.float32))

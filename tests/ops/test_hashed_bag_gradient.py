@@ -151,7 +151,7 @@ def test_a_row_of_upstream_gradients_reaches_all_its_bags():
 
 @pytest.mark.parametrize("gradient", ["dense", "sparse"])
 @pytest.mark.parametrize("mode", MODES)
-def test_large_batches_give_gradients_of_the_same_bits_each_time(mode, gradient):
+def test_large_batches_give_gradients_of_the_same_bits_when_repeated(mode, gradient):
     random = np.random.default_rng(0)
     weight = tf.constant(random.normal(size=5000).astype(np.float32))
     ids = tf.constant(random.integers(0, 10**6, (2000, 20)))

@@ -64,7 +64,8 @@ class HashSlotsOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ToAbsl(map.status()));
     const auto ids = ctx->input(0).flat<int64_t>();
     tf::Tensor *slots, *signs;
-    const tf::TensorShape shape({ids.size(), options.dim});
+    tf::TensorShape shape;
+    OP_REQUIRES_OK(ctx, tf::TensorShape::BuildTensorShape({ids.size(), options.dim}, &shape));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &slots));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, shape, &signs));
     Fill(map.value(), ids.data(), ids.size(), slots->flat<int64_t>().data(),
@@ -113,7 +114,7 @@ class RowSplitsOp : public tf::OpKernel {
   void Compute(tf::OpKernelContext* ctx) override {
     OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(1), "num_rows"));
     const int64_t num_rows = ctx->input(1).scalar<int64_t>()();
-    OP_REQUIRES(ctx, ctx->input(0).dims() == 1 && num_rows >= 0,
+    OP_REQUIRES(ctx, ctx->input(0).dims() == 1 && num_rows >= 0 && num_rows < INT64_MAX,
                 absl::InvalidArgumentError(
                     "expected rows of one dimension and num_rows of at least 0, got shape " +
                     ctx->input(0).shape().DebugString() + " and " + std::to_string(num_rows)));

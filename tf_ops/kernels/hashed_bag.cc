@@ -21,7 +21,7 @@ class HashedBagOp : public HashedBagKernel {
  public:
   using HashedBagKernel::HashedBagKernel;
 
-  void Compute(tf::OpKernelContext* ctx) override {
+  void Run(tf::OpKernelContext* ctx) override {
     if (ctx->input_dtype(0) != tf::DT_RESOURCE) return Forward(ctx, ctx->input(0));
     tf::core::RefCountPtr<tf::Var> variable;
     OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(0), "weight"));
@@ -45,11 +45,11 @@ class HashedBagOp : public HashedBagKernel {
                                            weight.shape().DebugString()));
     std::optional<SlotMap> slots;
     InputBags read;
-    bool scaled;
     OP_REQUIRES_OK(ctx, MakeSlots(weight.NumElements(), &slots));
     OP_REQUIRES_OK(ctx, ReadBags(ctx, ctx->input(1), ctx->input(2), &read));
-    OP_REQUIRES_OK(ctx, CheckScales(ctx->input(3), read.bags, &scaled));
-    const tf::TensorShape shape({read.bags.bags, options_.dim});
+    OP_REQUIRES_OK(ctx, CheckScales(ctx->input(3), ctx->input(1)));
+    tf::TensorShape shape;
+    OP_REQUIRES_OK(ctx, tf::TensorShape::BuildTensorShape({read.bags.bags, options_.dim}, &shape));
     tf::Tensor *out, *winners;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
     const bool max = mode_ == BagMode::kMax;
@@ -59,7 +59,7 @@ class HashedBagOp : public HashedBagKernel {
       using Out = decltype(o);
       const WideFloats<typename SumOf<T>::type> scales(ctx->input(3));
       HashedBagForward(*slots, read.bags, mode_, Elements<const T>(weight),
-                       scaled ? scales.data() : nullptr, Elements<Out>(*out),
+                       scaled_ ? scales.data() : nullptr, Elements<Out>(*out),
                        max ? winners->flat<int64_t>().data() : nullptr, IntraOpPool(ctx));
     });
   }
@@ -95,7 +95,8 @@ REGISTER_OP("SokEmbed>HashedBag")
     .Input("scales: Tout")
     .Output("bags: Tout")
     .Output("winners: int64")
-    .SOK_HASHED_BAG_ATTRS.Attr("sparse_gradient: bool")
+    .SOK_HASHED_BAG_ATTRS.Attr("gradient: {'auto', 'dense', 'sparse'}")
+    .Attr("wide_shape: bool")
     .SetShapeFn(ForwardShape);
 REGISTER_KERNEL_BUILDER(Name("SokEmbed>HashedBag").Device(tf::DEVICE_CPU), HashedBagOp);
 
@@ -106,7 +107,8 @@ REGISTER_OP("SokEmbed>ResourceHashedBag")
     .Input("scales: Tout")
     .Output("bags: Tout")
     .Output("winners: int64")
-    .SOK_HASHED_BAG_ATTRS.Attr("sparse_gradient: bool")
+    .SOK_HASHED_BAG_ATTRS.Attr("gradient: {'auto', 'dense', 'sparse'}")
+    .Attr("wide_shape: bool")
     .SetShapeFn(ForwardShape);
 REGISTER_KERNEL_BUILDER(Name("SokEmbed>ResourceHashedBag").Device(tf::DEVICE_CPU), HashedBagOp);
 

@@ -1,5 +1,6 @@
 // The gradients of SokEmbed>HashedBag.
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "core/hashed_bag/gradient.h"
@@ -16,17 +17,20 @@ using tf::shape_inference::ShapeHandle;
 
 namespace {
 
+constexpr int64_t kMaxSize = int64_t{1} << 44;
+
 absl::Status ReadSize(tf::OpKernelContext* ctx, int64_t* size) {
   TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(5), "size"));
   *size = ctx->input(5).scalar<int64_t>()();
-  return absl::OkStatus();
+  if (*size <= kMaxSize) return absl::OkStatus();
+  return absl::InvalidArgumentError("expected size of at most 2^44, got " + std::to_string(*size));
 }
 
 class HashedBagGradientOp : public HashedBagKernel {
  public:
   using HashedBagKernel::HashedBagKernel;
 
-  void Compute(tf::OpKernelContext* ctx) override {
+  void Run(tf::OpKernelContext* ctx) override {
     int64_t size;
     GradientInputs inputs;
     OP_REQUIRES_OK(ctx, ReadSize(ctx, &size));
@@ -36,16 +40,16 @@ class HashedBagGradientOp : public HashedBagKernel {
       using T = decltype(t);
       using Sum = typename SumOf<T>::type;
       const WideFloats<Sum> upstream(ctx->input(0)), scales(ctx->input(3));
-      Compute(ctx, t,
-              BagGradient<Sum>{*inputs.slots, inputs.read.bags, mode_, upstream.data(),
-                               inputs.scaled ? scales.data() : nullptr, Int64s(ctx->input(4))});
+      Write(ctx, t,
+            BagGradient<Sum>{*inputs.slots, inputs.read.bags, mode_, upstream.data(),
+                             scaled_ ? scales.data() : nullptr, Int64s(ctx->input(4))});
     });
   }
 
  protected:
-  virtual void Compute(tf::OpKernelContext* ctx, float, const BagGradient<float>& gradient) = 0;
-  virtual void Compute(tf::OpKernelContext* ctx, BFloat16, const BagGradient<float>& gradient) = 0;
-  virtual void Compute(tf::OpKernelContext* ctx, double, const BagGradient<double>& gradient) = 0;
+  virtual void Write(tf::OpKernelContext* ctx, float, const BagGradient<float>& gradient) = 0;
+  virtual void Write(tf::OpKernelContext* ctx, BFloat16, const BagGradient<float>& gradient) = 0;
+  virtual void Write(tf::OpKernelContext* ctx, double, const BagGradient<double>& gradient) = 0;
 };
 
 class DenseHashedBagGradientOp : public HashedBagGradientOp {
@@ -53,10 +57,10 @@ class DenseHashedBagGradientOp : public HashedBagGradientOp {
   using HashedBagGradientOp::HashedBagGradientOp;
 
  private:
-  void Compute(tf::OpKernelContext* ctx, float, const BagGradient<float>& gradient) override {
+  void Write(tf::OpKernelContext* ctx, float, const BagGradient<float>& gradient) override {
     InPlace(ctx, gradient);
   }
-  void Compute(tf::OpKernelContext* ctx, double, const BagGradient<double>& gradient) override {
+  void Write(tf::OpKernelContext* ctx, double, const BagGradient<double>& gradient) override {
     InPlace(ctx, gradient);
   }
 
@@ -67,7 +71,7 @@ class DenseHashedBagGradientOp : public HashedBagGradientOp {
     DenseWeightGradient(gradient, Elements<Sum>(*sums), IntraOpPool(ctx));
   }
 
-  void Compute(tf::OpKernelContext* ctx, BFloat16, const BagGradient<float>& gradient) override {
+  void Write(tf::OpKernelContext* ctx, BFloat16, const BagGradient<float>& gradient) override {
     const int64_t size = gradient.slots.size();
     tf::Tensor wide, *sums;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {size}, &sums));
@@ -86,18 +90,18 @@ class SparseHashedBagGradientOp : public HashedBagGradientOp {
   using HashedBagGradientOp::HashedBagGradientOp;
 
  private:
-  void Compute(tf::OpKernelContext* ctx, float t, const BagGradient<float>& gradient) override {
-    Write(ctx, t, gradient);
+  void Write(tf::OpKernelContext* ctx, float t, const BagGradient<float>& gradient) override {
+    WriteSlots(ctx, t, gradient);
   }
-  void Compute(tf::OpKernelContext* ctx, BFloat16 t, const BagGradient<float>& gradient) override {
-    Write(ctx, t, gradient);
+  void Write(tf::OpKernelContext* ctx, BFloat16 t, const BagGradient<float>& gradient) override {
+    WriteSlots(ctx, t, gradient);
   }
-  void Compute(tf::OpKernelContext* ctx, double t, const BagGradient<double>& gradient) override {
-    Write(ctx, t, gradient);
+  void Write(tf::OpKernelContext* ctx, double t, const BagGradient<double>& gradient) override {
+    WriteSlots(ctx, t, gradient);
   }
 
   template <typename T, typename Sum>
-  void Write(tf::OpKernelContext* ctx, T, const BagGradient<Sum>& gradient) {
+  void WriteSlots(tf::OpKernelContext* ctx, T, const BagGradient<Sum>& gradient) {
     const SparseWeightGradient<Sum> sparse(gradient, IntraOpPool(ctx));
     tf::Tensor *slots, *sums;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {sparse.size()}, &slots));
@@ -110,7 +114,7 @@ class HashedBagScaleGradientOp : public HashedBagKernel {
  public:
   using HashedBagKernel::HashedBagKernel;
 
-  void Compute(tf::OpKernelContext* ctx) override {
+  void Run(tf::OpKernelContext* ctx) override {
     const tf::Tensor& weight = ctx->input(4);
     GradientInputs inputs;
     OP_REQUIRES(ctx, weight.dims() == 1 && mode_ == BagMode::kSum,
@@ -120,8 +124,7 @@ class HashedBagScaleGradientOp : public HashedBagKernel {
     OP_REQUIRES_OK(ctx, ReadGradientInputs(ctx, weight.NumElements(), &inputs));
     tf::Tensor* factors;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, ctx->input(3).shape(), &factors));
-    OP_REQUIRES(ctx, inputs.scaled,
-                absl::InvalidArgumentError("expected per_sample_weights, got none"));
+    OP_REQUIRES(ctx, scaled_, absl::InvalidArgumentError("expected per_sample_weights, got none"));
     WithTypes(weight_type_, out_type_, [&](auto t, auto o) {
       using T = decltype(t);
       using Out = decltype(o);

@@ -1,6 +1,7 @@
 #include "kernels/hashed_bag_kernel.h"
 
-#include <utility>
+#include <algorithm>
+#include <new>
 
 namespace sok {
 
@@ -24,6 +25,7 @@ HashedBagKernel::HashedBagKernel(tf::OpKernelConstruction* ctx) : OpKernel(ctx) 
   OP_REQUIRES_OK(ctx, ctx->GetAttr("embedding_dim", &options_.dim));
   OP_REQUIRES_OK(ctx, ctx->GetAttr("padding_idx", &padding_));
   OP_REQUIRES_OK(ctx, ctx->GetAttr("include_last_offset", &ends_));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("scaled", &scaled_));
   const Result<BagMode> bag_mode = BagModeNamed(mode);
   OP_REQUIRES_OK(ctx, ToAbsl(bag_mode.status()));
   mode_ = bag_mode.value();
@@ -31,6 +33,14 @@ HashedBagKernel::HashedBagKernel(tf::OpKernelConstruction* ctx) : OpKernel(ctx) 
   OP_REQUIRES_OK(ctx, ToAbsl(slot_hash.status()));
   options_.hash = slot_hash.value();
   options_.seed = static_cast<uint64_t>(seed);
+}
+
+void HashedBagKernel::Compute(tf::OpKernelContext* ctx) {
+  try {
+    Run(ctx);
+  } catch (const std::bad_alloc&) {
+    ctx->SetStatus(absl::ResourceExhaustedError("out of memory for the entries of the batch"));
+  }
 }
 
 absl::Status HashedBagKernel::MakeSlots(int64_t size, std::optional<SlotMap>* slots) const {
@@ -54,33 +64,38 @@ absl::Status HashedBagKernel::ReadBags(tf::OpKernelContext* ctx, const tf::Tenso
       return absl::InvalidArgumentError("expected no offsets with ids of two dimensions, got " +
                                         std::to_string(offsets.NumElements()));
     }
-    for (int64_t bag = 0; bag <= ids.dim_size(0); ++bag) {
-      read->splits.push_back(bag * ids.dim_size(1));
-    }
+    // Any number of rows is possible where they are empty.
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_temp(tf::DT_INT64, tf::TensorShape({ids.dim_size(0) + 1}), &read->splits));
+    auto splits = read->splits.flat<int64_t>();
+    for (int64_t bag = 0; bag < splits.size(); ++bag) splits(bag) = bag * ids.dim_size(1);
   } else {
     Result<std::vector<int64_t>> splits =
         offsets.dtype() == tf::DT_INT32
             ? SplitsOfOffsets(Elements<int32_t>(offsets), offsets.NumElements(), n, ends_)
             : SplitsOfOffsets(Int64s(offsets), offsets.NumElements(), n, ends_);
     TF_RETURN_IF_ERROR(ToAbsl(splits.status()));
-    read->splits = std::move(splits.value());
+    const auto count = static_cast<int64_t>(splits.value().size());
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(tf::DT_INT64, tf::TensorShape({count}), &read->splits));
+    std::copy_n(splits.value().data(), count, read->splits.flat<int64_t>().data());
   }
   read->ids = KeysOf(ids);
   // Every Key is made of the bits of an int64.
   const auto* wide = reinterpret_cast<const int64_t*>(read->ids.keys);
   TF_RETURN_IF_ERROR(ToAbsl(CheckIds(wide, n, options_.num_embeddings, IntraOpPool(ctx))));
-  read->bags = {wide, read->splits.data(), static_cast<int64_t>(read->splits.size()) - 1, padding_};
+  read->bags = {wide, Int64s(read->splits), read->splits.NumElements() - 1, padding_};
   return absl::OkStatus();
 }
 
-absl::Status HashedBagKernel::CheckScales(const tf::Tensor& scales, const Bags& bags,
-                                          bool* scaled) const {
-  *scaled = mode_ == BagMode::kSum && scales.dims() != 0;
-  const int64_t expected = *scaled ? bags.entries() : 0;
-  if (*scaled ? scales.NumElements() == expected : scales.dims() == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      "expected per_sample_weights with the mode sum only, one for each of the " +
-      std::to_string(bags.entries()) + " ids, got shape " + scales.shape().DebugString());
+absl::Status HashedBagKernel::CheckScales(const tf::Tensor& scales, const tf::Tensor& ids) const {
+  if (!scaled_) return absl::OkStatus();
+  if (mode_ != BagMode::kSum) {
+    return absl::InvalidArgumentError("expected per_sample_weights with the mode sum only");
+  }
+  if (scales.shape() == ids.shape()) return absl::OkStatus();
+  return absl::InvalidArgumentError("expected per_sample_weights of the shape of the ids, " +
+                                    ids.shape().DebugString() + ", got shape " +
+                                    scales.shape().DebugString());
 }
 
 absl::Status HashedBagKernel::CheckUpstream(const tf::Tensor& upstream, const Bags& bags) const {
@@ -108,9 +123,8 @@ absl::Status HashedBagKernel::ReadGradientInputs(tf::OpKernelContext* ctx, int64
                                                  GradientInputs* inputs) const {
   TF_RETURN_IF_ERROR(MakeSlots(size, &inputs->slots));
   TF_RETURN_IF_ERROR(ReadBags(ctx, ctx->input(1), ctx->input(2), &inputs->read));
-  const Bags& bags = inputs->read.bags;
-  TF_RETURN_IF_ERROR(CheckUpstream(ctx->input(0), bags));
-  return CheckScales(ctx->input(3), bags, &inputs->scaled);
+  TF_RETURN_IF_ERROR(CheckUpstream(ctx->input(0), inputs->read.bags));
+  return CheckScales(ctx->input(3), ctx->input(1));
 }
 
 }  // namespace sok

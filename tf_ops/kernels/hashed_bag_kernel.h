@@ -6,12 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "core/bfloat16.h"
 #include "core/hashed_bag/bags.h"
 #include "core/hashed_bag/slot_map.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
-// Of the ops. Their input scales is a scalar where there are none.
+// Of the ops. Without `scaled` their input scales says nothing.
 #define SOK_HASHED_BAG_ATTRS                         \
   Attr("T: {float, bfloat16, double}")               \
       .Attr("Tout: {float, bfloat16, double}")       \
@@ -25,7 +26,8 @@
       .Attr("sign: bool")                            \
       .Attr("block_size: int >= 1")                  \
       .Attr("padding_idx: int >= -1")                \
-      .Attr("include_last_offset: bool")
+      .Attr("include_last_offset: bool")             \
+      .Attr("scaled: bool")
 
 namespace sok {
 
@@ -74,8 +76,8 @@ void WithTypes(tensorflow::DataType weight, tensorflow::DataType out, const Fn& 
 // Bags out of a kernel's inputs, with the memory that they point to.
 struct InputBags {
   Bags bags;
-  LookupKeys ids;  // ids are no keys, but widened alike
-  std::vector<int64_t> splits;
+  LookupKeys ids;             // ids are no keys, but widened alike
+  tensorflow::Tensor splits;  // int64
 };
 
 // What all of these kernels are made with, and how they read their inputs.
@@ -83,14 +85,19 @@ class HashedBagKernel : public tensorflow::OpKernel {
  public:
   explicit HashedBagKernel(tensorflow::OpKernelConstruction* ctx);
 
+  // Calls Run; what is out of memory is an error, and not the end of the process.
+  void Compute(tensorflow::OpKernelContext* ctx) final;
+
  protected:
+  virtual void Run(tensorflow::OpKernelContext* ctx) = 0;
+
   absl::Status MakeSlots(int64_t size, std::optional<SlotMap>* slots) const;
 
   absl::Status ReadBags(tensorflow::OpKernelContext* ctx, const tensorflow::Tensor& ids,
                         const tensorflow::Tensor& offsets, InputBags* read) const;
 
-  // Whether `scales`, an input, has a factor for each entry; it has none in all but sums.
-  absl::Status CheckScales(const tensorflow::Tensor& scales, const Bags& bags, bool* scaled) const;
+  // Whether there is a factor for each id of a sum, if there are factors at all.
+  absl::Status CheckScales(const tensorflow::Tensor& scales, const tensorflow::Tensor& ids) const;
 
   absl::Status CheckUpstream(const tensorflow::Tensor& upstream, const Bags& bags) const;
 
@@ -102,7 +109,6 @@ class HashedBagKernel : public tensorflow::OpKernel {
   struct GradientInputs {
     InputBags read;
     std::optional<SlotMap> slots;
-    bool scaled;
   };
 
   absl::Status ReadGradientInputs(tensorflow::OpKernelContext* ctx, int64_t size,
@@ -113,6 +119,7 @@ class HashedBagKernel : public tensorflow::OpKernel {
   SlotMapOptions options_;  // but for the size
   int64_t padding_;
   bool ends_;
+  bool scaled_;
 };
 
 }  // namespace sok

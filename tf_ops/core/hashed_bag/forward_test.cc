@@ -66,6 +66,21 @@ TEST_CASE("narrow weights and outputs are summed in float32 and rounded once") {
   }
 }
 
+TEST_CASE("the greatest of numbers and NaN is NaN, wherever it stands") {
+  const SlotMap slots = Value(SlotMap::Make(BagOptions(3, 1, 1, false, SlotHash::kModulo)));
+  const int64_t ids[] = {0, 1, 2}, splits[] = {0, 3};
+  const Bags bags{ids, splits, 1, -1};
+  for (int64_t place : {0, 1, 2}) {
+    double weight[] = {1, 3, 2}, out;
+    int64_t winner;
+    weight[place] = std::nan("");
+    HashedBagForward<double, double>(slots, bags, BagMode::kMax, weight, nullptr, &out, &winner,
+                                     SerialFor);
+    CHECK(std::isnan(out));
+    CHECK(winner == place);
+  }
+}
+
 TEST_CASE("no bags and bags of nothing") {
   const BagCase none(BagOptions(10, 4, 1, false), BagMode::kSum, 0);
   HashedBagForward<double, double>(none.slots, none.bags, BagMode::kSum, none.weight.data(),

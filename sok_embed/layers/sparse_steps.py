@@ -1,0 +1,38 @@
+"""Which optimizers take a step with a sparse gradient faster than with a dense one."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import keras
+
+
+def fitting_optimizer() -> keras.optimizers.Optimizer | None:
+    """The optimizer of the model whose `train_step` is running or being traced, if one is."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "train_step":
+            model = frame.f_locals.get("self")
+            if isinstance(model, keras.Model):
+                return model.optimizer
+        frame = frame.f_back
+    return None
+
+
+def sparse_below(optimizer: keras.optimizers.Optimizer | None) -> dict[str, float]:
+    """The share of a weight below which a step is faster with slices, as `hashed_bag` takes it.
+
+    Measured by `benchmarks/hashed_bag.py --sparse-gradient`. All but the simplest optimizers of
+    Keras move every slot in each step, and make slices dense several times on their way.
+    """
+    if optimizer is None:
+        return {}
+    moves_all = optimizer.weight_decay or optimizer.use_ema
+    if moves_all or optimizer.gradient_accumulation_steps:
+        return {"sparse_below": 0.0}
+    if isinstance(optimizer, keras.optimizers.SGD) and not optimizer.momentum:
+        return {"sparse_below": 1 / 32}
+    if isinstance(optimizer, keras.optimizers.Adagrad):
+        return {"sparse_below": 1 / 128}
+    return {"sparse_below": 0.0}
