@@ -191,9 +191,7 @@ class HashedLayer(keras.layers.Layer):
 
     def stands_for(self, other: HashedLayer) -> bool:
         """Whether both are the same table: equal ids have equal rows."""
-        seedless = self.hash != "mixed" and not self.sign
-        own, others = self._signature(), other._signature()
-        return own == others or (seedless and {**own, "seed": 0} == {**others, "seed": 0})
+        return self._signature() == other._signature()
 
     @property
     def spec(self) -> tf_ops.HashSpec:
@@ -295,7 +293,8 @@ class HashedLayer(keras.layers.Layer):
             raise ValueError(
                 f"Layer '{self.name}': expected what a hashed layer saved, with the entry "
                 f"signature. Received: {', '.join(sorted(names)) or 'no entries'}. To start from "
-                "an array, make the layer with weight=array."
+                "an array, make the layer with weight=array. Of layers that share a weight, the "
+                "one that has it must be the same as when they were saved."
             )
         saved = json.loads(bytes(np.asarray(store["signature"])))
         own = self._signature()
@@ -310,8 +309,12 @@ class HashedLayer(keras.layers.Layer):
         super().load_own_variables({name: store[name] for name in names - {"signature"}})
 
     def _signature(self) -> dict[str, Any]:
+        """What the weight means something under; the seed plays a part in some of it only."""
         names = ("hash", "seed", "sign", "block_size", "num_embeddings", "embedding_dim")
-        return {name: getattr(self, name) for name in names}
+        signature = {name: getattr(self, name) for name in names}
+        if self.hash != "mixed" and not self.sign:
+            signature["seed"] = None
+        return signature
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that all hashed layers share."""
