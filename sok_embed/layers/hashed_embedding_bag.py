@@ -151,11 +151,11 @@ class HashedEmbeddingBag(HashedLayer):
         ids, last = input, self.include_last_offset
         if isinstance(input, tf.RaggedTensor):
             ids, offsets, last = input.values, input.row_splits, True
-            weights = _values_of_same_splits(weights, input)
+            weights = _values_of(weights, input)
         elif isinstance(input, tf.SparseTensor):
             ids, last = input.values, True
             offsets = tf_ops.row_splits(input.indices[:, 0], input.dense_shape[0])
-            weights = _values_of_same_indices(weights, input)
+            weights = _values_of(weights, input)
         outputs = self._lookup(
             ids,
             offsets,
@@ -290,29 +290,19 @@ class _Form(NamedTuple):
         )
 
 
-def _values_of_same_splits(weights: Any, ids: tf.RaggedTensor) -> Any:
-    if not isinstance(weights, tf.RaggedTensor):
+def _values_of(weights: Any, ids: tf.RaggedTensor | tf.SparseTensor) -> Any:
+    """The flat values of weights that lie where the ids do; of flat ones, themselves."""
+    if not isinstance(weights, (tf.RaggedTensor, tf.SparseTensor)):
         return weights
-    if weights.row_splits is ids.row_splits:
+    # A ragged tensor has row splits, of either integer type; a sparse one has indices.
+    name = "row_splits" if isinstance(weights, tf.RaggedTensor) else "indices"
+    own, others = getattr(weights, name), getattr(ids, name)
+    if own is others:
         return weights.values
     equal = tf.debugging.assert_equal(
-        tf.cast(weights.row_splits, tf.int64),
-        tf.cast(ids.row_splits, tf.int64),
-        "Expected per_sample_weights with the row splits of the input.",
-    )
-    with tf.control_dependencies([] if equal is None else [equal]):
-        return tf.identity(weights.values)
-
-
-def _values_of_same_indices(weights: Any, ids: tf.SparseTensor) -> Any:
-    if not isinstance(weights, tf.SparseTensor):
-        return weights
-    if weights.indices is ids.indices:
-        return weights.values
-    equal = tf.debugging.assert_equal(
-        weights.indices,
-        ids.indices,
-        "Expected per_sample_weights with the indices of the input.",
+        tf.cast(own, tf.int64),
+        tf.cast(others, tf.int64),
+        f"Expected per_sample_weights with the {name} of the input.",
     )
     with tf.control_dependencies([] if equal is None else [equal]):
         return tf.identity(weights.values)

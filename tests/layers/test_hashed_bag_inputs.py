@@ -261,7 +261,7 @@ def test_a_sparse_tensor_whose_rows_are_not_sorted_is_an_error(call):
 def test_weights_cut_in_other_bags_than_the_ids_are_an_error(call):
     ids = tf.ragged.constant([[1, 2], [3]], dtype=tf.int64)
     weights = tf.ragged.constant([[0.1], [0.2, 0.3]])
-    with pytest.raises(ERROR, match="row splits of the input"):
+    with pytest.raises(ERROR, match="row_splits of the input"):
         call(make(), ids, per_sample_weights=weights)
     weights = tf.SparseTensor([[0, 0], [0, 1]], [1.0, 2.0], [2, 3])
     ids = tf.SparseTensor([[0, 0], [1, 0]], np.array([1, 2]), [2, 3])
