@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from sok_embed import tf_ops
+from sok_embed.tf_ops.native import ops
 
 ERROR = tf.errors.InvalidArgumentError
 
@@ -168,3 +169,30 @@ def test_more_rows_than_memory_holds_are_an_error_and_not_the_end():
         )
     with pytest.raises(tf.errors.OpError):
         tf_ops.row_splits(tf.zeros([0], tf.int64), 2**63 - 1)
+
+
+def test_a_gradient_of_a_weight_that_no_machine_holds_is_an_error():
+    attributes = {
+        "T": tf.float32,
+        "num_embeddings": 9,
+        "embedding_dim": 4,
+        "mode": "sum",
+        "hash": "mixed",
+        "seed": 0,
+        "sign": False,
+        "block_size": 1,
+        "padding_idx": -1,
+        "include_last_offset": False,
+        "scaled": False,
+    }
+    for gradient in (ops.sok_embed_hashed_bag_gradient, ops.sok_embed_hashed_bag_sparse_gradient):
+        with pytest.raises(ERROR, match=r"size of at most 2\^44"):
+            gradient(
+                upstream=tf.ones([1, 4]),
+                ids=tf.constant([[1]]),
+                offsets=tf.zeros([0], tf.int64),
+                scales=tf.zeros([]),
+                winners=tf.zeros([0, 0], tf.int64),
+                size=tf.constant(2**62, tf.int64),
+                **attributes,
+            )
