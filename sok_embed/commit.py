@@ -1,8 +1,9 @@
 """The commit: what an optimizer's step does to a table.
 
-A layer's only trainable variable is its anchor, a scalar that stays 0. Keras calls the constraint
-of a variable right after it has updated it, once a step; the anchor's constraint is a `Commit`,
-which applies the gradients that the step's backward pass deposited in the table.
+A table is trained through its anchor, a scalar variable that stays 0. Optimizers of Keras and of
+`tf.compat.v1.train` call the constraint of a variable right after they have updated it, once a
+step; the anchor's constraint is a `Commit`, which applies the gradients that the step's backward
+pass deposited in the table.
 """
 
 from __future__ import annotations
@@ -12,20 +13,32 @@ import sys
 import warnings
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
-from sok_embed import communicators, tf_ops
+from sok_embed import communicators, v1_optimizers
 from sok_embed.distributed_optimizer import averages_gradients
 from sok_embed.optimizers import row_rule, warn_of_ignored
-from sok_embed.table import Table
+from sok_embed.slot_variables import slot_variables
 
 
-def applying_optimizer() -> keras.optimizers.Optimizer | None:
-    """The Keras optimizer whose `apply` is running on this thread, or `None`.
+class TrainedTable(Protocol):
+    """What gradients are deposited in: a `Table`, or what has these three."""
+
+    name: str
+
+    def commit(self, anchor: tf.Tensor, **arguments: Any) -> tf.Tensor:
+        """Applies the gradients that wait; arguments and result are those of `tf_ops.commit`."""
+
+    def step_count(self) -> tf.Tensor:
+        """The number of commits that found gradients, an int64 scalar."""
+
+
+def applying_optimizer() -> Any:
+    """The optimizer whose step is being applied on this thread, or `None`.
 
     Keras enters a name scope with the optimizer as its caller around `apply`.
     """
@@ -33,7 +46,7 @@ def applying_optimizer() -> keras.optimizers.Optimizer | None:
     for scope in reversed(scopes):
         if isinstance(scope.caller, keras.optimizers.Optimizer):
             return scope.caller
-    return None
+    return v1_optimizers.applying_optimizer()
 
 
 @dataclass(frozen=True)
@@ -45,7 +58,7 @@ class _Pace:
 
 
 def _pace(optimizer: Any) -> _Pace:
-    if optimizer is None:
+    if not _is_keras(optimizer):
         return _Pace(True, 1.0)
     divisor = float(optimizer.loss_scale_factor or 1.0)
     steps = optimizer.gradient_accumulation_steps
@@ -58,16 +71,25 @@ def _pace(optimizer: Any) -> _Pace:
 
 
 class Commit(keras.constraints.Constraint):
-    """The constraint of a layer's anchor.
+    """The constraint of an anchor.
 
     Args:
         table: Where the gradients were deposited.
-        optimizer: Updates the rows. `None`: the optimizer that is applying the step does.
+        optimizer: A Keras optimizer that updates the rows. `None`: the optimizer that is applying
+            the step does.
+        static: A variable that the same optimizer trains and new rows start from, or a callable
+            that returns it: rows copy their slots from its slots. `None`: there is none.
     """
 
-    def __init__(self, table: Table, optimizer: keras.optimizers.Optimizer | None) -> None:
+    def __init__(
+        self,
+        table: TrainedTable,
+        optimizer: keras.optimizers.Optimizer | None,
+        static: Any = None,
+    ) -> None:
         self._table = table
         self._optimizer = optimizer
+        self._static = static
         self._warned = False
 
     def __call__(self, anchor: Any) -> tf.Tensor:
@@ -77,9 +99,9 @@ class Commit(keras.constraints.Constraint):
         optimizer = self._optimizer or applying
         if optimizer is None:
             raise ValueError(
-                f"Table '{self._table.name}': expected to be trained by a Keras optimizer, whose "
-                "rule the rows follow. Received: a step of something else. Give the layer an "
-                "optimizer of its own, as in `optimizer='adam'`."
+                f"Table '{self._table.name}': expected to be trained by a Keras optimizer, or one "
+                "of tf.compat.v1.train, whose rule the rows follow. Received: a step of something "
+                "else. Give the layer an optimizer of its own, as in `optimizer='adam'`."
             )
         rule = row_rule(optimizer)
         if applying is not None and not self._warned:
@@ -88,31 +110,59 @@ class Commit(keras.constraints.Constraint):
             _warn_of_drifting(applying, self._table.name)
         hyper = dict(rule.hyper)
         follows = optimizer is applying
-        if follows and not optimizer._use_weight_decay(_native(anchor)):
+        if _is_keras(optimizer) and follows and not optimizer._use_weight_decay(_native(anchor)):
             hyper["weight_decay"] = 0.0
         pace = _pace(applying)
         anchor = tf.cast(tf.convert_to_tensor(anchor), tf.float32)
-        rate = self._learning_rate(optimizer, follows)
-        return tf_ops.commit(
-            self._table.resource_handle,
+        numbers = {name: value for name, value in hyper.items() if isinstance(value, float)}
+        tensors = {
+            "learning_rate": self._learning_rate(optimizer, follows),
+            **{name: value for name, value in hyper.items() if name not in numbers},
+        }
+        return self._table.commit(
             anchor,
             rule=rule.name,
-            hyper_names=["learning_rate", *hyper],
-            hypers=tf.concat([[rate], tf.constant([*hyper.values()], tf.float64)], 0),
+            hyper_names=[*tensors, *numbers],
+            hypers=tf.concat(
+                [*map(_as_vector, tensors.values()), tf.constant([*numbers.values()], tf.float64)],
+                0,
+            ),
             # The table counts the steps of an optimizer that only it uses.
-            step=tf.cast(optimizer.iterations, tf.int64) + 1 if follows else 0,
+            step=_step(optimizer) if follows else 0,
             scale=1.0 / (pace.divisor * communicators.size()),
             apply=pace.apply,
             optimizer=_number(applying),
+            **(self._slot_sources(optimizer) if follows else {}),
         )
 
-    def _learning_rate(self, optimizer: Any, follows: bool) -> tf.Tensor:
+    def _learning_rate(self, optimizer: Any, follows: bool) -> Any:
+        if not _is_keras(optimizer):
+            return v1_optimizers.learning_rate(optimizer)
         rate = optimizer._learning_rate
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) and not follows:
-            rate = rate(tf_ops.steps(self._table.resource_handle))
-        else:
-            rate = optimizer.learning_rate
-        return tf.cast(tf.convert_to_tensor(rate), tf.float64)
+            return rate(self._table.step_count())
+        return optimizer.learning_rate
+
+    def _slot_sources(self, optimizer: Any) -> dict[str, list[tf.Tensor]]:
+        """An argument of the commit, if the optimizer has slots of the static variable."""
+        static = self._static() if callable(self._static) else self._static
+        slots = None if static is None else slot_variables(optimizer, static)
+        return {"slot_sources": [slot.handle for slot in slots]} if slots else {}
+
+
+def _is_keras(optimizer: Any) -> bool:
+    return isinstance(optimizer, keras.optimizers.Optimizer)
+
+
+def _step(optimizer: Any) -> Any:
+    """The number of the step that is being applied, 1 for the first; 0 if it is not known."""
+    if _is_keras(optimizer):
+        return tf.cast(optimizer.iterations, tf.int64) + 1
+    return v1_optimizers.step(optimizer)
+
+
+def _as_vector(scalar: Any) -> tf.Tensor:
+    return tf.reshape(tf.cast(tf.convert_to_tensor(scalar), tf.float64), [1])
 
 
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -133,11 +183,19 @@ def _native(variable: Any) -> Any:
 
 
 def _warn_of_drifting(optimizer: Any, table: str) -> None:
-    if communicators.size() > 1 and not averages_gradients(optimizer):
+    if communicators.size() == 1:
+        return
+    if _is_keras(optimizer):
+        name, wrapper = optimizer.name, "sok_embed.DistributedOptimizer"
+        averages = averages_gradients(optimizer)
+    else:
+        name, wrapper = optimizer.get_name(), "horovod.tensorflow.DistributedOptimizer"
+        averages = v1_optimizers.averages_gradients()
+    if not averages:
         warnings.warn(
             f"Table '{table}' is shared by {communicators.size()} workers, and the optimizer "
-            f"'{optimizer.name}' does not average dense gradients over them, so that their dense "
-            "weights drift apart. Wrap it in sok_embed.DistributedOptimizer.",
+            f"'{name}' does not average dense gradients over them, so that their dense weights "
+            f"drift apart. Wrap it in {wrapper}.",
             stacklevel=2,
         )
 

@@ -1,8 +1,8 @@
-"""Keras optimizers and their native twins: the rules that update rows of a table.
+"""Optimizers and their native twins: the rules that update rows of a table.
 
-A table has no `tf.Variable`, so a Keras optimizer cannot update it. `row_rule` says which rule of
-the C++ core computes the same thing, with which hyperparameters. The learning rate is not among
-them: it may change between steps, and travels with each commit.
+A table has no `tf.Variable`, so no optimizer of Keras or `tf.compat.v1.train` can update it.
+`row_rule` says which rule of the C++ core computes the same thing, with which hyperparameters. The
+learning rate is not among them: it may change between steps, and travels with each commit.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from sok_embed import v1_optimizers
+
 __all__ = ["RowRule", "RowwiseAdagrad", "get", "row_rule", "serialize"]
 
 
@@ -25,11 +27,12 @@ class RowRule:
 
     Attributes:
         name: Its name in the core's registry, e.g. `"adam"`. It decides the slots of a row.
-        hyper: The parameters by Keras' names, all but `learning_rate`.
+        hyper: The parameters by Keras' names, all but `learning_rate`. Floats, but for what an
+            optimizer of `tf.compat.v1.train` was given as a tensor: scalars of that graph.
     """
 
     name: str
-    hyper: dict[str, float]
+    hyper: dict[str, Any]
 
 
 @keras.saving.register_keras_serializable(package="sok_embed")
@@ -206,21 +209,19 @@ _BY_NAME: dict[str, Callable[[], Any]] = {
 }
 
 
-def _supported() -> str:
-    return ", ".join(cls.__name__ for cls in _TWINS)
+def row_rule(optimizer: Any) -> RowRule:
+    """Finds the rule of the C++ core that computes what an optimizer computes.
 
-
-def row_rule(optimizer: keras.optimizers.Optimizer) -> RowRule:
-    """Finds the rule of the C++ core that computes what a Keras optimizer computes.
-
-    A subclass has the twin of the class it comes from, unless it has an `update_step` of its own.
+    A subclass has the twin of the class it comes from, unless it has a formula of its own.
 
     Example:
     >>> row_rule(keras.optimizers.SGD(momentum=0.9)).hyper
     {'momentum': 0.9, 'nesterov': 0.0, 'weight_decay': 0.0}
+    >>> row_rule(tf.compat.v1.train.AdagradOptimizer(0.1)).name
+    'adagrad'
 
     Args:
-        optimizer: A `keras.optimizers.Optimizer`.
+        optimizer: A `keras.optimizers.Optimizer` or a `tf.compat.v1.train.Optimizer`.
 
     Returns:
         Its `RowRule`. `weight_decay=None` is 0.0.
@@ -228,24 +229,41 @@ def row_rule(optimizer: keras.optimizers.Optimizer) -> RowRule:
     Raises:
         ValueError: If there is no such rule, with the list of the classes that have one.
     """
-    cls = type(optimizer)
-    known = next((base for base in cls.__mro__ if base in _TWINS), None)
-    if known is None:
-        raise ValueError(
-            f"Expected an optimizer that can train rows of a table: {_supported()}. "
-            f"Received: {_describe(optimizer)}. Give the table one of these with `optimizer=`, or "
-            "train the model with one."
-        )
-    if cls.update_step is not known.update_step:
-        raise ValueError(
-            f"Expected an optimizer that can train rows of a table: {_supported()}, or a subclass "
-            f"that keeps the formula. Received: {_describe(optimizer)}, whose own `update_step` "
-            f"replaces that of {known.__name__}. Give the table one of these with `optimizer=`."
-        )
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        known = _known(optimizer, v1_optimizers.TWINS, v1_optimizers.FORMULA, "Train the model")
+        return RowRule(*v1_optimizers.TWINS[known](optimizer))
+    known = _known(
+        optimizer,
+        _TWINS,
+        ("update_step",),
+        "Give the table one of these with `optimizer=`, or train the model",
+    )
     name, hyper = _TWINS[known](optimizer)
     weight_decay = optimizer.weight_decay
     hyper["weight_decay"] = 0.0 if weight_decay is None else weight_decay
     return RowRule(name, {key: float(value) for key, value in hyper.items()})
+
+
+def _known(
+    optimizer: Any, twins: dict[type[Any], Any], formula: tuple[str, ...], remedy: str
+) -> type[Any]:
+    """The class among `twins` whose formula an optimizer has; raises if there is none."""
+    cls = type(optimizer)
+    supported = ", ".join(twin.__name__ for twin in twins)
+    known = next((base for base in cls.__mro__ if base in twins), None)
+    if known is None:
+        raise ValueError(
+            f"Expected an optimizer that can train rows of a table: {supported}. "
+            f"Received: {_describe(optimizer)}. {remedy} with one."
+        )
+    for method in formula:
+        if getattr(cls, method) is not getattr(known, method):
+            raise ValueError(
+                f"Expected an optimizer that can train rows of a table: {supported}, or a "
+                f"subclass that keeps the formula. Received: {_describe(optimizer)}, whose own "
+                f"`{method}` replaces that of {known.__name__}. {remedy} with one."
+            )
+    return known
 
 
 def get(identifier: Any) -> keras.optimizers.Optimizer | None:

@@ -1,5 +1,6 @@
-// RMSprop (Hinton 2012): keras.optimizers.RMSprop. Its momentum and its centering each add a slot,
-// so each combination is a rule of its own.
+// RMSprop (Hinton 2012): keras.optimizers.RMSprop, and tf.compat.v1.train.RMSPropOptimizer, whose
+// velocity starts from 1. Its momentum and its centering each add a slot, so each combination is a
+// rule of its own.
 #pragma once
 
 #include <cmath>
@@ -14,6 +15,7 @@ struct RmspropNumbers {
     return {{"learning_rate", 0.001, Range::kFinite},
             {"rho", 0.9, Range::kUnit},
             {"epsilon", 1e-7, Range::kNonNegative},
+            {"initial_velocity", 0.0, Range::kNonNegative},
             {"weight_decay", 0.0, Range::kNonNegative}};
   }
 
@@ -21,7 +23,10 @@ struct RmspropNumbers {
       : learning_rate(values["learning_rate"]),
         rho(values["rho"]),
         one_minus_rho(static_cast<float>(1.0 - values.Exact("rho"))),
-        epsilon(values["epsilon"]) {}
+        epsilon(values["epsilon"]),
+        initial_velocity(values["initial_velocity"]) {}
+
+  Slot Velocity(int dim) const { return {"velocity", dim, initial_velocity}; }
 
   void Average(float x, float& average) const { average = rho * average + one_minus_rho * x; }
 
@@ -33,13 +38,14 @@ struct RmspropNumbers {
   float rho;
   float one_minus_rho;
   float epsilon;
+  float initial_velocity;
 };
 
 struct Rmsprop : RmspropNumbers {
   static constexpr int kSlots = 1;
   using RmspropNumbers::RmspropNumbers;
 
-  std::vector<Slot> Slots(int dim) const { return {{"velocity", dim, 0.0f}}; }
+  std::vector<Slot> Slots(int dim) const { return {Velocity(dim)}; }
 
   void Element(float g, float& w, float& velocity) const {
     Average(g * g, velocity);
@@ -52,7 +58,7 @@ struct RmspropCentered : RmspropNumbers {
   using RmspropNumbers::RmspropNumbers;
 
   std::vector<Slot> Slots(int dim) const {
-    return {{"velocity", dim, 0.0f}, {"average_gradient", dim, 0.0f}};
+    return {Velocity(dim), {"average_gradient", dim, 0.0f}};
   }
 
   void Element(float g, float& w, float& velocity, float& average_gradient) const {
@@ -79,9 +85,7 @@ struct RmspropMomentum : RmspropWithMomentum {
   static constexpr int kSlots = 2;
   using RmspropWithMomentum::RmspropWithMomentum;
 
-  std::vector<Slot> Slots(int dim) const {
-    return {{"velocity", dim, 0.0f}, {"momentum", dim, 0.0f}};
-  }
+  std::vector<Slot> Slots(int dim) const { return {Velocity(dim), {"momentum", dim, 0.0f}}; }
 
   void Element(float g, float& w, float& velocity, float& m) const {
     Average(g * g, velocity);
@@ -95,7 +99,7 @@ struct RmspropCenteredMomentum : RmspropWithMomentum {
   using RmspropWithMomentum::RmspropWithMomentum;
 
   std::vector<Slot> Slots(int dim) const {
-    return {{"velocity", dim, 0.0f}, {"momentum", dim, 0.0f}, {"average_gradient", dim, 0.0f}};
+    return {Velocity(dim), {"momentum", dim, 0.0f}, {"average_gradient", dim, 0.0f}};
   }
 
   void Element(float g, float& w, float& velocity, float& m, float& average_gradient) const {

@@ -22,6 +22,7 @@
 #include "core/optimizers/rule_optimizer.h"
 #include "core/optimizers/schedule.h"
 #include "core/optimizers/sgd.h"
+#include "core/optimizers/v1_momentum.h"
 
 namespace sok {
 namespace {
@@ -48,7 +49,8 @@ constexpr Entry EntryOf(const char* name) {
   return {name, Rule::Parameters, Make<Rule>, HasRate<Rule>::value};
 }
 
-// Sorted by name. Those of "kv_" are the rules of sok_embed.kv.
+// Sorted by name. Those of "kv_" are the rules of sok_embed.kv, and "v1_" is a formula of
+// tf.compat.v1.train that Keras does not have.
 constexpr Entry kRegistry[] = {
     EntryOf<Adagrad>("adagrad"),
     EntryOf<Adam>("adam"),
@@ -70,6 +72,7 @@ constexpr Entry kRegistry[] = {
     EntryOf<RmspropMomentum>("rmsprop_momentum"),
     EntryOf<RowwiseAdagrad>("rowwise_adagrad"),
     EntryOf<Sgd>("sgd"),
+    EntryOf<V1Momentum>("v1_momentum"),
 };
 
 const Entry* FindEntry(const std::string& rule) {

@@ -47,6 +47,16 @@ void Momentum(const Numbers& h, double, const Row64& g, Row64& w, std::vector<Ro
   }
 }
 
+// The formula of tf.compat.v1.train.MomentumOptimizer.
+void V1Momentum(const Numbers& h, double, const Row64& g, Row64& w, std::vector<Row64>& slots) {
+  const double lr = h.at("learning_rate"), momentum = h.at("momentum");
+  for (size_t j = 0; j < w.size(); ++j) {
+    double& accumulation = slots[0][j];
+    accumulation = momentum * accumulation + g[j];
+    w[j] -= lr * (h.at("nesterov") != 0 ? g[j] + momentum * accumulation : accumulation);
+  }
+}
+
 void Adagrad(const Numbers& h, double, const Row64& g, Row64& w, std::vector<Row64>& slots) {
   for (size_t j = 0; j < w.size(); ++j) {
     slots[0][j] += g[j] * g[j];
@@ -133,9 +143,13 @@ const Numbers kAdamW = {{"learning_rate", 0.001},
                         {"beta_2", 0.999},
                         {"epsilon", 1e-7},
                         {"weight_decay", 0.004}};
-const Numbers kRmsprop = {{"learning_rate", 0.001}, {"rho", 0.9}, {"epsilon", 1e-7}};
-const Numbers kRmspropMomentum = {
-    {"learning_rate", 0.001}, {"rho", 0.9}, {"momentum", 0.9}, {"epsilon", 1e-7}};
+const Numbers kRmsprop = {
+    {"learning_rate", 0.001}, {"rho", 0.9}, {"epsilon", 1e-7}, {"initial_velocity", 0}};
+const Numbers kRmspropMomentum = {{"learning_rate", 0.001},
+                                  {"rho", 0.9},
+                                  {"momentum", 0.9},
+                                  {"epsilon", 1e-7},
+                                  {"initial_velocity", 0}};
 const Numbers kFtrl = {{"learning_rate", 0.001},
                        {"learning_rate_power", -0.5},
                        {"initial_accumulator_value", 0.1},
@@ -179,28 +193,37 @@ const std::vector<Rule>& Rules() {
        {"momentum"},
        Momentum,
        {{{"nesterov", 1}}, {{"momentum", 0.5}}}},
-      {"rmsprop", kRmsprop, {"velocity"}, Rmsprop(false, false), {{{"rho", 0.5}}}},
+      {"rmsprop",
+       kRmsprop,
+       {"velocity"},
+       Rmsprop(false, false),
+       {{{"rho", 0.5}}, {{"initial_velocity", 1}}}},
       {"rmsprop_centered",
        kRmsprop,
        {"velocity", "average_gradient"},
        Rmsprop(false, true),
-       {{{"rho", 0.5}, {"epsilon", 1e-3}}}},
+       {{{"rho", 0.5}, {"epsilon", 1e-3}}, {{"initial_velocity", 1}}}},
       {"rmsprop_centered_momentum",
        kRmspropMomentum,
        {"velocity", "momentum", "average_gradient"},
        Rmsprop(true, true),
-       {{{"momentum", 0.5}}}},
+       {{{"momentum", 0.5}}, {{"initial_velocity", 1}, {"epsilon", 1e-10}}}},
       {"rmsprop_momentum",
        kRmspropMomentum,
        {"velocity", "momentum"},
        Rmsprop(true, false),
-       {{{"momentum", 0.5}}}},
+       {{{"momentum", 0.5}}, {{"momentum", 0}, {"initial_velocity", 1}}}},
       {"rowwise_adagrad",
        {{"learning_rate", 0.01}, {"initial_accumulator_value", 0}, {"epsilon", 1e-8}},
        {"accumulator"},
        RowwiseAdagrad,
        {{{"initial_accumulator_value", 0.5}, {"epsilon", 0.1}}}},
       {"sgd", {{"learning_rate", 0.01}}, {}, Sgd, {}},
+      {"v1_momentum",
+       {{"learning_rate", 0.01}, {"momentum", 0.9}, {"nesterov", 0}},
+       {"momentum"},
+       V1Momentum,
+       {{{"nesterov", 1}}, {{"momentum", 0.5}}}},
   };
   return rules;
 }
@@ -349,9 +372,11 @@ TEST_CASE("a rule's slots have Keras' names, and depend on its name alone but fo
       for (size_t i = 0; i < slots.size(); ++i) {
         CHECK(slots[i].name == rule.slots[i]);
         CHECK(slots[i].width == (rule.name == "rowwise_adagrad" ? 1 : 24));
-        const double initial =
-            slots[i].name == "accumulator" ? numbers["initial_accumulator_value"] : 0.0;
-        CHECK(slots[i].initial == static_cast<float>(initial));
+        const auto initial =
+            numbers.find(slots[i].name == "accumulator" ? "initial_accumulator_value"
+                                                        : "initial_" + slots[i].name);
+        CHECK(slots[i].initial ==
+              (initial == numbers.end() ? 0.0f : static_cast<float>(initial->second)));
       }
     }
   }
@@ -480,6 +505,8 @@ TEST_CASE("a value that a rule cannot work with is an error that names it") {
            {"adam", "weight_decay", -1},
            {"momentum", "momentum", 1.1},
            {"momentum", "nesterov", 0.5},
+           {"v1_momentum", "nesterov", 0.5},
+           {"rmsprop", "initial_velocity", -1},
            {"rmsprop", "rho", -0.1},
            {"adagrad", "initial_accumulator_value", -1},
            {"ftrl", "learning_rate", 0},

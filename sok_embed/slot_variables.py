@@ -1,0 +1,78 @@
+"""Where an optimizer keeps its slots of a variable, in the order of a row's slots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from sok_embed.optimizers import row_rule
+
+# Rule -> the attributes of a Keras optimizer, each a list with one slot a variable.
+_KERAS_SLOTS = {
+    "sgd": (),
+    "momentum": ("momentums",),
+    "adagrad": ("_accumulators",),
+    "rowwise_adagrad": ("_accumulators",),
+    "rmsprop": ("_velocities",),
+    "rmsprop_centered": ("_velocities", "_average_gradients"),
+    "rmsprop_momentum": ("_velocities", "_momentums"),
+    "rmsprop_centered_momentum": ("_velocities", "_momentums", "_average_gradients"),
+    "adam": ("_momentums", "_velocities"),
+    "adamw": ("_momentums", "_velocities"),
+    "amsgrad": ("_momentums", "_velocities", "_velocity_hats"),
+    "ftrl": ("_accumulators", "_linears"),
+    "lion": ("_momentums",),
+}
+
+# Rule -> the names of slots of an optimizer of tf.compat.v1.train.
+_V1_SLOTS = {
+    "sgd": (),
+    "v1_momentum": ("momentum",),
+    "adagrad": ("accumulator",),
+    "adam": ("m", "v"),
+    "rmsprop_momentum": ("rms", "momentum"),
+    "rmsprop_centered_momentum": ("rms", "momentum", "mg"),
+    "ftrl": ("accum", "linear"),
+}
+
+
+def slot_variables(optimizer: Any, variable: Any) -> list[tf.Variable] | None:
+    """Finds an optimizer's slots of a variable.
+
+    Example:
+    >>> variable = keras.Variable([[1.0, 2.0]])
+    >>> optimizer = keras.optimizers.Adagrad(initial_accumulator_value=0.5)
+    >>> optimizer.build([variable])
+    >>> [slot.numpy().tolist() for slot in slot_variables(optimizer, variable)]
+    [[[0.5, 0.5]]]
+
+    Args:
+        optimizer: Of Keras or of `tf.compat.v1.train`.
+        variable: A `keras.Variable` or a `tf.Variable`.
+
+    Returns:
+        Resource variables in the order of the slots of a row under `row_rule(optimizer)`. `None`
+        if there is no such rule, if the optimizer has no slots of this variable (yet), or if one is
+        no resource variable.
+    """
+    try:
+        rule = row_rule(optimizer).name
+    except ValueError:
+        return None
+    native = variable.value if isinstance(variable, keras.Variable) else variable
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        slots = [optimizer.get_slot(native, name) for name in _V1_SLOTS[rule]]
+    else:
+        slots = _keras_slots(optimizer, native, _KERAS_SLOTS[rule])
+    return slots if all(hasattr(slot, "handle") for slot in slots) else None
+
+
+def _keras_slots(optimizer: Any, variable: Any, attributes: tuple[str, ...]) -> list[Any]:
+    if not optimizer.built:
+        return [None] * len(attributes)
+    index = optimizer._trainable_variables_indices.get(optimizer._var_key(variable))
+    if index is None:
+        return [None] * len(attributes)
+    return [getattr(optimizer, attribute)[index].value for attribute in attributes]

@@ -1,0 +1,173 @@
+"""Optimizers of `tf.compat.v1.train` and their native twins.
+
+Rows follow them by the same way as a Keras optimizer: `apply_gradients` calls the constraint of a
+variable right after its update. What differs is where their numbers are. They hold the arguments of
+their constructor, and tensors that `apply_gradients` makes of them first.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+v1 = tf.compat.v1.train
+
+
+def applying_optimizer() -> Any:
+    """The `tf.compat.v1.train.Optimizer` whose `apply_gradients` is running, or `None`.
+
+    Of one that wraps another, as Horovod's does, it is the inner one, whose formula it is.
+    """
+    return next(_applying(), None)
+
+
+def averages_gradients() -> bool:
+    """Whether the running `apply_gradients` is called by an optimizer of Horovod."""
+    return any(type(optimizer).__module__.startswith("horovod") for optimizer in _applying())
+
+
+def _applying() -> Iterator[Any]:
+    """Those whose `apply_gradients` is on the stack, from the inside. They leave no other trace."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name in ("apply_gradients", "_distributed_apply"):
+            optimizer = frame.f_locals.get("self")
+            if isinstance(optimizer, v1.Optimizer):
+                yield optimizer
+        frame = frame.f_back
+
+
+def _value(optimizer: Any, argument: str, prepared: str) -> Any:
+    """What the constructor was given, as float32 has it, or the tensor that stands for it."""
+    value = getattr(optimizer, argument)
+    if callable(value):
+        tensor = getattr(optimizer, prepared, None)
+        return value() if tensor is None else tensor
+    if tf.is_tensor(value) or isinstance(value, tf.Variable):
+        return value
+    return float(np.float32(value))
+
+
+def _gradient_descent(optimizer: Any) -> tuple[str, dict[str, Any]]:
+    return "sgd", {}
+
+
+def _momentum(optimizer: Any) -> tuple[str, dict[str, Any]]:
+    return "v1_momentum", {
+        "momentum": _value(optimizer, "_momentum", "_momentum_tensor"),
+        "nesterov": float(optimizer._use_nesterov),
+    }
+
+
+def _adagrad(optimizer: Any) -> tuple[str, dict[str, Any]]:
+    initial = float(optimizer._initial_accumulator_value)
+    return "adagrad", {"initial_accumulator_value": initial, "epsilon": 0.0}
+
+
+def _adam(optimizer: Any) -> tuple[str, dict[str, Any]]:
+    return "adam", {
+        "beta_1": _value(optimizer, "_beta1", "_beta1_t"),
+        "beta_2": _value(optimizer, "_beta2", "_beta2_t"),
+        "epsilon": _value(optimizer, "_epsilon", "_epsilon_t"),
+    }
+
+
+def _rmsprop(optimizer: Any) -> tuple[str, dict[str, Any]]:
+    # There is a slot of the momentum without momentum too.
+    name = "rmsprop_centered_momentum" if optimizer._centered else "rmsprop_momentum"
+    return name, {
+        "rho": _value(optimizer, "_decay", "_decay_tensor"),
+        "momentum": _value(optimizer, "_momentum", "_momentum_tensor"),
+        "epsilon": _value(optimizer, "_epsilon", "_epsilon_tensor"),
+        "initial_velocity": 1.0,
+    }
+
+
+def _ftrl(optimizer: Any) -> tuple[str, dict[str, Any]]:
+    names = (
+        "learning_rate_power",
+        "initial_accumulator_value",
+        "l1_regularization_strength",
+        "l2_regularization_strength",
+        "l2_shrinkage_regularization_strength",
+        "beta",
+    )
+    return "ftrl", {name: _value(optimizer, f"_{name}", f"_{name}_tensor") for name in names}
+
+
+# The rule and the hyperparameters of an instance of each class.
+TWINS: dict[type[Any], Callable[[Any], tuple[str, dict[str, Any]]]] = {
+    v1.GradientDescentOptimizer: _gradient_descent,
+    v1.MomentumOptimizer: _momentum,
+    v1.AdagradOptimizer: _adagrad,
+    v1.AdamOptimizer: _adam,
+    v1.RMSPropOptimizer: _rmsprop,
+    v1.FtrlOptimizer: _ftrl,
+}
+
+# What makes the formula of a class.
+FORMULA = (
+    "_apply_dense",
+    "_apply_sparse",
+    "_apply_sparse_duplicate_indices",
+    "_create_slots",
+    "_finish",
+    "_resource_apply_dense",
+    "_resource_apply_sparse",
+    "_resource_apply_sparse_duplicate_indices",
+)
+
+
+# Below it a float32 power of a beta loses digits, and soon is 0.
+_LEAST_POWER = 1e-37
+
+
+def learning_rate(optimizer: Any) -> tf.Tensor:
+    """The rate of the running `apply_gradients`, a scalar, as `step` and the rule need it.
+
+    Adam multiplies float32 powers of its betas from step to step, and the rule takes exact ones.
+    The bias corrections differ by 1e-5, which the rate makes up for.
+    """
+    if not isinstance(optimizer, v1.AdamOptimizer):
+        return optimizer._learning_rate_tensor
+    number = tf.cast(step(optimizer), tf.float64)
+    betas = [tf.cast(beta, tf.float64) for beta in (optimizer._beta1_t, optimizer._beta2_t)]
+    exact = [tf.where(number > 0, beta**number, 0.0) for beta in betas]
+    rate = tf.cast(optimizer._lr_t, tf.float64)
+    return rate * _bias_correction(*_adam_powers(optimizer)) / _bias_correction(*exact)
+
+
+def step(optimizer: Any) -> tf.Tensor | int:
+    """The number of the running step, which is 1 for the first.
+
+    Adam alone knows it, by the powers of its betas.
+
+    Returns:
+        An int64 scalar, or 0 of an optimizer that counts no steps.
+    """
+    if not isinstance(optimizer, v1.AdamOptimizer):
+        return 0
+    power_1, power_2 = _adam_powers(optimizer)
+    return tf.where(
+        power_1 > _LEAST_POWER,
+        _exponent(power_1, optimizer._beta1_t),
+        _exponent(power_2, optimizer._beta2_t),
+    )
+
+
+def _adam_powers(optimizer: Any) -> list[tf.Tensor]:
+    return [tf.cast(power, tf.float64) for power in optimizer._get_beta_accumulators()]
+
+
+def _exponent(power: tf.Tensor, beta: tf.Tensor) -> tf.Tensor:
+    # 0 of a beta of 0.
+    logarithm = tf.math.log(tf.maximum(power, _LEAST_POWER))
+    return tf.cast(tf.round(logarithm / tf.math.log(tf.cast(beta, tf.float64))), tf.int64)
+
+
+def _bias_correction(power_1: tf.Tensor, power_2: tf.Tensor) -> tf.Tensor:
+    return tf.sqrt(1.0 - power_2) / (1.0 - power_1)
