@@ -251,6 +251,22 @@ class Table(tf.saved_model.experimental.TrackableResource):
         """
         return int(tf_ops.drop_deposits(self.resource_handle))
 
+    def commit(self, anchor: tf.Tensor, **arguments: Any) -> tf.Tensor:
+        """Applies the gradients that wait in the table: `tf_ops.commit` with its handle.
+
+        Args:
+            anchor: A float32 scalar that was computed after the gradients were deposited.
+            **arguments: The others of `tf_ops.commit`.
+
+        Returns:
+            A zero of the shape of `anchor`.
+        """
+        return tf_ops.commit(self.resource_handle, anchor, **arguments)
+
+    def step_count(self) -> tf.Tensor:
+        """The number of commits that found gradients, an int64 scalar tensor."""
+        return tf_ops.steps(self.resource_handle)
+
     def stats(self) -> dict[str, int]:
         """Figures of the table: rows, bytes in memory, steps.
 

@@ -1,5 +1,25 @@
 """The compiled ops, as Python functions on tensors. Loads the native libraries once."""
 
+from sok_embed.tf_ops.adaptive import (
+    adaptive_mask_gather,
+    bind_slots,
+    evict,
+    static_buckets,
+)
+from sok_embed.tf_ops.adaptive_tables import (
+    AdaptiveExport,
+    adaptive_buckets,
+    adaptive_commit,
+    adaptive_demote,
+    adaptive_drop_deposits,
+    adaptive_export,
+    adaptive_lookup,
+    adaptive_partition,
+    adaptive_restore,
+    adaptive_stats,
+    adaptive_tables,
+    anonymous_adaptive_table,
+)
 from sok_embed.tf_ops.exchange import expand, expand_gradient, unique_and_partition
 from sok_embed.tf_ops.hashed_bags import HashSpec, hash_slots, hashed_bag, row_splits
 from sok_embed.tf_ops.tables import (
@@ -21,14 +41,29 @@ from sok_embed.tf_ops.tables import (
 )
 
 __all__ = [
+    "AdaptiveExport",
     "Export",
     "HashSpec",
     "Lookup",
+    "adaptive_buckets",
+    "adaptive_commit",
+    "adaptive_demote",
+    "adaptive_drop_deposits",
+    "adaptive_export",
+    "adaptive_lookup",
+    "adaptive_mask_gather",
+    "adaptive_partition",
+    "adaptive_restore",
+    "adaptive_stats",
+    "adaptive_tables",
+    "anonymous_adaptive_table",
     "anonymous_table",
     "assign",
+    "bind_slots",
     "commit",
     "deposit",
     "drop_deposits",
+    "evict",
     "expand",
     "expand_gradient",
     "export",
@@ -39,6 +74,7 @@ __all__ = [
     "restore",
     "row_splits",
     "size",
+    "static_buckets",
     "stats",
     "steps",
     "table_handle",

@@ -23,19 +23,24 @@ class Partition(NamedTuple):
     inverse: tf.Tensor
 
 
-def unique_and_partition(keys: tf.Tensor, owners: int, key_limit: int = 0) -> Partition:
+def unique_and_partition(
+    keys: tf.Tensor, owners: int, key_limit: int = 0, buckets: int = 0
+) -> Partition:
     """Finds the distinct keys and groups them by owner: the key modulo `owners`, rounded down.
 
     Args:
         keys: `[n]`, fewer than 2**31.
         owners: How many workers share the keys.
         key_limit: Keys must be below it; 0 lets every key pass.
+        buckets: If not 0, the owner is the key's `adaptive_buckets` modulo `owners` instead.
 
     Raises:
         tf.errors.InvalidArgumentError: For a key that is not below `key_limit`.
     """
     return Partition(
-        *ops.sok_embed_unique_and_partition(keys=keys, owners=owners, key_limit=key_limit)
+        *ops.sok_embed_unique_and_partition(
+            keys=keys, owners=owners, key_limit=key_limit, buckets=buckets
+        )
     )
 
 

@@ -22,7 +22,9 @@ def table_handle(shared_name: str, dim: int, **attributes: Any) -> tf.Tensor:
         dim: The length of a row.
         **attributes: `initializer` (`"constant"`, `"uniform"`, `"normal"`, `"truncated_normal"`)
             with its numbers `initializer_a` and `initializer_b`, `seed`, `max_rows` (0: no limit),
-            `direct`, `owners`, `owner`.
+            `direct`, `owners`, `owner`, `shards` (the least number of parts that rows in memory are
+            in, by key, which threads work on side by side; 0: as many as suit the machine),
+            `step_clock` (rows note the table's step of their last update, and not the second).
 
     Returns:
         A scalar resource tensor.
@@ -116,6 +118,7 @@ def commit(
     scale: tf.Tensor | float = 1.0,
     apply: tf.Tensor | bool = True,
     optimizer: int = 0,
+    slot_sources: Sequence[tf.Tensor] = (),
 ) -> tf.Tensor:
     """Sums the deposited gradients of equal keys and applies a rule once.
 
@@ -131,6 +134,9 @@ def commit(
         optimizer: A number for the optimizer that commits, 0 for nobody in particular. One that the
             table has not seen before, and whose step is 1, finds the slots that others have left
             started anew.
+        slot_sources: Handles of the variables that hold the optimizer's slots of a static variable,
+            `[buckets, width]` each, in the order of the rule's slots. Rows that later lookups of
+            `adaptive_mask_gather` make copy their slots from there.
 
     Returns:
         A zero of the shape of `anchor`.
@@ -145,6 +151,7 @@ def commit(
         rule=rule,
         hyper_names=list(hyper_names),
         optimizer=optimizer,
+        slot_sources=list(slot_sources),
     )
 
 

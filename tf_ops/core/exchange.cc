@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/adaptive/static_bucket.h"
 #include "core/bfloat16.h"
 #include "core/hash.h"
 #include "core/stores/shard_partition.h"
@@ -42,7 +43,7 @@ void FindDistinct(const ShardEntry* entries, size_t n, ShardKeys* found) {
 }  // namespace
 
 Exchange UniqueAndPartition(const Key* keys, size_t n, uint32_t owners, int32_t* inverse,
-                            const ParallelFor& parallel_for) {
+                            const ParallelFor& parallel_for, uint64_t buckets) {
   ShardPartition partition;
   partition.Build(
       {{keys, n}}, kShards, [](Key key) { return HashOf(key) >> 59; }, parallel_for);
@@ -54,7 +55,9 @@ Exchange UniqueAndPartition(const Key* keys, size_t n, uint32_t owners, int32_t*
       FindDistinct(partition.begin(s), partition.size(s), &shard);
       shard.per_owner.assign(owners, 0);
       for (Key key : shard.keys) {
-        shard.owners.push_back(OwnerOf(key, owners));
+        shard.owners.push_back(buckets > 0
+                                   ? static_cast<uint32_t>(StaticBucket(key, buckets) % owners)
+                                   : OwnerOf(key, owners));
         ++shard.per_owner[shard.owners.back()];
       }
     }

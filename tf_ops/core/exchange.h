@@ -21,9 +21,10 @@ struct Exchange {
   std::vector<int32_t> splits;  // (owners) how many of the keys belong to each
 };
 
-// inverse (n): keys[i] == result.keys[inverse[i]]. n is below 2^31.
+// inverse (n): keys[i] == result.keys[inverse[i]]. n is below 2^31. With buckets, the owner of a
+// key is StaticBucket(key, buckets) modulo owners.
 Exchange UniqueAndPartition(const Key* keys, size_t n, uint32_t owners, int32_t* inverse,
-                            const ParallelFor& parallel_for);
+                            const ParallelFor& parallel_for, uint64_t buckets = 0);
 
 // out (n, dim): out[i] = rows[inverse[i]]. Every inverse[i] must be below the number of rows.
 template <typename T>  // float or BFloat16

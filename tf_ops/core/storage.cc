@@ -185,6 +185,11 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
                                                   const std::string& rule,
                                                   const std::vector<Hyper>& hypers,
                                                   const std::optional<AdmissionConfig>& admission) {
+  if (config.step_clock) {
+    return InvalidArgument(
+        "expected a table in memory with step_clock: rows in a storage have the "
+        "storage's clock");
+  }
   if (config.group < 0 || config.group >= kGroups) {
     return InvalidArgument("expected a group in [0, 256), got " + std::to_string(config.group));
   }

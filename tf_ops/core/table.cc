@@ -1,6 +1,7 @@
 #include "core/table.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <type_traits>
 #include <utility>
@@ -18,7 +19,8 @@ Status Table::CheckDim(int dim) {
 }
 
 Result<std::unique_ptr<Table>> Table::Make(const TableConfig& config,
-                                           std::shared_ptr<Admission> admission) {
+                                           std::shared_ptr<Admission> admission,
+                                           std::shared_ptr<const Expiry> clock) {
   if (Status status = CheckDim(config.dim); !status.ok()) return status;
   auto layout = std::make_shared<const RowLayout>(config.dim, std::vector<Slot>{});
   std::unique_ptr<RowStore> store;
@@ -38,10 +40,18 @@ Result<std::unique_ptr<Table>> Table::Make(const TableConfig& config,
     index.owner = config.owner;
     store = MakeDirectStore(std::move(layout), index);
   } else {
-    store = MakeHashStore(std::move(layout));
+    store = MakeHashStore(std::move(layout), config.shards);
   }
-  return Over(std::move(store), config, {}, std::make_shared<const Expiry>(0, nullptr),
-              std::move(admission));
+  std::shared_ptr<std::atomic<uint32_t>> ticks;
+  if (config.step_clock) {
+    ticks = std::make_shared<std::atomic<uint32_t>>(0);
+    clock = std::make_shared<const Expiry>(0, [ticks] { return ticks->load(); });
+  } else if (clock == nullptr) {
+    clock = std::make_shared<const Expiry>(0, nullptr);
+  }
+  auto table = Over(std::move(store), config, {}, std::move(clock), std::move(admission));
+  if (table.ok()) table.value()->ticks_ = std::move(ticks);
+  return table;
 }
 
 Result<std::unique_ptr<Table>> Table::Over(std::unique_ptr<RowStore> store,
@@ -122,7 +132,8 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
   if (!status.ok()) return status;
   std::vector<uint32_t> missing;
   status = store_->Gather(
-      keys, n, out, [&](Key key, float* row) { initializer_.Fill(key, row, config_.dim); },
+      keys, n, out, /*places=*/nullptr,
+      [&](Key key, float* row) { initializer_.Fill(key, row, config_.dim); },
       make_rows ? &missing : nullptr, parallel_for);
   if (!status.ok()) return status;
   status = Admit(keys, /*observe=*/true, &missing);
@@ -148,6 +159,115 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
 
 template Status Table::Lookup(const Key*, size_t, bool, float*, const ParallelFor&);
 template Status Table::Lookup(const Key*, size_t, bool, BFloat16*, const ParallelFor&);
+
+template <typename T>
+Status Table::Find(const Key* keys, size_t n, const uint32_t* places, T* out,
+                   std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const {
+  Status status = CheckRange(keys, n);
+  if (!status.ok()) return status;
+  RowStore::FillEmbedding fill;
+  if (missing == nullptr) {
+    fill = [this](Key key, float* row) { initializer_.Fill(key, row, config_.dim); };
+  }
+  return store_->Gather(keys, n, out, places, fill, missing, parallel_for);
+}
+
+template Status Table::Find(const Key*, size_t, const uint32_t*, float*, std::vector<uint32_t>*,
+                            const ParallelFor&) const;
+template Status Table::Find(const Key*, size_t, const uint32_t*, BFloat16*, std::vector<uint32_t>*,
+                            const ParallelFor&) const;
+
+Status Table::AdmitMissing(const Key* keys, std::vector<uint32_t>* positions) {
+  return Admit(keys, /*observe=*/true, positions);
+}
+
+Status Table::MakeRowsAs(const Key* keys, size_t n, const StartRow& start,
+                         const ParallelFor& parallel_for) {
+  Status status = CheckRange(keys, n);
+  if (!status.ok()) return status;
+  std::lock_guard<std::mutex> commit(commit_mu_);  // the layout stays
+  const int slot_floats = store_->layout()->slot_floats();
+  status = store_->Upsert(
+      keys, n, config_.max_rows, clock_->Now(),
+      [&](size_t i, RowView row, bool is_new) {
+        if (is_new) start(i, row.embedding, slot_floats);
+      },
+      parallel_for);
+  if (status.ok() && admission_ != nullptr) admission_->Forget(keys, n);
+  return status;
+}
+
+Status Table::Visit(const Key* keys, size_t n, const VisitRow& visit,
+                    const ParallelFor& parallel_for) {
+  Status status = CheckRange(keys, n);
+  if (!status.ok()) return status;
+  std::lock_guard<std::mutex> commit(commit_mu_);
+  const int slot_floats = store_->layout()->slot_floats();
+  return store_->Upsert(
+      keys, n, config_.max_rows, clock_->Now(),
+      [&](size_t i, RowView row, bool is_new) {
+        if (is_new) initializer_.Fill(keys[i], row.embedding, config_.dim);
+        visit(i, row.embedding, slot_floats);
+      },
+      parallel_for);
+}
+
+Status Table::ForEachRow(const std::function<void(Key key, RowView row)>& fn) {
+  std::lock_guard<std::mutex> commit(commit_mu_);
+  auto rows = store_->Freeze();
+  return rows.ok() ? rows.value()->ForEach(fn) : rows.status();
+}
+
+Result<std::vector<uint32_t>> Table::Missing(const Key* keys, size_t n,
+                                             const ParallelFor& parallel_for) {
+  return store_->Missing(keys, n, parallel_for);
+}
+
+Result<EvictedRows> Table::Evict(const Key* keys, size_t n, const ParallelFor& parallel_for) {
+  EvictedRows evicted;
+  std::lock_guard<std::mutex> commit(commit_mu_);  // nobody updates a row that is to go
+  std::vector<float> embeddings(n * config_.dim);
+  std::vector<uint32_t> missing;
+  Status status = Find(keys, n, nullptr, embeddings.data(), &missing, parallel_for);
+  if (!status.ok()) return status;
+  std::vector<uint8_t> absent(n, 0);
+  for (uint32_t i : missing) absent[i] = 1;
+  for (size_t i = 0; i < n; ++i) {
+    if (absent[i] != 0) continue;
+    evicted.keys.push_back(keys[i]);
+    const float* row = embeddings.data() + i * config_.dim;
+    evicted.embeddings.insert(evicted.embeddings.end(), row, row + config_.dim);
+  }
+  auto erased = Remove(evicted.keys.data(), evicted.keys.size(), parallel_for);
+  if (!erased.ok()) return erased.status();
+  return evicted;
+}
+
+Result<EvictedRows> Table::Evict(const EvictOptions& options, const ParallelFor& parallel_for) {
+  EvictedRows evicted;
+  const uint32_t now = clock_->Now();
+  const int dim = config_.dim;
+  std::lock_guard<std::mutex> commit(commit_mu_);  // nobody updates a row that is to go
+  {
+    auto rows = store_->Freeze();
+    if (!rows.ok()) return rows.status();
+    Status status = rows.value()->ForEach([&](Key key, RowView row) {
+      bool goes = options.max_age > 0 && uint64_t{row.meta->update_time} + options.max_age <= now;
+      if (!goes && options.min_l2 > 0) {
+        double square = 0;
+        for (int j = 0; j < dim; ++j) square += double{row.embedding[j]} * row.embedding[j];
+        goes = std::sqrt(square) < options.min_l2;
+      }
+      if (!goes) return;
+      evicted.keys.push_back(key);
+      evicted.embeddings.insert(evicted.embeddings.end(), row.embedding, row.embedding + dim);
+    });
+    if (!status.ok()) return status;
+  }
+  auto erased = Remove(evicted.keys.data(), evicted.keys.size(), parallel_for);
+  if (!erased.ok()) return erased.status();
+  return evicted;
+}
 
 Status Table::Assign(const Key* keys, size_t n, const float* embeddings,
                      const ParallelFor& parallel_for) {

@@ -36,7 +36,9 @@ struct TableConfig {
   bool direct = false;
   uint64_t owners = 1;
   uint64_t owner = 0;
-  int group = 0;  // of the storage; part of what rows start from
+  int group = 0;            // of the storage; part of what rows start from
+  uint32_t shards = 0;      // the least number of shards by key; 0: as many as suit the machine
+  bool step_clock = false;  // times of rows are steps of the table, not seconds
 };
 
 // Keys of one lookup, for the deposit that follows it.
@@ -46,6 +48,10 @@ struct LookupKeys {
   size_t n = 0;
   bool rows_made = false;  // the lookup made rows for the keys that had none
   uint64_t removals = 0;   // Table::removals() before the lookup
+  // (n) which row of the deposited gradients is that of keys[i]; null: row i. `hold` keeps it too.
+  const uint32_t* positions = nullptr;
+  // Keys that have no row by the commit are left out; else they get one.
+  bool leave_absent = false;
 };
 
 struct CommitOptions {
@@ -62,6 +68,7 @@ struct CommitOptions {
 };
 
 struct CommitOutcome {
+  bool stepped = false;    // there were deposits
   uint64_t rows = 0;       // that the step touched
   bool restarted = false;  // slots of earlier commits were dropped and start anew
   std::string previous;    // the rule before, empty if there was none
@@ -69,6 +76,18 @@ struct CommitOutcome {
 
 struct TableStats {
   uint64_t rows, max_rows, index_bytes, row_bytes, steps, pending_gradients;
+};
+
+// Which rows go. A row goes if one of the two says so.
+struct EvictOptions {
+  uint32_t max_age = 0;  // ticks of the table's clock since the last update; 0: any age stays
+  float min_l2 = 0.0f;   // the least norm of an embedding that stays
+};
+
+// Rows that a table has no more.
+struct EvictedRows {
+  std::vector<Key> keys;
+  std::vector<float> embeddings;  // (keys, dim)
 };
 
 // An update that needs no deposit: the numpy API's.
@@ -83,10 +102,12 @@ class Table {
 
   // A key gets a row only once `admission` lets it, if there is one; until then its gradients are
   // dropped.
+  // The clock that rows take their times from is the system's by default.
   // Errors: kInvalidArgument for a dim below 1 or above kMostDim, an initializer that cannot be
   // made, a direct table without max_rows.
   static Result<std::unique_ptr<Table>> Make(const TableConfig& config,
-                                             std::shared_ptr<Admission> admission = nullptr);
+                                             std::shared_ptr<Admission> admission = nullptr,
+                                             std::shared_ptr<const Expiry> clock = nullptr);
 
   // Over a store that is there already, with the state that its rows were left in.
   static Result<std::unique_ptr<Table>> Over(std::unique_ptr<RowStore> store,
@@ -101,6 +122,38 @@ class Table {
   // memory ends; some of the rows may have been made then, with the values they start from.
   template <typename T>  // float or BFloat16
   Status Lookup(const Key* keys, size_t n, bool make_rows, T* out, const ParallelFor& parallel_for);
+
+  // For those who have a start of their own for rows: the parts of a Lookup.
+  //
+  // Copies the embedding of every key that has a row into out[places[i]], out[i] without places.
+  // Positions i of the others are appended to `missing`, in no order. Without `missing` they get
+  // the vector that training would start from.
+  template <typename T>  // float or BFloat16
+  Status Find(const Key* keys, size_t n, const uint32_t* places, T* out,
+              std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const;
+  // Counts keys without a row as seen once more, each of `positions` in its keys; keeps the
+  // positions of those that may have a row, in ascending order.
+  Status AdmitMissing(const Key* keys, std::vector<uint32_t>* positions);
+  // Makes rows for the keys that have none, each as start(i, row, slot_floats) writes it: the
+  // embedding, then slots, which are at their start before. Equal keys: the first i counts.
+  // Errors: those of Lookup.
+  using StartRow = std::function<void(size_t i, float* row, int slot_floats)>;
+  Status MakeRowsAs(const Key* keys, size_t n, const StartRow& start,
+                    const ParallelFor& parallel_for);
+  // Calls visit(i, row, slot_floats) for every key, which may change the row; keys without a row
+  // get one by the initializer. Equal keys are visited in order of i by one thread, different ones
+  // at once. No commit runs meanwhile. Errors: those of Lookup.
+  using VisitRow = std::function<void(size_t i, float* row, int slot_floats)>;
+  Status Visit(const Key* keys, size_t n, const VisitRow& visit, const ParallelFor& parallel_for);
+  // Calls fn for every row, in no order, while no commit runs. fn must not use the table.
+  Status ForEachRow(const std::function<void(Key key, RowView row)>& fn);
+
+  // The positions of keys without a row, in no order.
+  Result<std::vector<uint32_t>> Missing(const Key* keys, size_t n, const ParallelFor& parallel_for);
+
+  // Removes rows, and returns what they were: those that the options name; those of distinct keys.
+  Result<EvictedRows> Evict(const EvictOptions& options, const ParallelFor& parallel_for);
+  Result<EvictedRows> Evict(const Key* keys, size_t n, const ParallelFor& parallel_for);
 
   // Keeps the gradients (keys.n, dim) until the next Commit. `hold` keeps them alive. Exactly one
   // of the two pointers is set.
@@ -121,6 +174,8 @@ class Table {
                 const RowOptimizer& optimizer, const UpdateOptions& options,
                 const ParallelFor& parallel_for);
 
+  // Whether there are some that a commit of the optimizer would apply.
+  bool has_deposits(int64_t optimizer);
   // Forgets the deposits. Returns how many gradients there were.
   uint64_t DropDeposits();
 
@@ -166,6 +221,7 @@ class Table {
   // Grows whenever rows may have gone.
   uint64_t removals() const { return removals_.load(); }
   uint64_t size() const { return store_->size(); }
+  uint32_t now() const { return clock_->Now(); }  // by the clock of the rows' times
   int64_t steps();
   TableStats Stats();
 
@@ -199,7 +255,8 @@ class Table {
   const Initializer initializer_;
   const std::unique_ptr<RowStore> store_;
   std::shared_ptr<const Expiry> clock_;
-  std::shared_ptr<Admission> admission_;  // null: every key gets a row
+  std::shared_ptr<std::atomic<uint32_t>> ticks_;  // of a step clock: commits so far; else null
+  std::shared_ptr<Admission> admission_;          // null: every key gets a row
 
   std::mutex deposits_mu_;
   std::vector<Deposited> deposits_;

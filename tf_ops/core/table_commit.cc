@@ -9,9 +9,16 @@ namespace sok {
 
 void Table::Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
                     const BFloat16* gradients_bf16) {
-  const GradientBatch batch{keys.keys, gradients, gradients_bf16, keys.n};
+  const GradientBatch batch{keys.keys, gradients, gradients_bf16, keys.n, keys.positions};
   std::lock_guard<std::mutex> guard(deposits_mu_);
   deposits_.push_back({std::move(keys), std::move(hold), batch, kNobody});
+}
+
+bool Table::has_deposits(int64_t optimizer) {
+  std::lock_guard<std::mutex> guard(deposits_mu_);
+  return std::any_of(deposits_.begin(), deposits_.end(), [optimizer](const Deposited& deposit) {
+    return deposit.optimizer == kNobody || deposit.optimizer == optimizer;
+  });
 }
 
 uint64_t Table::DropDeposits() {
@@ -32,7 +39,7 @@ Status Table::MakeDepositedRows(const std::vector<Deposited>& deposits, uint32_t
   std::vector<Key> absent;
   for (const Deposited& deposit : deposits) {
     const LookupKeys& keys = deposit.keys;
-    if (keys.rows_made && keys.removals == removals()) continue;
+    if (keys.leave_absent || (keys.rows_made && keys.removals == removals())) continue;
     auto missing = store_->Missing(keys.keys, keys.n, parallel_for);
     if (!missing.ok()) return missing.status();
     for (uint32_t i : missing.value()) absent.push_back(keys.keys[i]);
@@ -88,6 +95,7 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   if (!optimizer.ok()) return optimizer.status();
   if (deposits.empty()) return outcome;
 
+  if (ticks_ != nullptr) ++*ticks_;
   const uint32_t now = clock_->Now();
   Status status = MakeDepositedRows(deposits, now, parallel_for);
   if (!status.ok()) return status;
@@ -114,6 +122,7 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   auto rows = store_->Apply(batches, *optimizer.value(), step, parallel_for);
   if (!rows.ok()) return rows.status();
   outcome.rows = rows.value();
+  outcome.stepped = true;
   return outcome;
 }
 

@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/snapshot.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -75,17 +76,10 @@ REGISTER_OP("SokEmbed>Export")
     .SetShapeFn([](InferenceContext* c) {
       int64_t dim;
       TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
-      c->set_output(0, c->Vector(c->UnknownDim()));
-      c->set_output(1, c->Matrix(c->UnknownDim(), dim));
-      c->set_output(2, c->Matrix(c->UnknownDim(), c->UnknownDim()));
-      c->set_output(3, c->Vector(c->UnknownDim()));
-      c->set_output(4, c->Vector(c->UnknownDim()));
-      c->set_output(5, c->Scalar());
-      c->set_output(6, c->Scalar());
+      SetSnapshotShapes(c, 0, dim);
       return absl::OkStatus();
     });
 
-// Without slots, `slots` is [0, 0], `update_nums` and `slot_start` are [0].
 class ExportOp : public TableOp {
  public:
   explicit ExportOp(tf::OpKernelConstruction* ctx) : TableOp(ctx) {
@@ -96,27 +90,8 @@ class ExportOp : public TableOp {
   absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
     const auto frozen = resource.table()->Freeze();
     TF_RETURN_IF_ERROR(ToAbsl(frozen.status(), resource.name()));
-    const Table::Snapshot& snapshot = frozen.value();
-    const auto n = static_cast<int64_t>(snapshot.size());
-    const int64_t extra = with_slots_ ? n : 0;
-    const int64_t width = with_slots_ ? snapshot.slot_floats() : 0;
-    tf::Tensor *keys, *embeddings, *slots, *update_nums, *slot_start, *rule, *steps;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {n}, &keys));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(1, {n, resource.table()->dim()}, &embeddings));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(2, {extra, width}, &slots));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(3, {extra}, &update_nums));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(4, {width}, &slot_start));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(5, {}, &rule));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(6, {}, &steps));
-    std::copy_n(snapshot.slot_start().begin(), width, slot_start->flat<float>().data());
-    TF_RETURN_IF_ERROR(ToAbsl(
-        snapshot.Write(static_cast<Key*>(keys->data()), static_cast<float*>(embeddings->data()),
-                       with_slots_ ? static_cast<float*>(slots->data()) : nullptr,
-                       with_slots_ ? static_cast<int64_t*>(update_nums->data()) : nullptr),
-        resource.name()));
-    rule->scalar<tf::tstring>()() = snapshot.state().rule;
-    steps->scalar<int64_t>()() = snapshot.state().steps;
-    return absl::OkStatus();
+    return PutSnapshot(ctx, 0, resource.name(), frozen.value(), resource.table()->dim(),
+                       with_slots_);
   }
 
  private:
@@ -180,33 +155,12 @@ class RestoreOp : public TableOp {
  protected:
   absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
     Table& table = *resource.table();
-    const std::string& name = resource.name();
-    TF_RETURN_IF_ERROR(ExpectKeys(name, ctx->input(1)));
-    const LookupKeys keys = KeysOf(ctx->input(1));
-    const auto n = static_cast<int64_t>(keys.n);
-    const tf::Tensor &embeddings = ctx->input(2), &slots = ctx->input(3);
-    const tf::Tensor &update_nums = ctx->input(4), &slot_start = ctx->input(5);
-    TF_RETURN_IF_ERROR(ExpectShape(name, "embeddings", embeddings, n, table.dim()));
-    TF_RETURN_IF_ERROR(ExpectShape(name, "slots", slots, n, -1));
-    TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(6), "rule"));
-    TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(7), "steps"));
-    if (update_nums.dims() != 1 || update_nums.NumElements() != n) {
-      return absl::InvalidArgumentError("table '" + name + "': expected " + std::to_string(n) +
-                                        " update counts, one a key, got " +
-                                        std::to_string(update_nums.NumElements()));
-    }
-    if (slot_start.NumElements() != slots.dim_size(1)) {
-      return absl::InvalidArgumentError(
-          "table '" + name + "': expected slot_start to have " + std::to_string(slots.dim_size(1)) +
-          " values, one a column of slots, got " + std::to_string(slot_start.NumElements()));
-    }
+    AdaptiveTable::Rows rows;
+    TF_RETURN_IF_ERROR(ReadSnapshot(ctx, 1, resource.name(), table.dim(), &rows));
     return ToAbsl(
-        table.Restore(ctx->input(6).scalar<tf::tstring>()(), ctx->input(7).scalar<int64_t>()(),
-                      keys.keys, keys.n, static_cast<const float*>(embeddings.data()),
-                      static_cast<const float*>(slots.data()), static_cast<int>(slots.dim_size(1)),
-                      static_cast<const int64_t*>(update_nums.data()),
-                      static_cast<const float*>(slot_start.data()), IntraOpPool(ctx)),
-        name);
+        table.Restore(rows.rule, rows.steps, rows.keys, rows.n, rows.embeddings, rows.slots,
+                      rows.slot_floats, rows.update_nums, rows.slot_start, IntraOpPool(ctx)),
+        resource.name());
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SokEmbed>Restore").Device(tf::DEVICE_CPU), RestoreOp);

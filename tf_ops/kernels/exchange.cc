@@ -51,6 +51,7 @@ REGISTER_OP("SokEmbed>UniqueAndPartition")
     .Attr("Tkeys: {int32, int64, uint64}")
     .Attr("owners: int >= 1")
     .Attr("key_limit: int >= 0 = 0")
+    .Attr("buckets: int >= 0 = 0")
     .SetShapeFn([](InferenceContext* c) {
       int64_t owners;
       TF_RETURN_IF_ERROR(c->GetAttr("owners", &owners));
@@ -67,6 +68,7 @@ class UniqueAndPartitionOp : public tf::OpKernel {
   explicit UniqueAndPartitionOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("owners", &owners_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("key_limit", &key_limit_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("buckets", &buckets_));
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
@@ -79,7 +81,8 @@ class UniqueAndPartitionOp : public tf::OpKernel {
     tf::Tensor *unique, *splits, *inverse;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(2, keys.shape(), &inverse));
     const Exchange exchange = UniqueAndPartition(wide.keys, wide.n, static_cast<uint32_t>(owners_),
-                                                 inverse->flat<int32_t>().data(), IntraOpPool(ctx));
+                                                 inverse->flat<int32_t>().data(), IntraOpPool(ctx),
+                                                 static_cast<uint64_t>(buckets_));
     // Refused here, where they came from, and not by the worker that they would go to.
     OP_REQUIRES_OK(ctx, ToAbsl(CheckKeysBelow(exchange.keys.data(), exchange.keys.size(),
                                               static_cast<uint64_t>(key_limit_))));
@@ -97,6 +100,7 @@ class UniqueAndPartitionOp : public tf::OpKernel {
  private:
   int owners_;
   int64_t key_limit_;
+  int64_t buckets_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokEmbed>UniqueAndPartition").Device(tf::DEVICE_CPU),
                         UniqueAndPartitionOp);

@@ -72,8 +72,9 @@ class LookupOp : public tf::OpKernel {
     }
     OP_REQUIRES_OK(ctx, ToAbsl(status, resource->name()));
     batch.rows_made = make_rows_;
+    const size_t n = batch.n;
     receipt->scalar<tf::Variant>()() =
-        Receipt{resource->table(), resource->name(), std::move(batch)};
+        ReceiptOf(resource->table(), resource->name(), n, std::move(batch));
   }
 
  private:

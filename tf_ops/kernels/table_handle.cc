@@ -32,7 +32,9 @@ namespace tf = tensorflow;
       .Attr("admission_min_count: int >= 0 = 0")           \
       .Attr("admission_capacity: int >= 0 = 0")            \
       .Attr("admission_false_positive_rate: float = 0.01") \
-      .Attr("admission_counter_bits: int >= 0 = 4")
+      .Attr("admission_counter_bits: int >= 0 = 4")        \
+      .Attr("shards: int >= 0 = 0")                        \
+      .Attr("step_clock: bool = false")
 
 namespace {
 
@@ -52,7 +54,7 @@ class TablePlace {
 
 absl::Status TablePlace::Read(tf::OpKernelConstruction* ctx) {
   float a, b;
-  int64_t seed, max_rows, owners, owner;
+  int64_t seed, max_rows, owners, owner, shards;
   TF_RETURN_IF_ERROR(ctx->GetAttr("dim", &config_.dim));
   TF_RETURN_IF_ERROR(ctx->GetAttr("initializer", &config_.initializer));
   TF_RETURN_IF_ERROR(ctx->GetAttr("initializer_a", &a));
@@ -64,6 +66,9 @@ absl::Status TablePlace::Read(tf::OpKernelConstruction* ctx) {
   TF_RETURN_IF_ERROR(ctx->GetAttr("owner", &owner));
   TF_RETURN_IF_ERROR(ctx->GetAttr("storage", &storage_));
   TF_RETURN_IF_ERROR(ctx->GetAttr("group", &config_.group));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("shards", &shards));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("step_clock", &config_.step_clock));
+  config_.shards = static_cast<uint32_t>(std::min<int64_t>(shards, UINT32_MAX));
   config_.initializer_a = a;
   config_.initializer_b = b;
   config_.seed = static_cast<uint64_t>(seed);
@@ -98,6 +103,11 @@ Result<TableResource*> TablePlace::Open(const std::string& name) const {
     auto table = Table::Make(config_, std::move(admission));
     if (!table.ok()) return table.status();
     return new TableResource(name, nullptr, std::move(table.value()));
+  }
+  if (config_.step_clock) {
+    return InvalidArgument(
+        "expected a table in memory with step_clock: rows in a storage have the "
+        "storage's clock");
   }
   std::shared_ptr<Storage> storage = Storage::FindOpen(storage_);
   if (storage == nullptr) {

@@ -2,16 +2,22 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/storage.h"
 #include "core/table.h"
 #include "core/types.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
 
 namespace sok {
+
+// Optimizer slots of a static variable, in the order of the rule's.
+using SlotSources = std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>>;
 
 // A table under a name in TensorFlow's resource manager.
 class TableResource : public tensorflow::ResourceBase {
@@ -26,10 +32,32 @@ class TableResource : public tensorflow::ResourceBase {
   const std::string& name() const { return name_; }
   const std::shared_ptr<Table>& table() const { return table_; }
 
+  // Where rows that start as static rows have their slots from. Null before the first commit that
+  // knew it.
+  std::shared_ptr<const SlotSources> slot_sources() const {
+    std::lock_guard<std::mutex> guard(mu_);
+    return slot_sources_;
+  }
+  void set_slot_sources(std::shared_ptr<const SlotSources> sources) {
+    std::lock_guard<std::mutex> guard(mu_);
+    slot_sources_.swap(sources);
+  }
+
+  // Whether step number `step` is a multiple of `every` that this has not said yes to before.
+  bool BeginsStep(int64_t step, int64_t every) {
+    std::lock_guard<std::mutex> guard(mu_);
+    if (step == 0 || step % every != 0 || step == begun_) return false;
+    begun_ = step;
+    return true;
+  }
+
  private:
   std::string name_;
   std::shared_ptr<Storage> storage_;
   std::shared_ptr<Table> table_;
+  mutable std::mutex mu_;  // guards the two below
+  int64_t begun_ = 0;
+  std::shared_ptr<const SlotSources> slot_sources_;
 };
 
 // The core's error as TensorFlow's, with the table's name in front if there is one.

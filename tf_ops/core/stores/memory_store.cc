@@ -19,12 +19,15 @@ namespace {
 constexpr int64_t kLookupCost = 25;  // nanoseconds a key, for ParallelFor
 constexpr int64_t kShardCost = 100000;
 
+constexpr int kMostShardBits = 10;
+
 // Four shards a core, so that threads seldom wait for each other's last one; not more, since a
 // large shard's index gets huge pages.
-int ShardBits() {
+int ShardBits(uint32_t least = 0) {
   const unsigned wanted = 4 * std::max(1u, std::thread::hardware_concurrency());
   int bits = 3;
   while (bits < 8 && (1u << bits) < wanted) ++bits;
+  while (bits < kMostShardBits && (1u << bits) < least) ++bits;
   return bits;
 }
 
@@ -91,10 +94,11 @@ void MemoryStore<Index>::Find(const Key* keys, size_t begin, size_t end, int pre
 
 template <typename Index>
 template <typename T>
-void MemoryStore<Index>::GatherAs(const Key* keys, size_t n, T* out, const FillEmbedding& fill,
-                                  std::vector<uint32_t>* missing,
+void MemoryStore<Index>::GatherAs(const Key* keys, size_t n, T* out, const uint32_t* places,
+                                  const FillEmbedding& fill, std::vector<uint32_t>* missing,
                                   const ParallelFor& parallel_for) const {
   const int dim = dim_;
+  const auto place = [places](size_t i) -> size_t { return places == nullptr ? i : places[i]; };
   std::mutex missing_mu;
   parallel_for(n, kLookupCost + dim / 4, [&](int64_t begin, int64_t end) {
     std::vector<uint32_t> absent;
@@ -102,17 +106,19 @@ void MemoryStore<Index>::GatherAs(const Key* keys, size_t n, T* out, const FillE
       const ReadLock lock(*this);
       Find(keys, begin, end, dim, [&](size_t i, const float* row) {
         if (row != nullptr) {
-          CopyRow(row, dim, out + i * dim);
+          CopyRow(row, dim, out + place(i) * dim);
         } else {
           absent.push_back(static_cast<uint32_t>(i));
         }
       });
     }
     if (absent.empty()) return;
-    std::vector<float> start(dim);
-    for (uint32_t i : absent) {
-      fill(keys[i], start.data());
-      CopyRow(start.data(), dim, out + size_t{i} * dim);
+    if (fill) {
+      std::vector<float> start(dim);
+      for (uint32_t i : absent) {
+        fill(keys[i], start.data());
+        CopyRow(start.data(), dim, out + place(i) * dim);
+      }
     }
     if (missing == nullptr) return;
     std::lock_guard<std::mutex> guard(missing_mu);
@@ -121,17 +127,18 @@ void MemoryStore<Index>::GatherAs(const Key* keys, size_t n, T* out, const FillE
 }
 
 template <typename Index>
-Status MemoryStore<Index>::Gather(const Key* keys, size_t n, float* out, const FillEmbedding& fill,
-                                  std::vector<uint32_t>* missing, const ParallelFor& parallel_for) {
-  GatherAs(keys, n, out, fill, missing, parallel_for);
+Status MemoryStore<Index>::Gather(const Key* keys, size_t n, float* out, const uint32_t* places,
+                                  const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                                  const ParallelFor& parallel_for) {
+  GatherAs(keys, n, out, places, fill, missing, parallel_for);
   return Status();
 }
 
 template <typename Index>
-Status MemoryStore<Index>::Gather(const Key* keys, size_t n, BFloat16* out,
+Status MemoryStore<Index>::Gather(const Key* keys, size_t n, BFloat16* out, const uint32_t* places,
                                   const FillEmbedding& fill, std::vector<uint32_t>* missing,
                                   const ParallelFor& parallel_for) {
-  GatherAs(keys, n, out, fill, missing, parallel_for);
+  GatherAs(keys, n, out, places, fill, missing, parallel_for);
   return Status();
 }
 
@@ -242,7 +249,8 @@ Result<uint64_t> MemoryStore<Index>::Apply(const std::vector<GradientBatch>& bat
                                            const RowOptimizer& optimizer, const CommitStep& step,
                                            const ParallelFor& parallel_for) {
   std::vector<ShardPartition::Source> sources;
-  for (const GradientBatch& batch : batches) sources.push_back({batch.keys, batch.n});
+  for (const GradientBatch& batch : batches)
+    sources.push_back({batch.keys, batch.n, batch.positions});
   Partition(sources, parallel_for, &apply_partition_);
   const ShardPartition& partition = apply_partition_;
   std::atomic<uint64_t> touched{0};
@@ -379,9 +387,9 @@ Result<std::unique_ptr<RowStore::Frozen>> MemoryStore<Index>::Freeze() {
 template class MemoryStore<HashIndex>;
 template class MemoryStore<DirectIndex>;
 
-std::unique_ptr<RowStore> MakeHashStore(std::shared_ptr<const RowLayout> layout) {
+std::unique_ptr<RowStore> MakeHashStore(std::shared_ptr<const RowLayout> layout, uint32_t shards) {
   IndexConfig config;
-  config.shard_bits = ShardBits();
+  config.shard_bits = ShardBits(shards);
   return std::make_unique<MemoryStore<HashIndex>>(std::move(layout), config);
 }
 

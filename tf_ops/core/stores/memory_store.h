@@ -20,10 +20,12 @@ class MemoryStore final : public RowStore {
  public:
   MemoryStore(std::shared_ptr<const RowLayout> layout, const IndexConfig& config);
 
-  Status Gather(const Key* keys, size_t n, float* out, const FillEmbedding& fill,
-                std::vector<uint32_t>* missing, const ParallelFor& parallel_for) override;
-  Status Gather(const Key* keys, size_t n, BFloat16* out, const FillEmbedding& fill,
-                std::vector<uint32_t>* missing, const ParallelFor& parallel_for) override;
+  Status Gather(const Key* keys, size_t n, float* out, const uint32_t* places,
+                const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                const ParallelFor& parallel_for) override;
+  Status Gather(const Key* keys, size_t n, BFloat16* out, const uint32_t* places,
+                const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                const ParallelFor& parallel_for) override;
   Result<std::vector<uint32_t>> Missing(const Key* keys, size_t n,
                                         const ParallelFor& parallel_for) override;
   Status Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now, const WriteRow& write,
@@ -62,8 +64,9 @@ class MemoryStore final : public RowStore {
                  const ParallelFor& parallel_for, ShardPartition* partition) const;
 
   template <typename T>
-  void GatherAs(const Key* keys, size_t n, T* out, const FillEmbedding& fill,
-                std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const;
+  void GatherAs(const Key* keys, size_t n, T* out, const uint32_t* places,
+                const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                const ParallelFor& parallel_for) const;
   // found(i, row or null), for i in [begin, end) in order. Every shard must be locked.
   template <typename Found>
   void Find(const Key* keys, size_t begin, size_t end, int prefetch_floats,

@@ -161,12 +161,14 @@ Status RocksdbStore::ForEachRest(const Key* keys, const std::vector<uint32_t>& r
 }
 
 template <typename T>
-Status RocksdbStore::GatherAs(const Key* keys, size_t n, T* out, const FillEmbedding& fill,
-                              std::vector<uint32_t>* missing, const ParallelFor& parallel_for) {
+Status RocksdbStore::GatherAs(const Key* keys, size_t n, T* out, const uint32_t* places,
+                              const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                              const ParallelFor& parallel_for) {
+  const auto place = [places](size_t i) -> size_t { return places == nullptr ? i : places[i]; };
   const uint32_t now = core_->expiry->Now();
   const std::vector<uint32_t> rest =
       FindCached(keys, n, dim_, now, parallel_for,
-                 [&](size_t i, const float* row) { CopyRow(row, dim_, out + i * dim_); });
+                 [&](size_t i, const float* row) { CopyRow(row, dim_, out + place(i) * dim_); });
   if (rest.empty()) return Status();
 
   std::mutex missing_mu;
@@ -176,13 +178,15 @@ Status RocksdbStore::GatherAs(const Key* keys, size_t n, T* out, const FillEmbed
                        std::vector<float> start(dim_);
                        for (size_t i = 0; i < m; ++i) {
                          const uint32_t position = rest[entries[i].position];
-                         T* to = out + size_t{position} * dim_;
+                         T* to = out + place(position) * dim_;
                          if (rows[i] != CacheRows::kNone) {
                            CopyRow(shard.rows.row(rows[i]), dim_, to);
                            continue;
                          }
-                         fill(entries[i].key, start.data());
-                         CopyRow(start.data(), dim_, to);
+                         if (fill) {
+                           fill(entries[i].key, start.data());
+                           CopyRow(start.data(), dim_, to);
+                         }
                          absent.push_back(position);
                        }
                        if (missing == nullptr || absent.empty()) return;
@@ -191,14 +195,16 @@ Status RocksdbStore::GatherAs(const Key* keys, size_t n, T* out, const FillEmbed
                      });
 }
 
-Status RocksdbStore::Gather(const Key* keys, size_t n, float* out, const FillEmbedding& fill,
-                            std::vector<uint32_t>* missing, const ParallelFor& parallel_for) {
-  return GatherAs(keys, n, out, fill, missing, parallel_for);
+Status RocksdbStore::Gather(const Key* keys, size_t n, float* out, const uint32_t* places,
+                            const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                            const ParallelFor& parallel_for) {
+  return GatherAs(keys, n, out, places, fill, missing, parallel_for);
 }
 
-Status RocksdbStore::Gather(const Key* keys, size_t n, BFloat16* out, const FillEmbedding& fill,
-                            std::vector<uint32_t>* missing, const ParallelFor& parallel_for) {
-  return GatherAs(keys, n, out, fill, missing, parallel_for);
+Status RocksdbStore::Gather(const Key* keys, size_t n, BFloat16* out, const uint32_t* places,
+                            const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                            const ParallelFor& parallel_for) {
+  return GatherAs(keys, n, out, places, fill, missing, parallel_for);
 }
 
 Result<std::vector<uint32_t>> RocksdbStore::Missing(const Key* keys, size_t n,

@@ -53,10 +53,12 @@ class RocksdbStore final : public RowStore {
   RocksdbStore(std::shared_ptr<StorageCore> core, int group, const GroupMeta& meta);
   ~RocksdbStore() override;
 
-  Status Gather(const Key* keys, size_t n, float* out, const FillEmbedding& fill,
-                std::vector<uint32_t>* missing, const ParallelFor& parallel_for) override;
-  Status Gather(const Key* keys, size_t n, BFloat16* out, const FillEmbedding& fill,
-                std::vector<uint32_t>* missing, const ParallelFor& parallel_for) override;
+  Status Gather(const Key* keys, size_t n, float* out, const uint32_t* places,
+                const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                const ParallelFor& parallel_for) override;
+  Status Gather(const Key* keys, size_t n, BFloat16* out, const uint32_t* places,
+                const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                const ParallelFor& parallel_for) override;
   Result<std::vector<uint32_t>> Missing(const Key* keys, size_t n,
                                         const ParallelFor& parallel_for) override;
   Status Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now, const WriteRow& write,
@@ -116,8 +118,9 @@ class RocksdbStore final : public RowStore {
   uint32_t layout_number() const { return layout_number_.load(std::memory_order_relaxed); }
 
   template <typename T>
-  Status GatherAs(const Key* keys, size_t n, T* out, const FillEmbedding& fill,
-                  std::vector<uint32_t>* missing, const ParallelFor& parallel_for);
+  Status GatherAs(const Key* keys, size_t n, T* out, const uint32_t* places,
+                  const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                  const ParallelFor& parallel_for);
   // Finds rows in the cache, and calls found(i, row) beside other readers. Returns the positions of
   // the others.
   template <typename Found>

@@ -114,7 +114,8 @@ Result<uint64_t> RocksdbStore::Apply(const std::vector<GradientBatch>& batches,
   std::shared_lock<SharedMutex> gate(core_->gate);
   if (Status status = CheckWritable(); !status.ok()) return status;
   std::vector<ShardPartition::Source> sources;
-  for (const GradientBatch& batch : batches) sources.push_back({batch.keys, batch.n});
+  for (const GradientBatch& batch : batches)
+    sources.push_back({batch.keys, batch.n, batch.positions});
   Partition(sources, parallel_for, &apply_partition_);
   const ShardPartition& partition = apply_partition_;
 

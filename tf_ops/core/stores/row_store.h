@@ -22,6 +22,8 @@ struct GradientBatch {
   const float* gradients;          // (n, dim), or null if they are bfloat16
   const BFloat16* gradients_bf16;  // (n, dim), or null
   size_t n;
+  // (n) which row of the gradients is that of keys[i]; null: row i.
+  const uint32_t* positions = nullptr;
 };
 
 // A row as an exporter or an importer sees it.
@@ -53,13 +55,16 @@ class RowStore {
  public:
   virtual ~RowStore() = default;
 
-  // Copies the embedding of every key into out[i]; fill(key, out) writes it for a key without a
-  // row. Positions of such keys are appended to `missing`, in no order, unless it is null.
+  // Copies the embedding of every key into out[places[i]], out[i] without places; fill(key, out)
+  // writes it for a key without a row, nobody does without fill. Positions i of such keys are
+  // appended to `missing`, in no order, unless it is null.
   using FillEmbedding = std::function<void(Key key, float* embedding)>;
-  virtual Status Gather(const Key* keys, size_t n, float* out, const FillEmbedding& fill,
-                        std::vector<uint32_t>* missing, const ParallelFor& parallel_for) = 0;
-  virtual Status Gather(const Key* keys, size_t n, BFloat16* out, const FillEmbedding& fill,
-                        std::vector<uint32_t>* missing, const ParallelFor& parallel_for) = 0;
+  virtual Status Gather(const Key* keys, size_t n, float* out, const uint32_t* places,
+                        const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                        const ParallelFor& parallel_for) = 0;
+  virtual Status Gather(const Key* keys, size_t n, BFloat16* out, const uint32_t* places,
+                        const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                        const ParallelFor& parallel_for) = 0;
 
   // The positions of keys without a row, in no order.
   virtual Result<std::vector<uint32_t>> Missing(const Key* keys, size_t n,
@@ -117,8 +122,10 @@ class RowStore {
 // The error of an Upsert that would go beyond max_rows.
 Status TableFull(uint64_t rows, uint64_t max_rows, uint64_t added);
 
-// Any 64-bit key, in memory.
-std::unique_ptr<RowStore> MakeHashStore(std::shared_ptr<const RowLayout> layout);
+// Any 64-bit key, in memory. The rows are in at least `shards` shards, of 1024 at most; 0: as many
+// as suit the machine.
+std::unique_ptr<RowStore> MakeHashStore(std::shared_ptr<const RowLayout> layout,
+                                        uint32_t shards = 0);
 // Keys of a known range, in memory. See DirectIndex.
 std::unique_ptr<RowStore> MakeDirectStore(std::shared_ptr<const RowLayout> layout,
                                           IndexConfig config);

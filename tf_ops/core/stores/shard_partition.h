@@ -22,6 +22,7 @@ class ShardPartition {
   struct Source {
     const Key* keys;
     size_t n;
+    const uint32_t* positions = nullptr;  // (n) what entries say of each key; null: its index
   };
 
   // shard_of(key) must be below shards. Each source holds fewer than 2^32 keys.
@@ -33,7 +34,8 @@ class ShardPartition {
     for (uint32_t s = 0; s < sources.size(); ++s) {
       total += sources[s].n;
       for (size_t begin = 0; begin < sources[s].n; begin += kBlock) {
-        blocks_.push_back({sources[s].keys, s, begin, std::min(begin + kBlock, sources[s].n)});
+        blocks_.push_back({sources[s].keys, sources[s].positions, s, begin,
+                           std::min(begin + kBlock, sources[s].n)});
       }
     }
     entries_.resize(total);
@@ -61,7 +63,9 @@ class ShardPartition {
         const Block& block = blocks_[b];
         for (size_t i = block.begin; i < block.end; ++i) {
           const Key key = block.keys[i];
-          entries_[to[shard_of(key)]++] = {key, block.source, static_cast<uint32_t>(i)};
+          const uint32_t position =
+              block.positions == nullptr ? static_cast<uint32_t>(i) : block.positions[i];
+          entries_[to[shard_of(key)]++] = {key, block.source, position};
         }
       }
     });
@@ -75,6 +79,7 @@ class ShardPartition {
   static constexpr size_t kBlock = 8192;
   struct Block {
     const Key* keys;
+    const uint32_t* positions;
     uint32_t source;
     size_t begin, end;
   };

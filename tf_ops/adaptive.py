@@ -1,0 +1,161 @@
+"""Lookups in which some keys share static rows and others have rows of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from sok_embed.tf_ops.native import ops
+from sok_embed.tf_ops.tables import deposit
+
+_NO_BUCKETS = np.zeros([0], np.int64)
+
+
+def static_buckets(ids: tf.Tensor, num_buckets: int) -> tf.Tensor:
+    """Which static row each id has: as `tf.strings.to_hash_bucket_fast` of its decimal digits.
+
+    Args:
+        ids: int32, int64 or string, of any shape.
+        num_buckets: Buckets are below it.
+
+    Returns:
+        int64, of the shape of `ids`.
+    """
+    return ops.sok_embed_static_buckets(ids=ids, num_buckets=num_buckets)
+
+
+def adaptive_mask_gather(
+    table: tf.Tensor,
+    static: Any,
+    keys: tf.Tensor,
+    buckets: tf.Tensor | None,
+    mask: tf.Tensor,
+    *,
+    dim: int,
+    make_rows: bool,
+    anchor: tf.Tensor | None = None,
+    dtype: tf.DType = tf.float32,
+    copy_slots: bool = True,
+) -> tf.Tensor:
+    """Reads own rows from a table and static rows from a variable, each into its place.
+
+    The gradient goes to `static` as `tf.IndexedSlices` where static rows were read, and is
+    deposited in the table for the others: see `deposit`.
+
+    A key without a row gets one in this call, if `make_rows` says so and the table's admission lets
+    it. The row starts as the key's static row, bit for bit. Otherwise the static row is read.
+
+    Args:
+        table: A handle.
+        static: A float32 variable `[buckets, dim]`, or its handle.
+        keys: int64, of any shape.
+        buckets: int64, the static row of each key. `None`: `static_buckets` of the key, which costs
+            a hash for those that read static rows only.
+        mask: int32: 1 reads the key's own row, 0 its static row.
+        dim: The length of a row.
+        make_rows: Whether a key of mask 1 without a row gets one.
+        anchor: float32 scalar, the variable that stands for the table. `None`: own rows have no
+            gradient.
+        dtype: Of the result, `tf.float32` or `tf.bfloat16`.
+        copy_slots: Whether new rows copy the optimizer's slots of their static rows, where a commit
+            has said where these are; else slots start at their initial values.
+
+    Returns:
+        `keys.shape + [dim]`.
+
+    Raises:
+        tf.errors.InvalidArgumentError: For a mask other than 0 and 1, a bucket out of range, keys,
+            buckets and mask of different shapes, or static rows of another width.
+        tf.errors.ResourceExhaustedError: If the table is full. It is left as it was.
+    """
+    if isinstance(static, keras.Variable):
+        static = static.value
+    handle = static
+    if not tf.is_tensor(static) or static.dtype != tf.resource:
+        static.sparse_read(tf.zeros([0], tf.int64))  # tells the gradient tape of the variable
+        handle = static.handle
+    embeddings, *_ = ops.sok_embed_adaptive_mask_gather(
+        table=table,
+        static_rows=handle,
+        keys=keys,
+        buckets=_NO_BUCKETS if buckets is None else buckets,
+        mask=mask,
+        anchor=0.0 if anchor is None else anchor,
+        dtype=dtype,
+        dim=dim,
+        make_rows=make_rows,
+        copy_slots=copy_slots,
+        hash_keys=buckets is None,
+        own_gradient=anchor is not None,
+    )
+    return embeddings
+
+
+@tf.RegisterGradient("SokEmbed>AdaptiveMaskGather")
+def _adaptive_mask_gather_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> list[Any]:
+    _, static, _, buckets, _, _ = op.inputs
+    _, receipt, own, hashed = op.outputs
+    if op.get_attr("hash_keys"):
+        buckets = hashed
+    dim = op.get_attr("dim")
+    values, indices = ops.sok_embed_adaptive_static_gradient(
+        own=own, buckets=buckets, gradients=upstream, dim=dim
+    )
+    slices = tf.IndexedSlices(values, indices, dense_shape=_shape_of(static, dim))
+    owned = deposit(receipt, upstream) if op.get_attr("own_gradient") else None
+    return [None, slices, None, None, None, owned]
+
+
+def _shape_of(static: tf.Tensor, dim: int) -> tf.Tensor:
+    shape = tf.raw_ops.VariableShape(input=static, out_type=tf.int64)
+    shape.set_shape([2])
+    return shape
+
+
+def bind_slots(table: tf.Tensor, slot_sources: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Tells a table where the slots of its static rows are, before a commit does.
+
+    Args:
+        table: A handle.
+        slot_sources: As in `commit`, at least one. Variables that have no value yet are skipped
+            when a row is made.
+
+    Returns:
+        A float32 zero.
+    """
+    return ops.sok_embed_bind_slots(table=table, slot_sources=list(slot_sources))
+
+
+def evict(
+    table: tf.Tensor,
+    dim: int,
+    *,
+    max_age: int = 0,
+    min_l2: float = 0.0,
+    every: int = 1,
+    after: tf.Tensor | float = 0.0,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Removes rows that were not updated for long, and rows that are nearly zero.
+
+    It does so in steps of the table that are multiples of `every`, once in each.
+
+    Args:
+        table: A handle.
+        dim: The length of a row.
+        max_age: Ticks of the table's clock (seconds, or steps with `step_clock`) after its last
+            update that a row goes; 0: never.
+        min_l2: Rows of a smaller Euclidean norm go.
+        every: See above.
+        after: A float32 that must have been computed before, such as the anchor of a commit.
+
+    Returns:
+        Keys int64 `[m]` and embeddings float32 `[m, dim]` of the rows that were removed.
+    """
+    keys, embeddings = ops.sok_embed_evict(
+        table=table, after=after, dim=dim, max_age=max_age, min_l2=min_l2, every=every
+    )
+    return keys, embeddings

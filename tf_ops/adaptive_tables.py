@@ -1,0 +1,212 @@
+"""Ops on an adaptive table, which decides by itself which keys have rows of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from sok_embed.tf_ops.exchange import Partition, unique_and_partition
+from sok_embed.tf_ops.native import ops
+from sok_embed.tf_ops.tables import deposit
+
+_NO_COUNTS = np.zeros([0], np.int64)
+_NO_MASK = np.zeros([0], np.int32)
+
+
+def anonymous_adaptive_table(table_name: str, dim: int, **attributes: Any) -> tf.Tensor:
+    """A new adaptive table, which goes with the last copy of its handle.
+
+    Args:
+        table_name: For messages.
+        dim: The length of a row.
+        **attributes: `initializer`, `initializer_a`, `initializer_b` and `seed`, of static rows;
+            `static_buckets`, of all workers; `owners`, `owner`; `promote_after`; `max_rows`,
+            `decay_every` and `ttl`, where 0 is none; `copy_slots`; `demote_blend`;
+            `sketch_capacity`; `counter_bits`. See `sok_embed.AdaptiveEmbedding`.
+
+    Returns:
+        A scalar resource tensor.
+    """
+    return ops.sok_embed_anonymous_adaptive_table(table_name=table_name, dim=dim, **attributes)
+
+
+def adaptive_tables(table: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Handles of the two tables, of own rows and of static rows by bucket, to read from."""
+    own, static = ops.sok_embed_adaptive_tables(table=table)
+    return own, static
+
+
+def adaptive_buckets(keys: tf.Tensor, num_buckets: int) -> tf.Tensor:
+    """Which static row of an adaptive table each key shares.
+
+    Args:
+        keys: int64, of any shape.
+        num_buckets: Buckets are below it.
+
+    Returns:
+        int64, of the shape of `keys`: a 64-bit mix of the key, scaled to `[0, num_buckets)`.
+    """
+    return ops.sok_embed_adaptive_buckets(keys=keys, num_buckets=num_buckets)
+
+
+def adaptive_partition(keys: tf.Tensor, owners: int, num_buckets: int) -> Partition:
+    """Finds the distinct keys and groups them by owner, `adaptive_buckets` modulo `owners`.
+
+    Args:
+        keys: int64 `[n]`, fewer than 2**31.
+        owners: How many workers share the keys.
+        num_buckets: Static rows of all workers.
+    """
+    return unique_and_partition(keys, owners, buckets=num_buckets)
+
+
+def adaptive_lookup(
+    table: tf.Tensor,
+    keys: tf.Tensor,
+    dim: int,
+    training: bool,
+    *,
+    counts: tf.Tensor | None = None,
+    mask: tf.Tensor | None = None,
+    dtype: tf.DType = tf.float32,
+    anchor: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Reads own rows of the keys that have one, and static rows of the others.
+
+    The gradient goes to `anchor`, and is deposited in the table on its way. The commit gives it to
+    the key's own row if it has one by then, else to its static row.
+
+    Args:
+        table: A handle.
+        keys: int64, of any shape.
+        dim: The length of a row of this table.
+        training: Whether keys are counted, and those seen often enough get rows, which start as
+            their static rows, bit for bit. If not, nothing changes.
+        counts: int64, the shape of `keys`: for how many keys of the batch each stands. `None`: 1.
+        mask: int32, the shape of `keys`: 1 reads the own row, which is made if there is none, 0 the
+            static row, -1 the own row if there is one. `None`: -1.
+        dtype: `tf.float32` or `tf.bfloat16`.
+        anchor: float32 scalar, the variable that stands for the table. `None`: no gradient.
+
+    Returns:
+        `keys.shape + [dim]`.
+
+    Raises:
+        tf.errors.InvalidArgumentError: For another mask, a negative count, or a key that another
+            worker owns.
+    """
+    embeddings, _ = ops.sok_embed_adaptive_lookup(
+        table=table,
+        keys=keys,
+        counts=_NO_COUNTS if counts is None else counts,
+        mask=_NO_MASK if mask is None else mask,
+        anchor=0.0 if anchor is None else anchor,
+        dtype=dtype,
+        dim=dim,
+        training=training,
+    )
+    return embeddings
+
+
+@tf.RegisterGradient("SokEmbed>AdaptiveLookup")
+def _adaptive_lookup_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[Any]:
+    return [None, None, None, None, deposit(op.outputs[1], upstream)]
+
+
+def adaptive_commit(
+    table: tf.Tensor,
+    anchor: tf.Tensor,
+    rule: str,
+    hyper_names: Sequence[str],
+    hypers: tf.Tensor,
+    step: tf.Tensor | int = 0,
+    scale: tf.Tensor | float = 1.0,
+    apply: tf.Tensor | bool = True,
+    optimizer: int = 0,
+) -> tf.Tensor:
+    """As `commit`, of own and static rows; then counts halve and old rows go, if it is time."""
+    return ops.sok_embed_adaptive_commit(
+        table=table,
+        anchor=anchor,
+        hypers=hypers,
+        step=tf.cast(step, tf.int64),
+        scale=tf.cast(scale, tf.float32),
+        apply=apply,
+        rule=rule,
+        hyper_names=list(hyper_names),
+        optimizer=optimizer,
+    )
+
+
+class AdaptiveExport(NamedTuple):
+    """The contents of an adaptive table, all of one moment.
+
+    Attributes:
+        own_keys: int64 `[n]`. This and the next six are an `Export` of the own rows.
+        own_embeddings: float32 `[n, dim]`.
+        own_slots: float32 `[n, slot_floats]`.
+        own_update_nums: int64 `[n]`.
+        own_slot_start: float32 `[slot_floats]`.
+        own_rule: string scalar.
+        own_steps: int64 scalar.
+        static_keys: int64 `[m]`, buckets. This and the next six are an `Export` of the static rows.
+        static_embeddings: float32 `[m, dim]`.
+        static_slots: float32 `[m, slot_floats]`.
+        static_update_nums: int64 `[m]`.
+        static_slot_start: float32 `[slot_floats]`.
+        static_rule: string scalar.
+        static_steps: int64 scalar.
+        cells: uint8, the sketch.
+        counters: int64, a version and the counts that `adaptive_stats` gives.
+    """
+
+    own_keys: tf.Tensor
+    own_embeddings: tf.Tensor
+    own_slots: tf.Tensor
+    own_update_nums: tf.Tensor
+    own_slot_start: tf.Tensor
+    own_rule: tf.Tensor
+    own_steps: tf.Tensor
+    static_keys: tf.Tensor
+    static_embeddings: tf.Tensor
+    static_slots: tf.Tensor
+    static_update_nums: tf.Tensor
+    static_slot_start: tf.Tensor
+    static_rule: tf.Tensor
+    static_steps: tf.Tensor
+    cells: tf.Tensor
+    counters: tf.Tensor
+
+
+def adaptive_export(table: tf.Tensor, dim: int) -> AdaptiveExport:
+    """Copies everything out, as it is between two commits."""
+    return AdaptiveExport(*ops.sok_embed_adaptive_export(table=table, dim=dim))
+
+
+def adaptive_restore(table: tf.Tensor, contents: AdaptiveExport) -> tf.Operation | None:
+    """Replaces everything by an export.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If it does not fit this table, which is left as it was.
+        tf.errors.DataLossError: If the sketch is damaged.
+    """
+    return ops.sok_embed_adaptive_restore(table=table, **contents._asdict())
+
+
+def adaptive_demote(table: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+    """Takes the own rows of keys away. Returns how many had one, an int64 scalar."""
+    return ops.sok_embed_adaptive_demote(table=table, keys=keys)
+
+
+def adaptive_drop_deposits(table: tf.Tensor) -> tf.Tensor:
+    """Forgets the deposited gradients. Returns how many there were, an int64 scalar."""
+    return ops.sok_embed_adaptive_drop_deposits(table=table)
+
+
+def adaptive_stats(table: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Names, string `[k]`, and values, float64 `[k]`, of an adaptive table's figures."""
+    names, values = ops.sok_embed_adaptive_stats(table=table)
+    return names, values

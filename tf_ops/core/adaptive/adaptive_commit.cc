@@ -1,0 +1,266 @@
+// How an adaptive table is trained and saved: deposits, commits, what goes after a step.
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+#include <utility>
+
+#include "core/adaptive/adaptive_table.h"
+
+namespace sok {
+namespace {
+
+// The part of a deposit that is one table's, with what must outlive it.
+struct Share {
+  std::vector<Key> keys;
+  std::vector<uint32_t> positions;
+  void Reserve(size_t n) {
+    keys.reserve(n);
+    positions.reserve(n);
+  }
+};
+
+constexpr size_t kCounters = 5;
+constexpr int64_t kCountersVersion = 1;
+
+}  // namespace
+
+void AdaptiveTable::Deposit(AdaptiveKeys batch, std::shared_ptr<const void> hold,
+                            const float* gradients, const BFloat16* gradients_bf16) {
+  std::lock_guard<std::mutex> guard(deposits_mu_);
+  deposits_.push_back({std::move(batch), std::move(hold), gradients, gradients_bf16, kNobody});
+}
+
+uint64_t AdaptiveTable::DropDeposits() {
+  std::vector<Deposited> dropped;
+  {
+    std::lock_guard<std::mutex> guard(deposits_mu_);
+    dropped.swap(deposits_);
+  }
+  uint64_t gradients = own_->DropDeposits() + shared_->DropDeposits();
+  for (const Deposited& deposit : dropped) gradients += deposit.batch.n;
+  return gradients;
+}
+
+std::vector<AdaptiveTable::Deposited> AdaptiveTable::TakeDeposits(int64_t optimizer) {
+  std::lock_guard<std::mutex> guard(deposits_mu_);
+  const auto others = std::stable_partition(
+      deposits_.begin(), deposits_.end(), [optimizer](const Deposited& deposit) {
+        return deposit.optimizer == kNobody || deposit.optimizer == optimizer;
+      });
+  std::vector<Deposited> taken(std::make_move_iterator(deposits_.begin()),
+                               std::make_move_iterator(others));
+  deposits_.erase(deposits_.begin(), others);
+  return taken;
+}
+
+Status AdaptiveTable::Route(const std::vector<Deposited>& deposits,
+                            const ParallelFor& parallel_for) {
+  // Also of nothing, so that both tables count the same steps.
+  own_->Deposit({}, nullptr, nullptr, nullptr);
+  shared_->Deposit({}, nullptr, nullptr, nullptr);
+  for (const Deposited& deposit : deposits) {
+    const AdaptiveKeys& batch = deposit.batch;
+    auto missing = own_->Missing(batch.keys, batch.n, parallel_for);
+    if (!missing.ok()) return missing.status();
+    std::vector<uint8_t> is_own(batch.n, 1);
+    for (uint32_t i : missing.value()) is_own[i] = 0;
+    for (size_t i = 0; batch.mask != nullptr && i < batch.n; ++i) is_own[i] &= batch.mask[i] != 0;
+    auto own = std::make_shared<Share>(), shared = std::make_shared<Share>();
+    own->Reserve(batch.n - missing.value().size());
+    shared->Reserve(missing.value().size());
+    for (size_t i = 0; i < batch.n; ++i) {
+      Share& share = is_own[i] != 0 ? *own : *shared;
+      share.keys.push_back(is_own[i] != 0 ? batch.keys[i]
+                                          : StaticBucket(batch.keys[i], config_.static_buckets));
+      share.positions.push_back(static_cast<uint32_t>(i));
+    }
+    const auto hand_on = [&](Table& table, std::shared_ptr<Share> share, bool leave_absent) {
+      LookupKeys keys;
+      keys.keys = share->keys.data();
+      keys.positions = share->positions.data();
+      keys.n = share->keys.size();
+      keys.leave_absent = leave_absent;
+      keys.hold = std::move(share);
+      table.Deposit(std::move(keys), deposit.hold, deposit.gradients, deposit.gradients_bf16);
+    };
+    hand_on(*own_, std::move(own), /*leave_absent=*/true);
+    hand_on(*shared_, std::move(shared), /*leave_absent=*/false);
+  }
+  return Status();
+}
+
+Result<CommitOutcome> AdaptiveTable::Commit(const CommitOptions& options,
+                                            const ParallelFor& parallel_for) {
+  std::lock_guard<std::mutex> guard(mu_);
+  if (!options.apply) {
+    std::lock_guard<std::mutex> deposits(deposits_mu_);
+    for (Deposited& deposit : deposits_) {
+      if (deposit.optimizer == kNobody) deposit.optimizer = options.optimizer;
+    }
+  } else {
+    const std::vector<Deposited> deposits = TakeDeposits(options.optimizer);
+    if (!deposits.empty() || shared_->has_deposits(options.optimizer)) {
+      Status status = Route(deposits, parallel_for);
+      if (!status.ok()) {
+        own_->DropDeposits();
+        shared_->DropDeposits();
+        return status;
+      }
+    }
+  }
+  auto shared = shared_->Commit(options, parallel_for);
+  auto own = own_->Commit(options, parallel_for);
+  if (!shared.ok()) return shared;
+  if (!own.ok()) return own;
+  if (own.value().stepped) {
+    Status status = AfterStep(parallel_for);
+    if (!status.ok()) return status;
+  }
+  CommitOutcome outcome = own.value();
+  outcome.rows += shared.value().rows;
+  return outcome;
+}
+
+Status AdaptiveTable::AfterStep(const ParallelFor& parallel_for) {
+  if (config_.decay_every > 0 && static_cast<uint64_t>(own_->steps()) % config_.decay_every == 0) {
+    sketch_->Halve(parallel_for);
+    least_used_.Clear();
+  }
+  if (config_.ttl == 0) return Status();
+  const uint32_t now = own_->now();
+  if (swept_ == 0) swept_ = now;
+  if (now - swept_ < std::max<uint32_t>(1, config_.ttl / 16)) return Status();
+  swept_ = now;
+  EvictOptions old;
+  old.max_age = config_.ttl;
+  auto gone = own_->Evict(old, parallel_for);
+  return gone.ok() ? Demoted(gone.value(), parallel_for) : gone.status();
+}
+
+Result<uint64_t> AdaptiveTable::Demote(const Key* keys, size_t n, const ParallelFor& parallel_for) {
+  std::lock_guard<std::mutex> guard(mu_);
+  return DemoteLocked(std::vector<Key>(keys, keys + n), parallel_for);
+}
+
+Result<uint64_t> AdaptiveTable::DemoteLocked(std::vector<Key> keys,
+                                             const ParallelFor& parallel_for) {
+  std::sort(keys.begin(), keys.end());
+  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+  auto gone = own_->Evict(keys.data(), keys.size(), parallel_for);
+  if (!gone.ok()) return gone.status();
+  Status status = Demoted(gone.value(), parallel_for);
+  if (!status.ok()) return status;
+  return uint64_t{gone.value().keys.size()};
+}
+
+Status AdaptiveTable::Demoted(const EvictedRows& rows, const ParallelFor& parallel_for) {
+  demoted_ += rows.keys.size();
+  ++changes_;
+  if (config_.demote_blend == 0 || rows.keys.empty()) return Status();
+  // In order of the keys, so that sums do not depend on where rows lay.
+  std::vector<uint32_t> order(rows.keys.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(),
+            [&](uint32_t a, uint32_t b) { return rows.keys[a] < rows.keys[b]; });
+  std::vector<Key> buckets(order.size());
+  for (size_t i = 0; i < order.size(); ++i) {
+    buckets[i] = StaticBucket(rows.keys[order[i]], config_.static_buckets);
+  }
+  const int dim = this->dim();
+  const auto share = static_cast<float>(config_.demote_blend);
+  return shared_->Visit(
+      buckets.data(), buckets.size(),
+      [&](size_t i, float* row, int) {
+        const float* own = rows.embeddings.data() + size_t{order[i]} * dim;
+        for (int j = 0; j < dim; ++j) row[j] += share * (own[j] - row[j]);
+      },
+      parallel_for);
+}
+
+Result<AdaptiveTable::Snapshot> AdaptiveTable::Freeze() {
+  Snapshot snapshot;
+  snapshot.lock = std::unique_lock<std::mutex>(mu_);
+  snapshot.sketch = sketch_->Dump();
+  snapshot.counters = {kCountersVersion, static_cast<int64_t>(promoted_),
+                       static_cast<int64_t>(demoted_), static_cast<int64_t>(lookups_),
+                       static_cast<int64_t>(own_lookups_)};
+  auto own = own_->Freeze();
+  if (!own.ok()) return own.status();
+  auto shared = shared_->Freeze();
+  if (!shared.ok()) return shared.status();
+  snapshot.own = std::move(own.value());
+  snapshot.shared = std::move(shared.value());
+  return Result<Snapshot>(std::move(snapshot));
+}
+
+Status AdaptiveTable::Restore(const Rows& own, const Rows& shared, const std::string& sketch,
+                              const std::vector<int64_t>& counters,
+                              const ParallelFor& parallel_for) {
+  std::lock_guard<std::mutex> guard(mu_);
+  // Everything that could be refused is looked at before anything changes.
+  if (counters.size() != kCounters || counters[0] != kCountersVersion) {
+    return InvalidArgument("expected " + std::to_string(kCounters) + " counters of version " +
+                           std::to_string(kCountersVersion) + ", got " +
+                           std::to_string(counters.size()) +
+                           (counters.empty() ? "" : " of version " + std::to_string(counters[0])));
+  }
+  if (own.rule != shared.rule || own.slot_floats != shared.slot_floats) {
+    return InvalidArgument("expected own and static rows of one rule, got '" + own.rule +
+                           "' and '" + shared.rule + "'");
+  }
+  if (config_.max_rows > 0 && own.n > config_.max_rows) {
+    return Status(Code::kResourceExhausted,
+                  "a table of at most " + std::to_string(config_.max_rows) +
+                      " own rows cannot take up " + std::to_string(own.n));
+  }
+  if (own.steps != shared.steps || *std::min_element(counters.begin(), counters.end()) < 0) {
+    return InvalidArgument(
+        "expected own and static rows of one step and counters of at least 0, "
+        "got steps " +
+        std::to_string(own.steps) + " and " + std::to_string(shared.steps));
+  }
+  Status status = CheckBatch({nullptr, own.keys, nullptr, nullptr, own.n});
+  if (!status.ok()) return status;
+  auto loaded = CountMinSketch::Make(SketchOf(config_));
+  if (!loaded.ok()) return loaded.status();
+  status = loaded.value()->Load(sketch);
+  if (!status.ok()) return status;
+  const auto restore = [&](Table& table, const Rows& rows) {
+    return table.Restore(rows.rule, rows.steps, rows.keys, rows.n, rows.embeddings, rows.slots,
+                         rows.slot_floats, rows.update_nums, rows.slot_start, parallel_for);
+  };
+  status = restore(*shared_, shared);
+  if (status.ok()) status = restore(*own_, own);
+  if (!status.ok()) return status;
+  DropDeposits();
+  sketch_ = std::move(loaded.value());
+  ++changes_;
+  least_used_.Clear();
+  swept_ = 0;
+  promoted_ = static_cast<uint64_t>(counters[1]);
+  demoted_ = static_cast<uint64_t>(counters[2]);
+  lookups_ = static_cast<uint64_t>(counters[3]);
+  own_lookups_ = static_cast<uint64_t>(counters[4]);
+  return status;
+}
+
+AdaptiveStats AdaptiveTable::Stats() {
+  std::lock_guard<std::mutex> guard(mu_);
+  AdaptiveStats stats{};
+  stats.own = own_->Stats();
+  stats.shared = shared_->Stats();
+  stats.own.max_rows = config_.max_rows;
+  {
+    std::lock_guard<std::mutex> deposits(deposits_mu_);
+    for (const Deposited& deposit : deposits_) stats.own.pending_gradients += deposit.batch.n;
+  }
+  stats.promoted = promoted_;
+  stats.demoted = demoted_;
+  stats.lookups = lookups_;
+  stats.own_lookups = own_lookups_;
+  stats.sketch_bytes = sketch_->bytes() + least_used_.bytes();
+  stats.sketch_saturation = sketch_->Saturation();
+  return stats;
+}
+
+}  // namespace sok

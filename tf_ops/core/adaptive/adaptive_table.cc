@@ -1,0 +1,318 @@
+#include "core/adaptive/adaptive_table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <unordered_set>
+#include <utility>
+
+#include "core/exchange.h"
+
+namespace sok {
+namespace {
+
+constexpr int32_t kOwn = 1, kShared = 0;
+constexpr size_t kBlock = 4096;  // keys that one thread reads at a time
+
+// Of counts that are at least 0; at most UINT32_MAX.
+uint32_t Sum(uint32_t sum, int64_t count) {
+  return static_cast<uint32_t>(sum + std::min<int64_t>(count, UINT32_MAX - sum));
+}
+
+}  // namespace
+
+AdaptiveTable::AdaptiveTable(std::shared_ptr<Table> own, std::shared_ptr<Table> shared,
+                             const AdaptiveConfig& config, std::unique_ptr<CountMinSketch> sketch)
+    : own_(std::move(own)),
+      shared_(std::move(shared)),
+      config_(config),
+      sketch_(std::move(sketch)) {}
+
+Result<std::unique_ptr<AdaptiveTable>> AdaptiveTable::Make(std::shared_ptr<Table> own,
+                                                           std::shared_ptr<Table> shared,
+                                                           const AdaptiveConfig& config) {
+  if (config.static_buckets < 1 || config.owner >= config.owners || own->dim() != shared->dim()) {
+    return InvalidArgument(
+        "expected static_buckets of at least 1, an owner below owners and two "
+        "tables of one dim, got " +
+        std::to_string(config.static_buckets) + ", " + std::to_string(config.owner) + " of " +
+        std::to_string(config.owners) + ", " + std::to_string(own->dim()) + " and " +
+        std::to_string(shared->dim()));
+  }
+  if (!(config.demote_blend >= 0 && config.demote_blend <= 1)) {
+    return InvalidArgument("expected demote_blend in [0, 1], got " +
+                           std::to_string(config.demote_blend));
+  }
+  auto made = CountMinSketch::Make(SketchOf(config));
+  if (!made.ok()) return made.status();
+  if (config.promote_after < 1 || config.promote_after > made.value()->max()) {
+    return InvalidArgument("expected promote_after in [1, " + std::to_string(made.value()->max()) +
+                           "], as " + std::to_string(config.counter_bits) + " bits count, got " +
+                           std::to_string(config.promote_after));
+  }
+  return std::unique_ptr<AdaptiveTable>(
+      new AdaptiveTable(std::move(own), std::move(shared), config, std::move(made.value())));
+}
+
+SketchConfig AdaptiveTable::SketchOf(const AdaptiveConfig& config) {
+  SketchConfig sketch;
+  sketch.groups = (config.static_buckets + config.owners - 1) / config.owners;
+  sketch.cells_per_group =
+      CountMinSketch::CellsPerGroup(config.sketch_capacity, config.static_buckets);
+  sketch.cell_bits = config.counter_bits;
+  return sketch;
+}
+
+uint32_t AdaptiveTable::GroupOf(Key key) const {
+  return static_cast<uint32_t>(StaticBucket(key, config_.static_buckets) / config_.owners);
+}
+
+std::vector<Key> AdaptiveTable::BucketsOf(const std::vector<Key>& keys) const {
+  std::vector<Key> buckets(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    buckets[i] = StaticBucket(keys[i], config_.static_buckets);
+  }
+  return buckets;
+}
+
+Status AdaptiveTable::CheckBatch(const AdaptiveKeys& batch) const {
+  for (size_t i = 0; batch.mask != nullptr && i < batch.n; ++i) {
+    if (batch.mask[i] >= -1 && batch.mask[i] <= 1) continue;
+    return InvalidArgument(
+        "expected a mask of 1 (own row), 0 (static row) or -1 (automatic), got " +
+        std::to_string(batch.mask[i]) + " at position " + std::to_string(i));
+  }
+  for (size_t i = 0; batch.counts != nullptr && i < batch.n; ++i) {
+    if (batch.counts[i] >= 0) continue;
+    return InvalidArgument("expected counts of at least 0, got " + std::to_string(batch.counts[i]) +
+                           " at position " + std::to_string(i));
+  }
+  for (size_t i = 0; config_.owners > 1 && i < batch.n; ++i) {
+    const uint64_t owner = StaticBucket(batch.keys[i], config_.static_buckets) % config_.owners;
+    if (owner == config_.owner) continue;
+    return InvalidArgument("key " + std::to_string(static_cast<int64_t>(batch.keys[i])) +
+                           " belongs to worker " + std::to_string(owner) + ", and this is worker " +
+                           std::to_string(config_.owner) + " of " + std::to_string(config_.owners));
+  }
+  return Status();
+}
+
+template <typename T>
+Status AdaptiveTable::Read(const AdaptiveKeys& batch, size_t begin, size_t end, T* out,
+                           std::vector<uint32_t>* missing) const {
+  const size_t n = end - begin;
+  std::vector<uint32_t> places, absent;
+  Status status;
+  if (batch.mask == nullptr) {
+    status = own_->Find(batch.keys + begin, n, nullptr, out + begin * dim(), &absent, SerialFor);
+    for (uint32_t& i : absent) i += static_cast<uint32_t>(begin);
+    places = absent;
+  } else {
+    std::vector<Key> keys;
+    std::vector<uint32_t> owned;
+    for (size_t i = begin; i < end; ++i) {
+      if (batch.mask[i] == kShared) {
+        places.push_back(static_cast<uint32_t>(i));
+      } else {
+        keys.push_back(batch.keys[i]);
+        owned.push_back(static_cast<uint32_t>(i));
+      }
+    }
+    status = own_->Find(keys.data(), keys.size(), owned.data(), out, &absent, SerialFor);
+    for (uint32_t& i : absent) i = owned[i];
+    places.insert(places.end(), absent.begin(), absent.end());
+  }
+  if (!status.ok()) return status;
+  std::vector<Key> buckets(places.size());
+  for (size_t i = 0; i < places.size(); ++i) {
+    buckets[i] = StaticBucket(batch.keys[places[i]], config_.static_buckets);
+  }
+  *missing = std::move(absent);
+  return shared_->Find(buckets.data(), buckets.size(), places.data(), out, nullptr, SerialFor);
+}
+
+template <typename T>
+Status AdaptiveTable::Lookup(const AdaptiveKeys& batch, bool training, T* out,
+                             const ParallelFor& parallel_for) {
+  Status status = CheckBatch(batch);
+  if (!status.ok()) return status;
+  const uint64_t seen = changes_.load();
+  const size_t blocks = (batch.n + kBlock - 1) / kBlock;
+  std::vector<std::vector<uint32_t>> missing(blocks);
+  std::mutex failure_mu;
+  parallel_for(static_cast<int64_t>(blocks), kBlock * 30, [&](int64_t first, int64_t last) {
+    for (int64_t block = first; block < last; ++block) {
+      const size_t begin = block * kBlock;
+      Status read = Read(batch, begin, std::min(begin + kBlock, batch.n), out, &missing[block]);
+      if (read.ok()) continue;
+      std::lock_guard<std::mutex> guard(failure_mu);
+      status = read;
+    }
+  });
+  if (!status.ok() || !training) return status;
+  std::vector<uint32_t> absent;
+  for (const std::vector<uint32_t>& part : missing) {
+    absent.insert(absent.end(), part.begin(), part.end());
+  }
+  // A row that is made now starts as the static row that was read.
+  std::lock_guard<std::mutex> guard(mu_);
+  return Learn(batch, std::move(absent), seen, parallel_for);
+}
+
+template Status AdaptiveTable::Lookup(const AdaptiveKeys&, bool, float*, const ParallelFor&);
+template Status AdaptiveTable::Lookup(const AdaptiveKeys&, bool, BFloat16*, const ParallelFor&);
+
+Status AdaptiveTable::Learn(const AdaptiveKeys& batch, std::vector<uint32_t> missing, uint64_t seen,
+                            const ParallelFor& parallel_for) {
+  if (changes_.load() != seen) {
+    // Another lookup has made rows since.
+    std::vector<Key> keys;
+    for (uint32_t i : missing) keys.push_back(batch.keys[i]);
+    auto still = own_->Missing(keys.data(), keys.size(), parallel_for);
+    if (!still.ok()) return still.status();
+    std::vector<uint32_t> positions;
+    for (uint32_t i : still.value()) positions.push_back(missing[i]);
+    missing = std::move(positions);
+  }
+  const auto count_of = [&](size_t i) { return batch.counts == nullptr ? 1 : batch.counts[i]; };
+  const auto mask_of = [&](size_t i) { return batch.mask == nullptr ? -1 : batch.mask[i]; };
+  // Which keys are counted: those without a row; all of them where uses decide who stays.
+  std::vector<uint32_t> counted;
+  uint64_t read = 0, absent = 0;
+  for (size_t i = 0; i < batch.n; ++i) {
+    read += count_of(i);
+    if (config_.max_rows > 0 && mask_of(i) != kShared) counted.push_back(static_cast<uint32_t>(i));
+    if (mask_of(i) == kShared) absent += count_of(i);
+  }
+  for (uint32_t i : missing) absent += count_of(i);
+  lookups_ += read;
+  own_lookups_ += read - absent;
+  if (config_.max_rows == 0) counted = missing;
+  if (counted.empty()) return Status();
+
+  std::vector<Key> keys(counted.size());
+  for (size_t i = 0; i < counted.size(); ++i) keys[i] = batch.keys[counted[i]];
+  std::vector<int32_t> inverse(keys.size());
+  const std::vector<Key> distinct =
+      UniqueAndPartition(keys.data(), keys.size(), 1, inverse.data(), parallel_for).keys;
+  std::vector<uint32_t> counts(distinct.size(), 0);
+  std::vector<uint8_t> forced(distinct.size(), 0);
+  for (size_t i = 0; i < counted.size(); ++i) {
+    counts[inverse[i]] = Sum(counts[inverse[i]], count_of(counted[i]));
+    forced[inverse[i]] |= mask_of(counted[i]) == kOwn;
+  }
+  const std::vector<uint32_t> uses = Count(distinct, counts);
+
+  std::vector<uint8_t> has_row(distinct.size(), config_.max_rows > 0);
+  if (config_.max_rows > 0) {
+    std::unordered_set<Key> without;
+    for (uint32_t i : missing) without.insert(batch.keys[i]);
+    for (size_t u = 0; u < distinct.size(); ++u) has_row[u] = without.count(distinct[u]) == 0;
+  }
+  std::vector<UsedKey> newcomers;
+  for (size_t u = 0; u < distinct.size(); ++u) {
+    if (has_row[u] == 0 && (forced[u] != 0 || uses[u] >= config_.promote_after)) {
+      newcomers.push_back({uses[u], distinct[u]});
+    }
+  }
+  if (newcomers.empty()) return Status();
+  if (config_.max_rows > 0 && own_->size() + newcomers.size() > config_.max_rows) {
+    Status status = MakeRoom(distinct, &newcomers, parallel_for);
+    if (!status.ok()) return status;
+  }
+  std::vector<Key> promoted;
+  for (const UsedKey& newcomer : newcomers) promoted.push_back(newcomer.key);
+  Status status = Promote(promoted, parallel_for);
+  if (!status.ok()) return status;
+  if (least_used_.filled()) {
+    for (const UsedKey& newcomer : newcomers) least_used_.Add(newcomer);
+    // Entries of rows that went in another way are swept out.
+    if (least_used_.size() > 2 * own_->size() + 1024) least_used_.Clear();
+  }
+  return status;
+}
+
+std::vector<uint32_t> AdaptiveTable::Count(const std::vector<Key>& keys,
+                                           const std::vector<uint32_t>& counts) {
+  std::vector<uint32_t> groups(keys.size()), estimates(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) groups[i] = GroupOf(keys[i]);
+  sketch_->Add(keys.data(), groups.data(), counts.data(), keys.size(), estimates.data());
+  return estimates;
+}
+
+std::vector<uint32_t> AdaptiveTable::Estimate(const std::vector<Key>& keys) const {
+  std::vector<uint32_t> groups(keys.size()), estimates(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) groups[i] = GroupOf(keys[i]);
+  sketch_->Estimate(keys.data(), groups.data(), keys.size(), estimates.data());
+  return estimates;
+}
+
+Status AdaptiveTable::MakeRoom(const std::vector<Key>& used, std::vector<UsedKey>* newcomers,
+                               const ParallelFor& parallel_for) {
+  if (!least_used_.filled()) {
+    std::vector<Key> keys;
+    Status status = own_->ForEachRow([&](Key key, RowView) { keys.push_back(key); });
+    if (!status.ok()) return status;
+    const std::vector<uint32_t> uses = Estimate(keys);
+    std::vector<UsedKey> rows(keys.size());
+    for (size_t i = 0; i < keys.size(); ++i) rows[i] = {uses[i], keys[i]};
+    least_used_.Fill(std::move(rows));
+  }
+  const std::unordered_set<Key> in_use(used.begin(), used.end());
+  const auto uses_of = [&](Key key) {
+    const uint32_t group = GroupOf(key);
+    uint32_t uses;
+    sketch_->Estimate(&key, &group, 1, &uses);
+    return uses;
+  };
+  const uint64_t wanted = own_->size() + newcomers->size() - config_.max_rows;
+  std::vector<Key> leaving;
+  std::vector<UsedKey> kept;
+  UsedKey row;
+  while (leaving.size() < wanted && least_used_.Take(uses_of, &row)) {
+    if (in_use.count(row.key) > 0) {
+      kept.push_back(row);
+      continue;
+    }
+    auto gone = own_->Missing(&row.key, 1, parallel_for);
+    if (!gone.ok()) return gone.status();
+    if (gone.value().empty()) leaving.push_back(row.key);
+  }
+  for (const UsedKey& other : kept) least_used_.Add(other);
+  auto demoted = DemoteLocked(std::move(leaving), parallel_for);
+  if (!demoted.ok()) return demoted.status();
+  const uint64_t room = config_.max_rows - std::min(config_.max_rows, own_->size());
+  if (newcomers->size() > room) {
+    std::sort(newcomers->begin(), newcomers->end(), [](const UsedKey& a, const UsedKey& b) {
+      return a.uses != b.uses ? a.uses > b.uses : a.key < b.key;
+    });
+    newcomers->resize(room);
+  }
+  return Status();
+}
+
+Status AdaptiveTable::Promote(const std::vector<Key>& keys, const ParallelFor& parallel_for) {
+  if (keys.empty()) return Status();
+  const std::vector<Key> buckets = BucketsOf(keys);
+  const int dim = this->dim();
+  std::vector<std::vector<float>> starts(keys.size());  // static rows with their slots
+  Status status = shared_->Visit(
+      buckets.data(), buckets.size(),
+      [&](size_t i, float* row, int slot_floats) {
+        starts[i].assign(row, row + dim + slot_floats);
+      },
+      parallel_for);
+  if (!status.ok()) return status;
+  const uint64_t before = own_->size();
+  status = own_->MakeRowsAs(
+      keys.data(), keys.size(),
+      [&](size_t i, float* row, int slot_floats) {
+        const bool slots = config_.copy_slots && starts[i].size() == size_t(dim + slot_floats);
+        std::copy_n(starts[i].begin(), slots ? dim + slot_floats : dim, row);
+      },
+      parallel_for);
+  promoted_ += own_->size() - before;
+  ++changes_;
+  return status;
+}
+
+}  // namespace sok

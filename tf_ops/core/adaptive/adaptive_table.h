@@ -1,0 +1,211 @@
+// Rare keys share static rows, frequent keys have rows of their own, and a sketch decides which.
+//
+// A key's static row is that of its bucket, a hash of the key. Lookups for training count keys
+// without a row of their own; when the count of a key reaches promote_after, it gets a row, which
+// starts as its static row, bit for bit. A key that loses its row goes back to the static one.
+//
+// Of n owners, owner i has the keys of the buckets b with b % n == i, and their static rows, so
+// that a promotion stays with one owner. The sketch's counters are those of buckets: what they say
+// of a key does not depend on n.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/adaptive/count_min_sketch.h"
+#include "core/adaptive/least_used.h"
+#include "core/adaptive/static_bucket.h"
+#include "core/status.h"
+#include "core/table.h"
+#include "core/types.h"
+
+namespace sok {
+
+struct AdaptiveConfig {
+  // Static rows, of all owners.
+  uint64_t static_buckets = 1;
+  uint64_t owners = 1;
+  uint64_t owner = 0;
+
+  // A key gets a row in the lookup in which it is counted for the promote_after-th time. At least
+  // 1, and at most what a counter holds.
+  // Default: 2
+  uint32_t promote_after = 2;
+
+  // Own rows of this owner; beyond them the least used ones make room. 0: no limit.
+  // Default: 0
+  uint64_t max_rows = 0;
+
+  // Counts are halved after every so many steps. 0: never.
+  // Default: 0
+  uint64_t decay_every = 0;
+
+  // Own rows that were not updated for so many seconds go. They are looked for at most 16 times in
+  // that span, so one may stay a sixteenth longer. 0: never.
+  // Default: 0
+  uint32_t ttl = 0;
+
+  // Whether the optimizer's slots of a new row are copies of those of its static row, or start
+  // anew. Default: true
+  bool copy_slots = true;
+
+  // Where a key loses its row, the static row moves by this share of the way to it. In [0, 1].
+  // Default: 0
+  double demote_blend = 0.0;
+
+  // Distinct keys that the counters of all owners are made for, and bits of a counter: 8 or 16.
+  uint64_t sketch_capacity = 1000000;
+  int counter_bits = 8;
+};
+
+// Keys of one lookup, for the deposit that follows it.
+struct AdaptiveKeys {
+  std::shared_ptr<const void> hold;  // keeps the rest alive
+  const Key* keys = nullptr;         // (n)
+  // (n) how many keys of the batch each stands for; null: 1.
+  const int64_t* counts = nullptr;
+  // (n) 1: the own row, which is made if there is none; 0: the static row; -1: the own row if there
+  // is one. Null: -1. In a lookup that is not for training, 1 is the same as -1.
+  const int32_t* mask = nullptr;
+  size_t n = 0;
+};
+
+struct AdaptiveStats {
+  TableStats own, shared;
+  uint64_t promoted, demoted;     // keys that got and that lost a row, ever
+  uint64_t lookups, own_lookups;  // keys that lookups for training read, and those of own rows
+  uint64_t sketch_bytes;
+  double sketch_saturation;  // share of the counters that are at their greatest value
+};
+
+// Thread-safe. Lookups run beside lookups, but for their counting.
+class AdaptiveTable {
+ public:
+  // own: any key, without limit. shared: direct, for the buckets of this owner. Both of one dim,
+  // and for nobody else to train. Errors: kInvalidArgument for a value out of its range,
+  // kResourceExhausted.
+  static Result<std::unique_ptr<AdaptiveTable>> Make(std::shared_ptr<Table> own,
+                                                     std::shared_ptr<Table> shared,
+                                                     const AdaptiveConfig& config);
+
+  // Copies embeddings into out (n, dim). With training it counts and makes rows; else it changes
+  // nothing. A key that gets its row in this call reads what the row starts from.
+  // Errors: kInvalidArgument for another mask, a negative count or a key of another owner; nothing
+  // has changed then. kResourceExhausted if memory ends.
+  template <typename T>  // float or BFloat16
+  Status Lookup(const AdaptiveKeys& batch, bool training, T* out, const ParallelFor& parallel_for);
+
+  // Keeps the gradients (batch.n, dim) until the next Commit, which gives each to the key's own
+  // row, if it has one then and its mask is not 0, else to the static row. Pointers as in
+  // Table::Deposit.
+  void Deposit(AdaptiveKeys batch, std::shared_ptr<const void> hold, const float* gradients,
+               const BFloat16* gradients_bf16);
+
+  // Forgets the deposits. Returns how many gradients there were.
+  uint64_t DropDeposits();
+
+  // One step of both tables: see Table::Commit. Then counts are halved and old rows go, where it is
+  // time.
+  Result<CommitOutcome> Commit(const CommitOptions& options, const ParallelFor& parallel_for);
+
+  // Takes the own rows of keys away. Returns how many had one.
+  Result<uint64_t> Demote(const Key* keys, size_t n, const ParallelFor& parallel_for);
+
+  // What an export writes down, all of one moment. No commit runs and no row is made as long as it
+  // lives; its thread must not use the table otherwise.
+  struct Snapshot {
+    std::unique_lock<std::mutex> lock;
+    Table::Snapshot own, shared;
+    std::string sketch;
+    std::vector<int64_t> counters;
+  };
+  Result<Snapshot> Freeze();
+
+  // One table's part of what Restore takes: see Table::Restore.
+  struct Rows {
+    std::string rule;
+    int64_t steps;
+    const Key* keys;
+    size_t n;
+    const float* embeddings;
+    const float* slots;
+    int slot_floats;
+    const int64_t* update_nums;
+    const float* slot_start;
+  };
+  // Replaces everything by what a snapshot held.
+  // Errors: kInvalidArgument for parts that do not fit this table or each other, kDataLoss for a
+  // damaged sketch. Nothing has changed then, unless memory ended.
+  Status Restore(const Rows& own, const Rows& shared, const std::string& sketch,
+                 const std::vector<int64_t>& counters, const ParallelFor& parallel_for);
+
+  int dim() const { return own_->dim(); }
+  const AdaptiveConfig& config() const { return config_; }
+  const std::shared_ptr<Table>& own() const { return own_; }
+  const std::shared_ptr<Table>& shared() const { return shared_; }
+  AdaptiveStats Stats();
+
+ private:
+  struct Deposited {
+    AdaptiveKeys batch;
+    std::shared_ptr<const void> hold;
+    const float* gradients;
+    const BFloat16* gradients_bf16;
+    int64_t optimizer;  // that accumulates it; kNobody until one has seen it
+  };
+  static constexpr int64_t kNobody = -1;
+  AdaptiveTable(std::shared_ptr<Table> own, std::shared_ptr<Table> shared,
+                const AdaptiveConfig& config, std::unique_ptr<CountMinSketch> sketch);
+  static SketchConfig SketchOf(const AdaptiveConfig& config);
+  Status CheckBatch(const AdaptiveKeys& batch) const;
+  // Reads positions [begin, end) of a batch. `missing` becomes those that asked for an own row and
+  // have none.
+  template <typename T>
+  Status Read(const AdaptiveKeys& batch, size_t begin, size_t end, T* out,
+              std::vector<uint32_t>* missing) const;
+  uint32_t GroupOf(Key key) const;
+  std::vector<Key> BucketsOf(const std::vector<Key>& keys) const;
+
+  // The rest is for who holds mu_.
+  //
+  // Counts, and makes rows for the keys without one that are to have one. `missing`: positions of
+  // the batch whose keys had none when changes_ was `seen`.
+  Status Learn(const AdaptiveKeys& batch, std::vector<uint32_t> missing, uint64_t seen,
+               const ParallelFor& parallel_for);
+  // Estimates after each of the distinct keys was seen `counts` times more.
+  std::vector<uint32_t> Count(const std::vector<Key>& keys, const std::vector<uint32_t>& counts);
+  std::vector<uint32_t> Estimate(const std::vector<Key>& keys) const;
+  // Has the least used rows make room for the newcomers, but for those of the batch; forgets the
+  // least used newcomers if there is still not enough. `used`: distinct keys of the batch.
+  Status MakeRoom(const std::vector<Key>& used, std::vector<UsedKey>* newcomers,
+                  const ParallelFor& parallel_for);
+  Status Promote(const std::vector<Key>& keys, const ParallelFor& parallel_for);
+  Result<uint64_t> DemoteLocked(std::vector<Key> keys, const ParallelFor& parallel_for);
+  // For own rows that have gone: counts them, and moves their static rows towards them.
+  Status Demoted(const EvictedRows& rows, const ParallelFor& parallel_for);
+  std::vector<Deposited> TakeDeposits(int64_t optimizer);
+  // Hands deposits on to the two tables.
+  Status Route(const std::vector<Deposited>& deposits, const ParallelFor& parallel_for);
+  Status AfterStep(const ParallelFor& parallel_for);
+
+  const std::shared_ptr<Table> own_;
+  const std::shared_ptr<Table> shared_;
+  const AdaptiveConfig config_;
+
+  std::mutex deposits_mu_;
+  std::vector<Deposited> deposits_;
+
+  // Guards the rest, and lets one promotion, commit, export or restore run at a time.
+  std::mutex mu_;
+  std::unique_ptr<CountMinSketch> sketch_;
+  LeastUsed least_used_;
+  uint32_t swept_ = 0;  // when old rows were last looked for, by the own table's clock
+  std::atomic<uint64_t> changes_{0};  // grows whenever a key gets or loses its row
+  uint64_t promoted_ = 0, demoted_ = 0, lookups_ = 0, own_lookups_ = 0;
+};
+
+}  // namespace sok

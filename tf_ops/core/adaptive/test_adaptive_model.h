@@ -1,0 +1,183 @@
+// An adaptive table of exact counts, without shards, heaps or threads: what the real one must do.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <set>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/adaptive/adaptive_table.h"
+
+namespace sok {
+
+// In double. `dim` weights and, for Adagrad, as many accumulators.
+struct ModelRow {
+  std::vector<double> weights, slots;
+};
+
+class AdaptiveModel {
+ public:
+  enum class Rule { kSgd, kAdagrad };
+  static constexpr double kSlotStart = 0.1;
+
+  // static_rows: the embedding of every bucket.
+  AdaptiveModel(const AdaptiveConfig& config, Rule rule, double rate,
+                std::vector<std::vector<double>> static_rows)
+      : config_(config), rule_(rule), rate_(rate) {
+    for (auto& weights : static_rows) {
+      const size_t dim = weights.size();
+      shared_.push_back({std::move(weights), std::vector<double>(dim, kSlotStart)});
+    }
+  }
+
+  // What the lookup puts out, and, with training, what it changes.
+  std::vector<double> Lookup(const std::vector<Key>& keys, const std::vector<int64_t>& counts,
+                             const std::vector<int32_t>& mask, bool training) {
+    std::vector<double> out;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const ModelRow& row =
+          mask[i] != 0 && own_.count(keys[i]) > 0 ? own_[keys[i]] : Shared(keys[i]);
+      out.insert(out.end(), row.weights.begin(), row.weights.end());
+    }
+    if (training) Learn(keys, counts, mask);
+    return out;
+  }
+
+  void Deposit(const std::vector<Key>& keys, const std::vector<int32_t>& mask,
+               const std::vector<float>& gradients, size_t dim) {
+    deposited_ = true;  // also if it is of no keys
+    for (size_t i = 0; i < keys.size(); ++i) {
+      deposits_.push_back(
+          {keys[i], mask[i], {gradients.begin() + i * dim, gradients.begin() + (i + 1) * dim}});
+    }
+  }
+
+  void Commit() {
+    if (!deposited_) return;
+    deposited_ = false;
+    std::map<ModelRow*, std::vector<double>> sums;
+    for (const auto& [key, mask, gradient] : deposits_) {
+      ModelRow* row = mask != 0 && own_.count(key) > 0 ? &own_[key] : &Shared(key);
+      std::vector<double>& sum = sums[row];
+      sum.resize(gradient.size());
+      for (size_t j = 0; j < gradient.size(); ++j) sum[j] += gradient[j];
+    }
+    deposits_.clear();
+    for (auto& [row, sum] : sums) Step(row, sum);
+    ++steps_;
+    if (config_.decay_every > 0 && steps_ % config_.decay_every == 0) {
+      for (auto& [key, count] : counts_) count /= 2;
+    }
+  }
+
+  uint64_t Demote(std::set<Key> keys) {
+    uint64_t demoted = 0;
+    for (Key key : keys) {  // in order of the keys
+      const auto row = own_.find(key);
+      if (row == own_.end()) continue;
+      ModelRow& shared = Shared(key);
+      for (size_t j = 0; j < shared.weights.size(); ++j) {
+        shared.weights[j] += config_.demote_blend * (row->second.weights[j] - shared.weights[j]);
+      }
+      own_.erase(row);
+      ++demoted;
+    }
+    demoted_ += demoted;
+    return demoted;
+  }
+
+  const std::unordered_map<Key, ModelRow>& own() const { return own_; }
+  const std::vector<ModelRow>& shared() const { return shared_; }
+  uint64_t promoted() const { return promoted_; }
+  uint64_t demoted() const { return demoted_; }
+  uint64_t lookups() const { return lookups_; }
+  uint64_t own_lookups() const { return own_lookups_; }
+  uint64_t steps() const { return steps_; }
+
+ private:
+  struct Waiting {
+    Key key;
+    int32_t mask;
+    std::vector<double> gradient;
+  };
+
+  ModelRow& Shared(Key key) { return shared_[StaticBucket(key, config_.static_buckets)]; }
+
+  void Learn(const std::vector<Key>& keys, const std::vector<int64_t>& counts,
+             const std::vector<int32_t>& mask) {
+    std::map<Key, std::pair<uint64_t, bool>> seen;  // count, forced
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const bool has_row = own_.count(keys[i]) > 0;
+      lookups_ += counts[i];
+      if (mask[i] != 0 && has_row) own_lookups_ += counts[i];
+      if (mask[i] == 0 || (has_row && config_.max_rows == 0)) continue;
+      auto& [count, forced] = seen[keys[i]];
+      count += counts[i];
+      forced |= mask[i] == 1;
+    }
+    const uint64_t most = config_.counter_bits == 8 ? 255 : 65535;
+    std::vector<std::pair<uint64_t, Key>> newcomers;
+    for (const auto& [key, how] : seen) {
+      uint64_t& count = counts_[key];
+      count = std::min(most, count + how.first);
+      if (own_.count(key) == 0 && (how.second || count >= config_.promote_after)) {
+        newcomers.emplace_back(count, key);
+      }
+    }
+    if (config_.max_rows > 0) MakeRoom(seen, &newcomers);
+    for (const auto& [count, key] : newcomers) {
+      ModelRow row = Shared(key);
+      if (!config_.copy_slots) row.slots.assign(row.slots.size(), kSlotStart);
+      own_[key] = std::move(row);
+      ++promoted_;
+    }
+  }
+
+  template <typename Seen>
+  void MakeRoom(const Seen& seen, std::vector<std::pair<uint64_t, Key>>* newcomers) {
+    std::vector<std::pair<uint64_t, Key>> rest;
+    for (const auto& [key, row] : own_) {
+      if (seen.count(key) == 0) rest.emplace_back(counts_[key], key);
+    }
+    std::sort(rest.begin(), rest.end());
+    const uint64_t all = own_.size() + newcomers->size();
+    const uint64_t over = all > config_.max_rows ? all - config_.max_rows : 0;
+    std::set<Key> leaving;
+    for (size_t i = 0; i < std::min<uint64_t>(over, rest.size()); ++i)
+      leaving.insert(rest[i].second);
+    Demote(leaving);
+    std::sort(newcomers->begin(), newcomers->end(), [](const auto& a, const auto& b) {
+      return a.first != b.first ? a.first > b.first : a.second < b.second;
+    });
+    newcomers->resize(std::min<uint64_t>(newcomers->size(), config_.max_rows - own_.size()));
+  }
+
+  void Step(ModelRow* row, const std::vector<double>& gradient) const {
+    for (size_t j = 0; j < gradient.size(); ++j) {
+      double divisor = 1;
+      if (rule_ == Rule::kAdagrad) {
+        row->slots[j] += gradient[j] * gradient[j];
+        divisor = std::sqrt(row->slots[j] + 1e-7);
+      }
+      row->weights[j] -= rate_ * gradient[j] / divisor;
+    }
+  }
+
+  const AdaptiveConfig config_;
+  const Rule rule_;
+  const double rate_;
+  std::unordered_map<Key, ModelRow> own_;
+  std::vector<ModelRow> shared_;
+  std::unordered_map<Key, uint64_t> counts_;
+  std::vector<Waiting> deposits_;
+  bool deposited_ = false;
+  uint64_t promoted_ = 0, demoted_ = 0, lookups_ = 0, own_lookups_ = 0, steps_ = 0;
+};
+
+}  // namespace sok

@@ -1,0 +1,238 @@
+// What tests of an adaptive table share: making one, and lookups, deposits and commits of vectors.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/adaptive/adaptive_table.h"
+#include "core/test_result.h"
+#include "core/test_threads.h"
+
+namespace sok {
+
+constexpr int kAdaptiveDim = 3;
+
+// So many counters that a few keys do not meet in them: counts are exact.
+inline AdaptiveConfig ExactConfig(uint64_t buckets, uint32_t promote_after) {
+  AdaptiveConfig config;
+  config.static_buckets = buckets;
+  config.promote_after = promote_after;
+  config.sketch_capacity = 20000;
+  return config;
+}
+
+struct AdaptiveRowsConfig {
+  bool step_clock = false;  // the clock of own rows counts steps
+};
+
+inline Result<std::unique_ptr<AdaptiveTable>> TryAdaptive(const AdaptiveConfig& config,
+                                                          const AdaptiveRowsConfig& of_rows = {}) {
+  TableConfig rows;
+  rows.dim = kAdaptiveDim;
+  rows.step_clock = of_rows.step_clock;
+  auto own = Table::Make(rows);
+  if (!own.ok()) return own.status();
+  rows.direct = true;
+  rows.owners = config.owners;
+  rows.owner = config.owner;
+  rows.max_rows = (config.static_buckets + config.owners - 1) / config.owners;
+  auto shared = Table::Make(rows);
+  if (!shared.ok()) return shared.status();
+  return AdaptiveTable::Make(std::move(own.value()), std::move(shared.value()), config);
+}
+
+inline std::unique_ptr<AdaptiveTable> MakeAdaptive(const AdaptiveConfig& config,
+                                                   const AdaptiveRowsConfig& rows = {}) {
+  return Value(TryAdaptive(config, rows));
+}
+
+// A batch that owns what it points to, as an op's tensors do. Empty counts and mask are null.
+struct AdaptiveBatch {
+  std::vector<Key> keys;
+  std::vector<int64_t> counts;
+  std::vector<int32_t> mask;
+
+  size_t size() const { return keys.size(); }
+  AdaptiveKeys View() const {
+    const auto held = std::make_shared<const AdaptiveBatch>(*this);
+    AdaptiveKeys view;
+    view.keys = held->keys.data();
+    view.counts = counts.empty() ? nullptr : held->counts.data();
+    view.mask = mask.empty() ? nullptr : held->mask.data();
+    view.n = keys.size();
+    view.hold = held;
+    return view;
+  }
+};
+
+inline Status TryLook(AdaptiveTable& table, const AdaptiveBatch& batch, bool training,
+                      std::vector<float>* out, const ParallelFor& parallel_for = SerialFor) {
+  out->assign(batch.size() * kAdaptiveDim, -77.0f);
+  return table.Lookup(batch.View(), training, out->data(), parallel_for);
+}
+
+inline std::vector<float> Look(AdaptiveTable& table, const AdaptiveBatch& batch, bool training,
+                               const ParallelFor& parallel_for = SerialFor) {
+  std::vector<float> out;
+  const Status status = TryLook(table, batch, training, &out, parallel_for);
+  REQUIRE_MESSAGE(status.ok(), status.message());
+  return out;
+}
+
+// The same key so often.
+inline AdaptiveBatch Times(Key key, size_t times) { return {std::vector<Key>(times, key), {}, {}}; }
+
+inline void DepositOn(AdaptiveTable& table, const AdaptiveBatch& batch,
+                      const std::vector<float>& gradients) {
+  const auto hold = std::make_shared<const std::vector<float>>(gradients);
+  table.Deposit(batch.View(), hold, hold->data(), nullptr);
+}
+
+inline void DepositOnes(AdaptiveTable& table, const AdaptiveBatch& batch) {
+  DepositOn(table, batch, std::vector<float>(batch.size() * kAdaptiveDim, 1.0f));
+}
+
+inline CommitOptions Options(const std::string& rule, double rate = 0.5) {
+  CommitOptions options;
+  options.rule = rule;
+  options.hypers = {{"learning_rate", rate}};
+  return options;
+}
+
+inline CommitOutcome CommitOn(AdaptiveTable& table, const CommitOptions& options,
+                              const ParallelFor& parallel_for = SerialFor) {
+  return Value(table.Commit(options, parallel_for));
+}
+
+// A step of SGD that changes nothing but counts.
+inline void IdleStep(AdaptiveTable& table, Key key = 0) {
+  DepositOn(table, {{key}, {}, {0}}, std::vector<float>(kAdaptiveDim, 0.0f));
+  CommitOn(table, Options("sgd"));
+}
+
+struct RowContents {
+  std::vector<float> embedding, slots;
+  int64_t update_num;
+  bool operator==(const RowContents& other) const {
+    return embedding == other.embedding && slots == other.slots && update_num == other.update_num;
+  }
+};
+using TableContents = std::map<Key, RowContents>;
+
+inline TableContents ContentsOf(const Table::Snapshot& snapshot) {
+  const size_t n = snapshot.size(), width = snapshot.slot_floats();
+  std::vector<Key> keys(n);
+  std::vector<float> embeddings(n * kAdaptiveDim), slots(n * width);
+  std::vector<int64_t> update_nums(n);
+  REQUIRE(snapshot.Write(keys.data(), embeddings.data(), slots.data(), update_nums.data()).ok());
+  TableContents contents;
+  for (size_t i = 0; i < n; ++i) {
+    contents[keys[i]] = {
+        {embeddings.begin() + i * kAdaptiveDim, embeddings.begin() + (i + 1) * kAdaptiveDim},
+        {slots.begin() + i * width, slots.begin() + (i + 1) * width},
+        update_nums[i]};
+  }
+  return contents;
+}
+
+// Everything that a table holds, in an order that says nothing of where it lay.
+struct AdaptiveContents {
+  TableContents own, shared;
+  TableState own_state, shared_state;
+  std::vector<float> slot_start;
+  std::string sketch;
+  std::vector<int64_t> counters;
+};
+
+inline AdaptiveContents ContentsOf(AdaptiveTable& table) {
+  const AdaptiveTable::Snapshot snapshot = Value(table.Freeze());
+  return {ContentsOf(snapshot.own), ContentsOf(snapshot.shared), snapshot.own.state(),
+          snapshot.shared.state(),  snapshot.own.slot_start(),   snapshot.sketch,
+          snapshot.counters};
+}
+
+inline bool Same(const AdaptiveContents& a, const AdaptiveContents& b) {
+  return a.own == b.own && a.shared == b.shared && a.own_state.rule == b.own_state.rule &&
+         a.own_state.steps == b.own_state.steps && a.shared_state.rule == b.shared_state.rule &&
+         a.shared_state.steps == b.shared_state.steps && a.sketch == b.sketch &&
+         a.counters == b.counters;
+}
+
+// Its rows as Restore takes them.
+struct RestoreRows {
+  explicit RestoreRows(const TableContents& contents, const TableState& state,
+                       const std::vector<float>& start)
+      : slot_start(start) {
+    for (const auto& [key, row] : contents) {
+      keys.push_back(key);
+      embeddings.insert(embeddings.end(), row.embedding.begin(), row.embedding.end());
+      slots.insert(slots.end(), row.slots.begin(), row.slots.end());
+      update_nums.push_back(row.update_num);
+    }
+    rule = state.rule;
+    steps = state.steps;
+  }
+  AdaptiveTable::Rows View() const {
+    return {rule,
+            steps,
+            keys.data(),
+            keys.size(),
+            embeddings.data(),
+            slots.data(),
+            static_cast<int>(slot_start.size()),
+            update_nums.data(),
+            slot_start.data()};
+  }
+  std::string rule;
+  int64_t steps;
+  std::vector<Key> keys;
+  std::vector<float> embeddings, slots, slot_start;
+  std::vector<int64_t> update_nums;
+};
+
+struct RestoreParts {
+  explicit RestoreParts(const AdaptiveContents& from)
+      : own(from.own, from.own_state, from.slot_start),
+        shared(from.shared, from.shared_state, from.slot_start),
+        sketch(from.sketch),
+        counters(from.counters) {}
+  Status Into(AdaptiveTable& table, const ParallelFor& parallel_for = SerialFor) const {
+    return table.Restore(own.View(), shared.View(), sketch, counters, parallel_for);
+  }
+  RestoreRows own, shared;
+  std::string sketch;
+  std::vector<int64_t> counters;
+};
+
+inline std::vector<Key> OwnKeys(AdaptiveTable& table) {
+  std::vector<Key> keys;
+  for (const auto& [key, row] : ContentsOf(Value(table.own()->Freeze()))) keys.push_back(key);
+  return keys;
+}
+
+// The embedding of one key, as an evaluation sees it.
+inline std::vector<float> See(AdaptiveTable& table, Key key) {
+  return Look(table, {{key}, {}, {}}, false);
+}
+inline std::vector<float> SeeShared(AdaptiveTable& table, Key key) {
+  return Look(table, {{key}, {}, {0}}, false);
+}
+
+// The first `n` keys from `from` on that share the static row of `bucket`.
+inline std::vector<Key> KeysOfBucket(uint64_t bucket, uint64_t buckets, size_t n, Key from = 0) {
+  std::vector<Key> keys;
+  for (Key key = from; keys.size() < n; ++key) {
+    if (StaticBucket(key, buckets) == bucket) keys.push_back(key);
+  }
+  return keys;
+}
+
+}  // namespace sok

@@ -1,0 +1,224 @@
+// Ops on what an adaptive table holds: export, restore, demote, stats.
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/adaptive_resource.h"
+#include "kernels/snapshot.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+// The contents of one of the two tables, as an op's inputs or outputs.
+#define SOK_SNAPSHOT(Put, prefix)        \
+  Put(prefix "_keys: int64")             \
+      .Put(prefix "_embeddings: float")  \
+      .Put(prefix "_slots: float")       \
+      .Put(prefix "_update_nums: int64") \
+      .Put(prefix "_slot_start: float")  \
+      .Put(prefix "_rule: string")       \
+      .Put(prefix "_steps: int64")
+
+namespace sok {
+
+namespace tf = tensorflow;
+using tf::shape_inference::InferenceContext;
+
+namespace {
+
+// A kernel on the adaptive table of input 0.
+class AdaptiveOp : public tf::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tf::OpKernelContext* ctx) final {
+    tf::core::RefCountPtr<AdaptiveResource> resource;
+    OP_REQUIRES_OK(ctx, GetAdaptive(ctx, &resource));
+    OP_REQUIRES_OK(ctx, Run(ctx, *resource->table(), resource->name()));
+  }
+
+ protected:
+  virtual absl::Status Run(tf::OpKernelContext* ctx, AdaptiveTable& table,
+                           const std::string& name) = 0;
+};
+
+}  // namespace
+
+REGISTER_OP("SokEmbed>AdaptiveExport")
+    .Input("table: resource")
+    .SOK_SNAPSHOT(Output, "own")
+    .SOK_SNAPSHOT(Output, "static")
+    .Output("cells: uint8")
+    .Output("counters: int64")
+    .Attr("dim: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      SetSnapshotShapes(c, 0, dim);
+      SetSnapshotShapes(c, kSnapshotTensors, dim);
+      c->set_output(2 * kSnapshotTensors, c->Vector(c->UnknownDim()));
+      c->set_output(2 * kSnapshotTensors + 1, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    });
+
+class AdaptiveExportOp : public AdaptiveOp {
+ public:
+  using AdaptiveOp::AdaptiveOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, AdaptiveTable& table,
+                   const std::string& name) override {
+    const auto frozen = table.Freeze();
+    TF_RETURN_IF_ERROR(ToAbsl(frozen.status(), name));
+    const AdaptiveTable::Snapshot& snapshot = frozen.value();
+    TF_RETURN_IF_ERROR(PutSnapshot(ctx, 0, name, snapshot.own, table.dim(), true));
+    TF_RETURN_IF_ERROR(
+        PutSnapshot(ctx, kSnapshotTensors, name, snapshot.shared, table.dim(), true));
+    tf::Tensor *cells, *counters;
+    const auto bytes = static_cast<int64_t>(snapshot.sketch.size());
+    const auto count = static_cast<int64_t>(snapshot.counters.size());
+    TF_RETURN_IF_ERROR(ctx->allocate_output(2 * kSnapshotTensors, {bytes}, &cells));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(2 * kSnapshotTensors + 1, {count}, &counters));
+    std::copy(snapshot.sketch.begin(), snapshot.sketch.end(), cells->flat<uint8_t>().data());
+    std::copy(snapshot.counters.begin(), snapshot.counters.end(), counters->flat<int64_t>().data());
+    return absl::OkStatus();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveExport").Device(tf::DEVICE_CPU), AdaptiveExportOp);
+
+REGISTER_OP("SokEmbed>AdaptiveRestore")
+    .Input("table: resource")
+    .SOK_SNAPSHOT(Input, "own")
+    .SOK_SNAPSHOT(Input, "static")
+    .Input("cells: uint8")
+    .Input("counters: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); });
+
+class AdaptiveRestoreOp : public AdaptiveOp {
+ public:
+  using AdaptiveOp::AdaptiveOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, AdaptiveTable& table,
+                   const std::string& name) override {
+    AdaptiveTable::Rows own, shared;
+    TF_RETURN_IF_ERROR(ReadSnapshot(ctx, 1, name, table.dim(), &own));
+    TF_RETURN_IF_ERROR(ReadSnapshot(ctx, 1 + kSnapshotTensors, name, table.dim(), &shared));
+    const auto cells = ctx->input(1 + 2 * kSnapshotTensors).flat<uint8_t>();
+    const auto counters = ctx->input(2 + 2 * kSnapshotTensors).flat<int64_t>();
+    return ToAbsl(
+        table.Restore(own, shared, std::string(cells.data(), cells.data() + cells.size()),
+                      std::vector<int64_t>(counters.data(), counters.data() + counters.size()),
+                      IntraOpPool(ctx)),
+        name);
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveRestore").Device(tf::DEVICE_CPU), AdaptiveRestoreOp);
+
+REGISTER_OP("SokEmbed>AdaptiveDemote")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Output("demoted: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class AdaptiveDemoteOp : public AdaptiveOp {
+ public:
+  using AdaptiveOp::AdaptiveOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, AdaptiveTable& table,
+                   const std::string& name) override {
+    const tf::Tensor& keys = ctx->input(1);
+    const auto demoted = table.Demote(static_cast<const Key*>(keys.data()),
+                                      static_cast<size_t>(keys.NumElements()), IntraOpPool(ctx));
+    TF_RETURN_IF_ERROR(ToAbsl(demoted.status(), name));
+    tf::Tensor* out = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {}, &out));
+    out->scalar<int64_t>()() = static_cast<int64_t>(demoted.value());
+    return absl::OkStatus();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveDemote").Device(tf::DEVICE_CPU), AdaptiveDemoteOp);
+
+REGISTER_OP("SokEmbed>AdaptiveDropDeposits")
+    .Input("table: resource")
+    .Output("dropped: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class AdaptiveDropDepositsOp : public AdaptiveOp {
+ public:
+  using AdaptiveOp::AdaptiveOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, AdaptiveTable& table, const std::string&) override {
+    tf::Tensor* out = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {}, &out));
+    out->scalar<int64_t>()() = static_cast<int64_t>(table.DropDeposits());
+    return absl::OkStatus();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveDropDeposits").Device(tf::DEVICE_CPU),
+                        AdaptiveDropDepositsOp);
+
+REGISTER_OP("SokEmbed>AdaptiveStats")
+    .Input("table: resource")
+    .Output("names: string")
+    .Output("values: double")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    });
+
+class AdaptiveStatsOp : public AdaptiveOp {
+ public:
+  using AdaptiveOp::AdaptiveOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, AdaptiveTable& table, const std::string&) override {
+    const AdaptiveStats stats = table.Stats();
+    const uint64_t own = stats.own.index_bytes + stats.own.row_bytes;
+    const uint64_t shared = stats.shared.index_bytes + stats.shared.row_bytes;
+    const auto number = [](uint64_t value) { return static_cast<double>(value); };
+    const std::vector<std::pair<const char*, double>> items = {
+        {"rows", number(stats.own.rows)},
+        {"max_rows", number(stats.own.max_rows)},
+        {"static_rows", number(stats.shared.rows)},
+        {"static_buckets", number(table.config().static_buckets)},
+        {"promoted", number(stats.promoted)},
+        {"demoted", number(stats.demoted)},
+        {"lookups", number(stats.lookups)},
+        {"own_lookups", number(stats.own_lookups)},
+        {"sketch_saturation", stats.sketch_saturation},
+        {"own_bytes", number(own)},
+        {"static_bytes", number(shared)},
+        {"sketch_bytes", number(stats.sketch_bytes)},
+        {"bytes", number(own + shared + stats.sketch_bytes)},
+        {"steps", number(stats.own.steps)},
+        {"pending_gradients", number(stats.own.pending_gradients + stats.shared.pending_gradients)},
+    };
+    const auto n = static_cast<int64_t>(items.size());
+    tf::Tensor *names, *values;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {n}, &names));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(1, {n}, &values));
+    for (int64_t i = 0; i < n; ++i) {
+      names->vec<tf::tstring>()(i) = items[i].first;
+      values->vec<double>()(i) = items[i].second;
+    }
+    return absl::OkStatus();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveStats").Device(tf::DEVICE_CPU), AdaptiveStatsOp);
+
+}  // namespace sok

@@ -1,0 +1,381 @@
+// SokEmbed>AdaptiveMaskGather: rows of a static variable and rows of a table, each into its place.
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "core/bfloat16.h"
+#include "core/stores/row_copy.h"
+#include "kernels/receipt.h"
+#include "kernels/static_bucket_hash.h"
+#include "kernels/table_resource.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_var.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+
+namespace tf = tensorflow;
+using tf::shape_inference::InferenceContext;
+using tf::shape_inference::ShapeHandle;
+
+// The anchor is not read: it is what the embeddings of own rows depend on, as far as gradients are
+// concerned. `own` says which embeddings are of own rows: a key without one gets its static row,
+// whatever its mask. With hash_keys nobody reads `buckets`: they are hashes of the keys' decimal
+// digits, and put out where static rows were read. own_gradient is for the gradient of the op.
+REGISTER_OP("SokEmbed>AdaptiveMaskGather")
+    .Input("table: resource")
+    .Input("static_rows: resource")
+    .Input("keys: int64")
+    .Input("buckets: int64")
+    .Input("mask: int32")
+    .Input("anchor: float")
+    .Output("embeddings: dtype")
+    .Output("receipt: variant")
+    .Output("own: bool")
+    .Output("hashed_buckets: int64")
+    .Attr("dtype: {float, bfloat16} = DT_FLOAT")
+    .Attr("dim: int >= 1")
+    .Attr("make_rows: bool")
+    .Attr("copy_slots: bool = true")
+    .Attr("hash_keys: bool = false")
+    .Attr("own_gradient: bool = true")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      bool hash_keys;
+      TF_RETURN_IF_ERROR(c->GetAttr("hash_keys", &hash_keys));
+      ShapeHandle keys, out;
+      TF_RETURN_IF_ERROR(c->Merge(c->input(2), c->input(4), &keys));
+      if (!hash_keys) TF_RETURN_IF_ERROR(c->Merge(keys, c->input(3), &keys));
+      TF_RETURN_IF_ERROR(c->Concatenate(keys, c->Vector(dim), &out));
+      c->set_output(0, out);
+      c->set_output(1, c->Scalar());
+      c->set_output(2, keys);
+      c->set_output(3, hash_keys ? keys : c->Vector(0));
+      return absl::OkStatus();
+    });
+
+namespace {
+
+absl::Status AtPosition(const std::string& expected, int64_t value, size_t position) {
+  return absl::InvalidArgumentError("expected " + expected + ", got " + std::to_string(value) +
+                                    " at position " + std::to_string(position));
+}
+
+// Copies rows of a matrix: that of buckets[places[i]] to out[places[i]].
+template <typename T>
+void CopyStaticRows(const float* rows, const int64_t* buckets, const std::vector<uint32_t>& places,
+                    int dim, T* out) {
+  constexpr size_t kAhead = 16;
+  const size_t n = places.size();
+  for (size_t i = 0; i < std::min(kAhead, n); ++i) {
+    PrefetchForCopy(rows + buckets[places[i]] * dim, dim);
+  }
+  for (size_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) PrefetchForCopy(rows + buckets[places[i + kAhead]] * dim, dim);
+    CopyRow(rows + buckets[places[i]] * dim, dim, out + size_t{places[i]} * dim);
+  }
+}
+
+// What a block of positions, which one thread reads, found out.
+struct Block {
+  std::vector<Key> keys;          // of mask 1
+  std::vector<uint32_t> places;   // (keys) in the batch
+  std::vector<uint32_t> missing;  // positions in keys of those without a row
+  absl::Status status;
+};
+
+class AdaptiveMaskGatherOp : public tf::OpKernel {
+ public:
+  explicit AdaptiveMaskGatherOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("make_rows", &make_rows_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("copy_slots", &copy_slots_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("hash_keys", &hash_keys_));
+  }
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    tf::core::RefCountPtr<TableResource> resource;
+    OP_REQUIRES_OK(ctx, GetTable(ctx, &resource));
+    const absl::Status status = ctx->expected_output_dtype(0) == tf::DT_FLOAT
+                                    ? Run<float>(ctx, *resource)
+                                    : Run<BFloat16>(ctx, *resource);
+    if (status.ok()) return;
+    ctx->SetStatus(absl::Status(
+        status.code(), absl::StrCat("table '", resource->name(), "': ", status.message())));
+  }
+
+ private:
+  absl::Status CheckInputs(tf::OpKernelContext* ctx, const Table& table) const {
+    const tf::Tensor &keys = ctx->input(2), &buckets = ctx->input(3), &mask = ctx->input(4);
+    if (table.dim() != dim_) {
+      return absl::InvalidArgumentError("it has dim " + std::to_string(table.dim()) +
+                                        ", the lookup expected " + std::to_string(dim_));
+    }
+    if ((!hash_keys_ && keys.shape() != buckets.shape()) || keys.shape() != mask.shape()) {
+      return absl::InvalidArgumentError(
+          "expected keys, buckets and a mask of one shape, got shapes " +
+          keys.shape().DebugString() + ", " + buckets.shape().DebugString() + " and " +
+          mask.shape().DebugString());
+    }
+    if (keys.NumElements() > int64_t{INT32_MAX}) {
+      return absl::InvalidArgumentError("expected fewer than 2^31 keys in one lookup, got " +
+                                        std::to_string(keys.NumElements()));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckStatic(const tf::Var& variable) const {
+    if (!variable.is_initialized) {
+      return absl::FailedPreconditionError("expected initialized static rows");
+    }
+    const tf::Tensor& rows = *const_cast<tf::Var&>(variable).tensor();
+    if (rows.dtype() == tf::DT_FLOAT && rows.dims() == 2 && rows.dim_size(1) == dim_) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(
+        "expected static rows of float32 and shape [buckets, " + std::to_string(dim_) + "], got " +
+        tf::DataTypeString(rows.dtype()) + " of shape " + rows.shape().DebugString());
+  }
+
+  // Reads positions [begin, end). The variable, whose rows these are, is locked.
+  template <typename T>
+  absl::Status Read(tf::OpKernelContext* ctx, const Table& table, const tf::Tensor& static_rows,
+                    size_t begin, size_t end, T* out, bool* is_own, int64_t* hashed,
+                    Block* block) const {
+    const auto* key = static_cast<const Key*>(ctx->input(2).data());
+    const auto* given = static_cast<const int64_t*>(ctx->input(3).data());
+    const auto* mask = static_cast<const int32_t*>(ctx->input(4).data());
+    const auto buckets = static_cast<uint64_t>(static_rows.dim_size(0));
+    // Written without a branch on the mask, which nobody can predict.
+    std::vector<uint32_t> shared(end - begin);
+    block->keys.resize(end - begin);
+    block->places.resize(end - begin);
+    size_t owned = 0, sharing = 0;
+    bool wrong = false;
+    for (size_t i = begin; i < end; ++i) {
+      const bool own = mask[i] == 1;
+      block->keys[owned] = key[i];
+      block->places[owned] = static_cast<uint32_t>(i);
+      shared[sharing] = static_cast<uint32_t>(i);
+      owned += own;
+      sharing += !own;
+      is_own[i] = own;
+      wrong |= static_cast<uint32_t>(mask[i]) > 1;
+    }
+    for (size_t i = begin; wrong && i < end; ++i) {
+      if (mask[i] == 0 || mask[i] == 1) continue;
+      return AtPosition("a mask of 1 (own row) or 0 (static row)", mask[i], i);
+    }
+    for (size_t i = begin; !hash_keys_ && i < end; ++i) {
+      if (static_cast<uint64_t>(given[i]) < buckets) continue;
+      return AtPosition("buckets in [0, " + std::to_string(buckets) + ")", given[i], i);
+    }
+    block->keys.resize(owned);
+    block->places.resize(owned);
+    shared.resize(sharing);
+    TF_RETURN_IF_ERROR(ToAbsl(table.Find(block->keys.data(), owned, block->places.data(), out,
+                                         &block->missing, SerialFor)));
+    for (uint32_t i : block->missing) {
+      shared.push_back(block->places[i]);
+      is_own[block->places[i]] = false;
+    }
+    for (size_t s = 0; hash_keys_ && s < shared.size(); ++s) {
+      const size_t i = shared[s];
+      hashed[i] = static_cast<int64_t>(FingerprintOfDigits(static_cast<int64_t>(key[i])) % buckets);
+    }
+    CopyStaticRows(static_rows.flat<float>().data(), hash_keys_ ? hashed : given, shared, dim_,
+                   out);
+    return absl::OkStatus();
+  }
+
+  // The slots of static rows, (slot, rows, width each): one lock at a time, since optimizers take
+  // them in another order.
+  struct SlotRows {
+    std::vector<std::vector<float>> values;
+    std::vector<int64_t> widths;
+    int64_t floats = 0;
+  };
+
+  absl::Status ReadSlots(const TableResource& resource, const std::vector<int64_t>& buckets,
+                         SlotRows* slots) const {
+    const auto sources = copy_slots_ ? resource.slot_sources() : nullptr;
+    for (size_t s = 0; sources != nullptr && s < sources->size(); ++s) {
+      tf::Var& variable = *(*sources)[s];
+      tf::tf_shared_lock lock(*variable.mu());
+      const tf::Tensor& from = *variable.tensor();
+      if (!variable.is_initialized || from.dtype() != tf::DT_FLOAT || from.dims() != 2) {
+        *slots = {};
+        break;
+      }
+      const int64_t width = from.dim_size(1);
+      std::vector<float>& to = slots->values.emplace_back(buckets.size() * width);
+      for (size_t i = 0; i < buckets.size(); ++i) {
+        if (buckets[i] >= from.dim_size(0)) {
+          return absl::InvalidArgumentError("expected a slot for each static row, got shape " +
+                                            from.shape().DebugString());
+        }
+        std::copy_n(from.flat<float>().data() + buckets[i] * width, width, to.data() + i * width);
+      }
+      slots->widths.push_back(width);
+      slots->floats += width;
+    }
+    return absl::OkStatus();
+  }
+
+  // Makes rows that start as `starts` (keys, dim), the static rows of buckets.
+  absl::Status MakeRows(tf::OpKernelContext* ctx, const TableResource& resource,
+                        const std::vector<Key>& keys, const std::vector<int64_t>& buckets,
+                        const std::vector<float>& starts) const {
+    SlotRows slots;
+    TF_RETURN_IF_ERROR(ReadSlots(resource, buckets, &slots));
+    const int dim = dim_;
+    return ToAbsl(resource.table()->MakeRowsAs(
+        keys.data(), keys.size(),
+        [&](size_t i, float* row, int floats) {
+          float* to = std::copy_n(starts.data() + i * dim, dim, row);
+          if (floats != slots.floats) return;  // the slots of another rule
+          for (size_t s = 0; s < slots.values.size(); ++s) {
+            const int64_t width = slots.widths[s];
+            to = std::copy_n(slots.values[s].data() + i * width, width, to);
+          }
+        },
+        IntraOpPool(ctx)));
+  }
+
+  template <typename T>
+  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) {
+    Table& table = *resource.table();
+    TF_RETURN_IF_ERROR(CheckInputs(ctx, table));
+    TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(1), "static_rows"));
+    const tf::Tensor& keys = ctx->input(2);
+    const auto n = static_cast<size_t>(keys.NumElements());
+    tf::core::RefCountPtr<tf::Var> variable;
+    TF_RETURN_IF_ERROR(tf::LookupResource(ctx, tf::HandleFromInput(ctx, 1), &variable));
+    tf::TensorShape shape = keys.shape();
+    shape.AddDim(dim_);
+    tf::Tensor *embeddings, *receipt, *owned, *hashed;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &embeddings));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(1, {}, &receipt));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(2, keys.shape(), &owned));
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_output(3, hash_keys_ ? keys.shape() : tf::TensorShape({0}), &hashed));
+    int64_t* hashes = hashed->flat<int64_t>().data();
+    std::fill_n(hashes, hashed->NumElements(), 0);
+    const int64_t* bucket = hash_keys_ ? hashes : ctx->input(3).flat<int64_t>().data();
+    auto* out = static_cast<T*>(embeddings->data());
+    bool* is_own = owned->flat<bool>().data();
+
+    auto blocks = std::make_shared<std::vector<Block>>((n + kBlock - 1) / kBlock);
+    std::vector<Key> made;
+    std::vector<int64_t> buckets;
+    std::vector<float> starts;
+    {
+      // Writers wait until the last row has been read.
+      tf::tf_shared_lock lock(*variable->mu());
+      TF_RETURN_IF_ERROR(CheckStatic(*variable));
+      const tf::Tensor& rows = *variable->tensor();
+      IntraOpPool(ctx)(static_cast<int64_t>(blocks->size()), kBlock * 25,
+                       [&](int64_t first, int64_t last) {
+                         for (int64_t b = first; b < last; ++b) {
+                           const size_t begin = b * kBlock;
+                           Block& block = (*blocks)[b];
+                           block.status = Read(ctx, table, rows, begin, std::min(begin + kBlock, n),
+                                               out, is_own, hashes, &block);
+                         }
+                       });
+      for (const Block& block : *blocks) TF_RETURN_IF_ERROR(block.status);
+      if (make_rows_) {
+        TF_RETURN_IF_ERROR(Admit(table, *blocks, bucket, &made, &buckets));
+        const float* from = rows.flat<float>().data();
+        starts.resize(made.size() * dim_);
+        for (size_t i = 0; i < made.size(); ++i) {
+          std::copy_n(from + buckets[i] * dim_, dim_, starts.data() + i * dim_);
+        }
+      }
+    }
+    if (!made.empty()) {
+      TF_RETURN_IF_ERROR(MakeRows(ctx, resource, made, buckets, starts));
+      // An earlier occurrence of a key may have been held back, and a later one admitted.
+      const std::unordered_set<Key> has_row(made.begin(), made.end());
+      for (const Block& block : *blocks) {
+        for (uint32_t i : block.missing) {
+          is_own[block.places[i]] = has_row.count(block.keys[i]) > 0;
+        }
+      }
+    }
+    const std::shared_ptr<Table> target = resource.table();
+    receipt->scalar<tf::Variant>()() = Receipt{
+        resource.name(), n, dim_,
+        [target, blocks, own = *owned](std::shared_ptr<const void> hold, const float* gradients,
+                                       const BFloat16* gradients_bf16) {
+          target->Deposit(OwnKeys(*blocks, own.flat<bool>().data()), std::move(hold), gradients,
+                          gradients_bf16);
+        }};
+    return absl::OkStatus();
+  }
+
+  // The keys without a row that may have one, and their static rows.
+  static absl::Status Admit(Table& table, const std::vector<Block>& blocks, const int64_t* bucket,
+                            std::vector<Key>* keys, std::vector<int64_t>* buckets) {
+    std::vector<Key> without;
+    std::vector<uint32_t> places;
+    for (const Block& block : blocks) {
+      for (uint32_t i : block.missing) {
+        without.push_back(block.keys[i]);
+        places.push_back(block.places[i]);
+      }
+    }
+    std::vector<uint32_t> admitted(without.size());
+    std::iota(admitted.begin(), admitted.end(), 0);
+    TF_RETURN_IF_ERROR(ToAbsl(table.AdmitMissing(without.data(), &admitted)));
+    for (uint32_t i : admitted) {
+      keys->push_back(without[i]);
+      buckets->push_back(bucket[places[i]]);
+    }
+    return absl::OkStatus();
+  }
+
+  // The keys of own rows, for a deposit of the whole batch's gradients.
+  static LookupKeys OwnKeys(const std::vector<Block>& blocks, const bool* is_own) {
+    struct Owned {
+      std::vector<Key> keys;
+      std::vector<uint32_t> places;
+    };
+    auto owned = std::make_shared<Owned>();
+    for (const Block& block : blocks) {
+      for (size_t i = 0; i < block.keys.size(); ++i) {
+        if (!is_own[block.places[i]]) continue;
+        owned->keys.push_back(block.keys[i]);
+        owned->places.push_back(block.places[i]);
+      }
+    }
+    LookupKeys keys;
+    keys.keys = owned->keys.data();
+    keys.positions = owned->places.data();
+    keys.n = owned->keys.size();
+    keys.hold = std::move(owned);
+    keys.leave_absent = true;  // nobody knows their static rows by then
+    return keys;
+  }
+
+  static constexpr size_t kBlock = 4096;  // positions that one thread reads at a time
+
+  int dim_;
+  bool make_rows_;
+  bool copy_slots_;
+  bool hash_keys_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveMaskGather").Device(tf::DEVICE_CPU),
+                        AdaptiveMaskGatherOp);
+
+}  // namespace
+
+}  // namespace sok

@@ -1,0 +1,144 @@
+// SokEmbed>AnonymousAdaptiveTable: a new one at every call, which goes with the last copy of its
+// handle. SokEmbed>AdaptiveTables: the two tables that it consists of.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "kernels/adaptive_resource.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+
+namespace tf = tensorflow;
+
+namespace {
+
+void PutHandle(tf::OpKernelContext* ctx, int output, const tf::ResourceHandle& handle) {
+  tf::Tensor tensor;
+  tf::AllocatorAttributes attributes;
+  attributes.set_on_host(true);
+  OP_REQUIRES_OK(ctx, ctx->allocate_temp(tf::DT_RESOURCE, {}, &tensor, attributes));
+  tensor.scalar<tf::ResourceHandle>()() = handle;
+  ctx->set_output(output, tensor);
+}
+
+}  // namespace
+
+REGISTER_OP("SokEmbed>AnonymousAdaptiveTable")
+    .Output("table: resource")
+    .Attr("table_name: string = ''")
+    .Attr("dim: int >= 1")
+    .Attr("initializer: string = 'uniform'")
+    .Attr("initializer_a: float = -0.05")
+    .Attr("initializer_b: float = 0.05")
+    .Attr("seed: int = 0")
+    .Attr("static_buckets: int >= 1")
+    .Attr("owners: int >= 1 = 1")
+    .Attr("owner: int >= 0 = 0")
+    .Attr("promote_after: int >= 1 = 2")
+    .Attr("max_rows: int >= 0 = 0")
+    .Attr("decay_every: int >= 0 = 0")
+    .Attr("ttl: int >= 0 = 0")
+    .Attr("copy_slots: bool = true")
+    .Attr("demote_blend: float = 0.0")
+    .Attr("sketch_capacity: int >= 1 = 1000000")
+    .Attr("counter_bits: int = 8")
+    .SetIsStateful()
+    .SetShapeFn(tf::shape_inference::ScalarShape);
+
+class AnonymousAdaptiveTableOp : public tf::OpKernel {
+ public:
+  explicit AnonymousAdaptiveTableOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    float a, b, blend;
+    int64_t seed, buckets, owners, owner, promote_after, max_rows, decay_every, ttl, capacity;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("table_name", &name_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &rows_.dim));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("initializer", &rows_.initializer));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("initializer_a", &a));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("initializer_b", &b));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("seed", &seed));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("static_buckets", &buckets));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("owners", &owners));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("owner", &owner));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("promote_after", &promote_after));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("max_rows", &max_rows));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("decay_every", &decay_every));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("ttl", &ttl));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("copy_slots", &config_.copy_slots));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("demote_blend", &blend));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("sketch_capacity", &capacity));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("counter_bits", &config_.counter_bits));
+    rows_.initializer_a = a;
+    rows_.initializer_b = b;
+    rows_.seed = static_cast<uint64_t>(seed);
+    config_.static_buckets = static_cast<uint64_t>(buckets);
+    config_.owners = static_cast<uint64_t>(owners);
+    config_.owner = static_cast<uint64_t>(owner);
+    config_.promote_after = static_cast<uint32_t>(std::min<int64_t>(promote_after, UINT32_MAX));
+    config_.max_rows = static_cast<uint64_t>(max_rows);
+    config_.decay_every = static_cast<uint64_t>(decay_every);
+    config_.ttl = static_cast<uint32_t>(std::min<int64_t>(ttl, UINT32_MAX));
+    config_.demote_blend = blend;
+    config_.sketch_capacity = static_cast<uint64_t>(capacity);
+  }
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    auto own = Table::Make(rows_);
+    OP_REQUIRES_OK(ctx, ToAbsl(own.status(), name_));
+    TableConfig shared_rows = rows_;
+    shared_rows.direct = true;
+    shared_rows.owners = config_.owners;
+    shared_rows.owner = config_.owner;
+    shared_rows.max_rows = (config_.static_buckets + config_.owners - 1) / config_.owners;
+    auto shared = Table::Make(shared_rows);
+    OP_REQUIRES_OK(ctx, ToAbsl(shared.status(), name_));
+    auto table = AdaptiveTable::Make(std::move(own.value()), std::move(shared.value()), config_);
+    OP_REQUIRES_OK(ctx, ToAbsl(table.status(), name_));
+    PutHandle(ctx, 0,
+              tf::ResourceHandle::MakeRefCountingHandle(
+                  new AdaptiveResource(name_, std::move(table.value())), ctx->device()->name()));
+  }
+
+ private:
+  std::string name_;
+  TableConfig rows_;
+  AdaptiveConfig config_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>AnonymousAdaptiveTable").Device(tf::DEVICE_CPU),
+                        AnonymousAdaptiveTableOp);
+
+REGISTER_OP("SokEmbed>AdaptiveTables")
+    .Input("table: resource")
+    .Output("own: resource")
+    .Output("static_rows: resource")
+    .SetIsStateful()
+    .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class AdaptiveTablesOp : public tf::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    tf::core::RefCountPtr<AdaptiveResource> resource;
+    OP_REQUIRES_OK(ctx, GetAdaptive(ctx, &resource));
+    const AdaptiveTable& table = *resource->table();
+    int output = 0;
+    for (const auto& part : {table.own(), table.shared()}) {
+      PutHandle(ctx, output++,
+                tf::ResourceHandle::MakeRefCountingHandle(
+                    new TableResource(resource->name(), nullptr, part), ctx->device()->name()));
+    }
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveTables").Device(tf::DEVICE_CPU), AdaptiveTablesOp);
+
+}  // namespace sok

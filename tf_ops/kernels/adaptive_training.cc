@@ -1,0 +1,162 @@
+// SokEmbed>AdaptiveLookup and SokEmbed>AdaptiveCommit; SokEmbed>AdaptiveBuckets.
+#include <array>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "core/adaptive/static_bucket.h"
+#include "kernels/adaptive_resource.h"
+#include "kernels/commit_kernel.h"
+#include "kernels/receipt.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+
+namespace tf = tensorflow;
+using tf::shape_inference::InferenceContext;
+
+// Empty counts are ones, an empty mask is all -1. The anchor is not read: it is what the embeddings
+// depend on, as far as gradients are concerned.
+REGISTER_OP("SokEmbed>AdaptiveLookup")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Input("counts: int64")
+    .Input("mask: int32")
+    .Input("anchor: float")
+    .Output("embeddings: dtype")
+    .Output("receipt: variant")
+    .Attr("dtype: {float, bfloat16} = DT_FLOAT")
+    .Attr("dim: int >= 1")
+    .Attr("training: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      tf::shape_inference::ShapeHandle out;
+      TF_RETURN_IF_ERROR(c->Concatenate(c->input(1), c->Vector(dim), &out));
+      c->set_output(0, out);
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class AdaptiveLookupOp : public tf::OpKernel {
+ public:
+  explicit AdaptiveLookupOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("training", &training_));
+  }
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    tf::core::RefCountPtr<AdaptiveResource> resource;
+    OP_REQUIRES_OK(ctx, GetAdaptive(ctx, &resource));
+    const std::shared_ptr<AdaptiveTable>& table = resource->table();
+    const std::string& name = resource->name();
+    const tf::Tensor &keys = ctx->input(1), &counts = ctx->input(2), &mask = ctx->input(3);
+    OP_REQUIRES(
+        ctx, table->dim() == dim_,
+        absl::InvalidArgumentError("table '" + name + "' has dim " + std::to_string(table->dim()) +
+                                   ", the lookup expected " + std::to_string(dim_)));
+    const int64_t n = keys.NumElements();
+    OP_REQUIRES(ctx, n <= int64_t{INT32_MAX},
+                absl::InvalidArgumentError("expected fewer than 2^31 keys in one lookup, got " +
+                                           std::to_string(n)));
+    for (const tf::Tensor* each : {&counts, &mask}) {
+      OP_REQUIRES(
+          ctx, each->shape() == tf::TensorShape({0}) || each->shape() == keys.shape(),
+          absl::InvalidArgumentError(
+              "table '" + name + "': expected counts and a mask of the shape of the keys, " +
+              keys.shape().DebugString() + ", got shapes " + counts.shape().DebugString() +
+              " and " + mask.shape().DebugString()));
+    }
+    tf::TensorShape shape = keys.shape();
+    shape.AddDim(dim_);
+    tf::Tensor *embeddings, *receipt;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &embeddings));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {}, &receipt));
+
+    AdaptiveKeys batch;
+    batch.hold = std::make_shared<const std::array<tf::Tensor, 3>>(
+        std::array<tf::Tensor, 3>{keys, counts, mask});
+    batch.keys = static_cast<const Key*>(keys.data());
+    if (counts.NumElements() > 0) batch.counts = counts.flat<int64_t>().data();
+    if (mask.NumElements() > 0) batch.mask = mask.flat<int32_t>().data();
+    batch.n = static_cast<size_t>(n);
+    const Status status =
+        embeddings->dtype() == tf::DT_FLOAT
+            ? table->Lookup(batch, training_, static_cast<float*>(embeddings->data()),
+                            IntraOpPool(ctx))
+            : table->Lookup(batch, training_, static_cast<BFloat16*>(embeddings->data()),
+                            IntraOpPool(ctx));
+    OP_REQUIRES_OK(ctx, ToAbsl(status, name));
+    receipt->scalar<tf::Variant>()() =
+        Receipt{name, batch.n, dim_,
+                [table, batch](std::shared_ptr<const void> hold, const float* gradients,
+                               const BFloat16* gradients_bf16) {
+                  table->Deposit(batch, std::move(hold), gradients, gradients_bf16);
+                }};
+  }
+
+ private:
+  int dim_;
+  bool training_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveLookup").Device(tf::DEVICE_CPU), AdaptiveLookupOp);
+
+REGISTER_OP("SokEmbed>AdaptiveCommit")
+    .Input("table: resource")
+    .SOK_COMMIT_SIGNATURE.SetIsStateful()
+    .SetShapeFn(CommitShape);
+
+class AdaptiveCommitOp : public CommitKernel {
+ public:
+  using CommitKernel::CommitKernel;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, const CommitOptions& options, CommitOutcome* outcome,
+                   std::string* name) override {
+    tf::core::RefCountPtr<AdaptiveResource> resource;
+    TF_RETURN_IF_ERROR(GetAdaptive(ctx, &resource));
+    *name = resource->name();
+    auto committed = resource->table()->Commit(options, IntraOpPool(ctx));
+    if (committed.ok()) *outcome = committed.value();
+    return ToAbsl(committed.status(), resource->name());
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveCommit").Device(tf::DEVICE_CPU), AdaptiveCommitOp);
+
+REGISTER_OP("SokEmbed>AdaptiveBuckets")
+    .Input("keys: int64")
+    .Output("buckets: int64")
+    .Attr("num_buckets: int >= 1")
+    .SetShapeFn(tf::shape_inference::UnchangedShape);
+
+class AdaptiveBucketsOp : public tf::OpKernel {
+ public:
+  explicit AdaptiveBucketsOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_buckets", &buckets_));
+  }
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    const tf::Tensor& keys = ctx->input(0);
+    tf::Tensor* buckets = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, keys.shape(), &buckets));
+    const auto* key = static_cast<const Key*>(keys.data());
+    int64_t* out = buckets->flat<int64_t>().data();
+    IntraOpPool(ctx)(keys.NumElements(), 3, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        out[i] = static_cast<int64_t>(StaticBucket(key[i], static_cast<uint64_t>(buckets_)));
+      }
+    });
+  }
+
+ private:
+  int64_t buckets_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveBuckets").Device(tf::DEVICE_CPU), AdaptiveBucketsOp);
+
+}  // namespace sok

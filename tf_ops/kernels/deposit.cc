@@ -1,0 +1,57 @@
+// SokEmbed>Deposit keeps gradients for a commit.
+#include <string>
+
+#include "core/bfloat16.h"
+#include "kernels/receipt.h"
+#include "kernels/table_resource.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+
+namespace tf = tensorflow;
+
+// Not stateful, and without a resource among its inputs, on purpose: inside of a tf.function it
+// then runs if, and only if, somebody uses its output, the gradient of the layer's anchor. A
+// gradient that is taken for other variables leaves no deposit behind.
+REGISTER_OP("SokEmbed>Deposit")
+    .Input("receipt: variant")
+    .Input("gradients: dtype")
+    .Output("anchor_gradient: float")
+    .Attr("dtype: {float, bfloat16}")
+    .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class DepositOp : public tf::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(0), "receipt"));
+    const Receipt* receipt = ctx->input(0).scalar<tf::Variant>()().get<Receipt>();
+    OP_REQUIRES(ctx, receipt != nullptr && receipt->deposit,
+                absl::InvalidArgumentError("expected the receipt of a lookup of this process, got "
+                                           "another variant"));
+    const tf::Tensor& gradients = ctx->input(1);
+    const size_t expected = receipt->n * receipt->dim;
+    OP_REQUIRES(ctx, static_cast<size_t>(gradients.NumElements()) == expected,
+                absl::InvalidArgumentError(
+                    "table '" + receipt->table_name + "': expected gradients of " +
+                    std::to_string(receipt->n) + " keys x " + std::to_string(receipt->dim) +
+                    ", got shape " + gradients.shape().DebugString()));
+    const bool is_float = gradients.dtype() == tf::DT_FLOAT;
+    receipt->deposit(Hold(gradients),
+                     is_float ? static_cast<const float*>(gradients.data()) : nullptr,
+                     is_float ? nullptr : static_cast<const BFloat16*>(gradients.data()));
+    tf::Tensor* zero = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &zero));
+    zero->scalar<float>()() = 0.0f;
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>Deposit").Device(tf::DEVICE_CPU), DepositOp);
+
+}  // namespace sok
