@@ -10,10 +10,12 @@ if _keras.backend.backend() != "tensorflow":
     )
 
 from sok_embed import admission, callbacks, communicators, initializers, kv, optimizers
+from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.communicators import init, rank, size
 from sok_embed.distributed_optimizer import DistributedOptimizer
 from sok_embed.kv import Storage
 from sok_embed.layers import (
+    AdaptiveEmbedding,
     All2AllDenseEmbedding,
     DynamicEmbedding,
     HashedEmbedding,
@@ -24,6 +26,8 @@ from sok_embed.table import Table
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdaptiveEmbedding",
+    "AdaptiveTable",
     "All2AllDenseEmbedding",
     "DistributedOptimizer",
     "DynamicEmbedding",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -10,6 +10,7 @@ import tensorflow as tf
 from sok_embed import tf_ops
 from sok_embed.layers.arguments import check_bool, check_integer, check_positive
 from sok_embed.layers.hashed_layer import HashedLayer
+from sok_embed.layers.input_forms import Form, shape_text, values_beside
 
 _MODES = ("sum", "mean", "max")
 
@@ -151,11 +152,11 @@ class HashedEmbeddingBag(HashedLayer):
         ids, last = input, self.include_last_offset
         if isinstance(input, tf.RaggedTensor):
             ids, offsets, last = input.values, input.row_splits, True
-            weights = _values_of(weights, input)
+            weights = values_beside("per_sample_weights", weights, input)
         elif isinstance(input, tf.SparseTensor):
             ids, last = input.values, True
             offsets = tf_ops.row_splits(input.indices[:, 0], input.dense_shape[0])
-            weights = _values_of(weights, input)
+            weights = values_beside("per_sample_weights", weights, input)
         outputs = self._lookup(
             ids,
             offsets,
@@ -186,28 +187,28 @@ class HashedEmbeddingBag(HashedLayer):
     def _check(self, input: Any, offsets: Any, weights: Any) -> None:
         """Raises ValueError for what no call can mean, symbolic or not."""
         self._check_ids(input)
-        ids = _Form.of(input)
+        ids = Form.of(input)
         if ids.shape is None or len(ids.shape) not in (1, 2):
-            raise self._error("ids of shape [n] or [B, N]", f"shape {_text(ids.shape)}")
+            raise self._error("ids of shape [n] or [B, N]", f"shape {shape_text(ids.shape)}")
         if ids.kind != "dense" and len(ids.shape) != 2:
-            raise self._error(f"a {ids.kind} tensor [B, N]", f"shape {_text(ids.shape)}")
+            raise self._error(f"a {ids.kind} tensor [B, N]", f"shape {shape_text(ids.shape)}")
         if len(ids.shape) == 2 and offsets is not None:
             raise self._error(
-                f"no offsets with a {ids.kind} input of shape {_text(ids.shape)}, whose rows are "
-                "the bags",
+                f"no offsets with a {ids.kind} input of shape {shape_text(ids.shape)}, whose rows "
+                "are the bags",
                 "offsets. Flatten the input, or leave them out",
             )
         if len(ids.shape) == 1:
             self._check_offsets(ids, offsets)
         if weights is not None:
-            self._check_weights(ids, _Form.of(weights))
+            self._check_weights(ids, Form.of(weights))
 
-    def _check_offsets(self, ids: _Form, offsets: Any) -> None:
+    def _check_offsets(self, ids: Form, offsets: Any) -> None:
         if offsets is None:
             raise self._error("offsets with ids of shape [n]", "none. Pass where each bag starts")
-        form = _Form.of(offsets)
+        form = Form.of(offsets)
         if form.kind != "dense" or form.shape is None or len(form.shape) != 1:
-            raise self._error("offsets of shape [B]", f"a {form.kind} {_text(form.shape)}")
+            raise self._error("offsets of shape [B]", f"a {form.kind} {shape_text(form.shape)}")
         if form.dtype != ids.dtype:
             raise self._error(
                 f"offsets of {ids.dtype}, as the ids", f"{form.dtype}. Cast one of them"
@@ -215,7 +216,7 @@ class HashedEmbeddingBag(HashedLayer):
         if self.include_last_offset and form.shape[0] == 0:
             raise self._error("offsets of shape [B + 1], with include_last_offset", "none")
 
-    def _check_weights(self, ids: _Form, weights: _Form) -> None:
+    def _check_weights(self, ids: Form, weights: Form) -> None:
         if self.mode != "sum":
             raise self._error(
                 "no per_sample_weights but in mode 'sum'", f"some, in mode '{self.mode}'"
@@ -229,8 +230,9 @@ class HashedEmbeddingBag(HashedLayer):
         if not alike and not (flat and ids.kind != "dense"):
             also = "" if ids.kind == "dense" else ", or [n]"
             raise self._error(
-                f"per_sample_weights as the input, {ids.kind} of shape {_text(ids.shape)}{also}",
-                f"{weights.kind} of shape {_text(weights.shape)}",
+                f"per_sample_weights as the input, {ids.kind} of shape "
+                f"{shape_text(ids.shape)}{also}",
+                f"{weights.kind} of shape {shape_text(weights.shape)}",
             )
 
     def compute_output_shape(
@@ -263,52 +265,3 @@ class HashedEmbeddingBag(HashedLayer):
             "padding_idx": self.padding_idx,
             "include_last_offset": self.include_last_offset,
         }
-
-
-class _Form(NamedTuple):
-    """What is known of a tensor before its values are.
-
-    Attributes:
-        kind: `"dense"`, `"ragged"` or `"sparse"`.
-        shape: `None`: of unknown rank.
-    """
-
-    kind: str
-    shape: tuple[int | None, ...] | None
-    dtype: str
-
-    @classmethod
-    def of(cls, tensor: Any) -> _Form:
-        is_ragged = isinstance(tensor, tf.RaggedTensor) or getattr(tensor, "ragged", False)
-        is_sparse = isinstance(tensor, tf.SparseTensor) or getattr(tensor, "sparse", False)
-        kind = "ragged" if is_ragged else "sparse" if is_sparse else "dense"
-        shape = tf.TensorShape(tensor.shape)
-        return cls(
-            kind,
-            None if shape.rank is None else tuple(shape.as_list()),
-            tf.as_dtype(tensor.dtype).name,
-        )
-
-
-def _values_of(weights: Any, ids: tf.RaggedTensor | tf.SparseTensor) -> Any:
-    """The flat values of weights that lie where the ids do; of flat ones, themselves."""
-    if not isinstance(weights, (tf.RaggedTensor, tf.SparseTensor)):
-        return weights
-    # A ragged tensor has row splits, of either integer type; a sparse one has indices.
-    name = "row_splits" if isinstance(weights, tf.RaggedTensor) else "indices"
-    own, others = getattr(weights, name), getattr(ids, name)
-    if own is others:
-        return weights.values
-    equal = tf.debugging.assert_equal(
-        tf.cast(own, tf.int64),
-        tf.cast(others, tf.int64),
-        f"Expected per_sample_weights with the {name} of the input.",
-    )
-    with tf.control_dependencies([] if equal is None else [equal]):
-        return tf.identity(weights.values)
-
-
-def _text(shape: Any) -> str:
-    if shape is None:
-        return "of unknown rank"
-    return f"[{', '.join('None' if size is None else str(size) for size in shape)}]"

@@ -1,4 +1,4 @@
-"""What layers over a table have in common: the anchor, lookups with a gradient, saving."""
+"""What layers over a `Table` have in common: lookups with a gradient, storage, saving."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed import admission as admissions
-from sok_embed import communicators, kv, optimizers, tf_ops
+from sok_embed import communicators, kv, tf_ops
 from sok_embed.admission import Admission
-from sok_embed.commit import Commit
-from sok_embed.initializers import derive_seed, row_initializer
-from sok_embed.layers.arguments import check_integer, check_training
-from sok_embed.table import Table, as_keys
-
-_INT64 = 2**63
+from sok_embed.layers.anchored_layer import AnchoredLayer
+from sok_embed.layers.arguments import check_integer
+from sok_embed.table import Table
 
 # Which layer has which group of a storage: two that took one by oversight would share its rows.
 _layer_of_group: weakref.WeakKeyDictionary[
@@ -28,7 +25,7 @@ _layer_of_group: weakref.WeakKeyDictionary[
 ] = weakref.WeakKeyDictionary()
 
 
-class TableLayer(keras.layers.Layer):
+class TableLayer(AnchoredLayer):
     """Base of the layers that own a `Table`. Not for use by itself.
 
     Args:
@@ -48,6 +45,8 @@ class TableLayer(keras.layers.Layer):
         **kwargs: Of `keras.layers.Layer`.
     """
 
+    table: Table
+
     def __init__(
         self,
         dim: int,
@@ -62,33 +61,20 @@ class TableLayer(keras.layers.Layer):
         admission: Admission | Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
-        self.autocast = False
-        # Keras would turn lists of integers into float32 or int32.
-        self._convert_input_args = False
-        self._allow_non_tensor_positional_args = True
-        self.supports_jit = False
-        self._compute_type = _activation_type(self.compute_dtype)
-        row = row_initializer(initializer, dim)
+        super().__init__(dim, initializer, optimizer=optimizer, **kwargs)
         self.storage = kv.Storage.from_config(storage) if isinstance(storage, Mapping) else storage
         self.group = check_integer("group", group)
         self.admission = admissions.get(admission)
         stored = self._stored_group()
         if seed is None and stored is not None:
             seed = stored.initializer["seed"]
-        if seed is None:
-            seed = row.seed if row.seed is not None else derive_seed(self.name)
-        self.seed = check_integer("seed", seed) % _INT64
-        self.optimizer = optimizers.get(optimizer)
-        optimizers.check_own(self.optimizer, self.name)
-        self._row_initializer = row
-        self._dim = dim
+        self.seed = self._choose_seed(seed)
         self._max_rows = max_rows
         self._direct = direct
         communicator = communicators.current()
         self.table = Table(
             dim,
-            row,
+            self._row_initializer,
             seed=self.seed,
             max_rows=max_rows,
             direct=direct,
@@ -141,26 +127,9 @@ class TableLayer(keras.layers.Layer):
         groups = {group.number: group for group in self.storage.groups()}
         return groups.get(self.group)
 
-    def build(self, input_shape: Any = None) -> None:
-        """Makes the anchor."""
-        _check_strategy(self.name)
-        self.anchor = self.add_weight(
-            name="anchor",
-            shape=(),
-            dtype="float32",
-            initializer="zeros",
-            constraint=Commit(self.table, self.optimizer),
-            autocast=False,
-        )
-        self.built = True
-
     def _lookup(self, keys: tf.Tensor, training: bool | None) -> tf.Tensor:
         """Embeddings of int64 keys of any shape, `keys.shape + [dim]`, in the compute dtype."""
-        _check_strategy(self.name)
-        # A frozen layer takes no gradient and makes no rows.
-        frozen = not (self.trainable and self.anchor.trainable)
-        anchor = tf.zeros([]) if frozen else tf.convert_to_tensor(self.anchor)
-        make_rows = check_training(self.name, training) and not frozen
+        anchor, make_rows = self._begin_lookup(training)
         handle = self.table.resource_handle
         communicator = self._communicator()
         if communicator.size == 1:
@@ -182,38 +151,10 @@ class TableLayer(keras.layers.Layer):
         embeddings.set_shape([*keys.shape, self._dim])
         return embeddings
 
-    def _communicator(self) -> communicators.Communicator:
-        """That of the process, which must be the one that the table was made for."""
-        communicator = communicators.current()
-        now = (communicator.rank, communicator.size)
-        then = (self.table.owner, self.table.owners)
-        if now != then:
-            raise ValueError(
-                f"Layer '{self.name}': expected to be worker {then[0]} of {then[1]}, for which its "
-                f"table was made. Received: worker {now[0]} of {now[1]}. Call sok_embed.init() "
-                "before layers are made."
-            )
-        return communicator
-
     def _output_spec(self, inputs: Any) -> keras.KerasTensor:
         """The shape and the dtype of the output, for symbolic calls."""
-        if inputs.dtype == "string":
-            raise ValueError(
-                f"Layer '{self.name}': expected integer keys. Received: strings. Hash them first, "
-                "as with keras.layers.Hashing(2**62, dtype='int64')."
-            )
-        if not keras.backend.is_int_dtype(inputs.dtype):
-            raise ValueError(
-                f"Layer '{self.name}': expected integer keys. Received: {inputs.dtype}. Give the "
-                "input a dtype, as in keras.Input(shape, dtype='int64')."
-            )
+        self._check_key_type(inputs)
         return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.compute_dtype)
-
-    def _to_keys(self, inputs: Any) -> tf.Tensor:
-        try:
-            return as_keys(inputs)
-        except ValueError as error:
-            raise ValueError(f"Layer '{self.name}': {error}") from None
 
     def save_own_variables(self, store: Any) -> None:
         """Adds the rows to what Keras saves; those in a storage are flushed, and stay there."""
@@ -222,13 +163,7 @@ class TableLayer(keras.layers.Layer):
             super().save_own_variables(store)
             store["storage_rows"] = np.int64(self.table.size())
             return
-        if communicators.size() > 1:
-            raise ValueError(
-                f"Layer '{self.name}' is sharded over {communicators.size()} workers, and a Keras "
-                "file holds one worker's part. Expected one worker. To resume, write "
-                "tf.train.Checkpoint(model=model) on every worker, each to a path of its own; to "
-                "join the rows, save `layer.table.export(slots=True)` of each."
-            )
+        self._check_saves_all_rows()
         super().save_own_variables(store)
         for name, value in self.table.export(slots=True)._asdict().items():
             # HDF5 has no type for the bytes that a string tensor holds.
@@ -249,12 +184,9 @@ class TableLayer(keras.layers.Layer):
                     stacklevel=2,
                 )
             return
-        if communicators.size() > 1:
-            raise ValueError(
-                f"Layer '{self.name}': expected one worker to load a Keras file, which holds the "
-                f"rows of one worker. Received: {communicators.size()} workers. Load it in one "
-                "process, and give each worker its rows with `layer.table.assign`."
-            )
+        self._check_loads_all_rows(
+            "Load it in one process, and give each worker its rows with `layer.table.assign`."
+        )
         if not saved.issuperset(expected):
             raise ValueError(
                 f"Layer '{self.name}': expected rows saved by a table layer, with the entries "
@@ -277,37 +209,7 @@ class TableLayer(keras.layers.Layer):
         """The arguments that all table layers share."""
         return {
             **super().get_config(),
-            "optimizer": optimizers.serialize(self.optimizer),
-            "seed": self.seed,
             "storage": None if self.storage is None else self.storage.get_config(),
             "group": self.group,
             "admission": None if self.admission is None else self.admission.get_config(),
         }
-
-
-def _activation_type(dtype: str) -> tf.DType:
-    if dtype in ("float32", "bfloat16"):
-        return tf.as_dtype(dtype)
-    if dtype == "float16":
-        raise ValueError(
-            "Expected a compute dtype of float32 or bfloat16. Received: float16, which needs loss "
-            "scaling, and a table cannot follow that. Use the policy mixed_bfloat16, or give this "
-            "layer `dtype='float32'` and compile the model with `auto_scale_loss=False`."
-        )
-    raise ValueError(f"Expected a compute dtype of float32 or bfloat16. Received: {dtype}.")
-
-
-def _check_strategy(layer: str) -> None:
-    """Raises for the strategies of tf.distribute whose replicas cannot share a table."""
-    strategy = tf.distribute.get_strategy()
-    one_process = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
-    if not tf.distribute.has_strategy() or isinstance(strategy, one_process):
-        return
-    name = type(strategy).__name__
-    if name == "CollectiveAllReduceStrategy":  # what TensorFlow calls it inside
-        name = "MultiWorkerMirroredStrategy"
-    raise ValueError(
-        f"Layer '{layer}': expected no tf.distribute strategy, a MirroredStrategy or a "
-        f"OneDeviceStrategy. Received: {name}. For several processes start them "
-        "with horovodrun; see the guide on distribution."
-    )

@@ -12,11 +12,14 @@ import pytest
 from pages import Sample, runnable_samples
 
 import sok_embed
+from sok_embed import feature_column
 
 SAMPLES = runnable_samples()
-MODULES = ["sok_embed"] + [
+PACKAGES = (sok_embed, feature_column)  # they lie in folders of their own
+MODULES = ["sok_embed", "sok_embed.feature_column"] + [
     module.name
-    for module in pkgutil.walk_packages(sok_embed.__path__, "sok_embed.")
+    for package in PACKAGES
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     if module.name != "sok_embed.communicators.horovod"  # imports, but has no samples to run alone
 ]
 

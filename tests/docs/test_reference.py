@@ -16,6 +16,7 @@ MODULES = [
     "sok_embed",
     "sok_embed.admission",
     "sok_embed.callbacks",
+    "sok_embed.feature_column",
     "sok_embed.communicators",
     "sok_embed.damo",
     "sok_embed.initializers",
@@ -59,6 +60,7 @@ def test_a_public_name_is_in_the_reference(module, name):
 @pytest.mark.parametrize(
     "cls",
     [
+        sok_embed.AdaptiveTable,
         sok_embed.Table,
         sok_embed.communicators.Communicator,
         sok_embed.kv.Embedding,

@@ -14,8 +14,8 @@ import tensorflow as tf
 from keras import optimizers as ko
 
 import sok_embed
-from sok_embed import All2AllDenseEmbedding, DynamicEmbedding
-from sok_embed.layers.table_layer import TableLayer
+from sok_embed import AdaptiveEmbedding, All2AllDenseEmbedding, DynamicEmbedding
+from sok_embed.layers.anchored_layer import AnchoredLayer
 
 DIM = 4
 
@@ -64,6 +64,12 @@ CASES = {
     ),
     "dynamic_input": Case(
         All2AllDenseEmbedding, {**SHARDED, "nnz_per_slot": 1, "dynamic_input": True}, None
+    ),
+    # So many buckets that no two of the keys have one in common.
+    "adaptive": Case(
+        AdaptiveEmbedding,
+        {"output_dim": DIM, "static_buckets": 10**6, "promote_after": 1, "sketch_capacity": 1000},
+        (3,),
     ),
 }
 
@@ -166,7 +172,8 @@ def test_keras_finds_the_registered_class(case):
     ids=["name", "alias", "instance"],
 )
 def test_an_initializer_survives_the_config(case, initializer):
-    argument = "embeddings_initializer" if case.cls is DynamicEmbedding else "embedding_initializer"
+    sharded = case.cls is All2AllDenseEmbedding
+    argument = "embedding_initializer" if sharded else "embeddings_initializer"
     layer = case.make(**{argument: initializer})
     again = case.cls.from_config(json.loads(json.dumps(layer.get_config())))
     keys = case.keys()
@@ -416,7 +423,7 @@ def test_all_table_layers_have_a_case():
     layers = {
         value
         for value in vars(sok_embed.layers).values()
-        if isinstance(value, type) and issubclass(value, TableLayer)
+        if isinstance(value, type) and issubclass(value, AnchoredLayer)
     }
     assert layers == {case.cls for case in CASES.values()}
 

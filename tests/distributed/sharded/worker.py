@@ -16,7 +16,16 @@ import numpy as np
 import sok_embed
 from sharded.registry import SCENARIOS, Here
 
-MODULES = ("communication", "fitting", "hashing", "loops", "optimizing", "rows")
+MODULES = (
+    "adapting",
+    "communication",
+    "feature_columns",
+    "fitting",
+    "hashing",
+    "loops",
+    "optimizing",
+    "rows",
+)
 
 
 def main(folder: Path, wanted: list[str]) -> None:

@@ -1,0 +1,53 @@
+"""Checks of the arguments of an adaptive embedding."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+
+from sok_embed.layers.arguments import check_positive
+from sok_embed.layers.combining import COMBINERS
+
+_ROUTES = (-1, 0, 1)
+_SLOTS = ("copy", "zero")
+_COUNTER_BITS = (8, 16)
+
+
+def check_adaptive_arguments(**arguments: Any) -> None:
+    """Raises ValueError for an argument that an adaptive embedding cannot have."""
+    for name in ("output_dim", "static_buckets", "promote_after", "sketch_capacity"):
+        check_positive(name, arguments[name])
+    for name in ("max_rows", "decay_every", "ttl"):
+        if arguments[name] is not None:
+            check_positive(name, arguments[name])
+    for name, choices in (
+        ("combiner", (None, *COMBINERS)),
+        ("slots", _SLOTS),
+        ("counter_bits", _COUNTER_BITS),
+    ):
+        if arguments[name] not in choices:
+            raise ValueError(
+                f"Expected {name} to be one of {choices}. Received: {arguments[name]!r}."
+            )
+    if arguments["mask"] is not None:
+        check_route(arguments["mask"])
+    most = 2 ** arguments["counter_bits"] - 1
+    if arguments["promote_after"] > most:
+        raise ValueError(
+            f"Expected promote_after to be at most {most}, to which {arguments['counter_bits']} "
+            f"bits count. Received: promote_after={arguments['promote_after']}. "
+            + ("Use counter_bits=16." if arguments["counter_bits"] == 8 else "")
+        )
+    blend = arguments["demote_blend"]
+    is_number = isinstance(blend, numbers.Real) and not isinstance(blend, (bool, np.bool_))
+    if not is_number or not 0 <= blend <= 1:
+        raise ValueError(f"Expected demote_blend to be in [0, 1]. Received: {blend!r}.")
+
+
+def check_route(mask: Any) -> int:
+    """The number that routes all keys. Raises ValueError unless it is -1, 0 or 1."""
+    if isinstance(mask, bool) or mask not in _ROUTES:
+        raise ValueError(f"Expected mask to be -1, 0 or 1. Received: {mask!r}.")
+    return int(mask)

@@ -1,0 +1,300 @@
+"""An embedding in which rare keys share rows and frequent keys own them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend import get_keras_mask
+
+from sok_embed import communicators, tf_ops
+from sok_embed.adaptive_table import AdaptiveTable
+from sok_embed.layers.adaptive_arguments import check_adaptive_arguments
+from sok_embed.layers.adaptive_exchange import exchange
+from sok_embed.layers.adaptive_inputs import AUTOMATIC, check_inputs, read_route
+from sok_embed.layers.anchored_layer import AnchoredLayer
+from sok_embed.layers.arguments import serialize_initializer
+from sok_embed.layers.combining import combine, flat_values
+from sok_embed.layers.input_forms import Form, values_beside
+
+
+@keras.saving.register_keras_serializable(package="sok_embed")
+class AdaptiveEmbedding(AnchoredLayer):
+    """Gives frequent keys rows of their own, and lets all others share static rows.
+
+    Any 64-bit integer is a key. Its static row is that of its bucket, one of `static_buckets`. A
+    count-min sketch with conservative update counts the keys that are trained on. In the step in
+    which the count of a key reaches `promote_after`, the key gets an own row: a copy of its static
+    row, bit for bit, which takes the gradient of that step already. Counts of keys that share cells
+    of the sketch may be too high, never too low.
+
+    A key that loses its row, to `max_rows` or `ttl`, has its static row again. What it was counted
+    stays: it gets a new row when it is next trained on, unless counts were halved meanwhile.
+
+    Calls that do not train, those of a frozen layer too, count nothing and make no rows. The rows
+    are no `tf.Variable`: look at them through `table`. They follow the optimizer that trains the
+    model, unless `optimizer` says otherwise.
+
+    Under Horovod rows of both kinds and counts are spread over the workers by bucket, and a call is
+    collective: each worker must make it, and with a `mask` if another one does.
+
+    Example:
+    >>> import numpy as np
+    >>> model = keras.Sequential([keras.Input((2,), dtype="int64"),
+    ...                           AdaptiveEmbedding(8, static_buckets=100, combiner="mean"),
+    ...                           keras.layers.Dense(1)])
+    >>> model.compile("adam", "mse")
+    >>> keys = np.array([[4, -7], [2**62, 4]])
+    >>> history = model.fit(keys, np.ones([2, 1]), verbose=0)
+    >>> model.layers[0].table.export()[0]
+    array([4])
+
+    Args:
+        output_dim: The length of a vector.
+        static_buckets: How many static rows there are, on all workers together.
+        promote_after: How often a key is seen in training before it gets its own row.
+        max_rows: The most own rows on each worker. A row beyond it takes the place of the least
+            used. `None`: no limit.
+        decay_every: Counts are halved after so many steps. `None`: never.
+        ttl: An own row that was not updated for so many seconds goes. `None`: never.
+        combiner: `None`: a vector for each key. `"sum"`, `"mean"` or `"sqrtn"` (the sum by the root
+            of the number): one for each row of keys, over the last axis.
+        embeddings_initializer: Of static rows: a Keras initializer, its name or config. `"uniform"`
+            is -0.05..0.05.
+        optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
+        mask: What `mask` is in calls that have none: -1, 0 or 1 for all keys. `None`: -1.
+        seed: Of the initializer; `None`: from the layer's name and Keras' global seed.
+        slots: `"copy"`: an own row starts with the optimizer slots of its static row. `"zero"`: it
+            starts with new ones.
+        demote_blend: When a key loses its row, its static row moves by so much of
+            `row - static row`; in [0, 1].
+        sketch_capacity: How many distinct keys the sketch is sized for, over all workers.
+        counter_bits: Of a cell of the sketch: 8, which counts to 255, or 16.
+        **kwargs: Of `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: Integers of any shape; a `tf.RaggedTensor`; or, with a combiner, a `tf.SparseTensor`
+            `[B, N]`, whose values are the keys, in the order of its rows.
+        training: Whether keys are counted and get rows.
+        mask: int32, for each key: 1, it gets an own row if it has none, and uses it; 0, it uses its
+            static row, and is not counted; -1, as counts say. Without training, a key of 1 without
+            a row uses its static row. The shape and the kind of `inputs`; for ragged and sparse
+            ones also `[n]`; or one number for all. A boolean mask that Keras has attached to the
+            inputs is none of these: it goes on to the next layers.
+
+    Output shape:
+        The shape of the input and `output_dim`, ragged for ragged inputs. With a combiner, without
+        the last axis of the input; rows without keys are zeros. In the compute dtype (float32 or
+        bfloat16).
+
+    Raises:
+        ValueError: For an argument, an input or a policy that is none of the above; for an
+            initializer or an optimizer that rows cannot follow.
+        tf.errors.InvalidArgumentError: For a mask with another number than -1, 0 and 1, or whose
+            values lie elsewhere than those of the inputs.
+    """
+
+    table: AdaptiveTable
+
+    def __init__(
+        self,
+        output_dim: int,
+        static_buckets: int,
+        promote_after: int = 2,
+        max_rows: int | None = None,
+        decay_every: int | None = None,
+        ttl: int | None = None,
+        combiner: str | None = None,
+        embeddings_initializer: Any = "uniform",
+        optimizer: Any = None,
+        *,
+        mask: int | None = None,
+        seed: int | None = None,
+        slots: str = "copy",
+        demote_blend: float = 0.0,
+        sketch_capacity: int = 1_000_000,
+        counter_bits: int = 8,
+        **kwargs: Any,
+    ) -> None:
+        check_adaptive_arguments(
+            output_dim=output_dim,
+            static_buckets=static_buckets,
+            promote_after=promote_after,
+            max_rows=max_rows,
+            decay_every=decay_every,
+            ttl=ttl,
+            combiner=combiner,
+            mask=mask,
+            slots=slots,
+            demote_blend=demote_blend,
+            sketch_capacity=sketch_capacity,
+            counter_bits=counter_bits,
+        )
+        super().__init__(output_dim, embeddings_initializer, optimizer=optimizer, **kwargs)
+        self.supports_masking = True
+        self.output_dim = output_dim
+        self.static_buckets = static_buckets
+        self.promote_after = promote_after
+        self.max_rows = max_rows
+        self.decay_every = decay_every
+        self.ttl = ttl
+        self.combiner = combiner
+        self.embeddings_initializer = embeddings_initializer
+        self.mask = mask
+        self.slots = slots
+        self.demote_blend = float(demote_blend)
+        self.sketch_capacity = sketch_capacity
+        self.counter_bits = counter_bits
+        self.seed = self._choose_seed(seed)
+        communicator = communicators.current()
+        self.table = AdaptiveTable(
+            output_dim,
+            self._row_initializer,
+            static_buckets=static_buckets,
+            seed=self.seed,
+            promote_after=promote_after,
+            max_rows=max_rows,
+            decay_every=decay_every,
+            ttl=ttl,
+            copy_slots=slots == "copy",
+            demote_blend=demote_blend,
+            sketch_capacity=sketch_capacity,
+            counter_bits=counter_bits,
+            owners=communicator.size,
+            owner=communicator.rank,
+            name=self.name,
+        )
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        """Looks the keys up; with `training`, counts them and makes rows."""
+        ids = self._to_ids(inputs)
+        route = read_route(self, mask, inputs)
+        check_inputs(self, ids, route)
+        if not isinstance(route, int):
+            route = tf.cast(route, tf.int32)
+            if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
+                route = values_beside("a mask", route, ids)
+        embeddings = self._lookup(flat_values(ids), route, training)
+        if self.combiner is not None:
+            # Sums are in float32, whatever the compute dtype.
+            combined = combine(embeddings, ids, self.combiner)
+            return tf.cast(combined, self._compute_type)
+        if isinstance(ids, tf.RaggedTensor):
+            return ids.with_flat_values(embeddings)
+        return embeddings
+
+    def _lookup(self, keys: tf.Tensor, route: Any, training: bool | None) -> tf.Tensor:
+        """Embeddings of int64 keys of any shape, `keys.shape + [dim]`."""
+        anchor, trains = self._begin_lookup(training)
+        handle = self.table.resource_handle
+        dtype = self._compute_type if self.combiner is None else tf.float32
+        communicator = self._communicator()
+        if communicator.size == 1:
+            if isinstance(route, int):
+                route = None if route == AUTOMATIC else tf.fill(tf.shape(keys), route)
+            return tf_ops.adaptive_lookup(
+                handle, keys, self._dim, trains, mask=route, dtype=dtype, anchor=anchor
+            )
+
+        def look_up(owned_keys: tf.Tensor, counts: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+            return tf_ops.adaptive_lookup(
+                handle, owned_keys, self._dim, trains, counts=counts, mask=mask, anchor=anchor
+            )
+
+        rows = exchange(
+            communicator,
+            f"sok_embed.{self.name}",
+            tf.reshape(keys, [-1]),
+            route if isinstance(route, int) else tf.reshape(route, [-1]),
+            self.static_buckets,
+            look_up,
+        )
+        shape = tf.concat([tf.shape(keys), [self._dim]], 0)
+        embeddings = tf.reshape(tf.cast(rows, dtype), shape)
+        embeddings.set_shape([*keys.shape, self._dim])
+        return embeddings
+
+    def _to_ids(self, inputs: Any) -> Any:
+        """The inputs with int64 keys: a tensor, ragged or sparse."""
+        if isinstance(inputs, tf.RaggedTensor):
+            return inputs.with_flat_values(self._to_keys(inputs.flat_values))
+        if isinstance(inputs, tf.SparseTensor):
+            return inputs.with_values(self._to_keys(inputs.values))
+        return self._to_keys(inputs)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """The padding that Keras has attached to the inputs, if any."""
+        return get_keras_mask(inputs) if self.combiner is None else None
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
+        """The shape of the input, without its last axis if there is a combiner, and the dim."""
+        kept = input_shape if self.combiner is None else input_shape[:-1]
+        return (*kept, self.output_dim)
+
+    def compute_output_spec(
+        self, inputs: Any, training: bool | None = None, mask: Any = None
+    ) -> keras.KerasTensor:
+        """The shape and the dtype of the output; raises as a call does."""
+        self._check_key_type(inputs)
+        check_inputs(self, inputs, read_route(self, mask, inputs))
+        shape = self.compute_output_shape(inputs.shape)
+        ragged_rank = getattr(inputs, "ragged_rank", None)
+        ragged = Form.of(inputs).kind == "ragged"
+        if ragged and self.combiner is not None:
+            ragged_rank = (ragged_rank or 1) - 1
+            ragged = ragged_rank > 0
+        return keras.KerasTensor(
+            shape, dtype=self.compute_dtype, ragged=ragged, ragged_rank=ragged_rank
+        )
+
+    def stats(self) -> dict[str, float]:
+        """Figures of the table on this worker: see `AdaptiveTable.stats`."""
+        return self.table.stats()
+
+    def save_own_variables(self, store: Any) -> None:
+        """Adds rows of both kinds, counts and figures to what Keras saves."""
+        self._check_saves_all_rows()
+        super().save_own_variables(store)
+        for name, value in self.table.snapshot()._asdict().items():
+            # HDF5 has no type for the bytes that a string tensor holds.
+            text = isinstance(value, bytes)
+            store[f"adaptive_{name}"] = np.frombuffer(value, np.uint8) if text else value
+
+    def load_own_variables(self, store: Any) -> None:
+        """Takes rows, counts and figures out of what Keras saved."""
+        self._check_loads_all_rows("Load it in one process.")
+        expected = [f"adaptive_{name}" for name in tf_ops.AdaptiveExport._fields]
+        saved = set(store.keys())
+        if not saved.issuperset(expected):
+            raise ValueError(
+                f"Layer '{self.name}': expected what an AdaptiveEmbedding has saved, with the "
+                f"entries {', '.join(expected)}. Received: "
+                f"{', '.join(sorted(saved)) or 'no entries'}."
+            )
+        super().load_own_variables({name: store[name] for name in saved.difference(expected)})
+        fields: dict[str, Any] = {}
+        for name in tf_ops.AdaptiveExport._fields:
+            value = np.asarray(store[f"adaptive_{name}"])
+            fields[name] = bytes(value) if name.endswith("rule") else value
+        self.table.restore(tf_ops.AdaptiveExport(**fields))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {
+            **super().get_config(),
+            "output_dim": self.output_dim,
+            "static_buckets": self.static_buckets,
+            "promote_after": self.promote_after,
+            "max_rows": self.max_rows,
+            "decay_every": self.decay_every,
+            "ttl": self.ttl,
+            "combiner": self.combiner,
+            "embeddings_initializer": serialize_initializer(self.embeddings_initializer),
+            "mask": self.mask,
+            "slots": self.slots,
+            "demote_blend": self.demote_blend,
+            "sketch_capacity": self.sketch_capacity,
+            "counter_bits": self.counter_bits,
+        }

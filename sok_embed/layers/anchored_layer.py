@@ -1,0 +1,159 @@
+"""What layers have in common whose rows are no variables: the anchor, checks, the config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from sok_embed import communicators, optimizers
+from sok_embed.adaptive_table import AdaptiveTable
+from sok_embed.commit import Commit
+from sok_embed.initializers import derive_seed, row_initializer
+from sok_embed.layers.arguments import check_integer, check_training
+from sok_embed.table import Table, as_keys
+
+_INT64 = 2**63
+
+
+class AnchoredLayer(keras.layers.Layer):
+    """Base of the layers whose rows live in a table. Not for use by itself.
+
+    Args:
+        dim: The length of a row.
+        initializer: A Keras initializer, its name or config; see
+            `sok_embed.initializers.row_initializer`.
+        optimizer: A name, a Keras optimizer or its config. `None`: the rows follow the optimizer
+            that trains the model.
+        **kwargs: Of `keras.layers.Layer`.
+    """
+
+    seed: int
+    table: Table | AdaptiveTable
+
+    def __init__(self, dim: int, initializer: Any, *, optimizer: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.autocast = False
+        # Keras would turn lists of integers into float32 or int32.
+        self._convert_input_args = False
+        self._allow_non_tensor_positional_args = True
+        self.supports_jit = False
+        self._compute_type = _activation_type(self.compute_dtype)
+        self._row_initializer = row_initializer(initializer, dim)
+        self.optimizer = optimizers.get(optimizer)
+        optimizers.check_own(self.optimizer, self.name)
+        self._dim = dim
+
+    def _choose_seed(self, seed: int | None) -> int:
+        """That of the initializer, unless one is given; from the name if neither has one."""
+        if seed is None:
+            seed = self._row_initializer.seed
+        if seed is None:
+            seed = derive_seed(self.name)
+        return check_integer("seed", seed) % _INT64
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the anchor."""
+        check_strategy(self.name)
+        self.anchor = self.add_weight(
+            name="anchor",
+            shape=(),
+            dtype="float32",
+            initializer="zeros",
+            constraint=Commit(self.table, self.optimizer),
+            autocast=False,
+        )
+        self.built = True
+
+    def _begin_lookup(self, training: bool | None) -> tuple[tf.Tensor, bool]:
+        """What a lookup takes its gradient by, and whether the call trains."""
+        check_strategy(self.name)
+        # A frozen layer takes no gradient and makes no rows.
+        frozen = not (self.trainable and self.anchor.trainable)
+        anchor = tf.zeros([]) if frozen else tf.convert_to_tensor(self.anchor)
+        return anchor, check_training(self.name, training) and not frozen
+
+    def _communicator(self) -> communicators.Communicator:
+        """That of the process, which must be the one that the table was made for."""
+        communicator = communicators.current()
+        now = (communicator.rank, communicator.size)
+        then = (self.table.owner, self.table.owners)
+        if now != then:
+            raise ValueError(
+                f"Layer '{self.name}': expected to be worker {then[0]} of {then[1]}, for which its "
+                f"table was made. Received: worker {now[0]} of {now[1]}. Call sok_embed.init() "
+                "before layers are made."
+            )
+        return communicator
+
+    def _check_key_type(self, inputs: Any) -> None:
+        """Raises for inputs of a symbolic call that are no integers."""
+        if inputs.dtype == "string":
+            raise ValueError(
+                f"Layer '{self.name}': expected integer keys. Received: strings. Hash them first, "
+                "as with keras.layers.Hashing(2**62, dtype='int64')."
+            )
+        if not keras.backend.is_int_dtype(inputs.dtype):
+            raise ValueError(
+                f"Layer '{self.name}': expected integer keys. Received: {inputs.dtype}. Give the "
+                "input a dtype, as in keras.Input(shape, dtype='int64')."
+            )
+
+    def _to_keys(self, inputs: Any) -> tf.Tensor:
+        try:
+            return as_keys(inputs)
+        except ValueError as error:
+            raise ValueError(f"Layer '{self.name}': {error}") from None
+
+    def _check_saves_all_rows(self) -> None:
+        if communicators.size() > 1:
+            raise ValueError(
+                f"Layer '{self.name}' is sharded over {communicators.size()} workers, and a Keras "
+                "file holds one worker's part. Expected one worker. To resume, write "
+                "tf.train.Checkpoint(model=model) on every worker, each to a path of its own; to "
+                "join the rows, save `layer.table.export(slots=True)` of each."
+            )
+
+    def _check_loads_all_rows(self, how: str) -> None:
+        if communicators.size() > 1:
+            raise ValueError(
+                f"Layer '{self.name}': expected one worker to load a Keras file, which holds the "
+                f"rows of one worker. Received: {communicators.size()} workers. {how}"
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that all layers with rows share."""
+        return {
+            **super().get_config(),
+            "optimizer": optimizers.serialize(self.optimizer),
+            "seed": self.seed,
+        }
+
+
+def _activation_type(dtype: str) -> tf.DType:
+    if dtype in ("float32", "bfloat16"):
+        return tf.as_dtype(dtype)
+    if dtype == "float16":
+        raise ValueError(
+            "Expected a compute dtype of float32 or bfloat16. Received: float16, which needs loss "
+            "scaling, and a table cannot follow that. Use the policy mixed_bfloat16, or give this "
+            "layer `dtype='float32'` and compile the model with `auto_scale_loss=False`."
+        )
+    raise ValueError(f"Expected a compute dtype of float32 or bfloat16. Received: {dtype}.")
+
+
+def check_strategy(layer: str) -> None:
+    """Raises for the strategies of tf.distribute whose replicas cannot share a table."""
+    strategy = tf.distribute.get_strategy()
+    one_process = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
+    if not tf.distribute.has_strategy() or isinstance(strategy, one_process):
+        return
+    name = type(strategy).__name__
+    if name == "CollectiveAllReduceStrategy":  # what TensorFlow calls it inside
+        name = "MultiWorkerMirroredStrategy"
+    raise ValueError(
+        f"Layer '{layer}': expected no tf.distribute strategy, a MirroredStrategy or a "
+        f"OneDeviceStrategy. Received: {name}. For several processes start them "
+        "with horovodrun; see the guide on distribution."
+    )

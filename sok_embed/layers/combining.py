@@ -1,0 +1,67 @@
+"""One embedding for each row of ids, from those of its entries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_embed import tf_ops
+
+COMBINERS = ("sum", "mean", "sqrtn")
+
+
+def flat_values(ids: Any) -> tf.Tensor:
+    """The ids as a dense tensor; those of ragged and sparse ones in the order of their rows."""
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.flat_values
+    return ids.values if isinstance(ids, tf.SparseTensor) else ids
+
+
+def combine(embeddings: tf.Tensor, ids: Any, combiner: str) -> Any:
+    """Reduces over the last axis of ids: their sum, or that by the number of entries or its root.
+
+    Args:
+        embeddings: float32, of the flat values of the ids and `[dim]`.
+        ids: Dense `[..., n]`; ragged; or sparse `[B, n]`.
+        combiner: `"sum"`, `"mean"` or `"sqrtn"`.
+
+    Returns:
+        float32: the shape of the ids without its last axis, and `[dim]`. Zeros for rows without
+        entries.
+    """
+    if isinstance(ids, tf.RaggedTensor):
+        if ids.flat_values.shape.rank > 1:
+            return ids.with_flat_values(_combine_axis(embeddings, combiner))
+        *outer, splits = ids.nested_row_splits
+        combined = _combine_rows(embeddings, splits, combiner)
+        if outer:
+            return tf.RaggedTensor.from_nested_row_splits(combined, outer, validate=False)
+        combined.set_shape([ids.shape[0], embeddings.shape[-1]])
+        return combined
+    if isinstance(ids, tf.SparseTensor):
+        splits = tf_ops.row_splits(ids.indices[:, 0], ids.dense_shape[0])
+        combined = _combine_rows(embeddings, splits, combiner)
+        combined.set_shape([ids.shape[0], embeddings.shape[-1]])
+        return combined
+    return _combine_axis(embeddings, combiner)
+
+
+def _combine_axis(embeddings: tf.Tensor, combiner: str) -> tf.Tensor:
+    entries = tf.shape(embeddings)[-2]
+    return _divided(tf.reduce_sum(embeddings, -2), entries, combiner)
+
+
+def _combine_rows(embeddings: tf.Tensor, splits: tf.Tensor, combiner: str) -> tf.Tensor:
+    entries = splits[1:] - splits[:-1]
+    rows = tf.size(entries)
+    places = tf.repeat(tf.range(rows), entries)
+    sums = tf.math.unsorted_segment_sum(embeddings, places, rows)
+    return _divided(sums, entries[:, tf.newaxis], combiner)
+
+
+def _divided(sums: tf.Tensor, entries: tf.Tensor, combiner: str) -> tf.Tensor:
+    if combiner == "sum":
+        return sums
+    divisor = tf.cast(tf.maximum(entries, 1), sums.dtype)
+    return sums / (divisor if combiner == "mean" else tf.sqrt(divisor))

@@ -1,0 +1,81 @@
+"""Inputs as layers get them: dense, ragged or sparse, with or without values."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+
+class Form(NamedTuple):
+    """What is known of a tensor before its values are.
+
+    Attributes:
+        kind: `"dense"`, `"ragged"` or `"sparse"`.
+        shape: `None`: of unknown rank.
+    """
+
+    kind: str
+    shape: tuple[int | None, ...] | None
+    dtype: str
+
+    @classmethod
+    def of(cls, tensor: Any) -> Form:
+        """That of a tensor, an array or a symbolic tensor."""
+        is_ragged = isinstance(tensor, tf.RaggedTensor) or getattr(tensor, "ragged", False)
+        is_sparse = isinstance(tensor, tf.SparseTensor) or getattr(tensor, "sparse", False)
+        kind = "ragged" if is_ragged else "sparse" if is_sparse else "dense"
+        shape = tf.TensorShape(tensor.shape)
+        return cls(
+            kind,
+            None if shape.rank is None else tuple(shape.as_list()),
+            tf.as_dtype(tensor.dtype).name,
+        )
+
+
+def values_beside(name: str, tensor: Any, ids: tf.RaggedTensor | tf.SparseTensor) -> Any:
+    """The flat values of a tensor that lie where the ids do; of a flat tensor, itself.
+
+    Args:
+        name: What the tensor is called in the message.
+        tensor: As the ids, or dense and flat.
+        ids: Ragged or sparse.
+
+    Raises:
+        ValueError: For ragged values of another ragged rank.
+        tf.errors.InvalidArgumentError: If the values lie elsewhere.
+    """
+    if not isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
+        return tensor
+    # A ragged tensor has row splits, of either integer type; a sparse one has indices.
+    if isinstance(tensor, tf.RaggedTensor):
+        if tensor.ragged_rank != ids.ragged_rank:
+            raise ValueError(
+                f"Expected {name} with {ids.ragged_rank} ragged dimensions, as the input. "
+                f"Received: {tensor.ragged_rank}."
+            )
+        places, values = "row_splits", tensor.flat_values
+        pairs = zip(tensor.nested_row_splits, ids.nested_row_splits, strict=True)
+    else:
+        places, values = "indices", tensor.values
+        pairs = zip([tensor.indices], [ids.indices], strict=True)
+    checks = []
+    for own, others in pairs:
+        if own is others:
+            continue
+        equal = tf.debugging.assert_equal(
+            tf.cast(own, tf.int64),
+            tf.cast(others, tf.int64),
+            f"Expected {name} with the {places} of the input.",
+        )
+        if equal is not None:
+            checks.append(equal)
+    with tf.control_dependencies(checks):
+        return tf.identity(values) if checks else values
+
+
+def shape_text(shape: Any) -> str:
+    """A shape as messages show it."""
+    if shape is None:
+        return "of unknown rank"
+    return f"[{', '.join('None' if size is None else str(size) for size in shape)}]"
