@@ -1,0 +1,322 @@
+"""Keras 3 layers over feature columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.feature_column import feature_column_v2 as fc_v2
+from tensorflow.python.feature_column import serialization
+
+from sok_embed import communicators, tf_ops
+from sok_embed.feature_column.columns import adaptive_column_in
+from sok_embed.feature_column.input_layers import check_sequences, join_sequences
+from sok_embed.feature_column.layer_state import CallState, LayerState
+from sok_embed.feature_column.masks import check_symbolic_masks, with_masks
+from sok_embed.feature_column.own_rows import OwnRows
+from sok_embed.feature_column.rows_column import RowsColumn
+from sok_embed.layers.anchored_layer import check_strategy
+from sok_embed.layers.arguments import check_training
+
+
+class _FeaturesLayer(keras.layers.Layer):
+    """What `DenseFeatures` and `SequenceFeatures` have in common."""
+
+    def __init__(self, feature_columns: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.autocast = False
+        # Features are strings and sparse tensors too.
+        self._convert_input_args = False
+        self._allow_non_tensor_positional_args = True
+        self.supports_jit = False
+        if self.compute_dtype not in ("float32", "bfloat16"):
+            raise ValueError(
+                f"Layer '{self.name}': expected a compute dtype of float32 or bfloat16. Received: "
+                f"{self.compute_dtype}. Give the layer `dtype='float32'`."
+            )
+        if isinstance(feature_columns, Iterator):
+            feature_columns = list(feature_columns)
+        check_strategy(self.name)
+        columns = fc_v2._normalize_feature_columns(feature_columns)
+        self._check_columns(columns)
+        # In one object, in which Keras and TensorFlow look for nothing to track.
+        self._state = _State(columns, LayerState(self))
+        for column in columns:
+            self._check_replicas(column)
+            column.create_state(self._state.manager)
+        for name, table in self.tables.items():
+            self._track_trackable(table, f"own_rows_{name}")
+        self.built = True
+
+    def _check_columns(self, columns: Any) -> None:
+        raise NotImplementedError
+
+    def _check_replicas(self, column: Any) -> None:
+        adaptive = adaptive_column_in(column)
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if adaptive is not None and isinstance(column, RowsColumn) and replicas > 1:
+            raise ValueError(
+                f"Layer '{self.name}': expected one replica with the adaptive column "
+                f"'{adaptive.name}', whose static rows lie beside its table. Received: a strategy "
+                f"of {replicas} replicas. Start several processes with horovodrun, or use "
+                "sok_embed.AdaptiveEmbedding."
+            )
+
+    @property
+    def feature_columns(self) -> list[Any]:
+        """The columns, in the order of their names."""
+        return list(self._state.columns)
+
+    @property
+    def tables(self) -> dict[str, OwnRows]:
+        """Own rows on this worker, a `Table` for each adaptive embedding column, by its name.
+
+        Shared columns have one, by the name that they share.
+        """
+        embeddings = self._state.manager.embeddings
+        return {name: made.table for name, made in embeddings.items() if made.table is not None}
+
+    def static_rows(self, name: str) -> tf.Variable:
+        """The variable `[buckets, dim]` of the static rows of a column, by its name in `tables`."""
+        return self._state.manager.embeddings[name].static
+
+    def _begin(
+        self, features: Any, masks: Any, training: Any
+    ) -> tuple[fc_v2.FeatureTransformationCache, CallState]:
+        check_strategy(self.name)
+        if not isinstance(features, Mapping):
+            raise ValueError(
+                f"Layer '{self.name}': expected a dict of features. Received: {features!r}."
+            )
+        sparse = {
+            name: feature.to_sparse() if isinstance(feature, tf.RaggedTensor) else feature
+            for name, feature in features.items()
+        }
+        together = with_masks(sparse, self._state.columns, masks)
+        training = check_training(self.name, training)
+        return fc_v2.FeatureTransformationCache(together), CallState(self._state.manager, training)
+
+    def _check_symbolic(self, masks: Any) -> None:
+        wanting = [column for column in self._state.columns if isinstance(column, RowsColumn)]
+        check_symbolic_masks(self._state.columns, wanting, masks)
+
+    def _width(self) -> int:
+        return sum(column.variable_shape.num_elements() for column in self._state.columns)
+
+    def build(self, input_shape: Any = None) -> None:
+        """Does nothing: all shapes are known from the columns."""
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {
+            **super().get_config(),
+            "feature_columns": serialization.serialize_feature_columns(self._state.columns),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Makes the layer that a `get_config` came from."""
+        columns = serialization.deserialize_feature_columns(config["feature_columns"])
+        return cls(**{**config, "feature_columns": columns})
+
+    def save_own_variables(self, store: Any) -> None:
+        """Adds own rows to what Keras saves; those in a storage are flushed, and stay there."""
+        super().save_own_variables(store)
+        for i, table in enumerate(self.tables.values()):
+            if table.storage is not None:
+                table.storage.flush()
+                continue
+            if communicators.size() > 1:
+                raise ValueError(
+                    f"Layer '{self.name}' has rows on {communicators.size()} workers, and a Keras "
+                    "file holds one worker's part. Expected one worker. To resume, write "
+                    "tf.train.Checkpoint(model=model) on every worker, each to a path of its own."
+                )
+            for name, value in table.export(slots=True)._asdict().items():
+                # HDF5 has no type for the bytes that a string tensor holds.
+                value = np.frombuffer(value, np.uint8) if name == "rule" else value
+                store[f"own_rows_{i}_{name}"] = value
+
+    def load_own_variables(self, store: Any) -> None:
+        """Takes own rows out of what Keras saved, but for those in a storage."""
+        fields = {
+            i: {name: f"own_rows_{i}_{name}" for name in tf_ops.Export._fields}
+            for i, table in enumerate(self.tables.values())
+            if table.storage is None
+        }
+        if fields and communicators.size() > 1:
+            raise ValueError(
+                f"Layer '{self.name}': expected one worker to load a Keras file, which holds the "
+                f"rows of one worker. Received: {communicators.size()} workers."
+            )
+        saved = set(store.keys())
+        rows = {name for names in fields.values() for name in names.values()}
+        if not saved.issuperset(rows):
+            raise ValueError(
+                f"Layer '{self.name}': expected own rows of {len(fields)} columns, saved by a "
+                f"layer of the same columns. Received: {', '.join(sorted(saved)) or 'no entries'}."
+            )
+        super().load_own_variables({name: store[name] for name in saved - rows})
+        tables = list(self.tables.values())
+        for i, names in fields.items():
+            values: dict[str, Any] = {
+                field: np.asarray(store[name]) for field, name in names.items()
+            }
+            values["rule"] = bytes(values["rule"])
+            tables[i].restore(tf_ops.Export(**values))
+
+
+class _State:
+    """The columns of a layer and what they keep in it."""
+
+    def __init__(self, columns: list[Any], manager: LayerState) -> None:
+        self.columns = columns
+        self.manager = manager
+
+
+@keras.saving.register_keras_serializable(package="sok_embed")
+class DenseFeatures(_FeaturesLayer):
+    """Turns a dict of features into one dense tensor, by feature columns.
+
+    `tf.keras.layers.DenseFeatures` of Keras 2, for Keras 3, and for adaptive columns. Columns of
+    TensorFlow work as they are. Rows follow the optimizer that trains the model.
+
+    Under Horovod static rows are a weight that every worker has, and own rows are spread over the
+    workers: that of a key lies on worker `key % size()`. A call is then collective: each worker
+    must make it. Static rows need the gradients of all workers, by
+    `sok_embed.DistributedOptimizer`.
+
+    Example:
+    >>> from sok_embed.feature_column import (
+    ...     categorical_column_with_adaptive_embedding, embedding_column)
+    >>> item = categorical_column_with_adaptive_embedding("item", 100, tf.int64)
+    >>> price = tf.feature_column.numeric_column("price")
+    >>> layer = DenseFeatures([embedding_column(item, 8), price])
+    >>> features = {"item": np.array([[7, 8], [9, -1]]), "price": np.array([1.5, 2.5])}
+    >>> masks = {"item": np.array([[1, 0], [0, 0]], np.int32)}
+    >>> layer(features, masks, training=True).shape
+    TensorShape([2, 9])
+    >>> layer.tables["item_embedding"].export()[0]
+    array([7])
+
+    Args:
+        feature_columns: Dense columns, of TensorFlow and of `embedding_column`.
+        **kwargs: Of `keras.layers.Layer`.
+
+    Call arguments:
+        features: A dict of dense, sparse or ragged tensors, by name.
+        adaptive_mask_tensors: A dict of masks, int32, for each adaptive column under an embedding
+            column, by its name: with an entry for each value of a sparse feature, or of the shape
+            of a dense one. 1: the id's own row; 0: its static row.
+        training: Whether ids of mask 1 that have no row get one. Without, they read their static
+            row.
+
+    Output shape:
+        `[batch, sum of dimensions]`, columns in the order of their names, in the compute dtype
+        (float32 or bfloat16).
+
+    Raises:
+        ValueError: For columns that are not dense, a float16 policy, adaptive columns under a
+            strategy of several replicas; and for a mask that is missing, of another type than
+            int32, of another shape, or of no adaptive column.
+        tf.errors.InvalidArgumentError: For a mask of another length, and for values other than 0
+            and 1, named with the column.
+    """
+
+    def _check_columns(self, columns: Any) -> None:
+        for column in columns:
+            if not isinstance(column, fc_v2.DenseColumn):
+                raise ValueError(
+                    f"Layer '{self.name}': expected dense columns, such as those of "
+                    f"embedding_column and numeric_column. Received: {column}."
+                )
+
+    def call(
+        self, features: Any, adaptive_mask_tensors: Any = None, training: bool | None = None
+    ) -> tf.Tensor:
+        """Looks the features up; with `training`, makes rows for ids of mask 1."""
+        cache, state = self._begin(features, adaptive_mask_tensors, training)
+        outputs = []
+        for column in self._state.columns:
+            with tf.name_scope(fc_v2._sanitize_column_name_for_variable_scope(column.name)):
+                tensor = column.get_dense_tensor(cache, state)
+                size = column.variable_shape.num_elements()
+                outputs.append(tf.reshape(tensor, [tf.shape(tensor)[0], size]))
+        fc_v2._verify_static_batch_size_equality(outputs, self._state.columns)
+        return tf.cast(tf.concat(outputs, 1), self.compute_dtype)
+
+    def compute_output_shape(self, *_: Any, **__: Any) -> tuple[int | None, int]:
+        """Of any batch."""
+        return (None, self._width())
+
+    def compute_output_spec(
+        self, features: Any, adaptive_mask_tensors: Any = None, training: bool | None = None
+    ) -> keras.KerasTensor:
+        """The shape and the dtype of the output; checks which masks there are."""
+        self._check_symbolic(adaptive_mask_tensors)
+        return keras.KerasTensor(self.compute_output_shape(), dtype=self.compute_dtype)
+
+
+@keras.saving.register_keras_serializable(package="sok_embed")
+class SequenceFeatures(_FeaturesLayer):
+    """Turns a dict of sequences into one dense tensor, by feature columns.
+
+    As `DenseFeatures`, over columns of `sequence_categorical_column_with_…` and
+    `tf.feature_column.sequence_numeric_column`.
+
+    Example:
+    >>> from sok_embed.feature_column import (
+    ...     embedding_column, sequence_categorical_column_with_adaptive_embedding)
+    >>> items = sequence_categorical_column_with_adaptive_embedding("items", 100, tf.int64)
+    >>> layer = SequenceFeatures([embedding_column(items, 8)])
+    >>> features = {"items": tf.ragged.constant([[7, 8, 9], [8]], dtype=tf.int64)}
+    >>> rows, lengths = layer(features, {"items": np.array([1, 1, 0, 1], np.int32)})
+    >>> rows.shape, lengths.numpy()
+    (TensorShape([2, 3, 8]), array([3, 1]))
+
+    Args:
+        feature_columns: Dense columns over sequences.
+        **kwargs: Of `keras.layers.Layer`.
+
+    Call arguments:
+        features: As `DenseFeatures` has it.
+        adaptive_mask_tensors: As `DenseFeatures` has it.
+        training: As `DenseFeatures` has it.
+
+    Output shape:
+        `[batch, longest, sum of dimensions]` in the compute dtype, zeros behind the end of a
+        sequence; and the lengths, int64 `[batch]`.
+
+    Raises:
+        ValueError: As `DenseFeatures` raises, and for columns that are no sequences.
+        tf.errors.InvalidArgumentError: As `DenseFeatures` raises, and for columns of different
+            lengths.
+    """
+
+    def _check_columns(self, columns: Any) -> None:
+        check_sequences(columns, fc_v2.SequenceDenseColumn)
+
+    def call(
+        self, features: Any, adaptive_mask_tensors: Any = None, training: bool | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Looks the features up; with `training`, makes rows for ids of mask 1."""
+        cache, state = self._begin(features, adaptive_mask_tensors, training)
+        outputs = {}
+        for column in self._state.columns:
+            with tf.name_scope(fc_v2._sanitize_column_name_for_variable_scope(column.name)):
+                outputs[column] = column.get_sequence_dense_tensor(cache, state)
+        rows, lengths = join_sequences(outputs)
+        return tf.cast(rows, self.compute_dtype), lengths
+
+    def compute_output_spec(
+        self, features: Any, adaptive_mask_tensors: Any = None, training: bool | None = None
+    ) -> tuple[keras.KerasTensor, keras.KerasTensor]:
+        """The shapes and dtypes of the outputs; checks which masks there are."""
+        self._check_symbolic(adaptive_mask_tensors)
+        return (
+            keras.KerasTensor((None, None, self._width()), dtype=self.compute_dtype),
+            keras.KerasTensor((None,), dtype="int64"),
+        )

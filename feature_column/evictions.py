@@ -1,0 +1,77 @@
+"""Which rows go: DeepRec's evictions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sok_embed.feature_column.filters import check_integer
+
+
+class Eviction(NamedTuple):
+    """What `tf_ops.evict` is told after each step."""
+
+    max_age: int  # in steps of the table; 0: any
+    min_l2: float
+    every: int
+
+
+@dataclass(frozen=True)
+class GlobalStepEvict:
+    """A key whose row was not updated for `steps_to_live` steps goes back to its static row.
+
+    DeepRec looks for such rows when it saves a checkpoint; here that happens during training, every
+    `steps_to_live // 16 + 1` steps.
+
+    Example:
+    >>> GlobalStepEvict(steps_to_live=1000).eviction()
+    Eviction(max_age=1000, min_l2=0.0, every=63)
+
+    Attributes:
+        steps_to_live: At least 1. Steps are those in which the table took gradients.
+
+    Raises:
+        ValueError: For anything else.
+    """
+
+    steps_to_live: int | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("GlobalStepEvict's steps_to_live", self.steps_to_live, 1, 2**32)
+
+    def eviction(self) -> Eviction:
+        """What `tf_ops.evict` is told."""
+        assert self.steps_to_live is not None
+        return Eviction(self.steps_to_live, 0.0, self.steps_to_live // 16 + 1)
+
+
+@dataclass(frozen=True)
+class L2WeightEvict:
+    """A key whose row is nearly zero goes back to its static row.
+
+    Example:
+    >>> L2WeightEvict(l2_weight_threshold=1e-3).eviction()
+    Eviction(max_age=0, min_l2=0.001, every=100)
+
+    Attributes:
+        l2_weight_threshold: Rows of a smaller Euclidean norm go. Above 0.
+        every: In how many steps rows are looked through once.
+
+    Raises:
+        ValueError: For a value out of its range.
+    """
+
+    l2_weight_threshold: float = -1.0
+    every: int = 100
+
+    def __post_init__(self) -> None:
+        if not self.l2_weight_threshold > 0:
+            raise ValueError(
+                "L2WeightEvict: expected l2_weight_threshold above 0. Received: "
+                f"{self.l2_weight_threshold!r}, with which no row would ever go."
+            )
+        check_integer("L2WeightEvict's every", self.every, 1)
+
+    def eviction(self) -> Eviction:
+        """What `tf_ops.evict` is told."""
+        return Eviction(0, float(self.l2_weight_threshold), self.every)

@@ -1,0 +1,74 @@
+"""Puts adaptive columns where DeepRec's scripts look for them."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import tensorflow as tf
+
+from sok_embed.feature_column import (
+    columns,
+    embedding_columns,
+    evictions,
+    filters,
+    input_layers,
+    options,
+    storage_options,
+)
+
+_COLUMNS = {
+    "categorical_column_with_adaptive_embedding": (
+        columns.categorical_column_with_adaptive_embedding
+    ),
+    "sequence_categorical_column_with_adaptive_embedding": (
+        columns.sequence_categorical_column_with_adaptive_embedding
+    ),
+    "embedding_column": embedding_columns.embedding_column,
+    "shared_embedding_columns": embedding_columns.shared_embedding_columns,
+    "input_layer": input_layers.input_layer,
+    "sequence_input_layer": input_layers.sequence_input_layer,
+}
+_OPTIONS = {
+    option.__name__: option
+    for option in (
+        options.EmbeddingVariableOption,
+        options.InitializerOption,
+        filters.CounterFilter,
+        filters.CBFFilter,
+        evictions.GlobalStepEvict,
+        evictions.L2WeightEvict,
+        storage_options.StorageOption,
+        storage_options.StorageType,
+    )
+}
+
+
+def install() -> None:
+    """Puts adaptive columns under `tf.feature_column`, so that a DeepRec script runs unchanged.
+
+    `categorical_column_with_adaptive_embedding`, `embedding_column`, `input_layer`,
+    `shared_embedding_columns` and the sequence functions come under `tf.feature_column` and
+    `tf.compat.v1.feature_column`; over TensorFlow's own columns they do what TensorFlow's do. The
+    options, such as `EmbeddingVariableOption` and `CounterFilter`, come under `tf` and
+    `tf.compat.v1`. Another call changes nothing.
+
+    Example:
+    >>> install()
+    >>> column = tf.feature_column.categorical_column_with_adaptive_embedding("item", 100)
+    >>> column.name
+    'item'
+    """
+    for package in _tensorflows():
+        for name, value in _COLUMNS.items():
+            setattr(package.feature_column, name, value)
+        for name, option in _OPTIONS.items():
+            if not hasattr(package, name):
+                setattr(package, name, option)
+
+
+def _tensorflows() -> list[ModuleType]:
+    """The modules that `tf` and `tf.compat.v1` may stand for."""
+    found = [tf, tf.compat.v1]
+    imported = sys.modules.get("tensorflow.compat.v1")
+    return [*found, *([] if imported is None or imported in found else [imported])]

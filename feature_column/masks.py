@@ -1,0 +1,167 @@
+"""Masks: which entries of a column read a row of their own. They travel among the features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from sok_embed.feature_column.columns import AdaptiveCategoricalColumn, adaptive_column_in
+
+
+class MaskOf(NamedTuple):
+    """The key of a mask among the features."""
+
+    column: str
+
+
+def names_of_masked(columns: Iterable[Any]) -> dict[str, str]:
+    """The names that a mask may go by, and those of the adaptive columns that they mean."""
+    names = {}
+    for column in columns:
+        adaptive = adaptive_column_in(column)
+        while adaptive is not None and hasattr(column, "categorical_column"):
+            column = column.categorical_column
+            names[column.name] = adaptive.name
+    return names
+
+
+def with_masks(
+    features: Mapping[str, Any], columns: Iterable[Any], masks: Mapping[str, Any] | None
+) -> dict[Any, Any]:
+    """The features with the masks among them.
+
+    Raises:
+        ValueError: For a mask of a column that takes none, two masks of one column, and masks that
+            are not int32.
+    """
+    named = {
+        MaskOf(name): as_mask(name, mask) for name, mask in named_masks(columns, masks).items()
+    }
+    return {**features, **named}
+
+
+def named_masks(columns: Iterable[Any], masks: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Masks by the names of the adaptive columns that they belong to.
+
+    Raises:
+        ValueError: For a mask of a column that takes none, and two masks of one column.
+    """
+    if masks is not None and not isinstance(masks, Mapping):
+        raise ValueError(
+            "Expected adaptive_mask_tensors to be a dict, from names of columns to masks. "
+            f"Received: {masks!r}."
+        )
+    names = names_of_masked(columns)
+    named: dict[str, Any] = {}
+    for name, mask in (masks or {}).items():
+        if name not in names:
+            raise ValueError(
+                "Expected adaptive_mask_tensors of columns of "
+                f"categorical_column_with_adaptive_embedding: {sorted(names) or 'none'}. "
+                f"Received: a mask of '{name}'."
+            )
+        if names[name] in named:
+            raise ValueError(f"Expected one mask of column '{names[name]}'. Received: two.")
+        named[names[name]] = mask
+    return named
+
+
+def check_symbolic_masks(
+    columns: Iterable[Any], wanting: Iterable[Any], masks: Mapping[str, Any] | None
+) -> None:
+    """Raises for masks of a symbolic call as a call does, as far as their kind is known.
+
+    Args:
+        columns: Of the layer.
+        wanting: Those that need a mask.
+        masks: As the call is given them.
+    """
+    named = named_masks(columns, masks)
+    for name, mask in named.items():
+        if hasattr(mask, "dtype"):
+            _check_type(name, mask.dtype)
+    for column in wanting:
+        adaptive = adaptive_column_in(column)
+        if adaptive is not None and adaptive.name not in named:
+            raise _missing(adaptive.name)
+
+
+def as_mask(column: str, mask: Any) -> Any:
+    """A tensor of int32. Python integers become one."""
+    if isinstance(mask, tf.RaggedTensor):
+        mask = mask.flat_values
+    if isinstance(mask, tf.SparseTensor):
+        mask = mask.values
+    if not hasattr(mask, "dtype"):
+        tensor = tf.convert_to_tensor(mask)
+        # Without a dtype of their own, Python integers are of int32, and an empty list of float32.
+        mask = tf.cast(tensor, tf.int32) if tensor.shape.num_elements() == 0 else tensor
+    _check_type(column, mask.dtype)
+    return tf.convert_to_tensor(mask)
+
+
+def aligned_mask(
+    column: AdaptiveCategoricalColumn, features: Mapping[Any, Any], ids: tf.SparseTensor
+) -> tf.Tensor:
+    """The mask of a column, an entry for each value of its ids.
+
+    Args:
+        column: Whose mask.
+        features: What `with_masks` returned.
+        ids: Of the column. Of a dense feature, those that are not missing.
+
+    Returns:
+        int32 `[n]`.
+
+    Raises:
+        ValueError: If there is none, or its shape does not fit.
+    """
+    mask = features.get(MaskOf(column.name))
+    if mask is None:
+        raise _missing(column.name)
+    feature = features[column.key]
+    if not isinstance(feature, (tf.SparseTensor, tf.compat.v1.SparseTensorValue)):
+        shape = feature.shape if hasattr(feature, "shape") else np.shape(feature)
+        shape = tf.TensorShape(shape)
+        if shape.rank is not None and mask.shape.rank == shape.rank:
+            if not mask.shape.is_compatible_with(shape):
+                raise _misshapen(column, f"of the feature's shape {shape}", mask.shape)
+            # A feature [batch] was made one of [batch, 1].
+            return tf.gather_nd(mask[:, tf.newaxis] if shape.rank == 1 else mask, ids.indices)
+    expected = ids.values.shape
+    if not mask.shape.is_compatible_with(expected):
+        raise _misshapen(column, f"of shape {expected}, an entry for each id", mask.shape)
+    if mask.shape.is_fully_defined() and expected.is_fully_defined():
+        return mask
+    equal = tf.debugging.assert_equal(
+        tf.shape(mask),
+        tf.shape(ids.values),
+        f"Column '{column.name}': expected a mask with an entry for each id.",
+    )
+    with tf.control_dependencies([] if equal is None else [equal]):
+        return tf.identity(mask)
+
+
+def _check_type(column: str, dtype: Any) -> None:
+    if tf.as_dtype(dtype) != tf.int32:
+        raise ValueError(
+            f"Column '{column}': expected a mask of int32. Received: {tf.as_dtype(dtype).name}. "
+            "Cast it, as in tf.cast(mask, tf.int32)."
+        )
+
+
+def _missing(column: str) -> ValueError:
+    return ValueError(
+        f"Column '{column}': expected a mask, which says of each id whether it has a row of its "
+        "own (1) or a static row (0). Received: none. Pass adaptive_mask_tensors="
+        f"{{'{column}': mask}}."
+    )
+
+
+def _misshapen(column: Any, expected: str, received: Any) -> ValueError:
+    return ValueError(
+        f"Column '{column.name}': expected a mask {expected}. Received: shape {received}."
+    )

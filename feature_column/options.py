@@ -1,0 +1,144 @@
+"""DeepRec's options of an embedding variable, and what they mean for a table of own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sok_embed.admission import Admission
+from sok_embed.feature_column.evictions import Eviction, GlobalStepEvict, L2WeightEvict
+from sok_embed.feature_column.filters import CBFFilter, CounterFilter
+from sok_embed.feature_column.initializers import (
+    deserialize_initializer,
+    serialize_initializer,
+)
+from sok_embed.feature_column.storage_options import StorageOption, StorageType
+
+
+@dataclass(frozen=True)
+class InitializerOption:
+    """What static rows start from. Own rows start from static rows.
+
+    Example:
+    >>> import tensorflow as tf
+    >>> option = InitializerOption(tf.zeros_initializer())
+
+    Attributes:
+        initializer: As `embedding_column` takes it, which must not be given another one.
+        default_value_dim: Only `None`: vectors of keys are not drawn from a list here.
+
+    Raises:
+        ValueError: For a `default_value_dim`, or an initializer that is not callable.
+    """
+
+    initializer: Any = None
+    default_value_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.default_value_dim is not None:
+            raise ValueError(
+                "InitializerOption: expected no default_value_dim, which has no meaning here: own "
+                f"rows start from static rows. Received: {self.default_value_dim!r}."
+            )
+        if isinstance(self.initializer, type):
+            object.__setattr__(self, "initializer", self.initializer())
+        if self.initializer is not None and not callable(self.initializer):
+            raise ValueError(
+                "InitializerOption: expected a callable initializer. Received: "
+                f"{self.initializer!r}."
+            )
+
+
+@dataclass(frozen=True)
+class EmbeddingVariableOption:
+    """What own rows are kept in, and which keys keep one.
+
+    Example:
+    >>> option = EmbeddingVariableOption(
+    ...     evict_option=GlobalStepEvict(steps_to_live=1000),
+    ...     filter_option=CounterFilter(filter_freq=3),
+    ... )
+
+    Attributes:
+        evict_option: `None`, `GlobalStepEvict` or `L2WeightEvict`: which rows go.
+        filter_option: `None`, `CounterFilter` or `CBFFilter`: which keys get a row. The others read
+            their static row, whatever their mask, and train it.
+        storage_option: `None` or `StorageOption`.
+        init_option: `None` or `InitializerOption`.
+
+    Raises:
+        ValueError: For anything else.
+    """
+
+    evict_option: GlobalStepEvict | L2WeightEvict | None = None
+    filter_option: CounterFilter | CBFFilter | None = None
+    storage_option: StorageOption | None = None
+    init_option: InitializerOption | None = None
+
+    def __post_init__(self) -> None:
+        for name, kinds in _PARTS.items():
+            part = getattr(self, name)
+            if part is not None and not isinstance(part, kinds):
+                raise ValueError(
+                    f"EmbeddingVariableOption: expected {name} to be None or one of "
+                    f"{', '.join(kind.__name__ for kind in kinds)}. Received: {part!r}."
+                )
+
+    @property
+    def admission(self) -> Admission | None:
+        """Of the table."""
+        return None if self.filter_option is None else self.filter_option.admission()
+
+    @property
+    def eviction(self) -> Eviction | None:
+        """Of the table."""
+        return None if self.evict_option is None else self.evict_option.eviction()
+
+    @property
+    def initializer(self) -> Any:
+        """Of the static rows; `None`: that of the embedding column."""
+        return None if self.init_option is None else self.init_option.initializer
+
+    def get_config(self) -> dict[str, Any]:
+        """The parts, as JSON can hold them; see `from_config`."""
+        return {name: _config_of(getattr(self, name)) for name in _PARTS}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> EmbeddingVariableOption:
+        """Makes the option that a `get_config` came from."""
+        return cls(**{name: _part_from(config[name]) for name in _PARTS})
+
+
+_PARTS: dict[str, tuple[type[Any], ...]] = {
+    "evict_option": (GlobalStepEvict, L2WeightEvict),
+    "filter_option": (CounterFilter, CBFFilter),
+    "storage_option": (StorageOption,),
+    "init_option": (InitializerOption,),
+}
+
+
+def _config_of(part: Any) -> Any:
+    if part is None:
+        return None
+    values = {field.name: getattr(part, field.name) for field in fields(part)}
+    if isinstance(part, CBFFilter):
+        values["counter_type"] = part.counter_type.name
+    if isinstance(part, StorageOption):
+        values["storage_type"] = part.storage_type and part.storage_type.name
+    if isinstance(part, InitializerOption):
+        values["initializer"] = serialize_initializer(part.initializer)
+    return {"kind": type(part).__name__, **values}
+
+
+def _part_from(config: Any) -> Any:
+    if config is None:
+        return None
+    values = dict(config)
+    kinds = {kind.__name__: kind for kinds in _PARTS.values() for kind in kinds}
+    kind = kinds[values.pop("kind")]
+    if kind is StorageOption and values["storage_type"]:
+        values["storage_type"] = StorageType[values["storage_type"]]
+    if kind is InitializerOption:
+        values["initializer"] = deserialize_initializer(values["initializer"])
+    return kind(**values)

@@ -1,0 +1,203 @@
+"""The dense column that finds the rows of ids by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import tensorflow as tf
+from tensorflow.python.feature_column import feature_column as fc_v1
+from tensorflow.python.feature_column import feature_column_v2 as fc_v2
+from tensorflow.python.feature_column import serialization, utils
+
+from sok_embed.feature_column import graph_state
+from sok_embed.feature_column.columns import adaptive_column_in
+from sok_embed.feature_column.combine import combine
+from sok_embed.feature_column.initializers import (
+    deserialize_initializer,
+    serialize_initializer,
+)
+from sok_embed.feature_column.masks import aligned_mask
+
+_SEQUENCES = (fc_v2.SequenceCategoricalColumn, fc_v1._SequenceCategoricalColumn)
+
+
+class Embedding(Protocol):
+    """The rows of an embedding column: a graph's, or those of a layer."""
+
+    static: Any
+
+    def gather(self, keys: tf.Tensor, buckets: tf.Tensor | None, mask: tf.Tensor) -> tf.Tensor:
+        """The rows of keys `[n]`, float32 `[n, dim]`. Without buckets, keys are hashed."""
+
+
+class _EmbeddingFields(NamedTuple):
+    categorical_column: Any
+    dimension: int
+    combiner: str
+    initializer: Any
+    ckpt_to_load_from: str | None
+    tensor_name_in_ckpt: str | None
+    max_norm: float | None
+    trainable: bool
+    use_safe_embedding_lookup: bool
+    shared_name: str | None  # None: the rows are this column's alone
+
+
+class RowsColumn(
+    fc_v2.DenseColumn,
+    fc_v2.SequenceDenseColumn,
+    fc_v1._DenseColumn,
+    fc_v1._SequenceDenseColumn,
+    _EmbeddingFields,
+):
+    """An embedding column that finds its rows by itself: an adaptive or a shared one."""
+
+    @property
+    def _is_v2_column(self) -> bool:
+        return True
+
+    @property
+    def name(self) -> str:
+        """As TensorFlow names such a column."""
+        ending = "embedding" if self.shared_name is None else "shared_embedding"
+        return f"{self.categorical_column.name}_{ending}"
+
+    @property
+    def state_name(self) -> str:
+        """What the rows go by."""
+        return self.name if self.shared_name is None else self.shared_name
+
+    @property
+    def _var_scope_name(self) -> str:
+        return self.state_name
+
+    @property
+    def variable_shape(self) -> tf.TensorShape:
+        """Of the output, without the batch."""
+        return tf.TensorShape([self.dimension])
+
+    @property
+    def _variable_shape(self) -> tf.TensorShape:
+        return self.variable_shape
+
+    @property
+    def parents(self) -> list[Any]:
+        """The categorical column, as TensorFlow asks for it."""
+        return [self.categorical_column]
+
+    @property
+    def parse_example_spec(self) -> Any:
+        """How `tf.io.parse_example` reads the features."""
+        return self.categorical_column.parse_example_spec
+
+    @property
+    def _parse_example_spec(self) -> Any:
+        return self.categorical_column._parse_example_spec
+
+    def transform_feature(self, transformation_cache: Any, state_manager: Any) -> Any:
+        """What the categorical column makes of its feature."""
+        return transformation_cache.get(self.categorical_column, state_manager)
+
+    def _transform_feature(self, inputs: Any) -> Any:
+        return inputs.get(self.categorical_column)
+
+    def create_state(self, state_manager: Any) -> None:
+        """Has the layer make the rows."""
+        if not hasattr(state_manager, "create_embedding"):
+            raise ValueError(
+                f"Column '{self.name}': expected DenseFeatures or SequenceFeatures of "
+                f"sok_embed.feature_column. Received: a layer with {type(state_manager).__name__}."
+            )
+        state_manager.create_embedding(self)
+
+    def get_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> tf.Tensor:
+        """Embeddings `[batch, dimension]`."""
+        self._expect_sequence(False)
+        ids = self.categorical_column.get_sparse_tensors(transformation_cache, state_manager)
+        return self._embed(ids, transformation_cache, state_manager.embedding(self))
+
+    def _get_dense_tensor(
+        self, inputs: Any, weight_collections: Any = None, trainable: Any = None
+    ) -> tf.Tensor:
+        self._expect_sequence(False)
+        rows = graph_state.embedding(self, weight_collections, trainable)
+        ids = self.categorical_column._get_sparse_tensors(inputs, weight_collections, trainable)
+        return self._embed(ids, inputs, rows)
+
+    def get_sequence_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> Any:
+        """Embeddings `[batch, longest, dimension]` and lengths `[batch]`."""
+        self._expect_sequence(True)
+        ids = self.categorical_column.get_sparse_tensors(transformation_cache, state_manager)
+        return self.TensorSequenceLengthPair(
+            self._embed(ids, transformation_cache, state_manager.embedding(self)),
+            utils.sequence_length_from_sparse_tensor(ids.id_tensor),
+        )
+
+    def _get_sequence_dense_tensor(
+        self, inputs: Any, weight_collections: Any = None, trainable: Any = None
+    ) -> Any:
+        self._expect_sequence(True)
+        rows = graph_state.embedding(self, weight_collections, trainable)
+        ids = self.categorical_column._get_sparse_tensors(inputs)
+        return self.TensorSequenceLengthPair(
+            self._embed(ids, inputs, rows),
+            utils.sequence_length_from_sparse_tensor(ids.id_tensor),
+        )
+
+    def _expect_sequence(self, sequence: bool) -> None:
+        if isinstance(self.categorical_column, _SEQUENCES) == sequence:
+            return
+        layer = "sequence_input_layer or SequenceFeatures"
+        if sequence:
+            raise ValueError(
+                f"Column '{self.name}': expected a sequence_categorical_column_with_… for {layer}. "
+                f"Received: {type(self.categorical_column).__name__}."
+            )
+        raise ValueError(
+            f"Column '{self.name}': expected a column that is no sequence. Received: "
+            f"{type(self.categorical_column).__name__}. Use {layer}."
+        )
+
+    def _embed(self, ids: Any, inputs: Any, rows: Embedding) -> tf.Tensor:
+        adaptive = adaptive_column_in(self)
+        if adaptive is None:
+            lookup = tf.compat.v1.nn.safe_embedding_lookup_sparse
+            if not self.use_safe_embedding_lookup and ids.id_tensor.shape.rank == 2:
+                lookup = tf.nn.embedding_lookup_sparse
+            return lookup(rows.static, *ids, combiner=self.combiner, max_norm=self.max_norm)
+        raw = adaptive.raw_ids(inputs)
+        mask = aligned_mask(adaptive, inputs._features, raw)
+        keys = adaptive.keys_of(raw.values)
+        # The lookup hashes for itself where it can: ids that have rows need no bucket.
+        buckets = None if adaptive.hashes_keys(raw.values) else ids.id_tensor.values
+        return combine(self, ids.id_tensor, ids.weight_tensor, keys, buckets, mask, rows.gather)
+
+    def get_config(self) -> dict[str, Any]:
+        """The fields, as JSON can hold them."""
+        return {
+            **self._asdict(),
+            "categorical_column": serialization.serialize_feature_column(self.categorical_column),
+            "initializer": serialize_initializer(self.initializer),
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], custom_objects: Any = None, columns_by_name: Any = None
+    ) -> RowsColumn:
+        """Makes the column that a `get_config` came from."""
+        column = serialization.deserialize_feature_column(
+            config["categorical_column"], custom_objects, columns_by_name
+        )
+        initializer = deserialize_initializer(config["initializer"])
+        return cls(**{**config, "categorical_column": column, "initializer": initializer})
+
+
+@serialization.register_feature_column
+class AdaptiveEmbeddingColumn(RowsColumn):
+    """See `embedding_column`."""
+
+
+@serialization.register_feature_column
+class AdaptiveSharedEmbeddingColumn(RowsColumn):
+    """See `shared_embedding_columns`."""

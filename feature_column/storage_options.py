@@ -1,0 +1,110 @@
+"""Where rows live: DeepRec's storage options."""
+
+from __future__ import annotations
+
+import enum
+import os
+from dataclasses import dataclass
+from typing import Any
+
+
+class StorageType(enum.Enum):
+    """Where rows live, by DeepRec's names.
+
+    Of `DRAM`, rows live in memory. Of `SSDHASH`, `LEVELDB`, `DRAM_SSDHASH` and `DRAM_LEVELDB`, they
+    live in RocksDB behind a cache in memory, all alike. The others are refused by `StorageOption`.
+    """
+
+    DRAM = "DRAM"
+    SSDHASH = "SSDHASH"
+    LEVELDB = "LEVELDB"
+    DRAM_SSDHASH = "DRAM_SSDHASH"
+    DRAM_LEVELDB = "DRAM_LEVELDB"
+    PMEM_MEMKIND = "PMEM_MEMKIND"
+    PMEM_LIBPMEM = "PMEM_LIBPMEM"
+    DRAM_PMEM = "DRAM_PMEM"
+    HBM = "HBM"
+    HBM_DRAM = "HBM_DRAM"
+    HBM_DRAM_SSDHASH = "HBM_DRAM_SSDHASH"
+
+
+_ON_DISK = (
+    StorageType.SSDHASH,
+    StorageType.LEVELDB,
+    StorageType.DRAM_SSDHASH,
+    StorageType.DRAM_LEVELDB,
+)
+
+
+@dataclass(frozen=True)
+class StorageOption:
+    """Where own rows live. Static rows are a variable, and live in memory.
+
+    Example:
+    >>> StorageOption(StorageType.DRAM_SSDHASH, "rows").on_disk
+    True
+
+    Attributes:
+        storage_type: A `StorageType`. `None`: on disk if there is a path, else in memory.
+        storage_path: The folder of what lies on disk. Each embedding has a folder in it.
+        storage_size: Bytes of the cache in memory of what lies on disk, the first of a list.
+            `None`: 256 MiB.
+        cache_strategy: Only `None`: rows used last stay.
+        layout: Only `None`.
+
+    Raises:
+        ValueError: For a type that there is no hardware for here, a path or a size without a disk,
+            a disk without a path, or an argument that has no meaning here.
+    """
+
+    storage_type: StorageType | None = None
+    storage_path: str | None = None
+    storage_size: int | tuple[int, ...] | None = None
+    cache_strategy: Any = None
+    layout: Any = None
+
+    def __post_init__(self) -> None:
+        if self.storage_path is not None:
+            object.__setattr__(self, "storage_path", os.fspath(self.storage_path))
+        if isinstance(self.storage_size, list):
+            object.__setattr__(self, "storage_size", tuple(self.storage_size))
+        for name in ("cache_strategy", "layout"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"StorageOption: expected no {name}, which has no meaning here. Received: "
+                    f"{getattr(self, name)!r}."
+                )
+        kind = self.storage_type
+        if kind is not None and not isinstance(kind, StorageType):
+            raise ValueError(
+                f"StorageOption: expected storage_type to be a StorageType. Received: {kind!r}."
+            )
+        if kind not in (None, StorageType.DRAM, *_ON_DISK):
+            assert kind is not None
+            raise ValueError(
+                "StorageOption: expected storage_type to be DRAM or one of "
+                f"{', '.join(known.name for known in _ON_DISK)}. Received: {kind.name}. Rows live "
+                "in memory or in RocksDB here."
+            )
+        if self.on_disk and not self.storage_path:
+            raise ValueError(
+                f"StorageOption: expected a storage_path with {kind and kind.name}. Received: none."
+            )
+        if not self.on_disk and (self.storage_path or self.storage_size):
+            raise ValueError(
+                "StorageOption: expected no storage_path and no storage_size with DRAM, where they "
+                f"have no meaning. Received: {self.storage_path!r} and {self.storage_size!r}."
+            )
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether rows live in RocksDB."""
+        if self.storage_type is None:
+            return self.storage_path is not None
+        return self.storage_type in _ON_DISK
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """Of the cache in memory; `None`: as `sok_embed.kv.Storage` has it."""
+        size = self.storage_size
+        return size[0] if isinstance(size, tuple) else size
