@@ -188,7 +188,7 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
         return self._contents(self._own, slots)
 
     def export_static(self, slots: bool = False) -> Any:
-        """Copies the static rows out that were trained. As `export`; keys are buckets."""
+        """Copies the static rows out that were trained or shared. As `export`; keys are buckets."""
         return self._contents(self._static, slots)
 
     def snapshot(self) -> tf_ops.AdaptiveExport:
@@ -201,6 +201,7 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
 
         Raises:
             ValueError: If it does not fit this table, which is left as it was.
+            sok_embed.kv.CorruptionError: If its sketch is damaged; the table is left as it was.
         """
         as_errors(lambda: tf_ops.adaptive_restore(self.resource_handle, contents))
 
@@ -211,20 +212,25 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
             keys: Integers `[n]`. Those that have a row keep it.
 
         Returns:
-            How many rows there are more.
+            How many of them got a row: with `max_rows`, in the place of the least used.
 
         Raises:
             ValueError: For keys that are no integers, or that live on another worker.
         """
-        before = self.size()
+        before = self.stats()["promoted"]
         own_keys = self._own_keys(keys)
         ones = tf.ones_like(own_keys, tf.int32)
         as_errors(
             lambda: tf_ops.adaptive_lookup(
-                self.resource_handle, own_keys, self.dim, True, mask=ones
+                self.resource_handle,
+                own_keys,
+                self.dim,
+                True,
+                counts=tf.zeros_like(own_keys),  # nobody looks them up
+                mask=ones,
             )
         )
-        return self.size() - before
+        return int(self.stats()["promoted"] - before)
 
     def demote(self, keys: Any) -> int:
         """Takes the own rows of keys away, which then have their static rows again.
@@ -253,10 +259,10 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
         """Figures of the table, which is that of this worker.
 
         Returns:
-            `rows`, own rows, and `max_rows`, 0 without a limit; `static_rows`, those that were
-            trained, of `static_buckets`; `promoted` and `demoted`, keys so far that got a row and
-            that lost it; `lookups`, positions looked up in training, `own_lookups`, those that
-            read an own row, and `own_share`, their quotient; `sketch_saturation`, the share of
+            `rows`, own rows, and `max_rows`, 0 without a limit; `static_rows`, those that
+            were trained or that an own row started as, of `static_buckets`; `promoted` and
+            `demoted`, keys so far that got a row and that lost it; `lookups`, positions looked up
+            in training, `own_lookups`, those that read an own row, and `own_share`, their quotient; `sketch_saturation`, the share of
             cells of the sketch that are full; `bytes`, the sum of `own_bytes`, `static_bytes` and
             `sketch_bytes`; `steps`, the commits so far; `pending_gradients`, those that wait for
             the next commit.

@@ -107,6 +107,8 @@ def adaptive_lookup(
         dtype=dtype,
         dim=dim,
         training=training,
+        has_counts=counts is not None,
+        has_mask=mask is not None,
     )
     return embeddings
 

@@ -7,27 +7,32 @@ from typing import Any
 
 import numpy as np
 
-from sok_embed.layers.arguments import check_positive
+from sok_embed.layers.arguments import check_integer, check_positive
 from sok_embed.layers.combining import COMBINERS
 
 _ROUTES = (-1, 0, 1)
 _SLOTS = ("copy", "zero")
 _COUNTER_BITS = (8, 16)
+_UINT32, _INT64, _MOST_KEYS = 2**32, 2**63, 2**40
 
 
 def check_adaptive_arguments(**arguments: Any) -> None:
     """Raises ValueError for an argument that an adaptive embedding cannot have."""
-    for name in ("output_dim", "static_buckets", "promote_after", "sketch_capacity"):
-        check_positive(name, arguments[name])
-    for name in ("max_rows", "decay_every", "ttl"):
+    check_positive("output_dim", arguments["output_dim"])
+    check_positive("promote_after", arguments["promote_after"])
+    check_positive("static_buckets", arguments["static_buckets"], _UINT32)
+    check_positive("sketch_capacity", arguments["sketch_capacity"], _MOST_KEYS)
+    for name, limit in (("max_rows", _INT64), ("decay_every", _INT64), ("ttl", _UINT32)):
         if arguments[name] is not None:
-            check_positive(name, arguments[name])
+            check_positive(name, arguments[name], limit)
+    check_integer("counter_bits", arguments["counter_bits"])
     for name, choices in (
         ("combiner", (None, *COMBINERS)),
         ("slots", _SLOTS),
         ("counter_bits", _COUNTER_BITS),
     ):
-        if arguments[name] not in choices:
+        known = arguments[name] is None or isinstance(arguments[name], (str, int, np.integer))
+        if not known or arguments[name] not in choices:
             raise ValueError(
                 f"Expected {name} to be one of {choices}. Received: {arguments[name]!r}."
             )
@@ -48,6 +53,7 @@ def check_adaptive_arguments(**arguments: Any) -> None:
 
 def check_route(mask: Any) -> int:
     """The number that routes all keys. Raises ValueError unless it is -1, 0 or 1."""
-    if isinstance(mask, bool) or mask not in _ROUTES:
+    is_integer = isinstance(mask, (int, np.integer)) and not isinstance(mask, bool)
+    if not is_integer or mask not in _ROUTES:
         raise ValueError(f"Expected mask to be -1, 0 or 1. Received: {mask!r}.")
     return int(mask)

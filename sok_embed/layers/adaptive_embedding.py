@@ -13,10 +13,10 @@ from sok_embed import communicators, tf_ops
 from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.layers.adaptive_arguments import check_adaptive_arguments
 from sok_embed.layers.adaptive_exchange import exchange
-from sok_embed.layers.adaptive_inputs import AUTOMATIC, check_inputs, read_route
+from sok_embed.layers.adaptive_inputs import AUTOMATIC, check_inputs, narrow, read_route
 from sok_embed.layers.anchored_layer import AnchoredLayer
 from sok_embed.layers.arguments import serialize_initializer
-from sok_embed.layers.combining import combine, flat_values
+from sok_embed.layers.combining import combine, flat_values, rows_of
 from sok_embed.layers.input_forms import Form, values_beside
 
 
@@ -142,7 +142,7 @@ class AdaptiveEmbedding(AnchoredLayer):
         self.ttl = ttl
         self.combiner = combiner
         self.embeddings_initializer = embeddings_initializer
-        self.mask = mask
+        self.mask = None if mask is None else int(mask)
         self.slots = slots
         self.demote_blend = float(demote_blend)
         self.sketch_capacity = sketch_capacity
@@ -173,13 +173,16 @@ class AdaptiveEmbedding(AnchoredLayer):
         route = read_route(self, mask, inputs)
         check_inputs(self, ids, route)
         if not isinstance(route, int):
-            route = tf.cast(route, tf.int32)
+            route = narrow(route)
             if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
                 route = values_beside("a mask", route, ids)
-        embeddings = self._lookup(flat_values(ids), route, training)
+        # Of wrong inputs nothing must be learned: they are looked at first.
+        rows = None if self.combiner is None else rows_of(ids)
+        with tf.control_dependencies([] if rows is None else [rows]):
+            embeddings = self._lookup(flat_values(ids), route, training)
         if self.combiner is not None:
             # Sums are in float32, whatever the compute dtype.
-            combined = combine(embeddings, ids, self.combiner)
+            combined = combine(embeddings, ids, rows, self.combiner)
             return tf.cast(combined, self._compute_type)
         if isinstance(ids, tf.RaggedTensor):
             return ids.with_flat_values(embeddings)

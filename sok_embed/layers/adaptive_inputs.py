@@ -54,6 +54,23 @@ def read_route(layer: AdaptiveEmbedding, mask: Any, inputs: Any) -> Any:
     return mask
 
 
+def narrow(route: Any) -> Any:
+    """Integers of any width as int32, without those beyond it becoming others."""
+    dtype = tf.as_dtype(route.dtype)
+    if dtype.size < 4 or dtype == tf.int32:
+        return tf.cast(route, tf.int32)
+    least = tf.constant(0 if dtype.is_unsigned else -2, dtype)
+
+    def clipped(values: tf.Tensor) -> tf.Tensor:
+        return tf.cast(tf.clip_by_value(values, least, tf.constant(2, dtype)), tf.int32)
+
+    if isinstance(route, tf.RaggedTensor):
+        return route.with_flat_values(clipped(route.flat_values))
+    if isinstance(route, tf.SparseTensor):
+        return route.with_values(clipped(route.values))
+    return clipped(tf.convert_to_tensor(route))
+
+
 def check_inputs(layer: AdaptiveEmbedding, inputs: Any, route: Any) -> None:
     """Raises ValueError for inputs and routes that no call can mean."""
     ids = Form.of(inputs)

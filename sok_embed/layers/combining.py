@@ -18,33 +18,42 @@ def flat_values(ids: Any) -> tf.Tensor:
     return ids.values if isinstance(ids, tf.SparseTensor) else ids
 
 
-def combine(embeddings: tf.Tensor, ids: Any, combiner: str) -> Any:
+def rows_of(ids: Any) -> tf.Tensor | None:
+    """Where the innermost rows of ragged and sparse ids begin and end, int64; else `None`.
+
+    Raises:
+        tf.errors.InvalidArgumentError: For a sparse tensor whose rows are in no order.
+    """
+    if isinstance(ids, tf.RaggedTensor) and ids.flat_values.shape.rank == 1:
+        return ids.nested_row_splits[-1]
+    if isinstance(ids, tf.SparseTensor):
+        return tf_ops.row_splits(ids.indices[:, 0], ids.dense_shape[0])
+    return None
+
+
+def combine(embeddings: tf.Tensor, ids: Any, splits: tf.Tensor | None, combiner: str) -> Any:
     """Reduces over the last axis of ids: their sum, or that by the number of entries or its root.
 
     Args:
         embeddings: float32, of the flat values of the ids and `[dim]`.
         ids: Dense `[..., n]`; ragged; or sparse `[B, n]`.
+        splits: `rows_of` the ids.
         combiner: `"sum"`, `"mean"` or `"sqrtn"`.
 
     Returns:
         float32: the shape of the ids without its last axis, and `[dim]`. Zeros for rows without
         entries.
     """
-    if isinstance(ids, tf.RaggedTensor):
-        if ids.flat_values.shape.rank > 1:
-            return ids.with_flat_values(_combine_axis(embeddings, combiner))
-        *outer, splits = ids.nested_row_splits
-        combined = _combine_rows(embeddings, splits, combiner)
-        if outer:
-            return tf.RaggedTensor.from_nested_row_splits(combined, outer, validate=False)
-        combined.set_shape([ids.shape[0], embeddings.shape[-1]])
-        return combined
-    if isinstance(ids, tf.SparseTensor):
-        splits = tf_ops.row_splits(ids.indices[:, 0], ids.dense_shape[0])
-        combined = _combine_rows(embeddings, splits, combiner)
-        combined.set_shape([ids.shape[0], embeddings.shape[-1]])
-        return combined
-    return _combine_axis(embeddings, combiner)
+    if splits is None:
+        combined = _combine_axis(embeddings, combiner)
+        is_ragged = isinstance(ids, tf.RaggedTensor)
+        return ids.with_flat_values(combined) if is_ragged else combined
+    combined = _combine_rows(embeddings, splits, combiner)
+    if isinstance(ids, tf.RaggedTensor) and ids.ragged_rank > 1:
+        outer = ids.nested_row_splits[:-1]
+        return tf.RaggedTensor.from_nested_row_splits(combined, outer, validate=False)
+    combined.set_shape([ids.shape[0], embeddings.shape[-1]])
+    return combined
 
 
 def _combine_axis(embeddings: tf.Tensor, combiner: str) -> tf.Tensor:

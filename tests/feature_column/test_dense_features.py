@@ -54,7 +54,8 @@ def test_with_every_mask_0_it_trains_as_tensorflows_column(optimizer):
         layer = make_layer(plain)
         fit(make_model(layer, optimizer), 0)
         weights.append(next(w for w in layer.weights if w.shape == STATIC.shape).numpy())
-    np.testing.assert_allclose(*weights, rtol=0, atol=2e-6)
+    # Rules that divide by the root of the mean square blow the rounding of small gradients up.
+    np.testing.assert_allclose(*weights, rtol=0, atol=5e-5)
     assert np.abs(weights[0] - STATIC).max() > 1e-3
 
 

@@ -86,6 +86,13 @@ class AnonymousAdaptiveTableOp : public tf::OpKernel {
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
+    OP_REQUIRES(ctx, config_.static_buckets <= UINT32_MAX && config_.owner < config_.owners,
+                absl::InvalidArgumentError(
+                    "table '" + name_ +
+                    "': expected static_buckets in [1, 2^32) and an owner below "
+                    "owners, got " +
+                    std::to_string(config_.static_buckets) + " and owner " +
+                    std::to_string(config_.owner) + " of " + std::to_string(config_.owners)));
     auto own = Table::Make(rows_);
     OP_REQUIRES_OK(ctx, ToAbsl(own.status(), name_));
     TableConfig shared_rows = rows_;

@@ -17,8 +17,8 @@ namespace sok {
 namespace tf = tensorflow;
 using tf::shape_inference::InferenceContext;
 
-// Empty counts are ones, an empty mask is all -1. The anchor is not read: it is what the embeddings
-// depend on, as far as gradients are concerned.
+// Without counts they are ones, without a mask it is all -1. The anchor is not read: it is what the
+// embeddings depend on, as far as gradients are concerned.
 REGISTER_OP("SokEmbed>AdaptiveLookup")
     .Input("table: resource")
     .Input("keys: int64")
@@ -30,6 +30,8 @@ REGISTER_OP("SokEmbed>AdaptiveLookup")
     .Attr("dtype: {float, bfloat16} = DT_FLOAT")
     .Attr("dim: int >= 1")
     .Attr("training: bool")
+    .Attr("has_counts: bool")
+    .Attr("has_mask: bool")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       int64_t dim;
@@ -46,6 +48,8 @@ class AdaptiveLookupOp : public tf::OpKernel {
   explicit AdaptiveLookupOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("training", &training_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("has_counts", &has_counts_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("has_mask", &has_mask_));
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
@@ -62,14 +66,13 @@ class AdaptiveLookupOp : public tf::OpKernel {
     OP_REQUIRES(ctx, n <= int64_t{INT32_MAX},
                 absl::InvalidArgumentError("expected fewer than 2^31 keys in one lookup, got " +
                                            std::to_string(n)));
-    for (const tf::Tensor* each : {&counts, &mask}) {
-      OP_REQUIRES(
-          ctx, each->shape() == tf::TensorShape({0}) || each->shape() == keys.shape(),
-          absl::InvalidArgumentError(
-              "table '" + name + "': expected counts and a mask of the shape of the keys, " +
-              keys.shape().DebugString() + ", got shapes " + counts.shape().DebugString() +
-              " and " + mask.shape().DebugString()));
-    }
+    OP_REQUIRES(ctx,
+                (!has_counts_ || counts.shape() == keys.shape()) &&
+                    (!has_mask_ || mask.shape() == keys.shape()),
+                absl::InvalidArgumentError(
+                    "table '" + name + "': expected counts and a mask of the shape of the keys, " +
+                    keys.shape().DebugString() + ", got shapes " + counts.shape().DebugString() +
+                    " and " + mask.shape().DebugString()));
     tf::TensorShape shape = keys.shape();
     shape.AddDim(dim_);
     tf::Tensor *embeddings, *receipt;
@@ -80,8 +83,8 @@ class AdaptiveLookupOp : public tf::OpKernel {
     batch.hold = std::make_shared<const std::array<tf::Tensor, 3>>(
         std::array<tf::Tensor, 3>{keys, counts, mask});
     batch.keys = static_cast<const Key*>(keys.data());
-    if (counts.NumElements() > 0) batch.counts = counts.flat<int64_t>().data();
-    if (mask.NumElements() > 0) batch.mask = mask.flat<int32_t>().data();
+    if (has_counts_) batch.counts = counts.flat<int64_t>().data();
+    if (has_mask_) batch.mask = mask.flat<int32_t>().data();
     batch.n = static_cast<size_t>(n);
     const Status status =
         embeddings->dtype() == tf::DT_FLOAT
@@ -101,6 +104,8 @@ class AdaptiveLookupOp : public tf::OpKernel {
  private:
   int dim_;
   bool training_;
+  bool has_counts_;
+  bool has_mask_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveLookup").Device(tf::DEVICE_CPU), AdaptiveLookupOp);

@@ -1,5 +1,6 @@
 // SokEmbed>Evict: removes rows by age and by norm.
 #include <algorithm>
+#include <string>
 
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
@@ -34,6 +35,7 @@ class EvictOp : public tf::OpKernel {
  public:
   explicit EvictOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
     int64_t max_age;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("max_age", &max_age));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("min_l2", &options_.min_l2));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("every", &every_));
@@ -44,6 +46,10 @@ class EvictOp : public tf::OpKernel {
     tf::core::RefCountPtr<TableResource> resource;
     OP_REQUIRES_OK(ctx, GetTable(ctx, &resource));
     Table& table = *resource->table();
+    OP_REQUIRES(ctx, table.dim() == dim_,
+                absl::InvalidArgumentError("table '" + resource->name() + "' has dim " +
+                                           std::to_string(table.dim()) +
+                                           ", the eviction expected " + std::to_string(dim_)));
     EvictedRows rows;
     if (resource->BeginsStep(table.steps(), every_)) {
       auto evicted = table.Evict(options_, IntraOpPool(ctx));
@@ -59,6 +65,7 @@ class EvictOp : public tf::OpKernel {
   }
 
  private:
+  int dim_;
   EvictOptions options_;
   int64_t every_;
 };

@@ -31,6 +31,11 @@ void AdaptiveTable::Deposit(AdaptiveKeys batch, std::shared_ptr<const void> hold
 }
 
 uint64_t AdaptiveTable::DropDeposits() {
+  std::lock_guard<std::mutex> guard(mu_);  // not between the two tables' parts of a step
+  return DropDepositsLocked();
+}
+
+uint64_t AdaptiveTable::DropDepositsLocked() {
   std::vector<Deposited> dropped;
   {
     std::lock_guard<std::mutex> guard(deposits_mu_);
@@ -99,7 +104,8 @@ Result<CommitOutcome> AdaptiveTable::Commit(const CommitOptions& options,
     }
   } else {
     const std::vector<Deposited> deposits = TakeDeposits(options.optimizer);
-    if (!deposits.empty() || shared_->has_deposits(options.optimizer)) {
+    if (!deposits.empty() || shared_->has_deposits(options.optimizer) ||
+        own_->has_deposits(options.optimizer)) {
       Status status = Route(deposits, parallel_for);
       if (!status.ok()) {
         own_->DropDeposits();
@@ -213,11 +219,8 @@ Status AdaptiveTable::Restore(const Rows& own, const Rows& shared, const std::st
                   "a table of at most " + std::to_string(config_.max_rows) +
                       " own rows cannot take up " + std::to_string(own.n));
   }
-  if (own.steps != shared.steps || *std::min_element(counters.begin(), counters.end()) < 0) {
-    return InvalidArgument(
-        "expected own and static rows of one step and counters of at least 0, "
-        "got steps " +
-        std::to_string(own.steps) + " and " + std::to_string(shared.steps));
+  if (*std::min_element(counters.begin(), counters.end()) < 0) {
+    return InvalidArgument("expected counters of at least 0, got a negative one");
   }
   Status status = CheckBatch({nullptr, own.keys, nullptr, nullptr, own.n});
   if (!status.ok()) return status;
@@ -225,14 +228,16 @@ Status AdaptiveTable::Restore(const Rows& own, const Rows& shared, const std::st
   if (!loaded.ok()) return loaded.status();
   status = loaded.value()->Load(sketch);
   if (!status.ok()) return status;
+  // They count the same steps.
+  const int64_t steps = std::max(own.steps, shared.steps);
   const auto restore = [&](Table& table, const Rows& rows) {
-    return table.Restore(rows.rule, rows.steps, rows.keys, rows.n, rows.embeddings, rows.slots,
+    return table.Restore(rows.rule, steps, rows.keys, rows.n, rows.embeddings, rows.slots,
                          rows.slot_floats, rows.update_nums, rows.slot_start, parallel_for);
   };
   status = restore(*shared_, shared);
   if (status.ok()) status = restore(*own_, own);
   if (!status.ok()) return status;
-  DropDeposits();
+  DropDepositsLocked();
   sketch_ = std::move(loaded.value());
   ++changes_;
   least_used_.Clear();

@@ -42,8 +42,22 @@ Result<std::unique_ptr<AdaptiveTable>> AdaptiveTable::Make(std::shared_ptr<Table
     return InvalidArgument("expected demote_blend in [0, 1], got " +
                            std::to_string(config.demote_blend));
   }
+  constexpr uint64_t kMostKeys = uint64_t{1} << 40;
+  if (config.sketch_capacity < 1 || config.sketch_capacity > kMostKeys) {
+    return InvalidArgument("expected sketch_capacity in [1, 2^40], got " +
+                           std::to_string(config.sketch_capacity));
+  }
+  if (config.counter_bits != 8 && config.counter_bits != 16) {
+    return InvalidArgument("expected counters of 8 or 16 bits, got " +
+                           std::to_string(config.counter_bits));
+  }
   auto made = CountMinSketch::Make(SketchOf(config));
-  if (!made.ok()) return made.status();
+  if (!made.ok()) {
+    return Status(made.status().code(), "a sketch for a sketch_capacity of " +
+                                            std::to_string(config.sketch_capacity) + " and " +
+                                            std::to_string(config.static_buckets) +
+                                            " static_buckets: " + made.status().message());
+  }
   if (config.promote_after < 1 || config.promote_after > made.value()->max()) {
     return InvalidArgument("expected promote_after in [1, " + std::to_string(made.value()->max()) +
                            "], as " + std::to_string(config.counter_bits) + " bits count, got " +
@@ -215,14 +229,18 @@ Status AdaptiveTable::Learn(const AdaptiveKeys& batch, std::vector<uint32_t> mis
     }
   }
   if (newcomers.empty()) return Status();
+  EvictedRows gone;
   if (config_.max_rows > 0 && own_->size() + newcomers.size() > config_.max_rows) {
-    Status status = MakeRoom(distinct, &newcomers, parallel_for);
-    if (!status.ok()) return status;
+    auto made = MakeRoom(distinct, &newcomers, parallel_for);
+    if (!made.ok()) return made.status();
+    gone = std::move(made.value());
   }
   std::vector<Key> promoted;
   for (const UsedKey& newcomer : newcomers) promoted.push_back(newcomer.key);
   Status status = Promote(promoted, parallel_for);
-  if (!status.ok()) return status;
+  // Only now: it may move the static rows that the new rows start as.
+  Status moved = Demoted(gone, parallel_for);
+  if (!status.ok() || !moved.ok()) return status.ok() ? moved : status;
   if (least_used_.filled()) {
     for (const UsedKey& newcomer : newcomers) least_used_.Add(newcomer);
     // Entries of rows that went in another way are swept out.
@@ -246,8 +264,9 @@ std::vector<uint32_t> AdaptiveTable::Estimate(const std::vector<Key>& keys) cons
   return estimates;
 }
 
-Status AdaptiveTable::MakeRoom(const std::vector<Key>& used, std::vector<UsedKey>* newcomers,
-                               const ParallelFor& parallel_for) {
+Result<EvictedRows> AdaptiveTable::MakeRoom(const std::vector<Key>& used,
+                                            std::vector<UsedKey>* newcomers,
+                                            const ParallelFor& parallel_for) {
   if (!least_used_.filled()) {
     std::vector<Key> keys;
     Status status = own_->ForEachRow([&](Key key, RowView) { keys.push_back(key); });
@@ -278,8 +297,8 @@ Status AdaptiveTable::MakeRoom(const std::vector<Key>& used, std::vector<UsedKey
     if (gone.value().empty()) leaving.push_back(row.key);
   }
   for (const UsedKey& other : kept) least_used_.Add(other);
-  auto demoted = DemoteLocked(std::move(leaving), parallel_for);
-  if (!demoted.ok()) return demoted.status();
+  auto evicted = own_->Evict(leaving.data(), leaving.size(), parallel_for);
+  if (!evicted.ok()) return evicted;
   const uint64_t room = config_.max_rows - std::min(config_.max_rows, own_->size());
   if (newcomers->size() > room) {
     std::sort(newcomers->begin(), newcomers->end(), [](const UsedKey& a, const UsedKey& b) {
@@ -287,7 +306,7 @@ Status AdaptiveTable::MakeRoom(const std::vector<Key>& used, std::vector<UsedKey
     });
     newcomers->resize(room);
   }
-  return Status();
+  return evicted;
 }
 
 Status AdaptiveTable::Promote(const std::vector<Key>& keys, const ParallelFor& parallel_for) {

@@ -180,13 +180,15 @@ class AdaptiveTable {
   std::vector<uint32_t> Count(const std::vector<Key>& keys, const std::vector<uint32_t>& counts);
   std::vector<uint32_t> Estimate(const std::vector<Key>& keys) const;
   // Has the least used rows make room for the newcomers, but for those of the batch; forgets the
-  // least used newcomers if there is still not enough. `used`: distinct keys of the batch.
-  Status MakeRoom(const std::vector<Key>& used, std::vector<UsedKey>* newcomers,
-                  const ParallelFor& parallel_for);
+  // least used newcomers if there is still not enough. `used`: distinct keys of the batch. Returns
+  // the rows that went, for Demoted.
+  Result<EvictedRows> MakeRoom(const std::vector<Key>& used, std::vector<UsedKey>* newcomers,
+                               const ParallelFor& parallel_for);
   Status Promote(const std::vector<Key>& keys, const ParallelFor& parallel_for);
   Result<uint64_t> DemoteLocked(std::vector<Key> keys, const ParallelFor& parallel_for);
   // For own rows that have gone: counts them, and moves their static rows towards them.
   Status Demoted(const EvictedRows& rows, const ParallelFor& parallel_for);
+  uint64_t DropDepositsLocked();
   std::vector<Deposited> TakeDeposits(int64_t optimizer);
   // Hands deposits on to the two tables.
   Status Route(const std::vector<Deposited>& deposits, const ParallelFor& parallel_for);

@@ -130,17 +130,19 @@ class AdaptiveModel {
         newcomers.emplace_back(count, key);
       }
     }
-    if (config_.max_rows > 0) MakeRoom(seen, &newcomers);
+    std::set<Key> leaving;
+    if (config_.max_rows > 0) leaving = MakeRoom(seen, &newcomers);
     for (const auto& [count, key] : newcomers) {
       ModelRow row = Shared(key);
       if (!config_.copy_slots) row.slots.assign(row.slots.size(), kSlotStart);
       own_[key] = std::move(row);
       ++promoted_;
     }
+    Demote(leaving);  // last: it moves static rows
   }
 
   template <typename Seen>
-  void MakeRoom(const Seen& seen, std::vector<std::pair<uint64_t, Key>>* newcomers) {
+  std::set<Key> MakeRoom(const Seen& seen, std::vector<std::pair<uint64_t, Key>>* newcomers) {
     std::vector<std::pair<uint64_t, Key>> rest;
     for (const auto& [key, row] : own_) {
       if (seen.count(key) == 0) rest.emplace_back(counts_[key], key);
@@ -151,11 +153,12 @@ class AdaptiveModel {
     std::set<Key> leaving;
     for (size_t i = 0; i < std::min<uint64_t>(over, rest.size()); ++i)
       leaving.insert(rest[i].second);
-    Demote(leaving);
     std::sort(newcomers->begin(), newcomers->end(), [](const auto& a, const auto& b) {
       return a.first != b.first ? a.first > b.first : a.second < b.second;
     });
-    newcomers->resize(std::min<uint64_t>(newcomers->size(), config_.max_rows - own_.size()));
+    newcomers->resize(
+        std::min<uint64_t>(newcomers->size(), config_.max_rows - (own_.size() - leaving.size())));
+    return leaving;
   }
 
   void Step(ModelRow* row, const std::vector<double>& gradient) const {
