@@ -22,29 +22,21 @@ import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from statistics import mean, stdev
-from typing import Any, NamedTuple
+from statistics import mean
+from typing import Any
 
-import numpy as np
-from ctr.batches import InputError, Source, Split
-from ctr.options import OPTIMIZERS, positive_float, positive_int
+from ctr.arrays import Rows, collect, train_and_test
+from ctr.batches import InputError
+from ctr.options import add_source, add_training, positive_int
+from ctr.seeds import note, spread
 from ctr.sources import open_source
 
 SAMPLES = 400_000
 COMPRESSIONS = (Fraction(1), *(Fraction(1, 4**power) for power in range(1, 5)))
 # Starts all vectors: HashedEmbedding's own default would depend on the number of ids.
 START = 0.05
-_BLOCK = 65_536
 _SURFACE, _INK, _MUTED = "#ffffff", "#1c1c1c", "#6b6b6b"
 _LINES = ("#2a62b8", "#3c9a74", "#c4572b")
-
-
-class Rows(NamedTuple):
-    """The rows of a split, ids numbered from 0 in place of keys."""
-
-    dense: np.ndarray  # (rows, dense_width)
-    ids: np.ndarray  # (rows, fields)
-    labels: np.ndarray  # (rows,)
 
 
 def compression(text: str) -> Fraction:
@@ -67,22 +59,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--data", type=Path, metavar="PATH", help="Criteo or MovieLens file (default: generated)")
-    add(
-        "--samples",
-        type=positive_int,
-        default=argparse.SUPPRESS,
-        help=f"generated training rows (default: {SAMPLES})",
-    )
+    add_source(parser, SAMPLES)
     add("--compression", type=compression, nargs="+", default=COMPRESSIONS, help="1/64 and so on")
     add("--block-size", type=positive_int, default=8, help="of the second line; the first has 1")
     add("--sign", action="store_true", help="mixed hashes also hash a sign for each number")
     add("--seeds", type=positive_int, default=3, help="runs of each")
-    add("--epochs", type=positive_int, default=1, help="passes over the training rows")
-    add("--batch-size", type=positive_int, default=2048, help="rows a step")
-    add("--dim", type=positive_int, default=16, help="length of an embedding")
-    add("--optimizer", choices=OPTIMIZERS, default="adam", help="trains MLPs and embedding")
-    add("--learning-rate", type=positive_float, default=0.003, help="of the optimizer")
+    add_training(parser)
     add("--output", type=Path, default=Path("runs/compression"), metavar="DIR")
     return parser.parse_args(arguments)
 
@@ -109,7 +91,7 @@ def run(options: argparse.Namespace) -> None:
     from ctr.embeddings import StaticRows
 
     vocabulary = StaticRows(options.dim, source, seed=0)
-    train, test = (collect(source, vocabulary, split) for split in ("train", "test"))
+    train, test = (collect(source, split, vocabulary.inputs) for split in ("train", "test"))
     hashes: dict[str, dict[str, Any]] = {
         "mixed": {"sign": options.sign},
         f"mixed, block size {options.block_size}": {
@@ -146,21 +128,6 @@ def run(options: argparse.Namespace) -> None:
     print(json.dumps(figures))
 
 
-def note(line: str) -> None:
-    """Progress, for a person."""
-    print(line, file=sys.stderr, flush=True)
-
-
-def collect(source: Source, vocabulary: Any, split: Split) -> Rows:
-    """All rows of a split."""
-    batches = list(source.batches(split, _BLOCK))
-    return Rows(
-        np.concatenate([batch.dense for batch in batches]),
-        np.concatenate([vocabulary.inputs(batch.keys) for batch in batches]),
-        np.concatenate([batch.labels for batch in batches]),
-    )
-
-
 def auc(
     hashed: dict[str, Any] | None,
     seed: int,
@@ -171,44 +138,16 @@ def auc(
 ) -> float:
     """The test AUC of a model over a `HashedEmbedding` of these arguments; over a table: `None`."""
     import keras
-    from ctr.auc import exact_auc
-    from ctr.model import build_model
-    from ctr.training import make_optimizer
 
     import sok_embed
 
-    keras.backend.clear_session()
-    keras.utils.set_random_seed(seed)
-    start = keras.initializers.RandomUniform(-START, START, seed)
-    if hashed is None:
-        layer = keras.layers.Embedding(ids, options.dim, start)
-    else:
-        layer = sok_embed.HashedEmbedding(ids, options.dim, weight=start, **hashed)
-    model = build_model(layer, train.ids.shape[1], train.dense.shape[1], options.dim, seed)
-    model.compile(
-        make_optimizer(options.optimizer, options.learning_rate),
-        keras.losses.BinaryCrossentropy(from_logits=True),
-        jit_compile=False,
-    )
-    model.fit(
-        inputs(train),
-        train.labels[:, None],
-        batch_size=options.batch_size,
-        epochs=options.epochs,
-        verbose=0,
-    )
-    logits = model.predict(inputs(test), batch_size=options.batch_size, verbose=0)
-    return exact_auc(logits[:, 0], test.labels)
+    def embedding() -> keras.layers.Layer:
+        start = keras.initializers.RandomUniform(-START, START, seed)
+        if hashed is None:
+            return keras.layers.Embedding(ids, options.dim, start)
+        return sok_embed.HashedEmbedding(ids, options.dim, weight=start, **hashed)
 
-
-def inputs(rows: Rows) -> dict[str, np.ndarray]:
-    """What the model takes."""
-    return {"keys": rows.ids, **({"dense": rows.dense} if rows.dense.shape[1] else {})}
-
-
-def spread(values: list[float]) -> str:
-    """Mean and standard deviation over the seeds."""
-    return f"{mean(values):.4f}" + (f" ± {stdev(values):.4f}" if len(values) > 1 else "")
+    return train_and_test(embedding, train, test, options, seed, shuffle=True)[1]
 
 
 def markdown(figures: dict[str, Any]) -> str:

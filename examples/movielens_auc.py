@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import mean
 
 from ctr.batches import InputError
-from ctr.options import OPTIMIZERS, positive_float, positive_int
+from ctr.options import add_training, positive_int
 from ctr.sources import open_source
 from ctr.workers import join, launch, started_by_horovod
 
@@ -44,11 +44,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--data", type=Path, required=True, metavar="PATH", help="ua.base, with ua.test beside it")
     add("--workers", type=positive_int, default=1, help="processes, started by Horovod")
     add("--seeds", type=positive_int, default=3, help="runs of each embedding")
-    add("--epochs", type=positive_int, default=6, help="passes over the training rows")
-    add("--batch-size", type=positive_int, default=256, help="rows a step over all workers")
-    add("--dim", type=positive_int, default=16, help="length of an embedding")
-    add("--optimizer", choices=OPTIMIZERS, default="adagrad", help="trains MLPs and embedding")
-    add("--learning-rate", type=positive_float, default=0.2, help="of the optimizer")
+    add_training(parser, epochs=6, batch_size=256, optimizer="adagrad", learning_rate=0.2)
     return parser.parse_args(arguments)
 
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ctr.batches import InputError
-from ctr.options import OPTIMIZERS, positive_float, positive_int, seed
+from ctr.options import add_source, add_training, positive_int, seed
 from ctr.sources import DEFAULT_SAMPLES, open_source
 from ctr.workers import join, launch, started_by_horovod
 
@@ -33,20 +33,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--data", type=Path, metavar="PATH", help="Criteo or MovieLens file (default: generated)")
-    add(
-        "--samples",
-        type=positive_int,
-        default=argparse.SUPPRESS,
-        help=f"generated training rows (default: {DEFAULT_SAMPLES})",
-    )
+    add_source(parser, DEFAULT_SAMPLES)
     add("--embedding", choices=("hash", "static"), default="hash", help="growing table or rival")
     add("--workers", type=positive_int, default=1, help="processes, started by Horovod")
-    add("--epochs", type=positive_int, default=1, help="passes over the training rows")
-    add("--batch-size", type=positive_int, default=2048, help="rows a step over all workers")
-    add("--dim", type=positive_int, default=16, help="length of an embedding")
-    add("--optimizer", choices=OPTIMIZERS, default="adam", help="trains the MLPs and the table")
-    add("--learning-rate", type=positive_float, default=0.003, help="of the optimizer")
+    add_training(parser)
     add("--seed", type=seed, default=0, help="of the clicks, the shuffling and the start weights")
     add("--output", type=Path, default=Path("runs/ctr"), metavar="DIR", help="for the report")
     add("--quiet", action="store_true", help="print the JSON line only")

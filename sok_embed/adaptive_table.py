@@ -259,13 +259,13 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
         """Figures of the table, which is that of this worker.
 
         Returns:
-            `rows`, own rows, and `max_rows`, 0 without a limit; `static_rows`, those that
-            were trained or that an own row started as, of `static_buckets`; `promoted` and
-            `demoted`, keys so far that got a row and that lost it; `lookups`, positions looked up
-            in training, `own_lookups`, those that read an own row, and `own_share`, their quotient; `sketch_saturation`, the share of
-            cells of the sketch that are full; `bytes`, the sum of `own_bytes`, `static_bytes` and
-            `sketch_bytes`; `steps`, the commits so far; `pending_gradients`, those that wait for
-            the next commit.
+            `rows`, own rows, and `max_rows`, 0 without a limit; `static_rows`, those that were
+            trained or that an own row started as, of `static_buckets`; `promoted` and `demoted`,
+            keys so far that got a row and that lost it; `lookups`, positions looked up in training,
+            `own_lookups`, those that read an own row, and `own_share`, their quotient;
+            `sketch_saturation`, the share of cells of the sketch that are full; `bytes`, the sum of
+            `own_bytes`, `static_bytes` and `sketch_bytes`; `steps`, the commits so far;
+            `pending_gradients`, those that wait for the next commit.
         """
         names, values = tf_ops.adaptive_stats(self.resource_handle)
         figures: dict[str, float] = {}

@@ -1,8 +1,9 @@
-"""Criteo-like clicks with a planted signal: 13 dense columns, 26 fields of ever more ids."""
+"""Clicks with a planted signal: 13 dense columns, and fields of ever more ids, 26 like Criteo's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,24 +12,40 @@ from ctr.batches import Batch, Split, rebatch, take
 from ctr.keys import field_keys, uniform
 
 DENSE = 13
-FIELDS = 26
 # Rows are drawn in chunks of this size from (seed, chunk number): row t is the same whatever the
 # batch size, the number of workers and the number of rows asked for.
 CHUNK = 8192
 
 ZIPF_EXPONENT = 1.05
-# Ids a field starts with. A field gains as many again every GROWTH_ROWS rows.
-START_IDS = np.geomspace(8, 40_000, FIELDS)
-GROWTH_ROWS = 100_000
 # Fields up to this size are closed sets, such as a weekday or a device type.
 CLOSED_SET = 100
 
-# The planted logit: bias + dense part + an effect of each id + four products of two fields' signs.
+
+class Vocabulary(NamedTuple):
+    """What fields there are."""
+
+    start_ids: NDArray[np.float64]  # (fields,) ids that each starts with
+    growth_rows: int  # after so many rows a field has gained as many ids again
+    pairs: tuple[tuple[int, int], ...]  # fields whose ids matter to each other
+    id_scale: float  # the effect of an id is uniform in [-id_scale, id_scale)
+
+
+CRITEO_LIKE = Vocabulary(
+    np.geomspace(8, 40_000, 26), 100_000, pairs=((0, 5), (2, 8), (4, 10), (7, 12)), id_scale=0.35
+)
+# Fields of users, pages or search terms, of whose ids most come once. The 8 fields together have as
+# much to say as the 26: the variance of the sum of their effects is the same.
+LARGE = Vocabulary(
+    np.geomspace(100, 4_000_000, 8),
+    250_000,
+    pairs=((0, 1), (0, 2), (1, 3), (2, 3)),
+    id_scale=0.35 * (26 / 8) ** 0.5,
+)
+
+# The planted logit: bias + dense part + an effect of each id + products of two fields' signs.
 BIAS = -1.2
 DENSE_SCALE = 0.15
-ID_SCALE = 0.35
 PAIR_SCALE = 0.35
-PAIRS = ((0, 5), (2, 8), (4, 10), (7, 12))
 
 
 class Generated:
@@ -39,11 +56,12 @@ class Generated:
     function of its key and the seed.
     """
 
-    fields = FIELDS
     dense_width = DENSE
 
-    def __init__(self, samples: int, seed: int = 0) -> None:
+    def __init__(self, samples: int, seed: int = 0, vocabulary: Vocabulary = CRITEO_LIKE) -> None:
         self.name = "generated clicks"
+        self.fields = len(vocabulary.start_ids)
+        self._vocabulary = vocabulary
         self._seed = seed
         self._first: dict[Split, int] = {"train": 0, "test": samples}
         self._rows: dict[Split, int] = {"train": samples, "test": max(1, samples // 10)}
@@ -63,12 +81,13 @@ class Generated:
 
     def id_effects(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
         """The planted effect of each key on the logit, in the shape of `keys`."""
-        return ID_SCALE * (2.0 * uniform(keys, self._seed) - 1.0)
+        return self._vocabulary.id_scale * (2.0 * uniform(keys, self._seed) - 1.0)
 
     def pair_effects(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
         """The planted effects of pairs of ids, `[rows, pairs]`, from keys `[rows, fields]`."""
         signs = np.where(uniform(keys, self._seed + 1) < 0.5, -1.0, 1.0)
-        return np.stack([PAIR_SCALE * signs[:, a] * signs[:, b] for a, b in PAIRS], axis=1)
+        pairs = self._vocabulary.pairs
+        return np.stack([PAIR_SCALE * signs[:, a] * signs[:, b] for a, b in pairs], axis=1)
 
     def true_logits(self, batch: Batch) -> NDArray[np.float64]:
         """The logits that the labels were drawn from: no model can rank better on average."""
@@ -92,7 +111,8 @@ class Generated:
     def _chunk(self, number: int) -> Batch:
         rng = np.random.default_rng([self._seed, 1, number])
         row_numbers = np.arange(number * CHUNK, (number + 1) * CHUNK)
-        keys = field_keys(_zipf(rng.random((CHUNK, FIELDS)), ids_at(row_numbers)))
+        ids = ids_at(row_numbers, self._vocabulary)
+        keys = field_keys(_zipf(rng.random((CHUNK, self.fields)), ids))
         dense = rng.standard_normal((CHUNK, DENSE)).astype(np.float32)
         unlabelled = Batch(dense, keys, np.zeros(CHUNK, np.float32), CHUNK)
         probability = 1.0 / (1.0 + np.exp(-self.true_logits(unlabelled)))
@@ -100,10 +120,13 @@ class Generated:
         return Batch(dense, keys, labels, CHUNK)
 
 
-def ids_at(row_numbers: NDArray[np.int64]) -> NDArray[np.float64]:
+def ids_at(
+    row_numbers: NDArray[np.int64], vocabulary: Vocabulary = CRITEO_LIKE
+) -> NDArray[np.float64]:
     """How many ids each field has when a row is drawn, `[rows, fields]`."""
-    growth = np.where(START_IDS > CLOSED_SET, START_IDS / GROWTH_ROWS, 0.0)
-    return START_IDS + row_numbers[:, None] * growth
+    start = vocabulary.start_ids
+    growth = np.where(start > CLOSED_SET, start / vocabulary.growth_rows, 0.0)
+    return start + row_numbers[:, None] * growth
 
 
 def _zipf(u: NDArray[np.float64], ids: NDArray[np.float64]) -> NDArray[np.int64]:

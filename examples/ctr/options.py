@@ -1,11 +1,41 @@
-"""Types of command line options."""
+"""Command line options that several examples have, and their types."""
 
 from __future__ import annotations
 
 import argparse
 import math
+from pathlib import Path
 
 OPTIMIZERS = ("adagrad", "adam", "adamw", "ftrl", "lion", "momentum", "rmsprop", "sgd")
+
+
+def add_source(parser: argparse.ArgumentParser, samples: int) -> None:
+    """Adds `--data` and `--samples`; without the latter its attribute is missing."""
+    parser.add_argument(
+        "--data", type=Path, metavar="PATH", help="Criteo or MovieLens file (default: generated)"
+    )
+    parser.add_argument(
+        "--samples",
+        type=positive_int,
+        default=argparse.SUPPRESS,
+        help=f"generated training rows (default: {samples})",
+    )
+
+
+def add_training(
+    parser: argparse.ArgumentParser,
+    epochs: int = 1,
+    batch_size: int = 2048,
+    optimizer: str = "adam",
+    learning_rate: float = 0.003,
+) -> None:
+    """Adds what a training run is told, with these defaults."""
+    add = parser.add_argument
+    add("--epochs", type=positive_int, default=epochs, help="passes over the training rows")
+    add("--batch-size", type=positive_int, default=batch_size, help="rows a step, of all workers")
+    add("--dim", type=positive_int, default=16, help="length of an embedding")
+    add("--optimizer", choices=OPTIMIZERS, default=optimizer, help="trains MLPs and embedding")
+    add("--learning-rate", type=positive_float, default=learning_rate, help="of the optimizer")
 
 
 def positive_int(text: str) -> int:

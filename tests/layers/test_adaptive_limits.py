@@ -43,10 +43,19 @@ def test_a_batch_of_too_many_new_keys_promotes_the_most_used():
     assert own_keys(layer) == [2, 3]
 
 
+def test_a_key_that_was_used_less_takes_no_row_away():
+    layer = make(promote_after=1, max_rows=2)
+    see(layer, 1, 1, 1, 2, 2, 2)
+    see(layer, 3, 3)
+    assert own_keys(layer) == [1, 2]
+    see(layer, 3)  # as often as the others by now
+    assert own_keys(layer) == [2, 3]
+
+
 def test_rows_of_the_batch_stay():
     layer = make(promote_after=1, max_rows=2)
     see(layer, 1, 2, 2, 2)
-    see(layer, 1, 5, 5)
+    see(layer, 1, 5, 5, 5)
     assert own_keys(layer) == [1, 5]
     see(layer, 1, 5, 6)
     assert own_keys(layer) == [1, 5]

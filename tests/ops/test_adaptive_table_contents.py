@@ -132,6 +132,8 @@ def test_a_receipt_outlives_the_handle_and_refuses_another_size():
         anchor=0.0,
         dim=DIM,
         training=True,
+        has_counts=False,
+        has_mask=False,
     )
     with pytest.raises(ERROR, match=r"'ada': expected gradients of 2 keys x 4, got shape \[2,3\]"):
         tf_ops.deposit(receipt, tf.ones((2, 3)))

@@ -222,10 +222,10 @@ Status AdaptiveTable::Learn(const AdaptiveKeys& batch, std::vector<uint32_t> mis
     for (uint32_t i : missing) without.insert(batch.keys[i]);
     for (size_t u = 0; u < distinct.size(); ++u) has_row[u] = without.count(distinct[u]) == 0;
   }
-  std::vector<UsedKey> newcomers;
+  std::vector<Newcomer> newcomers;
   for (size_t u = 0; u < distinct.size(); ++u) {
     if (has_row[u] == 0 && (forced[u] != 0 || uses[u] >= config_.promote_after)) {
-      newcomers.push_back({uses[u], distinct[u]});
+      newcomers.push_back({{uses[u], distinct[u]}, forced[u] != 0});
     }
   }
   if (newcomers.empty()) return Status();
@@ -236,13 +236,13 @@ Status AdaptiveTable::Learn(const AdaptiveKeys& batch, std::vector<uint32_t> mis
     gone = std::move(made.value());
   }
   std::vector<Key> promoted;
-  for (const UsedKey& newcomer : newcomers) promoted.push_back(newcomer.key);
+  for (const Newcomer& newcomer : newcomers) promoted.push_back(newcomer.used.key);
   Status status = Promote(promoted, parallel_for);
   // Only now: it may move the static rows that the new rows start as.
   Status moved = Demoted(gone, parallel_for);
   if (!status.ok() || !moved.ok()) return status.ok() ? moved : status;
   if (least_used_.filled()) {
-    for (const UsedKey& newcomer : newcomers) least_used_.Add(newcomer);
+    for (const Newcomer& newcomer : newcomers) least_used_.Add(newcomer.used);
     // Entries of rows that went in another way are swept out.
     if (least_used_.size() > 2 * own_->size() + 1024) least_used_.Clear();
   }
@@ -265,7 +265,7 @@ std::vector<uint32_t> AdaptiveTable::Estimate(const std::vector<Key>& keys) cons
 }
 
 Result<EvictedRows> AdaptiveTable::MakeRoom(const std::vector<Key>& used,
-                                            std::vector<UsedKey>* newcomers,
+                                            std::vector<Newcomer>* newcomers,
                                             const ParallelFor& parallel_for) {
   if (!least_used_.filled()) {
     std::vector<Key> keys;
@@ -283,30 +283,39 @@ Result<EvictedRows> AdaptiveTable::MakeRoom(const std::vector<Key>& used,
     sketch_->Estimate(&key, &group, 1, &uses);
     return uses;
   };
-  const uint64_t wanted = own_->size() + newcomers->size() - config_.max_rows;
-  std::vector<Key> leaving;
+  std::sort(newcomers->begin(), newcomers->end(), [](const Newcomer& a, const Newcomer& b) {
+    if (a.forced != b.forced) return a.forced;
+    return a.used.uses != b.used.uses ? a.used.uses > b.used.uses : a.used.key < b.used.key;
+  });
+  // The next row that may go, or false.
   std::vector<UsedKey> kept;
-  UsedKey row;
-  while (leaving.size() < wanted && least_used_.Take(uses_of, &row)) {
-    if (in_use.count(row.key) > 0) {
-      kept.push_back(row);
-      continue;
+  const auto next = [&](UsedKey* row) {
+    while (least_used_.Take(uses_of, row)) {
+      if (in_use.count(row->key) > 0) {
+        kept.push_back(*row);
+        continue;
+      }
+      const auto without = own_->Missing(&row->key, 1, parallel_for);
+      if (without.ok() && without.value().empty()) return true;
     }
-    auto gone = own_->Missing(&row.key, 1, parallel_for);
-    if (!gone.ok()) return gone.status();
-    if (gone.value().empty()) leaving.push_back(row.key);
+    return false;
+  };
+  const uint64_t room = config_.max_rows - std::min(config_.max_rows, own_->size());
+  size_t entering = std::min<size_t>(room, newcomers->size());
+  std::vector<Key> leaving;
+  UsedKey row;
+  while (entering < newcomers->size() && next(&row)) {
+    const Newcomer& newcomer = (*newcomers)[entering];
+    if (!newcomer.forced && newcomer.used.uses < row.uses) {
+      kept.push_back(row);
+      break;
+    }
+    leaving.push_back(row.key);
+    ++entering;
   }
   for (const UsedKey& other : kept) least_used_.Add(other);
-  auto evicted = own_->Evict(leaving.data(), leaving.size(), parallel_for);
-  if (!evicted.ok()) return evicted;
-  const uint64_t room = config_.max_rows - std::min(config_.max_rows, own_->size());
-  if (newcomers->size() > room) {
-    std::sort(newcomers->begin(), newcomers->end(), [](const UsedKey& a, const UsedKey& b) {
-      return a.uses != b.uses ? a.uses > b.uses : a.key < b.key;
-    });
-    newcomers->resize(room);
-  }
-  return evicted;
+  newcomers->resize(entering);
+  return own_->Evict(leaving.data(), leaving.size(), parallel_for);
 }
 
 Status AdaptiveTable::Promote(const std::vector<Key>& keys, const ParallelFor& parallel_for) {

@@ -36,7 +36,8 @@ struct AdaptiveConfig {
   // Default: 2
   uint32_t promote_after = 2;
 
-  // Own rows of this owner; beyond them the least used ones make room. 0: no limit.
+  // Own rows of this owner; beyond them a key gets a row in the place of the least used one, once
+  // it has been used as often; with a mask of 1, at once. 0: no limit.
   // Default: 0
   uint64_t max_rows = 0;
 
@@ -158,6 +159,11 @@ class AdaptiveTable {
     int64_t optimizer;  // that accumulates it; kNobody until one has seen it
   };
   static constexpr int64_t kNobody = -1;
+  // A key that is to get a row.
+  struct Newcomer {
+    UsedKey used;
+    bool forced;  // by a mask of 1
+  };
   AdaptiveTable(std::shared_ptr<Table> own, std::shared_ptr<Table> shared,
                 const AdaptiveConfig& config, std::unique_ptr<CountMinSketch> sketch);
   static SketchConfig SketchOf(const AdaptiveConfig& config);
@@ -179,10 +185,10 @@ class AdaptiveTable {
   // Estimates after each of the distinct keys was seen `counts` times more.
   std::vector<uint32_t> Count(const std::vector<Key>& keys, const std::vector<uint32_t>& counts);
   std::vector<uint32_t> Estimate(const std::vector<Key>& keys) const;
-  // Has the least used rows make room for the newcomers, but for those of the batch; forgets the
-  // least used newcomers if there is still not enough. `used`: distinct keys of the batch. Returns
-  // the rows that went, for Demoted.
-  Result<EvictedRows> MakeRoom(const std::vector<Key>& used, std::vector<UsedKey>* newcomers,
+  // Has the least used rows, but for those of the batch, make room for newcomers that were used as
+  // often, or are forced; leaves out the other newcomers. `used`: distinct keys of the batch.
+  // Returns the rows that went, for Demoted.
+  Result<EvictedRows> MakeRoom(const std::vector<Key>& used, std::vector<Newcomer>* newcomers,
                                const ParallelFor& parallel_for);
   Status Promote(const std::vector<Key>& keys, const ParallelFor& parallel_for);
   Result<uint64_t> DemoteLocked(std::vector<Key> keys, const ParallelFor& parallel_for);

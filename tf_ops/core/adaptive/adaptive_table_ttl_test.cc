@@ -106,7 +106,7 @@ TEST_CASE("rows that went of age leave room for as many newcomers") {
   REQUIRE(OwnKeys(*table) == Keys{3});
   Look(*table, {{2, 4}, {0, 0}, {}}, true);  // their counts are high enough
   REQUIRE(OwnKeys(*table) == Keys{2, 3, 4});
-  Look(*table, {{10, 11}, {}, {}}, true);
+  Look(*table, {{10, 11}, {}, {1, 1}}, true);
   CHECK(OwnKeys(*table) == Keys{4, 10, 11});
 }
 

@@ -122,17 +122,17 @@ class AdaptiveModel {
       forced |= mask[i] == 1;
     }
     const uint64_t most = config_.counter_bits == 8 ? 255 : 65535;
-    std::vector<std::pair<uint64_t, Key>> newcomers;
+    std::vector<Newcomer> newcomers;
     for (const auto& [key, how] : seen) {
       uint64_t& count = counts_[key];
       count = std::min(most, count + how.first);
       if (own_.count(key) == 0 && (how.second || count >= config_.promote_after)) {
-        newcomers.emplace_back(count, key);
+        newcomers.push_back({how.second, count, key});
       }
     }
     std::set<Key> leaving;
     if (config_.max_rows > 0) leaving = MakeRoom(seen, &newcomers);
-    for (const auto& [count, key] : newcomers) {
+    for (const auto& [unused_forced, unused_count, key] : newcomers) {
       ModelRow row = Shared(key);
       if (!config_.copy_slots) row.slots.assign(row.slots.size(), kSlotStart);
       own_[key] = std::move(row);
@@ -141,23 +141,41 @@ class AdaptiveModel {
     Demote(leaving);  // last: it moves static rows
   }
 
+  struct Newcomer {
+    bool forced;
+    uint64_t count;
+    Key key;
+  };
+
   template <typename Seen>
-  std::set<Key> MakeRoom(const Seen& seen, std::vector<std::pair<uint64_t, Key>>* newcomers) {
+  std::set<Key> MakeRoom(const Seen& seen, std::vector<Newcomer>* newcomers) {
     std::vector<std::pair<uint64_t, Key>> rest;
     for (const auto& [key, row] : own_) {
       if (seen.count(key) == 0) rest.emplace_back(counts_[key], key);
     }
     std::sort(rest.begin(), rest.end());
-    const uint64_t all = own_.size() + newcomers->size();
-    const uint64_t over = all > config_.max_rows ? all - config_.max_rows : 0;
-    std::set<Key> leaving;
-    for (size_t i = 0; i < std::min<uint64_t>(over, rest.size()); ++i)
-      leaving.insert(rest[i].second);
-    std::sort(newcomers->begin(), newcomers->end(), [](const auto& a, const auto& b) {
-      return a.first != b.first ? a.first > b.first : a.second < b.second;
+    std::sort(newcomers->begin(), newcomers->end(), [](const Newcomer& a, const Newcomer& b) {
+      return std::make_tuple(!a.forced, ~a.count, a.key) <
+             std::make_tuple(!b.forced, ~b.count, b.key);
     });
-    newcomers->resize(
-        std::min<uint64_t>(newcomers->size(), config_.max_rows - (own_.size() - leaving.size())));
+    std::set<Key> leaving;
+    uint64_t rows = own_.size();
+    for (size_t i = 0; i < newcomers->size(); ++i) {
+      const Newcomer& newcomer = (*newcomers)[i];
+      const bool full = rows == config_.max_rows;
+      const bool stays =
+          full && (leaving.size() == rest.size() ||
+                   (!newcomer.forced && newcomer.count < rest[leaving.size()].first));
+      if (stays) {
+        newcomers->resize(i);
+        break;
+      }
+      if (full) {
+        leaving.insert(rest[leaving.size()].second);
+      } else {
+        ++rows;
+      }
+    }
     return leaving;
   }
 
