@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
 
 from sok_embed import communicators, tf_ops
 from sok_embed.commit import Commit
@@ -18,6 +19,11 @@ from sok_embed.feature_column.own_rows import Evictor, open_storage, table_attri
 from sok_embed.feature_column.saveable import RowsSaveable
 
 _Keys = tf.compat.v1.GraphKeys
+_BRANCHES = (
+    control_flow.CondBranchFuncGraph,
+    control_flow.WhileBodyFuncGraph,
+    control_flow.WhileCondFuncGraph,
+)
 
 # The collection of a graph's embeddings. No string, so that no saver tries to write it down.
 _EMBEDDINGS = ("sok_embed.feature_column",)
@@ -103,12 +109,14 @@ class GraphEmbedding:
     table: GraphTable | None = None
     rows: RowsSaveable | None = None
 
-    def gather(self, keys: tf.Tensor, buckets: tf.Tensor | None, mask: tf.Tensor) -> tf.Tensor:
+    def lookup(
+        self, keys: tf.Tensor, buckets: tf.Tensor | None, mask: tf.Tensor, trainable: bool
+    ) -> tf.Tensor:
         """The rows of keys `[n]`, float32 `[n, dim]`."""
         assert self.table is not None and self.anchor is not None
         adaptive = adaptive_column_in(self.column)
         assert adaptive is not None
-        trainable = self.anchor.trainable
+        trainable = trainable and self.anchor.trainable
         rows = tf_ops.adaptive_mask_gather(
             self.table.resource_handle,
             self.static,
@@ -124,13 +132,32 @@ class GraphEmbedding:
         return rows
 
 
+class GraphRows:
+    """The rows of a column, as one input layer reads them: it may train them or not."""
+
+    def __init__(self, column: Any, weight_collections: Any, trainable: Any) -> None:
+        self._embedding = embedding(column, weight_collections, trainable)
+        self._trainable = _trains(column, trainable)
+        self.static = self._embedding.static
+
+    def gather(self, keys: tf.Tensor, buckets: tf.Tensor | None, mask: tf.Tensor) -> tf.Tensor:
+        """The rows of keys `[n]`, float32 `[n, dim]`."""
+        return self._embedding.lookup(keys, buckets, mask, self._trainable)
+
+
 def embedding(column: Any, weight_collections: Any, trainable: Any) -> GraphEmbedding:
     """The rows of a column in the variable scope of the graph that is being built.
 
     Raises:
-        ValueError: Outside of a graph, with several workers, and for rows that another column with
-            other options has made.
+        ValueError: Outside of a graph and inside of a branch or a loop, with several workers, and
+            for rows that another column with other options has made.
     """
+    graph = tf.compat.v1.get_default_graph()
+    if graph._get_control_flow_context() is not None or isinstance(graph, _BRANCHES):
+        raise ValueError(
+            f"Column '{column.name}': expected input_layer outside of tf.cond and tf.while_loop. "
+            "Received: a branch or the body of a loop. Call it before, and use its output there."
+        )
     if tf.compat.v1.executing_eagerly_outside_functions():
         raise ValueError(
             f"Column '{column.name}': expected to be in a TF1 graph. Received: eager execution. "
@@ -236,10 +263,14 @@ def _static_rows(column: Any, weight_collections: Any, trainable: Any) -> tf.Var
             shape=(column.categorical_column._num_buckets, column.dimension),
             dtype=tf.float32,
             initializer=column.initializer,
-            trainable=bool(column.trainable and (trainable is None or trainable)),
+            trainable=_trains(column, trainable),
             collections=_collections(weight_collections),
             use_resource=True,
         )
+
+
+def _trains(column: Any, trainable: Any) -> bool:
+    return bool(column.trainable and (trainable is None or trainable))
 
 
 def _collections(weight_collections: Any) -> list[str] | None:

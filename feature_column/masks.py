@@ -22,6 +22,9 @@ def names_of_masked(columns: Iterable[Any]) -> dict[str, str]:
     names = {}
     for column in columns:
         adaptive = adaptive_column_in(column)
+        # TensorFlow's own embedding_column would ignore a mask.
+        if not hasattr(column, "state_name"):
+            continue
         while adaptive is not None and hasattr(column, "categorical_column"):
             column = column.categorical_column
             names[column.name] = adaptive.name
@@ -60,7 +63,8 @@ def named_masks(columns: Iterable[Any], masks: Mapping[str, Any] | None) -> dict
         if name not in names:
             raise ValueError(
                 "Expected adaptive_mask_tensors of columns of "
-                f"categorical_column_with_adaptive_embedding: {sorted(names) or 'none'}. "
+                "categorical_column_with_adaptive_embedding under "
+                f"sok_embed.feature_column.embedding_column: {sorted(names) or 'none'}. "
                 f"Received: a mask of '{name}'."
             )
         if names[name] in named:

@@ -121,7 +121,7 @@ class RowsColumn(
         self, inputs: Any, weight_collections: Any = None, trainable: Any = None
     ) -> tf.Tensor:
         self._expect_sequence(False)
-        rows = graph_state.embedding(self, weight_collections, trainable)
+        rows = graph_state.GraphRows(self, weight_collections, trainable)
         ids = self.categorical_column._get_sparse_tensors(inputs, weight_collections, trainable)
         return self._embed(ids, inputs, rows)
 
@@ -138,7 +138,7 @@ class RowsColumn(
         self, inputs: Any, weight_collections: Any = None, trainable: Any = None
     ) -> Any:
         self._expect_sequence(True)
-        rows = graph_state.embedding(self, weight_collections, trainable)
+        rows = graph_state.GraphRows(self, weight_collections, trainable)
         ids = self.categorical_column._get_sparse_tensors(inputs)
         return self.TensorSequenceLengthPair(
             self._embed(ids, inputs, rows),

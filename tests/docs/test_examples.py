@@ -9,6 +9,7 @@ import re
 import keras
 import numpy as np
 import pytest
+from installed_columns import taken_back
 from pages import Sample, runnable_samples
 
 import sok_embed
@@ -28,6 +29,8 @@ MODULES = ["sok_embed", "sok_embed.feature_column"] + [
 def fresh_keras():
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
+    with taken_back():  # a sample installs the feature columns
+        yield
 
 
 def promises(code: str) -> list[str]:

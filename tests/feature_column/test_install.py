@@ -3,41 +3,15 @@
 import pytest
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
+from installed_columns import COLUMNS, OPTIONS, taken_back
 
 from sok_embed import feature_column as fc
-
-COLUMNS = [
-    "categorical_column_with_adaptive_embedding",
-    "embedding_column",
-    "input_layer",
-    "sequence_categorical_column_with_adaptive_embedding",
-    "sequence_input_layer",
-    "shared_embedding_columns",
-]
-OPTIONS = [
-    "CBFFilter",
-    "CounterFilter",
-    "EmbeddingVariableOption",
-    "GlobalStepEvict",
-    "InitializerOption",
-    "L2WeightEvict",
-    "StorageOption",
-    "StorageType",
-]
-ABSENT = object()
 
 
 @pytest.fixture(autouse=True)
 def uninstall():
-    places = [(p.feature_column, n) for p in (tf, tf1) for n in COLUMNS]
-    places += [(p, n) for p in (tf, tf1) for n in OPTIONS]
-    before = [(place, name, getattr(place, name, ABSENT)) for place, name in places]
-    yield
-    for place, name, value in before:
-        if value is not ABSENT:
-            setattr(place, name, value)
-        elif hasattr(place, name):
-            delattr(place, name)
+    with taken_back():
+        yield
 
 
 def installed():

@@ -26,7 +26,7 @@ using tf::shape_inference::ShapeHandle;
 // The anchor is not read: it is what the embeddings of own rows depend on, as far as gradients are
 // concerned. `own` says which embeddings are of own rows: a key without one gets its static row,
 // whatever its mask. With hash_keys nobody reads `buckets`: they are hashes of the keys' decimal
-// digits, and put out where static rows were read. own_gradient is for the gradient of the op.
+// digits, and put out where static rows were read. Without own_gradient nothing can be deposited.
 REGISTER_OP("SokEmbed>AdaptiveMaskGather")
     .Input("table: resource")
     .Input("static_rows: resource")
@@ -83,7 +83,8 @@ void CopyStaticRows(const float* rows, const int64_t* buckets, const std::vector
   }
 }
 
-// What a block of positions, which one thread reads, found out.
+// What a block of positions, which one thread reads, found out. Keys and places are kept only where
+// rows are made or there is a gradient.
 struct Block {
   std::vector<Key> keys;          // of mask 1
   std::vector<uint32_t> places;   // (keys) in the batch
@@ -98,6 +99,7 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("make_rows", &make_rows_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("copy_slots", &copy_slots_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("hash_keys", &hash_keys_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("own_gradient", &own_gradient_));
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
@@ -154,21 +156,29 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
     const auto* mask = static_cast<const int32_t*>(ctx->input(4).data());
     const auto buckets = static_cast<uint64_t>(static_rows.dim_size(0));
     // Written without a branch on the mask, which nobody can predict.
-    std::vector<uint32_t> shared(end - begin);
-    block->keys.resize(end - begin);
-    block->places.resize(end - begin);
+    // Scratch that a thread keeps from one batch to the next.
+    thread_local std::vector<uint32_t> shared, places;
+    thread_local std::vector<Key> keys;
+    shared.resize(end - begin);
+    places.resize(end - begin);
+    keys.resize(end - begin);
     size_t owned = 0, sharing = 0;
-    bool wrong = false;
-    for (size_t i = begin; i < end; ++i) {
-      const bool own = mask[i] == 1;
-      block->keys[owned] = key[i];
-      block->places[owned] = static_cast<uint32_t>(i);
-      shared[sharing] = static_cast<uint32_t>(i);
-      owned += own;
-      sharing += !own;
-      is_own[i] = own;
-      wrong |= static_cast<uint32_t>(mask[i]) > 1;
+    {
+      // Through pointers of its own, since a bool may alias anything.
+      uint32_t *const to_shared = shared.data(), *const to_places = places.data();
+      Key* const to_keys = keys.data();
+      for (size_t i = begin; i < end; ++i) {
+        const bool own = mask[i] == 1;
+        to_keys[owned] = key[i];
+        to_places[owned] = static_cast<uint32_t>(i);
+        to_shared[sharing] = static_cast<uint32_t>(i);
+        owned += own;
+        sharing += !own;
+      }
     }
+    bool wrong = false;
+    for (size_t i = begin; i < end; ++i) wrong |= static_cast<uint32_t>(mask[i]) > 1;
+    for (size_t i = begin; i < end; ++i) is_own[i] = mask[i] == 1;
     for (size_t i = begin; wrong && i < end; ++i) {
       if (mask[i] == 0 || mask[i] == 1) continue;
       return AtPosition("a mask of 1 (own row) or 0 (static row)", mask[i], i);
@@ -177,14 +187,16 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
       if (static_cast<uint64_t>(given[i]) < buckets) continue;
       return AtPosition("buckets in [0, " + std::to_string(buckets) + ")", given[i], i);
     }
-    block->keys.resize(owned);
-    block->places.resize(owned);
     shared.resize(sharing);
-    TF_RETURN_IF_ERROR(ToAbsl(table.Find(block->keys.data(), owned, block->places.data(), out,
-                                         &block->missing, SerialFor)));
+    TF_RETURN_IF_ERROR(
+        ToAbsl(table.Find(keys.data(), owned, places.data(), out, &block->missing, SerialFor)));
     for (uint32_t i : block->missing) {
-      shared.push_back(block->places[i]);
-      is_own[block->places[i]] = false;
+      shared.push_back(places[i]);
+      is_own[places[i]] = false;
+    }
+    if (make_rows_ || own_gradient_) {
+      block->keys.assign(keys.begin(), keys.begin() + owned);
+      block->places.assign(places.begin(), places.begin() + owned);
     }
     for (size_t s = 0; hash_keys_ && s < shared.size(); ++s) {
       const size_t i = shared[s];
@@ -371,6 +383,7 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
   bool make_rows_;
   bool copy_slots_;
   bool hash_keys_;
+  bool own_gradient_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveMaskGather").Device(tf::DEVICE_CPU),
