@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ from sok_embed.layers.anchored_layer import check_strategy
 from sok_embed.layers.arguments import check_training
 
 
-class _FeaturesLayer(keras.layers.Layer):
+class _FeaturesLayer(keras.layers.Layer, ABC):
     """What `DenseFeatures` and `SequenceFeatures` have in common."""
 
     def __init__(self, feature_columns: Any, **kwargs: Any) -> None:
@@ -51,8 +52,9 @@ class _FeaturesLayer(keras.layers.Layer):
             self._track_trackable(table, f"own_rows_{name}")
         self.built = True
 
+    @abstractmethod
     def _check_columns(self, columns: Any) -> None:
-        raise NotImplementedError
+        """Raises ValueError for columns that the layer cannot have."""
 
     def _check_replicas(self, column: Any) -> None:
         adaptive = adaptive_column_in(column)
