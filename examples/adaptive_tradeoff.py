@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ctr.arrays import Rows, collect, train_and_test
-from ctr.batches import InputError, Source
+from ctr.batches import Source
+from ctr.command import exit_status
 from ctr.generated import LARGE, Generated
 from ctr.options import add_source, add_training, positive_int
 from ctr.seeds import note
@@ -91,15 +92,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """Measures every setting; returns the exit status."""
     options = parse(arguments)
-    try:
-        run(options)
-    except InputError as error:
-        print(f"adaptive_tradeoff.py: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    return 0
+    return exit_status("adaptive_tradeoff.py", lambda: run(options))
 
 
 def run(options: argparse.Namespace) -> None:

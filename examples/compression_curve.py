@@ -26,7 +26,7 @@ from statistics import mean
 from typing import Any
 
 from ctr.arrays import Rows, collect, train_and_test
-from ctr.batches import InputError
+from ctr.command import exit_status
 from ctr.options import add_source, add_training, positive_int
 from ctr.seeds import note, spread
 from ctr.sources import open_source
@@ -72,15 +72,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """Measures the curve; returns the exit status."""
     options = parse(arguments)
-    try:
-        run(options)
-    except InputError as error:
-        print(f"compression_curve.py: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    return 0
+    return exit_status("compression_curve.py", lambda: run(options))
 
 
 def run(options: argparse.Namespace) -> None:

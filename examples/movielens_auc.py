@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
-from ctr.batches import InputError
+from ctr.command import exit_status
 from ctr.options import add_training, positive_int
 from ctr.sources import open_source
 from ctr.workers import join, launch, started_by_horovod
@@ -51,17 +51,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """Runs the comparison; returns the exit status."""
     options = parse(arguments)
-    try:
+
+    def launch_or_run() -> int | None:
         if options.workers > 1 and not started_by_horovod():
             return launch(Path(__file__).resolve(), arguments, options.workers)
         compare(options)
-    except InputError as error:
-        print(f"movielens_auc.py: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    return 0
+        return None
+
+    return exit_status("movielens_auc.py", launch_or_run)
 
 
 def compare(options: argparse.Namespace) -> None:

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ctr.batches import InputError
+from ctr.command import exit_status
 from ctr.options import add_source, add_training, positive_int, seed
 from ctr.sources import DEFAULT_SAMPLES, open_source
 from ctr.workers import join, launch, started_by_horovod
@@ -46,17 +46,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """Runs the example; returns the exit status."""
     options = parse(arguments)
-    try:
+
+    def launch_or_run() -> int | None:
         if options.workers > 1 and not started_by_horovod():
             return launch(Path(__file__).resolve(), arguments, options.workers)
         run(options)
-    except InputError as error:
-        print(f"train_ctr.py: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    return 0
+        return None
+
+    return exit_status("train_ctr.py", launch_or_run)
 
 
 def run(options: argparse.Namespace) -> None:
