@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "core/adaptive/decimal_fingerprint.h"
 #include "core/bfloat16.h"
 #include "core/stores/row_copy.h"
 #include "kernels/receipt.h"
-#include "kernels/static_bucket_hash.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -68,19 +68,8 @@ absl::Status AtPosition(const std::string& expected, int64_t value, size_t posit
                                     " at position " + std::to_string(position));
 }
 
-// Copies rows of a matrix: that of buckets[places[i]] to out[places[i]].
-template <typename T>
-void CopyStaticRows(const float* rows, const int64_t* buckets, const std::vector<uint32_t>& places,
-                    int dim, T* out) {
-  constexpr size_t kAhead = 16;
-  const size_t n = places.size();
-  for (size_t i = 0; i < std::min(kAhead, n); ++i) {
-    PrefetchForCopy(rows + buckets[places[i]] * dim, dim);
-  }
-  for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) PrefetchForCopy(rows + buckets[places[i + kAhead]] * dim, dim);
-    CopyRow(rows + buckets[places[i]] * dim, dim, out + size_t{places[i]} * dim);
-  }
+int64_t HashedBucket(Key key, uint64_t buckets) {
+  return static_cast<int64_t>(FingerprintOfDigits(static_cast<int64_t>(key)) % buckets);
 }
 
 // What a block of positions, which one thread reads, found out. Keys and places are kept only where
@@ -188,22 +177,28 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
       return AtPosition("buckets in [0, " + std::to_string(buckets) + ")", given[i], i);
     }
     shared.resize(sharing);
+    // Static rows are on their way while own rows are looked up.
+    const float* rows = static_rows.flat<float>().data();
+    const int64_t* bucket = hash_keys_ ? hashed : given;
+    for (uint32_t i : shared) {
+      if (hash_keys_) hashed[i] = HashedBucket(key[i], buckets);
+      PrefetchForCopy(rows + bucket[i] * dim_, dim_);
+    }
     TF_RETURN_IF_ERROR(
         ToAbsl(table.Find(keys.data(), owned, places.data(), out, &block->missing, SerialFor)));
-    for (uint32_t i : block->missing) {
-      shared.push_back(places[i]);
-      is_own[places[i]] = false;
+    for (uint32_t m : block->missing) {
+      const uint32_t i = places[m];
+      if (hash_keys_) hashed[i] = HashedBucket(key[i], buckets);
+      shared.push_back(i);
+      is_own[i] = false;
     }
     if (make_rows_ || own_gradient_) {
       block->keys.assign(keys.begin(), keys.begin() + owned);
       block->places.assign(places.begin(), places.begin() + owned);
     }
-    for (size_t s = 0; hash_keys_ && s < shared.size(); ++s) {
-      const size_t i = shared[s];
-      hashed[i] = static_cast<int64_t>(FingerprintOfDigits(static_cast<int64_t>(key[i])) % buckets);
+    for (uint32_t i : shared) {
+      CopyRow(rows + bucket[i] * dim_, dim_, out + size_t{i} * dim_);
     }
-    CopyStaticRows(static_rows.flat<float>().data(), hash_keys_ ? hashed : given, shared, dim_,
-                   out);
     return absl::OkStatus();
   }
 

@@ -1,11 +1,12 @@
 // SokEmbed>StaticBuckets: which static row an id has, as TensorFlow's hash-bucket columns say.
 #include <string>
 
-#include "kernels/static_bucket_hash.h"
+#include "core/adaptive/decimal_fingerprint.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/platform/fingerprint.h"
 
 namespace sok {
 

@@ -114,34 +114,41 @@ template <typename T>
 Status AdaptiveTable::Read(const AdaptiveKeys& batch, size_t begin, size_t end, T* out,
                            std::vector<uint32_t>* missing) const {
   const size_t n = end - begin;
-  std::vector<uint32_t> places, absent;
+  // Scratch that a thread keeps from one block to the next.
+  thread_local std::vector<uint32_t> asking, absent, shared;  // positions in the batch
+  thread_local std::vector<Key> keys, buckets;
+  absent.clear();
+  shared.clear();
   Status status;
   if (batch.mask == nullptr) {
     status = own_->Find(batch.keys + begin, n, nullptr, out + begin * dim(), &absent, SerialFor);
     for (uint32_t& i : absent) i += static_cast<uint32_t>(begin);
-    places = absent;
   } else {
-    std::vector<Key> keys;
-    std::vector<uint32_t> owned;
+    asking.resize(n);
+    shared.resize(n);
+    keys.resize(n);
+    size_t asked = 0, sharing = 0;
     for (size_t i = begin; i < end; ++i) {
-      if (batch.mask[i] == kShared) {
-        places.push_back(static_cast<uint32_t>(i));
-      } else {
-        keys.push_back(batch.keys[i]);
-        owned.push_back(static_cast<uint32_t>(i));
-      }
+      // Written without a branch on the mask, which nobody can predict.
+      const bool shares = batch.mask[i] == kShared;
+      keys[asked] = batch.keys[i];
+      asking[asked] = static_cast<uint32_t>(i);
+      shared[sharing] = static_cast<uint32_t>(i);
+      asked += !shares;
+      sharing += shares;
     }
-    status = own_->Find(keys.data(), keys.size(), owned.data(), out, &absent, SerialFor);
-    for (uint32_t& i : absent) i = owned[i];
-    places.insert(places.end(), absent.begin(), absent.end());
+    shared.resize(sharing);
+    status = own_->Find(keys.data(), asked, asking.data(), out, &absent, SerialFor);
+    for (uint32_t& i : absent) i = asking[i];
   }
   if (!status.ok()) return status;
-  std::vector<Key> buckets(places.size());
-  for (size_t i = 0; i < places.size(); ++i) {
-    buckets[i] = StaticBucket(batch.keys[places[i]], config_.static_buckets);
+  shared.insert(shared.end(), absent.begin(), absent.end());
+  buckets.resize(shared.size());
+  for (size_t i = 0; i < shared.size(); ++i) {
+    buckets[i] = StaticBucket(batch.keys[shared[i]], config_.static_buckets);
   }
-  *missing = std::move(absent);
-  return shared_->Find(buckets.data(), buckets.size(), places.data(), out, nullptr, SerialFor);
+  if (missing != nullptr) *missing = absent;
+  return shared_->Find(buckets.data(), buckets.size(), shared.data(), out, nullptr, SerialFor);
 }
 
 template <typename T>
@@ -151,12 +158,13 @@ Status AdaptiveTable::Lookup(const AdaptiveKeys& batch, bool training, T* out,
   if (!status.ok()) return status;
   const uint64_t seen = changes_.load();
   const size_t blocks = (batch.n + kBlock - 1) / kBlock;
-  std::vector<std::vector<uint32_t>> missing(blocks);
+  std::vector<std::vector<uint32_t>> missing(training ? blocks : 0);
   std::mutex failure_mu;
   parallel_for(static_cast<int64_t>(blocks), kBlock * 30, [&](int64_t first, int64_t last) {
     for (int64_t block = first; block < last; ++block) {
       const size_t begin = block * kBlock;
-      Status read = Read(batch, begin, std::min(begin + kBlock, batch.n), out, &missing[block]);
+      Status read = Read(batch, begin, std::min(begin + kBlock, batch.n), out,
+                         training ? &missing[block] : nullptr);
       if (read.ok()) continue;
       std::lock_guard<std::mutex> guard(failure_mu);
       status = read;

@@ -168,8 +168,8 @@ class AdaptiveTable {
                 const AdaptiveConfig& config, std::unique_ptr<CountMinSketch> sketch);
   static SketchConfig SketchOf(const AdaptiveConfig& config);
   Status CheckBatch(const AdaptiveKeys& batch) const;
-  // Reads positions [begin, end) of a batch. `missing` becomes those that asked for an own row and
-  // have none.
+  // Reads positions [begin, end) of a batch. `missing`, unless it is null, becomes those that asked
+  // for an own row and have none.
   template <typename T>
   Status Read(const AdaptiveKeys& batch, size_t begin, size_t end, T* out,
               std::vector<uint32_t>* missing) const;

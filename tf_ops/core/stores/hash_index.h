@@ -36,21 +36,25 @@ class HashIndex {
     if (capacity_ > 0) __builtin_prefetch(control_ + FirstGroup(hash) * kGroupWidth);
   }
 
-  // The slot to look at first, or kNone if the key's first group has none with its tag.
+  // The slot to look at first, kNone if there is no such key, or kElsewhere.
   uint32_t Candidate(uint64_t hash) const {
     if (capacity_ == 0) return kNone;
     const uint64_t group = FirstGroup(hash);
-    const uint32_t match = ControlGroup(control_ + group * kGroupWidth).Match(Tag(hash));
-    if (match == 0) return kNone;
-    const auto slot = static_cast<uint32_t>(group * kGroupWidth + __builtin_ctz(match));
-    __builtin_prefetch(EntryAt(slot));
-    return slot;
+    const ControlGroup control(control_ + group * kGroupWidth);
+    const uint32_t match = control.Match(Tag(hash));
+    const auto slot =
+        static_cast<uint32_t>(group * kGroupWidth + __builtin_ctz(match | 1u << (kGroupWidth - 1)));
+    // In arithmetic: nobody can predict a branch on the match where many keys are absent. Of those,
+    // the first entry is prefetched, which is there.
+    const uint32_t absent = match == 0, goes_on = control.MatchEmpty() == 0;
+    __builtin_prefetch(EntryAt(slot & (absent - 1)));
+    return (slot | (0 - absent)) - (absent & goes_on);
   }
 
   // The row of the key, or kNone.
   uint32_t Resolve(Key key, uint64_t hash, uint32_t candidate) const {
-    if (candidate != kNone && KeyAt(candidate) == key) return RowAt(candidate);
-    return Find(key, hash);
+    if (candidate >= kElsewhere) return candidate == kNone ? kNone : Find(key, hash);
+    return KeyAt(candidate) == key ? RowAt(candidate) : Find(key, hash);
   }
 
   uint32_t Find(Key key, uint64_t hash) const {
@@ -79,6 +83,9 @@ class HashIndex {
   }
 
  private:
+  // Of a key that is not in its first group, which is full, and may be in another one.
+  static constexpr uint32_t kElsewhere = kNone - 1;
+
   // Key and row, packed: 12 bytes, so that one entry is nearly always one cache line.
   static constexpr size_t kEntryBytes = sizeof(Key) + sizeof(uint32_t);
 

@@ -123,6 +123,24 @@ TEST_CASE("a hash index does what an unordered_map does, with keys of every kind
   SUBCASE("few") { Fuzz({0, 1, ~Key{0}, Key{1} << 63}, rng); }
 }
 
+TEST_CASE("a key that was erased from a full group is not found by what its slot still holds") {
+  // 100 keys of one first group and as many tags, of which it holds sixteen.
+  HashIndex index;
+  REQUIRE(index.Reserve(10000).ok());
+  std::vector<Key> keys;
+  for (uint64_t tag = 0; tag < 100; ++tag) keys.push_back(KeyOfHash(uint64_t{5} << 7 | tag));
+  for (Key key : keys) index.Insert(key, HashIndex::Hash(key), static_cast<uint32_t>(key >> 40));
+  Rows expected = Contents(index);
+  std::mt19937_64 rng(TestSeed());
+  std::vector<Key> leaving = keys;
+  std::shuffle(leaving.begin(), leaving.end(), rng);
+  for (Key key : leaving) {
+    REQUIRE(index.Erase(key, HashIndex::Hash(key)) != HashIndex::kNone);
+    expected.erase(key);
+    CheckSame(index, expected, keys);
+  }
+}
+
 TEST_CASE("an empty hash index holds nothing") {
   HashIndex index;
   for (Key key : {Key{0}, ~Key{0}}) {

@@ -83,13 +83,13 @@ MemoryStore<Index>::MemoryStore(std::shared_ptr<const RowLayout> layout, const I
 }
 
 template <typename Index>
-template <typename Found>
+template <typename Found, typename Absent>
 void MemoryStore<Index>::Find(const Key* keys, size_t begin, size_t end, int prefetch_floats,
-                              const Found& found) const {
+                              const Found& found, const Absent& absent) const {
   FindRange<Index, Shard>(
       keys, begin, end, prefetch_floats, [this](Key key) { return Hash(key); },
       [this](uint64_t hash) -> const Shard& { return *shards_[ShardOf(hash)]; },
-      [&](size_t i, const Shard&, uint32_t, const float* row) { found(i, row); });
+      [&](size_t i, const Shard&, uint32_t, const float* row) { found(i, row); }, absent);
 }
 
 template <typename Index>
@@ -101,28 +101,28 @@ void MemoryStore<Index>::GatherAs(const Key* keys, size_t n, T* out, const uint3
   const auto place = [places](size_t i) -> size_t { return places == nullptr ? i : places[i]; };
   std::mutex missing_mu;
   parallel_for(n, kLookupCost + dim / 4, [&](int64_t begin, int64_t end) {
-    std::vector<uint32_t> absent;
+    thread_local std::vector<uint32_t> scratch;
+    scratch.resize(end - begin);
+    uint32_t* const absent = scratch.data();
+    size_t count = 0;
     {
       const ReadLock lock(*this);
-      Find(keys, begin, end, dim, [&](size_t i, const float* row) {
-        if (row != nullptr) {
-          CopyRow(row, dim, out + place(i) * dim);
-        } else {
-          absent.push_back(static_cast<uint32_t>(i));
-        }
-      });
+      Find(
+          keys, begin, end, dim,
+          [=](size_t i, const float* row) { CopyRow(row, dim, out + place(i) * dim); },
+          [&](size_t i) { absent[count++] = static_cast<uint32_t>(i); });
     }
-    if (absent.empty()) return;
+    if (count == 0) return;
     if (fill) {
       std::vector<float> start(dim);
-      for (uint32_t i : absent) {
-        fill(keys[i], start.data());
-        CopyRow(start.data(), dim, out + place(i) * dim);
+      for (size_t a = 0; a < count; ++a) {
+        fill(keys[absent[a]], start.data());
+        CopyRow(start.data(), dim, out + place(absent[a]) * dim);
       }
     }
     if (missing == nullptr) return;
     std::lock_guard<std::mutex> guard(missing_mu);
-    missing->insert(missing->end(), absent.begin(), absent.end());
+    missing->insert(missing->end(), absent, absent + count);
   });
 }
 
@@ -151,9 +151,9 @@ Result<std::vector<uint32_t>> MemoryStore<Index>::Missing(const Key* keys, size_
     std::vector<uint32_t> absent;
     {
       const ReadLock lock(*this);
-      Find(keys, begin, end, 0, [&](size_t i, const float* row) {
-        if (row == nullptr) absent.push_back(static_cast<uint32_t>(i));
-      });
+      Find(
+          keys, begin, end, 0, [](size_t, const float*) {},
+          [&](size_t i) { absent.push_back(static_cast<uint32_t>(i)); });
     }
     std::lock_guard<std::mutex> guard(missing_mu);
     missing.insert(missing.end(), absent.begin(), absent.end());

@@ -67,10 +67,10 @@ class MemoryStore final : public RowStore {
   void GatherAs(const Key* keys, size_t n, T* out, const uint32_t* places,
                 const FillEmbedding& fill, std::vector<uint32_t>* missing,
                 const ParallelFor& parallel_for) const;
-  // found(i, row or null), for i in [begin, end) in order. Every shard must be locked.
-  template <typename Found>
-  void Find(const Key* keys, size_t begin, size_t end, int prefetch_floats,
-            const Found& found) const;
+  // found(i, row) or absent(i), for i in [begin, end). Every shard must be locked.
+  template <typename Found, typename Absent>
+  void Find(const Key* keys, size_t begin, size_t end, int prefetch_floats, const Found& found,
+            const Absent& absent) const;
   uint64_t CountNew(const ShardPartition& partition, const ParallelFor& parallel_for) const;
 
   const IndexConfig config_;

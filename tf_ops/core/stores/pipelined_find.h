@@ -11,47 +11,84 @@
 
 namespace sok {
 
-// Calls found(i, shard, number, row) for i in [begin, end) in order; of a key without a row, number
-// is Index::kNone and row null. hash_of(key) gives its hash, shard_of(hash) a const Shard&, which
-// has an `index` and `rows`. Every shard must be locked.
-template <typename Index, typename Shard, typename HashOf, typename ShardOf, typename Found>
+// fn(j) for every bit j that is set.
+template <typename Fn>
+void ForEachBit(uint64_t bits, const Fn& fn) {
+  for (; bits != 0; bits &= bits - 1) fn(static_cast<size_t>(__builtin_ctzll(bits)));
+}
+
+// Calls found(i, shard, number, row) for each i in [begin, end) whose key has a row, and absent(i)
+// for the others; each of the two in order. hash_of(key) gives its hash, shard_of(hash) a const
+// Shard&, which has an `index` and `rows`. Every shard must be locked.
+template <typename Index, typename Shard, typename HashOf, typename ShardOf, typename Found,
+          typename Absent>
 void FindRange(const Key* keys, size_t begin, size_t end, int prefetch_floats,
-               const HashOf& hash_of, const ShardOf& shard_of, const Found& found) {
-  // A key passes through four stages, each kAhead keys after the one before, so that reads of
-  // control bytes, of entries and of rows are under way all the time.
-  constexpr size_t kAhead = 8, kRing = 32;
-  static_assert(kRing > 3 * kAhead && (kRing & (kRing - 1)) == 0);
+               const HashOf& hash_of, const ShardOf& shard_of, const Found& found,
+               const Absent& absent) {
+  // Groups of keys pass through four stages, each a group after the one before, so that reads of
+  // control bytes, of entries and of rows are under way all the time. Which keys are there goes on
+  // as bits: a branch on each could not be predicted where many are absent.
+  constexpr size_t kKeys = 32, kStages = 4;
   struct Pending {
     uint64_t hash;
     const Shard* shard;
     const float* row;
     uint32_t slot;  // later: the row's number
   };
-  Pending ring[kRing];
-  const auto at = [&](size_t i) -> Pending& { return ring[i & (kRing - 1)]; };
-  const size_t n = end - begin;
-  for (size_t i = 0; i < n + 3 * kAhead; ++i) {
-    if (i < n) {
-      Pending& key = at(i);
-      key.hash = hash_of(keys[begin + i]);
+  struct Group {
+    size_t first, size;
+    uint64_t there;
+    Pending keys[kKeys];
+  };
+  Group ring[kStages];
+  const auto hash = [&](Group& group) {
+    for (size_t j = 0; j < group.size; ++j) {
+      Pending& key = group.keys[j];
+      key.hash = hash_of(keys[group.first + j]);
       key.shard = &shard_of(key.hash);
       key.shard->index.PrefetchControl(key.hash);
     }
-    if (i >= kAhead && i - kAhead < n) {
-      Pending& key = at(i - kAhead);
+  };
+  const auto probe = [&](Group& group) {
+    uint64_t there = 0;
+    for (size_t j = 0; j < group.size; ++j) {
+      Pending& key = group.keys[j];
       key.slot = key.shard->index.Candidate(key.hash);
+      there |= uint64_t{key.slot != Index::kNone} << j;
     }
-    if (i >= 2 * kAhead && i - 2 * kAhead < n) {
-      Pending& key = at(i - 2 * kAhead);
-      const Key value = keys[begin + i - 2 * kAhead];
-      key.slot = key.shard->index.Resolve(value, key.hash, key.slot);
-      key.row = key.slot == Index::kNone ? nullptr : key.shard->rows.row(key.slot);
-      if (key.row != nullptr) PrefetchForCopy(key.row, prefetch_floats);
+    group.there = there;
+  };
+  const auto resolve = [&](Group& group) {
+    ForEachBit(group.there, [&](size_t j) {
+      Pending& key = group.keys[j];
+      key.slot = key.shard->index.Resolve(keys[group.first + j], key.hash, key.slot);
+      if (key.slot == Index::kNone) {
+        group.there ^= uint64_t{1} << j;
+        return;
+      }
+      key.row = key.shard->rows.row(key.slot);
+      PrefetchForCopy(key.row, prefetch_floats);
+    });
+  };
+  const auto report = [&](const Group& group) {
+    ForEachBit(group.there, [&](size_t j) {
+      const Pending& key = group.keys[j];
+      found(group.first + j, *key.shard, key.slot, key.row);
+    });
+    const uint64_t all = (uint64_t{1} << group.size) - 1;
+    ForEachBit(all ^ group.there, [&](size_t j) { absent(group.first + j); });
+  };
+  const size_t groups = (end - begin + kKeys - 1) / kKeys;
+  for (size_t g = 0; g < groups + kStages - 1; ++g) {
+    if (g < groups) {
+      Group& group = ring[g % kStages];
+      group.first = begin + g * kKeys;
+      group.size = std::min(kKeys, end - group.first);
+      hash(group);
     }
-    if (i >= 3 * kAhead) {
-      const Pending& key = at(i - 3 * kAhead);
-      found(begin + i - 3 * kAhead, *key.shard, key.slot, key.row);
-    }
+    if (g >= 1 && g - 1 < groups) probe(ring[(g - 1) % kStages]);
+    if (g >= 2 && g - 2 < groups) resolve(ring[(g - 2) % kStages]);
+    if (g >= 3) report(ring[(g - 3) % kStages]);
   }
 }
 

@@ -105,13 +105,14 @@ std::vector<uint32_t> RocksdbStore::FindCached(const Key* keys, size_t n, int pr
           keys, begin, end, prefetch_floats, [](Key key) { return Hash(key); },
           [this](uint64_t hash) -> const Shard& { return *shards_[ShardOf(hash)]; },
           [&](size_t i, const Shard& shard, uint32_t number, const float* row) {
-            if (row == nullptr || Expired(shard, number, now)) {
+            if (Expired(shard, number, now)) {
               absent.push_back(static_cast<uint32_t>(i));
               return;
             }
             found(i, row);
             shard.rows.Touch(number);
-          });
+          },
+          [&](size_t i) { absent.push_back(static_cast<uint32_t>(i)); });
     }
     if (absent.empty()) return;
     std::lock_guard<std::mutex> guard(rest_mu);

@@ -1,0 +1,83 @@
+// Every key of a range is reported once, as found or absent, whatever the length of the range.
+#include "core/stores/pipelined_find.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "core/stores/hash_index.h"
+#include "core/test_threads.h"
+
+namespace sok {
+namespace {
+
+struct Rows {
+  std::vector<float> values;
+  const float* row(uint32_t number) const { return &values[number]; }
+};
+
+struct Shard {
+  HashIndex index;
+  Rows rows;
+};
+
+struct Reported {
+  std::vector<size_t> found, absent;
+};
+
+Reported FindAll(const std::vector<Shard>& shards, const std::vector<Key>& keys, size_t begin,
+                 size_t end) {
+  const auto shard_of = [&](uint64_t hash) -> const Shard& { return shards[hash >> 63]; };
+  Reported reported;
+  FindRange<HashIndex, Shard>(
+      keys.data(), begin, end, /*prefetch_floats=*/1, [](Key key) { return HashIndex::Hash(key); },
+      shard_of,
+      [&](size_t i, const Shard& shard, uint32_t number, const float* row) {
+        CHECK(&shard == &shard_of(HashIndex::Hash(keys[i])));
+        CHECK(row == shard.rows.row(number));
+        CHECK(*row == static_cast<float>(keys[i]));
+        reported.found.push_back(i);
+      },
+      [&](size_t i) { reported.absent.push_back(i); });
+  return reported;
+}
+
+TEST_CASE("FindRange reports each key of a range, in order, as found or absent") {
+  constexpr Key kKeys = 5000;
+  std::mt19937_64 rng(TestSeed());
+  for (const double share : {0.0, 0.03, 0.5, 0.97, 1.0}) {
+    CAPTURE(share);
+    std::bernoulli_distribution is_in(share);
+    std::vector<Shard> shards(2);
+    std::vector<bool> in(kKeys);
+    for (Key key = 0; key < kKeys; ++key) {
+      const uint64_t hash = HashIndex::Hash(key);
+      Shard& shard = shards[hash >> 63];
+      REQUIRE(shard.index.Reserve(1).ok());
+      shard.index.Insert(key, hash, static_cast<uint32_t>(shard.rows.values.size()));
+      shard.rows.values.push_back(static_cast<float>(key));
+      in[key] = is_in(rng);
+    }
+    // Erased ones leave their bytes behind.
+    for (Key key = 0; key < kKeys; ++key) {
+      const uint64_t hash = HashIndex::Hash(key);
+      if (!in[key]) shards[hash >> 63].index.Erase(key, hash);
+    }
+    for (const size_t n : {0, 1, 2, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, 1000}) {
+      CAPTURE(n);
+      std::vector<Key> keys(n + 7);
+      for (Key& key : keys) key = rng() % kKeys;
+      const Reported reported = FindAll(shards, keys, 7, n + 7);
+      std::vector<size_t> found, absent;
+      for (size_t i = 7; i < n + 7; ++i) (in[keys[i]] ? found : absent).push_back(i);
+      CHECK(reported.found == found);
+      CHECK(reported.absent == absent);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sok
