@@ -68,8 +68,20 @@ absl::Status AtPosition(const std::string& expected, int64_t value, size_t posit
                                     " at position " + std::to_string(position));
 }
 
-int64_t HashedBucket(Key key, uint64_t buckets) {
-  return static_cast<int64_t>(FingerprintOfDigits(static_cast<int64_t>(key)) % buckets);
+// Writes the static rows of some positions of a batch of keys: hashes of their digits.
+void HashBuckets(const Key* keys, const uint32_t* positions, size_t n, uint64_t buckets,
+                 int64_t* out) {
+  constexpr size_t kChunk = 256;
+  int64_t ids[kChunk];
+  uint64_t fingerprints[kChunk];
+  for (size_t base = 0; base < n; base += kChunk) {
+    const size_t m = std::min(kChunk, n - base);
+    for (size_t j = 0; j < m; ++j) ids[j] = static_cast<int64_t>(keys[positions[base + j]]);
+    FingerprintsOfDigits(ids, m, fingerprints);
+    for (size_t j = 0; j < m; ++j) {
+      out[positions[base + j]] = static_cast<int64_t>(fingerprints[j] % buckets);
+    }
+  }
 }
 
 // What a block of positions, which one thread reads, found out. Keys and places are kept only where
@@ -177,20 +189,22 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
       return AtPosition("buckets in [0, " + std::to_string(buckets) + ")", given[i], i);
     }
     shared.resize(sharing);
+    if (hash_keys_) {
+      std::fill(hashed + begin, hashed + end, 0);
+      HashBuckets(key, shared.data(), sharing, buckets, hashed);
+    }
     // Static rows are on their way while own rows are looked up.
     const float* rows = static_rows.flat<float>().data();
     const int64_t* bucket = hash_keys_ ? hashed : given;
-    for (uint32_t i : shared) {
-      if (hash_keys_) hashed[i] = HashedBucket(key[i], buckets);
-      PrefetchForCopy(rows + bucket[i] * dim_, dim_);
-    }
+    for (uint32_t i : shared) PrefetchForCopy(rows + bucket[i] * dim_, dim_);
     TF_RETURN_IF_ERROR(
         ToAbsl(table.Find(keys.data(), owned, places.data(), out, &block->missing, SerialFor)));
     for (uint32_t m : block->missing) {
-      const uint32_t i = places[m];
-      if (hash_keys_) hashed[i] = HashedBucket(key[i], buckets);
-      shared.push_back(i);
-      is_own[i] = false;
+      shared.push_back(places[m]);
+      is_own[places[m]] = false;
+    }
+    if (hash_keys_) {
+      HashBuckets(key, shared.data() + sharing, shared.size() - sharing, buckets, hashed);
     }
     if (make_rows_ || own_gradient_) {
       block->keys.assign(keys.begin(), keys.begin() + owned);
@@ -274,7 +288,6 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
     TF_RETURN_IF_ERROR(
         ctx->allocate_output(3, hash_keys_ ? keys.shape() : tf::TensorShape({0}), &hashed));
     int64_t* hashes = hashed->flat<int64_t>().data();
-    std::fill_n(hashes, hashed->NumElements(), 0);
     const int64_t* bucket = hash_keys_ ? hashes : ctx->input(3).flat<int64_t>().data();
     auto* out = static_cast<T*>(embeddings->data());
     bool* is_own = owned->flat<bool>().data();
@@ -372,7 +385,7 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
     return keys;
   }
 
-  static constexpr size_t kBlock = 4096;  // positions that one thread reads at a time
+  static constexpr size_t kBlock = 1024;  // positions that one thread reads at a time
 
   int dim_;
   bool make_rows_;

@@ -36,29 +36,38 @@ class StaticBucketsOp : public tf::OpKernel {
     switch (ids.dtype()) {
       case tf::DT_STRING: {
         const auto strings = ids.flat<tf::tstring>();
-        Fill(ctx, ids.NumElements(), out, [&](int64_t i) {
-          return tf::Fingerprint64({strings(i).data(), strings(i).size()});
+        Fill(ctx, ids.NumElements(), out, [&](int64_t begin, int64_t end, uint64_t* to) {
+          for (int64_t i = begin; i < end; ++i) {
+            to[i] = tf::Fingerprint64({strings(i).data(), strings(i).size()});
+          }
         });
         break;
       }
-      case tf::DT_INT32:
-        FillOfDigits(ctx, ids.flat<int32_t>().data(), ids.NumElements(), out);
+      case tf::DT_INT32: {
+        const int32_t* id = ids.flat<int32_t>().data();
+        Fill(ctx, ids.NumElements(), out, [id](int64_t begin, int64_t end, uint64_t* to) {
+          for (int64_t i = begin; i < end; ++i) to[i] = FingerprintOfDigits(id[i]);
+        });
         break;
-      default:
-        FillOfDigits(ctx, ids.flat<int64_t>().data(), ids.NumElements(), out);
+      }
+      default: {
+        const auto* id = static_cast<const int64_t*>(ids.data());
+        Fill(ctx, ids.NumElements(), out, [id](int64_t begin, int64_t end, uint64_t* to) {
+          FingerprintsOfDigits(id + begin, end - begin, to + begin);
+        });
+      }
     }
   }
 
  private:
-  template <typename T>
-  void FillOfDigits(tf::OpKernelContext* ctx, const T* ids, int64_t n, int64_t* out) const {
-    Fill(ctx, n, out, [ids](int64_t i) { return FingerprintOfDigits(ids[i]); });
-  }
-
-  template <typename Fingerprint>
-  void Fill(tf::OpKernelContext* ctx, int64_t n, int64_t* out, const Fingerprint& of) const {
-    IntraOpPool(ctx)(n, 20, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) out[i] = static_cast<int64_t>(of(i) % buckets_);
+  // fingerprints(begin, end, to) writes those of ids [begin, end) to to[begin], ….
+  template <typename Fingerprints>
+  void Fill(tf::OpKernelContext* ctx, int64_t n, int64_t* out,
+            const Fingerprints& fingerprints) const {
+    auto* to = reinterpret_cast<uint64_t*>(out);
+    IntraOpPool(ctx)(n, 10, [&](int64_t begin, int64_t end) {
+      fingerprints(begin, end, to);
+      for (int64_t i = begin; i < end; ++i) to[i] %= buckets_;
     });
   }
 

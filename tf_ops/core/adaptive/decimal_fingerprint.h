@@ -6,6 +6,7 @@
 // at most 20 characters, so that three words hold them, and the unaligned reads become shifts.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace sok {
@@ -14,6 +15,9 @@ namespace farm {
 constexpr uint64_t kK0 = 0xc3a5c85c97cb3127ull;
 constexpr uint64_t kK1 = 0xb492b66fbe98f273ull;
 constexpr uint64_t kK2 = 0x9ae16a3b2f90404full;
+
+constexpr uint64_t kMinus = '-';
+constexpr uint64_t kMinusFromZero = kMinus ^ '0';
 
 inline uint64_t Rotate(uint64_t x, int bits) { return (x >> bits) | (x << (64 - bits)); }
 
@@ -73,19 +77,17 @@ inline uint64_t Behind(uint64_t word, uint64_t next, int bits) {
 
 inline uint64_t FingerprintOfDigits(int64_t id) {
   constexpr uint64_t kE8 = 100000000, kE16 = kE8 * kE8, kZeros = 0x3030303030303030ull;
-  constexpr uint64_t kMinus = '-';
-  constexpr uint64_t kMinusFromZero = kMinus ^ '0';
   const bool negative = id < 0;
   const uint64_t number = negative ? 0 - static_cast<uint64_t>(id) : static_cast<uint64_t>(id);
   // The string stands at the end of one, two or three words, behind zeros, the last of which
   // becomes the sign. `start`: bits before it.
-  const uint64_t sign = negative ? kMinusFromZero : 0;
+  const uint64_t sign = negative ? farm::kMinusFromZero : 0;
   const uint64_t low = farm::EightDigits(static_cast<uint32_t>(number % kE8));
   const uint64_t tail = low | kZeros;
   if (number < kE8) {
     const int length =
         8 - __builtin_ctzll(low | uint64_t{1} << 56) / 8 + negative;  // 0 has a digit
-    if (length == 9) return farm::UpTo16(tail << 8 | kMinus, tail, length);
+    if (length == 9) return farm::UpTo16(tail << 8 | farm::kMinus, tail, length);
     const int start = 8 * (8 - length);
     const uint64_t word = tail ^ (sign << start);
     if (length == 8) return farm::UpTo16(word, word, length);
@@ -101,7 +103,8 @@ inline uint64_t FingerprintOfDigits(int64_t id) {
     const int length = 16 - __builtin_ctzll(middle) / 8 + negative;
     uint64_t word = middle | kZeros;
     if (length == 17) {
-      return farm::UpTo32(word << 8 | kMinus, farm::Behind(word, tail, 56), word, tail, length);
+      return farm::UpTo32(word << 8 | farm::kMinus, farm::Behind(word, tail, 56), word, tail,
+                          length);
     }
     const int start = 8 * (16 - length);
     word ^= sign << start;
@@ -114,5 +117,8 @@ inline uint64_t FingerprintOfDigits(int64_t id) {
   return farm::UpTo32(farm::Behind(word, next, start), farm::Behind(next, tail, start), next, tail,
                       length);
 }
+
+// Of n ids. Long ones, as hashes of 63 and 64 bits are, are taken many at a time.
+void FingerprintsOfDigits(const int64_t* ids, size_t n, uint64_t* fingerprints);
 
 }  // namespace sok

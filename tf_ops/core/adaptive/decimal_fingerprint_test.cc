@@ -8,6 +8,7 @@
 #include <random>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace sok {
 namespace {
@@ -61,6 +62,27 @@ TEST_CASE("fingerprints of digits are those of the written number") {
   for (int i = 0; i < 1000000; ++i) {
     const uint64_t bits = random();
     CheckBothSigns(static_cast<int64_t>(bits >> (1 + random() % 63)));
+  }
+}
+
+TEST_CASE("many fingerprints of digits are those of each") {
+  std::mt19937_64 random(8);
+  for (const uint64_t in_a_hundred : {0, 1, 10, 50, 100}) {
+    CAPTURE(in_a_hundred);
+    for (const size_t n : {0, 1, 31, 32, 33, 64, 1000, 20000}) {
+      CAPTURE(n);
+      std::vector<int64_t> ids(n);
+      for (int64_t& id : ids) {
+        const bool any = random() % 100 < in_a_hundred;
+        id = static_cast<int64_t>(random() >> (any ? random() % 64 : 0));
+      }
+      for (size_t i = 0; i + 40 < n; i += 40) ids[i] = i % 80 == 0 ? INT64_MIN : INT64_MAX;
+      for (size_t i = 7; i + 50 < n; i += 50) ids[i] = 10000000000000000 - i % 3;
+      std::vector<uint64_t> each(n), found(n);
+      for (size_t i = 0; i < n; ++i) each[i] = FingerprintOfDigits(ids[i]);
+      FingerprintsOfDigits(ids.data(), n, found.data());
+      CHECK(found == each);
+    }
   }
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/vector_clones.h"
+
 namespace sok {
 namespace {
 
@@ -29,15 +31,6 @@ uint64_t Remainder(uint64_t x, uint64_t size, uint64_t reciprocal) {
 uint64_t Original(uint64_t id, uint64_t k) {
   return (id * kOriginalIdFactor + k * kOriginalDimFactor + kOriginalTerm) % kOriginalPrime;
 }
-
-// Made twice on x86-64, for processors with and without a vector instruction that multiplies 64
-// bits; the loader picks one. Sanitizers do not stand that.
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12 && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define SOK_VECTOR_CLONES __attribute__((target_clones("arch=x86-64-v4", "default")))
-#else
-#define SOK_VECTOR_CLONES
-#endif
 
 // bases (blocks) of kMixed, for a size below 2^32.
 SOK_VECTOR_CLONES void NarrowMixedBases(uint64_t key, uint64_t size, int blocks, uint64_t* bases) {
