@@ -8,14 +8,26 @@
 
 namespace sok {
 
+// fn(address) for each cache line of n values.
+template <typename T, typename Fn>
+void ForEachLine(const T* values, int n, const Fn& fn) {
+  constexpr uintptr_t kLine = 64;
+  const auto end = reinterpret_cast<uintptr_t>(values + n);
+  for (uintptr_t line = reinterpret_cast<uintptr_t>(values) & ~(kLine - 1); line < end;
+       line += kLine) {
+    fn(reinterpret_cast<const void*>(line));
+  }
+}
+
 // Into the second level of the cache: it takes more reads at a time than the first.
 inline void PrefetchForCopy(const float* row, int floats) {
-  constexpr uintptr_t kLine = 64;
-  const auto end = reinterpret_cast<uintptr_t>(row + floats);
-  for (uintptr_t line = reinterpret_cast<uintptr_t>(row) & ~(kLine - 1); line < end;
-       line += kLine) {
-    __builtin_prefetch(reinterpret_cast<const void*>(line), /*rw=*/0, /*locality=*/2);
-  }
+  ForEachLine(row, floats,
+              [](const void* line) { __builtin_prefetch(line, /*rw=*/0, /*locality=*/2); });
+}
+
+template <typename T>
+void PrefetchForWrite(const T* out, int n) {
+  ForEachLine(out, n, [](const void* line) { __builtin_prefetch(line, /*rw=*/1); });
 }
 
 template <typename T>
