@@ -25,13 +25,13 @@ class CounterFilter:
         filter_freq: 0 and 1: at once.
 
     Raises:
-        ValueError: For anything but an integer of at least 0.
+        ValueError: For anything but an integer in `[0, 2**32)`.
     """
 
     filter_freq: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("CounterFilter's filter_freq", self.filter_freq, 0)
+        check_integer("CounterFilter's filter_freq", self.filter_freq, 0, 2**32)
 
     def admission(self) -> Admission | None:
         """The admission of `sok_embed.admission` that does this."""

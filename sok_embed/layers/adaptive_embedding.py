@@ -56,7 +56,8 @@ class AdaptiveEmbedding(AnchoredLayer):
         static_buckets: How many static rows there are, on all workers together.
         promote_after: How often a key is seen in training before it gets its own row.
         max_rows: The most own rows on each worker. A row beyond it takes the place of the least
-            used, once its key has been used as often; with a mask of 1, at once. `None`: no limit.
+            used, once its key has been used as often; with a mask of 1, at once. Rows whose
+            counters are full, at 255 or 65,535, do not give way to counts. `None`: no limit.
         decay_every: Counts are halved after so many steps. `None`: never.
         ttl: An own row that was not updated for so many seconds goes. `None`: never.
         combiner: `None`: a vector for each key. `"sum"`, `"mean"` or `"sqrtn"` (the sum by the root

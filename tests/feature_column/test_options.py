@@ -30,6 +30,7 @@ def test_filters_are_admissions():
     [
         (lambda: fc.CounterFilter(-1), "CounterFilter's filter_freq.*at least 0. Received: -1"),
         (lambda: fc.CounterFilter(1.5), "CounterFilter's filter_freq.*Received: 1.5"),
+        (lambda: fc.CounterFilter(2**32), "CounterFilter's filter_freq.*below 4294967296"),
         (lambda: fc.CBFFilter(0, 10, 0.1), "CBFFilter's filter_freq.*at least 1"),
         (lambda: fc.CBFFilter(3, 0, 0.1), "CBFFilter's max_element_size.*at least 1"),
         (lambda: fc.CBFFilter(3, 10), r"false_positive_probability in \(0, 1\). Received: -1.0"),

@@ -132,7 +132,7 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
   if (!status.ok()) return status;
   std::vector<uint32_t> missing;
   status = store_->Gather(
-      keys, n, out, /*places=*/nullptr,
+      keys, n, out, /*options=*/{},
       [&](Key key, float* row) { initializer_.Fill(key, row, config_.dim); },
       make_rows ? &missing : nullptr, parallel_for);
   if (!status.ok()) return status;
@@ -161,21 +161,28 @@ template Status Table::Lookup(const Key*, size_t, bool, float*, const ParallelFo
 template Status Table::Lookup(const Key*, size_t, bool, BFloat16*, const ParallelFor&);
 
 template <typename T>
-Status Table::Find(const Key* keys, size_t n, const uint32_t* places, T* out,
+Status Table::Find(const Key* keys, size_t n, const GatherOptions& options, T* out,
                    std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const {
-  Status status = CheckRange(keys, n);
+  Status status;
+  if (config_.direct && options.given != nullptr) {
+    for (size_t i = 0; i < n && status.ok(); ++i) {
+      if (options.given[i] == nullptr) status = CheckRange(keys + i, 1);
+    }
+  } else {
+    status = CheckRange(keys, n);
+  }
   if (!status.ok()) return status;
   RowStore::FillEmbedding fill;
   if (missing == nullptr) {
     fill = [this](Key key, float* row) { initializer_.Fill(key, row, config_.dim); };
   }
-  return store_->Gather(keys, n, out, places, fill, missing, parallel_for);
+  return store_->Gather(keys, n, out, options, fill, missing, parallel_for);
 }
 
-template Status Table::Find(const Key*, size_t, const uint32_t*, float*, std::vector<uint32_t>*,
-                            const ParallelFor&) const;
-template Status Table::Find(const Key*, size_t, const uint32_t*, BFloat16*, std::vector<uint32_t>*,
-                            const ParallelFor&) const;
+template Status Table::Find(const Key*, size_t, const GatherOptions&, float*,
+                            std::vector<uint32_t>*, const ParallelFor&) const;
+template Status Table::Find(const Key*, size_t, const GatherOptions&, BFloat16*,
+                            std::vector<uint32_t>*, const ParallelFor&) const;
 
 Status Table::AdmitMissing(const Key* keys, std::vector<uint32_t>* positions) {
   return Admit(keys, /*observe=*/true, positions);
@@ -228,7 +235,7 @@ Result<EvictedRows> Table::Evict(const Key* keys, size_t n, const ParallelFor& p
   std::lock_guard<std::mutex> commit(commit_mu_);  // nobody updates a row that is to go
   std::vector<float> embeddings(n * config_.dim);
   std::vector<uint32_t> missing;
-  Status status = Find(keys, n, nullptr, embeddings.data(), &missing, parallel_for);
+  Status status = Find(keys, n, {}, embeddings.data(), &missing, parallel_for);
   if (!status.ok()) return status;
   std::vector<uint8_t> absent(n, 0);
   for (uint32_t i : missing) absent[i] = 1;

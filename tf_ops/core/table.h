@@ -125,11 +125,11 @@ class Table {
 
   // For those who have a start of their own for rows: the parts of a Lookup.
   //
-  // Copies the embedding of every key that has a row into out[places[i]], out[i] without places.
-  // Positions i of the others are appended to `missing`, in no order. Without `missing` they get
-  // the vector that training would start from.
+  // Copies the embedding of every key that has a row, as `options` say. Positions of the others are
+  // appended to `missing`, in no order. Without `missing` they get the vector that training would
+  // start from.
   template <typename T>  // float or BFloat16
-  Status Find(const Key* keys, size_t n, const uint32_t* places, T* out,
+  Status Find(const Key* keys, size_t n, const GatherOptions& options, T* out,
               std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const;
   // Counts keys without a row as seen once more, each of `positions` in its keys; keeps the
   // positions of those that may have a row, in ascending order.

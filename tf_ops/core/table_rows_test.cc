@@ -101,11 +101,13 @@ TEST_CASE("Find copies rows into their places, names the others, and touches not
     std::vector<BFloat16> halves(8 * kDim, FromFloat<BFloat16>(-1.0f));
     for (const ParallelFor& parallel_for : {ParallelFor(SerialFor), ParallelFor(ThreadedFor)}) {
       std::vector<uint32_t> missing = {99}, missing_half;
-      REQUIRE(table->Find(keys.data(), 6, places.data(), out.data(), &missing, parallel_for).ok());
+      REQUIRE(
+          table->Find(keys.data(), 6, {places.data()}, out.data(), &missing, parallel_for).ok());
       CHECK(missing[0] == 99);
       CHECK(Sorted(missing) == std::vector<uint32_t>{1, 4, 99});
-      REQUIRE(table->Find(keys.data(), 6, places.data(), halves.data(), &missing_half, parallel_for)
-                  .ok());
+      REQUIRE(
+          table->Find(keys.data(), 6, {places.data()}, halves.data(), &missing_half, parallel_for)
+              .ok());
       CHECK(Sorted(missing_half) == std::vector<uint32_t>{1, 4});
     }
     const std::map<int, float> expected = {{7, 3.0f}, {5, 1.0f}, {2, 3.0f}, {4, 2.0f}};
@@ -121,6 +123,41 @@ TEST_CASE("Find copies rows into their places, names the others, and touches not
   }
 }
 
+TEST_CASE("Find copies given rows as they are, and does not look their keys up") {
+  const Tables tables;
+  for (const auto& table : tables.all) {
+    MakeRows(*table, {1, 2, 3});
+    const std::vector<float> other = Row(50);
+    // The key of a given row may have a row, have none, or be one that a direct table refuses.
+    const std::vector<Key> keys = {3, 1, 9, kRange + 5, 2, 9};
+    const std::vector<const float*> given = {nullptr,      other.data(), other.data(),
+                                             other.data(), nullptr,      nullptr};
+    const std::vector<uint32_t> places = {5, 4, 3, 2, 1, 0};
+    for (const bool in_order : {true, false}) {
+      std::vector<float> out(6 * kDim, -1.0f);
+      std::vector<BFloat16> halves(6 * kDim, FromFloat<BFloat16>(-1.0f));
+      std::vector<uint32_t> missing, missing_half;
+      GatherOptions options;
+      options.given = given.data();
+      if (!in_order) options.places = places.data();
+      REQUIRE(table->Find(keys.data(), 6, options, out.data(), &missing, ThreadedFor).ok());
+      REQUIRE(table->Find(keys.data(), 6, options, halves.data(), &missing_half, SerialFor).ok());
+      CHECK(missing == std::vector<uint32_t>{5});
+      CHECK(missing_half == std::vector<uint32_t>{5});
+      const std::vector<float> firsts = {3, 50, 50, 50, 2};
+      for (size_t i = 0; i < 6; ++i) {
+        for (int j = 0; j < kDim; ++j) {
+          const size_t at = (in_order ? i : places[i]) * kDim + j;
+          const float wanted = i == 5 ? -1.0f : Row(firsts[i])[j];
+          CHECK(out[at] == wanted);
+          CHECK(halves[at].bits == FromFloat<BFloat16>(wanted).bits);
+        }
+      }
+    }
+    CHECK(table->size() == 3);
+  }
+}
+
 TEST_CASE("Find without a list of the missing gives them what training would start from") {
   const Tables tables;
   for (const auto& table : tables.all) {
@@ -128,7 +165,7 @@ TEST_CASE("Find without a list of the missing gives them what training would sta
     const auto start = Embedding(*table, 5);
     const std::vector<Key> keys = {5, 1};
     std::vector<float> out(2 * kDim);
-    REQUIRE(table->Find(keys.data(), 2, nullptr, out.data(), nullptr, SerialFor).ok());
+    REQUIRE(table->Find(keys.data(), 2, {}, out.data(), nullptr, SerialFor).ok());
     CHECK(std::vector<float>(out.begin(), out.begin() + kDim) == start);
     CHECK(std::vector<float>(out.begin() + kDim, out.end()) == Row(1));
     CHECK(table->size() == 1);
@@ -214,7 +251,7 @@ TEST_CASE("keys beyond a direct table are refused by all of them") {
   std::vector<float> out(kDim);
   std::vector<uint32_t> missing;
   const auto write = [](size_t, float*, int) { FAIL("no row is written"); };
-  CHECK(table.Find(&key, 1, nullptr, out.data(), &missing, SerialFor).code() == Code::kOutOfRange);
+  CHECK(table.Find(&key, 1, {}, out.data(), &missing, SerialFor).code() == Code::kOutOfRange);
   CHECK(table.MakeRowsAs(&key, 1, write, SerialFor).code() == Code::kOutOfRange);
   CHECK(table.Visit(&key, 1, write, SerialFor).code() == Code::kOutOfRange);
   CHECK(table.size() == 0);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/adaptive_resource.h"
+#include "kernels/outputs.h"
 #include "kernels/snapshot.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -138,10 +139,7 @@ class AdaptiveDemoteOp : public AdaptiveOp {
     const auto demoted = table.Demote(static_cast<const Key*>(keys.data()),
                                       static_cast<size_t>(keys.NumElements()), IntraOpPool(ctx));
     TF_RETURN_IF_ERROR(ToAbsl(demoted.status(), name));
-    tf::Tensor* out = nullptr;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {}, &out));
-    out->scalar<int64_t>()() = static_cast<int64_t>(demoted.value());
-    return absl::OkStatus();
+    return PutScalar(ctx, static_cast<int64_t>(demoted.value()));
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveDemote").Device(tf::DEVICE_CPU), AdaptiveDemoteOp);
@@ -161,10 +159,7 @@ class AdaptiveDropDepositsOp : public AdaptiveOp {
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx, AdaptiveTable& table, const std::string&) override {
-    tf::Tensor* out = nullptr;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {}, &out));
-    out->scalar<int64_t>()() = static_cast<int64_t>(table.DropDeposits());
-    return absl::OkStatus();
+    return PutScalar(ctx, static_cast<int64_t>(table.DropDeposits()));
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveDropDeposits").Device(tf::DEVICE_CPU),
@@ -191,32 +186,22 @@ class AdaptiveStatsOp : public AdaptiveOp {
     const uint64_t own = stats.own.index_bytes + stats.own.row_bytes;
     const uint64_t shared = stats.shared.index_bytes + stats.shared.row_bytes;
     const auto number = [](uint64_t value) { return static_cast<double>(value); };
-    const std::vector<std::pair<const char*, double>> items = {
-        {"rows", number(stats.own.rows)},
-        {"max_rows", number(stats.own.max_rows)},
-        {"static_rows", number(stats.shared.rows)},
-        {"static_buckets", number(table.config().static_buckets)},
-        {"promoted", number(stats.promoted)},
-        {"demoted", number(stats.demoted)},
-        {"lookups", number(stats.lookups)},
-        {"own_lookups", number(stats.own_lookups)},
-        {"sketch_saturation", stats.sketch_saturation},
-        {"own_bytes", number(own)},
-        {"static_bytes", number(shared)},
-        {"sketch_bytes", number(stats.sketch_bytes)},
-        {"bytes", number(own + shared + stats.sketch_bytes)},
-        {"steps", number(stats.own.steps)},
-        {"pending_gradients", number(stats.own.pending_gradients + stats.shared.pending_gradients)},
-    };
-    const auto n = static_cast<int64_t>(items.size());
-    tf::Tensor *names, *values;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {n}, &names));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(1, {n}, &values));
-    for (int64_t i = 0; i < n; ++i) {
-      names->vec<tf::tstring>()(i) = items[i].first;
-      values->vec<double>()(i) = items[i].second;
-    }
-    return absl::OkStatus();
+    return PutNamed<double>(ctx, {{"rows", number(stats.own.rows)},
+                                  {"max_rows", number(stats.own.max_rows)},
+                                  {"static_rows", number(stats.shared.rows)},
+                                  {"static_buckets", number(table.config().static_buckets)},
+                                  {"promoted", number(stats.promoted)},
+                                  {"demoted", number(stats.demoted)},
+                                  {"lookups", number(stats.lookups)},
+                                  {"own_lookups", number(stats.own_lookups)},
+                                  {"sketch_saturation", stats.sketch_saturation},
+                                  {"own_bytes", number(own)},
+                                  {"static_bytes", number(shared)},
+                                  {"sketch_bytes", number(stats.sketch_bytes)},
+                                  {"bytes", number(own + shared + stats.sketch_bytes)},
+                                  {"steps", number(stats.own.steps)},
+                                  {"pending_gradients", number(stats.own.pending_gradients +
+                                                               stats.shared.pending_gradients)}});
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveStats").Device(tf::DEVICE_CPU), AdaptiveStatsOp);

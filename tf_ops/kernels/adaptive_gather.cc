@@ -84,12 +84,9 @@ void HashBuckets(const Key* keys, const uint32_t* positions, size_t n, uint64_t 
   }
 }
 
-// What a block of positions, which one thread reads, found out. Keys and places are kept only where
-// rows are made or there is a gradient.
+// What a block of positions, which one thread reads, found out.
 struct Block {
-  std::vector<Key> keys;          // of mask 1
-  std::vector<uint32_t> places;   // (keys) in the batch
-  std::vector<uint32_t> missing;  // positions in keys of those without a row
+  std::vector<uint32_t> missing;  // positions of mask 1 whose keys have no row
   absl::Status status;
 };
 
@@ -153,30 +150,9 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
                     size_t begin, size_t end, T* out, bool* is_own, int64_t* hashed,
                     Block* block) const {
     const auto* key = static_cast<const Key*>(ctx->input(2).data());
-    const auto* given = static_cast<const int64_t*>(ctx->input(3).data());
+    const auto* bucket = static_cast<const int64_t*>(ctx->input(3).data());
     const auto* mask = static_cast<const int32_t*>(ctx->input(4).data());
     const auto buckets = static_cast<uint64_t>(static_rows.dim_size(0));
-    // Written without a branch on the mask, which nobody can predict.
-    // Scratch that a thread keeps from one batch to the next.
-    thread_local std::vector<uint32_t> shared, places;
-    thread_local std::vector<Key> keys;
-    shared.resize(end - begin);
-    places.resize(end - begin);
-    keys.resize(end - begin);
-    size_t owned = 0, sharing = 0;
-    {
-      // Through pointers of its own, since a bool may alias anything.
-      uint32_t *const to_shared = shared.data(), *const to_places = places.data();
-      Key* const to_keys = keys.data();
-      for (size_t i = begin; i < end; ++i) {
-        const bool own = mask[i] == 1;
-        to_keys[owned] = key[i];
-        to_places[owned] = static_cast<uint32_t>(i);
-        to_shared[sharing] = static_cast<uint32_t>(i);
-        owned += own;
-        sharing += !own;
-      }
-    }
     bool wrong = false;
     for (size_t i = begin; i < end; ++i) wrong |= static_cast<uint32_t>(mask[i]) > 1;
     for (size_t i = begin; i < end; ++i) is_own[i] = mask[i] == 1;
@@ -185,33 +161,39 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
       return AtPosition("a mask of 1 (own row) or 0 (static row)", mask[i], i);
     }
     for (size_t i = begin; !hash_keys_ && i < end; ++i) {
-      if (static_cast<uint64_t>(given[i]) < buckets) continue;
-      return AtPosition("buckets in [0, " + std::to_string(buckets) + ")", given[i], i);
+      if (static_cast<uint64_t>(bucket[i]) < buckets) continue;
+      return AtPosition("buckets in [0, " + std::to_string(buckets) + ")", bucket[i], i);
     }
-    shared.resize(sharing);
+    // Scratch that a thread keeps from one block to the next.
+    thread_local std::vector<uint32_t> shared;
+    thread_local std::vector<const float*> given;
+    shared.resize(end - begin);
+    size_t sharing = 0;
+    for (size_t i = begin; i < end; ++i) {
+      // Written without a branch on the mask, which nobody can predict.
+      shared[sharing] = static_cast<uint32_t>(i);
+      sharing += mask[i] == 0;
+    }
     if (hash_keys_) {
       std::fill(hashed + begin, hashed + end, 0);
       HashBuckets(key, shared.data(), sharing, buckets, hashed);
+      bucket = hashed;
     }
-    // Static rows are on their way while own rows are looked up.
     const float* rows = static_rows.flat<float>().data();
-    const int64_t* bucket = hash_keys_ ? hashed : given;
-    for (uint32_t i : shared) PrefetchForCopy(rows + bucket[i] * dim_, dim_);
-    TF_RETURN_IF_ERROR(
-        ToAbsl(table.Find(keys.data(), owned, places.data(), out, &block->missing, SerialFor)));
-    for (uint32_t m : block->missing) {
-      shared.push_back(places[m]);
-      is_own[places[m]] = false;
+    given.assign(end - begin, nullptr);
+    for (size_t s = 0; s < sharing; ++s) {
+      given[shared[s] - begin] = rows + bucket[shared[s]] * dim_;
     }
-    if (hash_keys_) {
-      HashBuckets(key, shared.data() + sharing, shared.size() - sharing, buckets, hashed);
-    }
-    if (make_rows_ || own_gradient_) {
-      block->keys.assign(keys.begin(), keys.begin() + owned);
-      block->places.assign(places.begin(), places.begin() + owned);
-    }
-    for (uint32_t i : shared) {
-      CopyRow(rows + bucket[i] * dim_, dim_, out + size_t{i} * dim_);
+    GatherOptions options;
+    options.given = given.data();
+    std::vector<uint32_t>& missing = block->missing;
+    TF_RETURN_IF_ERROR(ToAbsl(
+        table.Find(key + begin, end - begin, options, out + begin * dim_, &missing, SerialFor)));
+    for (uint32_t& i : missing) i += static_cast<uint32_t>(begin);
+    if (hash_keys_) HashBuckets(key, missing.data(), missing.size(), buckets, hashed);
+    for (const size_t i : missing) {
+      is_own[i] = false;
+      CopyRow(rows + bucket[i] * dim_, dim_, out + i * dim_);
     }
     return absl::OkStatus();
   }
@@ -292,7 +274,8 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
     auto* out = static_cast<T*>(embeddings->data());
     bool* is_own = owned->flat<bool>().data();
 
-    auto blocks = std::make_shared<std::vector<Block>>((n + kBlock - 1) / kBlock);
+    const auto* key = static_cast<const Key*>(keys.data());
+    std::vector<Block> blocks((n + kBlock - 1) / kBlock);
     std::vector<Key> made;
     std::vector<int64_t> buckets;
     std::vector<float> starts;
@@ -301,18 +284,18 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
       tf::tf_shared_lock lock(*variable->mu());
       TF_RETURN_IF_ERROR(CheckStatic(*variable));
       const tf::Tensor& rows = *variable->tensor();
-      IntraOpPool(ctx)(static_cast<int64_t>(blocks->size()), kBlock * 25,
+      IntraOpPool(ctx)(static_cast<int64_t>(blocks.size()), kBlock * 15,
                        [&](int64_t first, int64_t last) {
                          for (int64_t b = first; b < last; ++b) {
                            const size_t begin = b * kBlock;
-                           Block& block = (*blocks)[b];
+                           Block& block = blocks[b];
                            block.status = Read(ctx, table, rows, begin, std::min(begin + kBlock, n),
                                                out, is_own, hashes, &block);
                          }
                        });
-      for (const Block& block : *blocks) TF_RETURN_IF_ERROR(block.status);
+      for (const Block& block : blocks) TF_RETURN_IF_ERROR(block.status);
       if (make_rows_) {
-        TF_RETURN_IF_ERROR(Admit(table, *blocks, bucket, &made, &buckets));
+        TF_RETURN_IF_ERROR(Admit(table, blocks, key, bucket, &made, &buckets));
         const float* from = rows.flat<float>().data();
         starts.resize(made.size() * dim_);
         for (size_t i = 0; i < made.size(); ++i) {
@@ -324,34 +307,30 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
       TF_RETURN_IF_ERROR(MakeRows(ctx, resource, made, buckets, starts));
       // An earlier occurrence of a key may have been held back, and a later one admitted.
       const std::unordered_set<Key> has_row(made.begin(), made.end());
-      for (const Block& block : *blocks) {
-        for (uint32_t i : block.missing) {
-          is_own[block.places[i]] = has_row.count(block.keys[i]) > 0;
-        }
+      for (const Block& block : blocks) {
+        for (uint32_t i : block.missing) is_own[i] = has_row.count(key[i]) > 0;
       }
     }
     const std::shared_ptr<Table> target = resource.table();
     receipt->scalar<tf::Variant>()() = Receipt{
         resource.name(), n, dim_,
-        [target, blocks, own = *owned](std::shared_ptr<const void> hold, const float* gradients,
-                                       const BFloat16* gradients_bf16) {
-          target->Deposit(OwnKeys(*blocks, own.flat<bool>().data()), std::move(hold), gradients,
-                          gradients_bf16);
+        [target, keys, own = *owned](std::shared_ptr<const void> hold, const float* gradients,
+                                     const BFloat16* gradients_bf16) {
+          target->Deposit(OwnKeys(keys, own), std::move(hold), gradients, gradients_bf16);
         }};
     return absl::OkStatus();
   }
 
   // The keys without a row that may have one, and their static rows.
-  static absl::Status Admit(Table& table, const std::vector<Block>& blocks, const int64_t* bucket,
-                            std::vector<Key>* keys, std::vector<int64_t>* buckets) {
+  static absl::Status Admit(Table& table, const std::vector<Block>& blocks, const Key* key,
+                            const int64_t* bucket, std::vector<Key>* keys,
+                            std::vector<int64_t>* buckets) {
     std::vector<Key> without;
     std::vector<uint32_t> places;
     for (const Block& block : blocks) {
-      for (uint32_t i : block.missing) {
-        without.push_back(block.keys[i]);
-        places.push_back(block.places[i]);
-      }
+      places.insert(places.end(), block.missing.begin(), block.missing.end());
     }
+    for (uint32_t i : places) without.push_back(key[i]);
     std::vector<uint32_t> admitted(without.size());
     std::iota(admitted.begin(), admitted.end(), 0);
     TF_RETURN_IF_ERROR(ToAbsl(table.AdmitMissing(without.data(), &admitted)));
@@ -363,26 +342,26 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
   }
 
   // The keys of own rows, for a deposit of the whole batch's gradients.
-  static LookupKeys OwnKeys(const std::vector<Block>& blocks, const bool* is_own) {
+  static LookupKeys OwnKeys(const tf::Tensor& keys, const tf::Tensor& own) {
     struct Owned {
       std::vector<Key> keys;
       std::vector<uint32_t> places;
     };
+    const auto* key = static_cast<const Key*>(keys.data());
+    const bool* is_own = own.flat<bool>().data();
     auto owned = std::make_shared<Owned>();
-    for (const Block& block : blocks) {
-      for (size_t i = 0; i < block.keys.size(); ++i) {
-        if (!is_own[block.places[i]]) continue;
-        owned->keys.push_back(block.keys[i]);
-        owned->places.push_back(block.places[i]);
-      }
+    for (int64_t i = 0; i < keys.NumElements(); ++i) {
+      if (!is_own[i]) continue;
+      owned->keys.push_back(key[i]);
+      owned->places.push_back(static_cast<uint32_t>(i));
     }
-    LookupKeys keys;
-    keys.keys = owned->keys.data();
-    keys.positions = owned->places.data();
-    keys.n = owned->keys.size();
-    keys.hold = std::move(owned);
-    keys.leave_absent = true;  // nobody knows their static rows by then
-    return keys;
+    LookupKeys deposited;
+    deposited.keys = owned->keys.data();
+    deposited.positions = owned->places.data();
+    deposited.n = owned->keys.size();
+    deposited.hold = std::move(owned);
+    deposited.leave_absent = true;  // nobody knows their static rows by then
+    return deposited;
   }
 
   static constexpr size_t kBlock = 1024;  // positions that one thread reads at a time

@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/outputs.h"
 #include "kernels/snapshot.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
@@ -31,13 +32,6 @@ class TableOp : public tf::OpKernel {
  protected:
   virtual absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) = 0;
 };
-
-absl::Status PutScalar(tf::OpKernelContext* ctx, int64_t value) {
-  tf::Tensor* out = nullptr;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(0, {}, &out));
-  out->scalar<int64_t>()() = value;
-  return absl::OkStatus();
-}
 
 absl::Status ExpectShape(const std::string& table, const char* what, const tf::Tensor& tensor,
                          int64_t rows, int64_t width) {
@@ -270,24 +264,14 @@ class StatsOp : public TableOp {
  protected:
   absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
     const TableStats stats = resource.table()->Stats();
-    const std::vector<std::pair<const char*, uint64_t>> items = {
-        {"rows", stats.rows},
-        {"max_rows", stats.max_rows},
-        {"bytes", stats.index_bytes + stats.row_bytes},
-        {"index_bytes", stats.index_bytes},
-        {"row_bytes", stats.row_bytes},
-        {"steps", stats.steps},
-        {"pending_gradients", stats.pending_gradients},
-    };
-    const auto n = static_cast<int64_t>(items.size());
-    tf::Tensor *names, *values;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {n}, &names));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(1, {n}, &values));
-    for (int64_t i = 0; i < n; ++i) {
-      names->vec<tf::tstring>()(i) = items[i].first;
-      values->vec<int64_t>()(i) = static_cast<int64_t>(items[i].second);
-    }
-    return absl::OkStatus();
+    const auto number = [](uint64_t value) { return static_cast<int64_t>(value); };
+    return PutNamed<int64_t>(ctx, {{"rows", number(stats.rows)},
+                                   {"max_rows", number(stats.max_rows)},
+                                   {"bytes", number(stats.index_bytes + stats.row_bytes)},
+                                   {"index_bytes", number(stats.index_bytes)},
+                                   {"row_bytes", number(stats.row_bytes)},
+                                   {"steps", number(stats.steps)},
+                                   {"pending_gradients", number(stats.pending_gradients)}});
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SokEmbed>Stats").Device(tf::DEVICE_CPU), StatsOp);

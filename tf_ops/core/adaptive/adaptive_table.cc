@@ -121,7 +121,7 @@ Status AdaptiveTable::Read(const AdaptiveKeys& batch, size_t begin, size_t end, 
   shared.clear();
   Status status;
   if (batch.mask == nullptr) {
-    status = own_->Find(batch.keys + begin, n, nullptr, out + begin * dim(), &absent, SerialFor);
+    status = own_->Find(batch.keys + begin, n, {}, out + begin * dim(), &absent, SerialFor);
     for (uint32_t& i : absent) i += static_cast<uint32_t>(begin);
   } else {
     asking.resize(n);
@@ -138,7 +138,7 @@ Status AdaptiveTable::Read(const AdaptiveKeys& batch, size_t begin, size_t end, 
       sharing += shares;
     }
     shared.resize(sharing);
-    status = own_->Find(keys.data(), asked, asking.data(), out, &absent, SerialFor);
+    status = own_->Find(keys.data(), asked, {asking.data()}, out, &absent, SerialFor);
     for (uint32_t& i : absent) i = asking[i];
   }
   if (!status.ok()) return status;
@@ -148,7 +148,7 @@ Status AdaptiveTable::Read(const AdaptiveKeys& batch, size_t begin, size_t end, 
     buckets[i] = StaticBucket(batch.keys[shared[i]], config_.static_buckets);
   }
   if (missing != nullptr) *missing = absent;
-  return shared_->Find(buckets.data(), buckets.size(), shared.data(), out, nullptr, SerialFor);
+  return shared_->Find(buckets.data(), buckets.size(), {shared.data()}, out, nullptr, SerialFor);
 }
 
 template <typename T>
@@ -314,7 +314,9 @@ Result<EvictedRows> AdaptiveTable::MakeRoom(const std::vector<Key>& used,
   UsedKey row;
   while (entering < newcomers->size() && next(&row)) {
     const Newcomer& newcomer = (*newcomers)[entering];
-    if (!newcomer.forced && newcomer.used.uses < row.uses) {
+    // Counts at their greatest value say nothing of who was used more: the row stays.
+    const bool used_as_often = newcomer.used.uses >= row.uses && row.uses < sketch_->max();
+    if (!newcomer.forced && !used_as_often) {
       kept.push_back(row);
       break;
     }

@@ -37,7 +37,8 @@ struct AdaptiveConfig {
   uint32_t promote_after = 2;
 
   // Own rows of this owner; beyond them a key gets a row in the place of the least used one, once
-  // it has been used as often; with a mask of 1, at once. 0: no limit.
+  // it has been used as often and that one's counter is not full; with a mask of 1, at once. 0: no
+  // limit.
   // Default: 0
   uint64_t max_rows = 0;
 

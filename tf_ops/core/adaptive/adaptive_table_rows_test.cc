@@ -51,6 +51,15 @@ TEST_CASE("of rows that were used as often that of the least key goes, the highe
   CHECK(OwnKeys(*table) == Keys{10, 11, lowest, negative});
 }
 
+TEST_CASE("rows whose counters are full stay, however often another key is used") {
+  const auto table = MakeAdaptive(Config(2));
+  Use(*table, {{1, 300}, {2, 300}, {3, 1000}, {4, 255}});
+  CHECK(OwnKeys(*table) == Keys{1, 2});
+  CHECK(table->Stats().promoted == 2);
+  Look(*table, {{3}, {}, {1}}, true);  // a mask of 1 is obeyed
+  CHECK(OwnKeys(*table) == Keys{2, 3});
+}
+
 TEST_CASE("rows that the batch itself uses stay, though they were used least") {
   const auto table = MakeAdaptive(Config(2));
   Use(*table, {{1, 1}, {2, 50}});

@@ -11,12 +11,10 @@
 #include "core/stores/direct_index.h"
 #include "core/stores/hash_index.h"
 #include "core/stores/pipelined_find.h"
-#include "core/stores/row_copy.h"
 
 namespace sok {
 namespace {
 
-constexpr int64_t kLookupCost = 25;  // nanoseconds a key, for ParallelFor
 constexpr int64_t kShardCost = 100000;
 
 constexpr int kMostShardBits = 10;
@@ -32,21 +30,6 @@ int ShardBits(uint32_t least = 0) {
 }
 
 }  // namespace
-
-template <typename Index>
-class MemoryStore<Index>::ReadLock {
- public:
-  explicit ReadLock(const MemoryStore& store) : store_(store) {
-    for (const auto& shard : store_.shards_) shard->mu.lock_shared();
-  }
-  ~ReadLock() {
-    for (const auto& shard : store_.shards_) shard->mu.unlock_shared();
-  }
-  ReadLock(const ReadLock&) = delete;
-
- private:
-  const MemoryStore& store_;
-};
 
 template <typename Index>
 class MemoryStore<Index>::FrozenStore final : public Frozen {
@@ -80,93 +63,6 @@ MemoryStore<Index>::MemoryStore(std::shared_ptr<const RowLayout> layout, const I
   for (uint32_t s = 0; s < shard_count(); ++s) {
     shards_.push_back(std::make_unique<Shard>(Index(config_, s), RowSlabs(layout_, arena_)));
   }
-}
-
-template <typename Index>
-template <typename Found, typename Absent>
-void MemoryStore<Index>::Find(const Key* keys, size_t begin, size_t end, int prefetch_floats,
-                              const Found& found, const Absent& absent) const {
-  FindRange<Index, Shard>(
-      keys, begin, end, prefetch_floats, [this](Key key) { return Hash(key); },
-      [this](uint64_t hash) -> const Shard& { return *shards_[ShardOf(hash)]; },
-      [&](size_t i, const Shard&, uint32_t, const float* row) { found(i, row); }, absent);
-}
-
-template <typename Index>
-template <typename T>
-void MemoryStore<Index>::GatherAs(const Key* keys, size_t n, T* out, const uint32_t* places,
-                                  const FillEmbedding& fill, std::vector<uint32_t>* missing,
-                                  const ParallelFor& parallel_for) const {
-  const int dim = dim_;
-  // Long rows fill the lines of the output faster than these come by themselves.
-  constexpr int kLongRow = 32;
-  constexpr size_t kAhead = 16;
-  const auto place = [places](size_t i) -> size_t { return places == nullptr ? i : places[i]; };
-  std::mutex missing_mu;
-  parallel_for(n, kLookupCost + dim / 4, [&](int64_t begin, int64_t end) {
-    const auto last = static_cast<size_t>(end - 1);
-    thread_local std::vector<uint32_t> scratch;
-    scratch.resize(end - begin);
-    uint32_t* const absent = scratch.data();
-    size_t count = 0;
-    {
-      const ReadLock lock(*this);
-      Find(
-          keys, begin, end, dim,
-          [=](size_t i, const float* row) {
-            if (dim >= kLongRow)
-              PrefetchForWrite(out + place(std::min(i + kAhead, last)) * dim, dim);
-            CopyRow(row, dim, out + place(i) * dim);
-          },
-          [&](size_t i) { absent[count++] = static_cast<uint32_t>(i); });
-    }
-    if (count == 0) return;
-    if (fill) {
-      std::vector<float> start(dim);
-      for (size_t a = 0; a < count; ++a) {
-        fill(keys[absent[a]], start.data());
-        CopyRow(start.data(), dim, out + place(absent[a]) * dim);
-      }
-    }
-    if (missing == nullptr) return;
-    std::lock_guard<std::mutex> guard(missing_mu);
-    missing->insert(missing->end(), absent, absent + count);
-  });
-}
-
-template <typename Index>
-Status MemoryStore<Index>::Gather(const Key* keys, size_t n, float* out, const uint32_t* places,
-                                  const FillEmbedding& fill, std::vector<uint32_t>* missing,
-                                  const ParallelFor& parallel_for) {
-  GatherAs(keys, n, out, places, fill, missing, parallel_for);
-  return Status();
-}
-
-template <typename Index>
-Status MemoryStore<Index>::Gather(const Key* keys, size_t n, BFloat16* out, const uint32_t* places,
-                                  const FillEmbedding& fill, std::vector<uint32_t>* missing,
-                                  const ParallelFor& parallel_for) {
-  GatherAs(keys, n, out, places, fill, missing, parallel_for);
-  return Status();
-}
-
-template <typename Index>
-Result<std::vector<uint32_t>> MemoryStore<Index>::Missing(const Key* keys, size_t n,
-                                                          const ParallelFor& parallel_for) {
-  std::vector<uint32_t> missing;
-  std::mutex missing_mu;
-  parallel_for(n, kLookupCost, [&](int64_t begin, int64_t end) {
-    std::vector<uint32_t> absent;
-    {
-      const ReadLock lock(*this);
-      Find(
-          keys, begin, end, 0, [](size_t, const float*) {},
-          [&](size_t i) { absent.push_back(static_cast<uint32_t>(i)); });
-    }
-    std::lock_guard<std::mutex> guard(missing_mu);
-    missing.insert(missing.end(), absent.begin(), absent.end());
-  });
-  return missing;
 }
 
 template <typename Index>

@@ -20,10 +20,10 @@ class MemoryStore final : public RowStore {
  public:
   MemoryStore(std::shared_ptr<const RowLayout> layout, const IndexConfig& config);
 
-  Status Gather(const Key* keys, size_t n, float* out, const uint32_t* places,
+  Status Gather(const Key* keys, size_t n, float* out, const GatherOptions& options,
                 const FillEmbedding& fill, std::vector<uint32_t>* missing,
                 const ParallelFor& parallel_for) override;
-  Status Gather(const Key* keys, size_t n, BFloat16* out, const uint32_t* places,
+  Status Gather(const Key* keys, size_t n, BFloat16* out, const GatherOptions& options,
                 const FillEmbedding& fill, std::vector<uint32_t>* missing,
                 const ParallelFor& parallel_for) override;
   Result<std::vector<uint32_t>> Missing(const Key* keys, size_t n,
@@ -55,7 +55,19 @@ class MemoryStore final : public RowStore {
   class FrozenStore;
   // Shared locks on every shard, for as long as it lives. Taken in order: whoever waits for one
   // holds only locks before it, and a writer holds no other, so nobody waits in a circle.
-  class ReadLock;
+  class ReadLock {
+   public:
+    explicit ReadLock(const MemoryStore& store) : store_(store) {
+      for (const auto& shard : store_.shards_) shard->mu.lock_shared();
+    }
+    ~ReadLock() {
+      for (const auto& shard : store_.shards_) shard->mu.unlock_shared();
+    }
+    ReadLock(const ReadLock&) = delete;
+
+   private:
+    const MemoryStore& store_;
+  };
 
   uint32_t ShardOf(uint64_t hash) const { return Index::ShardOf(hash, config_.shard_bits); }
   uint64_t Hash(Key key) const { return Index::Hash(key, config_); }
@@ -64,13 +76,14 @@ class MemoryStore final : public RowStore {
                  const ParallelFor& parallel_for, ShardPartition* partition) const;
 
   template <typename T>
-  void GatherAs(const Key* keys, size_t n, T* out, const uint32_t* places,
+  void GatherAs(const Key* keys, size_t n, T* out, const GatherOptions& options,
                 const FillEmbedding& fill, std::vector<uint32_t>* missing,
                 const ParallelFor& parallel_for) const;
-  // found(i, row) or absent(i), for i in [begin, end). Every shard must be locked.
+  // found(i, row) or absent(i), for i in [begin, end); `given` as in GatherOptions. Every shard
+  // must be locked.
   template <typename Found, typename Absent>
-  void Find(const Key* keys, size_t begin, size_t end, int prefetch_floats, const Found& found,
-            const Absent& absent) const;
+  void Find(const Key* keys, size_t begin, size_t end, const float* const* given,
+            int prefetch_floats, const Found& found, const Absent& absent) const;
   uint64_t CountNew(const ShardPartition& partition, const ParallelFor& parallel_for) const;
 
   const IndexConfig config_;

@@ -160,9 +160,8 @@ class Fuzz {
     std::vector<float> out(keys.size() * kDim);
     const auto fill = [](Key, float* embedding) { std::fill_n(embedding, kDim, kFill); };
     std::vector<uint32_t> missing;
-    REQUIRE(
-        store_->Gather(keys.data(), keys.size(), out.data(), nullptr, fill, &missing, parallel_for_)
-            .ok());
+    REQUIRE(store_->Gather(keys.data(), keys.size(), out.data(), {}, fill, &missing, parallel_for_)
+                .ok());
     std::vector<uint32_t> expected_missing;
     for (size_t i = 0; i < keys.size(); ++i) {
       const auto row = expected_.rows.find(keys[i]);

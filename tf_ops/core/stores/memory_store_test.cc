@@ -91,10 +91,9 @@ TEST_CASE_TEMPLATE("keys without a row are filled in, and their positions are to
     std::vector<BFloat16> out_bf16(keys.size() * kDim);
     std::vector<uint32_t> missing, missing_bf16;
     REQUIRE(
-        store->Gather(keys.data(), keys.size(), out.data(), nullptr, fill, &missing, parallel_for)
-            .ok());
+        store->Gather(keys.data(), keys.size(), out.data(), {}, fill, &missing, parallel_for).ok());
     REQUIRE(store
-                ->Gather(keys.data(), keys.size(), out_bf16.data(), nullptr, fill, &missing_bf16,
+                ->Gather(keys.data(), keys.size(), out_bf16.data(), {}, fill, &missing_bf16,
                          parallel_for)
                 .ok());
     for (size_t i = 0; i < out.size(); ++i) {

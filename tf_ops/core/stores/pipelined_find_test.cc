@@ -28,18 +28,23 @@ struct Reported {
   std::vector<size_t> found, absent;
 };
 
-Reported FindAll(const std::vector<Shard>& shards, const std::vector<Key>& keys, size_t begin,
-                 size_t end) {
+Reported FindAll(const std::vector<Shard>& shards, const std::vector<Key>& keys,
+                 const std::vector<const float*>& given, size_t begin) {
   const auto shard_of = [&](uint64_t hash) -> const Shard& { return shards[hash >> 63]; };
   Reported reported;
   FindRange<HashIndex, Shard>(
-      keys.data(), begin, end, /*prefetch_floats=*/1, [](Key key) { return HashIndex::Hash(key); },
-      shard_of,
-      [&](size_t i, const Shard& shard, uint32_t number, const float* row) {
-        CHECK(&shard == &shard_of(HashIndex::Hash(keys[i])));
-        CHECK(row == shard.rows.row(number));
-        CHECK(*row == static_cast<float>(keys[i]));
+      keys.data(), begin, keys.size(), given.empty() ? nullptr : given.data(),
+      /*prefetch_floats=*/1, [](Key key) { return HashIndex::Hash(key); }, shard_of,
+      [&](size_t i, const Shard* shard, uint32_t number, const float* row) {
         reported.found.push_back(i);
+        if (!given.empty() && given[i] != nullptr) {
+          CHECK(shard == nullptr);
+          CHECK(row == given[i]);
+          return;
+        }
+        CHECK(shard == &shard_of(HashIndex::Hash(keys[i])));
+        CHECK(row == shard->rows.row(number));
+        CHECK(*row == static_cast<float>(keys[i]));
       },
       [&](size_t i) { reported.absent.push_back(i); });
   return reported;
@@ -70,11 +75,22 @@ TEST_CASE("FindRange reports each key of a range, in order, as found or absent")
       CAPTURE(n);
       std::vector<Key> keys(n + 7);
       for (Key& key : keys) key = rng() % kKeys;
-      const Reported reported = FindAll(shards, keys, 7, n + 7);
-      std::vector<size_t> found, absent;
-      for (size_t i = 7; i < n + 7; ++i) (in[keys[i]] ? found : absent).push_back(i);
-      CHECK(reported.found == found);
-      CHECK(reported.absent == absent);
+      for (const int in_a_hundred : {-1, 0, 40, 100}) {
+        CAPTURE(in_a_hundred);  // given; -1: without `given`
+        const float some = 1;
+        std::vector<const float*> given(in_a_hundred < 0 ? 0 : n + 7);
+        for (const float*& row : given) {
+          row = static_cast<int>(rng() % 100) < in_a_hundred ? &some : nullptr;
+        }
+        const Reported reported = FindAll(shards, keys, given, 7);
+        std::vector<size_t> found, absent;
+        for (size_t i = 7; i < n + 7; ++i) {
+          const bool is_given = !given.empty() && given[i] != nullptr;
+          (is_given || in[keys[i]] ? found : absent).push_back(i);
+        }
+        CHECK(reported.found == found);
+        CHECK(reported.absent == absent);
+      }
     }
   }
 }

@@ -92,8 +92,9 @@ void RocksdbStore::Partition(const std::vector<ShardPartition::Source>& sources,
 }
 
 template <typename Found>
-std::vector<uint32_t> RocksdbStore::FindCached(const Key* keys, size_t n, int prefetch_floats,
-                                               uint32_t now, const ParallelFor& parallel_for,
+std::vector<uint32_t> RocksdbStore::FindCached(const Key* keys, size_t n, const float* const* given,
+                                               int prefetch_floats, uint32_t now,
+                                               const ParallelFor& parallel_for,
                                                const Found& found) const {
   std::vector<uint32_t> rest;
   std::mutex rest_mu;
@@ -102,15 +103,15 @@ std::vector<uint32_t> RocksdbStore::FindCached(const Key* keys, size_t n, int pr
     {
       const ReadLock lock(*this);
       FindRange<HashIndex, Shard>(
-          keys, begin, end, prefetch_floats, [](Key key) { return Hash(key); },
+          keys, begin, end, given, prefetch_floats, [](Key key) { return Hash(key); },
           [this](uint64_t hash) -> const Shard& { return *shards_[ShardOf(hash)]; },
-          [&](size_t i, const Shard& shard, uint32_t number, const float* row) {
-            if (Expired(shard, number, now)) {
+          [&](size_t i, const Shard* shard, uint32_t number, const float* row) {
+            if (shard != nullptr && Expired(*shard, number, now)) {
               absent.push_back(static_cast<uint32_t>(i));
               return;
             }
             found(i, row);
-            shard.rows.Touch(number);
+            if (shard != nullptr) shard->rows.Touch(number);
           },
           [&](size_t i) { absent.push_back(static_cast<uint32_t>(i)); });
     }
@@ -162,13 +163,14 @@ Status RocksdbStore::ForEachRest(const Key* keys, const std::vector<uint32_t>& r
 }
 
 template <typename T>
-Status RocksdbStore::GatherAs(const Key* keys, size_t n, T* out, const uint32_t* places,
+Status RocksdbStore::GatherAs(const Key* keys, size_t n, T* out, const GatherOptions& options,
                               const FillEmbedding& fill, std::vector<uint32_t>* missing,
                               const ParallelFor& parallel_for) {
+  const uint32_t* const places = options.places;
   const auto place = [places](size_t i) -> size_t { return places == nullptr ? i : places[i]; };
   const uint32_t now = core_->expiry->Now();
   const std::vector<uint32_t> rest =
-      FindCached(keys, n, dim_, now, parallel_for,
+      FindCached(keys, n, options.given, dim_, now, parallel_for,
                  [&](size_t i, const float* row) { CopyRow(row, dim_, out + place(i) * dim_); });
   if (rest.empty()) return Status();
 
@@ -196,23 +198,23 @@ Status RocksdbStore::GatherAs(const Key* keys, size_t n, T* out, const uint32_t*
                      });
 }
 
-Status RocksdbStore::Gather(const Key* keys, size_t n, float* out, const uint32_t* places,
+Status RocksdbStore::Gather(const Key* keys, size_t n, float* out, const GatherOptions& options,
                             const FillEmbedding& fill, std::vector<uint32_t>* missing,
                             const ParallelFor& parallel_for) {
-  return GatherAs(keys, n, out, places, fill, missing, parallel_for);
+  return GatherAs(keys, n, out, options, fill, missing, parallel_for);
 }
 
-Status RocksdbStore::Gather(const Key* keys, size_t n, BFloat16* out, const uint32_t* places,
+Status RocksdbStore::Gather(const Key* keys, size_t n, BFloat16* out, const GatherOptions& options,
                             const FillEmbedding& fill, std::vector<uint32_t>* missing,
                             const ParallelFor& parallel_for) {
-  return GatherAs(keys, n, out, places, fill, missing, parallel_for);
+  return GatherAs(keys, n, out, options, fill, missing, parallel_for);
 }
 
 Result<std::vector<uint32_t>> RocksdbStore::Missing(const Key* keys, size_t n,
                                                     const ParallelFor& parallel_for) {
   const uint32_t now = core_->expiry->Now();
   const std::vector<uint32_t> rest =
-      FindCached(keys, n, 0, now, parallel_for, [](size_t, const float*) {});
+      FindCached(keys, n, /*given=*/nullptr, 0, now, parallel_for, [](size_t, const float*) {});
   std::vector<uint32_t> missing;
   if (rest.empty()) return missing;
   std::mutex missing_mu;

@@ -53,10 +53,10 @@ class RocksdbStore final : public RowStore {
   RocksdbStore(std::shared_ptr<StorageCore> core, int group, const GroupMeta& meta);
   ~RocksdbStore() override;
 
-  Status Gather(const Key* keys, size_t n, float* out, const uint32_t* places,
+  Status Gather(const Key* keys, size_t n, float* out, const GatherOptions& options,
                 const FillEmbedding& fill, std::vector<uint32_t>* missing,
                 const ParallelFor& parallel_for) override;
-  Status Gather(const Key* keys, size_t n, BFloat16* out, const uint32_t* places,
+  Status Gather(const Key* keys, size_t n, BFloat16* out, const GatherOptions& options,
                 const FillEmbedding& fill, std::vector<uint32_t>* missing,
                 const ParallelFor& parallel_for) override;
   Result<std::vector<uint32_t>> Missing(const Key* keys, size_t n,
@@ -118,13 +118,14 @@ class RocksdbStore final : public RowStore {
   uint32_t layout_number() const { return layout_number_.load(std::memory_order_relaxed); }
 
   template <typename T>
-  Status GatherAs(const Key* keys, size_t n, T* out, const uint32_t* places,
+  Status GatherAs(const Key* keys, size_t n, T* out, const GatherOptions& options,
                   const FillEmbedding& fill, std::vector<uint32_t>* missing,
                   const ParallelFor& parallel_for);
-  // Finds rows in the cache, and calls found(i, row) beside other readers. Returns the positions of
-  // the others.
+  // Finds rows in the cache, and calls found(i, row) beside other readers; for given rows, as in
+  // GatherOptions, as well. Returns the positions of the others.
   template <typename Found>
-  std::vector<uint32_t> FindCached(const Key* keys, size_t n, int prefetch_floats, uint32_t now,
+  std::vector<uint32_t> FindCached(const Key* keys, size_t n, const float* const* given,
+                                   int prefetch_floats, uint32_t now,
                                    const ParallelFor& parallel_for, const Found& found) const;
   // Looks for the keys at positions `rest` in the database too. Calls visit(shard, entries, rows,
   // n) shard by shard; an entry's position is one in `rest`, and rows are as LoadEntries has them.

@@ -48,6 +48,15 @@ struct CommitStep {
   TableState state;         // of the table after it; a store on disk keeps it with the rows
 };
 
+// What a Gather reads and where it writes, beside the rows of its keys in order.
+struct GatherOptions {
+  // (n) where in the output each embedding goes. Null: key i's goes to i.
+  const uint32_t* places = nullptr;
+  // (n) rows that are copied where they are not null, and their keys not looked up. Null: every key
+  // is looked up.
+  const float* const* given = nullptr;
+};
+
 // Thread-safe, except where a method says otherwise. Lookups run beside lookups; whatever writes
 // excludes others from one shard at a time, never from the whole store. Shards are locked inside of
 // what runs on `parallel_for` and never around it, so that a thread pool cannot lock itself up.
@@ -55,14 +64,14 @@ class RowStore {
  public:
   virtual ~RowStore() = default;
 
-  // Copies the embedding of every key into out[places[i]], out[i] without places; fill(key, out)
-  // writes it for a key without a row, nobody does without fill. Positions i of such keys are
-  // appended to `missing`, in no order, unless it is null.
+  // Copies the embedding of every key into `out`; fill(key, out) writes it for a key without a row,
+  // nobody does without fill. Positions of such keys are appended to `missing`, in no order, unless
+  // it is null.
   using FillEmbedding = std::function<void(Key key, float* embedding)>;
-  virtual Status Gather(const Key* keys, size_t n, float* out, const uint32_t* places,
+  virtual Status Gather(const Key* keys, size_t n, float* out, const GatherOptions& options,
                         const FillEmbedding& fill, std::vector<uint32_t>* missing,
                         const ParallelFor& parallel_for) = 0;
-  virtual Status Gather(const Key* keys, size_t n, BFloat16* out, const uint32_t* places,
+  virtual Status Gather(const Key* keys, size_t n, BFloat16* out, const GatherOptions& options,
                         const FillEmbedding& fill, std::vector<uint32_t>* missing,
                         const ParallelFor& parallel_for) = 0;
 

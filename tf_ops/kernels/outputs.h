@@ -1,0 +1,33 @@
+// Small outputs of ops.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace sok {
+
+inline absl::Status PutScalar(tensorflow::OpKernelContext* ctx, int64_t value) {
+  tensorflow::Tensor* out = nullptr;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, {}, &out));
+  out->scalar<int64_t>()() = value;
+  return absl::OkStatus();
+}
+
+// Names as the first output, their values as the second.
+template <typename T>
+absl::Status PutNamed(tensorflow::OpKernelContext* ctx,
+                      const std::vector<std::pair<const char*, T>>& items) {
+  const auto n = static_cast<int64_t>(items.size());
+  tensorflow::Tensor *names, *values;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, {n}, &names));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(1, {n}, &values));
+  for (int64_t i = 0; i < n; ++i) {
+    names->vec<tensorflow::tstring>()(i) = items[i].first;
+    values->vec<T>()(i) = items[i].second;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace sok
