@@ -28,7 +28,10 @@ def test_filters_are_admissions():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: fc.CounterFilter(-1), "CounterFilter's filter_freq.*at least 0. Received: -1"),
+        (
+            lambda: fc.CounterFilter(-1),
+            "CounterFilter's filter_freq.*at least 0 and below 4294967296. Received: -1",
+        ),
         (lambda: fc.CounterFilter(1.5), "CounterFilter's filter_freq.*Received: 1.5"),
         (lambda: fc.CounterFilter(2**32), "CounterFilter's filter_freq.*below 4294967296"),
         (lambda: fc.CBFFilter(0, 10, 0.1), "CBFFilter's filter_freq.*at least 1"),

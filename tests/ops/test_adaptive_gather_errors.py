@@ -52,6 +52,21 @@ def test_a_bucket_out_of_range_is_named_with_its_place(run, wrong, mask):
     assert tf_ops.size(table) == 0
 
 
+def test_keys_cannot_be_hashed_to_no_static_rows():
+    static = tf.Variable(tf.zeros([0, DIM]))
+
+    def read(keys):
+        ids = tf.constant(keys, tf.int64)
+        mask = tf.ones_like(ids, tf.int32)
+        return tf_ops.adaptive_mask_gather(
+            new_table(), static, ids, None, mask, dim=DIM, make_rows=True
+        )
+
+    assert read([]).shape == (0, DIM)
+    with pytest.raises(ERROR, match=rf"at least one static row, got shape \[0,{DIM}\]"):
+        read([1, 2])
+
+
 @pytest.mark.parametrize(
     ("keys", "mask", "buckets"),
     [

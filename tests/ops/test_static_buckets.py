@@ -28,7 +28,8 @@ def test_integers_hash_as_their_digits(wrap, dtype, num_buckets):
     info, random = np.iinfo(dtype), np.random.default_rng(8)
     values = [random.integers(info.min, info.max, 2000, dtype, endpoint=True)]
     values += [random.integers(0, 10**power, 50) for power in range(1, 10)]
-    values += [-(10 ** np.arange(9)), 10 ** np.arange(9), LIMITS[dtype]]
+    powers = 10 ** np.arange(10 if dtype == "int32" else 19, dtype=np.int64)
+    values += [-powers, powers, powers - 1, 1 - powers, LIMITS[dtype]]
     ids = tf.constant(np.concatenate(values), dtype)
     found = wrap(lambda x: tf_ops.static_buckets(x, num_buckets))(ids)
     assert found.dtype == tf.int64

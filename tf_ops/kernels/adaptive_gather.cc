@@ -9,6 +9,7 @@
 
 #include "core/adaptive/decimal_fingerprint.h"
 #include "core/bfloat16.h"
+#include "core/remainder.h"
 #include "core/stores/row_copy.h"
 #include "kernels/receipt.h"
 #include "kernels/table_resource.h"
@@ -72,6 +73,7 @@ absl::Status AtPosition(const std::string& expected, int64_t value, size_t posit
 void HashBuckets(const Key* keys, const uint32_t* positions, size_t n, uint64_t buckets,
                  int64_t* out) {
   constexpr size_t kChunk = 256;
+  const Remainder remainder(buckets);
   int64_t ids[kChunk];
   uint64_t fingerprints[kChunk];
   for (size_t base = 0; base < n; base += kChunk) {
@@ -79,7 +81,7 @@ void HashBuckets(const Key* keys, const uint32_t* positions, size_t n, uint64_t 
     for (size_t j = 0; j < m; ++j) ids[j] = static_cast<int64_t>(keys[positions[base + j]]);
     FingerprintsOfDigits(ids, m, fingerprints);
     for (size_t j = 0; j < m; ++j) {
-      out[positions[base + j]] = static_cast<int64_t>(fingerprints[j] % buckets);
+      out[positions[base + j]] = static_cast<int64_t>(remainder(fingerprints[j]));
     }
   }
 }
@@ -112,6 +114,8 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
   }
 
  private:
+  static constexpr size_t kBlock = 1024;  // positions that one thread reads at a time
+
   absl::Status CheckInputs(tf::OpKernelContext* ctx, const Table& table) const {
     const tf::Tensor &keys = ctx->input(2), &buckets = ctx->input(3), &mask = ctx->input(4);
     if (table.dim() != dim_) {
@@ -153,6 +157,10 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
     const auto* bucket = static_cast<const int64_t*>(ctx->input(3).data());
     const auto* mask = static_cast<const int32_t*>(ctx->input(4).data());
     const auto buckets = static_cast<uint64_t>(static_rows.dim_size(0));
+    if (hash_keys_ && buckets == 0) {
+      return absl::InvalidArgumentError("expected at least one static row, got shape " +
+                                        static_rows.shape().DebugString());
+    }
     bool wrong = false;
     for (size_t i = begin; i < end; ++i) wrong |= static_cast<uint32_t>(mask[i]) > 1;
     for (size_t i = begin; i < end; ++i) is_own[i] = mask[i] == 1;
@@ -164,28 +172,26 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
       if (static_cast<uint64_t>(bucket[i]) < buckets) continue;
       return AtPosition("buckets in [0, " + std::to_string(buckets) + ")", bucket[i], i);
     }
-    // Scratch that a thread keeps from one block to the next.
-    thread_local std::vector<uint32_t> shared;
-    thread_local std::vector<const float*> given;
-    shared.resize(end - begin);
-    size_t sharing = 0;
-    for (size_t i = begin; i < end; ++i) {
-      // Written without a branch on the mask, which nobody can predict.
-      shared[sharing] = static_cast<uint32_t>(i);
-      sharing += mask[i] == 0;
-    }
+    // Written without a branch on the mask, which nobody can predict.
     if (hash_keys_) {
+      uint32_t shared[kBlock];
+      size_t sharing = 0;
+      for (size_t i = begin; i < end; ++i) {
+        shared[sharing] = static_cast<uint32_t>(i);
+        sharing += mask[i] == 0;
+      }
       std::fill(hashed + begin, hashed + end, 0);
-      HashBuckets(key, shared.data(), sharing, buckets, hashed);
+      HashBuckets(key, shared, sharing, buckets, hashed);
       bucket = hashed;
     }
     const float* rows = static_rows.flat<float>().data();
-    given.assign(end - begin, nullptr);
-    for (size_t s = 0; s < sharing; ++s) {
-      given[shared[s] - begin] = rows + bucket[shared[s]] * dim_;
+    const float* given[kBlock];
+    for (size_t i = begin; i < end; ++i) {
+      const float* row = rows + bucket[i] * dim_;
+      given[i - begin] = mask[i] == 0 ? row : nullptr;
     }
     GatherOptions options;
-    options.given = given.data();
+    options.given = given;
     std::vector<uint32_t>& missing = block->missing;
     TF_RETURN_IF_ERROR(ToAbsl(
         table.Find(key + begin, end - begin, options, out + begin * dim_, &missing, SerialFor)));
@@ -363,8 +369,6 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
     deposited.leave_absent = true;  // nobody knows their static rows by then
     return deposited;
   }
-
-  static constexpr size_t kBlock = 1024;  // positions that one thread reads at a time
 
   int dim_;
   bool make_rows_;

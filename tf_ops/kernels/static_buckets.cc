@@ -2,6 +2,7 @@
 #include <string>
 
 #include "core/adaptive/decimal_fingerprint.h"
+#include "core/remainder.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -25,7 +26,7 @@ class StaticBucketsOp : public tf::OpKernel {
   explicit StaticBucketsOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
     int64_t buckets;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_buckets", &buckets));
-    buckets_ = static_cast<uint64_t>(buckets);
+    remainder_ = Remainder(static_cast<uint64_t>(buckets));
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
@@ -67,11 +68,11 @@ class StaticBucketsOp : public tf::OpKernel {
     auto* to = reinterpret_cast<uint64_t*>(out);
     IntraOpPool(ctx)(n, 10, [&](int64_t begin, int64_t end) {
       fingerprints(begin, end, to);
-      for (int64_t i = begin; i < end; ++i) to[i] %= buckets_;
+      for (int64_t i = begin; i < end; ++i) to[i] = remainder_(to[i]);
     });
   }
 
-  uint64_t buckets_;
+  Remainder remainder_{1};  // by the number of buckets
 };
 
 REGISTER_KERNEL_BUILDER(Name("SokEmbed>StaticBuckets").Device(tf::DEVICE_CPU), StaticBucketsOp);

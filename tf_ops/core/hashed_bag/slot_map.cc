@@ -12,20 +12,10 @@ constexpr uint64_t kOriginalDimFactor = 57857966300227ull;
 constexpr uint64_t kOriginalTerm = 104729ull;
 constexpr uint64_t kOriginalPrime = 117130198221199ull;
 
-uint64_t MulHi(uint64_t a, uint64_t b) {
-  return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
-}
-
 // MulHi for a b below 2^32, in steps that compilers turn into vector instructions: the low half of
 // a contributes its carry only.
 uint64_t MulHiNarrow(uint64_t a, uint64_t b) {
   return ((a >> 32) * b + ((a & 0xffffffffull) * b >> 32)) >> 32;
-}
-
-// x % size; reciprocal * x / 2^64 is the quotient or one less.
-uint64_t Remainder(uint64_t x, uint64_t size, uint64_t reciprocal) {
-  const uint64_t rest = x - MulHi(x, reciprocal) * size;
-  return rest < size ? rest : rest - size;
 }
 
 uint64_t Original(uint64_t id, uint64_t k) {
@@ -77,10 +67,7 @@ SlotMap::SlotMap(const SlotMapOptions& options)
     : hash_(options.hash),
       seed_key_(Mix64(options.seed + kGolden)),
       size_(static_cast<uint64_t>(options.size)),
-      // For size 1 the quotient does not fit; any reciprocal with a remainder of 0 does.
-      reciprocal_(size_ == 1
-                      ? UINT64_MAX
-                      : static_cast<uint64_t>((static_cast<unsigned __int128>(1) << 64) / size_)),
+      remainder_(size_),
       num_embeddings_(options.num_embeddings),
       dim_(static_cast<int>(options.dim)),
       block_size_(static_cast<int>(std::min(options.block_size, options.dim))),
@@ -93,12 +80,11 @@ uint64_t SlotMap::Base(uint64_t id, int k) const {
     case SlotHash::kMixed:
       return MulHi(Mix64(KeyOf(id) + (block + 1) * kGolden), size_);
     case SlotHash::kOriginal:
-      return Remainder(Original(id, block), size_, reciprocal_);
+      return remainder_(Original(id, block));
     case SlotHash::kModulo:
       break;
   }
-  return Remainder(id * static_cast<uint64_t>(dim_) + block * static_cast<uint64_t>(block_size_),
-                   size_, reciprocal_);
+  return remainder_(id * static_cast<uint64_t>(dim_) + block * static_cast<uint64_t>(block_size_));
 }
 
 void SlotMap::Bases(uint64_t id, uint64_t* bases) const {

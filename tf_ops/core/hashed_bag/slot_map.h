@@ -24,6 +24,7 @@
 #include <string>
 
 #include "core/hash.h"
+#include "core/remainder.h"
 #include "core/status.h"
 
 namespace sok {
@@ -102,7 +103,7 @@ class SlotMap {
   SlotHash hash_;
   uint64_t seed_key_;
   uint64_t size_;
-  uint64_t reciprocal_;  // floor(2^64 / size), for remainders without a division
+  Remainder remainder_;  // by size
   int64_t num_embeddings_;
   int dim_;
   int block_size_;

@@ -1,0 +1,33 @@
+// Remainders by a divisor that many numbers share, without dividing.
+#pragma once
+
+#include <cstdint>
+
+namespace sok {
+
+// The high half of the product.
+inline uint64_t MulHi(uint64_t a, uint64_t b) {
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+}
+
+// x % divisor. With r = floor(2^64 / divisor), the quotient is floor(r * x / 2^64) or one more.
+class Remainder {
+ public:
+  // At least 1. For 1, r does not fit, and any r does.
+  explicit Remainder(uint64_t divisor)
+      : divisor_(divisor),
+        reciprocal_(divisor == 1 ? UINT64_MAX
+                                 : static_cast<uint64_t>((static_cast<unsigned __int128>(1) << 64) /
+                                                         divisor)) {}
+
+  uint64_t operator()(uint64_t x) const {
+    const uint64_t rest = x - MulHi(x, reciprocal_) * divisor_;
+    return rest < divisor_ ? rest : rest - divisor_;
+  }
+
+ private:
+  uint64_t divisor_;
+  uint64_t reciprocal_;
+};
+
+}  // namespace sok
