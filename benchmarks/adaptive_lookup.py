@@ -10,8 +10,8 @@ tf.as_string and tf.gather for the one part, a lookup in a table for the other, 
 tf.dynamic_stitch. `hashed_gather` and `hashed_composed` are both given the hashes beforehand.
 `--own` is the share of a batch's entries that read rows of their own.
 
-Targets: mask_gather and adaptive at least 0.7 x dynamic; mask_gather at least 3 x composed, which
-is missed with half of the entries own: see docs/guide/performance.md.
+Targets: mask_gather and adaptive at least 0.7 x dynamic; mask_gather at least 3 x composed. Figures
+are in docs/guide/performance.md.
 """
 
 from __future__ import annotations

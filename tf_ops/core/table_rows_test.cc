@@ -20,7 +20,7 @@
 namespace sok {
 namespace {
 
-constexpr int kDim = 4;
+constexpr int kDim = 40;  // a long row to the lookup; other tests have short ones
 constexpr uint64_t kRange = 1000;
 
 TableConfig Config() {
@@ -97,17 +97,17 @@ TEST_CASE("Find copies rows into their places, names the others, and touches not
     MakeRows(*table, {1, 2, 3});
     const std::vector<Key> keys = {3, 9, 1, 3, 9, 2};
     const std::vector<uint32_t> places = {7, 0, 5, 2, 1, 4};
+    GatherOptions options;
+    options.places = places.data();
     std::vector<float> out(8 * kDim, -1.0f);
     std::vector<BFloat16> halves(8 * kDim, FromFloat<BFloat16>(-1.0f));
     for (const ParallelFor& parallel_for : {ParallelFor(SerialFor), ParallelFor(ThreadedFor)}) {
       std::vector<uint32_t> missing = {99}, missing_half;
-      REQUIRE(
-          table->Find(keys.data(), 6, {places.data()}, out.data(), &missing, parallel_for).ok());
+      REQUIRE(table->Find(keys.data(), 6, options, out.data(), &missing, parallel_for).ok());
       CHECK(missing[0] == 99);
       CHECK(Sorted(missing) == std::vector<uint32_t>{1, 4, 99});
       REQUIRE(
-          table->Find(keys.data(), 6, {places.data()}, halves.data(), &missing_half, parallel_for)
-              .ok());
+          table->Find(keys.data(), 6, options, halves.data(), &missing_half, parallel_for).ok());
       CHECK(Sorted(missing_half) == std::vector<uint32_t>{1, 4});
     }
     const std::map<int, float> expected = {{7, 3.0f}, {5, 1.0f}, {2, 3.0f}, {4, 2.0f}};

@@ -27,7 +27,8 @@ using tf::shape_inference::ShapeHandle;
 // The anchor is not read: it is what the embeddings of own rows depend on, as far as gradients are
 // concerned. `own` says which embeddings are of own rows: a key without one gets its static row,
 // whatever its mask. With hash_keys nobody reads `buckets`: they are hashes of the keys' decimal
-// digits, and put out where static rows were read. Without own_gradient nothing can be deposited.
+// digits, and put out where static rows were read. Without own_gradient the receipt is of
+// no use: no gradient is deposited.
 REGISTER_OP("SokEmbed>AdaptiveMaskGather")
     .Input("table: resource")
     .Input("static_rows: resource")
@@ -197,7 +198,12 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
         table.Find(key + begin, end - begin, options, out + begin * dim_, &missing, SerialFor)));
     for (uint32_t& i : missing) i += static_cast<uint32_t>(begin);
     if (hash_keys_) HashBuckets(key, missing.data(), missing.size(), buckets, hashed);
-    for (const size_t i : missing) {
+    for (size_t m = 0; m < missing.size(); ++m) {
+      constexpr size_t kAhead = 16;
+      if (m + kAhead < missing.size()) {
+        PrefetchForCopy(rows + bucket[missing[m + kAhead]] * dim_, dim_);
+      }
+      const size_t i = missing[m];
       is_own[i] = false;
       CopyRow(rows + bucket[i] * dim_, dim_, out + i * dim_);
     }
@@ -317,13 +323,16 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
         for (uint32_t i : block.missing) is_own[i] = has_row.count(key[i]) > 0;
       }
     }
-    const std::shared_ptr<Table> target = resource.table();
-    receipt->scalar<tf::Variant>()() = Receipt{
-        resource.name(), n, dim_,
-        [target, keys, own = *owned](std::shared_ptr<const void> hold, const float* gradients,
-                                     const BFloat16* gradients_bf16) {
-          target->Deposit(OwnKeys(keys, own), std::move(hold), gradients, gradients_bf16);
-        }};
+    Receipt made_out{resource.name(), n, dim_, nullptr};
+    if (own_gradient_) {
+      const std::shared_ptr<Table> target = resource.table();
+      made_out.deposit = [target, keys, own = *owned](std::shared_ptr<const void> hold,
+                                                      const float* gradients,
+                                                      const BFloat16* gradients_bf16) {
+        target->Deposit(OwnKeys(keys, own), std::move(hold), gradients, gradients_bf16);
+      };
+    }
+    receipt->scalar<tf::Variant>()() = std::move(made_out);
     return absl::OkStatus();
   }
 

@@ -138,7 +138,9 @@ Status AdaptiveTable::Read(const AdaptiveKeys& batch, size_t begin, size_t end, 
       sharing += shares;
     }
     shared.resize(sharing);
-    status = own_->Find(keys.data(), asked, {asking.data()}, out, &absent, SerialFor);
+    GatherOptions asking_only;
+    asking_only.places = asking.data();
+    status = own_->Find(keys.data(), asked, asking_only, out, &absent, SerialFor);
     for (uint32_t& i : absent) i = asking[i];
   }
   if (!status.ok()) return status;
@@ -148,7 +150,9 @@ Status AdaptiveTable::Read(const AdaptiveKeys& batch, size_t begin, size_t end, 
     buckets[i] = StaticBucket(batch.keys[shared[i]], config_.static_buckets);
   }
   if (missing != nullptr) *missing = absent;
-  return shared_->Find(buckets.data(), buckets.size(), {shared.data()}, out, nullptr, SerialFor);
+  GatherOptions sharing_only;
+  sharing_only.places = shared.data();
+  return shared_->Find(buckets.data(), buckets.size(), sharing_only, out, nullptr, SerialFor);
 }
 
 template <typename T>

@@ -6,7 +6,7 @@ namespace sok {
 namespace {
 
 constexpr size_t kChunk = 32;
-constexpr uint64_t kE8 = 100000000, kE16 = kE8 * kE8, kZeros = 0x3030303030303030ull;
+using farm::kE16, farm::kE8, farm::kZeros;
 
 // FingerprintOfDigits of numbers of at least 17 digits, with a sign where negative is 1, in loops
 // that compilers turn into vector instructions. Of shorter ones it says anything.

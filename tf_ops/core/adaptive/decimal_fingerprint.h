@@ -16,6 +16,9 @@ constexpr uint64_t kK0 = 0xc3a5c85c97cb3127ull;
 constexpr uint64_t kK1 = 0xb492b66fbe98f273ull;
 constexpr uint64_t kK2 = 0x9ae16a3b2f90404full;
 
+constexpr uint64_t kE8 = 100000000;
+constexpr uint64_t kE16 = kE8 * kE8;
+constexpr uint64_t kZeros = 0x3030303030303030ull;  // eight times '0'
 constexpr uint64_t kMinus = '-';
 constexpr uint64_t kMinusFromZero = kMinus ^ '0';
 
@@ -76,7 +79,7 @@ inline uint64_t Behind(uint64_t word, uint64_t next, int bits) {
 }  // namespace farm
 
 inline uint64_t FingerprintOfDigits(int64_t id) {
-  constexpr uint64_t kE8 = 100000000, kE16 = kE8 * kE8, kZeros = 0x3030303030303030ull;
+  using farm::kE16, farm::kE8, farm::kZeros;
   const bool negative = id < 0;
   const uint64_t number = negative ? 0 - static_cast<uint64_t>(id) : static_cast<uint64_t>(id);
   // The string stands at the end of one, two or three words, behind zeros, the last of which

@@ -1,4 +1,4 @@
-// Fingerprints against a plain reading of FarmHash over the written number, and against what
+// Fingerprints against the same hash of words read from the written number, and against what
 // TensorFlow's tf.strings.to_hash_bucket_fast(tf.as_string(id), 2^63 - 1) gave.
 #include "core/adaptive/decimal_fingerprint.h"
 

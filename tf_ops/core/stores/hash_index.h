@@ -44,8 +44,8 @@ class HashIndex {
     const uint32_t match = control.Match(Tag(hash));
     const auto slot =
         static_cast<uint32_t>(group * kGroupWidth + __builtin_ctz(match | 1u << (kGroupWidth - 1)));
-    // In arithmetic: nobody can predict a branch on the match where many keys are absent. Of those,
-    // the first entry is prefetched, which is there.
+    // In arithmetic: nobody can predict a branch on the match where many keys are absent. For those
+    // entry 0 is prefetched, an address that is valid and in the cache already.
     const uint32_t absent = match == 0, goes_on = control.MatchEmpty() == 0;
     __builtin_prefetch(EntryAt(slot & (absent - 1)));
     return (slot | (0 - absent)) - (absent & goes_on);
@@ -83,7 +83,7 @@ class HashIndex {
   }
 
  private:
-  // Of a key that is not in its first group, which is full, and may be in another one.
+  // Of a key that is not in its first group, which has no empty slot, and may be in another one.
   static constexpr uint32_t kElsewhere = kNone - 1;
 
   // Key and row, packed: 12 bytes, so that one entry is nearly always one cache line.

@@ -34,7 +34,7 @@ int ShardBits(uint32_t least = 0) {
 template <typename Index>
 class MemoryStore<Index>::FrozenStore final : public Frozen {
  public:
-  explicit FrozenStore(const MemoryStore& store) : store_(store), lock_(store) {
+  explicit FrozenStore(const MemoryStore& store) : store_(store), lock_(store.shards_) {
     for (const auto& shard : store_.shards_) size_ += shard->index.size();
   }
   uint64_t size() const override { return size_; }
@@ -50,7 +50,7 @@ class MemoryStore<Index>::FrozenStore final : public Frozen {
 
  private:
   const MemoryStore& store_;
-  ReadLock lock_;
+  SharedLocks<std::vector<std::unique_ptr<Shard>>> lock_;
   uint64_t size_ = 0;
 };
 
@@ -271,7 +271,7 @@ std::shared_ptr<const RowLayout> MemoryStore<Index>::layout() const {
 
 template <typename Index>
 uint64_t MemoryStore<Index>::index_bytes() const {
-  const ReadLock lock(*this);
+  const SharedLocks lock(shards_);
   uint64_t bytes = 0;
   for (const auto& shard : shards_) bytes += shard->index.bytes();
   return bytes;

@@ -53,21 +53,6 @@ class MemoryStore final : public RowStore {
     RowSlabs rows;
   };
   class FrozenStore;
-  // Shared locks on every shard, for as long as it lives. Taken in order: whoever waits for one
-  // holds only locks before it, and a writer holds no other, so nobody waits in a circle.
-  class ReadLock {
-   public:
-    explicit ReadLock(const MemoryStore& store) : store_(store) {
-      for (const auto& shard : store_.shards_) shard->mu.lock_shared();
-    }
-    ~ReadLock() {
-      for (const auto& shard : store_.shards_) shard->mu.unlock_shared();
-    }
-    ReadLock(const ReadLock&) = delete;
-
-   private:
-    const MemoryStore& store_;
-  };
 
   uint32_t ShardOf(uint64_t hash) const { return Index::ShardOf(hash, config_.shard_bits); }
   uint64_t Hash(Key key) const { return Index::Hash(key, config_); }

@@ -41,9 +41,9 @@ void MemoryStore<Index>::GatherAs(const Key* keys, size_t n, T* out, const Gathe
   parallel_for(n, kLookupCost + dim / 4, [&](int64_t begin, int64_t end) {
     const auto last = static_cast<size_t>(end - 1);
     std::vector<uint32_t> absent;
-    absent.reserve(std::min<int64_t>(end - begin, 4096));
+    absent.reserve(std::min<int64_t>(end - begin, 4096));  // it seldom grows below
     {
-      const ReadLock lock(*this);
+      const SharedLocks lock(shards_);
       const auto find = [&](const auto& found) {
         Find(keys, begin, end, options.given, dim, found,
              [&](size_t i) { absent.push_back(static_cast<uint32_t>(i)); });
@@ -55,7 +55,7 @@ void MemoryStore<Index>::GatherAs(const Key* keys, size_t n, T* out, const Gathe
         find(copy);
       } else {
         find([=](size_t i, const float* row) {
-          PrefetchForWrite(out + place(std::min(i + kAhead, last)) * dim, dim);
+          PrefetchOutput(out + place(std::min(i + kAhead, last)) * dim, dim);
           copy(i, row);
         });
       }
@@ -98,7 +98,7 @@ Result<std::vector<uint32_t>> MemoryStore<Index>::Missing(const Key* keys, size_
   parallel_for(n, kLookupCost, [&](int64_t begin, int64_t end) {
     std::vector<uint32_t> absent;
     {
-      const ReadLock lock(*this);
+      const SharedLocks lock(shards_);
       Find(
           keys, begin, end, /*given=*/nullptr, 0, [](size_t, const float*) {},
           [&](size_t i) { absent.push_back(static_cast<uint32_t>(i)); });

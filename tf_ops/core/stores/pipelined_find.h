@@ -31,7 +31,7 @@ void FindGroups(const Key* keys, size_t begin, size_t end, const float* const* g
     uint64_t hash;
     const Shard* shard;
     const float* row;
-    uint32_t slot;  // later: the row's number
+    uint32_t slot;  // once resolved, the row's number
   };
   struct Group {
     size_t first, size;
@@ -123,10 +123,13 @@ template <typename Index, typename Shard, typename HashOf, typename ShardOf, typ
 void FindRange(const Key* keys, size_t begin, size_t end, const float* const* given,
                int prefetch_floats, const HashOf& hash_of, const ShardOf& shard_of,
                const Found& found, const Absent& absent) {
-  const auto find = given == nullptr
-                        ? FindGroups<false, Index, Shard, HashOf, ShardOf, Found, Absent>
-                        : FindGroups<true, Index, Shard, HashOf, ShardOf, Found, Absent>;
-  find(keys, begin, end, given, prefetch_floats, hash_of, shard_of, found, absent);
+  if (given == nullptr) {
+    FindGroups<false, Index, Shard>(keys, begin, end, given, prefetch_floats, hash_of, shard_of,
+                                    found, absent);
+  } else {
+    FindGroups<true, Index, Shard>(keys, begin, end, given, prefetch_floats, hash_of, shard_of,
+                                   found, absent);
+  }
 }
 
 // numbers[i] is the row of one shard's entries, or Index::kNone. The shard must be locked.

@@ -38,20 +38,6 @@ Status StorageCore::CheckOpen() const {
                 "the storage '" + path + "' is closed; open it again to use its tables");
 }
 
-class RocksdbStore::ReadLock {
- public:
-  explicit ReadLock(const RocksdbStore& store) : store_(store) {
-    for (const auto& shard : store_.shards_) shard->mu.lock_shared();
-  }
-  ~ReadLock() {
-    for (const auto& shard : store_.shards_) shard->mu.unlock_shared();
-  }
-  ReadLock(const ReadLock&) = delete;
-
- private:
-  const RocksdbStore& store_;
-};
-
 RocksdbStore::RocksdbStore(std::shared_ptr<StorageCore> core, int group, const GroupMeta& meta)
     : core_(std::move(core)),
       group_(group),
@@ -101,7 +87,7 @@ std::vector<uint32_t> RocksdbStore::FindCached(const Key* keys, size_t n, const 
   parallel_for(n, kLookupCost + prefetch_floats / 4, [&](int64_t begin, int64_t end) {
     std::vector<uint32_t> absent;
     {
-      const ReadLock lock(*this);
+      const SharedLocks lock(shards_);
       FindRange<HashIndex, Shard>(
           keys, begin, end, given, prefetch_floats, [](Key key) { return Hash(key); },
           [this](uint64_t hash) -> const Shard& { return *shards_[ShardOf(hash)]; },
@@ -246,7 +232,7 @@ GroupMeta RocksdbStore::meta() const {
 }
 
 uint64_t RocksdbStore::index_bytes() const {
-  const ReadLock lock(*this);
+  const SharedLocks lock(shards_);
   uint64_t bytes = 0;
   for (const auto& shard : shards_) bytes += shard->index.bytes();
   return bytes;

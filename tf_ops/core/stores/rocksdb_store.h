@@ -107,7 +107,6 @@ class RocksdbStore final : public RowStore {
  private:
   struct Shard;
   class FrozenStore;
-  class ReadLock;
 
   static uint64_t Hash(Key key) { return HashIndex::Hash(key); }
   uint32_t ShardOf(uint64_t hash) const { return HashIndex::ShardOf(hash, shard_bits_); }

@@ -25,8 +25,10 @@ inline void PrefetchForCopy(const float* row, int floats) {
               [](const void* line) { __builtin_prefetch(line, /*rw=*/0, /*locality=*/2); });
 }
 
+// For a copy to come. Where the processor is not known to prefetch for writing, as on x86-64 in
+// general, it is a prefetch for reading, which helps too.
 template <typename T>
-void PrefetchForWrite(const T* out, int n) {
+void PrefetchOutput(const T* out, int n) {
   ForEachLine(out, n, [](const void* line) { __builtin_prefetch(line, /*rw=*/1); });
 }
 

@@ -48,12 +48,12 @@ struct CommitStep {
   TableState state;         // of the table after it; a store on disk keeps it with the rows
 };
 
-// What a Gather reads and where it writes, beside the rows of its keys in order.
+// Exceptions to "the row of keys[i] goes to out[i]".
 struct GatherOptions {
   // (n) where in the output each embedding goes. Null: key i's goes to i.
   const uint32_t* places = nullptr;
-  // (n) rows that are copied where they are not null, and their keys not looked up. Null: every key
-  // is looked up.
+  // (n) where not null, the row that is copied in the place of the key's own. Such a key is not
+  // looked up: it is never missing, and may be out of range. Null: every key is looked up.
   const float* const* given = nullptr;
 };
 

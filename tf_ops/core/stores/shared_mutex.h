@@ -33,4 +33,23 @@ class SharedMutex {
   pthread_rwlock_t lock_;
 };
 
+// Shared locks on the `mu` of every shard, for as long as it lives; shards is a vector of pointers.
+// Taken in order: whoever waits for one holds only locks before it, and a writer holds no other, so
+// nobody waits in a circle.
+template <typename Shards>
+class SharedLocks {
+ public:
+  explicit SharedLocks(const Shards& shards) : shards_(shards) {
+    for (const auto& shard : shards_) shard->mu.lock_shared();
+  }
+  ~SharedLocks() {
+    for (const auto& shard : shards_) shard->mu.unlock_shared();
+  }
+  SharedLocks(const SharedLocks&) = delete;
+  SharedLocks& operator=(const SharedLocks&) = delete;
+
+ private:
+  const Shards& shards_;
+};
+
 }  // namespace sok
