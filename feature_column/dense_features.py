@@ -82,8 +82,18 @@ class _FeaturesLayer(keras.layers.Layer, ABC):
         return {name: made.table for name, made in embeddings.items() if made.table is not None}
 
     def static_rows(self, name: str) -> tf.Variable:
-        """The variable `[buckets, dim]` of the static rows of a column, by its name in `tables`."""
-        return self._state.manager.embeddings[name].static
+        """The variable `[buckets, dim]` of the static rows of a column, by its name in `tables`.
+
+        Raises:
+            ValueError: For another name.
+        """
+        embeddings = self._state.manager.embeddings
+        if name not in embeddings:
+            raise ValueError(
+                f"Layer '{self.name}': expected the name of an adaptive embedding, one of "
+                f"{sorted(embeddings)}. Received: '{name}'."
+            )
+        return embeddings[name].static
 
     def _begin(
         self, features: Any, masks: Any, training: Any

@@ -68,7 +68,7 @@ class EmbeddingVariableOption:
         init_option: `None` or `InitializerOption`.
 
     Raises:
-        ValueError: For anything else.
+        ValueError: For anything else, and for a `GlobalStepEvict` of rows on disk.
     """
 
     evict_option: GlobalStepEvict | L2WeightEvict | None = None
@@ -84,6 +84,13 @@ class EmbeddingVariableOption:
                     f"EmbeddingVariableOption: expected {name} to be None or one of "
                     f"{', '.join(kind.__name__ for kind in kinds)}. Received: {part!r}."
                 )
+        on_disk = self.storage_option is not None and self.storage_option.on_disk
+        if on_disk and isinstance(self.evict_option, GlobalStepEvict):
+            raise ValueError(
+                "EmbeddingVariableOption: expected no GlobalStepEvict with a storage_option on "
+                "disk, where the age of rows is known in seconds and not in steps. Use "
+                "L2WeightEvict, or rows in memory."
+            )
 
     @property
     def admission(self) -> Admission | None:

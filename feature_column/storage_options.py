@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from sok_embed.feature_column.filters import check_integer
+
 
 class StorageType(enum.Enum):
     """Where rows live, by DeepRec's names.
@@ -67,13 +69,16 @@ class StorageOption:
         if self.storage_path is not None:
             object.__setattr__(self, "storage_path", os.fspath(self.storage_path))
         if isinstance(self.storage_size, list):
-            object.__setattr__(self, "storage_size", tuple(self.storage_size))
+            object.__setattr__(self, "storage_size", tuple(self.storage_size) or None)
         for name in ("cache_strategy", "layout"):
             if getattr(self, name) is not None:
                 raise ValueError(
                     f"StorageOption: expected no {name}, which has no meaning here. Received: "
                     f"{getattr(self, name)!r}."
                 )
+        sizes = self.storage_size if isinstance(self.storage_size, tuple) else (self.storage_size,)
+        for size in sizes if self.storage_size is not None else ():
+            check_integer("StorageOption's storage_size", size, 0, 2**64)
         kind = self.storage_type
         if kind is not None and not isinstance(kind, StorageType):
             raise ValueError(

@@ -68,6 +68,7 @@ def adaptive_mask_gather(
         `keys.shape + [dim]`.
 
     Raises:
+        TypeError: If `static` is neither a variable nor a handle.
         tf.errors.InvalidArgumentError: For a mask other than 0 and 1, a bucket out of range, keys,
             buckets and mask of different shapes, or static rows of another width.
         tf.errors.ResourceExhaustedError: If the table is full. It is left as it was.
@@ -76,6 +77,10 @@ def adaptive_mask_gather(
         static = static.value
     handle = static
     if not tf.is_tensor(static) or static.dtype != tf.resource:
+        if not hasattr(static, "sparse_read"):
+            raise TypeError(
+                f"Expected static to be a variable, or its handle. Received: {static!r}."
+            )
         static.sparse_read(tf.zeros([0], tf.int64))  # tells the gradient tape of the variable
         handle = static.handle
     embeddings, *_ = ops.sok_embed_adaptive_mask_gather(

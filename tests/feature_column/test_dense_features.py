@@ -59,6 +59,11 @@ def test_with_every_mask_0_it_trains_as_tensorflows_column(optimizer):
     assert np.abs(weights[0] - STATIC).max() > 1e-3
 
 
+def test_static_rows_of_an_unknown_name_are_an_error_that_lists_the_names():
+    with pytest.raises(ValueError, match=r"one of \['c_embedding'\]. Received: 'c'"):
+        make_layer().static_rows("c")
+
+
 @pytest.mark.parametrize("slots", ["copy", "zero"])
 def test_flips_of_masks_under_fit(slots):
     layer = make_layer(slots=slots, partition_num=4)

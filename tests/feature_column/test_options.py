@@ -54,6 +54,18 @@ def test_filters_are_admissions():
         (lambda: fc.InitializerOption(default_value_dim=8), "no default_value_dim.*no meaning"),
         (lambda: fc.InitializerOption(3.0), "a callable initializer. Received: 3.0"),
         (lambda: Option(filter_option=fc.GlobalStepEvict(3)), "filter_option to be None or one of"),
+        (
+            lambda: Option(fc.GlobalStepEvict(3), None, fc.StorageOption(storage_path="rows")),
+            "no GlobalStepEvict with a storage_option on disk.*Use L2WeightEvict",
+        ),
+        (
+            lambda: fc.StorageOption(storage_path="rows", storage_size=-1),
+            "StorageOption's storage_size.*Received: -1",
+        ),
+        (
+            lambda: fc.StorageOption(storage_path="rows", storage_size=[2**20, 1.5]),
+            "StorageOption's storage_size.*Received: 1.5",
+        ),
         (lambda: Option(evict_option=3), "evict_option.*GlobalStepEvict, L2WeightEvict.*3"),
     ],
 )
@@ -254,7 +266,7 @@ def test_rows_on_disk_of_a_layer(tmp_path):
 
 def test_options_survive_a_config():
     option = Option(
-        fc.GlobalStepEvict(100),
+        fc.L2WeightEvict(0.5, every=7),
         fc.CBFFilter(3, 1000, 0.01, tf.uint8),
         fc.StorageOption(fc.StorageType.DRAM_SSDHASH, "rows", [1, 2]),
         fc.InitializerOption(v1.constant_initializer(2.0)),
@@ -263,3 +275,5 @@ def test_options_survive_a_config():
     assert again.get_config() == option.get_config()
     assert (again.evict_option, again.filter_option) == (option.evict_option, option.filter_option)
     assert again.storage_option == option.storage_option
+    steps = Option(fc.GlobalStepEvict(100))
+    assert Option.from_config(steps.get_config()) == steps

@@ -31,6 +31,20 @@ def test_a_layer_that_does_not_train_makes_no_rows_beside_one_that_does():
         np.testing.assert_array_equal(predicted[0], rows[list(keys).index(1)])
 
 
+def test_calls_of_a_template_share_rows_and_other_calls_do_not():
+    with tf.Graph().as_default(), v1.Session() as session:
+        template = v1.make_template("tower", read)
+        outputs = [template([1, 2], [1, 0]), template([1, 2], [1, 0]), read([1, 2], [1, 0])]
+        session.run(v1.global_variables_initializer())
+        first, second, other = session.run(outputs)
+        np.testing.assert_array_equal(first, second)
+        assert np.all(first != other)
+        rows = fc.own_rows("tower/input_layer/item_embedding/embedding_weights", session)
+        assert list(rows[0]) == [1]
+        with pytest.raises(ValueError, match="which fits 2"):
+            fc.own_rows("item_embedding", session)
+
+
 @pytest.mark.parametrize("old", [True, False], ids=["v1", "v2"])
 @pytest.mark.parametrize("kind", ["cond", "while_loop"])
 def test_inside_of_control_flow_is_an_error(old, kind):

@@ -52,6 +52,20 @@ def test_a_bucket_out_of_range_is_named_with_its_place(run, wrong, mask):
     assert tf_ops.size(table) == 0
 
 
+def test_static_rows_must_be_a_variable():
+    keys = tf.zeros([1], tf.int64)
+    with pytest.raises(TypeError, match="static to be a variable, or its handle. Received"):
+        tf_ops.adaptive_mask_gather(
+            new_table(),
+            tf.zeros([BUCKETS, DIM]),
+            keys,
+            keys,
+            tf.zeros([1], tf.int32),
+            dim=DIM,
+            make_rows=False,
+        )
+
+
 def test_keys_cannot_be_hashed_to_no_static_rows():
     static = tf.Variable(tf.zeros([0, DIM]))
 

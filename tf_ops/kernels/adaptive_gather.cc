@@ -115,7 +115,7 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
   }
 
  private:
-  static constexpr size_t kBlock = 1024;  // positions that one thread reads at a time
+  static constexpr size_t kBlock = 2048;  // positions that one thread reads at a time
 
   absl::Status CheckInputs(tf::OpKernelContext* ctx, const Table& table) const {
     const tf::Tensor &keys = ctx->input(2), &buckets = ctx->input(3), &mask = ctx->input(4);
