@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> None:
         ids.append(tradeoff.count_ids(train, test))
         note(f"seed {seed}: {len(train.labels):,} training rows, {ids[-1]['ids']:,} ids")
         for setting in settings(options):
-            figures = measure(setting, train, test, options, seed)
+            figures = measure(setting, train, test, ids[-1]["ids"], options, seed)
             runs.setdefault((setting.kind, setting.name), []).append(figures)
             note(
                 f"seed {seed}, {setting.kind} {setting.name}: test AUC {figures['test_auc']:.4f}, "
@@ -174,9 +174,12 @@ def settings(options: argparse.Namespace) -> Iterator[Setting]:
 
 
 def measure(
-    setting: Setting, train: Rows, test: Rows, options: argparse.Namespace, seed: int
+    setting: Setting, train: Rows, test: Rows, ids: int, options: argparse.Namespace, seed: int
 ) -> dict[str, Any]:
-    """Trains a setting; its test AUC, its rows, and the bytes of all that training holds."""
+    """Trains a setting; its test AUC, its rows, and the bytes of all that training holds.
+
+    `ids`: distinct ones of the training rows.
+    """
     shuffle = options.data is not None  # generated clicks come in the order of time
     layer, auc = train_and_test(setting.make, train, test, options, seed, shuffle)
     stats = layer.table.stats()
@@ -187,10 +190,9 @@ def measure(
     else:
         parts = {"own": stats["bytes"]}
     if setting.admission is not None:
-        from ctr.tradeoff import count_ids, filter_bytes
+        from ctr.tradeoff import filter_bytes
 
-        waiting = count_ids(train, test)["ids"] - stats["rows"]
-        parts["filter"] = filter_bytes(setting.admission, waiting, COUNTER_BYTES)
+        parts["filter"] = filter_bytes(setting.admission, ids - stats["rows"], COUNTER_BYTES)
     return {
         "test_auc": auc,
         "own_rows": stats["rows"],

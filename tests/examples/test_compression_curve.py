@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import pytest
+from running import run_example
 
-EXAMPLE = Path(__file__).parents[2] / "examples/compression_curve.py"
-TIME_LIMIT_S = 240
-
-
-def run(tmp_path: Path, *arguments: str) -> tuple[int, str, str]:
-    """Runs the example away from the repository root; returns status, stdout and stderr."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE), *arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT_S,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
+run = partial(run_example, "compression_curve.py")
 
 
 def test_ratings_leave_a_picture_and_a_table(tmp_path: Path) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-TIME_LIMIT_S = 240
+from running import EXAMPLES, run_example
 
 
 def _installed(package: str) -> bool:
@@ -25,17 +22,7 @@ needs_sok_embed = pytest.mark.skipif(
 needs_horovod = pytest.mark.skipif(not _installed("horovod"), reason="Horovod is not installed")
 
 
-def run(tmp_path: Path, *arguments: str, script: str = "train_ctr.py") -> tuple[int, str, str]:
-    """Runs a script away from the repository root; returns status, stdout and stderr."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / script), *arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT_S,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
+run = partial(run_example, "train_ctr.py")
 
 
 def write_ratings(tmp_path: Path, ratings: int = 600) -> Path:
@@ -109,7 +96,7 @@ def test_ratings_train_without_dense_columns(tmp_path: Path) -> None:
 def test_the_comparison_prints_a_line_a_seed_and_the_difference(tmp_path: Path) -> None:
     path = write_ratings(tmp_path)
     arguments = ["--data", str(path), "--seeds", "2", "--epochs", "1"]
-    status, out, err = run(tmp_path, *arguments, script="movielens_auc.py")
+    status, out, err = run_example("movielens_auc.py", tmp_path, *arguments)
     assert status == 0, err
     lines = out.splitlines()
     assert [line.split()[0] for line in lines[:4]] == ["seed", "0", "1", "mean"]

@@ -27,8 +27,8 @@ using tf::shape_inference::ShapeHandle;
 // The anchor is not read: it is what the embeddings of own rows depend on, as far as gradients are
 // concerned. `own` says which embeddings are of own rows: a key without one gets its static row,
 // whatever its mask. With hash_keys nobody reads `buckets`: they are hashes of the keys' decimal
-// digits, and put out where static rows were read. Without own_gradient the receipt is of
-// no use: no gradient is deposited.
+// digits, and put out where static rows were read. Without own_gradient the receipt takes no
+// deposit.
 REGISTER_OP("SokEmbed>AdaptiveMaskGather")
     .Input("table: resource")
     .Input("static_rows: resource")
