@@ -34,11 +34,13 @@ Status RocksdbStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t
   for (size_t i = 0; i < n; ++i) {
     if (rows[i] == CacheRows::kNone) {
       absent.push_back(entries[i].key);
-    } else if (Expired(shard, rows[i], now)) {
+      continue;
+    }
+    // Pinned even if it has expired: the room that LoadKeys makes would give its number to another.
+    cached.Mark(rows[i], kRowUsed | kRowPinned);
+    if (Expired(shard, rows[i], now)) {
       expired.push_back(rows[i]);
       rows[i] = CacheRows::kNone;
-    } else {
-      cached.Mark(rows[i], kRowUsed | kRowPinned);
     }
   }
   Status status;
@@ -57,6 +59,7 @@ Status RocksdbStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t
       }
     }
   }
+  for (uint32_t row : expired) cached.Unmark(row, kRowPinned);
   if (status.ok() && !expired.empty()) status = Bury(shard, std::move(expired));
   for (size_t i = 0; i < n; ++i) {
     cached.Unmark(rows[i], kRowPinned);
