@@ -20,6 +20,10 @@ VENV := $(CURDIR)/.venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 NATIVE := build/native
+# Runs a command with its output in a log, and prints a line now and then.
+PROGRESS = $(BIN)/python scripts/progress.py --log
+# Nothing to build where CMAKE_ARGS says which RocksDB to take.
+ROCKSDB = $(if $(findstring -DSOK_ROCKSDB_,$(CMAKE_ARGS)),true,$(BIN)/python scripts/build_rocksdb.py)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
@@ -41,8 +45,13 @@ $(STAMPS)/venv: scripts/install_system_packages.sh
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/requirements: requirements-dev.txt $(STAMPS)/venv
-	@echo "Installing requirements-dev.txt into .venv"
-	@$(BIN)/python -m pip install --quiet --upgrade --requirement requirements-dev.txt
+	@echo "Installing requirements-dev.txt into .venv: TensorFlow and more, 1 GB, about 2 minutes"
+	@$(PROGRESS) build/setup/requirements.log Python -- $(BIN)/python -m pip install \
+	  --progress-bar off --upgrade --requirement requirements-dev.txt
+	@touch $@
+
+$(STAMPS)/rocksdb: scripts/build_rocksdb.py $(STAMPS)/venv
+	@$(ROCKSDB) > /dev/null
 	@touch $@
 
 $(STAMPS)/horovod: scripts/build_horovod.py $(STAMPS)/requirements | $(STAMPS)/editable
@@ -54,14 +63,16 @@ endif
 	@touch $@
 
 # The editable install configures and builds $(NATIVE); from then on cmake alone keeps it fresh.
-$(STAMPS)/editable: setup.py pyproject.toml $(STAMPS)/requirements
-	@echo "Building the native libraries, installing sok_embed editable"
+$(STAMPS)/editable: setup.py pyproject.toml $(STAMPS)/requirements $(STAMPS)/rocksdb
+	@echo "Building the native libraries, installing sok_embed editable: about 5 core-minutes"
 	@SOK_BUILD_DIR=$(NATIVE) CMAKE_ARGS="-DSOK_BUILD_TESTS=ON -DSOK_WERROR=ON $${CMAKE_ARGS:-}" \
-	  $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	  $(PROGRESS) build/setup/editable.log sok_embed -- $(BIN)/python -m pip install \
+	  --verbose --no-build-isolation --no-deps --editable .
 	@touch $@
 
 native: $(STAMPS)/editable $(STAMPS)/horovod  ## only bring the native libraries up to date
-	@cmake --build $(NATIVE) > $(NATIVE)/build.log || { cat $(NATIVE)/build.log; exit 1; }
+	@$(ROCKSDB) > /dev/null  # should its cache have been emptied
+	@$(PROGRESS) $(NATIVE)/build.log sok_embed -- cmake --build $(NATIVE)
 	@cmake --install $(NATIVE) --prefix tf_ops > /dev/null
 
 # --- use ------------------------------------------------------------------------------------
@@ -101,19 +112,20 @@ format: setup  ## rewrite C++ and Python in their one format
 # randomization than newer kernels give; where setarch may not take it away, that may not matter.
 sanitize:  ## the core's tests under address and undefined, then thread sanitizer
 	@scripts/install_system_packages.sh "$(PYTHON)"
-	@run=(setarch "$$(uname -m)" --addr-no-randomize); \
+	@rocksdb=$$("$(PYTHON)" scripts/build_rocksdb.py); \
+	run=(setarch "$$(uname -m)" --addr-no-randomize); \
 	"$${run[@]}" true 2> /dev/null || run=(env); \
 	export TSAN_OPTIONS="suppressions=$(CURDIR)/tf_ops/tsan.supp $${TSAN_OPTIONS:-}"; \
 	for sanitizer in address thread; do \
 	  echo "sok_core_test with SOK_SANITIZE=$$sanitizer"; \
 	  cmake -S tf_ops -B build/$$sanitizer -G Ninja -DSOK_BUILD_TESTS=ON \
-	    -DSOK_SANITIZE=$$sanitizer > /dev/null; \
+	    -DSOK_SANITIZE=$$sanitizer -DSOK_ROCKSDB_ROOT="$$rocksdb" > /dev/null; \
 	  cmake --build build/$$sanitizer > build/$$sanitizer/build.log \
 	    || { cat build/$$sanitizer/build.log; exit 1; }; \
 	  "$${run[@]}" build/$$sanitizer/sok_core_test; \
 	done
 
-clean:  ## remove everything that make made, .venv included; the Horovod cache stays
+clean:  ## remove everything that make made, .venv included; the caches of RocksDB and Horovod stay
 	rm -rf .venv build dist runs *.egg-info tf_ops/*.so .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

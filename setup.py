@@ -1,5 +1,8 @@
 """Builds the native libraries with CMake; all metadata lies in pyproject.toml.
 
+RocksDB is built first, by scripts/build_rocksdb.py, where its cache does not have it yet; unless
+CMAKE_ARGS says which one to take, with a variable that begins with SOK_ROCKSDB_.
+
 Environment variables:
     CMAKE_ARGS: more arguments for CMake, such as `-DSOK_MARCH=native`.
     SOK_BUILD_DIR: a build folder to keep between builds. Default: setuptools' temporary one.
@@ -46,6 +49,18 @@ def tensorflow_arguments() -> list[str]:
     ]
 
 
+def rocksdb_arguments(given: list[str]) -> list[str]:
+    if any(argument.startswith("-DSOK_ROCKSDB_") for argument in given):
+        return ["-DSOK_ROCKSDB_ROOT="]  # what an earlier call has left in the build folder
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import build_rocksdb
+
+    try:
+        return [f"-DSOK_ROCKSDB_ROOT={build_rocksdb.ensure()}"]
+    except build_rocksdb.BuildError as error:
+        sys.exit(f"error: RocksDB was not built.\n{error}")
+
+
 class CMakeBuild(build_ext):
     """Builds all extensions at once; each is a library that CMake leaves in its build folder."""
 
@@ -55,7 +70,8 @@ class CMakeBuild(build_ext):
         if shutil.which("ninja") and not (build_dir / "CMakeCache.txt").exists():
             configure += ["-G", "Ninja"]
         configure += [f"-DSOK_PYTHON={sys.executable}", *tensorflow_arguments()]
-        configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))
+        given = shlex.split(os.environ.get("CMAKE_ARGS", ""))
+        configure += [*rocksdb_arguments(given), *given]
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(len(os.sched_getaffinity(0)))
         build = ["cmake", "--build", str(build_dir), "--parallel", jobs]
         build += ["--target", "_ops", "_core"]

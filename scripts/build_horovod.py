@@ -27,6 +27,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import progress
+
 VERSION = "0.28.1"
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
@@ -119,8 +121,7 @@ def pip(*arguments: str, log: Path | None = None, env: dict[str, str] | None = N
     if log is None:
         subprocess.run(command, check=True, env=env)
         return
-    with log.open("ab") as stream:
-        subprocess.run(command, check=True, env=env, stdout=stream, stderr=subprocess.STDOUT)
+    progress.run(command, what="Horovod", log=log, env=env)
 
 
 def fetch_source(work: Path, log: Path, env: dict[str, str]) -> Path:
@@ -179,8 +180,8 @@ def build_wheel(cache: Path, settings: dict[str, str]) -> Path:
                 env=env,
             )
         except subprocess.CalledProcessError as error:
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
-            raise BuildError(f"{tail}\nThe command above failed; the whole log: {log}") from error
+            lines = "\n".join(progress.tail(log)[-25:])
+            raise BuildError(f"{lines}\nThe command above failed; the whole log: {log}") from error
         built = next((work / "wheel").glob("*.whl"))
         # Two builds may run at once: a wheel appears in the cache whole or not at all.
         partial = cache / f"{built.name}.{os.getpid()}"

@@ -20,7 +20,6 @@ missing_packages() {
   command -v clang-format >/dev/null || echo clang-format
   has_header doctest/doctest.h || echo doctest-dev
   has_header nlohmann/json.hpp || echo nlohmann-json3-dev
-  has_header rocksdb/db.h || echo librocksdb-dev
   has_header xxhash.h || echo libxxhash-dev
   command -v ldb >/dev/null || echo rocksdb-tools # the tests read our files with it
   if ! command -v "$python" >/dev/null; then
