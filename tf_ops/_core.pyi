@@ -42,7 +42,13 @@ class _Row(TypedDict):
 
 class Storage:
     def __init__(
-        self, path: str, ttl: int | None, cache_bytes: int, write_through: bool, read_only: bool
+        self,
+        path: str,
+        ttl: int | None,
+        cache_bytes: int,
+        write_through: bool,
+        read_only: bool,
+        spill_rows: int | None = None,  # that may wait in the spill; None: by cache_bytes
     ) -> None: ...
     @staticmethod
     def find_open(path: str) -> Storage | None: ...

@@ -47,8 +47,9 @@ class Storage:
         cache_bytes: Of the rows that are kept in memory, at least 1 MiB. Their index, about 20
             bytes for each, and up to 128 MiB of RocksDB's own come on top.
         durability: What survives when the process is killed: `"checkpoint"`, everything up to the
-            last `flush`, `checkpoint` or `close` that returned; `"update"`, also every update that
-            returned, which takes a write to the log each.
+            last `flush`, `checkpoint` or `close` that returned; `"update"`, also every update,
+            assignment, removal, restore and load that returned, each as a whole, which takes a
+            write to a journal each.
         read_only: Nothing in the folder changes, and lookups make no rows.
         clock: For tests: called before each operation, for the seconds since 1970.
 

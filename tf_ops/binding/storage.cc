@@ -25,13 +25,15 @@ std::optional<AdmissionConfig> ToAdmission(const std::optional<AdmissionTuple>& 
 }
 
 void Open(PyStorage* self, const std::string& path, std::optional<uint32_t> ttl,
-          uint64_t cache_bytes, bool write_through, bool read_only) {
+          uint64_t cache_bytes, bool write_through, bool read_only,
+          std::optional<uint64_t> spill_rows) {
   StorageOptions options;
   options.path = path;
   options.ttl = ttl;
   options.cache_bytes = cache_bytes;
   options.write_through = write_through;
   options.read_only = read_only;
+  options.spill_rows = spill_rows;
   new (self) PyStorage{Held<Storage>(Value(Unlocked([&] { return Storage::Open(options); })))};
 }
 
@@ -137,7 +139,8 @@ void BindStorage(nb::module_& module) {
   auto storage =
       nb::class_<PyStorage>(module, "Storage")
           .def("__init__", Open, nb::arg("path"), nb::arg("ttl").none(), nb::arg("cache_bytes"),
-               nb::arg("write_through"), nb::arg("read_only"))
+               nb::arg("write_through"), nb::arg("read_only"),
+               nb::arg("spill_rows").none() = nb::none())
           .def_static("find_open", FindOpen, nb::arg("path"))
           .def_prop_ro("path", [](PyStorage& self) { return self.storage->path(); })
           .def_prop_ro("ttl", [](PyStorage& self) { return self.storage->ttl(); })

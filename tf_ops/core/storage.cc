@@ -1,11 +1,13 @@
 #include "core/storage.h"
 
-#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <shared_mutex>
 #include <utility>
+
+#include "core/storage_count.h"
+#include "core/storage_journal.h"
 
 namespace sok {
 namespace {
@@ -24,14 +26,9 @@ std::mutex& RegistryMutex() {
   return mu;
 }
 
-std::map<std::string, std::weak_ptr<Storage>>& Registry() {
-  static auto* registry = new std::map<std::string, std::weak_ptr<Storage>>;
+std::map<FolderIdentity, std::weak_ptr<Storage>>& Registry() {
+  static auto* registry = new std::map<FolderIdentity, std::weak_ptr<Storage>>;
   return *registry;
-}
-
-std::string RealPath(const std::string& path) {
-  char real[PATH_MAX];
-  return realpath(path.c_str(), real) != nullptr ? real : "";
 }
 
 std::string AdmissionName(int group) {
@@ -44,6 +41,21 @@ std::string ChunkName(int group, uint32_t chunk) {
   char name[12];
   std::snprintf(name, sizeof(name), "%08x", chunk);
   return AdmissionName(group) + name;
+}
+
+// Writes down what the storage is, unless it stands there already. Rows that had expired may live
+// under another TTL, and the other way round, so they are counted anew.
+Status Describe(RowDatabase* database, const Expiry& expiry, const std::string& description) {
+  const nlohmann::ordered_json json = {{"format", kFormat}, {"ttl", expiry.ttl()}};
+  if (description == json.dump()) return Status();
+  NamedValues values;
+  if (!description.empty()) {
+    auto counted = CountAllGroups(*database, expiry, expiry.Now());
+    if (!counted.ok()) return counted.status();
+    values = std::move(counted.value());
+  }
+  values[kStorageName] = json.dump();
+  return database->WritePublished({}, values, /*sync=*/true);
 }
 
 bool SameAdmission(const AdmissionConfig& a, const AdmissionConfig& b) {
@@ -63,12 +75,12 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
   }
   // What the folder says of itself is read before rows can expire.
   std::optional<uint32_t> ttl = options.ttl;
+  std::string description;
   auto core = std::make_shared<StorageCore>(0, nullptr, options.cache_bytes);
   for (bool settled = false; !settled;) {
     core = std::make_shared<StorageCore>(ttl.value_or(0), options.now, options.cache_bytes);
     core->path = options.path;
     core->read_only = options.read_only;
-    core->write_through = options.write_through;
     auto database = RowDatabase::Open({options.path, options.read_only, core->expiry.get()});
     if (!database.ok()) return database.status();
     core->database = std::move(database.value());
@@ -76,11 +88,12 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
     if (!stored.ok()) return stored.status();
     settled = ttl.has_value() || stored.value().empty();
     if (stored.value().empty()) continue;
-    const auto json = nlohmann::json::parse(stored.value().begin()->second, nullptr, false);
+    description = stored.value().begin()->second;
+    const auto json = nlohmann::json::parse(description, nullptr, false);
     if (json.is_discarded() || !json.contains("format") || !json.contains("ttl") ||
         !json["ttl"].is_number_unsigned()) {
       return Status(Code::kDataLoss, "the description of the storage '" + options.path +
-                                         "' is damaged: " + stored.value().begin()->second);
+                                         "' is damaged: " + description);
     }
     if (json["format"] != kFormat) {
       return InvalidArgument("expected a storage in format " + std::to_string(kFormat) + ", got " +
@@ -97,23 +110,28 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
       SpillFile::Open(options.path, options.spill_rows.value_or(spill_index / kBytesAPlace));
   if (!spill.ok() && !options.read_only) return spill.status();
   if (spill.ok()) core->spill = std::move(spill.value());
-  std::shared_ptr<Storage> storage(new Storage(core));
+  auto next_segment = TakeInJournal(core->database.get(), *core->expiry, options.read_only);
+  if (!next_segment.ok()) return next_segment.status();
   if (!options.read_only) {
-    const nlohmann::ordered_json json = {{"format", kFormat}, {"ttl", core->expiry->ttl()}};
-    Status status = core->database->WritePublished({}, {{kStorageName, json.dump()}}, true);
+    Status status = Describe(core->database.get(), *core->expiry, description);
     if (!status.ok()) return status;
   }
+  if (options.write_through && !options.read_only) {
+    core->journal =
+        std::make_unique<Journal>(options.path, next_segment.value(), options.journal_bytes);
+  }
+  std::shared_ptr<Storage> storage(new Storage(core));
+  core->flush = [raw = storage.get()] { return raw->FlushAtRest(); };
   std::lock_guard<std::mutex> guard(RegistryMutex());
-  Registry()[RealPath(options.path)] = storage;
+  Registry()[IdentityOf(options.path)] = storage;
   return storage;
 }
 
 std::shared_ptr<Storage> Storage::FindOpen(const std::string& path) {
-  const std::string real = RealPath(path);
   std::shared_ptr<Storage> storage;
   {
     std::lock_guard<std::mutex> guard(RegistryMutex());
-    const auto found = Registry().find(real);
+    const auto found = Registry().find(IdentityOf(path));
     if (found != Registry().end()) storage = found->second.lock();
   }
   return storage != nullptr && !storage->closed() ? storage : nullptr;
@@ -121,6 +139,10 @@ std::shared_ptr<Storage> Storage::FindOpen(const std::string& path) {
 
 Storage::~Storage() {
   const Status status = Close();
+  {
+    const Gate gate(core_->gate);
+    core_->flush = nullptr;
+  }
   if (!status.ok()) {
     std::fprintf(stderr, "sok_embed: what was not flushed is lost: %s\n", status.message().c_str());
   }
@@ -252,8 +274,8 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
   }
   auto store = std::make_unique<RocksdbStore>(core_, config.group, meta);
   made.store = store.get();
-  if (core_->write_through && !core_->read_only) {
-    Status status = store->WriteMeta();
+  if (!core_->read_only) {
+    Status status = store->RecordMeta();
     if (!status.ok()) return status;
   }
   auto table = Table::Over(std::move(store), config, meta.state, core_->expiry, made.admission);
@@ -271,8 +293,12 @@ Status Storage::SettleAtRest() {
 }
 
 Status Storage::FlushAtRest() {
-  if (Status status = core_->CheckOpen(); !status.ok()) return status;
+  if (core_->database == nullptr) return core_->CheckOpen();
   if (core_->read_only) return Status();
+  RowDatabase& database = *core_->database;
+  Status status = database.CheckFolder();
+  if (status.ok()) status = database.Recover();
+  if (!status.ok()) return status;
   RowDatabase::Meta meta;
   uint64_t dirty = 0;
   for (auto& [number, group] : groups_) {
@@ -285,9 +311,10 @@ Status Storage::FlushAtRest() {
       meta[ChunkName(number, chunk)] = std::move(bytes.value());
     }
   }
-  RowDatabase& database = *core_->database;
-  Status status = database.Recover();
-  if (!status.ok()) return status;
+  Journal* const journal = core_->journal.get();
+  const uint64_t journal_number = journal == nullptr ? 0 : journal->number();
+  const bool has_journal = journal != nullptr && !journal->empty();
+  if (has_journal) meta[kJournalName] = std::to_string(journal_number);
   if (!database.has_pending() && dirty <= kBatchBytes) {
     RowBatch batch;
     for (auto& [number, group] : groups_) {
@@ -306,6 +333,7 @@ Status Storage::FlushAtRest() {
     if (status.ok()) status = publication->Finish(meta);
   }
   if (!status.ok()) return status;
+  if (has_journal) journal->DropThrough(journal_number);
   for (auto& [number, group] : groups_) group.store->MarkClean();
   for (auto& [number, group] : groups_) {
     if (group.admission != nullptr) group.admission->MarkSaved();
@@ -352,8 +380,9 @@ Status Storage::Close() {
   if (core_->database == nullptr) return Status();
   Status status = FlushAtRest();
   if (!status.ok()) return status;
-  for (auto& [number, group] : groups_) group.store->DropCache(0);
+  for (auto& [number, group] : groups_) group.store->DropCache(0, 0);
   core_->database.reset();
+  core_->journal.reset();
   groups_.clear();
   return Status();
 }

@@ -30,8 +30,10 @@ struct StorageOptions {
   // or 32 MiB, holds places for.
   std::optional<uint64_t> spill_rows;
   // False: what the last Flush or Checkpoint that returned has written survives the process.
-  // True: also what every commit that returned has written.
+  // True: also what every call that returned has changed: updates, assignments, removals, restores.
   bool write_through = false;
+  // How long the journal of those calls may get before it is published.
+  uint64_t journal_bytes = Journal::kMostBytes;
   bool read_only = false;
   std::function<uint32_t()> now;  // seconds since 1970; null: the system's clock
 };

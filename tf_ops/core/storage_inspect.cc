@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/storage.h"
+#include "core/storage_count.h"
 
 namespace sok {
 
@@ -116,16 +117,10 @@ Status Storage::CountRows() {
   RowDatabase::Meta counts;
   for (auto& [number, meta] : groups.value()) {
     if (groups_.count(number) != 0) continue;
-    meta.rows = 0;
-    Status status =
-        core_->database->ForEach(number, [&, &rows = meta.rows](int, Key, std::string_view bytes) {
-          RowHeader header;
-          if (bytes.size() < sizeof(header)) return Status();
-          std::memcpy(&header, bytes.data(), sizeof(header));
-          rows += !core_->expiry->Expired(header.meta, now);
-          return Status();
-        });
-    if (!status.ok()) return status;
+    auto rows = CountLive(*core_->database, number, *core_->expiry, now);
+    if (!rows.ok()) return rows.status();
+    meta.rows = rows.value();
+    meta.counted_at = now;
     counts[GroupMetaName(number)] = meta.ToJson();
   }
   Status status = core_->database->WritePublished({}, counts, /*sync=*/true);

@@ -8,6 +8,7 @@
 #include "core/dump/damo_dump.h"
 #include "core/dump/dump_file.h"
 #include "core/storage.h"
+#include "core/storage_count.h"
 
 namespace sok {
 namespace {
@@ -144,13 +145,13 @@ Status Storage::TakeIn(std::map<int, GroupMeta> groups, const AddRows& add) {
     return written;
   });
   RowDatabase::Meta meta;
+  const uint32_t now = core_->expiry->Now();
   for (auto& [number, group] : groups) {
     if (!status.ok()) break;
-    group.rows = 0;
-    status = database.ForEach(number, [&rows = group.rows](int, Key, std::string_view) {
-      ++rows;
-      return Status();
-    });
+    auto rows = CountLive(database, number, *core_->expiry, now);
+    status = rows.status();
+    if (rows.ok()) group.rows = rows.value();
+    group.counted_at = now;
     meta[GroupMetaName(number)] = group.ToJson();
   }
   if (status.ok()) status = database.Publish(meta);
@@ -160,7 +161,7 @@ Status Storage::TakeIn(std::map<int, GroupMeta> groups, const AddRows& add) {
   }
   for (const auto& [number, group] : groups) {
     const auto open = groups_.find(number);
-    if (open != groups_.end()) open->second.store->DropCache(group.rows);
+    if (open != groups_.end()) open->second.store->DropCache(group.rows, now);
   }
   return Status();
 }

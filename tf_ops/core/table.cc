@@ -281,11 +281,10 @@ Status Table::Assign(const Key* keys, size_t n, const float* embeddings,
   Status status = CheckRange(keys, n);
   if (!status.ok()) return status;
   const int dim = config_.dim;
-  status = store_->Upsert(
+  return store_->Set(
       keys, n, config_.max_rows, clock_->Now(),
       [&](size_t i, RowView row, bool) { std::copy_n(embeddings + i * dim, dim, row.embedding); },
       parallel_for);
-  return status.ok() ? store_->Persist(keys, n, parallel_for) : status;
 }
 
 Status Table::Restore(const std::string& rule, int64_t steps, const Key* keys, size_t n,

@@ -248,6 +248,10 @@ class Table {
   void Meet(const CommitOptions& options);
   // Whether the slots of earlier commits must start anew.
   bool StartsAnew(const CommitOptions& options) const;
+  // Applies a step that leaves the table in the state `after`, which counts once rows have changed.
+  Result<uint64_t> ApplyStep(const std::vector<GradientBatch>& batches,
+                             const RowOptimizer& optimizer, CommitStep step,
+                             const TableState& after, const ParallelFor& parallel_for);
   Status MakeDepositedRows(const std::vector<Deposited>& deposits, uint32_t now,
                            const ParallelFor& parallel_for);
 

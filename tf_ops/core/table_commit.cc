@@ -107,20 +107,20 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   const std::vector<Slot> slots = optimizer.value()->slots(config_.dim);
   status = Relay(slots, outcome.restarted, parallel_for);
   if (!status.ok()) return status;
-  if (outcome.restarted) state_.steps = 0;
-  restart_ = false;
-  state_.rule = options.rule;
-  ++state_.steps;
+  TableState after = state_;
+  if (outcome.restarted) after.steps = 0;
+  after.rule = options.rule;
+  ++after.steps;
 
   std::vector<GradientBatch> batches;
   for (const Deposited& deposit : deposits) batches.push_back(deposit.gradients);
   CommitStep step;
-  step.number = options.step > 0 ? options.step + earlier_steps_ : state_.steps;
+  step.number = options.step > 0 ? options.step + earlier_steps_ : after.steps;
   step.scale = options.scale;
   step.now = now;
-  step.state = state_;
-  auto rows = store_->Apply(batches, *optimizer.value(), step, parallel_for);
+  auto rows = ApplyStep(batches, *optimizer.value(), std::move(step), after, parallel_for);
   if (!rows.ok()) return rows.status();
+  restart_ = false;
   outcome.rows = rows.value();
   outcome.stepped = true;
   return outcome;
@@ -137,6 +137,17 @@ Status Table::Relay(const std::vector<Slot>& slots, bool restart, const Parallel
   if (!relaid.ok()) return relaid.status();
   state_.slots = slots;
   return Status();
+}
+
+Result<uint64_t> Table::ApplyStep(const std::vector<GradientBatch>& batches,
+                                  const RowOptimizer& optimizer, CommitStep step,
+                                  const TableState& after, const ParallelFor& parallel_for) {
+  bool applied = false;
+  step.state = after;
+  step.applied = &applied;
+  auto rows = store_->Apply(batches, optimizer, step, parallel_for);
+  if (rows.ok() || applied) state_ = after;
+  return rows;
 }
 
 Status Table::Update(const Key* keys, size_t n, const float* gradients, const std::string& rule,
@@ -163,14 +174,15 @@ Status Table::Update(const Key* keys, size_t n, const float* gradients, const st
   if (state_.rule.empty()) {
     status = Relay(optimizer.slots(config_.dim), /*restart=*/false, parallel_for);
     if (!status.ok()) return status;
-    state_.rule = rule;
   }
-  ++state_.steps;
+  TableState after = state_;
+  after.rule = rule;
+  ++after.steps;
   CommitStep step;
   step.now = now;
   step.sequential = options.sequential;
-  step.state = state_;
-  return store_->Apply({{keys, gradients, nullptr, n}}, optimizer, step, parallel_for).status();
+  return ApplyStep({{keys, gradients, nullptr, n}}, optimizer, std::move(step), after, parallel_for)
+      .status();
 }
 
 }  // namespace sok

@@ -14,16 +14,15 @@ namespace sok {
 
 // What a cached row is. Bits.
 enum RowState : uint16_t {
-  kRowLive = 1,      // in use
-  kRowUsed = 2,      // since the clock's hand last passed; any reader may set it
-  kRowDirty = 4,     // differs from the database
-  kRowNew = 8,       // not in the database
-  kRowChanged = 16,  // since it set out for the database
-  // Must not be evicted: in use by who holds the shard's lock, by a commit, on its way out.
-  kRowPinned = 32,
-  kRowKept = 64,
-  kRowWriting = 128,
-  kRowSpilled = 256,  // the spill has this very version
+  kRowLive = 1,   // in use
+  kRowUsed = 2,   // since the clock's hand last passed; any reader may set it
+  kRowDirty = 4,  // differs from the database
+  kRowNew = 8,    // not in the database
+  // Must not be evicted: in use by who holds the shard's lock, or by a call that changes rows as a
+  // whole.
+  kRowPinned = 16,
+  kRowKept = 32,
+  kRowSpilled = 64,  // the spill has this very version
 };
 
 // Not thread-safe, but for Touch: the shard that owns it holds the lock.
@@ -55,11 +54,7 @@ class CacheRows {
     if (row != kNone) set_state(row, state(row) & static_cast<uint16_t>(~flags));
   }
   // The row differs from the database from here on.
-  void MarkChanged(uint32_t row) {
-    const uint16_t is = state(row);
-    const uint16_t changed = (is & kRowWriting) != 0 ? kRowDirty | kRowChanged : kRowDirty;
-    set_state(row, (is & ~kRowSpilled) | changed);
-  }
+  void MarkChanged(uint32_t row) { set_state(row, (state(row) & ~kRowSpilled) | kRowDirty); }
   bool MayLeave(uint32_t row) const { return (state(row) & kStays) == 0; }
   // Marks a row as used, beside other readers.
   void Touch(uint32_t row) const {
@@ -111,7 +106,7 @@ class CacheRows {
   uint16_t* StateOf(uint32_t row) const {
     return reinterpret_cast<uint16_t*>(blocks_[row >> shift_] + state_offset_) + (row & mask_);
   }
-  static constexpr uint16_t kStays = kRowPinned | kRowKept | kRowWriting;
+  static constexpr uint16_t kStays = kRowPinned | kRowKept;
   size_t capacity() const { return used_blocks_ * rows_per_block_; }
 
   std::shared_ptr<const RowLayout> layout_;

@@ -16,7 +16,8 @@ bool StartsWith(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
 }
 
-// What a folder holds, but for "." and "..".
+}  // namespace
+
 std::vector<std::string> FilesIn(const std::string& path) {
   std::vector<std::string> names;
   DIR* folder = opendir(path.c_str());
@@ -28,8 +29,6 @@ std::vector<std::string> FilesIn(const std::string& path) {
   closedir(folder);
   return names;
 }
-
-}  // namespace
 
 Status CheckNew(const std::string& path) {
   struct stat info;

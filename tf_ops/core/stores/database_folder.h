@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "core/status.h"
 
@@ -13,6 +14,9 @@ Status CheckNew(const std::string& path);
 
 // Makes the folder and those above it, where they are missing.
 Status MakeFolders(const std::string& path);
+
+// What a folder holds, but for "." and "..".
+std::vector<std::string> FilesIn(const std::string& path);
 
 // Removes the files in the folder whose names begin so.
 void RemoveFiles(const std::string& path, const std::string& prefix);

@@ -1,22 +1,21 @@
 #include "core/stores/open_folders.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
-
-#include <climits>
-#include <cstdlib>
 
 namespace sok {
 
-std::string RealPath(const std::string& path) {
-  char real[PATH_MAX];
-  return realpath(path.c_str(), real) != nullptr ? real : path;
+FolderIdentity IdentityOf(const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0) return {0, 0};
+  return {info.st_dev, info.st_ino};
 }
 
 std::string OpenFolders::Holder(const std::string& path) {
   // Nobody of this process takes the lock while the descriptor below is open.
   std::lock_guard<std::mutex> guard(Mutex());
-  if (Paths().count(RealPath(path)) != 0) return ", held by this process";
+  if (Folders().count(IdentityOf(path)) != 0) return ", held by this process";
   const int file = open((path + "/LOCK").c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0) return "";
   struct flock lock = {};

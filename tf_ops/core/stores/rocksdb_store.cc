@@ -17,6 +17,7 @@ namespace {
 
 constexpr int64_t kLookupCost = 30;  // nanoseconds a key, for ParallelFor
 constexpr int64_t kShardCost = 100000;
+constexpr std::chrono::seconds kMendPause(1);
 
 int ShardBits() {
   const unsigned wanted = 4 * std::max(1u, std::thread::hardware_concurrency());
@@ -28,14 +29,58 @@ int ShardBits() {
 }  // namespace
 
 Status StorageCore::CheckOpen() const {
-  if (database != nullptr && database->usable()) return Status();
-  if (database != nullptr) {
-    return Status(Code::kInternal, "the storage '" + path +
-                                       "' could not be opened again after an error; start the "
-                                       "process anew to go on from the last flush");
+  if (database == nullptr) {
+    return Status(Code::kFailedPrecondition,
+                  "the storage '" + path + "' is closed; open it again to use its tables");
   }
-  return Status(Code::kFailedPrecondition,
-                "the storage '" + path + "' is closed; open it again to use its tables");
+  if (database->usable()) return Status();
+  return Status(Code::kInternal, "the storage '" + path +
+                                     "' had to be opened again after an error, and that failed; "
+                                     "what is in memory is kept, and the next call tries again");
+}
+
+Status StorageCore::CheckWritable() const {
+  if (Status status = CheckOpen(); !status.ok()) return status;
+  if (!read_only) return database->CheckFolder();
+  return Status(Code::kPermissionDenied, "the storage '" + path +
+                                             "' was opened read-only; open it for writing to "
+                                             "train it, or look up without making rows");
+}
+
+bool StorageCore::ShouldMend(bool to_write) const {
+  if (database == nullptr || read_only) return false;
+  if (!database->usable() || (to_write && journal != nullptr && journal->broken())) return true;
+  const bool wanted = database->failed() || (journal != nullptr && journal->full());
+  return to_write && wanted && std::chrono::steady_clock::now() >= next_mend_;
+}
+
+Status StorageCore::Mend(bool to_write) {
+  Status status = database->Recover();
+  if (status.ok() && to_write && journal != nullptr && (journal->broken() || journal->full())) {
+    status = flush ? flush() : Status();
+  }
+  if (!status.ok()) next_mend_ = std::chrono::steady_clock::now() + kMendPause;
+  return status;
+}
+
+Result<StorageCore::Entrance> StorageCore::Enter(bool to_write) {
+  Entrance entrance(gate);
+  if (ShouldMend(to_write)) {
+    entrance.unlock();
+    {
+      std::lock_guard<SharedMutex> alone(gate);
+      if (ShouldMend(to_write)) {
+        const Status status = Mend(to_write);
+        // Without the database, or with a journal that cannot go on, nothing can.
+        const bool needed =
+            !database->usable() || (to_write && journal != nullptr && journal->broken());
+        if (!status.ok() && needed) return status;
+      }
+    }
+    entrance.lock();
+  }
+  if (Status status = to_write ? CheckWritable() : CheckOpen(); !status.ok()) return status;
+  return Result<Entrance>(std::move(entrance));
 }
 
 RocksdbStore::RocksdbStore(std::shared_ptr<StorageCore> core, int group, const GroupMeta& meta)
@@ -57,14 +102,6 @@ RocksdbStore::RocksdbStore(std::shared_ptr<StorageCore> core, int group, const G
 
 RocksdbStore::~RocksdbStore() {
   for (const auto& shard : shards_) core_->memory.Unregister(shard.get());
-}
-
-Status RocksdbStore::CheckWritable() const {
-  if (Status status = core_->CheckOpen(); !status.ok()) return status;
-  if (!core_->read_only) return Status();
-  return Status(Code::kPermissionDenied, "the storage '" + core_->path +
-                                             "' was opened read-only; open it for writing to "
-                                             "train it, or look up without making rows");
 }
 
 bool RocksdbStore::Expired(const Shard& shard, uint32_t row, uint32_t now) const {
@@ -135,8 +172,8 @@ Status RocksdbStore::ForEachRest(const Key* keys, const std::vector<uint32_t>& r
                                  const ParallelFor& parallel_for, const Visit& visit) {
   std::vector<Key> wanted(rest.size());
   for (size_t i = 0; i < rest.size(); ++i) wanted[i] = keys[rest[i]];
-  std::shared_lock<SharedMutex> gate(core_->gate);
-  if (Status status = core_->CheckOpen(); !status.ok()) return status;
+  const auto gate = core_->Enter(/*to_write=*/false);
+  if (!gate.ok()) return gate.status();
   ShardPartition partition;
   Partition({{wanted.data(), wanted.size()}}, parallel_for, &partition);
   return ForEachShard(

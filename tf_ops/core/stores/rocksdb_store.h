@@ -4,13 +4,18 @@
 // holds is found by index, like the memory store's rows; a clock chooses what leaves, for the
 // spill, a file whose places are in memory too; misses of a batch are read from there, the rest
 // with one sorted MultiGet a shard. What is newer than the database goes there when the storage is
-// flushed, or when the spill has no room for it.
+// flushed, or when the spill has no room for it. Where every call is durable, its rows are in the
+// storage's journal as well until then.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
+#include <string>
 #include <vector>
 
 #include "core/expiry.h"
@@ -19,6 +24,7 @@
 #include "core/stores/cache_rows.h"
 #include "core/stores/group_meta.h"
 #include "core/stores/hash_index.h"
+#include "core/stores/journal.h"
 #include "core/stores/row_database.h"
 #include "core/stores/row_store.h"
 #include "core/stores/shard_partition.h"
@@ -32,8 +38,18 @@ struct StorageCore {
   StorageCore(uint32_t ttl, std::function<uint32_t()> now, uint64_t cache_bytes)
       : expiry(std::make_shared<Expiry>(ttl, std::move(now))), memory(cache_bytes) {}
 
-  // kFailedPrecondition once the storage is closed. The gate must be held.
+  // kFailedPrecondition once the storage is closed, and what keeps the database from being used.
+  // The gate must be held.
   Status CheckOpen() const;
+  // The same, and kPermissionDenied for a storage that is read-only, kNotFound if its folder is
+  // gone.
+  Status CheckWritable() const;
+
+  // The gate, shared, with the storage open, and writable if that is asked for. What an error of
+  // the disk has left is mended before if that is possible by now, and a long journal published.
+  // Nobody may hold the gate in this thread.
+  using Entrance = std::shared_lock<SharedMutex>;
+  Result<Entrance> Enter(bool to_write);
 
   const std::shared_ptr<Expiry> expiry;
   CacheMemory memory;
@@ -43,9 +59,20 @@ struct StorageCore {
   // Null once the storage is closed. Changes under the gate, held alone.
   std::unique_ptr<RowDatabase> database;
   std::unique_ptr<SpillFile> spill;  // null where nothing can be spilled
+  std::unique_ptr<Journal> journal;  // of the calls that must survive; null: none has to
+  // The storage's own flush, for who holds the gate alone. Null once the storage is gone.
+  std::function<Status()> flush;
   std::string path;
   bool read_only = false;
-  bool write_through = false;  // a commit is written before it returns
+
+ private:
+  // For who holds the gate alone.
+  Status Mend(bool to_write);
+  // Whether there is something to mend, and it is worth trying.
+  bool ShouldMend(bool to_write) const;
+
+  // An attempt that has failed is repeated after a while, if the storage can be used without.
+  std::chrono::steady_clock::time_point next_mend_;
 };
 
 class RocksdbStore final : public RowStore {
@@ -69,7 +96,8 @@ class RocksdbStore final : public RowStore {
   Status Replace(std::shared_ptr<const RowLayout> layout, const TableState& state, const Key* keys,
                  size_t n, uint32_t now, const WriteRow& write,
                  const ParallelFor& parallel_for) override;
-  Status Persist(const Key* keys, size_t n, const ParallelFor& parallel_for) override;
+  Status Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now, const WriteRow& write,
+             const ParallelFor& parallel_for) override;
   Result<bool> Relay(std::shared_ptr<const RowLayout> layout,
                      const ParallelFor& parallel_for) override;
   std::shared_ptr<const RowLayout> layout() const override;
@@ -94,15 +122,16 @@ class RocksdbStore final : public RowStore {
   Status CollectDirty(RowBatch* batch);
   // They are in the database now.
   void MarkClean();
-  // Writes them to the database, pending or through, shard by shard.
+  // Writes them to the database, pending.
   Status Settle();
-  // Writes the description of the group through.
-  Status WriteMeta();
+  // Makes the description of the group durable, where calls are.
+  Status RecordMeta();
   // As the group is once everything dirty is written.
   GroupMeta meta() const;
   int group() const { return group_; }
-  // Forgets what is cached, after somebody else has changed the database. Nothing may be dirty.
-  void DropCache(uint64_t rows);
+  // Forgets what is cached, after somebody else has changed the database, which has so many rows
+  // that had not expired at `counted_at`. Nothing may be dirty.
+  void DropCache(uint64_t rows, uint32_t counted_at);
 
  private:
   struct Shard;
@@ -147,6 +176,9 @@ class RocksdbStore final : public RowStore {
   Status LoadKeys(Shard& shard, const std::vector<Key>& keys);
   // Makes `wanted` rows free: by growing, at another's expense, or by eviction.
   Status MakeRoom(Shard& shard, size_t wanted);
+  // Makes `wanted` rows free without the disk; only memory may end.
+  Status MakeRoomBeyondBudget(Shard& shard, size_t wanted);
+  Status NoMemory(const Shard& shard) const;
   // Takes rows out of the cache, to the spill or the database.
   Status Evict(Shard& shard, const std::vector<uint32_t>& rows);
   // Finds room in the spill for more rows, or returns false.
@@ -156,29 +188,54 @@ class RocksdbStore final : public RowStore {
   void AddSpillRow(const Spill::Head& head, const float* floats, size_t n, RowBatch* batch,
                    int64_t* fresh) const;
   void AddToBatch(const Shard& shard, uint32_t row, RowBatch* batch) const;
-  // Writes rows to the database, `added` more than it had.
+  void AddRows(const Shard& shard, const std::vector<uint32_t>& rows, RowBatch* batch) const;
+  void AddDistinct(const Shard& shard, std::vector<uint32_t> rows, RowBatch* batch) const;
+  // Of a row in a RowBatch.
+  size_t RecordBytes() const;
+  // The number of the shard that entries are in.
+  uint32_t NumberOf(const ShardEntry* entries) const { return ShardOf(Hash(entries->key)); }
+  // Writes rows to the database, pending, `added` more than it had.
   Status Write(const RowBatch& batch, int64_t added);
   Status CountNew(const ShardPartition& partition, uint32_t now, const ParallelFor& parallel_for,
                   uint64_t* count);
-  // After a commit: writes the touched rows of each shard, which lie in the batches.
-  Status WriteThrough(const std::vector<RowBatch>& batches,
-                      const std::vector<std::vector<uint32_t>>& touched);
-  // The row is in the database as it is.
-  void SetClean(Shard& shard, uint32_t row);
+  // Whether the keys fit in beside max_rows, where there is such a limit.
+  Status CheckFits(const ShardPartition& partition, uint64_t max_rows, uint32_t now,
+                   const ParallelFor& parallel_for);
+  // The parts of a call that changes rows as a whole or not at all. First every row that is there
+  // into the cache, kept there, its number in shard.found; on an error none is kept.
+  Status KeepAll(const ShardPartition& partition, uint32_t now, const ParallelFor& parallel_for);
+  void ReleaseAll(const ShardPartition& partition, const ParallelFor& parallel_for);
+  // Where a call that changes rows begins: the gate, and room in the journal, if there is one.
+  struct Call {
+    StorageCore::Entrance gate;
+    Journal::Room room;
+  };
+  Result<Call> BeginCall(size_t rows);
+  // Makes the call that changed these rows durable, where calls are.
+  Status Record(Journal::Room room, const std::vector<RowBatch>& rows);
   // Gives back what a large batch took beyond the budget.
   Status Trim(Shard& shard);
-  Status CheckWritable() const;
-  // Removes rows that have expired, so that they are met no more.
-  Status Bury(Shard& shard, std::vector<uint32_t> expired);
-  // Writes rows through, with the description of the group; `added`, more than there were.
-  Status WritePublished(const RowBatch& batch, int64_t added);
+  // Removes rows that have expired, so that they are met no more; what the disk does not let go now
+  // stays, and is expired all the same.
+  void Bury(Shard& shard, std::vector<uint32_t> expired);
   // Empties the cache if the shape is another, and the spill; nothing may be dirty then.
   void SetLayout(std::shared_ptr<const RowLayout> layout);
+  // Calls `write` for entries whose rows are in the cache, making those that are kNone, for which
+  // there is room. Sets them.
+  void WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,
+                    const WriteRow& write, uint32_t* rows);
   Status UpsertAll(const ShardPartition& partition, uint32_t now, const WriteRow& write,
                    const ParallelFor& parallel_for);
   // For who holds the gate alone.
+  void SetState(const TableState& state);
+  // Has every row of the database hidden, pending.
+  Status HideAll();
+  // Publishes what is pending and what is dirty, when no other group has any of either.
+  Status Publish();
   Status UpsertAlone(const Key* keys, size_t n, uint32_t now, const WriteRow& write,
                      const ParallelFor& parallel_for);
+  // Leaves rows that have expired out of size() before they keep new ones out.
+  Status CountAnew(size_t added, uint64_t max_rows, uint32_t now);
   // Whether size() may count rows that have expired, and it is time to look.
   bool MayHaveExpired(uint32_t now);
 
@@ -190,12 +247,10 @@ class RocksdbStore final : public RowStore {
   std::vector<std::unique_ptr<Shard>> shards_;
   std::atomic<int64_t> written_;       // rows in the database, pending ones too
   std::atomic<int64_t> unwritten_{0};  // rows that are in the cache or the spill only
-  std::mutex count_mu_;  // a written description counts the rows that were written before it
-  std::atomic<uint32_t> counted_at_;  // when rows that had expired were last left out
+  std::atomic<uint32_t> counted_at_;   // when rows that had expired were last left out
   std::atomic<uint32_t> layout_number_;
   std::mutex limit_mu_;  // one Upsert at a time where there is a limit to keep
-  std::mutex
-      write_mu_;  // Apply or Erase: a row that is written through must not be erased meanwhile
+  std::mutex write_mu_;  // one call at a time that changes rows as a whole; guards shard.found
   ShardPartition apply_partition_;  // scratch of Apply
   mutable std::mutex meta_mu_;      // guards the two below
   std::shared_ptr<const RowLayout> layout_;

@@ -60,7 +60,7 @@ Status RocksdbStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t
     }
   }
   for (uint32_t row : expired) cached.Unmark(row, kRowPinned);
-  if (status.ok() && !expired.empty()) status = Bury(shard, std::move(expired));
+  if (status.ok() && !expired.empty()) Bury(shard, std::move(expired));
   for (size_t i = 0; i < n; ++i) {
     cached.Unmark(rows[i], kRowPinned);
     if (!status.ok()) {
@@ -72,8 +72,8 @@ Status RocksdbStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t
   return status;
 }
 
-Status RocksdbStore::Bury(Shard& shard, std::vector<uint32_t> expired) {
-  if (core_->read_only) return Status();
+void RocksdbStore::Bury(Shard& shard, std::vector<uint32_t> expired) {
+  if (core_->read_only) return;
   std::sort(expired.begin(), expired.end());
   expired.erase(std::unique(expired.begin(), expired.end()), expired.end());
   // One that a commit holds on to goes another time.
@@ -90,14 +90,12 @@ Status RocksdbStore::Bury(Shard& shard, std::vector<uint32_t> expired) {
       ++fewer;  // a count of the rows since then has left the others out
     }
   }
-  Status status = Write(gone, -fewer);
-  if (!status.ok()) return status;
+  if (!Write(gone, -fewer).ok()) return;
   unwritten_ -= fewer_new;
   for (uint32_t row : expired) {
     shard.spill->Remove(shard.rows.key(row));
     shard.Forget(row);
   }
-  return status;
 }
 
 Status RocksdbStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
@@ -160,13 +158,24 @@ Status RocksdbStore::MakeRoom(Shard& shard, size_t wanted) {
       Status status = Evict(shard, victims);
       if (!status.ok()) return status;
     } else if (!rows.Grow(/*beyond_budget=*/true)) {
-      return Status(Code::kResourceExhausted, "no memory for the cache of group " +
-                                                  std::to_string(group_) + " of '" + core_->path +
-                                                  "': " + std::to_string(rows.block_bytes()) +
-                                                  " bytes were asked for");
+      return NoMemory(shard);
     }
   }
   return Status();
+}
+
+Status RocksdbStore::MakeRoomBeyondBudget(Shard& shard, size_t wanted) {
+  while (shard.rows.free() < wanted) {
+    if (!shard.rows.Grow(/*beyond_budget=*/true)) return NoMemory(shard);
+  }
+  return Status();
+}
+
+Status RocksdbStore::NoMemory(const Shard& shard) const {
+  return Status(Code::kResourceExhausted, "no memory for the cache of group " +
+                                              std::to_string(group_) + " of '" + core_->path +
+                                              "': " + std::to_string(shard.rows.block_bytes()) +
+                                              " bytes were asked for");
 }
 
 Status RocksdbStore::Evict(Shard& shard, const std::vector<uint32_t>& rows) {
@@ -263,27 +272,9 @@ void RocksdbStore::AddToBatch(const Shard& shard, uint32_t row, RowBatch* batch)
 }
 
 Status RocksdbStore::Write(const RowBatch& batch, int64_t added) {
-  if (batch.rows() == 0) return Status();
-  if (core_->write_through) return WritePublished(batch, added);
   Status status = core_->database->WritePending(batch);
   if (status.ok()) written_ += added;
   return status;
-}
-
-Status RocksdbStore::WritePublished(const RowBatch& batch, int64_t added) {
-  std::lock_guard<std::mutex> guard(count_mu_);
-  GroupMeta described = meta();
-  described.rows = static_cast<uint64_t>(std::max<int64_t>(0, written_ + added));
-  Status status = core_->database->WritePublished(
-      batch, {{GroupMetaName(group_), described.ToJson()}}, /*sync=*/false);
-  if (status.ok()) written_ += added;
-  return status;
-}
-
-Status RocksdbStore::WriteMeta() { return WritePublished({}, 0); }
-
-void RocksdbStore::SetClean(Shard& shard, uint32_t row) {
-  shard.rows.Unmark(row, kRowDirty | kRowNew);
 }
 
 }  // namespace sok

@@ -99,23 +99,47 @@ Status RocksdbStore::Settle() {
   return status;
 }
 
-void RocksdbStore::DropCache(uint64_t rows) {
+void RocksdbStore::DropCache(uint64_t rows, uint32_t counted_at) {
   for (const auto& shard : shards_) {
     std::lock_guard<SharedMutex> lock(shard->mu);
     shard->Reset(layout());
   }
   written_ = static_cast<int64_t>(rows);
   unwritten_ = 0;
+  counted_at_ = counted_at;
 }
 
 Status RocksdbStore::Replace(std::shared_ptr<const RowLayout> layout, const TableState& state,
                              const Key* keys, size_t n, uint32_t now, const WriteRow& write,
                              const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> writing(write_mu_);
+  if (const auto entrance = core_->Enter(/*to_write=*/true); !entrance.ok()) {
+    return entrance.status();
+  }
   std::lock_guard<SharedMutex> gate(core_->gate);
-  if (Status status = CheckWritable(); !status.ok()) return status;
-  // Row by row, since what is pending must hide what is published. Not written through: the old
-  // rows are durable until the new ones are.
+  if (Status status = core_->CheckWritable(); !status.ok()) return status;
+  // From here on nothing is pending but what this call writes, so that it can be dropped again.
+  if (Status status = core_->flush(); !status.ok()) return status;
+  const GroupMeta before = meta();
+  const std::shared_ptr<const RowLayout> layout_before = this->layout();
+  Status status = HideAll();
+  DropCache(0, now);
+  SetLayout(std::move(layout));
+  SetState(state);
+  if (status.ok()) status = UpsertAlone(keys, n, now, write, parallel_for);
+  if (status.ok() && core_->journal != nullptr) status = Publish();
+  if (status.ok()) return status;
+  // All rows are where they were, in the database.
+  const Status dropped = core_->database->DropPending();
+  SetLayout(layout_before);
+  layout_number_ = before.layout;
+  SetState(before.state);
+  DropCache(before.rows, before.counted_at);
+  return dropped.ok() || core_->database->failed() ? status : dropped;
+}
+
+Status RocksdbStore::HideAll() {
+  // Row by row, since what is pending must hide what is published.
   RowDatabase& database = *core_->database;
   RowBatch gone;
   const auto hide = [&] {
@@ -127,24 +151,23 @@ Status RocksdbStore::Replace(std::shared_ptr<const RowLayout> layout, const Tabl
     gone.Remove(RowKey(group_, key));
     return gone.bytes() < kSettleBytes ? Status() : hide();
   });
-  if (status.ok()) status = hide();
-  if (!status.ok()) return status;
-  DropCache(0);
-  SetLayout(std::move(layout));
-  {
-    std::lock_guard<std::mutex> guard(meta_mu_);
-    state_ = state;
-  }
-  status = UpsertAlone(keys, n, now, write, parallel_for);
-  if (!status.ok() || !core_->write_through) return status;
-  const auto publication = database.StartPublication();
-  status = ForEachDirty([&](Key key, const RowHeader& header, const float* floats, size_t m) {
-    return publication->Add(RowKey(group_, key), header, floats, m);
-  });
-  GroupMeta described = meta();
-  if (status.ok()) status = publication->Finish({{GroupMetaName(group_), described.ToJson()}});
+  return status.ok() ? hide() : status;
+}
+
+Status RocksdbStore::Publish() {
+  const auto publication = core_->database->StartPublication();
+  Status status =
+      ForEachDirty([&](Key key, const RowHeader& header, const float* floats, size_t m) {
+        return publication->Add(RowKey(group_, key), header, floats, m);
+      });
+  if (status.ok()) status = publication->Finish({{GroupMetaName(group_), meta().ToJson()}});
   if (status.ok()) MarkClean();
   return status;
+}
+
+void RocksdbStore::SetState(const TableState& state) {
+  std::lock_guard<std::mutex> guard(meta_mu_);
+  state_ = state;
 }
 
 // All rows lie in the database as long as it lives, since it holds the gate alone.

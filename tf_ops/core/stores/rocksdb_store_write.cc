@@ -36,25 +36,31 @@ bool RocksdbStore::MayHaveExpired(uint32_t now) {
   return now >= uint64_t{counted_at_} + std::max<uint32_t>(1, ttl / 16);
 }
 
+Status RocksdbStore::CheckFits(const ShardPartition& partition, uint64_t max_rows, uint32_t now,
+                               const ParallelFor& parallel_for) {
+  if (max_rows == 0 || size() + partition.total() <= max_rows) return Status();
+  uint64_t added = 0;
+  Status status = CountNew(partition, now, parallel_for, &added);
+  if (!status.ok()) return status;
+  return size() + added > max_rows ? TableFull(size(), max_rows, added) : Status();
+}
+
+Status RocksdbStore::CountAnew(size_t added, uint64_t max_rows, uint32_t now) {
+  if (max_rows == 0 || size() + added <= max_rows || !MayHaveExpired(now)) return Status();
+  return Freeze().status();
+}
+
 Status RocksdbStore::Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
                             const WriteRow& write, const ParallelFor& parallel_for) {
-  if (max_rows > 0 && size() + n > max_rows && MayHaveExpired(now)) {
-    auto counted = Freeze();
-    if (!counted.ok()) return counted.status();
-  }
-  std::shared_lock<SharedMutex> gate(core_->gate);
-  if (Status status = CheckWritable(); !status.ok()) return status;
+  if (Status status = CountAnew(n, max_rows, now); !status.ok()) return status;
+  const auto gate = core_->Enter(/*to_write=*/true);
+  if (!gate.ok()) return gate.status();
   ShardPartition partition;
   Partition({{keys, n}}, parallel_for, &partition);
   std::unique_lock<std::mutex> limit(limit_mu_, std::defer_lock);
   if (max_rows > 0) limit.lock();
-  if (max_rows > 0 && size() + n > max_rows) {
-    uint64_t added = 0;
-    Status status = CountNew(partition, now, parallel_for, &added);
-    if (!status.ok()) return status;
-    if (size() + added > max_rows) return TableFull(size(), max_rows, added);
-  }
-  return UpsertAll(partition, now, write, parallel_for);
+  Status status = CheckFits(partition, max_rows, now, parallel_for);
+  return status.ok() ? UpsertAll(partition, now, write, parallel_for) : status;
 }
 
 Status RocksdbStore::UpsertAlone(const Key* keys, size_t n, uint32_t now, const WriteRow& write,
@@ -74,177 +80,253 @@ Status RocksdbStore::UpsertAll(const ShardPartition& partition, uint32_t now, co
             static_cast<uint32_t>(std::count(rows.begin(), rows.end(), CacheRows::kNone));
         if (status.ok()) status = MakeRoom(shard, absent);
         if (status.ok()) status = shard.index.Reserve(absent);
-        CacheRows& cached = shard.rows;
-        if (!status.ok()) {
-          for (uint32_t row : rows) cached.Unmark(row, kRowPinned);
-          return status;
-        }
-        const std::vector<float>& start = cached.layout().slot_start();
-        for (size_t i = 0; i < m; ++i) {
-          const Key key = entries[i].key;
-          bool is_new = false;
-          if (rows[i] == CacheRows::kNone) {
-            // An earlier entry of this call may have made the row, or it is there and has expired.
-            rows[i] = shard.index.Find(key, Hash(key));
-            is_new = rows[i] == CacheRows::kNone || Expired(shard, rows[i], now);
-            if (rows[i] == CacheRows::kNone) {
-              rows[i] = cached.Allocate(key);
-              shard.index.Insert(key, Hash(key), rows[i]);
-              cached.set_state(rows[i], kRowLive | kRowNew);
-              ++unwritten_;
-            }
-          }
-          const uint32_t row = rows[i];
-          if (is_new) {
-            std::copy(start.begin(), start.end(), cached.row(row) + dim_);
-            *cached.meta(row) = RowMeta{0, now};
-          }
-          write(entries[i].position, {cached.row(row), cached.meta(row)}, is_new);
-          cached.MarkChanged(row);
-        }
-        for (uint32_t row : rows) cached.Unmark(row, kRowPinned);
+        if (status.ok()) WriteEntries(shard, entries, m, now, write, rows.data());
+        for (uint32_t row : rows) shard.rows.Unmark(row, kRowPinned);
         return status;
       });
+}
+
+void RocksdbStore::WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,
+                                const WriteRow& write, uint32_t* rows) {
+  CacheRows& cached = shard.rows;
+  const std::vector<float>& start = cached.layout().slot_start();
+  for (size_t i = 0; i < n; ++i) {
+    const Key key = entries[i].key;
+    bool is_new = false;
+    if (rows[i] == CacheRows::kNone) {
+      // An earlier entry of this call may have made the row, or it is there and has expired.
+      rows[i] = shard.index.Find(key, Hash(key));
+      is_new = rows[i] == CacheRows::kNone || Expired(shard, rows[i], now);
+      if (rows[i] == CacheRows::kNone) {
+        rows[i] = cached.Allocate(key);
+        shard.index.Insert(key, Hash(key), rows[i]);
+        cached.set_state(rows[i], kRowLive | kRowNew);
+        ++unwritten_;
+      }
+    }
+    const uint32_t row = rows[i];
+    if (is_new) {
+      std::copy(start.begin(), start.end(), cached.row(row) + dim_);
+      *cached.meta(row) = RowMeta{0, now};
+    }
+    write(entries[i].position, {cached.row(row), cached.meta(row)}, is_new);
+    cached.MarkChanged(row);
+  }
+}
+
+Status RocksdbStore::KeepAll(const ShardPartition& partition, uint32_t now,
+                             const ParallelFor& parallel_for) {
+  Status status =
+      ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t n) {
+        shard.found.assign(n, CacheRows::kNone);
+        return LoadEntries(shard, entries, n, now, kRowKept, shard.found.data());
+      });
+  if (!status.ok()) ReleaseAll(partition, parallel_for);
+  return status;
+}
+
+void RocksdbStore::ReleaseAll(const ShardPartition& partition, const ParallelFor& parallel_for) {
+  const Status released =
+      ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry*, size_t) {
+        for (uint32_t row : shard.found) shard.rows.Unmark(row, kRowKept);
+        return Status();
+      });
+  static_cast<void>(released);  // always ok
+}
+
+Status RocksdbStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
+                         const WriteRow& write, const ParallelFor& parallel_for) {
+  std::lock_guard<std::mutex> writing(write_mu_);
+  if (Status status = CountAnew(n, max_rows, now); !status.ok()) return status;
+  auto call = BeginCall(n);
+  if (!call.ok()) return call.status();
+  ShardPartition partition;
+  Partition({{keys, n}}, parallel_for, &partition);
+  std::unique_lock<std::mutex> limit(limit_mu_, std::defer_lock);
+  if (max_rows > 0) limit.lock();
+  Status status = CheckFits(partition, max_rows, now, parallel_for);
+  if (status.ok()) status = KeepAll(partition, now, parallel_for);
+  if (!status.ok()) return status;
+  // Memory for the new rows, of all shards before any row changes.
+  const auto make_room = [this](Shard& shard) {
+    const auto absent = std::count(shard.found.begin(), shard.found.end(), CacheRows::kNone);
+    Status made = MakeRoomBeyondBudget(shard, static_cast<size_t>(absent));
+    return made.ok() ? shard.index.Reserve(static_cast<uint32_t>(absent)) : made;
+  };
+  status = ForEachShard(partition, parallel_for,
+                        [&](Shard& shard, const ShardEntry*, size_t) { return make_room(shard); });
+  if (!status.ok()) {
+    ReleaseAll(partition, parallel_for);
+    return status;
+  }
+  std::vector<RowBatch> changed(shard_count());
+  status =
+      ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
+        const Status ready = make_room(shard);  // lookups may have taken it meanwhile
+        if (ready.ok()) {
+          std::vector<uint32_t> rows = shard.found;
+          WriteEntries(shard, entries, m, now, write, rows.data());
+          if (core_->journal != nullptr) AddDistinct(shard, rows, &changed[NumberOf(entries)]);
+        }
+        for (uint32_t row : shard.found) shard.rows.Unmark(row, kRowKept);
+        return ready;
+      });
+  return status.ok() ? Record(std::move(call.value().room), changed) : status;
 }
 
 Result<uint64_t> RocksdbStore::Apply(const std::vector<GradientBatch>& batches,
                                      const RowOptimizer& optimizer, const CommitStep& step,
                                      const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> writing(write_mu_);
-  std::shared_lock<SharedMutex> gate(core_->gate);
-  if (Status status = CheckWritable(); !status.ok()) return status;
   std::vector<ShardPartition::Source> sources;
-  for (const GradientBatch& batch : batches)
+  size_t keys_in_all = 0;
+  for (const GradientBatch& batch : batches) {
     sources.push_back({batch.keys, batch.n, batch.positions});
+    keys_in_all += batch.n;
+  }
+  auto call = BeginCall(keys_in_all);
+  if (!call.ok()) return call.status();
   Partition(sources, parallel_for, &apply_partition_);
   const ShardPartition& partition = apply_partition_;
 
   // First every row into the cache, so that an error finds all of them as they were. What is kept
   // there keeps its number: only eviction and Erase take rows out.
-  Status status =
-      ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t n) {
-        shard.found.assign(n, CacheRows::kNone);
-        return LoadEntries(shard, entries, n, step.now, kRowKept, shard.found.data());
-      });
-  const bool apply = status.ok();
-  std::vector<RowBatch> written(shard_count());
-  std::vector<std::vector<uint32_t>> touched(shard_count());
+  Status status = KeepAll(partition, step.now, parallel_for);
+  if (!status.ok()) return status;
+  std::vector<RowBatch> changed(shard_count());
   std::atomic<uint64_t> count{0};
-  const Status done =
+  status =
       ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t n) {
         thread_local RowUpdate update;
         CacheRows& cached = shard.rows;
-        if (apply) {
-          const std::vector<uint32_t>& rows =
-              update.Apply(cached, entries, shard.found.data(), n, batches, dim_, optimizer, step);
-          for (uint32_t row : rows) cached.MarkChanged(row);
-          if (core_->write_through) {
-            const uint32_t s = ShardOf(Hash(entries[0].key));
-            touched[s] = rows;
-            for (uint32_t row : rows) {
-              AddToBatch(shard, row, &written[s]);
-              cached.Mark(row, kRowWriting);
-            }
-          }
-          count += rows.size();
-        }
+        const std::vector<uint32_t>& rows =
+            update.Apply(cached, entries, shard.found.data(), n, batches, dim_, optimizer, step);
+        for (uint32_t row : rows) cached.MarkChanged(row);
+        if (core_->journal != nullptr) AddRows(shard, rows, &changed[NumberOf(entries)]);
+        count += rows.size();
         for (uint32_t row : shard.found) cached.Unmark(row, kRowKept);
         return Status();
       });
+  SetState(step.state);
+  if (step.applied != nullptr) *step.applied = true;
+  if (status.ok()) status = Record(std::move(call.value().room), changed);
   if (!status.ok()) return status;
-  {
-    std::lock_guard<std::mutex> guard(meta_mu_);
-    state_ = step.state;
-  }
-  if (core_->write_through) status = WriteThrough(written, touched);
-  if (!status.ok()) return status;
-  if (!done.ok()) return done;
   return count.load();
 }
 
-Status RocksdbStore::WriteThrough(const std::vector<RowBatch>& batches,
-                                  const std::vector<std::vector<uint32_t>>& touched) {
-  RowBatch all;
-  int64_t fresh = 0;
-  for (const RowBatch& batch : batches) all.Add(batch);
-  for (uint32_t s = 0; s < shard_count(); ++s) {
-    std::lock_guard<SharedMutex> lock(shards_[s]->mu);
-    for (uint32_t row : touched[s]) fresh += (shards_[s]->rows.state(row) & kRowNew) != 0;
+void RocksdbStore::AddRows(const Shard& shard, const std::vector<uint32_t>& rows,
+                           RowBatch* batch) const {
+  batch->Reserve(rows.size() * RecordBytes());
+  for (uint32_t row : rows) AddToBatch(shard, row, batch);
+}
+
+void RocksdbStore::AddDistinct(const Shard& shard, std::vector<uint32_t> rows,
+                               RowBatch* batch) const {
+  std::sort(rows.begin(), rows.end());
+  rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+  AddRows(shard, rows, batch);
+}
+
+size_t RocksdbStore::RecordBytes() const {
+  return RowBatch::kBytesBesideFloats + (dim_ + layout()->slot_floats()) * sizeof(float);
+}
+
+Result<RocksdbStore::Call> RocksdbStore::BeginCall(size_t rows) {
+  for (bool published = false;; published = true) {
+    auto gate = core_->Enter(/*to_write=*/true);
+    if (!gate.ok()) return gate.status();
+    if (core_->journal == nullptr) return Call{std::move(gate.value()), {}};
+    auto room = core_->journal->Reserve(rows * RecordBytes());
+    if (room.ok()) return Call{std::move(gate.value()), std::move(room.value())};
+    const bool disk_full = room.status().code() == Code::kResourceExhausted;
+    if (published || !disk_full || core_->journal->empty()) return room.status();
+    // The journal itself may be what fills the disk.
+    gate.value().unlock();
+    std::lock_guard<SharedMutex> alone(core_->gate);
+    if (Status status = core_->CheckOpen(); !status.ok()) return status;
+    if (!core_->flush || !core_->flush().ok()) return room.status();
   }
-  Status status = WritePublished(all, fresh);
-  if (status.ok()) unwritten_ -= fresh;
-  for (uint32_t s = 0; s < shard_count(); ++s) {
-    Shard& shard = *shards_[s];
-    std::lock_guard<SharedMutex> lock(shard.mu);
-    for (uint32_t row : touched[s]) {
-      const uint16_t state = shard.rows.state(row);
-      if ((state & kRowWriting) == 0) continue;
-      if (status.ok()) {
-        SetClean(shard, row);
-        shard.spill->Remove(shard.rows.key(row));  // an older version
-      }
-      shard.rows.Unmark(row, kRowWriting | kRowChanged);
-      if ((state & kRowChanged) != 0) shard.rows.Mark(row, kRowDirty);
-    }
-  }
+}
+
+Status RocksdbStore::Record(Journal::Room room, const std::vector<RowBatch>& rows) {
+  if (core_->journal == nullptr) return Status();
+  const Status status =
+      core_->journal->Append(std::move(room), {{GroupMetaName(group_), meta().ToJson()}}, rows);
   if (status.ok()) return status;
   return Status(status.code(), "the rows are changed and kept in memory, but not on disk yet: " +
                                    status.message() + "; flush then, and do not repeat the call");
 }
 
+Status RocksdbStore::RecordMeta() {
+  if (core_->journal == nullptr) return Status();
+  auto room = core_->journal->Reserve(0);
+  return room.ok() ? Record(std::move(room.value()), {}) : room.status();
+}
+
 Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> writing(write_mu_);
-  std::shared_lock<SharedMutex> gate(core_->gate);
-  if (Status status = CheckWritable(); !status.ok()) return status;
-  const uint32_t now = core_->expiry->Now();
+  auto call = BeginCall(n);
+  if (!call.ok()) return call.status();
   ShardPartition partition;
   Partition({{keys, n}}, parallel_for, &partition);
-  std::atomic<uint64_t> erased{0};
-  Status status =
-      ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
-        std::vector<uint32_t> rows(m);
-        Status done = LoadEntries(shard, entries, m, now, /*keep=*/0, rows.data());
-        if (!done.ok()) return done;
+  Status status = KeepAll(partition, core_->expiry->Now(), parallel_for);
+  if (!status.ok()) return status;
+  // What the database does not know leaves no trace there.
+  std::vector<RowBatch> all(shard_count()), known(shard_count());
+  status =
+      ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t) {
+        std::vector<uint32_t>& rows = shard.found;
         std::sort(rows.begin(), rows.end());
         rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
         if (!rows.empty() && rows.back() == CacheRows::kNone) rows.pop_back();
-        RowBatch gone;
-        int64_t fresh = 0;
+        const uint32_t s = NumberOf(entries);
         for (uint32_t row : rows) {
-          gone.Remove(RowKey(group_, shard.rows.key(row)));
-          fresh += (shard.rows.state(row) & kRowNew) != 0;
+          const RowKey key(group_, shard.rows.key(row));
+          all[s].Remove(key);
+          if ((shard.rows.state(row) & kRowNew) == 0) known[s].Remove(key);
         }
-        const auto count = static_cast<int64_t>(rows.size());
-        done = Write(gone, fresh - count);
-        if (!done.ok()) return done;
-        unwritten_ -= fresh;
-        for (uint32_t row : rows) {
-          shard.spill->Remove(shard.rows.key(row));
-          shard.Forget(row);
-        }
-        erased += rows.size();
-        return done;
+        return Status();
       });
+  RowBatch gone;
+  for (const RowBatch& batch : known) gone.Add(batch);
+  if (status.ok()) status = Write(gone, -static_cast<int64_t>(gone.rows()));
+  if (!status.ok()) {
+    ReleaseAll(partition, parallel_for);
+    return status;
+  }
+  std::atomic<uint64_t> erased{0};
+  status = ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry*, size_t) {
+    for (uint32_t row : shard.found) {
+      unwritten_ -= (shard.rows.state(row) & kRowNew) != 0;
+      shard.spill->Remove(shard.rows.key(row));
+      shard.Forget(row);
+    }
+    erased += shard.found.size();
+    return Status();
+  });
+  if (status.ok() && erased > 0) status = Record(std::move(call.value().room), all);
   if (!status.ok()) return status;
   return erased.load();
 }
 
 Result<bool> RocksdbStore::Relay(std::shared_ptr<const RowLayout> layout,
                                  const ParallelFor& /*parallel_for*/) {
+  {
+    // Whatever has to be mended first.
+    const auto entrance = core_->Enter(/*to_write=*/true);
+    if (!entrance.ok()) return entrance.status();
+  }
   std::lock_guard<SharedMutex> gate(core_->gate);
-  if (Status status = CheckWritable(); !status.ok()) return status;
-  const bool reshape = !layout->SameShape(*this->layout());
-  if (reshape) {
-    // Rows of the old layout go to the database, where the layout's number tells them apart.
-    Status status = Settle();
-    if (!status.ok()) return status;
+  if (Status status = core_->CheckWritable(); !status.ok()) return status;
+  if (layout->SameShape(*this->layout())) {
+    SetLayout(std::move(layout));
+    return false;
   }
+  // Rows of the old layout go to the database, where the layout's number tells them apart.
+  if (Status status = Settle(); !status.ok()) return status;
   SetLayout(std::move(layout));
-  if (reshape && core_->write_through) {
-    Status status = WriteMeta();
-    if (!status.ok()) return status;
-  }
-  return reshape;
+  if (Status status = RecordMeta(); !status.ok()) return status;
+  return true;
 }
 
 void RocksdbStore::SetLayout(std::shared_ptr<const RowLayout> layout) {
@@ -265,32 +347,6 @@ void RocksdbStore::SetLayout(std::shared_ptr<const RowLayout> layout) {
   }
   state_.slots = layout->slots();
   layout_ = std::move(layout);
-}
-
-Status RocksdbStore::Persist(const Key* keys, size_t n, const ParallelFor& parallel_for) {
-  if (!core_->write_through) return Status();
-  std::lock_guard<std::mutex> writing(write_mu_);
-  std::shared_lock<SharedMutex> gate(core_->gate);
-  if (Status status = CheckWritable(); !status.ok()) return status;
-  ShardPartition partition;
-  Partition({{keys, n}}, parallel_for, &partition);
-  std::vector<RowBatch> batches(shard_count());
-  std::vector<std::vector<uint32_t>> changed(shard_count());
-  Status status =
-      ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
-        const uint32_t s = ShardOf(Hash(entries[0].key));
-        for (size_t i = 0; i < m; ++i) {
-          const uint32_t row = shard.index.Find(entries[i].key, Hash(entries[i].key));
-          if (row == CacheRows::kNone) continue;  // it has left for the spill, and waits there
-          const uint16_t state = shard.rows.state(row);
-          if ((state & kRowDirty) == 0 || (state & kRowWriting) != 0) continue;
-          AddToBatch(shard, row, &batches[s]);
-          shard.rows.Mark(row, kRowWriting);
-          changed[s].push_back(row);
-        }
-        return Status();
-      });
-  return status.ok() ? WriteThrough(batches, changed) : status;
 }
 
 }  // namespace sok

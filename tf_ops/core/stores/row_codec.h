@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <cstring>
+#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -63,9 +65,17 @@ struct RowValue {
   }
 };
 
+// What is kept beside the rows, by name. One without a value is to be removed.
+using NamedValues = std::map<std::string, std::optional<std::string>>;
+
 // Rows on their way to the database.
 class RowBatch {
  public:
+  static constexpr size_t kBytesBesideFloats =
+      RowKey::kBytes + sizeof(uint32_t) + sizeof(RowHeader);
+
+  // Room for rows of so many bytes in all.
+  void Reserve(size_t bytes) { bytes_.reserve(bytes); }
   void Put(const RowKey& key, const RowHeader& header, const float* floats, size_t count) {
     const auto size = static_cast<uint32_t>(sizeof(header) + count * sizeof(float));
     Append(key.bytes, RowKey::kBytes);
@@ -91,18 +101,26 @@ class RowBatch {
 
   size_t rows() const { return rows_; }
   size_t bytes() const { return bytes_.size(); }
+  std::string_view view() const { return bytes_; }
 
   // fn(key, value), both views of bytes; an empty value removes the row.
   template <typename Fn>
   void ForEach(const Fn& fn) const {
-    std::string_view rest = bytes_;
+    ForEachOf(bytes_, fn);
+  }
+  // The same of the view of a batch. False if it is none, or not whole.
+  template <typename Fn>
+  static bool ForEachOf(std::string_view rest, const Fn& fn) {
     while (!rest.empty()) {
       uint32_t size;
-      std::memcpy(&size, rest.data() + RowKey::kBytes, sizeof(size));
       const size_t start = RowKey::kBytes + sizeof(size);
+      if (rest.size() < start) return false;
+      std::memcpy(&size, rest.data() + RowKey::kBytes, sizeof(size));
+      if (rest.size() - start < size) return false;
       fn(rest.substr(0, RowKey::kBytes), rest.substr(start, size));
       rest.remove_prefix(start + size);
     }
+    return true;
   }
 
  private:

@@ -26,7 +26,7 @@ rocksdb::Slice SliceOf(std::string_view view) { return {view.data(), view.size()
 std::string_view ViewOf(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
 
 // RocksDB may be busy with its own attempts to go on after an error.
-constexpr int kResumeAttempts = 200;
+constexpr int kResumeAttempts = 50;
 constexpr std::chrono::milliseconds kResumePause(100);
 
 Status InUse(const std::string& path) {
@@ -40,6 +40,14 @@ Status Foreign(const std::string& path) {
   return InvalidArgument("'" + path + "' is a RocksDB database, but no storage of sok-embed");
 }
 
+// For who reads many rows once.
+rocksdb::ReadOptions WholeRead() {
+  rocksdb::ReadOptions reading;
+  reading.fill_cache = false;
+  reading.readahead_size = size_t{2} << 20;
+  return reading;
+}
+
 }  // namespace
 
 Status DamagedRow(int group, Key key, const std::string& path) {
@@ -48,18 +56,22 @@ Status DamagedRow(int group, Key key, const std::string& path) {
 }
 
 RowDatabase::RowDatabase(const Options& options, std::unique_ptr<Handles> handles)
-    : options_(options), path_(options.path), handles_(std::move(handles)) {}
+    : options_(options),
+      path_(options.path),
+      handles_(std::move(handles)),
+      folder_(IdentityOf(options.path)) {}
 
 RowDatabase::~RowDatabase() = default;
 
-Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(const Options& options) {
+Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(const Options& options,
+                                                                       bool create) {
   const std::string& path = options.path;
   const std::string what = "open the storage '" + path + "'";
   auto handles = std::make_unique<Handles>();
   if (!options.read_only) {
-    const std::string real = RealPath(path);
-    if (!OpenFolders::Add(real)) return InUse(path);
-    handles->locked = real;
+    const FolderIdentity folder = IdentityOf(path);
+    if (!OpenFolders::Add(folder)) return InUse(path);
+    handles->locked = folder;
   } else if (const std::string holder = OpenFolders::Holder(path); !holder.empty()) {
     return Status(Code::kUnavailable,
                   "expected that nobody writes to '" + path + "', got its lock '" + path +
@@ -67,7 +79,7 @@ Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(const Opt
                       "; close it there, or make a checkpoint and open that read-only");
   }
   rocksdb::DBOptions db_options = DatabaseOptions();
-  db_options.create_if_missing = !options.read_only;
+  db_options.create_if_missing = create;
   db_options.listeners = {handles->errors};
   std::vector<std::string> names = {rocksdb::kDefaultColumnFamilyName};
   const bool exists = access((path + "/CURRENT").c_str(), F_OK) == 0;
@@ -107,8 +119,7 @@ Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(const Opt
         text.find("LOCK") != std::string::npos && text.find("ermission") == std::string::npos;
     if (!locked) return FromRocksdb(status, what);
     // Another process has it. That it is not this one must not count for finding out who has.
-    OpenFolders::Remove(handles->locked);
-    handles->locked.clear();
+    OpenFolders::Remove(std::exchange(handles->locked, {0, 0}));
     return InUse(path);
   }
   handles->db.reset(db);
@@ -125,7 +136,7 @@ Result<std::unique_ptr<RowDatabase>> RowDatabase::Open(const Options& options) {
     if (Status status = CheckNew(path); !status.ok()) return status;
     if (Status status = MakeFolders(path); !status.ok()) return status;
   }
-  auto handles = OpenHandles(options);
+  auto handles = OpenHandles(options, /*create=*/!options.read_only);
   if (!handles.ok()) return handles.status();
   std::unique_ptr<RowDatabase> database(new RowDatabase(options, std::move(handles.value())));
   if (options.read_only) return database;
@@ -144,23 +155,40 @@ Result<std::unique_ptr<RowDatabase>> RowDatabase::Open(const Options& options) {
   return database;
 }
 
+bool RowDatabase::failed() const {
+  return handles_ == nullptr || handles_->errors->failed() || handles_->pending_unusable;
+}
+
+Status RowDatabase::CheckFolder() const {
+  if (IdentityOf(path_) == folder_) return Status();
+  return Status(Code::kNotFound, "the folder of the storage '" + path_ +
+                                     "' was moved, removed or replaced while it is open; what is "
+                                     "in memory is kept: put the folder back, then go on");
+}
+
 Status RowDatabase::Recover() {
-  if (!handles_->errors->failed() && !handles_->pending_unusable) return Status();
+  if (!failed()) return Status();
+  if (Status status = CheckFolder(); !status.ok()) return status;
   // RocksDB 7.8 goes wrong when it ingests files after such an error, so it is opened anew. What is
   // pending has no log, and is saved as files before.
-  if (has_pending()) {
+  if (handles_ != nullptr && has_pending()) {
     rocksdb::Status status;
     for (int attempt = 0; attempt < kResumeAttempts; ++attempt) {
       status = handles_->db->Resume();
-      if (status.ok()) break;
-      std::this_thread::sleep_for(kResumePause);  // it may be busy with trying by itself
+      if (!status.IsBusy()) break;
+      std::this_thread::sleep_for(kResumePause);  // it is trying by itself
     }
     if (status.ok()) status = handles_->db->Flush({}, handles_->pending);
     if (!status.ok()) return FromRocksdb(status, "write rows to '" + path_ + "'");
   }
   handles_.reset();
-  auto handles = OpenHandles(options_);
-  if (!handles.ok()) return handles.status();
+  auto handles = OpenHandles(options_, /*create=*/false);
+  if (!handles.ok()) {
+    return Status(handles.status().code(),
+                  handles.status().message() +
+                      " (opened again after an error; what is in memory is kept, and the next call "
+                      "tries again)");
+  }
   handles_ = std::move(handles.value());
   return has_pending() ? Status() : StartPendingAnew();
 }
@@ -182,47 +210,54 @@ Status RowDatabase::StartPendingAnew() {
 }
 
 Status RowDatabase::Read(const RowKey* keys, size_t n, const Found& found) const {
+  if (journal_ == nullptr && !has_pending()) return ReadPublished(keys, n, found);
+  const Handles& h = *handles_;
+  std::vector<size_t> rest;  // what is not newer than published
+  if (journal_ != nullptr) {
+    std::string value;
+    for (size_t i = 0; i < n; ++i) {
+      const JournalReader::Place* place = journal_->Find(keys[i]);
+      if (place == nullptr) {
+        rest.push_back(i);
+      } else if (place->size > 0) {
+        if (Status status = journal_->Read(*place, &value); !status.ok()) return status;
+        found(i, value);
+      }
+    }
+  } else {
+    std::vector<rocksdb::Slice> wanted(n);
+    for (size_t i = 0; i < n; ++i) wanted[i] = rocksdb::Slice(keys[i].bytes, RowKey::kBytes);
+    std::vector<rocksdb::PinnableSlice> values(n);
+    std::vector<rocksdb::Status> statuses(n);
+    h.db->MultiGet({}, h.pending, n, wanted.data(), values.data(), statuses.data(), true);
+    for (size_t i = 0; i < n; ++i) {
+      if (statuses[i].IsNotFound()) {
+        rest.push_back(i);
+      } else if (!statuses[i].ok()) {
+        return FromRocksdb(statuses[i], "read rows of '" + path_ + "'");
+      } else if (values[i].size() > 0) {
+        found(i, ViewOf(values[i]));
+      }
+    }
+  }
+  std::vector<RowKey> others(rest.size());
+  for (size_t i = 0; i < rest.size(); ++i) others[i] = keys[rest[i]];
+  return ReadPublished(others.data(), others.size(),
+                       [&](size_t i, std::string_view value) { found(rest[i], value); });
+}
+
+Status RowDatabase::ReadPublished(const RowKey* keys, size_t n, const Found& found) const {
   const Handles& h = *handles_;
   std::vector<rocksdb::Slice> wanted(n);
   for (size_t i = 0; i < n; ++i) wanted[i] = rocksdb::Slice(keys[i].bytes, RowKey::kBytes);
   std::vector<rocksdb::PinnableSlice> values(n);
   std::vector<rocksdb::Status> statuses(n);
-  std::vector<size_t> rest;  // what is not pending
-  const auto failed = [&](const rocksdb::Status& status) {
-    return FromRocksdb(status, "read rows of '" + path_ + "'");
-  };
-  if (!has_pending()) {
-    h.db->MultiGet({}, h.published, n, wanted.data(), values.data(), statuses.data(), true);
-    for (size_t i = 0; i < n; ++i) {
-      if (statuses[i].ok()) {
-        found(i, ViewOf(values[i]));
-      } else if (!statuses[i].IsNotFound()) {
-        return failed(statuses[i]);
-      }
-    }
-    return Status();
-  }
-  h.db->MultiGet({}, h.pending, n, wanted.data(), values.data(), statuses.data(), true);
+  h.db->MultiGet({}, h.published, n, wanted.data(), values.data(), statuses.data(), true);
   for (size_t i = 0; i < n; ++i) {
-    if (statuses[i].IsNotFound()) {
-      rest.push_back(i);
-    } else if (!statuses[i].ok()) {
-      return failed(statuses[i]);
-    } else if (values[i].size() > 0) {
-      found(i, ViewOf(values[i]));
-    }
-  }
-  const size_t m = rest.size();
-  for (size_t i = 0; i < m; ++i) {
-    wanted[i] = wanted[rest[i]];
-    values[i].Reset();
-  }
-  h.db->MultiGet({}, h.published, m, wanted.data(), values.data(), statuses.data(), true);
-  for (size_t i = 0; i < m; ++i) {
     if (statuses[i].ok()) {
-      found(rest[i], ViewOf(values[i]));
+      found(i, ViewOf(values[i]));
     } else if (!statuses[i].IsNotFound()) {
-      return failed(statuses[i]);
+      return FromRocksdb(statuses[i], "read rows of '" + path_ + "'");
     }
   }
   return Status();
@@ -269,44 +304,105 @@ Status RowDatabase::WritePublished(const RowBatch& batch, const Meta& meta, bool
   return FromRocksdb(handles_->db->Write(options, &writes), "write rows to '" + path_ + "'");
 }
 
+// In the order of the keys.
+class RowDatabase::NewerRows {
+ public:
+  virtual ~NewerRows() = default;
+  virtual void Seek(std::string_view key) = 0;
+  virtual bool Valid() const = 0;
+  virtual void Next() = 0;
+  virtual std::string_view key() const = 0;
+  virtual std::string_view value() const = 0;
+  virtual Status status() const = 0;
+};
+
+std::unique_ptr<RowDatabase::NewerRows> RowDatabase::IterateNewer() const {
+  class Pending final : public NewerRows {
+   public:
+    Pending(rocksdb::Iterator* rows, const std::string& path) : rows_(rows), path_(path) {}
+    void Seek(std::string_view key) override { rows_->Seek(SliceOf(key)); }
+    bool Valid() const override { return rows_->Valid(); }
+    void Next() override { rows_->Next(); }
+    std::string_view key() const override { return ViewOf(rows_->key()); }
+    std::string_view value() const override { return ViewOf(rows_->value()); }
+    Status status() const override {
+      return FromRocksdb(rows_->status(), "read rows of '" + path_ + "'");
+    }
+
+   private:
+    const std::unique_ptr<rocksdb::Iterator> rows_;
+    const std::string& path_;
+  };
+  class OfJournal final : public NewerRows {
+   public:
+    explicit OfJournal(const JournalReader& journal) : journal_(journal) {}
+    void Seek(std::string_view key) override {
+      const auto& places = journal_.places();
+      at_ = std::lower_bound(places.begin(), places.end(), key,
+                             [](const JournalReader::Place& place, std::string_view wanted) {
+                               return place.key.view() < wanted;
+                             });
+      Load();
+    }
+    bool Valid() const override { return status_.ok() && at_ != journal_.places().end(); }
+    void Next() override {
+      ++at_;
+      Load();
+    }
+    std::string_view key() const override { return at_->key.view(); }
+    std::string_view value() const override { return value_; }
+    Status status() const override { return status_; }
+
+   private:
+    void Load() {
+      if (Valid()) status_ = journal_.Read(*at_, &value_);
+    }
+    const JournalReader& journal_;
+    std::vector<JournalReader::Place>::const_iterator at_;
+    std::string value_;
+    Status status_;
+  };
+  if (journal_ != nullptr) return std::make_unique<OfJournal>(*journal_);
+  if (!has_pending()) return nullptr;
+  return std::make_unique<Pending>(handles_->db->NewIterator(WholeRead(), handles_->pending),
+                                   path_);
+}
+
 Status RowDatabase::ForEach(int group, const Visit& fn) const {
   const Handles& h = *handles_;
-  rocksdb::ReadOptions reading;
-  reading.fill_cache = false;
-  reading.readahead_size = size_t{2} << 20;
-  std::unique_ptr<rocksdb::Iterator> published(h.db->NewIterator(reading, h.published));
-  std::unique_ptr<rocksdb::Iterator> pending;
-  if (has_pending()) pending.reset(h.db->NewIterator(reading, h.pending));
+  const std::unique_ptr<rocksdb::Iterator> published(h.db->NewIterator(WholeRead(), h.published));
+  const std::unique_ptr<NewerRows> newer = IterateNewer();
   const std::string first = group < 0 ? "" : std::string(1, static_cast<char>(group));
-  for (auto* rows : {published.get(), pending.get()}) {
-    if (rows == nullptr) continue;
-    if (group < 0) {
-      rows->SeekToFirst();
-    } else {
-      rows->Seek(first);
-    }
-  }
-  const auto valid = [&](const std::unique_ptr<rocksdb::Iterator>& rows) {
-    return rows != nullptr && rows->Valid() && (group < 0 || rows->key().starts_with(first));
+  published->Seek(first);
+  if (newer != nullptr) newer->Seek(first);
+  const auto in_group = [&](std::string_view key) { return group < 0 || key[0] == first[0]; };
+  const auto old_left = [&] { return published->Valid() && in_group(ViewOf(published->key())); };
+  const auto new_left = [&] {
+    return newer != nullptr && newer->Valid() && in_group(newer->key());
   };
-  while (valid(published) || valid(pending)) {
-    int order =
-        valid(published) ? (valid(pending) ? published->key().compare(pending->key()) : -1) : 1;
-    const auto& rows = order < 0 ? published : pending;
-    const std::string_view key = ViewOf(rows->key());
-    if (key.size() == RowKey::kBytes && !rows->value().empty()) {
-      Status status = fn(RowKey::Group(key), RowKey::KeyOf(key), ViewOf(rows->value()));
+  while (old_left() || new_left()) {
+    int order = 1;
+    if (old_left()) {
+      order = new_left() ? published->key().compare(SliceOf(newer->key())) : -1;
+    }
+    const std::string_view key = order < 0 ? ViewOf(published->key()) : newer->key();
+    const std::string_view value = order < 0 ? ViewOf(published->value()) : newer->value();
+    if (key.size() == RowKey::kBytes && !value.empty()) {
+      Status status = fn(RowKey::Group(key), RowKey::KeyOf(key), value);
       if (!status.ok()) return status;
     }
     if (order <= 0) published->Next();
-    if (order >= 0) pending->Next();
+    if (order >= 0) newer->Next();
   }
-  for (auto* rows : {published.get(), pending.get()}) {
-    if (rows != nullptr && !rows->status().ok()) {
-      return FromRocksdb(rows->status(), "read rows of '" + path_ + "'");
-    }
+  if (!published->status().ok()) {
+    return FromRocksdb(published->status(), "read rows of '" + path_ + "'");
   }
-  return Status();
+  return newer == nullptr ? Status() : newer->status();
+}
+
+void RowDatabase::ShowJournal(std::unique_ptr<JournalReader> journal, Meta meta) {
+  journal_ = std::move(journal);
+  journal_meta_ = std::move(meta);
 }
 
 Result<std::map<std::string, std::string>> RowDatabase::ReadMeta(const std::string& prefix) const {
@@ -316,6 +412,14 @@ Result<std::map<std::string, std::string>> RowDatabase::ReadMeta(const std::stri
     found[names->key().ToString()] = names->value().ToString();
   }
   if (!names->status().ok()) return FromRocksdb(names->status(), "read '" + path_ + "'");
+  for (const auto& [name, value] : journal_meta_) {
+    if (name.compare(0, prefix.size(), prefix) != 0) continue;
+    if (value.has_value()) {
+      found[name] = *value;
+    } else {
+      found.erase(name);
+    }
+  }
   return found;
 }
 

@@ -22,6 +22,8 @@
 
 #include "core/expiry.h"
 #include "core/status.h"
+#include "core/stores/journal_reader.h"
+#include "core/stores/open_folders.h"
 #include "core/stores/row_codec.h"
 #include "core/types.h"
 
@@ -44,8 +46,7 @@ class RowDatabase {
     uint64_t file_bytes = 0;    // of published rows
     uint64_t memory_bytes = 0;  // memtables, block cache
   };
-  // A name without a value is removed.
-  using Meta = std::map<std::string, std::optional<std::string>>;
+  using Meta = NamedValues;
 
   // Makes the folder if there is none, but for read_only.
   // Errors: kUnavailable if another process or this one has the folder open, naming the lock;
@@ -66,11 +67,21 @@ class RowDatabase {
   class Publication;
   std::unique_ptr<Publication> StartPublication();
   Status Publish(const Meta& meta);
+  // Publishes what a journal holds, with `meta` in place of its own. Nothing may be pending.
+  Status PublishJournal(const JournalReader& journal, const Meta& meta);
+  // Has readers see what a journal holds, with `meta` in place of its own: for read_only.
+  void ShowJournal(std::unique_ptr<JournalReader> journal, Meta meta);
+  // Calls found(i, value) for those of the keys that are published, whatever is newer.
+  Status ReadPublished(const RowKey* keys, size_t n, const Found& found) const;
   // Makes the database writable again after an error, of a full disk, say. Without one it does
-  // nothing. Alone, like Publish.
-  // On an error it may have lost the database: see usable.
+  // nothing. Alone, like Publish. On an error another call tries again; until one succeeds the
+  // database may be unusable.
   Status Recover();
   bool usable() const { return handles_ != nullptr; }
+  // Whether it should be recovered.
+  bool failed() const;
+  // kNotFound if the folder that was opened is not at its path any more.
+  Status CheckFolder() const;
   // Forgets what is pending.
   Status DropPending() { return StartPendingAnew(); }
   bool has_pending() const { return pending_rows_.load(std::memory_order_relaxed) > 0; }
@@ -96,13 +107,19 @@ class RowDatabase {
   struct Handles;
   RowDatabase(const Options& options, std::unique_ptr<Handles> handles);
   // Opens all that is there.
-  static Result<std::unique_ptr<Handles>> OpenHandles(const Options& options);
+  static Result<std::unique_ptr<Handles>> OpenHandles(const Options& options, bool create);
   Status StartPendingAnew();
+  class NewerRows;
+  // Rows that hide the published ones; null: there are none.
+  std::unique_ptr<NewerRows> IterateNewer() const;
 
   const Options options_;
   const std::string path_;
   std::unique_ptr<Handles> handles_;
   std::atomic<uint64_t> pending_rows_{0};
+  const FolderIdentity folder_;
+  std::unique_ptr<JournalReader> journal_;  // that readers see; null: none
+  Meta journal_meta_;
 };
 
 // Nothing changes before Finish; without it, nothing does.
@@ -112,6 +129,8 @@ class RowDatabase::Publication {
   ~Publication();
   // Keys ascend. After an error every later call returns it.
   Status Add(const RowKey& key, const RowHeader& header, const float* floats, size_t n);
+  // The same of a row as the database holds it; an empty value removes the row.
+  Status AddValue(const RowKey& key, std::string_view value);
   Status Finish(const Meta& meta);
 
  private:

@@ -41,11 +41,11 @@ struct RowDatabase::Handles {
   rocksdb::ColumnFamilyHandle* published = nullptr;
   rocksdb::ColumnFamilyHandle* meta = nullptr;
   rocksdb::ColumnFamilyHandle* pending = nullptr;
-  std::string locked;  // the folder, if it is open for writing
+  FolderIdentity locked{0, 0};  // the folder, if it is open for writing
 
   ~Handles() {
     Close();
-    if (!locked.empty()) OpenFolders::Remove(locked);
+    if (locked.second != 0) OpenFolders::Remove(locked);
   }
   void Close() {
     if (db == nullptr) return;

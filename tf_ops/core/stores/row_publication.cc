@@ -94,6 +94,11 @@ Status RowDatabase::Publication::Add(const RowKey& key, const RowHeader& header,
   return Put(key.view(), value);
 }
 
+Status RowDatabase::Publication::AddValue(const RowKey& key, std::string_view value) {
+  if (!error_.ok() || !PutPendingBefore(&key).ok()) return error_;
+  return Put(key.view(), value);
+}
+
 Status RowDatabase::Publication::Finish(const Meta& meta) {
   if (!error_.ok() || !PutPendingBefore(nullptr).ok()) return error_;
   Handles& h = *database_.handles_;
@@ -138,6 +143,17 @@ Status RowDatabase::Publication::Finish(const Meta& meta) {
 
 std::unique_ptr<RowDatabase::Publication> RowDatabase::StartPublication() {
   return std::make_unique<Publication>(this);
+}
+
+Status RowDatabase::PublishJournal(const JournalReader& journal, const Meta& meta) {
+  const auto publication = StartPublication();
+  std::string value;
+  for (const JournalReader::Place& place : journal.places()) {
+    Status status = journal.Read(place, &value);
+    if (status.ok()) status = publication->AddValue(place.key, value);
+    if (!status.ok()) return status;
+  }
+  return publication->Finish(meta);
 }
 
 Status RowDatabase::Publish(const Meta& meta) {

@@ -46,6 +46,9 @@ struct CommitStep {
   uint32_t now = 0;         // the update_time of the rows it touches
   bool sequential = false;  // equal keys one step after another, not summed; float32 gradients only
   TableState state;         // of the table after it; a store on disk keeps it with the rows
+  // Set once the rows have changed, also if an error follows: they may not be durable. Null:
+  // unasked.
+  bool* applied = nullptr;
 };
 
 // Exceptions to "the row of keys[i] goes to out[i]".
@@ -88,6 +91,12 @@ class RowStore {
   virtual Status Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
                         const WriteRow& write, const ParallelFor& parallel_for) = 0;
 
+  // The same as a whole or not at all, and as durable as the store makes a call.
+  virtual Status Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
+                     const WriteRow& write, const ParallelFor& parallel_for) {
+    return Upsert(keys, n, max_rows, now, write, parallel_for);
+  }
+
   // Sums the gradients of equal keys, in order, and applies one step to each row. Keys without a
   // row are left out. Returns how many rows it touched. Not beside another Apply or Relay.
   virtual Result<uint64_t> Apply(const std::vector<GradientBatch>& batches,
@@ -103,11 +112,6 @@ class RowStore {
   virtual Status Replace(std::shared_ptr<const RowLayout> layout, const TableState& state,
                          const Key* keys, size_t n, uint32_t now, const WriteRow& write,
                          const ParallelFor& parallel_for) = 0;
-  // Makes what an Upsert has changed durable, where a store writes through.
-  virtual Status Persist(const Key* /*keys*/, size_t /*n*/, const ParallelFor& /*parallel_for*/) {
-    return Status();
-  }
-
   // Gives every row the slots of `layout`, whose dim must be the same. If the shape differs from
   // the present one, slots start anew and true comes back.
   virtual Result<bool> Relay(std::shared_ptr<const RowLayout> layout,

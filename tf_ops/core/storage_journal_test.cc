@@ -1,0 +1,217 @@
+// With write_through, whatever a call has changed survives the process, whole.
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/dump/test_folder.h"
+#include "core/storage.h"
+#include "core/stores/journal_reader.h"
+#include "core/test_result.h"
+#include "core/thread_pool.h"
+
+namespace sok {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kDim = 8;
+constexpr Key kKeys = 20000;  // several times the cache
+
+using Rows = std::map<Key, float>;  // the first float of each row
+
+StorageOptions At(const std::string& path, bool write_through = true, bool read_only = false) {
+  StorageOptions options;
+  options.path = path;
+  options.cache_bytes = uint64_t{1} << 20;
+  options.write_through = write_through;
+  options.read_only = read_only;
+  return options;
+}
+
+std::shared_ptr<Table> TableOf(Storage& storage) {
+  TableConfig config;
+  config.dim = kDim;
+  config.initializer = "constant";
+  config.initializer_a = 0;
+  return Value(storage.OpenTable(config, "", {}, std::nullopt));
+}
+
+// Random calls on a table and on a map.
+class Calls {
+ public:
+  explicit Calls(uint64_t seed) : random_(seed) {}
+
+  void Run(Table& table) {
+    std::vector<Key> keys(1 + random_() % 6000);
+    for (Key& key : keys) key = random_() % kKeys;
+    switch (random_() % 4) {
+      case 0: {
+        const auto value = static_cast<float>(random_() % 1000);
+        const std::vector<float> rows(keys.size() * kDim, value);
+        REQUIRE(table.Assign(keys.data(), keys.size(), rows.data(), ProcessPool()).ok());
+        for (Key key : keys) model[key] = value;
+        return;
+      }
+      case 1:
+        keys.resize(keys.size() / 4);
+        REQUIRE(table.Remove(keys.data(), keys.size(), ProcessPool()).ok());
+        for (Key key : keys) model.erase(key);
+        return;
+      default: {
+        const std::vector<float> gradients(keys.size() * kDim, -1.0f);
+        const auto sgd = Value(MakeRowOptimizer("sgd", {{"learning_rate", 1.0}}));
+        REQUIRE(
+            table.Update(keys.data(), keys.size(), gradients.data(), "sgd", *sgd, {}, ProcessPool())
+                .ok());
+        for (Key key : keys) ++model[key];
+      }
+    }
+  }
+
+  Rows model;
+
+ private:
+  std::mt19937_64 random_;
+};
+
+Rows RowsOf(Table& table) {
+  Rows rows;
+  REQUIRE(table.ForEachRow([&](Key key, RowView row) { rows[key] = row.embedding[0]; }).ok());
+  return rows;
+}
+
+// The rows of a storage, as three ways of reading find them.
+Rows RowsAt(const std::string& path, bool read_only) {
+  const auto storage = Value(Storage::Open(At(path, /*write_through=*/false, read_only)));
+  REQUIRE(Value(storage->Groups()).at(0).meta.rows == Value(storage->Survey(0)).rows);
+  const auto table = TableOf(*storage);
+  const Rows rows = RowsOf(*table);
+  REQUIRE(table->size() == rows.size());
+  std::vector<Key> keys(kKeys);
+  std::iota(keys.begin(), keys.end(), 0);
+  std::vector<float> found(kKeys * kDim);
+  REQUIRE(table->Lookup(keys.data(), kKeys, false, found.data(), ProcessPool()).ok());
+  for (Key key = 0; key < kKeys; ++key) {
+    const auto row = rows.find(key);
+    REQUIRE(found[key * kDim] == (row == rows.end() ? 0.0f : row->second));
+  }
+  return rows;
+}
+
+// What a process that is killed now would leave.
+std::string Killed(const TestFolder& folder, const std::string& name) {
+  fs::remove_all(folder / name);
+  fs::copy(folder / "rows", folder / name, fs::copy_options::recursive);
+  return folder / name;
+}
+
+std::string LastSegment(const std::string& path) {
+  std::string last;
+  for (const auto& entry : fs::directory_iterator(path)) {
+    const std::string name = entry.path().string();
+    if (name.find(kJournalPrefix) != std::string::npos) last = std::max(last, name);
+  }
+  return last;
+}
+
+}  // namespace
+
+TEST_CASE("calls of every kind survive a kill, and the next ones, in files or published") {
+  const auto seed = std::random_device{}();
+  CAPTURE(seed);
+  for (const uint64_t journal_bytes : {Journal::kMostBytes, uint64_t{1} << 20}) {
+    const TestFolder folder;
+    StorageOptions options = At(folder / "rows");
+    options.journal_bytes = journal_bytes;
+    Calls calls(seed);
+    for (int life = 0; life < 4; ++life) {
+      const auto storage = Value(Storage::Open(options));
+      const auto table = TableOf(*storage);
+      REQUIRE(RowsOf(*table) == calls.model);
+      for (int call = 0; call < 12; ++call) {
+        calls.Run(*table);
+        if (call % 5 == 3) REQUIRE(Value(storage->Survey(0)).rows == calls.model.size());
+        if (call % 7 == 6) REQUIRE(storage->Flush().ok());
+        if (call % 4 != 1) continue;
+        const std::string killed = Killed(folder, "killed");
+        REQUIRE(RowsAt(killed, /*read_only=*/true) == calls.model);
+        REQUIRE(RowsAt(killed, /*read_only=*/false) == calls.model);
+        REQUIRE(LastSegment(killed).empty());
+        REQUIRE(RowsAt(killed, /*read_only=*/true) == calls.model);
+      }
+    }
+    REQUIRE(RowsAt(folder / "rows", /*read_only=*/true) == calls.model);
+    CHECK(LastSegment(folder / "rows").empty());
+  }
+}
+
+TEST_CASE("of a call that was under way, all is there or nothing") {
+  const TestFolder folder;
+  const auto storage = Value(Storage::Open(At(folder / "rows")));
+  const auto table = TableOf(*storage);
+  const auto assign = [&](float value) {
+    std::vector<Key> keys(50);
+    std::iota(keys.begin(), keys.end(), 0);
+    const std::vector<float> rows(keys.size() * kDim, value);
+    REQUIRE(table->Assign(keys.data(), keys.size(), rows.data(), ProcessPool()).ok());
+  };
+  assign(1);
+  const auto before = fs::file_size(LastSegment(folder / "rows"));
+  assign(2);
+  const auto after = fs::file_size(LastSegment(folder / "rows"));
+  for (uint64_t length = before; length <= after; length += length < before + 40 ? 1 : 97) {
+    const std::string killed = Killed(folder, "killed");
+    fs::resize_file(LastSegment(killed), length);
+    const Rows rows = RowsAt(killed, /*read_only=*/length % 2 == 0);
+    REQUIRE(rows.size() == 50);
+    for (const auto& [key, value] : rows) REQUIRE(value == (length == after ? 2.0f : 1.0f));
+  }
+}
+
+TEST_CASE("a damaged journal is an error that names it, and not the end of what it holds") {
+  const TestFolder folder;
+  const auto storage = Value(Storage::Open(At(folder / "rows")));
+  Calls calls(3);
+  const auto table = TableOf(*storage);
+  for (int call = 0; call < 3; ++call) calls.Run(*table);
+  std::mt19937_64 random(4);
+  for (int i = 0; i < 70; ++i) {
+    const std::string killed = Killed(folder, "killed");
+    const std::string segment = LastSegment(killed);
+    std::string bytes = ReadAll(segment);
+    const size_t at = i < 48 ? i : random() % bytes.size();
+    bytes[at] = static_cast<char>(bytes[at] ^ (1 << random() % 8));
+    WriteAll(segment, bytes);
+    const auto opened = Storage::Open(At(killed));
+    REQUIRE_FALSE(opened.ok());
+    CHECK(opened.status().code() == Code::kDataLoss);
+    CHECK(Contains(opened.status(), segment));
+  }
+}
+
+TEST_CASE("a restore is durable when it returns, and a journal from before does not undo it") {
+  const TestFolder folder;
+  const auto storage = Value(Storage::Open(At(folder / "rows")));
+  const auto table = TableOf(*storage);
+  Calls calls(5);
+  for (int call = 0; call < 4; ++call) calls.Run(*table);
+  const std::vector<Key> keys = {7, 8};
+  const std::vector<float> rows(2 * kDim, 4.0f);
+  const std::vector<int64_t> updates = {1, 2};
+  REQUIRE(table
+              ->Restore("sgd", 9, keys.data(), 2, rows.data(), nullptr, 0, updates.data(), nullptr,
+                        ProcessPool())
+              .ok());
+  const Rows expected = {{7, 4.0f}, {8, 4.0f}};
+  CHECK(RowsAt(Killed(folder, "killed"), /*read_only=*/true) == expected);
+  CHECK(RowsAt(Killed(folder, "killed"), /*read_only=*/false) == expected);
+  CHECK(RowsOf(*table) == expected);
+}
+
+}  // namespace sok

@@ -1,0 +1,58 @@
+// What the journal of a storage that was not closed holds: the newest version of each row, and of
+// each named value, as if its calls had been published.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/dump/file.h"
+#include "core/status.h"
+#include "core/stores/row_codec.h"
+
+namespace sok {
+
+// Segments of a folder's journal, ascending.
+std::vector<uint64_t> JournalSegments(const std::string& folder);
+void RemoveJournalSegment(const std::string& folder, uint64_t number);
+
+// Const methods are thread-safe.
+class JournalReader {
+ public:
+  // Reads the segments after `applied`. A record at the end that a kill has cut short is left out:
+  // its call did not return.
+  // Errors: kDataLoss for any other damage, naming the file; those of reading.
+  static Result<std::unique_ptr<JournalReader>> Open(const std::string& folder, uint64_t applied);
+
+  bool empty() const { return places_.empty() && meta_.empty(); }
+  // Of the last segment, 0 without one.
+  uint64_t last() const { return last_; }
+  const NamedValues& meta() const { return meta_; }
+
+  // A row's newest version: where it is in the files.
+  struct Place {
+    RowKey key;
+    uint32_t file;
+    uint32_t size;  // 0: the row is removed
+    uint64_t offset;
+  };
+  // Ascending by key, distinct.
+  const std::vector<Place>& places() const { return places_; }
+  // The place of a key, or null.
+  const Place* Find(const RowKey& key) const;
+  // The value, as the database would hold it.
+  Status Read(const Place& place, std::string* value) const;
+
+ private:
+  JournalReader() = default;
+  Status ReadSegment(const std::string& path, uint64_t number, bool last);
+  Status TakeRecord(std::string_view rows, uint64_t offset);
+
+  std::vector<std::unique_ptr<dump::InputFile>> files_;
+  std::vector<Place> places_;
+  NamedValues meta_;
+  uint64_t last_ = 0;
+};
+
+}  // namespace sok
