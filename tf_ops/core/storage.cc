@@ -220,8 +220,8 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
   }
   const std::string group = "group " + std::to_string(config.group) + " of '" + path() + "'";
   std::lock_guard<std::mutex> guard(mu_);
-  std::shared_lock<SharedMutex> gate(core_->gate);
-  if (Status status = core_->CheckOpen(); !status.ok()) return status;
+  const auto gate = core_->Enter(/*to_write=*/false);
+  if (!gate.ok()) return gate.status();
 
   const auto open = groups_.find(config.group);
   auto stored = core_->database->ReadMeta(GroupMetaName(config.group));
@@ -282,6 +282,14 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
   if (!table.ok()) return table.status();
   made.table = std::move(table.value());
   return groups_.emplace(config.group, std::move(made)).first->second.table;
+}
+
+Status Storage::Ready() {
+  if (core_->database != nullptr && !core_->read_only && core_->database->failed()) {
+    const Status mended = core_->database->Recover();
+    if (!mended.ok() && !core_->database->usable()) return mended;
+  }
+  return core_->CheckOpen();
 }
 
 Status Storage::SettleAtRest() {
@@ -360,16 +368,16 @@ Status Storage::Compact() {
   // Not under the gate, where lookups would wait behind the next flush; mu_ keeps it open.
   std::lock_guard<std::mutex> guard(mu_);
   {
-    std::shared_lock<SharedMutex> gate(core_->gate);
-    status = CheckWritable();
+    const Gate gate(core_->gate);
+    status = ReadyToWrite();
   }
   if (status.ok()) status = core_->database->Compact();
   return status.ok() && ttl() > 0 ? CountRows() : status;
 }
 
-Status Storage::CheckWritable() const {
-  if (Status status = core_->CheckOpen(); !status.ok()) return status;
-  if (!core_->read_only) return Status();
+Status Storage::ReadyToWrite() {
+  if (Status status = Ready(); !status.ok()) return status;
+  if (!core_->read_only) return core_->database->CheckFolder();
   return Status(Code::kPermissionDenied,
                 "the storage '" + path() + "' was opened read-only; open it for writing");
 }

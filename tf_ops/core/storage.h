@@ -142,8 +142,10 @@ class Storage : public std::enable_shared_from_this<Storage> {
   Status CheckSame(const OpenGroup& open, const TableConfig& config, const std::string& rule,
                    const std::optional<AdmissionConfig>& admission) const;
 
-  // The rest is for who holds mu_ and the gate alone.
-  Status CheckWritable() const;
+  // The rest is for who holds the gate alone, and mu_.
+  // Whether the storage can be used, after an attempt to mend what an error of the disk has left.
+  Status Ready();
+  Status ReadyToWrite();
   Status FlushAtRest();
   Status SettleAtRest();
   Result<std::map<int, GroupMeta>> GroupsAtRest() const;

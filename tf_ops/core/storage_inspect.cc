@@ -27,6 +27,7 @@ Result<std::map<int, GroupMeta>> Storage::GroupsAtRest() const {
 Result<std::vector<GroupInfo>> Storage::Groups() {
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
+  if (Status status = Ready(); !status.ok()) return status;
   auto groups = GroupsAtRest();
   if (!groups.ok()) return groups.status();
   std::vector<GroupInfo> infos;
@@ -37,7 +38,7 @@ Result<std::vector<GroupInfo>> Storage::Groups() {
 Result<GroupSurvey> Storage::Survey(int group) {
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
-  if (Status status = core_->CheckOpen(); !status.ok()) return status;
+  if (Status status = Ready(); !status.ok()) return status;
   if (Status status = SettleAtRest(); !status.ok()) return status;
   const uint32_t now = core_->expiry->Now();
   GroupSurvey survey;
@@ -74,6 +75,7 @@ Result<std::optional<StoredRow>> Storage::Get(int group, Key key) {
   }
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
+  if (Status status = Ready(); !status.ok()) return status;
   auto groups = GroupsAtRest();
   if (!groups.ok()) return groups.status();
   std::optional<StoredRow> row;
@@ -111,6 +113,7 @@ Status Storage::CountRows() {
     if (!counted.ok()) return counted.status();
   }
   const Gate gate(core_->gate);
+  if (Status status = Ready(); !status.ok()) return status;
   auto groups = GroupsAtRest();
   if (!groups.ok()) return groups.status();
   const uint32_t now = core_->expiry->Now();

@@ -29,6 +29,7 @@ Result<uint64_t> Storage::Dump(const std::string& path, const DumpFilter& filter
                                const DumpProgress& progress) {
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
+  if (Status status = Ready(); !status.ok()) return status;
   auto groups = GroupsAtRest();
   if (!groups.ok()) return groups.status();
   if (filter.group >= 0 && groups.value().count(filter.group) == 0) {
@@ -196,7 +197,7 @@ Result<uint64_t> Storage::Load(const std::string& path, const DumpProgress& prog
 
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
-  if (status = CheckWritable(); !status.ok()) return status;
+  if (status = ReadyToWrite(); !status.ok()) return status;
   auto groups = Reconcile(arrivals, path);
   if (!groups.ok()) return groups.status();
   const std::map<int, GroupMeta> targets = groups.value();
@@ -239,7 +240,7 @@ Result<uint64_t> Storage::LoadDamo(const std::string& path, const DumpProgress& 
 
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
-  if (status = CheckWritable(); !status.ok()) return status;
+  if (status = ReadyToWrite(); !status.ok()) return status;
   auto groups = Reconcile(arrivals, path);
   if (!groups.ok()) return groups.status();
   std::map<int, int> dims;

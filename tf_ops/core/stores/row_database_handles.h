@@ -24,6 +24,11 @@ class ErrorListener final : public rocksdb::EventListener {
   void OnBackgroundError(rocksdb::BackgroundErrorReason, rocksdb::Status*) override {
     failed_ = true;
   }
+  // RocksDB would try to go on by itself every few seconds, and be busy meanwhile. Recover decides.
+  void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason, rocksdb::Status,
+                            bool* auto_recovery) override {
+    *auto_recovery = false;
+  }
   bool failed() const { return failed_; }
 
  private:

@@ -92,7 +92,7 @@ Status Spill::Append(const std::vector<Row>& rows) {
                          [](const Segment& s) { return s.number != kNone; });
   };
   while (status.ok() && static_cast<uint64_t>(in_use()) * rows_per_segment_ >
-                            2 * (index_.size() + rows.size()) + 4 * uint64_t{rows_per_segment_}) {
+                            2 * (index_.size() + rows.size()) + 2 * uint64_t{rows_per_segment_}) {
     status = Compact();
   }
   if (!status.ok()) {

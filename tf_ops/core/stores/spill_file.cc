@@ -47,6 +47,10 @@ uint32_t SpillFile::AllocateSegment() {
 }
 
 void SpillFile::FreeSegment(uint32_t segment) {
+  // Its space goes back to the disk, where the file system can do that.
+  fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+            static_cast<off_t>(uint64_t{segment} * kSegmentBytes),
+            static_cast<off_t>(kSegmentBytes));
   std::lock_guard<std::mutex> guard(mu_);
   free_.push_back(segment);
 }
