@@ -65,6 +65,11 @@ PATCHES = (
         SOURCES_END,
         f'list(FILTER SOURCES EXCLUDE REGEX "^({"|".join(LEFT_OUT)})[.]cc$")\n{SOURCES_END}',
     ),
+    (  # all that ties the rest to transactions
+        "utilities/transactions/snapshot_checker.cc",
+        "#else\n\nWritePreparedSnapshotChecker::",
+        "#elif 0\n\nWritePreparedSnapshotChecker::",
+    ),
 )
 
 CMAKE_ARGUMENTS = (

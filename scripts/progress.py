@@ -24,14 +24,14 @@ STEPS = re.compile(r"\[ *(\d+)/(\d+)\]")
 PERCENT = re.compile(r"\[ *(\d+)%\]")
 
 
-def tail(log: Path, size: int = 8192) -> list[str]:
-    """The last lines of a log; colours and half a first line are left out."""
+def tail(log: Path, size: int = 8192, since: int = 0) -> list[str]:
+    """The last lines of a log, from the byte `since` on; without colours and half a first line."""
     with log.open("rb") as stream:
-        start = max(0, stream.seek(0, os.SEEK_END) - size)
+        start = max(since, stream.seek(0, os.SEEK_END) - size)
         stream.seek(start)
         text = stream.read().decode(errors="replace")
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
-    return lines[1:] if start else lines
+    return lines[1:] if start > since else lines
 
 
 def position(lines: Sequence[str]) -> str:
@@ -74,7 +74,7 @@ def run(
     """
     start = time.monotonic()
     with log.open("ab") as stream:
-        size = stream.seek(0, os.SEEK_END)
+        begin = stream.seek(0, os.SEEK_END)
         process = subprocess.Popen(
             command, stdout=stream, stderr=subprocess.STDOUT, env=env, cwd=cwd
         )
@@ -85,8 +85,10 @@ def run(
                 break
             except subprocess.TimeoutExpired:
                 # What an earlier command left in the log says nothing about this one.
-                lines = tail(log, min(8192, log.stat().st_size - size))
-                words = (f"  {what}: {elapsed(time.monotonic() - start)}", position(lines))
+                words = (
+                    f"  {what}: {elapsed(time.monotonic() - start)}",
+                    position(tail(log, since=begin)),
+                )
                 print(", ".join(filter(None, words)), file=to or sys.stdout, flush=True)
     except BaseException:
         process.terminate()
