@@ -120,8 +120,8 @@ sanitize:  ## the core's tests under address and undefined, then thread sanitize
 	  echo "sok_core_test with SOK_SANITIZE=$$sanitizer"; \
 	  cmake -S tf_ops -B build/$$sanitizer -G Ninja -DSOK_BUILD_TESTS=ON \
 	    -DSOK_SANITIZE=$$sanitizer -DSOK_ROCKSDB_ROOT="$$rocksdb" > /dev/null; \
-	  cmake --build build/$$sanitizer > build/$$sanitizer/build.log \
-	    || { cat build/$$sanitizer/build.log; exit 1; }; \
+	  "$(PYTHON)" scripts/progress.py --log build/$$sanitizer/build.log "$$sanitizer sanitizer" -- \
+	    cmake --build build/$$sanitizer; \
 	  "$${run[@]}" build/$$sanitizer/sok_core_test; \
 	done
 

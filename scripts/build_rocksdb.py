@@ -30,7 +30,6 @@ from pathlib import Path
 import progress
 
 VERSION = "7.8.3"
-DEBIAN_VERSION = f"{VERSION}-2"
 DEBIAN_SUITE = "bookworm"
 DEBIAN_MIRROR = "http://deb.debian.org/debian"
 DEBIAN_KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -179,16 +178,18 @@ def download_from(mirror: str, work: Path, log: Path) -> Path:
         "Dir::State": work / "state",
         "Dir::Cache": work / "cache",
         "Acquire::Languages": "none",
+        "APT::Default-Release": "",
         "Acquire::Retries": 3,
     }
     apt_get = ["apt-get", "--quiet", *(f"--option={key}={val}" for key, val in settings.items())]
     with log.open("ab") as stream:
-        for arguments in (
-            ["--error-on=any", "update"],
-            ["source", "--download-only", f"rocksdb={DEBIAN_VERSION}"],
+        # A hook of the machine's may fail after the lists have come; what counts is the source.
+        for arguments, check in (
+            (("update",), False),
+            (("source", "--download-only", "rocksdb"), True),
         ):
             subprocess.run(
-                [*apt_get, *arguments], cwd=work, check=True, stdout=stream, stderr=stream
+                [*apt_get, *arguments], cwd=work, check=check, stdout=stream, stderr=stream
             )
     return work / ARCHIVE
 
@@ -201,13 +202,15 @@ def download(work: Path, log: Path) -> Path:
         )
     for mirror in mirrors():
         try:
-            return download_from(mirror, work, log)
+            archive = download_from(mirror, work, log)
         except subprocess.CalledProcessError:
             continue
+        if archive.exists():
+            return archive
     lines = "\n".join(progress.tail(log)[-15:])
     raise BuildError(
-        f"{lines}\nExpected the source package rocksdb {DEBIAN_VERSION} from Debian "
-        f"{DEBIAN_SUITE}; apt-get gave the errors above. Check the network, or download version "
+        f"{lines}\nExpected the source package rocksdb {VERSION} from Debian {DEBIAN_SUITE}; "
+        f"apt-get said the above. Check the network, or download version "
         f"{VERSION} of RocksDB and run scripts/build_rocksdb.py --source FILE."
     )
 

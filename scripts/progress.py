@@ -22,6 +22,9 @@ SECONDS_BETWEEN_LINES = 15.0
 # Ninja counts steps, "[12/340] Building"; Make says percent, "[ 45%] Building".
 STEPS = re.compile(r"\[ *(\d+)/(\d+)\]")
 PERCENT = re.compile(r"\[ *(\d+)%\]")
+# Pip tells what it does: "Downloading tensorflow", "Installing collected packages". Not every line
+# does; warnings are none of it.
+DOING = re.compile(r"\s*([A-Z][a-z]+ing\b.*)")
 
 
 def tail(log: Path, size: int = 8192, since: int = 0) -> list[str]:
@@ -35,14 +38,15 @@ def tail(log: Path, size: int = 8192, since: int = 0) -> list[str]:
 
 
 def position(lines: Sequence[str]) -> str:
-    """How far a build is, or what it said last where it does not count."""
+    """How far a build is, or what it does where it does not count."""
     for line in reversed(lines):
         if found := STEPS.search(line):
             done, steps = map(int, found.groups())
             return f"step {done} of {steps}"
         if found := PERCENT.search(line):
             return f"{found[1]} %"
-    return next((line.strip()[:70] for line in reversed(lines) if line.strip()), "")
+    doing = filter(None, map(DOING.match, reversed(lines)))
+    return next((found[1][:70].rstrip() for found in doing), "")
 
 
 def elapsed(seconds: float) -> str:
