@@ -1,11 +1,17 @@
-"""Feature columns in which rare ids share static rows and others have rows of their own."""
+"""Feature columns and variables of TF1 graphs whose ids have rows of their own, some or all."""
 
+import sok_embed.feature_column.lookups  # noqa: F401  # which tells TensorFlow of itself
 from sok_embed.feature_column.columns import (
     categorical_column_with_adaptive_embedding,
     sequence_categorical_column_with_adaptive_embedding,
 )
 from sok_embed.feature_column.dense_features import DenseFeatures, SequenceFeatures
 from sok_embed.feature_column.embedding_columns import embedding_column, shared_embedding_columns
+from sok_embed.feature_column.embedding_variable_columns import (
+    categorical_column_with_embedding,
+    sequence_categorical_column_with_embedding,
+)
+from sok_embed.feature_column.embedding_variables import EmbeddingVariable, get_embedding_variable
 from sok_embed.feature_column.evictions import GlobalStepEvict, L2WeightEvict
 from sok_embed.feature_column.filters import CBFFilter, CounterFilter
 from sok_embed.feature_column.graph_state import own_rows
@@ -18,6 +24,7 @@ __all__ = [
     "CBFFilter",
     "CounterFilter",
     "DenseFeatures",
+    "EmbeddingVariable",
     "EmbeddingVariableOption",
     "GlobalStepEvict",
     "InitializerOption",
@@ -26,11 +33,14 @@ __all__ = [
     "StorageOption",
     "StorageType",
     "categorical_column_with_adaptive_embedding",
+    "categorical_column_with_embedding",
     "embedding_column",
+    "get_embedding_variable",
     "input_layer",
     "install",
     "own_rows",
     "sequence_categorical_column_with_adaptive_embedding",
+    "sequence_categorical_column_with_embedding",
     "sequence_input_layer",
     "shared_embedding_columns",
 ]

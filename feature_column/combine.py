@@ -16,8 +16,9 @@ def combine(
     buckets: tf.Tensor | None,
     mask: tf.Tensor,
     gather: Callable[[tf.Tensor, tf.Tensor | None, tf.Tensor], tf.Tensor],
+    safe: bool,
 ) -> tf.Tensor:
-    """As `tf.nn.safe_embedding_lookup_sparse`, with rows that `gather` finds.
+    """As `tf.nn.embedding_lookup_sparse`, with rows that `gather` finds.
 
     Args:
         column: Says how to combine.
@@ -27,11 +28,11 @@ def combine(
         buckets: int64 `[n]`, or `None`.
         mask: int32 `[n]`.
         gather: Takes keys, buckets and masks, and returns rows `[n, dim]`.
+        safe: As `tf.nn.safe_embedding_lookup_sparse`, which has zeros where there are no ids.
 
     Returns:
         float32 `[batch, …, dim]`, the last dimension of `ids` combined.
     """
-    safe = column.use_safe_embedding_lookup or ids.shape.rank != 2
     if safe and weights is not None and column.combiner != "sum":
         # Here and not by TensorFlow, so that no row is made or trained for an id without weight.
         mask = _checked(column, mask)  # also where no lookup will see it

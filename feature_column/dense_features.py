@@ -13,11 +13,11 @@ from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 from tensorflow.python.feature_column import serialization
 
 from sok_embed import communicators, tf_ops
-from sok_embed.feature_column.columns import adaptive_column_in
 from sok_embed.feature_column.input_layers import check_sequences, join_sequences
 from sok_embed.feature_column.layer_state import CallState, LayerState
 from sok_embed.feature_column.masks import check_symbolic_masks, with_masks
 from sok_embed.feature_column.own_rows import OwnRows
+from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
 from sok_embed.feature_column.rows_column import RowsColumn
 from sok_embed.layers.anchored_layer import check_strategy
 from sok_embed.layers.arguments import check_training
@@ -57,7 +57,7 @@ class _FeaturesLayer(keras.layers.Layer, ABC):
         """Raises ValueError for columns that the layer cannot have."""
 
     def _check_replicas(self, column: Any) -> None:
-        adaptive = adaptive_column_in(column)
+        adaptive = own_rows_column_in(column)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if adaptive is not None and isinstance(column, RowsColumn) and replicas > 1:
             raise ValueError(

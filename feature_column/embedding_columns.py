@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 
-from sok_embed.feature_column.columns import adaptive_column_in
 from sok_embed.feature_column.initializers import same_initializer
+from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
 from sok_embed.feature_column.rows_column import (
     AdaptiveEmbeddingColumn,
     AdaptiveSharedEmbeddingColumn,
@@ -58,9 +58,9 @@ def embedding_column(
     Raises:
         ValueError: As TensorFlow raises, and for two different initializers.
     """
-    adaptive = adaptive_column_in(categorical_column)
+    adaptive = own_rows_column_in(categorical_column)
     if adaptive is not None:
-        initializer = _one_initializer(adaptive, initializer)
+        initializer = one_initializer(adaptive, initializer)
     column = fc_v2.embedding_column(
         categorical_column,
         dimension,
@@ -75,6 +75,7 @@ def embedding_column(
     if adaptive is None:
         return column
     _check_combiner(adaptive.name, combiner)
+    _check_checkpoint(adaptive, ckpt_to_load_from)
     return AdaptiveEmbeddingColumn(**column._asdict(), shared_name=None)
 
 
@@ -122,7 +123,7 @@ def shared_embedding_columns(
         ValueError: As TensorFlow raises, and for adaptive columns that differ in more than `key`.
     """
     categorical_columns = list(categorical_columns)
-    adaptives = [adaptive_column_in(column) for column in categorical_columns]
+    adaptives = [own_rows_column_in(column) for column in categorical_columns]
     first = adaptives[0] if adaptives else None
     if first is not None:
         for other in adaptives[1:]:
@@ -131,8 +132,9 @@ def shared_embedding_columns(
                     "Expected columns that differ in their key only, to share rows. Received: "
                     f"{first} and {other}."
                 )
-        initializer = _one_initializer(first, initializer)
+        initializer = one_initializer(first, initializer)
         _check_combiner(first.name, combiner)
+        _check_checkpoint(first, ckpt_to_load_from)
     # TensorFlow checks the arguments, and wants to be in a graph for that.
     with tf.Graph().as_default() if tf.executing_eagerly() else contextlib.nullcontext():
         columns = fc_v2.shared_embedding_columns(
@@ -166,16 +168,26 @@ def shared_embedding_columns(
     ]
 
 
-def _one_initializer(adaptive: Any, initializer: Any) -> Any:
+def one_initializer(adaptive: Any, initializer: Any) -> Any:
+    """That of a column's option, or the one beside it; raises ValueError for two different ones."""
     option = adaptive.ev_option.initializer
     if initializer is None or option is None:
         return option if initializer is None else initializer
     if not same_initializer(initializer, option):
         raise ValueError(
-            f"Column '{adaptive.name}': expected one initializer of static rows. Received: "
-            f"{initializer!r} by embedding_column and {option!r} by InitializerOption."
+            f"Column '{adaptive.name}': expected one initializer. Received: {initializer!r} as an "
+            f"argument and {option!r} by InitializerOption."
         )
     return initializer
+
+
+def _check_checkpoint(column: Any, path: str | None) -> None:
+    if path is not None and not column.shares_static_rows:
+        raise ValueError(
+            f"Column '{column.name}': expected no ckpt_to_load_from: each id has a row of its own, "
+            f"and there are no static rows to load. Received: {path!r}. Restore rows with "
+            "tf.compat.v1.train.Saver."
+        )
 
 
 def _check_combiner(column: str, combiner: str) -> None:

@@ -14,8 +14,8 @@ from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
 
 from sok_embed import communicators, tf_ops
 from sok_embed.commit import Commit
-from sok_embed.feature_column.columns import AdaptiveCategoricalColumn, adaptive_column_in
 from sok_embed.feature_column.own_rows import Evictor, open_storage, table_attributes
+from sok_embed.feature_column.own_rows_categorical import OwnRowsCategorical, own_rows_column_in
 from sok_embed.feature_column.saveable import RowsSaveable
 
 _Keys = tf.compat.v1.GraphKeys
@@ -40,7 +40,7 @@ class GraphTable:
     """
 
     def __init__(
-        self, column: AdaptiveCategoricalColumn, dim: int, static: tf.Variable, name: str
+        self, column: OwnRowsCategorical, dim: int, static: tf.Variable, name: str
     ) -> None:
         self.name = name
         self.dim = dim
@@ -109,12 +109,23 @@ class GraphEmbedding:
     table: GraphTable | None = None
     rows: RowsSaveable | None = None
 
+    @property
+    def trains_rows_only(self) -> bool:
+        """Whether own rows are trained, and static rows are only what they start from."""
+        adaptive = own_rows_column_in(self.column)
+        return adaptive is not None and not adaptive.shares_static_rows
+
+    @property
+    def name(self) -> str:
+        """The variable scope of the rows."""
+        return str(self.static.op.name.rpartition("/")[0])
+
     def lookup(
         self, keys: tf.Tensor, buckets: tf.Tensor | None, mask: tf.Tensor, trainable: bool
     ) -> tf.Tensor:
         """The rows of keys `[n]`, float32 `[n, dim]`."""
         assert self.table is not None and self.anchor is not None
-        adaptive = adaptive_column_in(self.column)
+        adaptive = own_rows_column_in(self.column)
         assert adaptive is not None
         trainable = trainable and self.anchor.trainable
         rows = tf_ops.adaptive_mask_gather(
@@ -127,6 +138,7 @@ class GraphEmbedding:
             make_rows=trainable,
             anchor=tf.convert_to_tensor(self.anchor) if trainable else None,
             copy_slots=adaptive.slots == "copy",
+            absent_value=adaptive.absent_value,
         )
         self.table.lookups.append(rows)
         return rows
@@ -152,22 +164,8 @@ def embedding(column: Any, weight_collections: Any, trainable: Any) -> GraphEmbe
         ValueError: Outside of a graph and inside of a branch or a loop, with several workers, and
             for rows that another column with other options has made.
     """
-    graph = tf.compat.v1.get_default_graph()
-    if graph._get_control_flow_context() is not None or isinstance(graph, _BRANCHES):
-        raise ValueError(
-            f"Column '{column.name}': expected input_layer outside of tf.cond and tf.while_loop. "
-            "Received: a branch or the body of a loop. Call it before, and use its output there."
-        )
-    if tf.compat.v1.executing_eagerly_outside_functions():
-        raise ValueError(
-            f"Column '{column.name}': expected to be in a TF1 graph. Received: eager execution. "
-            "Use sok_embed.feature_column.DenseFeatures."
-        )
-    if communicators.size() > 1:
-        raise ValueError(
-            f"Column '{column.name}': expected one worker in a TF1 graph. Received: "
-            f"{communicators.size()}. Use sok_embed.feature_column.DenseFeatures."
-        )
+    check_graph(f"Column '{column.name}'", "input_layer", "sok_embed.feature_column.DenseFeatures")
+    _check_regularizer(column)
     shared = column.shared_name
     made = tf.compat.v1.get_collection(shared) if shared is not None else []
     static = made[0] if made else _static_rows(column, weight_collections, trainable)
@@ -183,14 +181,14 @@ def embedding(column: Any, weight_collections: Any, trainable: Any) -> GraphEmbe
         tf.compat.v1.train.init_from_checkpoint(
             column.ckpt_to_load_from, {column.tensor_name_in_ckpt: static}
         )
-    adaptive = adaptive_column_in(column)
+    adaptive = own_rows_column_in(column)
     if adaptive is not None:
         found.table = GraphTable(adaptive, column.dimension, static, static.op.name)
         found.anchor = tf.compat.v1.get_variable(
             "anchor",
             shape=(),
             initializer=tf.compat.v1.zeros_initializer(),
-            trainable=static.trainable,
+            trainable=_trains(column, trainable) if found.trains_rows_only else static.trainable,
             collections=_collections(weight_collections),
             use_resource=True,
             constraint=Commit(found.table, None, static=static),
@@ -198,6 +196,31 @@ def embedding(column: Any, weight_collections: Any, trainable: Any) -> GraphEmbe
         found.rows = RowsSaveable(found.table)
         tf.compat.v1.add_to_collection(_Keys.SAVEABLE_OBJECTS, found.rows)
     return found
+
+
+def check_graph(what: str, call: str, instead: str) -> None:
+    """Raises ValueError unless rows can be looked up in the graph that is being built.
+
+    Args:
+        what: That wants to look rows up, as it begins a message.
+        call: What looks them up.
+        instead: What to use outside of TF1 graphs and with several workers.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if graph._get_control_flow_context() is not None or isinstance(graph, _BRANCHES):
+        raise ValueError(
+            f"{what}: expected {call} outside of tf.cond and tf.while_loop. Received: a branch or "
+            "the body of a loop. Call it before, and use its output there."
+        )
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        raise ValueError(
+            f"{what}: expected to be in a TF1 graph. Received: eager execution. Use {instead}."
+        )
+    if communicators.size() > 1:
+        raise ValueError(
+            f"{what}: expected one worker in a TF1 graph. Received: {communicators.size()}. Use "
+            f"{instead}."
+        )
 
 
 def own_rows(
@@ -218,8 +241,9 @@ def own_rows(
     array([7])
 
     Args:
-        name: Of the column, of what shared columns share, or of the variable of the static rows,
-            with which columns of one name in several layers are told apart.
+        name: Of the column, of what shared columns share, of an embedding variable, or of the
+            variable of the static rows, with which columns of one name in several layers are told
+            apart.
         session: `None`: the default session.
 
     Returns:
@@ -236,7 +260,13 @@ def own_rows(
     found = [
         embedding
         for embedding in made
-        if name in (embedding.static.op.name, embedding.column.name, embedding.column.state_name)
+        if name
+        in (
+            embedding.static.op.name,
+            embedding.name,
+            embedding.column.name,
+            embedding.column.state_name,
+        )
     ]
     if len(found) != 1:
         names = ", ".join(embedding.static.op.name for embedding in found or made)
@@ -260,10 +290,10 @@ def _static_rows(column: Any, weight_collections: Any, trainable: Any) -> tf.Var
     with _no_partitioner(), tf.device("/device:CPU:0"):
         return tf.compat.v1.get_variable(
             "embedding_weights",
-            shape=(column.categorical_column._num_buckets, column.dimension),
+            shape=(column.static_rows, column.dimension),
             dtype=tf.float32,
             initializer=column.initializer,
-            trainable=_trains(column, trainable),
+            trainable=_trains(column, trainable) and column.trains_static_rows,
             collections=_collections(weight_collections),
             use_resource=True,
         )
@@ -279,6 +309,21 @@ def _collections(weight_collections: Any) -> list[str] | None:
     return list(dict.fromkeys([*weight_collections, _Keys.GLOBAL_VARIABLES]))
 
 
+def _check_regularizer(column: Any) -> None:
+    """Raises ValueError for a regularizer that would see what rows start from, and not the rows."""
+    adaptive = own_rows_column_in(column)
+    if adaptive is None or adaptive.shares_static_rows:
+        return
+    regularizer = tf.compat.v1.get_variable_scope().regularizer
+    if regularizer not in (None, tf.compat.v1.no_regularizer):
+        raise ValueError(
+            f"Column '{column.name}': expected no regularizer of a variable scope around it: rows "
+            f"of a table have none. Received: {regularizer!r}. Make the scope with "
+            "regularizer=tf.compat.v1.no_regularizer, and use an optimizer with weight decay, or "
+            "tf.nn.l2_loss of the embeddings that a step looks up."
+        )
+
+
 @contextmanager
 def _no_partitioner() -> Iterator[None]:
     scope = tf.compat.v1.get_variable_scope()
@@ -292,7 +337,7 @@ def _no_partitioner() -> Iterator[None]:
 
 def _check_same(column: Any, other: Any) -> None:
     """Raises if columns that have rows in common want different ones."""
-    first, second = adaptive_column_in(column), adaptive_column_in(other)
+    first, second = own_rows_column_in(column), own_rows_column_in(other)
     if first is None or second is None:
         same = first is second
     else:

@@ -1,15 +1,18 @@
-"""Puts adaptive columns where DeepRec's scripts look for them."""
+"""Puts columns, options and embedding variables where DeepRec's scripts look for them."""
 
 from __future__ import annotations
 
 import sys
 from types import ModuleType
+from typing import Any
 
 import tensorflow as tf
 
 from sok_embed.feature_column import (
     columns,
     embedding_columns,
+    embedding_variable_columns,
+    embedding_variables,
     evictions,
     filters,
     input_layers,
@@ -17,21 +20,28 @@ from sok_embed.feature_column import (
     storage_options,
 )
 
-_COLUMNS = {
+_COLUMNS: dict[str, Any] = {
     "categorical_column_with_adaptive_embedding": (
         columns.categorical_column_with_adaptive_embedding
     ),
     "sequence_categorical_column_with_adaptive_embedding": (
         columns.sequence_categorical_column_with_adaptive_embedding
     ),
+    "categorical_column_with_embedding": (
+        embedding_variable_columns.categorical_column_with_embedding
+    ),
+    "sequence_categorical_column_with_embedding": (
+        embedding_variable_columns.sequence_categorical_column_with_embedding
+    ),
     "embedding_column": embedding_columns.embedding_column,
     "shared_embedding_columns": embedding_columns.shared_embedding_columns,
     "input_layer": input_layers.input_layer,
     "sequence_input_layer": input_layers.sequence_input_layer,
 }
-_OPTIONS = {
-    option.__name__: option
-    for option in (
+_TOP_LEVEL: dict[str, Any] = {
+    value.__name__: value
+    for value in (
+        embedding_variables.get_embedding_variable,
         options.EmbeddingVariableOption,
         options.InitializerOption,
         filters.CounterFilter,
@@ -45,13 +55,14 @@ _OPTIONS = {
 
 
 def install() -> None:
-    """Puts adaptive columns under `tf.feature_column`, so that a DeepRec script runs unchanged.
+    """Puts DeepRec's names into TensorFlow, so that a DeepRec script runs unchanged.
 
-    `categorical_column_with_adaptive_embedding`, `embedding_column`, `input_layer`,
-    `shared_embedding_columns` and the sequence functions come under `tf.feature_column` and
-    `tf.compat.v1.feature_column`; over TensorFlow's own columns they do what TensorFlow's do. The
-    options, such as `EmbeddingVariableOption` and `CounterFilter`, come under `tf` and
-    `tf.compat.v1`. Another call changes nothing.
+    `categorical_column_with_adaptive_embedding`, `categorical_column_with_embedding`,
+    `embedding_column`, `input_layer`, `shared_embedding_columns` and the sequence functions come
+    under `tf.feature_column` and `tf.compat.v1.feature_column`; over TensorFlow's own columns they
+    do what TensorFlow's do. `get_embedding_variable` and the options, such as
+    `EmbeddingVariableOption` and `CounterFilter`, come under `tf` and `tf.compat.v1`. The lookups
+    of `tf.nn` take embedding variables without this call. Another call changes nothing.
 
     Example:
     >>> install()
@@ -62,9 +73,9 @@ def install() -> None:
     for package in _tensorflows():
         for name, value in _COLUMNS.items():
             setattr(package.feature_column, name, value)
-        for name, option in _OPTIONS.items():
+        for name, value in _TOP_LEVEL.items():
             if not hasattr(package, name):
-                setattr(package, name, option)
+                setattr(package, name, value)
 
 
 def _tensorflows() -> list[ModuleType]:

@@ -11,9 +11,9 @@ from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 
 from sok_embed import communicators, tf_ops
 from sok_embed.commit import Commit
-from sok_embed.feature_column.columns import adaptive_column_in
 from sok_embed.feature_column.initializers import for_keras
 from sok_embed.feature_column.own_rows import OwnRows
+from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
 from sok_embed.layers.sparse_steps import fitting_optimizer
 from sok_embed.slot_variables import slot_variables
 
@@ -30,22 +30,23 @@ class LayerEmbedding:
         self._layer = layer
         self.column = column
         name = weight_name(column.state_name)
-        adaptive = adaptive_column_in(column)
+        adaptive = own_rows_column_in(column)
         # The op that reads both kinds of rows runs where the table is.
         with contextlib.nullcontext() if adaptive is None else tf.device("CPU:0"):
             self._weight = add_weight(
                 layer,
                 f"{name}_embedding_weights",
-                shape=(column.categorical_column.num_buckets, column.dimension),
+                shape=(column.static_rows, column.dimension),
                 dtype="float32",
                 initializer=_start(column),
-                trainable=column.trainable,
+                trainable=column.trains_static_rows,
             )
         self.table: OwnRows | None = None
         if adaptive is None:
             return
         communicator = communicators.current()
         self._copy_slots = adaptive.slots == "copy"
+        self._absent_value = adaptive.absent_value
         self.table = OwnRows(
             adaptive,
             column.dimension,
@@ -124,6 +125,7 @@ class LayerEmbedding:
                 make_rows=make_rows,
                 anchor=None if frozen else tf.convert_to_tensor(self._anchor),
                 copy_slots=self._copy_slots,
+                absent_value=self._absent_value,
             )
 
     def _bind_slots(self) -> list[tf.Tensor]:
@@ -281,7 +283,7 @@ def _start(column: Any) -> Any:
 
 def _alike(first: Any, second: Any) -> bool:
     """Whether columns that go by one name mean the same rows."""
-    one, other = adaptive_column_in(first), adaptive_column_in(second)
+    one, other = own_rows_column_in(first), own_rows_column_in(second)
     if one is None or other is None:
         same_ids = one is other
     else:

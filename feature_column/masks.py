@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sok_embed.feature_column.columns import AdaptiveCategoricalColumn, adaptive_column_in
+from sok_embed.feature_column.own_rows_categorical import OwnRowsCategorical, own_rows_column_in
 
 
 class MaskOf(NamedTuple):
@@ -21,11 +21,11 @@ def names_of_masked(columns: Iterable[Any]) -> dict[str, str]:
     """The names that a mask may go by, and those of the adaptive columns that they mean."""
     names = {}
     for column in columns:
-        adaptive = adaptive_column_in(column)
+        adaptive = own_rows_column_in(column)
         # TensorFlow's own embedding_column would ignore a mask.
-        if not hasattr(column, "state_name"):
+        if not hasattr(column, "state_name") or not _takes_mask(adaptive):
             continue
-        while adaptive is not None and hasattr(column, "categorical_column"):
+        while hasattr(column, "categorical_column"):
             column = column.categorical_column
             names[column.name] = adaptive.name
     return names
@@ -88,8 +88,8 @@ def check_symbolic_masks(
         if hasattr(mask, "dtype"):
             _check_type(name, mask.dtype)
     for column in wanting:
-        adaptive = adaptive_column_in(column)
-        if adaptive is not None and adaptive.name not in named:
+        adaptive = own_rows_column_in(column)
+        if _takes_mask(adaptive) and adaptive.name not in named:
             raise _missing(adaptive.name)
 
 
@@ -108,7 +108,7 @@ def as_mask(column: str, mask: Any) -> Any:
 
 
 def aligned_mask(
-    column: AdaptiveCategoricalColumn, features: Mapping[Any, Any], ids: tf.SparseTensor
+    column: OwnRowsCategorical, features: Mapping[Any, Any], ids: tf.SparseTensor
 ) -> tf.Tensor:
     """The mask of a column, an entry for each value of its ids.
 
@@ -118,11 +118,13 @@ def aligned_mask(
         ids: Of the column. Of a dense feature, those that are not missing.
 
     Returns:
-        int32 `[n]`.
+        int32 `[n]`; ones of a column all of whose ids have rows of their own.
 
     Raises:
         ValueError: If there is none, or its shape does not fit.
     """
+    if not column.shares_static_rows:
+        return tf.ones_like(ids.values, tf.int32)
     mask = features.get(MaskOf(column.name))
     if mask is None:
         raise _missing(column.name)
@@ -147,6 +149,10 @@ def aligned_mask(
     )
     with tf.control_dependencies([] if equal is None else [equal]):
         return tf.identity(mask)
+
+
+def _takes_mask(column: OwnRowsCategorical | None) -> bool:
+    return column is not None and column.shares_static_rows
 
 
 def _check_type(column: str, dtype: Any) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from sok_embed.admission import Admission
 from sok_embed.feature_column.evictions import Eviction, GlobalStepEvict, L2WeightEvict
-from sok_embed.feature_column.filters import CBFFilter, CounterFilter
+from sok_embed.feature_column.filters import CBFFilter, CounterFilter, check_integer
 from sok_embed.feature_column.initializers import (
     deserialize_initializer,
     serialize_initializer,
@@ -18,28 +20,40 @@ from sok_embed.feature_column.storage_options import StorageOption, StorageType
 
 @dataclass(frozen=True)
 class InitializerOption:
-    """What static rows start from. Own rows start from static rows.
+    """What rows start from.
+
+    Rows of an adaptive column start from its static rows, and these by the initializer. All others
+    start from one of `default_value_dim` vectors that the initializer draws at once: the row of key
+    `k` from vector `k % default_value_dim`.
 
     Example:
     >>> import tensorflow as tf
-    >>> option = InitializerOption(tf.zeros_initializer())
+    >>> option = InitializerOption(tf.zeros_initializer(), default_value_dim=10000)
 
     Attributes:
         initializer: As `embedding_column` takes it, which must not be given another one.
-        default_value_dim: Only `None`: vectors of keys are not drawn from a list here.
+        default_value_dim: How many vectors there are. `None`: 4096. Not of adaptive columns.
+        default_value_no_permission: What each element is of an id that a filter holds back. `None`:
+            0. Not of adaptive columns, where such an id reads its static row.
 
     Raises:
-        ValueError: For a `default_value_dim`, or an initializer that is not callable.
+        ValueError: For an initializer that is not callable, a `default_value_dim` below 1, or a
+            `default_value_no_permission` that is no finite number.
     """
 
     initializer: Any = None
     default_value_dim: int | None = None
+    default_value_no_permission: float | None = None
 
     def __post_init__(self) -> None:
         if self.default_value_dim is not None:
+            name = "InitializerOption's default_value_dim"
+            check_integer(name, self.default_value_dim, 1, 2**31)
+        absent = self.default_value_no_permission
+        if absent is not None and not (_is_number(absent) and math.isfinite(absent)):
             raise ValueError(
-                "InitializerOption: expected no default_value_dim, which has no meaning here: own "
-                f"rows start from static rows. Received: {self.default_value_dim!r}."
+                "InitializerOption: expected default_value_no_permission to be a finite number. "
+                f"Received: {absent!r}."
             )
         if isinstance(self.initializer, type):
             object.__setattr__(self, "initializer", self.initializer())
@@ -107,6 +121,18 @@ class EmbeddingVariableOption:
         """Of the static rows; `None`: that of the embedding column."""
         return None if self.init_option is None else self.init_option.initializer
 
+    def refuse_default_values(self, column: str) -> None:
+        """Raises ValueError for what only rows without static rows have."""
+        option = self.init_option
+        for name in ("default_value_dim", "default_value_no_permission"):
+            value = None if option is None else getattr(option, name)
+            if value is not None:
+                raise ValueError(
+                    f"Column '{column}': expected an InitializerOption with no {name}, which has "
+                    "no meaning for adaptive columns: own rows start from static rows, and ids "
+                    f"without one read these. Received: {value!r}."
+                )
+
     def get_config(self) -> dict[str, Any]:
         """The parts, as JSON can hold them; see `from_config`."""
         return {name: _config_of(getattr(self, name)) for name in _PARTS}
@@ -123,6 +149,10 @@ _PARTS: dict[str, tuple[type[Any], ...]] = {
     "storage_option": (StorageOption,),
     "init_option": (InitializerOption,),
 }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _config_of(part: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_embed import communicators, kv, tf_ops
-from sok_embed.feature_column.columns import AdaptiveCategoricalColumn
+from sok_embed.feature_column.own_rows_categorical import OwnRowsCategorical
 from sok_embed.initializers import RowInitializer
 from sok_embed.table import Table
 
@@ -18,7 +18,7 @@ from sok_embed.table import Table
 NOTHING = RowInitializer("constant", 0.0, 0.0, None)
 
 
-def open_storage(column: AdaptiveCategoricalColumn, name: str) -> kv.Storage | None:
+def open_storage(column: OwnRowsCategorical, name: str) -> kv.Storage | None:
     """The folder of the rows of an embedding, if they lie on disk."""
     option = column.ev_option.storage_option
     if option is None or not option.on_disk:
@@ -30,7 +30,7 @@ def open_storage(column: AdaptiveCategoricalColumn, name: str) -> kv.Storage | N
     return kv.Storage(path, cache_bytes=option.cache_bytes)
 
 
-def table_attributes(column: AdaptiveCategoricalColumn) -> dict[str, Any]:
+def table_attributes(column: OwnRowsCategorical) -> dict[str, Any]:
     """What a column says of its table that `Table` has no argument for."""
     eviction = column.ev_option.eviction
     return {
@@ -50,7 +50,7 @@ class Evictor:
     """
 
     def __init__(
-        self, column: AdaptiveCategoricalColumn, dim: int, static: Callable[[], Any], name: str
+        self, column: OwnRowsCategorical, dim: int, static: Callable[[], Any], name: str
     ) -> None:
         self._column = column
         self._dim = dim
@@ -118,7 +118,7 @@ class OwnRows(Table):
 
     def __init__(
         self,
-        column: AdaptiveCategoricalColumn,
+        column: OwnRowsCategorical,
         dim: int,
         static: Callable[[], Any],
         *,

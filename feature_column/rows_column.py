@@ -11,13 +11,13 @@ from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 from tensorflow.python.feature_column import serialization, utils
 
 from sok_embed.feature_column import graph_state
-from sok_embed.feature_column.columns import adaptive_column_in
 from sok_embed.feature_column.combine import combine
 from sok_embed.feature_column.initializers import (
     deserialize_initializer,
     serialize_initializer,
 )
 from sok_embed.feature_column.masks import aligned_mask
+from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
 
 _SEQUENCES = (fc_v2.SequenceCategoricalColumn, fc_v1._SequenceCategoricalColumn)
 
@@ -71,6 +71,20 @@ class RowsColumn(
     @property
     def _var_scope_name(self) -> str:
         return self.state_name
+
+    @property
+    def static_rows(self) -> int:
+        """How many static rows there are."""
+        adaptive = own_rows_column_in(self)
+        return int(
+            self.categorical_column._num_buckets if adaptive is None else adaptive.static_rows
+        )
+
+    @property
+    def trains_static_rows(self) -> bool:
+        """Whether static rows are trained, as those are that ids share."""
+        adaptive = own_rows_column_in(self)
+        return bool(self.trainable and (adaptive is None or adaptive.shares_static_rows))
 
     @property
     def variable_shape(self) -> tf.TensorShape:
@@ -160,7 +174,7 @@ class RowsColumn(
         )
 
     def _embed(self, ids: Any, inputs: Any, rows: Embedding) -> tf.Tensor:
-        adaptive = adaptive_column_in(self)
+        adaptive = own_rows_column_in(self)
         if adaptive is None:
             lookup = tf.compat.v1.nn.safe_embedding_lookup_sparse
             if not self.use_safe_embedding_lookup and ids.id_tensor.shape.rank == 2:
@@ -169,9 +183,10 @@ class RowsColumn(
         raw = adaptive.raw_ids(inputs)
         mask = aligned_mask(adaptive, inputs._features, raw)
         keys = adaptive.keys_of(raw.values)
-        # The lookup hashes for itself where it can: ids that have rows need no bucket.
-        buckets = None if adaptive.hashes_keys(raw.values) else ids.id_tensor.values
-        return combine(self, ids.id_tensor, ids.weight_tensor, keys, buckets, mask, rows.gather)
+        buckets = adaptive.lookup_buckets(raw.values, ids.id_tensor.values)
+        ids, weights = ids.id_tensor, ids.weight_tensor
+        safe = self.use_safe_embedding_lookup or ids.shape.rank != 2
+        return combine(self, ids, weights, keys, buckets, mask, rows.gather, safe)
 
     def get_config(self) -> dict[str, Any]:
         """The fields, as JSON can hold them."""

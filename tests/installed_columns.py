@@ -8,9 +8,11 @@ import tensorflow.compat.v1 as tf1
 
 COLUMNS = [
     "categorical_column_with_adaptive_embedding",
+    "categorical_column_with_embedding",
     "embedding_column",
     "input_layer",
     "sequence_categorical_column_with_adaptive_embedding",
+    "sequence_categorical_column_with_embedding",
     "sequence_input_layer",
     "shared_embedding_columns",
 ]
@@ -19,6 +21,7 @@ OPTIONS = [
     "CounterFilter",
     "EmbeddingVariableOption",
     "GlobalStepEvict",
+    "get_embedding_variable",
     "InitializerOption",
     "L2WeightEvict",
     "StorageOption",

@@ -40,6 +40,7 @@ def adaptive_mask_gather(
     anchor: tf.Tensor | None = None,
     dtype: tf.DType = tf.float32,
     copy_slots: bool = True,
+    absent_value: float | None = None,
 ) -> tf.Tensor:
     """Reads own rows from a table and static rows from a variable, each into its place.
 
@@ -63,6 +64,8 @@ def adaptive_mask_gather(
         dtype: Of the result, `tf.float32` or `tf.bfloat16`.
         copy_slots: Whether new rows copy the optimizer's slots of their static rows, where a commit
             has said where these are; else slots start at their initial values.
+        absent_value: Each element of the result for a key that has no row and gets none. `None`:
+            its static row is read.
 
     Returns:
         `keys.shape + [dim]`.
@@ -83,7 +86,7 @@ def adaptive_mask_gather(
             )
         static.sparse_read(tf.zeros([0], tf.int64))  # tells the gradient tape of the variable
         handle = static.handle
-    embeddings, *_ = ops.sok_embed_adaptive_mask_gather(
+    embeddings, _, own, _ = ops.sok_embed_adaptive_mask_gather(
         table=table,
         static_rows=handle,
         keys=keys,
@@ -97,7 +100,10 @@ def adaptive_mask_gather(
         hash_keys=buckets is None,
         own_gradient=anchor is not None,
     )
-    return embeddings
+    if absent_value is None:
+        return embeddings
+    absent = tf.constant(absent_value, dtype)
+    return tf.where(own[..., tf.newaxis], embeddings, absent)
 
 
 @tf.RegisterGradient("SokEmbed>AdaptiveMaskGather")

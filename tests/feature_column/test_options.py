@@ -51,7 +51,11 @@ def test_filters_are_admissions():
         (lambda: fc.StorageOption(cache_strategy="LFU"), "no cache_strategy.*no meaning"),
         (lambda: fc.StorageOption(layout="x"), "no layout.*no meaning"),
         (lambda: fc.StorageOption("DRAM"), "storage_type to be a StorageType"),
-        (lambda: fc.InitializerOption(default_value_dim=8), "no default_value_dim.*no meaning"),
+        (lambda: fc.InitializerOption(default_value_dim=0), "default_value_dim.*Received: 0"),
+        (
+            lambda: fc.InitializerOption(default_value_no_permission=float("nan")),
+            "default_value_no_permission to be a finite number. Received: nan",
+        ),
         (lambda: fc.InitializerOption(3.0), "a callable initializer. Received: 3.0"),
         (lambda: Option(filter_option=fc.GlobalStepEvict(3)), "filter_option to be None or one of"),
         (
@@ -98,6 +102,18 @@ def test_what_has_no_meaning_is_an_error(make, message):
             },
             "no partition_num with rows on disk",
         ),
+        (
+            {"ev_option": Option(init_option=fc.InitializerOption(None, default_value_dim=8))},
+            "no default_value_dim.*no meaning for adaptive columns.*Received: 8",
+        ),
+        (
+            {
+                "ev_option": Option(
+                    init_option=fc.InitializerOption(None, default_value_no_permission=0.0)
+                )
+            },
+            "no default_value_no_permission.*Received: 0.0",
+        ),
     ],
 )
 def test_arguments_of_the_column(arguments, message):
@@ -125,7 +141,7 @@ def test_an_initializer_of_either_place_but_not_of_both():
     fc.embedding_column(
         column(v1.constant_initializer(2.0)), 3, initializer=v1.constant_initializer(2.0)
     )
-    with pytest.raises(ValueError, match="Column 'c': expected one initializer of static rows"):
+    with pytest.raises(ValueError, match="Column 'c': expected one initializer. Received"):
         fc.embedding_column(column(ones), 3, initializer=zeros)
     layer = fc.DenseFeatures([fc.embedding_column(column(ones), 3)])
     np.testing.assert_array_equal(layer.static_rows("c_embedding"), np.ones([4, 3]))
