@@ -20,7 +20,7 @@ _NOMINAL_ENTRIES = 8_192
 
 _NO_OFFSETS = np.zeros([0], np.int64)
 
-_FLOATS = (tf.float32, tf.bfloat16, tf.float64)
+_FLOATS = (tf.float32, tf.bfloat16, tf.float16, tf.float64)
 
 
 class HashSpec(NamedTuple):
@@ -69,8 +69,8 @@ def hashed_bag(
     gradients are the same in every run, bit for bit, with any number of threads.
 
     Args:
-        weight: `[size]`, float32, bfloat16 or float64. From a variable with a sparse gradient only
-            the slots of the batch are read.
+        weight: `[size]`, float32, bfloat16, float16 or float64. From a variable with a sparse
+            gradient only the slots of the batch are read.
         ids: int32 or int64, `[n]` with offsets; `[b, k]` without, for `b` bags of `k`.
         offsets: int32 or int64, `[b]`: where each bag begins in `ids`.
         per_sample_weights: The shape of `ids` and the dtype of the output: factors of the rows.
@@ -185,8 +185,8 @@ def _check_dtypes(weight: tf.DType, output: tf.DType) -> None:
     if {weight, output} <= set(_FLOATS) and (weight == tf.float64) == (output == tf.float64):
         return
     raise ValueError(
-        "Expected a weight and an output of float32 or bfloat16, or both of float64. Received: a "
-        f"weight of {weight.name} and an output of {output.name}."
+        "Expected a weight and an output of float32, bfloat16 or float16, or both of float64. "
+        f"Received: a weight of {weight.name} and an output of {output.name}."
     )
 
 

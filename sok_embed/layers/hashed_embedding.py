@@ -54,8 +54,8 @@ class HashedEmbedding(HashedLayer):
         int32 or int64 of any shape; a `tf.RaggedTensor` of any ragged rank.
 
     Output shape:
-        The shape of the input and `embedding_dim`, in the compute dtype (float32, bfloat16 or
-        float64). Ragged for a ragged input.
+        The shape of the input and `embedding_dim`, in the compute dtype (float32, bfloat16, float16
+        or float64). Ragged for a ragged input.
 
     Raises:
         ValueError: For an argument, an input or a policy that is none of the above; for a seed that

@@ -87,7 +87,7 @@ class HashedEmbeddingBag(HashedLayer):
             and the kind of `input`; for ragged and sparse ones also `[n]`. Differentiable.
 
     Output shape:
-        `[B, embedding_dim]`, in the compute dtype (float32, bfloat16 or float64).
+        `[B, embedding_dim]`, in the compute dtype (float32, bfloat16, float16 or float64).
 
     Raises:
         ValueError: For an argument, an input or a policy that is none of the above; for a seed that

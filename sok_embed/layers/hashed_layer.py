@@ -20,7 +20,7 @@ from sok_embed.layers.weight_users import WeightUsers
 _LIMIT = 2**63
 _MAX_DIM = 2**24
 _HASHES = ("mixed", "original", "modulo")
-_FLOATS = ("float32", "bfloat16", "float64")
+_FLOATS = ("float32", "bfloat16", "float16", "float64")
 
 
 class HashedLayer(keras.layers.Layer):
@@ -149,16 +149,11 @@ class HashedLayer(keras.layers.Layer):
     def _check_dtypes(self) -> None:
         """Raises for a policy that the ops do not compute."""
         compute, variable = self.compute_dtype, self._weight_dtype
-        if "float16" in (compute, variable):
-            raise ValueError(
-                "Expected a policy of float32, bfloat16 or float64. Received: "
-                f"{self.dtype_policy.name}, whose float16 the ops do not compute. Use the policy "
-                "mixed_bfloat16, or give this layer dtype='float32'."
-            )
         known = compute in _FLOATS and variable in _FLOATS
         if not known or (compute == "float64") != (variable == "float64"):
             raise ValueError(
-                "Expected a compute dtype and a weight of float32 or bfloat16, or both of float64. "
+                "Expected a compute dtype and a weight of float32, bfloat16 or float16, or both of "
+                "float64. "
                 f"Received: a compute dtype of {compute} and a weight of {variable}."
             )
 

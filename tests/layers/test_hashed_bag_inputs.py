@@ -74,7 +74,7 @@ def test_all_kinds_of_inputs_give_equal_bags(call, mode, dtype):
     np.testing.assert_array_equal(call(with_last, ragged_of(ids)), expected)
 
 
-@pytest.mark.parametrize("weights_dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("weights_dtype", ["float32", "float64", "bfloat16", "float16"])
 def test_all_kinds_take_weights_of_entries(call, weights_dtype):
     layer = make()
     ids = flat_of()

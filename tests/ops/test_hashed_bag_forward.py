@@ -32,10 +32,10 @@ def rounded(values, dtype="bfloat16"):
     return None if values is None else tf.cast(tf.cast(values, dtype), tf.float32).numpy()
 
 
-@pytest.mark.parametrize("of_weight", ["float32", "bfloat16"])
-@pytest.mark.parametrize("out", ["float32", "bfloat16"])
+@pytest.mark.parametrize("of_weight", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("out", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("mode", MODES)
-def test_bfloat16_is_summed_in_float32_and_rounded_once(mode, out, of_weight):
+def test_narrow_floats_are_summed_in_float32_and_rounded_once(mode, out, of_weight):
     for bags in cases("mixed_blocks_of_4", mode, "float32"):
         outputs = forward(bags, tf.cast(bags.weight, of_weight), dtype=tf.as_dtype(out))
         assert outputs.dtype == out
@@ -44,8 +44,8 @@ def test_bfloat16_is_summed_in_float32_and_rounded_once(mode, out, of_weight):
             weight=rounded(bags.weight, of_weight),
             per_sample_weights=rounded(bags.per_sample_weights, out),
         )
-        # float32 out: as above. bfloat16 out: half of the last of 8 bits.
-        tolerance = 1e-6 if out == "float32" else 2**-8
+        # float32: as above. Of the others, half of the last of 8 or 11 bits besides.
+        tolerance = {"float32": 1e-6, "bfloat16": 2**-8, "float16": 2**-11 + 1e-6}[out]
         np.testing.assert_allclose(
             tf.cast(outputs, tf.float32), reference.forward(), rtol=tolerance, atol=1e-6
         )

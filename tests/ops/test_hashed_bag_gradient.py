@@ -168,17 +168,41 @@ def test_large_batches_give_gradients_of_the_same_bits_when_repeated(mode, gradi
     np.testing.assert_array_equal(run(), run())
 
 
-def test_bfloat16_sums_of_gradients_are_in_float32_before_they_are_rounded():
-    weight = tf.zeros([1], tf.bfloat16)
+@pytest.mark.parametrize("gradient", ["dense", "sparse"])
+@pytest.mark.parametrize(("dtype", "total"), [(tf.bfloat16, 300), (tf.float16, 2500)])
+def test_narrow_sums_of_gradients_are_in_float32_before_they_are_rounded(dtype, total, gradient):
+    weight = tf.zeros([1], dtype)
     with tf.GradientTape() as tape:
         tape.watch(weight)
+        ids = tf.zeros([total, 1], tf.int64)
         outputs = tf_ops.hashed_bag(
-            weight, tf.zeros([300, 1], tf.int64), num_embeddings=1, embedding_dim=1
+            weight, ids, num_embeddings=1, embedding_dim=1, gradient=gradient
         )
-    gradient = tape.gradient(outputs, weight)
-    assert gradient.dtype == tf.bfloat16
-    # In bfloat16 256 + 1 is 256; 300 is a bfloat16.
-    assert float(dense(gradient)[0]) == 300.0
+    found = tape.gradient(outputs, weight)
+    assert found.dtype == dtype
+    # In bfloat16 256 + 1 is 256, and in float16 2048 + 1 is 2048; the totals are exact.
+    assert float(dense(found)[0]) == total
+
+
+def test_gradients_of_factors_are_rounded_once_in_float16():
+    weight = tf.constant([0.5, 0.25, 3.0], tf.float16)
+    factors = tf.constant([[1.0, 2.0]], tf.float16)
+    with tf.GradientTape() as tape:
+        tape.watch([weight, factors])
+        outputs = tf_ops.hashed_bag(
+            weight,
+            tf.constant([[1, 2]]),
+            None,
+            factors,
+            num_embeddings=3,
+            embedding_dim=1,
+            spec=tf_ops.HashSpec("modulo"),
+        )
+    of_weight, of_factors = tape.gradient(outputs, [weight, factors])
+    np.testing.assert_array_equal(outputs, [[6.25]])
+    np.testing.assert_array_equal(dense(of_weight), [0, 1, 2])
+    np.testing.assert_array_equal(of_factors, [[0.25, 3]])
+    assert outputs.dtype == of_factors.dtype == tf.float16
 
 
 def test_auto_gives_slices_for_a_large_weight_and_few_slots_and_no_slices_for_a_small_one():

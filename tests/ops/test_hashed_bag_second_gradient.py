@@ -51,8 +51,10 @@ def test_a_second_derivative_of_max_says_what_there_is():
         penalty_gradients(lambda w: tf_ops.hashed_bag(w, IDS, mode="max", **SHAPE), False)
 
 
-@pytest.mark.parametrize("factors", [np.float64, np.float32, tf.bfloat16.as_numpy_dtype])
-@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+@pytest.mark.parametrize(
+    "factors", [np.float64, np.float32, np.float16, tf.bfloat16.as_numpy_dtype]
+)
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float16])
 def test_factors_do_not_decide_the_dtype_of_the_output(dtype, factors):
     outputs = tf_ops.hashed_bag(
         tf.cast(WEIGHT, tf.float32), IDS, None, np.ones((2, 3), factors), dtype=dtype, **SHAPE

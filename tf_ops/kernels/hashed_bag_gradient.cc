@@ -49,6 +49,7 @@ class HashedBagGradientOp : public HashedBagKernel {
  protected:
   virtual void Write(tf::OpKernelContext* ctx, float, const BagGradient<float>& gradient) = 0;
   virtual void Write(tf::OpKernelContext* ctx, BFloat16, const BagGradient<float>& gradient) = 0;
+  virtual void Write(tf::OpKernelContext* ctx, Float16, const BagGradient<float>& gradient) = 0;
   virtual void Write(tf::OpKernelContext* ctx, double, const BagGradient<double>& gradient) = 0;
 };
 
@@ -71,16 +72,24 @@ class DenseHashedBagGradientOp : public HashedBagGradientOp {
     DenseWeightGradient(gradient, Elements<Sum>(*sums), IntraOpPool(ctx));
   }
 
-  void Write(tf::OpKernelContext* ctx, BFloat16, const BagGradient<float>& gradient) override {
+  void Write(tf::OpKernelContext* ctx, BFloat16 t, const BagGradient<float>& gradient) override {
+    Rounded(ctx, t, gradient);
+  }
+  void Write(tf::OpKernelContext* ctx, Float16 t, const BagGradient<float>& gradient) override {
+    Rounded(ctx, t, gradient);
+  }
+
+  template <typename T>
+  void Rounded(tf::OpKernelContext* ctx, T, const BagGradient<float>& gradient) {
     const int64_t size = gradient.slots.size();
     tf::Tensor wide, *sums;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {size}, &sums));
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(tf::DT_FLOAT, {size}, &wide));
     const auto* from = Elements<float>(wide);
-    auto* to = Elements<BFloat16>(*sums);
+    auto* to = Elements<T>(*sums);
     DenseWeightGradient(gradient, Elements<float>(wide), IntraOpPool(ctx));
     IntraOpPool(ctx)(size, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) to[i] = FromFloat<BFloat16>(from[i]);
+      for (int64_t i = begin; i < end; ++i) to[i] = FromFloat<T>(from[i]);
     });
   }
 };
@@ -94,6 +103,9 @@ class SparseHashedBagGradientOp : public HashedBagGradientOp {
     WriteSlots(ctx, t, gradient);
   }
   void Write(tf::OpKernelContext* ctx, BFloat16 t, const BagGradient<float>& gradient) override {
+    WriteSlots(ctx, t, gradient);
+  }
+  void Write(tf::OpKernelContext* ctx, Float16 t, const BagGradient<float>& gradient) override {
     WriteSlots(ctx, t, gradient);
   }
   void Write(tf::OpKernelContext* ctx, double t, const BagGradient<double>& gradient) override {

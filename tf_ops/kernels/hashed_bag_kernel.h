@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/bfloat16.h"
+#include "core/float16.h"
 #include "core/hashed_bag/bags.h"
 #include "core/hashed_bag/slot_map.h"
 #include "kernels/table_resource.h"
@@ -14,8 +15,8 @@
 
 // Of the ops. Without `scaled` their input scales says nothing.
 #define SOK_HASHED_BAG_ATTRS                         \
-  Attr("T: {float, bfloat16, double}")               \
-      .Attr("Tout: {float, bfloat16, double}")       \
+  Attr("T: {float, bfloat16, half, double}")         \
+      .Attr("Tout: {float, bfloat16, half, double}") \
       .Attr("Tids: {int32, int64}")                  \
       .Attr("Toffsets: {int32, int64}")              \
       .Attr("num_embeddings: int >= 1")              \
@@ -35,42 +36,53 @@ inline const int64_t* Int64s(const tensorflow::Tensor& tensor) {
   return tensor.flat<int64_t>().data();
 }
 
-// The elements of T, BFloat16 for TensorFlow's bfloat16.
+// The elements of T, BFloat16 for TensorFlow's bfloat16 and Float16 for its half.
 template <typename T>
 T* Elements(const tensorflow::Tensor& tensor) {
   return static_cast<T*>(tensor.data());
 }
 
-// A tensor's floats as what sums are computed in: float32 and float64 as they are, bfloat16
+// A tensor's floats as what sums are computed in: float32 and float64 as they are, the others
 // widened.
 template <typename Sum>
 class WideFloats {
  public:
   explicit WideFloats(const tensorflow::Tensor& tensor) {
-    if (tensor.dtype() != tensorflow::DT_BFLOAT16) {
+    if (tensor.dtype() == tensorflow::DT_BFLOAT16) {
+      Widen(Elements<BFloat16>(tensor), tensor.NumElements());
+    } else if (tensor.dtype() == tensorflow::DT_HALF) {
+      Widen(Elements<Float16>(tensor), tensor.NumElements());
+    } else {
       data_ = Elements<Sum>(tensor);
-      return;
     }
-    const auto* narrow = Elements<BFloat16>(tensor);
-    wide_.resize(tensor.NumElements());
-    for (size_t i = 0; i < wide_.size(); ++i) wide_[i] = ToFloat(narrow[i]);
-    data_ = wide_.data();
   }
   const Sum* data() const { return data_; }
 
  private:
+  template <typename T>
+  void Widen(const T* narrow, int64_t n) {
+    wide_.resize(n);
+    for (size_t i = 0; i < wide_.size(); ++i) wide_[i] = ToFloat(narrow[i]);
+    data_ = wide_.data();
+  }
+
   const Sum* data_;
   std::vector<Sum> wide_;
 };
+
+// Calls fn with the C++ type of a dtype that is summed in float32.
+template <typename Fn>
+void WithType(tensorflow::DataType dtype, const Fn& fn) {
+  if (dtype == tensorflow::DT_BFLOAT16) return fn(BFloat16{});
+  if (dtype == tensorflow::DT_HALF) return fn(Float16{});
+  fn(float{});
+}
 
 // Calls fn with a T and an Out, the C++ types of the two dtypes.
 template <typename Fn>
 void WithTypes(tensorflow::DataType weight, tensorflow::DataType out, const Fn& fn) {
   if (weight == tensorflow::DT_DOUBLE) return fn(double{}, double{});
-  const bool narrow_out = out == tensorflow::DT_BFLOAT16;
-  if (weight == tensorflow::DT_FLOAT)
-    return narrow_out ? fn(float{}, BFloat16{}) : fn(float{}, float{});
-  narrow_out ? fn(BFloat16{}, BFloat16{}) : fn(BFloat16{}, float{});
+  WithType(weight, [&](auto t) { WithType(out, [&](auto o) { fn(t, o); }); });
 }
 
 // Bags out of a kernel's inputs, with the memory that they point to.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/bfloat16.h"
+#include "core/float16.h"
 #include "core/status.h"
 #include "core/types.h"
 
@@ -65,6 +66,7 @@ struct SumOf<double> {
 inline double Widen(double x) { return x; }
 inline float Widen(float x) { return x; }
 inline float Widen(BFloat16 x) { return ToFloat(x); }
+inline float Widen(Float16 x) { return ToFloat(x); }
 
 template <typename Out, typename Sum>
 Out Narrow(Sum x) {

@@ -76,11 +76,15 @@ void HashedBagForward(const SlotMap& slots, const Bags& bags, BagMode mode, cons
 #define SOK_INSTANTIATE(T, Out)                                                  \
   template void HashedBagForward(const SlotMap&, const Bags&, BagMode, const T*, \
                                  const SumOf<T>::type*, Out*, int64_t*, const ParallelFor&)
-SOK_INSTANTIATE(float, float);
-SOK_INSTANTIATE(float, BFloat16);
-SOK_INSTANTIATE(BFloat16, BFloat16);
-SOK_INSTANTIATE(BFloat16, float);
+#define SOK_INSTANTIATE_OUTPUTS(T) \
+  SOK_INSTANTIATE(T, float);       \
+  SOK_INSTANTIATE(T, BFloat16);    \
+  SOK_INSTANTIATE(T, Float16)
+SOK_INSTANTIATE_OUTPUTS(float);
+SOK_INSTANTIATE_OUTPUTS(BFloat16);
+SOK_INSTANTIATE_OUTPUTS(Float16);
 SOK_INSTANTIATE(double, double);
+#undef SOK_INSTANTIATE_OUTPUTS
 #undef SOK_INSTANTIATE
 
 }  // namespace sok

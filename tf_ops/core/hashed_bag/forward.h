@@ -15,7 +15,8 @@ namespace sok {
 //   out     (bags, dim): zeros for a bag without entries
 //   winners (bags, dim): with kMax, the first entry that has the greatest element, or -1 for a bag
 //           without entries; null with the other modes
-template <typename T, typename Out>  // float and BFloat16 in any pair, or double and double
+// T and Out are float, BFloat16 and Float16 in any pair, or both double.
+template <typename T, typename Out>
 void HashedBagForward(const SlotMap& slots, const Bags& bags, BagMode mode, const T* weight,
                       const typename SumOf<T>::type* scales, Out* out, int64_t* winners,
                       const ParallelFor& parallel_for);

@@ -179,6 +179,7 @@ SOK_INSTANTIATE(double);
   template void ScaleGradient(const BagGradient<Sum>&, const T*, Sum*, const ParallelFor&)
 SOK_INSTANTIATE(float, float);
 SOK_INSTANTIATE(float, BFloat16);
+SOK_INSTANTIATE(float, Float16);
 SOK_INSTANTIATE(double, double);
 #undef SOK_INSTANTIATE
 
