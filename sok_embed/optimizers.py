@@ -18,7 +18,17 @@ from keras import ops
 
 from sok_embed import v1_optimizers
 
-__all__ = ["RowRule", "RowwiseAdagrad", "get", "row_rule", "serialize"]
+__all__ = [
+    "GroupFtrl",
+    "GroupFtrlOptimizer",
+    "RowRule",
+    "RowwiseAdagrad",
+    "get",
+    "row_rule",
+    "serialize",
+]
+
+GroupFtrlOptimizer = v1_optimizers.GroupFtrlOptimizer
 
 
 @dataclass(frozen=True)
@@ -125,6 +135,42 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):
         }
 
 
+@keras.saving.register_keras_serializable(package="sok_embed")
+class GroupFtrl(keras.optimizers.Ftrl):
+    """Ftrl whose l1 regularization sets rows of tables to zero as a whole: a group lasso.
+
+    It is the rule of DeepRec's `tf.train.FtrlOptimizer` for embedding variables, the op
+    `KvResourceSparseApplyFtrl` in `tensorflow/core/kernels/training_ali_ops.cc` of
+    [DeepRec](https://github.com/DeepRec-AI/DeepRec). A row of weights `w` and gradient `g` has two
+    slots, `accumulator` and `linear`:
+
+    ```
+    shrunk = g + 2 * l2_shrinkage * w
+    total = accumulator + shrunk ** 2
+    linear += shrunk - (total ** -power - accumulator ** -power) / learning_rate * w
+    norm = sqrt(sum(linear ** 2))                                   # of the row
+    eta = total ** -power / learning_rate + 2 * l2 + beta / learning_rate
+    w = (l1 - norm) / (eta * norm) * linear if norm > l1 else 0
+    accumulator += g ** 2
+    ```
+
+    with the power `learning_rate_power`, -0.5. Where l1 is 0, it differs from Ftrl in the l2
+    shrinkage only. Dense variables are trained by the formula of `keras.optimizers.Ftrl`, each
+    element by itself, as DeepRec does.
+
+    Example:
+    >>> row_rule(GroupFtrl(0.1, l1_regularization_strength=2.0)).name
+    'group_ftrl'
+
+    Args:
+        learning_rate: As `keras.optimizers.Ftrl` has it, and so are all others.
+        **kwargs: The others.
+    """
+
+    def __init__(self, learning_rate: Any = 0.001, **kwargs: Any) -> None:
+        super().__init__(learning_rate, **{"name": "group_ftrl", **kwargs})
+
+
 def _variable_path(variable: Any) -> str:
     # As Keras names optimizer variables. A tf.Variable has no path.
     path: str = getattr(variable, "path", variable.name)
@@ -175,6 +221,10 @@ def _ftrl(optimizer: Any) -> tuple[str, dict[str, Any]]:
     )
 
 
+def _group_ftrl(optimizer: Any) -> tuple[str, dict[str, Any]]:
+    return "group_ftrl", _ftrl(optimizer)[1]
+
+
 def _lion(optimizer: Any) -> tuple[str, dict[str, Any]]:
     return "lion", _attributes(optimizer, "beta_1", "beta_2")
 
@@ -192,6 +242,7 @@ _TWINS: dict[type[Any], Callable[[Any], tuple[str, dict[str, Any]]]] = {
     keras.optimizers.Adam: _adam("adam"),
     keras.optimizers.AdamW: _adam("adamw"),
     keras.optimizers.Ftrl: _ftrl,
+    GroupFtrl: _group_ftrl,
     keras.optimizers.Lion: _lion,
 }
 
@@ -205,6 +256,7 @@ _BY_NAME: dict[str, Callable[[], Any]] = {
     "adamw": keras.optimizers.AdamW,
     "amsgrad": lambda: keras.optimizers.Adam(amsgrad=True),
     "ftrl": keras.optimizers.Ftrl,
+    "group_ftrl": GroupFtrl,
     "lion": keras.optimizers.Lion,
 }
 
@@ -276,8 +328,8 @@ def get(identifier: Any) -> keras.optimizers.Optimizer | None:
     Args:
         identifier: `None`; a name, one of `"sgd"`, `"momentum"` (`SGD(momentum=0.9)`),
             `"adagrad"`, `"rowwise_adagrad"`, `"rmsprop"`, `"adam"`, `"adamw"`, `"amsgrad"`
-            (`Adam(amsgrad=True)`), `"ftrl"`, `"lion"`, in upper or lower case; a Keras optimizer;
-            or the config that `serialize` made of one.
+            (`Adam(amsgrad=True)`), `"ftrl"`, `"group_ftrl"`, `"lion"`, in upper or lower case; a
+            Keras optimizer; or the config that `serialize` made of one.
 
     Returns:
         A Keras optimizer for which `row_rule` finds a rule, or `None` for `None`.

@@ -23,6 +23,7 @@ _KERAS_SLOTS = {
     "adamw": ("_momentums", "_velocities"),
     "amsgrad": ("_momentums", "_velocities", "_velocity_hats"),
     "ftrl": ("_accumulators", "_linears"),
+    "group_ftrl": ("_accumulators", "_linears"),
     "lion": ("_momentums",),
 }
 
@@ -35,6 +36,7 @@ _V1_SLOTS = {
     "rmsprop_momentum": ("rms", "momentum"),
     "rmsprop_centered_momentum": ("rms", "momentum", "mg"),
     "ftrl": ("accum", "linear"),
+    "group_ftrl": ("accum", "linear"),
 }
 
 

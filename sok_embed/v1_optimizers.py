@@ -17,6 +17,20 @@ import tensorflow as tf
 v1 = tf.compat.v1.train
 
 
+class GroupFtrlOptimizer(tf.compat.v1.train.FtrlOptimizer):
+    """`tf.compat.v1.train.FtrlOptimizer`, with the rule of DeepRec's for rows of tables.
+
+    Dense variables are trained by TensorFlow's formula, rows of tables by that of
+    `sok_embed.optimizers.GroupFtrl`, as DeepRec's `tf.train.FtrlOptimizer` has it for variables and
+    embedding variables. The arguments are those of TensorFlow's class.
+
+    Example:
+    >>> optimizer = GroupFtrlOptimizer(0.1, l1_regularization_strength=2.0)
+    >>> optimizer.get_name()
+    'Ftrl'
+    """
+
+
 def applying_optimizer() -> Any:
     """The `tf.compat.v1.train.Optimizer` whose `apply_gradients` is running, or `None`.
 
@@ -99,6 +113,10 @@ def _ftrl(optimizer: Any) -> tuple[str, dict[str, Any]]:
     return "ftrl", {name: _value(optimizer, f"_{name}", f"_{name}_tensor") for name in names}
 
 
+def _group_ftrl(optimizer: Any) -> tuple[str, dict[str, Any]]:
+    return "group_ftrl", _ftrl(optimizer)[1]
+
+
 # The rule and the hyperparameters of an instance of each class.
 TWINS: dict[type[Any], Callable[[Any], tuple[str, dict[str, Any]]]] = {
     v1.GradientDescentOptimizer: _gradient_descent,
@@ -107,6 +125,7 @@ TWINS: dict[type[Any], Callable[[Any], tuple[str, dict[str, Any]]]] = {
     v1.AdamOptimizer: _adam,
     v1.RMSPropOptimizer: _rmsprop,
     v1.FtrlOptimizer: _ftrl,
+    GroupFtrlOptimizer: _group_ftrl,
 }
 
 # What makes the formula of a class.

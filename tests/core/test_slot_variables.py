@@ -11,6 +11,7 @@ from sok_embed import Table, tf_ops
 from sok_embed.commit import Commit
 from sok_embed.distributed_optimizer import DistributedOptimizer
 from sok_embed.initializers import RowInitializer
+from sok_embed.optimizers import GroupFtrl, GroupFtrlOptimizer
 from sok_embed.slot_variables import slot_variables
 
 v1 = tf.compat.v1.train
@@ -25,6 +26,9 @@ V1_OPTIMIZERS = {
     "v1_rmsprop": lambda: v1.RMSPropOptimizer(0.01, momentum=0.5),
     "v1_rmsprop_centered": lambda: v1.RMSPropOptimizer(0.01, momentum=0.5, centered=True),
     "v1_ftrl": lambda: v1.FtrlOptimizer(0.1),
+    # Of l1 = 0, where rows and dense variables have one formula.
+    "v1_group_ftrl": lambda: GroupFtrlOptimizer(0.1),
+    "group_ftrl": lambda: GroupFtrl(0.1),
 }
 ALL = {**KERAS_OPTIMIZERS, **V1_OPTIMIZERS}
 

@@ -7,6 +7,7 @@
 #include "core/optimizers/adamw.h"
 #include "core/optimizers/amsgrad.h"
 #include "core/optimizers/ftrl.h"
+#include "core/optimizers/group_ftrl.h"
 #include "core/optimizers/kv_adagrad.h"
 #include "core/optimizers/kv_adam.h"
 #include "core/optimizers/kv_adamw.h"
@@ -32,9 +33,11 @@ std::unique_ptr<RowOptimizer> Make(const Values& values, const Schedule* schedul
   return std::make_unique<RuleOptimizer<Rule>>(values, schedule);
 }
 
+// Of Ftrl and GroupFtrl.
+template <template <bool> typename Rule>
 std::unique_ptr<RowOptimizer> MakeFtrl(const Values& values, const Schedule* schedule) {
-  return values["learning_rate_power"] == -0.5f ? Make<Ftrl<true>>(values, schedule)
-                                                : Make<Ftrl<false>>(values, schedule);
+  return values["learning_rate_power"] == -0.5f ? Make<Rule<true>>(values, schedule)
+                                                : Make<Rule<false>>(values, schedule);
 }
 
 struct Entry {
@@ -50,13 +53,14 @@ constexpr Entry EntryOf(const char* name) {
 }
 
 // Sorted by name. Those of "kv_" are the rules of sok_embed.kv, and "v1_" is a formula of
-// tf.compat.v1.train that Keras does not have.
+// tf.compat.v1.train that Keras does not have. "group_ftrl" is DeepRec's.
 constexpr Entry kRegistry[] = {
     EntryOf<Adagrad>("adagrad"),
     EntryOf<Adam>("adam"),
     EntryOf<AdamW>("adamw"),
     EntryOf<Amsgrad>("amsgrad"),
-    {"ftrl", Ftrl<true>::Parameters, MakeFtrl, /*takes_schedule=*/false},
+    {"ftrl", Ftrl<true>::Parameters, MakeFtrl<Ftrl>, /*takes_schedule=*/false},
+    {"group_ftrl", GroupFtrl<true>::Parameters, MakeFtrl<GroupFtrl>, /*takes_schedule=*/false},
     EntryOf<KvAdagrad>("kv_adagrad"),
     EntryOf<KvAdam>("kv_adam"),
     EntryOf<KvAdamW>("kv_adamw"),

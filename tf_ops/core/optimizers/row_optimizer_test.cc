@@ -127,6 +127,28 @@ void Ftrl(const Numbers& h, double, const Row64& g, Row64& w, std::vector<Row64>
   }
 }
 
+// DeepRec's formula, of tensorflow/core/kernels/training_ali_ops.cc: the row's norm decides.
+void GroupFtrl(const Numbers& h, double, const Row64& g, Row64& w, std::vector<Row64>& slots) {
+  const double lr = h.at("learning_rate"), power = -h.at("learning_rate_power");
+  const double l1 = h.at("l1_regularization_strength");
+  const double l2 = h.at("l2_regularization_strength") + h.at("beta") / (2 * lr);
+  Row64 &accumulator = slots[0], &linear = slots[1], updated(w.size());
+  double squares = 0;
+  for (size_t j = 0; j < w.size(); ++j) {
+    const double shrunk = g[j] + 2 * h.at("l2_shrinkage_regularization_strength") * w[j];
+    updated[j] = accumulator[j] + shrunk * shrunk;
+    linear[j] +=
+        shrunk - (std::pow(updated[j], power) - std::pow(accumulator[j], power)) / lr * w[j];
+    squares += linear[j] * linear[j];
+    accumulator[j] += g[j] * g[j];
+  }
+  const double norm = std::sqrt(squares);
+  for (size_t j = 0; j < w.size(); ++j) {
+    const double eta = std::pow(updated[j], power) / lr + 2 * l2;
+    w[j] = norm > l1 ? (l1 - norm) / (eta * norm) * linear[j] : 0;
+  }
+}
+
 void Lion(const Numbers& h, double, const Row64& g, Row64& w, std::vector<Row64>& slots) {
   const double beta_1 = h.at("beta_1"), beta_2 = h.at("beta_2");
   for (size_t j = 0; j < w.size(); ++j) {
@@ -183,6 +205,17 @@ const std::vector<Rule>& Rules() {
         {{"l1_regularization_strength", 0.5},
          {"l2_regularization_strength", 0.1},
          {"l2_shrinkage_regularization_strength", 0.01}}}},
+      {"group_ftrl",
+       kFtrl,
+       {"accumulator", "linear"},
+       GroupFtrl,
+       {{{"learning_rate_power", -0.7}},
+        {{"learning_rate_power", 0}},
+        {{"beta", 1}, {"initial_accumulator_value", 0}},
+        {{"l1_regularization_strength", 0.5},
+         {"l2_regularization_strength", 0.1},
+         {"l2_shrinkage_regularization_strength", 0.01}},
+        {{"l1_regularization_strength", 20}}}},
       {"lion",
        {{"learning_rate", 0.001}, {"beta_1", 0.9}, {"beta_2", 0.99}},
        {"momentum"},
@@ -333,7 +366,8 @@ void CheckAgainstReference(const Rule& rule, const Numbers& changes, int dim) {
   // 12 steps of float32 rounding, each of about 6e-8. Ftrl's linear is a sum of terms of the order
   // of w / learning_rate, 1000 by default, that cancel.
   CHECK(in_weights < 1e-5);
-  CHECK(in_slots < (rule.name == "ftrl" ? 2e-4 : 1e-5));
+  const bool is_ftrl = rule.name == "ftrl" || rule.name == "group_ftrl";
+  CHECK(in_slots < (is_ftrl ? 2e-4 : 1e-5));
   CHECK(table.GuardsStand());
 }
 

@@ -40,25 +40,6 @@ struct RowwiseAdagrad {
     for (int j = 0; j < dim; ++j) row[j] -= rate * (gradient[j] * scale);
   }
 
-  // In eight partial sums, which the compiler may keep in one register.
-  static float SquaredSum(const float* gradient, float scale, int dim) {
-    constexpr int kLanes = 8;
-    float sums[kLanes] = {};
-    int j = 0;
-    for (; j + kLanes <= dim; j += kLanes) {
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float g = gradient[j + lane] * scale;
-        sums[lane] += g * g;
-      }
-    }
-    for (; j < dim; ++j) {
-      const float g = gradient[j] * scale;
-      sums[j % kLanes] += g * g;
-    }
-    return ((sums[0] + sums[4]) + (sums[1] + sums[5])) +
-           ((sums[2] + sums[6]) + (sums[3] + sums[7]));
-  }
-
   float learning_rate;
   float initial_accumulator_value;
   float epsilon;

@@ -47,6 +47,25 @@ inline float QuotientOrZero(float numerator, float denominator) {
   return denominator == 0.0f ? 0.0f : numerator / denominator;
 }
 
+// The sum of the squares of scaled elements, in eight partial sums, which the compiler may keep in
+// one register.
+inline float SquaredSum(const float* gradient, float scale, int dim) {
+  constexpr int kLanes = 8;
+  float sums[kLanes] = {};
+  int j = 0;
+  for (; j + kLanes <= dim; j += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float g = gradient[j + lane] * scale;
+      sums[lane] += g * g;
+    }
+  }
+  for (; j < dim; ++j) {
+    const float g = gradient[j] * scale;
+    sums[j % kLanes] += g * g;
+  }
+  return ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
+}
+
 // Rows lie anywhere in memory. Asks for the cache lines of a row that is to be updated soon; the
 // hardware's own prefetcher follows on a row that is longer than kMostLines.
 inline void PrefetchRow(const float* row, size_t floats) {
