@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import threading
@@ -29,7 +28,8 @@ class Storage:
     """A folder of embeddings. One process at a time has it open; its threads may share it.
 
     It is flushed and closed by `close`, at the end of a `with` block, when nothing refers to it any
-    more, and when the interpreter ends.
+    more, and when the interpreter ends. A process that was forked from one that had opened storages
+    can use none and open none; when it ends, nothing is flushed or closed.
 
     Example:
     >>> from sok_embed.kv import Embedding, Initializer, Optimizer
@@ -59,6 +59,7 @@ class Storage:
         CorruptionError: For damaged files.
         FileNotFoundError, PermissionError, StorageError: From the file system.
         ValueError: For arguments out of their range, or a folder with other things in it.
+        RuntimeError: In a process that was forked from one that had opened a storage before.
     """
 
     def __init__(
@@ -108,8 +109,12 @@ class Storage:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed. Its embeddings raise RuntimeError then."""
-        return self._native.closed
+        """Whether it was closed, or is another process's, in one that was forked from it.
+
+        Its embeddings raise RuntimeError then.
+        """
+        # A lock of the core may have been held by a thread that a forked process does not have.
+        return os.getpid() != self._process or self._native.closed
 
     def flush(self) -> None:
         """Writes everything so far, in one step that happens as a whole or not at all."""
@@ -283,7 +288,8 @@ class Storage:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        if os.getpid() == self._process:
+            self.close()
 
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ", read-only" if self.read_only else ""
@@ -303,12 +309,9 @@ def _finish(native: _core.Storage, process: int) -> None:
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: what the parent has open is neither flushed nor freed here."""
+    """In a forked child: what the parent has open is not to be found here."""
     global _open_lock
     _open_lock = threading.RLock()  # another thread of the parent may have held the old one
-    for storage in list(_open_storages.values()):
-        # Freeing would close the database, whose files and lock are the parent's.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(storage._native))
     _open_storages.clear()
 
 

@@ -4,11 +4,13 @@
 // another Python thread does to them meanwhile is for the caller to keep apart.
 #pragma once
 
+#include <cxxabi.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <memory>
 #include <string>
@@ -53,14 +55,52 @@ T Value(Result<T> result) {
 // ValueError unless `name`, an array of n floats, has as many as n should be; `reason` says why.
 void CheckSize(const char* name, size_t n, size_t expected, const std::string& reason);
 
+// Runs fn, and never returns if Python ends the thread in there.
+template <typename Fn>
+auto OrWaitForEver(const Fn& fn) {
+  try {
+    return fn();
+  } catch (abi::__forced_unwind&) {
+    for (;;) pause();
+  }
+}
+
 // RuntimeError on a thread that is inside of a progress callback: what it waits for, waits for it.
 void CheckNotReporting();
+
+// Gives the GIL away for as long as it lives. A daemon thread that wants it back while the
+// interpreter ends waits for ever, as all do from Python 3.14 on: earlier ones end the thread by
+// unwinding its stack, and with it the process, at the first function that must not throw.
+class GilReleased {
+ public:
+  GilReleased() : state_(PyEval_SaveThread()) {}
+  ~GilReleased() {
+    OrWaitForEver([this] { PyEval_RestoreThread(state_); });
+  }
+  GilReleased(const GilReleased&) = delete;
+
+ private:
+  PyThreadState* const state_;
+};
+
+// The other way round, for a thread that may be any.
+class GilAcquired {
+ public:
+  GilAcquired() {
+    OrWaitForEver([this] { state_ = PyGILState_Ensure(); });
+  }
+  ~GilAcquired() { PyGILState_Release(state_); }
+  GilAcquired(const GilAcquired&) = delete;
+
+ private:
+  PyGILState_STATE state_;
+};
 
 // Runs fn without the GIL.
 template <typename Fn>
 auto Unlocked(const Fn& fn) {
   CheckNotReporting();
-  const nb::gil_scoped_release released;
+  const GilReleased released;
   return fn();
 }
 
@@ -86,7 +126,7 @@ class Held {
  public:
   explicit Held(std::shared_ptr<T> held) : held_(std::move(held)) {}
   ~Held() {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     held_.reset();
   }
   Held(const Held&) = delete;

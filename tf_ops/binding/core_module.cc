@@ -27,6 +27,8 @@ FloatsNew ToNumpy(std::vector<float> numbers) {
 }  // namespace sok::binding
 
 NB_MODULE(_core, module) {
+  // Threads that the interpreter leaves behind when it ends still hold what they worked with.
+  nanobind::set_leak_warnings(false);
   module.doc() = "The core of sok_embed: storages, their tables, and the rules that train them.";
   sok::binding::BindErrors(module);
   sok::binding::BindOptimizer(module);

@@ -22,7 +22,7 @@ void BindInitializer(nb::module_& module) {
               Raise(InvalidArgument("expected out of at most " + std::to_string(Table::kMostDim) +
                                     " elements, got " + std::to_string(out.size())));
             }
-            const nb::gil_scoped_release released;
+            const GilReleased released;
             self.Fill(key, out.data(), static_cast<int>(out.size()));
           },
           nb::arg("key"), nb::arg("out").noconvert());

@@ -42,7 +42,7 @@ void Apply(const PyOptimizer& self, const FloatsOut& row, const FloatsIn& gradie
   }
   float* const rows = row.data();
   const float* const gradients = gradient.data();
-  const nb::gil_scoped_release released;
+  const GilReleased released;
   self.optimizer->Apply({number, 1.0f}, &rows, &gradients, 1, layout.dim());
 }
 

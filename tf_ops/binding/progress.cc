@@ -23,7 +23,7 @@ void CheckNotReporting() {
 
 DumpProgress Progress::report() {
   return [this](uint64_t done, uint64_t total) {
-    const nb::gil_scoped_acquire acquired;
+    const GilAcquired acquired;
     if (error_ != nullptr) return false;
     try {
       return Call(done, total);
@@ -36,9 +36,9 @@ DumpProgress Progress::report() {
 
 bool Progress::Call(uint64_t done, uint64_t total) {
   const Reporting guard;
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  if (OrWaitForEver([] { return PyErr_CheckSignals(); }) != 0) throw nb::python_error();
   if (callback_.is_none()) return true;
-  const nb::object answer = callback_(done, total);
+  const nb::object answer = OrWaitForEver([&] { return callback_(done, total); });
   if (!PyBool_Check(answer.ptr())) {
     PyErr_Format(PyExc_TypeError,
                  "expected the progress callback to return True to go on or False to stop, got %R",

@@ -8,6 +8,7 @@
 
 #include "core/storage_count.h"
 #include "core/storage_journal.h"
+#include "core/forked_child.h"
 
 namespace sok {
 namespace {
@@ -73,6 +74,7 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
     return InvalidArgument("expected cache_bytes of at least " + std::to_string(kLeastCache) +
                            ", got " + std::to_string(options.cache_bytes));
   }
+  if (Status status = StartBackgroundThreads(); !status.ok()) return status;
   // What the folder says of itself is read before rows can expire.
   std::optional<uint32_t> ttl = options.ttl;
   std::string description;
@@ -138,6 +140,11 @@ std::shared_ptr<Storage> Storage::FindOpen(const std::string& path) {
 }
 
 Storage::~Storage() {
+  if (ForkedFromBackgroundThreads()) {
+    // Its files and their lock are the parent's. Nothing is written, and the database never freed.
+    new std::shared_ptr<StorageCore>(core_);
+    return;
+  }
   const Status status = Close();
   {
     const Gate gate(core_->gate);
