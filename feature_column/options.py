@@ -163,6 +163,7 @@ def _config_of(part: Any) -> Any:
         values["counter_type"] = part.counter_type.name
     if isinstance(part, StorageOption):
         values["storage_type"] = part.storage_type and part.storage_type.name
+        del values["reset_slots"]  # leave for the process that was given it
     if isinstance(part, InitializerOption):
         values["initializer"] = serialize_initializer(part.initializer)
     return {"kind": type(part).__name__, **values}

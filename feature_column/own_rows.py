@@ -26,8 +26,8 @@ def open_storage(column: OwnRowsCategorical, name: str) -> kv.Storage | None:
     assert option.storage_path is not None
     path = os.path.join(option.storage_path, re.sub(r"[^\w.\-]", "_", name))
     if option.cache_bytes is None:
-        return kv.Storage(path)
-    return kv.Storage(path, cache_bytes=option.cache_bytes)
+        return kv.Storage(path, reset_slots=option.reset_slots)
+    return kv.Storage(path, cache_bytes=option.cache_bytes, reset_slots=option.reset_slots)
 
 
 def table_attributes(column: OwnRowsCategorical) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sok_embed.feature_column.filters import check_integer
@@ -53,6 +53,8 @@ class StorageOption:
             `None`: 256 MiB.
         cache_strategy: Only `None`: rows used last stay.
         layout: Only `None`.
+        reset_slots: Whether an optimizer of another rule may take over rows on disk that have been
+            trained; see `sok_embed.kv.Storage`. Not DeepRec's, and not saved with a model.
 
     Raises:
         ValueError: For a type that there is no hardware for here, a path or a size without a disk,
@@ -64,6 +66,7 @@ class StorageOption:
     storage_size: int | tuple[int, ...] | None = None
     cache_strategy: Any = None
     layout: Any = None
+    reset_slots: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.storage_path is not None:

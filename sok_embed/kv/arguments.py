@@ -76,6 +76,13 @@ def check_integer(name: str, value: Any, low: int | None = None, high: int | Non
     raise ValueError(f"Expected {name} to be an integer{span}. Received: {value!r}.")
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """The value as a bool."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise ValueError(f"Expected {name} to be True or False. Received: {value!r}.")
+
+
 def check_number(name: str, value: Any, flags: bool = False) -> float:
     """The value as a float; True and False only with `flags`."""
     is_flag = isinstance(value, bool | np.bool_)

@@ -11,6 +11,7 @@ from sok_embed.admission import Admission, CountingBloomAdmission, FrequencyAdmi
 from sok_embed.kv.arguments import (
     MOST_DIMENSION,
     UINT64,
+    check_flag,
     check_floats,
     check_integer,
     check_keys,
@@ -52,10 +53,14 @@ class Embedding:
         duplicates: What becomes of equal keys in one call of `apply_gradients`: `"sum"`, one update
             with the sum of their gradients; `"sequential"`, one update after another, in order.
         max_rows: The most rows; `None`: as many as the disk holds.
+        reset_slots: Whether the optimizer may take over a group that another one has trained. What
+            that one kept of the rows is dropped for good, and their updates count from 0; the
+            vectors stay. The same optimizer goes on with what there is.
 
     Raises:
         ValueError: For arguments out of their range, or if the group was made with another
-            dimension or optimizer, or is open with another initializer or admission.
+            dimension or, without `reset_slots`, another optimizer, or is open with another
+            optimizer, initializer or admission.
         TypeError: For other objects than those of `sok_embed.kv`.
         FileNotFoundError: If there is no such group in a storage that is read-only.
     """
@@ -71,6 +76,7 @@ class Embedding:
         admission: Admission | None = None,
         duplicates: Literal["sum", "sequential"] = "sum",
         max_rows: int | None = None,
+        reset_slots: bool = False,
     ) -> None:
         check_type("storage", storage, Storage)
         check_type("optimizer", optimizer, Optimizer)
@@ -101,6 +107,7 @@ class Embedding:
             hypers=list(optimizer.parameters.items()),
             admission=_admission_arguments(admission),
             max_rows=0 if max_rows is None else check_integer("max_rows", max_rows, 1, UINT64),
+            reset_slots=check_flag("reset_slots", reset_slots),
         )
 
     @overload

@@ -10,7 +10,14 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
-from sok_embed.kv.arguments import UINT32, UINT64, check_integer, check_path, check_seconds
+from sok_embed.kv.arguments import (
+    UINT32,
+    UINT64,
+    check_flag,
+    check_integer,
+    check_path,
+    check_seconds,
+)
 from sok_embed.kv.core import call_core, shown_rule
 from sok_embed.kv.group import GROUPS, Group
 from sok_embed.kv.worker_folder import worker_folder
@@ -51,6 +58,9 @@ class Storage:
             assignment, removal, restore and load that returned, each as a whole, which takes a
             write to a journal each.
         read_only: Nothing in the folder changes, and lookups make no rows.
+        reset_slots: Whether an optimizer of another rule may take over rows that have been
+            trained: what the rule before kept of them (its slots) is dropped for good then. An
+            optimizer of the same rule goes on with them either way. The model is not saved with it.
         clock: For tests: called before each operation, for the seconds since 1970.
 
     Raises:
@@ -69,6 +79,7 @@ class Storage:
         cache_bytes: int = 256 << 20,
         durability: Literal["checkpoint", "update"] = "checkpoint",
         read_only: bool = False,
+        reset_slots: bool = False,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._given = check_path(path)
@@ -88,6 +99,7 @@ class Storage:
                 check_integer("cache_bytes", cache_bytes, 0, UINT64),
                 durability == "update",
                 bool(read_only),
+                check_flag("reset_slots", reset_slots),
             )
             _open_storages[os.path.realpath(self.path)] = self
         self._finalizer = weakref.finalize(self, _finish, self._native, self._process)
@@ -106,6 +118,15 @@ class Storage:
     def read_only(self) -> bool:
         """Whether it was opened without leave to write."""
         return self._native.read_only
+
+    @property
+    def reset_slots(self) -> bool:
+        """Whether another rule may take over trained rows; setting it holds from then on."""
+        return self._native.reset_slots
+
+    @reset_slots.setter
+    def reset_slots(self, reset: bool) -> None:
+        self._native.reset_slots = check_flag("reset_slots", reset)
 
     @property
     def closed(self) -> bool:
@@ -252,7 +273,7 @@ class Storage:
         return self._native
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, as JSON can hold them, but for the clock."""
+        """The arguments, as JSON can hold them, but for the clock and `reset_slots`."""
         return {
             "path": self._given,
             "ttl": self.ttl,

@@ -255,6 +255,25 @@ def test_rows_on_disk_in_a_graph(tmp_path, kind):
     close(other)
 
 
+def test_another_rule_takes_over_rows_on_disk_only_with_leave(tmp_path):
+    def make(optimizer, **leave):
+        storage = fc.StorageOption(storage_path=str(tmp_path / "rows"), **leave)
+        option = Option(storage_option=storage)
+        return GraphModel(STATIC, optimizer, column={"ev_option": option})
+
+    model = make("adagrad")
+    model.train([[1], [2]], 1)
+    close(model)
+    model = make("adam")
+    with pytest.raises(tf.errors.FailedPreconditionError, match="'adagrad'.*'adam'.*reset_slots"):
+        model.train([[1], [2]], 1)
+    close(model)
+    model = make("adam", reset_slots=True)
+    model.train([[1], [2]], 1)
+    assert set(model.own_rows()) == {1, 2}
+    close(model)
+
+
 def close(model):
     from sok_embed.feature_column import graph_state
 
@@ -284,12 +303,15 @@ def test_options_survive_a_config():
     option = Option(
         fc.L2WeightEvict(0.5, every=7),
         fc.CBFFilter(3, 1000, 0.01, tf.uint8),
-        fc.StorageOption(fc.StorageType.DRAM_SSDHASH, "rows", [1, 2]),
+        fc.StorageOption(fc.StorageType.DRAM_SSDHASH, "rows", [1, 2], reset_slots=True),
         fc.InitializerOption(v1.constant_initializer(2.0)),
     )
     again = Option.from_config(option.get_config())
     assert again.get_config() == option.get_config()
     assert (again.evict_option, again.filter_option) == (option.evict_option, option.filter_option)
-    assert again.storage_option == option.storage_option
+    # The leave to reset slots is for the process that was given it.
+    assert again.storage_option == fc.StorageOption(
+        fc.StorageType.DRAM_SSDHASH, "rows", [1, 2], reset_slots=False
+    )
     steps = Option(fc.GlobalStepEvict(100))
     assert Option.from_config(steps.get_config()) == steps

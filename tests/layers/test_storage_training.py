@@ -10,7 +10,6 @@ from keras import optimizers as ko
 from keras_reference import mirrored
 from storage_models import (
     BATCH,
-    DIM,
     KEYS,
     LENGTH,
     OPTIMIZERS,
@@ -231,17 +230,3 @@ def test_saving_flushes(tmp_path, storage):
             (group,) = copy.groups()
             assert group.steps == (number + 1) * len(KEYS) // BATCH
             assert group.rows == np.unique(KEYS).size
-
-
-def test_another_optimizer_starts_slots_and_steps_anew_and_keeps_rows(tmp_path):
-    with kv.Storage(tmp_path / "rows") as storage:
-        train(model_of(dynamic(storage=storage), ko.Adam(0.01)))
-    memory = model_of(dynamic(), ko.Adam(0.01))
-    train(memory)
-    memory.compile(ko.Adagrad(0.1), "mse")
-    memory.layers[-1].set_weights([np.ones((LENGTH * DIM, 1)), np.zeros(1)])
-    with kv.Storage(tmp_path / "rows") as storage:
-        model = model_of(dynamic(storage=storage), ko.Adagrad(0.1))
-        assert train(model) == train(memory)
-        assert_same(contents_of(model), contents_of(memory))
-        assert contents_of(model)[4:] == [b"adagrad", len(KEYS) // BATCH]

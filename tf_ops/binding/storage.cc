@@ -26,7 +26,7 @@ std::optional<AdmissionConfig> ToAdmission(const std::optional<AdmissionTuple>& 
 
 void Open(PyStorage* self, const std::string& path, std::optional<uint32_t> ttl,
           uint64_t cache_bytes, bool write_through, bool read_only,
-          std::optional<uint64_t> spill_rows) {
+          std::optional<uint64_t> spill_rows, bool reset_slots) {
   StorageOptions options;
   options.path = path;
   options.ttl = ttl;
@@ -34,6 +34,7 @@ void Open(PyStorage* self, const std::string& path, std::optional<uint32_t> ttl,
   options.write_through = write_through;
   options.read_only = read_only;
   options.spill_rows = spill_rows;
+  options.reset_slots = reset_slots;
   new (self) PyStorage{Held<Storage>(Value(Unlocked([&] { return Storage::Open(options); })))};
 }
 
@@ -44,7 +45,8 @@ PyStorage* FindOpen(const std::string& path) {
 
 PyTable* OpenTable(PyStorage& self, int group, int dim, const std::string& initializer, double a,
                    double b, uint64_t seed, const std::string& rule, const NamedNumbers& hypers,
-                   const std::optional<AdmissionTuple>& admission, uint64_t max_rows) {
+                   const std::optional<AdmissionTuple>& admission, uint64_t max_rows,
+                   bool reset_slots) {
   TableConfig config;
   config.group = group;
   config.dim = dim;
@@ -54,7 +56,8 @@ PyTable* OpenTable(PyStorage& self, int group, int dim, const std::string& initi
   config.seed = seed;
   config.max_rows = max_rows;
   auto table = Value(Unlocked([&] {
-    return self.storage->OpenTable(config, rule, ToHypers(hypers), ToAdmission(admission));
+    return self.storage->OpenTable(config, rule, ToHypers(hypers), ToAdmission(admission),
+                                   reset_slots);
   }));
   return new PyTable(self.storage.shared(), std::move(table));
 }
@@ -140,12 +143,15 @@ void BindStorage(nb::module_& module) {
       nb::class_<PyStorage>(module, "Storage")
           .def("__init__", Open, nb::arg("path"), nb::arg("ttl").none(), nb::arg("cache_bytes"),
                nb::arg("write_through"), nb::arg("read_only"),
-               nb::arg("spill_rows").none() = nb::none())
+               nb::arg("spill_rows").none() = nb::none(), nb::arg("reset_slots") = false)
           .def_static("find_open", FindOpen, nb::arg("path"))
           .def_prop_ro("path", [](PyStorage& self) { return self.storage->path(); })
           .def_prop_ro("ttl", [](PyStorage& self) { return self.storage->ttl(); })
           .def_prop_ro("cache_bytes", [](PyStorage& self) { return self.storage->cache_bytes(); })
           .def_prop_ro("read_only", [](PyStorage& self) { return self.storage->read_only(); })
+          .def_prop_rw(
+              "reset_slots", [](PyStorage& self) { return self.storage->reset_slots(); },
+              [](PyStorage& self, bool reset) { self.storage->SetResetSlots(reset); })
           .def_prop_ro(
               "closed",
               [](PyStorage& self) { return Unlocked([&] { return self.storage->closed(); }); })
@@ -167,7 +173,8 @@ void BindStorage(nb::module_& module) {
           .def("open_table", OpenTable, nb::kw_only(), nb::arg("group"), nb::arg("dim"),
                nb::arg("initializer"), nb::arg("a"), nb::arg("b"), nb::arg("seed"),
                nb::arg("rule") = "", nb::arg("hypers") = NamedNumbers(),
-               nb::arg("admission") = nb::none(), nb::arg("max_rows") = 0);
+               nb::arg("admission") = nb::none(), nb::arg("max_rows") = 0,
+               nb::arg("reset_slots") = false);
   BindContents(storage);
 }
 

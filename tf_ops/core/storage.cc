@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <shared_mutex>
 #include <utility>
@@ -123,6 +124,7 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
         std::make_unique<Journal>(options.path, next_segment.value(), options.journal_bytes);
   }
   std::shared_ptr<Storage> storage(new Storage(core));
+  storage->SetResetSlots(options.reset_slots);
   core->flush = [raw = storage.get()] { return raw->FlushAtRest(); };
   std::lock_guard<std::mutex> guard(RegistryMutex());
   Registry()[IdentityOf(options.path)] = storage;
@@ -213,7 +215,8 @@ Result<std::shared_ptr<Admission>> Storage::OpenAdmission(int group,
 Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
                                                   const std::string& rule,
                                                   const std::vector<Hyper>& hypers,
-                                                  const std::optional<AdmissionConfig>& admission) {
+                                                  const std::optional<AdmissionConfig>& admission,
+                                                  bool reset_slots) {
   if (config.step_clock) {
     return InvalidArgument(
         "expected a table in memory with step_clock: rows in a storage have the "
@@ -227,7 +230,7 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
   }
   const std::string group = "group " + std::to_string(config.group) + " of '" + path() + "'";
   std::lock_guard<std::mutex> guard(mu_);
-  const auto gate = core_->Enter(/*to_write=*/false);
+  auto gate = core_->Enter(/*to_write=*/false);
   if (!gate.ok()) return gate.status();
 
   const auto open = groups_.find(config.group);
@@ -249,9 +252,19 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
                            std::to_string(config.dim) + "; give the other a group of its own");
   }
   // Who only reads needs no optimizer.
-  if (!core_->read_only && !rule.empty() && !meta.state.rule.empty() && meta.state.rule != rule) {
+  const bool other_rule =
+      !core_->read_only && !rule.empty() && !meta.state.rule.empty() && meta.state.rule != rule;
+  if (other_rule && !reset_slots && !this->reset_slots()) {
     return InvalidArgument(group + " was made with optimizer '" + meta.state.rule + "', got '" +
-                           rule + "'; give the other optimizer a group of its own");
+                           rule +
+                           "'; give the other optimizer a group of its own, or pass "
+                           "reset_slots=True, which drops what the first keeps of the rows");
+  }
+  if (other_rule && open != groups_.end()) {
+    return InvalidArgument(group + " is open with optimizer '" + meta.state.rule + "', got '" +
+                           rule +
+                           "'; give the other optimizer a group of its own, or close the storage "
+                           "before its slots are reset");
   }
   if (open != groups_.end()) {
     Status status = CheckSame(open->second, config, rule, admission);
@@ -267,10 +280,9 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
   if (!rule.empty()) {
     auto optimizer = MakeRowOptimizer(rule, hypers);
     if (!optimizer.ok()) return optimizer.status();
-    if (meta.state.rule.empty() && !core_->read_only) {
-      meta.state.rule = rule;
-      meta.state.slots = optimizer.value()->slots(config.dim);
-      if (meta.rows > 0) ++meta.layout;  // those rows have no slots
+    if ((meta.state.rule.empty() || other_rule) && !core_->read_only) {
+      meta.state = {rule, optimizer.value()->slots(config.dim), 0};
+      if (meta.rows > 0 || other_rule) ++meta.layout;  // those rows have no slots
     }
   }
   OpenGroup made{nullptr, nullptr, config, rule, nullptr};
@@ -279,13 +291,19 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
     if (!opened.ok()) return opened.status();
     made.admission = std::move(opened.value());
   }
+  if (other_rule) {
+    gate.value().unlock();  // mu_ keeps the storage open, and the group closed
+    if (Status status = ResetSlots(config.group, meta); !status.ok()) return status;
+    gate.value().lock();
+  }
   auto store = std::make_unique<RocksdbStore>(core_, config.group, meta);
   made.store = store.get();
   if (!core_->read_only) {
     Status status = store->RecordMeta();
     if (!status.ok()) return status;
   }
-  auto table = Table::Over(std::move(store), config, meta.state, core_->expiry, made.admission);
+  auto table = Table::Over(std::move(store), config, meta.state, core_->expiry, made.admission,
+                           KeptSlots{group, reset_slots_});
   if (!table.ok()) return table.status();
   made.table = std::move(table.value());
   return groups_.emplace(config.group, std::move(made)).first->second.table;
@@ -297,6 +315,24 @@ Status Storage::Ready() {
     if (!mended.ok() && !core_->database->usable()) return mended;
   }
   return core_->CheckOpen();
+}
+
+Status Storage::ResetSlots(int group, const GroupMeta& meta) {
+  const Gate gate(core_->gate);
+  // Nothing is pending from here on, so that what is published below is all there is.
+  if (Status status = FlushAtRest(); !status.ok()) return status;
+  const auto publication = core_->database->StartPublication();
+  std::vector<float> embedding(meta.dim);
+  Status status = core_->database->ForEach(group, [&](int, Key key, std::string_view bytes) {
+    RowValue value;
+    if (!value.Parse(bytes, meta.dim)) return DamagedRow(group, key, path());
+    std::memcpy(embedding.data(), value.floats, embedding.size() * sizeof(float));
+    // Rules that count the updates of each row begin at its first.
+    value.header.meta.update_num = 0;
+    return publication->Add(RowKey(group, key), value.header, embedding.data(), embedding.size());
+  });
+  if (!status.ok()) return status;
+  return publication->Finish({{GroupMetaName(group), meta.ToJson()}});
 }
 
 Status Storage::SettleAtRest() {

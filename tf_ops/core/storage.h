@@ -1,6 +1,7 @@
 // A folder of tables: every group of a storage is a table whose rows lie on disk.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -35,6 +36,8 @@ struct StorageOptions {
   // How long the journal of those calls may get before it is published.
   uint64_t journal_bytes = Journal::kMostBytes;
   bool read_only = false;
+  // Whether another rule may take over rows, whose slots start anew then. See SetResetSlots.
+  bool reset_slots = false;
   std::function<uint32_t()> now;  // seconds since 1970; null: the system's clock
 };
 
@@ -84,12 +87,14 @@ class Storage : public std::enable_shared_from_this<Storage> {
 
   // The table of config.group, made if there is none. It lives as long as the storage is open;
   // later calls for the group return the same one. `rule`: the row optimizer that trains it; empty:
-  // whichever commits. admission: see Table; null: none.
+  // whichever commits. admission: see Table; null: none. reset_slots: the rule may be another one
+  // than the group has, whose rows lose their slots and update counts then, in one atomic step.
   // Errors: kInvalidArgument if the group was made with another dim, rule or admission, naming
   // both; kNotFound for a group that a read-only storage does not have.
   Result<std::shared_ptr<Table>> OpenTable(const TableConfig& config, const std::string& rule,
                                            const std::vector<Hyper>& hypers,
-                                           const std::optional<AdmissionConfig>& admission);
+                                           const std::optional<AdmissionConfig>& admission,
+                                           bool reset_slots = false);
 
   // Makes everything so far survive, in one atomic step. On an error nothing is lost: rows stay
   // where they are, and another Flush tries again.
@@ -124,6 +129,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   bool closed();
   uint64_t cache_bytes() const { return core_->memory.budget(); }
   void SetNow(uint32_t now) { core_->expiry->SetNow(now); }
+  bool reset_slots() const { return reset_slots_->load(); }
+  // Holds from now on, for tables that are open too.
+  void SetResetSlots(bool reset) { reset_slots_->store(reset); }
 
  private:
   struct OpenGroup {
@@ -136,6 +144,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   using Gate = std::unique_lock<SharedMutex>;
 
   explicit Storage(std::shared_ptr<StorageCore> core) : core_(std::move(core)) {}
+  // Publishes `meta`, which has another layout, for a group that is not open, and its rows without
+  // slots and updates. For who holds mu_.
+  Status ResetSlots(int group, const GroupMeta& meta);
   // Counts every group's rows anew: expired ones may have been counted. For who holds mu_.
   Status CountRows();
   Result<std::shared_ptr<Admission>> OpenAdmission(int group, const AdmissionConfig& config);
@@ -163,6 +174,8 @@ class Storage : public std::enable_shared_from_this<Storage> {
   Status TakeIn(std::map<int, GroupMeta> groups, const AddRows& add);
 
   const std::shared_ptr<StorageCore> core_;
+  const std::shared_ptr<std::atomic<bool>> reset_slots_ =
+      std::make_shared<std::atomic<bool>>(false);
   std::mutex mu_;  // guards groups_; taken before the gate
   std::map<int, OpenGroup> groups_;
 };

@@ -172,6 +172,7 @@ TEST_CASE("a table on disk holds the same bits as one in memory, through flushes
       options.path = folder / "storage";
       options.cache_bytes = uint64_t{1} << 20;  // a tenth of the rows
       options.write_through = write_through;
+      options.reset_slots = true;  // the rule changes now and then
       // Less than a segment a shard, so that rows are pushed out to the database all the time.
       if (small_spill) options.spill_rows = 30000;
       Twins twins(options, seed, 200000);

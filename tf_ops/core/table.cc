@@ -57,14 +57,15 @@ Result<std::unique_ptr<Table>> Table::Make(const TableConfig& config,
 Result<std::unique_ptr<Table>> Table::Over(std::unique_ptr<RowStore> store,
                                            const TableConfig& config, const TableState& state,
                                            std::shared_ptr<const Expiry> clock,
-                                           std::shared_ptr<Admission> admission) {
+                                           std::shared_ptr<Admission> admission,
+                                           std::optional<KeptSlots> kept) {
   if (Status status = CheckDim(config.dim); !status.ok()) return status;
   auto initializer = Initializer::Make(config.initializer, config.initializer_a,
                                        config.initializer_b, config.seed, config.group);
   if (!initializer.ok()) return initializer.status();
   std::unique_ptr<Table> table(new Table(config, initializer.value(), std::move(store)));
   table->state_ = state;
-  table->resumed_ = state.steps > 0;
+  table->kept_ = std::move(kept);
   table->clock_ = std::move(clock);
   table->admission_ = std::move(admission);
   return table;

@@ -6,8 +6,9 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
-#include <unordered_set>
+#include <unordered_map>
 #include <vector>
 
 #include "core/admission/admission.h"
@@ -61,7 +62,8 @@ struct CommitOptions {
   int64_t step = 0;
   float scale = 1.0f;  // gradients are multiplied by it
   // Which optimizer commits; 0: nobody in particular. One that the table has not seen before, and
-  // whose step is 1, finds the slots that others have left started anew.
+  // whose step is 1, finds the slots that others have left started anew, unless the table keeps
+  // its slots.
   int64_t optimizer = 0;
   // False: the deposits so far stay, for a later commit of the same optimizer and no other.
   bool apply = true;
@@ -90,6 +92,14 @@ struct EvictedRows {
   std::vector<float> embeddings;  // (keys, dim)
 };
 
+// A table whose rows outlive the process keeps their slots for as long as the rule is the same,
+// whichever optimizer commits. Another rule, which cannot read them, is refused if it would lose
+// any, unless it has leave.
+struct KeptSlots {
+  std::string owner;                               // of the rows, for messages: "group 0 of 'path'"
+  std::shared_ptr<const std::atomic<bool>> leave;  // whether slots may be dropped
+};
+
 // An update that needs no deposit: the numpy API's.
 struct UpdateOptions {
   bool sequential = false;  // equal keys one step after another, in order; else they are summed
@@ -109,11 +119,13 @@ class Table {
                                              std::shared_ptr<Admission> admission = nullptr,
                                              std::shared_ptr<const Expiry> clock = nullptr);
 
-  // Over a store that is there already, with the state that its rows were left in.
+  // Over a store that is there already, with the state that its rows were left in. Without `kept`
+  // slots may start anew, as they do in memory.
   static Result<std::unique_ptr<Table>> Over(std::unique_ptr<RowStore> store,
                                              const TableConfig& config, const TableState& state,
                                              std::shared_ptr<const Expiry> clock,
-                                             std::shared_ptr<Admission> admission);
+                                             std::shared_ptr<Admission> admission,
+                                             std::optional<KeptSlots> kept = std::nullopt);
 
   // Copies embeddings into out (n, dim). With make_rows, keys without a row get one; else the
   // vector that training would start from is all they get.
@@ -161,7 +173,8 @@ class Table {
                const BFloat16* gradients_bf16);
 
   // Sums what was deposited by key and applies the rule once. Without deposits it does nothing.
-  // An error drops the deposits and leaves every row's values as they were.
+  // An error drops the deposits and leaves every row's values as they were. kFailedPrecondition:
+  // the rule is another one, and the table keeps its slots.
   Result<CommitOutcome> Commit(const CommitOptions& options, const ParallelFor& parallel_for);
 
   // One step of `optimizer`, whose rule is `rule`, on the rows of the keys (n) with gradients
@@ -244,7 +257,10 @@ class Table {
   Status Relay(const std::vector<Slot>& slots, bool restart, const ParallelFor& parallel_for);
   // The deposits that a commit applies: those that no other optimizer accumulates.
   std::vector<Deposited> TakeDeposits(int64_t optimizer);
-  // Takes note of who commits; commit_mu_ is held.
+  // kFailedPrecondition for a rule that would lose slots which are kept. commit_mu_ is held, here
+  // and below.
+  Status CheckRule(const std::string& rule) const;
+  // Takes note of who commits.
   void Meet(const CommitOptions& options);
   // Whether the slots of earlier commits must start anew.
   bool StartsAnew(const CommitOptions& options) const;
@@ -267,11 +283,10 @@ class Table {
 
   std::mutex commit_mu_;  // guards state_, and lets one commit, export or restore run at a time
   TableState state_;
-  std::unordered_set<int64_t> optimizers_;  // that have committed
+  std::optional<KeptSlots> kept_;
+  // The optimizers that have committed, each with the steps of the table that it does not know of.
+  std::unordered_map<int64_t, int64_t> earlier_steps_;
   bool restart_ = false;  // a new optimizer has begun, and its first gradients are to come
-  // The table was trained in another process: the first optimizer goes on where that one ended.
-  bool resumed_ = false;
-  int64_t earlier_steps_ = 0;  // those that the optimizer does not know of
   std::atomic<uint64_t> removals_{0};
 };
 

@@ -61,26 +61,43 @@ std::vector<Table::Deposited> Table::TakeDeposits(int64_t optimizer) {
 
 void Table::Meet(const CommitOptions& options) {
   // Also in a step without deposits, so that a first step without this table counts.
-  if (!optimizers_.insert(options.optimizer).second) return;
-  if (resumed_) {
-    resumed_ = false;
-    // An optimizer that was restored along knows its steps, a new one does not.
-    earlier_steps_ = std::max<int64_t>(0, state_.steps - (options.step - 1));
-  } else if (options.step == 1) {
+  const bool is_new = earlier_steps_.emplace(options.optimizer, 0).second;
+  const bool begins = options.step == 1 && (is_new || options.optimizer == 0);
+  if (kept_.has_value()) {
+    // An optimizer that was restored along knows the table's steps, a new one does not.
+    if (is_new || begins) {
+      earlier_steps_[options.optimizer] = std::max<int64_t>(0, state_.steps - (options.step - 1));
+    }
+  } else if (begins) {
     restart_ = true;
-    earlier_steps_ = 0;
   }
+}
+
+Status Table::CheckRule(const std::string& rule) const {
+  if (!kept_.has_value() || state_.slots.empty() || state_.rule == rule || kept_->leave->load()) {
+    return Status();
+  }
+  const std::string trained = "'" + state_.rule + "'", other = "'" + rule + "'";
+  return Status(Code::kFailedPrecondition,
+                kept_->owner + " has been trained with " + trained + ", and this is a step of " +
+                    other + ", which would drop what " + trained +
+                    " keeps of every row; train on with " + trained + ", give " + other +
+                    " another group, or have it dropped by the storage's reset_slots=True");
 }
 
 bool Table::StartsAnew(const CommitOptions& options) const {
   if (state_.rule.empty()) return false;
   // Another rule's slot of the same name means something else.
-  if (state_.rule != options.rule) return true;
-  return restart_ || (options.optimizer == 0 && options.step == 1 && earlier_steps_ == 0);
+  return restart_ || state_.rule != options.rule;
 }
 
 Result<CommitOutcome> Table::Commit(const CommitOptions& options, const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> commit(commit_mu_);
+  if (Status status = CheckRule(options.rule); !status.ok()) {
+    // Who accumulates would meet them again in its next step.
+    TakeDeposits(options.optimizer);
+    return status;
+  }
   Meet(options);
   CommitOutcome outcome;
   if (!options.apply) {
@@ -102,20 +119,22 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   // Rows that are removed from here on are left out.
 
   outcome.restarted = StartsAnew(options);
-  if (outcome.restarted) earlier_steps_ = 0;
   outcome.previous = state_.rule;
   const std::vector<Slot> slots = optimizer.value()->slots(config_.dim);
   status = Relay(slots, outcome.restarted, parallel_for);
   if (!status.ok()) return status;
   TableState after = state_;
-  if (outcome.restarted) after.steps = 0;
+  if (outcome.restarted) {
+    after.steps = 0;
+    for (auto& [known, earlier] : earlier_steps_) earlier = 0;
+  }
   after.rule = options.rule;
   ++after.steps;
 
   std::vector<GradientBatch> batches;
   for (const Deposited& deposit : deposits) batches.push_back(deposit.gradients);
   CommitStep step;
-  step.number = options.step > 0 ? options.step + earlier_steps_ : after.steps;
+  step.number = options.step > 0 ? options.step + earlier_steps_[options.optimizer] : after.steps;
   step.scale = options.scale;
   step.now = now;
   auto rows = ApplyStep(batches, *optimizer.value(), std::move(step), after, parallel_for);
