@@ -12,6 +12,7 @@ import tensorflow as tf
 from sok_embed import kv, tf_ops
 from sok_embed.admission import Admission
 from sok_embed.initializers import RowInitializer
+from sok_embed.kv.arguments import FLOATS_ROUND
 
 _UINT64 = 2**64
 
@@ -166,6 +167,37 @@ class Table(tf.saved_model.experimental.TrackableResource):
         """The number of rows."""
         return int(tf_ops.size(self.resource_handle))
 
+    def contains(self, keys: Any) -> npt.NDArray[np.bool_]:
+        """Whether keys have a row; makes none.
+
+        Args:
+            keys: Integers of any shape.
+
+        Returns:
+            bool `keys.shape`. Keys out of the range of a direct table have no row.
+
+        Raises:
+            ValueError: For keys that are no integers, or that live on another worker.
+        """
+        return self.metadata(keys).exists
+
+    def metadata(self, keys: Any) -> tf_ops.Metadata:
+        """Which keys have a row, and how often and when it was trained; makes no rows.
+
+        Args:
+            keys: Integers of any shape.
+
+        Returns:
+            `tf_ops.Metadata` of NumPy arrays of the shape of the keys: bool `exists`, int64
+            `update_nums`, the commits that touched the row, and int64 `update_times`, of the last
+            of them, or of when the row was made, in seconds since 1970. Zeros without a row.
+
+        Raises:
+            ValueError: As `contains`.
+        """
+        found = as_errors(lambda: tf_ops.metadata(self.resource_handle, self._own_keys(keys)))
+        return tf_ops.Metadata(*(tensor.numpy() for tensor in found))
+
     def lookup(self, keys: Any) -> npt.NDArray[np.float32]:
         """Reads embeddings, and makes no rows.
 
@@ -216,21 +248,29 @@ class Table(tf.saved_model.experimental.TrackableResource):
         """Sets embeddings, making rows for keys that have none. Slots of old rows stay.
 
         Args:
-            keys: Integers `[n]`. Of equal ones the last counts.
-            embeddings: float32 `[n, dim]`.
+            keys: Integers of any shape. Of equal ones the last counts.
+            embeddings: float32 `keys.shape + [dim]`.
 
         Raises:
             ValueError: For other shapes, a key out of range, or a full table, which is left as it
                 was.
         """
         values = tf.convert_to_tensor(embeddings, tf.float32)
-        as_errors(lambda: tf_ops.assign(self.resource_handle, self._own_keys(keys), values))
+        own_keys = self._own_keys(keys)
+        expected = own_keys.shape.concatenate([self.dim])
+        if not values.shape.is_compatible_with(expected):
+            raise ValueError(
+                f"Table '{self.name}': expected embeddings of shape {expected}, one row a key. "
+                f"Received: shape {values.shape}."
+            )
+        flat = (tf.reshape(own_keys, [-1]), tf.reshape(values, [-1, self.dim]))
+        as_errors(lambda: tf_ops.assign(self.resource_handle, *flat))
 
     def remove(self, keys: Any) -> int:
         """Removes rows.
 
         Args:
-            keys: Integers `[n]`. Those without a row are ignored.
+            keys: Integers of any shape. Those without a row are ignored.
 
         Returns:
             How many rows there were to remove.
@@ -238,7 +278,8 @@ class Table(tf.saved_model.experimental.TrackableResource):
         Raises:
             ValueError: For keys that are no integers, or that live on another worker.
         """
-        return int(as_errors(lambda: tf_ops.remove(self.resource_handle, self._own_keys(keys))))
+        own_keys = tf.reshape(self._own_keys(keys), [-1])
+        return int(as_errors(lambda: tf_ops.remove(self.resource_handle, own_keys)))
 
     def drop_gradients(self) -> int:
         """Forgets gradients that were taken and not applied.
@@ -304,10 +345,14 @@ def as_keys(keys: Any) -> tf.Tensor:
     if tensor.dtype == tf.uint64:
         return tf.bitcast(tensor, tf.int64)
     if not tensor.dtype.is_integer:
+        remedy = (
+            f". {FLOATS_ROUND}."
+            if tensor.dtype.is_floating
+            else ". Cast them, or hash strings first, e.g. with tf.strings.to_hash_bucket_fast."
+        )
         raise ValueError(
             "Expected integer keys (int32, int64 or uint64). "
-            f"Received: dtype {tensor.dtype.name}. Cast them, or hash strings first, e.g. with "
-            "tf.strings.to_hash_bucket_fast."
+            f"Received: dtype {tensor.dtype.name}{remedy}"
         )
     return tf.cast(tensor, tf.int64)
 

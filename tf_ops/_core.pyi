@@ -2,7 +2,7 @@
 
 Arrays are one-dimensional and contiguous, of exactly the dtype named; others raise TypeError, and
 so do read-only ones where a call writes. `keys` is uint64 of shape (n,), embeddings and gradients
-are float32 of shape (n * dim,). All calls may be made from several threads at once, and work
+are float32 of shape (n * dim,), flags (0 or 1) and counts have shape (n,). All calls may be made from several threads at once, and work
 without the GIL. Path names that are no UTF-8 cannot be passed.
 
 Errors: ValueError and RuntimeError; FileNotFoundError, PermissionError and those below.
@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 _Keys: TypeAlias = NDArray[np.uint64]
 _Floats: TypeAlias = NDArray[np.float32]
+_Flags: TypeAlias = NDArray[np.uint8]
+_Counts: TypeAlias = NDArray[np.int64]
 _Numbers: TypeAlias = Sequence[tuple[str, float]]
 _Progress: TypeAlias = Callable[[int, int], bool]
 
@@ -105,7 +107,12 @@ class Storage:
 class Table:
     @property
     def dim(self) -> int: ...
-    def lookup(self, keys: _Keys, out: _Floats, make_rows: bool) -> None: ...
+    def lookup(
+        self, keys: _Keys, out: _Floats, make_rows: bool, exists: _Flags | None = None
+    ) -> None: ...
+    def metadata(
+        self, keys: _Keys, exists: _Flags, update_nums: _Counts, update_times: _Counts
+    ) -> None: ...
     def update(
         self, keys: _Keys, gradients: _Floats, optimizer: Optimizer, sequential: bool
     ) -> None: ...

@@ -202,6 +202,26 @@ def remove(table: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
     return ops.sok_embed_remove(table=table, keys=keys)
 
 
+class Metadata(NamedTuple):
+    """What a table knows of keys, beside their embeddings; each of the shape of the keys.
+
+    Attributes:
+        exists: bool, whether there is a row.
+        update_nums: int64, the commits that touched the row; 0 without one.
+        update_times: int64, of the last of them, or of when the row was made: in seconds since
+            1970, of a table with `step_clock` in its steps; 0 without a row.
+    """
+
+    exists: tf.Tensor
+    update_nums: tf.Tensor
+    update_times: tf.Tensor
+
+
+def metadata(table: tf.Tensor, keys: tf.Tensor) -> Metadata:
+    """Which keys, of any shape, have a row, and its counters. Makes no rows."""
+    return Metadata(*ops.sok_embed_metadata(table=table, keys=keys))
+
+
 def size(table: tf.Tensor) -> tf.Tensor:
     """The number of rows, an int64 scalar."""
     return ops.sok_embed_size(table=table)

@@ -5,7 +5,7 @@ A `Storage` is a folder of up to 256 groups. An `Embedding` is one group: its ve
 """
 
 from sok_embed.admission import CountingBloomAdmission, FrequencyAdmission
-from sok_embed.kv.embedding import Embedding
+from sok_embed.kv.embedding import Embedding, Metadata
 from sok_embed.kv.group import GROUPS as GROUPS
 from sok_embed.kv.group import Group
 from sok_embed.kv.initializer import Initializer
@@ -20,6 +20,7 @@ __all__ = [
     "FrequencyAdmission",
     "Group",
     "Initializer",
+    "Metadata",
     "Optimizer",
     "Schedule",
     "Storage",

@@ -12,23 +12,25 @@ import numpy.typing as npt
 
 MOST_DIMENSION = 2**20
 UINT32 = 2**32
+# Of floats that came as ids, for messages.
+FLOATS_ROUND = (
+    "float32 holds ids up to 2**24 exactly, float64 up to 2**53, and NaN is no id. Read them as "
+    "integers; where all are small, pass x.astype('int64')"
+)
 UINT64 = 2**64
 
 
 def check_keys(keys: Any) -> npt.NDArray[np.uint64]:
-    """The keys [n] as uint64."""
+    """The keys, of any shape, as uint64 [n]."""
     if not isinstance(keys, np.ndarray) or keys.dtype not in (np.uint64, np.int64):
+        floats = isinstance(keys, np.ndarray) and np.issubdtype(keys.dtype, np.floating)
+        remedy = f". {FLOATS_ROUND}." if floats else ". Convert them: np.asarray(keys, np.uint64)."
         raise TypeError(
             "Expected keys to be a NumPy array of uint64 or int64. "
-            f"Received: {described(keys)}. Convert them: np.asarray(keys, np.uint64)."
-        )
-    if keys.ndim != 1:
-        raise ValueError(
-            f"Expected keys of shape [n]. Received: shape {list(keys.shape)}. "
-            "Pass keys.reshape(-1)."
+            f"Received: {described(keys)}{remedy}"
         )
     _check_contiguous("keys", keys)
-    return keys.view(np.uint64)
+    return keys.view(np.uint64).reshape(-1)
 
 
 def check_floats(

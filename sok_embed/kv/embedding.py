@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+import math
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +24,30 @@ from sok_embed.kv.initializer import Initializer
 from sok_embed.kv.optimizer import Optimizer
 from sok_embed.kv.storage import Storage
 
+Keys: TypeAlias = npt.NDArray[np.uint64] | npt.NDArray[np.int64]
+
+
+class Metadata(NamedTuple):
+    """What a group knows of keys, beside their vectors. Each array has the shape of the keys.
+
+    Attributes:
+        exists: bool, whether the key has a row; one that has expired is none.
+        update_nums: int64, the updates of the row; 0 without a row.
+        update_times: int64, seconds since 1970 of the last one, or of when the row was made; 0
+            without a row.
+    """
+
+    exists: npt.NDArray[np.bool_]
+    update_nums: npt.NDArray[np.int64]
+    update_times: npt.NDArray[np.int64]
+
 
 class Embedding:
     """One group of a storage: vectors by 64-bit key.
 
-    Keys are 1-D arrays of uint64, or of int64 with the same bits. Vectors and gradients are
-    float32, `[n * dimension]` or `[n, dimension]`. All arrays are C-contiguous.
+    Keys are arrays of any shape, of uint64, or of int64 with the same bits. Vectors and gradients
+    are float32, `keys.shape + [dimension]`, or flat, `[keys.size * dimension]`. All arrays are
+    C-contiguous.
 
     Threads may share an embedding; the work is done without Python's lock. Lookups run beside
     lookups, updates one at a time.
@@ -113,36 +132,54 @@ class Embedding:
     @overload
     def lookup(
         self,
-        keys: npt.NDArray[np.uint64] | npt.NDArray[np.int64],
+        keys: Keys,
         weights: None = None,
         train: bool = True,
+        *,
+        return_exists: Literal[False] = False,
     ) -> npt.NDArray[np.float32]: ...
 
     @overload
     def lookup(
         self,
-        keys: npt.NDArray[np.uint64] | npt.NDArray[np.int64],
+        keys: Keys,
         weights: npt.NDArray[np.float32],
         train: bool = True,
+        *,
+        return_exists: Literal[False] = False,
     ) -> None: ...
+
+    @overload
+    def lookup(
+        self,
+        keys: Keys,
+        weights: npt.NDArray[np.float32] | None = None,
+        train: bool = True,
+        *,
+        return_exists: Literal[True],
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]: ...
 
     def lookup(
         self,
-        keys: npt.NDArray[np.uint64] | npt.NDArray[np.int64],
+        keys: Keys,
         weights: npt.NDArray[np.float32] | None = None,
         train: bool = True,
-    ) -> npt.NDArray[np.float32] | None:
+        *,
+        return_exists: bool = False,
+    ) -> npt.NDArray[np.float32] | tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]] | None:
         """Reads vectors. A key without a row gets the one that training would start from.
 
         Args:
-            keys: uint64 or int64 `[n]`.
-            weights: float32 `[n * dimension]` or `[n, dimension]` to read into; `None`: a new
-                array.
+            keys: uint64 or int64 of any shape.
+            weights: float32 `keys.shape + [dimension]` or `[keys.size * dimension]` to read into;
+                `None`: a new array.
             train: Whether keys without a row get one, if the admission lets them. Counts for the
                 admission too. Of no effect in a storage that is read-only.
+            return_exists: Whether to tell which keys had a row before this call.
 
         Returns:
-            float32 `[n, dimension]`, or `None` if there is `weights`.
+            float32 `keys.shape + [dimension]`, or `None` if there is `weights`. With
+            `return_exists`, a tuple of the vectors (`weights`, if given) and bool `keys.shape`.
 
         Raises:
             TypeError: If `keys` or `weights` is no array of its dtype.
@@ -152,18 +189,60 @@ class Embedding:
         """
         wanted = check_keys(keys)
         if weights is None:
-            found = np.empty((wanted.size, self.dimension), np.float32)
+            found = np.empty((*keys.shape, self.dimension), np.float32)
             flat = found.reshape(-1)
         else:
-            found = None
-            flat = self._vectors("weights", weights, wanted.size, writable=True)
+            found = weights
+            flat = self._vectors("weights", weights, keys.shape, writable=True)
         native = self.storage.ready()
-        call_core(self._table.lookup, wanted, flat, train and not native.read_only)
-        return found
+        make_rows = train and not native.read_only
+        if return_exists:
+            exists = np.empty(wanted.size, np.uint8)
+            call_core(self._table.lookup, wanted, flat, make_rows, exists)
+            return found, exists.view(np.bool_).reshape(keys.shape)
+        call_core(self._table.lookup, wanted, flat, make_rows)
+        return found if weights is None else None
+
+    def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Whether keys have a row. No row is made, and no admission counts.
+
+        Args:
+            keys: uint64 or int64 of any shape.
+
+        Returns:
+            bool `keys.shape`.
+
+        Raises:
+            TypeError, ValueError: As `lookup`.
+        """
+        return self.metadata(keys).exists
+
+    def metadata(self, keys: Keys) -> Metadata:
+        """Which keys have a row, and how often and when it was updated. No row is made.
+
+        Args:
+            keys: uint64 or int64 of any shape.
+
+        Returns:
+            `Metadata` of three arrays of the shape of the keys.
+
+        Raises:
+            TypeError, ValueError: As `lookup`.
+        """
+        wanted = check_keys(keys)
+        exists = np.empty(wanted.size, np.uint8)
+        update_nums, update_times = np.empty(wanted.size, np.int64), np.empty(wanted.size, np.int64)
+        self.storage.ready()
+        call_core(self._table.metadata, wanted, exists, update_nums, update_times)
+        return Metadata(
+            exists.view(np.bool_).reshape(keys.shape),
+            update_nums.reshape(keys.shape),
+            update_times.reshape(keys.shape),
+        )
 
     def apply_gradients(
         self,
-        keys: npt.NDArray[np.uint64] | npt.NDArray[np.int64],
+        keys: Keys,
         gradients: npt.NDArray[np.float32],
     ) -> None:
         """Updates the rows of keys. A key without a row gets one, if the admission lets it.
@@ -171,8 +250,8 @@ class Embedding:
         Admission counts in lookups and not here; gradients of keys that wait are dropped.
 
         Args:
-            keys: uint64 or int64 `[n]`.
-            gradients: float32 `[n * dimension]` or `[n, dimension]`.
+            keys: uint64 or int64 of any shape.
+            gradients: float32 `keys.shape + [dimension]` or `[keys.size * dimension]`.
 
         Raises:
             TypeError, ValueError: As `lookup`.
@@ -180,7 +259,7 @@ class Embedding:
             StorageError: If `max_rows` were exceeded.
         """
         wanted = check_keys(keys)
-        flat = self._vectors("gradients", gradients, wanted.size)
+        flat = self._vectors("gradients", gradients, keys.shape)
         self.storage.ready()
         call_core(
             self._table.update,
@@ -192,28 +271,28 @@ class Embedding:
 
     def assign(
         self,
-        keys: npt.NDArray[np.uint64] | npt.NDArray[np.int64],
+        keys: Keys,
         weights: npt.NDArray[np.float32],
     ) -> None:
         """Sets vectors, making rows. What the optimizer keeps of old rows stays.
 
         Args:
-            keys: uint64 or int64 `[n]`. Of equal ones the last counts.
-            weights: float32 `[n * dimension]` or `[n, dimension]`.
+            keys: uint64 or int64 of any shape. Of equal ones the last counts.
+            weights: float32 `keys.shape + [dimension]` or `[keys.size * dimension]`.
 
         Raises:
             TypeError, ValueError, PermissionError, StorageError: As `apply_gradients`.
         """
         wanted = check_keys(keys)
-        flat = self._vectors("weights", weights, wanted.size)
+        flat = self._vectors("weights", weights, keys.shape)
         self.storage.ready()
         call_core(self._table.assign, wanted, flat)
 
-    def remove(self, keys: npt.NDArray[np.uint64] | npt.NDArray[np.int64]) -> int:
+    def remove(self, keys: Keys) -> int:
         """Removes rows.
 
         Args:
-            keys: uint64 or int64 `[n]`. Those without a row are ignored.
+            keys: uint64 or int64 of any shape. Those without a row are ignored.
 
         Returns:
             How many rows there were to remove.
@@ -247,15 +326,15 @@ class Embedding:
         return f"<Embedding of {self.dimension}, group {self.group} of '{self.storage.path}'>"
 
     def _vectors(
-        self, name: str, values: Any, n: int, writable: bool = False
+        self, name: str, values: Any, keys: tuple[int, ...], writable: bool = False
     ) -> npt.NDArray[np.float32]:
-        shape = (n, self.dimension)
+        shape, size = (*keys, self.dimension), math.prod(keys) * self.dimension
         if isinstance(values, np.ndarray) and values.ndim != 1 and values.shape != shape:
             raise ValueError(
-                f"Expected {name} of shape {list(shape)} or [{n * self.dimension}], a vector for "
-                f"each key. Received: shape {list(values.shape)}."
+                f"Expected {name} of shape {list(shape)} or [{size}], a vector for each key. "
+                f"Received: shape {list(values.shape)}."
             )
-        return check_floats(name, values, n * self.dimension, writable)
+        return check_floats(name, values, size, writable)
 
 
 def _admission_arguments(admission: Admission | None) -> tuple[str, int, int, float, int] | None:

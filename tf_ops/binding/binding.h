@@ -33,6 +33,8 @@ using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using KeysIn = Array<const Key>;
 using FloatsIn = Array<const float>;
 using FloatsOut = Array<float>;
+using FlagsOut = Array<uint8_t>;
+using NumbersOut = Array<int64_t>;
 using FloatsNew = nb::ndarray<nb::numpy, float, nb::ndim<1>>;
 
 using NamedNumbers = std::vector<std::pair<std::string, double>>;

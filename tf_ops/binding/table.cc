@@ -1,6 +1,10 @@
 #include "core/table.h"
 
+#include <nanobind/stl/optional.h>
+
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "binding/binding.h"
 #include "core/thread_pool.h"
@@ -9,20 +13,44 @@ namespace sok::binding {
 namespace {
 
 // The stores number the keys of a batch with 32 bits.
+void CheckCount(const KeysIn& keys) {
+  if (keys.size() <= UINT32_MAX) return;
+  Raise(InvalidArgument("expected at most " + std::to_string(UINT32_MAX) + " keys, got " +
+                        std::to_string(keys.size()) + "; pass them in several calls"));
+}
+
 void CheckBatch(const PyTable& self, const KeysIn& keys, const char* name, size_t floats) {
-  if (keys.size() > UINT32_MAX) {
-    Raise(InvalidArgument("expected at most " + std::to_string(UINT32_MAX) + " keys, got " +
-                          std::to_string(keys.size()) + "; pass them in several calls"));
-  }
+  CheckCount(keys);
   const auto dim = static_cast<size_t>(self.table->dim());
   CheckSize(name, floats, keys.size() * dim,
             std::to_string(keys.size()) + " keys of dimension " + std::to_string(dim));
 }
 
-void Lookup(PyTable& self, const KeysIn& keys, const FloatsOut& out, bool make_rows) {
+void Lookup(PyTable& self, const KeysIn& keys, const FloatsOut& out, bool make_rows,
+            const std::optional<FlagsOut>& exists) {
   CheckBatch(self, keys, "out", out.size());
+  if (exists) CheckSize("exists", exists->size(), keys.size(), "one a key");
   Check(Unlocked([&] {
-    return self.table->Lookup(keys.data(), keys.size(), make_rows, out.data(), ProcessPool());
+    return self.table->Lookup(keys.data(), keys.size(), make_rows, out.data(), ProcessPool(),
+                              exists ? exists->data() : nullptr);
+  }));
+}
+
+void Metadata(PyTable& self, const KeysIn& keys, const FlagsOut& exists,
+              const NumbersOut& update_nums, const NumbersOut& update_times) {
+  CheckCount(keys);
+  CheckSize("exists", exists.size(), keys.size(), "one a key");
+  CheckSize("update_nums", update_nums.size(), keys.size(), "one a key");
+  CheckSize("update_times", update_times.size(), keys.size(), "one a key");
+  Check(Unlocked([&] {
+    std::vector<RowMeta> metas(keys.size());
+    Status status =
+        self.table->ReadMeta(keys.data(), keys.size(), metas.data(), exists.data(), ProcessPool());
+    for (size_t i = 0; i < metas.size(); ++i) {
+      update_nums.data()[i] = metas[i].update_num;
+      update_times.data()[i] = metas[i].update_time;
+    }
+    return status;
   }));
 }
 
@@ -65,7 +93,9 @@ void BindTable(nb::module_& module) {
   nb::class_<PyTable>(module, "Table")
       .def_prop_ro("dim", [](PyTable& self) { return self.table->dim(); })
       .def("lookup", Lookup, nb::arg("keys").noconvert(), nb::arg("out").noconvert(),
-           nb::arg("make_rows"))
+           nb::arg("make_rows"), nb::arg("exists").noconvert() = nb::none())
+      .def("metadata", Metadata, nb::arg("keys").noconvert(), nb::arg("exists").noconvert(),
+           nb::arg("update_nums").noconvert(), nb::arg("update_times").noconvert())
       .def("update", Update, nb::arg("keys").noconvert(), nb::arg("gradients").noconvert(),
            nb::arg("optimizer"), nb::arg("sequential"))
       .def("assign", Assign, nb::arg("keys").noconvert(), nb::arg("embeddings").noconvert())

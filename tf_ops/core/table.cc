@@ -128,15 +128,20 @@ Status Table::Admit(const Key* keys, bool observe, std::vector<uint32_t>* positi
 
 template <typename T>
 Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
-                     const ParallelFor& parallel_for) {
+                     const ParallelFor& parallel_for, uint8_t* exists) {
   Status status = CheckRange(keys, n);
   if (!status.ok()) return status;
   std::vector<uint32_t> missing;
   status = store_->Gather(
       keys, n, out, /*options=*/{},
       [&](Key key, float* row) { initializer_.Fill(key, row, config_.dim); },
-      make_rows ? &missing : nullptr, parallel_for);
+      make_rows || exists != nullptr ? &missing : nullptr, parallel_for);
   if (!status.ok()) return status;
+  if (exists != nullptr) {
+    std::fill_n(exists, n, uint8_t{1});
+    for (uint32_t i : missing) exists[i] = 0;
+    if (!make_rows) return status;
+  }
   status = Admit(keys, /*observe=*/true, &missing);
   if (!status.ok() || missing.empty()) return status;
   std::vector<Key> absent(missing.size());
@@ -158,8 +163,8 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
   return status;
 }
 
-template Status Table::Lookup(const Key*, size_t, bool, float*, const ParallelFor&);
-template Status Table::Lookup(const Key*, size_t, bool, BFloat16*, const ParallelFor&);
+template Status Table::Lookup(const Key*, size_t, bool, float*, const ParallelFor&, uint8_t*);
+template Status Table::Lookup(const Key*, size_t, bool, BFloat16*, const ParallelFor&, uint8_t*);
 
 template <typename T>
 Status Table::Find(const Key* keys, size_t n, const GatherOptions& options, T* out,
@@ -224,6 +229,29 @@ Status Table::ForEachRow(const std::function<void(Key key, RowView row)>& fn) {
   std::lock_guard<std::mutex> commit(commit_mu_);
   auto rows = store_->Freeze();
   return rows.ok() ? rows.value()->ForEach(fn) : rows.status();
+}
+
+Status Table::ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
+                       const ParallelFor& parallel_for) {
+  if (CheckRange(keys, n).ok()) return store_->ReadMeta(keys, n, metas, exists, parallel_for);
+  std::vector<Key> held;
+  std::vector<size_t> places;
+  for (size_t i = 0; i < n; ++i) {
+    metas[i] = RowMeta{};
+    exists[i] = 0;
+    if (!CheckRange(keys + i, 1).ok()) continue;
+    held.push_back(keys[i]);
+    places.push_back(i);
+  }
+  std::vector<RowMeta> found(held.size());
+  std::vector<uint8_t> there(held.size());
+  Status status =
+      store_->ReadMeta(held.data(), held.size(), found.data(), there.data(), parallel_for);
+  for (size_t i = 0; i < held.size(); ++i) {
+    metas[places[i]] = found[i];
+    exists[places[i]] = there[i];
+  }
+  return status;
 }
 
 Result<std::vector<uint32_t>> Table::Missing(const Key* keys, size_t n,

@@ -132,8 +132,10 @@ class Table {
   // Errors: kOutOfRange for a key that a direct table does not cover; kResourceExhausted if the
   // table would hold more than max_rows; no row has been made then. kResourceExhausted too if
   // memory ends; some of the rows may have been made then, with the values they start from.
+  // exists (n), unless null: whether the key had a row before.
   template <typename T>  // float or BFloat16
-  Status Lookup(const Key* keys, size_t n, bool make_rows, T* out, const ParallelFor& parallel_for);
+  Status Lookup(const Key* keys, size_t n, bool make_rows, T* out, const ParallelFor& parallel_for,
+                uint8_t* exists = nullptr);
 
   // For those who have a start of their own for rows: the parts of a Lookup.
   //
@@ -159,6 +161,11 @@ class Table {
   Status Visit(const Key* keys, size_t n, const VisitRow& visit, const ParallelFor& parallel_for);
   // Calls fn for every row, in no order, while no commit runs. fn must not use the table.
   Status ForEachRow(const std::function<void(Key key, RowView row)>& fn);
+
+  // What the table knows of keys (n): exists[i] is whether there is a row, metas[i] its counters,
+  // zeros without one. Makes no rows. Keys that this table cannot hold have none.
+  Status ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
+                  const ParallelFor& parallel_for);
 
   // The positions of keys without a row, in no order.
   Result<std::vector<uint32_t>> Missing(const Key* keys, size_t n, const ParallelFor& parallel_for);

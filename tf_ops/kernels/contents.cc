@@ -1,4 +1,5 @@
-// Ops on what a table holds: export, assign, restore, remove, size, steps, stats, drop_deposits.
+// Ops on what a table holds: export, assign, restore, remove, metadata, size, steps, stats,
+// drop_deposits.
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,6 +44,14 @@ absl::Status ExpectShape(const std::string& table, const char* what, const tf::T
                                     std::to_string(rows) + ", " +
                                     (width < 0 ? std::string("any") : std::to_string(width)) +
                                     "], one row a key, got " + tensor.shape().DebugString());
+}
+
+// The stores number the keys of a batch with 32 bits.
+absl::Status ExpectFewKeys(const std::string& table, const tf::Tensor& keys) {
+  if (keys.NumElements() < int64_t{UINT32_MAX}) return absl::OkStatus();
+  return absl::InvalidArgumentError("table '" + table +
+                                    "': expected fewer than 2^32 keys, got shape " +
+                                    keys.shape().DebugString());
 }
 
 absl::Status ExpectKeys(const std::string& table, const tf::Tensor& keys) {
@@ -185,6 +194,46 @@ class RemoveOp : public TableOp {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SokEmbed>Remove").Device(tf::DEVICE_CPU), RemoveOp);
+
+REGISTER_OP("SokEmbed>Metadata")
+    .Input("table: resource")
+    .Input("keys: Tkeys")
+    .Output("exists: bool")
+    .Output("update_nums: int64")
+    .Output("update_times: int64")
+    .Attr("Tkeys: {int32, int64, uint64}")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < 3; ++i) c->set_output(i, c->input(1));
+      return absl::OkStatus();
+    });
+
+class MetadataOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+    TF_RETURN_IF_ERROR(ExpectFewKeys(resource.name(), ctx->input(1)));
+    const LookupKeys keys = KeysOf(ctx->input(1));
+    tf::Tensor* outputs[3];
+    for (int i = 0; i < 3; ++i) {
+      TF_RETURN_IF_ERROR(ctx->allocate_output(i, ctx->input(1).shape(), &outputs[i]));
+    }
+    std::vector<RowMeta> metas(keys.n);
+    static_assert(sizeof(bool) == 1);
+    auto* exists = static_cast<uint8_t*>(outputs[0]->data());
+    TF_RETURN_IF_ERROR(ToAbsl(
+        resource.table()->ReadMeta(keys.keys, keys.n, metas.data(), exists, IntraOpPool(ctx)),
+        resource.name()));
+    for (size_t i = 0; i < keys.n; ++i) {
+      outputs[1]->flat<int64_t>()(i) = metas[i].update_num;
+      outputs[2]->flat<int64_t>()(i) = metas[i].update_time;
+    }
+    return absl::OkStatus();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>Metadata").Device(tf::DEVICE_CPU), MetadataOp);
 
 REGISTER_OP("SokEmbed>Size")
     .Input("table: resource")

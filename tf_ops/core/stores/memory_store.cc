@@ -95,6 +95,30 @@ uint64_t MemoryStore<Index>::CountNew(const ShardPartition& partition,
 }
 
 template <typename Index>
+Status MemoryStore<Index>::ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
+                                    const ParallelFor& parallel_for) {
+  ShardPartition partition;
+  Partition({{keys, n}}, parallel_for, &partition);
+  parallel_for(shard_count(), kShardCost, [&](int64_t first, int64_t last) {
+    std::vector<uint32_t> rows;
+    for (int64_t s = first; s < last; ++s) {
+      const Shard& shard = *shards_[s];
+      const ShardEntry* entries = partition.begin(s);
+      rows.resize(partition.size(s));
+      std::shared_lock<SharedMutex> lock(shard.mu);
+      FindEntries(
+          shard.index, entries, rows.size(), [this](Key key) { return Hash(key); }, rows.data());
+      for (size_t i = 0; i < rows.size(); ++i) {
+        const uint32_t position = entries[i].position;
+        exists[position] = rows[i] != Index::kNone;
+        metas[position] = exists[position] != 0 ? *shard.rows.meta(rows[i]) : RowMeta{};
+      }
+    }
+  });
+  return Status();
+}
+
+template <typename Index>
 Status MemoryStore<Index>::Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
                                   const WriteRow& write, const ParallelFor& parallel_for) {
   ShardPartition partition;

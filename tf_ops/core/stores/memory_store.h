@@ -28,6 +28,8 @@ class MemoryStore final : public RowStore {
                 const ParallelFor& parallel_for) override;
   Result<std::vector<uint32_t>> Missing(const Key* keys, size_t n,
                                         const ParallelFor& parallel_for) override;
+  Status ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
+                  const ParallelFor& parallel_for) override;
   Status Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now, const WriteRow& write,
                 const ParallelFor& parallel_for) override;
   Result<uint64_t> Apply(const std::vector<GradientBatch>& batches, const RowOptimizer& optimizer,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <shared_mutex>
 #include <string>
 #include <thread>
@@ -251,6 +252,21 @@ Result<std::vector<uint32_t>> RocksdbStore::Missing(const Key* keys, size_t n,
                   });
   if (!status.ok()) return status;
   return missing;
+}
+
+Status RocksdbStore::ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
+                              const ParallelFor& parallel_for) {
+  std::vector<uint32_t> all(n);
+  std::iota(all.begin(), all.end(), 0);
+  return ForEachRest(keys, all, core_->expiry->Now(), parallel_for,
+                     [&](Shard& shard, const ShardEntry* entries, const uint32_t* rows, size_t m) {
+                       for (size_t i = 0; i < m; ++i) {
+                         const uint32_t position = entries[i].position;
+                         exists[position] = rows[i] != CacheRows::kNone;
+                         metas[position] =
+                             exists[position] != 0 ? *shard.rows.meta(rows[i]) : RowMeta{};
+                       }
+                     });
 }
 
 std::shared_ptr<const RowLayout> RocksdbStore::layout() const {

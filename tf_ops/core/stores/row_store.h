@@ -82,6 +82,11 @@ class RowStore {
   virtual Result<std::vector<uint32_t>> Missing(const Key* keys, size_t n,
                                                 const ParallelFor& parallel_for) = 0;
 
+  // Copies the counters of every row that there is to metas[i], and sets exists[i] to 1; keys
+  // without a row get zeros. All other than null, of n elements.
+  virtual Status ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
+                          const ParallelFor& parallel_for) = 0;
+
   // Finds or makes the row of every key, then calls write(i, row, is_new). A new row comes with its
   // slots at their start and a meta of 0 updates at `now`, its embedding unset. Equal keys are
   // visited in order of i by one thread; different keys may be visited at once. Errors:
