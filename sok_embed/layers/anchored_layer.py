@@ -12,6 +12,7 @@ from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.commit import Commit
 from sok_embed.initializers import derive_seed, row_initializer
 from sok_embed.layers.arguments import check_integer, check_training
+from sok_embed.layers.float_ids import refuse_cast_floats
 from sok_embed.table import Table, as_keys
 
 _INT64 = 2**63
@@ -101,6 +102,7 @@ class AnchoredLayer(keras.layers.Layer):
             )
 
     def _to_keys(self, inputs: Any) -> tf.Tensor:
+        refuse_cast_floats(self)
         try:
             return as_keys(inputs)
         except ValueError as error:

@@ -13,7 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed import tf_ops
+from sok_embed.kv.arguments import FLOATS_ROUND
 from sok_embed.layers.arguments import check_bool, check_integer, check_positive
+from sok_embed.layers.float_ids import refuse_cast_floats
 from sok_embed.layers.sparse_steps import fitting_optimizer, sparse_below
 from sok_embed.layers.weight_users import WeightUsers
 
@@ -265,11 +267,14 @@ class HashedLayer(keras.layers.Layer):
 
     def _check_ids(self, ids: Any) -> None:
         """Raises ValueError for a dtype that no ids have."""
+        refuse_cast_floats(self)
         dtype = tf.as_dtype(ids.dtype)
         if dtype == tf.string:
             raise self._error(
                 "integer ids", "strings. Number them, as with keras.layers.StringLookup"
             )
+        if dtype.is_floating:
+            raise self._error("integer ids", f"{dtype.name}. {FLOATS_ROUND}")
         if dtype not in (tf.int32, tf.int64):
             raise self._error("ids of int32 or int64", f"{dtype.name}. Cast them")
 
