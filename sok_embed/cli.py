@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -77,8 +78,11 @@ def main() -> None:
 def inspect(path: str, group: int | None, as_json: bool) -> None:
     """Show the groups of PATH, with the ages and update counts of their rows.
 
-    Every row is read.
+    Every row is read. Of a file that dump wrote, what it says of its rows.
     """
+    if os.path.isfile(path):
+        _inspect_dump(path, group, as_json)
+        return
     with _opened(path) as storage:
         groups = [known for known in storage.groups() if group in (None, known.number)]
         if group is not None and not groups:
@@ -92,9 +96,8 @@ def inspect(path: str, group: int | None, as_json: bool) -> None:
     if as_json:
         _print_json(report)
         return
-    ttl = report["ttl"]
     click.echo(f"path        {report['path']}")
-    click.echo(f"ttl         {f'{ttl} s' if ttl else 'none: rows are kept for ever'}")
+    click.echo(f"ttl         {_shown_ttl(report['ttl'])}")
     click.echo(f"file bytes  {report['file_bytes']:,}")
     head = ("group", "dimension", "optimizer", "rows", "expired", "bytes", "steps")
     surveys = report["groups"]
@@ -173,12 +176,29 @@ def dump(
 @_folder
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--damo", is_flag=True, help="FILE was written by dump of Damo-Embedding.")
+@click.option(
+    "--ttl",
+    type=click.IntRange(0, 2**32 - 1),
+    metavar="SECONDS",
+    help="How long PATH keeps a row after its last update, from now on; 0: for ever. "
+    "Without it, as PATH has it; if PATH is made, as the rows of FILE had it.",
+)
 @_as_json
-def load(path: str, file: str, damo: bool, as_json: bool) -> None:
+def load(path: str, file: str, damo: bool, ttl: int | None, as_json: bool) -> None:
     """Take the rows of FILE into PATH, which is made if there is none."""
-    with kv.Storage(path, ttl=None) as storage, _bar("load") as progress:
+    theirs = None if damo else kv.read_dump(file).ttl
+    if ttl is None and not os.path.exists(os.path.join(path, "CURRENT")):
+        ttl = theirs or 0
+    with kv.Storage(path, ttl) as storage, _bar("load") as progress, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the TTL is printed
         rows = (storage.load_damo if damo else storage.load)(file, progress)
-    _print_result(as_json, f"{rows:,} rows from {file}", rows=rows, file=file)
+        ttl = storage.ttl
+    text = f"{rows:,} rows from {file}"
+    if ttl or theirs:
+        text += f"\nttl {_shown_ttl(ttl)}"
+    if theirs is not None and theirs != ttl:
+        text += f"; where the rows come from, {_shown_ttl(theirs)}"
+    _print_result(as_json, text, rows=rows, file=file, ttl=ttl)
 
 
 @main.command()
@@ -194,6 +214,44 @@ def compact(path: str, as_json: bool) -> None:
     _print_result(
         as_json, f"{before:,} bytes before, {after:,} after", bytes_before=before, bytes_after=after
     )
+
+
+def _shown_ttl(ttl: int | None) -> str:
+    if ttl is None:
+        return "not in the file"
+    return f"{ttl} s" if ttl else "none: rows are kept for ever"
+
+
+def _inspect_dump(path: str, number: int | None, as_json: bool) -> None:
+    dump = kv.read_dump(path)
+    groups = [group for group in dump.groups if number in (None, group.number)]
+    if number is not None and not groups:
+        raise FileNotFoundError(f"there is no group {number} in '{path}'")
+    report = [
+        {
+            "group": group.number,
+            "dimension": group.dimension,
+            "optimizer": group.optimizer,
+            "slots": dict(group.slots),
+            "initializer": group.initializer,
+            "steps": group.steps,
+            "rows": group.rows,
+        }
+        for group in groups
+    ]
+    size = os.path.getsize(path)
+    if as_json:
+        _print_json({"path": path, "ttl": dump.ttl, "file_bytes": size, "groups": report})
+        return
+    click.echo(f"dump        {path}")
+    click.echo(f"ttl         {_shown_ttl(dump.ttl)}")
+    click.echo(f"file bytes  {size:,}")
+    head = ("group", "dimension", "optimizer", "rows", "steps")
+    rows = [
+        (str(g.number), str(g.dimension), g.optimizer or "none", f"{g.rows:,}", f"{g.steps:,}")
+        for g in groups
+    ]
+    click.echo("\n" + _table([head, *rows]))
 
 
 def _opened(path: str) -> kv.Storage:

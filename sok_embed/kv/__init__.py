@@ -5,6 +5,7 @@ A `Storage` is a folder of up to 256 groups. An `Embedding` is one group: its ve
 """
 
 from sok_embed.admission import CountingBloomAdmission, FrequencyAdmission
+from sok_embed.kv.dump import Dump, read_dump
 from sok_embed.kv.embedding import Embedding, Metadata
 from sok_embed.kv.group import GROUPS as GROUPS
 from sok_embed.kv.group import Group
@@ -16,6 +17,7 @@ from sok_embed.tf_ops._core import CorruptionError, StorageError, StorageLockedE
 __all__ = [
     "CorruptionError",
     "CountingBloomAdmission",
+    "Dump",
     "Embedding",
     "FrequencyAdmission",
     "Group",
@@ -26,4 +28,5 @@ __all__ = [
     "Storage",
     "StorageError",
     "StorageLockedError",
+    "read_dump",
 ]

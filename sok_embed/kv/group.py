@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sok_embed.kv.core import shown_rule
+
 GROUPS = 256  # the most that a storage has
 
 
@@ -30,3 +32,22 @@ class Group:
     steps: int
     initializer: dict[str, Any]
     slots: tuple[tuple[str, int], ...]
+
+
+def group_of(number: int, meta: dict[str, Any], rows: int | None = None) -> Group:
+    """The group that the core describes so.
+
+    Args:
+        number: Of the group.
+        meta: What the core says of it.
+        rows: If it is known better than by `meta`.
+    """
+    return Group(
+        number=number,
+        dimension=meta["dim"],
+        optimizer=shown_rule(meta["rule"]) if meta["rule"] else None,
+        rows=meta["rows"] if rows is None else rows,
+        steps=meta["steps"],
+        initializer=meta["initializer"],
+        slots=tuple((slot["name"], slot["width"]) for slot in meta["slots"]),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -18,8 +19,9 @@ from sok_embed.kv.arguments import (
     check_path,
     check_seconds,
 )
-from sok_embed.kv.core import call_core, shown_rule
-from sok_embed.kv.group import GROUPS, Group
+from sok_embed.kv.core import call_core
+from sok_embed.kv.dump import read_dump
+from sok_embed.kv.group import GROUPS, Group, group_of
 from sok_embed.kv.worker_folder import worker_folder
 from sok_embed.tf_ops import _core
 
@@ -89,6 +91,7 @@ class Storage:
                 f"Expected durability to be 'checkpoint' or 'update'. Received: {durability!r}."
             )
         self.durability = durability
+        self._ttl_by_default = ttl is None
         self._clock = clock
         self._process = os.getpid()
         with _open_lock:
@@ -203,7 +206,8 @@ class Storage:
     def load(self, path: str | os.PathLike[str], progress: _Progress | None = None) -> int:
         """Takes the rows of a dump in and flushes; all of them or, on an error, none.
 
-        A key that is there already gets the file's row. Groups that are new come as they were.
+        A key that is there already gets the file's row. Groups that are new come as they were. The
+        storage keeps its own TTL; see `read_dump` for that of the rows where they come from.
 
         Args:
             path: What `dump` wrote.
@@ -216,8 +220,21 @@ class Storage:
             CorruptionError: For a damaged file.
             ValueError: For another kind of file, or if a group has another dimension or optimizer.
             RuntimeError: If `progress` gave it up.
+
+        Warns:
+            UserWarning: If the rows expired where they come from, and never do here, and nobody has
+                said so by `ttl=0`.
         """
-        return call_core(self.ready().load, check_path(path), _watched(progress))
+        rows = call_core(self.ready().load, check_path(path), _watched(progress))
+        theirs = read_dump(path).ttl
+        if theirs and not self.ttl and self._ttl_by_default:
+            warnings.warn(
+                f"The rows of '{os.fspath(path)}' expire {theirs} s after their last update where "
+                f"they come from, and never in {self!r}. Open it with ttl={theirs}, or with ttl=0 "
+                "to keep them for ever.",
+                stacklevel=2,
+            )
+        return rows
 
     def load_damo(self, path: str | os.PathLike[str], progress: _Progress | None = None) -> int:
         """The same as `load` for what `dump` of Damo-Embedding wrote: vectors alone.
@@ -239,21 +256,9 @@ class Storage:
 
     def groups(self) -> list[Group]:
         """The groups, ascending by number."""
-        groups = []
-        for number, text in call_core(self.ready().groups):
-            meta = json.loads(text)
-            groups.append(
-                Group(
-                    number=number,
-                    dimension=meta["dim"],
-                    optimizer=shown_rule(meta["rule"]) if meta["rule"] else None,
-                    rows=meta["rows"],
-                    steps=meta["steps"],
-                    initializer=meta["initializer"],
-                    slots=tuple((slot["name"], slot["width"]) for slot in meta["slots"]),
-                )
-            )
-        return groups
+        return [
+            group_of(number, json.loads(text)) for number, text in call_core(self.ready().groups)
+        ]
 
     def ready(self) -> _core.Storage:
         """The core's storage, with its clock set; for embeddings, layers and tools.

@@ -87,7 +87,7 @@ def test_get_shows_slots_by_name(path):
 def test_dump_and_load_carry_rows(path, tmp_path):
     file, other = tmp_path / "dump", tmp_path / "other"
     assert run_json("dump", path, file) == {"rows": 7, "file": str(file)}
-    assert run("load", other, file).output == f"7 rows from {file}\n"
+    assert run("load", other, file).output == f"7 rows from {file}\nttl {10**9} s\n"
     assert run_json("inspect", other)["groups"] == [
         {**group, "last_update": run_json("inspect", other)["groups"][i]["last_update"]}
         for i, group in enumerate(run_json("inspect", path)["groups"])

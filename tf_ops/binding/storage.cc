@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "binding/binding.h"
+#include "core/dump/dump_file.h"
 
 namespace sok::binding {
 namespace {
@@ -124,6 +125,18 @@ nb::dict DiskUse(PyStorage& self) {
   return dict;
 }
 
+// Of each group of a dump: number, dim, slot floats, rows, meta.
+using DumpedGroup = std::tuple<int, int, int, uint64_t, std::string>;
+
+std::vector<DumpedGroup> DumpGroups(const std::string& path) {
+  auto reader = Value(Unlocked([&] { return DumpReader::Open(path); }));
+  std::vector<DumpedGroup> groups;
+  for (const DumpGroup& group : reader->groups()) {
+    groups.emplace_back(group.group, group.dim, group.slot_floats, group.rows, group.meta);
+  }
+  return groups;
+}
+
 void BindContents(nb::class_<PyStorage>& storage) {
   storage
       .def("dump", Dump, nb::arg("path"), nb::arg("group") = -1, nb::arg("min_count") = 0,
@@ -176,6 +189,7 @@ void BindStorage(nb::module_& module) {
                nb::arg("admission") = nb::none(), nb::arg("max_rows") = 0,
                nb::arg("reset_slots") = false);
   BindContents(storage);
+  module.def("dump_groups", DumpGroups, nb::arg("path"));
 }
 
 }  // namespace sok::binding

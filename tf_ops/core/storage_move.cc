@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
@@ -18,6 +19,13 @@ constexpr uint32_t kNoLayout = UINT32_MAX;
 // A dump tells how far it is that often.
 constexpr uint64_t kReportRows = 16384;
 constexpr size_t kBatchBytes = size_t{4} << 20;
+
+// What a dump says of a group, and of the storage that it comes from.
+std::string DumpedMeta(const GroupMeta& meta, uint32_t ttl) {
+  auto json = nlohmann::ordered_json::parse(meta.ToJson());
+  json["ttl"] = ttl;
+  return json.dump();
+}
 
 bool SameSlots(const GroupMeta& a, const GroupMeta& b) {
   return RowLayout(a.dim, a.state.slots).SameShape(RowLayout(b.dim, b.state.slots));
@@ -53,7 +61,7 @@ Result<uint64_t> Storage::Dump(const std::string& path, const DumpFilter& filter
     const std::vector<float> start = RowLayout(meta.dim, meta.state.slots).slot_start();
     std::vector<float> floats(meta.dim + start.size());
     Status status = writer.value()->BeginGroup(
-        {number, meta.dim, meta.ToJson(), static_cast<int>(start.size()), 0});
+        {number, meta.dim, DumpedMeta(meta, ttl()), static_cast<int>(start.size()), 0});
     if (!status.ok()) return status;
     const GroupMeta& group = meta;
     status = core_->database->ForEach(number, [&, number = number](int, Key key,

@@ -1,0 +1,45 @@
+"""What a dump says of itself."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import NamedTuple
+
+from sok_embed.kv.arguments import check_path
+from sok_embed.kv.core import call_core
+from sok_embed.kv.group import Group, group_of
+from sok_embed.tf_ops import _core
+
+
+class Dump(NamedTuple):
+    """A file of rows that `Storage.dump` wrote.
+
+    Attributes:
+        ttl: Seconds after its last update that a row was kept in the storage that it comes from; 0:
+            for ever; `None`: the file does not say, since an older sok-embed wrote it or it has no
+            groups.
+        groups: Ascending by number; `rows` is how many are in the file.
+    """
+
+    ttl: int | None
+    groups: tuple[Group, ...]
+
+
+def read_dump(path: str | os.PathLike[str]) -> Dump:
+    """What a dump says of itself; its rows are neither read nor checked.
+
+    Args:
+        path: What `Storage.dump` wrote.
+
+    Raises:
+        CorruptionError: For a damaged file.
+        ValueError: For another kind of file.
+        FileNotFoundError, PermissionError: From the file system.
+    """
+    ttl, groups = None, []
+    for number, _, _, rows, text in call_core(_core.dump_groups, check_path(path)):
+        meta = json.loads(text)
+        ttl = meta.get("ttl", ttl)
+        groups.append(group_of(number, meta, rows))
+    return Dump(ttl, tuple(groups))
