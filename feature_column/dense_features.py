@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,6 +22,7 @@ from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
 from sok_embed.feature_column.rows_column import RowsColumn
 from sok_embed.layers.anchored_layer import check_strategy
 from sok_embed.layers.arguments import check_training
+from sok_embed.layers.rebuilding import check_rebuilt, rebuilding
 
 
 class _FeaturesLayer(keras.layers.Layer, ABC):
@@ -154,6 +156,7 @@ class _FeaturesLayer(keras.layers.Layer, ABC):
 
     def load_own_variables(self, store: Any) -> None:
         """Takes own rows out of what Keras saved, but for those in a storage."""
+        check_rebuilt()
         fields = {
             i: {name: f"own_rows_{i}_{name}" for name in tf_ops.Export._fields}
             for i, table in enumerate(self.tables.values())
@@ -250,6 +253,8 @@ class DenseFeatures(_FeaturesLayer):
         self, features: Any, adaptive_mask_tensors: Any = None, training: bool | None = None
     ) -> tf.Tensor:
         """Looks the features up; with `training`, makes rows for ids of mask 1."""
+        if rebuilding():
+            return tf.compat.v1.placeholder(self.compute_dtype, self.compute_output_shape())
         cache, state = self._begin(features, adaptive_mask_tensors, training)
         outputs = []
         for column in self._state.columns:
@@ -315,6 +320,13 @@ class SequenceFeatures(_FeaturesLayer):
         self, features: Any, adaptive_mask_tensors: Any = None, training: bool | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Looks the features up; with `training`, makes rows for ids of mask 1."""
+        if rebuilding():
+            rows_and_lengths = [
+                (self.compute_dtype, [None, None, self._width()]),
+                ("int64", [None]),
+            ]
+            rows, lengths = itertools.starmap(tf.compat.v1.placeholder, rows_and_lengths)
+            return rows, lengths
         cache, state = self._begin(features, adaptive_mask_tensors, training)
         outputs = {}
         for column in self._state.columns:

@@ -18,6 +18,7 @@ from sok_embed.layers.anchored_layer import AnchoredLayer
 from sok_embed.layers.arguments import serialize_initializer
 from sok_embed.layers.combining import combine, flat_values, rows_of
 from sok_embed.layers.input_forms import Form, values_beside
+from sok_embed.layers.rebuilding import check_rebuilt
 
 
 @keras.saving.register_keras_serializable(package="sok_embed")
@@ -268,6 +269,7 @@ class AdaptiveEmbedding(AnchoredLayer):
 
     def load_own_variables(self, store: Any) -> None:
         """Takes rows, counts and figures out of what Keras saved."""
+        check_rebuilt()
         self._check_loads_all_rows("Load it in one process.")
         expected = [f"adaptive_{name}" for name in tf_ops.AdaptiveExport._fields]
         saved = set(store.keys())

@@ -11,6 +11,7 @@ from keras.src.backend import get_keras_mask
 
 from sok_embed.layers.adaptive_arguments import check_route
 from sok_embed.layers.input_forms import Form, shape_text
+from sok_embed.layers.rebuilding import true_ids
 
 if TYPE_CHECKING:
     from sok_embed.layers.adaptive_embedding import AdaptiveEmbedding
@@ -44,6 +45,7 @@ def read_route(layer: AdaptiveEmbedding, mask: Any, inputs: Any) -> Any:
             raise ValueError(f"Layer '{layer.name}': {error}") from None
     if not hasattr(mask, "dtype"):
         mask = np.asarray(mask)
+    mask = true_ids(mask)
     dtype = tf.as_dtype(mask.dtype)
     if not dtype.is_integer:
         raise ValueError(

@@ -13,6 +13,7 @@ from sok_embed.commit import Commit
 from sok_embed.initializers import derive_seed, row_initializer
 from sok_embed.layers.arguments import check_integer, check_training
 from sok_embed.layers.float_ids import refuse_cast_floats
+from sok_embed.layers.rebuilding import true_ids
 from sok_embed.table import Table, as_keys
 
 _INT64 = 2**63
@@ -104,7 +105,7 @@ class AnchoredLayer(keras.layers.Layer):
     def _to_keys(self, inputs: Any) -> tf.Tensor:
         refuse_cast_floats(self)
         try:
-            return as_keys(inputs)
+            return as_keys(true_ids(inputs))
         except ValueError as error:
             raise ValueError(f"Layer '{self.name}': {error}") from None
 

@@ -16,6 +16,7 @@ from sok_embed import tf_ops
 from sok_embed.kv.arguments import FLOATS_ROUND
 from sok_embed.layers.arguments import check_bool, check_integer, check_positive
 from sok_embed.layers.float_ids import refuse_cast_floats
+from sok_embed.layers.rebuilding import check_rebuilt, true_ids
 from sok_embed.layers.sparse_steps import fitting_optimizer, sparse_below
 from sok_embed.layers.weight_users import WeightUsers
 
@@ -251,7 +252,7 @@ class HashedLayer(keras.layers.Layer):
             ids = ids.value
         if tf.is_tensor(ids) or isinstance(ids, np.ndarray):
             composite = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
-            return ids if composite else tf.convert_to_tensor(ids)
+            return ids if composite else true_ids(tf.convert_to_tensor(ids))
         try:
             array = np.asarray(ids)
         except ValueError:
@@ -288,6 +289,7 @@ class HashedLayer(keras.layers.Layer):
 
     def load_own_variables(self, store: Any) -> None:
         """Loads the weight, if it was saved with the hash that this layer has."""
+        check_rebuilt()
         names = set(store.keys())
         if "signature" not in names:
             raise ValueError(

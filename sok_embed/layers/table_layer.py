@@ -17,6 +17,7 @@ from sok_embed import communicators, kv, tf_ops
 from sok_embed.admission import Admission
 from sok_embed.layers.anchored_layer import AnchoredLayer
 from sok_embed.layers.arguments import check_integer
+from sok_embed.layers.rebuilding import check_rebuilt
 from sok_embed.table import Table
 
 # Which layer has which group of a storage: two that took one by oversight would share its rows.
@@ -171,6 +172,7 @@ class TableLayer(AnchoredLayer):
 
     def load_own_variables(self, store: Any) -> None:
         """Takes the rows out of what Keras saved, unless they lie in the layer's storage."""
+        check_rebuilt()
         expected = [f"table_{name}" for name in tf_ops.Export._fields]
         saved = set(store.keys())
         if self.storage is not None and saved.isdisjoint(expected):

@@ -1,0 +1,109 @@
+"""Models that Keras builds again as it loads a file: with placeholders, and maybe not wholly."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.utils import naming
+
+_checked: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def rebuilding() -> bool:
+    """Whether Keras is building a model from the shapes that it finds in a file.
+
+    A subclassed model is called for that with placeholders, which are float32 whatever the model
+    takes. Nothing is computed.
+    """
+    in_graph = not tf.executing_eagerly()
+    return in_graph and any(
+        frame.f_code.co_name == "build_from_config" for frame in _frames(sys._getframe())
+    )
+
+
+def true_ids(inputs: Any) -> Any:
+    """The inputs; a placeholder of floats that stands for integers, as int64."""
+    if not tf.is_tensor(inputs) or not inputs.dtype.is_floating or not rebuilding():
+        return inputs
+    return tf.cast(inputs, tf.int64)
+
+
+def check_rebuilt() -> None:
+    """Raises if the file that Keras is loading has weights of layers that are not built.
+
+    Keras passes them over without a word where a model's own `build`, or one of its layers that
+    takes no float32 placeholders, has left layers without weights.
+
+    Raises:
+        ValueError: With the names of the layers.
+    """
+    outermost = None
+    for frame in _frames(sys._getframe()):
+        if frame.f_code.co_name == "_load_state" and "weights_store" in frame.f_locals:
+            outermost = frame.f_locals
+    if outermost is None or outermost["skip_mismatch"]:
+        return
+    model, store = outermost["saveable"], outermost["weights_store"]
+    if not isinstance(model, keras.Model) or store in _checked:
+        return
+    lost = sorted({layer.name for layer in _unbuilt_layers(model, store)})
+    if lost:
+        raise ValueError(
+            f"Model '{model.name}': expected every layer that the file has weights of to be built. "
+            f"Received: {', '.join(lost)}, which Keras could not build from the shapes of inputs "
+            "alone. Make the model by its class, call the model on a batch, and then use "
+            "model.load_weights(file); or give its class build_from_config."
+        )
+    _checked.add(store)
+
+
+def _unbuilt_layers(model: keras.Model, store: Any) -> Iterator[keras.layers.Layer]:
+    """The layers that a file has weights of, and that have no variables to take them."""
+    paths: list[str] = []
+
+    def add(path: str, entry: Any) -> None:
+        if path.endswith("/vars") and len(entry):
+            paths.append(path.removesuffix("/vars"))
+
+    file = getattr(store, "h5_file", None)
+    if file is None:
+        return
+    file.visititems(add)
+    for path in paths:
+        layer = _at_path(model, path.split("/"))
+        if isinstance(layer, keras.layers.Layer) and not layer.built:
+            yield layer
+
+
+def _at_path(obj: Any, path: list[str]) -> Any:
+    """What Keras means by a path in its files: attributes, and classes in containers."""
+    for name in path:
+        if isinstance(obj, (list, tuple, dict)):
+            obj = _children(obj.values() if isinstance(obj, dict) else obj).get(name)
+        else:
+            obj = getattr(obj, name, None)
+    return obj
+
+
+def _children(container: Any) -> dict[str, Any]:
+    """The layers and containers in a container, numbered as Keras numbers those of one class."""
+    children: dict[str, Any] = {}
+    counts: dict[str, int] = {}
+    for child in container:
+        is_container = isinstance(child, (list, tuple, dict))
+        name = "container" if is_container else naming.to_snake_case(type(child).__name__)
+        number = counts.get(name, 0)
+        counts[name] = number + 1
+        children[f"{name}_{number}" if number else name] = child
+    return children
+
+
+def _frames(frame: Any) -> Iterator[Any]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
