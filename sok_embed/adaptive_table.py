@@ -11,6 +11,7 @@ import tensorflow as tf
 from sok_embed import tf_ops
 from sok_embed.initializers import RowInitializer
 from sok_embed.table import as_errors, as_keys
+from sok_embed.worker_record import WorkerRecord
 
 _UINT64 = 2**64
 # Figures that are no counts.
@@ -107,6 +108,7 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
             "owners": owners,
             "owner": owner,
         }
+        self._track_trackable(WorkerRecord(name, owner, owners, "bucket % size"), "worker")
         # Made now and not at first use: that may be inside of a function's graph.
         with tf.init_scope():
             self.resource_handle  # noqa: B018
@@ -126,7 +128,10 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
                 f"Table '{self.name}': expected all rows in this process, to write a SavedModel. "
                 f"Received: one part of {self.owners}. Train in one process to write one."
             )
-        return super()._trackable_children(save_type, **kwargs)
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "savedmodel":
+            del children["worker"]  # it has all rows
+        return children
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         return tf_ops.adaptive_export(self.resource_handle, self.dim)._asdict()

@@ -13,6 +13,7 @@ from sok_embed import kv, tf_ops
 from sok_embed.admission import Admission
 from sok_embed.initializers import RowInitializer
 from sok_embed.kv.arguments import FLOATS_ROUND
+from sok_embed.worker_record import WorkerRecord
 
 _UINT64 = 2**64
 
@@ -100,6 +101,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
             config = admission.get_config()
             self._attributes["admission"] = config.pop("kind")
             self._attributes |= {f"admission_{name}": value for name, value in config.items()}
+        self._track_trackable(WorkerRecord(name, owner, owners, "key % size"), "worker")
         # Made now and not at first use: that may be inside of a function's graph.
         with tf.init_scope():
             self.resource_handle  # noqa: B018
@@ -125,7 +127,10 @@ class Table(tf.saved_model.experimental.TrackableResource):
             )
         if save_type == "savedmodel" and self.storage is not None:
             self.storage.flush()
-        return super()._trackable_children(save_type, **kwargs)
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "savedmodel":
+            del children["worker"]  # it has all rows
+        return children
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         if self.storage is not None:
@@ -138,6 +143,8 @@ class Table(tf.saved_model.experimental.TrackableResource):
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
         if self.storage is not None:
             return tf.no_op()
+        if tf.executing_eagerly():
+            self._own_keys(restored["keys"])
         return tf_ops.restore(self.resource_handle, tf_ops.Export(**restored))
 
     def _own_keys(self, keys: Any) -> tf.Tensor:
@@ -240,8 +247,10 @@ class Table(tf.saved_model.experimental.TrackableResource):
         """Replaces everything in the table by what `export(slots=True)` returned.
 
         Raises:
-            ValueError: If the arrays do not fit this table. It is left as it was.
+            ValueError: If the arrays do not fit this table, or hold keys of another worker. It is
+                left as it was.
         """
+        self._own_keys(contents.keys)
         as_errors(lambda: tf_ops.restore(self.resource_handle, contents))
 
     def assign(self, keys: Any, embeddings: Any) -> None:
