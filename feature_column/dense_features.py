@@ -19,6 +19,7 @@ from sok_embed.feature_column.layer_state import CallState, LayerState
 from sok_embed.feature_column.masks import check_symbolic_masks, with_masks
 from sok_embed.feature_column.own_rows import OwnRows
 from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
+from sok_embed.feature_column.own_rows import OwnRows, made_by_config
 from sok_embed.feature_column.rows_column import RowsColumn
 from sok_embed.layers.anchored_layer import check_strategy
 from sok_embed.layers.arguments import check_training
@@ -134,7 +135,8 @@ class _FeaturesLayer(keras.layers.Layer, ABC):
     def from_config(cls, config: dict[str, Any]) -> Any:
         """Makes the layer that a `get_config` came from."""
         columns = serialization.deserialize_feature_columns(config["feature_columns"])
-        return cls(**{**config, "feature_columns": columns})
+        with made_by_config():
+            return cls(**{**config, "feature_columns": columns})
 
     def save_own_variables(self, store: Any) -> None:
         """Adds own rows to what Keras saves; those in a storage are flushed, and stay there."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +19,8 @@ from sok_embed.table import Table
 # Rows start as their static rows, so nobody sees this.
 NOTHING = RowInitializer("constant", 0.0, 0.0, None)
 
+_by_config: ContextVar[bool] = ContextVar("sok_embed_columns_by_config", default=False)
+
 
 def open_storage(column: OwnRowsCategorical, name: str) -> kv.Storage | None:
     """The folder of the rows of an embedding, if they lie on disk."""
@@ -25,9 +29,22 @@ def open_storage(column: OwnRowsCategorical, name: str) -> kv.Storage | None:
         return None
     assert option.storage_path is not None
     path = os.path.join(option.storage_path, re.sub(r"[^\w.\-]", "_", name))
-    if option.cache_bytes is None:
-        return kv.Storage(path, reset_slots=option.reset_slots)
-    return kv.Storage(path, cache_bytes=option.cache_bytes, reset_slots=option.reset_slots)
+    arguments: dict[str, Any] = (
+        {} if option.cache_bytes is None else {"cache_bytes": option.cache_bytes}
+    )
+    if _by_config.get():
+        return kv.Storage.from_config({"path": path, **arguments})
+    return kv.Storage(path, reset_slots=option.reset_slots, **arguments)
+
+
+@contextlib.contextmanager
+def made_by_config() -> Iterator[None]:
+    """Folders that columns name are those of a file: they need consent, and are not made."""
+    token = _by_config.set(True)
+    try:
+        yield
+    finally:
+        _by_config.reset(token)
 
 
 def table_attributes(column: OwnRowsCategorical) -> dict[str, Any]:

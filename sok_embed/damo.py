@@ -155,7 +155,11 @@ class PyStorage:
                 f"Received: a storage in use, '{self.storage.path}'. Load it right after PyStorage."
             )
         kv.Storage(path, ttl=None, read_only=True).close()  # raises if it is none
-        config = self.storage.get_config()
+        given, ttl, cache_bytes = (
+            self.storage.get_config()["path"],
+            self.storage.ttl,
+            self.storage.cache_bytes,
+        )
         folder = os.path.realpath(self.storage.path)
         # Beside the folder, so that it can take its place in one step.
         copy = tempfile.mkdtemp(prefix=f"{os.path.basename(folder)}.", dir=os.path.dirname(folder))
@@ -170,7 +174,8 @@ class PyStorage:
                 raise
         finally:
             shutil.rmtree(copy, ignore_errors=True)
-            self.storage = kv.Storage.from_config(config)
+            if self.storage.closed:
+                self.storage = kv.Storage(given, ttl, cache_bytes, durability="update")
         shutil.rmtree(f"{copy}.old")
 
 

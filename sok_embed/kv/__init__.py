@@ -5,6 +5,7 @@ A `Storage` is a folder of up to 256 groups. An `Embedding` is one group: its ve
 """
 
 from sok_embed.admission import CountingBloomAdmission, FrequencyAdmission
+from sok_embed.kv.consent import allow_storages
 from sok_embed.kv.dump import Dump, read_dump
 from sok_embed.kv.embedding import Embedding, Metadata
 from sok_embed.kv.group import GROUPS as GROUPS
@@ -28,5 +29,6 @@ __all__ = [
     "Storage",
     "StorageError",
     "StorageLockedError",
+    "allow_storages",
     "read_dump",
 ]

@@ -19,6 +19,7 @@ from sok_embed.kv.arguments import (
     check_path,
     check_seconds,
 )
+from sok_embed.kv.consent import check_consent
 from sok_embed.kv.core import call_core
 from sok_embed.kv.dump import read_dump
 from sok_embed.kv.group import GROUPS, Group, group_of
@@ -26,6 +27,7 @@ from sok_embed.kv.worker_folder import worker_folder
 from sok_embed.tf_ops import _core
 
 _DURABILITIES = ("checkpoint", "update")
+_CONFIG = ("path", "cache_bytes", "durability", "read_only")
 
 _Progress = Callable[[int, int], Any]
 
@@ -278,10 +280,12 @@ class Storage:
         return self._native
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, as JSON can hold them, but for the clock and `reset_slots`."""
+        """How the folder was opened, as JSON can hold it; what the folder says itself is left out.
+
+        So that a config changes nothing in a folder, there is no TTL and no `reset_slots`. A clock is no JSON.
+        """
         return {
             "path": self._given,
-            "ttl": self.ttl,
             "cache_bytes": self.cache_bytes,
             "durability": self.durability,
             "read_only": self.read_only,
@@ -292,23 +296,31 @@ class Storage:
         """The storage that this process has open in the folder, or else a new one.
 
         Args:
-            config: What `get_config` returned. Only the path counts for a storage that is open.
+            config: What `get_config` returned. Only the path counts for a storage that is open. A
+                `ttl`, which older configs have, never counts.
 
         Raises:
-            FileNotFoundError: If there is no such folder.
-            StorageLockedError, StorageError, ValueError: As the constructor.
+            FileNotFoundError: If there is no storage in the folder.
+            PermissionError: If the folder is neither in the working directory nor in one that
+                `allow_storages` names.
+            StorageLockedError, StorageError, ValueError: As the constructor; ValueError also for a
+                config that none of this version wrote.
         """
+        arguments = _checked_config(config)
+        path = arguments["path"]
         with _open_lock:
-            folder = worker_folder(check_path(config["path"]))
+            folder = worker_folder(path)
             storage = _open_storages.get(os.path.realpath(folder))
             if storage is not None and not storage.closed:
                 return storage
-            if not os.path.exists(folder):
+            check_consent(path, folder)
+            if not os.path.exists(os.path.join(folder, "CURRENT")):
+                there = "no storage" if os.path.exists(folder) else "no such folder"
                 raise FileNotFoundError(
-                    f"Expected a storage in '{folder}'. Received: no such folder. Move it there, "
+                    f"Expected a storage in '{folder}'. Received: {there}. Move it there, "
                     "or open another there first, with sok_embed.Storage."
                 )
-            return cls(**config)
+            return cls(**arguments)
 
     def __enter__(self) -> Storage:
         return self
@@ -327,6 +339,31 @@ def _watched(progress: _Progress | None) -> Callable[[int, int], bool] | None:
         return None
     watch = progress
     return lambda done, total: watch(done, total) is not False
+
+
+def _checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of the constructor that a config has."""
+    unknown = sorted(set(config) - {*_CONFIG, "ttl"})
+    path = config.get("path")
+    if unknown or not isinstance(path, str) or not path or "\0" in path:
+        raise ValueError(
+            f"Expected the config of a storage, with a path and any of {', '.join(_CONFIG[1:])}. "
+            f"Received: {f'path={path!r}' if not unknown else ', '.join(map(repr, unknown))}."
+        )
+    arguments = {name: config[name] for name in _CONFIG if name in config}
+    if not isinstance(arguments.get("read_only", False), bool):
+        raise ValueError(
+            f"Expected read_only to be True or False. Received: {arguments['read_only']!r}."
+        )
+    if "cache_bytes" in arguments:
+        most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if check_integer("cache_bytes", arguments["cache_bytes"], 0, UINT64) > most:
+            raise ValueError(
+                f"Expected cache_bytes of at most {most}, the memory of this machine. Received: "
+                f"{arguments['cache_bytes']} from a config. Open the storage first, with "
+                "sok_embed.Storage and a cache that fits."
+            )
+    return arguments
 
 
 def _finish(native: _core.Storage, process: int) -> None:

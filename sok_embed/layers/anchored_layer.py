@@ -14,6 +14,7 @@ from sok_embed.initializers import derive_seed, row_initializer
 from sok_embed.layers.arguments import check_integer, check_training
 from sok_embed.layers.float_ids import refuse_cast_floats
 from sok_embed.layers.rebuilding import true_ids
+from sok_embed.layers.rebuilding import plain_errors, true_ids
 from sok_embed.table import Table, as_keys
 
 _INT64 = 2**63
@@ -124,6 +125,12 @@ class AnchoredLayer(keras.layers.Layer):
                 f"Layer '{self.name}': expected one worker to load a Keras file, which holds the "
                 f"rows of one worker. Received: {communicators.size()} workers. {how}"
             )
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Makes the layer that a `get_config` came from; raises what the constructor raises."""
+        with plain_errors():
+            return super().from_config(config)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that all layers with rows share."""

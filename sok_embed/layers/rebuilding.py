@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import weakref
 from collections.abc import Iterator
@@ -31,6 +32,29 @@ def true_ids(inputs: Any) -> Any:
     if not tf.is_tensor(inputs) or not inputs.dtype.is_floating or not rebuilding():
         return inputs
     return tf.cast(inputs, tf.int64)
+
+
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raises what a constructor raised, in the place of the error that Keras puts around it.
+
+    That one begins with the whole config, and what was wrong stands behind it.
+    """
+    try:
+        yield
+    except TypeError as error:
+        reason = error.__context__
+        if not isinstance(reason, (ValueError, OSError)):
+            raise
+    else:
+        return
+    raise reason from None
+
+
+def loading_model() -> bool:
+    """Whether Keras is loading a whole model, whose config is the file's and not the caller's."""
+    names = ("_load_model_from_fileobj", "_load_model_from_dir")
+    return any(frame.f_code.co_name in names for frame in _frames(sys._getframe()))
 
 
 def check_rebuilt() -> None:

@@ -17,7 +17,7 @@ from sok_embed import communicators, kv, tf_ops
 from sok_embed.admission import Admission
 from sok_embed.layers.anchored_layer import AnchoredLayer
 from sok_embed.layers.arguments import check_integer
-from sok_embed.layers.rebuilding import check_rebuilt
+from sok_embed.layers.rebuilding import check_rebuilt, loading_model
 from sok_embed.table import Table
 
 # Which layer has which group of a storage: two that took one by oversight would share its rows.
@@ -63,6 +63,7 @@ class TableLayer(AnchoredLayer):
         **kwargs: Any,
     ) -> None:
         super().__init__(dim, initializer, optimizer=optimizer, **kwargs)
+        by_config = isinstance(storage, Mapping)
         self.storage = kv.Storage.from_config(storage) if isinstance(storage, Mapping) else storage
         self.group = check_integer("group", group)
         self.admission = admissions.get(admission)
@@ -70,6 +71,8 @@ class TableLayer(AnchoredLayer):
         if seed is None and stored is not None:
             seed = stored.initializer["seed"]
         self.seed = self._choose_seed(seed)
+        if by_config and stored is not None:
+            self._check_same_start(stored)
         self._max_rows = max_rows
         self._direct = direct
         communicator = communicators.current()
@@ -127,6 +130,21 @@ class TableLayer(AnchoredLayer):
             )
         groups = {group.number: group for group in self.storage.groups()}
         return groups.get(self.group)
+
+    def _check_same_start(self, stored: kv.Group) -> None:
+        """Raises if a config would change what new rows of a group start from."""
+        assert self.storage is not None
+        initializer = self._row_initializer
+        own = (initializer.kind, np.float32(initializer.a), np.float32(initializer.b), self.seed)
+        kept = stored.initializer
+        theirs = (kept["kind"], np.float32(kept["a"]), np.float32(kept["b"]), kept["seed"] % 2**63)
+        if own != theirs and not self.storage.read_only:
+            raise ValueError(
+                f"Layer '{self.name}': expected the initializer that group {self.group} of "
+                f"{self.storage!r} has, {kept}. Received: another, {initializer} with seed "
+                f"{self.seed}, from a config, which must not change it. Make the model by its "
+                "class, with storage=, and use model.load_weights(file)."
+            )
 
     def _lookup(self, keys: tf.Tensor, training: bool | None) -> tf.Tensor:
         """Embeddings of int64 keys of any shape, `keys.shape + [dim]`, in the compute dtype."""
@@ -186,6 +204,12 @@ class TableLayer(AnchoredLayer):
                     stacklevel=2,
                 )
             return
+        if self.storage is not None and loading_model():
+            raise ValueError(
+                f"Layer '{self.name}': expected no rows in a file whose model has its rows in "
+                f"{self.storage!r}. Received: some, which would take the place of those. To put "
+                "them there, make the model by its class and use model.load_weights(file)."
+            )
         self._check_loads_all_rows(
             "Load it in one process, and give each worker its rows with `layer.table.assign`."
         )

@@ -293,7 +293,7 @@ def test_rows_on_disk_of_a_layer(tmp_path):
     table = layer.tables["c_embedding"]
     assert [f.name for f in (tmp_path / "rows").iterdir()] == ["features.c_embedding"]
     assert table.export()[0] == [1]
-    again = fc.DenseFeatures.from_config({**layer.get_config(), "name": "other"})
+    again = fc.DenseFeatures([fc.embedding_column(column, 3)], name="other")
     assert again.tables["c_embedding"].size() == 0
     table.storage.close()
     again.tables["c_embedding"].storage.close()

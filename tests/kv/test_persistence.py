@@ -122,7 +122,6 @@ def test_a_config_leads_to_the_storage_that_is_open(tmp_path):
     config = storage.get_config()
     assert config == {
         "path": str(tmp_path / "rows"),
-        "ttl": 50,
         "cache_bytes": 2 << 20,
         "durability": "update",
         "read_only": False,
@@ -131,9 +130,11 @@ def test_a_config_leads_to_the_storage_that_is_open(tmp_path):
     for path in (tmp_path / "rows", tmp_path / "x" / ".." / "rows", tmp_path / "link"):
         assert kv.Storage.from_config({**config, "path": str(path)}) is storage
     storage.close()
-    other = kv.Storage.from_config(config)
+    with kv.allow_storages(tmp_path):
+        other = kv.Storage.from_config({**config, "ttl": 99})
     assert other is not storage
     assert other.get_config() == config
+    assert other.ttl == 50
     other.close()
 
 
