@@ -21,6 +21,7 @@ from sok_embed.layers import (
     HashedEmbedding,
     HashedEmbeddingBag,
 )
+from sok_embed.saving import save_model
 from sok_embed.table import Table
 
 __version__ = "0.1.0"
@@ -43,5 +44,6 @@ __all__ = [
     "kv",
     "optimizers",
     "rank",
+    "save_model",
     "size",
 ]
