@@ -14,6 +14,8 @@ from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 from tensorflow.python.feature_column import serialization
 
 from sok_embed import communicators, tf_ops
+from sok_embed.dense_alone import LayerWithRows
+from sok_embed.feature_column.columns import adaptive_column_in
 from sok_embed.feature_column.input_layers import check_sequences, join_sequences
 from sok_embed.feature_column.layer_state import CallState, LayerState
 from sok_embed.feature_column.masks import check_symbolic_masks, with_masks
@@ -26,7 +28,7 @@ from sok_embed.layers.arguments import check_training
 from sok_embed.layers.rebuilding import check_rebuilt, rebuilding
 
 
-class _FeaturesLayer(keras.layers.Layer, ABC):
+class _FeaturesLayer(LayerWithRows, ABC):
     """What `DenseFeatures` and `SequenceFeatures` have in common."""
 
     def __init__(self, feature_columns: Any, **kwargs: Any) -> None:
@@ -69,6 +71,12 @@ class _FeaturesLayer(keras.layers.Layer, ABC):
                 f"of {replicas} replicas. Start several processes with horovodrun, or use "
                 "sok_embed.AdaptiveEmbedding."
             )
+
+    def _has_rows(self) -> bool:
+        return "_state" in vars(self) and bool(self.tables)
+
+    def _rows_are_kept(self) -> bool:
+        return all(table.storage is not None for table in self.tables.values())
 
     @property
     def feature_columns(self) -> list[Any]:

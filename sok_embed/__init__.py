@@ -12,6 +12,7 @@ if _keras.backend.backend() != "tensorflow":
 from sok_embed import admission, callbacks, communicators, initializers, kv, optimizers
 from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.communicators import init, rank, size
+from sok_embed.dense_alone import dense_only
 from sok_embed.distributed_optimizer import DistributedOptimizer
 from sok_embed.kv import Storage
 from sok_embed.layers import (
@@ -39,6 +40,7 @@ __all__ = [
     "admission",
     "callbacks",
     "communicators",
+    "dense_only",
     "init",
     "initializers",
     "kv",

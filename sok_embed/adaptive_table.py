@@ -139,6 +139,14 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
         return tf_ops.adaptive_restore(self.resource_handle, tf_ops.AdaptiveExport(**restored))
 
+    def __deepcopy__(self, memo: Any) -> Any:
+        # It would be a second name for the same rows.
+        raise TypeError(
+            f"Table '{self.name}': expected one table. Received: copy.deepcopy. Make another, and "
+            "fill it by `other.restore(table.snapshot())`; a deep copy of a layer or a model has "
+            "rows of its own."
+        )
+
     def __len__(self) -> int:
         return self.size()
 

@@ -161,6 +161,14 @@ class Table(tf.saved_model.experimental.TrackableResource):
                 )
         return tensor
 
+    def __deepcopy__(self, memo: Any) -> Any:
+        # It would be a second name for the same rows.
+        raise TypeError(
+            f"Table '{self.name}': expected one table. Received: copy.deepcopy. Make another, and "
+            "fill it by `other.restore(table.export(slots=True))`; a deep copy of a layer or a "
+            "model has rows of its own."
+        )
+
     def __len__(self) -> int:
         return self.size()
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from sok_embed import communicators, optimizers
 from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.commit import Commit
+from sok_embed.dense_alone import LayerWithRows
 from sok_embed.initializers import derive_seed, row_initializer
 from sok_embed.layers.arguments import check_integer, check_training
 from sok_embed.layers.float_ids import refuse_cast_floats
@@ -20,7 +21,7 @@ from sok_embed.table import Table, as_keys
 _INT64 = 2**63
 
 
-class AnchoredLayer(keras.layers.Layer):
+class AnchoredLayer(LayerWithRows):
     """Base of the layers whose rows live in a table. Not for use by itself.
 
     Args:

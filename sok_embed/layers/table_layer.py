@@ -93,6 +93,9 @@ class TableLayer(AnchoredLayer):
             layers = _layer_of_group.setdefault(self.storage, weakref.WeakValueDictionary())
             layers[self.group] = self
 
+    def _rows_are_kept(self) -> bool:
+        return self.storage is not None
+
     def _layer_of_group(self) -> str | None:
         """The name of the layer that has the group of the storage."""
         assert self.storage is not None

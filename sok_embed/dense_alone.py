@@ -1,0 +1,105 @@
+"""What knows of variables alone: it would leave rows out, or behind, without a word."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import keras
+
+_allowed: ContextVar[bool] = ContextVar("sok_embed_dense_only", default=False)
+
+_INSTEAD = (
+    "Save with sok_embed.save_model(model, 'model.keras') or, in fit, with "
+    "sok_embed.callbacks.ModelCheckpoint, and load with keras.saving.load_model."
+)
+
+_EARLY_STOPPING = (
+    "expected EarlyStopping(restore_best_weights=False). Received: True, which would put the dense "
+    "weights of the best epoch beside the rows of the last one. Add "
+    "sok_embed.callbacks.ModelCheckpoint(path, save_best_only=True) with the same monitor, and "
+    "load the best model with keras.saving.load_model(path)."
+)
+
+
+@contextlib.contextmanager
+def dense_only() -> Iterator[None]:
+    """Lets `set_weights` and its like take the dense weights alone, and leave rows as they are.
+
+    Without it they raise for a model with rows: dense weights of one time and rows of another make
+    a model that nobody has trained. Use it where you put the rows in place yourself.
+
+    Example:
+    >>> import sok_embed
+    >>> layer = sok_embed.DynamicEmbedding(2)
+    >>> model = keras.Sequential([keras.Input((1,), dtype="int64"), layer, keras.layers.Dense(1)])
+    >>> with dense_only():
+    ...     model.set_weights(model.get_weights())
+    """
+    token = _allowed.set(True)
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+class LayerWithRows(keras.layers.Layer):
+    """A layer whose rows are no variables, so that what takes its variables lacks them."""
+
+    def _has_rows(self) -> bool:
+        return True
+
+    def _rows_are_kept(self) -> bool:
+        """Whether rows lie in storages, and stay there whatever weights are set."""
+        return False
+
+    @property
+    def weights(self) -> Any:
+        """The anchor; raises for those who would take it for the whole layer."""
+        self._check_dense_alone()
+        return super().weights
+
+    @property
+    def variables(self) -> Any:
+        """The anchor; raises for those who would take it for the whole layer."""
+        self._check_dense_alone()
+        return super().variables
+
+    def _check_dense_alone(self) -> None:
+        if _allowed.get() or not self._has_rows():
+            return
+        asking: set[str] = set()
+        frame: Any = sys._getframe(2)
+        while frame is not None:
+            code = frame.f_code
+            if "keras" in code.co_filename:
+                asking |= {os.path.basename(code.co_filename), code.co_name}
+            frame = frame.f_back
+        reason = self._reason(asking)
+        if reason is not None:
+            raise ValueError(f"Layer '{self.name}': {reason}")
+
+    def _reason(self, asking: set[str]) -> str | None:
+        """Why those who ask must not have the variables, by files and functions of Keras."""
+        for file, name in (("legacy_h5_format.py", "HDF5"), ("orbax_checkpoint.py", "Orbax")):
+            if file in asking:
+                return (
+                    f"expected a format that has rows. Received: {name}, which has no rows. "
+                    f"{_INSTEAD}"
+                )
+        if "early_stopping.py" in asking:
+            # Frozen rows are those of every epoch.
+            return _EARLY_STOPPING if self.trainable else None
+        setting = asking & {"set_weights", "set_state_tree"}
+        if setting and not self._rows_are_kept():
+            name = min(setting)
+            return (
+                f"expected to set rows and dense weights together. Received: {name}, which sets "
+                f"dense weights alone. {_INSTEAD} To set them and leave the rows as they are: "
+                f"`with sok_embed.dense_only(): model.{name}(…)`."
+            )
+        return None

@@ -1,0 +1,251 @@
+"""Ways to save that know variables alone raise: weights of one time never meet rows of another."""
+
+import contextlib
+import copy
+import pickle
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_embed as sok
+from sok_embed import feature_column as fc
+from sok_embed import kv
+
+RANDOM = np.random.default_rng(0)
+IDS = RANDOM.integers(0, 50, (32, 3))
+TARGETS = RANDOM.normal(size=(32, 1)).astype(np.float32)
+
+
+def sequential(layer, **shape):
+    model = keras.Sequential(
+        [
+            keras.Input(shape.get("shape", (3,)), dtype="int64"),
+            layer,
+            keras.layers.Flatten(),
+            keras.layers.Dense(1, name="dense"),
+        ]
+    )
+    model.compile("adam", "mse")
+    return model
+
+
+def columns():
+    item = fc.categorical_column_with_adaptive_embedding("item", 10, tf.int64)
+    inputs = {"item": keras.Input((3,), dtype="int64"), "mask": keras.Input((3,), dtype="int32")}
+    layer = fc.DenseFeatures([fc.embedding_column(item, 4)], name="emb")
+    outputs = keras.layers.Dense(1)(layer({"item": inputs["item"]}, {"item": inputs["mask"]}))
+    model = keras.Model(inputs, outputs)
+    model.compile("adam", "mse")
+    return model
+
+
+MODELS = {
+    "dynamic": lambda: sequential(sok.DynamicEmbedding(4, name="emb")),
+    "all2all": lambda: sequential(
+        sok.All2AllDenseEmbedding(100, 4, 1, 3, name="emb"), shape=(1, 3)
+    ),
+    "adaptive": lambda: sequential(sok.AdaptiveEmbedding(4, 10, name="emb")),
+    "columns": columns,
+}
+INPUTS = {
+    "dynamic": IDS,
+    "all2all": IDS[:, None],
+    "adaptive": IDS,
+    "columns": {"item": IDS, "mask": (IDS % 2).astype(np.int32)},
+}
+
+
+@pytest.fixture(params=MODELS)
+def kind(request):
+    return request.param
+
+
+def fit(model, kind="dynamic", **arguments):
+    model.fit(INPUTS[kind], TARGETS, batch_size=8, shuffle=False, **{"verbose": 0, **arguments})
+    return model
+
+
+def predict(model, kind="dynamic"):
+    return model.predict(INPUTS[kind], verbose=0)
+
+
+def test_early_stopping_that_would_restore_dense_weights_alone_is_refused(kind):
+    stop = keras.callbacks.EarlyStopping(monitor="loss", restore_best_weights=True)
+    text = r"'emb'.*restore_best_weights=False.*sok_embed\.callbacks\.ModelCheckpoint"
+    with pytest.raises(ValueError, match=text):
+        fit(MODELS[kind](), kind, epochs=2, callbacks=[stop])
+
+
+def test_early_stopping_itself_stops(kind):
+    stop = keras.callbacks.EarlyStopping(monitor="loss", patience=1, min_delta=1e9)
+    model = fit(MODELS[kind](), kind, epochs=5, callbacks=[stop])
+    assert stop.stopped_epoch > 0
+    assert np.isfinite(predict(model, kind)).all()
+
+
+def test_early_stopping_may_restore_beside_a_frozen_table():
+    model = MODELS["dynamic"]()
+    model.get_layer("emb").trainable = False
+    model.compile("adam", "mse")
+    fit(
+        model,
+        epochs=2,
+        callbacks=[keras.callbacks.EarlyStopping(monitor="loss", restore_best_weights=True)],
+    )
+
+
+def test_the_best_model_comes_back_by_the_advice(tmp_path):
+    model = MODELS["dynamic"]()
+    best = sok.callbacks.ModelCheckpoint(
+        tmp_path / "best.keras", monitor="loss", mode="max", save_best_only=True
+    )
+    fit(model, callbacks=[best])
+    expected = predict(model)
+    fit(model, epochs=3, callbacks=[best])
+    loaded = keras.models.load_model(tmp_path / "best.keras")
+    np.testing.assert_array_equal(predict(loaded), expected)
+
+
+@pytest.mark.parametrize("name", ["model.h5", "model.hdf5"])
+def test_the_old_hdf5_format_is_refused(tmp_path, kind, name):
+    with pytest.raises(ValueError, match=r"'emb'.*HDF5.*has no rows.*\.keras"):
+        MODELS[kind]().save(tmp_path / name)
+
+
+def test_an_old_hdf5_file_without_rows_is_not_loaded(tmp_path):
+    with sok.dense_only():
+        MODELS["dynamic"]().save(tmp_path / "model.h5")
+    with pytest.raises(ValueError, match="HDF5.*has no rows"):
+        keras.models.load_model(tmp_path / "model.h5")
+    with pytest.raises(ValueError, match="HDF5.*has no rows"):
+        MODELS["dynamic"]().load_weights(tmp_path / "model.h5")
+
+
+def test_set_weights_is_refused_but_where_the_rows_are_the_same(kind):
+    model = fit(MODELS[kind](), kind)
+    before = predict(model, kind)
+    weights = model.get_weights()
+    for change in (
+        lambda: model.set_weights(weights),
+        lambda: keras.models.clone_model(model).set_weights(weights),
+        lambda: model.set_state_tree(model.get_state_tree()),
+    ):
+        with pytest.raises(ValueError, match=r"'emb'.*sets dense weights alone.*dense_only"):
+            change()
+    np.testing.assert_array_equal(predict(model, kind), before)
+    model.layers[-1].set_weights(model.layers[-1].get_weights())  # of a layer without a table
+    with sok.dense_only():
+        model.set_weights([2 * weight for weight in weights])
+        with sok.dense_only():
+            pass
+        model.set_weights(weights)
+    np.testing.assert_array_equal(predict(model, kind), before)
+    with pytest.raises(ValueError):
+        model.set_weights(weights)
+
+
+def test_set_weights_takes_rows_in_a_storage_as_they_are(tmp_path):
+    with kv.Storage(tmp_path / "rows") as storage:
+        model = fit(sequential(sok.DynamicEmbedding(4, name="emb", storage=storage)))
+        clone = keras.models.clone_model(model)
+        clone.set_weights(model.get_weights())
+        np.testing.assert_array_equal(predict(clone), predict(model))
+        stop = keras.callbacks.EarlyStopping(monitor="loss", restore_best_weights=True)
+        with pytest.raises(ValueError, match="restore_best_weights=False"):
+            fit(model, epochs=2, callbacks=[stop])
+
+
+def test_a_model_within_a_model_is_found():
+    inner = MODELS["dynamic"]()
+    inputs = keras.Input((3,), dtype="int64")
+    outer = keras.Model(inputs, keras.layers.Dense(1)(inner(inputs)))
+    with pytest.raises(ValueError, match="dense weights alone"):
+        outer.set_weights(outer.get_weights())
+
+
+def test_orbax_is_refused(tmp_path, monkeypatch, kind):
+    """Orbax need not be installed: only what Keras asks of the model before it writes."""
+    from keras.src.callbacks import orbax_checkpoint
+
+    saved = []
+    checkpointer = types.SimpleNamespace(
+        save_checkpointables=lambda *given: saved.append(given), close=lambda: None
+    )
+    monkeypatch.setattr(
+        orbax_checkpoint,
+        "ocp",
+        types.SimpleNamespace(available=True, Context=contextlib.nullcontext),
+    )
+    callback = object.__new__(keras.callbacks.OrbaxCheckpoint)
+    callback.__dict__.update(
+        save_weights_only=False, save_on_background=False, checkpointer=checkpointer
+    )
+    for weights_only in (False, True):
+        model = MODELS[kind]()
+        model.optimizer.build(model.trainable_variables)
+        callback.save_weights_only = weights_only
+        callback.set_model(model)
+        with pytest.raises(ValueError, match=r"'emb'.*Orbax.*has no rows.*ModelCheckpoint"):
+            callback._save_checkpoint(0)
+    assert not saved
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
+    ids=["copy", "pickle"],
+)
+def test_copies_have_the_rows(kind, copied):
+    model = fit(MODELS[kind](), kind)
+    other = copied(model)
+    np.testing.assert_array_equal(predict(other, kind), predict(model, kind))
+    expected = predict(model, kind)
+    fit(other, kind)  # on its own
+    np.testing.assert_array_equal(predict(model, kind), expected)
+    assert (predict(other, kind) != expected).any()
+
+
+def test_a_clone_starts_anew_as_all_of_it_does():
+    model = fit(MODELS["dynamic"]())
+    clone = keras.models.clone_model(model)
+    assert clone.get_layer("emb").table.size() == 0
+    assert clone.get_layer("emb").table is not model.get_layer("emb").table
+
+
+def test_backup_and_restore_carries_the_rows(tmp_path):
+    class Interrupted(Exception):
+        pass
+
+    class Interrupt(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise Interrupted
+
+    whole = fit(MODELS["dynamic"](), epochs=4)
+    keras.utils.set_random_seed(0)
+    keras.utils.clear_session(free_memory=False)
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    with pytest.raises(Interrupted):
+        fit(MODELS["dynamic"](), epochs=4, callbacks=[backup, Interrupt()])
+    resumed = MODELS["dynamic"]()
+    fit(resumed, epochs=4, callbacks=[keras.callbacks.BackupAndRestore(tmp_path / "backup")])
+    np.testing.assert_allclose(predict(resumed), predict(whole), rtol=1e-5, atol=1e-6)
+
+
+def test_what_cannot_be_loaded_is_skipped_with_a_warning_that_names_it(tmp_path):
+    fit(MODELS["dynamic"]()).save_weights(tmp_path / "model.weights.h5")
+    other = sequential(sok.DynamicEmbedding(5, name="emb"))
+    with pytest.warns(UserWarning, match="DynamicEmbedding name=emb"):
+        other.load_weights(tmp_path / "model.weights.h5", skip_mismatch=True)
+    assert other.get_layer("emb").table.size() == 0
+
+
+def test_a_table_is_not_copied_by_itself():
+    for layer in (sok.DynamicEmbedding(4), sok.AdaptiveEmbedding(4, 10)):
+        with pytest.raises(TypeError, match=r"expected one table.*restore"):
+            copy.deepcopy(layer.table)
+        with pytest.raises(Exception, match="resource"):
+            pickle.dumps(layer.table)
