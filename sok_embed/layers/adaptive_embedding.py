@@ -18,6 +18,7 @@ from sok_embed.layers.anchored_layer import AnchoredLayer
 from sok_embed.layers.arguments import serialize_initializer
 from sok_embed.layers.combining import combine, flat_values, rows_of
 from sok_embed.layers.input_forms import Form, values_beside
+from sok_embed.layers.keras_arguments import refuse_keras_arguments
 from sok_embed.layers.rebuilding import check_rebuilt
 
 
@@ -120,6 +121,14 @@ class AdaptiveEmbedding(AnchoredLayer):
         counter_bits: int = 8,
         **kwargs: Any,
     ) -> None:
+        refuse_keras_arguments(
+            "AdaptiveEmbedding",
+            kwargs,
+            {
+                "weights": "Make the layer, and put rows in with layer.table.restore, which takes "
+                "what layer.table.snapshot() gives."
+            },
+        )
         check_adaptive_arguments(
             output_dim=output_dim,
             static_buckets=static_buckets,

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from sok_embed.layers.arguments import check_positive, serialize_initializer
+from sok_embed.layers.keras_arguments import refuse_keras_arguments
 from sok_embed.layers.rebuilding import rebuilding
 from sok_embed.layers.table_layer import TableLayer
 
@@ -88,6 +89,7 @@ class All2AllDenseEmbedding(TableLayer):
         admission: Any = None,
         **kwargs: Any,
     ) -> None:
+        refuse_keras_arguments("All2AllDenseEmbedding", kwargs)
         check_positive("max_vocabulary_size_per_gpu", max_vocabulary_size_per_gpu)
         check_positive("embedding_vec_size", embedding_vec_size)
         check_positive("slot_num", slot_num)

@@ -16,6 +16,7 @@ from sok_embed.layers.arguments import check_integer, check_training
 from sok_embed.layers.float_ids import refuse_cast_floats
 from sok_embed.layers.rebuilding import true_ids
 from sok_embed.layers.rebuilding import plain_errors, true_ids
+from sok_embed.layers.row_count import RowCount
 from sok_embed.table import Table, as_keys
 
 _INT64 = 2**63
@@ -90,6 +91,13 @@ class AnchoredLayer(LayerWithRows):
                 "before layers are made."
             )
         return communicator
+
+    def count_params(self) -> int:
+        """The numbers in the vectors of the rows on this worker; in a summary, with their bytes."""
+        super().count_params()  # raises for a layer that is not built
+        stats = self.table.stats()
+        rows = int(stats["rows"] + stats.get("static_rows", 0))
+        return RowCount(rows, self._dim, int(stats["bytes"]))
 
     def _check_key_type(self, inputs: Any) -> None:
         """Raises for inputs of a symbolic call that are no integers."""

@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import ops
 
 from sok_embed.layers.arguments import check_positive, serialize_initializer
+from sok_embed.layers.keras_arguments import refuse_keras_arguments
 from sok_embed.layers.table_layer import TableLayer
 
 
@@ -80,7 +81,8 @@ class DynamicEmbedding(TableLayer):
         admission: Any = None,
         **kwargs: Any,
     ) -> None:
-        if "input_dim" in kwargs or isinstance(embeddings_initializer, int):
+        refuse_keras_arguments("DynamicEmbedding", kwargs)
+        if isinstance(embeddings_initializer, int):
             raise ValueError(
                 "Expected DynamicEmbedding(output_dim, …), which has no input_dim: its vocabulary "
                 "grows. Received: the arguments of keras.layers.Embedding(input_dim, output_dim)."

@@ -16,6 +16,7 @@ from sok_embed import tf_ops
 from sok_embed.kv.arguments import FLOATS_ROUND
 from sok_embed.layers.arguments import check_bool, check_integer, check_positive
 from sok_embed.layers.float_ids import refuse_cast_floats
+from sok_embed.layers.keras_arguments import refuse_keras_arguments
 from sok_embed.layers.rebuilding import check_rebuilt, true_ids
 from sok_embed.layers.sparse_steps import fitting_optimizer, sparse_below
 from sok_embed.layers.weight_users import WeightUsers
@@ -24,6 +25,15 @@ _LIMIT = 2**63
 _MAX_DIM = 2**24
 _HASHES = ("mixed", "original", "modulo")
 _FLOATS = ("float32", "bfloat16", "float16", "float64")
+_REMEDIES = {
+    "input_dim": "It is called num_embeddings= here.",
+    "output_dim": "It is called embedding_dim= here.",
+    "weights": "Pass the slots as an array of one dimension, weight=array.",
+    "embeddings_initializer": "Pass weight=initializer.",
+    "mask_zero": "Use padding_idx=0.",
+    "quantization_config": "A smaller compression= saves memory; dtype='mixed_bfloat16' makes the "
+    "outputs smaller.",
+}
 
 
 class HashedLayer(keras.layers.Layer):
@@ -62,6 +72,7 @@ class HashedLayer(keras.layers.Layer):
         sparse_gradient: bool | None,
         **kwargs: Any,
     ) -> None:
+        refuse_keras_arguments(type(self).__name__, kwargs, _REMEDIES)
         super().__init__(**kwargs)
         self.autocast = False
         # Keras would turn lists of ids into float32, and leave no trace of mixed integer types.

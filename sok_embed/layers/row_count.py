@@ -1,0 +1,29 @@
+"""What a table holds, as `model.summary()` shows it."""
+
+from __future__ import annotations
+
+from keras.src.utils.summary_utils import readable_memory_size
+
+
+class RowCount(int):
+    """How many numbers the vectors of a table have; in a summary also its rows and bytes.
+
+    `model.summary()` writes `f"{layer.count_params():,}"`, and has no other place for them. Any
+    other format is that of an int.
+
+    Args:
+        rows: Of the table.
+        dim: The length of a row.
+        memory: Bytes in memory, with slots and index.
+    """
+
+    _text: str
+
+    def __new__(cls, rows: int, dim: int, memory: int) -> RowCount:
+        """An int with a text beside it."""
+        count = super().__new__(cls, rows * dim)
+        count._text = f"\n{rows:,} rows\n{readable_memory_size(memory)}"
+        return count
+
+    def __format__(self, spec: str) -> str:
+        return int.__format__(int(self), spec) + (self._text if spec == "," else "")
