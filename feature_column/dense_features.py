@@ -15,13 +15,11 @@ from tensorflow.python.feature_column import serialization
 
 from sok_embed import communicators, tf_ops
 from sok_embed.dense_alone import LayerWithRows
-from sok_embed.feature_column.columns import adaptive_column_in
 from sok_embed.feature_column.input_layers import check_sequences, join_sequences
 from sok_embed.feature_column.layer_state import CallState, LayerState
 from sok_embed.feature_column.masks import check_symbolic_masks, with_masks
-from sok_embed.feature_column.own_rows import OwnRows
-from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
 from sok_embed.feature_column.own_rows import OwnRows, made_by_config
+from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
 from sok_embed.feature_column.rows_column import RowsColumn
 from sok_embed.layers.anchored_layer import check_strategy
 from sok_embed.layers.arguments import check_training

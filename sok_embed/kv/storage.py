@@ -282,7 +282,8 @@ class Storage:
     def get_config(self) -> dict[str, Any]:
         """How the folder was opened, as JSON can hold it; what the folder says itself is left out.
 
-        So that a config changes nothing in a folder, there is no TTL and no `reset_slots`. A clock is no JSON.
+        So that a config changes nothing in a folder, there is no TTL and no `reset_slots`. A clock
+        is no JSON.
         """
         return {
             "path": self._given,

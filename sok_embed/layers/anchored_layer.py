@@ -14,7 +14,6 @@ from sok_embed.dense_alone import LayerWithRows
 from sok_embed.initializers import derive_seed, row_initializer
 from sok_embed.layers.arguments import check_integer, check_training
 from sok_embed.layers.float_ids import refuse_cast_floats
-from sok_embed.layers.rebuilding import true_ids
 from sok_embed.layers.rebuilding import plain_errors, true_ids
 from sok_embed.layers.row_count import RowCount
 from sok_embed.table import Table, as_keys

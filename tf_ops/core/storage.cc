@@ -7,9 +7,9 @@
 #include <shared_mutex>
 #include <utility>
 
+#include "core/forked_child.h"
 #include "core/storage_count.h"
 #include "core/storage_journal.h"
-#include "core/forked_child.h"
 
 namespace sok {
 namespace {
