@@ -2,8 +2,9 @@
 
 Arrays are one-dimensional and contiguous, of exactly the dtype named; others raise TypeError, and
 so do read-only ones where a call writes. `keys` is uint64 of shape (n,), embeddings and gradients
-are float32 of shape (n * dim,), flags (0 or 1) and counts have shape (n,). All calls may be made from several threads at once, and work
-without the GIL. Path names that are no UTF-8 cannot be passed.
+are float32 of shape (n * dim,), flags (0 or 1) and counts have shape (n,). All calls may be made
+from several threads at once, and work without the GIL. Path names that are no UTF-8 cannot be
+passed.
 
 Errors: ValueError and RuntimeError; FileNotFoundError, PermissionError and those below.
 

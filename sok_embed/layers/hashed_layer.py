@@ -285,10 +285,9 @@ class HashedLayer(keras.layers.Layer):
             raise self._error(
                 "integer ids", "strings. Number them, as with keras.layers.StringLookup"
             )
-        if dtype.is_floating:
-            raise self._error("integer ids", f"{dtype.name}. {FLOATS_ROUND}")
         if dtype not in (tf.int32, tf.int64):
-            raise self._error("ids of int32 or int64", f"{dtype.name}. Cast them")
+            remedy = FLOATS_ROUND if dtype.is_floating else "Cast them"
+            raise self._error("ids of int32 or int64", f"{dtype.name}. {remedy}")
 
     def _error(self, expected: str, received: str) -> ValueError:
         return ValueError(f"Layer '{self.name}': expected {expected}. Received: {received}.")
