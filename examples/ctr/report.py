@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from ctr.training import Outcome, Plan
 
-_SURFACE, _INK, _MUTED, _LINE = "#ffffff", "#1c1c1c", "#6b6b6b", "#2a62b8"
+_SURFACE, _INK, _MUTED, _LINE, _PALE = "#ffffff", "#1c1c1c", "#6b6b6b", "#2a62b8", "#b4c9e8"
+_FEW_STEPS = 30
+_TICKS = [1, 2, 5, 10]  # and their powers of ten
 
 
 def peak_memory_bytes() -> int:
@@ -74,33 +77,45 @@ def write(run: dict[str, Any], outcome: Outcome, output: Path) -> tuple[Path, Pa
     output.mkdir(parents=True, exist_ok=True)
     json_path, picture_path = output / "report.json", output / "training.png"
     json_path.write_text(json.dumps(run) + "\n", encoding="utf-8")
-    _draw(outcome, f"{run['source']}, {run['embedding']} embedding", picture_path)
+    picture = draw(outcome, f"{run['source']}, {run['embedding']} embedding")
+    picture.savefig(picture_path, dpi=150)
     return json_path, picture_path
 
 
-def _draw(outcome: Outcome, title: str, path: Path) -> None:
+def draw(outcome: Outcome, title: str) -> Figure:
+    """The loss and the rows by step; of a run of any length, one step too."""
     number = np.arange(1, len(outcome.losses) + 1)
     figure = Figure(figsize=(10, 3.8), facecolor=_SURFACE, layout="tight")
     left, right = figure.subplots(1, 2)
     figure.suptitle(title, color=_INK, fontsize=11, x=0.01, ha="left")
-    window = max(1, len(number) // 25)
-    left.plot(number, outcome.losses, color=_LINE, alpha=0.25, linewidth=0.8, label="each step")
-    smooth = _trailing_mean(outcome.losses, window)
-    left.plot(number, smooth, color=_LINE, linewidth=1.8, label=f"mean of the last {window} steps")
-    left.set_ylabel("training loss (log loss)")
-    left.legend(frameon=False, labelcolor=_MUTED, fontsize=8)
-    right.plot(number, outcome.rows, color=_LINE, linewidth=1.8)
+    window = len(number) // 25
+    # A line through few steps needs points: one alone draws nothing.
+    bold = {"color": _LINE, "linewidth": 1.8, "marker": "o" if len(number) <= _FEW_STEPS else ""}
+    if window > 1:
+        left.plot(number, outcome.losses, color=_PALE, linewidth=0.8, label="each step")
+        smooth = _trailing_mean(outcome.losses, window)
+        left.plot(number, smooth, **bold, label=f"mean of the last {window} steps")
+        left.legend(frameon=False, labelcolor=_MUTED, fontsize=8)
+        left.set_ylabel("training loss (log loss)")
+    else:
+        left.plot(number, outcome.losses, **bold)
+        left.set_ylabel("training loss (log loss) of each step")
+    right.plot(number, outcome.rows, **bold)
     right.set_ylabel("rows in the table")
     right.set_ylim(0, max(1.0, float(outcome.rows.max()) * 1.08))
+    right.yaxis.set_major_locator(MaxNLocator(integer=True, steps=_TICKS))
     right.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     for panel in (left, right):
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True, steps=_TICKS))
+        if len(number) == 1:
+            panel.set_xlim(0, 2)
         panel.set_xlabel("training step", color=_MUTED)
         panel.yaxis.label.set_color(_MUTED)
         panel.tick_params(colors=_MUTED, labelsize=8)
         panel.grid(axis="y", color="#e6e6e6", linewidth=0.6)
         panel.spines[["top", "right"]].set_visible(False)
         panel.spines[["left", "bottom"]].set_color("#c9c9c9")
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 def _trailing_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
