@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 
@@ -11,8 +12,16 @@ from sok_embed.communicators.local import LocalCommunicator
 _current: Communicator | None = None
 
 
-# What launchers other than horovodrun and Open MPI's mpirun tell a process about its companions.
-_SIZES = ("PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE")
+# What launchers say to a process about how many they started. With horovodrun, and with Open MPI's
+# mpirun, there is a rank too, and nobody looks here.
+_SIZES = (
+    *("PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE"),  # MPICH, Intel MPI, MVAPICH
+    *("OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE"),
+    "WORLD_SIZE",  # torchrun, Accelerate, DeepSpeed, Kubeflow
+    *("JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE"),  # jsrun, Flux
+)
+# The tasks of TensorFlow's TF_CONFIG that train, each as one process.
+_TF_TRAINERS = ("chief", "master", "worker")
 # From here on ids of Slurm's steps mean the batch script, an interactive shell and the like.
 _SLURM_RESERVED_STEPS = 0xFFFFFFF0
 
@@ -25,7 +34,7 @@ def _started_by_horovod() -> bool:
 
 
 def _number(variable: str) -> int | None:
-    text = os.environ.get(variable, "")
+    text = os.environ.get(variable, "").strip()
     return int(text) if text.isdecimal() else None
 
 
@@ -38,16 +47,35 @@ def _slurm_size() -> str | None:
     return "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in os.environ else "SLURM_NTASKS"
 
 
+def _tensorflow_trainers() -> int:
+    """How many processes train, by the cluster of TF_CONFIG, if this is one of them; else 1."""
+    try:
+        config = json.loads(os.environ.get("TF_CONFIG", "{}"))
+        cluster = config.get("cluster", {})
+        if config.get("task", {}).get("type", "worker") not in _TF_TRAINERS:
+            return 1  # an evaluator works alone, a parameter server has no layers
+        return sum(len(cluster.get(task, ())) for task in _TF_TRAINERS)
+    except (ValueError, TypeError, AttributeError):
+        return 1  # not what TensorFlow would understand either
+
+
 def _refuse_other_launchers() -> None:
     """Raises if another launcher started several of these: each would train a model alone."""
+    received = None
     for variable in (*_SIZES, _slurm_size()):
         if variable is not None and (_number(variable) or 1) > 1:
-            raise ValueError(
-                "Expected several workers to be started by horovodrun, or by mpirun of Open MPI. "
-                f"Received: {variable}={os.environ[variable]}, from another launcher. Call "
-                'sok_embed.init("horovod") before layers are made, if Horovod was built for that '
-                'launcher, or sok_embed.init("local") for processes that train by themselves.'
-            )
+            received = f"{variable}={os.environ[variable]}"
+    if received is None and (trainers := _tensorflow_trainers()) > 1:
+        received = f"TF_CONFIG with a cluster of {trainers} workers"
+    if received is None:
+        return
+    raise ValueError(
+        "Expected several workers to be started by horovodrun, or by mpirun of Open MPI. Received: "
+        f"{received}, from another launcher: each process would train a model of its own. Start "
+        'them with horovodrun, or call sok_embed.init("horovod") before layers are made, if '
+        'Horovod was built for that launcher, or sok_embed.init("local") for processes that are '
+        "meant to train alone."
+    )
 
 
 def init(communicator: str | Communicator = "auto") -> Communicator:
@@ -64,8 +92,8 @@ def init(communicator: str | Communicator = "auto") -> Communicator:
         The communicator.
 
     Raises:
-        ValueError: For another name; for `"auto"` if another launcher, such as Slurm's `srun`,
-            says that it has started several workers.
+        ValueError: For another name; for `"auto"` if another launcher, such as Slurm's `srun` or
+            `torchrun`, or TensorFlow's `TF_CONFIG` says that there are several workers.
         ImportError: If Horovod is asked for and missing.
     """
     global _current

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import types
 
@@ -15,6 +16,8 @@ from sok_embed.communicators import Communicator, LocalCommunicator, current
 LAUNCHERS = [
     *("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE"),
     *("SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
+    *("OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE", "WORLD_SIZE", "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE"),
+    "TF_CONFIG",
 ]
 
 
@@ -119,6 +122,12 @@ def test_horovod_that_is_only_imported_or_alone_is_not_taken(
     assert isinstance(sok_embed.init(), LocalCommunicator)
 
 
+def tf_config(task: str, **cluster: int) -> dict[str, str]:
+    """TF_CONFIG of a task in a cluster with so many tasks of each kind."""
+    addresses = {kind: [f"host{i}:2222" for i in range(n)] for kind, n in cluster.items()}
+    return {"TF_CONFIG": json.dumps({"cluster": addresses, "task": {"type": task, "index": 0}})}
+
+
 SRUN = {"SLURM_PROCID": "1", "SLURM_STEP_ID": "0"}
 
 
@@ -128,6 +137,14 @@ SRUN = {"SLURM_PROCID": "1", "SLURM_STEP_ID": "0"}
         ({"PMI_SIZE": "2"}, "PMI_SIZE=2"),
         ({"MPI_LOCALNRANKS": "4"}, "MPI_LOCALNRANKS=4"),
         ({"MV2_COMM_WORLD_SIZE": "2"}, "MV2_COMM_WORLD_SIZE=2"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}, "WORLD_SIZE=2"),
+        ({"WORLD_SIZE": " 2 "}, "WORLD_SIZE= 2 "),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2"),
+        ({"HOROVOD_SIZE": "2"}, "HOROVOD_SIZE=2"),
+        ({"JSM_NAMESPACE_SIZE": "6"}, "JSM_NAMESPACE_SIZE=6"),
+        ({"FLUX_JOB_SIZE": "6"}, "FLUX_JOB_SIZE=6"),
+        (tf_config("worker", worker=2), "TF_CONFIG with a cluster of 2 workers"),
+        (tf_config("chief", chief=1, worker=2, ps=1), "TF_CONFIG with a cluster of 3 workers"),
         ({"SLURM_NTASKS": "2", **SRUN}, "SLURM_NTASKS=2"),
         ({"SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "2", **SRUN}, "SLURM_STEP_NUM_TASKS=2"),
     ],
@@ -143,18 +160,43 @@ def test_workers_of_another_launcher_do_not_train_alone_unasked(
     assert sok_embed.size() == 1
 
 
+def test_layers_refuse_to_be_made_where_init_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for layer in (
+        lambda: sok_embed.DynamicEmbedding(2),
+        lambda: sok_embed.All2AllDenseEmbedding(8, 2, 1, 1),
+        lambda: sok_embed.AdaptiveEmbedding(2, static_buckets=8),
+    ):
+        with pytest.raises(ValueError, match="WORLD_SIZE=2"):
+            layer()
+    sok_embed.init("local")
+    sok_embed.DynamicEmbedding(2)
+
+
 @pytest.mark.parametrize(
     "environment",
     [
         {"PMI_SIZE": "1"},
         {"PMI_SIZE": ""},
+        {"WORLD_SIZE": "1", "RANK": "0"},
+        {"WORLD_SIZE": "many"},
+        tf_config("worker", worker=1),
+        tf_config("chief", chief=1, ps=2),
+        tf_config("evaluator", worker=4, evaluator=1),
+        {"TF_CONFIG": "{}"},
+        {"TF_CONFIG": "[1, {"},
+        {"TF_CONFIG": "[]"},
         {"SLURM_NTASKS": "1", **SRUN},
         {"SLURM_NTASKS": "4"},
         {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"},
         {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_ID": str(0xFFFFFFFA)},
         {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1", **SRUN},
     ],
-    ids=["one", "empty", "one_task", "salloc", "sbatch", "interactive_step", "step_of_one"],
+    ids=[
+        *("one", "empty", "torchrun_of_one", "no_number", "tf_worker", "tf_chief_and_servers"),
+        *("tf_evaluator", "tf_nothing", "tf_damaged", "tf_list"),
+        *("one_task", "salloc", "sbatch", "interactive_step", "step_of_one"),
+    ],
 )
 def test_an_allocation_or_a_launcher_of_one_process_is_one_worker(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
