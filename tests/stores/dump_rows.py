@@ -19,11 +19,13 @@ class DumpedRows:
     Attributes:
         keys: uint64 [n].
         updates: uint32 [n].
+        times: uint32 [n], of the last updates.
         floats: float32 [n, dim + slot_floats].
     """
 
     keys: np.ndarray
     updates: np.ndarray
+    times: np.ndarray
     floats: np.ndarray
 
 
@@ -42,6 +44,7 @@ def read_dump(path: Path) -> dict[int, DumpedRows]:
             (
                 np.frombuffer(content, "<u8", n, rows),
                 np.frombuffer(content, "<u4", n, rows + 8 * n),
+                np.frombuffer(content, "<u4", n, rows + 12 * n),
                 floats.reshape(n, -1),
             )
         )
@@ -50,6 +53,6 @@ def read_dump(path: Path) -> dict[int, DumpedRows]:
 
 
 def _sorted(parts: list[tuple[np.ndarray, ...]]) -> DumpedRows:
-    keys, updates, floats = (np.concatenate(column) for column in zip(*parts, strict=True))
+    keys, *columns = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(keys)
-    return DumpedRows(keys[order], updates[order], floats[order])
+    return DumpedRows(keys[order], *(column[order] for column in columns))
