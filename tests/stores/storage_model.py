@@ -316,8 +316,9 @@ def get(life: Life, side: Side, random: np.random.Generator) -> None:
     """Single rows, by key."""
     group, _, model = _pick(side, random)
     live = side.live(group.number, life.now)
-    for position in random.integers(0, KEYS, 5):
-        row = side.storage.get(group.number, int(key_at(position)))
+    positions = random.integers(0, KEYS, 5)
+    for position, key in zip(positions, key_at(positions).tolist(), strict=True):
+        row = side.storage.get(group.number, key)
         assert (row is not None) == live[position]
         if row is not None:
             assert row["update_num"] == model.updates[position]

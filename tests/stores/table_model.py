@@ -7,6 +7,7 @@ which NumPy rounds like everybody else.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -127,6 +128,13 @@ class TableModel:
         found = self._order[np.searchsorted(self._sorted, keys).clip(max=len(self._order) - 1)]
         assert (key_at(found) == keys).all(), "there are keys that nobody used"
         return found
+
+    def copy(self) -> TableModel:
+        """Another one, which goes its own way."""
+        other = copy.copy(self)
+        for name in ("there", "floats", "updates", "times", "_seen"):
+            setattr(other, name, getattr(self, name).copy())
+        return other
 
     def live(self, now: int, ttl: int) -> np.ndarray:
         """bool [rows]: the rows that a lookup finds."""

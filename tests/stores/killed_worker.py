@@ -1,0 +1,94 @@
+"""A process that makes the calls of storage_work until somebody kills it.
+
+It says `begin N` before a call and `done N SECONDS` after it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bare_core import load_core
+from storage_work import CACHE_BYTES, GROUPS, Call, call_at, time_at
+from table_model import key_at
+
+
+class Worker:
+    """A storage and its tables."""
+
+    def __init__(self, core_path: str, folder: Path, durability: str, ttl: int) -> None:
+        self._core = load_core(core_path)
+        self._folder = folder
+        self._through = durability == "update"
+        self._ttl = ttl
+        self._optimizers = {g: self._core.Optimizer(g.rule, g.hypers) for g in GROUPS}
+        self._storage: Any = None
+
+    def open(self, now: int) -> None:
+        folder = str(self._folder / "rows")
+        self._storage = self._core.Storage(folder, self._ttl, CACHE_BYTES, self._through, False)
+        self._storage.set_now(now)
+        self._tables = {group: group.open_table(self._storage) for group in GROUPS}
+
+    def make(self, call: Call) -> None:
+        storage, table = self._storage, self._tables[call.group]
+        storage.set_now(call.now)
+        keys = key_at(call.positions)
+        file = str(self._folder / f"dump-{call.file}")
+        if call.kind == "look_up":
+            table.lookup(keys, np.empty(call.numbers.size, np.float32), True)
+        elif call.kind == "update":
+            optimizer = self._optimizers[call.group]
+            table.update(keys, call.numbers.ravel(), optimizer, call.in_turn)
+        elif call.kind == "assign":
+            table.assign(keys, call.numbers.ravel())
+        elif call.kind == "remove":
+            table.remove(keys)
+        elif call.kind == "survey":
+            storage.survey(call.group.number)  # has what was not flushed written to RocksDB
+        elif call.kind == "dump":
+            storage.dump(file)
+        elif call.kind == "load" and os.path.exists(file):
+            storage.load(file)
+        elif call.kind in ("flush", "load"):
+            storage.flush()
+        elif call.kind == "compact":
+            storage.compact()
+        elif call.kind == "checkpoint":
+            storage.checkpoint(str(self._folder / f"checkpoint-{call.number}"))
+        elif call.kind == "reopen":
+            storage.close()
+            self.open(call.now)
+
+    def close(self) -> None:
+        self._storage.close()
+
+
+def say(text: str) -> None:
+    os.write(1, f"{text}\n".encode())
+
+
+def main(
+    core_path: str, folder: str, durability: str, ttl: int, seed: int, first: int, last: int
+) -> None:
+    """Makes calls [first, last), and closes as call `last`."""
+    worker = Worker(core_path, Path(folder), durability, ttl)
+    say("opening")
+    worker.open(time_at(first))
+    say("opened")
+    for number in range(first, last + 1):
+        say(f"begin {number}")
+        begun = time.perf_counter()
+        if number < last:
+            worker.make(call_at(seed, number))
+        else:
+            worker.close()
+        say(f"done {number} {time.perf_counter() - begun:.6f}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], *map(int, sys.argv[4:]))
