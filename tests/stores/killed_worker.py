@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,27 +21,31 @@ from table_model import key_at
 class Worker:
     """A storage and its tables."""
 
-    def __init__(self, core_path: str, folder: Path, durability: str, ttl: int) -> None:
-        self._core = load_core(core_path)
+    def __init__(self, core: ModuleType, folder: Path, durability: str, ttl: int) -> None:
+        self._core = core
         self._folder = folder
         self._through = durability == "update"
         self._ttl = ttl
         self._optimizers = {g: self._core.Optimizer(g.rule, g.hypers) for g in GROUPS}
-        self._storage: Any = None
+        self.storage: Any = None
 
     def open(self, now: int) -> None:
         folder = str(self._folder / "rows")
-        self._storage = self._core.Storage(folder, self._ttl, CACHE_BYTES, self._through, False)
-        self._storage.set_now(now)
-        self._tables = {group: group.open_table(self._storage) for group in GROUPS}
+        self.storage, self._tables = None, {}
+        self.storage = self._core.Storage(folder, self._ttl, CACHE_BYTES, self._through, False)
+        self.storage.set_now(now)
+        self._tables = {group: group.open_table(self.storage) for group in GROUPS}
 
-    def make(self, call: Call) -> None:
-        storage, table = self._storage, self._tables[call.group]
+    def make(self, call: Call) -> np.ndarray | None:
+        """Makes a call. Returns the vectors of a lookup."""
+        storage, table = self.storage, self._tables[call.group]
         storage.set_now(call.now)
         keys = key_at(call.positions)
         file = str(self._folder / f"dump-{call.file}")
         if call.kind == "look_up":
-            table.lookup(keys, np.empty(call.numbers.size, np.float32), True)
+            vectors = np.empty(call.numbers.shape, np.float32)
+            table.lookup(keys, vectors.reshape(-1), True)
+            return vectors
         elif call.kind == "update":
             optimizer = self._optimizers[call.group]
             table.update(keys, call.numbers.ravel(), optimizer, call.in_turn)
@@ -61,11 +66,12 @@ class Worker:
         elif call.kind == "checkpoint":
             storage.checkpoint(str(self._folder / f"checkpoint-{call.number}"))
         elif call.kind == "reopen":
-            storage.close()
+            self.close()
             self.open(call.now)
+        return None
 
     def close(self) -> None:
-        self._storage.close()
+        self.storage.close()
 
 
 def say(text: str) -> None:
@@ -76,7 +82,7 @@ def main(
     core_path: str, folder: str, durability: str, ttl: int, seed: int, first: int, last: int
 ) -> None:
     """Makes calls [first, last), and closes as call `last`."""
-    worker = Worker(core_path, Path(folder), durability, ttl)
+    worker = Worker(load_core(core_path), Path(folder), durability, ttl)
     say("opening")
     worker.open(time_at(first))
     say("opened")

@@ -117,14 +117,19 @@ class Replay:
         model = self.models[group]
         return model.rows(model.live(now, self.ttl))
 
+    def make_rows(self, call: Call) -> None:
+        """Makes rows for the keys of a call that have none, as a lookup does."""
+        model = self.models[call.group.number]
+        fresh = model.count_seen(call.positions, call.now, self.ttl)
+        model.make(fresh, call.now)
+        self.unwritten[call.group.number][fresh] = True
+
     def apply(self, call: Call) -> None:
         """Makes a call."""
         model, ttl, now = self.models[call.group.number], self.ttl, call.now
         unwritten = self.unwritten[call.group.number]
         if call.kind == "look_up":
-            fresh = model.count_seen(call.positions, now, ttl)
-            model.make(fresh, now)
-            unwritten[fresh] = True
+            self.make_rows(call)
         elif call.kind == "update":
             model.make(model.to_update(call.positions, now, ttl), now)
             model.update(call.positions, call.numbers, now, ttl, call.in_turn)

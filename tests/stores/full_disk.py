@@ -1,0 +1,155 @@
+"""Has storages work on small disks that become full, and looks at what is left of them.
+
+    python tests/stores/full_disk.py --runs 200 --file-system tmpfs
+    python tests/stores/full_disk.py --runs 200 --file-system ext4
+    python tests/stores/full_disk.py --file-system ext4 --seed 17 --runs 1
+
+Mounts file systems, so it needs to be root; in a mount namespace of its own, which takes them away
+however it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+from bare_core import CORE_PATH, load_core
+from full_disk_worker import SCENARIOS
+from kill_storage import DURABILITIES, TTLS, Found
+from storage_work import CACHE_BYTES, time_at
+
+WORKER = Path(__file__).with_name("full_disk_worker.py")
+MEGABYTES = 20  # of a disk
+CALLS = 60
+NAMESPACE = ["unshare", "--mount", "--propagation", "private"]
+
+
+def run_in_namespace(*command: object) -> subprocess.CompletedProcess[str]:
+    """Runs a command whose mounts go when it ends."""
+    return subprocess.run(
+        [*NAMESPACE, *map(str, command)], capture_output=True, text=True, timeout=600
+    )
+
+
+def why_not(file_system: str) -> str | None:
+    """Why this process cannot mount a small disk; `None` if it can."""
+    done = run_in_namespace(
+        sys.executable, __file__, "--try-to-mount", "--file-system", file_system
+    )
+    return None if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+
+
+@contextlib.contextmanager
+def mounted(file_system: str, outside: Path, megabytes: int = MEGABYTES) -> Iterator[Path]:
+    """A new, small disk."""
+    folder = outside / "disk"
+    folder.mkdir()
+    if file_system == "tmpfs":
+        command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", folder]
+    else:
+        image = outside / "image"
+        with open(image, "wb") as file:
+            file.truncate(megabytes << 20)
+        subprocess.run(["mkfs.ext4", "-q", "-m", "0", image], check=True)
+        command = ["mount", "-o", "loop", image, folder]
+    subprocess.run(command, check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def one_run(
+    core: ModuleType,
+    file_system: str,
+    seed: int,
+    calls: int = CALLS,
+    megabytes: int = MEGABYTES,
+    verbose: bool = False,
+) -> tuple[str, str | None]:
+    """One life on a disk of its own.
+
+    Returns:
+        What it was, and what went wrong: a process that was aborted, rows that were promised.
+    """
+    random = np.random.default_rng([seed, 2**33])
+    durability = str(random.choice(DURABILITIES))
+    scenario = str(random.choice(SCENARIOS))
+    ttl = int(random.choice(TTLS))
+    what = f"seed {seed}, {durability}, ttl {ttl}, {scenario}"
+    with tempfile.TemporaryDirectory(prefix="sok-disk-") as name:
+        outside = Path(name)
+        with mounted(file_system, outside, megabytes) as folder:
+            arguments = [folder, outside, durability, scenario, ttl, seed, 1, 1 + calls]
+            done = subprocess.run(
+                [sys.executable, str(WORKER), core.__file__, *map(str, arguments)],
+                capture_output=True,
+                text=True,
+                timeout=300,
+            )
+            if verbose:
+                print(done.stdout, done.stderr)
+            if done.returncode != 0:
+                last = [*done.stdout.splitlines()[-3:], *done.stderr.splitlines()[-1:]]
+                return what, f"ended with {done.returncode}: " + "; ".join(last)
+            (folder / "ballast").unlink(missing_ok=True)
+            with open(outside / "kept", "rb") as file:
+                kept = pickle.load(file)
+            try:
+                storage = core.Storage(str(folder / "rows"), None, CACHE_BYTES, False, False)
+            except core.StorageError as error:
+                return what, f"cannot be opened any more: {error}"
+            now = time_at(1 + calls)
+            storage.set_now(now)
+            found = Found(storage, outside / "found")
+            differences = [found.difference(replay, now) for replay in kept]
+            storage.close()
+            if None not in differences:
+                return what, "lost: " + " / ".join(map(str, differences))
+    return what, None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--calls", type=int, default=CALLS, help="of a run")
+    parser.add_argument("--megabytes", type=int, default=MEGABYTES, help="of a disk")
+    parser.add_argument("--file-system", choices=["tmpfs", "ext4"], default="tmpfs")
+    parser.add_argument("--seed", type=int, default=int(np.random.SeedSequence().entropy % 2**32))
+    parser.add_argument("--core", default=CORE_PATH, help="the native module")
+    parser.add_argument("--verbose", action="store_true", help="print what each life says")
+    parser.add_argument("--try-to-mount", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--in-namespace", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.try_to_mount:
+        with tempfile.TemporaryDirectory() as name, mounted(arguments.file_system, Path(name)):
+            return 0
+    if not arguments.in_namespace:
+        command = [*NAMESPACE, sys.executable, *sys.argv, "--in-namespace"]
+        os.execvp(command[0], [*command, "--seed", str(arguments.seed)])
+    core = load_core(arguments.core)
+    counts: collections.Counter[str] = collections.Counter()
+    for seed in itertools.islice(itertools.count(arguments.seed), arguments.runs):
+        given = (arguments.calls, arguments.megabytes, arguments.verbose)
+        what, wrong = one_run(core, arguments.file_system, seed, *given)
+        outcome = "went on" if wrong is None else wrong.split(":")[0]
+        counts[outcome] += 1
+        if wrong is not None:
+            print(f"{arguments.file_system}, {what}: {wrong}", flush=True)
+    print(f"{arguments.runs} runs on {arguments.file_system}: {dict(counts)}")
+    return int(counts["went on"] != arguments.runs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
