@@ -67,11 +67,11 @@ def mounted(file_system: str, outside: Path, megabytes: int = MEGABYTES) -> Iter
     try:
         yield folder
     finally:
-        subprocess.run(["umount", folder], check=True)
+        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def one_run(
-    core: ModuleType,
+    core_path: Path,
     file_system: str,
     seed: int,
     calls: int = CALLS,
@@ -91,33 +91,37 @@ def one_run(
     with tempfile.TemporaryDirectory(prefix="sok-disk-") as name:
         outside = Path(name)
         with mounted(file_system, outside, megabytes) as folder:
-            arguments = [folder, outside, durability, scenario, ttl, seed, 1, 1 + calls]
-            done = subprocess.run(
-                [sys.executable, str(WORKER), core.__file__, *map(str, arguments)],
-                capture_output=True,
-                text=True,
-                timeout=300,
-            )
+            arguments = [core_path, folder, outside, durability, scenario, ttl, seed, 1, 1 + calls]
+            done = _run_python(WORKER, *arguments)
             if verbose:
                 print(done.stdout, done.stderr)
             if done.returncode != 0:
                 last = [*done.stdout.splitlines()[-3:], *done.stderr.splitlines()[-1:]]
                 return what, f"ended with {done.returncode}: " + "; ".join(last)
             (folder / "ballast").unlink(missing_ok=True)
-            with open(outside / "kept", "rb") as file:
-                kept = pickle.load(file)
-            try:
-                storage = core.Storage(str(folder / "rows"), None, CACHE_BYTES, False, False)
-            except core.StorageError as error:
-                return what, f"cannot be opened any more: {error}"
-            now = time_at(1 + calls)
-            storage.set_now(now)
-            found = Found(storage, outside / "found")
-            differences = [found.difference(replay, now) for replay in kept]
-            storage.close()
-            if None not in differences:
-                return what, "lost: " + " / ".join(map(str, differences))
-    return what, None
+            examined = _run_python(__file__, "--core", core_path, "--examine", folder, calls)
+            if examined.returncode != 0:
+                return what, f"examining ended with {examined.returncode}: {examined.stderr[-300:]}"
+            return what, examined.stdout.strip() or None
+
+
+def _run_python(*command: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=300
+    )
+
+
+def examine(core: ModuleType, folder: Path, calls: int) -> str:
+    """What a folder holds that it may not hold after a life, or nothing."""
+    with open(folder.parent / "kept", "rb") as file:
+        kept = pickle.load(file)
+    now = time_at(1 + calls)
+    storage = core.Storage(str(folder / "rows"), None, CACHE_BYTES, False, False)
+    storage.set_now(now)
+    found = Found(storage, folder.parent / "found")
+    differences = [found.difference(replay, now) for replay in kept]
+    storage.close()
+    return "" if None in differences else "lost: " + " / ".join(map(str, differences))
 
 
 def main() -> int:
@@ -130,19 +134,23 @@ def main() -> int:
     parser.add_argument("--core", default=CORE_PATH, help="the native module")
     parser.add_argument("--verbose", action="store_true", help="print what each life says")
     parser.add_argument("--try-to-mount", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--examine", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--in-namespace", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.try_to_mount:
         with tempfile.TemporaryDirectory() as name, mounted(arguments.file_system, Path(name)):
             return 0
+    if arguments.examine:
+        folder, calls = arguments.examine
+        print(examine(load_core(arguments.core), Path(folder), int(calls)))
+        return 0
     if not arguments.in_namespace:
         command = [*NAMESPACE, sys.executable, *sys.argv, "--in-namespace"]
         os.execvp(command[0], [*command, "--seed", str(arguments.seed)])
-    core = load_core(arguments.core)
     counts: collections.Counter[str] = collections.Counter()
     for seed in itertools.islice(itertools.count(arguments.seed), arguments.runs):
         given = (arguments.calls, arguments.megabytes, arguments.verbose)
-        what, wrong = one_run(core, arguments.file_system, seed, *given)
+        what, wrong = one_run(arguments.core, arguments.file_system, seed, *given)
         outcome = "went on" if wrong is None else wrong.split(":")[0]
         counts[outcome] += 1
         if wrong is not None:
