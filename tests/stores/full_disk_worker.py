@@ -90,6 +90,11 @@ class Attempt:
                     self._call(replace(call_at(self._seed, number), kind="flush"))
             self._calls_left -= 1
             self._call(call_at(self._seed, number))
+            if self.states.rows_in_doubt:
+                self.disk.free()
+                say("freed to look for rows")
+                self.compare(number)
+                self._call(replace(call_at(self._seed, number), kind="flush"))
 
     def fill(self) -> None:
         # Some room lets a call begin what it cannot end.
@@ -141,6 +146,7 @@ class Attempt:
             if differences[-1] is None:
                 found.settle(replay)
                 self.states.present = [replay]
+                self.states.rows_in_doubt = False
                 return
         raise AssertionError(f"before call {number}: " + " / ".join(map(str, differences)))
 

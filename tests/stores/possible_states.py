@@ -18,11 +18,14 @@ class PossibleStates:
     Attributes:
         present: Of the open storage; one of them.
         kept: Those that its folder may hold, were the process to end.
+        rows_in_doubt: Whether a call that failed may have made rows. They should be looked for
+            before the next call, which finds them or makes them.
     """
 
     def __init__(self, replay: Replay, durability: str) -> None:
         self.present = [replay]
         self.kept = [replay.copy()]
+        self.rows_in_doubt = False
         self._every_call = durability == "update"
 
     def done(self, call: Call) -> None:
@@ -37,6 +40,8 @@ class PossibleStates:
 
     def failed(self, call: Call) -> None:
         """A call has raised an error."""
+        if call.kind in ("look_up", "update"):
+            self.rows_in_doubt |= any(replay.makes_rows(call) for replay in self.present)
         if call.kind in FLUSHING:
             self.kept += [replay.copy() for replay in self.present]
         self.present = _both(self.present, call)

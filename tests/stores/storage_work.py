@@ -117,6 +117,11 @@ class Replay:
         model = self.models[group]
         return model.rows(model.live(now, self.ttl))
 
+    def makes_rows(self, call: Call) -> bool:
+        """Whether there are keys without a row among those of a call."""
+        model = self.models[call.group.number]
+        return bool(model.to_update(call.positions, call.now, self.ttl).size)
+
     def make_rows(self, call: Call) -> None:
         """Makes rows for the keys of a call that have none, as a lookup does."""
         model = self.models[call.group.number]
