@@ -1,11 +1,13 @@
-"""A process that makes the calls of storage_work on a small disk, which it fills and empties.
+"""A process that makes the calls of storage_work on a disk that breaks and is mended again.
 
-Calls may fail with StorageError as long as the disk is full, and not afterwards. The process
-compares its storage with what NumPy says, and says what it does.
+It becomes full, or system calls fail. Calls may raise errors as long as that lasts, and not
+afterwards. The process compares its storage with what NumPy says, and says what it does.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import pickle
 import shutil
@@ -22,15 +24,16 @@ from possible_states import CHANGING, PossibleStates
 from storage_work import Call, Replay, call_at, time_at
 
 
-class Disk:
+class FullDisk:
     """A small disk, with a file that takes what is left of it."""
 
     def __init__(self, folder: Path) -> None:
         self._ballast = folder / "ballast"
-        self.full = False
+        self.broken = False
 
-    def fill(self, slack: int) -> None:
-        """Leaves so many bytes."""
+    def break_down(self, random: np.random.Generator) -> str:
+        """Becomes full. Some room lets a call begin what it cannot end."""
+        slack = int(random.choice([0, 10_000, 100_000, 1_000_000]) * random.random())
         status = os.statvfs(self._ballast.parent)
         size = status.f_bavail * status.f_frsize - slack
         with open(self._ballast, "wb") as file:
@@ -39,11 +42,35 @@ class Disk:
                     os.posix_fallocate(file.fileno(), 0, size)
                 except OSError:  # the file system needs some for itself
                     os.posix_fallocate(file.fileno(), 0, max(1, size - (256 << 10)))
-        self.full = True
+        self.broken = True
+        return f"full but for {slack} bytes"
 
-    def free(self) -> None:
+    def mend(self) -> str:
         self._ballast.unlink(missing_ok=True)
-        self.full = False
+        self.broken = False
+        return "has room"
+
+
+class FaultyDisk:
+    """A folder in which system calls fail; see faulty_files.c."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(os.environ["LD_PRELOAD"])
+        self.broken = False
+
+    def break_down(self, random: np.random.Generator) -> str:
+        """From a call on, all fail, or that one alone; those that read too or not."""
+        error = int(random.choice([errno.EIO, errno.EROFS, errno.ENOSPC]))
+        after = int(random.choice([1, 10, 300]) * random.random())
+        once, reads = bool(random.random() < 0.3), bool(random.random() < 0.3)
+        self.broken = True
+        self._library.break_files(error, ctypes.c_long(after), once, reads)
+        return f"{errno.errorcode[error]} after {after}, once {once}, reads {reads}"
+
+    def mend(self) -> str:
+        failed = self._library.mend_files()
+        self.broken = False
+        return f"mended after {failed} failures"
 
 
 def say(text: str) -> None:
@@ -63,27 +90,26 @@ class Attempt:
         self._random = np.random.default_rng([seed, 2**32])
         self._worker = Worker(self._core, folder, durability, ttl)
         self.states = PossibleStates(Replay.of(self._core, ttl), durability)
-        self._calls_left = 0  # until there is room again
-        self.disk = Disk(folder)
+        self._calls_left = 0  # until the disk is mended
+        self.disk = FaultyDisk() if "LD_PRELOAD" in os.environ else FullDisk(folder)
 
     def open(self, number: int) -> None:
-        """Opens the storage, as soon as there is room."""
+        """Opens the storage, as soon as the disk can be used."""
         try:
             self._worker.open(time_at(number))
-        except self._core.StorageError as error:
+        except (self._core.StorageError, PermissionError) as error:
             self._expected(error, "opening")
-            self.disk.free()
+            self.disk.mend()
             self._worker.open(time_at(number))
 
     def work(self, first: int, last: int) -> None:
-        """Makes calls [first, last), on a disk that is full now and then."""
+        """Makes calls [first, last), on a disk that is broken now and then."""
         for number in range(first, last):
-            if not self.disk.full and self._random.random() < 0.12:
-                self.fill()
+            if not self.disk.broken and self._random.random() < 0.12:
+                self.break_down()
                 self._calls_left = int(self._random.integers(1, 8))
-            elif self.disk.full and self._calls_left <= 0:
-                self.disk.free()
-                say("freed")
+            elif self.disk.broken and self._calls_left <= 0:
+                say(self.disk.mend())
                 if self._random.random() < 0.5:
                     self.compare(number)
                 if len(self.states.kept) > 4 or self._random.random() < 0.3:
@@ -91,16 +117,12 @@ class Attempt:
             self._calls_left -= 1
             self._call(call_at(self._seed, number))
             if self.states.rows_in_doubt:
-                self.disk.free()
-                say("freed to look for rows")
+                say(f"{self.disk.mend()}, to look for rows")
                 self.compare(number)
                 self._call(replace(call_at(self._seed, number), kind="flush"))
 
-    def fill(self) -> None:
-        # Some room lets a call begin what it cannot end.
-        slack = int(self._random.choice([0, 10_000, 100_000, 1_000_000]) * self._random.random())
-        self.disk.fill(slack)
-        say(f"filled but for {slack}")
+    def break_down(self) -> None:
+        say(self.disk.break_down(self._random))
 
     def _call(self, call: Call) -> None:
         if call.kind == "dump" and len(self.states.present) > 1:
@@ -111,7 +133,7 @@ class Attempt:
                 self.open(call.number)
             else:
                 self._check_vectors(call, self._worker.make(call))
-        except self._core.StorageError as error:
+        except (self._core.StorageError, PermissionError) as error:
             self._expected(error, f"{call.kind} {call.number}")
             self.states.failed(call)
             if call.kind in CHANGING:
@@ -132,8 +154,8 @@ class Attempt:
 
     def _expected(self, error: Any, what: str) -> None:
         say(f"error {what}: {error}")
-        assert type(error) is self._core.StorageError, repr(error)
-        assert self.disk.full, f"{what} fails though there is room: {error}"
+        assert type(error) in (self._core.StorageError, PermissionError), repr(error)
+        assert self.disk.broken, f"{what} fails on a good disk: {error}"
 
     def compare(self, number: int) -> None:
         """Looks at every row, in memory and on disk."""
@@ -154,7 +176,7 @@ class Attempt:
         call = replace(call_at(self._seed, number), kind="close")
         try:
             self._worker.close()
-        except self._core.StorageError as error:
+        except (self._core.StorageError, PermissionError) as error:
             self._expected(error, "close")
             self.states.failed(call)
         else:
@@ -170,7 +192,7 @@ class Attempt:
             pickle.dump(self.states.kept, file)
 
 
-SCENARIOS = ("room at the end", "full at the end", "full at exit", "full while opening")
+SCENARIOS = ("good at the end", "broken at the end", "broken at exit", "broken while opening")
 
 
 def main(
@@ -186,17 +208,17 @@ def main(
 ) -> None:
     """Makes calls [first, last), then ends, in one of the ways of SCENARIOS."""
     attempt = Attempt(core_path, Path(folder), Path(outside), durability, ttl, seed)
-    if scenario == "full while opening":
-        attempt.fill()
+    if scenario == "broken while opening":
+        attempt.break_down()
     attempt.open(first)
-    attempt.disk.free()
+    say(attempt.disk.mend())
     attempt.work(first, last)
-    if scenario in ("full at the end", "full at exit"):
-        attempt.fill()
+    if scenario in ("broken at the end", "broken at exit"):
+        attempt.break_down()
     else:
-        attempt.disk.free()
+        say(attempt.disk.mend())
         attempt.compare(last)
-    if scenario == "full at exit":
+    if scenario == "broken at exit":
         attempt.leave(last)
     else:
         attempt.close(last)

@@ -1,11 +1,13 @@
-"""Has storages work on small disks that become full, and looks at what is left of them.
+"""Has storages work on disks that become full, or fail, and looks at what is left of them.
 
-    python tests/stores/full_disk.py --runs 200 --file-system tmpfs
-    python tests/stores/full_disk.py --runs 200 --file-system ext4
-    python tests/stores/full_disk.py --file-system ext4 --seed 17 --runs 1
+    python tests/stores/broken_disk.py --runs 200 --file-system tmpfs
+    python tests/stores/broken_disk.py --runs 200 --file-system ext4
+    python tests/stores/broken_disk.py --runs 200 --file-system faulty
+    python tests/stores/broken_disk.py --file-system ext4 --seed 17 --runs 1 --verbose
 
-Mounts file systems, so it needs to be root; in a mount namespace of its own, which takes them away
-however it ends.
+The first two mount small disks, which takes root; in a mount namespace of their own, so that the
+disks go away however a run ends. On the third, system calls fail by way of a library that is loaded
+before libc, which takes gcc.
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ from types import ModuleType
 
 import numpy as np
 from bare_core import CORE_PATH, load_core
-from full_disk_worker import SCENARIOS
+from broken_disk_worker import SCENARIOS
 from kill_storage import DURABILITIES, TTLS, Found
 from storage_work import CACHE_BYTES, time_at
 
-WORKER = Path(__file__).with_name("full_disk_worker.py")
+WORKER = Path(__file__).with_name("broken_disk_worker.py")
+FAULTY = Path(__file__).with_name("faulty_files.c")
+FILE_SYSTEMS = ("tmpfs", "ext4", "faulty")
 MEGABYTES = 20  # of a disk
 CALLS = 60
 NAMESPACE = ["unshare", "--mount", "--propagation", "private"]
@@ -55,6 +59,9 @@ def mounted(file_system: str, outside: Path, megabytes: int = MEGABYTES) -> Iter
     """A new, small disk."""
     folder = outside / "disk"
     folder.mkdir()
+    if file_system == "faulty":
+        yield folder
+        return
     if file_system == "tmpfs":
         command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", folder]
     else:
@@ -92,11 +99,12 @@ def one_run(
         outside = Path(name)
         with mounted(file_system, outside, megabytes) as folder:
             arguments = [core_path, folder, outside, durability, scenario, ttl, seed, 1, 1 + calls]
-            done = _run_python(WORKER, *arguments)
+            environment = _faulty(outside) if file_system == "faulty" else {}
+            done = _run_python(WORKER, *arguments, **environment)
             if verbose:
                 print(done.stdout, done.stderr)
             if done.returncode != 0:
-                last = [*done.stdout.splitlines()[-3:], *done.stderr.splitlines()[-1:]]
+                last = [*done.stdout.splitlines()[-3:], *done.stderr.splitlines()[-2:]]
                 return what, f"ended with {done.returncode}: " + "; ".join(last)
             (folder / "ballast").unlink(missing_ok=True)
             examined = _run_python(__file__, "--core", core_path, "--examine", folder, calls)
@@ -105,9 +113,21 @@ def one_run(
             return what, examined.stdout.strip() or None
 
 
-def _run_python(*command: object) -> subprocess.CompletedProcess[str]:
+def _faulty(outside: Path) -> dict[str, str]:
+    """The environment of a process whose calls on the disk may fail."""
+    library = outside / "faulty.so"
+    command = ["gcc", "-O1", "-shared", "-fPIC", "-o", library, FAULTY, "-ldl"]
+    subprocess.run(command, check=True)
+    return {"LD_PRELOAD": str(library), "SOK_FAULTY": f"{outside}/disk/"}
+
+
+def _run_python(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=300
+        [sys.executable, *map(str, command)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
@@ -129,7 +149,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--calls", type=int, default=CALLS, help="of a run")
     parser.add_argument("--megabytes", type=int, default=MEGABYTES, help="of a disk")
-    parser.add_argument("--file-system", choices=["tmpfs", "ext4"], default="tmpfs")
+    parser.add_argument("--file-system", choices=FILE_SYSTEMS, default="tmpfs")
     parser.add_argument("--seed", type=int, default=int(np.random.SeedSequence().entropy % 2**32))
     parser.add_argument("--core", default=CORE_PATH, help="the native module")
     parser.add_argument("--verbose", action="store_true", help="print what each life says")
@@ -144,7 +164,7 @@ def main() -> int:
         folder, calls = arguments.examine
         print(examine(load_core(arguments.core), Path(folder), int(calls)))
         return 0
-    if not arguments.in_namespace:
+    if arguments.file_system != "faulty" and not arguments.in_namespace:
         command = [*NAMESPACE, sys.executable, *sys.argv, "--in-namespace"]
         os.execvp(command[0], [*command, "--seed", str(arguments.seed)])
     counts: collections.Counter[str] = collections.Counter()

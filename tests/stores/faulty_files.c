@@ -1,0 +1,105 @@
+/* Loaded before libc (LD_PRELOAD): calls on files fail as on a disk that breaks.
+
+   Only files below the folder in SOK_FAULTY count. Nothing fails until break_files is called; then
+   the call number `after` from there on fails with `error`, and those behind it until mend_files,
+   or only that one. Calls that only read fail if `reads` says so. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+static atomic_int failure;
+static atomic_long calls_left;
+static atomic_int only_one;
+static atomic_int reads_too;
+static atomic_long failed;
+
+void break_files(int error, long after, int once, int reads) {
+  calls_left = after;
+  only_one = once;
+  reads_too = reads;
+  failed = 0;
+  failure = error;
+}
+
+/* Returns how many calls have failed. */
+long mend_files(void) {
+  failure = 0;
+  return failed;
+}
+
+static int Below(const char* path) {
+  const char* folder = getenv("SOK_FAULTY");
+  return folder != NULL && strncmp(path, folder, strlen(folder)) == 0;
+}
+
+static int Open(int fd) {
+  char link[40], path[4096];
+  snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+  const ssize_t n = readlink(link, path, sizeof(path) - 1);
+  if (n < 0) return 0;
+  path[n] = 0;
+  return Below(path);
+}
+
+/* Whether the call is to fail; sets errno then. */
+static int Fails(int ours, int reads) {
+  const int error = failure;
+  if (error == 0 || !ours || (reads && !reads_too)) return 0;
+  const long left = atomic_fetch_sub(&calls_left, 1);
+  if (left > 0 || (only_one && left < 0)) return 0;
+  atomic_fetch_add(&failed, 1);
+  errno = error;
+  return 1;
+}
+
+#define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
+#define ON_FILE(result, name, reads, parameters, ...)                            \
+  result name parameters {                                                       \
+    return failure != 0 && Fails(Open(fd), reads) ? -1 : REAL(name)(__VA_ARGS__); \
+  }
+#define ON_PATH(result, name, parameters, ...)                                     \
+  result name parameters {                                                         \
+    return failure != 0 && Fails(Below(path), 0) ? -1 : REAL(name)(__VA_ARGS__);   \
+  }
+
+ON_FILE(ssize_t, write, 0, (int fd, const void* from, size_t n), fd, from, n)
+ON_FILE(ssize_t, pwrite, 0, (int fd, const void* from, size_t n, off_t at), fd, from, n, at)
+ON_FILE(ssize_t, pwrite64, 0, (int fd, const void* from, size_t n, off64_t at), fd, from, n, at)
+ON_FILE(ssize_t, writev, 0, (int fd, const struct iovec* from, int n), fd, from, n)
+ON_FILE(ssize_t, pwritev, 0, (int fd, const struct iovec* from, int n, off_t at), fd, from, n, at)
+ON_FILE(ssize_t, read, 1, (int fd, void* to, size_t n), fd, to, n)
+ON_FILE(ssize_t, pread, 1, (int fd, void* to, size_t n, off_t at), fd, to, n, at)
+ON_FILE(ssize_t, pread64, 1, (int fd, void* to, size_t n, off64_t at), fd, to, n, at)
+ON_FILE(int, fsync, 0, (int fd), fd)
+ON_FILE(int, fdatasync, 0, (int fd), fd)
+ON_FILE(int, ftruncate, 0, (int fd, off_t size), fd, size)
+ON_FILE(int, ftruncate64, 0, (int fd, off64_t size), fd, size)
+ON_FILE(int, fallocate, 0, (int fd, int mode, off_t at, off_t size), fd, mode, at, size)
+ON_FILE(int, sync_file_range, 0, (int fd, off64_t at, off64_t n, unsigned flags), fd, at, n, flags)
+ON_FILE(int, fallocate64, 0, (int fd, int mode, off64_t at, off64_t size), fd, mode, at, size)
+ON_PATH(int, rename, (const char* path, const char* to), path, to)
+ON_PATH(int, link, (const char* path, const char* to), path, to)
+ON_PATH(int, mkdir, (const char* path, mode_t mode), path, mode)
+
+/* Opening for reading fails only where reads do. */
+#define OPEN(name)                                                                  \
+  int name(const char* path, int flags, ...) {                                      \
+    va_list more;                                                                   \
+    va_start(more, flags);                                                          \
+    const mode_t mode = flags & (O_CREAT | __O_TMPFILE) ? va_arg(more, mode_t) : 0; \
+    va_end(more);                                                                   \
+    const int reads = (flags & (O_CREAT | O_WRONLY | O_RDWR)) == 0;                  \
+    if (failure != 0 && Fails(Below(path), reads)) return -1;                        \
+    return REAL(name)(path, flags, mode);                                           \
+  }
+OPEN(open)
+OPEN(open64)
