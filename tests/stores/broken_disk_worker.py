@@ -154,7 +154,7 @@ class Attempt:
 
     def _expected(self, error: Any, what: str) -> None:
         say(f"error {what}: {error}")
-        assert type(error) in (self._core.StorageError, PermissionError), repr(error)
+        assert not isinstance(error, self._core.StorageLockedError), repr(error)
         assert self.disk.broken, f"{what} fails on a good disk: {error}"
 
     def compare(self, number: int) -> None:
