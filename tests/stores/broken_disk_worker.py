@@ -155,7 +155,9 @@ class Attempt:
     def _expected(self, error: Any, what: str) -> None:
         say(f"error {what}: {error}")
         assert not isinstance(error, self._core.StorageLockedError), repr(error)
-        assert self.disk.broken, f"{what} fails on a good disk: {error}"
+        status = os.statvfs(self._folder)
+        free = status.f_bavail * status.f_frsize >> 20
+        assert self.disk.broken, f"{what} fails on a good disk, {free} MiB free: {error}"
 
     def compare(self, number: int) -> None:
         """Looks at every row, in memory and on disk."""

@@ -7,9 +7,9 @@ from sok_embed.tf_ops import _core
 
 def test_random_work_leaves_what_numpy_says():
     # Prints the seed of each life that fails, and its last steps.
-    assert main(parse(["--operations", "600000", "--steps", "120", "--core", _core.__file__])) == 0
+    assert main(parse(["--operations", "300000", "--steps", "120", "--core", _core.__file__])) == 0
 
 
 def test_random_work_on_rows_that_never_expire_leaves_what_numpy_says():
-    arguments = ["--operations", "300000", "--steps", "120", "--ttls", "0"]
+    arguments = ["--operations", "150000", "--steps", "120", "--ttls", "0"]
     assert main(parse([*arguments, "--core", _core.__file__])) == 0
