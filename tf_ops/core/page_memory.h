@@ -3,7 +3,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -14,7 +17,8 @@ class PageBuffer {
  public:
   PageBuffer() = default;
   // Maps `bytes` rounded up to pages. With huge_pages, aligned to 2 MiB and marked for transparent
-  // huge pages: a random read then seldom misses the TLB, but a touch makes 2 MiB resident.
+  // huge pages: a random read then seldom misses the TLB, but a touch makes 2 MiB resident. Where
+  // the system gives huge pages to whoever is large enough, they are there without asking.
   // On failure data() is null.
   PageBuffer(size_t bytes, bool huge_pages);
   ~PageBuffer();
@@ -24,28 +28,62 @@ class PageBuffer {
   char* data() const { return data_; }
   size_t bytes() const { return bytes_; }
 
+  // How much a touch of a byte makes resident, in bytes: a page.
+  size_t page_bytes() const { return page_bytes_; }
+
+  // Gives the memory of [offset, offset + length), which are whole pages, back to the system. The
+  // place stays, and reads as zero.
+  void Release(size_t offset, size_t length);
+
  private:
   char* data_ = nullptr;
   size_t bytes_ = 0;
+  size_t page_bytes_ = 1;
 };
 
-// Hands out 64-byte aligned blocks that live, in place, as long as the arena. Small at first; from
-// kHugeFrom on it maps huge pages, in steps that grow with what it already holds. Thread-safe.
+// Hands out 64-byte aligned blocks that live, in place, until they are freed or the arena goes.
+// Small at first; from kHugeFrom on it maps huge pages, in steps that grow with what it already
+// holds. Pages without a block go back to the system, places are kept for blocks of the same size.
+// Thread-safe.
 class Arena {
  public:
-  // Null if the system has no memory left.
+  // Null if the system has no memory left. The block is zero if it is new, and may be anything
+  // where another one was freed.
   char* Allocate(size_t bytes);
 
-  // Bytes handed out so far. What is mapped beyond that has not been touched.
+  // The block must be one of Allocate(bytes).
+  void Free(char* block, size_t bytes);
+
+  // The sum of the blocks that are out.
   size_t bytes_used() const;
+
+  // Of all pages that have a block, as if every block had been written to.
+  size_t resident_bytes() const;
+
+  // The size of the page on which this place of a block is.
+  size_t PageBytesAt(const char* place) const;
 
   static constexpr size_t kHugeFrom = size_t{16} << 20;
 
  private:
+  struct Chunk {
+    PageBuffer pages;
+    std::vector<uint32_t> blocks;  // (pages) how many blocks are on each
+  };
+  using Chunks = std::map<uintptr_t, Chunk>;  // by where they begin
+
+  // Adds the block to the counts of its pages, or takes it away.
+  void Count(char* block, size_t bytes, bool comes);
+  const Chunk& ChunkOf(const char* place) const;
+
   mutable std::mutex mu_;
-  std::vector<PageBuffer> chunks_;
-  size_t next_ = 0;  // offset of the first free byte in chunks_.back()
+  Chunks chunks_;
+  Chunk* last_ = nullptr;  // the one that new blocks come from
+  size_t next_ = 0;        // offset of its first byte that was never handed out
   size_t used_ = 0;
+  size_t resident_ = 0;
+  // By size. Those at the lowest places go first, so that the others' pages become empty.
+  std::map<size_t, std::set<char*>> free_;
 };
 
 }  // namespace sok

@@ -78,6 +78,66 @@ TEST_CASE("the blocks of an arena are zero, aligned to 64 bytes and apart, also 
   CHECK(arena.bytes_used() < asked + 64 * blocks.size());
 }
 
+TEST_CASE("what a page buffer releases reads as zero, and the rest stays") {
+  const size_t page = PageBuffer(1, false).page_bytes();
+  PageBuffer buffer(5 * page, false);
+  std::memset(buffer.data(), 7, buffer.bytes());
+  buffer.Release(page, 2 * page);
+  const auto sevens = [&](size_t first, size_t last) {
+    return static_cast<size_t>(
+        std::count(buffer.data() + first * page, buffer.data() + last * page, 7));
+  };
+  CHECK(sevens(0, 1) == page);
+  CHECK(IsZero(buffer.data() + page, 2 * page));
+  CHECK(sevens(3, 5) == 2 * page);
+}
+
+TEST_CASE("freed blocks are handed out again, the one at the lowest place first") {
+  Arena arena;
+  std::vector<char*> blocks;
+  for (int i = 0; i < 50; ++i) blocks.push_back(arena.Allocate(1000));
+  const size_t used = arena.bytes_used();
+  std::vector<char*> freed{blocks[31], blocks[7], blocks[40]};
+  for (char* block : freed) arena.Free(block, 1000);
+  CHECK(arena.bytes_used() == used - 3 * 1024);
+  char* const other = arena.Allocate(500);
+  CHECK(std::count(blocks.begin(), blocks.end(), other) == 0);
+  std::sort(freed.begin(), freed.end());
+  for (char* block : freed) CHECK(arena.Allocate(1000) == block);
+  CHECK(arena.bytes_used() == used + 512);
+}
+
+TEST_CASE("pages go back to the system once no block is on them, and what others hold stays") {
+  // Small pages, and huge ones.
+  for (const size_t total : {size_t{4} << 20, Arena::kHugeFrom + (size_t{64} << 20)}) {
+    Arena arena;
+    constexpr size_t kBytes = 100000;
+    std::vector<char*> blocks;
+    while (arena.bytes_used() < total) {
+      blocks.push_back(arena.Allocate(kBytes));
+      std::memset(blocks.back(), 5, kBytes);
+    }
+    const size_t resident = arena.resident_bytes();
+    CHECK(resident >= arena.bytes_used());
+    CHECK(resident < arena.bytes_used() + (size_t{8} << 20));
+    // One of forty stays: 4 MB apart.
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      if (i % 40 != 0) arena.Free(blocks[i], kBytes);
+    }
+    CHECK(arena.resident_bytes() < resident * 3 / 4);
+    for (size_t i = 0; i < blocks.size(); i += 40) {
+      REQUIRE(std::count(blocks[i], blocks[i] + kBytes, 5) == static_cast<std::ptrdiff_t>(kBytes));
+      arena.Free(blocks[i], kBytes);
+    }
+    CHECK(arena.bytes_used() == 0);
+    CHECK(arena.resident_bytes() == 0);
+    CHECK(IsZero(blocks.front(), kBytes));
+    CHECK(IsZero(blocks.back(), kBytes));
+    for (size_t i = 0; i < blocks.size(); ++i) std::memset(arena.Allocate(kBytes), 6, kBytes);
+    CHECK(arena.resident_bytes() == resident);
+  }
+}
+
 TEST_CASE("an arena that gets no memory says so and keeps what it has") {
   Arena arena;
   char* block = arena.Allocate(100);
