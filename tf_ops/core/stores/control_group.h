@@ -1,7 +1,8 @@
 // Sixteen control bytes of an open-addressing table, compared at once.
 //
 // The layout is that of Google's "Swiss tables" (Benzaquen, Kulukundis, 2017): a byte a slot, which
-// holds seven bits of the key's hash, or says that the slot is empty or was erased.
+// holds seven bits of the key's hash, or says that the slot is empty or was erased. Empty is 0
+// here, so that fresh pages of the system are empty groups already and need no pass of their own.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,9 @@
 namespace sok {
 
 constexpr int kGroupWidth = 16;
-constexpr uint8_t kEmpty = 0x80;
-constexpr uint8_t kErased = 0xfe;
+constexpr uint8_t kEmpty = 0;
+constexpr uint8_t kErased = 1;
+constexpr uint8_t kFull = 0x80;  // the bit that a slot with a key has set, beside those of its hash
 
 class ControlGroup {
  public:
@@ -41,8 +43,8 @@ class ControlGroup {
 
   uint32_t MatchEmpty() const { return Match(kEmpty); }
 
-  // Empty and erased bytes are those with the highest bit set.
-  uint32_t MatchFree() const {
+  // Those with a key.
+  uint32_t MatchFull() const {
 #ifdef __SSE2__
     return static_cast<uint32_t>(_mm_movemask_epi8(bytes_));
 #else
@@ -51,6 +53,9 @@ class ControlGroup {
     return mask;
 #endif
   }
+
+  // Those that are empty or were erased.
+  uint32_t MatchFree() const { return MatchFull() ^ ((1u << kGroupWidth) - 1); }
 
  private:
 #ifdef __SSE2__

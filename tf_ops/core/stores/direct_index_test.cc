@@ -26,7 +26,7 @@ class Shards {
   uint32_t Find(Key key) { return Of(key).Find(key, DirectIndex::Hash(key, config_)); }
   uint32_t FindInSteps(Key key) {
     const uint64_t hash = DirectIndex::Hash(key, config_);
-    return Of(key).Resolve(key, hash, Of(key).Candidate(hash));
+    return Of(key).Resolve(key, hash, Of(key).Candidate(hash, Of(key).Place(hash)));
   }
   uint32_t Erase(Key key) { return Of(key).Erase(key, DirectIndex::Hash(key, config_)); }
 
@@ -119,6 +119,38 @@ TEST_CASE("row 0 is a row like any other") {
   index.Insert(0, 0);
   CHECK(index.Find(0) == 0);
   CHECK(index.Contents() == std::map<Key, uint32_t>{{0, 0}});
+}
+
+TEST_CASE("an index takes the pages that have keys, and Trim gives them back") {
+  IndexConfig config;
+  config.shard_bits = 0;
+  config.capacity = 300000;
+  DirectIndex index(config, 0);
+  REQUIRE(index.Reserve(1).ok());
+  CHECK(index.bytes() == 0);
+  index.Insert(0, 0, 7);
+  const size_t page = index.bytes();
+  CHECK(page >= 4096);
+  CHECK(page < config.capacity);
+  index.Insert(1, 1, 8);
+  CHECK(index.bytes() == page);
+  index.Insert(299999, 299999, 9);
+  CHECK(index.bytes() == 2 * page);
+  CHECK(index.Erase(0, 0) == 7);
+  index.Trim(1);
+  CHECK(index.bytes() == 2 * page);
+  CHECK(index.Erase(299999, 299999) == 9);
+  index.Insert(299998, 299998, 6);  // the page is needed after all
+  index.Trim(1);
+  CHECK(index.bytes() == 2 * page);
+  CHECK(index.Erase(299998, 299998) == 6);
+  CHECK(index.Erase(1, 1) == 8);
+  index.Trim(2);
+  CHECK(index.bytes() == 0);
+  CHECK(index.Find(1, 1) == DirectIndex::kNone);
+  index.Insert(1, 1, 5);
+  CHECK(index.Find(1, 1) == 5);
+  CHECK(index.bytes() == page);
 }
 
 TEST_CASE("an index that no memory can hold says so when rows are asked for, and holds none") {

@@ -31,7 +31,7 @@ void FindGroups(const Key* keys, size_t begin, size_t end, const float* const* g
     uint64_t hash;
     const Shard* shard;
     const float* row;
-    uint32_t slot;  // once resolved, the row's number
+    uint32_t slot;  // its place, then its candidate; once resolved, the row's number
   };
   struct Group {
     size_t first, size;
@@ -68,14 +68,14 @@ void FindGroups(const Key* keys, size_t begin, size_t end, const float* const* g
       Pending& key = group.keys[j];
       key.hash = hash_of(keys[group.first + j]);
       key.shard = &shard_of(key.hash);
-      key.shard->index.PrefetchControl(key.hash);
+      key.slot = key.shard->index.Place(key.hash);
     });
   };
   const auto probe = [&](Group& group) {
     uint64_t there = 0;
     for_wanted(group, [&](size_t j) {
       Pending& key = group.keys[j];
-      key.slot = key.shard->index.Candidate(key.hash);
+      key.slot = key.shard->index.Candidate(key.hash, key.slot);
       there |= uint64_t{key.slot != Index::kNone} << j;
     });
     group.there = there;
@@ -142,9 +142,11 @@ void FindEntries(const Index& index, const ShardEntry* entries, size_t n, const 
     const size_t m = std::min(kBlock, n - base);
     for (size_t i = 0; i < m; ++i) {
       hashes[i] = hash_of(entries[base + i].key);
-      index.PrefetchControl(hashes[i]);
+      numbers[base + i] = index.Place(hashes[i]);
     }
-    for (size_t i = 0; i < m; ++i) numbers[base + i] = index.Candidate(hashes[i]);
+    for (size_t i = 0; i < m; ++i) {
+      numbers[base + i] = index.Candidate(hashes[i], numbers[base + i]);
+    }
     for (size_t i = 0; i < m; ++i) {
       numbers[base + i] = index.Resolve(entries[base + i].key, hashes[i], numbers[base + i]);
     }

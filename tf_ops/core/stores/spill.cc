@@ -41,9 +41,10 @@ void Spill::FindAll(const std::vector<Key>& keys, std::vector<uint32_t>* places)
   places->assign(n, kNone);
   if (index_.size() == 0) return;
   for (size_t i = 0; i < n + 2 * kAhead; ++i) {
-    if (i < n) index_.PrefetchControl(HashIndex::Hash(keys[i]));
+    if (i < n) (*places)[i] = index_.Place(HashIndex::Hash(keys[i]));
     if (i >= kAhead && i - kAhead < n) {
-      (*places)[i - kAhead] = index_.Candidate(HashIndex::Hash(keys[i - kAhead]));
+      uint32_t& place = (*places)[i - kAhead];
+      place = index_.Candidate(HashIndex::Hash(keys[i - kAhead]), place);
     }
     if (i >= 2 * kAhead) {
       uint32_t& place = (*places)[i - 2 * kAhead];
@@ -123,7 +124,7 @@ Status Spill::WriteRows(const std::vector<Row>& rows) {
       const Row& row = rows[done + i];
       const Key key = row.head.key;
       if (done + i + kAhead < rows.size()) {
-        index_.PrefetchControl(HashIndex::Hash(rows[done + i + kAhead].head.key));
+        index_.Place(HashIndex::Hash(rows[done + i + kAhead].head.key));
       }
       Remove(key);
       const auto at = static_cast<uint32_t>(first + i);
