@@ -212,15 +212,18 @@ Result<uint64_t> MemoryStore<Index>::Erase(const Key* keys, size_t n,
   parallel_for(shard_count(), kShardCost, [&](int64_t first, int64_t last) {
     for (int64_t s = first; s < last; ++s) {
       Shard& shard = *shards_[s];
+      uint32_t gone = 0;
       std::lock_guard<SharedMutex> lock(shard.mu);
       for (size_t i = 0; i < partition.size(s); ++i) {
         const Key key = partition.begin(s)[i].key;
         const uint32_t row = shard.index.Erase(key, Hash(key));
         if (row == Index::kNone) continue;
         shard.rows.Free(row);
-        size_.fetch_sub(1, std::memory_order_relaxed);
-        ++erased;
+        ++gone;
       }
+      shard.index.Trim(gone);
+      size_.fetch_sub(gone, std::memory_order_relaxed);
+      erased += gone;
     }
   });
   return erased.load();
@@ -303,8 +306,15 @@ uint64_t MemoryStore<Index>::index_bytes() const {
 
 template <typename Index>
 uint64_t MemoryStore<Index>::row_bytes() const {
-  std::lock_guard<std::mutex> guard(layout_mu_);
-  return arena_->bytes_used();
+  const SharedLocks lock(shards_);
+  std::unordered_set<const Arena*> arenas;  // more than one after a Relay that ran out of memory
+  uint64_t bytes = 0, untouched = 0;
+  for (const auto& shard : shards_) {
+    const Arena& arena = shard->rows.arena();
+    if (arenas.insert(&arena).second) bytes += arena.resident_bytes();
+    untouched += shard->rows.untouched_bytes();
+  }
+  return bytes - untouched;
 }
 
 template <typename Index>

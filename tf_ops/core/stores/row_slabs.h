@@ -1,4 +1,4 @@
-// One shard's rows: fixed places in slabs that never move.
+// One shard's rows: fixed places in slabs that never move, and are given back once they are empty.
 #pragma once
 
 #include <cstdint>
@@ -45,9 +45,10 @@ class RowSlabs {
   // Makes sure that `more` calls of Allocate succeed. On an error nothing has changed.
   Status Reserve(uint32_t more);
 
-  // The number of a row that nobody uses. Its floats and its meta are what they were last.
+  // The number of a row that nobody uses, the lowest one. What it and its meta hold is not known.
   uint32_t Allocate();
-  void Free(uint32_t row) { free_.push_back(row); }
+  // A slab whose last row goes is given back.
+  void Free(uint32_t row);
 
   float* row(uint32_t row) const {
     return reinterpret_cast<float*>(slabs_[row >> kShift]) +
@@ -56,9 +57,7 @@ class RowSlabs {
   // Beside the rows of the slab and not inside of them, so that embeddings of 16, 32, … floats keep
   // to whole cache lines.
   RowMeta* meta(uint32_t row) const {
-    return reinterpret_cast<RowMeta*>(reinterpret_cast<float*>(slabs_[row >> kShift]) +
-                                      static_cast<size_t>(kRows) * stride_) +
-           (row & kMask);
+    return reinterpret_cast<RowMeta*>(slabs_[row >> kShift] + RowsBytes()) + (row & kMask);
   }
 
   const RowLayout& layout() const { return *layout_; }
@@ -70,17 +69,38 @@ class RowSlabs {
   Result<RowSlabs> Relaid(std::shared_ptr<const RowLayout> layout,
                           std::shared_ptr<Arena> arena) const;
 
+  const Arena& arena() const { return *arena_; }
+
+  // The bytes of the pages that no row was written to yet, among those of the slabs.
+  size_t untouched_bytes() const;
+
  private:
   static constexpr int kShift = 9;
   static constexpr uint32_t kRows = 1u << kShift;
   static constexpr uint32_t kMask = kRows - 1;
 
+  // Which rows of a slab are in use.
+  struct Use {
+    uint64_t taken[kRows / 64] = {};  // a bit a row
+    uint16_t rows = 0;                // how many
+    uint16_t touched = 0;             // rows from here on were never in use
+  };
+
+  size_t RowsBytes() const { return size_t{kRows} * stride_ * sizeof(float); }
+  size_t SlabBytes() const { return RowsBytes() + kRows * sizeof(RowMeta); }
+  Status AddSlab(uint32_t slab);
+  // Whether the slab has a row that is free.
+  void SetFree(uint32_t slab, bool is_free);
+
   std::shared_ptr<const RowLayout> layout_;
   std::shared_ptr<Arena> arena_;
   int stride_;
-  std::vector<char*> slabs_;
-  uint32_t used_ = 0;           // rows ever handed out
-  std::vector<uint32_t> free_;  // those that came back
+  std::vector<char*> slabs_;  // null where one was given back
+  std::vector<Use> uses_;
+  std::vector<uint32_t> vacant_;     // the numbers of those that were given back
+  std::vector<uint64_t> with_free_;  // a bit a slab
+  size_t first_free_ = 0;            // words of with_free_ before this one are 0
+  uint64_t free_ = 0;                // rows
 };
 
 }  // namespace sok

@@ -2,10 +2,15 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <random>
 #include <set>
+#include <utility>
 #include <vector>
+
+#include "core/test_threads.h"
 
 namespace sok {
 namespace {
@@ -119,6 +124,74 @@ TEST_CASE("freed rows count towards a Reserve") {
   for (uint32_t row : numbers) rows.Free(row);
   AllocateMany(rows, 512);
   CHECK(arena->bytes_used() == bytes);
+}
+
+TEST_CASE("a slab whose rows have all gone is given back, and the rows of others stay in place") {
+  auto arena = std::make_shared<Arena>();
+  RowSlabs rows(Layout(4), arena);
+  std::vector<uint32_t> numbers = AllocateMany(rows, 512 * 10);
+  const size_t slab = arena->bytes_used() / 10;
+  for (uint32_t row : numbers) Mark(rows, row, 4);
+  std::vector<float*> places;
+  for (uint32_t row : numbers) places.push_back(rows.row(row));
+  for (uint32_t row = 512 * 2; row < 512 * 7; ++row) rows.Free(row);
+  CHECK(arena->bytes_used() == 5 * slab);
+  for (uint32_t row = 0; row < 511; ++row) rows.Free(row);
+  CHECK(arena->bytes_used() == 5 * slab);  // one row holds it
+  rows.Free(511);
+  CHECK(arena->bytes_used() == 4 * slab);
+  for (uint32_t row : numbers) {
+    if (row < 512 || (row >= 512 * 2 && row < 512 * 7)) continue;
+    REQUIRE(rows.row(row) == places[row]);
+    CheckMarked(rows, row, 4);
+  }
+  // Their numbers are used again.
+  numbers = AllocateMany(rows, 512 * 6);
+  CHECK(std::set<uint32_t>(numbers.begin(), numbers.end()).size() == 512 * 6);
+  CHECK(*std::max_element(numbers.begin(), numbers.end()) < 512 * 7);
+  CHECK(arena->bytes_used() == 10 * slab);
+}
+
+TEST_CASE("rows come and go at random, and no two in use share a number or a place") {
+  std::mt19937_64 rng(TestSeed());
+  auto arena = std::make_shared<Arena>();
+  RowSlabs rows(Layout(3), arena);
+  std::vector<uint32_t> used;
+  for (int phase = 0; phase < 8; ++phase) {
+    for (int i = 0; i < 4000; ++i) {
+      if (rng() % 100 < (phase % 2 == 0 ? 85 : 15)) {
+        REQUIRE(rows.Reserve(1 + rng() % 3).ok());
+        used.push_back(rows.Allocate());
+        Mark(rows, used.back(), 3);
+      } else if (!used.empty()) {
+        std::swap(used[rng() % used.size()], used.back());
+        rows.Free(used.back());
+        used.pop_back();
+      }
+    }
+    REQUIRE(std::set<uint32_t>(used.begin(), used.end()).size() == used.size());
+    for (uint32_t row : used) CheckMarked(rows, row, 3);
+    const Result<RowSlabs> relaid = rows.Relaid(Layout(3), std::make_shared<Arena>());
+    REQUIRE(relaid.ok());
+    for (uint32_t row : used) CheckMarked(relaid.value(), row, 3);
+  }
+  for (uint32_t row : used) rows.Free(row);
+  CHECK(arena->bytes_used() == 0);
+}
+
+TEST_CASE("pages of a slab that no row has come to are told, and count no more once one has") {
+  auto arena = std::make_shared<Arena>();
+  RowSlabs rows(Layout(16), arena);  // 64 bytes: 32 KiB and 4 KiB of metas a slab
+  REQUIRE(rows.Reserve(1).ok());
+  CHECK(rows.untouched_bytes() <= arena->resident_bytes());
+  CHECK(rows.untouched_bytes() >= arena->resident_bytes() - 3 * PageBuffer(1, false).page_bytes());
+  size_t before = rows.untouched_bytes();
+  for (uint32_t row : AllocateMany(rows, 512)) {
+    (void)row;
+    REQUIRE(rows.untouched_bytes() <= before);
+    before = rows.untouched_bytes();
+  }
+  CHECK(before == 0);
 }
 
 TEST_CASE("a Reserve of more rows than numbers is an error that takes no memory") {
