@@ -30,12 +30,12 @@ def unique_and_partition(
 
     Args:
         keys: `[n]`, fewer than 2**31.
-        owners: How many workers share the keys.
+        owners: How many workers share the keys, at most 65536.
         key_limit: Keys must be below it; 0 lets every key pass.
         buckets: If not 0, the owner is the key's `adaptive_buckets` modulo `owners` instead.
 
     Raises:
-        tf.errors.InvalidArgumentError: For a key that is not below `key_limit`.
+        tf.errors.InvalidArgumentError: For a key that is not below `key_limit`, or more owners.
     """
     return Partition(
         *ops.sok_embed_unique_and_partition(

@@ -16,13 +16,16 @@ inline uint32_t OwnerOf(Key key, uint32_t owners) {
   return static_cast<uint32_t>(remainder < 0 ? remainder + owners : remainder);
 }
 
+// Of one exchange. Every thread counts the keys of each.
+constexpr uint32_t kMostOwners = 1 << 16;
+
 struct Exchange {
   std::vector<Key> keys;        // distinct, those of owner 0 first, in a fixed order
   std::vector<int32_t> splits;  // (owners) how many of the keys belong to each
 };
 
-// inverse (n): keys[i] == result.keys[inverse[i]]. n is below 2^31. With buckets, the owner of a
-// key is StaticBucket(key, buckets) modulo owners.
+// inverse (n): keys[i] == result.keys[inverse[i]]. n is below 2^31, owners is in
+// [1, kMostOwners]. With buckets, the owner of a key is StaticBucket(key, buckets) modulo owners.
 Exchange UniqueAndPartition(const Key* keys, size_t n, uint32_t owners, int32_t* inverse,
                             const ParallelFor& parallel_for, uint64_t buckets = 0);
 

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <nlohmann/json.hpp>
 #include <shared_mutex>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "core/forked_child.h"
 #include "core/storage_count.h"
 #include "core/storage_journal.h"
+#include "core/stores/table_footers.h"
 
 namespace sok {
 namespace {
@@ -76,6 +78,7 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
                            ", got " + std::to_string(options.cache_bytes));
   }
   if (Status status = StartBackgroundThreads(); !status.ok()) return status;
+  if (Status status = CheckTableFooters(options.path); !status.ok()) return status;
   // What the folder says of itself is read before rows can expire.
   std::optional<uint32_t> ttl = options.ttl;
   std::string description;
@@ -147,7 +150,12 @@ Storage::~Storage() {
     new std::shared_ptr<StorageCore>(core_);
     return;
   }
-  const Status status = Close();
+  Status status;
+  try {
+    status = Close();
+  } catch (const std::exception& error) {  // of memory, most likely
+    status = Status(Code::kInternal, error.what());
+  }
   {
     const Gate gate(core_->gate);
     core_->flush = nullptr;

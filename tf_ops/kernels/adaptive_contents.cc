@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/adaptive_resource.h"
+#include "kernels/guarded_kernel.h"
 #include "kernels/outputs.h"
 #include "kernels/snapshot.h"
 #include "tensorflow/core/framework/op.h"
@@ -32,7 +33,7 @@ class AdaptiveOp : public tf::OpKernel {
  public:
   using OpKernel::OpKernel;
 
-  void Compute(tf::OpKernelContext* ctx) final {
+  void Compute(tf::OpKernelContext* ctx) override {
     tf::core::RefCountPtr<AdaptiveResource> resource;
     OP_REQUIRES_OK(ctx, GetAdaptive(ctx, &resource));
     OP_REQUIRES_OK(ctx, Run(ctx, *resource->table(), resource->name()));
@@ -86,7 +87,7 @@ class AdaptiveExportOp : public AdaptiveOp {
     return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveExport").Device(tf::DEVICE_CPU), AdaptiveExportOp);
+SOK_REGISTER_KERNEL("AdaptiveExport", AdaptiveExportOp);
 
 REGISTER_OP("SokEmbed>AdaptiveRestore")
     .Input("table: resource")
@@ -116,7 +117,7 @@ class AdaptiveRestoreOp : public AdaptiveOp {
         name);
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveRestore").Device(tf::DEVICE_CPU), AdaptiveRestoreOp);
+SOK_REGISTER_KERNEL("AdaptiveRestore", AdaptiveRestoreOp);
 
 REGISTER_OP("SokEmbed>AdaptiveDemote")
     .Input("table: resource")
@@ -142,7 +143,7 @@ class AdaptiveDemoteOp : public AdaptiveOp {
     return PutScalar(ctx, static_cast<int64_t>(demoted.value()));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveDemote").Device(tf::DEVICE_CPU), AdaptiveDemoteOp);
+SOK_REGISTER_KERNEL("AdaptiveDemote", AdaptiveDemoteOp);
 
 REGISTER_OP("SokEmbed>AdaptiveDropDeposits")
     .Input("table: resource")
@@ -162,8 +163,7 @@ class AdaptiveDropDepositsOp : public AdaptiveOp {
     return PutScalar(ctx, static_cast<int64_t>(table.DropDeposits()));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveDropDeposits").Device(tf::DEVICE_CPU),
-                        AdaptiveDropDepositsOp);
+SOK_REGISTER_KERNEL("AdaptiveDropDeposits", AdaptiveDropDepositsOp);
 
 REGISTER_OP("SokEmbed>AdaptiveStats")
     .Input("table: resource")
@@ -204,6 +204,6 @@ class AdaptiveStatsOp : public AdaptiveOp {
                                                                stats.shared.pending_gradients)}});
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveStats").Device(tf::DEVICE_CPU), AdaptiveStatsOp);
+SOK_REGISTER_KERNEL("AdaptiveStats", AdaptiveStatsOp);
 
 }  // namespace sok

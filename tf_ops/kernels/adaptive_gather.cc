@@ -11,6 +11,7 @@
 #include "core/bfloat16.h"
 #include "core/remainder.h"
 #include "core/stores/row_copy.h"
+#include "kernels/guarded_kernel.h"
 #include "kernels/receipt.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
@@ -386,8 +387,7 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
   bool own_gradient_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveMaskGather").Device(tf::DEVICE_CPU),
-                        AdaptiveMaskGatherOp);
+SOK_REGISTER_KERNEL("AdaptiveMaskGather", AdaptiveMaskGatherOp);
 
 }  // namespace
 

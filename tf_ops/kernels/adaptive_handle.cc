@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/adaptive_resource.h"
+#include "kernels/guarded_kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -115,8 +116,7 @@ class AnonymousAdaptiveTableOp : public tf::OpKernel {
   AdaptiveConfig config_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>AnonymousAdaptiveTable").Device(tf::DEVICE_CPU),
-                        AnonymousAdaptiveTableOp);
+SOK_REGISTER_KERNEL("AnonymousAdaptiveTable", AnonymousAdaptiveTableOp);
 
 REGISTER_OP("SokEmbed>AdaptiveTables")
     .Input("table: resource")
@@ -146,6 +146,6 @@ class AdaptiveTablesOp : public tf::OpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveTables").Device(tf::DEVICE_CPU), AdaptiveTablesOp);
+SOK_REGISTER_KERNEL("AdaptiveTables", AdaptiveTablesOp);
 
 }  // namespace sok

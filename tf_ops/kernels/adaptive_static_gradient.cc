@@ -4,6 +4,7 @@
 
 #include "core/bfloat16.h"
 #include "core/exchange.h"
+#include "kernels/guarded_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -82,8 +83,7 @@ class AdaptiveStaticGradientOp : public tf::OpKernel {
   int dim_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveStaticGradient").Device(tf::DEVICE_CPU),
-                        AdaptiveStaticGradientOp);
+SOK_REGISTER_KERNEL("AdaptiveStaticGradient", AdaptiveStaticGradientOp);
 
 }  // namespace
 

@@ -7,6 +7,7 @@
 #include "core/adaptive/static_bucket.h"
 #include "kernels/adaptive_resource.h"
 #include "kernels/commit_kernel.h"
+#include "kernels/guarded_kernel.h"
 #include "kernels/receipt.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -108,7 +109,7 @@ class AdaptiveLookupOp : public tf::OpKernel {
   bool has_mask_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveLookup").Device(tf::DEVICE_CPU), AdaptiveLookupOp);
+SOK_REGISTER_KERNEL("AdaptiveLookup", AdaptiveLookupOp);
 
 REGISTER_OP("SokEmbed>AdaptiveCommit")
     .Input("table: resource")
@@ -131,7 +132,7 @@ class AdaptiveCommitOp : public CommitKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveCommit").Device(tf::DEVICE_CPU), AdaptiveCommitOp);
+SOK_REGISTER_KERNEL("AdaptiveCommit", AdaptiveCommitOp);
 
 REGISTER_OP("SokEmbed>AdaptiveBuckets")
     .Input("keys: int64")
@@ -162,6 +163,6 @@ class AdaptiveBucketsOp : public tf::OpKernel {
   int64_t buckets_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>AdaptiveBuckets").Device(tf::DEVICE_CPU), AdaptiveBucketsOp);
+SOK_REGISTER_KERNEL("AdaptiveBuckets", AdaptiveBucketsOp);
 
 }  // namespace sok

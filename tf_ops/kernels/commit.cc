@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/commit_kernel.h"
+#include "kernels/guarded_kernel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/resource_var.h"
 
@@ -112,7 +113,7 @@ class BindSlotsOp : public tf::OpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>BindSlots").Device(tf::DEVICE_CPU), BindSlotsOp);
+SOK_REGISTER_KERNEL("BindSlots", BindSlotsOp);
 
 REGISTER_OP("SokEmbed>Commit")
     .Input("table: resource")
@@ -140,6 +141,6 @@ class CommitOp : public CommitKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>Commit").Device(tf::DEVICE_CPU), CommitOp);
+SOK_REGISTER_KERNEL("Commit", CommitOp);
 
 }  // namespace sok

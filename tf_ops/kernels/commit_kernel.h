@@ -29,7 +29,7 @@ absl::Status CommitShape(tensorflow::shape_inference::InferenceContext* c);
 class CommitKernel : public tensorflow::OpKernel {
  public:
   explicit CommitKernel(tensorflow::OpKernelConstruction* ctx);
-  void Compute(tensorflow::OpKernelContext* ctx) final;
+  void Compute(tensorflow::OpKernelContext* ctx) override;
 
  protected:
   // Commits, and says under which name.

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/guarded_kernel.h"
 #include "kernels/outputs.h"
 #include "kernels/snapshot.h"
 #include "kernels/table_resource.h"
@@ -24,7 +25,7 @@ class TableOp : public tf::OpKernel {
  public:
   using OpKernel::OpKernel;
 
-  void Compute(tf::OpKernelContext* ctx) final {
+  void Compute(tf::OpKernelContext* ctx) override {
     tf::core::RefCountPtr<TableResource> resource;
     OP_REQUIRES_OK(ctx, GetTable(ctx, &resource));
     OP_REQUIRES_OK(ctx, Run(ctx, *resource));
@@ -100,7 +101,7 @@ class ExportOp : public TableOp {
  private:
   bool with_slots_;
 };
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>Export").Device(tf::DEVICE_CPU), ExportOp);
+SOK_REGISTER_KERNEL("Export", ExportOp);
 
 REGISTER_OP("SokEmbed>Assign")
     .Input("table: resource")
@@ -131,7 +132,7 @@ class AssignOp : public TableOp {
                   resource.name());
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>Assign").Device(tf::DEVICE_CPU), AssignOp);
+SOK_REGISTER_KERNEL("Assign", AssignOp);
 
 REGISTER_OP("SokEmbed>Restore")
     .Input("table: resource")
@@ -166,7 +167,7 @@ class RestoreOp : public TableOp {
         resource.name());
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>Restore").Device(tf::DEVICE_CPU), RestoreOp);
+SOK_REGISTER_KERNEL("Restore", RestoreOp);
 
 REGISTER_OP("SokEmbed>Remove")
     .Input("table: resource")
@@ -193,7 +194,7 @@ class RemoveOp : public TableOp {
     return PutScalar(ctx, static_cast<int64_t>(removed.value()));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>Remove").Device(tf::DEVICE_CPU), RemoveOp);
+SOK_REGISTER_KERNEL("Remove", RemoveOp);
 
 REGISTER_OP("SokEmbed>Metadata")
     .Input("table: resource")
@@ -253,7 +254,7 @@ class SizeOp : public TableOp {
     return PutScalar(ctx, static_cast<int64_t>(resource.table()->size()));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>Size").Device(tf::DEVICE_CPU), SizeOp);
+SOK_REGISTER_KERNEL("Size", SizeOp);
 
 REGISTER_OP("SokEmbed>Steps")
     .Input("table: resource")
@@ -273,7 +274,7 @@ class StepsOp : public TableOp {
     return PutScalar(ctx, resource.table()->steps());
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>Steps").Device(tf::DEVICE_CPU), StepsOp);
+SOK_REGISTER_KERNEL("Steps", StepsOp);
 
 REGISTER_OP("SokEmbed>DropDeposits")
     .Input("table: resource")
@@ -293,7 +294,7 @@ class DropDepositsOp : public TableOp {
     return PutScalar(ctx, static_cast<int64_t>(resource.table()->DropDeposits()));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>DropDeposits").Device(tf::DEVICE_CPU), DropDepositsOp);
+SOK_REGISTER_KERNEL("DropDeposits", DropDepositsOp);
 
 REGISTER_OP("SokEmbed>Stats")
     .Input("table: resource")
@@ -323,6 +324,6 @@ class StatsOp : public TableOp {
                                    {"pending_gradients", number(stats.pending_gradients)}});
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>Stats").Device(tf::DEVICE_CPU), StatsOp);
+SOK_REGISTER_KERNEL("Stats", StatsOp);
 
 }  // namespace sok

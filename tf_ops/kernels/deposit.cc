@@ -2,6 +2,7 @@
 #include <string>
 
 #include "core/bfloat16.h"
+#include "kernels/guarded_kernel.h"
 #include "kernels/receipt.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
@@ -52,6 +53,6 @@ class DepositOp : public tf::OpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>Deposit").Device(tf::DEVICE_CPU), DepositOp);
+SOK_REGISTER_KERNEL("Deposit", DepositOp);
 
 }  // namespace sok

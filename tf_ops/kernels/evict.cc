@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <string>
 
+#include "kernels/guarded_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -70,6 +71,6 @@ class EvictOp : public tf::OpKernel {
   int64_t every_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>Evict").Device(tf::DEVICE_CPU), EvictOp);
+SOK_REGISTER_KERNEL("Evict", EvictOp);
 
 }  // namespace sok

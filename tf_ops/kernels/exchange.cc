@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/bfloat16.h"
+#include "kernels/guarded_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -67,6 +68,10 @@ class UniqueAndPartitionOp : public tf::OpKernel {
  public:
   explicit UniqueAndPartitionOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("owners", &owners_));
+    OP_REQUIRES(ctx, owners_ <= static_cast<int>(kMostOwners),
+                absl::InvalidArgumentError("expected at most " + std::to_string(kMostOwners) +
+                                           " owners, got " + std::to_string(owners_) +
+                                           "; give the number of workers"));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("key_limit", &key_limit_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("buckets", &buckets_));
   }
@@ -102,8 +107,7 @@ class UniqueAndPartitionOp : public tf::OpKernel {
   int64_t key_limit_;
   int64_t buckets_;
 };
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>UniqueAndPartition").Device(tf::DEVICE_CPU),
-                        UniqueAndPartitionOp);
+SOK_REGISTER_KERNEL("UniqueAndPartition", UniqueAndPartitionOp);
 
 REGISTER_OP("SokEmbed>Expand")
     .Input("rows: dtype")
@@ -139,7 +143,7 @@ class ExpandOp : public tf::OpKernel {
     }
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>Expand").Device(tf::DEVICE_CPU), ExpandOp);
+SOK_REGISTER_KERNEL("Expand", ExpandOp);
 
 REGISTER_OP("SokEmbed>ExpandGradient")
     .Input("gradients: dtype")
@@ -184,6 +188,6 @@ class ExpandGradientOp : public tf::OpKernel {
     }
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>ExpandGradient").Device(tf::DEVICE_CPU), ExpandGradientOp);
+SOK_REGISTER_KERNEL("ExpandGradient", ExpandGradientOp);
 
 }  // namespace sok

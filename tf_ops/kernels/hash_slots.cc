@@ -4,6 +4,7 @@
 
 #include "core/hashed_bag/bags.h"
 #include "core/hashed_bag/slot_map.h"
+#include "kernels/guarded_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -91,7 +92,7 @@ class HashSlotsOp : public tf::OpKernel {
 
   SlotMapOptions options_;  // but for the size
 };
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>HashSlots").Device(tf::DEVICE_CPU), HashSlotsOp);
+SOK_REGISTER_KERNEL("HashSlots", HashSlotsOp);
 
 REGISTER_OP("SokEmbed>RowSplits")
     .Input("rows: int64")
@@ -125,6 +126,6 @@ class RowSplitsOp : public tf::OpKernel {
                                             splits->flat<int64_t>().data())));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>RowSplits").Device(tf::DEVICE_CPU), RowSplitsOp);
+SOK_REGISTER_KERNEL("RowSplits", RowSplitsOp);
 
 }  // namespace sok

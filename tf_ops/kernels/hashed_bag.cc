@@ -3,6 +3,7 @@
 #include <string>
 
 #include "core/hashed_bag/forward.h"
+#include "kernels/guarded_kernel.h"
 #include "kernels/hashed_bag_kernel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/resource_var.h"
@@ -98,7 +99,7 @@ REGISTER_OP("SokEmbed>HashedBag")
     .SOK_HASHED_BAG_ATTRS.Attr("gradient: {'auto', 'dense', 'sparse'}")
     .Attr("wide_shape: bool")
     .SetShapeFn(ForwardShape);
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>HashedBag").Device(tf::DEVICE_CPU), HashedBagOp);
+SOK_REGISTER_KERNEL("HashedBag", HashedBagOp);
 
 REGISTER_OP("SokEmbed>ResourceHashedBag")
     .Input("weight: resource")
@@ -110,6 +111,6 @@ REGISTER_OP("SokEmbed>ResourceHashedBag")
     .SOK_HASHED_BAG_ATTRS.Attr("gradient: {'auto', 'dense', 'sparse'}")
     .Attr("wide_shape: bool")
     .SetShapeFn(ForwardShape);
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>ResourceHashedBag").Device(tf::DEVICE_CPU), HashedBagOp);
+SOK_REGISTER_KERNEL("ResourceHashedBag", HashedBagOp);
 
 }  // namespace sok

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/hashed_bag/gradient.h"
+#include "kernels/guarded_kernel.h"
 #include "kernels/hashed_bag_kernel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -175,8 +176,7 @@ REGISTER_OP("SokEmbed>HashedBagGradient")
     .Input("size: int64")
     .Output("gradient: T")
     .SOK_HASHED_BAG_ATTRS.SetShapeFn(SizeShape);
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>HashedBagGradient").Device(tf::DEVICE_CPU),
-                        DenseHashedBagGradientOp);
+SOK_REGISTER_KERNEL("HashedBagGradient", DenseHashedBagGradientOp);
 
 REGISTER_OP("SokEmbed>HashedBagSparseGradient")
     .Input("upstream: Tout")
@@ -188,8 +188,7 @@ REGISTER_OP("SokEmbed>HashedBagSparseGradient")
     .Output("slots: int64")
     .Output("gradient: T")
     .SOK_HASHED_BAG_ATTRS.SetShapeFn(UnknownVectors);
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>HashedBagSparseGradient").Device(tf::DEVICE_CPU),
-                        SparseHashedBagGradientOp);
+SOK_REGISTER_KERNEL("HashedBagSparseGradient", SparseHashedBagGradientOp);
 
 REGISTER_OP("SokEmbed>HashedBagScaleGradient")
     .Input("upstream: Tout")
@@ -202,7 +201,6 @@ REGISTER_OP("SokEmbed>HashedBagScaleGradient")
       c->set_output(0, c->input(3));
       return absl::OkStatus();
     });
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>HashedBagScaleGradient").Device(tf::DEVICE_CPU),
-                        HashedBagScaleGradientOp);
+SOK_REGISTER_KERNEL("HashedBagScaleGradient", HashedBagScaleGradientOp);
 
 }  // namespace sok

@@ -98,7 +98,7 @@ class HashedBagKernel : public tensorflow::OpKernel {
   explicit HashedBagKernel(tensorflow::OpKernelConstruction* ctx);
 
   // Calls Run; what is out of memory is an error, and not the end of the process.
-  void Compute(tensorflow::OpKernelContext* ctx) final;
+  void Compute(tensorflow::OpKernelContext* ctx) override;
 
  protected:
   virtual void Run(tensorflow::OpKernelContext* ctx) = 0;

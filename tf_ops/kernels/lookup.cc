@@ -2,6 +2,7 @@
 #include <string>
 
 #include "core/bfloat16.h"
+#include "kernels/guarded_kernel.h"
 #include "kernels/receipt.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
@@ -82,7 +83,7 @@ class LookupOp : public tf::OpKernel {
   bool make_rows_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>Lookup").Device(tf::DEVICE_CPU), LookupOp);
+SOK_REGISTER_KERNEL("Lookup", LookupOp);
 
 // An eager tape makes a zero for the gradient of every output, also of the receipt. Nobody reads
 // it: it is empty.

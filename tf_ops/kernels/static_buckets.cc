@@ -3,6 +3,7 @@
 
 #include "core/adaptive/decimal_fingerprint.h"
 #include "core/remainder.h"
+#include "kernels/guarded_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -75,6 +76,6 @@ class StaticBucketsOp : public tf::OpKernel {
   Remainder remainder_{1};  // by the number of buckets
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>StaticBuckets").Device(tf::DEVICE_CPU), StaticBucketsOp);
+SOK_REGISTER_KERNEL("StaticBuckets", StaticBucketsOp);
 
 }  // namespace sok

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "kernels/guarded_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -167,7 +168,7 @@ class TableHandleOp : public tf::OpKernel {
   TablePlace place_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>TableHandle").Device(tf::DEVICE_CPU), TableHandleOp);
+SOK_REGISTER_KERNEL("TableHandle", TableHandleOp);
 
 REGISTER_OP("SokEmbed>AnonymousTable")
     .Output("table: resource")
@@ -199,6 +200,6 @@ class AnonymousTableOp : public tf::OpKernel {
   std::string name_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>AnonymousTable").Device(tf::DEVICE_CPU), AnonymousTableOp);
+SOK_REGISTER_KERNEL("AnonymousTable", AnonymousTableOp);
 
 }  // namespace sok

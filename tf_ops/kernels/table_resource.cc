@@ -1,5 +1,6 @@
 #include "kernels/table_resource.h"
 
+#include <exception>
 #include <vector>
 
 #include "tensorflow/core/framework/tensor.h"
@@ -56,7 +57,20 @@ absl::Status ExpectScalar(const tf::Tensor& tensor, const char* what) {
 ParallelFor IntraOpPool(tf::OpKernelContext* ctx) {
   tsl::thread::ThreadPool* pool = ctx->device()->tensorflow_cpu_worker_threads()->workers;
   return [pool](int64_t total, int64_t unit_cost, const std::function<void(int64_t, int64_t)>& fn) {
-    pool->ParallelFor(total, tsl::thread::ThreadPool::SchedulingParams::Adaptive(unit_cost), fn);
+    // TensorFlow's threads let no exception through: it waits for the caller.
+    std::mutex mu;
+    std::exception_ptr failure;
+    const auto caught = [&](int64_t begin, int64_t end) {
+      try {
+        fn(begin, end);
+      } catch (...) {
+        std::lock_guard<std::mutex> guard(mu);
+        if (failure == nullptr) failure = std::current_exception();
+      }
+    };
+    pool->ParallelFor(total, tsl::thread::ThreadPool::SchedulingParams::Adaptive(unit_cost),
+                      caught);
+    if (failure != nullptr) std::rethrow_exception(failure);
   };
 }
 

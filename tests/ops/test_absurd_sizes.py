@@ -1,0 +1,110 @@
+"""Sizes that no memory holds are errors of the call, and the process goes on."""
+
+import os
+import subprocess
+import sys
+
+# In a process with little memory, so that a machine with a lot of it tests the same.
+PROGRAM = """
+import resource
+import tempfile
+import numpy as np
+import tensorflow as tf
+from sok_embed import tf_ops
+from sok_embed.tf_ops import _core
+from sok_embed.tf_ops.native import ops
+
+KEYS = tf.constant([1, 2, 3], tf.int64)
+HUGE = [2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1]
+assert tf_ops.unique_and_partition(KEYS, 2).splits.shape == [2]
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+
+def table(**attributes):
+    dim = min(attributes.get("dim", 4), 2**31 - 1)
+    made = ops.sok_embed_anonymous_table(**{"dim": 4, **attributes})
+    return tf_ops.lookup(made, KEYS, dim, make_rows=True)
+
+def adaptive(**attributes):
+    return ops.sok_embed_anonymous_adaptive_table(**{"dim": 4, "static_buckets": 16, **attributes})
+
+folder = tempfile.mkdtemp()
+
+def core_table(cache_bytes=1 << 20, **arguments):
+    storage = _core.Storage(folder, None, cache_bytes, False, False)
+    try:
+        made = storage.open_table(
+            **{"group": 0, "dim": 4, "initializer": "constant", "a": 0.0, "b": 0.0, "seed": 0}
+            | arguments
+        )
+        made.lookup(np.arange(3, dtype=np.uint64), np.zeros(12, np.float32), False)
+    finally:
+        storage.close()
+
+BLOOM = {"admission": "counting_bloom", "admission_min_count": 2, "admission_capacity": 9}
+cases = {
+    "owners": lambda n: tf_ops.unique_and_partition(KEYS, n),
+    "few owners too many": lambda n: tf_ops.unique_and_partition(KEYS, 2**16 + 1),
+    "key_limit": lambda n: tf_ops.unique_and_partition(KEYS, 2, n),
+    "buckets": lambda n: tf_ops.unique_and_partition(KEYS, 2, 0, n),
+    "static_buckets": lambda n: tf_ops.static_buckets(KEYS, n),
+    "adaptive_buckets": lambda n: tf_ops.adaptive_buckets(KEYS, n),
+    "distinct": lambda n: tf_ops.expand_gradient(
+        tf.ones([3, 0]), tf.constant([0, 1, 2]), tf.constant(min(n, 2**31 - 1), tf.int32)
+    ),
+    "rows of distinct": lambda n: tf_ops.expand_gradient(
+        tf.ones([3, 9]), tf.constant([0, 1, 2]), tf.constant(min(n, 2**31 - 1), tf.int32)
+    ),
+    "direct": lambda n: table(max_rows=n, direct=True),
+    "direct of owners": lambda n: table(max_rows=n, direct=True, owners=n, owner=1),
+    "capacity": lambda n: table(**(BLOOM | {"admission_capacity": n})),
+    "counter_bits": lambda n: table(**(BLOOM | {"admission_counter_bits": n})),
+    "min_count": lambda n: table(**(BLOOM | {"admission_min_count": n})),
+    **{
+        f"table {name}": lambda n, name=name: table(**{name: n})
+        for name in ("dim", "max_rows", "shards", "owners", "group")
+    },
+    **{
+        f"adaptive {name}": lambda n, name=name: adaptive(**{name: n})
+        for name in (
+            "dim", "static_buckets", "sketch_capacity", "counter_bits", "promote_after", "owners",
+            "max_rows", "decay_every", "ttl",
+        )
+    },
+    **{
+        f"core {name}": lambda n, name=name: core_table(**{name: n})
+        for name in ("dim", "group", "max_rows", "cache_bytes")
+    },
+    "core capacity": lambda n: core_table(group=1, admission=("counting_bloom", 2, n, 0.01, 4)),
+    "core rate": lambda n: core_table(group=2, admission=("counting_bloom", 2, 9, 1 / n, 16)),
+    "slot_floats": lambda n: _core.Optimizer("kv_adam", []).slot_floats(n),
+    "slot_start": lambda n: _core.Optimizer("kv_adam", []).slot_start(n),
+}
+for name, call in cases.items():
+    for size in HUGE:
+        print(name, size, end=" ", flush=True)
+        try:
+            call(size)
+            print("taken", flush=True)
+        except (ValueError, TypeError, OSError, MemoryError, tf.errors.OpError) as error:
+            print(type(error).__name__, str(error).splitlines()[0], flush=True)
+print("end", tf_ops.unique_and_partition(KEYS, 2).splits.numpy().sum())
+"""
+
+
+def test_no_size_ends_the_process() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    lines = result.stdout.splitlines()
+    assert lines, result.stderr
+    assert lines[-1] == "end 3", (lines[-1], result.stderr[-2000:])
+    owners = [line for line in lines if line.startswith(("owners", "few owners"))]
+    assert len(owners) == 10
+    assert not [line for line in owners if line.endswith("taken")]
+    assert "expected at most 65536 owners, got 2147483647" in owners[0]
+    (distinct,) = (line for line in lines if line.startswith("distinct 2147483647 "))
+    assert "ResourceExhaustedError" in distinct

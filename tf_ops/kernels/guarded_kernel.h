@@ -1,0 +1,46 @@
+// How every kernel here is registered: what the core throws, which is little but a failed
+// allocation, becomes an error of the op. TensorFlow catches nothing, and the process would end.
+#pragma once
+
+#include <exception>
+#include <new>
+#include <stdexcept>
+
+#include "absl/status/status.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace sok {
+
+// The status of the exception that is being handled.
+inline absl::Status CaughtStatus() {
+  try {
+    throw;
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("there was not enough memory for what the op was asked to");
+  } catch (const std::length_error&) {
+    return absl::ResourceExhaustedError("the op was asked for more than any memory holds");
+  } catch (const std::exception& error) {
+    return absl::InternalError(std::string("unexpected error: ") + error.what());
+  }
+}
+
+template <typename Kernel>
+class Guarded final : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+  void Compute(tensorflow::OpKernelContext* ctx) override {
+    try {
+      Kernel::Compute(ctx);
+    } catch (const std::exception&) {
+      ctx->CtxFailure(CaughtStatus());
+    }
+  }
+};
+
+}  // namespace sok
+
+// name: of the op, without "SokEmbed>".
+#define SOK_REGISTER_KERNEL(name, kernel)                                          \
+  REGISTER_KERNEL_BUILDER(Name("SokEmbed>" name).Device(::tensorflow::DEVICE_CPU), \
+                          ::sok::Guarded<kernel>)
