@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class GraphTable:
         self.storage = open_storage(column, name)
         attributes = table_attributes(column)
         if self.storage is not None:
-            attributes["storage"] = self.storage.path
+            attributes["storage"] = os.fsencode(self.storage.path)
         if column.ev_option.admission is not None:
             config = column.ev_option.admission.get_config()
             attributes["admission"] = config.pop("kind")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ def _flushed(storage: kv.Storage) -> tf.Tensor:
 
     def flush() -> bytes:
         storage.flush()
-        return storage.path.encode()
+        return os.fsencode(storage.path)
 
     path = tf.compat.v1.py_func(flush, [], tf.string)
     path.set_shape([])

@@ -33,8 +33,13 @@ class _Group(click.Group):
         except (OSError, RuntimeError, ValueError) as error:
             if isinstance(error, click.exceptions.Exit | click.exceptions.Abort):
                 raise
-            click.echo(f"error: {' '.join(str(error).split())}", err=True)
+            click.echo(f"error: {_printable(' '.join(str(error).split()))}", err=True)
             context.exit(1)
+
+
+def _printable(text: str) -> str:
+    """The text, with a sign in the place of bytes of paths that are no UTF-8."""
+    return os.fsencode(text).decode(errors="replace")
 
 
 def _key(text: str) -> int:
@@ -96,7 +101,7 @@ def inspect(path: str, group: int | None, as_json: bool) -> None:
     if as_json:
         _print_json(report)
         return
-    click.echo(f"path        {report['path']}")
+    click.echo(f"path        {_printable(report['path'])}")
     click.echo(f"ttl         {_shown_ttl(report['ttl'])}")
     click.echo(f"file bytes  {report['file_bytes']:,}")
     head = ("group", "dimension", "optimizer", "rows", "expired", "bytes", "steps")
@@ -354,7 +359,7 @@ def _print_result(as_json: bool, text: str, **result: Any) -> None:
     if as_json:
         _print_json(result)
     else:
-        click.echo(text)
+        click.echo(_printable(text))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -96,7 +97,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
             "group": group,
         }
         if storage is not None:
-            self._attributes["storage"] = storage.path
+            self._attributes["storage"] = os.fsencode(storage.path)
         if admission is not None:
             config = admission.get_config()
             self._attributes["admission"] = config.pop("kind")
@@ -137,7 +138,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
             # The rows stay where they are; only that they were there is written down.
             with tf.init_scope():
                 self.storage.flush()
-            return {"storage": tf.constant(self.storage.path)}
+            return {"storage": tf.constant(os.fsencode(self.storage.path))}
         return tf_ops.export(self.resource_handle, self.dim, with_slots=True)._asdict()
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
@@ -255,8 +256,9 @@ class Table(tf.saved_model.experimental.TrackableResource):
         """Replaces everything in the table by what `export(slots=True)` returned.
 
         Raises:
-            ValueError: If the arrays do not fit this table, or hold keys of another worker. It is
-                left as it was.
+            ValueError: If the arrays do not fit this table, hold keys of another worker, or what no
+                training leaves: a key twice, negative counts or sums of squares, slots of another
+                rule. It is left as it was.
         """
         self._own_keys(contents.keys)
         as_errors(lambda: tf_ops.restore(self.resource_handle, contents))
@@ -408,5 +410,7 @@ def as_errors(call: Any) -> Any:
         if exception is None:
             raise
         # TensorFlow puts the op around the message.
-        message = re.sub(r"^\{\{function_node \S+\}\} | \[Op:\S+\] name: .*$", "", error.message)
+        message = re.sub(
+            r"^\{\{function_node \S+\}\} | \[Op:\S+\](?: name: .*)?$", "", error.message
+        )
         raise exception(message) from None

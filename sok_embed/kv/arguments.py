@@ -116,11 +116,21 @@ def check_parameters(
     }
 
 
-def check_path(path: str | os.PathLike[str]) -> str:
-    """The path as a str."""
-    if not isinstance(path, str | os.PathLike):
+def check_path(path: str | bytes | os.PathLike[Any]) -> str:
+    """The path as a str, with surrogates for bytes that are no UTF-8, as Python has them."""
+    if not isinstance(path, str | bytes | os.PathLike):
         raise TypeError(f"Expected a path. Received: {described(path)}.")
-    return os.fsdecode(path)
+    decoded = os.fsdecode(path)
+    if "\0" in decoded:
+        raise ValueError(f"Expected a path without NUL characters. Received: {decoded!r}.")
+    try:
+        os.fsencode(decoded)
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"Expected a path that the file system can have. Received: {decoded!r}, which cannot "
+            f"be encoded: {error.reason}."
+        ) from None
+    return decoded
 
 
 def described(value: Any) -> str:

@@ -184,7 +184,7 @@ class Embedding:
         Raises:
             TypeError: If `keys` or `weights` is no array of its dtype.
             ValueError: For another size or shape, an array that is not contiguous, or `weights`
-                that cannot be written to.
+                that cannot be written to or that overlap the keys.
             StorageError: If `max_rows` were exceeded; no row has been made then.
         """
         wanted = check_keys(keys)
@@ -194,6 +194,11 @@ class Embedding:
         else:
             found = weights
             flat = self._vectors("weights", weights, keys.shape, writable=True)
+            if np.may_share_memory(wanted, flat):  # exact, since both are contiguous
+                raise ValueError(
+                    "Expected weights with memory of their own. Received: an array that overlaps "
+                    "the keys, which would change while they are read. Pass a copy of the keys."
+                )
         native = self.storage.ready()
         make_rows = train and not native.read_only
         if return_exists:

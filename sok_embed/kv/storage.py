@@ -78,7 +78,7 @@ class Storage:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | bytes | os.PathLike[Any],
         ttl: int | None = None,
         cache_bytes: int = 256 << 20,
         durability: Literal["checkpoint", "update"] = "checkpoint",
@@ -151,16 +151,16 @@ class Storage:
         call_core(self.ready().close)
         self._finalizer.detach()
 
-    def checkpoint(self, path: str | os.PathLike[str]) -> None:
+    def checkpoint(self, path: str | bytes | os.PathLike[Any]) -> None:
         """Flushes and makes a folder which can be opened like this one.
 
         Files are linked where the file system can do that, so it takes no time and little space.
 
         Args:
-            path: The new folder.
+            path: The new folder, outside of the storage's own.
 
         Raises:
-            ValueError: If there is something at `path`.
+            ValueError: If there is something at `path`, or if it is in the storage's own folder.
         """
         call_core(self.ready().checkpoint, check_path(path))
 
@@ -170,7 +170,7 @@ class Storage:
 
     def dump(
         self,
-        path: str | os.PathLike[str],
+        path: str | bytes | os.PathLike[Any],
         group: int | None = None,
         min_count: int = 0,
         newer_than: float | datetime | None = None,
@@ -181,7 +181,8 @@ class Storage:
         The file gets its name once it is complete. Expired rows are left out.
 
         Args:
-            path: The file; one that is there is replaced.
+            path: The file, outside of the storage's folder; one that is there is replaced. What a
+                killed dump to the same path left beside it is removed.
             group: The only group to write; `None`: all.
             min_count: The least number of updates of a row.
             newer_than: Rows updated after this time, in seconds since 1970 or as a datetime, which
@@ -194,6 +195,7 @@ class Storage:
 
         Raises:
             FileNotFoundError: If there is no such group.
+            ValueError: For a path in the storage's own folder, or one that cannot be a file.
             RuntimeError: If `progress` gave it up.
         """
         return call_core(
@@ -205,7 +207,7 @@ class Storage:
             _watched(progress),
         )
 
-    def load(self, path: str | os.PathLike[str], progress: _Progress | None = None) -> int:
+    def load(self, path: str | bytes | os.PathLike[Any], progress: _Progress | None = None) -> int:
         """Takes the rows of a dump in and flushes; all of them or, on an error, none.
 
         A key that is there already gets the file's row. Groups that are new come as they were. The
@@ -220,7 +222,9 @@ class Storage:
 
         Raises:
             CorruptionError: For a damaged file.
-            ValueError: For another kind of file, or if a group has another dimension or optimizer.
+            ValueError: For another kind of file; if a group has another dimension or optimizer; or
+                for rows that no training leaves: a key twice, absurd counts, negative or NaN sums
+                of squares, slots of another rule.
             RuntimeError: If `progress` gave it up.
 
         Warns:
@@ -238,7 +242,9 @@ class Storage:
             )
         return rows
 
-    def load_damo(self, path: str | os.PathLike[str], progress: _Progress | None = None) -> int:
+    def load_damo(
+        self, path: str | bytes | os.PathLike[Any], progress: _Progress | None = None
+    ) -> int:
         """The same as `load` for what `dump` of Damo-Embedding wrote: vectors alone.
 
         What the optimizer keeps starts anew, as do the counts of updates. The rows count as updated

@@ -69,6 +69,49 @@ def test_weights_that_cannot_be_written_to(embedding):
     embedding.assign(keys(1, 2), READ_ONLY)  # which reads
 
 
+def test_weights_that_lie_over_the_keys(embedding):
+    # 4 keys, and 8 floats in the same 32 bytes.
+    memory = np.zeros(4, np.uint64)
+    for weights in (memory.view(np.float32), memory.view(np.float32).reshape(4, 2)):
+        with pytest.raises(ValueError, match="memory of their own.*overlaps the keys"):
+            embedding.lookup(memory, weights)
+    block = np.zeros(7, np.uint64)
+    with pytest.raises(ValueError, match="overlaps the keys"):
+        embedding.lookup(block[:4], block[3:].view(np.float32))
+    assert embedding.lookup(block[:2], block[2:4].view(np.float32)) is None  # beside each other
+    # Calls that only read may have both in one place.
+    embedding.assign(memory, memory.view(np.float32))
+    embedding.apply_gradients(memory, memory.view(np.float32))
+    assert memory.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("rate", [-1e-3, float("nan"), float("inf"), -float("inf")])
+def test_learning_rates(rate):
+    for name, parameter in [
+        *(("sgd", "gamma"), ("ftrl", "alpha"), ("adagrad", "gamma"), ("adam", "gamma")),
+        *(("amsgrad", "gamma"), ("adamw", "gamma"), ("lion", "eta")),
+    ]:
+        with pytest.raises(ValueError, match=f"{parameter} to be a"):
+            kv.Optimizer(name, **{parameter: rate})
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "wrong"),
+    [
+        ("polynomial_decay", {"decay_steps": 9}, "end_learning_rate"),
+        ("cosine_decay", {"decay_steps": 9}, "alpha"),
+        ("cosine_decay", {"decay_steps": 9}, "warmup_target"),
+        ("linear_cosine_decay", {"decay_steps": 9}, "alpha"),
+        ("linear_cosine_decay", {"decay_steps": 9}, "beta"),
+    ],
+)
+def test_schedules_that_would_end_below_0(name, parameters, wrong):
+    with pytest.raises(ValueError, match=f"{wrong} to be a value of at least 0"):
+        kv.Schedule(name, parameters, **{wrong: -0.5})
+    schedule = kv.Schedule(name, parameters, **{wrong: 0.0})
+    assert min(schedule(1.0, step) for step in range(20)) >= 0
+
+
 @pytest.mark.parametrize("shape", [(4,), (2, 2)])
 def test_both_shapes_of_vectors_are_taken(embedding, shape):
     out = np.full(shape, 7, np.float32)

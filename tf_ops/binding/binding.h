@@ -44,6 +44,12 @@ NamedNumbers FromHypers(const std::vector<Hyper>& hypers);
 // A new NumPy array of these numbers.
 FloatsNew ToNumpy(std::vector<float> numbers);
 
+// A path as the system has it: str, bytes or os.PathLike, as open() takes them, also what is no
+// UTF-8. ValueError for one with a NUL in it.
+std::string ToPath(nb::handle path);
+// The other way round, as os.fsdecode.
+nb::object FromPath(const std::string& path);
+
 // Throws the Python exception that stands for the error. The GIL must be held, here and below.
 [[noreturn]] void Raise(const Status& status);
 inline void Check(const Status& status) {

@@ -42,11 +42,22 @@ PyObject* ExceptionFor(Code code) {
 
 }  // namespace
 
+std::string ToPath(nb::handle path) {
+  PyObject* converted = nullptr;
+  if (PyUnicode_FSConverter(path.ptr(), &converted) == 0) throw nb::python_error();
+  const nb::object bytes = nb::steal(converted);
+  return std::string(PyBytes_AS_STRING(converted),
+                     static_cast<size_t>(PyBytes_GET_SIZE(converted)));
+}
+
+nb::object FromPath(const std::string& path) {
+  return nb::steal(
+      PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
+}
+
 void Raise(const Status& status) {
   // Paths in messages may be bytes that are no UTF-8.
-  const std::string& message = status.message();
-  nb::object text = nb::steal(
-      PyUnicode_DecodeFSDefaultAndSize(message.data(), static_cast<Py_ssize_t>(message.size())));
+  const nb::object text = FromPath(status.message());
   if (text.is_valid()) PyErr_SetObject(ExceptionFor(status.code()), text.ptr());
   throw nb::python_error();
 }

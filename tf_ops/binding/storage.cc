@@ -25,11 +25,11 @@ std::optional<AdmissionConfig> ToAdmission(const std::optional<AdmissionTuple>& 
   return config;
 }
 
-void Open(PyStorage* self, const std::string& path, std::optional<uint32_t> ttl,
+void Open(PyStorage* self, nb::handle path, std::optional<uint32_t> ttl,
           uint64_t cache_bytes, bool write_through, bool read_only,
           std::optional<uint64_t> spill_rows, bool reset_slots) {
   StorageOptions options;
-  options.path = path;
+  options.path = ToPath(path);
   options.ttl = ttl;
   options.cache_bytes = cache_bytes;
   options.write_through = write_through;
@@ -39,8 +39,9 @@ void Open(PyStorage* self, const std::string& path, std::optional<uint32_t> ttl,
   new (self) PyStorage{Held<Storage>(Value(Unlocked([&] { return Storage::Open(options); })))};
 }
 
-PyStorage* FindOpen(const std::string& path) {
-  auto found = Unlocked([&] { return Storage::FindOpen(path); });
+PyStorage* FindOpen(nb::handle path) {
+  const std::string folder = ToPath(path);
+  auto found = Unlocked([&] { return Storage::FindOpen(folder); });
   return found == nullptr ? nullptr : new PyStorage{Held<Storage>(std::move(found))};
 }
 
@@ -63,19 +64,21 @@ PyTable* OpenTable(PyStorage& self, int group, int dim, const std::string& initi
   return new PyTable(self.storage.shared(), std::move(table));
 }
 
-uint64_t Dump(PyStorage& self, const std::string& path, int group, uint32_t min_count,
+uint64_t Dump(PyStorage& self, nb::handle path, int group, uint32_t min_count,
               std::optional<uint32_t> newer, nb::object callback) {
   Progress progress(std::move(callback));
   const DumpFilter filter{group, min_count, newer};
-  auto rows = Unlocked([&] { return self.storage->Dump(path, filter, progress.report()); });
+  const std::string file = ToPath(path);
+  auto rows = Unlocked([&] { return self.storage->Dump(file, filter, progress.report()); });
   progress.Rethrow();
   return Value(std::move(rows));
 }
 
 template <Result<uint64_t> (Storage::*kLoad)(const std::string&, const DumpProgress&)>
-uint64_t Load(PyStorage& self, const std::string& path, nb::object callback) {
+uint64_t Load(PyStorage& self, nb::handle path, nb::object callback) {
   Progress progress(std::move(callback));
-  auto rows = Unlocked([&] { return (*self.storage.*kLoad)(path, progress.report()); });
+  const std::string file = ToPath(path);
+  auto rows = Unlocked([&] { return (*self.storage.*kLoad)(file, progress.report()); });
   progress.Rethrow();
   return Value(std::move(rows));
 }
@@ -158,7 +161,7 @@ void BindStorage(nb::module_& module) {
                nb::arg("write_through"), nb::arg("read_only"),
                nb::arg("spill_rows").none() = nb::none(), nb::arg("reset_slots") = false)
           .def_static("find_open", FindOpen, nb::arg("path"))
-          .def_prop_ro("path", [](PyStorage& self) { return self.storage->path(); })
+          .def_prop_ro("path", [](PyStorage& self) { return FromPath(self.storage->path()); })
           .def_prop_ro("ttl", [](PyStorage& self) { return self.storage->ttl(); })
           .def_prop_ro("cache_bytes", [](PyStorage& self) { return self.storage->cache_bytes(); })
           .def_prop_ro("read_only", [](PyStorage& self) { return self.storage->read_only(); })
@@ -174,8 +177,9 @@ void BindStorage(nb::module_& module) {
                [](PyStorage& self) { Check(Unlocked([&] { return self.storage->Close(); })); })
           .def(
               "checkpoint",
-              [](PyStorage& self, const std::string& path) {
-                Check(Unlocked([&] { return self.storage->Checkpoint(path); }));
+              [](PyStorage& self, nb::handle path) {
+                const std::string folder = ToPath(path);
+                Check(Unlocked([&] { return self.storage->Checkpoint(folder); }));
               },
               nb::arg("path"))
           .def("compact",

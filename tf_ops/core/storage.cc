@@ -8,6 +8,7 @@
 #include <shared_mutex>
 #include <utility>
 
+#include "core/checkpoint_place.h"
 #include "core/forked_child.h"
 #include "core/storage_count.h"
 #include "core/storage_journal.h"
@@ -119,6 +120,7 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
   auto next_segment = TakeInJournal(core->database.get(), *core->expiry, options.read_only);
   if (!next_segment.ok()) return next_segment.status();
   if (!options.read_only) {
+    RemoveUnfinishedCheckpoints(options.path);
     Status status = Describe(core->database.get(), *core->expiry, description);
     if (!status.ok()) return status;
   }
@@ -410,7 +412,7 @@ Status Storage::Checkpoint(const std::string& path) {
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
   Status status = FlushAtRest();
-  return status.ok() ? core_->database->Checkpoint(path) : status;
+  return status.ok() ? MakeCheckpoint(*core_->database, core_->path, path) : status;
 }
 
 Status Storage::Compact() {

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "core/checkpoint_place.h"
 #include "core/dump/damo_dump.h"
 #include "core/dump/dump_file.h"
 #include "core/storage.h"
@@ -44,6 +45,7 @@ Result<uint64_t> Storage::Dump(const std::string& path, const DumpFilter& filter
     return Status(Code::kNotFound, "there is no group " + std::to_string(filter.group) + " in '" +
                                        this->path() + "'");
   }
+  if (Status status = CheckOutside(path, core_->path, "dump"); !status.ok()) return status;
   if (Status status = SettleAtRest(); !status.ok()) return status;
   auto writer = DumpWriter::Open(path);
   if (!writer.ok()) return writer.status();

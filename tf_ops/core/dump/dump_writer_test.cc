@@ -2,6 +2,8 @@
 #include <doctest/doctest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <random>
@@ -74,6 +76,32 @@ TEST_CASE("a row before the first group and a call after Finish are refused") {
   CHECK(writer->AddRow(1, 0, 0, &zero).code() == Code::kFailedPrecondition);
   CHECK(CheckDump(folder / "b").ok());
   CHECK(folder.CountFiles() == 1);
+}
+
+TEST_CASE("what a killed writer left goes with the next dump to the same path, and nothing else") {
+  const TestFolder folder;
+  const pid_t child = fork();
+  if (child == 0) {
+    const float zero = 0;
+    auto killed = DumpWriter::Open(folder / "d");
+    const bool wrote = killed.ok() && killed.value()->BeginGroup({1, 1, "", 0}).ok() &&
+                       killed.value()->AddRow(1, 0, 0, &zero).ok();
+    _exit(wrote ? 0 : 1);  // without a destructor, like a kill
+  }
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  REQUIRE(status == 0);
+  REQUIRE(folder.CountFiles() == 1);
+  for (const char* name : {"d.tmp", "d.tmp-", "d.tmp-12-0123abcd.bak", "d.tmp-x-0123abcd",
+                           "d.tmp-12-0123ABCD", "other.tmp-12-0123abcd", "dd.tmp-12-0123abcd"}) {
+    WriteAll(folder / name, "mine");
+  }
+  REQUIRE(mkdir((folder / "d.tmp-12-0123abcd").c_str(), 0700) == 0);
+  const auto other = OpenWriter(folder / "d");  // still writing
+  REQUIRE(OpenWriter(folder / "d")->Finish().ok());
+  REQUIRE(other->Finish().ok());
+  CHECK(CheckDump(folder / "d").ok());
+  CHECK(folder.CountFiles() == 9);
 }
 
 TEST_CASE("a path that cannot be a file is refused") {

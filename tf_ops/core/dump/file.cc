@@ -1,6 +1,8 @@
 #include "core/dump/file.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -25,15 +27,52 @@ std::string FolderOf(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
+// What the temporary names of a path begin with, with the folder.
+std::string TemporaryStem(const std::string& path) {
+  const std::string name = path.substr(path.rfind('/') + 1);  // npos + 1 == 0
+  return path.substr(0, path.size() - name.size()) + name.substr(0, kLongestStem) + ".tmp-";
+}
+
 std::string TemporaryName(const std::string& path) {
   static std::atomic<uint64_t> calls{0};
   const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
   const uint64_t bits = Mix64(static_cast<uint64_t>(now) + (calls.fetch_add(1) << 48));
   char suffix[48];
-  std::snprintf(suffix, sizeof(suffix), ".tmp-%ld-%08lx", static_cast<long>(getpid()),
+  std::snprintf(suffix, sizeof(suffix), "%ld-%08lx", static_cast<long>(getpid()),
                 static_cast<unsigned long>(bits >> 32));
-  const std::string name = path.substr(path.rfind('/') + 1);  // npos + 1 == 0
-  return path.substr(0, path.size() - name.size()) + name.substr(0, kLongestStem) + suffix;
+  return TemporaryStem(path) + suffix;
+}
+
+// "<process>-<8 hexadecimal digits>", as TemporaryName ends.
+bool LooksLikeSuffix(const std::string& suffix) {
+  const size_t dash = suffix.find('-');
+  return dash != std::string::npos && dash > 0 && suffix.size() == dash + 9 &&
+         suffix.find_first_not_of("0123456789") == dash &&
+         suffix.find_first_not_of("0123456789abcdef", dash + 1) == std::string::npos;
+}
+
+// Removes the temporary files for path that nobody writes to: their writers were killed. Living
+// ones hold a lock on theirs.
+void RemoveLeftovers(const std::string& path) {
+  const std::string folder = FolderOf(path);
+  const std::string stem = TemporaryStem(path), name = stem.substr(stem.rfind('/') + 1);
+  DIR* const entries = opendir(folder.c_str());
+  if (entries == nullptr) return;
+  while (const dirent* entry = readdir(entries)) {
+    const std::string found = entry->d_name;
+    if (found.compare(0, name.size(), name) != 0 || !LooksLikeSuffix(found.substr(name.size()))) {
+      continue;
+    }
+    const std::string leftover = folder + "/" + found;
+    const int fd = open(leftover.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+    if (fd < 0) continue;
+    struct stat kind;
+    if (fstat(fd, &kind) == 0 && S_ISREG(kind.st_mode) && flock(fd, LOCK_EX | LOCK_NB) == 0) {
+      unlink(leftover.c_str());
+    }
+    close(fd);
+  }
+  closedir(entries);
 }
 
 // Null for success.
@@ -45,18 +84,6 @@ const char* KindThatIsNoFile(const struct stat& found) {
 Status NotAFile(const std::string& path, const char* kind) {
   return InvalidArgument("Expected the path of a file. Received: " + path + ", which is " + kind +
                          ". Name a file in it or elsewhere.");
-}
-
-// Some file systems cannot sync a folder and say so; there it is not needed or not to be had.
-Status SyncFolder(const std::string& folder) {
-  const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const int opened = fd < 0 ? errno : 0;
-  const int synced = fd < 0 || fsync(fd) == 0 ? 0 : errno;
-  if (fd >= 0) close(fd);
-  if (opened == 0 && (synced == 0 || synced == EINVAL || synced == ENOTSUP)) return Status();
-  const int error = opened != 0 ? opened : synced;
-  return SystemError(error, "bring to the device (the new file has its name already) the folder",
-                     folder);
 }
 
 }  // namespace
@@ -101,6 +128,18 @@ Status SystemError(int error, const std::string& verb, const std::string& path) 
   }
   return Status(code, "Cannot " + verb + " " + path + ": " +
                           std::generic_category().message(error) + "." + remedy);
+}
+
+Status SyncFolder(const std::string& folder) {
+  const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const int opened = fd < 0 ? errno : 0;
+  const int synced = fd < 0 || fsync(fd) == 0 ? 0 : errno;
+  if (fd >= 0) close(fd);
+  // Some file systems cannot sync a folder and say so; there it is not needed or not to be had.
+  if (opened == 0 && (synced == 0 || synced == EINVAL || synced == ENOTSUP)) return Status();
+  const int error = opened != 0 ? opened : synced;
+  return SystemError(error, "bring to the device (the new file has its name already) the folder",
+                     folder);
 }
 
 bool Buffer::Reserve(size_t size) {
@@ -164,14 +203,23 @@ Result<std::unique_ptr<ReplacementFile>> ReplacementFile::Open(const std::string
   if (stat(path.c_str(), &found) == 0) {
     if (const char* kind = KindThatIsNoFile(found)) return NotAFile(path, kind);
   }
+  RemoveLeftovers(path);
   int error = EEXIST;
   for (int tries = 0; tries < 100 && error == EEXIST; ++tries) {
     std::string temporary = TemporaryName(path);
     const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd >= 0) {
+    if (fd < 0) {
+      error = errno;
+      continue;
+    }
+    // A file system without locks has no leftovers removed either. Somebody who looked for them may
+    // have come before the lock; then the name is gone.
+    const bool locked = flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+    if (locked && fstat(fd, &found) == 0 && found.st_nlink > 0) {
       return std::unique_ptr<ReplacementFile>(new ReplacementFile(fd, std::move(temporary), path));
     }
-    error = errno;
+    close(fd);
+    unlink(temporary.c_str());
   }
   return SystemError(error, "make a temporary file beside", path);
 }
@@ -191,11 +239,12 @@ Status ReplacementFile::Write(const void* bytes, size_t size) {
 
 Status ReplacementFile::Commit() {
   if (fsync(fd_) != 0) return SystemError(errno, "bring to the device", path_);
-  if (close(std::exchange(fd_, -1)) != 0) return SystemError(errno, "close", path_);
+  // Before the file is closed, which would set its lock free: see RemoveLeftovers.
   if (std::rename(temporary_.c_str(), path_.c_str()) != 0) {
     return SystemError(errno, "rename the finished " + temporary_ + " to", path_);
   }
   temporary_.clear();
+  if (close(std::exchange(fd_, -1)) != 0) return SystemError(errno, "close", path_);
   return SyncFolder(FolderOf(path_));
 }
 

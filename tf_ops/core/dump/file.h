@@ -17,6 +17,9 @@ namespace sok::dump {
 // or kInternal.
 Status SystemError(int error, const std::string& verb, const std::string& path);
 
+// Brings the names in a folder to the device.
+Status SyncFolder(const std::string& folder);
+
 // Memory for one block; data() is null if the system has none.
 class Buffer {
  public:
@@ -59,7 +62,8 @@ class InputFile {
 
 // Written under a temporary name in path's folder, "<name>.tmp-<process>-<random>"; Commit gives it
 // the name path. Until then nothing at path has changed. A process that is killed leaves the
-// temporary file behind; every other end removes it. One thread at a time.
+// temporary file behind, until the next Open for the same path; every other end removes it. One
+// thread at a time.
 class ReplacementFile {
  public:
   // path may exist as a regular file; a symbolic link there will itself be replaced, not what it
