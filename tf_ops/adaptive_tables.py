@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sok_embed.tf_ops.exchange import Partition, unique_and_partition
 from sok_embed.tf_ops.native import ops
-from sok_embed.tf_ops.tables import deposit
+from sok_embed.tf_ops.tables import check_integers, deposit
 
 _NO_COUNTS = np.zeros([0], np.int64)
 _NO_MASK = np.zeros([0], np.int32)
@@ -192,9 +192,11 @@ def adaptive_restore(table: tf.Tensor, contents: AdaptiveExport) -> tf.Operation
     """Replaces everything by an export.
 
     Raises:
+        ValueError: For keys and counts that are no integers.
         tf.errors.InvalidArgumentError: If it does not fit this table, which is left as it was.
         tf.errors.DataLossError: If the sketch is damaged.
     """
+    check_integers(contents)
     return ops.sok_embed_adaptive_restore(table=table, **contents._asdict())
 
 

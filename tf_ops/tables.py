@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from sok_embed.tf_ops.native import ops
@@ -187,8 +188,31 @@ def export(table: tf.Tensor, dim: int, with_slots: bool) -> Export:
     return Export(*ops.sok_embed_export(table=table, dim=dim, with_slots=with_slots))
 
 
+def check_integers(contents: Any) -> None:
+    """Raises for keys and counts of an export that are no integers: TensorFlow would round them.
+
+    Args:
+        contents: A named tuple of tensors or arrays.
+
+    Raises:
+        ValueError: With the name of the first one.
+    """
+    for name, value in contents._asdict().items():
+        if name.endswith(("keys", "update_nums", "steps")):
+            dtype = tf.as_dtype(value.dtype if tf.is_tensor(value) else np.asarray(value).dtype)
+            if not dtype.is_integer:
+                raise ValueError(f"Expected {name} to be integers. Received: dtype {dtype.name}.")
+
+
 def restore(table: tf.Tensor, contents: Export) -> tf.Operation | None:
-    """Replaces everything in the table by an export with slots."""
+    """Replaces everything in the table by an export with slots.
+
+    Raises:
+        ValueError: For keys and counts that are no integers.
+        tf.errors.InvalidArgumentError: If it does not fit this table, or holds what no training
+            leaves. The table is left as it was.
+    """
+    check_integers(contents)
     return ops.sok_embed_restore(table=table, **contents._asdict())
 
 

@@ -9,6 +9,7 @@
 #include "core/checkpoint_place.h"
 #include "core/dump/damo_dump.h"
 #include "core/dump/dump_file.h"
+#include "core/dump/row_checks.h"
 #include "core/storage.h"
 #include "core/storage_count.h"
 
@@ -202,7 +203,7 @@ Result<uint64_t> Storage::Load(const std::string& path, const DumpProgress& prog
       return progress(offset * total + done, 2 * total);
     };
   };
-  Status status = reader.value()->Verify(half(0));
+  Status status = CheckDump(*reader.value(), path, half(0));
   if (!status.ok()) return status;
 
   std::lock_guard<std::mutex> guard(mu_);
@@ -245,7 +246,7 @@ Result<uint64_t> Storage::LoadDamo(const std::string& path, const DumpProgress& 
   for (const DamoGroup& group : reader.value()->groups()) {
     arrivals.push_back({group.group, group.dim, std::nullopt});
   }
-  Status status = reader.value()->Verify();
+  Status status = CheckDamoDump(*reader.value(), path);
   if (!status.ok()) return status;
 
   std::lock_guard<std::mutex> guard(mu_);

@@ -6,6 +6,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/dump/row_checks.h"
+
 namespace sok {
 
 Table::Table(const TableConfig& config, const Initializer& initializer,
@@ -316,10 +318,11 @@ Status Table::Assign(const Key* keys, size_t n, const float* embeddings,
       parallel_for);
 }
 
-Status Table::Restore(const std::string& rule, int64_t steps, const Key* keys, size_t n,
-                      const float* embeddings, const float* slots, int slot_floats,
-                      const int64_t* update_nums, const float* slot_start,
-                      const ParallelFor& parallel_for) {
+Result<TableState> Table::CheckRestore(const std::string& rule, int64_t steps, const Key* keys,
+                                       size_t n, const float* embeddings, const float* slots,
+                                       int slot_floats, const int64_t* update_nums,
+                                       const float* slot_start,
+                                       const ParallelFor& parallel_for) const {
   Status status = CheckRange(keys, n);
   if (!status.ok()) return status;
   if (config_.max_rows > 0 && n > config_.max_rows) {
@@ -344,12 +347,25 @@ Status Table::Restore(const std::string& rule, int64_t steps, const Key* keys, s
     slot.initial = *slot_start;
     slot_start += slot.width;
   }
+  status = CheckRows(state, config_.dim, keys, n, embeddings, slots, update_nums, parallel_for);
+  if (!status.ok()) return status;
+  return state;
+}
+
+Status Table::Restore(const std::string& rule, int64_t steps, const Key* keys, size_t n,
+                      const float* embeddings, const float* slots, int slot_floats,
+                      const int64_t* update_nums, const float* slot_start,
+                      const ParallelFor& parallel_for) {
+  auto checked = CheckRestore(rule, steps, keys, n, embeddings, slots, slot_floats, update_nums,
+                              slot_start, parallel_for);
+  if (!checked.ok()) return checked.status();
+  TableState state = std::move(checked.value());
   auto layout = std::make_shared<const RowLayout>(config_.dim, state.slots);
   std::lock_guard<std::mutex> commit(commit_mu_);
   DropDeposits();
   ++removals_;
   const int dim = config_.dim;
-  status = store_->Replace(
+  Status status = store_->Replace(
       std::move(layout), state, keys, n, clock_->Now(),
       [&](size_t i, RowView row, bool) {
         std::copy_n(embeddings + i * dim, dim, row.embedding);

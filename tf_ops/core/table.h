@@ -206,12 +206,18 @@ class Table {
   // Replaces all rows, the rule and its step count. slots (n, slot_floats), update_nums (n),
   // slot_start (slot_floats) is what the slots of rows to come start from. An empty rule has no
   // slots. Drops the deposits.
-  // Errors: kInvalidArgument for an unknown rule or another slot_floats than the rule has;
-  // kOutOfRange and kResourceExhausted as Lookup. Nothing has changed then, unless memory ended.
+  // Errors: kInvalidArgument for an unknown rule, another slot_floats than the rule has, and rows
+  // that no training leaves: see CheckRows; kOutOfRange and kResourceExhausted as Lookup. Nothing
+  // has changed then, unless memory ended.
   Status Restore(const std::string& rule, int64_t steps, const Key* keys, size_t n,
                  const float* embeddings, const float* slots, int slot_floats,
                  const int64_t* update_nums, const float* slot_start,
                  const ParallelFor& parallel_for);
+  // What Restore refuses, before it changes anything; else the state that it would leave.
+  Result<TableState> CheckRestore(const std::string& rule, int64_t steps, const Key* keys, size_t n,
+                                  const float* embeddings, const float* slots, int slot_floats,
+                                  const int64_t* update_nums, const float* slot_start,
+                                  const ParallelFor& parallel_for) const;
 
   // Returns how many of the keys had a row. Keys that this table cannot hold have none.
   Result<uint64_t> Remove(const Key* keys, size_t n, const ParallelFor& parallel_for);

@@ -180,16 +180,6 @@ TEST_CASE("a restore drops the deposits and every row that was there") {
   CHECK(ExportOf(*table).state.rule.empty());
 }
 
-TEST_CASE("of equal keys that are restored the last one counts") {
-  const auto table = MakeTable();
-  Export e = MadeUp("adagrad", kDim);
-  e.keys = {4, 0, 4};
-  REQUIRE(Restore(*table, e).ok());
-  const auto rows = RowsOf(ExportOf(*table));
-  CHECK(rows.size() == 2);
-  CHECK(rows.at(4) == std::vector<double>{20, 20, 20, 21, 22, 23, 102});
-}
-
 // Tries the restore on a trained table and finds everything as it was.
 void CheckRefused(const std::unique_ptr<Table>& table, const Export& e, Code code,
                   const std::string& part) {
@@ -215,6 +205,9 @@ TEST_CASE("a restore that cannot be is an error that changes nothing") {
   CheckRefused(MakeTable(2), MadeUp("sgd", 0), Code::kResourceExhausted,
                "at most 2 rows cannot take up 3");
   CheckRefused(MakeTable(4, true), MadeUp("sgd", 0), Code::kOutOfRange, "[0, 4), got 4");
+  Export twice = MadeUp("adagrad", kDim);
+  twice.keys = {4, 0, 4};
+  CheckRefused(MakeTable(), twice, Code::kInvalidArgument, "key 4 twice");
 }
 
 TEST_CASE("rows that come after a restore start from the slots that the saved run gave new rows") {

@@ -230,6 +230,15 @@ Status AdaptiveTable::Restore(const Rows& own, const Rows& shared, const std::st
   if (!status.ok()) return status;
   // They count the same steps.
   const int64_t steps = std::max(own.steps, shared.steps);
+  if (std::min(own.steps, shared.steps) < 0) {
+    return InvalidArgument("expected a number of steps of at least 0, got " +
+                           std::to_string(std::min(own.steps, shared.steps)));
+  }
+  // The static rows come first, which checks them.
+  const auto checked =
+      own_->CheckRestore(own.rule, steps, own.keys, own.n, own.embeddings, own.slots,
+                         own.slot_floats, own.update_nums, own.slot_start, parallel_for);
+  if (!checked.ok()) return checked.status();
   const auto restore = [&](Table& table, const Rows& rows) {
     return table.Restore(rows.rule, steps, rows.keys, rows.n, rows.embeddings, rows.slots,
                          rows.slot_floats, rows.update_nums, rows.slot_start, parallel_for);
