@@ -7,6 +7,7 @@ learning rate is not among them: it may change between steps, and travels with e
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,6 +92,7 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):
             if not value >= 0:
                 raise ValueError(f"Expected {argument} >= 0. Received: {argument}={value}.")
         super().__init__(learning_rate=learning_rate, **kwargs)
+        _check_rate(self)
         self.initial_accumulator_value = initial_accumulator_value
         self.epsilon = epsilon
 
@@ -335,7 +337,7 @@ def get(identifier: Any) -> keras.optimizers.Optimizer | None:
         A Keras optimizer for which `row_rule` finds a rule, or `None` for `None`.
 
     Raises:
-        ValueError: For anything else.
+        ValueError: For anything else, and for a learning rate that is negative, NaN or infinite.
     """
     if identifier is None:
         return None
@@ -369,7 +371,22 @@ def get(identifier: Any) -> keras.optimizers.Optimizer | None:
             f"`keras.optimizers.Optimizer`, or its config. Received: {_describe(optimizer)}."
         )
     row_rule(optimizer)
+    _check_rate(optimizer)
     return optimizer
+
+
+def _check_rate(optimizer: keras.optimizers.Optimizer) -> None:
+    """Raises for a learning rate below 0 or not finite; those of schedules are seen by commits."""
+    rate = optimizer._learning_rate
+    if not isinstance(rate, keras.Variable):
+        return
+    with tf.init_scope():  # also where a function is traced
+        value = float(rate)
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(
+            f"Expected a learning rate of at least 0. Received: learning_rate={value} in "
+            f"{type(optimizer).__name__}. To climb a loss, give the model its negative."
+        )
 
 
 def check_own(optimizer: keras.optimizers.Optimizer | None, table: str) -> None:

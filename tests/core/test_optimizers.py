@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_embed import optimizers
+from sok_embed import DynamicEmbedding, optimizers
 from sok_embed.optimizers import RowRule, RowwiseAdagrad, row_rule
 
 # What Keras has in every optimizer's config, and a rule does not: the learning rate travels with
@@ -157,6 +157,25 @@ def test_a_schedule_survives_serialization():
 def test_get_says_what_it_expects(identifier):
     with pytest.raises(ValueError, match="Expected an optimizer.*sgd.*lion.*Received"):
         optimizers.get(identifier)
+
+
+@pytest.mark.parametrize("rate", [-0.1, float("nan"), float("inf")])
+def test_a_learning_rate_is_at_least_0_and_finite(rate):
+    for make in (
+        lambda: optimizers.get(keras.optimizers.SGD(rate)),
+        lambda: optimizers.get(keras.optimizers.serialize(keras.optimizers.Adam(rate))),
+        lambda: RowwiseAdagrad(rate),
+    ):
+        with pytest.raises(
+            ValueError, match="learning rate of at least 0. Received: learning_rate="
+        ):
+            make()
+    # That of a model is seen by the step that would take it, before any row has moved.
+    layer = DynamicEmbedding(2)
+    model = keras.Sequential([keras.Input((1,), dtype="int64"), layer])
+    model.compile(keras.optimizers.SGD(rate), "mse")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="learning_rate to be a"):
+        model.fit(np.zeros((4, 1), np.int64), np.ones((4, 1, 2)), verbose=0)
 
 
 def test_get_lists_the_names_it_knows():

@@ -12,7 +12,7 @@ struct Adagrad {
   static constexpr int kSlots = 1;
 
   static std::vector<Parameter> Parameters() {
-    return {{"learning_rate", 0.001, Range::kFinite},
+    return {{"learning_rate", 0.001, Range::kNonNegative},
             {"initial_accumulator_value", 0.1, Range::kNonNegative},
             {"epsilon", 1e-7, Range::kNonNegative},
             {"weight_decay", 0.0, Range::kNonNegative}};

@@ -13,7 +13,7 @@ struct Adam {
   static constexpr int kSlots = 2;
 
   static std::vector<Parameter> Parameters() {
-    return {{"learning_rate", 0.001, Range::kFinite},
+    return {{"learning_rate", 0.001, Range::kNonNegative},
             {"beta_1", 0.9, Range::kUnitBelowOne},
             {"beta_2", 0.999, Range::kUnitBelowOne},
             {"epsilon", 1e-7, Range::kNonNegative},

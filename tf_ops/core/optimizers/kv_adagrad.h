@@ -15,7 +15,7 @@ struct KvAdagrad {
   static constexpr const char* kRate = "gamma";
 
   static std::vector<Parameter> Parameters() {
-    return {{"gamma", 1e-2, Range::kFinite},
+    return {{"gamma", 1e-2, Range::kNonNegative},
             {"lambda", 0.0, Range::kNonNegative},
             {"eta", 0.0, Range::kNonNegative},
             {"epsilon", 1e-10, Range::kNonNegative}};

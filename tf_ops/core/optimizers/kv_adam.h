@@ -15,7 +15,7 @@ struct KvAdam {
   static constexpr const char* kRate = "gamma";
 
   static std::vector<Parameter> Parameters() {
-    return {{"gamma", 1e-3, Range::kFinite},
+    return {{"gamma", 1e-3, Range::kNonNegative},
             {"beta1", 0.9, Range::kUnitBelowOne},
             {"beta2", 0.999, Range::kUnitBelowOne},
             {"lambda", 0.0, Range::kNonNegative},

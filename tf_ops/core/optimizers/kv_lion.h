@@ -15,7 +15,7 @@ struct KvLion {
   static constexpr const char* kRate = "eta";
 
   static std::vector<Parameter> Parameters() {
-    return {{"eta", 3e-4, Range::kFinite},
+    return {{"eta", 3e-4, Range::kNonNegative},
             {"beta1", 0.9, Range::kUnitAboveZero},
             {"beta2", 0.99, Range::kUnit},
             {"lambda", 0.01, Range::kNonNegative}};

@@ -13,7 +13,7 @@ struct KvSgd {
   static constexpr const char* kRate = "gamma";
 
   static std::vector<Parameter> Parameters() {
-    return {{"gamma", 1e-3, Range::kFinite}, {"lambda", 0.0, Range::kNonNegative}};
+    return {{"gamma", 1e-3, Range::kNonNegative}, {"lambda", 0.0, Range::kNonNegative}};
   }
 
   explicit KvSgd(const Values& values) : lambda(values["lambda"]) {}

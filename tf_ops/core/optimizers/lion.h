@@ -11,7 +11,7 @@ struct Lion {
   static constexpr int kSlots = 1;
 
   static std::vector<Parameter> Parameters() {
-    return {{"learning_rate", 0.001, Range::kFinite},
+    return {{"learning_rate", 0.001, Range::kNonNegative},
             {"beta_1", 0.9, Range::kUnitAboveZero},
             {"beta_2", 0.99, Range::kUnit},
             {"weight_decay", 0.0, Range::kNonNegative}};

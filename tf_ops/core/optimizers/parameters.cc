@@ -14,11 +14,11 @@ const char* Violation(Range range, float x) {
   if (!std::isfinite(x)) return "a finite float32";
   switch (range) {
     case Range::kFinite:
-    case Range::kOptional:
       return nullptr;
     case Range::kPositive:
       return x > 0 ? nullptr : "a value above 0";
     case Range::kNonNegative:
+    case Range::kOptional:
       return x >= 0 ? nullptr : "a value of at least 0";
     case Range::kNonPositive:
       return x <= 0 ? nullptr : "a value of at most 0";

@@ -20,7 +20,7 @@ enum class Range {
   kUnitBelowOne,   // [0, 1)
   kUnitAboveZero,  // (0, 1]
   kFlag,           // 0 or 1
-  kOptional,       // finite, or NaN for none
+  kOptional,       // at least 0, or NaN for none
 };
 
 struct Parameter {

@@ -12,7 +12,7 @@ namespace sok {
 
 struct RmspropNumbers {
   static std::vector<Parameter> Parameters() {
-    return {{"learning_rate", 0.001, Range::kFinite},
+    return {{"learning_rate", 0.001, Range::kNonNegative},
             {"rho", 0.9, Range::kUnit},
             {"epsilon", 1e-7, Range::kNonNegative},
             {"initial_velocity", 0.0, Range::kNonNegative},

@@ -13,7 +13,7 @@ namespace sok {
 
 struct RowwiseAdagrad {
   static std::vector<Parameter> Parameters() {
-    return {{"learning_rate", 0.01, Range::kFinite},
+    return {{"learning_rate", 0.01, Range::kNonNegative},
             {"initial_accumulator_value", 0.0, Range::kNonNegative},
             {"epsilon", 1e-8, Range::kNonNegative},
             {"weight_decay", 0.0, Range::kNonNegative}};

@@ -47,7 +47,7 @@ double NaturalExponentialDecay(const double* values, double initial, double step
 // A power below 0 divides by 0 at the end.
 std::vector<Parameter> PolynomialParameters() {
   return {{"decay_steps", kNone, Range::kPositive},
-          {"end_learning_rate", 1e-4, Range::kFinite},
+          {"end_learning_rate", 1e-4, Range::kNonNegative},
           {"power", 1, Range::kNonNegative},
           {"cycle", 0, Range::kFlag}};
 }
@@ -68,7 +68,7 @@ double PolynomialDecay(const double* values, double initial, double step) {
 
 std::vector<Parameter> CosineParameters() {
   return {{"decay_steps", kNone, Range::kPositive},
-          {"alpha", 0, Range::kFinite},
+          {"alpha", 0, Range::kNonNegative},
           {"warmup_target", kNone, Range::kOptional},
           {"warmup_steps", 0, Range::kNonNegative}};
 }
@@ -90,8 +90,8 @@ double CosineDecay(const double* values, double initial, double step) {
 std::vector<Parameter> LinearCosineParameters() {
   return {{"decay_steps", kNone, Range::kPositive},
           {"num_periods", 0.5, Range::kFinite},
-          {"alpha", 0, Range::kFinite},
-          {"beta", 1e-3, Range::kFinite}};
+          {"alpha", 0, Range::kNonNegative},
+          {"beta", 1e-3, Range::kNonNegative}};
 }
 
 double LinearCosineDecay(const double* values, double initial, double step) {

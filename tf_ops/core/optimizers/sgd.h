@@ -11,7 +11,8 @@ struct Sgd {
   static constexpr int kSlots = 0;
 
   static std::vector<Parameter> Parameters() {
-    return {{"learning_rate", 0.01, Range::kFinite}, {"weight_decay", 0.0, Range::kNonNegative}};
+    return {{"learning_rate", 0.01, Range::kNonNegative},
+            {"weight_decay", 0.0, Range::kNonNegative}};
   }
 
   explicit Sgd(const Values& values) : learning_rate(values["learning_rate"]) {}

@@ -13,7 +13,7 @@ struct V1Momentum {
   static constexpr int kSlots = 1;
 
   static std::vector<Parameter> Parameters() {
-    return {{"learning_rate", 0.01, Range::kFinite},
+    return {{"learning_rate", 0.01, Range::kNonNegative},
             {"momentum", 0.9, Range::kUnit},
             {"nesterov", 0.0, Range::kFlag},
             {"weight_decay", 0.0, Range::kNonNegative}};
