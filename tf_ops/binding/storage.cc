@@ -25,9 +25,9 @@ std::optional<AdmissionConfig> ToAdmission(const std::optional<AdmissionTuple>& 
   return config;
 }
 
-void Open(PyStorage* self, nb::handle path, std::optional<uint32_t> ttl,
-          uint64_t cache_bytes, bool write_through, bool read_only,
-          std::optional<uint64_t> spill_rows, bool reset_slots) {
+void Open(PyStorage* self, nb::handle path, std::optional<uint32_t> ttl, uint64_t cache_bytes,
+          bool write_through, bool read_only, std::optional<uint64_t> spill_rows,
+          bool reset_slots) {
   StorageOptions options;
   options.path = ToPath(path);
   options.ttl = ttl;
@@ -131,7 +131,8 @@ nb::dict DiskUse(PyStorage& self) {
 // Of each group of a dump: number, dim, slot floats, rows, meta.
 using DumpedGroup = std::tuple<int, int, int, uint64_t, std::string>;
 
-std::vector<DumpedGroup> DumpGroups(const std::string& path) {
+std::vector<DumpedGroup> DumpGroups(nb::handle given) {
+  const std::string path = ToPath(given);
   auto reader = Value(Unlocked([&] { return DumpReader::Open(path); }));
   std::vector<DumpedGroup> groups;
   for (const DumpGroup& group : reader->groups()) {
