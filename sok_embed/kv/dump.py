@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sok_embed.kv.arguments import check_path
 from sok_embed.kv.core import call_core
@@ -26,7 +26,7 @@ class Dump(NamedTuple):
     groups: tuple[Group, ...]
 
 
-def read_dump(path: str | os.PathLike[str]) -> Dump:
+def read_dump(path: str | bytes | os.PathLike[Any]) -> Dump:
     """What a dump says of itself; its rows are neither read nor checked.
 
     Args:

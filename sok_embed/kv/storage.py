@@ -231,11 +231,12 @@ class Storage:
             UserWarning: If the rows expired where they come from, and never do here, and nobody has
                 said so by `ttl=0`.
         """
-        rows = call_core(self.ready().load, check_path(path), _watched(progress))
-        theirs = read_dump(path).ttl
+        file = check_path(path)
+        rows = call_core(self.ready().load, file, _watched(progress))
+        theirs = read_dump(file).ttl
         if theirs and not self.ttl and self._ttl_by_default:
             warnings.warn(
-                f"The rows of '{os.fspath(path)}' expire {theirs} s after their last update where "
+                f"The rows of '{file}' expire {theirs} s after their last update where "
                 f"they come from, and never in {self!r}. Open it with ttl={theirs}, or with ttl=0 "
                 "to keep them for ever.",
                 stacklevel=2,

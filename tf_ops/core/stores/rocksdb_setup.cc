@@ -94,8 +94,8 @@ Status FromRocksdb(const rocksdb::Status& status, const std::string& what) {
   const std::string text = status.ToString();
   const auto says = [&](const char* part) { return text.find(part) != std::string::npos; };
   const std::string message = "could not " + what + ": " + text;
-  if (status.IsNoSpace() || status.IsCompactionTooLarge() || says("No space left") || says("File too large") ||
-      says("Disk quota exceeded")) {
+  if (status.IsNoSpace() || status.IsCompactionTooLarge() || says("No space left") ||
+      says("File too large") || says("Disk quota exceeded")) {
     return Status(Code::kResourceExhausted,
                   message + "; make room on the disk and try again, nothing written is lost");
   }
