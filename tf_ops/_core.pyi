@@ -53,8 +53,8 @@ class Storage:
         cache_bytes: int,
         write_through: bool,
         read_only: bool,
-        spill_rows: int | None = None,  # that may wait in the spill; None: by cache_bytes
         reset_slots: bool = False,
+        spill_rows: int | None = None,  # that may wait in the spill; None: by cache_bytes
     ) -> None: ...
     @staticmethod
     def find_open(path: _Path) -> Storage | None: ...

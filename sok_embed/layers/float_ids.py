@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 from keras import tree
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from sok_embed.kv.arguments import FLOATS_ROUND
 
@@ -30,6 +31,9 @@ def refuse_cast_floats(layer: keras.layers.Layer) -> None:
     Raises:
         ValueError: Naming the model, its input and the dtype that it was given.
     """
+    if in_symbolic_scope():
+        # Keras works out shapes, under MirroredStrategy with placeholders of any dtype.
+        return
     called: Any = layer
     functional: Any = None
     frame: Any = sys._getframe(1)

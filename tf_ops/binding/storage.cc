@@ -26,8 +26,8 @@ std::optional<AdmissionConfig> ToAdmission(const std::optional<AdmissionTuple>& 
 }
 
 void Open(PyStorage* self, nb::handle path, std::optional<uint32_t> ttl, uint64_t cache_bytes,
-          bool write_through, bool read_only, std::optional<uint64_t> spill_rows,
-          bool reset_slots) {
+          bool write_through, bool read_only, bool reset_slots,
+          std::optional<uint64_t> spill_rows) {
   StorageOptions options;
   options.path = ToPath(path);
   options.ttl = ttl;
@@ -159,8 +159,8 @@ void BindStorage(nb::module_& module) {
   auto storage =
       nb::class_<PyStorage>(module, "Storage")
           .def("__init__", Open, nb::arg("path"), nb::arg("ttl").none(), nb::arg("cache_bytes"),
-               nb::arg("write_through"), nb::arg("read_only"),
-               nb::arg("spill_rows").none() = nb::none(), nb::arg("reset_slots") = false)
+               nb::arg("write_through"), nb::arg("read_only"), nb::arg("reset_slots") = false,
+               nb::arg("spill_rows").none() = nb::none())
           .def_static("find_open", FindOpen, nb::arg("path"))
           .def_prop_ro("path", [](PyStorage& self) { return FromPath(self.storage->path()); })
           .def_prop_ro("ttl", [](PyStorage& self) { return self.storage->ttl(); })
