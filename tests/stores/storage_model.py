@@ -179,7 +179,7 @@ def _equal(found: np.ndarray, wanted: np.ndarray, what: str, positions: np.ndarr
 def _within_limit(side: Side, model: TableModel, fresh: int, now: int) -> bool | None:
     """Whether so many new rows fit; None: rows that have expired may be counted or not."""
     limit = model.config.max_rows
-    if limit == 0 or fresh + int(model.there.sum()) + model.made_again <= limit:
+    if limit == 0 or fresh + int(model.there.sum()) + model.outlived <= limit:
         return True
     if fresh > 0 and fresh + int(model.live(now, side.ttl).sum()) > limit:
         return False
@@ -281,7 +281,7 @@ def compact(life: Life, side: Side, random: np.random.Generator) -> None:
     for group in side.groups:
         model = side.models[group.number]
         model.there &= model.live(life.now, side.ttl)
-        model.made_again = 0
+        model.outlived = 0
         if side.ttl:
             assert side.tables[group.number].size() == model.there.sum()
 
@@ -293,9 +293,9 @@ def count(life: Life, side: Side, random: np.random.Generator) -> None:
         model, table = side.models[group.number], side.tables[group.number]
         live = side.live(group.number, life.now)
         for rows in (described[group.number]["rows"], table.size(), table.stats()["rows"]):
-            assert live.sum() <= rows <= model.there.sum() + model.made_again, (
+            assert live.sum() <= rows <= model.there.sum() + model.outlived, (
                 f"group {group.number} counts {rows} rows: {live.sum()} are live, "
-                f"{model.there.sum()} were made and not removed, {model.made_again} again"
+                f"{model.there.sum()} were made and not removed, {model.outlived} outlived"
             )
         assert described[group.number]["steps"] == model.steps
 

@@ -107,8 +107,8 @@ class TableModel:
         there: bool [rows], whether there is a row, expired ones included: until something comes
             upon them, these may be counted.
         floats, updates, times: Of each row, by position.
-        made_again: How many rows were made for keys whose rows had expired. The old ones may be
-            counted beside them, until all rows are counted anew.
+        outlived: How many rows had expired when their keys got new ones or were removed. RocksDB
+            may have dropped them before, which nobody counts until all rows are counted anew.
         steps: How many updates there were.
     """
 
@@ -120,7 +120,7 @@ class TableModel:
         self.floats = np.zeros((rows, config.floats), np.float32)
         self.updates = np.zeros(rows, np.int64)
         self.times = np.zeros(rows, np.int64)
-        self.made_again = 0
+        self.outlived = 0
         self.steps = 0
         self._seen = np.zeros(rows, np.int64)
         order = np.argsort(key_at(np.arange(rows)))
@@ -169,7 +169,7 @@ class TableModel:
 
     def make(self, fresh: np.ndarray, now: int, forget: bool = True) -> None:
         """Makes rows, at distinct positions."""
-        self.made_again += int(self.there[fresh].sum())
+        self.outlived += int(self.there[fresh].sum())
         self.there[fresh] = True
         self.floats[fresh] = 0
         self.floats[fresh, : self.config.dim] = self.starts[fresh]
@@ -219,6 +219,7 @@ class TableModel:
         """Removes rows, expired ones too. Returns how many of the others there were."""
         distinct = np.unique(positions)
         removed = int(self.live(now, ttl)[distinct].sum())
+        self.outlived += int(self.there[distinct].sum()) - removed
         self.there[distinct] = False
         return removed
 
