@@ -37,11 +37,12 @@ class FullDisk:
         status = os.statvfs(self._ballast.parent)
         size = status.f_bavail * status.f_frsize - slack
         with open(self._ballast, "wb") as file:
-            if size > 0:
+            while size > 0:
                 try:
                     os.posix_fallocate(file.fileno(), 0, size)
-                except OSError:  # the file system needs some for itself
-                    os.posix_fallocate(file.fileno(), 0, max(1, size - (256 << 10)))
+                    break
+                except OSError:  # the file system, or another thread, has taken some
+                    size -= 256 << 10
         self.broken = True
         return f"full but for {slack} bytes"
 
@@ -97,10 +98,12 @@ class Attempt:
         """Opens the storage, as soon as the disk can be used."""
         try:
             self._worker.open(time_at(number))
+            return
         except (self._core.StorageError, PermissionError) as error:
             self._expected(error, "opening")
-            self.disk.mend()
-            self._worker.open(time_at(number))
+        # Out here nothing holds on to the storage that could not be opened as a whole.
+        say(f"{self.disk.mend()}, to open")
+        self._worker.open(time_at(number))
 
     def work(self, first: int, last: int) -> None:
         """Makes calls [first, last), on a disk that is broken now and then."""

@@ -184,12 +184,12 @@ class Killer:
         else:
             storage.close()
             raise Difference(" / ".join(map(str, differences)))
+        self._check_dumps(run)
         found.settle(replay)
         self._check_vectors(storage, replay, now)
         storage.close()
         if not read_only and list(path.glob("sok-publish-*")):
             raise Difference("files of a flush are left")
-        self._check_dumps(run)
         self._check_checkpoints(run)
         self._replay = replay
 
