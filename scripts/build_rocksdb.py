@@ -57,6 +57,7 @@ LEFT_OUT = (
 )
 
 # Changes to the source: (file, text that must occur once, its replacement).
+LEFT_FILE = "      minHeap_.pop();\n    }\n"
 SOURCES_END = 'message(STATUS "ROCKSDB_PLUGINS: ${ROCKSDB_PLUGINS}")\n'
 PATCHES = (
     (
@@ -68,6 +69,26 @@ PATCHES = (
         "utilities/transactions/snapshot_checker.cc",
         "#else\n\nWritePreparedSnapshotChecker::",
         "#elif 0\n\nWritePreparedSnapshotChecker::",
+    ),
+    # A file whose first or last key could not be read was taken in as one without keys, and its
+    # rows were never found again: an error of one system call that nobody was told.
+    (
+        "db/external_sst_file_ingestion_job.cc",
+        "  iter->SeekToFirst();\n",
+        "  iter->SeekToFirst();\n  if (!iter->status().ok()) return iter->status();\n",
+    ),
+    (
+        "db/external_sst_file_ingestion_job.cc",
+        "    iter->SeekToLast();\n",
+        "    iter->SeekToLast();\n    if (!iter->status().ok()) return iter->status();\n",
+    ),
+    # A scan went on without a word behind a file whose first block could not be read. RocksDB 8.5.2
+    # has the same change.
+    (
+        "table/merging_iterator.cc",
+        f"{LEFT_FILE}    // Remove last SST file's range tombstone end key",
+        f"      considerStatus(current->iter.status());\n{LEFT_FILE}"
+        "    // Remove last SST file's range tombstone end key",
     ),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from pathlib import Path
@@ -11,8 +12,9 @@ from types import ModuleType
 CORE_PATH = Path(__file__).resolve().parents[2] / "tf_ops" / "_core.so"
 
 
+@functools.cache
 def load_core(path: str | os.PathLike[str] = CORE_PATH) -> ModuleType:
-    """Loads `_core` from its library, which a process can do once."""
+    """Loads `_core` from its library, which a process can do once; the same object each time."""
     spec = importlib.util.spec_from_file_location("_core", path)
     core = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(core)

@@ -99,21 +99,21 @@ def one_run(
         outside = Path(name)
         with mounted(file_system, outside, megabytes) as folder:
             arguments = [core_path, folder, outside, durability, scenario, ttl, seed, 1, 1 + calls]
-            environment = _faulty(outside) if file_system == "faulty" else {}
-            done = _run_python(WORKER, *arguments, **environment)
+            environment = faulty(outside) if file_system == "faulty" else {}
+            done = run_python(WORKER, *arguments, **environment)
             if verbose:
                 print(done.stdout, done.stderr)
             if done.returncode != 0:
                 last = [*done.stdout.splitlines()[-3:], *done.stderr.splitlines()[-2:]]
                 return what, f"ended with {done.returncode}: " + "; ".join(last)
             (folder / "ballast").unlink(missing_ok=True)
-            examined = _run_python(__file__, "--core", core_path, "--examine", folder, calls)
+            examined = run_python(__file__, "--core", core_path, "--examine", folder, calls)
             if examined.returncode != 0:
                 return what, f"examining ended with {examined.returncode}: {examined.stderr[-300:]}"
             return what, examined.stdout.strip() or None
 
 
-def _faulty(outside: Path) -> dict[str, str]:
+def faulty(outside: Path) -> dict[str, str]:
     """The environment of a process whose calls on the disk may fail."""
     library = outside / "faulty.so"
     command = ["gcc", "-O1", "-shared", "-fPIC", "-o", library, FAULTY, "-ldl"]
@@ -121,13 +121,16 @@ def _faulty(outside: Path) -> dict[str, str]:
     return {"LD_PRELOAD": str(library), "SOK_FAULTY": f"{outside}/disk/"}
 
 
-def _run_python(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_python(
+    *command: object, seconds: int = 300, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a script of Python's, no longer than that."""
     return subprocess.run(
         [sys.executable, *map(str, command)],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=seconds,
     )
 
 

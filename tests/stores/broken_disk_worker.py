@@ -68,6 +68,15 @@ class FaultyDisk:
         self._library.break_files(error, ctypes.c_long(after), once, reads)
         return f"{errno.errorcode[error]} after {after}, once {once}, reads {reads}"
 
+    def break_down_once(self, error: int, after: int) -> None:
+        """One call fails, whichever it is, after that many that do not."""
+        self.broken = True
+        self._library.break_files(error, ctypes.c_long(after), True, True)
+
+    def count(self) -> int:
+        """How many calls there were since it broke down."""
+        return self._library.calls_on_files()
+
     def mend(self) -> str:
         failed = self._library.mend_files()
         self.broken = False
@@ -116,18 +125,19 @@ class Attempt:
                 if self._random.random() < 0.5:
                     self.compare(number)
                 if len(self.states.kept) > 4 or self._random.random() < 0.3:
-                    self._call(replace(call_at(self._seed, number), kind="flush"))
+                    self.call(replace(call_at(self._seed, number), kind="flush"))
             self._calls_left -= 1
-            self._call(call_at(self._seed, number))
+            self.call(call_at(self._seed, number))
             if self.states.rows_in_doubt:
                 say(f"{self.disk.mend()}, to look for rows")
                 self.compare(number)
-                self._call(replace(call_at(self._seed, number), kind="flush"))
+                self.call(replace(call_at(self._seed, number), kind="flush"))
 
     def break_down(self) -> None:
         say(self.disk.break_down(self._random))
 
-    def _call(self, call: Call) -> None:
+    def call(self, call: Call) -> None:
+        """Makes a call, which may fail if the disk is broken."""
         if call.kind == "dump" and len(self.states.present) > 1:
             return  # of which of them?
         try:

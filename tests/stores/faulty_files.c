@@ -21,14 +21,19 @@ static atomic_long calls_left;
 static atomic_int only_one;
 static atomic_int reads_too;
 static atomic_long failed;
+static atomic_long called;
 
 void break_files(int error, long after, int once, int reads) {
   calls_left = after;
   only_one = once;
   reads_too = reads;
   failed = 0;
+  called = 0;
   failure = error;
 }
+
+/* How many calls there were that could have failed, since break_files. */
+long calls_on_files(void) { return called; }
 
 /* Returns how many calls have failed. */
 long mend_files(void) {
@@ -54,6 +59,7 @@ static int Open(int fd) {
 static int Fails(int ours, int reads) {
   const int error = failure;
   if (error == 0 || !ours || (reads && !reads_too)) return 0;
+  atomic_fetch_add(&called, 1);
   const long left = atomic_fetch_sub(&calls_left, 1);
   if (left > 0 || (only_one && left < 0)) return 0;
   atomic_fetch_add(&failed, 1);

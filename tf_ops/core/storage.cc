@@ -356,6 +356,10 @@ Status Storage::SettleAtRest() {
 Status Storage::FlushAtRest() {
   if (core_->database == nullptr) return core_->CheckOpen();
   if (core_->read_only) return Status();
+  return core_->WriteAtRest([this] { return FlushOnce(); });
+}
+
+Status Storage::FlushOnce() {
   RowDatabase& database = *core_->database;
   Status status = database.CheckFolder();
   if (status.ok()) status = database.Recover();

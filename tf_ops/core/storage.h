@@ -158,6 +158,7 @@ class Storage : public std::enable_shared_from_this<Storage> {
   Status Ready();
   Status ReadyToWrite();
   Status FlushAtRest();
+  Status FlushOnce();
   Status SettleAtRest();
   Result<std::map<int, GroupMeta>> GroupsAtRest() const;
   // One group of a file that is to be taken in.

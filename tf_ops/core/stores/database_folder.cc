@@ -5,9 +5,10 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <string_view>
 #include <vector>
+
+#include "core/stores/file_error.h"
 
 namespace sok {
 namespace {
@@ -53,9 +54,7 @@ Status MakeFolders(const std::string& path) {
   for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
     const std::string part = path.substr(0, end);
     if (mkdir(part.c_str(), 0777) != 0 && errno != EEXIST) {
-      const Code code =
-          errno == EACCES || errno == EROFS ? Code::kPermissionDenied : Code::kInternal;
-      return Status(code, "could not make the folder '" + part + "': " + strerror(errno));
+      return FileError(errno, "could not make the folder '" + part + "'");
     }
     if (end == std::string::npos) return Status();
   }

@@ -15,6 +15,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "core/stores/file_error.h"
+
 namespace sok {
 namespace {
 
@@ -122,16 +124,8 @@ std::string Journal::PathOf(uint64_t number) const {
 }
 
 Status Journal::Failed(const char* what, int error) const {
-  const std::string message = std::string("could not ") + what + " the journal of the storage '" +
-                              folder_ + "': " + strerror(error);
-  if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
-    return Status(Code::kResourceExhausted,
-                  message + "; make room on the disk and try again, nothing written is lost");
-  }
-  if (error == EACCES || error == EROFS || error == EPERM) {
-    return Status(Code::kPermissionDenied, message + "; check who owns the folder");
-  }
-  return Status(error == ENOENT ? Code::kNotFound : Code::kInternal, message);
+  return FileError(
+      error, std::string("could not ") + what + " the journal of the storage '" + folder_ + "'");
 }
 
 Status Journal::OpenSegment() {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "core/stores/file_error.h"
 #include "core/stores/row_codec.h"
 #include "core/stores/row_database.h"
 
@@ -96,12 +97,12 @@ Status FromRocksdb(const rocksdb::Status& status, const std::string& what) {
   const std::string message = "could not " + what + ": " + text;
   if (status.IsNoSpace() || status.IsCompactionTooLarge() || says("No space left") ||
       says("File too large") || says("Disk quota exceeded")) {
-    return Status(Code::kResourceExhausted,
-                  message + "; make room on the disk and try again, nothing written is lost");
+    return Status(Code::kResourceExhausted, message + kMakeRoom);
   }
-  if (says("Permission denied") || says("Read-only file system")) {
-    return Status(Code::kPermissionDenied, message + "; check who owns the folder");
+  if (says("Read-only file system")) {
+    return Status(Code::kPermissionDenied, message + kMountForWriting);
   }
+  if (says("Permission denied")) return Status(Code::kPermissionDenied, message + kCheckOwner);
   if (status.IsCorruption()) {
     return Status(Code::kDataLoss, message + "; restore the folder from a checkpoint or a dump");
   }

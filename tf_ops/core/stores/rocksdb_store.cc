@@ -84,6 +84,12 @@ Result<StorageCore::Entrance> StorageCore::Enter(bool to_write) {
   return Result<Entrance>(std::move(entrance));
 }
 
+Status StorageCore::WriteAtRest(const std::function<Status()>& call) {
+  const Status status = call();
+  if (status.ok() || !database->failed() || !database->Recover().ok()) return status;
+  return call();
+}
+
 RocksdbStore::RocksdbStore(std::shared_ptr<StorageCore> core, int group, const GroupMeta& meta)
     : core_(std::move(core)),
       group_(group),

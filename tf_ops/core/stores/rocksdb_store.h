@@ -51,6 +51,11 @@ struct StorageCore {
   using Entrance = std::shared_lock<SharedMutex>;
   Result<Entrance> Enter(bool to_write);
 
+  // Makes a call that puts rows into the database, for who holds the gate alone. It may meet the
+  // error of what RocksDB did in the background, on a disk that works again by now: it is made once
+  // more if the database can be mended.
+  Status WriteAtRest(const std::function<Status()>& call);
+
   const std::shared_ptr<Expiry> expiry;
   CacheMemory memory;
   // Whatever reads or writes the database holds it shared, for a batch; who needs every group at
@@ -126,6 +131,7 @@ class RocksdbStore final : public RowStore {
   void MarkClean();
   // Writes them to the database, pending.
   Status Settle();
+  Status SettleOnce();
   // Makes the description of the group durable, where calls are.
   Status RecordMeta();
   // As the group is once everything dirty is written.

@@ -85,6 +85,10 @@ void RocksdbStore::MarkClean() {
 }
 
 Status RocksdbStore::Settle() {
+  return core_->WriteAtRest([this] { return SettleOnce(); });
+}
+
+Status RocksdbStore::SettleOnce() {
   RowBatch batch;
   Status status =
       ForEachDirty([&](Key key, const RowHeader& header, const float* floats, size_t n) {

@@ -8,7 +8,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -25,15 +27,33 @@ constexpr char kMetaName[] = "sok_meta";
 rocksdb::Slice SliceOf(std::string_view view) { return {view.data(), view.size()}; }
 std::string_view ViewOf(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
 
-// RocksDB may be busy with its own attempts to go on after an error.
 constexpr int kResumeAttempts = 50;
 constexpr std::chrono::milliseconds kResumePause(100);
+
+// Has RocksDB write again after an error, if it can.
+rocksdb::Status Resume(rocksdb::DB* db) {
+  rocksdb::Status status;
+  for (int attempt = 0; attempt < kResumeAttempts; ++attempt) {
+    status = db->Resume();
+    if (!status.IsBusy()) break;
+    std::this_thread::sleep_for(kResumePause);  // somebody else is trying
+  }
+  return status;
+}
 
 Status InUse(const std::string& path) {
   return Status(Code::kUnavailable,
                 "the storage '" + path + "' is in use: its lock '" + path + "/LOCK' is taken" +
                     OpenFolders::Holder(path) +
                     "; close the storage there, or give this one a folder of its own");
+}
+
+// Whether it could not be opened because somebody has it open.
+bool IsLocked(const rocksdb::Status& status) {
+  const std::string text = status.ToString();
+  const auto says = [&](const char* part) { return text.find(part) != std::string::npos; };
+  return says("lock hold by current process") ||
+         (says("While lock file") && (says(std::strerror(EAGAIN)) || says(std::strerror(EACCES))));
 }
 
 Status Foreign(const std::string& path) {
@@ -114,10 +134,7 @@ Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(const Opt
                           ? rocksdb::DB::OpenForReadOnly(db_options, path, families, &opened, &db)
                           : rocksdb::DB::Open(db_options, path, families, &opened, &db);
   if (!status.ok()) {
-    const std::string text = status.ToString();
-    const bool locked =
-        text.find("LOCK") != std::string::npos && text.find("ermission") == std::string::npos;
-    if (!locked) return FromRocksdb(status, what);
+    if (!IsLocked(status)) return FromRocksdb(status, what);
     // Another process has it. That it is not this one must not count for finding out who has.
     OpenFolders::Remove(std::exchange(handles->locked, {0, 0}));
     return InUse(path);
@@ -172,12 +189,7 @@ Status RowDatabase::Recover() {
   // RocksDB 7.8 goes wrong when it ingests files after such an error, so it is opened anew. What is
   // pending has no log, and is saved as files before.
   if (handles_ != nullptr && has_pending()) {
-    rocksdb::Status status;
-    for (int attempt = 0; attempt < kResumeAttempts; ++attempt) {
-      status = handles_->db->Resume();
-      if (!status.IsBusy()) break;
-      std::this_thread::sleep_for(kResumePause);  // it is trying by itself
-    }
+    rocksdb::Status status = Resume(handles_->db.get());
     if (status.ok()) status = handles_->db->Flush({}, handles_->pending);
     if (!status.ok()) return FromRocksdb(status, "write rows to '" + path_ + "'");
   }
@@ -277,7 +289,11 @@ Status RowDatabase::WritePending(const RowBatch& batch) {
   });
   rocksdb::WriteOptions options;
   options.disableWAL = true;
-  const auto status = handles_->db->Write(options, &writes);
+  auto status = handles_->db->Write(options, &writes);
+  // Perhaps it stopped for an error that is over by now.
+  if (!status.ok() && handles_->errors->failed() && Resume(handles_->db.get()).ok()) {
+    status = handles_->db->Write(options, &writes);
+  }
   if (status.ok()) pending_rows_ += batch.rows();
   return FromRocksdb(status, "write rows to '" + path_ + "'");
 }

@@ -21,8 +21,13 @@ constexpr char kPublishPrefix[] = "sok-publish-";
 // Remembers that RocksDB ran into an error that stopped its writes.
 class ErrorListener final : public rocksdb::EventListener {
  public:
-  void OnBackgroundError(rocksdb::BackgroundErrorReason, rocksdb::Status*) override {
+  void OnBackgroundError(rocksdb::BackgroundErrorReason, rocksdb::Status* status) override {
     failed_ = true;
+    // RocksDB resumes after a full disk, but holds other errors of the disk for the end, as of a
+    // compaction that could not write. What was to be written is in memory all the same.
+    if (status->IsIOError() && status->severity() == rocksdb::Status::kFatalError) {
+      *status = rocksdb::Status(*status, rocksdb::Status::kHardError);
+    }
   }
   // RocksDB would try to go on by itself every few seconds, and be busy meanwhile. Recover decides.
   void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason, rocksdb::Status,

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <utility>
 
+#include "core/stores/file_error.h"
+
 namespace sok {
 
 Result<std::unique_ptr<SpillFile>> SpillFile::Open(const std::string& folder, uint64_t most_rows) {
@@ -19,8 +21,7 @@ Result<std::unique_ptr<SpillFile>> SpillFile::Open(const std::string& folder, ui
     if (file >= 0) unlink(name.c_str());
   }
   if (file < 0) {
-    const Code code = errno == EACCES || errno == EROFS ? Code::kPermissionDenied : Code::kInternal;
-    return Status(code, "could not make a file in '" + folder + "': " + strerror(errno));
+    return FileError(errno, "could not make a file in '" + folder + "'");
   }
   return std::unique_ptr<SpillFile>(new SpillFile(file, folder, most_rows));
 }
@@ -56,13 +57,8 @@ void SpillFile::FreeSegment(uint32_t segment) {
 }
 
 Status SpillFile::Failed(const char* what) const {
-  const Code code = errno == ENOSPC || errno == EDQUOT || errno == EFBIG ? Code::kResourceExhausted
-                                                                         : Code::kInternal;
-  return Status(code, std::string("could not ") + what + " the rows that do not fit into the " +
-                          "cache, in '" + folder_ + "': " + strerror(errno) +
-                          (code == Code::kResourceExhausted
-                               ? "; make room on the disk and try again, nothing is lost"
-                               : ""));
+  return FileError(errno, std::string("could not ") + what +
+                              " the rows that do not fit into the cache, in '" + folder_ + "'");
 }
 
 Status SpillFile::Write(uint32_t segment, size_t offset, const char* from, size_t n) const {
