@@ -19,20 +19,25 @@ from table_model import key_at
 
 
 class Worker:
-    """A storage and its tables."""
+    """A storage and its tables. The seed decides how many rows may wait in the spill."""
 
-    def __init__(self, core: ModuleType, folder: Path, durability: str, ttl: int) -> None:
+    def __init__(
+        self, core: ModuleType, folder: Path, durability: str, ttl: int, seed: int
+    ) -> None:
         self._core = core
         self._folder = folder
         self._through = durability == "update"
         self._ttl = ttl
+        self._spill_rows = (None, 0, 1_000)[seed // 4 % 3]
         self._optimizers = {g: self._core.Optimizer(g.rule, g.hypers) for g in GROUPS}
         self.storage: Any = None
 
     def open(self, now: int) -> None:
         folder = str(self._folder / "rows")
         self.storage, self._tables = None, {}
-        self.storage = self._core.Storage(folder, self._ttl, CACHE_BYTES, self._through, False)
+        self.storage = self._core.Storage(
+            folder, self._ttl, CACHE_BYTES, self._through, False, spill_rows=self._spill_rows
+        )
         self.storage.set_now(now)
         self._tables = {group: group.open_table(self.storage) for group in GROUPS}
 
@@ -82,7 +87,7 @@ def main(
     core_path: str, folder: str, durability: str, ttl: int, seed: int, first: int, last: int
 ) -> None:
     """Makes calls [first, last), and closes as call `last`."""
-    worker = Worker(load_core(core_path), Path(folder), durability, ttl)
+    worker = Worker(load_core(core_path), Path(folder), durability, ttl, seed)
     say("opening")
     worker.open(time_at(first))
     say("opened")

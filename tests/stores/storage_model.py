@@ -39,6 +39,7 @@ KEYS = 12_000
 # Later than the present: what the library does before it is told the time, finds no row expired.
 START = 2_000_000_000
 TTLS = (0, 100, 1_000)
+SPILLS = (None, 0, 300, 3_000)  # rows that may wait in the spill; None: more than there are
 STEPS = 250
 CACHE_MIB = 1  # the least there is, a third of one group and less than a large batch
 
@@ -55,8 +56,15 @@ class Dump:
 class Side:
     """One storage and its groups, as they are and as they should be."""
 
-    def __init__(self, core: ModuleType, folder: Path, groups: list[GroupConfig]) -> None:
+    def __init__(
+        self,
+        core: ModuleType,
+        folder: Path,
+        groups: list[GroupConfig],
+        spill_rows: int | None,
+    ) -> None:
         self._core = core
+        self._spill_rows = spill_rows
         self.folder = folder
         self.groups = groups
         self.starts = {g.number: g.starts(core, KEYS) for g in groups}
@@ -73,7 +81,9 @@ class Side:
     def open(
         self, now: int, ttl: int | None, cache: int, through: bool, read_only: bool = False
     ) -> None:
-        self.storage = self._core.Storage(str(self.folder), ttl, cache, through, read_only)
+        self.storage = self._core.Storage(
+            str(self.folder), ttl, cache, through, read_only, spill_rows=self._spill_rows
+        )
         self.storage.set_now(now)
         self.read_only = read_only
         if ttl is not None:
@@ -112,7 +122,8 @@ class Life:
             GroupConfig(5, 24, momentum=True, min_count=1 + int(random.random() < 0.3)),
         ]
         ttl = int(random.choice(self.ttls))
-        self.sides = [Side(self.core, self.folder / name, groups) for name in ("a", "b")]
+        spill_rows = SPILLS[int(random.integers(len(SPILLS)))]
+        self.sides = [Side(self.core, self.folder / n, groups, spill_rows) for n in ("a", "b")]
         for side in self.sides:
             side.open(self.now, ttl, self.cache, bool(random.random() < 0.4))
             side.open_tables()
