@@ -99,7 +99,8 @@ class Storage:
         with _open_lock:
             self._native = call_core(
                 _core.Storage,
-                self.path,
+                # The process may change its working directory while the storage is open.
+                self.path and os.path.join(os.getcwd(), self.path),
                 None if ttl is None else check_integer("ttl", ttl, 0, UINT32),
                 check_integer("cache_bytes", cache_bytes, 0, UINT64),
                 durability == "update",

@@ -160,3 +160,47 @@ def test_what_the_user_may_not_use_is_a_permission_error(tmp_path):
     lines = result.stdout.splitlines()
     assert len(lines) == 11, result.stderr
     assert [line for line in lines if not line.endswith(" refused True")] == []
+
+
+def test_a_storage_of_a_relative_path_survives_a_change_of_directory(tmp_path, monkeypatch):
+    for name in ("here", "elsewhere"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with kv.Storage("rows") as storage:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        embedding = sgd(storage)
+        for call in (storage.flush, storage.compact, lambda: None):
+            embedding.apply_gradients(keys(1), ones(1))
+            call()
+        with kv.Storage("rows") as other:  # of the same name, and none of the first
+            sgd(other).apply_gradients(keys(2), ones(1))
+    for name, key, value in (("here", 1, -3), ("elsewhere", 2, -1)):
+        with kv.Storage(tmp_path / name / "rows", read_only=True) as storage:
+            assert peek(sgd(storage), 1, 2)[2 - key].tolist() == [0, 0]
+            assert peek(sgd(storage), key).tolist() == [[value, value]]
+
+
+def test_the_end_of_the_process_closes_it_from_another_directory(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    program = """
+import os, sys
+import numpy as np
+from sok_embed import kv
+os.chdir(sys.argv[1])
+embedding = kv.Embedding(
+    kv.Storage("rows"), kv.Optimizer("sgd", gamma=1), kv.Initializer("zeros"), dimension=2
+)
+embedding.apply_gradients(np.array([1], np.uint64), np.ones([1, 2], np.float32))
+os.chdir("elsewhere")
+"""
+    done = run_python(program, tmp_path)
+    assert done.returncode == 0, done.stderr
+    with kv.Storage(tmp_path / "rows", read_only=True) as storage:
+        assert peek(sgd(storage), 1).tolist() == [[-1, -1]]
+
+
+def test_no_path_is_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="a folder"):
+        kv.Storage("")
+    assert os.listdir() == []
