@@ -5,6 +5,7 @@
 #include <cstring>
 #include <exception>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <shared_mutex>
 #include <utility>
 
@@ -48,13 +49,37 @@ std::string ChunkName(int group, uint32_t chunk) {
   return AdmissionName(group) + name;
 }
 
+// The id of a storage goes with its rows, into checkpoints too, and says which journal is its own.
+uint64_t NewId() {
+  std::random_device random;
+  uint64_t id = 0;
+  while (id == 0) id = uint64_t{random()} << 32 | random();
+  return id;
+}
+
+std::string IdText(uint64_t id) {
+  char text[17];
+  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(id));
+  return text;
+}
+
+// 0 of a description that has none.
+uint64_t IdIn(const std::string& description) {
+  const auto json = nlohmann::json::parse(description, nullptr, false);
+  if (!json.is_object() || !json.contains("id") || !json["id"].is_string()) return 0;
+  return std::strtoull(json["id"].get<std::string>().c_str(), nullptr, 16);
+}
+
 // Writes down what the storage is, unless it stands there already. Rows that had expired may live
 // under another TTL, and the other way round, so they are counted anew.
-Status Describe(RowDatabase* database, const Expiry& expiry, const std::string& description) {
-  const nlohmann::ordered_json json = {{"format", kFormat}, {"ttl", expiry.ttl()}};
+Status Describe(RowDatabase* database, const Expiry& expiry, uint64_t id,
+                const std::string& description) {
+  const nlohmann::ordered_json json = {
+      {"format", kFormat}, {"ttl", expiry.ttl()}, {"id", IdText(id)}};
   if (description == json.dump()) return Status();
   NamedValues values;
-  if (!description.empty()) {
+  const auto before = nlohmann::ordered_json::parse(description, nullptr, false);
+  if (before.is_object() && before["ttl"] != json["ttl"]) {
     auto counted = CountAllGroups(*database, expiry, expiry.Now());
     if (!counted.ok()) return counted.status();
     values = std::move(counted.value());
@@ -117,16 +142,19 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
       SpillFile::Open(options.path, options.spill_rows.value_or(spill_index / kBytesAPlace));
   if (!spill.ok() && !options.read_only) return spill.status();
   if (spill.ok()) core->spill = std::move(spill.value());
-  auto next_segment = TakeInJournal(core->database.get(), *core->expiry, options.read_only);
+  core->id = IdIn(description);
+  auto next_segment =
+      TakeInJournal(core->database.get(), *core->expiry, core->id, options.read_only);
   if (!next_segment.ok()) return next_segment.status();
   if (!options.read_only) {
     RemoveUnfinishedCheckpoints(options.path);
-    Status status = Describe(core->database.get(), *core->expiry, description);
+    if (core->id == 0) core->id = NewId();
+    Status status = Describe(core->database.get(), *core->expiry, core->id, description);
     if (!status.ok()) return status;
   }
   if (options.write_through && !options.read_only) {
-    core->journal =
-        std::make_unique<Journal>(options.path, next_segment.value(), options.journal_bytes);
+    core->journal = std::make_unique<Journal>(options.path, core->id, next_segment.value(),
+                                              options.journal_bytes);
   }
   std::shared_ptr<Storage> storage(new Storage(core));
   storage->SetResetSlots(options.reset_slots);
@@ -377,8 +405,10 @@ Status Storage::FlushOnce() {
     }
   }
   Journal* const journal = core_->journal.get();
-  const uint64_t journal_number = journal == nullptr ? 0 : journal->number();
   const bool has_journal = journal != nullptr && !journal->empty();
+  // What comes later goes to another segment: the database may have this number also if the flush
+  // fails, and be opened again with it.
+  const uint64_t journal_number = has_journal ? journal->EndSegment() : 0;
   if (has_journal) meta[kJournalName] = std::to_string(journal_number);
   if (!database.has_pending() && dirty <= kBatchBytes) {
     RowBatch batch;

@@ -124,6 +124,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   Result<RowDatabase::DiskUse> disk_use();
 
   const std::string& path() const { return core_->path; }
+  // Of the rows that were first made here: their checkpoints have it too. 0: read-only, and made by
+  // a version that gave no ids.
+  uint64_t id() const { return core_->id; }
   uint32_t ttl() const { return core_->expiry->ttl(); }
   bool read_only() const { return core_->read_only; }
   bool closed();

@@ -85,7 +85,8 @@ Result<NamedValues> Describe(const RowDatabase& database, const JournalReader& j
 
 }  // namespace
 
-Result<uint64_t> TakeInJournal(RowDatabase* database, const Expiry& expiry, bool read_only) {
+Result<uint64_t> TakeInJournal(RowDatabase* database, const Expiry& expiry, uint64_t storage,
+                               bool read_only) {
   auto stored = database->ReadMeta(kJournalName);
   if (!stored.ok()) return stored.status();
   uint64_t applied = 0;
@@ -95,24 +96,25 @@ Result<uint64_t> TakeInJournal(RowDatabase* database, const Expiry& expiry, bool
   const std::string& path = database->path();
   const std::vector<uint64_t> segments = JournalSegments(path);
   if (segments.empty()) return applied + 1;
-  auto opened = JournalReader::Open(path, applied);
+  auto opened = JournalReader::Open(path, storage, applied);
   if (!opened.ok()) return opened.status();
   std::unique_ptr<JournalReader> journal = std::move(opened.value());
-  const uint64_t last = std::max(applied, segments.back());
-  if (!journal->empty()) {
+  const uint64_t last = journal->last();
+  if (read_only) {
+    if (journal->empty()) return last + 1;
     auto meta = Describe(*database, *journal, expiry);
     if (!meta.ok()) return meta.status();
-    if (read_only) {
-      database->ShowJournal(std::move(journal), std::move(meta.value()));
-      return last + 1;
-    }
+    database->ShowJournal(std::move(journal), std::move(meta.value()));
+    return last + 1;
+  }
+  if (last > applied) {  // also without a record: segments follow each other without a gap
+    auto meta = Describe(*database, *journal, expiry);
+    if (!meta.ok()) return meta.status();
     meta.value()[kJournalName] = std::to_string(last);
     Status status = database->PublishJournal(*journal, meta.value());
     if (!status.ok()) return status;
   }
-  if (!read_only) {
-    for (uint64_t segment : segments) RemoveJournalSegment(path, segment);
-  }
+  for (uint64_t segment : segments) RemoveJournalSegment(path, segment);
   return last + 1;
 }
 

@@ -12,8 +12,10 @@ namespace sok {
 // The named value that says up to which segment of the journal the database has everything.
 constexpr char kJournalName[] = "journal";
 
-// Publishes what the journal holds and the database does not, and removes its files; has a database
-// that is read-only show it. Returns the number for the next segment.
-Result<uint64_t> TakeInJournal(RowDatabase* database, const Expiry& expiry, bool read_only);
+// Publishes what the journal of the storage with that id holds and the database does not, and
+// removes its files; has a database that is read-only show it. Returns the number for the next
+// segment.
+Result<uint64_t> TakeInJournal(RowDatabase* database, const Expiry& expiry, uint64_t storage,
+                               bool read_only);
 
 }  // namespace sok

@@ -185,7 +185,7 @@ TEST_CASE("a damaged journal is an error that names it, and not the end of what 
     const std::string killed = Killed(folder, "killed");
     const std::string segment = LastSegment(killed);
     std::string bytes = ReadAll(segment);
-    const size_t at = i < 48 ? i : random() % bytes.size();
+    const size_t at = i < 56 ? i : random() % bytes.size();
     bytes[at] = static_cast<char>(bytes[at] ^ (1 << random() % 8));
     WriteAll(segment, bytes);
     const auto opened = Storage::Open(At(killed));
@@ -212,6 +212,93 @@ TEST_CASE("a restore is durable when it returns, and a journal from before does 
   CHECK(RowsAt(Killed(folder, "killed"), /*read_only=*/true) == expected);
   CHECK(RowsAt(Killed(folder, "killed"), /*read_only=*/false) == expected);
   CHECK(RowsOf(*table) == expected);
+}
+
+// A storage after some calls, with another flush before some more.
+class TwoSegments {
+ public:
+  TwoSegments() {
+    {
+      const auto storage = Value(Storage::Open(At(folder / "rows")));
+      const auto table = TableOf(*storage);
+      for (int call = 0; call < 3; ++call) calls.Run(*table);
+      REQUIRE(storage->Checkpoint(folder / "early").ok());
+      early = calls.model;
+      calls.Run(*table);
+      Killed(folder, "first");  // the checkpoint's next segment
+      REQUIRE(storage->Flush().ok());
+      calls.Run(*table);
+      Killed(folder, "second");
+    }
+  }
+  // Puts what one folder has as its journal into another.
+  void MoveJournal(const std::string& from, const std::string& to) const {
+    const fs::path segment = LastSegment(folder / from);
+    fs::copy_file(segment, fs::path(folder / to) / segment.filename());
+  }
+
+  const TestFolder folder;
+  Calls calls{11};
+  Rows early;
+};
+
+TEST_CASE("a journal that begins later than the database ends is an error") {
+  TwoSegments storage;
+  storage.MoveJournal("second", "early");
+  const std::string path = storage.folder / "early";
+  for (const bool read_only : {true, false}) {
+    const auto opened = Storage::Open(At(path, true, read_only));
+    REQUIRE_FALSE(opened.ok());
+    CHECK(opened.status().code() == Code::kDataLoss);
+    CHECK(Contains(opened.status(), LastSegment(path)));
+    CHECK(Contains(opened.status(), "missing"));
+  }
+  storage.MoveJournal("first", "early");  // now it is whole
+  CHECK(RowsAt(path, /*read_only=*/false) == storage.calls.model);
+}
+
+TEST_CASE("without the journal that is in its way a storage opens as it was") {
+  TwoSegments storage;
+  storage.MoveJournal("second", "early");
+  const std::string path = storage.folder / "early";
+  fs::remove(LastSegment(path));
+  CHECK(RowsAt(path, /*read_only=*/false) == storage.early);
+}
+
+TEST_CASE("a journal of another storage is an error") {
+  TwoSegments storage, other;
+  const std::string path = other.folder / "early";
+  fs::copy_file(LastSegment(storage.folder / "first"),
+                fs::path(path) / fs::path(LastSegment(storage.folder / "first")).filename());
+  const auto opened = Storage::Open(At(path));
+  REQUIRE_FALSE(opened.ok());
+  CHECK(opened.status().code() == Code::kDataLoss);
+  CHECK(Contains(opened.status(), "another storage"));
+}
+
+TEST_CASE("a segment that a kill has left without a record leaves no gap") {
+  TwoSegments storage;
+  const std::string path = storage.folder / "first";
+  const std::string segment = LastSegment(path);
+  fs::resize_file(segment, sizeof(JournalSegmentHeader));
+  CHECK(RowsAt(path, /*read_only=*/true) == storage.early);
+  CHECK(RowsAt(path, /*read_only=*/false) == storage.early);
+  Calls calls{12};
+  calls.model = storage.early;
+  const auto opened = Value(Storage::Open(At(path)));
+  calls.Run(*TableOf(*opened));
+  fs::copy(path, storage.folder / "killed", fs::copy_options::recursive);
+  CHECK(RowsAt(storage.folder / "killed", /*read_only=*/false) == calls.model);
+}
+
+TEST_CASE("a checkpoint is the same storage, and other folders are others") {
+  TwoSegments storage, other;
+  const auto id = [](const std::string& path) {
+    return Value(Storage::Open(At(path, false, true)))->id();
+  };
+  CHECK(id(storage.folder / "early") == id(storage.folder / "rows"));
+  CHECK(id(storage.folder / "early") != id(other.folder / "rows"));
+  CHECK(id(storage.folder / "early") != 0);
 }
 
 }  // namespace sok

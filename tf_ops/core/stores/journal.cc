@@ -135,6 +135,7 @@ Status Journal::OpenSegment() {
   JournalSegmentHeader header = {};
   std::memcpy(header.magic, JournalSegmentHeader::kMagic, sizeof(header.magic));
   header.number = number_;
+  header.storage = storage_;
   if (const int error = WriteAt(file, {{&header, sizeof(header)}}, 0); error != 0) {
     close(file);
     unlink(path.c_str());
@@ -150,14 +151,25 @@ Status Journal::OpenSegment() {
   return Status();
 }
 
+void Journal::CloseSegment() {
+  close(file_);
+  file_ = -1;
+  earlier_bytes_ += end_;
+  end_ = allocated_ = 0;
+  ++number_;
+}
+
+uint64_t Journal::EndSegment() {
+  std::lock_guard<std::mutex> guard(mu_);
+  if (file_ >= 0 && !broken_) CloseSegment();
+  return segments_.empty() ? number_ - 1 : segments_.back();
+}
+
 Result<Journal::Room> Journal::Reserve(uint64_t row_bytes) {
   const uint64_t bytes = row_bytes + sizeof(JournalRecordHeader) + kBesideRows;
   std::lock_guard<std::mutex> guard(mu_);
   if (file_ >= 0 && outstanding_ == 0 && end_ > kSegmentBytes) {
-    close(file_);
-    file_ = -1;
-    earlier_bytes_ += end_;
-    ++number_;
+    CloseSegment();
   }
   if (file_ < 0) {
     if (Status status = OpenSegment(); !status.ok()) return status;
@@ -217,26 +229,17 @@ Status Journal::Append(Room /*room*/, const NamedValues& meta, const std::vector
 
 void Journal::DropThrough(uint64_t number) {
   std::lock_guard<std::mutex> guard(mu_);
-  if (file_ >= 0 && number_ <= number) {
-    close(file_);
-    file_ = -1;
-  }
+  if (file_ >= 0 && number_ <= number) CloseSegment();
   for (uint64_t segment : segments_) {
     if (segment <= number) unlink(PathOf(segment).c_str());
   }
   segments_.erase(std::remove_if(segments_.begin(), segments_.end(),
                                  [number](uint64_t segment) { return segment <= number; }),
                   segments_.end());
-  if (number_ <= number) {
-    number_ = number + 1;
-    earlier_bytes_ = end_ = allocated_ = 0;
+  if (segments_.empty()) {
+    earlier_bytes_ = 0;
     broken_ = false;
   }
-}
-
-uint64_t Journal::number() const {
-  std::lock_guard<std::mutex> guard(mu_);
-  return number_;
 }
 
 uint64_t Journal::bytes() const {

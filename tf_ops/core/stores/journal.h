@@ -29,6 +29,7 @@ struct JournalSegmentHeader {
 
   char magic[8];
   uint64_t number;
+  uint64_t storage;  // whose calls these are, by its id
 };
 
 // In front of a record: the named values of `meta_bytes`, then rows as RowBatch has them.
@@ -54,8 +55,12 @@ class Journal {
 
   // The first segment will have this number; it is made by the first Reserve. most_bytes: that make
   // the journal full, unless a quarter of the disk's free space is less.
-  Journal(std::string folder, uint64_t first_number, uint64_t most_bytes = kMostBytes)
-      : folder_(std::move(folder)), most_bytes_(most_bytes), number_(first_number) {}
+  Journal(std::string folder, uint64_t storage, uint64_t first_number,
+          uint64_t most_bytes = kMostBytes)
+      : folder_(std::move(folder)),
+        storage_(storage),
+        most_bytes_(most_bytes),
+        number_(first_number) {}
   ~Journal();
   Journal(const Journal&) = delete;
 
@@ -82,11 +87,13 @@ class Journal {
   // broken, and only DropThrough mends it: what the record says must be published in another way.
   Status Append(Room room, const NamedValues& meta, const std::vector<RowBatch>& rows);
 
-  // Forgets the segments up to a number, which the database has. No Append may run beside it.
+  // Ends the segment, so that what comes later is in another one. Returns the number of the last
+  // segment that there is. A journal that is broken takes no more records, and stays as it is.
+  // No Append may run beside it, and no Room may be out; nor here below.
+  uint64_t EndSegment();
+  // Forgets the segments up to a number, which the database has.
   void DropThrough(uint64_t number);
 
-  // Of the segment that is being written, or will be next.
-  uint64_t number() const;
   bool empty() const { return bytes() == 0; }
   uint64_t bytes() const;
   bool broken() const;
@@ -99,7 +106,10 @@ class Journal {
   void GiveBack(uint64_t bytes);
   std::string PathOf(uint64_t number) const;
 
+  void CloseSegment();
+
   const std::string folder_;
+  const uint64_t storage_;
   const uint64_t most_bytes_;
   mutable std::mutex mu_;
   uint64_t number_;
@@ -109,9 +119,9 @@ class Journal {
   uint64_t outstanding_ = 0;  // reserved and not yet appended
   bool can_allocate_ = true;  // the file system can set space aside
   bool broken_ = false;
-  uint64_t earlier_bytes_ = 0;  // of the segments before
-  uint64_t full_bytes_ = 0;     // that make it full, as the disk is
-  std::vector<uint64_t> segments_;
+  uint64_t earlier_bytes_ = 0;      // of the segments before, which are those that are closed
+  uint64_t full_bytes_ = 0;         // that make it full, as the disk is
+  std::vector<uint64_t> segments_;  // their numbers, ascending
 };
 
 }  // namespace sok

@@ -25,11 +25,15 @@ std::string NameOf(uint64_t number) {
   return std::string(kJournalPrefix) + name;
 }
 
+constexpr char kRemedy[] =
+    "; move the files sok-journal-* of the folder away to go on without those calls, or restore "
+    "the "
+    "folder from a checkpoint or a dump";
+
 Status Damaged(const std::string& path, uint64_t offset) {
-  return Status(Code::kDataLoss,
-                "the journal '" + path + "' is damaged at byte " + std::to_string(offset) +
-                    ": what was written from there on cannot be read; move the file away to go on "
-                    "without that, or restore the folder from a checkpoint or a dump");
+  return Status(Code::kDataLoss, "the journal '" + path + "' is damaged at byte " +
+                                     std::to_string(offset) +
+                                     ": what was written from there on cannot be read" + kRemedy);
 }
 
 }  // namespace
@@ -52,13 +56,22 @@ void RemoveJournalSegment(const std::string& folder, uint64_t number) {
 }
 
 Result<std::unique_ptr<JournalReader>> JournalReader::Open(const std::string& folder,
-                                                           uint64_t applied) {
+                                                           uint64_t storage, uint64_t applied) {
   std::unique_ptr<JournalReader> reader(new JournalReader());
   const std::vector<uint64_t> segments = JournalSegments(folder);
+  reader->last_ = applied;
   for (uint64_t number : segments) {
     if (number <= applied) continue;
-    const bool last = number == segments.back();
-    Status status = reader->ReadSegment(PathOf(folder, NameOf(number)), number, last);
+    const std::string path = PathOf(folder, NameOf(number));
+    if (number != reader->last_ + 1) {
+      return Status(Code::kDataLoss,
+                    "the journal of '" + folder + "' is not whole: expected '" +
+                        NameOf(reader->last_ + 1) + "' before '" + path +
+                        "': the calls in it are missing, or this is not the database that the "
+                        "journal goes with" +
+                        kRemedy);
+    }
+    Status status = reader->ReadSegment(path, storage, number, number == segments.back());
     if (!status.ok()) return status;
     reader->last_ = number;
   }
@@ -78,7 +91,8 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const std::string& fo
   return reader;
 }
 
-Status JournalReader::ReadSegment(const std::string& path, uint64_t number, bool last) {
+Status JournalReader::ReadSegment(const std::string& path, uint64_t storage, uint64_t number,
+                                  bool last) {
   auto opened = dump::InputFile::Open(path);
   if (!opened.ok()) return opened.status();
   const dump::InputFile& file = *opened.value();
@@ -91,6 +105,10 @@ Status JournalReader::ReadSegment(const std::string& path, uint64_t number, bool
   if (std::memcmp(head.magic, JournalSegmentHeader::kMagic, sizeof(head.magic)) != 0 ||
       head.number != number) {
     return Damaged(path, 0);
+  }
+  if (head.storage != storage) {
+    return Status(Code::kDataLoss,
+                  "the journal '" + path + "' is one of another storage" + kRemedy);
   }
   files_.push_back(std::move(opened.value()));
   std::string bytes;

@@ -20,13 +20,14 @@ void RemoveJournalSegment(const std::string& folder, uint64_t number);
 // Const methods are thread-safe.
 class JournalReader {
  public:
-  // Reads the segments after `applied`. A record at the end that a kill has cut short is left out:
-  // its call did not return.
-  // Errors: kDataLoss for any other damage, naming the file; those of reading.
-  static Result<std::unique_ptr<JournalReader>> Open(const std::string& folder, uint64_t applied);
+  // Reads the segments after `applied`, of the storage with that id. A record at the end that a
+  // kill has cut short is left out: its call did not return. Errors: kDataLoss, naming the file,
+  // for any other damage, a segment that is missing and one of another storage; those of reading.
+  static Result<std::unique_ptr<JournalReader>> Open(const std::string& folder, uint64_t storage,
+                                                     uint64_t applied);
 
   bool empty() const { return places_.empty() && meta_.empty(); }
-  // Of the last segment, 0 without one.
+  // Of the last segment; `applied` if there is none after it.
   uint64_t last() const { return last_; }
   const NamedValues& meta() const { return meta_; }
 
@@ -46,7 +47,7 @@ class JournalReader {
 
  private:
   JournalReader() = default;
-  Status ReadSegment(const std::string& path, uint64_t number, bool last);
+  Status ReadSegment(const std::string& path, uint64_t storage, uint64_t number, bool last);
   Status TakeRecord(std::string_view rows, uint64_t offset);
 
   std::vector<std::unique_ptr<dump::InputFile>> files_;

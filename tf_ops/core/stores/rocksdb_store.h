@@ -68,6 +68,7 @@ struct StorageCore {
   // The storage's own flush, for who holds the gate alone. Null once the storage is gone.
   std::function<Status()> flush;
   std::string path;
+  uint64_t id = 0;  // of the storage; 0: it has none
   bool read_only = false;
 
  private:
