@@ -174,6 +174,11 @@ class RocksdbStore final : public RowStore {
   using VisitShard = std::function<Status(Shard& shard, const ShardEntry* entries, size_t n)>;
   Status ForEachShard(const ShardPartition& partition, const ParallelFor& parallel_for,
                       const VisitShard& fn);
+  // The same for changes to rows that are kept in the cache: it says so if memory ends in between.
+  Status ChangeEachShard(const ShardPartition& partition, const ParallelFor& parallel_for,
+                         const VisitShard& fn);
+  // What a call's record needs, with its memory, so that changes begin only where there is enough.
+  std::vector<RowBatch> RecordOf(const ShardPartition& partition) const;
 
   // The rest is called by who holds the gate and the shard alone.
 

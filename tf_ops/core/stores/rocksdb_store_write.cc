@@ -1,5 +1,6 @@
 // What changes rows of RocksdbStore.
 #include <algorithm>
+#include <new>
 #include <shared_mutex>
 #include <string>
 #include <unordered_set>
@@ -125,6 +126,29 @@ Status RocksdbStore::KeepAll(const ShardPartition& partition, uint32_t now,
   return status;
 }
 
+std::vector<RowBatch> RocksdbStore::RecordOf(const ShardPartition& partition) const {
+  std::vector<RowBatch> record(shard_count());
+  if (core_->journal == nullptr) return record;
+  for (uint32_t s = 0; s < shard_count(); ++s) {
+    record[s].Reserve(partition.size(s) * RecordBytes());
+  }
+  return record;
+}
+
+Status RocksdbStore::ChangeEachShard(const ShardPartition& partition,
+                                     const ParallelFor& parallel_for, const VisitShard& fn) {
+  try {
+    return ForEachShard(partition, parallel_for, fn);
+  } catch (const std::bad_alloc&) {
+    ReleaseAll(partition, parallel_for);
+    return Status(Code::kResourceExhausted,
+                  "memory ended in the midst of a call on group " + std::to_string(group_) +
+                      " of '" + core_->path +
+                      "': some of its rows are changed and others are not; to have none of it, end "
+                      "the process without a flush and open what was flushed last");
+  }
+}
+
 void RocksdbStore::ReleaseAll(const ShardPartition& partition, const ParallelFor& parallel_for) {
   const Status released =
       ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry*, size_t) {
@@ -145,6 +169,7 @@ Status RocksdbStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t 
   std::unique_lock<std::mutex> limit(limit_mu_, std::defer_lock);
   if (max_rows > 0) limit.lock();
   Status status = CheckFits(partition, max_rows, now, parallel_for);
+  std::vector<RowBatch> changed = RecordOf(partition);
   if (status.ok()) status = KeepAll(partition, now, parallel_for);
   if (!status.ok()) return status;
   // Memory for the new rows, of all shards before any row changes.
@@ -159,9 +184,8 @@ Status RocksdbStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t 
     ReleaseAll(partition, parallel_for);
     return status;
   }
-  std::vector<RowBatch> changed(shard_count());
-  status =
-      ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
+  status = ChangeEachShard(
+      partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
         const Status ready = make_room(shard);  // lookups may have taken it meanwhile
         if (ready.ok()) {
           std::vector<uint32_t> rows = shard.found;
@@ -188,15 +212,15 @@ Result<uint64_t> RocksdbStore::Apply(const std::vector<GradientBatch>& batches,
   if (!call.ok()) return call.status();
   Partition(sources, parallel_for, &apply_partition_);
   const ShardPartition& partition = apply_partition_;
+  std::vector<RowBatch> changed = RecordOf(partition);
 
   // First every row into the cache, so that an error finds all of them as they were. What is kept
   // there keeps its number: only eviction and Erase take rows out.
   Status status = KeepAll(partition, step.now, parallel_for);
   if (!status.ok()) return status;
-  std::vector<RowBatch> changed(shard_count());
   std::atomic<uint64_t> count{0};
-  status =
-      ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t n) {
+  status = ChangeEachShard(
+      partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t n) {
         thread_local RowUpdate update;
         CacheRows& cached = shard.rows;
         const std::vector<uint32_t>& rows =

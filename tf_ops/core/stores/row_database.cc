@@ -81,7 +81,11 @@ RowDatabase::RowDatabase(const Options& options, std::unique_ptr<Handles> handle
       handles_(std::move(handles)),
       folder_(IdentityOf(options.path)) {}
 
-RowDatabase::~RowDatabase() = default;
+RowDatabase::~RowDatabase() {
+  if (handles_ != nullptr && handles_->stuck) handles_.release();  // see there
+}
+
+bool RowDatabase::usable() const { return handles_ != nullptr && !handles_->stuck; }
 
 Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(const Options& options,
                                                                        bool create) {
@@ -173,7 +177,7 @@ Result<std::unique_ptr<RowDatabase>> RowDatabase::Open(const Options& options) {
 }
 
 bool RowDatabase::failed() const {
-  return handles_ == nullptr || handles_->errors->failed() || handles_->pending_unusable;
+  return !usable() || handles_->errors->failed() || handles_->pending_unusable;
 }
 
 Status RowDatabase::CheckFolder() const {
@@ -185,6 +189,9 @@ Status RowDatabase::CheckFolder() const {
 
 Status RowDatabase::Recover() {
   if (!failed()) return Status();
+  if (handles_ != nullptr && handles_->stuck) {
+    return FromRocksdb(Handles::Stuck(), "go on with the storage '" + path_ + "'");
+  }
   if (Status status = CheckFolder(); !status.ok()) return status;
   // RocksDB 7.8 goes wrong when it ingests files after such an error, so it is opened anew. What is
   // pending has no log, and is saved as files before.
@@ -218,6 +225,10 @@ Status RowDatabase::StartPendingAnew() {
   }
   const auto made = h.db->CreateColumnFamily(h.row_options, kPendingName, &h.pending);
   h.pending_unusable = !made.ok();
+  if (made.IsInvalidArgument()) {  // that of before: an error has kept it from being dropped
+    return Status(Code::kInternal, "could not " + what + ": " + made.ToString() +
+                                       "; the next call opens the storage again");
+  }
   return FromRocksdb(made, what);
 }
 
@@ -289,10 +300,10 @@ Status RowDatabase::WritePending(const RowBatch& batch) {
   });
   rocksdb::WriteOptions options;
   options.disableWAL = true;
-  auto status = handles_->db->Write(options, &writes);
+  auto status = handles_->Write(options, &writes);
   // Perhaps it stopped for an error that is over by now.
-  if (!status.ok() && handles_->errors->failed() && Resume(handles_->db.get()).ok()) {
-    status = handles_->db->Write(options, &writes);
+  if (!status.ok() && usable() && handles_->errors->failed() && Resume(handles_->db.get()).ok()) {
+    status = handles_->Write(options, &writes);
   }
   if (status.ok()) pending_rows_ += batch.rows();
   return FromRocksdb(status, "write rows to '" + path_ + "'");
@@ -317,7 +328,7 @@ Status RowDatabase::WritePublished(const RowBatch& batch, const Meta& meta, bool
   if (writes.Count() == 0) return Status();
   rocksdb::WriteOptions options;
   options.sync = sync;
-  return FromRocksdb(handles_->db->Write(options, &writes), "write rows to '" + path_ + "'");
+  return FromRocksdb(handles_->Write(options, &writes), "write rows to '" + path_ + "'");
 }
 
 // In the order of the keys.

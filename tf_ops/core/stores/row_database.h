@@ -59,6 +59,8 @@ class RowDatabase {
   using Found = std::function<void(size_t i, std::string_view value)>;
   Status Read(const RowKey* keys, size_t n, const Found& found) const;
 
+  // Errors, here and below: those of RocksDB; where memory ends within it, the database is not
+  // usable any more, and Recover says so.
   Status WritePending(const RowBatch& batch);
   // One atomic step that survives the process; with sync, the machine too. There must be nothing
   // pending of the same keys.
@@ -77,7 +79,7 @@ class RowDatabase {
   // nothing. Alone, like Publish. On an error another call tries again; until one succeeds the
   // database may be unusable.
   Status Recover();
-  bool usable() const { return handles_ != nullptr; }
+  bool usable() const;
   // Whether it should be recovered.
   bool failed() const;
   // kNotFound if the folder that was opened is not at its path any more.

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <memory>
+#include <new>
 #include <string>
 
 #include "core/stores/open_folders.h"
@@ -47,11 +48,29 @@ struct RowDatabase::Handles {
   rocksdb::ColumnFamilyOptions row_options;
   std::shared_ptr<ErrorListener> errors = std::make_shared<ErrorListener>();
   bool pending_unusable = false;  // it could be neither dropped nor made
+  // Memory ended within a write. RocksDB's other writers wait for one that is gone, for ever, so
+  // nobody may come near it any more: not to close it either.
+  std::atomic<bool> stuck{false};
   std::unique_ptr<rocksdb::DB> db;
   rocksdb::ColumnFamilyHandle* published = nullptr;
   rocksdb::ColumnFamilyHandle* meta = nullptr;
   rocksdb::ColumnFamilyHandle* pending = nullptr;
   FolderIdentity locked{0, 0};  // the folder, if it is open for writing
+
+  static rocksdb::Status Stuck() {
+    return rocksdb::Status::Aborted(
+        "memory ended within a write of RocksDB, which cannot go on in this process; end it, and "
+        "open the storage in another with more memory or a smaller cache");
+  }
+  rocksdb::Status Write(const rocksdb::WriteOptions& options, rocksdb::WriteBatch* batch) {
+    if (stuck) return Stuck();
+    try {
+      return db->Write(options, batch);
+    } catch (const std::bad_alloc&) {
+      stuck = true;
+      return Stuck();
+    }
+  }
 
   ~Handles() {
     Close();
