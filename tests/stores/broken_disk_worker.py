@@ -64,14 +64,16 @@ class FaultyDisk:
         error = int(random.choice([errno.EIO, errno.EROFS, errno.ENOSPC]))
         after = int(random.choice([1, 10, 300]) * random.random())
         once, reads = bool(random.random() < 0.3), bool(random.random() < 0.3)
+        # All kinds of calls, or of those that write, sync and make names, one kind alone.
+        kinds = int(random.choice([7, 7, 7, 1, 2, 2, 4]))
         self.broken = True
-        self._library.break_files(error, ctypes.c_long(after), once, reads)
-        return f"{errno.errorcode[error]} after {after}, once {once}, reads {reads}"
+        self._library.break_files(error, ctypes.c_long(after), once, reads, kinds)
+        return f"{errno.errorcode[error]} after {after}, once {once}, reads {reads}, kinds {kinds}"
 
     def break_down_once(self, error: int, after: int) -> None:
         """One call fails, whichever it is, after that many that do not."""
         self.broken = True
-        self._library.break_files(error, ctypes.c_long(after), True, True)
+        self._library.break_files(error, ctypes.c_long(after), True, True, 7)
 
     def count(self) -> int:
         """How many calls there were since it broke down."""
@@ -207,7 +209,13 @@ class Attempt:
             pickle.dump(self.states.kept, file)
 
 
-SCENARIOS = ("good at the end", "broken at the end", "broken at exit", "broken while opening")
+SCENARIOS = (
+    "good at the end",
+    "broken at the end",
+    "broken at exit",
+    "broken while opening",
+    "killed on a good disk",
+)
 
 
 def main(
@@ -233,6 +241,9 @@ def main(
     else:
         say(attempt.disk.mend())
         attempt.compare(last)
+    if scenario == "killed on a good disk":
+        attempt.tell()
+        os._exit(0)
     if scenario == "broken at exit":
         attempt.leave(last)
     else:

@@ -2,7 +2,7 @@
 
    Only files below the folder in SOK_FAULTY count. Nothing fails until break_files is called; then
    the call number `after` from there on fails with `error`, and those behind it until mend_files,
-   or only that one. Calls that only read fail if `reads` says so. */
+   or only that one. Calls that only read fail if `reads` says so, others if `kinds` has theirs. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -20,13 +20,17 @@ static atomic_int failure;
 static atomic_long calls_left;
 static atomic_int only_one;
 static atomic_int reads_too;
+static atomic_int kinds_only;
 static atomic_long failed;
 static atomic_long called;
 
-void break_files(int error, long after, int once, int reads) {
+enum { kRead = 0, kWrite = 1, kSync = 2, kName = 4 };
+
+void break_files(int error, long after, int once, int reads, int kinds) {
   calls_left = after;
   only_one = once;
   reads_too = reads;
+  kinds_only = kinds;
   failed = 0;
   called = 0;
   failure = error;
@@ -56,9 +60,10 @@ static int Open(int fd) {
 }
 
 /* Whether the call is to fail; sets errno then. */
-static int Fails(int ours, int reads) {
+static int Fails(int ours, int kind) {
   const int error = failure;
-  if (error == 0 || !ours || (reads && !reads_too)) return 0;
+  if (error == 0 || !ours) return 0;
+  if (kind == kRead ? !reads_too : (kind & kinds_only) == 0) return 0;
   atomic_fetch_add(&called, 1);
   const long left = atomic_fetch_sub(&calls_left, 1);
   if (left > 0 || (only_one && left < 0)) return 0;
@@ -68,30 +73,30 @@ static int Fails(int ours, int reads) {
 }
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
-#define ON_FILE(result, name, reads, parameters, ...)                            \
+#define ON_FILE(result, name, kind, parameters, ...)                             \
   result name parameters {                                                       \
-    return failure != 0 && Fails(Open(fd), reads) ? -1 : REAL(name)(__VA_ARGS__); \
+    return failure != 0 && Fails(Open(fd), kind) ? -1 : REAL(name)(__VA_ARGS__); \
   }
 #define ON_PATH(result, name, parameters, ...)                                     \
   result name parameters {                                                         \
-    return failure != 0 && Fails(Below(path), 0) ? -1 : REAL(name)(__VA_ARGS__);   \
+    return failure != 0 && Fails(Below(path), kName) ? -1 : REAL(name)(__VA_ARGS__);   \
   }
 
-ON_FILE(ssize_t, write, 0, (int fd, const void* from, size_t n), fd, from, n)
-ON_FILE(ssize_t, pwrite, 0, (int fd, const void* from, size_t n, off_t at), fd, from, n, at)
-ON_FILE(ssize_t, pwrite64, 0, (int fd, const void* from, size_t n, off64_t at), fd, from, n, at)
-ON_FILE(ssize_t, writev, 0, (int fd, const struct iovec* from, int n), fd, from, n)
-ON_FILE(ssize_t, pwritev, 0, (int fd, const struct iovec* from, int n, off_t at), fd, from, n, at)
-ON_FILE(ssize_t, read, 1, (int fd, void* to, size_t n), fd, to, n)
-ON_FILE(ssize_t, pread, 1, (int fd, void* to, size_t n, off_t at), fd, to, n, at)
-ON_FILE(ssize_t, pread64, 1, (int fd, void* to, size_t n, off64_t at), fd, to, n, at)
-ON_FILE(int, fsync, 0, (int fd), fd)
-ON_FILE(int, fdatasync, 0, (int fd), fd)
-ON_FILE(int, ftruncate, 0, (int fd, off_t size), fd, size)
-ON_FILE(int, ftruncate64, 0, (int fd, off64_t size), fd, size)
-ON_FILE(int, fallocate, 0, (int fd, int mode, off_t at, off_t size), fd, mode, at, size)
-ON_FILE(int, sync_file_range, 0, (int fd, off64_t at, off64_t n, unsigned flags), fd, at, n, flags)
-ON_FILE(int, fallocate64, 0, (int fd, int mode, off64_t at, off64_t size), fd, mode, at, size)
+ON_FILE(ssize_t, write, kWrite, (int fd, const void* from, size_t n), fd, from, n)
+ON_FILE(ssize_t, pwrite, kWrite, (int fd, const void* from, size_t n, off_t at), fd, from, n, at)
+ON_FILE(ssize_t, pwrite64, kWrite, (int fd, const void* from, size_t n, off64_t at), fd, from, n, at)
+ON_FILE(ssize_t, writev, kWrite, (int fd, const struct iovec* from, int n), fd, from, n)
+ON_FILE(ssize_t, pwritev, kWrite, (int fd, const struct iovec* from, int n, off_t at), fd, from, n, at)
+ON_FILE(ssize_t, read, kRead, (int fd, void* to, size_t n), fd, to, n)
+ON_FILE(ssize_t, pread, kRead, (int fd, void* to, size_t n, off_t at), fd, to, n, at)
+ON_FILE(ssize_t, pread64, kRead, (int fd, void* to, size_t n, off64_t at), fd, to, n, at)
+ON_FILE(int, fsync, kSync, (int fd), fd)
+ON_FILE(int, fdatasync, kSync, (int fd), fd)
+ON_FILE(int, ftruncate, kWrite, (int fd, off_t size), fd, size)
+ON_FILE(int, ftruncate64, kWrite, (int fd, off64_t size), fd, size)
+ON_FILE(int, fallocate, kWrite, (int fd, int mode, off_t at, off_t size), fd, mode, at, size)
+ON_FILE(int, sync_file_range, kWrite, (int fd, off64_t at, off64_t n, unsigned flags), fd, at, n, flags)
+ON_FILE(int, fallocate64, kWrite, (int fd, int mode, off64_t at, off64_t size), fd, mode, at, size)
 ON_PATH(int, rename, (const char* path, const char* to), path, to)
 ON_PATH(int, link, (const char* path, const char* to), path, to)
 ON_PATH(int, mkdir, (const char* path, mode_t mode), path, mode)
@@ -103,8 +108,8 @@ ON_PATH(int, mkdir, (const char* path, mode_t mode), path, mode)
     va_start(more, flags);                                                          \
     const mode_t mode = flags & (O_CREAT | __O_TMPFILE) ? va_arg(more, mode_t) : 0; \
     va_end(more);                                                                   \
-    const int reads = (flags & (O_CREAT | O_WRONLY | O_RDWR)) == 0;                  \
-    if (failure != 0 && Fails(Below(path), reads)) return -1;                        \
+    const int kind = flags & (O_CREAT | O_WRONLY | O_RDWR) ? kName : kRead;          \
+    if (failure != 0 && Fails(Below(path), kind)) return -1;                         \
     return REAL(name)(path, flags, mode);                                           \
   }
 OPEN(open)
