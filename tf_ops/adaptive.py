@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from sok_embed.tf_ops.native import ops
+from sok_embed.tf_ops.native import number_in_graph, ops
 from sok_embed.tf_ops.tables import deposit
 
 _NO_BUCKETS = np.zeros([0], np.int64)
@@ -99,6 +99,7 @@ def adaptive_mask_gather(
         copy_slots=copy_slots,
         hash_keys=buckets is None,
         own_gradient=anchor is not None,
+        number=number_in_graph(),
     )
     if absent_value is None:
         return embeddings

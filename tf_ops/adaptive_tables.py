@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed.tf_ops.exchange import Partition, unique_and_partition
-from sok_embed.tf_ops.native import ops
+from sok_embed.tf_ops.native import number_in_graph, ops
 from sok_embed.tf_ops.tables import check_integers, deposit
 
 _NO_COUNTS = np.zeros([0], np.int64)
@@ -109,6 +109,7 @@ def adaptive_lookup(
         training=training,
         has_counts=counts is not None,
         has_mask=mask is not None,
+        number=number_in_graph(),
     )
     return embeddings
 

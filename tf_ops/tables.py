@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sok_embed.tf_ops.native import ops
+from sok_embed.tf_ops.native import number_in_graph, ops
 
 
 def table_handle(shared_name: str, dim: int, **attributes: Any) -> tf.Tensor:
@@ -85,6 +85,7 @@ def lookup(
             dtype=dtype,
             dim=dim,
             make_rows=make_rows,
+            number=number_in_graph(),
         )
     )
 
@@ -106,7 +107,7 @@ def deposit(receipt: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
     Returns:
         A zero, the gradient of the anchor.
     """
-    return ops.sok_embed_deposit(receipt=receipt, gradients=gradients)
+    return ops.sok_embed_deposit(receipt=receipt, gradients=gradients, number=number_in_graph())
 
 
 def commit(

@@ -428,8 +428,7 @@ TableStats Table::Stats() {
   stats.index_bytes = store_->index_bytes();
   stats.row_bytes = store_->row_bytes();
   stats.steps = static_cast<uint64_t>(steps());
-  std::lock_guard<std::mutex> guard(deposits_mu_);
-  for (const Deposited& deposit : deposits_) stats.pending_gradients += deposit.keys.n;
+  stats.pending_gradients = deposits_.gradients();
   return stats;
 }
 

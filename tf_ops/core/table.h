@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/admission/admission.h"
+#include "core/deposit_queue.h"
 #include "core/expiry.h"
 #include "core/initializer.h"
 #include "core/optimizers/row_optimizer.h"
@@ -53,6 +54,7 @@ struct LookupKeys {
   const uint32_t* positions = nullptr;
   // Keys that have no row by the commit are left out; else they get one.
   bool leave_absent = false;
+  DepositOrder order = {};
 };
 
 struct CommitOptions {
@@ -195,9 +197,11 @@ class Table {
                 const ParallelFor& parallel_for);
 
   // Whether there are some that a commit of the optimizer would apply.
-  bool has_deposits(int64_t optimizer);
+  bool has_deposits(int64_t optimizer) const { return deposits_.HasFor(optimizer); }
   // Forgets the deposits. Returns how many gradients there were.
-  uint64_t DropDeposits();
+  uint64_t DropDeposits() { return deposits_.Drop(); }
+  // Numbers lookups, for the order of their deposits.
+  uint64_t NextLookup() { return deposits_.NextLookup(); }
 
   // Sets embeddings (n, dim), making rows where there are none. Of equal keys the last one counts.
   Status Assign(const Key* keys, size_t n, const float* embeddings,
@@ -252,13 +256,7 @@ class Table {
   TableStats Stats();
 
  private:
-  struct Deposited {
-    LookupKeys keys;
-    std::shared_ptr<const void> hold;
-    GradientBatch gradients;
-    int64_t optimizer;  // that accumulates it; kNobody until one has seen it
-  };
-  static constexpr int64_t kNobody = -1;
+  using Deposits = std::vector<DepositQueue<LookupKeys>::Deposit>;
 
   Table(const TableConfig& config, const Initializer& initializer, std::unique_ptr<RowStore> store);
   static Status CheckDim(int dim);
@@ -268,8 +266,6 @@ class Table {
   // Of positions of keys, those whose keys may have a row made; counts them if `observe`.
   Status Admit(const Key* keys, bool observe, std::vector<uint32_t>* positions);
   Status Relay(const std::vector<Slot>& slots, bool restart, const ParallelFor& parallel_for);
-  // The deposits that a commit applies: those that no other optimizer accumulates.
-  std::vector<Deposited> TakeDeposits(int64_t optimizer);
   // kFailedPrecondition for a rule that would lose slots which are kept. commit_mu_ is held, here
   // and below.
   Status CheckRule(const std::string& rule) const;
@@ -281,8 +277,7 @@ class Table {
   Result<uint64_t> ApplyStep(const std::vector<GradientBatch>& batches,
                              const RowOptimizer& optimizer, CommitStep step,
                              const TableState& after, const ParallelFor& parallel_for);
-  Status MakeDepositedRows(const std::vector<Deposited>& deposits, uint32_t now,
-                           const ParallelFor& parallel_for);
+  Status MakeDepositedRows(const Deposits& deposits, uint32_t now, const ParallelFor& parallel_for);
 
   const TableConfig config_;
   const Initializer initializer_;
@@ -291,8 +286,7 @@ class Table {
   std::shared_ptr<std::atomic<uint32_t>> ticks_;  // of a step clock: commits so far; else null
   std::shared_ptr<Admission> admission_;          // null: every key gets a row
 
-  std::mutex deposits_mu_;
-  std::vector<Deposited> deposits_;
+  DepositQueue<LookupKeys> deposits_;
 
   std::mutex commit_mu_;  // guards state_, and lets one commit, export or restore run at a time
   TableState state_;

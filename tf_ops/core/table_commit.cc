@@ -1,6 +1,5 @@
 // How a table is trained: deposits, commits, updates.
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "core/table.h"
@@ -9,35 +8,15 @@ namespace sok {
 
 void Table::Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
                     const BFloat16* gradients_bf16) {
-  const GradientBatch batch{keys.keys, gradients, gradients_bf16, keys.n, keys.positions};
-  std::lock_guard<std::mutex> guard(deposits_mu_);
-  deposits_.push_back({std::move(keys), std::move(hold), batch, kNobody});
+  deposits_.Add(std::move(keys), std::move(hold), gradients, gradients_bf16);
 }
 
-bool Table::has_deposits(int64_t optimizer) {
-  std::lock_guard<std::mutex> guard(deposits_mu_);
-  return std::any_of(deposits_.begin(), deposits_.end(), [optimizer](const Deposited& deposit) {
-    return deposit.optimizer == kNobody || deposit.optimizer == optimizer;
-  });
-}
-
-uint64_t Table::DropDeposits() {
-  std::vector<Deposited> dropped;
-  {
-    std::lock_guard<std::mutex> guard(deposits_mu_);
-    dropped.swap(deposits_);
-  }
-  uint64_t gradients = 0;
-  for (const Deposited& deposit : dropped) gradients += deposit.keys.n;
-  return gradients;
-}
-
-Status Table::MakeDepositedRows(const std::vector<Deposited>& deposits, uint32_t now,
+Status Table::MakeDepositedRows(const Deposits& deposits, uint32_t now,
                                 const ParallelFor& parallel_for) {
   // Who has no row by now was not admitted.
   if (admission_ != nullptr) return Status();
   std::vector<Key> absent;
-  for (const Deposited& deposit : deposits) {
+  for (const auto& deposit : deposits) {
     const LookupKeys& keys = deposit.keys;
     if (keys.leave_absent || (keys.rows_made && keys.removals == removals())) continue;
     auto missing = store_->Missing(keys.keys, keys.n, parallel_for);
@@ -45,18 +24,6 @@ Status Table::MakeDepositedRows(const std::vector<Deposited>& deposits, uint32_t
     for (uint32_t i : missing.value()) absent.push_back(keys.keys[i]);
   }
   return absent.empty() ? Status() : MakeRows(absent, now, parallel_for);
-}
-
-std::vector<Table::Deposited> Table::TakeDeposits(int64_t optimizer) {
-  std::lock_guard<std::mutex> guard(deposits_mu_);
-  const auto others = std::stable_partition(
-      deposits_.begin(), deposits_.end(), [optimizer](const Deposited& deposit) {
-        return deposit.optimizer == kNobody || deposit.optimizer == optimizer;
-      });
-  std::vector<Deposited> taken(std::make_move_iterator(deposits_.begin()),
-                               std::make_move_iterator(others));
-  deposits_.erase(deposits_.begin(), others);
-  return taken;
 }
 
 void Table::Meet(const CommitOptions& options) {
@@ -95,19 +62,16 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   std::lock_guard<std::mutex> commit(commit_mu_);
   if (Status status = CheckRule(options.rule); !status.ok()) {
     // Who accumulates would meet them again in its next step.
-    TakeDeposits(options.optimizer);
+    deposits_.Take(options.optimizer);
     return status;
   }
   Meet(options);
   CommitOutcome outcome;
   if (!options.apply) {
-    std::lock_guard<std::mutex> guard(deposits_mu_);
-    for (Deposited& deposit : deposits_) {
-      if (deposit.optimizer == kNobody) deposit.optimizer = options.optimizer;
-    }
+    deposits_.Accumulate(options.optimizer);
     return outcome;
   }
-  const std::vector<Deposited> deposits = TakeDeposits(options.optimizer);
+  const Deposits deposits = deposits_.Take(options.optimizer);
   auto optimizer = MakeRowOptimizer(options.rule, options.hypers);
   if (!optimizer.ok()) return optimizer.status();
   if (deposits.empty()) return outcome;
@@ -132,7 +96,11 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   ++after.steps;
 
   std::vector<GradientBatch> batches;
-  for (const Deposited& deposit : deposits) batches.push_back(deposit.gradients);
+  for (const auto& deposit : deposits) {
+    const LookupKeys& keys = deposit.keys;
+    batches.push_back(
+        {keys.keys, deposit.gradients, deposit.gradients_bf16, keys.n, keys.positions});
+  }
   CommitStep step;
   step.number = options.step > 0 ? options.step + earlier_steps_[options.optimizer] : after.steps;
   step.scale = options.scale;

@@ -47,6 +47,7 @@ REGISTER_OP("SokEmbed>AdaptiveMaskGather")
     .Attr("copy_slots: bool = true")
     .Attr("hash_keys: bool = false")
     .Attr("own_gradient: bool = true")
+    .Attr("number: int = 0")  // DepositOrder's call
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       int64_t dim;
@@ -102,6 +103,7 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("copy_slots", &copy_slots_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("hash_keys", &hash_keys_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("own_gradient", &own_gradient_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
@@ -271,6 +273,7 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
     TF_RETURN_IF_ERROR(CheckInputs(ctx, table));
     TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(1), "static_rows"));
     const tf::Tensor& keys = ctx->input(2);
+    const DepositOrder order = {number_, table.NextLookup()};
     const auto n = static_cast<size_t>(keys.NumElements());
     tf::core::RefCountPtr<tf::Var> variable;
     TF_RETURN_IF_ERROR(tf::LookupResource(ctx, tf::HandleFromInput(ctx, 1), &variable));
@@ -327,10 +330,13 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
     Receipt made_out{resource.name(), n, dim_, nullptr};
     if (own_gradient_) {
       const std::shared_ptr<Table> target = resource.table();
-      made_out.deposit = [target, keys, own = *owned](std::shared_ptr<const void> hold,
-                                                      const float* gradients,
-                                                      const BFloat16* gradients_bf16) {
-        target->Deposit(OwnKeys(keys, own), std::move(hold), gradients, gradients_bf16);
+      made_out.deposit = [target, keys, own = *owned, order](
+                             int64_t number, std::shared_ptr<const void> hold,
+                             const float* gradients, const BFloat16* gradients_bf16) {
+        LookupKeys deposited = OwnKeys(keys, own);
+        deposited.order = order;
+        deposited.order.gradient = number;
+        target->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16);
       };
     }
     receipt->scalar<tf::Variant>()() = std::move(made_out);
@@ -385,6 +391,7 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
   bool copy_slots_;
   bool hash_keys_;
   bool own_gradient_;
+  int64_t number_;
 };
 
 SOK_REGISTER_KERNEL("AdaptiveMaskGather", AdaptiveMaskGatherOp);

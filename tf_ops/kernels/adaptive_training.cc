@@ -33,6 +33,7 @@ REGISTER_OP("SokEmbed>AdaptiveLookup")
     .Attr("training: bool")
     .Attr("has_counts: bool")
     .Attr("has_mask: bool")
+    .Attr("number: int = 0")  // DepositOrder's call
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       int64_t dim;
@@ -51,6 +52,7 @@ class AdaptiveLookupOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("training", &training_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("has_counts", &has_counts_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("has_mask", &has_mask_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
@@ -87,6 +89,7 @@ class AdaptiveLookupOp : public tf::OpKernel {
     if (has_counts_) batch.counts = counts.flat<int64_t>().data();
     if (has_mask_) batch.mask = mask.flat<int32_t>().data();
     batch.n = static_cast<size_t>(n);
+    batch.order = {number_, table->NextLookup()};
     const Status status =
         embeddings->dtype() == tf::DT_FLOAT
             ? table->Lookup(batch, training_, static_cast<float*>(embeddings->data()),
@@ -96,9 +99,11 @@ class AdaptiveLookupOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ToAbsl(status, name));
     receipt->scalar<tf::Variant>()() =
         Receipt{name, batch.n, dim_,
-                [table, batch](std::shared_ptr<const void> hold, const float* gradients,
-                               const BFloat16* gradients_bf16) {
-                  table->Deposit(batch, std::move(hold), gradients, gradients_bf16);
+                [table, batch](int64_t number, std::shared_ptr<const void> hold,
+                               const float* gradients, const BFloat16* gradients_bf16) {
+                  AdaptiveKeys deposited = batch;
+                  deposited.order.gradient = number;
+                  table->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16);
                 }};
   }
 
@@ -107,6 +112,7 @@ class AdaptiveLookupOp : public tf::OpKernel {
   bool training_;
   bool has_counts_;
   bool has_mask_;
+  int64_t number_;
 };
 
 SOK_REGISTER_KERNEL("AdaptiveLookup", AdaptiveLookupOp);

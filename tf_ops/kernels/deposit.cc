@@ -15,12 +15,14 @@ namespace tf = tensorflow;
 
 // Not stateful, and without a resource among its inputs, on purpose: inside of a tf.function it
 // then runs if, and only if, somebody uses its output, the gradient of the layer's anchor. A
-// gradient that is taken for other variables leaves no deposit behind.
+// gradient that is taken for other variables leaves no deposit behind. Deposits of one graph have
+// numbers of their own: TensorFlow would merge those that are equal, and half the step were lost.
 REGISTER_OP("SokEmbed>Deposit")
     .Input("receipt: variant")
     .Input("gradients: dtype")
     .Output("anchor_gradient: float")
     .Attr("dtype: {float, bfloat16}")
+    .Attr("number: int = 0")
     .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
       c->set_output(0, c->Scalar());
       return absl::OkStatus();
@@ -28,7 +30,9 @@ REGISTER_OP("SokEmbed>Deposit")
 
 class DepositOp : public tf::OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit DepositOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
+  }
 
   void Compute(tf::OpKernelContext* ctx) override {
     OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(0), "receipt"));
@@ -44,13 +48,16 @@ class DepositOp : public tf::OpKernel {
                     std::to_string(receipt->n) + " keys x " + std::to_string(receipt->dim) +
                     ", got shape " + gradients.shape().DebugString()));
     const bool is_float = gradients.dtype() == tf::DT_FLOAT;
-    receipt->deposit(Hold(gradients),
+    receipt->deposit(number_, Hold(gradients),
                      is_float ? static_cast<const float*>(gradients.data()) : nullptr,
                      is_float ? nullptr : static_cast<const BFloat16*>(gradients.data()));
     tf::Tensor* zero = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &zero));
     zero->scalar<float>()() = 0.0f;
   }
+
+ private:
+  int64_t number_;
 };
 
 SOK_REGISTER_KERNEL("Deposit", DepositOp);

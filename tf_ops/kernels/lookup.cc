@@ -25,6 +25,7 @@ REGISTER_OP("SokEmbed>Lookup")
     .Attr("dtype: {float, bfloat16} = DT_FLOAT")
     .Attr("dim: int >= 1")
     .Attr("make_rows: bool")
+    .Attr("number: int = 0")  // DepositOrder's call
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
       int64_t dim;
@@ -41,6 +42,7 @@ class LookupOp : public tf::OpKernel {
   explicit LookupOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("make_rows", &make_rows_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
@@ -63,6 +65,7 @@ class LookupOp : public tf::OpKernel {
 
     LookupKeys batch = KeysOf(keys);
     batch.removals = table.removals();
+    batch.order = {number_, table.NextLookup()};
     Status status;
     if (embeddings->dtype() == tf::DT_FLOAT) {
       status = table.Lookup(batch.keys, batch.n, make_rows_,
@@ -81,6 +84,7 @@ class LookupOp : public tf::OpKernel {
  private:
   int dim_;
   bool make_rows_;
+  int64_t number_;
 };
 
 SOK_REGISTER_KERNEL("Lookup", LookupOp);

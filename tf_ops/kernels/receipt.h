@@ -15,16 +15,16 @@
 
 namespace sok {
 
-// The element of the variant tensor that a lookup puts out. Two lookups never make equal receipts,
-// so TensorFlow cannot merge two deposits into one.
+// The element of the variant tensor that a lookup puts out.
 struct Receipt {
   std::string table_name;
   size_t n = 0;  // rows of the gradients
   int dim = 0;
   // Hands gradients (n, dim) over; exactly one of the pointers is set, and `hold` keeps it alive.
-  std::function<void(std::shared_ptr<const void> hold, const float* gradients,
-                     const BFloat16* gradients_bf16)>
-      deposit;
+  // `number` is DepositOrder's gradient.
+  using Deposit = std::function<void(int64_t number, std::shared_ptr<const void> hold,
+                                     const float* gradients, const BFloat16* gradients_bf16)>;
+  Deposit deposit;
 
   // A receipt has no meaning outside of its process.
   std::string TypeName() const { return "sok_embed::Receipt"; }
@@ -37,9 +37,11 @@ struct Receipt {
 inline Receipt ReceiptOf(const std::shared_ptr<Table>& table, const std::string& name, size_t n,
                          LookupKeys keys) {
   return {name, n, table->dim(),
-          [table, keys = std::move(keys)](std::shared_ptr<const void> hold, const float* gradients,
-                                          const BFloat16* gradients_bf16) {
-            table->Deposit(keys, std::move(hold), gradients, gradients_bf16);
+          [table, keys = std::move(keys)](int64_t number, std::shared_ptr<const void> hold,
+                                          const float* gradients, const BFloat16* gradients_bf16) {
+            LookupKeys deposited = keys;
+            deposited.order.gradient = number;
+            table->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16);
           }};
 }
 

@@ -1,6 +1,5 @@
 // How an adaptive table is trained and saved: deposits, commits, what goes after a step.
 #include <algorithm>
-#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -26,8 +25,7 @@ constexpr int64_t kCountersVersion = 1;
 
 void AdaptiveTable::Deposit(AdaptiveKeys batch, std::shared_ptr<const void> hold,
                             const float* gradients, const BFloat16* gradients_bf16) {
-  std::lock_guard<std::mutex> guard(deposits_mu_);
-  deposits_.push_back({std::move(batch), std::move(hold), gradients, gradients_bf16, kNobody});
+  deposits_.Add(std::move(batch), std::move(hold), gradients, gradients_bf16);
 }
 
 uint64_t AdaptiveTable::DropDeposits() {
@@ -36,35 +34,15 @@ uint64_t AdaptiveTable::DropDeposits() {
 }
 
 uint64_t AdaptiveTable::DropDepositsLocked() {
-  std::vector<Deposited> dropped;
-  {
-    std::lock_guard<std::mutex> guard(deposits_mu_);
-    dropped.swap(deposits_);
-  }
-  uint64_t gradients = own_->DropDeposits() + shared_->DropDeposits();
-  for (const Deposited& deposit : dropped) gradients += deposit.batch.n;
-  return gradients;
+  return deposits_.Drop() + own_->DropDeposits() + shared_->DropDeposits();
 }
 
-std::vector<AdaptiveTable::Deposited> AdaptiveTable::TakeDeposits(int64_t optimizer) {
-  std::lock_guard<std::mutex> guard(deposits_mu_);
-  const auto others = std::stable_partition(
-      deposits_.begin(), deposits_.end(), [optimizer](const Deposited& deposit) {
-        return deposit.optimizer == kNobody || deposit.optimizer == optimizer;
-      });
-  std::vector<Deposited> taken(std::make_move_iterator(deposits_.begin()),
-                               std::make_move_iterator(others));
-  deposits_.erase(deposits_.begin(), others);
-  return taken;
-}
-
-Status AdaptiveTable::Route(const std::vector<Deposited>& deposits,
-                            const ParallelFor& parallel_for) {
+Status AdaptiveTable::Route(const Deposits& deposits, const ParallelFor& parallel_for) {
   // Also of nothing, so that both tables count the same steps.
   own_->Deposit({}, nullptr, nullptr, nullptr);
   shared_->Deposit({}, nullptr, nullptr, nullptr);
-  for (const Deposited& deposit : deposits) {
-    const AdaptiveKeys& batch = deposit.batch;
+  for (const auto& deposit : deposits) {
+    const AdaptiveKeys& batch = deposit.keys;
     auto missing = own_->Missing(batch.keys, batch.n, parallel_for);
     if (!missing.ok()) return missing.status();
     std::vector<uint8_t> is_own(batch.n, 1);
@@ -85,6 +63,7 @@ Status AdaptiveTable::Route(const std::vector<Deposited>& deposits,
       keys.positions = share->positions.data();
       keys.n = share->keys.size();
       keys.leave_absent = leave_absent;
+      keys.order = batch.order;
       keys.hold = std::move(share);
       table.Deposit(std::move(keys), deposit.hold, deposit.gradients, deposit.gradients_bf16);
     };
@@ -98,12 +77,9 @@ Result<CommitOutcome> AdaptiveTable::Commit(const CommitOptions& options,
                                             const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> guard(mu_);
   if (!options.apply) {
-    std::lock_guard<std::mutex> deposits(deposits_mu_);
-    for (Deposited& deposit : deposits_) {
-      if (deposit.optimizer == kNobody) deposit.optimizer = options.optimizer;
-    }
+    deposits_.Accumulate(options.optimizer);
   } else {
-    const std::vector<Deposited> deposits = TakeDeposits(options.optimizer);
+    const Deposits deposits = deposits_.Take(options.optimizer);
     if (!deposits.empty() || shared_->has_deposits(options.optimizer) ||
         own_->has_deposits(options.optimizer)) {
       Status status = Route(deposits, parallel_for);
@@ -264,10 +240,7 @@ AdaptiveStats AdaptiveTable::Stats() {
   stats.own = own_->Stats();
   stats.shared = shared_->Stats();
   stats.own.max_rows = config_.max_rows;
-  {
-    std::lock_guard<std::mutex> deposits(deposits_mu_);
-    for (const Deposited& deposit : deposits_) stats.own.pending_gradients += deposit.batch.n;
-  }
+  stats.own.pending_gradients += deposits_.gradients();
   stats.promoted = promoted_;
   stats.demoted = demoted_;
   stats.lookups = lookups_;

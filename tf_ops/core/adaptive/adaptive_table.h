@@ -19,6 +19,7 @@
 #include "core/adaptive/count_min_sketch.h"
 #include "core/adaptive/least_used.h"
 #include "core/adaptive/static_bucket.h"
+#include "core/deposit_queue.h"
 #include "core/status.h"
 #include "core/table.h"
 #include "core/types.h"
@@ -74,6 +75,7 @@ struct AdaptiveKeys {
   // is one. Null: -1. In a lookup that is not for training, 1 is the same as -1.
   const int32_t* mask = nullptr;
   size_t n = 0;
+  DepositOrder order = {};
 };
 
 struct AdaptiveStats {
@@ -109,6 +111,8 @@ class AdaptiveTable {
 
   // Forgets the deposits. Returns how many gradients there were.
   uint64_t DropDeposits();
+  // Numbers lookups, for the order of their deposits.
+  uint64_t NextLookup() { return deposits_.NextLookup(); }
 
   // One step of both tables: see Table::Commit. Then counts are halved and old rows go, where it is
   // time.
@@ -152,14 +156,7 @@ class AdaptiveTable {
   AdaptiveStats Stats();
 
  private:
-  struct Deposited {
-    AdaptiveKeys batch;
-    std::shared_ptr<const void> hold;
-    const float* gradients;
-    const BFloat16* gradients_bf16;
-    int64_t optimizer;  // that accumulates it; kNobody until one has seen it
-  };
-  static constexpr int64_t kNobody = -1;
+  using Deposits = std::vector<DepositQueue<AdaptiveKeys>::Deposit>;
   // A key that is to get a row.
   struct Newcomer {
     UsedKey used;
@@ -196,17 +193,15 @@ class AdaptiveTable {
   // For own rows that have gone: counts them, and moves their static rows towards them.
   Status Demoted(const EvictedRows& rows, const ParallelFor& parallel_for);
   uint64_t DropDepositsLocked();
-  std::vector<Deposited> TakeDeposits(int64_t optimizer);
   // Hands deposits on to the two tables.
-  Status Route(const std::vector<Deposited>& deposits, const ParallelFor& parallel_for);
+  Status Route(const Deposits& deposits, const ParallelFor& parallel_for);
   Status AfterStep(const ParallelFor& parallel_for);
 
   const std::shared_ptr<Table> own_;
   const std::shared_ptr<Table> shared_;
   const AdaptiveConfig config_;
 
-  std::mutex deposits_mu_;
-  std::vector<Deposited> deposits_;
+  DepositQueue<AdaptiveKeys> deposits_;
 
   // Guards the rest, and lets one promotion, commit, export or restore run at a time.
   std::mutex mu_;
