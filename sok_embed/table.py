@@ -14,6 +14,7 @@ from sok_embed import kv, tf_ops
 from sok_embed.admission import Admission
 from sok_embed.initializers import RowInitializer
 from sok_embed.kv.arguments import FLOATS_ROUND
+from sok_embed.kv.storage import warn_of_another
 from sok_embed.worker_record import WorkerRecord
 
 _UINT64 = 2**64
@@ -138,11 +139,15 @@ class Table(tf.saved_model.experimental.TrackableResource):
             # The rows stay where they are; only that they were there is written down.
             with tf.init_scope():
                 self.storage.flush()
-            return {"storage": tf.constant(os.fsencode(self.storage.path))}
+            saved = f"{self.storage.path}\0{self.storage.id}"
+            return {"storage": tf.constant(os.fsencode(saved))}
         return tf_ops.export(self.resource_handle, self.dim, with_slots=True)._asdict()
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
         if self.storage is not None:
+            if tf.executing_eagerly():
+                _, _, saved = os.fsdecode(restored["storage"].numpy()).partition("\0")
+                warn_of_another(self.storage, saved)
             return tf.no_op()
         if tf.executing_eagerly():
             self._own_keys(restored["keys"])

@@ -28,6 +28,7 @@ from sok_embed.tf_ops import _core
 
 _DURABILITIES = ("checkpoint", "update")
 _CONFIG = ("path", "cache_bytes", "durability", "read_only")
+_NOT_ARGUMENTS = ("ttl", "id")  # what configs have beside them
 
 _Progress = Callable[[int, int], Any]
 
@@ -109,6 +110,15 @@ class Storage:
             )
             _open_storages[os.path.realpath(self.path)] = self
         self._finalizer = weakref.finalize(self, _finish, self._native, self._process)
+
+    @property
+    def id(self) -> str:
+        """16 hexadecimal digits that go with the rows: those of its checkpoints are the same.
+
+        Drawn at random when the storage was made. A storage that a dump was loaded into keeps its
+        own. Empty of one that is read-only and was made before storages had ids.
+        """
+        return f"{self._native.id:016x}" if self._native.id else ""
 
     @property
     def ttl(self) -> int:
@@ -298,17 +308,22 @@ class Storage:
             "cache_bytes": self.cache_bytes,
             "durability": self.durability,
             "read_only": self.read_only,
+            "id": self.id,
         }
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Storage:
-        """The storage that this process has open in the folder, or else a new one.
+        """The storage of a config, which this process may have open; or else it is opened.
 
         Args:
-            config: What `get_config` returned. Only the path counts for a storage that is open. A
+            config: What `get_config` returned. Only path and id count for a storage that is open. A
                 `ttl`, which older configs have, never counts.
 
+        Warns:
+            UserWarning: If the storage that is open in the folder has another id.
+
         Raises:
+            ValueError: If another storage has come to the folder, unless it is open.
             FileNotFoundError: If there is no storage in the folder.
             PermissionError: If the folder is neither in the working directory nor in one that
                 `allow_storages` names.
@@ -316,11 +331,18 @@ class Storage:
                 config that none of this version wrote.
         """
         arguments = _checked_config(config)
-        path = arguments["path"]
+        path, wanted = arguments["path"], config.get("id")
         with _open_lock:
             folder = worker_folder(path)
             storage = _open_storages.get(os.path.realpath(folder))
+            if storage is not None and not storage.closed and _is_that_of(storage, wanted):
+                return storage
+            # The working directory may have changed, to one with a folder of the same name.
+            same = [s for s in _open_storages.values() if wanted == s.id and not s.closed]
+            if wanted and len(same) == 1:
+                return same[0]
             if storage is not None and not storage.closed:
+                warn_of_another(storage, wanted)
                 return storage
             check_consent(path, folder)
             if not os.path.exists(os.path.join(folder, "CURRENT")):
@@ -329,7 +351,16 @@ class Storage:
                     f"Expected a storage in '{folder}'. Received: {there}. Move it there, "
                     "or open another there first, with sok_embed.Storage."
                 )
-            return cls(**arguments)
+            storage = cls(**arguments)
+            if not _is_that_of(storage, wanted):
+                storage.close()
+                raise ValueError(
+                    f"Expected the storage {wanted} in '{folder}', as it was saved with the model. "
+                    f"Received: {storage.id}, another. Put the first one back, or one of its "
+                    "checkpoints. If this one has the rows of the model, from a dump, say, open it "
+                    "first, with sok_embed.Storage."
+                )
+            return storage
 
     def __enter__(self) -> Storage:
         return self
@@ -350,15 +381,32 @@ def _watched(progress: _Progress | None) -> Callable[[int, int], bool] | None:
     return lambda done, total: watch(done, total) is not False
 
 
+def _is_that_of(storage: Storage, id: str | None) -> bool:
+    """Whether rows that were saved as those of the storage `id`, if it is known, may be here."""
+    return not id or not storage.id or id == storage.id
+
+
+def warn_of_another(storage: Storage, id: str | None) -> None:
+    """Warns if a storage is not the one of that id, which was saved with a model."""
+    if not _is_that_of(storage, id):
+        warnings.warn(
+            f"The model was saved with the storage {id}, and '{storage.path}' is another, "
+            f"{storage.id}. Its rows should be those of the model, as a dump has them.",
+            stacklevel=3,
+        )
+
+
 def _checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of the constructor that a config has."""
-    unknown = sorted(set(config) - {*_CONFIG, "ttl"})
+    unknown = sorted(set(config) - {*_CONFIG, *_NOT_ARGUMENTS})
     path = config.get("path")
     if unknown or not isinstance(path, str) or not path or "\0" in path:
         raise ValueError(
             f"Expected the config of a storage, with a path and any of {', '.join(_CONFIG[1:])}. "
             f"Received: {f'path={path!r}' if not unknown else ', '.join(map(repr, unknown))}."
         )
+    if not isinstance(config.get("id", ""), str):
+        raise ValueError(f"Expected the id of a storage, a text. Received: {config['id']!r}.")
     arguments = {name: config[name] for name in _CONFIG if name in config}
     if not isinstance(arguments.get("read_only", False), bool):
         raise ValueError(

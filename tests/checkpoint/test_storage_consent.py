@@ -1,6 +1,7 @@
 """A file that is loaded opens no storage that its user has not agreed to, and changes none."""
 
 import json
+import os
 import zipfile
 
 import h5py
@@ -255,3 +256,32 @@ def test_the_file_itself_is_what_keras_writes():
     with zipfile.ZipFile("model.keras") as archive, archive.open("model.weights.h5") as member:
         assert "storage_rows" in h5py.File(member)["layers/dynamic_embedding/vars"]
     keras.models.load_model("model.keras").layers[0].storage.close()
+
+
+def test_a_model_file_does_not_take_another_storage_for_its_own():
+    outputs = saved("m.keras", "rows")
+    with kv.Storage("rows") as storage:
+        storage.dump("dumped")
+        id = storage.id
+    os.rename("rows", "moved")
+    kv.Storage("rows").close()
+    with pytest.raises(ValueError, match=f"Expected the storage {id} in .*rows"):
+        keras.models.load_model("m.keras")
+    with kv.Storage("rows") as storage:
+        storage.load("dumped")
+        with pytest.warns(UserWarning, match=f"saved with the storage {id}.* is another"):
+            model = keras.models.load_model("m.keras")
+        np.testing.assert_array_equal(model.predict(IDS, verbose=0), outputs)
+
+
+def test_a_checkpoint_that_is_restored_over_another_storage_warns():
+    with kv.Storage("rows") as storage:
+        model = model_over(storage)
+        model.fit(IDS, np.ones([4, 6]), verbose=0)
+        path = tf.train.Checkpoint(model=model).save("checkpoint/of")
+        id = storage.id
+        tf.train.Checkpoint(model=model).restore(path).assert_consumed()
+    with kv.Storage("others") as storage:
+        model = model_over(storage)
+        with pytest.warns(UserWarning, match=f"saved with the storage {id}.*others.* is another"):
+            tf.train.Checkpoint(model=model).restore(path)

@@ -125,6 +125,7 @@ def test_a_config_leads_to_the_storage_that_is_open(tmp_path):
         "cache_bytes": 2 << 20,
         "durability": "update",
         "read_only": False,
+        "id": storage.id,
     }
     (tmp_path / "link").symlink_to(tmp_path / "rows")
     for path in (tmp_path / "rows", tmp_path / "x" / ".." / "rows", tmp_path / "link"):
@@ -188,3 +189,50 @@ def test_a_limit_of_rows_is_the_same_wherever_a_group_is_open(storage):
     sgd(storage, max_rows=10)
     with pytest.raises(ValueError, match="limit of 10 rows, got 5"):
         sgd(storage, max_rows=5)
+
+
+def test_a_storage_keeps_its_id_in_its_checkpoints(tmp_path):
+    with kv.Storage(tmp_path / "rows") as storage:
+        first = storage.id
+        storage.checkpoint(tmp_path / "copy")
+    assert len(first) == 16 and int(first, 16)
+    for name in ("rows", "copy"):
+        for read_only in (True, False):
+            with kv.Storage(tmp_path / name, read_only=read_only) as storage:
+                assert storage.id == first
+    with kv.Storage(tmp_path / "other") as other:
+        assert other.id != first
+
+
+def test_a_config_does_not_lead_to_another_storage_in_the_same_folder(tmp_path):
+    with kv.Storage(tmp_path / "rows") as storage:
+        sgd(storage).assign(keys(1), ones(1))
+        storage.checkpoint(tmp_path / "copy")
+        config = storage.get_config()
+    (tmp_path / "rows").rename(tmp_path / "moved")
+    kv.Storage(tmp_path / "rows").close()
+    with kv.allow_storages(tmp_path):
+        with pytest.raises(ValueError, match=f"^Expected the storage {config['id']} in "):
+            kv.Storage.from_config(config)
+        with kv.Storage(tmp_path / "rows") as other:  # which was opened on purpose
+            with pytest.warns(UserWarning, match=f"{config['id']}, and .* is another, {other.id}"):
+                assert kv.Storage.from_config(config) is other
+        for name in ("moved", "copy"):
+            with kv.Storage.from_config({**config, "path": str(tmp_path / name)}) as same:
+                assert peek(sgd(same), 1).tolist() == [[1, 1]]
+        with kv.Storage.from_config({"path": str(tmp_path / "rows")}):  # as older configs are
+            pass
+
+
+def test_a_relative_path_leads_to_the_storage_that_is_open_after_a_change_of_directory(
+    tmp_path, monkeypatch
+):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        kv.Storage("rows").close()
+    monkeypatch.chdir(tmp_path / "here")
+    with kv.Storage("rows") as storage:
+        config = storage.get_config()
+        monkeypatch.chdir(tmp_path / "there")
+        assert kv.Storage.from_config(config) is storage

@@ -163,6 +163,7 @@ void BindStorage(nb::module_& module) {
                nb::arg("spill_rows").none() = nb::none())
           .def_static("find_open", FindOpen, nb::arg("path"))
           .def_prop_ro("path", [](PyStorage& self) { return FromPath(self.storage->path()); })
+          .def_prop_ro("id", [](PyStorage& self) { return self.storage->id(); })
           .def_prop_ro("ttl", [](PyStorage& self) { return self.storage->ttl(); })
           .def_prop_ro("cache_bytes", [](PyStorage& self) { return self.storage->cache_bytes(); })
           .def_prop_ro("read_only", [](PyStorage& self) { return self.storage->read_only(); })
