@@ -23,6 +23,7 @@ from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
 from sok_embed.feature_column.rows_column import RowsColumn
 from sok_embed.layers.anchored_layer import check_strategy
 from sok_embed.layers.arguments import check_training
+from sok_embed.layers.default_signatures import refuse_when_served, tracing_default_signature
 from sok_embed.layers.rebuilding import check_rebuilt, rebuilding
 
 
@@ -263,7 +264,16 @@ class DenseFeatures(_FeaturesLayer):
         """Looks the features up; with `training`, makes rows for ids of mask 1."""
         if rebuilding():
             return tf.compat.v1.placeholder(self.compute_dtype, self.compute_output_shape())
-        cache, state = self._begin(features, adaptive_mask_tensors, training)
+        try:
+            return self._dense(features, adaptive_mask_tensors, training)
+        except (TypeError, ValueError):
+            if not tracing_default_signature():
+                raise
+        refuse_when_served(self.name)
+        return tf.zeros([_batch(features), self._width()], self.compute_dtype)
+
+    def _dense(self, features: Any, masks: Any, training: bool | None) -> tf.Tensor:
+        cache, state = self._begin(features, masks, training)
         outputs = []
         for column in self._state.columns:
             with tf.name_scope(fc_v2._sanitize_column_name_for_variable_scope(column.name)):
@@ -335,7 +345,20 @@ class SequenceFeatures(_FeaturesLayer):
             ]
             rows, lengths = itertools.starmap(tf.compat.v1.placeholder, rows_and_lengths)
             return rows, lengths
-        cache, state = self._begin(features, adaptive_mask_tensors, training)
+        try:
+            return self._sequences(features, adaptive_mask_tensors, training)
+        except (TypeError, ValueError):
+            if not tracing_default_signature():
+                raise
+        refuse_when_served(self.name)
+        batch = _batch(features)
+        nothing = tf.zeros([batch, 0, self._width()], self.compute_dtype)
+        return nothing, tf.zeros([batch], tf.int64)
+
+    def _sequences(
+        self, features: Any, masks: Any, training: bool | None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        cache, state = self._begin(features, masks, training)
         outputs = {}
         for column in self._state.columns:
             with tf.name_scope(fc_v2._sanitize_column_name_for_variable_scope(column.name)):
@@ -352,3 +375,8 @@ class SequenceFeatures(_FeaturesLayer):
             keras.KerasTensor((None, None, self._width()), dtype=self.compute_dtype),
             keras.KerasTensor((None,), dtype="int64"),
         )
+
+
+def _batch(features: Any) -> Any:
+    """The number of examples, of any of the features."""
+    return tf.shape(tf.nest.flatten(features)[0])[0]

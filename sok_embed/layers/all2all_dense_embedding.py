@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok_embed.layers.arguments import check_positive, serialize_initializer
 from sok_embed.layers.keras_arguments import refuse_keras_arguments
-from sok_embed.layers.rebuilding import rebuilding
+from sok_embed.layers.rebuilding import true_ids
 from sok_embed.layers.table_layer import TableLayer
 
 
@@ -138,8 +138,7 @@ class All2AllDenseEmbedding(TableLayer):
     def call(self, inputs: Any, training: bool = True) -> tf.Tensor:
         """Looks the keys up; with `training`, makes rows for those that have none."""
         keys = tf.convert_to_tensor(inputs, None if hasattr(inputs, "dtype") else self.key_dtype)
-        if keys.dtype.is_floating and rebuilding():
-            keys = tf.cast(keys, self.key_dtype)
+        keys = true_ids(keys, self.key_dtype)
         self._check_shape(keys.shape)
         if keys.dtype.is_integer and keys.dtype != self.key_dtype:
             raise ValueError(

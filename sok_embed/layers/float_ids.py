@@ -17,6 +17,7 @@ from keras import tree
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from sok_embed.kv.arguments import FLOATS_ROUND
+from sok_embed.layers.default_signatures import check_exact, tracing_default_signature
 
 _FUNCTIONAL = os.path.join("keras", "src", "models", "functional.py")
 _LAYER = os.path.join("keras", "src", "layers", "layer.py")
@@ -62,6 +63,9 @@ def _check(layer: Any, called: Any, functional: Any, call: dict[str, Any]) -> No
         if "float" not in dtype or not keras.backend.is_int_dtype(tensor.dtype):
             continue
         if any(tensor is source for source in _sources(called, functional)):
+            if tracing_default_signature():
+                check_exact(leaf)
+                continue
             raise ValueError(
                 f"Layer '{layer.name}': expected integer ids in input '{tensor.name}' of model "
                 f"'{functional.name}', which is {tensor.dtype}. Received: {dtype}, which Keras "

@@ -12,6 +12,8 @@ import keras
 import tensorflow as tf
 from keras.src.utils import naming
 
+from sok_embed.layers.default_signatures import check_exact, tracing_default_signature
+
 _checked: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -27,11 +29,15 @@ def rebuilding() -> bool:
     )
 
 
-def true_ids(inputs: Any) -> Any:
-    """The inputs; a placeholder of floats that stands for integers, as int64."""
-    if not tf.is_tensor(inputs) or not inputs.dtype.is_floating or not rebuilding():
+def true_ids(inputs: Any, dtype: tf.DType = tf.int64) -> Any:
+    """The inputs; a placeholder of floats that stands for integers, as those."""
+    if not tf.is_tensor(inputs) or not inputs.dtype.is_floating:
         return inputs
-    return tf.cast(inputs, tf.int64)
+    if rebuilding():
+        return tf.cast(inputs, dtype)
+    if tracing_default_signature():
+        return tf.cast(check_exact(inputs), dtype)
+    return inputs
 
 
 @contextlib.contextmanager

@@ -1,0 +1,68 @@
+"""Signatures that Keras makes up for subclassed models as it exports them: float ones.
+
+Keras notes the shapes that a subclassed model was called with and not the dtypes. Of them it makes
+`serving_default` for every model in a SavedModel, also where the user gives signatures, and the
+endpoint of `model.export(path)` without `input_signature`. All of these take the dtype that the
+model computes in, whatever the model takes. Refusing their placeholders would refuse every export,
+so they are cast; what is served through them is checked, as floats round ids.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import tensorflow as tf
+
+_LAYER = os.path.join("keras", "src", "backend", "tensorflow", "layer.py")
+_MODEL = os.path.join("keras", "src", "models", "model.py")
+# Float types to the least integer that another one rounds to.
+_ROUNDED = {tf.bfloat16: 2**8, tf.float16: 2**11, tf.float32: 2**24, tf.float64: 2**53}
+
+
+def tracing_default_signature() -> bool:
+    """Whether Keras is tracing a model with a signature that it made up from shapes."""
+    if tf.executing_eagerly():
+        return False
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        code, found = frame.f_code, frame.f_locals
+        if code.co_name == "export" and code.co_filename.endswith(_MODEL):
+            if found.get("input_signature") is None:
+                return True
+        # AutoGraph runs a copy of the function, in a file of its own.
+        function = found.get("f") if code.co_name == "converted_call" else None
+        traced = code if function is None else getattr(function, "__code__", code)
+        if traced.co_name == "serving_default" and traced.co_filename.endswith(_LAYER):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def check_exact(floats: tf.Tensor) -> tf.Tensor:
+    """Floats that are whole and small enough to be the ids that were meant; others fail if served.
+
+    Raises:
+        tf.errors.InvalidArgumentError: When the graph runs, with what to do.
+    """
+    limit = _ROUNDED[floats.dtype]
+    # Of a NaN both comparisons are false.
+    exact = tf.logical_and(tf.abs(floats) < limit, tf.equal(floats, tf.round(floats)))
+    message = (
+        f"Expected ids of which {floats.dtype.name} has each, whole numbers within ±{limit}. "
+        "Received others. Keras made the signature up from shapes; export the model with one of "
+        "integers: model.export(path, input_signature=[tf.TensorSpec(shape, tf.int64)])."
+    )
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(exact), [message])]):
+        return tf.identity(floats)
+
+
+def refuse_when_served(name: str) -> None:
+    """Adds what fails to the graph, for layers that floats cannot mean anything to."""
+    message = (
+        f"Layer '{name}': expected features of the dtypes that its columns have. Received: floats, "
+        "by a signature that Keras made up from shapes. Export the model with one: "
+        "model.export(path, input_signature=[...])."
+    )
+    tf.debugging.Assert(tf.constant(False), [message])
