@@ -18,6 +18,9 @@ _INSTEAD = (
     "sok_embed.callbacks.ModelCheckpoint, and load with keras.saving.load_model."
 )
 
+# Frames between `fit` and the metrics of a layer in it, of Keras and of its wrappers.
+_FIT_IS_NEAR = 12
+
 _EARLY_STOPPING = (
     "expected EarlyStopping(restore_best_weights=False). Received: True, which would put the dense "
     "weights of the best epoch beside the rows of the last one. Add "
@@ -58,6 +61,22 @@ class LayerWithRows(keras.layers.Layer):
         return False
 
     @property
+    def metrics(self) -> Any:
+        """As Keras has them. `fit` asks for them before its first step, and that is checked here.
+
+        Raises:
+            ValueError: For callbacks that would take dense weights alone at the end of the epoch.
+        """
+        for callback in _callbacks_at_start_of_fit():
+            self._check_callback(callback)
+        return super().metrics
+
+    def get_config(self) -> dict[str, Any]:
+        """As Keras has it; raises for HDF5, which writes configs first and weights later."""
+        self._check_dense_alone()
+        return super().get_config()
+
+    @property
     def weights(self) -> Any:
         """The anchor; raises for those who would take it for the whole layer."""
         self._check_dense_alone()
@@ -73,13 +92,32 @@ class LayerWithRows(keras.layers.Layer):
         if _allowed.get() or not self._has_rows():
             return
         asking: set[str] = set()
+        saving: dict[str, Any] | None = None
         frame: Any = sys._getframe(2)
         while frame is not None:
             code = frame.f_code
             if "keras" in code.co_filename:
                 asking |= {os.path.basename(code.co_filename), code.co_name}
+                if code.co_name == "save_model_to_hdf5":
+                    saving = frame.f_locals
             frame = frame.f_back
         reason = self._reason(asking)
+        if reason is not None:
+            done = "" if saving is None else _undo_hdf5(saving)
+            raise ValueError(f"Layer '{self.name}': {reason}{done}")
+
+    def _check_callback(self, callback: Any) -> None:
+        if _allowed.get() or not self._has_rows():
+            return
+        files: set[str] = set()
+        if isinstance(callback, keras.callbacks.EarlyStopping):
+            files = {"early_stopping.py"} if callback.restore_best_weights else files
+        elif isinstance(callback, keras.callbacks.ModelCheckpoint):
+            old = callback.filepath.endswith(".h5") and not callback.save_weights_only
+            files = {"legacy_h5_format.py"} if old else files
+        elif isinstance(callback, keras.callbacks.OrbaxCheckpoint):
+            files = {"orbax_checkpoint.py"}
+        reason = self._reason(files)
         if reason is not None:
             raise ValueError(f"Layer '{self.name}': {reason}")
 
@@ -103,3 +141,39 @@ class LayerWithRows(keras.layers.Layer):
                 f"`with sok_embed.dense_only(): model.{name}(…)`."
             )
         return None
+
+
+def _callbacks_at_start_of_fit() -> list[Any]:
+    """The callbacks of `fit` if it is what resets the metrics that are asked for, else none.
+
+    It does so before each epoch, and whether or not the model has been traced before.
+    """
+    resetting = False
+    frame: Any = sys._getframe(2)
+    for _ in range(_FIT_IS_NEAR):
+        if frame is None:
+            return []
+        name = frame.f_code.co_name
+        if resetting and name == "fit" and "keras" in frame.f_code.co_filename:
+            return list(getattr(frame.f_locals.get("callbacks"), "callbacks", ()))
+        resetting = resetting or name == "reset_metrics"
+        frame = frame.f_back
+    return []
+
+
+def _undo_hdf5(saving: dict[str, Any]) -> str:
+    """Undoes what Keras did before the first layer was asked; says what cannot be undone.
+
+    Args:
+        saving: The variables of Keras' `save_model_to_hdf5`.
+    """
+    model = saving["model"]
+    compiled = getattr(model, "_compile_config", None)
+    if compiled is not None:
+        # Keras has taken the optimizer out, and would not save it in any format after that.
+        compiled.config.setdefault("optimizer", model.optimizer)
+    if not saving.get("opened_new_file"):
+        return ""
+    with contextlib.suppress(OSError):
+        os.remove(saving["filepath"])
+    return f" Keras had emptied {os.fspath(saving['filepath'])!r} before, and it is removed."

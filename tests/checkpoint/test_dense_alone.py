@@ -5,10 +5,12 @@ import copy
 import pickle
 import types
 
+import h5py
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.legacy.saving.legacy_h5_format import save_model_to_hdf5
 
 import sok_embed as sok
 from sok_embed import feature_column as fc
@@ -115,6 +117,87 @@ def test_the_old_hdf5_format_is_refused(tmp_path, kind, name):
         MODELS[kind]().save(tmp_path / name)
 
 
+@keras.saving.register_keras_serializable(package="tests")
+class OwnConfig(keras.Model):
+    """A model whose config asks no layer, so that HDF5 asks for weights first."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.emb = sok.DynamicEmbedding(4, name="emb")
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, ids, training=False):
+        return self.dense(self.emb(ids, training=training)[:, 0])
+
+    def get_config(self):
+        return {"name": self.name}
+
+
+def own_config():
+    model = OwnConfig()
+    model.compile("adam", "mse")
+    model(IDS)
+    return model
+
+
+@pytest.mark.parametrize("make", [*MODELS.values(), own_config], ids=[*MODELS, "own_config"])
+def test_a_refused_hdf5_file_leaves_nothing_torn_and_the_optimizer_in_its_place(make, tmp_path):
+    model = make()
+    model.optimizer.learning_rate = 0.125
+    before = model._compile_config.serialize()
+    path = tmp_path / "model.h5"
+    path.write_bytes(b"what was here is gone when Keras asks")
+    with pytest.raises(ValueError, match=r"had emptied '.*model\.h5' before, and it is removed"):
+        model.save(path)
+    assert not path.exists()
+    assert model._compile_config.serialize().keys() == before.keys()
+    sok.save_model(model, tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is keras.optimizers.Adam
+    assert float(loaded.optimizer.learning_rate) == 0.125
+
+
+def test_a_file_that_the_user_has_open_is_not_removed(tmp_path):
+    with h5py.File(tmp_path / "model.h5", "w") as file:
+        with pytest.raises(ValueError, match=r"HDF5.*load_model\.$"):
+            save_model_to_hdf5(MODELS["dynamic"](), file)
+        assert file
+    assert (tmp_path / "model.h5").exists()
+
+
+def early_stopping(_):
+    return keras.callbacks.EarlyStopping(monitor="loss", restore_best_weights=True)
+
+
+def old_format(folder):
+    return keras.callbacks.ModelCheckpoint(folder / "model.h5")
+
+
+@pytest.mark.parametrize("make, text", [(early_stopping, "EarlyStopping"), (old_format, "HDF5")])
+@pytest.mark.parametrize("traced", [False, True])
+def test_callbacks_that_lack_rows_are_refused_before_the_first_step(
+    kind, make, text, traced, tmp_path
+):
+    model = MODELS[kind]()
+    if traced:
+        fit(model, kind)
+    (tmp_path / "model.h5").write_bytes(b"an older model")
+    before = predict(model, kind)
+    with pytest.raises(ValueError, match=rf"'emb'.*{text}"):
+        fit(model, kind, callbacks=[make(tmp_path)])
+    np.testing.assert_array_equal(predict(model, kind), before)
+    assert (tmp_path / "model.h5").read_bytes() == b"an older model"
+    fit(model, kind)
+
+
+@pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
+def test_checkpoints_in_formats_that_have_rows_are_written(kind, name, tmp_path):
+    weights = name.endswith(".weights.h5")
+    checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / name, save_weights_only=weights)
+    fit(MODELS[kind](), kind, callbacks=[checkpoint])
+    assert (tmp_path / name).exists()
+
+
 def test_an_old_hdf5_file_without_rows_is_not_loaded(tmp_path):
     with sok.dense_only():
         MODELS["dynamic"]().save(tmp_path / "model.h5")
@@ -190,6 +273,11 @@ def test_orbax_is_refused(tmp_path, monkeypatch, kind):
         callback.set_model(model)
         with pytest.raises(ValueError, match=r"'emb'.*Orbax.*has no rows.*ModelCheckpoint"):
             callback._save_checkpoint(0)
+    model = MODELS[kind]()
+    before = predict(model, kind)
+    with pytest.raises(ValueError, match=r"'emb'.*Orbax.*has no rows"):
+        fit(model, kind, callbacks=[callback])
+    np.testing.assert_array_equal(predict(model, kind), before)
     assert not saved
 
 
