@@ -1,5 +1,17 @@
 """Embedding tables for TensorFlow and Keras 3 that outgrow the model."""
 
+import importlib.util as _util
+import os as _os
+
+# The wheel puts tf_ops into this package; in the sources it lies beside it, and only an editable
+# install leads there. Without this check Python would speak of a circular import.
+if _util.find_spec("sok_embed.tf_ops") is None:
+    raise ImportError(
+        "Expected an installed sok_embed, with sok_embed.tf_ops. Received: "
+        f"{_os.path.dirname(__file__)!r}, its source folder, which hides the installed one. Start "
+        "Python in another folder; or run `make` there, and use its .venv/bin/python."
+    )
+
 import keras as _keras
 
 if _keras.backend.backend() != "tensorflow":
