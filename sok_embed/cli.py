@@ -20,6 +20,7 @@ from tqdm import tqdm
 from sok_embed import kv
 
 _UINT64 = 2**64
+_JOURNAL = "sok-journal-"  # of its segments, in a storage's folder
 
 
 class _Group(click.Group):
@@ -264,10 +265,16 @@ def _opened(path: str) -> kv.Storage:
 
 
 def _file_bytes(path: str) -> int:
-    """What RocksDB's tables and its log take, in bytes."""
+    """What RocksDB's tables and its log take, and the journal of `durability="update"`, in bytes.
+
+    A process that was killed leaves the rows of its journal there until a training one opens the
+    folder.
+    """
     with os.scandir(path) as entries:
         return sum(
-            entry.stat().st_size for entry in entries if entry.name.endswith((".sst", ".log"))
+            entry.stat().st_size
+            for entry in entries
+            if entry.name.endswith((".sst", ".log")) or entry.name.startswith(_JOURNAL)
         )
 
 

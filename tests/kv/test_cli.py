@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-from kv_rows import ENVIRONMENT, adam, damo_file, keys, ones, row, sgd
+from kv_rows import ENVIRONMENT, adam, damo_file, keys, ones, row, run_python, sgd
 
 from sok_embed import kv
 from sok_embed.cli import main
@@ -61,6 +61,25 @@ def test_inspect_as_json(path):
     assert second["dimension"] == 4
     assert second["update_count"] == {"0": 1}
     assert [group["group"] for group in run_json("inspect", path, "--group", 8)["groups"]] == [8]
+
+
+def test_inspect_counts_the_journal_of_a_process_that_was_killed(tmp_path):
+    program = """
+import os, sys
+import numpy as np
+from sok_embed import kv
+storage = kv.Storage(sys.argv[1], durability="update")
+embedding = kv.Embedding(storage, kv.Optimizer("sgd", gamma=1), kv.Initializer("zeros"), 64)
+embedding.apply_gradients(np.arange(1000, dtype=np.uint64), np.ones([1000, 64], np.float32))
+os._exit(9)
+"""
+    assert run_python(program, tmp_path / "rows").returncode == 9
+    assert any(file.name.startswith("sok-journal-") for file in (tmp_path / "rows").iterdir())
+    vectors = 1000 * 64 * 4
+    report = run_json("inspect", tmp_path / "rows")
+    assert report["groups"][0]["rows"] == 1000
+    assert vectors < report["file_bytes"] < 2 * vectors
+    assert f"file bytes  {report['file_bytes']:,}" in run("inspect", tmp_path / "rows").output
 
 
 @pytest.mark.parametrize("key", ["-1", "18446744073709551615", "0xffffffffffffffff"])
@@ -174,9 +193,10 @@ def test_a_storage_in_use_is_refused(storage):
     assert f"{storage.path}/LOCK" in result.stderr
 
 
-def test_the_command_runs_in_a_shell(path):
+@pytest.mark.parametrize("module", ["sok_embed", "sok_embed.cli"])
+def test_the_command_runs_in_a_shell(path, module):
     result = subprocess.run(
-        [sys.executable, "-m", "sok_embed.cli", "get", str(path), "0", "-1"],
+        [sys.executable, "-m", module, "get", str(path), "0", "-1"],
         env=ENVIRONMENT,
         capture_output=True,
         text=True,

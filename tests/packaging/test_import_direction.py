@@ -22,6 +22,7 @@ FOLDERS = {
 # tables, kv, optimizers, initializers and communicators are all "sok_embed.*".
 HEIGHTS = {
     "sok_embed": 5,  # the package's face: re-exports everything
+    "sok_embed.__main__": 5,
     "sok_embed.cli": 5,
     "sok_embed.feature_column": 4,
     "sok_embed.layers": 3,
