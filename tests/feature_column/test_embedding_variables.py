@@ -324,7 +324,7 @@ def test_a_frozen_variable_makes_no_rows():
         ({"key_dtype": tf.float32}, "must be string or integer"),
         ({"value_dtype": tf.float16}, "value_dtype to be tf.float32. Received: float16. Cast"),
         ({"initializer": [1.0, 2.0, 3.0]}, r"a vector of 2. Received: an array of shape \(3,\)"),
-        ({"regularizer": tf.nn.l2_loss}, "no regularizer.*tf.compat.v1.no_regularizer"),
+        ({"regularizer": tf.nn.l2_loss}, "^Embedding variable 't'.*no regularizer.*Leave it out"),
         ({"caching_device": "/cpu:0"}, "no caching_device.*Leave it out"),
         ({"custom_getter": len}, "no custom_getter"),
         ({"constraint": len}, "no constraint"),
@@ -340,6 +340,14 @@ def test_a_frozen_variable_makes_no_rows():
 def test_an_argument_that_has_no_meaning_is_an_error(arguments, message):
     with tf.Graph().as_default(), pytest.raises(ValueError, match=message):
         fc.get_embedding_variable("t", **{"embedding_dim": 2, **arguments})
+
+
+def test_a_regularizer_of_the_scope_can_be_overruled():
+    with tf.Graph().as_default(), v1.variable_scope("m", regularizer=tf.nn.l2_loss):
+        message = "^Embedding variable 't'.*from a scope. Pass tf.compat.v1.no_regularizer"
+        with pytest.raises(ValueError, match=message):
+            fc.get_embedding_variable("t", 2)
+        fc.get_embedding_variable("t", 2, regularizer=v1.no_regularizer)
 
 
 def test_where_it_cannot_be_is_an_error():
