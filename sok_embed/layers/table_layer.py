@@ -216,6 +216,13 @@ class TableLayer(AnchoredLayer):
         self._check_loads_all_rows(
             "Load it in one process, and give each worker its rows with `layer.table.assign`."
         )
+        if "storage_rows" in saved and saved.isdisjoint(expected):
+            raise ValueError(
+                f"Layer '{self.name}': expected rows in the file, for a layer without a storage. "
+                "Received: a file of a layer whose rows lie in a storage, and are not in the file. "
+                "Make the layer with storage= and group= as it was saved; or bring the rows over, "
+                "with `layer.table.export(slots=True)` there and `layer.table.restore` here."
+            )
         if not saved.issuperset(expected):
             raise ValueError(
                 f"Layer '{self.name}': expected rows saved by a table layer, with the entries "

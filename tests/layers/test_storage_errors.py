@@ -116,6 +116,17 @@ def test_a_storage_that_is_closed_under_a_layer_is_named(tmp_path, eagerly):
         dynamic(name="late", storage=storage, group=1)
 
 
+def test_weights_of_a_storage_say_where_the_rows_are_and_the_advice_brings_them(tmp_path, storage):
+    stored = model_of(dynamic(storage=storage))
+    train(stored)
+    stored.save_weights(tmp_path / "model.weights.h5")
+    model = model_of(dynamic())
+    with pytest.raises(ValueError, match="'emb'.*rows lie in a storage.*storage= and group="):
+        model.load_weights(tmp_path / "model.weights.h5")
+    model.get_layer("emb").table.restore(stored.get_layer("emb").table.export(slots=True))
+    assert_same(contents_of(model), contents_of(stored))
+
+
 @pytest.mark.parametrize("make", [dynamic, all2all])
 def test_a_full_table_is_left_as_it_was(storage, make):
     if make is dynamic:
