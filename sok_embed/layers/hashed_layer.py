@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import numbers
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -157,6 +158,14 @@ class HashedLayer(keras.layers.Layer):
                 "Expected a weight of at least one slot. Received: int(num_embeddings * "
                 f"embedding_dim * compression) = int({self.num_embeddings} * {self.embedding_dim} "
                 f"* {fraction}) = 0. Raise the compression, or pass size=."
+            )
+        if fraction > 1:
+            dense = self.num_embeddings * self.embedding_dim
+            warnings.warn(
+                f"Layer '{self.name}': expected a compression of at most 1: slots per element of "
+                f"the full table, 1/64 for a 64th. Received: {fraction:g}, which makes a weight of "
+                f"{size:,} numbers in the place of a table of {dense:,}.",
+                stacklevel=2,
             )
         return size
 

@@ -100,7 +100,8 @@ def test_sizes_beyond_32_bits_are_counted_without_overflow(cls):
 @BOTH
 def test_compression_1_is_all_of_the_table_and_more_is_possible(cls):
     assert cls(10, 4, compression=1).size == 40
-    assert cls(10, 4, compression=2).size == 80
+    with pytest.warns(UserWarning, match=r"at most 1: .*Received: 2, .*weight of 80 .*table of 40"):
+        assert cls(10, 4, compression=2).size == 80
 
 
 @BOTH
