@@ -58,6 +58,7 @@ LEFT_OUT = (
 
 # Changes to the source: (file, text that must occur once, its replacement).
 LEFT_FILE = "      minHeap_.pop();\n    }\n"
+FOR_ATOMICITY = "    // intended for atomicity.\n"
 SOURCES_END = 'message(STATUS "ROCKSDB_PLUGINS: ${ROCKSDB_PLUGINS}")\n'
 PATCHES = (
     (
@@ -81,6 +82,14 @@ PATCHES = (
         "db/external_sst_file_ingestion_job.cc",
         "    iter->SeekToLast();\n",
         "    iter->SeekToLast();\n    if (!iter->status().ok()) return iter->status();\n",
+    ),
+    # Files of an ingestion whose MANIFEST could not be synced were removed, but the MANIFEST may
+    # name them: the database could not be opened any more.
+    (
+        "db/db_impl/db_impl.cc",
+        f"{FOR_ATOMICITY}    ingestion_jobs[i].Cleanup(status);\n",
+        f"{FOR_ATOMICITY}    if (status.ok() || versions_->io_status().ok()) {{\n"
+        "      ingestion_jobs[i].Cleanup(status);\n    }\n",
     ),
     # A scan went on without a word behind a file whose first block could not be read. RocksDB 8.5.2
     # has the same change.
