@@ -72,7 +72,8 @@ $(STAMPS)/editable: setup.py pyproject.toml $(STAMPS)/requirements $(STAMPS)/roc
 
 native: $(STAMPS)/editable $(STAMPS)/horovod  ## only bring the native libraries up to date
 	@$(ROCKSDB) > /dev/null  # should its cache have been emptied
-	@$(PROGRESS) $(NATIVE)/build.log sok_embed -- cmake --build $(NATIVE)
+	@$(PROGRESS) $(NATIVE)/build.log sok_embed -- \
+	  cmake --build $(NATIVE) --target sok_core _ops _core
 	@cmake --install $(NATIVE) --prefix tf_ops > /dev/null
 
 # --- use ------------------------------------------------------------------------------------
@@ -89,6 +90,8 @@ bench: setup  ## the benchmarks
 # --- tests and checks -----------------------------------------------------------------------
 
 test: setup  ## the core's tests, then the Python tests; ARGS= goes to pytest
+	@$(PROGRESS) $(NATIVE)/build.log "the core's tests" -- \
+	  cmake --build $(NATIVE) --target sok_core_test
 	$(NATIVE)/sok_core_test
 	$(BIN)/pytest $(ARGS)
 
