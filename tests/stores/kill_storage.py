@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from bare_core import CORE_PATH, load_core
 from dump_rows import DumpedRows, read_dump
+from killed_process import kill_and_read
 from storage_work import CACHE_BYTES, FLUSHING, GROUPS, KEYS, KINDS, Call, Replay, call_at, time_at
 from table_model import Rows, TableModel, key_at
 
@@ -126,8 +127,7 @@ class Killer:
             if line.strip() == wanted:
                 break
         time.sleep(self._random.uniform(0, 1.2 * most))
-        process.send_signal(signal.SIGKILL)
-        rest, errors = process.communicate()
+        rest, errors = kill_and_read(process)
         lines += [line.split() for line in rest.splitlines()]
         if process.returncode not in (-signal.SIGKILL, 0) or errors:
             raise Difference(f"the worker ended with {process.returncode}: {errors[-1500:]}")

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dump_rows import DumpedRows, read_dump
+from killed_process import kill_and_read
 from killed_trainer import GROUPS, KEYS, LARGE_FLUSH, START, Group, Replay, batch_of, key_at
 
 from sok_embed import kv
@@ -48,8 +49,7 @@ class Run:
         else:
             after, delay = self._wait_for("opened", 1), random.uniform(0, 1)
         time.sleep(delay)
-        self._process.send_signal(signal.SIGKILL)
-        rest, errors = self._process.communicate()
+        rest, errors = kill_and_read(self._process)
         assert errors == ""
         self._lines += [line.split() for line in rest.splitlines()]
         assert self._process.returncode in (-signal.SIGKILL, 0)

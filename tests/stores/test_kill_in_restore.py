@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dump_rows import read_dump
+from killed_process import kill_and_read
 from killed_restorer import DIM, contents_of
 
 from sok_embed import kv
@@ -36,8 +37,7 @@ def life(folder: Path, durability: str, seed: int, first: int, random) -> dict[s
         if wait == 0:
             break
     time.sleep(random.uniform(0, 0.03))
-    process.send_signal(signal.SIGKILL)
-    rest, errors = process.communicate()
+    rest, errors = kill_and_read(process)
     assert process.returncode == -signal.SIGKILL, errors
     lines += [line.split() for line in rest.splitlines()]
     said = dict.fromkeys(("done", "begin", "flushing", "flushed"), first - 1)
