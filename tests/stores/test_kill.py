@@ -18,7 +18,7 @@ from killed_trainer import GROUPS, KEYS, LARGE_FLUSH, START, Group, Replay, batc
 from sok_embed import kv
 from sok_embed.tf_ops import _core
 
-KILLS = 50
+KILLS = 30
 TRAINER = Path(__file__).with_name("killed_trainer.py")
 HEADER = np.dtype([("version_dim", "<u4"), ("layout", "<u4"), ("updates", "<u4"), ("time", "<u4")])
 
