@@ -64,7 +64,8 @@ def main(
     places: Iterable[int] = count(first)
     if runs:
         random = np.random.default_rng([seed, KINDS.index(kind)])
-        places = random.integers(0, call.fail(NEVER), runs).tolist()
+        calls = call.fail(NEVER)  # none, if all is in memory
+        places = random.integers(0, calls, runs).tolist() if calls else []
     for after in places:
         if call.fail(after) <= after and runs == 0:
             break  # there are no more
