@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 MOST_DIMENSION = 2**20
 UINT32 = 2**32
-# Of floats that came as ids, for messages.
+# What messages say about floats that were given as ids.
 FLOATS_ROUND = (
     "float32 holds ids up to 2**24 exactly, float64 up to 2**53, and NaN is no id. Read them as "
     "integers; where all are small, pass x.astype('int64')"

@@ -187,7 +187,7 @@ class AdaptiveEmbedding(AnchoredLayer):
             route = narrow(route)
             if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
                 route = values_beside("a mask", route, ids)
-        # Of wrong inputs nothing must be learned: they are looked at first.
+        # Wrong inputs must raise before anything is learned from them.
         rows = None if self.combiner is None else rows_of(ids)
         with tf.control_dependencies([] if rows is None else [rows]):
             embeddings = self._lookup(flat_values(ids), route, training)

@@ -47,7 +47,7 @@ def check_exact(floats: tf.Tensor) -> tf.Tensor:
         tf.errors.InvalidArgumentError: When the graph runs, with what to do.
     """
     limit = _ROUNDED[floats.dtype]
-    # Of a NaN both comparisons are false.
+    # Both comparisons are false for a NaN.
     exact = tf.logical_and(tf.abs(floats) < limit, tf.equal(floats, tf.round(floats)))
     message = (
         f"Expected ids of which {floats.dtype.name} has each, whole numbers within ±{limit}. "

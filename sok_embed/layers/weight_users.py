@@ -20,7 +20,8 @@ class WeightUsers:
 
     def __init__(self) -> None:
         self.layers: weakref.WeakSet[Any] = weakref.WeakSet()
-        # Of all that ever were: garbage must decide neither seeds nor gradients.
+        # These include layers that are gone: garbage collection must change neither seeds nor
+        # gradients.
         self._seeds: list[int] = []
         self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
         self._calls: list[weakref.ref[Any]] = []

@@ -26,7 +26,7 @@ V1_OPTIMIZERS = {
     "v1_rmsprop": lambda: v1.RMSPropOptimizer(0.01, momentum=0.5),
     "v1_rmsprop_centered": lambda: v1.RMSPropOptimizer(0.01, momentum=0.5, centered=True),
     "v1_ftrl": lambda: v1.FtrlOptimizer(0.1),
-    # Of l1 = 0, where rows and dense variables have one formula.
+    # With l1 = 0 rows and dense variables have the same formula.
     "v1_group_ftrl": lambda: GroupFtrlOptimizer(0.1),
     "group_ftrl": lambda: GroupFtrl(0.1),
 }

@@ -233,7 +233,7 @@ def test_a_second_adam_finds_slots_started_anew():
     with tf.Graph().as_default():
         both = Model(v1.train.AdamOptimizer)
         second = v1.train.AdamOptimizer(0.03)
-        # Of its own too: v1 makes slots for each optimizer.
+        # It has slots of its own as well: v1 makes them for each optimizer.
         train = second.minimize(both.loss_of(both.embeddings), var_list=[both.anchor])
         with both.session:
             both.session.run(v1.variables_initializer(second.variables()))

@@ -11,7 +11,7 @@ import numpy as np
 
 from sok_embed import kv
 
-# Of a process that a test starts.
+# The environment of processes that tests start.
 ENVIRONMENT = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
 
 

@@ -26,7 +26,7 @@ class Case:
 
     cls: type[keras.layers.Layer]
     arguments: dict[str, Any]
-    # Of one sample; None: the input has one dimension, and its length is the batch.
+    # The shape of one sample. None: the input has one dimension, whose length is the batch.
     sample: tuple[int, ...] | None
 
     def make(self, **keywords: Any) -> keras.layers.Layer:

@@ -53,11 +53,9 @@ def rough_gradients(calls):
     ).astype(np.float32)
 
 
-@pytest.mark.parametrize("wrap", [tf.function, lambda f: f], ids=["function", "eager"])
-@layers
-def test_gradients_of_several_calls_are_summed_in_the_order_of_the_calls(make, wrap):
-    calls = 6
-    gradients = rough_gradients(calls)
+def assert_summed_in_order(make, loss_of, wrap):
+    """Takes steps of loss_of(layer, keys, gradients), and looks at the bits of the rows."""
+    gradients = rough_gradients(6)
     expected = np.zeros((KEYS, DIM), np.float32)
     for gradient in gradients:
         expected += gradient
@@ -71,41 +69,31 @@ def test_gradients_of_several_calls_are_summed_in_the_order_of_the_calls(make, w
         @wrap
         def step(layer=layer, optimizer=optimizer):
             with tf.GradientTape() as tape:
-                loss = sum(
-                    tf.reduce_sum(layer(keys, training=True) * gradient) for gradient in gradients
-                )
+                loss = loss_of(layer, keys, gradients)
             weights = layer.trainable_variables
             optimizer.apply(tape.gradient(loss, weights), weights)
 
         step()
         np.testing.assert_array_equal(layer.table.lookup(np.arange(KEYS)), -expected)
+
+
+@pytest.mark.parametrize("wrap", [tf.function, lambda f: f], ids=["function", "eager"])
+@layers
+def test_gradients_of_several_calls_are_summed_in_the_order_of_the_calls(make, wrap):
+    def loss_of(layer, keys, gradients):
+        return sum(tf.reduce_sum(layer(keys, training=True) * gradient) for gradient in gradients)
+
+    assert_summed_in_order(make, loss_of, wrap)
 
 
 def test_gradients_of_a_loop_are_summed_in_the_order_of_its_turns():
-    gradients = rough_gradients(6)
-    expected = np.zeros((KEYS, DIM), np.float32)
-    for gradient in gradients:
-        expected += gradient
-    keys = tf.range(KEYS, dtype=tf.int64)
-    for _ in range(5):
-        layer = dynamic()
-        layer.build()
-        optimizer = ko.SGD(1.0)
-        optimizer.build(layer.trainable_variables)
+    def loss_of(layer, keys, gradients):
+        def loss_of_turn(gradient):
+            return tf.reduce_sum(layer(keys, training=True) * gradient)
 
-        @tf.function
-        def step(layer=layer, optimizer=optimizer):
-            with tf.GradientTape() as tape:
-                losses = tf.map_fn(
-                    lambda gradient: tf.reduce_sum(layer(keys, training=True) * gradient),
-                    tf.constant(gradients),
-                )
-                loss = tf.reduce_sum(losses)
-            weights = layer.trainable_variables
-            optimizer.apply(tape.gradient(loss, weights), weights)
+        return tf.reduce_sum(tf.map_fn(loss_of_turn, tf.constant(gradients)))
 
-        step()
-        np.testing.assert_array_equal(layer.table.lookup(np.arange(KEYS)), -expected)
+    assert_summed_in_order(dynamic, loss_of, tf.function)
 
 
 def test_fit_can_be_repeated_bit_by_bit():

@@ -1,0 +1,18 @@
+"""Runs the programs of this folder as tests do, on this build and with a random seed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from sok_embed.tf_ops import _core
+
+
+def assert_succeeds(program: Path, *arguments: object) -> None:
+    """Runs a program with a seed, which is printed, and shows what it says if it fails."""
+    seed = int(np.random.SeedSequence().entropy % 2**32)
+    print(f"seed {seed}")
+    command = [sys.executable, program, *arguments, "--seed", seed, "--core", _core.__file__]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
