@@ -70,10 +70,10 @@ class FaultyDisk:
         self._library.break_files(error, ctypes.c_long(after), once, reads, kinds)
         return f"{errno.errorcode[error]} after {after}, once {once}, reads {reads}, kinds {kinds}"
 
-    def break_down_once(self, error: int, after: int) -> None:
-        """One call fails, whichever it is, after that many that do not."""
+    def break_down_after(self, calls: int, error: int, once: bool) -> None:
+        """After that many, one call fails, whichever it is, or all do."""
         self.broken = True
-        self._library.break_files(error, ctypes.c_long(after), True, True, 7)
+        self._library.break_files(error, ctypes.c_long(calls), once, True, 7)
 
     def count(self) -> int:
         """How many calls there were since it broke down."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,15 @@ from broken_disk_worker import Attempt, say
 from storage_work import KINDS, call_at
 
 # What is there before: rows in files of several levels, in RocksDB's memory, in the spill file and
-# in the cache, and a dump.
+# in the cache, and a dump; with a survey, pending rows too.
 BEFORE = (
     *("update", "flush", "compact", "assign", "flush", "update", "dump", "flush", "remove"),
     *("flush", "update", "survey", "look_up", "assign"),
 )
+BEFORE_WITHOUT_PENDING = tuple(kind for kind in BEFORE if kind != "survey")
+WAYS = tuple(itertools.product((BEFORE, BEFORE_WITHOUT_PENDING), (True, False)))
+# What is made after the call: what it left behind must not show in these either.
+AFTER = ("remove", "update", "flush", "reopen")
 NEVER = 1 << 40
 
 
@@ -33,25 +37,30 @@ class FailingCall:
         self._kind = kind
         self._seed = seed
 
-    def fail(self, after: int) -> int:
-        """Has the system call fail that comes after so many others. Returns how many there were."""
-        say(f"after {after}")
+    def fail(self, after: int, before: Sequence[str], once: bool) -> int:
+        """Has the system call fail that comes after so many others, or all from there on, too.
+
+        Returns:
+            How many there were.
+        """
+        say(f"after {after}, once {once}, pending rows {before == BEFORE}")
         folder = self._outside / "disk" / "storage"
         folder.mkdir(parents=True)
         attempt = Attempt(self._core_path, folder, self._outside, self._durability, 0, self._seed)
         attempt.open(1)
-        for number, kind in enumerate(BEFORE, 1):
+        for number, kind in enumerate(before, 1):
             attempt.call(replace(call_at(self._seed, number), kind=kind, file=0))
-        number = 1 + len(BEFORE)
-        attempt.disk.break_down_once(errno.EIO, after)
+        number = 1 + len(before)
+        attempt.disk.break_down_after(after, errno.EIO, once)
         attempt.call(replace(call_at(self._seed, number), kind=self._kind, file=0))
         calls = attempt.disk.count()
         say(attempt.disk.mend())
-        attempt.compare(number)
-        for later in ("flush", "reopen"):
-            attempt.call(replace(call_at(self._seed, number + 1), kind=later))
-            attempt.compare(number + 1)
-        attempt.close(number + 2)
+        if once or attempt.states.rows_in_doubt:
+            attempt.compare(number)  # which writes all rows to RocksDB, so not in every life
+        for later, kind in enumerate(AFTER, number + 1):
+            attempt.call(replace(call_at(self._seed, later), kind=kind))
+            attempt.compare(later)
+        attempt.close(number + 1 + len(AFTER))
         shutil.rmtree(folder)
         return calls
 
@@ -61,13 +70,16 @@ def main(
 ) -> None:
     """Fails everywhere from `first` on, or, if `runs` is not 0, at random in as many places."""
     call = FailingCall(core_path, Path(outside), durability, kind, seed)
-    places: Iterable[int] = count(first)
     if runs:
         random = np.random.default_rng([seed, KINDS.index(kind)])
-        calls = call.fail(NEVER)  # none, if all is in memory
-        places = random.integers(0, calls, runs).tolist() if calls else []
-    for after in places:
-        if call.fail(after) <= after and runs == 0:
+        for _ in range(runs):
+            before, once = WAYS[random.integers(len(WAYS))]
+            calls = call.fail(NEVER, before, once)
+            if calls:  # else all is in memory
+                call.fail(int(random.integers(calls)), before, once)
+        return
+    for after in itertools.count(first):
+        if not any([call.fail(after, *way) > after for way in WAYS]):
             break  # there are no more
 
 

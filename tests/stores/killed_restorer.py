@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +25,25 @@ def contents_of(seed: int, number: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     return keys, floats, np.full(n, number)
 
 
+def export_of(seed: int, number: int) -> Any:
+    """The same as a table takes it."""
+    from sok_embed import tf_ops
+
+    keys, floats, updates = contents_of(seed, number)
+    return tf_ops.Export(
+        keys=keys,
+        embeddings=floats[:, :DIM],
+        slots=floats[:, DIM:],
+        update_nums=updates,
+        slot_start=np.zeros(DIM, np.float32),
+        rule="momentum",
+        steps=np.int64(number),
+    )
+
+
 def main(folder: str, durability: str, seed: int, first: int) -> None:
     """Restores from number `first` on."""
-    from sok_embed import DynamicEmbedding, kv, tf_ops
+    from sok_embed import DynamicEmbedding, kv
 
     def say(what: str, number: int = 0) -> None:
         os.write(1, f"{what} {number}\n".encode())
@@ -36,18 +53,8 @@ def main(folder: str, durability: str, seed: int, first: int) -> None:
     layer.build((None, 1))
     say("opened")
     for number in range(first, first + 1_000):
-        keys, floats, updates = contents_of(seed, number)
-        contents = tf_ops.Export(
-            keys=keys,
-            embeddings=floats[:, :DIM],
-            slots=floats[:, DIM:],
-            update_nums=updates,
-            slot_start=np.zeros(DIM, np.float32),
-            rule="momentum",
-            steps=np.int64(number),
-        )
         say("begin", number)
-        layer.table.restore(contents)
+        layer.table.restore(export_of(seed, number))
         say("done", number)
         if number % FLUSH_AFTER == 0:
             say("flushing", number)

@@ -405,7 +405,7 @@ Status Storage::FlushOnce() {
     }
   }
   Journal* const journal = core_->journal.get();
-  const bool has_journal = journal != nullptr && !journal->empty();
+  const bool has_journal = journal != nullptr && (!journal->empty() || journal->broken());
   // What comes later goes to another segment: the database may have this number also if the flush
   // fails, and be opened again with it.
   const uint64_t journal_number = has_journal ? journal->EndSegment() : 0;

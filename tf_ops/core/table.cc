@@ -366,14 +366,15 @@ Status Table::Restore(const std::string& rule, int64_t steps, const Key* keys, s
   ++removals_;
   const int dim = config_.dim;
   Status status = store_->Replace(
-      std::move(layout), state, keys, n, clock_->Now(),
+      layout, state, keys, n, clock_->Now(),
       [&](size_t i, RowView row, bool) {
         std::copy_n(embeddings + i * dim, dim, row.embedding);
         std::copy_n(slots + i * slot_floats, slot_floats, row.embedding + dim);
         row.meta->update_num = static_cast<uint32_t>(update_nums[i]);
       },
       parallel_for);
-  if (status.ok()) state_ = std::move(state);
+  // After an error too, the store's layout tells which rows it has.
+  if (store_->layout() == layout) state_ = std::move(state);
   return status;
 }
 

@@ -242,6 +242,11 @@ void Journal::DropThrough(uint64_t number) {
   }
 }
 
+void Journal::Break() {
+  std::lock_guard<std::mutex> guard(mu_);
+  broken_ = true;
+}
+
 uint64_t Journal::bytes() const {
   std::lock_guard<std::mutex> guard(mu_);
   return earlier_bytes_ + end_;

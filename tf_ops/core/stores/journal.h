@@ -94,6 +94,10 @@ class Journal {
   // Forgets the segments up to a number, which the database has.
   void DropThrough(uint64_t number);
 
+  // Takes no more records until a publication, since what is in memory has changed in a way that
+  // none of them says. DropThrough mends it.
+  void Break();
+
   bool empty() const { return bytes() == 0; }
   uint64_t bytes() const;
   bool broken() const;

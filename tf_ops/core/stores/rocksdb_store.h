@@ -225,6 +225,8 @@ class RocksdbStore final : public RowStore {
     Journal::Room room;
   };
   Result<Call> BeginCall(size_t rows);
+  // The error of a call that changed rows and could not make that durable.
+  static Status NotOnDisk(const Status& why);
   // Makes the call that changed these rows durable, where calls are.
   Status Record(Journal::Room room, const std::vector<RowBatch>& rows);
   // Gives back what a large batch took beyond the budget.
@@ -246,6 +248,9 @@ class RocksdbStore final : public RowStore {
   Status HideAll();
   // Publishes what is pending and what is dirty, when no other group has any of either.
   Status Publish();
+  // Whether the database has the group as it is in memory, after a publication that failed and may
+  // have happened all the same. An error: the database cannot be read.
+  Result<bool> IsPublished();
   Status UpsertAlone(const Key* keys, size_t n, uint32_t now, const WriteRow& write,
                      const ParallelFor& parallel_for);
   // Leaves rows that have expired out of size() before they keep new ones out.

@@ -131,7 +131,22 @@ Status RocksdbStore::Replace(std::shared_ptr<const RowLayout> layout, const Tabl
   SetLayout(std::move(layout));
   SetState(state);
   if (status.ok()) status = UpsertAlone(keys, n, now, write, parallel_for);
-  if (status.ok() && core_->journal != nullptr) status = Publish();
+  if (status.ok() && core_->journal != nullptr) {
+    const uint64_t in_doubt = core_->database->writes_in_doubt();
+    status = Publish();
+    if (core_->database->writes_in_doubt() != in_doubt) {
+      auto published = IsPublished();
+      if (!published.ok()) {
+        // Nobody can tell, so the new rows stay, and the next publication has them for certain.
+        core_->journal->Break();
+        return NotOnDisk(status);
+      }
+      if (published.value()) {
+        MarkClean();
+        return Status();
+      }
+    }
+  }
   if (status.ok()) return status;
   // All rows are where they were, in the database.
   const Status dropped = core_->database->DropPending();
@@ -167,6 +182,14 @@ Status RocksdbStore::Publish() {
   if (status.ok()) status = publication->Finish({{GroupMetaName(group_), meta().ToJson()}});
   if (status.ok()) MarkClean();
   return status;
+}
+
+Result<bool> RocksdbStore::IsPublished() {
+  if (Status status = core_->database->Recover(); !status.ok()) return status;
+  const std::string name = GroupMetaName(group_);
+  auto published = core_->database->ReadMeta(name);
+  if (!published.ok()) return published.status();
+  return published.value()[name] == meta().ToJson();
 }
 
 void RocksdbStore::SetState(const TableState& state) {

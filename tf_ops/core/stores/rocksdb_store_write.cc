@@ -276,9 +276,12 @@ Status RocksdbStore::Record(Journal::Room room, const std::vector<RowBatch>& row
   if (core_->journal == nullptr) return Status();
   const Status status =
       core_->journal->Append(std::move(room), {{GroupMetaName(group_), meta().ToJson()}}, rows);
-  if (status.ok()) return status;
-  return Status(status.code(), "the rows are changed and kept in memory, but not on disk yet: " +
-                                   status.message() + "; flush then, and do not repeat the call");
+  return status.ok() ? status : NotOnDisk(status);
+}
+
+Status RocksdbStore::NotOnDisk(const Status& why) {
+  return Status(why.code(), "the rows are changed and kept in memory, but not on disk yet: " +
+                                why.message() + "; flush then, and do not repeat the call");
 }
 
 Status RocksdbStore::RecordMeta() {
@@ -295,8 +298,11 @@ Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFo
   Partition({{keys, n}}, parallel_for, &partition);
   Status status = KeepAll(partition, core_->expiry->Now(), parallel_for);
   if (!status.ok()) return status;
-  // What the database does not know leaves no trace there.
+  // What the database does not know leaves no trace there, unless a write that failed may have told
+  // it all the same.
+  const bool in_doubt = core_->database->writes_in_doubt() > 0;
   std::vector<RowBatch> all(shard_count()), known(shard_count());
+  std::atomic<int64_t> counted{0};
   status =
       ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t) {
         std::vector<uint32_t>& rows = shard.found;
@@ -307,13 +313,15 @@ Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFo
         for (uint32_t row : rows) {
           const RowKey key(group_, shard.rows.key(row));
           all[s].Remove(key);
-          if ((shard.rows.state(row) & kRowNew) == 0) known[s].Remove(key);
+          const bool is_new = (shard.rows.state(row) & kRowNew) != 0;
+          if (!is_new || in_doubt) known[s].Remove(key);
+          counted += !is_new;
         }
         return Status();
       });
   RowBatch gone;
   for (const RowBatch& batch : known) gone.Add(batch);
-  if (status.ok()) status = Write(gone, -static_cast<int64_t>(gone.rows()));
+  if (status.ok()) status = Write(gone, -counted);
   if (!status.ok()) {
     ReleaseAll(partition, parallel_for);
     return status;

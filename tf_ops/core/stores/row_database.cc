@@ -328,7 +328,9 @@ Status RowDatabase::WritePublished(const RowBatch& batch, const Meta& meta, bool
   if (writes.Count() == 0) return Status();
   rocksdb::WriteOptions options;
   options.sync = sync;
-  return FromRocksdb(handles_->Write(options, &writes), "write rows to '" + path_ + "'");
+  const auto status = handles_->Write(options, &writes);
+  writes_in_doubt_ += !status.ok();
+  return FromRocksdb(status, "write rows to '" + path_ + "'");
 }
 
 // In the order of the keys.

@@ -87,6 +87,9 @@ class RowDatabase {
   // Forgets what is pending.
   Status DropPending() { return StartPendingAnew(); }
   bool has_pending() const { return pending_rows_.load(std::memory_order_relaxed) > 0; }
+  // How many writes to what is published returned an error and may be there all the same, since
+  // they failed in their last system calls.
+  uint64_t writes_in_doubt() const { return writes_in_doubt_.load(std::memory_order_relaxed); }
 
   // Calls fn for the rows of a group, the newest ones, ascending by key; group -1: of all groups.
   using Visit = std::function<Status(int group, Key key, std::string_view value)>;
@@ -119,6 +122,7 @@ class RowDatabase {
   const std::string path_;
   std::unique_ptr<Handles> handles_;
   std::atomic<uint64_t> pending_rows_{0};
+  std::atomic<uint64_t> writes_in_doubt_{0};
   const FolderIdentity folder_;
   std::unique_ptr<JournalReader> journal_;  // that readers see; null: none
   Meta journal_meta_;

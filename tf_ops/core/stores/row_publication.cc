@@ -132,7 +132,10 @@ Status RowDatabase::Publication::Finish(const Meta& meta) {
                       "'" + database_.path_ + "' ran into an error meanwhile; flush again");
       return error_;
     }
-    if (!arguments.empty()) status = h.db->IngestExternalFiles(arguments);
+    if (!arguments.empty()) {
+      status = h.db->IngestExternalFiles(arguments);
+      database_.writes_in_doubt_ += !status.ok();
+    }
   }
   error_ = FromRocksdb(status, "publish rows of '" + database_.path_ + "'");
   if (!error_.ok()) return error_;

@@ -112,8 +112,8 @@ class RowStore {
   virtual Result<uint64_t> Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) = 0;
 
   // Replaces all rows by new ones with distinct keys, the layout and the state, in one step for
-  // whoever looks from outside. write(i, row, true) fills each. Errors: see Upsert; rows may be
-  // missing then.
+  // whoever looks from outside. write(i, row, true) fills each. Errors: see Upsert; the layout
+  // tells then whether the old rows are there or the new ones, of which some may be missing.
   virtual Status Replace(std::shared_ptr<const RowLayout> layout, const TableState& state,
                          const Key* keys, size_t n, uint32_t now, const WriteRow& write,
                          const ParallelFor& parallel_for) = 0;
