@@ -93,7 +93,7 @@ test: setup  ## the core's tests, then the Python tests; ARGS= goes to pytest
 	@$(PROGRESS) $(NATIVE)/build.log "the core's tests" -- \
 	  cmake --build $(NATIVE) --target sok_core_test
 	$(NATIVE)/sok_core_test
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(ARGS)
 
 # mypy (strict, by pyproject.toml) sees the package as installed: all rooms inside sok_embed.
 check: setup  ## formatting, lint, types, import direction

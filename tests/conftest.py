@@ -26,6 +26,14 @@ tf.config.set_logical_device_configuration(CPU, [tf.config.LogicalDeviceConfigur
 tf.get_logger().setLevel(logging.ERROR)
 
 
+def pytest_collection_modifyitems(items):
+    """Where several processes run the tests, those that share what takes long stay in one."""
+    for item in items:
+        folder = item.path.parent
+        group = folder if folder.name == "distributed" else item.path
+        item.add_marker(pytest.mark.xdist_group(str(group)))
+
+
 class _FirstOfTwo(sok_embed.communicators.LocalCommunicator):
     """Says that there is another worker. Nothing can travel."""
 
