@@ -99,6 +99,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
         }
         if storage is not None:
             self._attributes["storage"] = os.fsencode(storage.path)
+            self._attributes["storage_id"] = storage.id
         if admission is not None:
             config = admission.get_config()
             self._attributes["admission"] = config.pop("kind")

@@ -152,3 +152,34 @@ def test_rows_that_a_layer_has_trained_are_read_without_keras(tmp_path):
     with kv.Storage.from_config({"path": str(folder)}) as storage:
         with pytest.raises(ValueError, match="'keras.adam', got 'sgd'"):
             kv.Embedding(storage, kv.Optimizer("sgd"), kv.Initializer("zeros"), DIM)
+
+
+def test_a_saved_model_is_not_served_with_the_rows_of_another_storage(tmp_path):
+    np.save(tmp_path / "keys.npy", KEYS)
+    folder = tmp_path / "rows"
+    with kv.Storage(folder) as storage:
+        model = model_of(dynamic(storage=storage))
+        train(model)
+        expected = model.predict(KEYS, verbose=0)
+        tf.saved_model.save(model, str(tmp_path / "model"))
+        storage.dump(tmp_path / "dump")
+        storage.checkpoint(tmp_path / "checkpoint")
+    folder.rename(tmp_path / "moved")
+    with kv.Storage(folder) as another:
+        another.load(tmp_path / "dump")
+    paths = [tmp_path / name for name in ("model", "keys.npy", "outputs.npy")]
+    done = run(SERVE, *paths)
+    assert done.returncode != 0
+    assert f"expected the storage {storage.id} in '{folder}'" in done.stderr
+    # Whoever opens it before means it: the rows of a dump, as here.
+    opened = (
+        f"    import sok_embed\n    storage = sok_embed.Storage({str(folder)!r}, read_only=True)\n"
+    )
+    done = run(opened + SERVE, *paths)
+    assert done.returncode == 0, done.stderr[-2000:]
+    np.testing.assert_allclose(np.load(tmp_path / "outputs.npy"), expected, rtol=1e-5, atol=1e-6)
+    # A checkpoint has the id of its storage.
+    folder.rename(tmp_path / "moved too")
+    (tmp_path / "checkpoint").rename(folder)
+    done = run(SERVE, *paths)
+    assert done.returncode == 0, done.stderr[-2000:]

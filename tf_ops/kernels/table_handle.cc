@@ -1,6 +1,7 @@
 // SokEmbed>TableHandle: the table of a name, made at the first call.
 // SokEmbed>AnonymousTable: a new table at every call, which goes with the last copy of its handle.
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,6 +29,7 @@ namespace tf = tensorflow;
       .Attr("owners: int >= 1 = 1")                        \
       .Attr("owner: int >= 0 = 0")                         \
       .Attr("storage: string = ''")                        \
+      .Attr("storage_id: string = ''")                     \
       .Attr("group: int >= 0 = 0")                         \
       .Attr("admission: string = ''")                      \
       .Attr("admission_min_count: int >= 0 = 0")           \
@@ -49,7 +51,10 @@ class TablePlace {
 
  private:
   TableConfig config_;
-  std::string storage_;  // the folder; empty: in memory
+  Result<std::shared_ptr<Storage>> OpenStorage() const;
+
+  std::string storage_;     // the folder; empty: in memory
+  std::string storage_id_;  // of the storage whose rows are meant; empty: any
   std::optional<AdmissionConfig> admission_;
 };
 
@@ -66,6 +71,7 @@ absl::Status TablePlace::Read(tf::OpKernelConstruction* ctx) {
   TF_RETURN_IF_ERROR(ctx->GetAttr("owners", &owners));
   TF_RETURN_IF_ERROR(ctx->GetAttr("owner", &owner));
   TF_RETURN_IF_ERROR(ctx->GetAttr("storage", &storage_));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("storage_id", &storage_id_));
   TF_RETURN_IF_ERROR(ctx->GetAttr("group", &config_.group));
   TF_RETURN_IF_ERROR(ctx->GetAttr("shards", &shards));
   TF_RETURN_IF_ERROR(ctx->GetAttr("step_clock", &config_.step_clock));
@@ -110,19 +116,39 @@ Result<TableResource*> TablePlace::Open(const std::string& name) const {
         "expected a table in memory with step_clock: rows in a storage have the "
         "storage's clock");
   }
-  std::shared_ptr<Storage> storage = Storage::FindOpen(storage_);
-  if (storage == nullptr) {
-    // Nobody trains here: a saved model is served.
-    StorageOptions options;
-    options.path = storage_;
-    options.read_only = true;
-    auto opened = Storage::Open(options);
-    if (!opened.ok()) return opened.status();
-    storage = std::move(opened.value());
-  }
-  auto table = storage->OpenTable(config_, "", {}, admission_);
+  auto storage = OpenStorage();
+  if (!storage.ok()) return storage.status();
+  auto table = storage.value()->OpenTable(config_, "", {}, admission_);
   if (!table.ok()) return table.status();
-  return new TableResource(name, std::move(storage), std::move(table.value()));
+  return new TableResource(name, std::move(storage.value()), std::move(table.value()));
+}
+
+Result<std::shared_ptr<Storage>> TablePlace::OpenStorage() const {
+  const uint64_t wanted = std::strtoull(storage_id_.c_str(), nullptr, 16);
+  const auto is_another = [&](const Storage& storage) {
+    return wanted != 0 && storage.id() != 0 && storage.id() != wanted;
+  };
+  if (std::shared_ptr<Storage> open = Storage::FindOpen(storage_); open != nullptr) {
+    if (is_another(*open)) {
+      LOG(WARNING) << "the model was saved with the storage " << storage_id_ << ", and '"
+                   << storage_
+                   << "' is another; its rows should be those of the model, as a dump has them";
+    }
+    return open;
+  }
+  // Nobody trains here: a saved model is served.
+  StorageOptions options;
+  options.path = storage_;
+  options.read_only = true;
+  auto opened = Storage::Open(options);
+  if (opened.ok() && is_another(*opened.value())) {
+    return Status(Code::kFailedPrecondition,
+                  "expected the storage " + storage_id_ + " in '" + storage_ +
+                      "', with which the model was saved, got another; put the first one back, or "
+                      "one of its checkpoints; if this one has the rows of the model, from a dump, "
+                      "say, open it before the model, with sok_embed.Storage");
+  }
+  return opened;
 }
 
 }  // namespace
