@@ -90,6 +90,9 @@ ON_FILE(ssize_t, pwritev, kWrite, (int fd, const struct iovec* from, int n, off_
 ON_FILE(ssize_t, read, kRead, (int fd, void* to, size_t n), fd, to, n)
 ON_FILE(ssize_t, pread, kRead, (int fd, void* to, size_t n, off_t at), fd, to, n, at)
 ON_FILE(ssize_t, pread64, kRead, (int fd, void* to, size_t n, off64_t at), fd, to, n, at)
+ON_FILE(ssize_t, preadv, kRead, (int fd, const struct iovec* to, int n, off_t at), fd, to, n, at)
+ON_FILE(ssize_t, preadv64, kRead, (int fd, const struct iovec* to, int n, off64_t at), fd, to, n, at)
+ON_FILE(ssize_t, pwritev64, kWrite, (int fd, const struct iovec* from, int n, off64_t at), fd, from, n, at)
 ON_FILE(int, fsync, kSync, (int fd), fd)
 ON_FILE(int, fdatasync, kSync, (int fd), fd)
 ON_FILE(int, ftruncate, kWrite, (int fd, off_t size), fd, size)
@@ -99,6 +102,7 @@ ON_FILE(int, sync_file_range, kWrite, (int fd, off64_t at, off64_t n, unsigned f
 ON_FILE(int, fallocate64, kWrite, (int fd, int mode, off64_t at, off64_t size), fd, mode, at, size)
 ON_PATH(int, rename, (const char* path, const char* to), path, to)
 ON_PATH(int, link, (const char* path, const char* to), path, to)
+ON_PATH(int, unlink, (const char* path), path)
 ON_PATH(int, mkdir, (const char* path, mode_t mode), path, mode)
 
 /* Opening for reading fails only where reads do. */

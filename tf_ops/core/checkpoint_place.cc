@@ -34,6 +34,17 @@ void RemoveFolder(const std::string& path) {
   std::filesystem::remove_all(path, ignored);
 }
 
+// Where the folder of the storage is on another file system: RocksDB copies the files, to its own
+// unfinished folder first, and leaves that one behind if it fails.
+Status CheckpointInPlace(const RowDatabase& database, const std::string& path) {
+  const std::string unfinished = path + ".tmp";
+  struct stat found;
+  const bool is_ours = lstat(unfinished.c_str(), &found) != 0;
+  Status status = database.Checkpoint(path);
+  if (!status.ok() && is_ours) RemoveFolder(unfinished);
+  return status;
+}
+
 }  // namespace
 
 Status CheckOutside(const std::string& path, const std::string& folder, const char* what) {
@@ -63,7 +74,7 @@ Status MakeCheckpoint(const RowDatabase& database, const std::string& folder,
     return InvalidArgument("expected a path for the checkpoint that does not exist yet, got '" +
                            path + "'");
   }
-  if (!movable) return database.Checkpoint(path);
+  if (!movable) return CheckpointInPlace(database, path);
   const std::string staging = folder + kStaging;
   RemoveUnfinishedCheckpoints(folder);
   Status status = database.Checkpoint(staging);
@@ -72,7 +83,7 @@ Status MakeCheckpoint(const RowDatabase& database, const std::string& folder,
   const int error = errno;
   RemoveUnfinishedCheckpoints(folder);
   // The same device under two mounts.
-  if (error == EXDEV) return database.Checkpoint(path);
+  if (error == EXDEV) return CheckpointInPlace(database, path);
   return dump::SystemError(error, "move the finished checkpoint to", path);
 }
 

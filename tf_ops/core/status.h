@@ -1,6 +1,7 @@
 // Errors as values. Nothing in the core throws on bad input or calls exit.
 #pragma once
 
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -55,5 +56,16 @@ class [[nodiscard]] Result {
   Status status_;
   std::optional<T> value_;
 };
+
+// Calls fn, which returns a Status. Memory that ends within it is an error like others, for callers
+// that have something to put back.
+template <typename Fn>
+Status OrNoMemory(const Fn& fn) {
+  try {
+    return fn();
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kResourceExhausted, "there was not enough memory for the call");
+  }
+}
 
 }  // namespace sok

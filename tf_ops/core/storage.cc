@@ -189,6 +189,7 @@ Storage::~Storage() {
   {
     const Gate gate(core_->gate);
     core_->flush = nullptr;
+    core_->resolve = nullptr;
   }
   if (!status.ok()) {
     std::fprintf(stderr, "sok_embed: what was not flushed is lost: %s\n", status.message().c_str());
@@ -295,7 +296,8 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
   if (other_rule && !reset_slots && !this->reset_slots()) {
     return InvalidArgument(group + " was made with optimizer '" + meta.state.rule + "', got '" +
                            rule +
-                           "'; give the other optimizer a group of its own, or pass "
+                           "'; to read the rows, open the storage with read_only=True; to train "
+                           "them, give the other optimizer a group of its own, or pass "
                            "reset_slots=True, which drops what the first keeps of the rows");
   }
   if (other_rule && open != groups_.end()) {
@@ -348,9 +350,10 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
 }
 
 Status Storage::Ready() {
-  if (core_->database != nullptr && !core_->read_only && core_->database->failed()) {
-    const Status mended = core_->database->Recover();
-    if (!mended.ok() && !core_->database->usable()) return mended;
+  if (core_->database != nullptr && !core_->read_only &&
+      (core_->database->failed() || core_->resolve)) {
+    const Status mended = core_->Recover();
+    if (!mended.ok() && (!core_->database->usable() || core_->resolve)) return mended;
   }
   return core_->CheckOpen();
 }
@@ -390,7 +393,7 @@ Status Storage::FlushAtRest() {
 Status Storage::FlushOnce() {
   RowDatabase& database = *core_->database;
   Status status = database.CheckFolder();
-  if (status.ok()) status = database.Recover();
+  if (status.ok()) status = core_->Recover();
   if (!status.ok()) return status;
   RowDatabase::Meta meta;
   uint64_t dirty = 0;

@@ -176,6 +176,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // Has `write` hand over rows, then publishes them with the groups' new descriptions.
   using AddRows = std::function<Status(const std::function<Status(RowBatch*)>& write)>;
   Status TakeIn(std::map<int, GroupMeta> groups, const AddRows& add);
+  Status PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows& add);
+  // Has the tables that are open forget what they knew of groups that have taken in rows.
+  void FollowTakenIn(const std::map<int, GroupMeta>& groups);
 
   const std::shared_ptr<StorageCore> core_;
   const std::shared_ptr<std::atomic<bool>> reset_slots_ =

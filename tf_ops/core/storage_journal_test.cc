@@ -1,6 +1,7 @@
 // With write_through, whatever a call has changed survives the process, whole.
 #include <doctest/doctest.h>
 
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -11,6 +12,7 @@
 
 #include "core/dump/test_folder.h"
 #include "core/storage.h"
+#include "core/stores/journal.h"
 #include "core/stores/journal_reader.h"
 #include "core/test_result.h"
 #include "core/thread_pool.h"
@@ -289,6 +291,18 @@ TEST_CASE("a segment that a kill has left without a record leaves no gap") {
   calls.Run(*TableOf(*opened));
   fs::copy(path, storage.folder / "killed", fs::copy_options::recursive);
   CHECK(RowsAt(storage.folder / "killed", /*read_only=*/false) == calls.model);
+}
+
+TEST_CASE("a segment that could neither be written nor removed is made again") {
+  const TestFolder folder;
+  Journal journal(folder / ".", /*storage=*/1, /*first_number=*/7);
+  std::FILE* left = std::fopen((folder / "sok-journal-000000000007").c_str(), "w");
+  std::fputs("half of a head", left);
+  std::fclose(left);
+  auto room = journal.Reserve(10);
+  REQUIRE(room.ok());
+  REQUIRE(journal.Append(std::move(room.value()), {{"name", "value"}}, {}).ok());
+  CHECK(fs::file_size(folder / "sok-journal-000000000007") > sizeof(JournalSegmentHeader));
 }
 
 TEST_CASE("a checkpoint is the same storage, and other folders are others") {

@@ -151,31 +151,64 @@ Status Storage::TakeIn(std::map<int, GroupMeta> groups, const AddRows& add) {
   Status status = FlushAtRest();
   if (!status.ok()) return status;
   RowDatabase& database = *core_->database;
-  status = add([&](RowBatch* batch) {
+  const uint64_t in_doubt = database.writes_in_doubt();
+  status = OrNoMemory([&] { return PublishArrivals(&groups, add); });
+  if (status.ok()) {
+    FollowTakenIn(groups);
+    return status;
+  }
+  const Status dropped = database.DropPending();
+  if (database.writes_in_doubt() == in_doubt) {
+    return dropped.ok() || database.failed() ? status : dropped;
+  }
+  // The rows may be there all the same, which the database tells once it is open again.
+  const auto taken_in = std::make_shared<bool>(false);
+  core_->resolve = [this, groups = std::move(groups), taken_in] {
+    auto there = core_->database->FailedPublicationIsThere();
+    if (!there.ok()) return there.status();
+    *taken_in = there.value();
+    if (*taken_in) FollowTakenIn(groups);
+    return Status();
+  };
+  const Status recovered = core_->Recover();
+  return recovered.ok() && *taken_in ? Status() : status;
+}
+
+Status Storage::PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows& add) {
+  RowDatabase& database = *core_->database;
+  Status status = add([&](RowBatch* batch) {
     Status written = database.WritePending(*batch);
     batch->Clear();
     return written;
   });
   RowDatabase::Meta meta;
   const uint32_t now = core_->expiry->Now();
-  for (auto& [number, group] : groups) {
+  for (auto& [number, group] : *groups) {
     if (!status.ok()) break;
     auto rows = CountLive(database, number, *core_->expiry, now);
     status = rows.status();
     if (rows.ok()) group.rows = rows.value();
+    const auto open = groups_.find(number);
+    const uint64_t most = open == groups_.end() ? 0 : open->second.config.max_rows;
+    if (status.ok() && most > 0 && group.rows > most) {
+      status =
+          Status(Code::kResourceExhausted,
+                 "the table of group " + std::to_string(number) + " of '" + core_->path +
+                     "' holds at most " + std::to_string(most) + " rows, and would have " +
+                     std::to_string(group.rows) +
+                     " with those of the file; none is taken in; raise max_rows or remove keys");
+    }
     group.counted_at = now;
     meta[GroupMetaName(number)] = group.ToJson();
   }
-  if (status.ok()) status = database.Publish(meta);
-  if (!status.ok()) {
-    const Status dropped = database.DropPending();
-    return dropped.ok() ? status : dropped;
-  }
+  return status.ok() ? database.Publish(meta) : status;
+}
+
+void Storage::FollowTakenIn(const std::map<int, GroupMeta>& groups) {
   for (const auto& [number, group] : groups) {
     const auto open = groups_.find(number);
-    if (open != groups_.end()) open->second.store->DropCache(group.rows, now);
+    if (open != groups_.end()) open->second.store->DropCache(group.rows, group.counted_at);
   }
-  return Status();
 }
 
 Result<uint64_t> Storage::Load(const std::string& path, const DumpProgress& progress) {

@@ -118,7 +118,7 @@ Status Table::Relay(const std::vector<Slot>& slots, bool restart, const Parallel
     auto bare = std::make_shared<const RowLayout>(config_.dim, std::vector<Slot>{});
     auto cleared = store_->Relay(std::move(bare), parallel_for);
     if (!cleared.ok()) return cleared.status();
-    state_.slots.clear();
+    state_ = {};  // as a table whose first step is to come
   }
   auto relaid = store_->Relay(std::make_shared<const RowLayout>(config_.dim, slots), parallel_for);
   if (!relaid.ok()) return relaid.status();

@@ -34,13 +34,13 @@ class RowUpdate {
     Step one{step.number, step.scale};
     if (step.number == 0) {
       own_.resize(distinct);
-      for (size_t u = 0; u < distinct; ++u) own_[u] = rows.meta(sum_.rows()[u])->update_num + 1;
+      for (size_t u = 0; u < distinct; ++u) own_[u] = rows.meta(sum_.rows()[u])->next_update();
       one.row_numbers = own_.data();
     }
     optimizer.Apply(one, places_.data(), sum_.gradients().data(), distinct, dim);
     for (uint32_t row : sum_.rows()) {
       RowMeta* meta = rows.meta(row);
-      ++meta->update_num;
+      meta->update_num = meta->next_update();
       meta->update_time = step.now;
     }
     return sum_.rows();
@@ -59,7 +59,7 @@ class RowUpdate {
       RowMeta* meta = rows.meta(numbers[i]);
       const float* gradient =
           batches[entries[i].batch].gradients + size_t{entries[i].position} * dim;
-      const uint32_t own = ++meta->update_num;
+      const uint32_t own = meta->update_num = meta->next_update();
       Step one{step.number, step.scale};
       if (step.number == 0) one.row_numbers = &own;
       optimizer.Apply(one, &row, &gradient, 1, dim);

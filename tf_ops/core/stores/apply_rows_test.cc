@@ -154,5 +154,28 @@ TEST_CASE("a sequential commit without a number counts each row's steps on its w
   RunCommits(true, 0);
 }
 
+TEST_CASE("a row's count of updates stays at the most that there is") {
+  const std::unique_ptr<RowOptimizer> optimizer = Value(MakeRowOptimizer("sgd", {}));
+  for (bool sequential : {false, true}) {
+    const auto store = MakeHashStore(std::make_shared<const RowLayout>(1, std::vector<Slot>()));
+    const Key key = 7;
+    const auto write = [](size_t, RowView row, bool) {
+      *row.embedding = 0.0f;
+      row.meta->update_num = UINT32_MAX - 1;
+    };
+    REQUIRE(store->Upsert(&key, 1, 0, kNow, write, SerialFor).ok());
+    CommitStep step;
+    step.sequential = sequential;
+    const float gradient = 1.0f;
+    for (int i = 0; i < 3; ++i) {
+      Value(store->Apply({{&key, &gradient, nullptr, 1}}, *optimizer, step, SerialFor));
+    }
+    RowMeta meta;
+    uint8_t exists;
+    REQUIRE(store->ReadMeta(&key, 1, &meta, &exists, SerialFor).ok());
+    CHECK(meta.update_num == UINT32_MAX);
+  }
+}
+
 }  // namespace
 }  // namespace sok

@@ -130,7 +130,12 @@ Status Journal::Failed(const char* what, int error) const {
 
 Status Journal::OpenSegment() {
   const std::string path = PathOf(number_);
-  const int file = open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
+  const auto make = [&] {
+    return open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
+  };
+  int file = make();
+  // Left by this function, where it could neither write to the file nor remove it.
+  if (file < 0 && errno == EEXIST && unlink(path.c_str()) == 0) file = make();
   if (file < 0) return Failed("make a file of", errno);
   JournalSegmentHeader header = {};
   std::memcpy(header.magic, JournalSegmentHeader::kMagic, sizeof(header.magic));

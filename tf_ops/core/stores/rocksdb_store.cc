@@ -32,9 +32,11 @@ int ShardBits() {
 Status StorageCore::CheckOpen() const {
   if (database == nullptr) {
     return Status(Code::kFailedPrecondition,
-                  "the storage '" + path + "' is closed; open it again to use its tables");
+                  "the storage '" + path +
+                      "' is closed, and its tables with it; open it again, and make the tables or "
+                      "the model anew");
   }
-  if (database->usable()) return Status();
+  if (database->usable() && !resolve) return Status();
   return Status(Code::kInternal, "the storage '" + path +
                                      "' had to be opened again after an error, and that failed; "
                                      "what is in memory is kept, and the next call tries again");
@@ -50,13 +52,21 @@ Status StorageCore::CheckWritable() const {
 
 bool StorageCore::ShouldMend(bool to_write) const {
   if (database == nullptr || read_only) return false;
-  if (!database->usable() || (to_write && journal != nullptr && journal->broken())) return true;
+  if (!database->usable() || resolve || (to_write && journal != nullptr && journal->broken()))
+    return true;
   const bool wanted = database->failed() || (journal != nullptr && journal->full());
   return to_write && wanted && std::chrono::steady_clock::now() >= next_mend_;
 }
 
+Status StorageCore::Recover() {
+  if (Status status = database->Recover(); !status.ok() || !resolve) return status;
+  const Status status = resolve();
+  if (status.ok()) resolve = nullptr;
+  return status;
+}
+
 Status StorageCore::Mend(bool to_write) {
-  Status status = database->Recover();
+  Status status = Recover();
   if (status.ok() && to_write && journal != nullptr && (journal->broken() || journal->full())) {
     status = flush ? flush() : Status();
   }
@@ -74,7 +84,7 @@ Result<StorageCore::Entrance> StorageCore::Enter(bool to_write) {
         const Status status = Mend(to_write);
         // Without the database, or with a journal that cannot go on, nothing can.
         const bool needed =
-            !database->usable() || (to_write && journal != nullptr && journal->broken());
+            !database->usable() || resolve || (to_write && journal != nullptr && journal->broken());
         if (!status.ok() && needed) return status;
       }
     }
@@ -86,7 +96,7 @@ Result<StorageCore::Entrance> StorageCore::Enter(bool to_write) {
 
 Status StorageCore::WriteAtRest(const std::function<Status()>& call) {
   const Status status = call();
-  if (status.ok() || !database->failed() || !database->Recover().ok()) return status;
+  if (status.ok() || !database->failed() || !Recover().ok()) return status;
   return call();
 }
 
@@ -164,7 +174,7 @@ Status RocksdbStore::ForEachShard(const ShardPartition& partition, const Paralle
       Status status = fn(shard, partition.begin(s), partition.size(s));
       if (status.ok()) {
         // It only gives memory back. What cannot be written now stays.
-        status = Trim(shard);
+        status = OrNoMemory([&] { return Trim(shard); });
         continue;
       }
       std::lock_guard<std::mutex> guard(failure_mu);

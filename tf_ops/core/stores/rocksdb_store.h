@@ -51,6 +51,10 @@ struct StorageCore {
   using Entrance = std::shared_lock<SharedMutex>;
   Result<Entrance> Enter(bool to_write);
 
+  // For who holds the gate alone: makes the database usable again after an error, and finds out
+  // what was left in doubt. Without an error it does nothing.
+  Status Recover();
+
   // Makes a call that puts rows into the database, for who holds the gate alone. It may meet the
   // error of what RocksDB did in the background, on a disk that works again by now: it is made once
   // more if the database can be mended.
@@ -67,6 +71,9 @@ struct StorageCore {
   std::unique_ptr<Journal> journal;  // of the calls that must survive; null: none has to
   // The storage's own flush, for who holds the gate alone. Null once the storage is gone.
   std::function<Status()> flush;
+  // Finds out whether a publication has happened that failed in its last system calls, and makes
+  // memory follow. Nobody may use the database before. Null: none is in doubt.
+  std::function<Status()> resolve;
   std::string path;
   uint64_t id = 0;  // of the storage; 0: it has none
   bool read_only = false;
@@ -248,9 +255,6 @@ class RocksdbStore final : public RowStore {
   Status HideAll();
   // Publishes what is pending and what is dirty, when no other group has any of either.
   Status Publish();
-  // Whether the database has the group as it is in memory, after a publication that failed and may
-  // have happened all the same. An error: the database cannot be read.
-  Result<bool> IsPublished();
   Status UpsertAlone(const Key* keys, size_t n, uint32_t now, const WriteRow& write,
                      const ParallelFor& parallel_for);
   // Leaves rows that have expired out of size() before they keep new ones out.

@@ -89,6 +89,18 @@ Status RocksdbStore::Settle() {
 }
 
 Status RocksdbStore::SettleOnce() {
+  // However this ends, some rows may be in the database by then that are still marked as new.
+  class InPart {
+   public:
+    explicit InPart(RowDatabase* database) : database_(database) {}
+    ~InPart() {
+      if (!whole) database_->AddWriteInDoubt();
+    }
+    bool whole = false;
+
+   private:
+    RowDatabase* const database_;
+  } in_part(core_->database.get());
   RowBatch batch;
   Status status =
       ForEachDirty([&](Key key, const RowHeader& header, const float* floats, size_t n) {
@@ -100,6 +112,7 @@ Status RocksdbStore::SettleOnce() {
       });
   if (status.ok()) status = Write(batch, 0);
   if (status.ok()) MarkClean();
+  in_part.whole = status.ok();
   return status;
 }
 
@@ -126,28 +139,31 @@ Status RocksdbStore::Replace(std::shared_ptr<const RowLayout> layout, const Tabl
   if (Status status = core_->flush(); !status.ok()) return status;
   const GroupMeta before = meta();
   const std::shared_ptr<const RowLayout> layout_before = this->layout();
-  Status status = HideAll();
-  DropCache(0, now);
-  SetLayout(std::move(layout));
-  SetState(state);
-  if (status.ok()) status = UpsertAlone(keys, n, now, write, parallel_for);
-  if (status.ok() && core_->journal != nullptr) {
-    const uint64_t in_doubt = core_->database->writes_in_doubt();
-    status = Publish();
-    if (core_->database->writes_in_doubt() != in_doubt) {
-      auto published = IsPublished();
-      if (!published.ok()) {
-        // Nobody can tell, so the new rows stay, and the next publication has them for certain.
-        core_->journal->Break();
-        return NotOnDisk(status);
-      }
-      if (published.value()) {
-        MarkClean();
-        return Status();
-      }
+  const uint64_t in_doubt = core_->database->writes_in_doubt();
+  Status status = OrNoMemory([&] {
+    Status made = HideAll();
+    DropCache(0, now);
+    SetLayout(layout);
+    SetState(state);
+    if (made.ok()) made = UpsertAlone(keys, n, now, write, parallel_for);
+    return made.ok() && core_->journal != nullptr ? Publish() : made;
+  });
+  if (status.ok()) return status;
+  if (core_->journal != nullptr && core_->database->writes_in_doubt() != in_doubt) {
+    const Status recovered = core_->Recover();
+    auto published =
+        recovered.ok() ? core_->database->FailedPublicationIsThere() : Result<bool>(recovered);
+    if (!published.ok()) {
+      // Nobody can tell, so the new rows stay, and the next publication has them for certain.
+      core_->journal->Break();
+      return NotOnDisk(status);
+    }
+    if (published.value()) {
+      MarkClean();
+      // What cannot be dropped now goes when the database is opened again.
+      return core_->database->DropPending().ok() || core_->database->failed() ? Status() : status;
     }
   }
-  if (status.ok()) return status;
   // All rows are where they were, in the database.
   const Status dropped = core_->database->DropPending();
   SetLayout(layout_before);
@@ -182,14 +198,6 @@ Status RocksdbStore::Publish() {
   if (status.ok()) status = publication->Finish({{GroupMetaName(group_), meta().ToJson()}});
   if (status.ok()) MarkClean();
   return status;
-}
-
-Result<bool> RocksdbStore::IsPublished() {
-  if (Status status = core_->database->Recover(); !status.ok()) return status;
-  const std::string name = GroupMetaName(group_);
-  auto published = core_->database->ReadMeta(name);
-  if (!published.ok()) return published.status();
-  return published.value()[name] == meta().ToJson();
 }
 
 void RocksdbStore::SetState(const TableState& state) {

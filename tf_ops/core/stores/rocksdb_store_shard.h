@@ -23,6 +23,12 @@ struct alignas(64) RocksdbStore::Shard final : CacheMemory::Holder {
     rows.Free(row);
   }
   // Takes all of them out.
+  // Lets go of what a call has kept. From then on the rows may leave.
+  void Release() {
+    for (uint32_t row : found) rows.Unmark(row, kRowKept);
+    found.clear();
+  }
+
   void Reset(std::shared_ptr<const RowLayout> layout) {
     index = HashIndex();
     NewSpill(*layout);
@@ -38,7 +44,8 @@ struct alignas(64) RocksdbStore::Shard final : CacheMemory::Holder {
   HashIndex index;
   CacheRows rows;
   std::unique_ptr<Spill> spill;
-  std::vector<uint32_t> found;  // scratch of Apply: the row of each entry
+  // The row of each entry of the call that keeps them in the cache; empty between calls.
+  std::vector<uint32_t> found;
 };
 
 }  // namespace sok

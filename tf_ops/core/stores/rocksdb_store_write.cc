@@ -117,11 +117,11 @@ void RocksdbStore::WriteEntries(Shard& shard, const ShardEntry* entries, size_t 
 
 Status RocksdbStore::KeepAll(const ShardPartition& partition, uint32_t now,
                              const ParallelFor& parallel_for) {
-  Status status =
-      ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t n) {
-        shard.found.assign(n, CacheRows::kNone);
-        return LoadEntries(shard, entries, n, now, kRowKept, shard.found.data());
-      });
+  const auto keep = [&](Shard& shard, const ShardEntry* entries, size_t n) {
+    shard.found.assign(n, CacheRows::kNone);
+    return LoadEntries(shard, entries, n, now, kRowKept, shard.found.data());
+  };
+  Status status = OrNoMemory([&] { return ForEachShard(partition, parallel_for, keep); });
   if (!status.ok()) ReleaseAll(partition, parallel_for);
   return status;
 }
@@ -152,7 +152,7 @@ Status RocksdbStore::ChangeEachShard(const ShardPartition& partition,
 void RocksdbStore::ReleaseAll(const ShardPartition& partition, const ParallelFor& parallel_for) {
   const Status released =
       ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry*, size_t) {
-        for (uint32_t row : shard.found) shard.rows.Unmark(row, kRowKept);
+        shard.Release();
         return Status();
       });
   static_cast<void>(released);  // always ok
@@ -178,8 +178,10 @@ Status RocksdbStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t 
     Status made = MakeRoomBeyondBudget(shard, static_cast<size_t>(absent));
     return made.ok() ? shard.index.Reserve(static_cast<uint32_t>(absent)) : made;
   };
-  status = ForEachShard(partition, parallel_for,
+  status = OrNoMemory([&] {
+    return ForEachShard(partition, parallel_for,
                         [&](Shard& shard, const ShardEntry*, size_t) { return make_room(shard); });
+  });
   if (!status.ok()) {
     ReleaseAll(partition, parallel_for);
     return status;
@@ -192,7 +194,7 @@ Status RocksdbStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t 
           WriteEntries(shard, entries, m, now, write, rows.data());
           if (core_->journal != nullptr) AddDistinct(shard, rows, &changed[NumberOf(entries)]);
         }
-        for (uint32_t row : shard.found) shard.rows.Unmark(row, kRowKept);
+        shard.Release();
         return ready;
       });
   return status.ok() ? Record(std::move(call.value().room), changed) : status;
@@ -228,7 +230,7 @@ Result<uint64_t> RocksdbStore::Apply(const std::vector<GradientBatch>& batches,
         for (uint32_t row : rows) cached.MarkChanged(row);
         if (core_->journal != nullptr) AddRows(shard, rows, &changed[NumberOf(entries)]);
         count += rows.size();
-        for (uint32_t row : shard.found) cached.Unmark(row, kRowKept);
+        shard.Release();
         return Status();
       });
   SetState(step.state);
@@ -303,25 +305,28 @@ Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFo
   const bool in_doubt = core_->database->writes_in_doubt() > 0;
   std::vector<RowBatch> all(shard_count()), known(shard_count());
   std::atomic<int64_t> counted{0};
-  status =
-      ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t) {
-        std::vector<uint32_t>& rows = shard.found;
-        std::sort(rows.begin(), rows.end());
-        rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
-        if (!rows.empty() && rows.back() == CacheRows::kNone) rows.pop_back();
-        const uint32_t s = NumberOf(entries);
-        for (uint32_t row : rows) {
-          const RowKey key(group_, shard.rows.key(row));
-          all[s].Remove(key);
-          const bool is_new = (shard.rows.state(row) & kRowNew) != 0;
-          if (!is_new || in_doubt) known[s].Remove(key);
-          counted += !is_new;
-        }
-        return Status();
-      });
-  RowBatch gone;
-  for (const RowBatch& batch : known) gone.Add(batch);
-  if (status.ok()) status = Write(gone, -counted);
+  const auto collect = [&](Shard& shard, const ShardEntry* entries, size_t) {
+    std::vector<uint32_t>& rows = shard.found;
+    std::sort(rows.begin(), rows.end());
+    rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+    if (!rows.empty() && rows.back() == CacheRows::kNone) rows.pop_back();
+    const uint32_t s = NumberOf(entries);
+    for (uint32_t row : rows) {
+      const RowKey key(group_, shard.rows.key(row));
+      all[s].Remove(key);
+      const bool is_new = (shard.rows.state(row) & kRowNew) != 0;
+      if (!is_new || in_doubt) known[s].Remove(key);
+      counted += !is_new;
+    }
+    return Status();
+  };
+  status = OrNoMemory([&] {
+    Status collected = ForEachShard(partition, parallel_for, collect);
+    if (!collected.ok()) return collected;
+    RowBatch gone;
+    for (const RowBatch& batch : known) gone.Add(batch);
+    return Write(gone, -counted);
+  });
   if (!status.ok()) {
     ReleaseAll(partition, parallel_for);
     return status;
@@ -334,6 +339,7 @@ Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFo
       shard.Forget(row);
     }
     erased += shard.found.size();
+    shard.found.clear();
     return Status();
   });
   if (status.ok() && erased > 0) status = Record(std::move(call.value().room), all);
@@ -356,8 +362,19 @@ Result<bool> RocksdbStore::Relay(std::shared_ptr<const RowLayout> layout,
   }
   // Rows of the old layout go to the database, where the layout's number tells them apart.
   if (Status status = Settle(); !status.ok()) return status;
+  if (core_->journal != nullptr) {
+    // Before anything has changed.
+    GroupMeta after = meta();
+    after.layout = layout_number() + 1;
+    after.state = {"", layout->slots(), 0};
+    auto room = core_->journal->Reserve(0);
+    if (!room.ok()) return room.status();
+    const NamedValues named = {{GroupMetaName(group_), after.ToJson()}};
+    if (Status status = core_->journal->Append(std::move(room.value()), named, {}); !status.ok()) {
+      return status;
+    }
+  }
   SetLayout(std::move(layout));
-  if (Status status = RecordMeta(); !status.ok()) return status;
   return true;
 }
 

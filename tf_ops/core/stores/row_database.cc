@@ -196,10 +196,14 @@ Status RowDatabase::Recover() {
   // RocksDB 7.8 goes wrong when it ingests files after such an error, so it is opened anew. What is
   // pending has no log, and is saved as files before.
   if (handles_ != nullptr && has_pending()) {
-    rocksdb::Status status = Resume(handles_->db.get());
-    if (status.ok()) status = handles_->db->Flush({}, handles_->pending);
+    rocksdb::Status status = handles_->Call(Resume);
+    if (status.ok()) {
+      status = handles_->Call([&](rocksdb::DB* db) { return db->Flush({}, handles_->pending); });
+    }
     if (!status.ok()) return FromRocksdb(status, "write rows to '" + path_ + "'");
   }
+  if (handles_ != nullptr) handles_->db->DisableManualCompaction();
+  std::lock_guard<std::mutex> none_compacting(compacting_);
   handles_.reset();
   auto handles = OpenHandles(options_, /*create=*/false);
   if (!handles.ok()) {
@@ -218,12 +222,15 @@ Status RowDatabase::StartPendingAnew() {
   pending_rows_ = 0;
   h.pending_unusable = true;
   if (h.pending != nullptr) {
-    const auto dropped = h.db->DropColumnFamily(h.pending);
+    const auto dropped = h.Call([&](rocksdb::DB* db) { return db->DropColumnFamily(h.pending); });
+    if (h.stuck) return FromRocksdb(dropped, what);
     h.db->DestroyColumnFamilyHandle(h.pending);
     h.pending = nullptr;
     if (!dropped.ok()) return FromRocksdb(dropped, what);
   }
-  const auto made = h.db->CreateColumnFamily(h.row_options, kPendingName, &h.pending);
+  const auto made = h.Call([&](rocksdb::DB* db) {
+    return db->CreateColumnFamily(h.row_options, kPendingName, &h.pending);
+  });
   h.pending_unusable = !made.ok();
   if (made.IsInvalidArgument()) {  // that of before: an error has kept it from being dropped
     return Status(Code::kInternal, "could not " + what + ": " + made.ToString() +
@@ -302,7 +309,7 @@ Status RowDatabase::WritePending(const RowBatch& batch) {
   options.disableWAL = true;
   auto status = handles_->Write(options, &writes);
   // Perhaps it stopped for an error that is over by now.
-  if (!status.ok() && usable() && handles_->errors->failed() && Resume(handles_->db.get()).ok()) {
+  if (!status.ok() && usable() && handles_->errors->failed() && handles_->Call(Resume).ok()) {
     status = handles_->Write(options, &writes);
   }
   if (status.ok()) pending_rows_ += batch.rows();
@@ -329,7 +336,7 @@ Status RowDatabase::WritePublished(const RowBatch& batch, const Meta& meta, bool
   rocksdb::WriteOptions options;
   options.sync = sync;
   const auto status = handles_->Write(options, &writes);
-  writes_in_doubt_ += !status.ok();
+  if (!status.ok()) AddWriteInDoubt();
   return FromRocksdb(status, "write rows to '" + path_ + "'");
 }
 
@@ -460,19 +467,27 @@ Status RowDatabase::Checkpoint(const std::string& path) const {
   rocksdb::Checkpoint* made = nullptr;
   auto status = rocksdb::Checkpoint::Create(handles_->db.get(), &made);
   std::unique_ptr<rocksdb::Checkpoint> checkpoint(made);
-  if (status.ok()) status = checkpoint->CreateCheckpoint(path);
+  if (status.ok()) {
+    status = handles_->Call([&](rocksdb::DB*) { return checkpoint->CreateCheckpoint(path); });
+  }
   return FromRocksdb(status, "make a checkpoint of '" + path_ + "' in '" + path + "'");
 }
 
 Status RowDatabase::Compact() {
   rocksdb::CompactRangeOptions options;
   options.bottommost_level_compaction = rocksdb::BottommostLevelCompaction::kForceOptimized;
-  const auto status = handles_->db->CompactRange(options, handles_->published, nullptr, nullptr);
-  return FromRocksdb(status, "compact '" + path_ + "'");
+  std::lock_guard<std::mutex> running(compacting_);
+  if (!usable()) return FromRocksdb(Handles::Paused(), "compact '" + path_ + "'");
+  const auto status = handles_->Call([&](rocksdb::DB* db) {
+    return db->CompactRange(options, handles_->published, nullptr, nullptr);
+  });
+  return FromRocksdb(status.IsManualCompactionPaused() ? Handles::Paused() : status,
+                     "compact '" + path_ + "'");
 }
 
 Status RowDatabase::Sync() {
-  return FromRocksdb(handles_->db->FlushWAL(true), "sync the log of '" + path_ + "'");
+  const auto status = handles_->Call([](rocksdb::DB* db) { return db->FlushWAL(true); });
+  return FromRocksdb(status, "sync the log of '" + path_ + "'");
 }
 
 RowDatabase::DiskUse RowDatabase::disk_use() const {

@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -87,9 +88,12 @@ class RowDatabase {
   // Forgets what is pending.
   Status DropPending() { return StartPendingAnew(); }
   bool has_pending() const { return pending_rows_.load(std::memory_order_relaxed) > 0; }
-  // How many writes to what is published returned an error and may be there all the same, since
-  // they failed in their last system calls.
+  // How many writes returned an error and may be there all the same: those to what is published, if
+  // they fail in their last system calls, and those that somebody says were made in part.
   uint64_t writes_in_doubt() const { return writes_in_doubt_.load(std::memory_order_relaxed); }
+  void AddWriteInDoubt() { ++writes_in_doubt_; }
+  // Whether the last publication that failed is there all the same.
+  Result<bool> FailedPublicationIsThere() const;
 
   // Calls fn for the rows of a group, the newest ones, ascending by key; group -1: of all groups.
   using Visit = std::function<Status(int group, Key key, std::string_view value)>;
@@ -101,7 +105,7 @@ class RowDatabase {
   // RocksDB's own checkpoint: hard links where the file system has them. Errors: kInvalidArgument
   // if `path` exists.
   Status Checkpoint(const std::string& path) const;
-  // Rewrites all files, which drops expired and superseded rows.
+  // Rewrites all files, which drops expired and superseded rows. Beside Recover it ends early.
   Status Compact();
   // Makes what was written so far survive the machine.
   Status Sync();
@@ -123,7 +127,9 @@ class RowDatabase {
   std::unique_ptr<Handles> handles_;
   std::atomic<uint64_t> pending_rows_{0};
   std::atomic<uint64_t> writes_in_doubt_{0};
+  std::string failed_publication_;  // the mark of the last that failed
   const FolderIdentity folder_;
+  std::mutex compacting_;  // held by Compact, beside which the database must not be closed
   std::unique_ptr<JournalReader> journal_;  // that readers see; null: none
   Meta journal_meta_;
 };
@@ -137,7 +143,7 @@ class RowDatabase::Publication {
   Status Add(const RowKey& key, const RowHeader& header, const float* floats, size_t n);
   // The same of a row as the database holds it; an empty value removes the row.
   Status AddValue(const RowKey& key, std::string_view value);
-  Status Finish(const Meta& meta);
+  Status Finish(Meta meta);
 
  private:
   struct Writing;

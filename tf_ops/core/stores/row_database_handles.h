@@ -62,14 +62,23 @@ struct RowDatabase::Handles {
         "memory ended within a write of RocksDB, which cannot go on in this process; end it, and "
         "open the storage in another with more memory or a smaller cache");
   }
-  rocksdb::Status Write(const rocksdb::WriteOptions& options, rocksdb::WriteBatch* batch) {
+  static rocksdb::Status Paused() {
+    return rocksdb::Status::Aborted(
+        "its disk failed meanwhile, and the storage is opened again; try again");
+  }
+  // Every call of RocksDB that writes, or waits for who does, goes through here: fn(db).
+  template <typename Fn>
+  rocksdb::Status Call(const Fn& fn) {
     if (stuck) return Stuck();
     try {
-      return db->Write(options, batch);
+      return fn(db.get());
     } catch (const std::bad_alloc&) {
       stuck = true;
       return Stuck();
     }
+  }
+  rocksdb::Status Write(const rocksdb::WriteOptions& options, rocksdb::WriteBatch* batch) {
+    return Call([&](rocksdb::DB* open) { return open->Write(options, batch); });
   }
 
   ~Handles() {

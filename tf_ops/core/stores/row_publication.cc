@@ -2,6 +2,8 @@
 #include <rocksdb/sst_file_writer.h>
 
 #include <cstdio>
+#include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -12,6 +14,7 @@
 namespace sok {
 namespace {
 
+constexpr char kPublicationName[] = "publication";
 constexpr uint64_t kFileBytes = uint64_t{256} << 20;
 
 rocksdb::Slice SliceOf(std::string_view view) { return {view.data(), view.size()}; }
@@ -99,13 +102,17 @@ Status RowDatabase::Publication::AddValue(const RowKey& key, std::string_view va
   return Put(key.view(), value);
 }
 
-Status RowDatabase::Publication::Finish(const Meta& meta) {
+Status RowDatabase::Publication::Finish(Meta meta) {
   if (!error_.ok() || !PutPendingBefore(nullptr).ok()) return error_;
   Handles& h = *database_.handles_;
   rocksdb::Status status;
   if (writing_->writer != nullptr) status = writing_->CloseFile();
   const size_t row_files = writing_->files.size();
-  if (status.ok() && !meta.empty()) {
+  // Tells publications apart. Should this one fail at its end, the mark says whether it happened.
+  std::random_device random;
+  const std::string mark = std::to_string(uint64_t{random()} << 32 | random());
+  meta[kPublicationName] = mark;
+  if (status.ok()) {
     status = writing_->OpenFile(database_.path_, h.db.get(), h.meta);
     for (const auto& [name, value] : meta) {
       if (!status.ok()) break;
@@ -133,8 +140,11 @@ Status RowDatabase::Publication::Finish(const Meta& meta) {
       return error_;
     }
     if (!arguments.empty()) {
-      status = h.db->IngestExternalFiles(arguments);
-      database_.writes_in_doubt_ += !status.ok();
+      status = h.Call([&](rocksdb::DB* db) { return db->IngestExternalFiles(arguments); });
+      if (!status.ok()) {
+        database_.AddWriteInDoubt();
+        database_.failed_publication_ = mark;
+      }
     }
   }
   error_ = FromRocksdb(status, "publish rows of '" + database_.path_ + "'");
@@ -142,6 +152,12 @@ Status RowDatabase::Publication::Finish(const Meta& meta) {
   // It is published now. Should what was pending refuse to go, the next Recover sees to it.
   if (database_.has_pending() && !database_.StartPendingAnew().ok()) h.pending_unusable = true;
   return error_;
+}
+
+Result<bool> RowDatabase::FailedPublicationIsThere() const {
+  auto stored = ReadMeta(kPublicationName);
+  if (!stored.ok()) return stored.status();
+  return !failed_publication_.empty() && stored.value()[kPublicationName] == failed_publication_;
 }
 
 std::unique_ptr<RowDatabase::Publication> RowDatabase::StartPublication() {

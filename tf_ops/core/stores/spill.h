@@ -85,15 +85,17 @@ class Spill {
   Result<bool> DropOldest(const Fn& fn, const Taken& taken) {
     const uint32_t oldest = Oldest();
     if (oldest == kNone) return false;
-    Status status = ForEachOfSegment(oldest, /*dirty_only=*/true, fn);
+    // The file is read once: after taken() nothing may fail any more.
+    std::vector<Key> keys;
+    keys.reserve(segments_[oldest].valid_rows);
+    Status status =
+        ForEachOfSegment(oldest, /*dirty_only=*/false, [&](const Head& head, const float* floats) {
+          keys.push_back(head.key);
+          return dirty(Find(head.key)) ? fn(head, floats) : Status();
+        });
     if (status.ok()) status = taken();
     if (!status.ok()) return status;
-    Status dropped =
-        ForEachOfSegment(oldest, /*dirty_only=*/false, [&](const Head& head, const float*) {
-          Remove(head.key);
-          return Status();
-        });
-    if (!dropped.ok()) return dropped;
+    for (Key key : keys) Remove(key);
     FreeIfEmpty(oldest);
     return true;
   }

@@ -1,0 +1,63 @@
+"""Where memory ends within a call on a storage, it has happened as a whole or not at all."""
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from failing_memory_worker import BEFORE, GROUP, KINDS, value_after, value_of
+from kill_storage import DURABILITIES
+
+from sok_embed.tf_ops import _core
+
+WORKER = Path(__file__).with_name("failing_memory_worker.py")
+LIBRARY = Path(__file__).with_name("failing_memory.c")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc, to make allocations fail")
+    built = tmp_path_factory.mktemp("library") / "failing_memory.so"
+    command = ["gcc", "-O1", "-shared", "-fPIC", "-o", str(built), str(LIBRARY)]
+    subprocess.run(command, check=True)
+    return built
+
+
+def life(library, folder, durability, kind, after):
+    """Has one allocation fail. Returns how many there were, and what the process says of rows."""
+    folder.mkdir()
+    command = [sys.executable, WORKER, _core.__file__, folder, durability, kind, after]
+    done = subprocess.run(
+        list(map(str, command)),
+        env={**os.environ, "LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, f"after {after}: {done.stdout}{done.stderr}"
+    calls, there = done.stdout.split()
+    return int(calls), there
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_those_of_before_or_of_after(library, tmp_path, durability, kind):
+    for after in itertools.count():
+        folder = tmp_path / str(after)
+        calls, there = life(library, folder, durability, kind, after)
+        storage = _core.Storage(str(folder / "rows"), None, 1 << 20, False, True)
+        found = value_of(GROUP.open_table(storage))
+        storage.close()
+        if there == "stuck":  # only what was flushed need be there
+            emptied = kind in ("survey", "flush") and durability == "checkpoint"
+            assert found in {BEFORE, value_after(kind), 0.0 if emptied else BEFORE}, f"{after}"
+        else:
+            assert found == float(there), f"after {after}"
+        shutil.rmtree(folder)
+        if calls <= after:
+            break
+    print(f"{after} allocations failed")
