@@ -22,13 +22,13 @@ struct alignas(64) RocksdbStore::Shard final : CacheMemory::Holder {
     index.Erase(rows.key(row), HashIndex::Hash(rows.key(row)));
     rows.Free(row);
   }
-  // Takes all of them out.
   // Lets go of what a call has kept. From then on the rows may leave.
   void Release() {
     for (uint32_t row : found) rows.Unmark(row, kRowKept);
     found.clear();
   }
 
+  // Takes all of them out.
   void Reset(std::shared_ptr<const RowLayout> layout) {
     index = HashIndex();
     NewSpill(*layout);
