@@ -53,8 +53,9 @@ def main(folder: str, durability: str, seed: int, first: int) -> None:
     layer.build((None, 1))
     say("opened")
     for number in range(first, first + 1_000):
+        export = export_of(seed, number)
         say("begin", number)
-        layer.table.restore(export_of(seed, number))
+        layer.table.restore(export)
         say("done", number)
         if number % FLUSH_AFTER == 0:
             say("flushing", number)
