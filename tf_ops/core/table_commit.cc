@@ -130,10 +130,11 @@ Result<uint64_t> Table::ApplyStep(const std::vector<GradientBatch>& batches,
                                   const RowOptimizer& optimizer, CommitStep step,
                                   const TableState& after, const ParallelFor& parallel_for) {
   bool applied = false;
+  TableState reached = after;
   step.state = after;
   step.applied = &applied;
   auto rows = store_->Apply(batches, optimizer, step, parallel_for);
-  if (rows.ok() || applied) state_ = after;
+  if (rows.ok() || applied) state_ = std::move(reached);
   return rows;
 }
 

@@ -210,7 +210,8 @@ class RocksdbStore final : public RowStore {
                    int64_t* fresh) const;
   void AddToBatch(const Shard& shard, uint32_t row, RowBatch* batch) const;
   void AddRows(const Shard& shard, const std::vector<uint32_t>& rows, RowBatch* batch) const;
-  void AddDistinct(const Shard& shard, std::vector<uint32_t> rows, RowBatch* batch) const;
+  // Orders the rows, and leaves each of them once.
+  void AddDistinct(const Shard& shard, std::vector<uint32_t>* rows, RowBatch* batch) const;
   // Of a row in a RowBatch.
   size_t RecordBytes() const;
   // The number of the shard that entries are in.
@@ -250,7 +251,7 @@ class RocksdbStore final : public RowStore {
   Status UpsertAll(const ShardPartition& partition, uint32_t now, const WriteRow& write,
                    const ParallelFor& parallel_for);
   // For who holds the gate alone.
-  void SetState(const TableState& state);
+  void SetState(TableState state);
   // Has every row of the database hidden, pending.
   Status HideAll();
   // Publishes what is pending and what is dirty, when no other group has any of either.

@@ -200,9 +200,9 @@ Status RocksdbStore::Publish() {
   return status;
 }
 
-void RocksdbStore::SetState(const TableState& state) {
+void RocksdbStore::SetState(TableState state) {
   std::lock_guard<std::mutex> guard(meta_mu_);
-  state_ = state;
+  state_ = std::move(state);
 }
 
 // All rows lie in the database as long as it lives, since it holds the gate alone.

@@ -140,6 +140,8 @@ Status RocksdbStore::ChangeEachShard(const ShardPartition& partition,
   try {
     return ForEachShard(partition, parallel_for, fn);
   } catch (const std::bad_alloc&) {
+    // No record can say what has changed.
+    if (core_->journal != nullptr) core_->journal->Break();
     ReleaseAll(partition, parallel_for);
     return Status(Code::kResourceExhausted,
                   "memory ended in the midst of a call on group " + std::to_string(group_) +
@@ -190,9 +192,10 @@ Status RocksdbStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t 
       partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
         const Status ready = make_room(shard);  // lookups may have taken it meanwhile
         if (ready.ok()) {
-          std::vector<uint32_t> rows = shard.found;
-          WriteEntries(shard, entries, m, now, write, rows.data());
-          if (core_->journal != nullptr) AddDistinct(shard, rows, &changed[NumberOf(entries)]);
+          WriteEntries(shard, entries, m, now, write, shard.found.data());
+          if (core_->journal != nullptr) {
+            AddDistinct(shard, &shard.found, &changed[NumberOf(entries)]);
+          }
         }
         shard.Release();
         return ready;
@@ -221,6 +224,7 @@ Result<uint64_t> RocksdbStore::Apply(const std::vector<GradientBatch>& batches,
   Status status = KeepAll(partition, step.now, parallel_for);
   if (!status.ok()) return status;
   std::atomic<uint64_t> count{0};
+  TableState after = step.state;
   status = ChangeEachShard(
       partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t n) {
         thread_local RowUpdate update;
@@ -233,7 +237,7 @@ Result<uint64_t> RocksdbStore::Apply(const std::vector<GradientBatch>& batches,
         shard.Release();
         return Status();
       });
-  SetState(step.state);
+  SetState(std::move(after));
   if (step.applied != nullptr) *step.applied = true;
   if (status.ok()) status = Record(std::move(call.value().room), changed);
   if (!status.ok()) return status;
@@ -246,11 +250,11 @@ void RocksdbStore::AddRows(const Shard& shard, const std::vector<uint32_t>& rows
   for (uint32_t row : rows) AddToBatch(shard, row, batch);
 }
 
-void RocksdbStore::AddDistinct(const Shard& shard, std::vector<uint32_t> rows,
+void RocksdbStore::AddDistinct(const Shard& shard, std::vector<uint32_t>* rows,
                                RowBatch* batch) const {
-  std::sort(rows.begin(), rows.end());
-  rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
-  AddRows(shard, rows, batch);
+  std::sort(rows->begin(), rows->end());
+  rows->erase(std::unique(rows->begin(), rows->end()), rows->end());
+  AddRows(shard, *rows, batch);
 }
 
 size_t RocksdbStore::RecordBytes() const {
@@ -276,9 +280,14 @@ Result<RocksdbStore::Call> RocksdbStore::BeginCall(size_t rows) {
 
 Status RocksdbStore::Record(Journal::Room room, const std::vector<RowBatch>& rows) {
   if (core_->journal == nullptr) return Status();
-  const Status status =
-      core_->journal->Append(std::move(room), {{GroupMetaName(group_), meta().ToJson()}}, rows);
-  return status.ok() ? status : NotOnDisk(status);
+  const Status status = OrNoMemory([&] {
+    return core_->journal->Append(std::move(room), {{GroupMetaName(group_), meta().ToJson()}},
+                                  rows);
+  });
+  if (status.ok()) return status;
+  // Later records must not build on rows that none has.
+  core_->journal->Break();
+  return NotOnDisk(status);
 }
 
 Status RocksdbStore::NotOnDisk(const Status& why) {
@@ -331,8 +340,12 @@ Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFo
     ReleaseAll(partition, parallel_for);
     return status;
   }
-  std::atomic<uint64_t> erased{0};
-  status = ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry*, size_t) {
+  // The database has it by now: nothing may fail that memory must follow with.
+  uint64_t erased = 0;
+  for (uint32_t s = 0; s < shard_count(); ++s) {
+    if (partition.size(s) == 0) continue;
+    Shard& shard = *shards_[s];
+    std::lock_guard<SharedMutex> lock(shard.mu);
     for (uint32_t row : shard.found) {
       unwritten_ -= (shard.rows.state(row) & kRowNew) != 0;
       shard.spill->Remove(shard.rows.key(row));
@@ -340,11 +353,10 @@ Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFo
     }
     erased += shard.found.size();
     shard.found.clear();
-    return Status();
-  });
-  if (status.ok() && erased > 0) status = Record(std::move(call.value().room), all);
+  }
+  if (erased > 0) status = Record(std::move(call.value().room), all);
   if (!status.ok()) return status;
-  return erased.load();
+  return erased;
 }
 
 Result<bool> RocksdbStore::Relay(std::shared_ptr<const RowLayout> layout,

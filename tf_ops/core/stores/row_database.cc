@@ -312,8 +312,9 @@ Status RowDatabase::WritePending(const RowBatch& batch) {
   if (!status.ok() && usable() && handles_->errors->failed() && handles_->Call(Resume).ok()) {
     status = handles_->Write(options, &writes);
   }
-  if (status.ok()) pending_rows_ += batch.rows();
-  return FromRocksdb(status, "write rows to '" + path_ + "'");
+  if (!status.ok()) return FromRocksdb(status, "write rows to '" + path_ + "'");
+  pending_rows_ += batch.rows();
+  return Status();
 }
 
 Status RowDatabase::WritePublished(const RowBatch& batch, const Meta& meta, bool sync) {
@@ -336,7 +337,8 @@ Status RowDatabase::WritePublished(const RowBatch& batch, const Meta& meta, bool
   rocksdb::WriteOptions options;
   options.sync = sync;
   const auto status = handles_->Write(options, &writes);
-  if (!status.ok()) AddWriteInDoubt();
+  if (status.ok()) return Status();
+  AddWriteInDoubt();
   return FromRocksdb(status, "write rows to '" + path_ + "'");
 }
 

@@ -140,15 +140,15 @@ Status RowDatabase::Publication::Finish(Meta meta) {
       return error_;
     }
     if (!arguments.empty()) {
+      database_.failed_publication_ = mark;  // until it has succeeded
       status = h.Call([&](rocksdb::DB* db) { return db->IngestExternalFiles(arguments); });
-      if (!status.ok()) {
-        database_.AddWriteInDoubt();
-        database_.failed_publication_ = mark;
-      }
+      if (!status.ok()) database_.AddWriteInDoubt();
     }
   }
-  error_ = FromRocksdb(status, "publish rows of '" + database_.path_ + "'");
-  if (!error_.ok()) return error_;
+  if (!status.ok()) {
+    error_ = FromRocksdb(status, "publish rows of '" + database_.path_ + "'");
+    return error_;
+  }
   // It is published now. Should what was pending refuse to go, the next Recover sees to it.
   if (database_.has_pending() && !database_.StartPendingAnew().ok()) h.pending_unusable = true;
   return error_;

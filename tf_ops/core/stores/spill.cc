@@ -71,18 +71,19 @@ uint32_t Spill::Oldest() const {
 
 uint32_t Spill::Filling() {
   if (filling_ != kNone && segments_[filling_].rows < rows_per_segment_) return filling_;
-  if (filling_ != kNone) FreeIfEmpty(filling_);
+  if (filling_ != kNone) FreeIfEmpty(std::exchange(filling_, kNone));
   const auto unused = std::find_if(segments_.begin(), segments_.end(),
                                    [](const Segment& s) { return s.number == kNone; });
-  filling_ = static_cast<uint32_t>(unused - segments_.begin());
-  if (unused == segments_.end()) segments_.emplace_back();
-  Segment& segment = segments_[filling_];
-  segment = Segment();
-  segment.number = file_->AllocateSegment();
-  segment.filled = ++filled_;
+  const auto s = static_cast<uint32_t>(unused - segments_.begin());
+  // Whole before it is in use: memory may end here.
+  Segment segment;
   segment.valid.assign((rows_per_segment_ + 63) / 64, 0);
   segment.dirty = segment.valid;
-  return filling_;
+  if (unused == segments_.end()) segments_.emplace_back();
+  segment.number = file_->AllocateSegment();
+  segment.filled = ++filled_;
+  segments_[s] = std::move(segment);
+  return filling_ = s;
 }
 
 Status Spill::Append(const std::vector<Row>& rows) {
@@ -94,7 +95,7 @@ Status Spill::Append(const std::vector<Row>& rows) {
   };
   while (status.ok() && static_cast<uint64_t>(in_use()) * rows_per_segment_ >
                             2 * (index_.size() + rows.size()) + 2 * uint64_t{rows_per_segment_}) {
-    status = Compact();
+    status = OrNoMemory([&] { return Compact(); });
   }
   if (!status.ok()) {
     file_->Unreserve(rows.size());
@@ -108,17 +109,23 @@ Status Spill::WriteRows(const std::vector<Row>& rows) {
   size_t done = 0;
   Status status;
   while (done < rows.size()) {
-    const uint32_t s = Filling();
+    uint32_t s = kNone;
+    status = OrNoMemory([&] {
+      s = Filling();
+      bytes.resize(std::min<size_t>(rows.size() - done, rows_per_segment_) * record_bytes_);
+      return Status();
+    });
+    if (!status.ok()) break;
     const uint32_t first = segments_[s].rows;
     const size_t n = std::min<size_t>(rows.size() - done, rows_per_segment_ - first);
-    bytes.resize(n * record_bytes_);
     for (size_t i = 0; i < n; ++i) {
       const Row& row = rows[done + i];
       char* record = bytes.data() + i * record_bytes_;
       std::memcpy(record, &row.head, sizeof(Head));
       std::memcpy(record + sizeof(Head), row.floats, floats_ * sizeof(float));
     }
-    status = file_->Write(segments_[s].number, first * record_bytes_, bytes.data(), bytes.size());
+    status =
+        file_->Write(segments_[s].number, first * record_bytes_, bytes.data(), n * record_bytes_);
     if (!status.ok()) break;
     for (size_t i = 0; i < n; ++i) {
       const Row& row = rows[done + i];
