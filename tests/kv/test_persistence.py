@@ -191,31 +191,6 @@ def test_a_limit_of_rows_is_the_same_wherever_a_group_is_open(storage):
         sgd(storage, max_rows=5)
 
 
-def test_a_load_does_not_go_beyond_the_limit_of_an_open_table(tmp_path, storage):
-    def vectors(n):
-        return np.full((n, 4), n, np.float32)
-
-    def embedding_of(storage, **arguments):
-        optimizer, initializer = kv.Optimizer("sgd"), kv.Initializer("zeros")
-        return kv.Embedding(storage, optimizer, initializer, 4, **arguments)
-
-    with kv.Storage(tmp_path / "from") as source:
-        embedding_of(source).assign(keys(*range(12)), vectors(12))
-        source.dump(tmp_path / "dump")
-    embedding = embedding_of(storage, max_rows=15)
-    embedding.assign(keys(7, 8, 100, 101, 102), vectors(5))
-    assert storage.load(tmp_path / "dump") == 12
-    assert len(embedding) == 15
-    embedding.remove(keys(0))
-    embedding.assign(keys(200), vectors(1))
-    with pytest.raises(kv.StorageError, match="at most 15 rows, and would have 16"):
-        storage.load(tmp_path / "dump")
-    assert len(embedding) == 15
-    there = embedding.contains(keys(0, 1, 100, 200))
-    np.testing.assert_array_equal(there, [False, True, True, True])
-    np.testing.assert_array_equal(peek(embedding, 7, 100, 200)[:, 0], [12, 5, 1])
-
-
 def test_a_storage_keeps_its_id_in_its_checkpoints(tmp_path):
     with kv.Storage(tmp_path / "rows") as storage:
         first = storage.id

@@ -188,16 +188,6 @@ Status Storage::PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows&
     auto rows = CountLive(database, number, *core_->expiry, now);
     status = rows.status();
     if (rows.ok()) group.rows = rows.value();
-    const auto open = groups_.find(number);
-    const uint64_t most = open == groups_.end() ? 0 : open->second.config.max_rows;
-    if (status.ok() && most > 0 && group.rows > most) {
-      status =
-          Status(Code::kResourceExhausted,
-                 "the table of group " + std::to_string(number) + " of '" + core_->path +
-                     "' holds at most " + std::to_string(most) + " rows, and would have " +
-                     std::to_string(group.rows) +
-                     " with those of the file; none is taken in; raise max_rows or remove keys");
-    }
     group.counted_at = now;
     meta[GroupMetaName(number)] = group.ToJson();
   }
