@@ -128,7 +128,7 @@ nb::dict DiskUse(PyStorage& self) {
   return dict;
 }
 
-// Of each group of a dump: number, dim, slot floats, rows, meta.
+// What is known of one group of a dump: its number, dim, slot floats, rows and description.
 using DumpedGroup = std::tuple<int, int, int, uint64_t, std::string>;
 
 std::vector<DumpedGroup> DumpGroups(nb::handle given) {

@@ -16,7 +16,7 @@ inline uint32_t OwnerOf(Key key, uint32_t owners) {
   return static_cast<uint32_t>(remainder < 0 ? remainder + owners : remainder);
 }
 
-// Of one exchange. Every thread counts the keys of each.
+// An exchange has no more owners: every thread counts the keys of each.
 constexpr uint32_t kMostOwners = 1 << 16;
 
 struct Exchange {

@@ -113,7 +113,7 @@ void Arena::Count(char* block, size_t bytes, bool comes) {
   const size_t page = chunk.pages.page_bytes();
   const size_t offset = block - chunk.pages.data();
   const size_t first = offset / page, last = (offset + bytes - 1) / page;
-  // Of the pages of a block only the first and the last may have others.
+  // Only the first and the last page of a block may hold others.
   size_t begin = last + 1, end = begin;
   for (size_t p = first; p <= last; ++p) {
     uint32_t& blocks = chunk.blocks[p];

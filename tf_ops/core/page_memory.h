@@ -57,7 +57,7 @@ class Arena {
   // The sum of the blocks that are out.
   size_t bytes_used() const;
 
-  // Of all pages that have a block, as if every block had been written to.
+  // The memory of all pages that have a block, as if every block had been written to.
   size_t resident_bytes() const;
 
   // The size of the page on which this place of a block is.

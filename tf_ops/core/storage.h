@@ -24,8 +24,8 @@ struct StorageOptions {
   // Seconds after its last update that a row is kept; 0: for ever. Unset: as the folder has it,
   // 0 for a new one.
   std::optional<uint32_t> ttl;
-  // Of the rows that are kept in memory. An index of about 20 bytes a row comes on top, and what
-  // RocksDB takes: see kBlockCacheBytes and kMemtableBytes.
+  // What the rows that are kept in memory may take. An index of about 20 bytes a row comes on top,
+  // and what RocksDB takes: see kBlockCacheBytes and kMemtableBytes.
   uint64_t cache_bytes = uint64_t{256} << 20;
   // How many evicted rows may wait in the spill file. Unset: as many as a quarter of cache_bytes,
   // or 32 MiB, holds places for.
@@ -124,8 +124,8 @@ class Storage : public std::enable_shared_from_this<Storage> {
   Result<RowDatabase::DiskUse> disk_use();
 
   const std::string& path() const { return core_->path; }
-  // Of the rows that were first made here: their checkpoints have it too. 0: read-only, and made by
-  // a version that gave no ids.
+  // Names the rows that were first made here: their checkpoints have it too. 0: read-only, and made
+  // by a version that gave no ids.
   uint64_t id() const { return core_->id; }
   uint32_t ttl() const { return core_->expiry->ttl(); }
   bool read_only() const { return core_->read_only; }
@@ -176,6 +176,8 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // Has `write` hand over rows, then publishes them with the groups' new descriptions.
   using AddRows = std::function<Status(const std::function<Status(RowBatch*)>& write)>;
   Status TakeIn(std::map<int, GroupMeta> groups, const AddRows& add);
+  // The part of it that nothing else may run between: on an error, what is pending must be dropped.
+  // Sets the numbers of rows in the descriptions.
   Status PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows& add);
   // Has the tables that are open forget what they knew of groups that have taken in rows.
   void FollowTakenIn(const std::map<int, GroupMeta>& groups);

@@ -1,7 +1,5 @@
 // Errors of the disk: nothing that was written is lost, and the storage goes on once there is room.
 #include <doctest/doctest.h>
-#include <signal.h>
-#include <sys/resource.h>
 
 #include <string>
 #include <vector>
@@ -15,24 +13,6 @@ namespace sok {
 namespace {
 
 constexpr int kDim = 256;
-
-// As long as it lives, no file of this process grows beyond some bytes: a disk that is full.
-class FullDisk {
- public:
-  explicit FullDisk(rlim_t bytes) : handler_(signal(SIGXFSZ, SIG_IGN)) {
-    REQUIRE(getrlimit(RLIMIT_FSIZE, &limit_) == 0);
-    const rlimit small{bytes, limit_.rlim_max};
-    REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
-  }
-  ~FullDisk() {
-    setrlimit(RLIMIT_FSIZE, &limit_);
-    signal(SIGXFSZ, handler_);
-  }
-
- private:
-  void (*handler_)(int);
-  rlimit limit_;
-};
 
 class Disk {
  public:
@@ -88,7 +68,7 @@ TEST_CASE("a load that fills the disk changes nothing, and succeeds once there i
   REQUIRE(to.Assign(0, 1000, 1.0f).ok());
   REQUIRE(to.storage->Flush().ok());
   {
-    const FullDisk full(8 << 20);
+    const FileSizeLimit full(8 << 20);
     const auto loaded = to.storage->Load(from.path("dump"), nullptr);
     REQUIRE_FALSE(loaded.ok());
     CHECK(loaded.status().code() == Code::kResourceExhausted);
@@ -110,7 +90,7 @@ TEST_CASE("a flush that fills the disk loses nothing, and succeeds once there is
       REQUIRE(disk.Assign(first, 1000, 2.0f).ok());
     }
     {
-      const FullDisk full(8 << 20);
+      const FileSizeLimit full(8 << 20);
       if (!write_through) REQUIRE_FALSE(disk.storage->Flush().ok());
       for (Key first = 0; first < 30000; first += 1000) {
         (void)disk.Assign(first, 500, 3.0f);  // as far as it goes

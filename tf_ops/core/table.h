@@ -263,7 +263,7 @@ class Table {
   Status CheckRange(const Key* keys, size_t n) const;
   // `now` is the update_time of new rows.
   Status MakeRows(const std::vector<Key>& keys, uint32_t now, const ParallelFor& parallel_for);
-  // Of positions of keys, those whose keys may have a row made; counts them if `observe`.
+  // Leaves the positions whose keys may have a row made; counts the keys if `observe`.
   Status Admit(const Key* keys, bool observe, std::vector<uint32_t>* positions);
   Status Relay(const std::vector<Slot>& slots, bool restart, const ParallelFor& parallel_for);
   // kFailedPrecondition for a rule that would lose slots which are kept. commit_mu_ is held, here

@@ -13,7 +13,7 @@
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
-// Of the ops. Without `scaled` their input scales says nothing.
+// The attributes that the ops share. Without `scaled` their input scales says nothing.
 #define SOK_HASHED_BAG_ATTRS                         \
   Attr("T: {float, bfloat16, half, double}")         \
       .Attr("Tout: {float, bfloat16, half, double}") \

@@ -33,7 +33,7 @@ struct Receipt {
   std::string DebugString() const { return "receipt of a lookup in '" + table_name + "'"; }
 };
 
-// Of a lookup of n embeddings, for those of which that are gradients of `keys`.
+// The receipt of a lookup of n embeddings, which takes the gradients of `keys`.
 inline Receipt ReceiptOf(const std::shared_ptr<Table>& table, const std::string& name, size_t n,
                          LookupKeys keys) {
   return {name, n, table->dim(),

@@ -13,7 +13,7 @@ namespace {
 constexpr int32_t kOwn = 1, kShared = 0;
 constexpr size_t kBlock = 4096;  // keys that one thread reads at a time
 
-// Of counts that are at least 0; at most UINT32_MAX.
+// Adds counts that are at least 0. The sum stays at UINT32_MAX where it would be more.
 uint32_t Sum(uint32_t sum, int64_t count) {
   return static_cast<uint32_t>(sum + std::min<int64_t>(count, UINT32_MAX - sum));
 }

@@ -4,9 +4,9 @@
 // without a row of their own; when the count of a key reaches promote_after, it gets a row, which
 // starts as its static row, bit for bit. A key that loses its row goes back to the static one.
 //
-// Of n owners, owner i has the keys of the buckets b with b % n == i, and their static rows, so
-// that a promotion stays with one owner. The sketch's counters are those of buckets: what they say
-// of a key does not depend on n.
+// Where there are n owners, owner i has the keys of the buckets b with b % n == i, and their static
+// rows, so that a promotion stays with one owner. The sketch's counters are those of buckets: what
+// they say of a key does not depend on n.
 #pragma once
 
 #include <atomic>

@@ -218,7 +218,7 @@ Status CountMinSketch::Load(std::string_view dump) {
                            std::to_string(version) +
                            ". Open it with the release that saved it, or a later one.");
   }
-  // Of a sketch that is whole the checksum is right, whatever its config.
+  // The checksum comes before the config, so that a damaged sketch is not taken for another one.
   const std::string_view cells = dump.substr(kCellsAt);
   const uint64_t seed = dump::Checksum(dump.data(), kChecksumAt, 0);
   if (ReadLittleEndian(dump.data() + kChecksumAt, 8) !=

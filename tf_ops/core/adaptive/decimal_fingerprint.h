@@ -34,7 +34,7 @@ inline uint64_t Mix(uint64_t u, uint64_t v, uint64_t factor) {
 
 inline uint64_t FactorOf(int length) { return kK2 + static_cast<uint64_t>(length) * 2; }
 
-// Of up to three characters: the first, the middle and the last one.
+// The fingerprint of up to three characters takes the first, the middle and the last one.
 inline uint64_t UpTo3(uint8_t first, uint8_t middle, uint8_t last, int length) {
   const uint32_t y = first + (uint32_t{middle} << 8);
   const uint32_t z = static_cast<uint32_t>(length) + (uint32_t{last} << 2);
@@ -42,18 +42,18 @@ inline uint64_t UpTo3(uint8_t first, uint8_t middle, uint8_t last, int length) {
   return (mixed ^ (mixed >> 47)) * kK2;
 }
 
-// Of 4 to 7 characters: the first four and the last four.
+// The fingerprint of 4 to 7 characters takes the first four and the last four.
 inline uint64_t UpTo7(uint32_t head, uint32_t tail, int length) {
   return Mix(static_cast<uint64_t>(length) + (uint64_t{head} << 3), tail, FactorOf(length));
 }
 
-// Of 8 to 16 characters: the first eight and the last eight.
+// The fingerprint of 8 to 16 characters takes the first eight and the last eight.
 inline uint64_t UpTo16(uint64_t head, uint64_t tail, int length) {
   const uint64_t factor = FactorOf(length), a = head + kK2;
   return Mix(Rotate(tail, 37) * factor + a, (Rotate(a, 25) + tail) * factor, factor);
 }
 
-// Of 17 to 32 characters: the first and second eight, the last but one and the last.
+// The fingerprint of 17 to 32 characters takes four eights: the first two and the last two.
 inline uint64_t UpTo32(uint64_t head, uint64_t second, uint64_t last_but_one, uint64_t tail,
                        int length) {
   const uint64_t factor = FactorOf(length), a = head * kK1;
@@ -121,7 +121,7 @@ inline uint64_t FingerprintOfDigits(int64_t id) {
                       length);
 }
 
-// Of n ids. Long ones, as hashes of 63 and 64 bits are, are taken many at a time.
+// Fingerprints of n ids. Long ones, as hashes of 63 and 64 bits are, are taken many at a time.
 void FingerprintsOfDigits(const int64_t* ids, size_t n, uint64_t* fingerprints);
 
 }  // namespace sok

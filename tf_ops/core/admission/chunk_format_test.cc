@@ -12,7 +12,7 @@ constexpr ChunkIdentity kIdentity = {0x0123456789abcdefull, 7};
 
 Code CodeOf(const Result<std::string_view>& result) { return result.status().code(); }
 
-// Of the only chunk that a key of 5 changed.
+// An admission that has seen the key 5, and the only chunk that this has changed.
 struct Saved {
   explicit Saved(const AdmissionConfig& config) : admission(Make(config)) {
     Observe(*admission, {5});

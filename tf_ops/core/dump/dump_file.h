@@ -90,7 +90,7 @@ class DumpReader {
 
   // Ascending by number, groups without rows too.
   const std::vector<DumpGroup>& groups() const { return groups_; }
-  // Of all groups.
+  // The number of rows of all groups.
   uint64_t rows() const;
 
   // Calls fn with every block in the order of the file, and stops at the first Status that is not

@@ -17,7 +17,7 @@ Status Damaged(const std::string& path, uint64_t offset, const std::string& expe
                                      ". The dump is damaged or incomplete: copy or dump it again.");
 }
 
-// Of bytes at offset, whose checksum stands behind them.
+// Takes the bytes at an offset. Their checksum stands behind them.
 Status CompareChecksum(const std::string& path, uint64_t offset, const char* bytes, size_t size) {
   if (dump::Load<uint64_t>(bytes + size) == dump::Checksum(bytes, size, offset)) return Status();
   return Damaged(path, offset, std::to_string(size) + " bytes that agree with their checksum",

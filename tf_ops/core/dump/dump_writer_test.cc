@@ -1,11 +1,9 @@
 // DumpWriter: wrong use, failing disks, and what they leave behind.
 #include <doctest/doctest.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <random>
 
 #include "core/dump/dump_file.h"
@@ -13,25 +11,6 @@
 
 namespace sok {
 namespace {
-
-// The largest file that this process may write; put back at the end.
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(rlim_t bytes) {
-    REQUIRE(getrlimit(RLIMIT_FSIZE, &before_) == 0);
-    handler_ = std::signal(SIGXFSZ, SIG_IGN);
-    const rlimit limit{bytes, before_.rlim_max};
-    REQUIRE(setrlimit(RLIMIT_FSIZE, &limit) == 0);
-  }
-  ~FileSizeLimit() {
-    setrlimit(RLIMIT_FSIZE, &before_);
-    std::signal(SIGXFSZ, handler_);
-  }
-
- private:
-  rlimit before_{};
-  void (*handler_)(int) = nullptr;
-};
 
 std::unique_ptr<DumpWriter> OpenWriter(const std::string& path) {
   auto writer = DumpWriter::Open(path);

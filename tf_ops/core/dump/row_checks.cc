@@ -53,7 +53,7 @@ Status InGroup(const std::string& path, int group, const Status& status) {
                 "'" + path + "', group " + std::to_string(group) + ": " + status.message());
 }
 
-// Of the keys, in any order, which are sorted here.
+// The keys come in any order, and are sorted here.
 Status SortAndCheckDistinct(std::vector<Key>* keys) {
   std::sort(keys->begin(), keys->end());
   const auto twice = std::adjacent_find(keys->begin(), keys->end());

@@ -1,9 +1,11 @@
-// Files for the tests of this folder.
+// Files for tests, and disks that are full.
 #pragma once
 
 #include <doctest/doctest.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -14,6 +16,26 @@
 #include "core/dump/dump_file.h"
 
 namespace sok {
+
+// As long as it lives, no file of this process grows beyond some bytes: a disk that is full.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    REQUIRE(getrlimit(RLIMIT_FSIZE, &before_) == 0);
+    const rlimit limit{bytes, before_.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+  }
+  ~FileSizeLimit() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+  FileSizeLimit(const FileSizeLimit&) = delete;
+  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
+
+ private:
+  void (*handler_)(int);
+  rlimit before_{};
+};
 
 // A new folder under the system's one for temporary files; goes with all that is in it.
 class TestFolder {

@@ -33,7 +33,7 @@ std::unique_ptr<RowOptimizer> Make(const Values& values, const Schedule* schedul
   return std::make_unique<RuleOptimizer<Rule>>(values, schedule);
 }
 
-// Of Ftrl and GroupFtrl.
+// Makes Ftrl or GroupFtrl.
 template <template <bool> typename Rule>
 std::unique_ptr<RowOptimizer> MakeFtrl(const Values& values, const Schedule* schedule) {
   return values["learning_rate_power"] == -0.5f ? Make<Rule<true>>(values, schedule)

@@ -99,7 +99,7 @@ class CacheRows {
   size_t blocks() const { return used_blocks_; }
 
   const RowLayout& layout() const { return *layout_; }
-  // Of the same shape.
+  // Expects one of the same shape.
   void set_layout(std::shared_ptr<const RowLayout> layout) { layout_ = std::move(layout); }
 
  private:

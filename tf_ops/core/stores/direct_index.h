@@ -87,7 +87,7 @@ class DirectIndex {
   }
 
   uint32_t size() const { return size_; }
-  // Of the pages that keys were written to.
+  // The memory of the pages that keys were written to.
   size_t bytes() const { return resident_ * memory_.page_bytes(); }
 
   template <typename Fn>

@@ -53,7 +53,7 @@ class Case {
     sum.Build(entries_.data(), rows_.data(), entries_.size(), batches, dim_);
   }
 
-  // Of the entries' float values, in double. A sum in float32 may be off by an ulp an addition.
+  // Against sums of the entries' values in double. One in float32 may be off by an ulp an addition.
   void Check(const GradientSum& sum) const {
     std::vector<uint32_t> order;
     std::map<uint32_t, std::vector<double>> sums, magnitudes;

@@ -21,7 +21,7 @@ constexpr uint64_t kSmallest = 4, kLargest = uint64_t{3} << 25;  // groups; slot
 constexpr uint64_t kLeastShrunk = 256;                           // smaller arrays stay
 constexpr uint64_t kGroupsAKeyErased = 4;
 
-// Of a number of groups, in slots.
+// So many sixteenths of a number of groups, in slots: a group has 16.
 uint64_t Part(uint64_t groups, uint64_t sixteenths) { return groups * sixteenths; }
 static_assert(kGroupWidth == 16);
 

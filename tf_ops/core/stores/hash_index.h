@@ -78,7 +78,7 @@ class HashIndex {
   void Trim(uint32_t erased);
 
   uint32_t size() const { return slots().size() + leaving().size(); }
-  // Of memory that is or will soon be resident.
+  // The memory that is or will soon be resident.
   size_t bytes() const;
 
   // Calls fn(key, row) for every key, in the order of the slots.

@@ -199,8 +199,8 @@ TEST_CASE("Reserve changes nothing that can be seen but the size of the index") 
 }
 
 constexpr uint32_t kMany = 60000;
-// Of a step that comes with one key: some groups of 208 bytes, which may touch a page of control
-// bytes and one of entries for the first time, or give one small array back.
+// A step that comes with one key takes no more: some groups of 208 bytes, which may touch a page of
+// control bytes and one of entries for the first time, or give one small array back.
 const size_t kMostBytesAStep = 4 * PageBuffer(1, false).page_bytes();
 
 TEST_CASE("an index grows by a few pages at a time") {

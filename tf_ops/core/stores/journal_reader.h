@@ -27,7 +27,7 @@ class JournalReader {
                                                      uint64_t applied);
 
   bool empty() const { return places_.empty() && meta_.empty(); }
-  // Of the last segment; `applied` if there is none after it.
+  // The number of the last segment; `applied` if there is none after it.
   uint64_t last() const { return last_; }
   const NamedValues& meta() const { return meta_; }
 

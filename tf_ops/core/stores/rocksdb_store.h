@@ -120,7 +120,7 @@ class RocksdbStore final : public RowStore {
   uint64_t size() const override {
     return static_cast<uint64_t>(std::max<int64_t>(0, written_ + unwritten_));
   }
-  // Of the cache.
+  // These two say what the cache takes.
   uint64_t index_bytes() const override;
   uint64_t row_bytes() const override;
   Result<std::unique_ptr<Frozen>> Freeze() override;
@@ -212,7 +212,7 @@ class RocksdbStore final : public RowStore {
   void AddRows(const Shard& shard, const std::vector<uint32_t>& rows, RowBatch* batch) const;
   // Orders the rows, and leaves each of them once.
   void AddDistinct(const Shard& shard, std::vector<uint32_t>* rows, RowBatch* batch) const;
-  // Of a row in a RowBatch.
+  // What a row takes in a RowBatch.
   size_t RecordBytes() const;
   // The number of the shard that entries are in.
   uint32_t NumberOf(const ShardEntry* entries) const { return ShardOf(Hash(entries->key)); }

@@ -339,6 +339,7 @@ Status RowDatabase::WritePublished(const RowBatch& batch, const Meta& meta, bool
   const auto status = handles_->Write(options, &writes);
   if (status.ok()) return Status();
   AddWriteInDoubt();
+  failed_publication_.clear();  // this one leaves no mark
   return FromRocksdb(status, "write rows to '" + path_ + "'");
 }
 

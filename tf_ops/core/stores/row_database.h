@@ -92,7 +92,7 @@ class RowDatabase {
   // they fail in their last system calls, and those that somebody says were made in part.
   uint64_t writes_in_doubt() const { return writes_in_doubt_.load(std::memory_order_relaxed); }
   void AddWriteInDoubt() { ++writes_in_doubt_; }
-  // Whether the last publication that failed is there all the same.
+  // Whether the last publication that failed is known to be there all the same, by its mark.
   Result<bool> FailedPublicationIsThere() const;
 
   // Calls fn for the rows of a group, the newest ones, ascending by key; group -1: of all groups.
@@ -127,7 +127,8 @@ class RowDatabase {
   std::unique_ptr<Handles> handles_;
   std::atomic<uint64_t> pending_rows_{0};
   std::atomic<uint64_t> writes_in_doubt_{0};
-  std::string failed_publication_;  // the mark of the last that failed
+  // The mark of the publication that is under way or was the last to fail; empty: it has none.
+  std::string failed_publication_;
   const FolderIdentity folder_;
   std::mutex compacting_;  // held by Compact, beside which the database must not be closed
   std::unique_ptr<JournalReader> journal_;  // that readers see; null: none

@@ -108,6 +108,15 @@ TEST_CASE("pending rows hide published ones until they are dropped, published, o
     database.reset();
     CHECK(RowsOf(*OpenAt(path)).at(2) == 8.0f);
   }
+  SUBCASE("the mark of a publication that succeeded is not that of a later write that failed") {
+    REQUIRE(database->Publish({}).ok());
+    CHECK_FALSE(Value(database->FailedPublicationIsThere()));
+    {
+      const FileSizeLimit full(0);
+      CHECK_FALSE(database->WritePublished(Batch({{5, 5.0f}}), {}, true).ok());
+    }
+    CHECK_FALSE(Value(database->FailedPublicationIsThere()));
+  }
   SUBCASE("a publication that is not finished changes nothing and leaves no file") {
     auto publication = database->StartPublication();
     const float value = 7.0f;

@@ -140,9 +140,14 @@ Status RowDatabase::Publication::Finish(Meta meta) {
       return error_;
     }
     if (!arguments.empty()) {
-      database_.failed_publication_ = mark;  // until it has succeeded
+      // Before the call, after which memory may be short.
+      database_.failed_publication_ = mark;
       status = h.Call([&](rocksdb::DB* db) { return db->IngestExternalFiles(arguments); });
-      if (!status.ok()) database_.AddWriteInDoubt();
+      if (status.ok()) {
+        database_.failed_publication_.clear();
+      } else {
+        database_.AddWriteInDoubt();
+      }
     }
   }
   if (!status.ok()) {
