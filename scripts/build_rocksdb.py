@@ -59,6 +59,7 @@ LEFT_OUT = (
 # Changes to the source: (file, text that must occur once, its replacement).
 LEFT_FILE = "      minHeap_.pop();\n    }\n"
 FOR_ATOMICITY = "    // intended for atomicity.\n"
+RESUME = "Status DBImpl::ResumeImpl(DBRecoverContext context) {\n  mutex_.AssertHeld();\n"
 SOURCES_END = 'message(STATUS "ROCKSDB_PLUGINS: ${ROCKSDB_PLUGINS}")\n'
 PATCHES = (
     (
@@ -90,6 +91,14 @@ PATCHES = (
         f"{FOR_ATOMICITY}    ingestion_jobs[i].Cleanup(status);\n",
         f"{FOR_ATOMICITY}    if (status.ok() || versions_->io_status().ok()) {{\n"
         "      ingestion_jobs[i].Cleanup(status);\n    }\n",
+    ),
+    # Resume waited until no compaction was left. One that finds its disk full is tried again every
+    # second, so that Resume came back only once there was room.
+    (
+        "db/db_impl/db_impl.cc",
+        f"{RESUME}  WaitForBackgroundWork();\n",
+        f"{RESUME}  ++bg_compaction_paused_;\n  WaitForBackgroundWork();\n"
+        "  --bg_compaction_paused_;\n",
     ),
     # A scan went on without a word behind a file whose first block could not be read. RocksDB 8.5.2
     # has the same change.

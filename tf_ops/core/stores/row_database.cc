@@ -198,7 +198,11 @@ Status RowDatabase::Recover() {
   if (handles_ != nullptr && has_pending()) {
     rocksdb::Status status = handles_->Call(Resume);
     if (status.ok()) {
-      status = handles_->Call([&](rocksdb::DB* db) { return db->Flush({}, handles_->pending); });
+      // It must not wait for compactions first: those may fail for as long as the disk is full.
+      rocksdb::FlushOptions flushing;
+      flushing.allow_write_stall = true;
+      status =
+          handles_->Call([&](rocksdb::DB* db) { return db->Flush(flushing, handles_->pending); });
     }
     if (!status.ok()) return FromRocksdb(status, "write rows to '" + path_ + "'");
   }
