@@ -107,6 +107,68 @@ TEST_CASE("eight threads that train two groups of a storage lose no update") {
   }
 }
 
+TEST_CASE("rows that are set and removed beside lookups are all there, then all gone") {
+  constexpr int dim = 64;
+  constexpr size_t residents = 90000, comers = 30000;
+  const uint32_t seed = 9;
+  CAPTURE(seed);
+  for (const bool write_through : {false, true}) {
+    for (const bool lookups_make_rows : {false, true}) {
+      CAPTURE(write_through);
+      CAPTURE(lookups_make_rows);
+      const TestFolder folder;
+      StorageOptions options;
+      options.path = folder / "storage";
+      options.cache_bytes = uint64_t{1} << 20;
+      options.write_through = write_through;
+      options.spill_rows = comers / 2;  // lookups move what was spilled to the database
+      const auto storage = Value(Storage::Open(options));
+      TableConfig config;
+      config.dim = dim;
+      const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+      std::vector<Key> keys(residents);
+      for (size_t i = 0; i < residents; ++i) keys[i] = comers + i;
+      const std::vector<float> rows(residents * dim, 1.0f);
+      REQUIRE(table->Assign(keys.data(), residents, rows.data(), ProcessPool()).ok());
+      REQUIRE(storage->Flush().ok());
+
+      std::vector<Key> coming(comers);
+      for (size_t i = 0; i < comers; ++i) coming[i] = i;
+      for (uint32_t life = 0; life < 4; ++life) {
+        std::atomic<bool> done{false};
+        std::thread looker([&] {
+          std::mt19937 rng(seed + life);
+          std::vector<Key> batch(3000);
+          std::vector<float> out(batch.size() * dim);
+          while (!done) {
+            for (Key& key : batch) {
+              key = lookups_make_rows ? rng() % comers : comers + rng() % residents;
+            }
+            const Status status =
+                table->Lookup(batch.data(), batch.size(), lookups_make_rows, out.data(), SerialFor);
+            REQUIRE_MESSAGE(status.ok(), status.message());
+          }
+        });
+        REQUIRE(table->Assign(coming.data(), comers, rows.data(), ProcessPool()).ok());
+        const uint64_t after_assign = table->size();
+        uint64_t removed = comers;
+        if (!lookups_make_rows) removed = Value(table->Remove(coming.data(), comers, SerialFor));
+        done = true;
+        looker.join();
+        CHECK(after_assign == residents + comers);
+        CHECK(removed == comers);
+        if (lookups_make_rows) {
+          REQUIRE(table->Remove(coming.data(), comers, ProcessPool()).ok());
+        }
+        CHECK(Value(table->Missing(coming.data(), comers, ProcessPool())).size() == comers);
+        CHECK(table->size() == residents);
+        CHECK(Value(table->Freeze()).size() == residents);
+      }
+      REQUIRE(storage->Close().ok());
+    }
+  }
+}
+
 TEST_CASE("who uses a table while its storage is closed gets an error, or what was there before") {
   const TestFolder folder;
   StorageOptions options;

@@ -17,7 +17,6 @@ namespace sok {
 namespace {
 
 constexpr int64_t kLookupCost = 30;  // nanoseconds a key, for ParallelFor
-constexpr int64_t kShardCost = 100000;
 constexpr std::chrono::seconds kMendPause(1);
 
 int ShardBits() {

@@ -150,6 +150,8 @@ class RocksdbStore final : public RowStore {
   void DropCache(uint64_t rows, uint32_t counted_at);
 
  private:
+  static constexpr int64_t kShardCost = 100000;  // nanoseconds, for ParallelFor
+
   struct Shard;
   class FrozenStore;
 
@@ -227,6 +229,10 @@ class RocksdbStore final : public RowStore {
   // into the cache, kept there, its number in shard.found; on an error none is kept.
   Status KeepAll(const ShardPartition& partition, uint32_t now, const ParallelFor& parallel_for);
   void ReleaseAll(const ShardPartition& partition, const ParallelFor& parallel_for);
+  // Removes the rows that are kept from the database, by who is alone in their shards. Leaves each
+  // once in shard.found. Per shard: the removals of all, and of those that the database may know.
+  Status EraseKept(const ShardPartition& partition, const ParallelFor& parallel_for,
+                   std::vector<RowBatch>* all, std::vector<RowBatch>* known);
   // Where a call that changes rows begins: the gate, and room in the journal, if there is one.
   struct Call {
     StorageCore::Entrance gate;

@@ -24,8 +24,18 @@ struct alignas(64) RocksdbStore::Shard final : CacheMemory::Holder {
   }
   // Lets go of what a call has kept. From then on the rows may leave.
   void Release() {
-    for (uint32_t row : found) rows.Unmark(row, kRowKept);
+    for (const auto* kept : {&found, &made_meanwhile}) {
+      for (uint32_t row : *kept) rows.Unmark(row, kRowKept);
+    }
     found.clear();
+    made_meanwhile.clear();
+    keeps = false;
+  }
+  // Keeps rows that a lookup has made while a call keeps others: it did not find them, and must see
+  // that they are there by the time it would make them itself. There is memory for them.
+  void KeepMade(const std::vector<uint32_t>& made) {
+    for (uint32_t row : made) rows.Mark(row, kRowKept);
+    made_meanwhile.insert(made_meanwhile.end(), made.begin(), made.end());
   }
 
   // Takes all of them out.
@@ -46,6 +56,8 @@ struct alignas(64) RocksdbStore::Shard final : CacheMemory::Holder {
   std::unique_ptr<Spill> spill;
   // The row of each entry of the call that keeps them in the cache; empty between calls.
   std::vector<uint32_t> found;
+  std::vector<uint32_t> made_meanwhile;
+  bool keeps = false;  // such a call is under way
 };
 
 }  // namespace sok

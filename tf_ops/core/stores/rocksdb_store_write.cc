@@ -81,7 +81,16 @@ Status RocksdbStore::UpsertAll(const ShardPartition& partition, uint32_t now, co
             static_cast<uint32_t>(std::count(rows.begin(), rows.end(), CacheRows::kNone));
         if (status.ok()) status = MakeRoom(shard, absent);
         if (status.ok()) status = shard.index.Reserve(absent);
-        if (status.ok()) WriteEntries(shard, entries, m, now, write, rows.data());
+        if (status.ok() && shard.keeps) {
+          status = OrNoMemory([&] {
+            shard.made_meanwhile.reserve(shard.made_meanwhile.size() + m);
+            return Status();
+          });
+        }
+        if (status.ok()) {
+          WriteEntries(shard, entries, m, now, write, rows.data());
+          if (shard.keeps) shard.KeepMade(rows);
+        }
         for (uint32_t row : rows) shard.rows.Unmark(row, kRowPinned);
         return status;
       });
@@ -95,7 +104,8 @@ void RocksdbStore::WriteEntries(Shard& shard, const ShardEntry* entries, size_t 
     const Key key = entries[i].key;
     bool is_new = false;
     if (rows[i] == CacheRows::kNone) {
-      // An earlier entry of this call may have made the row, or it is there and has expired.
+      // An earlier entry of this call may have made the row, or a lookup since then, or it is there
+      // and has expired.
       rows[i] = shard.index.Find(key, Hash(key));
       is_new = rows[i] == CacheRows::kNone || Expired(shard, rows[i], now);
       if (rows[i] == CacheRows::kNone) {
@@ -119,6 +129,7 @@ Status RocksdbStore::KeepAll(const ShardPartition& partition, uint32_t now,
                              const ParallelFor& parallel_for) {
   const auto keep = [&](Shard& shard, const ShardEntry* entries, size_t n) {
     shard.found.assign(n, CacheRows::kNone);
+    shard.keeps = true;
     return LoadEntries(shard, entries, n, now, kRowKept, shard.found.data());
   };
   Status status = OrNoMemory([&] { return ForEachShard(partition, parallel_for, keep); });
@@ -309,54 +320,68 @@ Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFo
   Partition({{keys, n}}, parallel_for, &partition);
   Status status = KeepAll(partition, core_->expiry->Now(), parallel_for);
   if (!status.ok()) return status;
-  // What the database does not know leaves no trace there, unless a write that failed may have told
-  // it all the same.
-  const bool in_doubt = core_->database->writes_in_doubt() > 0;
   std::vector<RowBatch> all(shard_count()), known(shard_count());
-  std::atomic<int64_t> counted{0};
-  const auto collect = [&](Shard& shard, const ShardEntry* entries, size_t) {
-    std::vector<uint32_t>& rows = shard.found;
-    std::sort(rows.begin(), rows.end());
-    rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
-    if (!rows.empty() && rows.back() == CacheRows::kNone) rows.pop_back();
-    const uint32_t s = NumberOf(entries);
-    for (uint32_t row : rows) {
-      const RowKey key(group_, shard.rows.key(row));
-      all[s].Remove(key);
-      const bool is_new = (shard.rows.state(row) & kRowNew) != 0;
-      if (!is_new || in_doubt) known[s].Remove(key);
-      counted += !is_new;
+  uint64_t erased = 0;
+  {
+    // Lookups, which may write what is spilled to the database, must not come between the rows'
+    // removal there and here: one that it writes then would stay.
+    std::vector<std::unique_lock<SharedMutex>> alone;
+    status = OrNoMemory([&] {
+      alone.reserve(shard_count());
+      for (uint32_t s = 0; s < shard_count(); ++s) {
+        if (partition.size(s) > 0) alone.emplace_back(shards_[s]->mu);
+      }
+      return EraseKept(partition, parallel_for, &all, &known);
+    });
+    // The database has it by now: nothing may fail that memory must follow with.
+    for (uint32_t s = 0; s < shard_count() && status.ok(); ++s) {
+      if (partition.size(s) == 0) continue;
+      Shard& shard = *shards_[s];
+      for (uint32_t row : shard.found) {
+        unwritten_ -= (shard.rows.state(row) & kRowNew) != 0;
+        shard.spill->Remove(shard.rows.key(row));
+        shard.Forget(row);
+      }
+      erased += shard.found.size();
+      shard.found.clear();
+      shard.Release();
     }
-    return Status();
-  };
-  status = OrNoMemory([&] {
-    Status collected = ForEachShard(partition, parallel_for, collect);
-    if (!collected.ok()) return collected;
-    RowBatch gone;
-    for (const RowBatch& batch : known) gone.Add(batch);
-    return Write(gone, -counted);
-  });
+  }
   if (!status.ok()) {
     ReleaseAll(partition, parallel_for);
     return status;
   }
-  // The database has it by now: nothing may fail that memory must follow with.
-  uint64_t erased = 0;
-  for (uint32_t s = 0; s < shard_count(); ++s) {
-    if (partition.size(s) == 0) continue;
-    Shard& shard = *shards_[s];
-    std::lock_guard<SharedMutex> lock(shard.mu);
-    for (uint32_t row : shard.found) {
-      unwritten_ -= (shard.rows.state(row) & kRowNew) != 0;
-      shard.spill->Remove(shard.rows.key(row));
-      shard.Forget(row);
-    }
-    erased += shard.found.size();
-    shard.found.clear();
-  }
   if (erased > 0) status = Record(std::move(call.value().room), all);
   if (!status.ok()) return status;
   return erased;
+}
+
+Status RocksdbStore::EraseKept(const ShardPartition& partition, const ParallelFor& parallel_for,
+                               std::vector<RowBatch>* all, std::vector<RowBatch>* known) {
+  // What the database does not know leaves no trace there, unless a write that failed may have told
+  // it all the same.
+  const bool in_doubt = core_->database->writes_in_doubt() > 0;
+  std::atomic<int64_t> counted{0};
+  parallel_for(shard_count(), kShardCost, [&](int64_t first, int64_t last) {
+    for (int64_t s = first; s < last; ++s) {
+      if (partition.size(s) == 0) continue;
+      Shard& shard = *shards_[s];
+      std::vector<uint32_t>& rows = shard.found;
+      std::sort(rows.begin(), rows.end());
+      rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+      if (!rows.empty() && rows.back() == CacheRows::kNone) rows.pop_back();
+      for (uint32_t row : rows) {
+        const RowKey key(group_, shard.rows.key(row));
+        (*all)[s].Remove(key);
+        const bool is_new = (shard.rows.state(row) & kRowNew) != 0;
+        if (!is_new || in_doubt) (*known)[s].Remove(key);
+        counted += !is_new;
+      }
+    }
+  });
+  RowBatch gone;
+  for (const RowBatch& batch : *known) gone.Add(batch);
+  return Write(gone, -counted);
 }
 
 Result<bool> RocksdbStore::Relay(std::shared_ptr<const RowLayout> layout,
