@@ -12,8 +12,10 @@ from sok_embed.tf_ops import _core
 WORKER = Path(__file__).with_name("failing_step_worker.py")
 
 
-@pytest.mark.parametrize("durability", DURABILITIES)
-@pytest.mark.parametrize("kind", ["load", "reset"])
+@pytest.mark.parametrize(
+    ("kind", "durability"),
+    [*((kind, way) for kind in ("load", "reset") for way in DURABILITIES), ("open", "update")],
+)
 def test_an_error_of_a_call_with_one_step_means_that_it_has_not_happened(
     tmp_path, kind, durability
 ):

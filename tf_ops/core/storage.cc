@@ -343,7 +343,12 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
     // Which publishes the description, too: a record of it could fail when it has happened.
     if (Status status = ResetSlots(config.group, meta); !status.ok()) return status;
     gate.value().lock();
-  } else if (!core_->read_only) {
+  } else if (core_->journal != nullptr) {
+    if (core_->journal->broken()) {  // by an earlier call; a flush mends it
+      gate.value().unlock();
+      gate = core_->Enter(/*to_write=*/true);
+      if (!gate.ok()) return gate.status();
+    }
     if (Status status = made.store->RecordMeta(); !status.ok()) return status;
   }
   return groups_.emplace(config.group, std::move(made)).first->second.table;
