@@ -172,6 +172,8 @@ class Storage:
 
         Raises:
             ValueError: If there is something at `path`, or if it is in the storage's own folder.
+                If `path` is on another file system, also if there is something at `<path>.tmp`,
+                where the folder is made: a killed checkpoint leaves it.
         """
         call_core(self.ready().checkpoint, check_path(path))
 

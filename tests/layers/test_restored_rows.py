@@ -94,6 +94,23 @@ def test_a_model_that_diverged_loads_as_it_was_saved(tmp_path):
     assert np.isnan(loaded.layers[0].table.lookup([1, 2, -3])).all()
 
 
+def test_counts_at_their_ends_are_saved_and_loaded(tmp_path):
+    counts, steps = [2**31, 2**31 + 1, 2**32 - 1], 2**53
+    layer = DynamicEmbedding(DIM)
+    model = keras.Sequential([keras.Input((3,), dtype="int64"), trained(layer)])
+    model.compile("adam", "mse")
+    contents = layer.table.export(slots=True)
+    layer.table.restore(
+        contents._replace(update_nums=np.array(counts, np.int64), steps=np.int64(steps))
+    )
+    for updates in (counts, np.minimum(np.add(counts, 1), 2**32 - 1)):
+        model.save(tmp_path / "m.keras")
+        loaded = keras.models.load_model(tmp_path / "m.keras").layers[0].table
+        np.testing.assert_array_equal(loaded.metadata(contents.keys).update_nums, updates)
+        assert loaded.export(slots=True).steps == layer.table.export(slots=True).steps
+        model.fit(np.array([[1, 2, -3]]), np.ones((1, 3, DIM)), verbose=0)
+
+
 def test_an_adaptive_table_changes_neither_kind_of_rows():
     layer = trained(AdaptiveEmbedding(DIM, static_buckets=4, promote_after=1, slots="copy"))
     before = layer.table.snapshot()

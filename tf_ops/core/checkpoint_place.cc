@@ -1,6 +1,5 @@
 #include "core/checkpoint_place.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -34,14 +33,23 @@ void RemoveFolder(const std::string& path) {
   std::filesystem::remove_all(path, ignored);
 }
 
-// Where the folder of the storage is on another file system: RocksDB copies the files, to its own
-// unfinished folder first, and leaves that one behind if it fails.
+// Where the folder of the storage is on another file system: RocksDB copies the files, to a folder
+// "<path>.tmp" first, which it empties before and leaves behind if it fails. Whatever is there
+// already may be somebody's, so the name is taken, in one step, only where it is free.
 Status CheckpointInPlace(const RowDatabase& database, const std::string& path) {
-  const std::string unfinished = path + ".tmp";
-  struct stat found;
-  const bool is_ours = lstat(unfinished.c_str(), &found) != 0;
+  std::string unfinished = path;
+  while (unfinished.size() > 1 && unfinished.back() == '/') unfinished.pop_back();
+  unfinished += ".tmp";
+  if (mkdir(unfinished.c_str(), 0777) != 0) {
+    if (errno != EEXIST) return dump::SystemError(errno, "make the folder", unfinished);
+    return InvalidArgument(
+        "expected nothing at '" + unfinished +
+        "', where the checkpoint would grow, got a file or a folder there, which stays as it is; "
+        "choose another path, or move it away (a checkpoint that was killed leaves such a folder, "
+        "which can be removed)");
+  }
   Status status = database.Checkpoint(path);
-  if (!status.ok() && is_ours) RemoveFolder(unfinished);
+  if (!status.ok()) RemoveFolder(unfinished);
   return status;
 }
 

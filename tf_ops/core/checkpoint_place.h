@@ -14,7 +14,8 @@ Status CheckOutside(const std::string& path, const std::string& folder, const ch
 
 // RowDatabase::Checkpoint, from a name inside of the database's own folder where the file system
 // can move it from there to `path`: what a killed process leaves lies where the next one finds it.
-// kInvalidArgument if there is something at `path`, or if that is in the database's folder.
+// kInvalidArgument if there is something at `path`, or at "<path>.tmp" on another file system, or
+// if `path` is in the database's folder.
 Status MakeCheckpoint(const RowDatabase& database, const std::string& folder,
                       const std::string& path);
 

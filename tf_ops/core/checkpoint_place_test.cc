@@ -1,5 +1,7 @@
 // Checkpoints and dumps lie outside of the folder that they are made from, and killed ones leave
 // nothing for long.
+#include "core/checkpoint_place.h"
+
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -83,6 +85,48 @@ TEST_CASE("a checkpoint never takes the place of something") {
   CHECK(fs::is_symlink(folder / "dangling"));
   CHECK(ReadAll(folder / "file") == "mine");
   CHECK_FALSE(storage->Checkpoint(folder / "missing/x").ok());
+}
+
+TEST_CASE("a checkpoint on another file system leaves what is beside it alone") {
+  const TestFolder folder;
+  auto opened = RowDatabase::Open({folder / "rows", /*read_only=*/false, nullptr});
+  REQUIRE(opened.ok());
+  const RowDatabase& database = *opened.value();
+  // As for a storage in a folder from where no file can be moved or linked.
+  const auto checkpoint = [&](const std::string& path) {
+    return MakeCheckpoint(database, folder / "elsewhere", path);
+  };
+  fs::create_directories(folder / "ck.tmp/sub");
+  WriteAll(folder / "ck.tmp/mine.txt", "mine");
+  fs::create_directories(folder / "target");
+  WriteAll(folder / "target/mine.txt", "mine");
+  fs::create_directory_symlink("target", folder / "link.tmp");
+  WriteAll(folder / "file.tmp", "mine");
+  fs::create_directory(folder / "empty.tmp");
+  for (const char* name : {"ck", "ck/", "ck//", "link", "file", "empty"}) {
+    CAPTURE(name);
+    const Status refused = checkpoint(folder / name);
+    CHECK(refused.code() == Code::kInvalidArgument);
+    CHECK(Contains(refused, ".tmp', where the checkpoint would grow"));
+  }
+  CHECK(ReadAll(folder / "ck.tmp/mine.txt") == "mine");
+  CHECK(fs::is_directory(folder / "ck.tmp/sub"));
+  CHECK(ReadAll(folder / "target/mine.txt") == "mine");
+  CHECK(fs::is_symlink(folder / "link.tmp"));
+  CHECK(ReadAll(folder / "file.tmp") == "mine");
+  CHECK(fs::is_directory(folder / "empty.tmp"));
+  CHECK_FALSE(fs::exists(folder / "ck"));
+  const size_t files = folder.CountFiles();
+  CHECK(checkpoint(folder / "missing/x").code() == Code::kNotFound);
+  {
+    const FileSizeLimit full(16);
+    CHECK_FALSE(checkpoint(folder / "copy").ok());
+  }
+  CHECK(folder.CountFiles() == files);
+  CHECK(checkpoint(folder / "copy").ok());
+  CHECK(checkpoint(folder / "copy-2/").ok());
+  CHECK(folder.CountFiles() == files + 2);
+  CHECK(RowDatabase::Open({folder / "copy", /*read_only=*/true, nullptr}).ok());
 }
 
 }  // namespace

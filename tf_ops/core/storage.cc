@@ -331,21 +331,26 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
     if (!opened.ok()) return opened.status();
     made.admission = std::move(opened.value());
   }
-  if (other_rule) {
-    gate.value().unlock();  // mu_ keeps the storage open, and the group closed
-    if (Status status = ResetSlots(config.group, meta); !status.ok()) return status;
-    gate.value().lock();
-  }
   auto store = std::make_unique<RocksdbStore>(core_, config.group, meta);
   made.store = store.get();
-  if (!core_->read_only) {
-    Status status = store->RecordMeta();
-    if (!status.ok()) return status;
-  }
   auto table = Table::Over(std::move(store), config, meta.state, core_->expiry, made.admission,
                            KeptSlots{group, reset_slots_});
   if (!table.ok()) return table.status();
   made.table = std::move(table.value());
+  // From here on nothing can be wrong with the arguments.
+  if (other_rule) {
+    gate.value().unlock();  // mu_ keeps the storage open, and the group closed
+    // Which publishes the description, too: a record of it could fail when it has happened.
+    if (Status status = ResetSlots(config.group, meta); !status.ok()) return status;
+    gate.value().lock();
+  } else if (core_->journal != nullptr) {
+    if (core_->journal->broken()) {  // by an earlier call; a flush mends it
+      gate.value().unlock();
+      gate = core_->Enter(/*to_write=*/true);
+      if (!gate.ok()) return gate.status();
+    }
+    if (Status status = made.store->RecordMeta(); !status.ok()) return status;
+  }
   return groups_.emplace(config.group, std::move(made)).first->second.table;
 }
 
@@ -362,6 +367,14 @@ Status Storage::ResetSlots(int group, const GroupMeta& meta) {
   const Gate gate(core_->gate);
   // Nothing is pending from here on, so that what is published below is all there is.
   if (Status status = FlushAtRest(); !status.ok()) return status;
+  const uint64_t in_doubt = core_->database->writes_in_doubt();
+  const Status status = OrNoMemory([&] { return PublishWithoutSlots(group, meta); });
+  if (status.ok() || core_->database->writes_in_doubt() == in_doubt) return status;
+  // Nothing in memory knows of the group.
+  return ResolvePublication(status, [] {});
+}
+
+Status Storage::PublishWithoutSlots(int group, const GroupMeta& meta) {
   const auto publication = core_->database->StartPublication();
   std::vector<float> embedding(meta.dim);
   Status status = core_->database->ForEach(group, [&](int, Key key, std::string_view bytes) {

@@ -150,6 +150,8 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // Publishes `meta`, which has another layout, for a group that is not open, and its rows without
   // slots and updates. For who holds mu_.
   Status ResetSlots(int group, const GroupMeta& meta);
+  // The part of it that may turn out to have happened after an error.
+  Status PublishWithoutSlots(int group, const GroupMeta& meta);
   // Counts every group's rows anew: expired ones may have been counted. For who holds mu_.
   Status CountRows();
   Result<std::shared_ptr<Admission>> OpenAdmission(int group, const AdmissionConfig& config);
@@ -179,6 +181,10 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // The part of it that nothing else may run between: on an error, what is pending must be dropped.
   // Sets the numbers of rows in the descriptions.
   Status PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows& add);
+  // After a publication that has failed and may have happened all the same, which the database
+  // tells once it is open again: success if it has, and follow() makes memory follow then, in a
+  // later call if the database cannot be opened now; else the error.
+  Status ResolvePublication(const Status& failed, std::function<void()> follow);
   // Has the tables that are open forget what they knew of groups that have taken in rows.
   void FollowTakenIn(const std::map<int, GroupMeta>& groups);
 

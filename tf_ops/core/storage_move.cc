@@ -161,17 +161,22 @@ Status Storage::TakeIn(std::map<int, GroupMeta> groups, const AddRows& add) {
   if (database.writes_in_doubt() == in_doubt) {
     return dropped.ok() || database.failed() ? status : dropped;
   }
-  // The rows may be there all the same, which the database tells once it is open again.
-  const auto taken_in = std::make_shared<bool>(false);
-  core_->resolve = [this, groups = std::move(groups), taken_in] {
+  return ResolvePublication(status, [this, groups = std::move(groups)] { FollowTakenIn(groups); });
+}
+
+Status Storage::ResolvePublication(const Status& failed, std::function<void()> follow) {
+  const auto happened = std::make_shared<bool>(false);
+  core_->resolve = [this, follow = std::move(follow), happened] {
     auto there = core_->database->FailedPublicationIsThere();
     if (!there.ok()) return there.status();
-    *taken_in = there.value();
-    if (*taken_in) FollowTakenIn(groups);
+    *happened = there.value();
+    if (*happened) follow();
     return Status();
   };
-  const Status recovered = core_->Recover();
-  return recovered.ok() && *taken_in ? Status() : status;
+  if (core_->Recover().ok()) return *happened ? Status() : failed;
+  return Status(failed.code(), failed.message() +
+                                   "; whether the call has happened all the same shows once the "
+                                   "disk can be used again: repeat it then");
 }
 
 Status Storage::PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows& add) {

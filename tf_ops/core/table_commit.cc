@@ -93,7 +93,7 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
     for (auto& [known, earlier] : earlier_steps_) earlier = 0;
   }
   after.rule = options.rule;
-  ++after.steps;
+  after.steps = after.next_step();
 
   std::vector<GradientBatch> batches;
   for (const auto& deposit : deposits) {
@@ -165,7 +165,7 @@ Status Table::Update(const Key* keys, size_t n, const float* gradients, const st
   }
   TableState after = state_;
   after.rule = rule;
-  ++after.steps;
+  after.steps = after.next_step();
   CommitStep step;
   step.now = now;
   step.sequential = options.sequential;

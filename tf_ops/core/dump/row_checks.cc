@@ -16,12 +16,6 @@
 namespace sok {
 namespace {
 
-// t of bias correction is a float64.
-constexpr int64_t kMostSteps = int64_t{1} << 53;
-
-// Rows count with 32 bits, and 0 would follow on the last number: leaves room for as many again.
-constexpr int64_t kMostUpdates = int64_t{1} << 31;
-
 // By Keras' names, which all rules share.
 bool SumsSquares(const std::string& slot) {
   return slot == "velocity" || slot == "velocity_hat" || slot == "accumulator";
@@ -36,8 +30,8 @@ std::string Text(double number) {
 std::string Signed(Key key) { return std::to_string(static_cast<int64_t>(key)); }
 
 Status CheckUpdates(Key key, int64_t updates) {
-  if (updates >= 0 && updates <= kMostUpdates) return Status();
-  return InvalidArgument("expected a number of updates in [0, 2^31], got " +
+  if (updates >= 0 && updates <= RowMeta::kMostUpdates) return Status();
+  return InvalidArgument("expected a number of updates in [0, 2^32 - 1], got " +
                          std::to_string(updates) + " for key " + Signed(key));
 }
 
@@ -111,7 +105,7 @@ Status SlotChecks::Check(Key key, const float* embedding, const float* slots) co
 }
 
 Status CheckState(const TableState& state, int dim) {
-  if (state.steps < 0 || state.steps > kMostSteps) {
+  if (state.steps < 0 || state.steps > TableState::kMostSteps) {
     return InvalidArgument("expected a number of steps in [0, 2^53], got " +
                            std::to_string(state.steps));
   }
@@ -208,8 +202,7 @@ Status CheckDump(const DumpReader& reader, const std::string& path, const DumpPr
           if (last.has_value() && rows.keys[i] <= *last) unordered[group.group];
           last = rows.keys[i];
           const float* row = rows.floats + i * stride;
-          Status found = CheckUpdates(rows.keys[i], rows.update_nums[i]);
-          if (found.ok()) found = of_group.Check(rows.keys[i], row, row + group.dim);
+          const Status found = of_group.Check(rows.keys[i], row, row + group.dim);
           if (!found.ok()) return InGroup(path, group.group, found);
         }
         return Status();

@@ -43,16 +43,16 @@ Status CheckState(const TableState& state, int dim);
 // kInvalidArgument for a key that stands twice.
 Status CheckDistinct(const Key* keys, size_t n, const ParallelFor& parallel_for);
 
-// All of the above, and update counts in [0, 2^31]. embeddings (n, dim), slots (n, those of state),
-// update_nums (n).
+// All of the above, and update counts in [0, 2^32 - 1], as far as rows count. embeddings (n, dim),
+// slots (n, those of state), update_nums (n).
 Status CheckRows(const TableState& state, int dim, const Key* keys, size_t n,
                  const float* embeddings, const float* slots, const int64_t* update_nums,
                  const ParallelFor& parallel_for);
 
-// The same of a whole dump, after which it can be loaded: descriptions of groups fit their rows,
-// and checksums are right. Reads the file once; twice if the keys of a group do not ascend, and
-// takes 8 bytes for each of them then. Errors: those of DumpReader::Verify; kInvalidArgument with
-// the group.
+// The same of a whole dump, whose counts are in range by their type, after which it can be loaded:
+// descriptions of groups fit their rows, and checksums are right. Reads the file once; twice if the
+// keys of a group do not ascend, and takes 8 bytes for each of them then. Errors: those of
+// DumpReader::Verify; kInvalidArgument with the group.
 Status CheckDump(const DumpReader& reader, const std::string& path, const DumpProgress& progress);
 
 // The keys of such a dump, which it has in any order: 8 bytes for each.

@@ -309,7 +309,14 @@ Status RocksdbStore::NotOnDisk(const Status& why) {
 Status RocksdbStore::RecordMeta() {
   if (core_->journal == nullptr) return Status();
   auto room = core_->journal->Reserve(0);
-  return room.ok() ? Record(std::move(room.value()), {}) : room.status();
+  if (!room.ok()) return room.status();
+  const Status status = OrNoMemory([&] {
+    return core_->journal->Append(std::move(room.value()),
+                                  {{GroupMetaName(group_), meta().ToJson()}}, {});
+  });
+  if (status.ok()) return status;
+  return Status(status.code(), "the table is not open, and no row has changed: " +
+                                   status.message() + "; open it again once the disk can be used");
 }
 
 Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) {

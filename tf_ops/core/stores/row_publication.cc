@@ -181,7 +181,8 @@ Status RowDatabase::PublishJournal(const JournalReader& journal, const Meta& met
 }
 
 Status RowDatabase::Publish(const Meta& meta) {
-  return has_pending() ? StartPublication()->Finish(meta) : WritePublished({}, meta, true);
+  // Not through the log, also without a row: what is written there has no mark.
+  return has_pending() || !meta.empty() ? StartPublication()->Finish(meta) : Status();
 }
 
 }  // namespace sok

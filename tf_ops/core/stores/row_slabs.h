@@ -12,10 +12,12 @@
 namespace sok {
 
 struct RowMeta {
+  static constexpr uint32_t kMostUpdates = UINT32_MAX;
+
   uint32_t update_num;   // commits that touched the row; it stays at the most that there is
   uint32_t update_time;  // of the last one, in seconds since 1970
 
-  uint32_t next_update() const { return update_num + (update_num != UINT32_MAX); }
+  uint32_t next_update() const { return update_num + (update_num != kMostUpdates); }
 };
 
 // The floats of a row: the embedding, then the slots of the table's rule.

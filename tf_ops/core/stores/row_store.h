@@ -34,9 +34,14 @@ struct RowView {
 
 // Everything about a table's training that is not in its rows.
 struct TableState {
+  // t of bias correction is a float64, which counts no further.
+  static constexpr int64_t kMostSteps = int64_t{1} << 53;
+
   std::string rule;  // empty before the first commit
   std::vector<Slot> slots;
-  int64_t steps = 0;  // commits that found deposits
+  int64_t steps = 0;  // commits that found deposits; it stays at the most that there is
+
+  int64_t next_step() const { return steps + (steps < kMostSteps); }
 };
 
 // One commit, as a store sees it.
