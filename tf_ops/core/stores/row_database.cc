@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -221,26 +222,40 @@ Status RowDatabase::Recover() {
 }
 
 Status RowDatabase::StartPendingAnew() {
-  Handles& h = *handles_;
-  const std::string what = "make room for pending rows in '" + path_ + "'";
+  // Nobody sees what was pending any more, however this ends. Where it fails, pending_unusable has
+  // the next Recover see to the rest.
   pending_rows_ = 0;
-  h.pending_unusable = true;
+  handles_->pending_unusable = true;
+  try {
+    return MakePendingAnew();
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kResourceExhausted, "out of memory");  // a text that needs none
+  }
+}
+
+Status RowDatabase::MakePendingAnew() {
+  Handles& h = *handles_;
+  const auto failed = [this](const rocksdb::Status& status) {
+    return FromRocksdb(status, "make room for pending rows in '" + path_ + "'");
+  };
   if (h.pending != nullptr) {
     const auto dropped = h.Call([&](rocksdb::DB* db) { return db->DropColumnFamily(h.pending); });
-    if (h.stuck) return FromRocksdb(dropped, what);
-    h.db->DestroyColumnFamilyHandle(h.pending);
-    h.pending = nullptr;
-    if (!dropped.ok()) return FromRocksdb(dropped, what);
+    if (h.stuck) return failed(dropped);
+    h.db->DestroyColumnFamilyHandle(std::exchange(h.pending, nullptr));
+    if (!dropped.ok()) return failed(dropped);
   }
   const auto made = h.Call([&](rocksdb::DB* db) {
     return db->CreateColumnFamily(h.row_options, kPendingName, &h.pending);
   });
-  h.pending_unusable = !made.ok();
-  if (made.IsInvalidArgument()) {  // that of before: an error has kept it from being dropped
-    return Status(Code::kInternal, "could not " + what + ": " + made.ToString() +
-                                       "; the next call opens the storage again");
+  if (made.ok()) {
+    h.pending_unusable = false;
+    return Status();
   }
-  return FromRocksdb(made, what);
+  if (made.IsInvalidArgument()) {  // that of before: an error has kept it from being dropped
+    return Status(Code::kInternal, "could not make room for pending rows in '" + path_ + "': " +
+                                       made.ToString() + "; the next call opens the storage again");
+  }
+  return failed(made);
 }
 
 Status RowDatabase::Read(const RowKey* keys, size_t n, const Found& found) const {

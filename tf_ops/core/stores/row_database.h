@@ -117,7 +117,9 @@ class RowDatabase {
   RowDatabase(const Options& options, std::unique_ptr<Handles> handles);
   // Opens all that is there.
   static Result<std::unique_ptr<Handles>> OpenHandles(const Options& options, bool create);
+  // Throws nothing, even where memory ends.
   Status StartPendingAnew();
+  Status MakePendingAnew();
   class NewerRows;
   // Rows that hide the published ones; null: there are none.
   std::unique_ptr<NewerRows> IterateNewer() const;

@@ -154,8 +154,9 @@ Status RowDatabase::Publication::Finish(Meta meta) {
     error_ = FromRocksdb(status, "publish rows of '" + database_.path_ + "'");
     return error_;
   }
-  // It is published now. Should what was pending refuse to go, the next Recover sees to it.
-  if (database_.has_pending() && !database_.StartPendingAnew().ok()) h.pending_unusable = true;
+  // It is published now: nothing may fail any more. Should what was pending refuse to go, the next
+  // Recover sees to it.
+  if (database_.has_pending()) static_cast<void>(database_.StartPendingAnew());
   return error_;
 }
 
