@@ -37,6 +37,7 @@ Status StorageCore::CheckOpen() const {
                       "the model anew");
   }
   if (database->usable() && !resolve) return Status();
+  if (Status status = database->CheckNotStuck(); !status.ok()) return status;
   return Status(Code::kInternal, "the storage '" + path +
                                      "' had to be opened again after an error, and that failed; "
                                      "what is in memory is kept, and the next call tries again");

@@ -88,6 +88,11 @@ RowDatabase::~RowDatabase() {
 
 bool RowDatabase::usable() const { return handles_ != nullptr && !handles_->stuck; }
 
+Status RowDatabase::CheckNotStuck() const {
+  if (handles_ == nullptr || !handles_->stuck) return Status();
+  return FromRocksdb(Handles::Stuck(), "go on with the storage '" + path_ + "'");
+}
+
 Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(const Options& options,
                                                                        bool create) {
   const std::string& path = options.path;
@@ -165,11 +170,12 @@ Result<std::unique_ptr<RowDatabase>> RowDatabase::Open(const Options& options) {
   Handles& h = *database->handles_;
   if (h.meta == nullptr) {
     // A process that died while it made the storage leaves it without rows.
-    std::unique_ptr<rocksdb::Iterator> rows(h.db->NewIterator({}, h.published));
+    Handles::Iterator rows = h.Iterate({}, h.published);
     rows->SeekToFirst();
     if (rows->Valid()) return Foreign(path);
     rows.reset();
-    const auto made = h.db->CreateColumnFamily(MetaOptions(), kMetaName, &h.meta);
+    const auto made = h.Call(
+        [&](rocksdb::DB* db) { return db->CreateColumnFamily(MetaOptions(), kMetaName, &h.meta); });
     if (!made.ok()) return FromRocksdb(made, "make the storage '" + path + "'");
   }
   RemoveFiles(path, kPublishPrefix);
@@ -190,9 +196,7 @@ Status RowDatabase::CheckFolder() const {
 
 Status RowDatabase::Recover() {
   if (!failed()) return Status();
-  if (handles_ != nullptr && handles_->stuck) {
-    return FromRocksdb(Handles::Stuck(), "go on with the storage '" + path_ + "'");
-  }
+  if (Status status = CheckNotStuck(); !status.ok()) return status;
   if (Status status = CheckFolder(); !status.ok()) return status;
   // RocksDB 7.8 goes wrong when it ingests files after such an error, so it is opened anew. What is
   // pending has no log, and is saved as files before.
@@ -209,6 +213,7 @@ Status RowDatabase::Recover() {
   }
   if (handles_ != nullptr) handles_->db->DisableManualCompaction();
   std::lock_guard<std::mutex> none_compacting(compacting_);
+  if (Status status = CheckNotStuck(); !status.ok()) return status;  // by what was compacting
   handles_.reset();
   auto handles = OpenHandles(options_, /*create=*/false);
   if (!handles.ok()) {
@@ -259,6 +264,7 @@ Status RowDatabase::MakePendingAnew() {
 }
 
 Status RowDatabase::Read(const RowKey* keys, size_t n, const Found& found) const {
+  if (Status status = CheckNotStuck(); !status.ok()) return status;
   if (journal_ == nullptr && !has_pending()) return ReadPublished(keys, n, found);
   const Handles& h = *handles_;
   std::vector<size_t> rest;  // what is not newer than published
@@ -296,6 +302,7 @@ Status RowDatabase::Read(const RowKey* keys, size_t n, const Found& found) const
 }
 
 Status RowDatabase::ReadPublished(const RowKey* keys, size_t n, const Found& found) const {
+  if (Status status = CheckNotStuck(); !status.ok()) return status;
   const Handles& h = *handles_;
   std::vector<rocksdb::Slice> wanted(n);
   for (size_t i = 0; i < n; ++i) wanted[i] = rocksdb::Slice(keys[i].bytes, RowKey::kBytes);
@@ -377,7 +384,8 @@ class RowDatabase::NewerRows {
 std::unique_ptr<RowDatabase::NewerRows> RowDatabase::IterateNewer() const {
   class Pending final : public NewerRows {
    public:
-    Pending(rocksdb::Iterator* rows, const std::string& path) : rows_(rows), path_(path) {}
+    Pending(Handles::Iterator rows, const std::string& path)
+        : rows_(std::move(rows)), path_(path) {}
     void Seek(std::string_view key) override { rows_->Seek(SliceOf(key)); }
     bool Valid() const override { return rows_->Valid(); }
     void Next() override { rows_->Next(); }
@@ -388,7 +396,7 @@ std::unique_ptr<RowDatabase::NewerRows> RowDatabase::IterateNewer() const {
     }
 
    private:
-    const std::unique_ptr<rocksdb::Iterator> rows_;
+    const Handles::Iterator rows_;
     const std::string& path_;
   };
   class OfJournal final : public NewerRows {
@@ -422,13 +430,14 @@ std::unique_ptr<RowDatabase::NewerRows> RowDatabase::IterateNewer() const {
   };
   if (journal_ != nullptr) return std::make_unique<OfJournal>(*journal_);
   if (!has_pending()) return nullptr;
-  return std::make_unique<Pending>(handles_->db->NewIterator(WholeRead(), handles_->pending),
-                                   path_);
+  return std::make_unique<Pending>(handles_->Iterate(WholeRead(), handles_->pending), path_);
 }
 
 Status RowDatabase::ForEach(int group, const Visit& fn) const {
+  if (Status status = CheckNotStuck(); !status.ok()) return status;
   const Handles& h = *handles_;
-  const std::unique_ptr<rocksdb::Iterator> published(h.db->NewIterator(WholeRead(), h.published));
+  // What fn does may have the database stuck.
+  const Handles::Iterator published = h.Iterate(WholeRead(), h.published);
   const std::unique_ptr<NewerRows> newer = IterateNewer();
   const std::string first = group < 0 ? "" : std::string(1, static_cast<char>(group));
   published->Seek(first);
@@ -447,6 +456,7 @@ Status RowDatabase::ForEach(int group, const Visit& fn) const {
     const std::string_view value = order < 0 ? ViewOf(published->value()) : newer->value();
     if (key.size() == RowKey::kBytes && !value.empty()) {
       Status status = fn(RowKey::Group(key), RowKey::KeyOf(key), value);
+      if (status.ok()) status = CheckNotStuck();
       if (!status.ok()) return status;
     }
     if (order <= 0) published->Next();
@@ -464,8 +474,9 @@ void RowDatabase::ShowJournal(std::unique_ptr<JournalReader> journal, Meta meta)
 }
 
 Result<std::map<std::string, std::string>> RowDatabase::ReadMeta(const std::string& prefix) const {
+  if (Status status = CheckNotStuck(); !status.ok()) return status;
   std::map<std::string, std::string> found;
-  std::unique_ptr<rocksdb::Iterator> names(handles_->db->NewIterator({}, handles_->meta));
+  const Handles::Iterator names = handles_->Iterate({}, handles_->meta);
   for (names->Seek(prefix); names->Valid() && names->key().starts_with(prefix); names->Next()) {
     found[names->key().ToString()] = names->value().ToString();
   }
@@ -514,6 +525,7 @@ Status RowDatabase::Sync() {
 
 RowDatabase::DiskUse RowDatabase::disk_use() const {
   DiskUse use;
+  if (handles_->stuck) return use;
   const auto number = [&](const std::string& name) {
     uint64_t value = 0;
     handles_->db->GetIntProperty(handles_->published, name, &value);

@@ -81,6 +81,9 @@ class RowDatabase {
   // database may be unusable.
   Status Recover();
   bool usable() const;
+  // Says so where memory ended within RocksDB: until the process ends nothing makes the database
+  // usable again.
+  Status CheckNotStuck() const;
   // Whether it should be recovered.
   bool failed() const;
   // kNotFound if the folder that was opened is not at its path any more.

@@ -22,7 +22,7 @@ rocksdb::Slice SliceOf(std::string_view view) { return {view.data(), view.size()
 }  // namespace
 
 struct RowDatabase::Publication::Writing {
-  std::unique_ptr<rocksdb::Iterator> pending;  // null: nothing is
+  Handles::Iterator pending;  // null: nothing is
   std::unique_ptr<rocksdb::SstFileWriter> writer;
   std::vector<std::string> files;
   std::string value;  // scratch
@@ -48,7 +48,7 @@ RowDatabase::Publication::Publication(RowDatabase* database)
   reading.fill_cache = false;
   reading.readahead_size = size_t{2} << 20;
   Handles& h = *database_.handles_;
-  writing_->pending.reset(h.db->NewIterator(reading, h.pending));
+  writing_->pending = h.Iterate(reading, h.pending);
   writing_->pending->SeekToFirst();
 }
 
