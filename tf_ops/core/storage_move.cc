@@ -152,9 +152,20 @@ Status Storage::TakeIn(std::map<int, GroupMeta> groups, const AddRows& add) {
   if (!status.ok()) return status;
   RowDatabase& database = *core_->database;
   const uint64_t in_doubt = database.writes_in_doubt();
-  status = OrNoMemory([&] { return PublishArrivals(&groups, add); });
+  // For the case that nobody can tell whether they were published. Made before, since memory may
+  // have ended by then.
+  const auto arrived = std::make_shared<std::map<int, GroupMeta>>(std::move(groups));
+  const auto taken_in = std::make_shared<bool>(false);
+  std::function<Status()> resolve = [this, arrived, taken_in] {
+    auto there = core_->database->FailedPublicationIsThere();
+    if (!there.ok()) return there.status();
+    *taken_in = there.value();
+    if (*taken_in) FollowTakenIn(*arrived);
+    return Status();
+  };
+  status = OrNoMemory([&] { return PublishArrivals(arrived.get(), add); });
   if (status.ok()) {
-    FollowTakenIn(groups);
+    FollowTakenIn(*arrived);
     return status;
   }
   const Status dropped = database.DropPending();
@@ -162,15 +173,8 @@ Status Storage::TakeIn(std::map<int, GroupMeta> groups, const AddRows& add) {
     return dropped.ok() || database.failed() ? status : dropped;
   }
   // The rows may be there all the same, which the database tells once it is open again.
-  const auto taken_in = std::make_shared<bool>(false);
-  core_->resolve = [this, groups = std::move(groups), taken_in] {
-    auto there = core_->database->FailedPublicationIsThere();
-    if (!there.ok()) return there.status();
-    *taken_in = there.value();
-    if (*taken_in) FollowTakenIn(groups);
-    return Status();
-  };
-  const Status recovered = core_->Recover();
+  core_->resolve = std::move(resolve);
+  const Status recovered = OrNoMemory([&] { return core_->Recover(); });
   return recovered.ok() && *taken_in ? Status() : status;
 }
 

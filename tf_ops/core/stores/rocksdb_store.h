@@ -146,7 +146,7 @@ class RocksdbStore final : public RowStore {
   GroupMeta meta() const;
   int group() const { return group_; }
   // Forgets what is cached, after somebody else has changed the database, which has so many rows
-  // that had not expired at `counted_at`. Nothing may be dirty.
+  // that had not expired at `counted_at`. Nothing may be dirty. Needs no memory.
   void DropCache(uint64_t rows, uint32_t counted_at);
 
  private:
@@ -242,8 +242,9 @@ class RocksdbStore final : public RowStore {
   // Removes rows that have expired, so that they are met no more; what the disk does not let go now
   // stays, and is expired all the same.
   void Bury(Shard& shard, std::vector<uint32_t> expired);
-  // Empties the cache if the shape is another, and the spill; nothing may be dirty then.
-  void SetLayout(std::shared_ptr<const RowLayout> layout);
+  // Empties the cache if the shape is another, and the spill; nothing may be dirty then. Needs no
+  // memory: `slots` is a copy of the layout's.
+  void SetLayout(std::shared_ptr<const RowLayout> layout, std::vector<Slot> slots);
   // Calls `write` for entries whose rows are in the cache, making those that are kNone, for which
   // there is room. Sets them.
   void WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,

@@ -368,8 +368,9 @@ Result<bool> RocksdbStore::Relay(std::shared_ptr<const RowLayout> layout,
   }
   std::lock_guard<SharedMutex> gate(core_->gate);
   if (Status status = core_->CheckWritable(); !status.ok()) return status;
+  std::vector<Slot> slots = layout->slots();
   if (layout->SameShape(*this->layout())) {
-    SetLayout(std::move(layout));
+    SetLayout(std::move(layout), std::move(slots));
     return false;
   }
   // Rows of the old layout go to the database, where the layout's number tells them apart.
@@ -386,11 +387,11 @@ Result<bool> RocksdbStore::Relay(std::shared_ptr<const RowLayout> layout,
       return status;
     }
   }
-  SetLayout(std::move(layout));
+  SetLayout(std::move(layout), std::move(slots));
   return true;
 }
 
-void RocksdbStore::SetLayout(std::shared_ptr<const RowLayout> layout) {
+void RocksdbStore::SetLayout(std::shared_ptr<const RowLayout> layout, std::vector<Slot> slots) {
   const bool reshape = !layout->SameShape(*this->layout());
   for (const auto& shard : shards_) {
     std::lock_guard<SharedMutex> lock(shard->mu);
@@ -406,7 +407,7 @@ void RocksdbStore::SetLayout(std::shared_ptr<const RowLayout> layout) {
     state_.rule.clear();  // until the first commit in the new layout
     state_.steps = 0;
   }
-  state_.slots = layout->slots();
+  state_.slots = std::move(slots);
   layout_ = std::move(layout);
 }
 
