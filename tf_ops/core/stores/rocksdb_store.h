@@ -176,12 +176,14 @@ class RocksdbStore final : public RowStore {
   template <typename Visit>
   Status ForEachRest(const Key* keys, const std::vector<uint32_t>& rest, uint32_t now,
                      const ParallelFor& parallel_for, const Visit& visit);
-  // Calls fn(shard, entries, count) for every shard that a batch has keys in, alone in the shard.
-  // Returns the first error.
+  // Calls fn(shard, entries, count) for every shard that a batch has keys in, alone in the shard,
+  // and trims the shard then, unless it is told to keep room that was made. Returns the first
+  // error.
   using VisitShard = std::function<Status(Shard& shard, const ShardEntry* entries, size_t n)>;
   Status ForEachShard(const ShardPartition& partition, const ParallelFor& parallel_for,
-                      const VisitShard& fn);
-  // The same for changes to rows that are kept in the cache: it says so if memory ends in between.
+                      const VisitShard& fn, bool keep_room = false);
+  // The same for changes to rows that are kept in the cache, where fn fails before it has changed
+  // any row of its shard: it says so if others have changed by then.
   Status ChangeEachShard(const ShardPartition& partition, const ParallelFor& parallel_for,
                          const VisitShard& fn);
   // What a call's record needs, with its memory, so that changes begin only where there is enough.

@@ -137,18 +137,25 @@ std::vector<RowBatch> RocksdbStore::RecordOf(const ShardPartition& partition) co
 
 Status RocksdbStore::ChangeEachShard(const ShardPartition& partition,
                                      const ParallelFor& parallel_for, const VisitShard& fn) {
+  std::atomic<bool> changed{false};
+  const auto change = [&](Shard& shard, const ShardEntry* entries, size_t n) {
+    Status status = fn(shard, entries, n);
+    if (status.ok()) changed = true;
+    return status;
+  };
   try {
-    return ForEachShard(partition, parallel_for, fn);
+    Status status = ForEachShard(partition, parallel_for, change);
+    if (status.ok() || !changed) return status;
   } catch (const std::bad_alloc&) {
-    // No record can say what has changed.
-    if (core_->journal != nullptr) core_->journal->Break();
-    ReleaseAll(partition, parallel_for);
-    return Status(Code::kResourceExhausted,
-                  "memory ended in the midst of a call on group " + std::to_string(group_) +
-                      " of '" + core_->path +
-                      "': some of its rows are changed and others are not; to have none of it, end "
-                      "the process without a flush and open what was flushed last");
   }
+  // No record can say what has changed.
+  if (core_->journal != nullptr) core_->journal->Break();
+  ReleaseAll(partition, parallel_for);
+  return Status(Code::kResourceExhausted,
+                "memory ended in the midst of a call on group " + std::to_string(group_) + " of '" +
+                    core_->path +
+                    "': some of its rows are changed and others are not; to have none of it, end "
+                    "the process without a flush and open what was flushed last");
 }
 
 void RocksdbStore::ReleaseAll(const ShardPartition& partition, const ParallelFor& parallel_for) {
@@ -181,8 +188,10 @@ Status RocksdbStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t 
     return made.ok() ? shard.index.Reserve(static_cast<uint32_t>(absent)) : made;
   };
   status = OrNoMemory([&] {
-    return ForEachShard(partition, parallel_for,
-                        [&](Shard& shard, const ShardEntry*, size_t) { return make_room(shard); });
+    return ForEachShard(
+        partition, parallel_for,
+        [&](Shard& shard, const ShardEntry*, size_t) { return make_room(shard); },
+        /*keep_room=*/true);
   });
   if (!status.ok()) {
     ReleaseAll(partition, parallel_for);
