@@ -14,6 +14,7 @@ from kill_storage import DURABILITIES
 from sok_embed.tf_ops import _core
 
 WORKER = Path(__file__).with_name("failing_memory_worker.py")
+SHORT_WORKER = Path(__file__).with_name("short_memory_worker.py")
 LIBRARY = Path(__file__).with_name("failing_memory.c")
 
 
@@ -61,3 +62,17 @@ def test_rows_are_those_of_before_or_of_after(library, tmp_path, durability, kin
         if calls <= after:
             break
     print(f"{after} allocations failed")
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+@pytest.mark.parametrize("kind", ["load", "assign"])
+def test_small_allocations_that_fail_leave_what_a_kill_would(library, tmp_path, durability, kind):
+    command = [sys.executable, SHORT_WORKER, _core.__file__, tmp_path / "lives", durability, kind]
+    done = subprocess.run(
+        list(map(str, command)),
+        env={**os.environ, "LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, f"{done.stdout[-200:]}{done.stderr[-2000:]}"

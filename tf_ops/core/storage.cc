@@ -368,10 +368,10 @@ Status Storage::ResetSlots(int group, const GroupMeta& meta) {
   // Nothing is pending from here on, so that what is published below is all there is.
   if (Status status = FlushAtRest(); !status.ok()) return status;
   const uint64_t in_doubt = core_->database->writes_in_doubt();
+  Resolution resolution = ResolutionOf([] {});  // nothing in memory knows of the group
   const Status status = OrNoMemory([&] { return PublishWithoutSlots(group, meta); });
   if (status.ok() || core_->database->writes_in_doubt() == in_doubt) return status;
-  // Nothing in memory knows of the group.
-  return ResolvePublication(status, [] {});
+  return Resolve(status, std::move(resolution));
 }
 
 Status Storage::PublishWithoutSlots(int group, const GroupMeta& meta) {

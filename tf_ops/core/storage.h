@@ -181,10 +181,16 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // The part of it that nothing else may run between: on an error, what is pending must be dropped.
   // Sets the numbers of rows in the descriptions.
   Status PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows& add);
-  // After a publication that has failed and may have happened all the same, which the database
-  // tells once it is open again: success if it has, and follow() makes memory follow then, in a
-  // later call if the database cannot be opened now; else the error.
-  Status ResolvePublication(const Status& failed, std::function<void()> follow);
+  // How to look, once the database is open again, whether a publication has happened that failed in
+  // its last system calls; memory follows then. Made before it, as memory may have ended by then.
+  struct Resolution {
+    std::function<Status()> look;
+    std::shared_ptr<const bool> happened;
+  };
+  Resolution ResolutionOf(std::function<void()> follow) const;
+  // Success if it has happened, else the error. A later call looks if the database cannot be
+  // opened.
+  Status Resolve(const Status& failed, Resolution resolution);
   // Has the tables that are open forget what they knew of groups that have taken in rows.
   void FollowTakenIn(const std::map<int, GroupMeta>& groups);
 

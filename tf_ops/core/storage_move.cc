@@ -152,28 +152,37 @@ Status Storage::TakeIn(std::map<int, GroupMeta> groups, const AddRows& add) {
   if (!status.ok()) return status;
   RowDatabase& database = *core_->database;
   const uint64_t in_doubt = database.writes_in_doubt();
-  status = OrNoMemory([&] { return PublishArrivals(&groups, add); });
+  const auto arrived = std::make_shared<std::map<int, GroupMeta>>(std::move(groups));
+  Resolution resolution = ResolutionOf([this, arrived] { FollowTakenIn(*arrived); });
+  status = OrNoMemory([&] { return PublishArrivals(arrived.get(), add); });
   if (status.ok()) {
-    FollowTakenIn(groups);
+    FollowTakenIn(*arrived);
     return status;
   }
   const Status dropped = database.DropPending();
   if (database.writes_in_doubt() == in_doubt) {
     return dropped.ok() || database.failed() ? status : dropped;
   }
-  return ResolvePublication(status, [this, groups = std::move(groups)] { FollowTakenIn(groups); });
+  return Resolve(status, std::move(resolution));
 }
 
-Status Storage::ResolvePublication(const Status& failed, std::function<void()> follow) {
+Storage::Resolution Storage::ResolutionOf(std::function<void()> follow) const {
   const auto happened = std::make_shared<bool>(false);
-  core_->resolve = [this, follow = std::move(follow), happened] {
-    auto there = core_->database->FailedPublicationIsThere();
-    if (!there.ok()) return there.status();
-    *happened = there.value();
-    if (*happened) follow();
-    return Status();
-  };
-  if (core_->Recover().ok()) return *happened ? Status() : failed;
+  return {[this, follow = std::move(follow), happened] {
+            auto there = core_->database->FailedPublicationIsThere();
+            if (!there.ok()) return there.status();
+            *happened = there.value();
+            if (*happened) follow();
+            return Status();
+          },
+          happened};
+}
+
+Status Storage::Resolve(const Status& failed, Resolution resolution) {
+  core_->resolve = std::move(resolution.look);
+  if (OrNoMemory([&] { return core_->Recover(); }).ok()) {
+    return *resolution.happened ? Status() : failed;
+  }
   return Status(failed.code(), failed.message() +
                                    "; whether the call has happened all the same shows once the "
                                    "disk can be used again: repeat it then");

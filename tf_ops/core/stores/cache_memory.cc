@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <new>
 
 namespace sok {
 
@@ -29,8 +30,7 @@ char* CacheMemory::Allocate(Holder* holder, size_t bytes, bool beyond_budget) {
     }
   }
   if (block == nullptr) {
-    block = bytes == kBlockBytes ? arena_.Allocate(bytes)
-                                 : static_cast<char*>(std::aligned_alloc(64, bytes));
+    block = bytes == kBlockBytes ? NewBlock() : static_cast<char*>(std::aligned_alloc(64, bytes));
   }
   if (block == nullptr) {
     used_ -= bytes;
@@ -38,6 +38,19 @@ char* CacheMemory::Allocate(Holder* holder, size_t bytes, bool beyond_budget) {
   }
   holder->held_ += bytes;
   return block;
+}
+
+char* CacheMemory::NewBlock() {
+  std::lock_guard<std::mutex> guard(mu_);
+  try {
+    // Free must not need memory.
+    if (free_.capacity() <= blocks_) free_.reserve(2 * (blocks_ + 1));
+    char* const block = arena_.Allocate(kBlockBytes);
+    blocks_ += block != nullptr;
+    return block;
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
 }
 
 void CacheMemory::Free(Holder* holder, char* block, size_t bytes) {

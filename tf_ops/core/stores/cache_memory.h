@@ -39,6 +39,7 @@ class CacheMemory {
   // 64-byte aligned. Null if that went over the budget, or if the system has no memory left; with
   // beyond_budget only in the latter case.
   char* Allocate(Holder* holder, size_t bytes, bool beyond_budget);
+  // Needs no memory.
   void Free(Holder* holder, char* block, size_t bytes);
 
   // Has the richest of the holders give a block up, if it has at least `margin` more than `holder`.
@@ -51,9 +52,13 @@ class CacheMemory {
   static constexpr size_t kBlockBytes = size_t{64} << 10;
 
  private:
+  // Of kBlockBytes, from the system.
+  char* NewBlock();
+
   const uint64_t budget_;
   std::atomic<uint64_t> used_{0};
-  std::mutex mu_;            // guards the free blocks
+  std::mutex mu_;            // guards the three below
+  size_t blocks_ = 0;        // of kBlockBytes, free or not
   Arena arena_;              // of blocks of kBlockBytes
   std::vector<char*> free_;  // of kBlockBytes; longer ones go back to the system
   std::mutex holders_mu_;

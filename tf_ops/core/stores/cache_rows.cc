@@ -1,6 +1,7 @@
 #include "core/stores/cache_rows.h"
 
 #include <algorithm>
+#include <new>
 
 namespace sok {
 namespace {
@@ -72,13 +73,17 @@ bool CacheRows::Grow(bool beyond_budget) {
   auto place = std::find(blocks_.begin(), blocks_.end(), nullptr);
   const auto block = static_cast<uint32_t>(place - blocks_.begin());
   if (block >= (kNone >> shift_)) return false;
+  try {
+    if (place == blocks_.end()) place = blocks_.insert(place, nullptr);
+    // Free must not need memory.
+    const size_t rows = capacity() + rows_per_block_;
+    if (free_.capacity() < rows) free_.reserve(rows + rows / 2);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
   char* memory = memory_->Allocate(holder_, block_bytes_, beyond_budget);
   if (memory == nullptr) return false;
-  if (place == blocks_.end()) {
-    blocks_.push_back(memory);
-  } else {
-    *place = memory;
-  }
+  *place = memory;
   ++used_blocks_;
   for (uint32_t i = rows_per_block_; i-- > 0;) Free((block << shift_) | i);
   return true;

@@ -93,7 +93,7 @@ class CacheRows {
   uint32_t EvictableBlock();
   // Gives a block back, none of whose rows is live.
   void Release(uint32_t block);
-  // Gives all of them back, and starts again with another layout.
+  // Gives all of them back, and starts again with another layout. Needs no memory.
   void Reset(std::shared_ptr<const RowLayout> layout);
 
   size_t blocks() const { return used_blocks_; }

@@ -36,6 +36,7 @@ Status StorageCore::CheckOpen() const {
                       "the model anew");
   }
   if (database->usable() && !resolve) return Status();
+  if (Status status = database->CheckNotStuck(); !status.ok()) return status;
   return Status(Code::kInternal, "the storage '" + path +
                                      "' had to be opened again after an error, and that failed; "
                                      "what is in memory is kept, and the next call tries again");
@@ -162,7 +163,7 @@ std::vector<uint32_t> RocksdbStore::FindCached(const Key* keys, size_t n, const 
 }
 
 Status RocksdbStore::ForEachShard(const ShardPartition& partition, const ParallelFor& parallel_for,
-                                  const VisitShard& fn) {
+                                  const VisitShard& fn, bool keep_room) {
   Status failure;
   std::mutex failure_mu;
   parallel_for(shard_count(), kShardCost, [&](int64_t first, int64_t last) {
@@ -173,7 +174,7 @@ Status RocksdbStore::ForEachShard(const ShardPartition& partition, const Paralle
       Status status = fn(shard, partition.begin(s), partition.size(s));
       if (status.ok()) {
         // It only gives memory back. What cannot be written now stays.
-        status = OrNoMemory([&] { return Trim(shard); });
+        if (!keep_room) status = OrNoMemory([&] { return Trim(shard); });
         continue;
       }
       std::lock_guard<std::mutex> guard(failure_mu);

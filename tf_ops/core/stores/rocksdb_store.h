@@ -146,7 +146,7 @@ class RocksdbStore final : public RowStore {
   GroupMeta meta() const;
   int group() const { return group_; }
   // Forgets what is cached, after somebody else has changed the database, which has so many rows
-  // that had not expired at `counted_at`. Nothing may be dirty.
+  // that had not expired at `counted_at`. Nothing may be dirty. Needs no memory.
   void DropCache(uint64_t rows, uint32_t counted_at);
 
  private:
@@ -178,12 +178,14 @@ class RocksdbStore final : public RowStore {
   template <typename Visit>
   Status ForEachRest(const Key* keys, const std::vector<uint32_t>& rest, uint32_t now,
                      const ParallelFor& parallel_for, const Visit& visit);
-  // Calls fn(shard, entries, count) for every shard that a batch has keys in, alone in the shard.
-  // Returns the first error.
+  // Calls fn(shard, entries, count) for every shard that a batch has keys in, alone in the shard,
+  // and trims the shard then, unless it is told to keep room that was made. Returns the first
+  // error.
   using VisitShard = std::function<Status(Shard& shard, const ShardEntry* entries, size_t n)>;
   Status ForEachShard(const ShardPartition& partition, const ParallelFor& parallel_for,
-                      const VisitShard& fn);
-  // The same for changes to rows that are kept in the cache: it says so if memory ends in between.
+                      const VisitShard& fn, bool keep_room = false);
+  // The same for changes to rows that are kept in the cache, where fn fails before it has changed
+  // any row of its shard: it says so if others have changed by then.
   Status ChangeEachShard(const ShardPartition& partition, const ParallelFor& parallel_for,
                          const VisitShard& fn);
   // What a call's record needs, with its memory, so that changes begin only where there is enough.
@@ -248,8 +250,9 @@ class RocksdbStore final : public RowStore {
   // Removes rows that have expired, so that they are met no more; what the disk does not let go now
   // stays, and is expired all the same.
   void Bury(Shard& shard, std::vector<uint32_t> expired);
-  // Empties the cache if the shape is another, and the spill; nothing may be dirty then.
-  void SetLayout(std::shared_ptr<const RowLayout> layout);
+  // Empties the cache if the shape is another, and the spill; nothing may be dirty then. Needs no
+  // memory: `slots` is a copy of the layout's.
+  void SetLayout(std::shared_ptr<const RowLayout> layout, std::vector<Slot> slots);
   // Calls `write` for entries whose rows are in the cache, making those that are kNone, for which
   // there is room. Sets them.
   void WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,

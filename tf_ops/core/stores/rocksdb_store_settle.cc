@@ -137,38 +137,43 @@ Status RocksdbStore::Replace(std::shared_ptr<const RowLayout> layout, const Tabl
   if (Status status = core_->CheckWritable(); !status.ok()) return status;
   // From here on nothing is pending but what this call writes, so that it can be dropped again.
   if (Status status = core_->flush(); !status.ok()) return status;
-  const GroupMeta before = meta();
+  GroupMeta before = meta();
   const std::shared_ptr<const RowLayout> layout_before = this->layout();
   const uint64_t in_doubt = core_->database->writes_in_doubt();
   Status status = OrNoMemory([&] {
     Status made = HideAll();
     DropCache(0, now);
-    SetLayout(layout);
+    SetLayout(layout, layout->slots());
     SetState(state);
     if (made.ok()) made = UpsertAlone(keys, n, now, write, parallel_for);
     return made.ok() && core_->journal != nullptr ? Publish() : made;
   });
   if (status.ok()) return status;
   if (core_->journal != nullptr && core_->database->writes_in_doubt() != in_doubt) {
-    const Status recovered = core_->Recover();
-    auto published =
-        recovered.ok() ? core_->database->FailedPublicationIsThere() : Result<bool>(recovered);
-    if (!published.ok()) {
+    bool there = false;
+    const Status told = OrNoMemory([&] {
+      if (Status recovered = core_->Recover(); !recovered.ok()) return recovered;
+      auto published = core_->database->FailedPublicationIsThere();
+      if (published.ok()) there = published.value();
+      return published.status();
+    });
+    if (!told.ok()) {
       // Nobody can tell, so the new rows stay, and the next publication has them for certain.
       core_->journal->Break();
       return NotOnDisk(status);
     }
-    if (published.value()) {
+    if (there) {
       MarkClean();
       // What cannot be dropped now goes when the database is opened again.
       return core_->database->DropPending().ok() || core_->database->failed() ? Status() : status;
     }
   }
-  // All rows are where they were, in the database.
+  // All rows are where they were, in the database. From here on nothing needs memory.
   const Status dropped = core_->database->DropPending();
-  SetLayout(layout_before);
+  std::vector<Slot> none;  // the state has them
+  SetLayout(layout_before, std::move(none));
   layout_number_ = before.layout;
-  SetState(before.state);
+  SetState(std::move(before.state));
   DropCache(before.rows, before.counted_at);
   return dropped.ok() || core_->database->failed() ? status : dropped;
 }

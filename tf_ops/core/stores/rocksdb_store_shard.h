@@ -11,9 +11,9 @@ namespace sok {
 
 struct alignas(64) RocksdbStore::Shard final : CacheMemory::Holder {
   Shard(RocksdbStore* owner, std::shared_ptr<const RowLayout> layout)
-      : store(owner), rows(layout, &owner->core_->memory, this) {
-    NewSpill(*layout);
-  }
+      : store(owner),
+        rows(layout, &owner->core_->memory, this),
+        spill(std::make_unique<Spill>(owner->core_->spill.get(), SpillFloats(*layout))) {}
 
   bool GiveUpBlock() override;
 
@@ -38,16 +38,14 @@ struct alignas(64) RocksdbStore::Shard final : CacheMemory::Holder {
     made_meanwhile.insert(made_meanwhile.end(), made.begin(), made.end());
   }
 
-  // Takes all of them out.
+  // Takes all of them out. Needs no memory: where it ended, some shards would be reset only.
   void Reset(std::shared_ptr<const RowLayout> layout) {
     index = HashIndex();
-    NewSpill(*layout);
+    spill->Reset(SpillFloats(*layout));
     rows.Reset(std::move(layout));
   }
 
-  void NewSpill(const RowLayout& layout) {
-    spill = std::make_unique<Spill>(store->core_->spill.get(), layout.dim() + layout.slot_floats());
-  }
+  static size_t SpillFloats(const RowLayout& layout) { return layout.dim() + layout.slot_floats(); }
 
   RocksdbStore* const store;
   mutable SharedMutex mu;

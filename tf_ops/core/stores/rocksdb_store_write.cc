@@ -148,18 +148,25 @@ std::vector<RowBatch> RocksdbStore::RecordOf(const ShardPartition& partition) co
 
 Status RocksdbStore::ChangeEachShard(const ShardPartition& partition,
                                      const ParallelFor& parallel_for, const VisitShard& fn) {
+  std::atomic<bool> changed{false};
+  const auto change = [&](Shard& shard, const ShardEntry* entries, size_t n) {
+    Status status = fn(shard, entries, n);
+    if (status.ok()) changed = true;
+    return status;
+  };
   try {
-    return ForEachShard(partition, parallel_for, fn);
+    Status status = ForEachShard(partition, parallel_for, change);
+    if (status.ok() || !changed) return status;
   } catch (const std::bad_alloc&) {
-    // No record can say what has changed.
-    if (core_->journal != nullptr) core_->journal->Break();
-    ReleaseAll(partition, parallel_for);
-    return Status(Code::kResourceExhausted,
-                  "memory ended in the midst of a call on group " + std::to_string(group_) +
-                      " of '" + core_->path +
-                      "': some of its rows are changed and others are not; to have none of it, end "
-                      "the process without a flush and open what was flushed last");
   }
+  // No record can say what has changed.
+  if (core_->journal != nullptr) core_->journal->Break();
+  ReleaseAll(partition, parallel_for);
+  return Status(Code::kResourceExhausted,
+                "memory ended in the midst of a call on group " + std::to_string(group_) + " of '" +
+                    core_->path +
+                    "': some of its rows are changed and others are not; to have none of it, end "
+                    "the process without a flush and open what was flushed last");
 }
 
 void RocksdbStore::ReleaseAll(const ShardPartition& partition, const ParallelFor& parallel_for) {
@@ -192,8 +199,10 @@ Status RocksdbStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t 
     return made.ok() ? shard.index.Reserve(static_cast<uint32_t>(absent)) : made;
   };
   status = OrNoMemory([&] {
-    return ForEachShard(partition, parallel_for,
-                        [&](Shard& shard, const ShardEntry*, size_t) { return make_room(shard); });
+    return ForEachShard(
+        partition, parallel_for,
+        [&](Shard& shard, const ShardEntry*, size_t) { return make_room(shard); },
+        /*keep_room=*/true);
   });
   if (!status.ok()) {
     ReleaseAll(partition, parallel_for);
@@ -400,8 +409,9 @@ Result<bool> RocksdbStore::Relay(std::shared_ptr<const RowLayout> layout,
   }
   std::lock_guard<SharedMutex> gate(core_->gate);
   if (Status status = core_->CheckWritable(); !status.ok()) return status;
+  std::vector<Slot> slots = layout->slots();
   if (layout->SameShape(*this->layout())) {
-    SetLayout(std::move(layout));
+    SetLayout(std::move(layout), std::move(slots));
     return false;
   }
   // Rows of the old layout go to the database, where the layout's number tells them apart.
@@ -418,11 +428,11 @@ Result<bool> RocksdbStore::Relay(std::shared_ptr<const RowLayout> layout,
       return status;
     }
   }
-  SetLayout(std::move(layout));
+  SetLayout(std::move(layout), std::move(slots));
   return true;
 }
 
-void RocksdbStore::SetLayout(std::shared_ptr<const RowLayout> layout) {
+void RocksdbStore::SetLayout(std::shared_ptr<const RowLayout> layout, std::vector<Slot> slots) {
   const bool reshape = !layout->SameShape(*this->layout());
   for (const auto& shard : shards_) {
     std::lock_guard<SharedMutex> lock(shard->mu);
@@ -438,7 +448,7 @@ void RocksdbStore::SetLayout(std::shared_ptr<const RowLayout> layout) {
     state_.rule.clear();  // until the first commit in the new layout
     state_.steps = 0;
   }
-  state_.slots = layout->slots();
+  state_.slots = std::move(slots);
   layout_ = std::move(layout);
 }
 

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -86,6 +87,11 @@ RowDatabase::~RowDatabase() {
 }
 
 bool RowDatabase::usable() const { return handles_ != nullptr && !handles_->stuck; }
+
+Status RowDatabase::CheckNotStuck() const {
+  if (handles_ == nullptr || !handles_->stuck) return Status();
+  return FromRocksdb(Handles::Stuck(), "go on with the storage '" + path_ + "'");
+}
 
 Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(const Options& options,
                                                                        bool create) {
@@ -164,11 +170,12 @@ Result<std::unique_ptr<RowDatabase>> RowDatabase::Open(const Options& options) {
   Handles& h = *database->handles_;
   if (h.meta == nullptr) {
     // A process that died while it made the storage leaves it without rows.
-    std::unique_ptr<rocksdb::Iterator> rows(h.db->NewIterator({}, h.published));
+    Handles::Iterator rows = h.Iterate({}, h.published);
     rows->SeekToFirst();
     if (rows->Valid()) return Foreign(path);
     rows.reset();
-    const auto made = h.db->CreateColumnFamily(MetaOptions(), kMetaName, &h.meta);
+    const auto made = h.Call(
+        [&](rocksdb::DB* db) { return db->CreateColumnFamily(MetaOptions(), kMetaName, &h.meta); });
     if (!made.ok()) return FromRocksdb(made, "make the storage '" + path + "'");
   }
   RemoveFiles(path, kPublishPrefix);
@@ -189,9 +196,7 @@ Status RowDatabase::CheckFolder() const {
 
 Status RowDatabase::Recover() {
   if (!failed()) return Status();
-  if (handles_ != nullptr && handles_->stuck) {
-    return FromRocksdb(Handles::Stuck(), "go on with the storage '" + path_ + "'");
-  }
+  if (Status status = CheckNotStuck(); !status.ok()) return status;
   if (Status status = CheckFolder(); !status.ok()) return status;
   // RocksDB 7.8 goes wrong when it ingests files after such an error, so it is opened anew. What is
   // pending has no log, and is saved as files before.
@@ -208,6 +213,7 @@ Status RowDatabase::Recover() {
   }
   if (handles_ != nullptr) handles_->db->DisableManualCompaction();
   std::lock_guard<std::mutex> none_compacting(compacting_);
+  if (Status status = CheckNotStuck(); !status.ok()) return status;  // by what was compacting
   handles_.reset();
   auto handles = OpenHandles(options_, /*create=*/false);
   if (!handles.ok()) {
@@ -221,29 +227,44 @@ Status RowDatabase::Recover() {
 }
 
 Status RowDatabase::StartPendingAnew() {
-  Handles& h = *handles_;
-  const std::string what = "make room for pending rows in '" + path_ + "'";
+  // Nobody sees what was pending any more, however this ends. Where it fails, pending_unusable has
+  // the next Recover see to the rest.
   pending_rows_ = 0;
-  h.pending_unusable = true;
+  handles_->pending_unusable = true;
+  try {
+    return MakePendingAnew();
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kResourceExhausted, "out of memory");  // a text that needs none
+  }
+}
+
+Status RowDatabase::MakePendingAnew() {
+  Handles& h = *handles_;
+  const auto failed = [this](const rocksdb::Status& status) {
+    return FromRocksdb(status, "make room for pending rows in '" + path_ + "'");
+  };
   if (h.pending != nullptr) {
     const auto dropped = h.Call([&](rocksdb::DB* db) { return db->DropColumnFamily(h.pending); });
-    if (h.stuck) return FromRocksdb(dropped, what);
-    h.db->DestroyColumnFamilyHandle(h.pending);
-    h.pending = nullptr;
-    if (!dropped.ok()) return FromRocksdb(dropped, what);
+    if (h.stuck) return failed(dropped);
+    h.db->DestroyColumnFamilyHandle(std::exchange(h.pending, nullptr));
+    if (!dropped.ok()) return failed(dropped);
   }
   const auto made = h.Call([&](rocksdb::DB* db) {
     return db->CreateColumnFamily(h.row_options, kPendingName, &h.pending);
   });
-  h.pending_unusable = !made.ok();
-  if (made.IsInvalidArgument()) {  // that of before: an error has kept it from being dropped
-    return Status(Code::kInternal, "could not " + what + ": " + made.ToString() +
-                                       "; the next call opens the storage again");
+  if (made.ok()) {
+    h.pending_unusable = false;
+    return Status();
   }
-  return FromRocksdb(made, what);
+  if (made.IsInvalidArgument()) {  // that of before: an error has kept it from being dropped
+    return Status(Code::kInternal, "could not make room for pending rows in '" + path_ + "': " +
+                                       made.ToString() + "; the next call opens the storage again");
+  }
+  return failed(made);
 }
 
 Status RowDatabase::Read(const RowKey* keys, size_t n, const Found& found) const {
+  if (Status status = CheckNotStuck(); !status.ok()) return status;
   if (journal_ == nullptr && !has_pending()) return ReadPublished(keys, n, found);
   const Handles& h = *handles_;
   std::vector<size_t> rest;  // what is not newer than published
@@ -281,6 +302,7 @@ Status RowDatabase::Read(const RowKey* keys, size_t n, const Found& found) const
 }
 
 Status RowDatabase::ReadPublished(const RowKey* keys, size_t n, const Found& found) const {
+  if (Status status = CheckNotStuck(); !status.ok()) return status;
   const Handles& h = *handles_;
   std::vector<rocksdb::Slice> wanted(n);
   for (size_t i = 0; i < n; ++i) wanted[i] = rocksdb::Slice(keys[i].bytes, RowKey::kBytes);
@@ -362,7 +384,8 @@ class RowDatabase::NewerRows {
 std::unique_ptr<RowDatabase::NewerRows> RowDatabase::IterateNewer() const {
   class Pending final : public NewerRows {
    public:
-    Pending(rocksdb::Iterator* rows, const std::string& path) : rows_(rows), path_(path) {}
+    Pending(Handles::Iterator rows, const std::string& path)
+        : rows_(std::move(rows)), path_(path) {}
     void Seek(std::string_view key) override { rows_->Seek(SliceOf(key)); }
     bool Valid() const override { return rows_->Valid(); }
     void Next() override { rows_->Next(); }
@@ -373,7 +396,7 @@ std::unique_ptr<RowDatabase::NewerRows> RowDatabase::IterateNewer() const {
     }
 
    private:
-    const std::unique_ptr<rocksdb::Iterator> rows_;
+    const Handles::Iterator rows_;
     const std::string& path_;
   };
   class OfJournal final : public NewerRows {
@@ -407,13 +430,14 @@ std::unique_ptr<RowDatabase::NewerRows> RowDatabase::IterateNewer() const {
   };
   if (journal_ != nullptr) return std::make_unique<OfJournal>(*journal_);
   if (!has_pending()) return nullptr;
-  return std::make_unique<Pending>(handles_->db->NewIterator(WholeRead(), handles_->pending),
-                                   path_);
+  return std::make_unique<Pending>(handles_->Iterate(WholeRead(), handles_->pending), path_);
 }
 
 Status RowDatabase::ForEach(int group, const Visit& fn) const {
+  if (Status status = CheckNotStuck(); !status.ok()) return status;
   const Handles& h = *handles_;
-  const std::unique_ptr<rocksdb::Iterator> published(h.db->NewIterator(WholeRead(), h.published));
+  // What fn does may have the database stuck.
+  const Handles::Iterator published = h.Iterate(WholeRead(), h.published);
   const std::unique_ptr<NewerRows> newer = IterateNewer();
   const std::string first = group < 0 ? "" : std::string(1, static_cast<char>(group));
   published->Seek(first);
@@ -432,6 +456,7 @@ Status RowDatabase::ForEach(int group, const Visit& fn) const {
     const std::string_view value = order < 0 ? ViewOf(published->value()) : newer->value();
     if (key.size() == RowKey::kBytes && !value.empty()) {
       Status status = fn(RowKey::Group(key), RowKey::KeyOf(key), value);
+      if (status.ok()) status = CheckNotStuck();
       if (!status.ok()) return status;
     }
     if (order <= 0) published->Next();
@@ -449,8 +474,9 @@ void RowDatabase::ShowJournal(std::unique_ptr<JournalReader> journal, Meta meta)
 }
 
 Result<std::map<std::string, std::string>> RowDatabase::ReadMeta(const std::string& prefix) const {
+  if (Status status = CheckNotStuck(); !status.ok()) return status;
   std::map<std::string, std::string> found;
-  std::unique_ptr<rocksdb::Iterator> names(handles_->db->NewIterator({}, handles_->meta));
+  const Handles::Iterator names = handles_->Iterate({}, handles_->meta);
   for (names->Seek(prefix); names->Valid() && names->key().starts_with(prefix); names->Next()) {
     found[names->key().ToString()] = names->value().ToString();
   }
@@ -499,6 +525,7 @@ Status RowDatabase::Sync() {
 
 RowDatabase::DiskUse RowDatabase::disk_use() const {
   DiskUse use;
+  if (handles_->stuck) return use;
   const auto number = [&](const std::string& name) {
     uint64_t value = 0;
     handles_->db->GetIntProperty(handles_->published, name, &value);

@@ -81,6 +81,9 @@ class RowDatabase {
   // database may be unusable.
   Status Recover();
   bool usable() const;
+  // Says so where memory ended within RocksDB: until the process ends nothing makes the database
+  // usable again.
+  Status CheckNotStuck() const;
   // Whether it should be recovered.
   bool failed() const;
   // kNotFound if the folder that was opened is not at its path any more.
@@ -117,7 +120,9 @@ class RowDatabase {
   RowDatabase(const Options& options, std::unique_ptr<Handles> handles);
   // Opens all that is there.
   static Result<std::unique_ptr<Handles>> OpenHandles(const Options& options, bool create);
+  // Throws nothing, even where memory ends.
   Status StartPendingAnew();
+  Status MakePendingAnew();
   class NewerRows;
   // Rows that hide the published ones; null: there are none.
   std::unique_ptr<NewerRows> IterateNewer() const;

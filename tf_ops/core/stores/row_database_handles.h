@@ -74,11 +74,28 @@ struct RowDatabase::Handles {
       return fn(db.get());
     } catch (const std::bad_alloc&) {
       stuck = true;
+    }
+    try {
       return Stuck();
+    } catch (const std::bad_alloc&) {
+      return rocksdb::Status::Aborted(rocksdb::Status::kMemoryLimit);  // which needs none
     }
   }
   rocksdb::Status Write(const rocksdb::WriteOptions& options, rocksdb::WriteBatch* batch) {
     return Call([&](rocksdb::DB* open) { return open->Write(options, batch); });
+  }
+
+  // An iterator that is left alone as well once the database is stuck: to free it may wait, too.
+  struct FreeUnlessStuck {
+    void operator()(rocksdb::Iterator* iterator) const {
+      if (!handles->stuck) delete iterator;
+    }
+    const Handles* handles = nullptr;
+  };
+  using Iterator = std::unique_ptr<rocksdb::Iterator, FreeUnlessStuck>;
+  // Expects that the database is not stuck.
+  Iterator Iterate(const rocksdb::ReadOptions& options, rocksdb::ColumnFamilyHandle* family) const {
+    return Iterator(db->NewIterator(options, family), {this});
   }
 
   ~Handles() {

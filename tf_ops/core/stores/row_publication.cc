@@ -22,7 +22,7 @@ rocksdb::Slice SliceOf(std::string_view view) { return {view.data(), view.size()
 }  // namespace
 
 struct RowDatabase::Publication::Writing {
-  std::unique_ptr<rocksdb::Iterator> pending;  // null: nothing is
+  Handles::Iterator pending;  // null: nothing is
   std::unique_ptr<rocksdb::SstFileWriter> writer;
   std::vector<std::string> files;
   std::string value;  // scratch
@@ -48,7 +48,7 @@ RowDatabase::Publication::Publication(RowDatabase* database)
   reading.fill_cache = false;
   reading.readahead_size = size_t{2} << 20;
   Handles& h = *database_.handles_;
-  writing_->pending.reset(h.db->NewIterator(reading, h.pending));
+  writing_->pending = h.Iterate(reading, h.pending);
   writing_->pending->SeekToFirst();
 }
 
@@ -154,8 +154,9 @@ Status RowDatabase::Publication::Finish(Meta meta) {
     error_ = FromRocksdb(status, "publish rows of '" + database_.path_ + "'");
     return error_;
   }
-  // It is published now. Should what was pending refuse to go, the next Recover sees to it.
-  if (database_.has_pending() && !database_.StartPendingAnew().ok()) h.pending_unusable = true;
+  // It is published now: nothing may fail any more. Should what was pending refuse to go, the next
+  // Recover sees to it.
+  if (database_.has_pending()) static_cast<void>(database_.StartPendingAnew());
   return error_;
 }
 

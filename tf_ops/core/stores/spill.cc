@@ -5,19 +5,18 @@
 namespace sok {
 namespace {
 
-// A segment holds this many rows at least, or rows of that size are not spilled.
-constexpr size_t kFewestRows = 16;
 // Rows between a prefetch and its use.
 constexpr size_t kAhead = 12;
 
 }  // namespace
 
-Spill::Spill(SpillFile* file, size_t floats)
-    : file_(sizeof(Head) + floats * sizeof(float) <= SpillFile::kSegmentBytes / kFewestRows
-                ? file
-                : nullptr),
-      floats_(floats),
-      record_bytes_(sizeof(Head) + floats * sizeof(float)) {
+Spill::Spill(SpillFile* file, size_t floats) : file_(file) { Reset(floats); }
+
+void Spill::Reset(size_t floats) {
+  Clear();
+  floats_ = floats;
+  record_bytes_ = sizeof(Head) + floats * sizeof(float);
+  shift_ = 0;
   rows_per_segment_ = static_cast<uint32_t>(SpillFile::kSegmentBytes / record_bytes_);
   while ((uint32_t{1} << shift_) < rows_per_segment_) ++shift_;
 }

@@ -32,7 +32,7 @@ class Spill {
   Spill(const Spill&) = delete;
 
   // Whether rows of this size can be spilled at all.
-  bool enabled() const { return file_ != nullptr; }
+  bool enabled() const { return file_ != nullptr && rows_per_segment_ >= kFewestRows; }
   size_t floats() const { return floats_; }
 
   // The place of a row, or kNone.
@@ -57,9 +57,11 @@ class Spill {
   Status Append(const std::vector<Row>& rows);
   bool Reserve(size_t rows) { return file_->Reserve(rows); }
 
-  // Forgets a row, if it is there.
+  // Forgets a row, if it is there. Needs no memory, nor do the two below.
   void Remove(Key key);
   void Clear();
+  // Clears it, for rows of another size from then on.
+  void Reset(size_t floats);
 
   // Calls fn(key, place) for every row, in no order.
   template <typename Fn>
@@ -152,9 +154,12 @@ class Spill {
   void Free(uint32_t s);
   void FreeIfEmpty(uint32_t s);
 
+  // A segment holds this many rows at least, or rows of that size are not spilled.
+  static constexpr uint32_t kFewestRows = 16;
+
   SpillFile* const file_;
-  const size_t floats_;
-  const size_t record_bytes_;
+  size_t floats_ = 0;
+  size_t record_bytes_ = 0;
   uint32_t rows_per_segment_ = 0;
   int shift_ = 0;  // a place: its segment here, then its row in there
   HashIndex index_;

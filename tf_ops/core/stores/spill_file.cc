@@ -41,7 +41,11 @@ uint64_t SpillFile::bytes() const {
 
 uint32_t SpillFile::AllocateSegment() {
   std::lock_guard<std::mutex> guard(mu_);
-  if (free_.empty()) return segments_++;
+  if (free_.empty()) {
+    // FreeSegment must not need memory.
+    if (free_.capacity() <= segments_) free_.reserve(2 * (size_t{segments_} + 1));
+    return segments_++;
+  }
   const uint32_t segment = free_.back();
   free_.pop_back();
   return segment;

@@ -31,6 +31,7 @@ class SpillFile {
   uint64_t bytes() const;  // of the file
 
   uint32_t AllocateSegment();
+  // Needs no memory.
   void FreeSegment(uint32_t segment);
 
   // Errors: kResourceExhausted if the disk is full.
