@@ -185,15 +185,17 @@ def embedding(column: Any, weight_collections: Any, trainable: Any) -> GraphEmbe
     adaptive = own_rows_column_in(column)
     if adaptive is not None:
         found.table = GraphTable(adaptive, column.dimension, static, static.op.name)
-        found.anchor = tf.compat.v1.get_variable(
-            "anchor",
-            shape=(),
-            initializer=tf.compat.v1.zeros_initializer(),
-            trainable=_trains(column, trainable) if found.trains_rows_only else static.trainable,
-            collections=_collections(weight_collections),
-            use_resource=True,
-            constraint=Commit(found.table, None, static=static),
-        )
+        trains = _trains(column, trainable) if found.trains_rows_only else static.trainable
+        with _no_partitioner():
+            found.anchor = tf.compat.v1.get_variable(
+                "anchor",
+                shape=(tf_ops.ANCHOR_SIZE,),
+                initializer=tf.compat.v1.zeros_initializer(),
+                trainable=trains,
+                collections=_collections(weight_collections),
+                use_resource=True,
+                constraint=Commit(found.table, None, static=static),
+            )
         found.rows = RowsSaveable(found.table)
         tf.compat.v1.add_to_collection(_Keys.SAVEABLE_OBJECTS, found.rows)
     return found

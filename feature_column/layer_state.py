@@ -58,7 +58,7 @@ class LayerEmbedding:
         self._anchor = add_weight(
             layer,
             f"{name}_anchor",
-            shape=(),
+            shape=(tf_ops.ANCHOR_SIZE,),
             dtype="float32",
             initializer="zeros",
             constraint=Commit(self.table, None, static=self._weight),

@@ -1,9 +1,10 @@
 """The commit: what an optimizer's step does to a table.
 
-A table is trained through its anchor, a scalar variable that stays 0. Optimizers of Keras and of
+A table is trained through its anchor, a variable that stays 0. Optimizers of Keras and of
 `tf.compat.v1.train` call the constraint of a variable right after they have updated it, once a
-step; the anchor's constraint is a `Commit`, which applies the gradients that the step's backward
-pass deposited in the table.
+step. The anchor's constraint is a `Commit`. What the optimizer was given as the anchor's gradient
+names gradients that the backward pass deposited in the table; the commit applies these, each by the
+factor that the anchor's gradient was changed by on its way.
 """
 
 from __future__ import annotations
@@ -49,25 +50,60 @@ def applying_optimizer() -> Any:
     return v1_optimizers.applying_optimizer()
 
 
+def _arrived_gradient(anchor: Any) -> tf.Tensor | None:
+    """What the running `apply` of a Keras optimizer was given as the gradient of an anchor.
+
+    Keras hands it to nobody else, so it is taken from the frame of `apply`, where it has been
+    divided by the loss scale already.
+
+    Returns:
+        Of this replica, `[ANCHOR_SIZE]`. `None` of an anchor that is a scalar: it names nothing.
+
+    Raises:
+        RuntimeError: If there is no such frame.
+    """
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "apply" and "trainable_variables" in frame.f_locals:
+            variables, gradients = (
+                frame.f_locals[name] for name in ("trainable_variables", "grads")
+            )
+            for variable, gradient in zip(variables or [], gradients, strict=False):
+                if _native(variable) is _native(anchor):
+                    return gradient if gradient.shape.rank == 1 else None
+        frame = frame.f_back
+    raise RuntimeError(
+        "Expected Keras to call the constraint of a variable from `Optimizer.apply`, with its "
+        f"gradient at hand. Received: another caller, with Keras {keras.__version__}. Use a "
+        "version of Keras that this release of sok_embed was tested with."
+    )
+
+
+def _sum_over_replicas(gradient: tf.Tensor) -> tuple[tf.Tensor, bool]:
+    """The sum, and whether this replica commits it, for all of them."""
+    replica = tf.distribute.get_replica_context()
+    if replica is None or replica.num_replicas_in_sync == 1:
+        return gradient, True
+    total = replica.all_reduce(tf.distribute.ReduceOp.SUM, gradient)
+    return total, tf.get_static_value(replica.replica_id_in_sync_group) == 0
+
+
 @dataclass(frozen=True)
 class _Pace:
-    """When the applying optimizer takes a step, and what it divides gradients by."""
+    """When the applying optimizer takes a step, and how many calls it takes the mean of."""
 
     apply: tf.Tensor | bool
-    divisor: float
+    calls: int
 
 
 def _pace(optimizer: Any) -> _Pace:
-    if not _is_keras(optimizer):
-        return _Pace(True, 1.0)
-    divisor = float(optimizer.loss_scale_factor or 1.0)
-    steps = optimizer.gradient_accumulation_steps
-    if not steps:
-        return _Pace(True, divisor)
-    # Keras applies what it has accumulated in the last of `steps` calls, and counts the calls in
+    calls = optimizer.gradient_accumulation_steps if _is_keras(optimizer) else None
+    if not calls:
+        return _Pace(True, 1)
+    # Keras applies what it has accumulated in the last of so many calls, and counts the calls in
     # `_iterations`, after the constraints.
-    calls = tf.convert_to_tensor(optimizer._iterations)
-    return _Pace(tf.equal((calls + 1) % steps, 0), divisor * steps)
+    number = tf.convert_to_tensor(optimizer._iterations)
+    return _Pace(tf.equal((number + 1) % calls, 0), calls)
 
 
 class Commit(keras.constraints.Constraint):
@@ -93,7 +129,7 @@ class Commit(keras.constraints.Constraint):
         self._warned = False
 
     def __call__(self, anchor: Any) -> tf.Tensor:
-        """Applies the deposited gradients and returns the value of the anchor."""
+        """Applies what the optimizer was given, and returns the value of the anchor."""
         _refuse_loss_scaling(self._table.name)
         applying = applying_optimizer()
         optimizer = self._optimizer or applying
@@ -113,6 +149,12 @@ class Commit(keras.constraints.Constraint):
         if _is_keras(optimizer) and follows and not optimizer._use_weight_decay(_native(anchor)):
             hyper["weight_decay"] = 0.0
         pace = _pace(applying)
+        given = _arrived_gradient if _is_keras(applying) else v1_optimizers.arrived_gradient
+        redeemed = given(anchor)
+        if redeemed is not None:
+            redeemed, commits = _sum_over_replicas(redeemed)
+            if not commits:
+                return tf.zeros_like(tf.convert_to_tensor(anchor))
         anchor = tf.cast(tf.convert_to_tensor(anchor), tf.float32)
         numbers = {name: value for name, value in hyper.items() if isinstance(value, float)}
         tensors = {
@@ -129,9 +171,10 @@ class Commit(keras.constraints.Constraint):
             ),
             # The table counts the steps of an optimizer that only it uses.
             step=_step(optimizer) if follows else 0,
-            scale=1.0 / (pace.divisor * communicators.size()),
+            scale=1.0 / (pace.calls * communicators.size()),
             apply=pace.apply,
             optimizer=_number(applying),
+            redeemed=redeemed,
             **(self._slot_sources(optimizer) if follows else {}),
         )
 

@@ -309,8 +309,8 @@ class Table(tf.saved_model.experimental.TrackableResource):
     def drop_gradients(self) -> int:
         """Forgets gradients that were taken and not applied.
 
-        In an eager loop, `GradientTape.gradient` hands gradients to the table even if the anchor of
-        the layer is not among its sources. Call this if no optimizer step follows.
+        They would wait for 16 more steps. In an eager loop, `GradientTape.gradient` hands gradients
+        to the table even if the anchor of the layer is not among its sources.
 
         Returns:
             How many gradients there were.
@@ -318,10 +318,10 @@ class Table(tf.saved_model.experimental.TrackableResource):
         return int(tf_ops.drop_deposits(self.resource_handle))
 
     def commit(self, anchor: tf.Tensor, **arguments: Any) -> tf.Tensor:
-        """Applies the gradients that wait in the table: `tf_ops.commit` with its handle.
+        """Applies gradients that an optimizer was given: `tf_ops.commit` with its handle.
 
         Args:
-            anchor: A float32 scalar that was computed after the gradients were deposited.
+            anchor: A float32 that was computed after the gradients were deposited.
             **arguments: The others of `tf_ops.commit`.
 
         Returns:

@@ -44,6 +44,26 @@ def averages_gradients() -> bool:
     return any(type(optimizer).__module__.startswith("horovod") for optimizer in _applying())
 
 
+def arrived_gradient(variable: Any) -> tf.Tensor | None:
+    """What the running update of a variable was given as its gradient.
+
+    Returns:
+        `None` where it names no deposits: that of a scalar; an average over workers, which may have
+        been compressed; a sum over replicas, which each of them is given.
+    """
+    if averages_gradients() or tf.distribute.has_strategy():
+        return None
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "update_op":
+            processor = frame.f_locals.get("self")
+            if getattr(processor, "_v", None) is variable:
+                gradient = frame.f_locals["g"]
+                return gradient if gradient.shape.rank == 1 else None
+        frame = frame.f_back
+    return None
+
+
 def _applying() -> Iterator[Any]:
     """Those whose `apply_gradients` is on the stack, from the inside. They leave no other trace."""
     frame: Any = sys._getframe()

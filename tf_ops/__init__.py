@@ -23,6 +23,7 @@ from sok_embed.tf_ops.adaptive_tables import (
 from sok_embed.tf_ops.exchange import expand, expand_gradient, unique_and_partition
 from sok_embed.tf_ops.hashed_bags import HashSpec, hash_slots, hashed_bag, row_splits
 from sok_embed.tf_ops.tables import (
+    ANCHOR_SIZE,
     Export,
     Lookup,
     Metadata,
@@ -43,6 +44,7 @@ from sok_embed.tf_ops.tables import (
 )
 
 __all__ = [
+    "ANCHOR_SIZE",
     "AdaptiveExport",
     "Export",
     "HashSpec",

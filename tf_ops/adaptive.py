@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed.tf_ops.native import number_in_graph, ops
-from sok_embed.tf_ops.tables import deposit
+from sok_embed.tf_ops.tables import deposit, has_marks
 
 _NO_BUCKETS = np.zeros([0], np.int64)
 
@@ -59,8 +59,7 @@ def adaptive_mask_gather(
         mask: int32: 1 reads the key's own row, 0 its static row.
         dim: The length of a row.
         make_rows: Whether a key of mask 1 without a row gets one.
-        anchor: float32 scalar, the variable that stands for the table. `None`: own rows have no
-            gradient.
+        anchor: As in `lookup`. `None`: own rows have no gradient.
         dtype: Of the result, `tf.float32` or `tf.bfloat16`.
         copy_slots: Whether new rows copy the optimizer's slots of their static rows, where a commit
             has said where these are; else slots start at their initial values.
@@ -118,7 +117,9 @@ def _adaptive_mask_gather_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> lis
         own=own, buckets=buckets, gradients=upstream, dim=dim
     )
     slices = tf.IndexedSlices(values, indices, dense_shape=_shape_of(static, dim))
-    owned = deposit(receipt, upstream) if op.get_attr("own_gradient") else None
+    owned = None
+    if op.get_attr("own_gradient"):
+        owned = deposit(receipt, upstream, has_marks(op.inputs[5]))
     return [None, slices, None, None, None, owned]
 
 

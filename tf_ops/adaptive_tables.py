@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from sok_embed.tf_ops.exchange import Partition, unique_and_partition
 from sok_embed.tf_ops.native import number_in_graph, ops
-from sok_embed.tf_ops.tables import check_integers, deposit
+from sok_embed.tf_ops.tables import check_integers, deposit, has_marks
 
 _NO_COUNTS = np.zeros([0], np.int64)
+_NOTHING = np.zeros([0], np.float32)
 _NO_MASK = np.zeros([0], np.int32)
 
 
@@ -89,7 +90,7 @@ def adaptive_lookup(
         mask: int32, the shape of `keys`: 1 reads the own row, which is made if there is none, 0 the
             static row, -1 the own row if there is one. `None`: -1.
         dtype: `tf.float32` or `tf.bfloat16`.
-        anchor: float32 scalar, the variable that stands for the table. `None`: no gradient.
+        anchor: As in `lookup`. `None`: no gradient.
 
     Returns:
         `keys.shape + [dim]`.
@@ -116,7 +117,7 @@ def adaptive_lookup(
 
 @tf.RegisterGradient("SokEmbed>AdaptiveLookup")
 def _adaptive_lookup_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[Any]:
-    return [None, None, None, None, deposit(op.outputs[1], upstream)]
+    return [None, None, None, None, deposit(op.outputs[1], upstream, has_marks(op.inputs[4]))]
 
 
 def adaptive_commit(
@@ -129,6 +130,7 @@ def adaptive_commit(
     scale: tf.Tensor | float = 1.0,
     apply: tf.Tensor | bool = True,
     optimizer: int = 0,
+    redeemed: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """As `commit`, of own and static rows; then counts halve and old rows go, if it is time."""
     return ops.sok_embed_adaptive_commit(
@@ -141,6 +143,8 @@ def adaptive_commit(
         rule=rule,
         hyper_names=list(hyper_names),
         optimizer=optimizer,
+        redeems=redeemed is not None,
+        redeemed=_NOTHING if redeemed is None else redeemed,
     )
 
 

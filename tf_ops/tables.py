@@ -14,6 +14,11 @@ import tensorflow as tf
 
 from sok_embed.tf_ops.native import number_in_graph, ops
 
+# The length of an anchor whose gradient names deposits, as tickets.h of the core has it.
+ANCHOR_SIZE = 64
+
+_NOTHING = np.zeros([0], np.float32)
+
 
 def table_handle(shared_name: str, dim: int, **attributes: Any) -> tf.Tensor:
     """The table of a name, made at the first call. For TF1 graphs, where handles are not captured.
@@ -70,8 +75,8 @@ def lookup(
         make_rows: Whether a key without a row gets one. Either way its embedding is the one that
             training would start from.
         dtype: `tf.float32` or `tf.bfloat16`.
-        anchor: float32 scalar, the variable that stands for the table. `None`: there is no
-            gradient.
+        anchor: float32, the variable that stands for the table: a vector of `ANCHOR_SIZE`, whose
+            gradient names the deposits, or a scalar. `None`: there is no gradient.
 
     Raises:
         tf.errors.ResourceExhaustedError: If the table is full. It is left as it was.
@@ -92,22 +97,31 @@ def lookup(
 
 @tf.RegisterGradient("SokEmbed>Lookup")
 def _lookup_gradient(op: Any, upstream: tf.Tensor, _: Any) -> tuple[None, None, tf.Tensor]:
-    return None, None, deposit(op.outputs[1], upstream)
+    return None, None, deposit(op.outputs[1], upstream, marks=has_marks(op.inputs[2]))
 
 
-def deposit(receipt: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
-    """Hands gradients to the table, which keeps them until its next commit.
+def has_marks(anchor: tf.Tensor) -> bool:
+    """Whether the gradient of an anchor names the deposits, which that of a scalar does not."""
+    return anchor.shape.rank == 1
+
+
+def deposit(receipt: tf.Tensor, gradients: tf.Tensor, marks: bool = False) -> tf.Tensor:
+    """Hands gradients to the table, which keeps them until a commit redeems them.
 
     Inside of a `tf.function` it runs only if its output is used.
 
     Args:
         receipt: Of the lookup that the gradients belong to.
         gradients: The shape of the lookup's embeddings, float32 or bfloat16.
+        marks: Whether the anchor is a vector of `ANCHOR_SIZE`.
 
     Returns:
-        A zero, the gradient of the anchor.
+        The gradient of the anchor: a zero, or a vector that names this deposit to `commit`, by
+        numbers of 2**-64 and less.
     """
-    return ops.sok_embed_deposit(receipt=receipt, gradients=gradients, number=number_in_graph())
+    return ops.sok_embed_deposit(
+        receipt=receipt, gradients=gradients, number=number_in_graph(), marks=marks
+    )
 
 
 def commit(
@@ -121,27 +135,34 @@ def commit(
     apply: tf.Tensor | bool = True,
     optimizer: int = 0,
     slot_sources: Sequence[tf.Tensor] = (),
+    redeemed: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Sums the deposited gradients of equal keys and applies a rule once.
+    """Sums the redeemed gradients of equal keys and applies a rule once.
 
     Args:
         table: A handle.
-        anchor: A float32 scalar that was computed after the deposits.
+        anchor: A float32 that was computed after the deposits.
         rule: The name of a row optimizer.
         hyper_names: Of the parameters that differ from the rule's defaults.
         hypers: Their values, float64 of `[len(hyper_names)]`.
         step: int64 scalar, for bias correction; 1 is the first. 0: the table counts by itself.
         scale: float32 scalar that gradients are multiplied by.
-        apply: bool scalar; false leaves the deposits for a later commit of the same optimizer.
+        apply: bool scalar; false leaves what is redeemed for a later commit of the same optimizer.
         optimizer: A number for the optimizer that commits, 0 for nobody in particular. One that the
             table has not seen before, and whose step is 1, finds the slots that others have left
             started anew.
         slot_sources: Handles of the variables that hold the optimizer's slots of a static variable,
             `[buckets, width]` each, in the order of the rule's slots. Rows that later lookups of
             `adaptive_mask_gather` make copy their slots from there.
+        redeemed: float32 `[ANCHOR_SIZE]`, what the optimizer was given as the anchor's gradient,
+            which names deposits and a factor for each. Others wait, for the next 16 commits at
+            most. `None`: all that no other optimizer has redeemed.
 
     Returns:
-        A zero of the shape of `anchor`.
+        Zeros of the shape of `anchor`.
+
+    Raises:
+        tf.errors.FailedPreconditionError: For deposits that were applied or dropped before.
     """
     return ops.sok_embed_commit(
         table=table,
@@ -154,6 +175,8 @@ def commit(
         hyper_names=list(hyper_names),
         optimizer=optimizer,
         slot_sources=list(slot_sources),
+        redeems=redeemed is not None,
+        redeemed=_NOTHING if redeemed is None else redeemed,
     )
 
 

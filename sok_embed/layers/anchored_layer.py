@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed import communicators, optimizers
+from sok_embed import communicators, optimizers, tf_ops
 from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.commit import Commit
 from sok_embed.dense_alone import LayerWithRows
@@ -62,7 +62,7 @@ class AnchoredLayer(LayerWithRows):
         check_strategy(self.name)
         self.anchor = self.add_weight(
             name="anchor",
-            shape=(),
+            shape=(tf_ops.ANCHOR_SIZE,),
             dtype="float32",
             initializer="zeros",
             constraint=Commit(self.table, self.optimizer),

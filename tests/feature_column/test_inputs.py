@@ -6,6 +6,7 @@ import tensorflow as tf
 from graph_model import GraphModel, bucket_of, start, v1
 
 from sok_embed import feature_column as fc
+from sok_embed import tf_ops
 
 STATIC = start(5, 3)
 
@@ -198,7 +199,7 @@ def test_a_partitioner_leaves_static_rows_in_one_piece():
                 adaptive_mask_tensors={"c": tf.constant([0])},
             )
             assert v1.get_variable_scope().partitioner is not None
-        assert [v.shape for v in v1.trainable_variables()] == [[50, 3], []]
+        assert [v.shape for v in v1.trainable_variables()] == [[50, 3], [tf_ops.ANCHOR_SIZE]]
 
 
 def test_static_rows_start_from_a_checkpoint(tmp_path):

@@ -385,4 +385,4 @@ def test_an_optimizer_that_does_not_average_is_warned_of_on_several_workers(firs
     layer.build()
     optimizer = ko.SGD(0.1)
     with pytest.warns(UserWarning, match=r"drift apart\. Wrap it in sok_embed\.Distributed"):
-        optimizer.apply([tf.zeros([])], [layer.anchor])
+        optimizer.apply([tf.zeros(layer.anchor.shape)], [layer.anchor])

@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras import optimizers as ko
 
 import sok_embed
-from sok_embed import AdaptiveEmbedding, All2AllDenseEmbedding, DynamicEmbedding
+from sok_embed import AdaptiveEmbedding, All2AllDenseEmbedding, DynamicEmbedding, tf_ops
 from sok_embed.layers.anchored_layer import AnchoredLayer
 
 DIM = 4
@@ -118,8 +118,8 @@ def test_the_only_weight_is_the_anchor_and_it_stays_zero(case):
     case.fit(model, case.keys())
     (anchor,) = layer.weights
     assert layer.trainable_weights == [anchor]
-    assert anchor.shape == () and anchor.dtype == "float32"
-    assert float(anchor) == 0.0
+    assert anchor.shape == (tf_ops.ANCHOR_SIZE,) and anchor.dtype == "float32"
+    np.testing.assert_array_equal(anchor, np.zeros(tf_ops.ANCHOR_SIZE))
 
 
 def test_fit_makes_a_row_for_each_key_and_trains_it(case):

@@ -54,6 +54,7 @@ struct LookupKeys {
   const uint32_t* positions = nullptr;
   // Keys that have no row by the commit are left out; else they get one.
   bool leave_absent = false;
+  float factor = 1.0f;  // that their gradients are multiplied by
   DepositOrder order = {};
 };
 
@@ -67,8 +68,11 @@ struct CommitOptions {
   // whose step is 1, finds the slots that others have left started anew, unless the table keeps
   // its slots.
   int64_t optimizer = 0;
-  // False: the deposits so far stay, for a later commit of the same optimizer and no other.
+  // False: what it redeems stays for a later commit of the same optimizer.
   bool apply = true;
+  // What has reached the optimizer of the anchor's gradient (kAnchorSize), which names the deposits
+  // that are its own now: see tickets.h. Null: all that nobody else has redeemed.
+  const float* redeemed = nullptr;
 };
 
 struct CommitOutcome {
@@ -176,14 +180,14 @@ class Table {
   Result<EvictedRows> Evict(const EvictOptions& options, const ParallelFor& parallel_for);
   Result<EvictedRows> Evict(const Key* keys, size_t n, const ParallelFor& parallel_for);
 
-  // Keeps the gradients (keys.n, dim) until the next Commit. `hold` keeps them alive. Exactly one
-  // of the two pointers is set.
-  void Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
-               const BFloat16* gradients_bf16);
+  // Keeps the gradients (keys.n, dim) until a Commit redeems them. `hold` keeps them alive. Exactly
+  // one of the two pointers is set. Returns the ticket.
+  uint64_t Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
+                   const BFloat16* gradients_bf16);
 
-  // Sums what was deposited by key and applies the rule once. Without deposits it does nothing.
-  // An error drops the deposits and leaves every row's values as they were. kFailedPrecondition:
-  // the rule is another one, and the table keeps its slots.
+  // Sums what the optimizer has redeemed by key and applies the rule once. Without any it does
+  // nothing. An error drops it and leaves every row's values as they were. kFailedPrecondition: the
+  // rule is another one, and the table keeps its slots; or DepositQueue::Redeem's.
   Result<CommitOutcome> Commit(const CommitOptions& options, const ParallelFor& parallel_for);
 
   // One step of `optimizer`, whose rule is `rule`, on the rows of the keys (n) with gradients

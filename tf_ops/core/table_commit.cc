@@ -6,9 +6,28 @@
 
 namespace sok {
 
-void Table::Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
-                    const BFloat16* gradients_bf16) {
-  deposits_.Add(std::move(keys), std::move(hold), gradients, gradients_bf16);
+namespace {
+
+// A batch with its gradients multiplied by a factor; `floats` keeps them.
+GradientBatch Scaled(const GradientBatch& batch, float factor, int dim,
+                     std::vector<float>* floats) {
+  floats->resize(batch.n * dim);
+  for (size_t i = 0; i < batch.n; ++i) {
+    const size_t row = (batch.positions != nullptr ? batch.positions[i] : i) * dim;
+    for (int d = 0; d < dim; ++d) {
+      (*floats)[i * dim + d] =
+          factor * (batch.gradients != nullptr ? batch.gradients[row + d]
+                                               : ToFloat(batch.gradients_bf16[row + d]));
+    }
+  }
+  return {batch.keys, floats->data(), nullptr, batch.n};
+}
+
+}  // namespace
+
+uint64_t Table::Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
+                        const BFloat16* gradients_bf16) {
+  return deposits_.Add(std::move(keys), std::move(hold), gradients, gradients_bf16);
 }
 
 Status Table::MakeDepositedRows(const Deposits& deposits, uint32_t now,
@@ -60,6 +79,11 @@ bool Table::StartsAnew(const CommitOptions& options) const {
 
 Result<CommitOutcome> Table::Commit(const CommitOptions& options, const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> commit(commit_mu_);
+  if (options.redeemed == nullptr) {
+    deposits_.RedeemAll(options.optimizer);
+  } else if (Status status = deposits_.Redeem(options.redeemed, options.optimizer); !status.ok()) {
+    return status;
+  }
   if (Status status = CheckRule(options.rule); !status.ok()) {
     // Who accumulates would meet them again in its next step.
     deposits_.Take(options.optimizer);
@@ -67,10 +91,7 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   }
   Meet(options);
   CommitOutcome outcome;
-  if (!options.apply) {
-    deposits_.Accumulate(options.optimizer);
-    return outcome;
-  }
+  if (!options.apply) return outcome;
   const Deposits deposits = deposits_.Take(options.optimizer);
   auto optimizer = MakeRowOptimizer(options.rule, options.hypers);
   if (!optimizer.ok()) return optimizer.status();
@@ -95,15 +116,28 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   after.rule = options.rule;
   after.steps = after.next_step();
 
+  std::vector<std::vector<float>> scaled(deposits.size());
   std::vector<GradientBatch> batches;
   for (const auto& deposit : deposits) {
     const LookupKeys& keys = deposit.keys;
     batches.push_back(
         {keys.keys, deposit.gradients, deposit.gradients_bf16, keys.n, keys.positions});
   }
+  // Nearly always there is one factor, which the step takes along.
+  const auto factor_of = [&](size_t i) { return deposits[i].factor * deposits[i].keys.factor; };
+  std::optional<float> factor;
+  bool one_factor = true;
+  for (size_t i = 0; i < deposits.size(); ++i) {
+    if (batches[i].n == 0) continue;
+    if (!factor.has_value()) factor = factor_of(i);
+    one_factor &= factor_of(i) == *factor;
+  }
+  for (size_t i = 0; !one_factor && i < deposits.size(); ++i) {
+    batches[i] = Scaled(batches[i], factor_of(i), config_.dim, &scaled[i]);
+  }
   CommitStep step;
   step.number = options.step > 0 ? options.step + earlier_steps_[options.optimizer] : after.steps;
-  step.scale = options.scale;
+  step.scale = options.scale * (one_factor ? factor.value_or(1.0f) : 1.0f);
   step.now = now;
   auto rows = ApplyStep(batches, *optimizer.value(), std::move(step), after, parallel_for);
   if (!rows.ok()) return rows.status();

@@ -336,7 +336,7 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
         LookupKeys deposited = OwnKeys(keys, own);
         deposited.order = order;
         deposited.order.gradient = number;
-        target->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16);
+        return target->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16);
       };
     }
     receipt->scalar<tf::Variant>()() = std::move(made_out);

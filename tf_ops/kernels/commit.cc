@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/tickets.h"
 #include "kernels/commit_kernel.h"
 #include "kernels/guarded_kernel.h"
 #include "tensorflow/core/framework/op.h"
@@ -28,6 +29,7 @@ CommitKernel::CommitKernel(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
   OP_REQUIRES_OK(ctx, ctx->GetAttr("rule", &rule_));
   OP_REQUIRES_OK(ctx, ctx->GetAttr("hyper_names", &hyper_names_));
   OP_REQUIRES_OK(ctx, ctx->GetAttr("optimizer", &optimizer_));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("redeems", &redeems_));
 }
 
 void CommitKernel::Compute(tf::OpKernelContext* ctx) {
@@ -48,6 +50,14 @@ void CommitKernel::Compute(tf::OpKernelContext* ctx) {
   options.scale = ctx->input(4).scalar<float>()();
   options.apply = ctx->input(5).scalar<bool>()();
   options.optimizer = optimizer_;
+  if (redeems_) {
+    const tf::Tensor& redeemed = ctx->input(6);
+    OP_REQUIRES(ctx, redeemed.NumElements() == kAnchorSize,
+                absl::InvalidArgumentError("expected the gradient of an anchor, a vector of " +
+                                           std::to_string(kAnchorSize) + ", got shape " +
+                                           redeemed.shape().DebugString()));
+    options.redeemed = redeemed.flat<float>().data();
+  }
   CommitOutcome outcome;
   std::string name;
   OP_REQUIRES_OK(ctx, Run(ctx, options, &outcome, &name));

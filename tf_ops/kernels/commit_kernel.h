@@ -16,10 +16,12 @@
       .Input("step: int64")                   \
       .Input("scale: float")                  \
       .Input("apply: bool")                   \
+      .Input("redeemed: float")               \
       .Output("committed_anchor: float")      \
       .Attr("rule: string")                   \
       .Attr("hyper_names: list(string) >= 0") \
-      .Attr("optimizer: int >= 0 = 0")
+      .Attr("optimizer: int >= 0 = 0")        \
+      .Attr("redeems: bool = false")
 
 namespace sok {
 
@@ -40,6 +42,7 @@ class CommitKernel : public tensorflow::OpKernel {
   std::string rule_;
   std::vector<std::string> hyper_names_;
   int64_t optimizer_;
+  bool redeems_;
 };
 
 }  // namespace sok

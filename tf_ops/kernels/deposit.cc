@@ -2,6 +2,7 @@
 #include <string>
 
 #include "core/bfloat16.h"
+#include "core/tickets.h"
 #include "kernels/guarded_kernel.h"
 #include "kernels/receipt.h"
 #include "kernels/table_resource.h"
@@ -23,8 +24,11 @@ REGISTER_OP("SokEmbed>Deposit")
     .Output("anchor_gradient: float")
     .Attr("dtype: {float, bfloat16}")
     .Attr("number: int = 0")
+    .Attr("marks: bool = false")  // the anchor is a vector of kAnchorSize, else a scalar
     .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
-      c->set_output(0, c->Scalar());
+      bool marks;
+      TF_RETURN_IF_ERROR(c->GetAttr("marks", &marks));
+      c->set_output(0, marks ? c->Vector(kAnchorSize) : c->Scalar());
       return absl::OkStatus();
     });
 
@@ -32,6 +36,7 @@ class DepositOp : public tf::OpKernel {
  public:
   explicit DepositOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("marks", &marks_));
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
@@ -48,16 +53,20 @@ class DepositOp : public tf::OpKernel {
                     std::to_string(receipt->n) + " keys x " + std::to_string(receipt->dim) +
                     ", got shape " + gradients.shape().DebugString()));
     const bool is_float = gradients.dtype() == tf::DT_FLOAT;
-    receipt->deposit(number_, Hold(gradients),
-                     is_float ? static_cast<const float*>(gradients.data()) : nullptr,
-                     is_float ? nullptr : static_cast<const BFloat16*>(gradients.data()));
-    tf::Tensor* zero = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &zero));
-    zero->scalar<float>()() = 0.0f;
+    tf::Tensor* anchor_gradient = nullptr;
+    const tf::TensorShape shape = marks_ ? tf::TensorShape({kAnchorSize}) : tf::TensorShape();
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &anchor_gradient));
+    auto gradient = anchor_gradient->flat<float>();
+    gradient.setZero();
+    const uint64_t ticket = receipt->deposit(
+        number_, Hold(gradients), is_float ? static_cast<const float*>(gradients.data()) : nullptr,
+        is_float ? nullptr : static_cast<const BFloat16*>(gradients.data()));
+    if (marks_) AddMark(ticket, gradient.data());
   }
 
  private:
   int64_t number_;
+  bool marks_;
 };
 
 SOK_REGISTER_KERNEL("Deposit", DepositOp);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -21,9 +22,9 @@ struct Receipt {
   size_t n = 0;  // rows of the gradients
   int dim = 0;
   // Hands gradients (n, dim) over; exactly one of the pointers is set, and `hold` keeps it alive.
-  // `number` is DepositOrder's gradient.
-  using Deposit = std::function<void(int64_t number, std::shared_ptr<const void> hold,
-                                     const float* gradients, const BFloat16* gradients_bf16)>;
+  // `number` is DepositOrder's gradient. Returns the ticket.
+  using Deposit = std::function<uint64_t(int64_t number, std::shared_ptr<const void> hold,
+                                         const float* gradients, const BFloat16* gradients_bf16)>;
   Deposit deposit;
 
   // A receipt has no meaning outside of its process.
@@ -41,7 +42,7 @@ inline Receipt ReceiptOf(const std::shared_ptr<Table>& table, const std::string&
                                           const float* gradients, const BFloat16* gradients_bf16) {
             LookupKeys deposited = keys;
             deposited.order.gradient = number;
-            table->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16);
+            return table->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16);
           }};
 }
 

@@ -23,9 +23,9 @@ constexpr int64_t kCountersVersion = 1;
 
 }  // namespace
 
-void AdaptiveTable::Deposit(AdaptiveKeys batch, std::shared_ptr<const void> hold,
-                            const float* gradients, const BFloat16* gradients_bf16) {
-  deposits_.Add(std::move(batch), std::move(hold), gradients, gradients_bf16);
+uint64_t AdaptiveTable::Deposit(AdaptiveKeys batch, std::shared_ptr<const void> hold,
+                                const float* gradients, const BFloat16* gradients_bf16) {
+  return deposits_.Add(std::move(batch), std::move(hold), gradients, gradients_bf16);
 }
 
 uint64_t AdaptiveTable::DropDeposits() {
@@ -64,6 +64,7 @@ Status AdaptiveTable::Route(const Deposits& deposits, const ParallelFor& paralle
       keys.n = share->keys.size();
       keys.leave_absent = leave_absent;
       keys.order = batch.order;
+      keys.factor = deposit.factor;
       keys.hold = std::move(share);
       table.Deposit(std::move(keys), deposit.hold, deposit.gradients, deposit.gradients_bf16);
     };
@@ -76,9 +77,14 @@ Status AdaptiveTable::Route(const Deposits& deposits, const ParallelFor& paralle
 Result<CommitOutcome> AdaptiveTable::Commit(const CommitOptions& options,
                                             const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> guard(mu_);
-  if (!options.apply) {
-    deposits_.Accumulate(options.optimizer);
-  } else {
+  if (options.redeemed == nullptr) {
+    deposits_.RedeemAll(options.optimizer);
+  } else if (Status status = deposits_.Redeem(options.redeemed, options.optimizer); !status.ok()) {
+    return status;
+  }
+  CommitOptions of_both = options;
+  of_both.redeemed = nullptr;  // what they get is redeemed
+  if (options.apply) {
     const Deposits deposits = deposits_.Take(options.optimizer);
     if (!deposits.empty() || shared_->has_deposits(options.optimizer) ||
         own_->has_deposits(options.optimizer)) {
@@ -90,8 +96,8 @@ Result<CommitOutcome> AdaptiveTable::Commit(const CommitOptions& options,
       }
     }
   }
-  auto shared = shared_->Commit(options, parallel_for);
-  auto own = own_->Commit(options, parallel_for);
+  auto shared = shared_->Commit(of_both, parallel_for);
+  auto own = own_->Commit(of_both, parallel_for);
   if (!shared.ok()) return shared;
   if (!own.ok()) return own;
   if (own.value().stepped) {

@@ -106,8 +106,8 @@ class AdaptiveTable {
   // Keeps the gradients (batch.n, dim) until the next Commit, which gives each to the key's own
   // row, if it has one then and its mask is not 0, else to the static row. Pointers as in
   // Table::Deposit.
-  void Deposit(AdaptiveKeys batch, std::shared_ptr<const void> hold, const float* gradients,
-               const BFloat16* gradients_bf16);
+  uint64_t Deposit(AdaptiveKeys batch, std::shared_ptr<const void> hold, const float* gradients,
+                   const BFloat16* gradients_bf16);
 
   // Forgets the deposits. Returns how many gradients there were.
   uint64_t DropDeposits();
