@@ -36,6 +36,14 @@ def gradients(tape: tf.GradientTape, loss: Any, layer: Any) -> list[Any]:
     return [tf.convert_to_tensor(g) for g in tape.gradient(loss, layer.trainable_variables)]
 
 
+def apply_if(wanted: Any, layer: Any, optimizer: Any, taken: list[Any]) -> None:
+    def apply() -> int:
+        optimizer.apply(taken, layer.trainable_variables)
+        return 0
+
+    tf.cond(wanted, apply, lambda: 0)
+
+
 def train(layer: Any, optimizer: Any, step: Step, in_function: bool, steps: int) -> np.ndarray:
     layer.build((None, BATCH[1]))
     optimizer.build(layer.trainable_variables)
@@ -59,11 +67,7 @@ def apply_every_second(layer, optimizer, keys, targets, number):
         loss = loss_of(layer, keys, targets)
     taken = gradients(tape, loss, layer)
 
-    def apply():
-        optimizer.apply(taken, layer.trainable_variables)
-        return 0
-
-    tf.cond(number % 2 == 0, apply, lambda: 0)
+    apply_if(number % 2 == 0, layer, optimizer, taken)
 
 
 def leave_out_what_is_no_number(layer, optimizer, keys, targets, number):
@@ -72,11 +76,7 @@ def leave_out_what_is_no_number(layer, optimizer, keys, targets, number):
         loss = loss_of(layer, keys, targets)
     taken = gradients(tape, loss, layer)
 
-    def apply():
-        optimizer.apply(taken, layer.trainable_variables)
-        return 0
-
-    tf.cond(tf.math.is_finite(loss), apply, lambda: 0)
+    apply_if(tf.math.is_finite(loss), layer, optimizer, taken)
 
 
 def scaled_by(factor):
@@ -149,11 +149,7 @@ def scaled_loss_every_second(layer, optimizer, keys, targets, number):
         loss = optimizer.scale_loss(loss_of(layer, keys, targets))
     taken = gradients(tape, loss, layer)
 
-    def apply():
-        optimizer.apply(taken, layer.trainable_variables)
-        return 0
-
-    tf.cond(number % 2 == 0, apply, lambda: 0)
+    apply_if(number % 2 == 0, layer, optimizer, taken)
 
 
 WAYS = {

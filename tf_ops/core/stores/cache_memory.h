@@ -52,7 +52,7 @@ class CacheMemory {
   static constexpr size_t kBlockBytes = size_t{64} << 10;
 
  private:
-  // Of kBlockBytes, from the system.
+  // Takes a block of kBlockBytes from the system.
   char* NewBlock();
 
   const uint64_t budget_;
