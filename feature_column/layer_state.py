@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 
 from sok_embed import communicators, tf_ops
-from sok_embed.commit import Commit
+from sok_embed.commit import Commit, trained_anchor
 from sok_embed.feature_column.initializers import for_keras
 from sok_embed.feature_column.own_rows import OwnRows
 from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
@@ -123,7 +123,7 @@ class LayerEmbedding:
                 mask,
                 dim=self.column.dimension,
                 make_rows=make_rows,
-                anchor=None if frozen else tf.convert_to_tensor(self._anchor),
+                anchor=None if frozen else trained_anchor(self._anchor),
                 copy_slots=self._copy_slots,
                 absent_value=self._absent_value,
             )

@@ -1,26 +1,28 @@
 """The commit: what an optimizer's step does to a table.
 
-A table is trained through its anchor, a variable that stays 0. Optimizers of Keras and of
-`tf.compat.v1.train` call the constraint of a variable right after they have updated it, once a
-step. The anchor's constraint is a `Commit`. What the optimizer was given as the anchor's gradient
-names gradients that the backward pass deposited in the table; the commit applies these, each by the
-factor that the anchor's gradient was changed by on its way.
+A table is trained through its anchor, a variable that stays 0. The anchor's gradient names
+gradients that the backward pass deposited in the table, and has their norm. Where an optimizer of
+Keras would update the anchor by it, a commit applies these, each by the factor that the anchor's
+gradient was changed by on its way. Optimizers of `tf.compat.v1.train` call the constraint of a
+variable right after they have updated it, once a step; with them that is the place. The anchor's
+constraint is the `Commit` of both.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import warnings
 import weakref
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
-from sok_embed import communicators, v1_optimizers
+from sok_embed import communicators, tf_ops, v1_optimizers
+from sok_embed.anchor_updates import AnchorConstraint, Update, watch
 from sok_embed.distributed_optimizer import averages_gradients
 from sok_embed.optimizers import row_rule, warn_of_ignored
 from sok_embed.slot_variables import slot_variables
@@ -50,63 +52,14 @@ def applying_optimizer() -> Any:
     return v1_optimizers.applying_optimizer()
 
 
-def _arrived_gradient(anchor: Any) -> tf.Tensor | None:
-    """What the running `apply` of a Keras optimizer was given as the gradient of an anchor.
-
-    Keras hands it to nobody else, so it is taken from the frame of `apply`, where it has been
-    divided by the loss scale already.
-
-    Returns:
-        Of this replica, `[ANCHOR_SIZE]`. `None` of an anchor that is a scalar: it names nothing.
-
-    Raises:
-        RuntimeError: If there is no such frame.
-    """
-    frame: Any = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "apply" and "trainable_variables" in frame.f_locals:
-            variables, gradients = (
-                frame.f_locals[name] for name in ("trainable_variables", "grads")
-            )
-            for variable, gradient in zip(variables or [], gradients, strict=False):
-                if _native(variable) is _native(anchor):
-                    return gradient if gradient.shape.rank == 1 else None
-        frame = frame.f_back
-    raise RuntimeError(
-        "Expected Keras to call the constraint of a variable from `Optimizer.apply`, with its "
-        f"gradient at hand. Received: another caller, with Keras {keras.__version__}. Use a "
-        "version of Keras that this release of sok_embed was tested with."
-    )
+def trained_anchor(anchor: Any) -> tf.Tensor:
+    """The value of an anchor whose constraint is a `Commit`, which Keras optimizers then train."""
+    if anchor._value is not None:  # within a stateless scope there is none yet
+        watch(anchor._value, anchor.constraint.on_update)
+    return tf.convert_to_tensor(anchor)
 
 
-def _sum_over_replicas(gradient: tf.Tensor) -> tuple[tf.Tensor, bool]:
-    """The sum, and whether this replica commits it, for all of them."""
-    replica = tf.distribute.get_replica_context()
-    if replica is None or replica.num_replicas_in_sync == 1:
-        return gradient, True
-    total = replica.all_reduce(tf.distribute.ReduceOp.SUM, gradient)
-    return total, tf.get_static_value(replica.replica_id_in_sync_group) == 0
-
-
-@dataclass(frozen=True)
-class _Pace:
-    """When the applying optimizer takes a step, and how many calls it takes the mean of."""
-
-    apply: tf.Tensor | bool
-    calls: int
-
-
-def _pace(optimizer: Any) -> _Pace:
-    calls = optimizer.gradient_accumulation_steps if _is_keras(optimizer) else None
-    if not calls:
-        return _Pace(True, 1)
-    # Keras applies what it has accumulated in the last of so many calls, and counts the calls in
-    # `_iterations`, after the constraints.
-    number = tf.convert_to_tensor(optimizer._iterations)
-    return _Pace(tf.equal((number + 1) % calls, 0), calls)
-
-
-class Commit(keras.constraints.Constraint):
+class Commit(AnchorConstraint):
     """The constraint of an anchor.
 
     Args:
@@ -127,11 +80,45 @@ class Commit(keras.constraints.Constraint):
         self._optimizer = optimizer
         self._static = static
         self._warned = False
+        self._was_told = False
 
     def __call__(self, anchor: Any) -> tf.Tensor:
-        """Applies what the optimizer was given, and returns the value of the anchor."""
-        _refuse_loss_scaling(self._table.name)
+        """Returns the value of the anchor, 0; applies what `tf.compat.v1.train` was given."""
         applying = applying_optimizer()
+        if _is_keras(applying):
+            self._check_told(applying)
+            return tf.zeros_like(tf.convert_to_tensor(anchor))
+        redeemed = v1_optimizers.arrived_gradient(anchor)
+        return self._commit(applying, anchor, redeemed)
+
+    def on_update(self, update: Update) -> None:
+        """Applies what a Keras optimizer is given: see `anchor_updates.watch`."""
+        self._was_told = True
+        _refuse_unequal_skips(self._table.name)
+        committed = self._commit(update.optimizer, update.variable, update.gradient)
+        # Keras' accumulators are read again, and its slots of an anchor by nobody.
+        optimizer = update.optimizer
+        accumulators = {id(each) for each in getattr(optimizer, "_accumulated_gradients", [])}
+        slots = [each for each in optimizer.variables if id(each) not in accumulators]
+        tf_ops.note_update(committed, slots)
+
+    def _check_told(self, applying: Any) -> None:
+        """Raises if the optimizer has updated the anchor by ways that this release cannot see."""
+        replica = tf.distribute.get_replica_context()
+        number = 0 if replica is None else replica.replica_id_in_sync_group
+        if tf.get_static_value(number) != 0:
+            return
+        told, self._was_told = self._was_told, False
+        # Most steps of one that accumulates update nothing.
+        if told or applying.gradient_accumulation_steps:
+            return
+        raise RuntimeError(
+            f"Table '{self._table.name}': expected {applying.name} to update variables as the "
+            f"optimizers of Keras 3.15 do. Received: other updates, with Keras {keras.__version__}."
+            " Use a version of Keras that this release of sok_embed was tested with."
+        )
+
+    def _commit(self, applying: Any, anchor: Any, redeemed: tf.Tensor | None) -> tf.Tensor:
         optimizer = self._optimizer or applying
         if optimizer is None:
             raise ValueError(
@@ -146,23 +133,19 @@ class Commit(keras.constraints.Constraint):
             _warn_of_drifting(applying, self._table.name)
         hyper = dict(rule.hyper)
         follows = optimizer is applying
-        if _is_keras(optimizer) and follows and not optimizer._use_weight_decay(_native(anchor)):
+        if _is_keras(optimizer) and follows and not optimizer._use_weight_decay(anchor):
             hyper["weight_decay"] = 0.0
-        pace = _pace(applying)
-        given = _arrived_gradient if _is_keras(applying) else v1_optimizers.arrived_gradient
-        redeemed = given(anchor)
-        if redeemed is not None:
-            redeemed, commits = _sum_over_replicas(redeemed)
-            if not commits:
-                return tf.zeros_like(tf.convert_to_tensor(anchor))
-        anchor = tf.cast(tf.convert_to_tensor(anchor), tf.float32)
         numbers = {name: value for name, value in hyper.items() if isinstance(value, float)}
         tensors = {
             "learning_rate": self._learning_rate(optimizer, follows),
             **{name: value for name, value in hyper.items() if name not in numbers},
         }
+        clipping = [each for each in (applying, self._optimizer) if _is_keras(each)]
+        clip_value = _clip_value(clipping, self._table.name)
+        if redeemed is not None and not follows and _is_keras(optimizer) and clip_value is None:
+            redeemed = optimizer._clip_gradients([redeemed])[0]
         return self._table.commit(
-            anchor,
+            tf.convert_to_tensor(anchor),
             rule=rule.name,
             hyper_names=[*tensors, *numbers],
             hypers=tf.concat(
@@ -171,10 +154,12 @@ class Commit(keras.constraints.Constraint):
             ),
             # The table counts the steps of an optimizer that only it uses.
             step=_step(optimizer) if follows else 0,
-            scale=1.0 / (pace.calls * communicators.size()),
-            apply=pace.apply,
+            first_step=_calls_a_step(applying),
+            scale=1.0 / communicators.size(),
+            clip_value=clip_value or 0.0,
             optimizer=_number(applying),
             redeemed=redeemed,
+            plain=clip_value is None and communicators.size() == 1,
             **(self._slot_sources(optimizer) if follows else {}),
         )
 
@@ -195,6 +180,33 @@ class Commit(keras.constraints.Constraint):
 
 def _is_keras(optimizer: Any) -> bool:
     return isinstance(optimizer, keras.optimizers.Optimizer)
+
+
+def _calls_a_step(optimizer: Any) -> int:
+    """How many calls an optimizer accumulates the gradients of; it counts calls, not steps."""
+    return (optimizer.gradient_accumulation_steps if _is_keras(optimizer) else None) or 1
+
+
+def _clip_value(optimizers: list[Any], table: str) -> float | None:
+    """What optimizers, one after another, clip each element to, if the last one that clips does."""
+    value: float | None = None
+    for optimizer in optimizers:
+        by_norm = bool(optimizer.clipnorm or optimizer.global_clipnorm)
+        if by_norm and value is not None:
+            raise ValueError(
+                f"Table '{table}': expected the layer's own optimizer to clip values too, or not "
+                "at all. Received: clipvalue of the model's optimizer and a norm of the layer's, "
+                "which is not known of rows whose values are clipped. Leave out one of them."
+            )
+        if not by_norm and optimizer.clipvalue:
+            value = min(value or math.inf, optimizer.clipvalue)
+    if value is not None and tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        raise ValueError(
+            f"Table '{table}': expected clipnorm or global_clipnorm, or a single replica. "
+            f"Received: clipvalue={value} under a tf.distribute strategy, by which Keras clips the "
+            "gradients of each replica for themselves; those of rows are summed by then."
+        )
+    return value
 
 
 def _step(optimizer: Any) -> Any:
@@ -243,19 +255,22 @@ def _warn_of_drifting(optimizer: Any, table: str) -> None:
         )
 
 
-def _refuse_loss_scaling(table: str) -> None:
-    """Raises if a LossScaleOptimizer drives the step.
+def _refuse_unequal_skips(table: str) -> None:
+    """Raises if several workers scale the loss and each decides for itself which steps to skip.
 
-    It multiplies the loss and skips steps whose gradients overflow. Both happen out of sight of
-    what was deposited, so the rows would be trained with scaled gradients.
+    The others would wait for it for ever.
     """
+    if communicators.size() == 1:
+        return
     frame: Any = sys._getframe()
     while frame is not None:
         if frame.f_code.co_filename.endswith("loss_scale_optimizer.py"):
+            if averages_gradients(frame.f_locals.get("self")):
+                return
             raise ValueError(
-                f"Table '{table}': expected an optimizer that does not scale the loss. Received: a "
-                "LossScaleOptimizer, which Keras also puts around the optimizer of a mixed_float16 "
-                "model. Use mixed_bfloat16, which needs no loss scaling, or compile the model with "
-                "auto_scale_loss=False."
+                f"Table '{table}': expected a LossScaleOptimizer that averages gradients before "
+                "it looks for overflows, since all workers must skip the same steps. Received: one "
+                "that does not. Compile the model with sok_embed.DistributedOptimizer("
+                "keras.optimizers.LossScaleOptimizer(optimizer))."
             )
         frame = frame.f_back

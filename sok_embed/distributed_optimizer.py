@@ -7,7 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed import communicators
+from sok_embed import communicators, tf_ops
+from sok_embed.anchor_updates import is_anchor
 
 __all__ = ["DistributedOptimizer", "average_gradients", "averages_gradients"]
 
@@ -17,7 +18,8 @@ def DistributedOptimizer(optimizer: Any) -> keras.optimizers.Optimizer:  # noqa:
 
     Gradients of table rows do not pass through it: they have travelled to the rows' owners, which
     sum them and divide by the number of workers. So n workers with batches of b train like one
-    worker with a batch of n * b.
+    worker with a batch of n * b. Their norm does pass through it, for `clipnorm` and
+    `global_clipnorm`.
 
     With one worker it changes nothing. A model that is saved with it loads as one with the plain
     optimizer.
@@ -34,7 +36,8 @@ def DistributedOptimizer(optimizer: Any) -> keras.optimizers.Optimizer:  # noqa:
         An optimizer of the same class, configuration and name.
 
     Raises:
-        ValueError: If the optimizer has been built already: its state would be lost.
+        ValueError: If the optimizer has been built already: its state would be lost. For a
+            `LossScaleOptimizer` around one that accumulates gradients and clips them by a norm.
     """
     optimizer = keras.optimizers.get(optimizer)
     if optimizer.built:
@@ -43,13 +46,16 @@ def DistributedOptimizer(optimizer: Any) -> keras.optimizers.Optimizer:  # noqa:
             f"{optimizer.name}. Wrap it before `model.compile`."
         )
     base = type(optimizer)
-    if issubclass(base, _AveragesGradients):
+    if averages_gradients(optimizer):
         return optimizer
+    scales = issubclass(base, keras.optimizers.LossScaleOptimizer)
+    if scales:
+        _check_scaled(optimizer.inner_optimizer)
     # Keras serializes what `__class__` says: a saved model names the plain optimizer, by the name
     # that it is registered under.
     averaging: Any = type(
         base.__name__,
-        (_AveragesGradients, base),
+        (_AveragesScaledGradients if scales else _AveragesGradients, base),
         {"__module__": base.__module__, "__class__": property(lambda self: base)},
     )
     made = averaging.from_config(_config(optimizer))
@@ -74,23 +80,45 @@ def _config(optimizer: Any) -> dict[str, Any]:
 
 
 class _AveragesGradients:
-    """Comes before an optimizer class and averages what is applied."""
+    """Comes before an optimizer class and averages what is applied.
+
+    Gradients are averaged once they are accumulated, and before they are clipped: so a norm is that
+    of the whole batch.
+    """
+
+    def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
+        object.__setattr__(self, "_applied_to", trainable_variables)  # Keras must not track it
+        try:
+            super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
+        finally:
+            object.__delattr__(self, "_applied_to")
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        averages = average_gradients(grads, self._applied_to)  # type: ignore[attr-defined]
+        return super()._clip_gradients(averages)  # type: ignore[misc]
+
+
+class _AveragesScaledGradients:
+    """Comes before a `LossScaleOptimizer`, so that all workers see an overflow of one of them."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        super().apply(average_gradients(grads), trainable_variables)  # type: ignore[misc]
+        variables = trainable_variables or self._trainable_variables  # type: ignore[attr-defined]
+        super().apply(average_gradients(grads, variables), trainable_variables)  # type: ignore[misc]
 
 
 def averages_gradients(optimizer: Any) -> bool:
     """Whether `DistributedOptimizer` made the optimizer."""
-    return issubclass(type(optimizer), _AveragesGradients)
+    return issubclass(type(optimizer), (_AveragesGradients, _AveragesScaledGradients))
 
 
-def average_gradients(gradients: Any) -> list[Any]:
+def average_gradients(gradients: Any, variables: Any = None) -> list[Any]:
     """Averages gradients over all workers. Collective.
 
     Args:
         gradients: Tensors, `tf.IndexedSlices` or `None`, the same on every worker but for their
             values and, in slices, their number.
+        variables: Whose gradients they are. The gradient of an anchor still names what was
+            deposited on this worker, and gets the norm of the average of all workers' rows.
 
     Returns:
         The averages, in the same order and of the same kinds. With more than one worker the indices
@@ -99,13 +127,42 @@ def average_gradients(gradients: Any) -> list[Any]:
     communicator = communicators.current()
     if communicator.size == 1:
         return list(gradients)
-    averages = []
+    averages: list[Any] = []
     for i, gradient in enumerate(gradients):
-        if gradient is not None:
-            gradient = communicator.all_reduce(gradient, f"sok_embed.gradient.{i}", average=True)
-        is_slices = isinstance(gradient, tf.IndexedSlices)
-        averages.append(_sum_equal(gradient) if is_slices else gradient)
+        name = f"sok_embed.gradient.{i}"
+        if gradient is None:
+            averages.append(None)
+        elif variables is not None and is_anchor(variables[i]):
+            averages.append(_with_norm_of_all(gradient, communicator, name))
+        else:
+            average = communicator.all_reduce(gradient, name, average=True)
+            is_slices = isinstance(average, tf.IndexedSlices)
+            averages.append(_sum_equal(average) if is_slices else average)
     return averages
+
+
+def _with_norm_of_all(
+    gradient: tf.Tensor, communicator: communicators.Communicator, name: str
+) -> tf.Tensor:
+    """The gradient of an anchor with the norm of the average over workers.
+
+    No row is on two workers, so squares of norms add up.
+    """
+    marks, coordinates = tf.split(gradient, [-1, tf_ops.ANCHOR_COORDINATES])
+    square = communicator.all_reduce(tf.reduce_sum(tf.square(coordinates)), name)
+    norm = tf.sqrt(square) / communicator.size
+    rest = tf.zeros([tf_ops.ANCHOR_COORDINATES - 1])
+    return tf.concat([marks, norm[tf.newaxis], rest], 0)
+
+
+def _check_scaled(inner: keras.optimizers.Optimizer) -> None:
+    """Raises if norms would be asked for of sums of what is averaged here."""
+    if inner.gradient_accumulation_steps and (inner.clipnorm or inner.global_clipnorm):
+        raise ValueError(
+            "Expected a LossScaleOptimizer around an optimizer that accumulates gradients or clips "
+            f"them by a norm. Received: both, in {inner.name}. Leave out one of them, or use "
+            "mixed_bfloat16, which needs no loss scaling."
+        )
 
 
 def _sum_equal(slices: tf.IndexedSlices) -> tf.IndexedSlices:

@@ -414,16 +414,11 @@ def check_own(optimizer: keras.optimizers.Optimizer | None, table: str) -> None:
 
 
 def warn_of_ignored(optimizer: keras.optimizers.Optimizer, table: str) -> None:
-    """Warns if the optimizer has clipping or averaging, which do not reach rows."""
-    ignored = [
-        name
-        for name in ("clipnorm", "global_clipnorm", "clipvalue", "use_ema")
-        if getattr(optimizer, name, None)
-    ]
-    if ignored:
+    """Warns if the optimizer averages values, which does not reach rows."""
+    if getattr(optimizer, "use_ema", None):
         warnings.warn(
-            f"Table '{table}': {', '.join(ignored)} of the optimizer '{optimizer.name}' reaches "
-            "dense variables only, not the rows of a table.",
+            f"Table '{table}': use_ema of the optimizer '{optimizer.name}' reaches dense variables "
+            "only, not the rows of a table.",
             stacklevel=3,
         )
 

@@ -22,7 +22,9 @@ from sok_embed.tf_ops.adaptive_tables import (
 )
 from sok_embed.tf_ops.exchange import expand, expand_gradient, unique_and_partition
 from sok_embed.tf_ops.hashed_bags import HashSpec, hash_slots, hashed_bag, row_splits
+from sok_embed.tf_ops.measuring import note_update
 from sok_embed.tf_ops.tables import (
+    ANCHOR_COORDINATES,
     ANCHOR_SIZE,
     Export,
     Lookup,
@@ -44,6 +46,7 @@ from sok_embed.tf_ops.tables import (
 )
 
 __all__ = [
+    "ANCHOR_COORDINATES",
     "ANCHOR_SIZE",
     "AdaptiveExport",
     "Export",
@@ -76,6 +79,7 @@ __all__ = [
     "hashed_bag",
     "lookup",
     "metadata",
+    "note_update",
     "remove",
     "restore",
     "row_splits",

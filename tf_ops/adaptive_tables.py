@@ -128,9 +128,11 @@ def adaptive_commit(
     hypers: tf.Tensor,
     step: tf.Tensor | int = 0,
     scale: tf.Tensor | float = 1.0,
-    apply: tf.Tensor | bool = True,
     optimizer: int = 0,
     redeemed: tf.Tensor | None = None,
+    first_step: int = 1,
+    clip_value: float = 0.0,
+    plain: bool = True,
 ) -> tf.Tensor:
     """As `commit`, of own and static rows; then counts halve and old rows go, if it is time."""
     return ops.sok_embed_adaptive_commit(
@@ -139,10 +141,12 @@ def adaptive_commit(
         hypers=hypers,
         step=tf.cast(step, tf.int64),
         scale=tf.cast(scale, tf.float32),
-        apply=apply,
         rule=rule,
         hyper_names=list(hyper_names),
         optimizer=optimizer,
+        first_step=first_step,
+        clip_value=clip_value,
+        plain=plain,
         redeems=redeemed is not None,
         redeemed=_NOTHING if redeemed is None else redeemed,
     )

@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from sok_embed.tf_ops.measuring import note_deposit
 from sok_embed.tf_ops.native import number_in_graph, ops
 
 # The length of an anchor whose gradient names deposits, as tickets.h of the core has it.
-ANCHOR_SIZE = 64
+ANCHOR_SIZE = 160
+# How many of its last elements have the norm of what was deposited.
+ANCHOR_COORDINATES = 32
 
 _NOTHING = np.zeros([0], np.float32)
 
@@ -117,11 +120,15 @@ def deposit(receipt: tf.Tensor, gradients: tf.Tensor, marks: bool = False) -> tf
 
     Returns:
         The gradient of the anchor: a zero, or a vector that names this deposit to `commit`, by
-        numbers of 2**-64 and less.
+        numbers of 2**-64 and less, and whose norm is that of the gradients, summed by key. Vectors
+        of several deposits add up to one with the norm of the sum.
     """
-    return ops.sok_embed_deposit(
+    anchor_gradient = ops.sok_embed_deposit(
         receipt=receipt, gradients=gradients, number=number_in_graph(), marks=marks
     )
+    if marks:
+        note_deposit(anchor_gradient)
+    return anchor_gradient
 
 
 def commit(
@@ -132,10 +139,12 @@ def commit(
     hypers: tf.Tensor,
     step: tf.Tensor | int = 0,
     scale: tf.Tensor | float = 1.0,
-    apply: tf.Tensor | bool = True,
     optimizer: int = 0,
     slot_sources: Sequence[tf.Tensor] = (),
     redeemed: tf.Tensor | None = None,
+    first_step: int = 1,
+    clip_value: float = 0.0,
+    plain: bool = True,
 ) -> tf.Tensor:
     """Sums the redeemed gradients of equal keys and applies a rule once.
 
@@ -147,22 +156,28 @@ def commit(
         hypers: Their values, float64 of `[len(hyper_names)]`.
         step: int64 scalar, for bias correction; 1 is the first. 0: the table counts by itself.
         scale: float32 scalar that gradients are multiplied by.
-        apply: bool scalar; false leaves what is redeemed for a later commit of the same optimizer.
         optimizer: A number for the optimizer that commits, 0 for nobody in particular. One that the
-            table has not seen before, and whose step is 1, finds the slots that others have left
+            table has not seen before, and that is new, finds the slots that others have left
             started anew.
         slot_sources: Handles of the variables that hold the optimizer's slots of a static variable,
             `[buckets, width]` each, in the order of the rule's slots. Rows that later lookups of
             `adaptive_mask_gather` make copy their slots from there.
         redeemed: float32 `[ANCHOR_SIZE]`, what the optimizer was given as the anchor's gradient,
             which names deposits and a factor for each. Others wait, for the next 16 commits at
-            most. `None`: all that no other optimizer has redeemed.
+            most. `None`: all that wait.
+        first_step: The greatest `step` at which an optimizer may come for the first time and be
+            new: how many calls it accumulates the gradients of.
+        clip_value: The sum of a row's gradients, times `scale`, is clipped to
+            `[-clip_value, clip_value]`, element by element. 0: it is not.
+        plain: Whether the anchor's gradients were added up and multiplied on their way, and nothing
+            else was done to them.
 
     Returns:
         Zeros of the shape of `anchor`.
 
     Raises:
-        tf.errors.FailedPreconditionError: For deposits that were applied or dropped before.
+        tf.errors.FailedPreconditionError: For deposits that were applied or dropped before, and for
+            a `plain` gradient that has other elements than the sum of deposits that it names.
     """
     return ops.sok_embed_commit(
         table=table,
@@ -170,10 +185,12 @@ def commit(
         hypers=hypers,
         step=tf.cast(step, tf.int64),
         scale=tf.cast(scale, tf.float32),
-        apply=apply,
         rule=rule,
         hyper_names=list(hyper_names),
         optimizer=optimizer,
+        first_step=first_step,
+        clip_value=clip_value,
+        plain=plain,
         slot_sources=list(slot_sources),
         redeems=redeemed is not None,
         redeemed=_NOTHING if redeemed is None else redeemed,

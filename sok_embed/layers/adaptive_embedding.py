@@ -89,8 +89,8 @@ class AdaptiveEmbedding(AnchoredLayer):
 
     Output shape:
         The shape of the input and `output_dim`, ragged for ragged inputs. With a combiner, without
-        the last axis of the input; rows without keys are zeros. In the compute dtype (float32 or
-        bfloat16).
+        the last axis of the input; rows without keys are zeros. In the compute dtype (float32,
+        bfloat16 or float16).
 
     Raises:
         ValueError: For an argument, an input or a policy that is none of the above; for an
@@ -208,9 +208,11 @@ class AdaptiveEmbedding(AnchoredLayer):
         if communicator.size == 1:
             if isinstance(route, int):
                 route = None if route == AUTOMATIC else tf.fill(tf.shape(keys), route)
-            return tf_ops.adaptive_lookup(
-                handle, keys, self._dim, trains, mask=route, dtype=dtype, anchor=anchor
+            lookup_type = self._lookup_type if self.combiner is None else tf.float32
+            embeddings = tf_ops.adaptive_lookup(
+                handle, keys, self._dim, trains, mask=route, dtype=lookup_type, anchor=anchor
             )
+            return tf.cast(embeddings, dtype)
 
         def look_up(owned_keys: tf.Tensor, counts: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
             return tf_ops.adaptive_lookup(

@@ -62,7 +62,7 @@ class All2AllDenseEmbedding(TableLayer):
 
     Output shape:
         `[batch, slot_num, nnz_per_slot, embedding_vec_size]`; `[None, embedding_vec_size]` with
-        `dynamic_input`. In the compute dtype (float32 or bfloat16).
+        `dynamic_input`. In the compute dtype (float32, bfloat16 or float16).
 
     Raises:
         ValueError: For an argument or an input that is none of the above.

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok_embed import communicators, optimizers, tf_ops
 from sok_embed.adaptive_table import AdaptiveTable
-from sok_embed.commit import Commit
+from sok_embed.commit import Commit, trained_anchor
 from sok_embed.dense_alone import LayerWithRows
 from sok_embed.initializers import derive_seed, row_initializer
 from sok_embed.layers.arguments import check_integer, check_training
@@ -44,6 +44,8 @@ class AnchoredLayer(LayerWithRows):
         self._allow_non_tensor_positional_args = True
         self.supports_jit = False
         self._compute_type = _activation_type(self.compute_dtype)
+        # What lookups put out; they have no float16.
+        self._lookup_type = tf.float32 if self._compute_type == tf.float16 else self._compute_type
         self._row_initializer = row_initializer(initializer, dim)
         self.optimizer = optimizers.get(optimizer)
         optimizers.check_own(self.optimizer, self.name)
@@ -68,6 +70,7 @@ class AnchoredLayer(LayerWithRows):
             constraint=Commit(self.table, self.optimizer),
             autocast=False,
         )
+        trained_anchor(self.anchor)
         self.built = True
 
     def _begin_lookup(self, training: bool | None) -> tuple[tf.Tensor, bool]:
@@ -75,7 +78,7 @@ class AnchoredLayer(LayerWithRows):
         check_strategy(self.name)
         # A frozen layer takes no gradient and makes no rows.
         frozen = not (self.trainable and self.anchor.trainable)
-        anchor = tf.zeros([]) if frozen else tf.convert_to_tensor(self.anchor)
+        anchor = tf.zeros([]) if frozen else trained_anchor(self.anchor)
         return anchor, check_training(self.name, training) and not frozen
 
     def _communicator(self) -> communicators.Communicator:
@@ -150,15 +153,11 @@ class AnchoredLayer(LayerWithRows):
 
 
 def _activation_type(dtype: str) -> tf.DType:
-    if dtype in ("float32", "bfloat16"):
+    if dtype in ("float32", "bfloat16", "float16"):
         return tf.as_dtype(dtype)
-    if dtype == "float16":
-        raise ValueError(
-            "Expected a compute dtype of float32 or bfloat16. Received: float16, which needs loss "
-            "scaling, and a table cannot follow that. Use the policy mixed_bfloat16, or give this "
-            "layer `dtype='float32'` and compile the model with `auto_scale_loss=False`."
-        )
-    raise ValueError(f"Expected a compute dtype of float32 or bfloat16. Received: {dtype}.")
+    raise ValueError(
+        f"Expected a compute dtype of float32, bfloat16 or float16. Received: {dtype}."
+    )
 
 
 def check_strategy(layer: str) -> None:

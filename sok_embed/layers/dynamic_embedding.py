@@ -58,11 +58,12 @@ class DynamicEmbedding(TableLayer):
         Integers of any shape.
 
     Output shape:
-        The shape of the input and `output_dim`, in the compute dtype (float32 or bfloat16).
+        The shape of the input and `output_dim`, in the compute dtype (float32, bfloat16 or
+        float16).
 
     Raises:
         ValueError: For an `output_dim` or `max_rows` that is no positive integer, an initializer
-            or an optimizer that rows cannot follow, a float16 policy.
+            or an optimizer that rows cannot follow, a float64 policy.
         tf.errors.ResourceExhaustedError: When a batch would exceed `max_rows`. The table is left as
             it was.
     """

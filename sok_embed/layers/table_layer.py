@@ -155,9 +155,8 @@ class TableLayer(AnchoredLayer):
         handle = self.table.resource_handle
         communicator = self._communicator()
         if communicator.size == 1:
-            return tf_ops.lookup(
-                handle, keys, self._dim, make_rows, self._compute_type, anchor
-            ).embeddings
+            rows = tf_ops.lookup(handle, keys, self._dim, make_rows, self._lookup_type, anchor)
+            return tf.cast(rows.embeddings, self._compute_type)
         # The same on every worker; TensorFlow numbers the calls within a graph.
         name = f"sok_embed.{self.name}"
         part = tf_ops.unique_and_partition(

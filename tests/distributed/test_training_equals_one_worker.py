@@ -18,6 +18,13 @@ ONE_TABLE = (
     "called_twice_eager",
     "keys_of_one_owner",
 )
+CLIPPED = (
+    "clipped_by_norm",
+    "clipped_by_the_norm_of_all",
+    "clipped_by_value",
+    "clipped_windows",
+    "an_overflow_on_one_worker",
+)
 
 
 @pytest.mark.parametrize("scenario", ["fit_sgd", "fit_adam"])
@@ -32,6 +39,19 @@ def test_three_kinds_of_layers_in_one_model_train_by_fit(
 def test_a_model_trains_alike(one: Results, many: Results, scenario: str) -> None:
     assert_equal_tables(one, many, scenario, "dynamic")
     assert_equal_weights(one, many, scenario)
+
+
+@pytest.mark.parametrize("scenario", CLIPPED)
+def test_clipped_and_scaled_gradients_train_alike(
+    one: Results, many: Results, scenario: str
+) -> None:
+    assert_equal_tables(one, many, scenario, "dynamic")
+    assert_equal_weights(one, many, scenario)
+    rows, free = (one.of(name)[0]["dynamic.rows"] for name in (scenario, "unclipped"))
+    assert np.isfinite(rows).all()
+    assert np.abs(rows - free).max() > 1e-3
+    if scenario == "an_overflow_on_one_worker":
+        assert {worker["scale"] for worker in many.of(scenario)} == {one.of(scenario)[0]["scale"]}
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16"])

@@ -106,6 +106,6 @@ def test_training_is_decided_when_a_call_is_traced():
         make()(np.array([1]), training=keras.ops.ones(()) > 0)
 
 
-def test_a_float16_policy_is_refused():
-    with pytest.raises(ValueError, match="float32 or bfloat16. Received: float16"):
-        make(dtype="mixed_float16")
+def test_a_float64_policy_is_refused():
+    with pytest.raises(ValueError, match="float32, bfloat16 or float16. Received: float64"):
+        make(dtype="float64")

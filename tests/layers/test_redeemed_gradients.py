@@ -274,16 +274,10 @@ def test_gradients_that_nobody_applies_cost_memory_for_some_steps(layer):
 
 def test_gradients_of_a_place_that_is_used_again_are_told_apart(layer):
     optimizer = keras.optimizers.SGD(1.0)
-    taken = [take(layer) for _ in range(40)]  # of which 8 share a place with an earlier one
-    for i, each in enumerate(taken[32:]):
+    taken = [take(layer) for _ in range(72)]  # of which 8 share a place with an earlier one
+    for i, each in enumerate(taken[64:]):
         optimizer.apply(each, layer.trainable_variables)
         np.testing.assert_array_equal(rows_of(layer)[1], [-(i + 1.0)] * DIM)
-
-
-def test_the_gradient_of_the_anchor_is_no_part_of_a_norm(layer):
-    (gradient,) = take(layer)
-    assert float(tf.linalg.global_norm([gradient])) == 0.0
-    assert np.count_nonzero(gradient) == 2
 
 
 def test_a_factor_of_nan_reaches_the_rows(layer):

@@ -8,12 +8,14 @@
 #include <iterator>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "core/bfloat16.h"
+#include "core/coordinates.h"
 #include "core/status.h"
 #include "core/tickets.h"
 
@@ -31,11 +33,8 @@ struct DepositOrder {
   }
 };
 
-// What gradients wait as until an optimizer is given them, and until it applies them. Keys is what
-// a deposit has gradients of: it has their number, n, and their order. Thread-safe.
-//
-// A deposit belongs to nobody at first. An optimizer redeems it by what reaches it of the anchor's
-// gradient; then it is that optimizer's.
+// What gradients wait as until a commit redeems them. Keys is what a deposit has gradients of: it
+// has their number, n, and their order; with norms also square() and Dot(other). Thread-safe.
 template <typename Keys>
 class DepositQueue {
  public:
@@ -45,11 +44,10 @@ class DepositQueue {
     const float* gradients;            // one of the two is set
     const BFloat16* gradients_bf16;
     uint64_t ticket;
-    int64_t optimizer = kNobody;  // whose it is
-    float factor = 1.0f;          // that the gradients are multiplied by
-    int missed = 0;               // commits that have not redeemed it
+    std::optional<Coordinates> coordinates = std::nullopt;
+    float factor = 1.0f;  // that the gradients are multiplied by
+    int missed = 0;       // commits that have not redeemed it
   };
-  static constexpr int64_t kNobody = -1;
   // Who redeems a deposit later comes too late. Gradients that nobody applies cost memory until
   // then.
   static constexpr int kMostMissed = 16;
@@ -57,27 +55,50 @@ class DepositQueue {
   // Numbers lookups as they run.
   uint64_t NextLookup() { return ++lookups_; }
 
-  // Returns the deposit's ticket.
-  uint64_t Add(Keys keys, std::shared_ptr<const void> hold, const float* gradients,
-               const BFloat16* gradients_bf16) {
+  // Takes gradients whose anchor's gradient names nothing.
+  void Add(Keys keys, std::shared_ptr<const void> hold, const float* gradients,
+           const BFloat16* gradients_bf16) {
     std::lock_guard<std::mutex> guard(mu_);
     deposits_.push_back({std::move(keys), std::move(hold), gradients, gradients_bf16, ++tickets_});
+  }
+
+  // Takes gradients, and adds to the gradient of their anchor (kAnchorSize) what names them; with
+  // `measures` also the norm that they have beside those that wait. Returns the ticket.
+  uint64_t Add(Keys keys, std::shared_ptr<const void> hold, const float* gradients,
+               const BFloat16* gradients_bf16, float* anchor_gradient, bool measures = true) {
+    std::lock_guard<std::mutex> guard(mu_);
+    if (!measures) {
+      deposits_.push_back(
+          {std::move(keys), std::move(hold), gradients, gradients_bf16, ++tickets_});
+      AddMark(tickets_, anchor_gradient);
+      return tickets_;
+    }
+    std::vector<Coordinates> others;
+    std::vector<double> products;
+    for (Deposit& deposit : deposits_) {
+      if (!deposit.coordinates.has_value()) continue;
+      others.push_back(*deposit.coordinates);
+      products.push_back(deposit.keys.Dot(keys));
+    }
+    const Coordinates own = CoordinatesOf(others, products, keys.square());
+    deposits_.push_back(
+        {std::move(keys), std::move(hold), gradients, gradients_bf16, ++tickets_, own});
+    AddMark(tickets_, anchor_gradient);
+    AddCoordinates(own, anchor_gradient);
     return tickets_;
   }
 
-  // Whether there are some that are nobody's or the optimizer's.
-  bool HasFor(int64_t optimizer) const {
+  bool empty() const {
     std::lock_guard<std::mutex> guard(mu_);
-    return std::any_of(deposits_.begin(), deposits_.end(), [optimizer](const Deposit& deposit) {
-      return deposit.optimizer == kNobody || deposit.optimizer == optimizer;
-    });
+    return deposits_.empty();
   }
 
-  // Gives an optimizer those that `arrived` (kAnchorSize) names, which is what has reached it of
-  // the anchor's gradient. Those that were not redeemed for too long go. Error: kFailedPrecondition
-  // if it names others than those that wait, or some of more than a place can tell apart. Nothing
-  // has changed then.
-  Status Redeem(const float* arrived, int64_t optimizer) {
+  // Takes those that `arrived` (kAnchorSize) names, which is what has reached an optimizer of the
+  // anchor's gradient, in their order. Those that were not redeemed for too long go. `plain`: the
+  // gradients may have been added up and multiplied on their way, and nothing else.
+  // Error: kFailedPrecondition if it names others than those that wait, some of more than a place
+  // can tell apart, or gradients that were changed otherwise. Nothing has changed then.
+  Result<std::vector<Deposit>> Redeem(const float* arrived, bool plain) {
     std::vector<Deposit> dropped;  // goes without the lock
     std::lock_guard<std::mutex> guard(mu_);
     std::vector<std::pair<Deposit*, float>> redeemed;
@@ -86,53 +107,25 @@ class DepositQueue {
       if (sum == 0.0f && weighted == 0.0f) continue;
       if (Status status = FindAt(place, sum, weighted, &redeemed); !status.ok()) return status;
     }
+    if (plain && !IsPlain(arrived, redeemed)) return NotPlain();
+    for (Deposit& deposit : deposits_) ++deposit.missed;
     for (const auto& [deposit, factor] : redeemed) {
-      deposit->optimizer = optimizer;
       deposit->factor = factor;
+      deposit->missed = kRedeemed;
     }
-    const auto gone =
-        std::stable_partition(deposits_.begin(), deposits_.end(), [](Deposit& deposit) {
-          return deposit.optimizer != kNobody || ++deposit.missed < kMostMissed;
-        });
-    dropped.assign(std::make_move_iterator(gone), std::make_move_iterator(deposits_.end()));
-    deposits_.erase(gone, deposits_.end());
-    return Status();
+    std::vector<Deposit> taken = TakeIf([](const Deposit& d) { return d.missed == kRedeemed; });
+    dropped = TakeIf([](const Deposit& d) { return d.missed >= kMostMissed; });
+    return InOrder(std::move(taken));
   }
 
-  // Gives an optimizer all that are nobody's, as they are.
-  void RedeemAll(int64_t optimizer) {
+  // Takes all, as they are, in their order.
+  std::vector<Deposit> TakeAll() {
     std::lock_guard<std::mutex> guard(mu_);
-    for (Deposit& deposit : deposits_) {
-      if (deposit.optimizer == kNobody) deposit.optimizer = optimizer;
-    }
-  }
-
-  // Those of an optimizer, in their order.
-  std::vector<Deposit> Take(int64_t optimizer) {
-    std::vector<Deposit> taken;
-    {
-      std::lock_guard<std::mutex> guard(mu_);
-      const auto others = std::stable_partition(
-          deposits_.begin(), deposits_.end(),
-          [optimizer](const Deposit& deposit) { return deposit.optimizer == optimizer; });
-      taken.assign(std::make_move_iterator(deposits_.begin()), std::make_move_iterator(others));
-      deposits_.erase(deposits_.begin(), others);
-    }
-    std::stable_sort(taken.begin(), taken.end(), [](const Deposit& a, const Deposit& b) {
-      return a.keys.order < b.keys.order;
-    });
-    return taken;
+    return InOrder(std::exchange(deposits_, {}));
   }
 
   // Returns how many gradients there were.
-  uint64_t Drop() {
-    std::vector<Deposit> dropped;
-    {
-      std::lock_guard<std::mutex> guard(mu_);
-      dropped.swap(deposits_);
-    }
-    return GradientsOf(dropped);
-  }
+  uint64_t Drop() { return GradientsOf(TakeAll()); }
 
   uint64_t gradients() const {
     std::lock_guard<std::mutex> guard(mu_);
@@ -142,6 +135,11 @@ class DepositQueue {
  private:
   // Ratios of weights are at least 1 / 65536 apart; a few roundings of float32 are not as much.
   static constexpr double kTolerance = 4e-6;
+
+  // What float32 makes of sums of coordinates; whoever changes single elements changes more.
+  static constexpr double kPlainTolerance = 1e-3;
+  static constexpr double kLeast = 1e-30;  // what is shorter may have lost digits
+  static constexpr int kRedeemed = -1;
 
   static bool Near(double value, double expected) {
     return std::abs(value - expected) <= kTolerance * expected;
@@ -153,7 +151,7 @@ class DepositQueue {
     std::vector<Deposit*> waiting;
     double weights = 0.0;
     for (Deposit& deposit : deposits_) {
-      if (deposit.optimizer != kNobody || PlaceOf(deposit.ticket) != place) continue;
+      if (PlaceOf(deposit.ticket) != place) continue;
       waiting.push_back(&deposit);
       weights += WeightOf(deposit.ticket);
     }
@@ -182,6 +180,50 @@ class DepositQueue {
             " steps ago. Received: others. Take the gradients anew for each step; of a layer that "
             "is called more than " +
             std::to_string(kPlaces) + " times in a step, give all to one optimizer, by one factor");
+  }
+
+  // Whether the coordinates that have arrived are the sum of those that were redeemed.
+  static bool IsPlain(const float* arrived,
+                      const std::vector<std::pair<Deposit*, float>>& redeemed) {
+    Coordinates rest{};
+    for (int i = 0; i < kCoordinates; ++i) rest[i] = arrived[2 * kPlaces + i];
+    double length = 0.0;
+    for (const auto& [deposit, factor] : redeemed) {
+      if (!deposit->coordinates.has_value()) return true;
+      const Coordinates& own = *deposit->coordinates;
+      for (int i = 0; i < kCoordinates; ++i) rest[i] -= factor * own[i];
+      length += std::abs(factor) * std::sqrt(Product(own, own));
+    }
+    const double off = std::sqrt(Product(rest, rest));
+    return !std::isfinite(off) || !std::isfinite(length) ||
+           off <= kPlainTolerance * length + kLeast;
+  }
+
+  static Status NotPlain() {
+    return Status(Code::kFailedPrecondition,
+                  "expected gradients of this table as a tape gives them, added up or multiplied. "
+                  "Received: some whose elements were changed one by one, which nobody can tell of "
+                  "rows. Clip values by the optimizer's clipvalue, and norms by tf.clip_by_norm, "
+                  "tf.clip_by_global_norm or the optimizer's arguments; average them over workers "
+                  "without compression");
+  }
+
+  template <typename Wanted>
+  std::vector<Deposit> TakeIf(const Wanted& wanted) {
+    const auto gone =
+        std::stable_partition(deposits_.begin(), deposits_.end(),
+                              [&](const Deposit& deposit) { return !wanted(deposit); });
+    std::vector<Deposit> taken(std::make_move_iterator(gone),
+                               std::make_move_iterator(deposits_.end()));
+    deposits_.erase(gone, deposits_.end());
+    return taken;
+  }
+
+  static std::vector<Deposit> InOrder(std::vector<Deposit> deposits) {
+    std::stable_sort(deposits.begin(), deposits.end(), [](const Deposit& a, const Deposit& b) {
+      return a.keys.order < b.keys.order;
+    });
+    return deposits;
   }
 
   static uint64_t GradientsOf(const std::vector<Deposit>& deposits) {

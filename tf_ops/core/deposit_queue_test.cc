@@ -4,8 +4,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -16,17 +18,29 @@
 namespace sok {
 namespace {
 
+// A deposit of a few numbers.
 struct Numbered {
   size_t n = 1;
-  DepositOrder order;
+  DepositOrder order = {};
+  std::vector<double> gradient = {1.0};
+
+  double Dot(const Numbered& other) const {
+    return std::inner_product(gradient.begin(), gradient.end(), other.gradient.begin(), 0.0);
+  }
+  double square() const { return Dot(*this); }
 };
+
+double NormOf(const std::vector<float>& gradient) {
+  double square = 0.0;
+  for (float x : gradient) square += static_cast<float>(x * x);
+  return std::sqrt(square);
+}
 
 TEST_CASE("deposits are taken in the order of calls, of lookups and of gradients") {
   DepositQueue<Numbered> queue;
   const std::vector<DepositOrder> orders = {{0, 2, 0}, {0, 1, 7}, {1, 1, 0}, {0, 1, 3}, {1, 0, 9}};
   for (const DepositOrder& order : orders) queue.Add({1, order}, nullptr, nullptr, nullptr);
-  queue.RedeemAll(0);
-  const auto taken = queue.Take(0);
+  const auto taken = queue.TakeAll();
   REQUIRE(taken.size() == orders.size());
   for (size_t i = 1; i < taken.size(); ++i) CHECK(taken[i - 1].keys.order < taken[i].keys.order);
   CHECK(taken[0].keys.order.gradient == 3);
@@ -36,24 +50,8 @@ TEST_CASE("deposits are taken in the order of calls, of lookups and of gradients
 TEST_CASE("deposits of one place stay as they came") {
   DepositQueue<Numbered> queue;
   for (size_t n = 1; n <= 20; ++n) queue.Add({n, {}}, nullptr, nullptr, nullptr);
-  queue.RedeemAll(0);
-  queue.RedeemAll(0);
-  const auto taken = queue.Take(0);
+  const auto taken = queue.TakeAll();
   for (size_t n = 1; n <= 20; ++n) CHECK(taken[n - 1].keys.n == n);
-}
-
-TEST_CASE("what one optimizer accumulates, another does not take") {
-  DepositQueue<Numbered> queue;
-  queue.Add({3, {}}, nullptr, nullptr, nullptr);
-  queue.RedeemAll(7);
-  queue.Add({4, {}}, nullptr, nullptr, nullptr);
-  queue.RedeemAll(8);
-  CHECK(queue.gradients() == 7);
-  CHECK(queue.Take(8).size() == 1);
-  CHECK(!queue.HasFor(8));
-  CHECK(queue.HasFor(7));
-  CHECK(queue.Take(7).size() == 1);
-  CHECK(queue.Drop() == 0);
 }
 
 TEST_CASE("what reaches an optimizer names its deposits, each by its factor") {
@@ -61,10 +59,14 @@ TEST_CASE("what reaches an optimizer names its deposits, each by its factor") {
   CAPTURE(seed);
   std::mt19937 random(seed);
   DepositQueue<Numbered> queue;
+  std::map<uint64_t, std::vector<float>> gradients;  // of the anchor, by ticket
   std::map<uint64_t, int> waiting;  // tickets, and the commits that have missed them
   for (int step = 0; step < 2000; ++step) {
     for (int i = random() % 4; i > 0; --i) {
-      waiting[queue.Add({1, {}}, nullptr, nullptr, nullptr)] = 0;
+      std::vector<float> gradient(kAnchorSize);
+      const uint64_t ticket = queue.Add({}, nullptr, nullptr, nullptr, gradient.data());
+      gradients[ticket] = gradient;
+      waiting[ticket] = 0;
     }
     // At most one of each place, as none of them is asked for twice.
     std::map<int, uint64_t> chosen;
@@ -74,14 +76,12 @@ TEST_CASE("what reaches an optimizer names its deposits, each by its factor") {
     std::vector<float> arrived(kAnchorSize);
     std::map<uint64_t, float> factors;
     for (const auto& [place, ticket] : chosen) {
-      std::vector<float> gradient(kAnchorSize);
-      AddMark(ticket, gradient.data());
+      const std::vector<float>& gradient = gradients.at(ticket);
       const float factor = factors[ticket] = static_cast<float>(random() % 2000) / 7.0f - 100.0f;
       for (int i = 0; i < kAnchorSize; ++i) arrived[i] += factor * gradient[i];
       if (factor == 0.0f) factors.erase(ticket);
     }
-    REQUIRE(queue.Redeem(arrived.data(), 1).ok());
-    const auto taken = queue.Take(1);
+    const auto taken = Value(queue.Redeem(arrived.data(), true));
     REQUIRE(taken.size() == factors.size());
     for (const auto& deposit : taken) {
       CHECK(deposit.factor == doctest::Approx(factors.at(deposit.ticket)).epsilon(1e-6));
@@ -97,14 +97,99 @@ TEST_CASE("what reaches an optimizer names its deposits, each by its factor") {
 TEST_CASE("deposits that were taken before are told, and nothing is redeemed then") {
   DepositQueue<Numbered> queue;
   std::vector<float> first(kAnchorSize), both(kAnchorSize);
-  AddMark(queue.Add({1, {}}, nullptr, nullptr, nullptr), first.data());
-  REQUIRE(queue.Redeem(first.data(), 1).ok());
-  REQUIRE(queue.Take(1).size() == 1);
+  queue.Add({}, nullptr, nullptr, nullptr, first.data());
+  REQUIRE(Value(queue.Redeem(first.data(), true)).size() == 1);
   both = first;
-  AddMark(queue.Add({1, {}}, nullptr, nullptr, nullptr), both.data());
-  CHECK(queue.Redeem(both.data(), 1).code() == Code::kFailedPrecondition);
-  CHECK(queue.Take(1).empty());
+  queue.Add({}, nullptr, nullptr, nullptr, both.data());
+  CHECK(queue.Redeem(both.data(), true).status().code() == Code::kFailedPrecondition);
   CHECK(queue.gradients() == 1);
+}
+
+TEST_CASE("any sum of gradients has the norm that the rows' gradients have") {
+  const uint32_t seed = 11;
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  std::normal_distribution<double> normal;
+  for (int repeat = 0; repeat < 300; ++repeat) {
+    DepositQueue<Numbered> queue;
+    const size_t count = 1 + random() % kCoordinates, length = 1 + random() % 60;
+    std::vector<std::vector<float>> anchors;
+    std::vector<std::vector<double>> deposited;
+    for (size_t i = 0; i < count; ++i) {
+      Numbered own{1, {}, std::vector<double>(length)};
+      // Some are 0, some a multiple of another, some nearly so.
+      const int kind = random() % 6;
+      if (kind > 1 || (kind == 1 && i == 0)) {
+        for (double& x : own.gradient) x = normal(random);
+      } else if (kind == 1) {
+        own.gradient = deposited[random() % i];
+        for (double& x : own.gradient) x *= -2.0;
+        if (random() % 2 == 0) own.gradient[0] += 1e-4;
+      }
+      deposited.push_back(own.gradient);
+      anchors.emplace_back(kAnchorSize);
+      queue.Add(own, nullptr, nullptr, nullptr, anchors.back().data());
+    }
+    for (int sum = 0; sum < 5; ++sum) {
+      std::vector<float> arrived(kAnchorSize);
+      std::vector<double> expected(length);
+      double parts = 0.0;
+      for (size_t i = 0; i < count; ++i) {
+        const float factor = random() % 3 == 0 ? 0.0f : static_cast<float>(normal(random));
+        for (int j = 0; j < kAnchorSize; ++j) arrived[j] += factor * anchors[i][j];
+        for (size_t j = 0; j < length; ++j) expected[j] += factor * deposited[i][j];
+        parts += std::abs(factor) * NormOf(anchors[i]);
+      }
+      double square = 0.0;
+      for (double x : expected) square += x * x;
+      // Each part is rounded to float32; marks are below the least that counts.
+      CHECK(std::abs(NormOf(arrived) - std::sqrt(square)) <= 1e-6 * parts + 1e-15);
+    }
+  }
+}
+
+TEST_CASE("the sum of more gradients than there are coordinates has its norm") {
+  DepositQueue<Numbered> queue;
+  std::mt19937 random(12);
+  std::normal_distribution<double> normal;
+  std::vector<float> arrived(kAnchorSize);
+  std::vector<double> sum(100);
+  for (int i = 0; i < 90; ++i) {
+    Numbered own{1, {}, std::vector<double>(sum.size())};
+    for (size_t j = 0; j < sum.size(); ++j) sum[j] += own.gradient[j] = normal(random);
+    queue.Add(own, nullptr, nullptr, nullptr, arrived.data());
+    double square = 0.0;
+    for (double x : sum) square += x * x;
+    CHECK(NormOf(arrived) == doctest::Approx(std::sqrt(square)).epsilon(1e-5));
+  }
+  CHECK(Value(queue.Redeem(arrived.data(), true)).size() == 90);
+}
+
+TEST_CASE("a gradient that is no number makes that of the anchor none") {
+  for (double wrong : {std::nan(""), HUGE_VAL}) {
+    DepositQueue<Numbered> queue;
+    std::vector<float> first(kAnchorSize), second(kAnchorSize);
+    queue.Add({1, {}, {wrong}}, nullptr, nullptr, nullptr, first.data());
+    CHECK_FALSE(std::isfinite(NormOf(first)));
+    queue.Add({1, {}, {2.0}}, nullptr, nullptr, nullptr, second.data());
+    CHECK(NormOf(second) == 2.0);
+    REQUIRE(Value(queue.Redeem(first.data(), true)).size() == 1);
+    REQUIRE(Value(queue.Redeem(second.data(), true)).size() == 1);
+  }
+}
+
+TEST_CASE("gradients whose elements were changed one by one are refused") {
+  DepositQueue<Numbered> queue;
+  std::vector<float> arrived(kAnchorSize);
+  queue.Add({1, {}, {3.0, 4.0}}, nullptr, nullptr, nullptr, arrived.data());
+  std::vector<float> clipped = arrived, without_marks = arrived;
+  for (float& x : clipped) x = std::min(x, 1.0f);
+  std::fill(without_marks.begin(), without_marks.begin() + 2 * kPlaces, 0.0f);
+  for (const auto& changed : {clipped, without_marks}) {
+    CHECK(queue.Redeem(changed.data(), true).status().code() == Code::kFailedPrecondition);
+    CHECK(queue.gradients() == 1);
+  }
+  CHECK(Value(queue.Redeem(clipped.data(), /*plain=*/false)).size() == 1);
 }
 
 TEST_CASE("equal keys of several lookups are summed in the order of the lookups") {

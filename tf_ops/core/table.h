@@ -17,6 +17,7 @@
 #include "core/initializer.h"
 #include "core/optimizers/row_optimizer.h"
 #include "core/status.h"
+#include "core/stores/grouped_gradients.h"
 #include "core/stores/row_store.h"
 #include "core/types.h"
 
@@ -43,6 +44,12 @@ struct TableConfig {
   bool step_clock = false;  // times of rows are steps of the table, not seconds
 };
 
+// Where a deposit adds to the gradient of its anchor.
+struct AnchorGradient {
+  float* gradient = nullptr;  // (kAnchorSize); null: nothing names the deposit
+  bool measures = true;       // whether it gets the norm of what is deposited
+};
+
 // Keys of one lookup, for the deposit that follows it.
 struct LookupKeys {
   std::shared_ptr<const void> hold;  // keeps `keys` alive
@@ -56,6 +63,10 @@ struct LookupKeys {
   bool leave_absent = false;
   float factor = 1.0f;  // that their gradients are multiplied by
   DepositOrder order = {};
+  std::shared_ptr<GroupedGradients> grouped = nullptr;  // of a deposit: its gradients by key
+
+  double square() const { return grouped->square(); }
+  double Dot(const LookupKeys& other) { return grouped->Dot(*other.grouped); }
 };
 
 struct CommitOptions {
@@ -65,14 +76,21 @@ struct CommitOptions {
   int64_t step = 0;
   float scale = 1.0f;  // gradients are multiplied by it
   // Which optimizer commits; 0: nobody in particular. One that the table has not seen before, and
-  // whose step is 1, finds the slots that others have left started anew, unless the table keeps
-  // its slots.
+  // that is new, finds the slots that others have left started anew, unless the table keeps its
+  // slots.
   int64_t optimizer = 0;
-  // False: what it redeems stays for a later commit of the same optimizer.
-  bool apply = true;
+  // The greatest `step` at which an optimizer may come for the first time, and be new: one that
+  // accumulates the gradients of several calls counts the calls.
+  int64_t first_step = 1;
+  // The sum of a row's gradients, times the scale, is brought into [-clip_value, clip_value]; 0: it
+  // is not.
+  float clip_value = 0.0f;
   // What has reached the optimizer of the anchor's gradient (kAnchorSize), which names the deposits
-  // that are its own now: see tickets.h. Null: all that nobody else has redeemed.
+  // that it applies: see tickets.h. Null: all that wait.
   const float* redeemed = nullptr;
+  // Whether the anchor's gradients were added up and multiplied on their way, and nothing else:
+  // see DepositQueue::Redeem.
+  bool plain = true;
 };
 
 struct CommitOutcome {
@@ -181,13 +199,18 @@ class Table {
   Result<EvictedRows> Evict(const Key* keys, size_t n, const ParallelFor& parallel_for);
 
   // Keeps the gradients (keys.n, dim) until a Commit redeems them. `hold` keeps them alive. Exactly
-  // one of the two pointers is set. Returns the ticket.
-  uint64_t Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
-                   const BFloat16* gradients_bf16);
+  // one of the two pointers is set. Adds to the gradient of the anchor what names them.
+  void Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
+               const BFloat16* gradients_bf16, const AnchorGradient& anchor = {},
+               const ParallelFor& parallel_for = SerialFor);
+  // Sums gradients by key, for deposits.
+  std::shared_ptr<GroupedGradients> Group(const LookupKeys& keys, const float* gradients,
+                                          const BFloat16* gradients_bf16,
+                                          const ParallelFor& parallel_for) const;
 
-  // Sums what the optimizer has redeemed by key and applies the rule once. Without any it does
-  // nothing. An error drops it and leaves every row's values as they were. kFailedPrecondition: the
-  // rule is another one, and the table keeps its slots; or DepositQueue::Redeem's.
+  // Sums what the optimizer redeems by key and applies the rule once. Without any it does nothing.
+  // An error drops it and leaves every row's values as they were. kFailedPrecondition: the rule is
+  // another one, and the table keeps its slots; or DepositQueue::Redeem's.
   Result<CommitOutcome> Commit(const CommitOptions& options, const ParallelFor& parallel_for);
 
   // One step of `optimizer`, whose rule is `rule`, on the rows of the keys (n) with gradients
@@ -200,8 +223,7 @@ class Table {
                 const RowOptimizer& optimizer, const UpdateOptions& options,
                 const ParallelFor& parallel_for);
 
-  // Whether there are some that a commit of the optimizer would apply.
-  bool has_deposits(int64_t optimizer) const { return deposits_.HasFor(optimizer); }
+  bool has_deposits() const { return !deposits_.empty(); }
   // Forgets the deposits. Returns how many gradients there were.
   uint64_t DropDeposits() { return deposits_.Drop(); }
   // Numbers lookups, for the order of their deposits.
@@ -290,6 +312,7 @@ class Table {
   std::shared_ptr<std::atomic<uint32_t>> ticks_;  // of a step clock: commits so far; else null
   std::shared_ptr<Admission> admission_;          // null: every key gets a row
 
+  const std::shared_ptr<GroupedGradientsPool> grouped_ = std::make_shared<GroupedGradientsPool>();
   DepositQueue<LookupKeys> deposits_;
 
   std::mutex commit_mu_;  // guards state_, and lets one commit, export or restore run at a time

@@ -6,28 +6,25 @@
 
 namespace sok {
 
-namespace {
-
-// A batch with its gradients multiplied by a factor; `floats` keeps them.
-GradientBatch Scaled(const GradientBatch& batch, float factor, int dim,
-                     std::vector<float>* floats) {
-  floats->resize(batch.n * dim);
-  for (size_t i = 0; i < batch.n; ++i) {
-    const size_t row = (batch.positions != nullptr ? batch.positions[i] : i) * dim;
-    for (int d = 0; d < dim; ++d) {
-      (*floats)[i * dim + d] =
-          factor * (batch.gradients != nullptr ? batch.gradients[row + d]
-                                               : ToFloat(batch.gradients_bf16[row + d]));
-    }
-  }
-  return {batch.keys, floats->data(), nullptr, batch.n};
+std::shared_ptr<GroupedGradients> Table::Group(const LookupKeys& keys, const float* gradients,
+                                               const BFloat16* gradients_bf16,
+                                               const ParallelFor& parallel_for) const {
+  auto grouped = grouped_->Make();
+  grouped->Build(*store_, {keys.keys, gradients, gradients_bf16, keys.n, keys.positions},
+                 config_.dim, parallel_for);
+  return grouped;
 }
 
-}  // namespace
-
-uint64_t Table::Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
-                        const BFloat16* gradients_bf16) {
-  return deposits_.Add(std::move(keys), std::move(hold), gradients, gradients_bf16);
+void Table::Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
+                    const BFloat16* gradients_bf16, const AnchorGradient& anchor,
+                    const ParallelFor& parallel_for) {
+  if (anchor.gradient == nullptr) {
+    deposits_.Add(std::move(keys), std::move(hold), gradients, gradients_bf16);
+    return;
+  }
+  if (anchor.measures) keys.grouped = Group(keys, gradients, gradients_bf16, parallel_for);
+  deposits_.Add(std::move(keys), std::move(hold), gradients, gradients_bf16, anchor.gradient,
+                anchor.measures);
 }
 
 Status Table::MakeDepositedRows(const Deposits& deposits, uint32_t now,
@@ -48,11 +45,13 @@ Status Table::MakeDepositedRows(const Deposits& deposits, uint32_t now,
 void Table::Meet(const CommitOptions& options) {
   // Also in a step without deposits, so that a first step without this table counts.
   const bool is_new = earlier_steps_.emplace(options.optimizer, 0).second;
-  const bool begins = options.step == 1 && (is_new || options.optimizer == 0);
+  const bool is_first = options.step >= 1 && options.step <= options.first_step;
+  const bool begins = is_first && (is_new || options.optimizer == 0);
   if (kept_.has_value()) {
     // An optimizer that was restored along knows the table's steps, a new one does not.
     if (is_new || begins) {
-      earlier_steps_[options.optimizer] = std::max<int64_t>(0, state_.steps - (options.step - 1));
+      const int64_t known = is_first ? 0 : options.step - 1;
+      earlier_steps_[options.optimizer] = std::max<int64_t>(0, state_.steps - known);
     }
   } else if (begins) {
     restart_ = true;
@@ -79,20 +78,13 @@ bool Table::StartsAnew(const CommitOptions& options) const {
 
 Result<CommitOutcome> Table::Commit(const CommitOptions& options, const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> commit(commit_mu_);
-  if (options.redeemed == nullptr) {
-    deposits_.RedeemAll(options.optimizer);
-  } else if (Status status = deposits_.Redeem(options.redeemed, options.optimizer); !status.ok()) {
-    return status;
-  }
-  if (Status status = CheckRule(options.rule); !status.ok()) {
-    // Who accumulates would meet them again in its next step.
-    deposits_.Take(options.optimizer);
-    return status;
-  }
+  auto redeemed = options.redeemed == nullptr ? Result<Deposits>(deposits_.TakeAll())
+                                              : deposits_.Redeem(options.redeemed, options.plain);
+  if (!redeemed.ok()) return redeemed.status();
+  Deposits& deposits = redeemed.value();
+  if (Status status = CheckRule(options.rule); !status.ok()) return status;
   Meet(options);
   CommitOutcome outcome;
-  if (!options.apply) return outcome;
-  const Deposits deposits = deposits_.Take(options.optimizer);
   auto optimizer = MakeRowOptimizer(options.rule, options.hypers);
   if (!optimizer.ok()) return optimizer.status();
   if (deposits.empty()) return outcome;
@@ -116,28 +108,32 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   after.rule = options.rule;
   after.steps = after.next_step();
 
-  std::vector<std::vector<float>> scaled(deposits.size());
   std::vector<GradientBatch> batches;
-  for (const auto& deposit : deposits) {
-    const LookupKeys& keys = deposit.keys;
-    batches.push_back(
-        {keys.keys, deposit.gradients, deposit.gradients_bf16, keys.n, keys.positions});
+  const bool grouped = std::any_of(deposits.begin(), deposits.end(), [](const auto& deposit) {
+    return deposit.keys.grouped != nullptr;
+  });
+  for (auto& deposit : deposits) {
+    LookupKeys& keys = deposit.keys;
+    if (grouped && keys.grouped == nullptr) {
+      keys.grouped = Group(keys, deposit.gradients, deposit.gradients_bf16, parallel_for);
+    }
+    batches.push_back({keys.keys, deposit.gradients, deposit.gradients_bf16, keys.n, keys.positions,
+                       keys.grouped.get(), deposit.factor * keys.factor});
   }
   // Nearly always there is one factor, which the step takes along.
-  const auto factor_of = [&](size_t i) { return deposits[i].factor * deposits[i].keys.factor; };
-  std::optional<float> factor;
-  bool one_factor = true;
-  for (size_t i = 0; i < deposits.size(); ++i) {
-    if (batches[i].n == 0) continue;
-    if (!factor.has_value()) factor = factor_of(i);
-    one_factor &= factor_of(i) == *factor;
-  }
-  for (size_t i = 0; !one_factor && i < deposits.size(); ++i) {
-    batches[i] = Scaled(batches[i], factor_of(i), config_.dim, &scaled[i]);
+  const auto first = std::find_if(batches.begin(), batches.end(),
+                                  [](const GradientBatch& batch) { return batch.n > 0; });
+  const float factor = first == batches.end() ? 1.0f : first->factor;
+  const bool one_factor = std::all_of(first, batches.end(), [factor](const GradientBatch& batch) {
+    return batch.n == 0 || batch.factor == factor;
+  });
+  if (one_factor) {
+    for (GradientBatch& batch : batches) batch.factor = 1.0f;
   }
   CommitStep step;
   step.number = options.step > 0 ? options.step + earlier_steps_[options.optimizer] : after.steps;
-  step.scale = options.scale * (one_factor ? factor.value_or(1.0f) : 1.0f);
+  step.scale = options.scale * (one_factor ? factor : 1.0f);
+  step.clip_value = options.clip_value;
   step.now = now;
   auto rows = ApplyStep(batches, *optimizer.value(), std::move(step), after, parallel_for);
   if (!rows.ok()) return rows.status();

@@ -296,21 +296,27 @@ TEST_CASE("a commit lets go of what was deposited") {
   CHECK(hold.use_count() == 1);
 }
 
-TEST_CASE("what one optimizer accumulates is left to it by the others") {
+TEST_CASE("gradients that an optimizer was not given are left to others") {
   const auto table = MakeTable();
   MakeRows(*table, {1, 2});
   const auto before = Embedding(*table, 1);
-  CommitOptions first{"sgd", {{"learning_rate", 1.0}}, 0, 1.0f, 7, false};
-  CommitOptions second{"sgd", {{"learning_rate", 1.0}}, 0, 1.0f, 8, true};
-  DepositOnes(*table, {1});
-  REQUIRE(table->Commit(first, SerialFor).ok());
-  DepositOnes(*table, {2});
+  const std::vector<float> ones(kDim, 1.0f);
+  CommitOptions first{"sgd", {{"learning_rate", 1.0}}, 0, 1.0f, 7};
+  CommitOptions second{"sgd", {{"learning_rate", 1.0}}, 0, 1.0f, 8};
+  std::vector<float> given_first(kAnchorSize), given_second(kAnchorSize);
+  first.redeemed = given_first.data();
+  second.redeemed = given_second.data();
+  const auto deposit = [&](const Key& key, std::vector<float>* given) {
+    table->Deposit({nullptr, &key, 1, false}, nullptr, ones.data(), nullptr, {given->data()});
+  };
+  const Key one = 1, two = 2;
+  deposit(one, &given_first);
+  deposit(two, &given_second);
   auto outcome = table->Commit(second, SerialFor);
   REQUIRE(outcome.ok());
   CHECK(outcome.value().rows == 1);
   CHECK(Embedding(*table, 1) == before);
-  DepositOnes(*table, {1});
-  first.apply = true;
+  deposit(one, &given_first);
   REQUIRE(table->Commit(first, SerialFor).ok());
   for (int j = 0; j < kDim; ++j) CHECK(Embedding(*table, 1)[j] == before[j] - 2.0f);
 }
@@ -319,7 +325,7 @@ TEST_CASE("slots start anew for an optimizer that begins, even if its first step
   const auto table = MakeTable();
   const auto step = [&](int64_t optimizer, int64_t number, bool with_gradients) {
     if (with_gradients) DepositOnes(*table, {1});
-    auto outcome = table->Commit({"adagrad", {}, number, 1.0f, optimizer, true}, SerialFor);
+    auto outcome = table->Commit({"adagrad", {}, number, 1.0f, optimizer}, SerialFor);
     REQUIRE(outcome.ok());
     return outcome.value().restarted;
   };

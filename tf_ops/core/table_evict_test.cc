@@ -126,9 +126,10 @@ TEST_CASE("a step without deposits, an update in time and a lookup do not move t
   const auto table = MakeTable();
   StepOn(*table, {1});
   REQUIRE(table->Commit({"sgd", {}, 0, 1.0f}, SerialFor).ok());
-  CommitOptions waiting{"sgd", {}, 0, 1.0f};
-  waiting.apply = false;
-  REQUIRE(table->Commit(waiting, SerialFor).ok());
+  CommitOptions nothing{"sgd", {}, 0, 1.0f};
+  const std::vector<float> arrived(kAnchorSize);
+  nothing.redeemed = arrived.data();
+  REQUIRE(table->Commit(nothing, SerialFor).ok());
   std::vector<float> out(kDim);
   const Key key = 2;
   REQUIRE(table->Lookup(&key, 1, true, out.data(), SerialFor).ok());

@@ -1,20 +1,23 @@
-// How the gradient of an anchor names deposits.
+// How the gradient of an anchor names deposits, and how long it is.
 //
-// The anchor of a table is a vector of kAnchorSize numbers. The gradient that a deposit gives it is
-// 0 but for two of them: a mark at the deposit's place, and the same mark times the deposit's
-// weight kPlaces behind it. Gradients of several deposits add up. What reaches an optimizer says by
-// the first how often, and by which factor, the deposits of a place are to be applied, and by the
-// ratio of the two which of them.
+// The anchor of a table is a vector of kAnchorSize numbers. The gradient that a deposit gives it
+// holds a mark at the deposit's place, the same mark times the deposit's weight kPlaces behind it,
+// and at the end the coordinates of what was deposited. The rest is 0. Gradients of several
+// deposits add up. What reaches an optimizer says by the first how often, and by which factor, the
+// deposits of a place are to be applied, and by the ratio of the two which of them.
 //
-// A mark is so small that its square is 0 in float32, so that it is no part of any norm.
+// A mark is so small that its square is 0 in float32, so that it is no part of any norm. The
+// coordinates have the norm of the rows' gradients.
 #pragma once
 
 #include <cstdint>
 
+#include "core/coordinates.h"
+
 namespace sok {
 
-constexpr int kPlaces = 32;
-constexpr int kAnchorSize = 2 * kPlaces;
+constexpr int kPlaces = 64;
+constexpr int kAnchorSize = 2 * kPlaces + kCoordinates;
 constexpr float kMark = 0x1p-80f;
 
 inline int PlaceOf(uint64_t ticket) { return static_cast<int>(ticket % kPlaces); }
@@ -31,6 +34,13 @@ inline float WeightOf(uint64_t ticket) {
 inline void AddMark(uint64_t ticket, float* gradient) {
   gradient[PlaceOf(ticket)] += kMark;
   gradient[kPlaces + PlaceOf(ticket)] += kMark * WeightOf(ticket);
+}
+
+// Adds the coordinates of a deposit.
+inline void AddCoordinates(const Coordinates& coordinates, float* gradient) {
+  for (int i = 0; i < kCoordinates; ++i) {
+    gradient[2 * kPlaces + i] += static_cast<float>(coordinates[i]);
+  }
 }
 
 }  // namespace sok

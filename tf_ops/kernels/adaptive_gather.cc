@@ -332,11 +332,14 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
       const std::shared_ptr<Table> target = resource.table();
       made_out.deposit = [target, keys, own = *owned, order](
                              int64_t number, std::shared_ptr<const void> hold,
-                             const float* gradients, const BFloat16* gradients_bf16) {
+                             const float* gradients, const BFloat16* gradients_bf16,
+                             const AnchorGradient& anchor, const ParallelFor& parallel_for) {
         LookupKeys deposited = OwnKeys(keys, own);
         deposited.order = order;
         deposited.order.gradient = number;
-        return target->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16);
+        target->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16, anchor,
+                        parallel_for);
+        return Status();
       };
     }
     receipt->scalar<tf::Variant>()() = std::move(made_out);

@@ -97,14 +97,16 @@ class AdaptiveLookupOp : public tf::OpKernel {
             : table->Lookup(batch, training_, static_cast<BFloat16*>(embeddings->data()),
                             IntraOpPool(ctx));
     OP_REQUIRES_OK(ctx, ToAbsl(status, name));
-    receipt->scalar<tf::Variant>()() = Receipt{
-        name, batch.n, dim_,
-        [table, batch](int64_t number, std::shared_ptr<const void> hold, const float* gradients,
-                       const BFloat16* gradients_bf16) {
-          AdaptiveKeys deposited = batch;
-          deposited.order.gradient = number;
-          return table->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16);
-        }};
+    receipt->scalar<tf::Variant>()() =
+        Receipt{name, batch.n, dim_,
+                [table, batch](int64_t number, std::shared_ptr<const void> hold,
+                               const float* gradients, const BFloat16* gradients_bf16,
+                               const AnchorGradient& anchor, const ParallelFor& parallel_for) {
+                  AdaptiveKeys deposited = batch;
+                  deposited.order.gradient = number;
+                  return table->Deposit(std::move(deposited), std::move(hold), gradients,
+                                        gradients_bf16, anchor, parallel_for);
+                }};
   }
 
  private:

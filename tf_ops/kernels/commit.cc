@@ -20,7 +20,7 @@ absl::Status CommitShape(InferenceContext* c) {
   std::vector<std::string> names;
   TF_RETURN_IF_ERROR(c->GetAttr("hyper_names", &names));
   TF_RETURN_IF_ERROR(c->Merge(c->input(2), c->Vector(static_cast<int64_t>(names.size())), &unused));
-  for (int i = 3; i < 6; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &unused));
+  for (int i = 3; i < 5; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &unused));
   c->set_output(0, c->input(1));
   return absl::OkStatus();
 }
@@ -30,12 +30,14 @@ CommitKernel::CommitKernel(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
   OP_REQUIRES_OK(ctx, ctx->GetAttr("hyper_names", &hyper_names_));
   OP_REQUIRES_OK(ctx, ctx->GetAttr("optimizer", &optimizer_));
   OP_REQUIRES_OK(ctx, ctx->GetAttr("redeems", &redeems_));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("plain", &plain_));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("first_step", &first_step_));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("clip_value", &clip_value_));
 }
 
 void CommitKernel::Compute(tf::OpKernelContext* ctx) {
   OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(3), "step"));
   OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(4), "scale"));
-  OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(5), "apply"));
   const tf::Tensor& hypers = ctx->input(2);
   OP_REQUIRES(ctx, hypers.NumElements() == static_cast<int64_t>(hyper_names_.size()),
               absl::InvalidArgumentError("expected " + std::to_string(hyper_names_.size()) +
@@ -48,10 +50,12 @@ void CommitKernel::Compute(tf::OpKernelContext* ctx) {
   }
   options.step = ctx->input(3).scalar<int64_t>()();
   options.scale = ctx->input(4).scalar<float>()();
-  options.apply = ctx->input(5).scalar<bool>()();
+  options.first_step = first_step_;
+  options.clip_value = clip_value_;
   options.optimizer = optimizer_;
+  options.plain = plain_;
   if (redeems_) {
-    const tf::Tensor& redeemed = ctx->input(6);
+    const tf::Tensor& redeemed = ctx->input(5);
     OP_REQUIRES(ctx, redeemed.NumElements() == kAnchorSize,
                 absl::InvalidArgumentError("expected the gradient of an anchor, a vector of " +
                                            std::to_string(kAnchorSize) + ", got shape " +

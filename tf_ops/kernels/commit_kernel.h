@@ -15,13 +15,15 @@
       .Input("hypers: double")                \
       .Input("step: int64")                   \
       .Input("scale: float")                  \
-      .Input("apply: bool")                   \
       .Input("redeemed: float")               \
       .Output("committed_anchor: float")      \
       .Attr("rule: string")                   \
       .Attr("hyper_names: list(string) >= 0") \
       .Attr("optimizer: int >= 0 = 0")        \
-      .Attr("redeems: bool = false")
+      .Attr("first_step: int >= 1 = 1")       \
+      .Attr("clip_value: float = 0.0")        \
+      .Attr("redeems: bool = false")          \
+      .Attr("plain: bool = true")
 
 namespace sok {
 
@@ -42,7 +44,9 @@ class CommitKernel : public tensorflow::OpKernel {
   std::string rule_;
   std::vector<std::string> hyper_names_;
   int64_t optimizer_;
-  bool redeems_;
+  int64_t first_step_;
+  float clip_value_;
+  bool redeems_, plain_;
 };
 
 }  // namespace sok

@@ -24,7 +24,8 @@ REGISTER_OP("SokEmbed>Deposit")
     .Output("anchor_gradient: float")
     .Attr("dtype: {float, bfloat16}")
     .Attr("number: int = 0")
-    .Attr("marks: bool = false")  // the anchor is a vector of kAnchorSize, else a scalar
+    .Attr("marks: bool = false")    // the anchor is a vector of kAnchorSize, else a scalar
+    .Attr("measures: bool = true")  // whether somebody may want its norm
     .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
       bool marks;
       TF_RETURN_IF_ERROR(c->GetAttr("marks", &marks));
@@ -37,6 +38,7 @@ class DepositOp : public tf::OpKernel {
   explicit DepositOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("marks", &marks_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("measures", &measures_));
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
@@ -58,15 +60,16 @@ class DepositOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &anchor_gradient));
     auto gradient = anchor_gradient->flat<float>();
     gradient.setZero();
-    const uint64_t ticket = receipt->deposit(
+    const Status status = receipt->deposit(
         number_, Hold(gradients), is_float ? static_cast<const float*>(gradients.data()) : nullptr,
-        is_float ? nullptr : static_cast<const BFloat16*>(gradients.data()));
-    if (marks_) AddMark(ticket, gradient.data());
+        is_float ? nullptr : static_cast<const BFloat16*>(gradients.data()),
+        {marks_ ? gradient.data() : nullptr, measures_}, IntraOpPool(ctx));
+    OP_REQUIRES_OK(ctx, ToAbsl(status, receipt->table_name));
   }
 
  private:
   int64_t number_;
-  bool marks_;
+  bool marks_, measures_;
 };
 
 SOK_REGISTER_KERNEL("Deposit", DepositOp);

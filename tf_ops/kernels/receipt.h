@@ -22,9 +22,11 @@ struct Receipt {
   size_t n = 0;  // rows of the gradients
   int dim = 0;
   // Hands gradients (n, dim) over; exactly one of the pointers is set, and `hold` keeps it alive.
-  // `number` is DepositOrder's gradient. Returns the ticket.
-  using Deposit = std::function<uint64_t(int64_t number, std::shared_ptr<const void> hold,
-                                         const float* gradients, const BFloat16* gradients_bf16)>;
+  // `number` is DepositOrder's gradient, and the anchor's gradient is as Table::Deposit has it.
+  using Deposit =
+      std::function<Status(int64_t number, std::shared_ptr<const void> hold, const float* gradients,
+                           const BFloat16* gradients_bf16, const AnchorGradient& anchor,
+                           const ParallelFor& parallel_for)>;
   Deposit deposit;
 
   // A receipt has no meaning outside of its process.
@@ -39,10 +41,14 @@ inline Receipt ReceiptOf(const std::shared_ptr<Table>& table, const std::string&
                          LookupKeys keys) {
   return {name, n, table->dim(),
           [table, keys = std::move(keys)](int64_t number, std::shared_ptr<const void> hold,
-                                          const float* gradients, const BFloat16* gradients_bf16) {
+                                          const float* gradients, const BFloat16* gradients_bf16,
+                                          const AnchorGradient& anchor,
+                                          const ParallelFor& parallel_for) {
             LookupKeys deposited = keys;
             deposited.order.gradient = number;
-            return table->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16);
+            table->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16, anchor,
+                           parallel_for);
+            return Status();
           }};
 }
 

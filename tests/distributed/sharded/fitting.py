@@ -67,6 +67,53 @@ def gradient_accumulation(here: Here) -> dict[str, Any]:
     return contents(model)
 
 
+def _fit_clipped(here: Here, **options: Any) -> dict[str, Any]:
+    model = one_table_model()
+    optimizer = keras.optimizers.SGD(0.5, **options)
+    model.compile(sok_embed.DistributedOptimizer(optimizer), "mse")
+    keys, targets = keys_and_targets()
+    fit(model, keys[:48], targets[:48], here)
+    return contents(model)
+
+
+@scenario
+def unclipped(here: Here) -> dict[str, Any]:
+    return _fit_clipped(here)
+
+
+@scenario
+def clipped_by_norm(here: Here) -> dict[str, Any]:
+    return _fit_clipped(here, clipnorm=0.02)
+
+
+@scenario
+def clipped_by_the_norm_of_all(here: Here) -> dict[str, Any]:
+    return _fit_clipped(here, global_clipnorm=0.03)
+
+
+@scenario
+def clipped_by_value(here: Here) -> dict[str, Any]:
+    return _fit_clipped(here, clipvalue=0.003)
+
+
+@scenario
+def clipped_windows(here: Here) -> dict[str, Any]:
+    return _fit_clipped(here, global_clipnorm=0.03, gradient_accumulation_steps=2)
+
+
+@scenario
+def an_overflow_on_one_worker(here: Here) -> dict[str, Any]:
+    model = one_table_model()
+    inner = keras.optimizers.SGD(0.5, global_clipnorm=0.03)
+    scaling = keras.optimizers.LossScaleOptimizer(inner, dynamic_growth_steps=2)
+    model.compile(sok_embed.DistributedOptimizer(scaling), "mse")
+    keys, targets = keys_and_targets()
+    targets = targets[:48].copy()
+    targets[GLOBAL_BATCH] = np.inf  # in the share of one worker, in the second step
+    fit(model, keys[:48], targets, here)
+    return {**contents(model), "scale": float(model.optimizer.dynamic_scale)}
+
+
 @scenario
 def static_embedding_beside_a_table(here: Here) -> dict[str, Any]:
     """The gradient of a static embedding is an IndexedSlices."""

@@ -23,9 +23,24 @@ constexpr int64_t kCountersVersion = 1;
 
 }  // namespace
 
-uint64_t AdaptiveTable::Deposit(AdaptiveKeys batch, std::shared_ptr<const void> hold,
-                                const float* gradients, const BFloat16* gradients_bf16) {
-  return deposits_.Add(std::move(batch), std::move(hold), gradients, gradients_bf16);
+Status AdaptiveTable::Deposit(AdaptiveKeys batch, std::shared_ptr<const void> hold,
+                              const float* gradients, const BFloat16* gradients_bf16,
+                              const AnchorGradient& anchor, const ParallelFor& parallel_for) {
+  if (anchor.gradient == nullptr) {
+    deposits_.Add(std::move(batch), std::move(hold), gradients, gradients_bf16);
+    return Status();
+  }
+  if (anchor.measures) {
+    auto split = Split(batch, parallel_for);
+    if (!split.ok()) return split.status();
+    for (const auto& [table, part] : PartsOf(split.value().get())) {
+      part->grouped = table->Group(*part, gradients, gradients_bf16, parallel_for);
+    }
+    batch.split = std::move(split.value());
+  }
+  deposits_.Add(std::move(batch), std::move(hold), gradients, gradients_bf16, anchor.gradient,
+                anchor.measures);
+  return Status();
 }
 
 uint64_t AdaptiveTable::DropDeposits() {
@@ -37,39 +52,56 @@ uint64_t AdaptiveTable::DropDepositsLocked() {
   return deposits_.Drop() + own_->DropDeposits() + shared_->DropDeposits();
 }
 
+Result<std::shared_ptr<AdaptiveSplit>> AdaptiveTable::Split(const AdaptiveKeys& batch,
+                                                            const ParallelFor& parallel_for) {
+  auto split = std::make_shared<AdaptiveSplit>();
+  split->changes = changes_;
+  auto missing = own_->Missing(batch.keys, batch.n, parallel_for);
+  if (!missing.ok()) return missing.status();
+  std::vector<uint8_t> is_own(batch.n, 1);
+  for (uint32_t i : missing.value()) is_own[i] = 0;
+  for (size_t i = 0; batch.mask != nullptr && i < batch.n; ++i) is_own[i] &= batch.mask[i] != 0;
+  auto own = std::make_shared<Share>(), shared = std::make_shared<Share>();
+  own->Reserve(batch.n - missing.value().size());
+  shared->Reserve(missing.value().size());
+  for (size_t i = 0; i < batch.n; ++i) {
+    Share& share = is_own[i] != 0 ? *own : *shared;
+    share.keys.push_back(is_own[i] != 0 ? batch.keys[i]
+                                        : StaticBucket(batch.keys[i], config_.static_buckets));
+    share.positions.push_back(static_cast<uint32_t>(i));
+  }
+  const auto keys_of = [&](std::shared_ptr<Share> share, LookupKeys* keys) {
+    keys->keys = share->keys.data();
+    keys->positions = share->positions.data();
+    keys->n = share->keys.size();
+    keys->order = batch.order;
+    keys->hold = std::move(share);
+  };
+  keys_of(std::move(own), &split->own);
+  keys_of(std::move(shared), &split->shared);
+  split->own.leave_absent = true;
+  return split;
+}
+
+std::array<std::pair<Table*, LookupKeys*>, 2> AdaptiveTable::PartsOf(AdaptiveSplit* split) const {
+  return {std::pair(own_.get(), &split->own), std::pair(shared_.get(), &split->shared)};
+}
+
 Status AdaptiveTable::Route(const Deposits& deposits, const ParallelFor& parallel_for) {
   // Also of nothing, so that both tables count the same steps.
   own_->Deposit({}, nullptr, nullptr, nullptr);
   shared_->Deposit({}, nullptr, nullptr, nullptr);
   for (const auto& deposit : deposits) {
-    const AdaptiveKeys& batch = deposit.keys;
-    auto missing = own_->Missing(batch.keys, batch.n, parallel_for);
-    if (!missing.ok()) return missing.status();
-    std::vector<uint8_t> is_own(batch.n, 1);
-    for (uint32_t i : missing.value()) is_own[i] = 0;
-    for (size_t i = 0; batch.mask != nullptr && i < batch.n; ++i) is_own[i] &= batch.mask[i] != 0;
-    auto own = std::make_shared<Share>(), shared = std::make_shared<Share>();
-    own->Reserve(batch.n - missing.value().size());
-    shared->Reserve(missing.value().size());
-    for (size_t i = 0; i < batch.n; ++i) {
-      Share& share = is_own[i] != 0 ? *own : *shared;
-      share.keys.push_back(is_own[i] != 0 ? batch.keys[i]
-                                          : StaticBucket(batch.keys[i], config_.static_buckets));
-      share.positions.push_back(static_cast<uint32_t>(i));
+    std::shared_ptr<AdaptiveSplit> split = deposit.keys.split;
+    if (split == nullptr || split->changes != changes_) {
+      auto anew = Split(deposit.keys, parallel_for);
+      if (!anew.ok()) return anew.status();
+      split = std::move(anew.value());
     }
-    const auto hand_on = [&](Table& table, std::shared_ptr<Share> share, bool leave_absent) {
-      LookupKeys keys;
-      keys.keys = share->keys.data();
-      keys.positions = share->positions.data();
-      keys.n = share->keys.size();
-      keys.leave_absent = leave_absent;
-      keys.order = batch.order;
-      keys.factor = deposit.factor;
-      keys.hold = std::move(share);
-      table.Deposit(std::move(keys), deposit.hold, deposit.gradients, deposit.gradients_bf16);
-    };
-    hand_on(*own_, std::move(own), /*leave_absent=*/true);
-    hand_on(*shared_, std::move(shared), /*leave_absent=*/false);
+    for (const auto& [table, part] : PartsOf(split.get())) {
+      part->factor = deposit.factor;
+      table->Deposit(*part, deposit.hold, deposit.gradients, deposit.gradients_bf16);
+    }
   }
   return Status();
 }
@@ -77,23 +109,17 @@ Status AdaptiveTable::Route(const Deposits& deposits, const ParallelFor& paralle
 Result<CommitOutcome> AdaptiveTable::Commit(const CommitOptions& options,
                                             const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> guard(mu_);
-  if (options.redeemed == nullptr) {
-    deposits_.RedeemAll(options.optimizer);
-  } else if (Status status = deposits_.Redeem(options.redeemed, options.optimizer); !status.ok()) {
-    return status;
-  }
+  auto redeemed = options.redeemed == nullptr ? Result<Deposits>(deposits_.TakeAll())
+                                              : deposits_.Redeem(options.redeemed, options.plain);
+  if (!redeemed.ok()) return redeemed.status();
   CommitOptions of_both = options;
   of_both.redeemed = nullptr;  // what they get is redeemed
-  if (options.apply) {
-    const Deposits deposits = deposits_.Take(options.optimizer);
-    if (!deposits.empty() || shared_->has_deposits(options.optimizer) ||
-        own_->has_deposits(options.optimizer)) {
-      Status status = Route(deposits, parallel_for);
-      if (!status.ok()) {
-        own_->DropDeposits();
-        shared_->DropDeposits();
-        return status;
-      }
+  if (!redeemed.value().empty() || shared_->has_deposits() || own_->has_deposits()) {
+    Status status = Route(redeemed.value(), parallel_for);
+    if (!status.ok()) {
+      own_->DropDeposits();
+      shared_->DropDeposits();
+      return status;
     }
   }
   auto shared = shared_->Commit(of_both, parallel_for);

@@ -9,6 +9,7 @@
 // they say of a key does not depend on n.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -65,6 +66,12 @@ struct AdaptiveConfig {
   int counter_bits = 8;
 };
 
+// Which gradients of a deposit are those of own rows and which those of static rows.
+struct AdaptiveSplit {
+  uint64_t changes = 0;  // AdaptiveTable's when it was so
+  LookupKeys own, shared;
+};
+
 // Keys of one lookup, for the deposit that follows it.
 struct AdaptiveKeys {
   std::shared_ptr<const void> hold;  // keeps the rest alive
@@ -76,6 +83,13 @@ struct AdaptiveKeys {
   const int32_t* mask = nullptr;
   size_t n = 0;
   DepositOrder order = {};
+  std::shared_ptr<AdaptiveSplit> split = nullptr;  // of a deposit whose norm is asked for
+
+  double square() const { return split->own.square() + split->shared.square(); }
+  double Dot(const AdaptiveKeys& other) {
+    return split->own.grouped->Dot(*other.split->own.grouped) +
+           split->shared.grouped->Dot(*other.split->shared.grouped);
+  }
 };
 
 struct AdaptiveStats {
@@ -103,11 +117,12 @@ class AdaptiveTable {
   template <typename T>  // float or BFloat16
   Status Lookup(const AdaptiveKeys& batch, bool training, T* out, const ParallelFor& parallel_for);
 
-  // Keeps the gradients (batch.n, dim) until the next Commit, which gives each to the key's own
-  // row, if it has one then and its mask is not 0, else to the static row. Pointers as in
-  // Table::Deposit.
-  uint64_t Deposit(AdaptiveKeys batch, std::shared_ptr<const void> hold, const float* gradients,
-                   const BFloat16* gradients_bf16);
+  // Keeps the gradients (batch.n, dim) until a Commit redeems them, which gives each to the key's
+  // own row, if it has one then and its mask is not 0, else to the static row. The norm is that of
+  // rows as they are now. Pointers as in Table::Deposit.
+  Status Deposit(AdaptiveKeys batch, std::shared_ptr<const void> hold, const float* gradients,
+                 const BFloat16* gradients_bf16, const AnchorGradient& anchor = {},
+                 const ParallelFor& parallel_for = SerialFor);
 
   // Forgets the deposits. Returns how many gradients there were.
   uint64_t DropDeposits();
@@ -193,6 +208,10 @@ class AdaptiveTable {
   // For own rows that have gone: counts them, and moves their static rows towards them.
   Status Demoted(const EvictedRows& rows, const ParallelFor& parallel_for);
   uint64_t DropDepositsLocked();
+  Result<std::shared_ptr<AdaptiveSplit>> Split(const AdaptiveKeys& batch,
+                                               const ParallelFor& parallel_for);
+  // Whose rows each part's gradients are for.
+  std::array<std::pair<Table*, LookupKeys*>, 2> PartsOf(AdaptiveSplit* split) const;
   // Hands deposits on to the two tables.
   Status Route(const Deposits& deposits, const ParallelFor& parallel_for);
   Status AfterStep(const ParallelFor& parallel_for);

@@ -87,7 +87,7 @@ TEST_CASE("bfloat16 gradients are summed in float32") {
     for (int j = 0; j < kAdaptiveDim; ++j) halves.push_back(FromFloat<BFloat16>(g));
   }
   const auto hold = std::make_shared<const std::vector<BFloat16>>(halves);
-  table->Deposit(batch.View(), hold, nullptr, hold->data());
+  REQUIRE(table->Deposit(batch.View(), hold, nullptr, hold->data()).ok());
   const auto shared = SeeShared(*table, 77);
   CommitOn(*table, Options("sgd", 1.0));
   for (int j = 0; j < kAdaptiveDim; ++j) {
@@ -177,23 +177,24 @@ TEST_CASE("the step in which a row is made gives it that step's gradient, as Ada
   }
 }
 
-TEST_CASE("deposits wait while apply is false, for the optimizer that saw them") {
+TEST_CASE("deposits wait for the optimizer that is given them") {
   const auto table = MakeTable(1);
   Look(*table, Times(1, 1), true);
   const auto own = See(*table, 1), shared = SeeShared(*table, 2);
+  std::vector<float> given_first(kAnchorSize), given_second(kAnchorSize);
   CommitOptions first = Options("sgd", 1.0), second = first;
   first.optimizer = 7;
   second.optimizer = 8;
-  first.apply = false;
-  DepositOnes(*table, {{1, 2}, {}, {-1, 0}});
-  CommitOn(*table, first);
-  CHECK(table->Stats().own.pending_gradients == 2);
-  DepositOnes(*table, {{1}, {}, {}});
+  first.redeemed = given_first.data();
+  second.redeemed = given_second.data();
+  DepositOnes(*table, {{1, 2}, {}, {-1, 0}}, given_first.data());
+  DepositOnes(*table, {{1}, {}, {}}, given_second.data());
+  CHECK(table->Stats().own.pending_gradients == 3);
   CHECK(CommitOn(*table, second).rows == 1);
+  CHECK(table->Stats().own.pending_gradients == 2);
   CHECK(See(*table, 1) == Moved(own, -1.0f));
   CHECK(SeeShared(*table, 2) == shared);
-  DepositOnes(*table, {{1, 2}, {}, {-1, 0}});
-  first.apply = true;
+  DepositOnes(*table, {{1, 2}, {}, {-1, 0}}, given_first.data());
   CHECK(CommitOn(*table, first).rows == 2);
   CHECK(See(*table, 1) == Moved(Moved(own, -1.0f), -2.0f));
   CHECK(SeeShared(*table, 2) == Moved(shared, -2.0f));
@@ -216,20 +217,13 @@ TEST_CASE("gradients that were deposited in the static table alone are committed
   CHECK(table->shared()->steps() == 1);
 }
 
-TEST_CASE("a commit of an optimizer that has no gradients is no step, whatever others accumulate") {
+TEST_CASE("a commit of an optimizer that is given no gradients is no step, whatever waits") {
   const auto table = MakeTable(1);
-  const Key bucket = 2;
-  const auto ones = std::make_shared<const std::vector<float>>(kAdaptiveDim, 1.0f);
-  LookupKeys keys;
-  keys.keys = &bucket;
-  keys.n = 1;
-  table->shared()->Deposit(keys, ones, ones->data(), nullptr);
-  CommitOptions first = Options("sgd"), second = Options("adagrad");
-  first.optimizer = 7;
-  first.apply = false;
-  second.optimizer = 8;
-  CommitOn(*table, first);
-  CommitOn(*table, second);
+  DepositOnes(*table, {{1, 2}, {}, {}});
+  CommitOptions options = Options("adagrad");
+  const std::vector<float> nothing(kAnchorSize);
+  options.redeemed = nothing.data();
+  CommitOn(*table, options);
   CHECK(table->own()->steps() == 0);
   CHECK(table->shared()->steps() == 0);
   CHECK(Value(table->shared()->Freeze()).state().rule.empty());

@@ -120,12 +120,16 @@ void Everything(const AdaptiveConfig& config) {
       const AdaptiveBatch batch = Batch(rng);
       if (t < 4) {
         LookUp(*table, batch, t != 3, &faults, parallel_for);
-        if (t != 3) table->Deposit(batch.View(), ones, ones->data(), nullptr);
+        if (t != 3) {
+          std::vector<float> anchor_gradient(kAnchorSize);
+          const Status status = table->Deposit(batch.View(), ones, ones->data(), nullptr,
+                                               {anchor_gradient.data()}, parallel_for);
+          faults.refused += !status.ok();
+        }
       }
       if (t == 4 || t == 0) {
         CommitOptions options = Options("adagrad", 0.1);
         options.optimizer = t;
-        options.apply = rng() % 4 != 0;
         faults.refused += !table->Commit(options, parallel_for).ok();
       }
       if (t == 5) {
@@ -162,7 +166,7 @@ TEST_CASE("no gradient is lost and none counts twice, whoever promotes and commi
     for (int turn = 0; turn < kTurns; ++turn) {
       const AdaptiveBatch batch = Batch(rng);
       LookUp(*table, batch, true, &faults, pool.run);
-      table->Deposit(batch.View(), ones, ones->data(), nullptr);
+      REQUIRE(table->Deposit(batch.View(), ones, ones->data(), nullptr).ok());
       if (turn % 3 == 0) faults.refused += !table->Commit(Options("sgd", 1.0), pool.run).ok();
     }
   });
@@ -183,7 +187,7 @@ TEST_CASE("no gradient is lost and none counts twice, whoever promotes and commi
         const Key key = batch.keys[i];
         ++(batch.mask[i] != 0 ? own[key] : shared[StaticBucket(key, kBuckets)]);
       }
-      settled->Deposit(batch.View(), ones, ones->data(), nullptr);
+      REQUIRE(settled->Deposit(batch.View(), ones, ones->data(), nullptr).ok());
       faults.refused += !settled->Commit(Options("sgd", 1.0), pool.run).ok();
     }
   });

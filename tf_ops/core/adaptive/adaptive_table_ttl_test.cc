@@ -84,16 +84,20 @@ TEST_CASE("a row that goes of age moves its static row by the blend") {
 TEST_CASE("a gradient for a row that has gone of age goes to the static row") {
   const auto table = MakeTable(2);
   Look(*table, Times(7, 1), true);
-  CommitOptions waiting = Options("sgd");
-  waiting.optimizer = 3;
-  waiting.apply = false;
-  DepositOnes(*table, Times(7, 1));
-  CommitOn(*table, waiting);
-  for (int step = 0; step < 3; ++step) IdleStep(*table);
+  std::vector<float> given(kAnchorSize);
+  DepositOnes(*table, Times(7, 1), given.data());
+  for (int step = 0; step < 3; ++step) {
+    std::vector<float> idle(kAnchorSize);
+    DepositOn(*table, {{0}, {}, {0}}, std::vector<float>(kAdaptiveDim, 0.0f), idle.data());
+    CommitOptions other = Options("sgd");
+    other.redeemed = idle.data();
+    CommitOn(*table, other);
+  }
   REQUIRE(table->own()->size() == 0);
   const auto shared = SeeShared(*table, 7);
-  waiting.apply = true;
-  CommitOn(*table, waiting);
+  CommitOptions late = Options("sgd");
+  late.redeemed = given.data();
+  CommitOn(*table, late);
   CHECK(table->own()->size() == 0);
   for (int j = 0; j < kAdaptiveDim; ++j) CHECK(See(*table, 7)[j] == shared[j] - 0.5f);
 }

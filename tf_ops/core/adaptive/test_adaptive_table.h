@@ -91,13 +91,14 @@ inline std::vector<float> Look(AdaptiveTable& table, const AdaptiveBatch& batch,
 inline AdaptiveBatch Times(Key key, size_t times) { return {std::vector<Key>(times, key), {}, {}}; }
 
 inline void DepositOn(AdaptiveTable& table, const AdaptiveBatch& batch,
-                      const std::vector<float>& gradients) {
+                      const std::vector<float>& gradients, float* anchor_gradient = nullptr) {
   const auto hold = std::make_shared<const std::vector<float>>(gradients);
-  table.Deposit(batch.View(), hold, hold->data(), nullptr);
+  REQUIRE(table.Deposit(batch.View(), hold, hold->data(), nullptr, {anchor_gradient}).ok());
 }
 
-inline void DepositOnes(AdaptiveTable& table, const AdaptiveBatch& batch) {
-  DepositOn(table, batch, std::vector<float>(batch.size() * kAdaptiveDim, 1.0f));
+inline void DepositOnes(AdaptiveTable& table, const AdaptiveBatch& batch,
+                        float* anchor_gradient = nullptr) {
+  DepositOn(table, batch, std::vector<float>(batch.size() * kAdaptiveDim, 1.0f), anchor_gradient);
 }
 
 inline CommitOptions Options(const std::string& rule, double rate = 0.5) {

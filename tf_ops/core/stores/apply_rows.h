@@ -8,10 +8,30 @@
 
 #include "core/optimizers/row_optimizer.h"
 #include "core/stores/gradient_sum.h"
+#include "core/stores/grouped_gradients.h"
 #include "core/stores/row_store.h"
 #include "core/stores/shard_partition.h"
 
 namespace sok {
+
+// What a commit's batches are by shard. `joined` is scratch.
+inline const ShardPartition& PartitionOf(const RowStore& store,
+                                         const std::vector<GradientBatch>& batches,
+                                         const ParallelFor& parallel_for, ShardPartition* joined) {
+  if (batches.size() == 1 && batches[0].grouped != nullptr) return batches[0].grouped->partition();
+  if (!batches.empty() && batches[0].grouped != nullptr) {
+    std::vector<const ShardPartition*> parts;
+    for (const GradientBatch& batch : batches) parts.push_back(&batch.grouped->partition());
+    joined->Join(parts, parallel_for);
+    return *joined;
+  }
+  std::vector<ShardPartition::Source> sources;
+  for (const GradientBatch& batch : batches) {
+    sources.push_back({batch.keys, batch.n, batch.positions});
+  }
+  store.Partition(sources, parallel_for, joined);
+  return *joined;
+}
 
 // Scratch, which keeps its memory. Not thread-safe.
 class RowUpdate {
@@ -37,7 +57,12 @@ class RowUpdate {
       for (size_t u = 0; u < distinct; ++u) own_[u] = rows.meta(sum_.rows()[u])->next_update();
       one.row_numbers = own_.data();
     }
-    optimizer.Apply(one, places_.data(), sum_.gradients().data(), distinct, dim);
+    const std::vector<const float*>* gradients = &sum_.gradients();
+    if (step.clip_value > 0.0f) {
+      gradients = &Clipped(step, dim);
+      one.scale = 1.0f;
+    }
+    optimizer.Apply(one, places_.data(), gradients->data(), distinct, dim);
     for (uint32_t row : sum_.rows()) {
       RowMeta* meta = rows.meta(row);
       meta->update_num = meta->next_update();
@@ -71,7 +96,27 @@ class RowUpdate {
     return touched_;
   }
 
+  // The sums times the scale, each element brought into [-clip_value, clip_value]. A NaN stays.
+  const std::vector<const float*>& Clipped(const CommitStep& step, int dim) {
+    const size_t distinct = sum_.rows().size();
+    clipped_.resize(distinct * dim);
+    clipped_rows_.resize(distinct);
+    for (size_t u = 0; u < distinct; ++u) {
+      float* const row = clipped_.data() + u * dim;
+      for (int j = 0; j < dim; ++j) {
+        const float x = step.scale * sum_.gradients()[u][j];
+        row[j] = x > step.clip_value    ? step.clip_value
+                 : x < -step.clip_value ? -step.clip_value
+                                        : x;
+      }
+      clipped_rows_[u] = row;
+    }
+    return clipped_rows_;
+  }
+
   GradientSum sum_;
+  std::vector<float> clipped_;
+  std::vector<const float*> clipped_rows_;
   std::vector<float*> places_;
   std::vector<uint32_t> own_;
   std::vector<uint32_t> touched_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/hash.h"
+#include "core/stores/grouped_gradients.h"
 
 namespace sok {
 namespace {
@@ -10,8 +11,18 @@ namespace {
 constexpr uint32_t kLeftOut = UINT32_MAX;
 
 template <typename T>
-void Add(const T* gradient, int dim, float* sum) {
-  for (int j = 0; j < dim; ++j) sum[j] += ToFloat(gradient[j]);
+void Add(const T* gradient, float factor, int dim, float* sum) {
+  if (factor == 1.0f) {
+    for (int j = 0; j < dim; ++j) sum[j] += ToFloat(gradient[j]);
+  } else {
+    for (int j = 0; j < dim; ++j) sum[j] += factor * ToFloat(gradient[j]);
+  }
+}
+
+// The gradient of an entry, or null if it is not float32.
+const float* GradientOf(const GradientBatch& batch, uint32_t position, int dim) {
+  if (batch.grouped != nullptr) return batch.grouped->gradient(position);
+  return batch.gradients == nullptr ? nullptr : batch.gradients + size_t{position} * dim;
 }
 
 }  // namespace
@@ -28,8 +39,23 @@ uint32_t GradientSum::Unique(uint32_t row) {
   }
 }
 
+void GradientSum::Take(const ShardEntry* entries, const uint32_t* row_numbers, size_t n,
+                       const GroupedGradients& grouped) {
+  rows_.clear();
+  gradients_.clear();
+  for (size_t i = 0; i < n; ++i) {
+    if (row_numbers[i] == kLeftOut) continue;
+    rows_.push_back(row_numbers[i]);
+    gradients_.push_back(grouped.gradient(entries[i].position));
+  }
+}
+
 void GradientSum::Build(const ShardEntry* entries, const uint32_t* row_numbers, size_t n,
                         const std::vector<GradientBatch>& batches, int dim) {
+  if (batches.size() == 1 && batches[0].grouped != nullptr && batches[0].factor == 1.0f) {
+    Take(entries, row_numbers, n, *batches[0].grouped);
+    return;
+  }
   size_t slots = 16;
   while (slots < 2 * n) slots *= 2;
   table_.assign(slots, 0);
@@ -41,13 +67,14 @@ void GradientSum::Build(const ShardEntry* entries, const uint32_t* row_numbers, 
     if (unique_[i] != kLeftOut) ++counts_[unique_[i]];
   }
 
-  // A row needs a sum of its own if it has several gradients or one that is not float32 yet.
+  // A row needs a sum of its own if it has several gradients, one that is not float32 yet, or one
+  // that is to be multiplied.
   gradients_.assign(rows_.size(), nullptr);
   for (size_t i = 0; i < n; ++i) {
     if (unique_[i] == kLeftOut || counts_[unique_[i]] != 1) continue;
     const GradientBatch& batch = batches[entries[i].batch];
-    if (batch.gradients != nullptr) {
-      gradients_[unique_[i]] = batch.gradients + size_t{entries[i].position} * dim;
+    if (batch.factor == 1.0f) {
+      gradients_[unique_[i]] = GradientOf(batch, entries[i].position, dim);
     }
   }
   size_t sums = 0;
@@ -64,12 +91,12 @@ void GradientSum::Build(const ShardEntry* entries, const uint32_t* row_numbers, 
   for (size_t i = 0; i < n; ++i) {
     if (unique_[i] == kLeftOut || counts_[unique_[i]] == 0) continue;
     const GradientBatch& batch = batches[entries[i].batch];
-    const size_t offset = size_t{entries[i].position} * dim;
+    const uint32_t position = entries[i].position;
     float* sum = const_cast<float*>(gradients_[unique_[i]]);  // it points into sums_
-    if (batch.gradients != nullptr) {
-      Add(batch.gradients + offset, dim, sum);
+    if (const float* gradient = GradientOf(batch, position, dim); gradient != nullptr) {
+      Add(gradient, batch.factor, dim, sum);
     } else {
-      Add(batch.gradients_bf16 + offset, dim, sum);
+      Add(batch.gradients_bf16 + size_t{position} * dim, batch.factor, dim, sum);
     }
   }
 }

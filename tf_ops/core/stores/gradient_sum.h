@@ -23,6 +23,9 @@ class GradientSum {
 
  private:
   uint32_t Unique(uint32_t row);
+  // Takes gradients that are summed already.
+  void Take(const ShardEntry* entries, const uint32_t* row_numbers, size_t n,
+            const GroupedGradients& grouped);
 
   std::vector<uint32_t> table_;   // open addressing: position in rows_ plus one, 0 if empty
   std::vector<uint32_t> unique_;  // (n) position in rows_

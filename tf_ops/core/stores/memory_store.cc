@@ -176,11 +176,7 @@ template <typename Index>
 Result<uint64_t> MemoryStore<Index>::Apply(const std::vector<GradientBatch>& batches,
                                            const RowOptimizer& optimizer, const CommitStep& step,
                                            const ParallelFor& parallel_for) {
-  std::vector<ShardPartition::Source> sources;
-  for (const GradientBatch& batch : batches)
-    sources.push_back({batch.keys, batch.n, batch.positions});
-  Partition(sources, parallel_for, &apply_partition_);
-  const ShardPartition& partition = apply_partition_;
+  const ShardPartition& partition = PartitionOf(*this, batches, parallel_for, &apply_partition_);
   std::atomic<uint64_t> touched{0};
   parallel_for(shard_count(), kShardCost, [&](int64_t first, int64_t last) {
     thread_local RowUpdate update;

@@ -32,6 +32,8 @@ class MemoryStore final : public RowStore {
                   const ParallelFor& parallel_for) override;
   Status Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now, const WriteRow& write,
                 const ParallelFor& parallel_for) override;
+  void Partition(const std::vector<ShardPartition::Source>& sources,
+                 const ParallelFor& parallel_for, ShardPartition* partition) const override;
   Result<uint64_t> Apply(const std::vector<GradientBatch>& batches, const RowOptimizer& optimizer,
                          const CommitStep& step, const ParallelFor& parallel_for) override;
   Result<uint64_t> Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) override;
@@ -59,8 +61,6 @@ class MemoryStore final : public RowStore {
   uint32_t ShardOf(uint64_t hash) const { return Index::ShardOf(hash, config_.shard_bits); }
   uint64_t Hash(Key key) const { return Index::Hash(key, config_); }
   uint32_t shard_count() const { return uint32_t{1} << config_.shard_bits; }
-  void Partition(const std::vector<ShardPartition::Source>& sources,
-                 const ParallelFor& parallel_for, ShardPartition* partition) const;
 
   template <typename T>
   void GatherAs(const Key* keys, size_t n, T* out, const GatherOptions& options,

@@ -105,6 +105,8 @@ class RocksdbStore final : public RowStore {
                   const ParallelFor& parallel_for) override;
   Status Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now, const WriteRow& write,
                 const ParallelFor& parallel_for) override;
+  void Partition(const std::vector<ShardPartition::Source>& sources,
+                 const ParallelFor& parallel_for, ShardPartition* partition) const override;
   Result<uint64_t> Apply(const std::vector<GradientBatch>& batches, const RowOptimizer& optimizer,
                          const CommitStep& step, const ParallelFor& parallel_for) override;
   Result<uint64_t> Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) override;
@@ -158,8 +160,6 @@ class RocksdbStore final : public RowStore {
   static uint64_t Hash(Key key) { return HashIndex::Hash(key); }
   uint32_t ShardOf(uint64_t hash) const { return HashIndex::ShardOf(hash, shard_bits_); }
   uint32_t shard_count() const { return uint32_t{1} << shard_bits_; }
-  void Partition(const std::vector<ShardPartition::Source>& sources,
-                 const ParallelFor& parallel_for, ShardPartition* partition) const;
   bool Expired(const Shard& shard, uint32_t row, uint32_t now) const;
   uint32_t layout_number() const { return layout_number_.load(std::memory_order_relaxed); }
 

@@ -227,16 +227,9 @@ Result<uint64_t> RocksdbStore::Apply(const std::vector<GradientBatch>& batches,
                                      const RowOptimizer& optimizer, const CommitStep& step,
                                      const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> writing(write_mu_);
-  std::vector<ShardPartition::Source> sources;
-  size_t keys_in_all = 0;
-  for (const GradientBatch& batch : batches) {
-    sources.push_back({batch.keys, batch.n, batch.positions});
-    keys_in_all += batch.n;
-  }
-  auto call = BeginCall(keys_in_all);
+  const ShardPartition& partition = PartitionOf(*this, batches, parallel_for, &apply_partition_);
+  auto call = BeginCall(partition.total());
   if (!call.ok()) return call.status();
-  Partition(sources, parallel_for, &apply_partition_);
-  const ShardPartition& partition = apply_partition_;
   std::vector<RowBatch> changed = RecordOf(partition);
 
   // First every row into the cache, so that an error finds all of them as they were. What is kept

@@ -12,9 +12,12 @@
 #include "core/status.h"
 #include "core/stores/index_config.h"
 #include "core/stores/row_slabs.h"
+#include "core/stores/shard_partition.h"
 #include "core/types.h"
 
 namespace sok {
+
+class GroupedGradients;
 
 // Gradients that wait for a commit. The memory belongs to whoever deposited them.
 struct GradientBatch {
@@ -24,6 +27,9 @@ struct GradientBatch {
   size_t n;
   // (n) which row of the gradients is that of keys[i]; null: row i.
   const uint32_t* positions = nullptr;
+  // The same, summed by key, by the shards of the store. Null: they are not summed yet.
+  const GroupedGradients* grouped = nullptr;
+  float factor = 1.0f;  // that the gradients are multiplied by
 };
 
 // A row as an exporter or an importer sees it.
@@ -46,8 +52,11 @@ struct TableState {
 
 // One commit, as a store sees it.
 struct CommitStep {
-  int64_t number = 0;       // t of bias correction; 0: each row counts its own updates
-  float scale = 1.0f;       // gradients are multiplied by it
+  int64_t number = 0;  // t of bias correction; 0: each row counts its own updates
+  float scale = 1.0f;  // gradients are multiplied by it
+  // The sum of a row's gradients, times the scale, is brought into [-clip_value, clip_value]; 0: it
+  // is not.
+  float clip_value = 0.0f;
   uint32_t now = 0;         // the update_time of the rows it touches
   bool sequential = false;  // equal keys one step after another, not summed; float32 gradients only
   TableState state;         // of the table after it; a store on disk keeps it with the rows
@@ -107,8 +116,13 @@ class RowStore {
     return Upsert(keys, n, max_rows, now, write, parallel_for);
   }
 
-  // Sums the gradients of equal keys, in order, and applies one step to each row. Keys without a
-  // row are left out. Returns how many rows it touched. Not beside another Apply or Relay.
+  // Groups keys by the shards that their rows lie in, which never change.
+  virtual void Partition(const std::vector<ShardPartition::Source>& sources,
+                         const ParallelFor& parallel_for, ShardPartition* partition) const = 0;
+
+  // Sums the gradients of equal keys, in order, and applies one step to each row. Either all
+  // batches are summed by key already, or none is. Keys without a row are left out. Returns how
+  // many rows it touched. Not beside another Apply or Relay.
   virtual Result<uint64_t> Apply(const std::vector<GradientBatch>& batches,
                                  const RowOptimizer& optimizer, const CommitStep& step,
                                  const ParallelFor& parallel_for) = 0;

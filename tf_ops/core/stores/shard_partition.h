@@ -48,7 +48,7 @@ class ShardPartition {
         for (size_t i = block.begin; i < block.end; ++i) ++counts[shard_of(block.keys[i])];
       }
     });
-    starts_.resize(shards + 1);
+    starts_.resize(shards);
     uint64_t next = 0;
     for (uint32_t shard = 0; shard < shards; ++shard) {
       starts_[shard] = next;
@@ -56,7 +56,8 @@ class ShardPartition {
         next += std::exchange(offsets_[b * shards + shard], next);
       }
     }
-    starts_[shards] = next;
+    ends_.assign(starts_.begin() + 1, starts_.end());
+    ends_.push_back(next);
     parallel_for(count, kBlock * 4, [&](int64_t first, int64_t last) {
       for (int64_t b = first; b < last; ++b) {
         uint64_t* to = &offsets_[b * shards];
@@ -71,9 +72,46 @@ class ShardPartition {
     });
   }
 
+  // Takes the entries of several partitions over the same shards. In each shard those of a part
+  // come after those of the part before, and their batch is the number of the part.
+  void Join(const std::vector<const ShardPartition*>& parts, const ParallelFor& parallel_for) {
+    const uint32_t shards = parts.front()->shards();
+    starts_.resize(shards);
+    ends_.resize(shards);
+    uint64_t next = 0;
+    for (uint32_t shard = 0; shard < shards; ++shard) {
+      starts_[shard] = next;
+      for (const ShardPartition* part : parts) next += part->size(shard);
+      ends_[shard] = next;
+    }
+    entries_.resize(next);
+    parallel_for(shards, kBlock, [&](int64_t first, int64_t last) {
+      for (int64_t shard = first; shard < last; ++shard) {
+        ShardEntry* to = entries(static_cast<uint32_t>(shard));
+        for (uint32_t p = 0; p < parts.size(); ++p) {
+          for (size_t i = 0; i < parts[p]->size(shard); ++i) {
+            *to = parts[p]->begin(shard)[i];
+            (to++)->batch = p;
+          }
+        }
+      }
+    });
+  }
+
+  uint32_t shards() const { return static_cast<uint32_t>(starts_.size()); }
   const ShardEntry* begin(uint32_t shard) const { return entries_.data() + starts_[shard]; }
-  size_t size(uint32_t shard) const { return starts_[shard + 1] - starts_[shard]; }
-  size_t total() const { return entries_.size(); }
+  size_t size(uint32_t shard) const { return ends_[shard] - starts_[shard]; }
+  size_t total() const {
+    size_t entries = 0;
+    for (uint32_t shard = 0; shard < shards(); ++shard) entries += size(shard);
+    return entries;
+  }
+
+  // For those who keep fewer: the entries of a shard, of which the first n remain.
+  ShardEntry* entries(uint32_t shard) { return entries_.data() + starts_[shard]; }
+  void Shorten(uint32_t shard, size_t n) { ends_[shard] = starts_[shard] + n; }
+  // The number of a shard's first entry among those that Build has made.
+  uint64_t offset(uint32_t shard) const { return starts_[shard]; }
 
  private:
   static constexpr size_t kBlock = 8192;
@@ -84,8 +122,8 @@ class ShardPartition {
     size_t begin, end;
   };
   std::vector<Block> blocks_;
-  std::vector<uint64_t> offsets_;  // (blocks, shards)
-  std::vector<uint64_t> starts_;   // (shards + 1)
+  std::vector<uint64_t> offsets_;        // (blocks, shards)
+  std::vector<uint64_t> starts_, ends_;  // (shards)
   std::vector<ShardEntry> entries_;
 };
 

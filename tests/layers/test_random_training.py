@@ -1,0 +1,12 @@
+"""Random programs of training: see `random_training`. Longer runs are made by its command."""
+
+import numpy as np
+import pytest
+import random_training
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_random_program_trains_a_table_as_a_dense_weight(seed):
+    case = random_training.Case.draw(np.random.default_rng(seed))
+    print(f"seed {seed}: {case}")
+    assert random_training.difference(case, seed) <= random_training.TOLERANCE

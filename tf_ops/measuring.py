@@ -1,0 +1,143 @@
+"""Which deposits of a graph need the norm of what they hold.
+
+A norm costs a pass over the gradients. In nearly all steps nobody looks at it: the gradient of the
+anchor goes to a commit, and into what the optimizer keeps of the anchor. That is seen once a
+function is traced, and its deposits are told. Whatever else may read the gradient, and all that
+cannot be followed, such as branches and loops, leaves them as they are: they measure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.framework import func_graph, ops
+
+_COMMITS = ("SokEmbed>Commit", "SokEmbed>AdaptiveCommit")
+_ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+# What a factor passes through unchanged. The last two do if the gradient is one operand alone.
+_LINEAR = ("Identity", "IdentityN", "AddN", "AddV2", "Mul", "RealDiv")
+_LABEL = "_sok_embed_deposits"
+
+
+class _Deposits:
+    """Those of a graph that is being traced, and where their gradients may go."""
+
+    def __init__(self) -> None:
+        self.made: list[tf.Operation] = []
+        self._slots: set[int] = set()  # ids of handles
+        self._last: tf.Operation | None = None  # of the last update
+
+    def may_reach(self, last: tf.Operation, variables: list[Any]) -> None:
+        self._slots.update(id(variable.value.handle) for variable in variables)
+        self._last = last
+
+    def tell(self, graph: tf.Graph) -> None:
+        """Has those whose norm nobody looks at measure none."""
+        if self._last is None:
+            return
+        # A function hands out copies of its results, which are made last: what is older, and has
+        # no consumer, is none.
+        operations = graph.get_operations()
+        older = set(operations[: operations.index(self._last) + 1])
+        slots = {id(inside) for outside, inside in graph.captures if id(outside) in self._slots}
+        for operation in self.made:
+            if _is_unread(operation, slots, older):
+                operation._set_attr("measures", attr_value_pb2.AttrValue(b=False))
+
+
+def _is_unread(deposit: tf.Operation, slots: set[int], unused: set[tf.Operation]) -> bool:
+    """Whether the gradient goes to commits and slots alone, and names what a factor was made to."""
+    reached = {id(deposit.outputs[0])}
+    waiting = deque(deposit.outputs)
+    commits = []
+    while waiting:
+        tensor = waiting.popleft()
+        consumers = tensor.consumers()
+        if not consumers and tensor.op not in unused:
+            return False
+        for consumer in consumers:
+            if consumer.type in _COMMITS:
+                commits.append(consumer)
+            elif consumer.type in _ASSIGNMENTS:
+                if id(consumer.inputs[0]) not in slots:
+                    return False
+            elif _holds_functions(consumer) or not consumer.outputs:
+                return False
+            else:
+                new = [output for output in _made_of(consumer, tensor) if id(output) not in reached]
+                reached.update(map(id, new))
+                waiting.extend(new)
+    return all(_is_multiple(commit, reached) for commit in commits)
+
+
+def _made_of(consumer: tf.Operation, tensor: tf.Tensor) -> list[tf.Tensor]:
+    """The outputs that an input goes into."""
+    outputs = list(consumer.outputs)
+    if consumer.type != "IdentityN":
+        return outputs
+    pairs = zip(consumer.inputs, outputs, strict=True)
+    return [output for given, output in pairs if given is tensor]
+
+
+def _holds_functions(operation: tf.Operation) -> bool:
+    """Whether an op runs a function: a branch, a loop, a call."""
+    return any(
+        attribute.HasField("func") or attribute.list.func
+        for attribute in operation.node_def.attr.values()
+    )
+
+
+def _is_multiple(commit: tf.Operation, reached: set[int]) -> bool:
+    """Whether what a commit is given of deposits was added up and multiplied by what is not."""
+    waiting = [tensor for tensor in commit.inputs if id(tensor) in reached]
+    seen: set[int] = set()
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) in seen or tensor.op.type == "SokEmbed>Deposit":
+            continue
+        seen.add(id(tensor))
+        operands = [operand for operand in _operands(tensor) if id(operand) in reached]
+        if tensor.op.type not in _LINEAR:
+            return False
+        if tensor.op.type in _LINEAR[-2:] and len(operands) > 1:
+            return False
+        waiting.extend(operands)
+    return True
+
+
+def _operands(tensor: tf.Tensor) -> list[tf.Tensor]:
+    inputs = list(tensor.op.inputs)
+    return [inputs[tensor.value_index]] if tensor.op.type == "IdentityN" else inputs
+
+
+def note_deposit(anchor_gradient: tf.Tensor) -> None:
+    """Has the deposit of this gradient looked at once the graph that it is in is traced."""
+    graph = tf.compat.v1.get_default_graph()
+    if not isinstance(graph, func_graph.FuncGraph) or tf.distribute.has_strategy():
+        return
+    if not graph._add_control_dependencies:
+        return  # such a graph hands out its results themselves
+    deposits = getattr(graph, _LABEL, None)
+    if deposits is None:
+        # A scope that is entered again ends before the graph does.
+        if sum(entered is graph for entered in ops._default_graph_stack.stack) != 1:
+            return
+        deposits = _Deposits()
+        setattr(graph, _LABEL, deposits)
+        graph._add_scope_exit_callback(lambda: deposits.tell(graph))
+    deposits.made.append(anchor_gradient.op)
+
+
+def note_update(commit: tf.Tensor, variables: list[Any]) -> None:
+    """Says where the running update of an anchor may take its gradient without anybody reading it.
+
+    Args:
+        commit: What `commit` has returned.
+        variables: Of Keras, what the optimizer keeps of variables.
+    """
+    deposits = None if tf.executing_eagerly() else getattr(commit.graph, _LABEL, None)
+    if deposits is not None:
+        deposits.may_reach(commit.op, variables)
