@@ -172,11 +172,16 @@ Status RocksdbStore::ChangeEachShard(const ShardPartition& partition,
   // No record can say what has changed.
   if (core_->journal != nullptr) core_->journal->Break();
   ReleaseAll(partition);
-  return Status(Code::kResourceExhausted,
-                "memory ended in the midst of a call on group " + std::to_string(group_) + " of '" +
-                    core_->path +
-                    "': some of its rows are changed and others are not; to have none of it, end "
-                    "the process without a flush and open what was flushed last");
+  return ErrorOrLiteral(
+      Code::kResourceExhausted,
+      "memory ended in the midst of a call: some of its rows are changed and others are not; to "
+      "have none of it, end the process without a flush and open what was flushed last",
+      [this] {
+        return "memory ended in the midst of a call on group " + std::to_string(group_) + " of '" +
+               core_->path +
+               "': some of its rows are changed and others are not; to have none of it, end the "
+               "process without a flush and open what was flushed last";
+      });
 }
 
 void RocksdbStore::ReleaseAll(const ShardPartition& partition) {
@@ -319,8 +324,14 @@ Status RocksdbStore::Record(Journal::Room room, const std::vector<RowBatch>& row
 }
 
 Status RocksdbStore::NotOnDisk(const Status& why) {
-  return Status(why.code(), "the rows are changed and kept in memory, but not on disk yet: " +
-                                why.message() + "; flush then, and do not repeat the call");
+  return ErrorOrLiteral(
+      why.code(),
+      "the rows are changed and kept in memory, but not on disk yet, and memory has ended; flush "
+      "then, and do not repeat the call",
+      [&why] {
+        return "the rows are changed and kept in memory, but not on disk yet: " + why.message() +
+               "; flush then, and do not repeat the call";
+      });
 }
 
 Status RocksdbStore::RecordMeta() {
