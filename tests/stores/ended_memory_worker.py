@@ -108,7 +108,7 @@ def main(core_path: str, folder: str, durability: str, kind: str) -> None:
         return int(said or 0)
 
     calls = calls_in(lambda m: m.fail_memory(ctypes.c_long(NEVER), ctypes.c_size_t(1)))
-    points = [*range(0, calls - 20, 6), *range(max(0, calls - 20), calls)]
+    points = [*range(0, calls - 12, 7), *range(max(0, calls - 12), calls)]
     for after in points:
         for name in ("fail_memory", "end_memory"):
             print(name, after, "of", calls, flush=True)
