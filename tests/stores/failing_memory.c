@@ -1,7 +1,7 @@
-/* Loaded before libc (LD_PRELOAD): one allocation fails as where memory ends.
+/* Loaded before libc (LD_PRELOAD): one allocation fails as where memory ends, or all from one on.
 
-   It is one of those that the calling thread makes of `least` bytes or more between fail_memory and
-   mend_memory: the one that comes after `after` others. */
+   They are of those that the calling thread makes of `least` bytes or more between fail_memory, or
+   end_memory, and mend_memory: the one that comes after `after` others, or all after those. */
 #include <errno.h>
 #include <stddef.h>
 
@@ -11,13 +11,20 @@ extern void* __libc_memalign(size_t alignment, size_t bytes);
 static __thread int failing;
 static __thread long calls;
 static __thread long failing_call;
+static __thread int for_good;
 static __thread size_t least_bytes;
 
 void fail_memory(long after, size_t least) {
   calls = 0;
   failing_call = after;
   least_bytes = least;
+  for_good = 0;
   failing = 1;
+}
+
+void end_memory(long after, size_t least) {
+  fail_memory(after, least);
+  for_good = 1;
 }
 
 /* Returns how many allocations there were that could have failed. */
@@ -27,7 +34,9 @@ long mend_memory(void) {
 }
 
 static int Fails(size_t bytes) {
-  return failing && bytes >= least_bytes && calls++ == failing_call;
+  if (!failing || bytes < least_bytes) return 0;
+  const long call = calls++;
+  return call == failing_call || (for_good && call > failing_call);
 }
 
 void* malloc(size_t bytes) {

@@ -15,6 +15,7 @@ from sok_embed.tf_ops import _core
 
 WORKER = Path(__file__).with_name("failing_memory_worker.py")
 SHORT_WORKER = Path(__file__).with_name("short_memory_worker.py")
+ENDED_WORKER = Path(__file__).with_name("ended_memory_worker.py")
 LIBRARY = Path(__file__).with_name("failing_memory.c")
 
 
@@ -67,7 +68,17 @@ def test_rows_are_those_of_before_or_of_after(library, tmp_path, durability, kin
 @pytest.mark.parametrize("durability", DURABILITIES)
 @pytest.mark.parametrize("kind", ["load", "assign"])
 def test_small_allocations_that_fail_leave_what_a_kill_would(library, tmp_path, durability, kind):
-    command = [sys.executable, SHORT_WORKER, _core.__file__, tmp_path / "lives", durability, kind]
+    run_worker(library, SHORT_WORKER, tmp_path, durability, kind)
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+@pytest.mark.parametrize("kind", ["update", "assign", "remove", "flush", "dump"])
+def test_errors_of_ended_memory_say_whether_rows_changed(library, tmp_path, durability, kind):
+    run_worker(library, ENDED_WORKER, tmp_path, durability, kind)
+
+
+def run_worker(library, worker, tmp_path, durability, kind):
+    command = [sys.executable, worker, _core.__file__, tmp_path / "lives", durability, kind]
     done = subprocess.run(
         list(map(str, command)),
         env={**os.environ, "LD_PRELOAD": str(library)},

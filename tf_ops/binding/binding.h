@@ -48,7 +48,7 @@ FloatsNew ToNumpy(std::vector<float> numbers);
 // UTF-8. ValueError for one with a NUL in it.
 std::string ToPath(nb::handle path);
 // The other way round, as os.fsdecode.
-nb::object FromPath(const std::string& path);
+nb::object FromPath(std::string_view path);
 
 // Throws the Python exception that stands for the error. The GIL must be held, here and below.
 [[noreturn]] void Raise(const Status& status);

@@ -50,14 +50,14 @@ std::string ToPath(nb::handle path) {
                      static_cast<size_t>(PyBytes_GET_SIZE(converted)));
 }
 
-nb::object FromPath(const std::string& path) {
+nb::object FromPath(std::string_view path) {
   return nb::steal(
       PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
 }
 
 void Raise(const Status& status) {
   // Paths in messages may be bytes that are no UTF-8.
-  const nb::object text = FromPath(status.message());
+  const nb::object text = FromPath(status.text());
   if (text.is_valid()) PyErr_SetObject(ExceptionFor(status.code()), text.ptr());
   throw nb::python_error();
 }

@@ -1,9 +1,11 @@
 // Errors as values. Nothing in the core throws on bad input or calls exit.
 #pragma once
 
+#include <memory>
 #include <new>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace sok {
@@ -21,18 +23,30 @@ enum class Code {
   kInternal,
 };
 
+// Copies need no memory: what an error says must reach the caller also where that has ended.
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}
+  Status(Code code, std::string message)
+      : code_(code), message_(std::make_shared<const std::string>(std::move(message))) {}
+  // Needs no memory.
+  static Status Literal(Code code, const char* literal) {
+    Status status;
+    status.code_ = code;
+    status.literal_ = literal;
+    return status;
+  }
 
   bool ok() const { return code_ == Code::kOk; }
   Code code() const { return code_; }
-  const std::string& message() const { return message_; }
+  std::string message() const { return std::string(text()); }
+  // The same without memory; valid as long as the status is.
+  std::string_view text() const { return message_ == nullptr ? literal_ : *message_; }
 
  private:
   Code code_ = Code::kOk;
-  std::string message_;
+  std::string_view literal_;
+  std::shared_ptr<const std::string> message_;  // null: the literal is the text
 };
 
 inline Status InvalidArgument(std::string message) {
@@ -64,7 +78,18 @@ Status OrNoMemory(const Fn& fn) {
   try {
     return fn();
   } catch (const std::bad_alloc&) {
-    return Status(Code::kResourceExhausted, "there was not enough memory for the call");
+    return Status::Literal(Code::kResourceExhausted, "there was not enough memory for the call");
+  }
+}
+
+// The error with the text that fn returns; with the literal where there is no memory for that. For
+// errors that the caller must be told, since something has changed.
+template <typename Fn>
+Status ErrorOrLiteral(Code code, const char* literal, const Fn& fn) {
+  try {
+    return Status(code, fn());
+  } catch (const std::bad_alloc&) {
+    return Status::Literal(code, literal);
   }
 }
 

@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <shared_mutex>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "core/forked_child.h"
 #include "core/storage_count.h"
 #include "core/storage_journal.h"
+#include "core/stores/flat_json.h"
 #include "core/stores/table_footers.h"
 
 namespace sok {
@@ -65,26 +65,29 @@ std::string IdText(uint64_t id) {
 
 // 0 of a description that has none.
 uint64_t IdIn(const std::string& description) {
-  const auto json = nlohmann::json::parse(description, nullptr, false);
-  if (!json.is_object() || !json.contains("id") || !json["id"].is_string()) return 0;
-  return std::strtoull(json["id"].get<std::string>().c_str(), nullptr, 16);
+  const auto json = FlatJson::Parse(description);
+  std::string id;
+  if (!json.has_value() || !json->Get("/id", &id)) return 0;
+  return std::strtoull(id.c_str(), nullptr, 16);
 }
 
 // Writes down what the storage is, unless it stands there already. Rows that had expired may live
 // under another TTL, and the other way round, so they are counted anew.
 Status Describe(RowDatabase* database, const Expiry& expiry, uint64_t id,
                 const std::string& description) {
-  const nlohmann::ordered_json json = {
-      {"format", kFormat}, {"ttl", expiry.ttl()}, {"id", IdText(id)}};
-  if (description == json.dump()) return Status();
+  const std::string text = "{\"format\":" + std::to_string(kFormat) +
+                           ",\"ttl\":" + std::to_string(expiry.ttl()) + ",\"id\":\"" + IdText(id) +
+                           "\"}";
+  if (description == text) return Status();
   NamedValues values;
-  const auto before = nlohmann::ordered_json::parse(description, nullptr, false);
-  if (before.is_object() && before["ttl"] != json["ttl"]) {
+  const auto before = FlatJson::Parse(description);
+  uint32_t ttl = 0;
+  if (before.has_value() && (!before->Get("/ttl", &ttl) || ttl != expiry.ttl())) {
     auto counted = CountAllGroups(*database, expiry, expiry.Now());
     if (!counted.ok()) return counted.status();
     values = std::move(counted.value());
   }
-  values[kStorageName] = json.dump();
+  values[kStorageName] = text;
   return database->WritePublished({}, values, /*sync=*/true);
 }
 
@@ -121,19 +124,20 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
     settled = ttl.has_value() || stored.value().empty();
     if (stored.value().empty()) continue;
     description = stored.value().begin()->second;
-    const auto json = nlohmann::json::parse(description, nullptr, false);
-    if (json.is_discarded() || !json.contains("format") || !json.contains("ttl") ||
-        !json["ttl"].is_number_unsigned()) {
+    const auto json = FlatJson::Parse(description);
+    int64_t format = 0;
+    uint32_t stored_ttl = 0;
+    if (!json.has_value() || !json->Get("/format", &format) || !json->Get("/ttl", &stored_ttl)) {
       return Status(Code::kDataLoss, "the description of the storage '" + options.path +
                                          "' is damaged: " + description);
     }
-    if (json["format"] != kFormat) {
+    if (format != kFormat) {
       return InvalidArgument("expected a storage in format " + std::to_string(kFormat) + ", got " +
-                             json["format"].dump() + " in '" + options.path +
+                             std::to_string(format) + " in '" + options.path +
                              "'; a newer sok-embed made it");
     }
     if (ttl.has_value()) break;
-    ttl = json["ttl"].get<uint32_t>();
+    ttl = stored_ttl;
     settled = *ttl == 0;  // as it was opened
     if (!settled) core->database.reset();
   }

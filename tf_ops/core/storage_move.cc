@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <climits>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
@@ -21,13 +20,6 @@ constexpr uint32_t kNoLayout = UINT32_MAX;
 // A dump tells how far it is that often.
 constexpr uint64_t kReportRows = 16384;
 constexpr size_t kBatchBytes = size_t{4} << 20;
-
-// What a dump says of a group, and of the storage that it comes from.
-std::string DumpedMeta(const GroupMeta& meta, uint32_t ttl) {
-  auto json = nlohmann::ordered_json::parse(meta.ToJson());
-  json["ttl"] = ttl;
-  return json.dump();
-}
 
 bool SameSlots(const GroupMeta& a, const GroupMeta& b) {
   return RowLayout(a.dim, a.state.slots).SameShape(RowLayout(b.dim, b.state.slots));
@@ -64,7 +56,7 @@ Result<uint64_t> Storage::Dump(const std::string& path, const DumpFilter& filter
     const std::vector<float> start = RowLayout(meta.dim, meta.state.slots).slot_start();
     std::vector<float> floats(meta.dim + start.size());
     Status status = writer.value()->BeginGroup(
-        {number, meta.dim, DumpedMeta(meta, ttl()), static_cast<int>(start.size()), 0});
+        {number, meta.dim, meta.ToJson(ttl()), static_cast<int>(start.size()), 0});
     if (!status.ok()) return status;
     const GroupMeta& group = meta;
     status = core_->database->ForEach(number, [&, number = number](int, Key key,
@@ -183,9 +175,15 @@ Status Storage::Resolve(const Status& failed, Resolution resolution) {
   if (OrNoMemory([&] { return core_->Recover(); }).ok()) {
     return *resolution.happened ? Status() : failed;
   }
-  return Status(failed.code(), failed.message() +
-                                   "; whether the call has happened all the same shows once the "
-                                   "disk can be used again: repeat it then");
+  return ErrorOrLiteral(
+      failed.code(),
+      "memory has ended, and whether the call has happened all the same shows once the disk can be "
+      "used again: repeat it then",
+      [&failed] {
+        return failed.message() +
+               "; whether the call has happened all the same shows once the disk can be used "
+               "again: repeat it then";
+      });
 }
 
 Status Storage::PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows& add) {

@@ -2,6 +2,11 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <thread>
@@ -10,6 +15,7 @@
 #include "core/dump/test_folder.h"
 #include "core/storage.h"
 #include "core/test_result.h"
+#include "core/test_threads.h"
 #include "core/thread_pool.h"
 
 namespace sok {
@@ -166,6 +172,101 @@ TEST_CASE("rows that are set and removed beside lookups are all there, then all 
       }
       REQUIRE(storage->Close().ok());
     }
+  }
+}
+
+TEST_CASE("no calls on a storage wait for each other through a pool whose callers only wait") {
+  constexpr size_t keys_in_all = 4000;
+  for (const bool write_through : {false, true}) {
+    CAPTURE(write_through);
+    // Shared with the threads, which nobody can end where they stand still.
+    struct Shared {
+      TestFolder folder;
+      std::shared_ptr<Storage> storage;
+      std::shared_ptr<Table> table;
+      std::unique_ptr<RowOptimizer> sgd;
+      WaitingPool pool{2};
+      std::mutex mu;
+      std::condition_variable over;
+      int running = 0;          // guarded by mu
+      std::string first_error;  // guarded by mu
+    };
+    const auto shared = std::make_shared<Shared>();
+    StorageOptions options;
+    options.path = shared->folder / "storage";
+    options.cache_bytes = uint64_t{1} << 20;
+    options.write_through = write_through;
+    options.spill_rows = keys_in_all / 4;
+    shared->storage = Value(Storage::Open(options));
+    TableConfig config;
+    config.dim = 64;
+    shared->table = Value(shared->storage->OpenTable(config, "kv_sgd", {}, std::nullopt));
+    shared->sgd = Value(MakeRowOptimizer("kv_sgd", {{"gamma", 1.0}}));
+
+    // What a thread does over and over, with keys of its own choice.
+    using Call = std::function<Status(const std::vector<Key>& keys, std::vector<float>& rows)>;
+    std::vector<std::thread> threads;
+    const auto start = [&](int steps, uint32_t seed, Call call) {
+      {
+        std::lock_guard<std::mutex> guard(shared->mu);
+        ++shared->running;
+      }
+      threads.emplace_back([shared, steps, seed, call] {
+        std::mt19937 rng(seed);
+        std::vector<Key> keys(1000);
+        std::vector<float> rows(keys.size() * 64);
+        for (int step = 0; step < steps; ++step) {
+          for (Key& key : keys) key = rng() % keys_in_all;
+          const Status status = call(keys, rows);
+          std::lock_guard<std::mutex> guard(shared->mu);
+          if (!status.ok() && shared->first_error.empty()) shared->first_error = status.message();
+        }
+        std::lock_guard<std::mutex> guard(shared->mu);
+        --shared->running;
+        shared->over.notify_all();
+      });
+    };
+    Shared* const s = shared.get();  // which the threads keep
+    const ParallelFor pool = s->pool.parallel_for();
+    for (uint32_t t = 0; t < 4; ++t) {
+      start(150, t, [=](const auto& keys, auto& rows) {
+        return s->table->Lookup(keys.data(), keys.size(), t % 2 == 0, rows.data(), pool);
+      });
+    }
+    start(100, 10, [=](const auto& keys, auto&) {
+      return s->table->Remove(keys.data(), keys.size(), pool).status();
+    });
+    start(50, 11, [=](const auto& keys, auto&) {
+      return s->table->Evict(keys.data(), keys.size(), pool).status();
+    });
+    start(50, 12, [=](const auto& keys, auto& rows) {
+      return s->table->Assign(keys.data(), keys.size(), rows.data(), pool);
+    });
+    start(50, 13, [=](const auto& keys, auto& rows) {
+      return s->table->Update(keys.data(), keys.size(), rows.data(), "kv_sgd", *s->sgd, {}, pool);
+    });
+    start(5, 14, [=](const auto&, auto& rows) {
+      std::vector<Key> distinct(1000);
+      for (size_t i = 0; i < distinct.size(); ++i) distinct[i] = i;
+      const std::vector<int64_t> update_nums(distinct.size());
+      return s->table->Restore("kv_sgd", 1, distinct.data(), distinct.size(), rows.data(), nullptr,
+                               0, update_nums.data(), nullptr, pool);
+    });
+    start(50, 15, [=](const auto& keys, auto&) {
+      Status status = s->storage->Flush();
+      if (status.ok()) status = s->table->Freeze().status();
+      if (status.ok()) status = s->storage->Survey(0).status();
+      return status.ok() ? s->table->Missing(keys.data(), keys.size(), pool).status() : status;
+    });
+    bool over = false;
+    {
+      std::unique_lock<std::mutex> lock(shared->mu);
+      over = shared->over.wait_for(lock, std::chrono::seconds(60),
+                                   [&] { return shared->running == 0; });
+    }
+    for (std::thread& thread : threads) over ? thread.join() : thread.detach();
+    REQUIRE_MESSAGE(over, "calls stand still");
+    CHECK(shared->first_error == "");
   }
 }
 

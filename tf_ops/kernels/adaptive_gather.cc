@@ -152,11 +152,12 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
         tf::DataTypeString(rows.dtype()) + " of shape " + rows.shape().DebugString());
   }
 
-  // Reads positions [begin, end). The variable, whose rows these are, is locked.
+  // Reads positions [begin, end), the table's on a pool. The variable, whose rows these are, is
+  // locked.
   template <typename T>
   absl::Status Read(tf::OpKernelContext* ctx, const Table& table, const tf::Tensor& static_rows,
                     size_t begin, size_t end, T* out, bool* is_own, int64_t* hashed,
-                    Block* block) const {
+                    const ParallelFor& parallel_for, Block* block) const {
     const auto* key = static_cast<const Key*>(ctx->input(2).data());
     const auto* bucket = static_cast<const int64_t*>(ctx->input(3).data());
     const auto* mask = static_cast<const int32_t*>(ctx->input(4).data());
@@ -178,27 +179,27 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
     }
     // Written without a branch on the mask, which nobody can predict.
     if (hash_keys_) {
-      uint32_t shared[kBlock];
+      std::vector<uint32_t> shared(end - begin);
       size_t sharing = 0;
       for (size_t i = begin; i < end; ++i) {
         shared[sharing] = static_cast<uint32_t>(i);
         sharing += mask[i] == 0;
       }
       std::fill(hashed + begin, hashed + end, 0);
-      HashBuckets(key, shared, sharing, buckets, hashed);
+      HashBuckets(key, shared.data(), sharing, buckets, hashed);
       bucket = hashed;
     }
     const float* rows = static_rows.flat<float>().data();
-    const float* given[kBlock];
+    std::vector<const float*> given(end - begin);
     for (size_t i = begin; i < end; ++i) {
       const float* row = rows + bucket[i] * dim_;
       given[i - begin] = mask[i] == 0 ? row : nullptr;
     }
     GatherOptions options;
-    options.given = given;
+    options.given = given.data();
     std::vector<uint32_t>& missing = block->missing;
     TF_RETURN_IF_ERROR(ToAbsl(
-        table.Find(key + begin, end - begin, options, out + begin * dim_, &missing, SerialFor)));
+        table.Find(key + begin, end - begin, options, out + begin * dim_, &missing, parallel_for)));
     for (uint32_t& i : missing) i += static_cast<uint32_t>(begin);
     if (hash_keys_) HashBuckets(key, missing.data(), missing.size(), buckets, hashed);
     for (size_t m = 0; m < missing.size(); ++m) {
@@ -291,7 +292,13 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
     bool* is_own = owned->flat<bool>().data();
 
     const auto* key = static_cast<const Key*>(keys.data());
-    std::vector<Block> blocks((n + kBlock - 1) / kBlock);
+    // A lookup in a storage waits for who holds it, and must not do that on the pool: others wait
+    // for the pool with the storage held. There the pool works within the lookup.
+    const bool stored = resource.stored();
+    const size_t block_size = stored ? std::max<size_t>(n, 1) : kBlock;
+    const ParallelFor pool = IntraOpPool(ctx);
+    const ParallelFor outer = stored ? SerialFor : pool, inner = stored ? pool : SerialFor;
+    std::vector<Block> blocks((n + block_size - 1) / block_size);
     std::vector<Key> made;
     std::vector<int64_t> buckets;
     std::vector<float> starts;
@@ -300,15 +307,14 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
       tf::tf_shared_lock lock(*variable->mu());
       TF_RETURN_IF_ERROR(CheckStatic(*variable));
       const tf::Tensor& rows = *variable->tensor();
-      IntraOpPool(ctx)(static_cast<int64_t>(blocks.size()), kBlock * 15,
-                       [&](int64_t first, int64_t last) {
-                         for (int64_t b = first; b < last; ++b) {
-                           const size_t begin = b * kBlock;
-                           Block& block = blocks[b];
-                           block.status = Read(ctx, table, rows, begin, std::min(begin + kBlock, n),
-                                               out, is_own, hashes, &block);
-                         }
-                       });
+      outer(static_cast<int64_t>(blocks.size()), kBlock * 15, [&](int64_t first, int64_t last) {
+        for (int64_t b = first; b < last; ++b) {
+          const size_t begin = b * block_size;
+          Block& block = blocks[b];
+          block.status = Read(ctx, table, rows, begin, std::min(begin + block_size, n), out, is_own,
+                              hashes, inner, &block);
+        }
+      });
       for (const Block& block : blocks) TF_RETURN_IF_ERROR(block.status);
       if (make_rows_) {
         TF_RETURN_IF_ERROR(Admit(table, blocks, key, bucket, &made, &buckets));

@@ -15,8 +15,16 @@ int64_t TableResource::MemoryUsed() const {
 }
 
 absl::Status ToAbsl(const Status& status, const std::string& table_name) {
-  const std::string message =
-      table_name.empty() ? status.message() : "table '" + table_name + "': " + status.message();
+  std::string named;
+  std::string_view message = status.text();
+  if (!table_name.empty()) {
+    // Where memory has ended, what the error says is more than the name.
+    try {
+      named = "table '" + table_name + "': " + status.message();
+      message = named;
+    } catch (const std::bad_alloc&) {
+    }
+  }
   switch (status.code()) {
     case Code::kOk:
       return absl::OkStatus();

@@ -31,6 +31,8 @@ class TableResource : public tensorflow::ResourceBase {
 
   const std::string& name() const { return name_; }
   const std::shared_ptr<Table>& table() const { return table_; }
+  // Whether its rows lie in a storage, whose lookups wait for more than locks of shards.
+  bool stored() const { return storage_ != nullptr; }
 
   // Where rows that start as static rows have their slots from. Null before the first commit that
   // knew it.

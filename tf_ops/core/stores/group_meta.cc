@@ -3,64 +3,77 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "core/stores/flat_json.h"
+
 namespace sok {
 namespace {
 
 constexpr int kFormat = 1;
 
+// Adds the value's JSON, for which nlohmann makes a value without children: see FlatJson.
+template <typename T>
+void Add(const char* before, const T& value, std::string* text) {
+  *text += before;
+  *text += nlohmann::json(value).dump();
+}
+
 }  // namespace
 
-std::string GroupMeta::ToJson() const {
-  nlohmann::ordered_json slots = nlohmann::ordered_json::array();
+std::string GroupMeta::ToJson(std::optional<uint32_t> ttl) const {
+  std::string text;
+  Add("{\"format\":", kFormat, &text);
+  Add(",\"dim\":", dim, &text);
+  Add(",\"initializer\":{\"kind\":", initializer, &text);
+  Add(",\"a\":", initializer_a, &text);
+  Add(",\"b\":", initializer_b, &text);
+  Add(",\"seed\":", seed, &text);
+  Add("},\"rule\":", state.rule, &text);
+  text += ",\"slots\":[";
+  const char* before = "{\"name\":";
   for (const Slot& slot : state.slots) {
-    slots.push_back({{"name", slot.name}, {"width", slot.width}, {"initial", slot.initial}});
+    Add(before, slot.name, &text);
+    Add(",\"width\":", slot.width, &text);
+    Add(",\"initial\":", slot.initial, &text);
+    text += '}';
+    before = ",{\"name\":";
   }
-  const nlohmann::ordered_json json = {
-      {"format", kFormat},
-      {"dim", dim},
-      {"initializer",
-       {{"kind", initializer}, {"a", initializer_a}, {"b", initializer_b}, {"seed", seed}}},
-      {"rule", state.rule},
-      {"slots", slots},
-      {"steps", state.steps},
-      {"layout", layout},
-      {"rows", rows},
-      {"counted_at", counted_at},
-  };
-  return json.dump();
+  Add("],\"steps\":", state.steps, &text);
+  Add(",\"layout\":", layout, &text);
+  Add(",\"rows\":", rows, &text);
+  Add(",\"counted_at\":", counted_at, &text);
+  if (ttl.has_value()) Add(",\"ttl\":", *ttl, &text);
+  text += '}';
+  return text;
 }
 
 Result<GroupMeta> GroupMeta::FromJson(const std::string& text) {
   const auto damaged = [&] {
     return Status(Code::kDataLoss, "expected the description of a group, got: " + text);
   };
-  try {
-    const auto json = nlohmann::json::parse(text);
-    const int format = json.at("format");
-    if (format != kFormat) {
-      return InvalidArgument("expected a group in format " + std::to_string(kFormat) + ", got " +
-                             std::to_string(format) + "; a newer sok-embed wrote it");
-    }
-    GroupMeta meta;
-    meta.dim = json.at("dim");
-    const auto& initializer = json.at("initializer");
-    meta.initializer = initializer.at("kind");
-    meta.initializer_a = initializer.at("a");
-    meta.initializer_b = initializer.at("b");
-    meta.seed = initializer.at("seed");
-    meta.state.rule = json.at("rule");
-    for (const auto& slot : json.at("slots")) {
-      meta.state.slots.push_back({slot.at("name"), slot.at("width"), slot.at("initial")});
-    }
-    meta.state.steps = json.at("steps");
-    meta.layout = json.at("layout");
-    meta.rows = json.at("rows");
-    meta.counted_at = json.at("counted_at");
-    if (meta.dim < 1) return damaged();
-    return meta;
-  } catch (const nlohmann::json::exception&) {
-    return damaged();
+  const std::optional<FlatJson> json = FlatJson::Parse(text);
+  int format = 0;
+  if (!json.has_value() || !json->Get("/format", &format)) return damaged();
+  if (format != kFormat) {
+    return InvalidArgument("expected a group in format " + std::to_string(kFormat) + ", got " +
+                           std::to_string(format) + "; a newer sok-embed wrote it");
   }
+  GroupMeta meta;
+  bool whole = json->Get("/dim", &meta.dim) && json->Get("/initializer/kind", &meta.initializer) &&
+               json->Get("/initializer/a", &meta.initializer_a) &&
+               json->Get("/initializer/b", &meta.initializer_b) &&
+               json->Get("/initializer/seed", &meta.seed) && json->Get("/rule", &meta.state.rule) &&
+               json->has_container("/slots") && json->Get("/steps", &meta.state.steps) &&
+               json->Get("/layout", &meta.layout) && json->Get("/rows", &meta.rows) &&
+               json->Get("/counted_at", &meta.counted_at);
+  for (int i = 0; whole; ++i) {
+    const std::string path = "/slots/" + std::to_string(i);
+    if (!json->has(path)) break;
+    Slot& slot = meta.state.slots.emplace_back();
+    whole = json->Get(path + "/name", &slot.name) && json->Get(path + "/width", &slot.width) &&
+            json->Get(path + "/initial", &slot.initial);
+  }
+  if (!whole || meta.dim < 1) return damaged();
+  return meta;
 }
 
 std::string GroupMetaName(int group) {

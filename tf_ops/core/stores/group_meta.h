@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "core/status.h"
@@ -20,7 +21,8 @@ struct GroupMeta {
   uint64_t rows = 0;
   uint32_t counted_at = 0;  // when rows that had expired were last left out of `rows`
 
-  std::string ToJson() const;
+  // ttl: of the storage, where the text goes without it, into a dump.
+  std::string ToJson(std::optional<uint32_t> ttl = std::nullopt) const;
   static Result<GroupMeta> FromJson(const std::string& json);
 };
 

@@ -230,11 +230,11 @@ class RocksdbStore final : public RowStore {
   // The parts of a call that changes rows as a whole or not at all. First every row that is there
   // into the cache, kept there, its number in shard.found; on an error none is kept.
   Status KeepAll(const ShardPartition& partition, uint32_t now, const ParallelFor& parallel_for);
-  void ReleaseAll(const ShardPartition& partition, const ParallelFor& parallel_for);
-  // Removes the rows that are kept from the database, by who is alone in their shards. Leaves each
-  // once in shard.found. Per shard: the removals of all, and of those that the database may know.
-  Status EraseKept(const ShardPartition& partition, const ParallelFor& parallel_for,
-                   std::vector<RowBatch>* all, std::vector<RowBatch>* known);
+  // Serial: where memory has ended, a thread pool may not take work.
+  void ReleaseAll(const ShardPartition& partition);
+  // Removes the rows in shard.found, each there once, from the database, for who holds all of their
+  // shards. Serial: pieces of other calls, on a pool that would be waited for, want those shards.
+  Status EraseKept(const ShardPartition& partition);
   // Where a call that changes rows begins: the gate, and room in the journal, if there is one.
   struct Call {
     StorageCore::Entrance gate;

@@ -11,6 +11,16 @@
 #include "core/stores/rocksdb_store_shard.h"
 
 namespace sok {
+namespace {
+
+// Orders the numbers of rows, and leaves each once, kNone not at all.
+void LeaveDistinct(std::vector<uint32_t>* rows) {
+  std::sort(rows->begin(), rows->end());
+  rows->erase(std::unique(rows->begin(), rows->end()), rows->end());
+  if (!rows->empty() && rows->back() == CacheRows::kNone) rows->pop_back();
+}
+
+}  // namespace
 
 Status RocksdbStore::CountNew(const ShardPartition& partition, uint32_t now,
                               const ParallelFor& parallel_for, uint64_t* count) {
@@ -133,7 +143,7 @@ Status RocksdbStore::KeepAll(const ShardPartition& partition, uint32_t now,
     return LoadEntries(shard, entries, n, now, kRowKept, shard.found.data());
   };
   Status status = OrNoMemory([&] { return ForEachShard(partition, parallel_for, keep); });
-  if (!status.ok()) ReleaseAll(partition, parallel_for);
+  if (!status.ok()) ReleaseAll(partition);
   return status;
 }
 
@@ -161,21 +171,25 @@ Status RocksdbStore::ChangeEachShard(const ShardPartition& partition,
   }
   // No record can say what has changed.
   if (core_->journal != nullptr) core_->journal->Break();
-  ReleaseAll(partition, parallel_for);
-  return Status(Code::kResourceExhausted,
-                "memory ended in the midst of a call on group " + std::to_string(group_) + " of '" +
-                    core_->path +
-                    "': some of its rows are changed and others are not; to have none of it, end "
-                    "the process without a flush and open what was flushed last");
+  ReleaseAll(partition);
+  return ErrorOrLiteral(
+      Code::kResourceExhausted,
+      "memory ended in the midst of a call: some of its rows are changed and others are not; to "
+      "have none of it, end the process without a flush and open what was flushed last",
+      [this] {
+        return "memory ended in the midst of a call on group " + std::to_string(group_) + " of '" +
+               core_->path +
+               "': some of its rows are changed and others are not; to have none of it, end the "
+               "process without a flush and open what was flushed last";
+      });
 }
 
-void RocksdbStore::ReleaseAll(const ShardPartition& partition, const ParallelFor& parallel_for) {
-  const Status released =
-      ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry*, size_t) {
-        shard.Release();
-        return Status();
-      });
-  static_cast<void>(released);  // always ok
+void RocksdbStore::ReleaseAll(const ShardPartition& partition) {
+  for (uint32_t s = 0; s < shard_count(); ++s) {
+    if (partition.size(s) == 0) continue;
+    std::lock_guard<SharedMutex> lock(shards_[s]->mu);
+    shards_[s]->Release();
+  }
 }
 
 Status RocksdbStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
@@ -205,7 +219,7 @@ Status RocksdbStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t 
         /*keep_room=*/true);
   });
   if (!status.ok()) {
-    ReleaseAll(partition, parallel_for);
+    ReleaseAll(partition);
     return status;
   }
   status = ChangeEachShard(
@@ -265,8 +279,7 @@ void RocksdbStore::AddRows(const Shard& shard, const std::vector<uint32_t>& rows
 
 void RocksdbStore::AddDistinct(const Shard& shard, std::vector<uint32_t>* rows,
                                RowBatch* batch) const {
-  std::sort(rows->begin(), rows->end());
-  rows->erase(std::unique(rows->begin(), rows->end()), rows->end());
+  LeaveDistinct(rows);
   AddRows(shard, *rows, batch);
 }
 
@@ -304,8 +317,14 @@ Status RocksdbStore::Record(Journal::Room room, const std::vector<RowBatch>& row
 }
 
 Status RocksdbStore::NotOnDisk(const Status& why) {
-  return Status(why.code(), "the rows are changed and kept in memory, but not on disk yet: " +
-                                why.message() + "; flush then, and do not repeat the call");
+  return ErrorOrLiteral(
+      why.code(),
+      "the rows are changed and kept in memory, but not on disk yet, and memory has ended; flush "
+      "then, and do not repeat the call",
+      [&why] {
+        return "the rows are changed and kept in memory, but not on disk yet: " + why.message() +
+               "; flush then, and do not repeat the call";
+      });
 }
 
 Status RocksdbStore::RecordMeta() {
@@ -327,9 +346,26 @@ Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFo
   if (!call.ok()) return call.status();
   ShardPartition partition;
   Partition({{keys, n}}, parallel_for, &partition);
+  std::vector<RowBatch> all(shard_count());
   Status status = KeepAll(partition, core_->expiry->Now(), parallel_for);
   if (!status.ok()) return status;
-  std::vector<RowBatch> all(shard_count()), known(shard_count());
+  status = OrNoMemory([&] {
+    return ForEachShard(
+        partition, parallel_for,
+        [&](Shard& shard, const ShardEntry* entries, size_t) {
+          LeaveDistinct(&shard.found);
+          if (core_->journal == nullptr) return Status();
+          RowBatch& removals = all[NumberOf(entries)];
+          removals.Reserve(shard.found.size() * RowBatch::kBytesBesideFloats);
+          for (uint32_t row : shard.found) removals.Remove(RowKey(group_, shard.rows.key(row)));
+          return Status();
+        },
+        /*keep_room=*/true);
+  });
+  if (!status.ok()) {
+    ReleaseAll(partition);
+    return status;
+  }
   uint64_t erased = 0;
   {
     // Lookups, which may write what is spilled to the database, must not come between the rows'
@@ -340,7 +376,7 @@ Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFo
       for (uint32_t s = 0; s < shard_count(); ++s) {
         if (partition.size(s) > 0) alone.emplace_back(shards_[s]->mu);
       }
-      return EraseKept(partition, parallel_for, &all, &known);
+      return EraseKept(partition);
     });
     // The database has it by now: nothing may fail that memory must follow with.
     for (uint32_t s = 0; s < shard_count() && status.ok(); ++s) {
@@ -357,7 +393,7 @@ Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFo
     }
   }
   if (!status.ok()) {
-    ReleaseAll(partition, parallel_for);
+    ReleaseAll(partition);
     return status;
   }
   if (erased > 0) status = Record(std::move(call.value().room), all);
@@ -365,31 +401,21 @@ Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFo
   return erased;
 }
 
-Status RocksdbStore::EraseKept(const ShardPartition& partition, const ParallelFor& parallel_for,
-                               std::vector<RowBatch>* all, std::vector<RowBatch>* known) {
+Status RocksdbStore::EraseKept(const ShardPartition& partition) {
   // What the database does not know leaves no trace there, unless a write that failed may have told
   // it all the same.
   const bool in_doubt = core_->database->writes_in_doubt() > 0;
-  std::atomic<int64_t> counted{0};
-  parallel_for(shard_count(), kShardCost, [&](int64_t first, int64_t last) {
-    for (int64_t s = first; s < last; ++s) {
-      if (partition.size(s) == 0) continue;
-      Shard& shard = *shards_[s];
-      std::vector<uint32_t>& rows = shard.found;
-      std::sort(rows.begin(), rows.end());
-      rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
-      if (!rows.empty() && rows.back() == CacheRows::kNone) rows.pop_back();
-      for (uint32_t row : rows) {
-        const RowKey key(group_, shard.rows.key(row));
-        (*all)[s].Remove(key);
-        const bool is_new = (shard.rows.state(row) & kRowNew) != 0;
-        if (!is_new || in_doubt) (*known)[s].Remove(key);
-        counted += !is_new;
-      }
-    }
-  });
   RowBatch gone;
-  for (const RowBatch& batch : *known) gone.Add(batch);
+  int64_t counted = 0;
+  for (uint32_t s = 0; s < shard_count(); ++s) {
+    if (partition.size(s) == 0) continue;
+    const Shard& shard = *shards_[s];
+    for (uint32_t row : shard.found) {
+      const bool is_new = (shard.rows.state(row) & kRowNew) != 0;
+      if (!is_new || in_doubt) gone.Remove(RowKey(group_, shard.rows.key(row)));
+      counted += !is_new;
+    }
+  }
   return Write(gone, -counted);
 }
 

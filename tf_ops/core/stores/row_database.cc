@@ -231,11 +231,7 @@ Status RowDatabase::StartPendingAnew() {
   // the next Recover see to the rest.
   pending_rows_ = 0;
   handles_->pending_unusable = true;
-  try {
-    return MakePendingAnew();
-  } catch (const std::bad_alloc&) {
-    return Status(Code::kResourceExhausted, "out of memory");  // a text that needs none
-  }
+  return OrNoMemory([this] { return MakePendingAnew(); });
 }
 
 Status RowDatabase::MakePendingAnew() {

@@ -76,7 +76,9 @@ struct GatherOptions {
 
 // Thread-safe, except where a method says otherwise. Lookups run beside lookups; whatever writes
 // excludes others from one shard at a time, never from the whole store. Shards are locked inside of
-// what runs on `parallel_for` and never around it, so that a thread pool cannot lock itself up.
+// what runs on `parallel_for` and never around it, so that a thread pool cannot lock itself up: its
+// callers may wait for its threads without helping them, and those for the shards. Other locks may
+// be held around it, so no thread of the pool may call a store of a storage.
 class RowStore {
  public:
   virtual ~RowStore() = default;
