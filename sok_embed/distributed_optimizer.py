@@ -128,16 +128,19 @@ def average_gradients(gradients: Any, variables: Any = None) -> list[Any]:
     if communicator.size == 1:
         return list(gradients)
     averages: list[Any] = []
-    for i, gradient in enumerate(gradients):
-        name = f"sok_embed.gradient.{i}"
-        if gradient is None:
-            averages.append(None)
-        elif variables is not None and is_anchor(variables[i]):
-            averages.append(_with_norm_of_all(gradient, communicator, name))
-        else:
-            average = communicator.all_reduce(gradient, name, average=True)
-            is_slices = isinstance(average, tf.IndexedSlices)
-            averages.append(_sum_equal(average) if is_slices else average)
+    # Workers find each other's tensors by the names of ops. Scopes of Keras have numbers that count
+    # how often a worker has traced.
+    with tf.name_scope("sok_embed.gradients/"):
+        for i, gradient in enumerate(gradients):
+            name = f"sok_embed.gradient.{i}"
+            if gradient is None:
+                averages.append(None)
+            elif variables is not None and is_anchor(variables[i]):
+                averages.append(_with_norm_of_all(gradient, communicator, name))
+            else:
+                average = communicator.all_reduce(gradient, name, average=True)
+                is_slices = isinstance(average, tf.IndexedSlices)
+                averages.append(_sum_equal(average) if is_slices else average)
     return averages
 
 

@@ -45,7 +45,8 @@ def test_a_model_trains_alike(one: Results, many: Results, scenario: str) -> Non
 def test_clipped_and_scaled_gradients_train_alike(
     one: Results, many: Results, scenario: str
 ) -> None:
-    assert_equal_tables(one, many, scenario, "dynamic")
+    # Clipped steps of a row may cancel, and rows of a step that is skipped stay as they are.
+    assert_equal_tables(one, many, scenario, "dynamic", all_trained=False)
     assert_equal_weights(one, many, scenario)
     rows, free = (one.of(name)[0]["dynamic.rows"] for name in (scenario, "unclipped"))
     assert np.isfinite(rows).all()
