@@ -34,11 +34,13 @@ class Update(NamedTuple):
         optimizer: The Keras optimizer whose formula it is.
         gradient: What the formula is given.
         variable: That it is to change.
+        change: What Keras would change it by, or set it to.
     """
 
     optimizer: Any
     gradient: tf.Tensor
     variable: tf.Variable
+    change: tf.Tensor
 
 
 def watch(variable: tf.Variable, on_update: Callable[[Update], None]) -> None:
@@ -70,7 +72,7 @@ def _told(
     part: Any, method: Callable[..., Any], on_update: Callable[[Update], None], tells: bool
 ) -> Callable[..., Any]:
     def changed(*args: Any, **kwargs: Any) -> Any:
-        update = _running_update(part)
+        update = _running_update(part, args)
         if update is None:
             return method(*args, **kwargs)
         if tells:
@@ -80,7 +82,7 @@ def _told(
     return changed
 
 
-def _running_update(variable: tf.Variable) -> Update | None:
+def _running_update(variable: tf.Variable, arguments: tuple[Any, ...]) -> Update | None:
     """That of which a change of the variable is a part, if it is one."""
     frames = _frames()
     for frame in frames:
@@ -91,7 +93,7 @@ def _running_update(variable: tf.Variable) -> Update | None:
         return None
     for frame in frames:
         if frame.f_code.co_name == "_distributed_tf_update_step":
-            return Update(frame.f_locals["self"], gradient, variable)
+            return Update(frame.f_locals["self"], gradient, variable, arguments[0])
     return None
 
 

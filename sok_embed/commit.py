@@ -96,11 +96,13 @@ class Commit(AnchorConstraint):
         self._was_told = True
         _refuse_unequal_skips(self._table.name)
         committed = self._commit(update.optimizer, update.variable, update.gradient)
-        # Keras' accumulators are read again, and its slots of an anchor by nobody.
+        # What the optimizer keeps of anchors is read by nobody, but for what it accumulates.
         optimizer = update.optimizer
         accumulators = {id(each) for each in getattr(optimizer, "_accumulated_gradients", [])}
-        slots = [each for each in optimizer.variables if id(each) not in accumulators]
-        tf_ops.note_update(committed, slots)
+        shape = (tf_ops.ANCHOR_SIZE,)
+        variables = [each for each in optimizer.variables if tuple(each.shape) == shape]
+        slots = [each for each in variables if id(each) not in accumulators]
+        tf_ops.note_update(committed, update.change, slots)
 
     def _check_told(self, applying: Any) -> None:
         """Raises if the optimizer has updated the anchor by ways that this release cannot see."""

@@ -19,6 +19,7 @@ _COMMITS = ("SokEmbed>Commit", "SokEmbed>AdaptiveCommit")
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 # What a factor passes through unchanged. The last two do if the gradient is one operand alone.
 _LINEAR = ("Identity", "IdentityN", "AddN", "AddV2", "Mul", "RealDiv")
+_CHECKS = ("CheckNumerics", "CheckNumericsV2", "Print", "Assert")
 _LABEL = "_sok_embed_deposits"
 
 
@@ -28,23 +29,27 @@ class _Deposits:
     def __init__(self) -> None:
         self.made: list[tf.Operation] = []
         self._slots: set[int] = set()  # ids of handles
+        self._unused: set[tf.Operation] = set()
         self._last: tf.Operation | None = None  # of the last update
 
-    def may_reach(self, last: tf.Operation, variables: list[Any]) -> None:
+    def may_reach(self, last: tf.Operation, change: Any, variables: list[Any]) -> None:
         self._slots.update(id(variable.value.handle) for variable in variables)
         self._last = last
+        if isinstance(change, tf.Tensor) and hasattr(change, "op"):
+            self._unused.add(change.op)
 
     def tell(self, graph: tf.Graph) -> None:
         """Has those whose norm nobody looks at measure none."""
         if self._last is None:
             return
-        # A function hands out copies of its results, which are made last: what is older, and has
-        # no consumer, is none.
+        # A function hands out copies of its results, which are made last: a copy that is older, and
+        # that nobody uses, is none. Keras makes such copies.
         operations = graph.get_operations()
-        older = set(operations[: operations.index(self._last) + 1])
+        older = operations[: operations.index(self._last) + 1]
+        unused = self._unused | {each for each in older if each.type in ("Identity", "IdentityN")}
         slots = {id(inside) for outside, inside in graph.captures if id(outside) in self._slots}
         for operation in self.made:
-            if _is_unread(operation, slots, older):
+            if _is_unread(operation, slots, unused):
                 operation._set_attr("measures", attr_value_pb2.AttrValue(b=False))
 
 
@@ -64,7 +69,7 @@ def _is_unread(deposit: tf.Operation, slots: set[int], unused: set[tf.Operation]
             elif consumer.type in _ASSIGNMENTS:
                 if id(consumer.inputs[0]) not in slots:
                     return False
-            elif _holds_functions(consumer) or not consumer.outputs:
+            elif _reads(consumer):
                 return False
             else:
                 new = [output for output in _made_of(consumer, tensor) if id(output) not in reached]
@@ -82,8 +87,10 @@ def _made_of(consumer: tf.Operation, tensor: tf.Tensor) -> list[tf.Tensor]:
     return [output for given, output in pairs if given is tensor]
 
 
-def _holds_functions(operation: tf.Operation) -> bool:
-    """Whether an op runs a function: a branch, a loop, a call."""
+def _reads(operation: tf.Operation) -> bool:
+    """Whether an op may do more than make outputs, or runs a function: a branch, a loop, a call."""
+    if operation.op_def.is_stateful or not operation.outputs or operation.type in _CHECKS:
+        return True
     return any(
         attribute.HasField("func") or attribute.list.func
         for attribute in operation.node_def.attr.values()
@@ -131,13 +138,14 @@ def note_deposit(anchor_gradient: tf.Tensor) -> None:
     deposits.made.append(anchor_gradient.op)
 
 
-def note_update(commit: tf.Tensor, variables: list[Any]) -> None:
+def note_update(commit: tf.Tensor, change: Any, variables: list[Any]) -> None:
     """Says where the running update of an anchor may take its gradient without anybody reading it.
 
     Args:
         commit: What `commit` has returned.
+        change: What the anchor would be changed by, if it were.
         variables: Of Keras, what the optimizer keeps of variables.
     """
     deposits = None if tf.executing_eagerly() else getattr(commit.graph, _LABEL, None)
     if deposits is not None:
-        deposits.may_reach(commit.op, variables)
+        deposits.may_reach(commit.op, change, variables)
