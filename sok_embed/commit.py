@@ -95,7 +95,9 @@ class Commit(AnchorConstraint):
         """Applies what a Keras optimizer is given: see `anchor_updates.watch`."""
         self._was_told = True
         _refuse_unequal_skips(self._table.name)
-        committed = self._commit(update.optimizer, update.variable, update.gradient)
+        # The gradient of a scalar names nothing.
+        redeemed = update.gradient if update.gradient.shape.rank == 1 else None
+        committed = self._commit(update.optimizer, update.variable, redeemed)
         # What the optimizer keeps of anchors is read by nobody, but for what it accumulates.
         optimizer = update.optimizer
         accumulators = {id(each) for each in getattr(optimizer, "_accumulated_gradients", [])}

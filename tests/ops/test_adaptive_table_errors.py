@@ -97,7 +97,7 @@ def test_handles_of_other_things_are_errors():
         look(tf.stack([table, table]), [1])
     with pytest.raises(ERROR, match="'ada' has dim 4, the lookup expected 3"):
         tf_ops.adaptive_lookup(table, tf.constant([1], tf.int64), 3, True)
-    for name, value in (("step", [1, 1]), ("scale", [1.0, 1.0]), ("apply", [True, True])):
+    for name, value in (("step", [1, 1]), ("scale", [1.0, 1.0])):
         with pytest.raises(ERROR, match="to be a scalar"):
             sgd(table, tf.constant(0.0), **{name: value})
     with pytest.raises(ERROR, match="no_such"):

@@ -110,21 +110,6 @@ def test_commit_scales_gradients(wrap):
     np.testing.assert_array_equal(read(table, [1]), [[-0.25] * DIM])
 
 
-def test_commit_waits_while_apply_is_false(wrap):
-    table = new_table()
-
-    @wrap
-    def step(keys, apply):
-        receipt = tf_ops.lookup(table, keys, DIM, True).receipt
-        return sgd(table, tf_ops.deposit(receipt, tf.ones((1, DIM))), apply=apply)
-
-    step(tf.constant([1], tf.int64), tf.constant(False))
-    np.testing.assert_array_equal(read(table, [1]), [[0.0] * DIM])
-    step(tf.constant([1], tf.int64), tf.constant(True))
-    np.testing.assert_array_equal(read(table, [1]), [[-2.0] * DIM])
-    assert tf_ops.steps(table) == 1
-
-
 def test_commit_without_deposits_does_nothing():
     table = new_table()
     assert sgd(table, tf.constant(3.0)) == 0.0  # the anchor, whatever has become of it
@@ -452,7 +437,6 @@ def test_what_should_be_a_scalar_is_refused_and_does_not_end_the_process() -> No
     anchor, hypers = tf.constant(0.0), tf.zeros(0, tf.float64)
     contents = tf_ops.export(table, 4, True)
     for call in (
-        lambda: tf_ops.commit(table, anchor, "sgd", [], hypers, apply=tf.constant([True, False])),
         lambda: tf_ops.commit(table, anchor, "sgd", [], hypers, step=tf.constant([1, 2])),
         lambda: tf_ops.commit(table, anchor, "sgd", [], hypers, scale=tf.constant([1.0, 2.0])),
         lambda: tf_ops.deposit(tf.stack([found.receipt] * 2), tf.ones((1, 4))),
