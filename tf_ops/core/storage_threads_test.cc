@@ -1,12 +1,14 @@
 // Threads that share the tables of a storage: no update is lost, whatever is evicted or flushed.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
@@ -172,6 +174,55 @@ TEST_CASE("rows that are set and removed beside lookups are all there, then all 
       }
       REQUIRE(storage->Close().ok());
     }
+  }
+}
+
+TEST_CASE("rows on their way from memory to the database are counted once") {
+  constexpr int dim = 64;
+  constexpr size_t residents = 30000, comers = 30000;
+  const uint32_t seed = 10;
+  CAPTURE(seed);
+  const TestFolder folder;
+  StorageOptions options;
+  options.path = folder / "storage";
+  options.cache_bytes = uint64_t{1} << 20;
+  options.spill_rows = comers / 2;
+  const auto storage = Value(Storage::Open(options));
+  TableConfig config;
+  config.dim = dim;
+  const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  std::vector<Key> keys(residents + comers);
+  std::iota(keys.begin(), keys.end(), Key{0});
+  const std::vector<float> rows(keys.size() * dim, 1.0f);
+  REQUIRE(table->Assign(keys.data(), residents, rows.data(), ProcessPool()).ok());
+  REQUIRE(storage->Flush().ok());
+  const Key* const coming = keys.data() + residents;
+  for (uint32_t life = 0; life < 10; ++life) {
+    REQUIRE(table->Assign(coming, comers, rows.data(), ProcessPool()).ok());
+    std::atomic<bool> done{false};
+    std::thread looker([&] {
+      // The cache fills with residents, and the new rows leave it.
+      std::mt19937 rng(seed + life);
+      std::vector<Key> batch(3000);
+      std::vector<float> out(batch.size() * dim);
+      for (int i = 0; i < 30; ++i) {
+        for (Key& key : batch) key = rng() % residents;
+        const Status status =
+            table->Lookup(batch.data(), batch.size(), false, out.data(), SerialFor);
+        REQUIRE_MESSAGE(status.ok(), status.message());
+      }
+      done = true;
+    });
+    uint64_t least = keys.size(), most = keys.size();
+    while (!done) {
+      const uint64_t size = table->size();
+      least = std::min(least, size);
+      most = std::max(most, size);
+    }
+    looker.join();
+    CHECK(least == keys.size());
+    CHECK(most == keys.size());
+    CHECK(Value(table->Remove(coming, comers, ProcessPool())) == comers);
   }
 }
 

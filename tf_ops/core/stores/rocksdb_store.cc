@@ -106,7 +106,7 @@ RocksdbStore::RocksdbStore(std::shared_ptr<StorageCore> core, int group, const G
       dim_(meta.dim),
       shard_bits_(ShardBits()),
       start_(meta),
-      written_(static_cast<int64_t>(meta.rows)),
+      rows_(static_cast<int64_t>(meta.rows)),
       counted_at_(meta.counted_at),
       layout_number_(meta.layout),
       layout_(std::make_shared<const RowLayout>(meta.dim, meta.state.slots)),

@@ -119,9 +119,7 @@ class RocksdbStore final : public RowStore {
                      const ParallelFor& parallel_for) override;
   std::shared_ptr<const RowLayout> layout() const override;
   // With a TTL, rows that have expired count until something comes upon them.
-  uint64_t size() const override {
-    return static_cast<uint64_t>(std::max<int64_t>(0, written_ + unwritten_));
-  }
+  uint64_t size() const override { return static_cast<uint64_t>(std::max<int64_t>(0, rows_)); }
   // These two say what the cache takes.
   uint64_t index_bytes() const override;
   uint64_t row_bytes() const override;
@@ -210,8 +208,7 @@ class RocksdbStore final : public RowStore {
   Result<bool> ReserveSpill(Shard& shard, size_t rows);
   Status EvictBlock(Shard& shard);
   RowHeader HeaderOf(const Shard& shard, uint32_t row) const;
-  void AddSpillRow(const Spill::Head& head, const float* floats, size_t n, RowBatch* batch,
-                   int64_t* fresh) const;
+  void AddSpillRow(const Spill::Head& head, const float* floats, size_t n, RowBatch* batch) const;
   void AddToBatch(const Shard& shard, uint32_t row, RowBatch* batch) const;
   void AddRows(const Shard& shard, const std::vector<uint32_t>& rows, RowBatch* batch) const;
   // Orders the rows, and leaves each of them once.
@@ -220,8 +217,8 @@ class RocksdbStore final : public RowStore {
   size_t RecordBytes() const;
   // The number of the shard that entries are in.
   uint32_t NumberOf(const ShardEntry* entries) const { return ShardOf(Hash(entries->key)); }
-  // Writes rows to the database, pending, `added` more than it had.
-  Status Write(const RowBatch& batch, int64_t added);
+  // Writes rows to the database, pending.
+  Status Write(const RowBatch& batch) { return core_->database->WritePending(batch); }
   Status CountNew(const ShardPartition& partition, uint32_t now, const ParallelFor& parallel_for,
                   uint64_t* count);
   // Whether the keys fit in beside max_rows, where there is such a limit.
@@ -278,9 +275,8 @@ class RocksdbStore final : public RowStore {
   const int shard_bits_;
   const GroupMeta start_;  // the parts that do not change
   std::vector<std::unique_ptr<Shard>> shards_;
-  std::atomic<int64_t> written_;       // rows in the database, pending ones too
-  std::atomic<int64_t> unwritten_{0};  // rows that are in the cache or the spill only
-  std::atomic<uint32_t> counted_at_;   // when rows that had expired were last left out
+  std::atomic<int64_t> rows_;         // wherever they are; a row that moves is counted once
+  std::atomic<uint32_t> counted_at_;  // when rows that had expired were last left out
   std::atomic<uint32_t> layout_number_;
   std::mutex limit_mu_;  // one Upsert at a time where there is a limit to keep
   std::mutex write_mu_;  // one call at a time that changes rows as a whole; guards shard.found

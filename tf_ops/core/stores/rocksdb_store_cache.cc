@@ -81,17 +81,15 @@ void RocksdbStore::Bury(Shard& shard, std::vector<uint32_t> expired) {
                                [&](uint32_t row) { return !shard.rows.MayLeave(row); }),
                 expired.end());
   RowBatch gone;
-  int64_t fewer = 0, fewer_new = 0;
+  int64_t fewer = 0;
   for (uint32_t row : expired) {
     gone.Remove(RowKey(group_, shard.rows.key(row)));
-    if ((shard.rows.state(row) & kRowNew) != 0) {
-      ++fewer_new;
-    } else if (!core_->expiry->Expired(*shard.rows.meta(row), counted_at_)) {
-      ++fewer;  // a count of the rows since then has left the others out
-    }
+    // A count of the rows in the database since they expired has left them out.
+    const bool is_new = (shard.rows.state(row) & kRowNew) != 0;
+    fewer += is_new || !core_->expiry->Expired(*shard.rows.meta(row), counted_at_);
   }
-  if (!Write(gone, -fewer).ok()) return;
-  unwritten_ -= fewer_new;
+  if (!Write(gone).ok()) return;
+  rows_ -= fewer;
   for (uint32_t row : expired) {
     shard.spill->Remove(shard.rows.key(row));
     shard.Forget(row);
@@ -195,12 +193,10 @@ Status RocksdbStore::Evict(Shard& shard, const std::vector<uint32_t>& rows) {
     status = spill.Append(leaving);
   } else {
     RowBatch batch;
-    int64_t fresh = 0;
     for (const Spill::Row& row : leaving) {
-      if (row.dirty) AddSpillRow(row.head, row.floats, spill.floats(), &batch, &fresh);
+      if (row.dirty) AddSpillRow(row.head, row.floats, spill.floats(), &batch);
     }
-    status = Write(batch, fresh);
-    if (status.ok()) unwritten_ -= fresh;
+    status = Write(batch);
     for (const Spill::Row& row : leaving) {
       if (status.ok()) spill.Remove(row.head.key);
     }
@@ -211,9 +207,8 @@ Status RocksdbStore::Evict(Shard& shard, const std::vector<uint32_t>& rows) {
 }
 
 void RocksdbStore::AddSpillRow(const Spill::Head& head, const float* floats, size_t n,
-                               RowBatch* batch, int64_t* fresh) const {
+                               RowBatch* batch) const {
   batch->Put(RowKey(group_, head.key), head.header, floats, n);
-  *fresh += static_cast<int64_t>(head.is_new);
 }
 
 Result<bool> RocksdbStore::ReserveSpill(Shard& shard, size_t rows) {
@@ -221,7 +216,6 @@ Result<bool> RocksdbStore::ReserveSpill(Shard& shard, size_t rows) {
   if (!spill.enabled()) return false;
   while (!spill.Reserve(rows)) {
     RowBatch batch;
-    int64_t fresh = 0;
     std::vector<uint32_t> cached;  // of the rows that go to the database
     auto dropped = spill.DropOldest(
         [&](const Spill::Head& head, const float* floats) {
@@ -231,12 +225,11 @@ Result<bool> RocksdbStore::ReserveSpill(Shard& shard, size_t rows) {
             if ((shard.rows.state(row) & kRowSpilled) == 0) return Status();
             cached.push_back(row);
           }
-          AddSpillRow(head, floats, spill.floats(), &batch, &fresh);
+          AddSpillRow(head, floats, spill.floats(), &batch);
           return Status();
         },
-        [&] { return Write(batch, fresh); });
+        [&] { return Write(batch); });
     if (!dropped.ok()) return dropped.status();
-    unwritten_ -= fresh;
     for (uint32_t row : cached) shard.rows.Unmark(row, kRowSpilled | kRowNew);
     if (!dropped.value()) return false;
   }
@@ -269,12 +262,6 @@ RowHeader RocksdbStore::HeaderOf(const Shard& shard, uint32_t row) const {
 void RocksdbStore::AddToBatch(const Shard& shard, uint32_t row, RowBatch* batch) const {
   batch->Put(RowKey(group_, shard.rows.key(row)), HeaderOf(shard, row), shard.rows.row(row),
              dim_ + shard.rows.layout().slot_floats());
-}
-
-Status RocksdbStore::Write(const RowBatch& batch, int64_t added) {
-  Status status = core_->database->WritePending(batch);
-  if (status.ok()) written_ += added;
-  return status;
 }
 
 }  // namespace sok

@@ -81,7 +81,6 @@ void RocksdbStore::MarkClean() {
     shard->spill->SetAllClean();
     shard->rows.ForEach([&](uint32_t row) { shard->rows.Unmark(row, kRowDirty | kRowNew); });
   }
-  written_ += unwritten_.exchange(0);
 }
 
 Status RocksdbStore::Settle() {
@@ -106,11 +105,11 @@ Status RocksdbStore::SettleOnce() {
       ForEachDirty([&](Key key, const RowHeader& header, const float* floats, size_t n) {
         batch.Put(RowKey(group_, key), header, floats, n);
         if (batch.bytes() < kSettleBytes) return Status();
-        Status written = Write(batch, 0);
+        Status written = Write(batch);
         batch.Clear();
         return written;
       });
-  if (status.ok()) status = Write(batch, 0);
+  if (status.ok()) status = Write(batch);
   if (status.ok()) MarkClean();
   in_part.whole = status.ok();
   return status;
@@ -121,8 +120,7 @@ void RocksdbStore::DropCache(uint64_t rows, uint32_t counted_at) {
     std::lock_guard<SharedMutex> lock(shard->mu);
     shard->Reset(layout());
   }
-  written_ = static_cast<int64_t>(rows);
-  unwritten_ = 0;
+  rows_ = static_cast<int64_t>(rows);
   counted_at_ = counted_at;
 }
 
@@ -262,7 +260,7 @@ Result<std::unique_ptr<RowStore::Frozen>> RocksdbStore::Freeze() {
   auto frozen = std::make_unique<FrozenStore>(this);
   Status status = frozen->Prepare();
   if (!status.ok()) return status;
-  written_ = static_cast<int64_t>(frozen->size());
+  rows_ = static_cast<int64_t>(frozen->size());
   counted_at_ = frozen->now();
   return std::unique_ptr<Frozen>(std::move(frozen));
 }

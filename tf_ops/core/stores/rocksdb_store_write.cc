@@ -122,7 +122,7 @@ void RocksdbStore::WriteEntries(Shard& shard, const ShardEntry* entries, size_t 
         rows[i] = cached.Allocate(key);
         shard.index.Insert(key, Hash(key), rows[i]);
         cached.set_state(rows[i], kRowLive | kRowNew);
-        ++unwritten_;
+        ++rows_;
       }
     }
     const uint32_t row = rows[i];
@@ -383,11 +383,11 @@ Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFo
       if (partition.size(s) == 0) continue;
       Shard& shard = *shards_[s];
       for (uint32_t row : shard.found) {
-        unwritten_ -= (shard.rows.state(row) & kRowNew) != 0;
         shard.spill->Remove(shard.rows.key(row));
         shard.Forget(row);
       }
       erased += shard.found.size();
+      rows_ -= static_cast<int64_t>(shard.found.size());
       shard.found.clear();
       shard.Release();
     }
@@ -406,17 +406,15 @@ Status RocksdbStore::EraseKept(const ShardPartition& partition) {
   // it all the same.
   const bool in_doubt = core_->database->writes_in_doubt() > 0;
   RowBatch gone;
-  int64_t counted = 0;
   for (uint32_t s = 0; s < shard_count(); ++s) {
     if (partition.size(s) == 0) continue;
     const Shard& shard = *shards_[s];
     for (uint32_t row : shard.found) {
       const bool is_new = (shard.rows.state(row) & kRowNew) != 0;
       if (!is_new || in_doubt) gone.Remove(RowKey(group_, shard.rows.key(row)));
-      counted += !is_new;
     }
   }
-  return Write(gone, -counted);
+  return Write(gone);
 }
 
 Result<bool> RocksdbStore::Relay(std::shared_ptr<const RowLayout> layout,
