@@ -21,6 +21,18 @@ _MARK = "_sok_embed_is_watched"
 class AnchorConstraint(keras.constraints.Constraint):
     """The base of what makes a variable an anchor: its constraint."""
 
+    def on_update(self, update: Update) -> None:
+        """Called once an update of the anchor by a Keras optimizer, where Keras would make it.
+
+        That is inside of the branch that ends a window of accumulated gradients, and after sums
+        over replicas.
+        """
+        raise NotImplementedError
+
+    def on_assignment(self, value: Any) -> Any:
+        """Called with what the anchor is changed by, or set to, otherwise. Returns it."""
+        raise NotImplementedError
+
 
 def is_anchor(variable: Any) -> bool:
     """Whether a variable stands for a table."""
@@ -33,33 +45,37 @@ class Update(NamedTuple):
     Attributes:
         optimizer: The Keras optimizer whose formula it is.
         gradient: What the formula is given.
+        learning_rate: As the formula is given it.
         variable: That it is to change.
         change: What Keras would change it by, or set it to.
     """
 
     optimizer: Any
     gradient: tf.Tensor
+    learning_rate: Any
     variable: tf.Variable
     change: tf.Tensor
 
 
-def watch(variable: tf.Variable, on_update: Callable[[Update], None]) -> None:
-    """Has the updates of a variable by Keras optimizers told, in the place of being made.
+def watch(variable: tf.Variable, constraint: AnchorConstraint) -> None:
+    """Has the updates of an anchor by Keras optimizers told, in the place of being made.
 
-    Other assignments are made as ever. Watching a variable again changes nothing.
+    Other assignments are made as ever, if they are allowed. Watching it again changes nothing.
 
     Args:
-        variable: A native variable, or one with a copy for each replica.
-        on_update: Called once an update, where Keras would make it: inside of the branch that ends
-            a window of accumulated gradients, and after sums over replicas.
+        variable: A native variable, or one with a copy for each replica. Optimizers of
+            `tf.compat.v1.train`, which are given native ones, call the constraint of them.
+        constraint: That of the anchor.
     """
     parts = _parts(variable)
     if hasattr(parts[0], _MARK):
         return
     for part in parts:
         for name in _METHODS:
-            setattr(part, name, _told(part, getattr(part, name), on_update, part is parts[0]))
+            setattr(part, name, _told(part, getattr(part, name), constraint, part is parts[0]))
         setattr(part, _MARK, True)
+    if not isinstance(variable, tf.distribute.DistributedValues):
+        variable._constraint = constraint
 
 
 def _parts(variable: Any) -> tuple[Any, ...]:
@@ -69,31 +85,31 @@ def _parts(variable: Any) -> tuple[Any, ...]:
 
 
 def _told(
-    part: Any, method: Callable[..., Any], on_update: Callable[[Update], None], tells: bool
+    part: Any, method: Callable[..., Any], constraint: AnchorConstraint, tells: bool
 ) -> Callable[..., Any]:
-    def changed(*args: Any, **kwargs: Any) -> Any:
-        update = _running_update(part, args)
+    def changed(value: Any, *args: Any, **kwargs: Any) -> Any:
+        update = _running_update(part, value)
         if update is None:
-            return method(*args, **kwargs)
+            return method(constraint.on_assignment(value), *args, **kwargs)
         if tells:
-            on_update(update)
+            constraint.on_update(update)
         return part
 
     return changed
 
 
-def _running_update(variable: tf.Variable, arguments: tuple[Any, ...]) -> Update | None:
+def _running_update(variable: tf.Variable, change: Any) -> Update | None:
     """That of which a change of the variable is a part, if it is one."""
     frames = _frames()
     for frame in frames:
         if frame.f_code.co_name == "apply_grad_to_update_var":
-            gradient = frame.f_locals["grad"]
+            given = frame.f_locals["grad"], frame.f_locals["learning_rate"]
             break
     else:
         return None
     for frame in frames:
         if frame.f_code.co_name == "_distributed_tf_update_step":
-            return Update(frame.f_locals["self"], gradient, variable, arguments[0])
+            return Update(frame.f_locals["self"], *given, variable, change)
     return None
 
 

@@ -18,6 +18,7 @@ import weakref
 from typing import Any, Protocol
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
@@ -55,7 +56,7 @@ def applying_optimizer() -> Any:
 def trained_anchor(anchor: Any) -> tf.Tensor:
     """The value of an anchor whose constraint is a `Commit`, which Keras optimizers then train."""
     if anchor._value is not None:  # within a stateless scope there is none yet
-        watch(anchor._value, anchor.constraint.on_update)
+        watch(anchor._value, anchor.constraint)
     return tf.convert_to_tensor(anchor)
 
 
@@ -91,15 +92,31 @@ class Commit(AnchorConstraint):
         redeemed = v1_optimizers.arrived_gradient(anchor)
         return self._commit(applying, anchor, redeemed)
 
+    def on_assignment(self, value: Any) -> Any:
+        """Raises for a value other than 0: rows would not hear of it."""
+        error = (
+            f"Table '{self._table.name}': expected its anchor to be changed by an optimizer, which "
+            "trains the rows, or to be set to 0. Received: other values, as `variable.assign_sub("
+            "rate * gradient)` makes them. Give the gradients to the `apply` of an optimizer, as "
+            "in keras.optimizers.SGD(rate).apply(gradients, variables)."
+        )
+        value = tf.convert_to_tensor(value, tf.float32)
+        if tf.executing_eagerly():
+            if np.any(value.numpy()):
+                raise ValueError(error)
+            return value
+        with tf.control_dependencies([tf.debugging.assert_equal(value, 0.0, message=error)]):
+            return tf.identity(value)
+
     def on_update(self, update: Update) -> None:
-        """Applies what a Keras optimizer is given: see `anchor_updates.watch`."""
+        """Applies what a Keras optimizer is given."""
         self._was_told = True
         _refuse_unequal_skips(self._table.name)
         # The gradient of a scalar names nothing.
         redeemed = update.gradient if update.gradient.shape.rank == 1 else None
-        committed = self._commit(update.optimizer, update.variable, redeemed)
-        # What the optimizer keeps of anchors is read by nobody, but for what it accumulates.
         optimizer = update.optimizer
+        committed = self._commit(optimizer, update.variable, redeemed, update.learning_rate)
+        # What the optimizer keeps of anchors is read by nobody, but for what it accumulates.
         accumulators = {id(each) for each in getattr(optimizer, "_accumulated_gradients", [])}
         shape = (tf_ops.ANCHOR_SIZE,)
         variables = [each for each in optimizer.variables if tuple(each.shape) == shape]
@@ -122,7 +139,10 @@ class Commit(AnchorConstraint):
             " Use a version of Keras that this release of sok_embed was tested with."
         )
 
-    def _commit(self, applying: Any, anchor: Any, redeemed: tf.Tensor | None) -> tf.Tensor:
+    def _commit(
+        self, applying: Any, anchor: Any, redeemed: tf.Tensor | None, rate: Any = None
+    ) -> tf.Tensor:
+        """Commits a step of `applying`; `rate` is what its formula is given, if it is Keras'."""
         optimizer = self._optimizer or applying
         if optimizer is None:
             raise ValueError(
@@ -137,15 +157,18 @@ class Commit(AnchorConstraint):
             _warn_of_drifting(applying, self._table.name)
         hyper = dict(rule.hyper)
         follows = optimizer is applying
+        if not follows:
+            rate = self._own_rate(optimizer)
+        elif not _is_keras(optimizer):
+            rate = v1_optimizers.learning_rate(optimizer)
         if _is_keras(optimizer) and follows and not optimizer._use_weight_decay(anchor):
             hyper["weight_decay"] = 0.0
         numbers = {name: value for name, value in hyper.items() if isinstance(value, float)}
         tensors = {
-            "learning_rate": self._learning_rate(optimizer, follows),
+            "learning_rate": rate,
             **{name: value for name, value in hyper.items() if name not in numbers},
         }
-        clipping = [each for each in (applying, self._optimizer) if _is_keras(each)]
-        clip_value = _clip_value(clipping, self._table.name)
+        clip_value = _clip_value([applying, self._optimizer], self._table.name)
         if redeemed is not None and not follows and _is_keras(optimizer) and clip_value is None:
             redeemed = optimizer._clip_gradients([redeemed])[0]
         return self._table.commit(
@@ -163,15 +186,15 @@ class Commit(AnchorConstraint):
             clip_value=clip_value or 0.0,
             optimizer=_number(applying),
             redeemed=redeemed,
-            plain=clip_value is None and communicators.size() == 1,
+            plain=communicators.size() == 1,
+            clipped_to=_clip_value([applying], self._table.name) or 0.0,
             **(self._slot_sources(optimizer) if follows else {}),
         )
 
-    def _learning_rate(self, optimizer: Any, follows: bool) -> Any:
-        if not _is_keras(optimizer):
-            return v1_optimizers.learning_rate(optimizer)
+    def _own_rate(self, optimizer: keras.optimizers.Optimizer) -> Any:
+        """That of an optimizer of the layer's own, whose steps are those of the table."""
         rate = optimizer._learning_rate
-        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) and not follows:
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             return rate(self._table.step_count())
         return optimizer.learning_rate
 
@@ -194,7 +217,7 @@ def _calls_a_step(optimizer: Any) -> int:
 def _clip_value(optimizers: list[Any], table: str) -> float | None:
     """What optimizers, one after another, clip each element to, if the last one that clips does."""
     value: float | None = None
-    for optimizer in optimizers:
+    for optimizer in filter(_is_keras, optimizers):
         by_norm = bool(optimizer.clipnorm or optimizer.global_clipnorm)
         if by_norm and value is not None:
             raise ValueError(

@@ -133,6 +133,7 @@ def adaptive_commit(
     first_step: int = 1,
     clip_value: float = 0.0,
     plain: bool = True,
+    clipped_to: float = 0.0,
 ) -> tf.Tensor:
     """As `commit`, of own and static rows; then counts halve and old rows go, if it is time."""
     return ops.sok_embed_adaptive_commit(
@@ -147,6 +148,7 @@ def adaptive_commit(
         first_step=first_step,
         clip_value=clip_value,
         plain=plain,
+        clipped_to=clipped_to,
         redeems=redeemed is not None,
         redeemed=_NOTHING if redeemed is None else redeemed,
     )

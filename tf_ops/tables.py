@@ -16,9 +16,9 @@ from sok_embed.tf_ops.measuring import note_deposit
 from sok_embed.tf_ops.native import number_in_graph, ops
 
 # The length of an anchor whose gradient names deposits, as tickets.h of the core has it.
-ANCHOR_SIZE = 160
+ANCHOR_SIZE = 192
 # How many of its last elements have the norm of what was deposited.
-ANCHOR_COORDINATES = 32
+ANCHOR_COORDINATES = 64
 
 _NOTHING = np.zeros([0], np.float32)
 
@@ -145,6 +145,7 @@ def commit(
     first_step: int = 1,
     clip_value: float = 0.0,
     plain: bool = True,
+    clipped_to: float = 0.0,
 ) -> tf.Tensor:
     """Sums the redeemed gradients of equal keys and applies a rule once.
 
@@ -170,14 +171,17 @@ def commit(
         clip_value: The sum of a row's gradients, times `scale`, is clipped to
             `[-clip_value, clip_value]`, element by element. 0: it is not.
         plain: Whether the anchor's gradients were added up and multiplied on their way, and nothing
-            else was done to them.
+            else was done to them but for `clipped_to`.
+        clipped_to: At last they were clipped to `[-clipped_to, clipped_to]`, element by element.
+            0: they were not.
 
     Returns:
         Zeros of the shape of `anchor`.
 
     Raises:
-        tf.errors.FailedPreconditionError: For deposits that were applied or dropped before, and for
-            a `plain` gradient that has other elements than the sum of deposits that it names.
+        tf.errors.FailedPreconditionError: For deposits that were applied or dropped before, for a
+            `plain` gradient that has other elements than the sum of deposits that it names, and for
+            a sum of so many that the anchor's gradient has not got its norm.
     """
     return ops.sok_embed_commit(
         table=table,
@@ -191,6 +195,7 @@ def commit(
         first_step=first_step,
         clip_value=clip_value,
         plain=plain,
+        clipped_to=clipped_to,
         slot_sources=list(slot_sources),
         redeems=redeemed is not None,
         redeemed=_NOTHING if redeemed is None else redeemed,

@@ -20,6 +20,9 @@ from dense_twin import (
     table_layer,
 )
 
+import sok_embed
+from sok_embed import tf_ops
+
 BATCH, STEPS = (8, 2), 7
 # Norms are float32, rounded in other orders; they scale what is of the size of 1.
 TOLERANCE = 2e-6
@@ -107,7 +110,7 @@ def check_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 WAYS = {
     "plain": plain,
     "two_calls": calls(2),
-    "more_calls_than_coordinates": calls(40),
+    "more_calls_than_coordinates": calls(tf_ops.ANCHOR_COORDINATES + 6),
     "every_second": every_second,
     "several_of_a_tape": several_of_a_tape,
 }
@@ -292,6 +295,19 @@ def test_gradients_whose_elements_were_changed_are_refused(change, in_function):
 
 
 @IN_FUNCTION
+def test_a_value_is_not_clipped_by_hand_and_by_the_optimizer(in_function):
+    def step(model, optimizer, keys, targets, number):
+        with tf.GradientTape() as tape:
+            loss = loss_of(model, keys, targets)
+        taken = tape.gradient(loss, model.trainable_variables)
+        taken = [tf.clip_by_value(g, -0.01, 0.01) for g in taken]
+        optimizer.apply(taken, model.trainable_variables)
+
+    with pytest.raises(tf.errors.FailedPreconditionError, match="clipvalue"):
+        train(Model(table_layer()), keras.optimizers.SGD(0.02, clipvalue=0.1), step, in_function)
+
+
+@IN_FUNCTION
 def test_the_norm_of_all_gradients_is_that_of_the_dense_model(in_function):
     norms: dict[str, list[float]] = {"table": [], "weight": []}
     for name, layer in {"table": table_layer(), "weight": WeightOfRows()}.items():
@@ -308,6 +324,78 @@ def test_the_norm_of_all_gradients_is_that_of_the_dense_model(in_function):
         train(Model(layer), keras.optimizers.SGD(0.01), step, in_function)
     assert len(norms["weight"]) == STEPS
     np.testing.assert_allclose(norms["table"], norms["weight"], rtol=1e-5)
+
+
+# ---- gradients that wait
+
+MANY = 2 * tf_ops.ANCHOR_COORDINATES
+
+
+@IN_FUNCTION
+@pytest.mark.parametrize("clip", [{"global_clipnorm": 1.1}, {"clipnorm": 0.9}, {}])
+def test_norms_are_right_after_many_gradients_that_nobody_applied(clip, in_function):
+    def after_many(model, optimizer, keys, targets, number):
+        skipped = MANY if number_of_step[0] == 2 else 0
+        number_of_step[0] += 1
+        for i in range(skipped + 1):
+            with tf.GradientTape() as tape:
+                loss = loss_of(model, (keys + i) % KEYS, targets)
+                loss += loss_of(model, keys, targets / 2)
+            taken = tape.gradient(loss, model.trainable_variables)
+            if not clip:
+                taken, _ = tf.clip_by_global_norm(taken, 1.3)
+            elif in_function and i < skipped:
+                # What nobody needs would not be taken.
+                tf.py_function(lambda *_: None, taken, [])
+        optimizer.apply(taken, model.trainable_variables)
+
+    found = []
+    for layer in (table_layer(), WeightOfRows()):
+        number_of_step = [0]
+        rule = keras.optimizers.Adagrad(0.1, **clip)
+        # A function is traced once.
+        steps = STEPS if not in_function else 1
+        number_of_step[0] = 2 if in_function else 0
+        found.append(train(Model(layer), rule, after_many, in_function, steps))
+    check_equal(*found)
+
+
+def test_a_sum_of_many_whose_norm_is_not_known_is_refused():
+    model = Model(table_layer())
+    model.build()
+    optimizer = keras.optimizers.SGD(0.1, clipnorm=0.5)
+    variables = model.trainable_variables
+    optimizer.build(variables)
+    random = np.random.default_rng(8)
+    taken = []
+    for _ in range(MANY):
+        with tf.GradientTape() as tape:
+            vectors = model.layer(tf.range(KEYS), training=True)
+        upstream = tf.constant(random.normal(1.0, 1.0, (KEYS, DIM)), tf.float32)
+        taken.append(tape.gradient(vectors, model.layer.trainable_variables, upstream)[0])
+    before = model.layer.table.lookup(np.arange(KEYS))
+    # These two did not wait among the last ones of each other.
+    with pytest.raises(tf.errors.FailedPreconditionError, match="whose norm is known"):
+        optimizer.apply([taken[3] + taken[-1]], model.layer.trainable_variables)
+    np.testing.assert_array_equal(model.layer.table.lookup(np.arange(KEYS)), before)
+    optimizer.apply([taken[-2] + taken[-1]], model.layer.trainable_variables)
+    assert np.abs(model.layer.table.lookup(np.arange(KEYS)) - before).max() > 0.01
+
+
+@IN_FUNCTION
+@pytest.mark.parametrize("factor", [1e-17, 1e-10, 1e15])
+def test_gradients_that_were_multiplied_by_very_much_or_little(factor, in_function):
+    def step(model, optimizer, keys, targets, number):
+        with tf.GradientTape() as tape:
+            loss = loss_of(model, keys, targets)
+        taken = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply([factor * g for g in taken], model.trainable_variables)
+
+    found, expected = (
+        train(Model(layer), keras.optimizers.SGD(0.05 / factor), step, in_function)
+        for layer in (table_layer(), WeightOfRows())
+    )
+    check_equal(found, expected)
 
 
 # ---- loss scaling
@@ -385,6 +473,74 @@ def test_mixed_float16_trains_as_a_dense_weight_does(run_eagerly):
     # Sums of equal keys are in float32 with the table, and in float16 without.
     np.testing.assert_allclose(found[0][0], found[1][0], rtol=0, atol=2e-3)
     assert np.abs(found[1][0] - START).max() > 0.1
+
+
+# ---- other ways to change a variable
+
+
+@IN_FUNCTION
+@pytest.mark.parametrize("native", [False, True], ids=["keras", "native"])
+def test_a_change_of_the_anchor_by_hand_is_refused(native, in_function):
+    def by_hand(model, optimizer, keys, targets, number):
+        with tf.GradientTape() as tape:
+            loss = loss_of(model, keys, targets)
+        variables = model.trainable_variables
+        for gradient, variable in zip(tape.gradient(loss, variables), variables, strict=True):
+            (variable.value if native else variable).assign_sub(0.1 * gradient)
+
+    model = Model(table_layer())
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="Give the gradients to"):
+        train(model, keras.optimizers.SGD(0.1), by_hand, in_function)
+    np.testing.assert_array_equal(np.asarray(model.layer.anchor), 0.0)
+
+
+def test_an_anchor_may_be_set_to_zeros():
+    model = Model(table_layer())
+    train(model, keras.optimizers.SGD(0.1), plain)
+    with sok_embed.dense_only():
+        model.set_weights(model.get_weights())
+    model.layer.anchor.assign(np.zeros(model.layer.anchor.shape))
+
+
+@IN_FUNCTION
+@pytest.mark.parametrize("name", ["GradientDescentOptimizer", "AdagradOptimizer"])
+def test_optimizers_of_v1_train_native_variables(name, in_function):
+    make = getattr(tf.compat.v1.train, name)
+    optimizer_of = {}
+
+    def step(model, optimizer, keys, targets, number):
+        with tf.GradientTape() as tape:
+            loss = loss_of(model, keys, targets)
+        variables = [each.value for each in model.trainable_variables]
+        gradients = tape.gradient(loss, variables)
+        optimizer_of.setdefault(model, make(0.05)).apply_gradients(
+            zip(gradients, variables, strict=True)
+        )
+
+    found, expected = (
+        train(Model(layer), keras.optimizers.SGD(), step, in_function)
+        for layer in (table_layer(), WeightOfRows())
+    )
+    check_equal(found, expected)
+
+
+class HalfTheRate(keras.optimizers.SGD):
+    """Keras asks it for the rate of each step by ways of its own."""
+
+    def _backend_update_step(self, grads: Any, variables: Any, learning_rate: Any) -> None:
+        super()._backend_update_step(grads, variables, 0.5 * learning_rate)
+
+
+@IN_FUNCTION
+def test_rows_follow_the_rate_that_the_formula_is_given(in_function):
+    found, expected = (
+        train(Model(layer), HalfTheRate(0.1), plain, in_function)
+        for layer in (table_layer(), WeightOfRows())
+    )
+    check_equal(found, expected)
+    np.testing.assert_allclose(
+        found[0], train(Model(table_layer()), keras.optimizers.SGD(0.05), plain)[0], atol=TOLERANCE
+    )
 
 
 # ---- who reads a norm

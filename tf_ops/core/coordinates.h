@@ -6,7 +6,7 @@
 
 namespace sok {
 
-constexpr int kCoordinates = 32;
+constexpr int kCoordinates = 64;
 using Coordinates = std::array<double, kCoordinates>;
 
 inline double Product(const Coordinates& a, const Coordinates& b) {
@@ -15,14 +15,21 @@ inline double Product(const Coordinates& a, const Coordinates& b) {
   return sum;
 }
 
-// The coordinates of a vector whose products with some others are `products`, and with itself
-// `square`; `others` are the coordinates that these have got. Then any sum of multiples of the
-// vectors has the norm that the same sum of their coordinates has, as a Cholesky factor of their
-// Gram matrix has it.
+// A vector that has got coordinates, and its product with one that is to get some.
+struct Neighbor {
+  Coordinates coordinates;
+  double product;
+};
+
+// The coordinates of a vector whose product with itself is `square`. Its products with neighbors
+// are as they should be, so that any sum of multiples of the vectors has the norm that the same sum
+// of their coordinates has: a Cholesky factor of the Gram matrix, one row more.
 //
-// There are as many dimensions as coordinates. Where `others` fill all of them, it is the plain sum
-// of all vectors whose norm is right.
-Coordinates CoordinatesOf(const std::vector<Coordinates>& others,
-                          const std::vector<double>& products, double square);
+// There are as many dimensions as coordinates. Products with more neighbors than kCoordinates - 1
+// may not fit all; the vector's own norm is always right.
+Coordinates CoordinatesOf(const std::vector<Neighbor>& neighbors, double square);
+
+// Whether the products of a vector of these coordinates with all neighbors are as they should be.
+bool FitsAll(const Coordinates& coordinates, const std::vector<Neighbor>& neighbors);
 
 }  // namespace sok

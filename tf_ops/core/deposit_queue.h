@@ -45,8 +45,9 @@ class DepositQueue {
     const BFloat16* gradients_bf16;
     uint64_t ticket;
     std::optional<Coordinates> coordinates = std::nullopt;
-    float factor = 1.0f;  // that the gradients are multiplied by
-    int missed = 0;       // commits that have not redeemed it
+    bool fits_all = true;  // of the coordinates: see FitsAll
+    float factor = 1.0f;   // that the gradients are multiplied by
+    int missed = 0;        // commits that have not redeemed it
   };
   // Who redeems a deposit later comes too late. Gradients that nobody applies cost memory until
   // then.
@@ -67,24 +68,13 @@ class DepositQueue {
   uint64_t Add(Keys keys, std::shared_ptr<const void> hold, const float* gradients,
                const BFloat16* gradients_bf16, float* anchor_gradient, bool measures = true) {
     std::lock_guard<std::mutex> guard(mu_);
-    if (!measures) {
-      deposits_.push_back(
-          {std::move(keys), std::move(hold), gradients, gradients_bf16, ++tickets_});
-      AddMark(tickets_, anchor_gradient);
-      return tickets_;
+    Deposit added{std::move(keys), std::move(hold), gradients, gradients_bf16, ++tickets_};
+    if (measures) {
+      Measure(&added);
+      AddCoordinates(*added.coordinates, anchor_gradient);
     }
-    std::vector<Coordinates> others;
-    std::vector<double> products;
-    for (Deposit& deposit : deposits_) {
-      if (!deposit.coordinates.has_value()) continue;
-      others.push_back(*deposit.coordinates);
-      products.push_back(deposit.keys.Dot(keys));
-    }
-    const Coordinates own = CoordinatesOf(others, products, keys.square());
-    deposits_.push_back(
-        {std::move(keys), std::move(hold), gradients, gradients_bf16, ++tickets_, own});
-    AddMark(tickets_, anchor_gradient);
-    AddCoordinates(own, anchor_gradient);
+    AddMark(added.ticket, anchor_gradient);
+    deposits_.push_back(std::move(added));
     return tickets_;
   }
 
@@ -95,19 +85,22 @@ class DepositQueue {
 
   // Takes those that `arrived` (kAnchorSize) names, which is what has reached an optimizer of the
   // anchor's gradient, in their order. Those that were not redeemed for too long go. `plain`: the
-  // gradients may have been added up and multiplied on their way, and nothing else.
+  // gradients may have been added up and multiplied on their way, then brought into [-clipped_to,
+  // clipped_to] element by element unless that is 0, and nothing else.
   // Error: kFailedPrecondition if it names others than those that wait, some of more than a place
-  // can tell apart, or gradients that were changed otherwise. Nothing has changed then.
-  Result<std::vector<Deposit>> Redeem(const float* arrived, bool plain) {
+  // can tell apart, gradients that were changed otherwise, or a sum of so many gradients that its
+  // norm was not known. Nothing has changed then.
+  Result<std::vector<Deposit>> Redeem(const float* arrived, bool plain, float clipped_to = 0.0f) {
     std::vector<Deposit> dropped;  // goes without the lock
     std::lock_guard<std::mutex> guard(mu_);
-    std::vector<std::pair<Deposit*, float>> redeemed;
+    Redeemed redeemed;
     for (int place = 0; place < kPlaces; ++place) {
       const float sum = arrived[place], weighted = arrived[kPlaces + place];
       if (sum == 0.0f && weighted == 0.0f) continue;
       if (Status status = FindAt(place, sum, weighted, &redeemed); !status.ok()) return status;
     }
-    if (plain && !IsPlain(arrived, redeemed)) return NotPlain();
+    if (plain && !IsPlain(arrived, redeemed, clipped_to)) return NotPlain();
+    if (!HasItsNorm(redeemed)) return TooManyForNorms();
     for (Deposit& deposit : deposits_) ++deposit.missed;
     for (const auto& [deposit, factor] : redeemed) {
       deposit->factor = factor;
@@ -133,21 +126,52 @@ class DepositQueue {
   }
 
  private:
-  // Ratios of weights are at least 1 / 65536 apart; a few roundings of float32 are not as much.
-  static constexpr double kTolerance = 4e-6;
+  // Deposits and the factors that they are to be multiplied by.
+  using Redeemed = std::vector<std::pair<Deposit*, float>>;
+
+  // Ratios of weights are at least 1 / 131072 apart; a few roundings of float32 are not as much.
+  static constexpr double kTolerance = 3e-6;
 
   // What float32 makes of sums of coordinates; whoever changes single elements changes more.
   static constexpr double kPlainTolerance = 1e-3;
-  static constexpr double kLeast = 1e-30;  // what is shorter may have lost digits
+  static constexpr double kLeast = 1e-36;  // what is shorter may have lost digits
+  // Of the lengths of what is added up.
+  static constexpr double kNormTolerance = 1e-5;
   static constexpr int kRedeemed = -1;
 
   static bool Near(double value, double expected) {
     return std::abs(value - expected) <= kTolerance * expected;
   }
 
+  // Gives a deposit its coordinates beside those that wait.
+  void Measure(Deposit* added) {
+    // Gradients of one step, and of steps that are accumulated, are added up: those since the last
+    // commit come first, the last ones at the front.
+    std::vector<Neighbor> fresh, missed;
+    for (auto it = deposits_.rbegin(); it != deposits_.rend(); ++it) {
+      // What is not finite makes no norm finite.
+      if (!it->coordinates.has_value() || !std::isfinite((*it->coordinates)[0])) continue;
+      (it->missed == 0 ? fresh : missed).push_back({*it->coordinates, it->keys.Dot(added->keys)});
+    }
+    std::vector<Neighbor> all = fresh;
+    all.insert(all.end(), missed.begin(), missed.end());
+    std::vector<Neighbor> fitted = all;
+    if (all.size() >= kCoordinates) fitted.resize(kCoordinates - 1);
+    if (fresh.size() >= kCoordinates) {
+      // Not all of them fit, but their sum does, which long windows are applied by.
+      Neighbor sum{{}, 0.0};
+      for (const Neighbor& each : fresh) {
+        for (int i = 0; i < kCoordinates; ++i) sum.coordinates[i] += each.coordinates[i];
+        sum.product += each.product;
+      }
+      fitted.back() = sum;
+    }
+    added->coordinates = CoordinatesOf(fitted, added->keys.square());
+    added->fits_all = FitsAll(*added->coordinates, all);
+  }
+
   // Finds the deposits of a place that two sums of marks stand for: all of them, or one.
-  Status FindAt(int place, float sum, float weighted,
-                std::vector<std::pair<Deposit*, float>>* found) {
+  Status FindAt(int place, float sum, float weighted, Redeemed* found) {
     std::vector<Deposit*> waiting;
     double weights = 0.0;
     for (Deposit& deposit : deposits_) {
@@ -182,21 +206,79 @@ class DepositQueue {
             std::to_string(kPlaces) + " times in a step, give all to one optimizer, by one factor");
   }
 
-  // Whether the coordinates that have arrived are the sum of those that were redeemed.
-  static bool IsPlain(const float* arrived,
-                      const std::vector<std::pair<Deposit*, float>>& redeemed) {
-    Coordinates rest{};
-    for (int i = 0; i < kCoordinates; ++i) rest[i] = arrived[2 * kPlaces + i];
+  // What the coordinates of deposits add up to, and how long all of them are together. Nothing if
+  // some have none.
+  struct Sum {
+    Coordinates coordinates{};
     double length = 0.0;
+  };
+  static std::optional<Sum> SumOf(const Redeemed& redeemed) {
+    Sum sum;
     for (const auto& [deposit, factor] : redeemed) {
-      if (!deposit->coordinates.has_value()) return true;
+      if (!deposit->coordinates.has_value()) return std::nullopt;
       const Coordinates& own = *deposit->coordinates;
-      for (int i = 0; i < kCoordinates; ++i) rest[i] -= factor * own[i];
-      length += std::abs(factor) * std::sqrt(Product(own, own));
+      for (int i = 0; i < kCoordinates; ++i) sum.coordinates[i] += factor * own[i];
+      sum.length += std::abs(factor) * std::sqrt(Product(own, own));
+    }
+    return sum;
+  }
+
+  // Whether the coordinates that have arrived are the sum of those that were redeemed.
+  static bool IsPlain(const float* arrived, const Redeemed& redeemed, double clipped_to) {
+    const std::optional<Sum> sum = SumOf(redeemed);
+    if (!sum.has_value()) return true;
+    Coordinates rest;
+    for (int i = 0; i < kCoordinates; ++i) {
+      double expected = sum->coordinates[i];
+      if (clipped_to > 0.0) expected = std::clamp(expected, -clipped_to, clipped_to);
+      rest[i] = arrived[2 * kPlaces + i] - expected;
     }
     const double off = std::sqrt(Product(rest, rest));
-    return !std::isfinite(off) || !std::isfinite(length) ||
-           off <= kPlainTolerance * length + kLeast;
+    return !std::isfinite(off) || !std::isfinite(sum->length) ||
+           off <= kPlainTolerance * sum->length + kLeast;
+  }
+
+  // Whether the sum of the coordinates of those that were redeemed has the norm of their gradients'
+  // sum.
+  bool HasItsNorm(const Redeemed& redeemed) {
+    const auto fits = [](const auto& each) { return each.first->fits_all; };
+    if (redeemed.size() < 2 || std::all_of(redeemed.begin(), redeemed.end(), fits)) return true;
+    if (IsAllSinceCommit(redeemed)) return true;
+    const std::optional<Sum> sum = SumOf(redeemed);
+    if (!sum.has_value() || !std::isfinite(sum->length)) return true;
+    double square = 0.0;
+    for (size_t i = 0; i < redeemed.size(); ++i) {
+      const auto& [deposit, factor] = redeemed[i];
+      square += double{factor} * factor * deposit->keys.square();
+      for (size_t j = 0; j < i; ++j) {
+        square += 2.0 * factor * redeemed[j].second * deposit->keys.Dot(redeemed[j].first->keys);
+      }
+    }
+    const double norm = std::sqrt(Product(sum->coordinates, sum->coordinates));
+    return std::abs(norm - std::sqrt(std::max(0.0, square))) <= kNormTolerance * sum->length;
+  }
+
+  // Whether those that were redeemed are the first ones since the last commit, all by one factor.
+  bool IsAllSinceCommit(const Redeemed& redeemed) const {
+    uint64_t last = 0;
+    for (const auto& [deposit, factor] : redeemed) {
+      if (deposit->missed > 0 || factor != redeemed[0].second) return false;
+      last = std::max(last, deposit->ticket);
+    }
+    const auto is_before = [last](const Deposit& deposit) {
+      return deposit.missed == 0 && deposit.ticket <= last;
+    };
+    return std::count_if(deposits_.begin(), deposits_.end(), is_before) ==
+           static_cast<std::ptrdiff_t>(redeemed.size());
+  }
+
+  static Status TooManyForNorms() {
+    return Status(Code::kFailedPrecondition,
+                  "expected a sum of gradients of this table whose norm is known: of at most " +
+                      std::to_string(kCoordinates - 1) +
+                      " that wait, or of all since the last step. Received: some of more. Give the "
+                      "optimizer all of them at once, or call drop_gradients() of the table where "
+                      "gradients were taken that are not applied");
   }
 
   static Status NotPlain() {

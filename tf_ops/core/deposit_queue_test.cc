@@ -9,6 +9,8 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "core/table.h"
@@ -112,7 +114,9 @@ TEST_CASE("any sum of gradients has the norm that the rows' gradients have") {
   std::normal_distribution<double> normal;
   for (int repeat = 0; repeat < 300; ++repeat) {
     DepositQueue<Numbered> queue;
-    const size_t count = 1 + random() % kCoordinates, length = 1 + random() % 60;
+    // Some of what earlier steps left waits as well.
+    const size_t count = 1 + random() % kCoordinates, length = 1 + random() % 100;
+    const size_t missed = random() % 2 == 0 ? random() % count : 0;
     std::vector<std::vector<float>> anchors;
     std::vector<std::vector<double>> deposited;
     for (size_t i = 0; i < count; ++i) {
@@ -124,7 +128,12 @@ TEST_CASE("any sum of gradients has the norm that the rows' gradients have") {
       } else if (kind == 1) {
         own.gradient = deposited[random() % i];
         for (double& x : own.gradient) x *= -2.0;
-        if (random() % 2 == 0) own.gradient[0] += 1e-4;
+        if (random() % 2 == 0)
+          own.gradient[random() % length] += std::pow(10.0, -static_cast<double>(random() % 9));
+      }
+      if (i == missed) {
+        const std::vector<float> nothing(kAnchorSize);
+        REQUIRE(queue.Redeem(nothing.data(), true).ok());
       }
       deposited.push_back(own.gradient);
       anchors.emplace_back(kAnchorSize);
@@ -148,21 +157,105 @@ TEST_CASE("any sum of gradients has the norm that the rows' gradients have") {
   }
 }
 
-TEST_CASE("the sum of more gradients than there are coordinates has its norm") {
-  DepositQueue<Numbered> queue;
-  std::mt19937 random(12);
-  std::normal_distribution<double> normal;
-  std::vector<float> arrived(kAnchorSize);
-  std::vector<double> sum(100);
-  for (int i = 0; i < 90; ++i) {
-    Numbered own{1, {}, std::vector<double>(sum.size())};
-    for (size_t j = 0; j < sum.size(); ++j) sum[j] += own.gradient[j] = normal(random);
-    queue.Add(own, nullptr, nullptr, nullptr, arrived.data());
-    double square = 0.0;
-    for (double x : sum) square += x * x;
-    CHECK(NormOf(arrived) == doctest::Approx(std::sqrt(square)).epsilon(1e-5));
+// Deposits of random gradients, and what their anchor's gradients are.
+struct Deposited {
+  explicit Deposited(uint32_t seed) : random(seed) {}
+
+  void Add(DepositQueue<Numbered>* queue) {
+    Numbered own{1, {}, std::vector<double>(200)};
+    for (double& x : own.gradient) x = 0.1 + normal(random);
+    gradients.push_back(own.gradient);
+    anchors.emplace_back(kAnchorSize);
+    queue->Add(own, nullptr, nullptr, nullptr, anchors.back().data());
   }
-  CHECK(Value(queue.Redeem(arrived.data(), true)).size() == 90);
+
+  // The sum of what anchors are given for some deposits, and the norm of those.
+  std::pair<std::vector<float>, double> SumOf(const std::map<size_t, float>& factors) const {
+    std::vector<float> arrived(kAnchorSize);
+    std::vector<double> sum(200);
+    for (const auto& [i, factor] : factors) {
+      for (int j = 0; j < kAnchorSize; ++j) arrived[j] += factor * anchors[i][j];
+      for (size_t j = 0; j < sum.size(); ++j) sum[j] += factor * gradients[i][j];
+    }
+    return {arrived, std::sqrt(std::inner_product(sum.begin(), sum.end(), sum.begin(), 0.0))};
+  }
+
+  std::mt19937 random;
+  std::normal_distribution<double> normal;
+  std::vector<std::vector<double>> gradients;
+  std::vector<std::vector<float>> anchors;
+};
+
+TEST_CASE("beyond as many gradients as there are coordinates") {
+  DepositQueue<Numbered> queue;
+  Deposited deposited(12);
+  const size_t count = 3 * kCoordinates;
+  std::map<size_t, float> all;
+  for (size_t i = 0; i < count; ++i) {
+    deposited.Add(&queue);
+    all[i] = 1.0f;
+    // Each alone, all so far, and the last ones in any sum have their norms.
+    std::map<size_t, float> last;
+    for (size_t j = 0; j < 20 && j <= i; ++j) last[i - j] = 1.0f - 0.1f * static_cast<float>(j);
+    for (const auto& factors : {std::map<size_t, float>{{i, -2.0f}}, all, last}) {
+      const auto [arrived, norm] = deposited.SumOf(factors);
+      CHECK(NormOf(arrived) == doctest::Approx(norm).epsilon(1e-5));
+    }
+  }
+
+  SUBCASE("all of them") {
+    CHECK(Value(queue.Redeem(deposited.SumOf(all).first.data(), true)).size() == count);
+  }
+  SUBCASE("the first ones") {
+    while (all.size() > kPlaces) all.erase(std::prev(all.end()));
+    CHECK(Value(queue.Redeem(deposited.SumOf(all).first.data(), true)).size() == kPlaces);
+  }
+  SUBCASE("the last ones") {
+    while (all.size() > 30) all.erase(all.begin());
+    CHECK(Value(queue.Redeem(deposited.SumOf(all).first.data(), true)).size() == 30);
+  }
+  SUBCASE("a norm that is wrong is told, and nothing is redeemed then") {
+    // Two that did not find room beside each other.
+    const auto [arrived, norm] = deposited.SumOf({{70, 1.0f}, {180, 1.0f}});
+    REQUIRE(NormOf(arrived) != doctest::Approx(norm).epsilon(1e-3));
+    CHECK(queue.Redeem(arrived.data(), true).status().code() == Code::kFailedPrecondition);
+    CHECK(queue.gradients() == count);
+  }
+  SUBCASE("skipped ones of earlier steps do not matter") {
+    const std::vector<float> nothing(kAnchorSize);
+    REQUIRE(queue.Redeem(nothing.data(), true).ok());
+    Deposited later(13);
+    for (int step = 0; step < 3; ++step) {
+      std::map<size_t, float> factors;
+      for (int i = 0; i < 40; ++i) {
+        factors[later.anchors.size()] = static_cast<float>(i) - 7.5f;
+        later.Add(&queue);
+      }
+      const auto [arrived, norm] = later.SumOf(factors);
+      CHECK(NormOf(arrived) == doctest::Approx(norm).epsilon(1e-5));
+      CHECK(Value(queue.Redeem(arrived.data(), true)).size() == 40);
+    }
+  }
+}
+
+TEST_CASE("tickets of a place are told apart") {
+  std::set<float> weights;
+  for (uint64_t i = 0; i < kWeights; ++i) weights.insert(WeightOf(7 + i * kPlaces));
+  CHECK(weights.size() == kWeights);
+  CHECK(*weights.begin() > 1.0f);
+  CHECK(*weights.rbegin() < 2.0f);
+}
+
+TEST_CASE("tiny and huge factors are told") {
+  DepositQueue<Numbered> queue;
+  for (float factor : {1e-18f, 1e-10f, 1e15f, 1e30f}) {
+    std::vector<float> arrived(kAnchorSize);
+    queue.Add({1, {}, {1e-3}}, nullptr, nullptr, nullptr, arrived.data());
+    for (float& x : arrived) x *= factor;
+    const auto taken = Value(queue.Redeem(arrived.data(), true));
+    REQUIRE(taken.size() == 1);
+    CHECK(taken[0].factor == doctest::Approx(factor).epsilon(1e-6));
+  }
 }
 
 TEST_CASE("a gradient that is no number makes that of the anchor none") {
@@ -189,7 +282,15 @@ TEST_CASE("gradients whose elements were changed one by one are refused") {
     CHECK(queue.Redeem(changed.data(), true).status().code() == Code::kFailedPrecondition);
     CHECK(queue.gradients() == 1);
   }
-  CHECK(Value(queue.Redeem(clipped.data(), /*plain=*/false)).size() == 1);
+  CHECK_FALSE(queue.Redeem(clipped.data(), true, /*clipped_to=*/1.1f).ok());
+  std::vector<float> clipped_by_optimizer = arrived;
+  for (float& x : clipped_by_optimizer) x = std::clamp(x, -1.1f, 1.1f);
+  SUBCASE("by nobody knows whom") {
+    CHECK(Value(queue.Redeem(clipped.data(), /*plain=*/false)).size() == 1);
+  }
+  SUBCASE("by the optimizer") {
+    CHECK(Value(queue.Redeem(clipped_by_optimizer.data(), true, 1.1f)).size() == 1);
+  }
 }
 
 TEST_CASE("equal keys of several lookups are summed in the order of the lookups") {

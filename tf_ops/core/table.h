@@ -91,6 +91,7 @@ struct CommitOptions {
   // Whether the anchor's gradients were added up and multiplied on their way, and nothing else:
   // see DepositQueue::Redeem.
   bool plain = true;
+  float clipped_to = 0.0f;
 };
 
 struct CommitOutcome {

@@ -78,8 +78,9 @@ bool Table::StartsAnew(const CommitOptions& options) const {
 
 Result<CommitOutcome> Table::Commit(const CommitOptions& options, const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> commit(commit_mu_);
-  auto redeemed = options.redeemed == nullptr ? Result<Deposits>(deposits_.TakeAll())
-                                              : deposits_.Redeem(options.redeemed, options.plain);
+  auto redeemed = options.redeemed == nullptr
+                      ? Result<Deposits>(deposits_.TakeAll())
+                      : deposits_.Redeem(options.redeemed, options.plain, options.clipped_to);
   if (!redeemed.ok()) return redeemed.status();
   Deposits& deposits = redeemed.value();
   if (Status status = CheckRule(options.rule); !status.ok()) return status;

@@ -6,7 +6,8 @@
 // deposits add up. What reaches an optimizer says by the first how often, and by which factor, the
 // deposits of a place are to be applied, and by the ratio of the two which of them.
 //
-// A mark is so small that its square is 0 in float32, so that it is no part of any norm. The
+// A mark is so small that its square is nothing beside that of any gradient (below 1e-38), and
+// large enough that it stays exact if the gradients are multiplied by as little as 1e-18. The
 // coordinates have the norm of the rows' gradients.
 #pragma once
 
@@ -18,16 +19,20 @@ namespace sok {
 
 constexpr int kPlaces = 64;
 constexpr int kAnchorSize = 2 * kPlaces + kCoordinates;
-constexpr float kMark = 0x1p-80f;
+constexpr float kMark = 0x1p-66f;
+constexpr uint64_t kWeights = 1 << 16;
 
 inline int PlaceOf(uint64_t ticket) { return static_cast<int>(ticket % kPlaces); }
 
-// In [1, 65536]. Tickets that follow each other at a place have nothing in common by it.
+// In (1, 2), another one for each of kWeights tickets that follow each other at a place. Means of
+// some are hardly ever the weight of one.
 inline float WeightOf(uint64_t ticket) {
-  uint64_t mixed = ticket * 0x9e3779b97f4a7c15ull;
-  mixed ^= mixed >> 32;
-  mixed *= 0xd6e8feb86659fd93ull;
-  return static_cast<float>(1 + (mixed >> 48));
+  uint64_t mixed = ticket / kPlaces % kWeights;
+  // Odd factors and shifts to the right of half the bits and more lose nothing.
+  mixed = (mixed ^ (mixed >> 8)) * 0x9e3b % kWeights;
+  mixed = (mixed ^ (mixed >> 9)) * 0x6a6d % kWeights;
+  mixed ^= mixed >> 8;
+  return 1.0f + (static_cast<float>(mixed) + 0.5f) / static_cast<float>(kWeights);
 }
 
 // Adds the mark of a ticket to the gradient of an anchor (kAnchorSize).

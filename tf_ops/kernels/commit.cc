@@ -31,6 +31,7 @@ CommitKernel::CommitKernel(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
   OP_REQUIRES_OK(ctx, ctx->GetAttr("optimizer", &optimizer_));
   OP_REQUIRES_OK(ctx, ctx->GetAttr("redeems", &redeems_));
   OP_REQUIRES_OK(ctx, ctx->GetAttr("plain", &plain_));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("clipped_to", &clipped_to_));
   OP_REQUIRES_OK(ctx, ctx->GetAttr("first_step", &first_step_));
   OP_REQUIRES_OK(ctx, ctx->GetAttr("clip_value", &clip_value_));
 }
@@ -54,6 +55,7 @@ void CommitKernel::Compute(tf::OpKernelContext* ctx) {
   options.clip_value = clip_value_;
   options.optimizer = optimizer_;
   options.plain = plain_;
+  options.clipped_to = clipped_to_;
   if (redeems_) {
     const tf::Tensor& redeemed = ctx->input(5);
     OP_REQUIRES(ctx, redeemed.NumElements() == kAnchorSize,

@@ -23,7 +23,8 @@
       .Attr("first_step: int >= 1 = 1")       \
       .Attr("clip_value: float = 0.0")        \
       .Attr("redeems: bool = false")          \
-      .Attr("plain: bool = true")
+      .Attr("plain: bool = true")             \
+      .Attr("clipped_to: float = 0.0")
 
 namespace sok {
 
@@ -45,7 +46,7 @@ class CommitKernel : public tensorflow::OpKernel {
   std::vector<std::string> hyper_names_;
   int64_t optimizer_;
   int64_t first_step_;
-  float clip_value_;
+  float clip_value_, clipped_to_;
   bool redeems_, plain_;
 };
 

@@ -109,8 +109,9 @@ Status AdaptiveTable::Route(const Deposits& deposits, const ParallelFor& paralle
 Result<CommitOutcome> AdaptiveTable::Commit(const CommitOptions& options,
                                             const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> guard(mu_);
-  auto redeemed = options.redeemed == nullptr ? Result<Deposits>(deposits_.TakeAll())
-                                              : deposits_.Redeem(options.redeemed, options.plain);
+  auto redeemed = options.redeemed == nullptr
+                      ? Result<Deposits>(deposits_.TakeAll())
+                      : deposits_.Redeem(options.redeemed, options.plain, options.clipped_to);
   if (!redeemed.ok()) return redeemed.status();
   CommitOptions of_both = options;
   of_both.redeemed = nullptr;  // what they get is redeemed

@@ -1,6 +1,7 @@
 #include "core/stores/grouped_gradients.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "core/hash.h"
@@ -26,10 +27,26 @@ inline float Product(const float* a, const float* b, int dim) {
   return sum;
 }
 
+// Where float32 overflows, as it does from 1e19 on.
+double LongProduct(const float* a, const float* b, int dim) {
+  double sum = 0.0;
+  for (int j = 0; j < dim; ++j) sum += double{a[j]} * b[j];
+  return sum;
+}
+
+double LongSquareOf(const float* rows, const uint8_t* left_out, size_t n, int dim) {
+  double sum = 0.0;
+  for (size_t i = 0; i < n; ++i) {
+    if (left_out != nullptr && left_out[i] != 0) continue;
+    sum += LongProduct(rows + i * dim, rows + i * dim, dim);
+  }
+  return sum;
+}
+
 SOK_VECTOR_CLONES double SquareOf(const float* rows, size_t n, int dim) {
   double sum = 0.0;
   for (size_t i = 0; i < n; ++i) sum += Product(rows + i * dim, rows + i * dim, dim);
-  return sum;
+  return std::isfinite(sum) ? sum : LongSquareOf(rows, nullptr, n, dim);
 }
 
 // Of the rows that `left_out` does not name.
@@ -38,7 +55,7 @@ SOK_VECTOR_CLONES double SquareOf(const float* rows, const uint8_t* left_out, si
   for (size_t i = 0; i < n; ++i) {
     if (left_out[i] == 0) sum += Product(rows + i * dim, rows + i * dim, dim);
   }
-  return sum;
+  return std::isfinite(sum) ? sum : LongSquareOf(rows, left_out, n, dim);
 }
 
 template <typename T>
@@ -163,7 +180,10 @@ double GroupedGradients::Dot(const GroupedGradients& other) {
     for (size_t i = 0; i < other.partition_.size(s); ++i) {
       const uint32_t found = indexes_[s][SlotOf(indexes_[s], own, theirs[i].key)];
       if (found == 0) continue;
-      sum += Product(gradient(own[found - 1].position), other.gradient(theirs[i].position), dim_);
+      const float* const mine = gradient(own[found - 1].position);
+      const float* const its = other.gradient(theirs[i].position);
+      const float product = Product(mine, its, dim_);
+      sum += std::isfinite(product) ? product : LongProduct(mine, its, dim_);
     }
   }
   return sum;
