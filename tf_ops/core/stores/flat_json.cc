@@ -29,6 +29,7 @@ class FlatJson::Reader final : public nlohmann::json_sax<nlohmann::json> {
 
  private:
   static constexpr int64_t kObject = -1;
+  static constexpr size_t kMostDepth = 16;
   struct Container {
     size_t path_size;
     int64_t next;  // place in an array; or kObject
@@ -48,6 +49,8 @@ class FlatJson::Reader final : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool Open(int64_t next) {
+    // Each value has its whole path: without a limit a short text would take memory without one.
+    if (open_.size() == kMostDepth) return false;
     Add(std::monostate());
     open_.push_back({path_.size(), next});
     return true;

@@ -17,6 +17,12 @@ void Add(const char* before, const T& value, std::string* text) {
   *text += nlohmann::json(value).dump();
 }
 
+// What of a text goes into a message.
+std::string Beginning(const std::string& text) {
+  constexpr size_t kMost = 1000;
+  return text.size() <= kMost ? text : text.substr(0, kMost) + "...";
+}
+
 }  // namespace
 
 std::string GroupMeta::ToJson(std::optional<uint32_t> ttl) const {
@@ -48,7 +54,7 @@ std::string GroupMeta::ToJson(std::optional<uint32_t> ttl) const {
 
 Result<GroupMeta> GroupMeta::FromJson(const std::string& text) {
   const auto damaged = [&] {
-    return Status(Code::kDataLoss, "expected the description of a group, got: " + text);
+    return Status(Code::kDataLoss, "expected the description of a group, got: " + Beginning(text));
   };
   const std::optional<FlatJson> json = FlatJson::Parse(text);
   int format = 0;

@@ -98,6 +98,16 @@ TEST_CASE("the description of a group of a storage is read whatever its order an
   }
 }
 
+TEST_CASE("a text of great depth is no description, and takes no memory") {
+  for (const char* opening : {"[", "{\"a\":"}) {
+    std::string text;
+    for (int depth = 0; depth < 200000; ++depth) text += opening;
+    const Status status = GroupMeta::FromJson(text).status();
+    CHECK(status.code() == Code::kDataLoss);
+    CHECK(status.message().size() < 1100);
+  }
+}
+
 TEST_CASE("a damaged description of a group of a storage is an error that shows it") {
   RandomMetas metas;
   GroupMeta meta = metas.Next();
