@@ -263,7 +263,7 @@ Result<std::vector<uint32_t>> Table::Missing(const Key* keys, size_t n,
 
 Result<EvictedRows> Table::Evict(const Key* keys, size_t n, const ParallelFor& parallel_for) {
   EvictedRows evicted;
-  std::lock_guard<std::mutex> commit(commit_mu_);  // nobody updates a row that is to go
+  std::lock_guard<std::mutex> commit(commit_mu_);  // nobody changes a row that is to go
   std::vector<float> embeddings(n * config_.dim);
   std::vector<uint32_t> missing;
   Status status = Find(keys, n, {}, embeddings.data(), &missing, parallel_for);
@@ -285,7 +285,7 @@ Result<EvictedRows> Table::Evict(const EvictOptions& options, const ParallelFor&
   EvictedRows evicted;
   const uint32_t now = clock_->Now();
   const int dim = config_.dim;
-  std::lock_guard<std::mutex> commit(commit_mu_);  // nobody updates a row that is to go
+  std::lock_guard<std::mutex> commit(commit_mu_);  // nobody changes a row that is to go
   {
     auto rows = store_->Freeze();
     if (!rows.ok()) return rows.status();
@@ -312,6 +312,7 @@ Status Table::Assign(const Key* keys, size_t n, const float* embeddings,
   Status status = CheckRange(keys, n);
   if (!status.ok()) return status;
   const int dim = config_.dim;
+  std::lock_guard<std::mutex> commit(commit_mu_);  // Evict would remove what it has not looked at
   return store_->Set(
       keys, n, config_.max_rows, clock_->Now(),
       [&](size_t i, RowView row, bool) { std::copy_n(embeddings + i * dim, dim, row.embedding); },

@@ -316,7 +316,8 @@ class Table {
   const std::shared_ptr<GroupedGradientsPool> grouped_ = std::make_shared<GroupedGradientsPool>();
   DepositQueue<LookupKeys> deposits_;
 
-  std::mutex commit_mu_;  // guards state_, and lets one commit, export or restore run at a time
+  // Guards state_, and lets one commit, assignment, eviction, export or restore run at a time.
+  std::mutex commit_mu_;
   TableState state_;
   std::optional<KeptSlots> kept_;
   // The optimizers that have committed, each with the steps of the table that it does not know of.

@@ -1,12 +1,16 @@
 // Table: removing rows by age, by norm and by key; the clock that counts steps.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "core/dump/test_folder.h"
@@ -207,6 +211,39 @@ TEST_CASE("a table on disk evicts as one in memory, by its own clock, and what w
   const auto storage = Value(Storage::Open(options));
   const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
   CHECK(Held(*table) == Rows{{3, {6, 0}}});
+  REQUIRE(storage->Close().ok());
+}
+
+TEST_CASE("rows that are assigned meanwhile do not go, and all that go are handed out") {
+  constexpr size_t count = 20000;
+  std::vector<Key> keys(count);
+  std::iota(keys.begin(), keys.end(), Key{0});
+  const std::vector<float> small(count * kDim, 0.1f), large(count * kDim, 5.0f);
+  const TestFolder folder;
+  StorageOptions options;
+  options.path = folder / "storage";
+  const auto storage = Value(Storage::Open(options));
+  TableConfig config;
+  config.dim = kDim;
+  const std::shared_ptr<Table> in_memory = MakeTable(false);
+  for (const auto& table : {in_memory, Value(storage->OpenTable(config, "", {}, std::nullopt))}) {
+    for (int round = 0; round < 10; ++round) {
+      REQUIRE(table->Assign(keys.data(), count, small.data(), SerialFor).ok());
+      std::thread assigner([&] {
+        std::this_thread::sleep_for(std::chrono::microseconds(300 * round));
+        REQUIRE(table->Assign(keys.data(), count, large.data(), SerialFor).ok());
+      });
+      EvictOptions evict;
+      evict.min_l2 = 1.0f;
+      const auto evicted = Value(table->Evict(evict, SerialFor));
+      assigner.join();
+      // Whichever came first, the large rows are there.
+      CHECK(table->size() == count);
+      CHECK((evicted.keys.empty() || evicted.keys.size() == count));
+      CHECK(std::count(evicted.embeddings.begin(), evicted.embeddings.end(), 0.1f) ==
+            static_cast<int64_t>(evicted.embeddings.size()));
+    }
+  }
   REQUIRE(storage->Close().ok());
 }
 
