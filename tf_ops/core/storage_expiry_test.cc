@@ -57,6 +57,10 @@ class CountingTable {
     return counts;
   }
 
+  uint64_t size() const { return table_->size(); }
+  // Counts the rows that have not expired, and leaves the others out of size().
+  uint64_t Count() { return Value(table_->Freeze()).size(); }
+
   uint32_t now = 1'700'000'000;
 
  private:
@@ -95,6 +99,30 @@ TEST_CASE("live rows stay when expired ones of the same batch make room for them
   }
 }
 
+TEST_CASE("rows that live on after a count has left them out are counted again") {
+  for (const bool write_through : {false, true}) {
+    CAPTURE(write_through);
+    CountingTable table(write_through);
+    const std::vector<Key> keys = Range(0, 500);
+    table.Update(keys);
+    table.now += kTtl;
+    CHECK(table.Count() == 0);
+    CHECK(table.size() == 0);
+    // As if the call had looked at the clock, and then waited for who counts.
+    --table.now;
+    table.Update(keys);
+    CHECK(table.size() == 500);
+    table.now += kTtl;
+    CHECK(table.Look(keys) == std::vector<float>(keys.size(), 2.0f));
+    CHECK(table.Count() == 500);
+    ++table.now;
+    CHECK(table.Count() == 0);
+    table.Update(keys);
+    CHECK(table.size() == 500);
+    CHECK(table.Look(keys) == std::vector<float>(keys.size(), 1.0f));
+  }
+}
+
 TEST_CASE("random batches of expired and live keys count as a map does") {
   const auto seed = std::random_device{}();
   CAPTURE(seed);
@@ -125,6 +153,13 @@ TEST_CASE("random batches of expired and live keys count as a map does") {
       std::unordered_map<Key, float> added;
       for (Key key : keys) ++added[key];
       for (const auto& [key, times] : added) model[key] = {count(key) + times, table.now};
+      if (below(3) == 0) {
+        const auto live = std::count_if(model.begin(), model.end(), [&](const auto& each) {
+          return each.second.time + kTtl > table.now;
+        });
+        REQUIRE(table.Count() == static_cast<uint64_t>(live));
+        REQUIRE(table.size() == static_cast<uint64_t>(live));
+      }
       table.now += static_cast<uint32_t>(below(60));
     }
   }

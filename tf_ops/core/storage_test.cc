@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -159,6 +160,31 @@ class Twins {
 };
 
 }  // namespace
+
+TEST_CASE("a table that is opened with a smaller limit than it has rows takes those of its own") {
+  const TestFolder folder;
+  StorageOptions options;
+  options.path = folder / "storage";
+  TableConfig config;
+  config.dim = 2;
+  std::vector<Key> keys(20);
+  std::iota(keys.begin(), keys.end(), Key{0});
+  const std::vector<float> rows(2 * keys.size(), 1.0f);
+  {
+    const auto storage = Value(Storage::Open(options));
+    const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+    REQUIRE(table->Assign(keys.data(), keys.size(), rows.data(), SerialFor).ok());
+    REQUIRE(storage->Close().ok());
+  }
+  const auto storage = Value(Storage::Open(options));
+  config.max_rows = 10;
+  const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  CHECK(table->Assign(keys.data(), keys.size(), rows.data(), SerialFor).ok());
+  const Key another = 20;
+  const Status status = table->Assign(&another, 1, rows.data(), SerialFor);
+  CHECK(status.message().find("it holds 20 of at most 10 rows") != std::string::npos);
+  REQUIRE(storage->Close().ok());
+}
 
 TEST_CASE("a table on disk holds the same bits as one in memory, through flushes and reopenings") {
   const uint32_t seed = 20261120;

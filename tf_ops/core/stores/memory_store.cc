@@ -127,7 +127,7 @@ Status MemoryStore<Index>::Upsert(const Key* keys, size_t n, uint64_t max_rows, 
   if (max_rows > 0) admission.lock();
   if (max_rows > 0 && size() + n > max_rows) {
     const uint64_t added = CountNew(partition, parallel_for);
-    if (size() + added > max_rows) {
+    if (added > 0 && size() + added > max_rows) {
       return TableFull(size(), max_rows, added);
     }
   }

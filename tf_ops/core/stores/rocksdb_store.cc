@@ -125,6 +125,14 @@ bool RocksdbStore::Expired(const Shard& shard, uint32_t row, uint32_t now) const
   return core_->expiry->ttl() > 0 && core_->expiry->Expired(*shard.rows.meta(row), now);
 }
 
+bool RocksdbStore::IsCounted(const Shard& shard, uint32_t row) const {
+  return (shard.rows.state(row) & kRowNew) != 0 || !Expired(shard, row, counted_at_);
+}
+
+uint32_t RocksdbStore::NotBeforeCount(uint32_t now) const {
+  return core_->expiry->ttl() > 0 ? std::max<uint32_t>(now, counted_at_) : now;
+}
+
 void RocksdbStore::Partition(const std::vector<ShardPartition::Source>& sources,
                              const ParallelFor& parallel_for, ShardPartition* partition) const {
   partition->Build(

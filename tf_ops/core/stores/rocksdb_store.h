@@ -159,6 +159,11 @@ class RocksdbStore final : public RowStore {
   uint32_t ShardOf(uint64_t hash) const { return HashIndex::ShardOf(hash, shard_bits_); }
   uint32_t shard_count() const { return uint32_t{1} << shard_bits_; }
   bool Expired(const Shard& shard, uint32_t row, uint32_t now) const;
+  // Whether size() has a row in it: the last count of the rows has left out those that had expired.
+  bool IsCounted(const Shard& shard, uint32_t row) const;
+  // When a change happens that was to happen at `now`: not before the last count of the rows, which
+  // would not have seen it. For who holds the gate.
+  uint32_t NotBeforeCount(uint32_t now) const;
   uint32_t layout_number() const { return layout_number_.load(std::memory_order_relaxed); }
 
   template <typename T>
@@ -192,9 +197,10 @@ class RocksdbStore final : public RowStore {
   // The rest is called by who holds the gate and the shard alone.
 
   // The cached row of each entry, read from the database where need be; kNone if there is none or
-  // it has expired. Rows that were found get the flag `keep`, a RowState or 0, unless it fails.
+  // it has expired. Rows that were found get the flag `keep`, a RowState or 0, unless it fails, and
+  // so do those in `unburied`: rows that have expired and that Bury has left.
   Status LoadEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now, uint16_t keep,
-                     uint32_t* rows);
+                     uint32_t* rows, std::vector<uint32_t>* unburied = nullptr);
   // Reads keys, ascending and distinct, that are not cached, into the cache.
   Status LoadKeys(Shard& shard, const std::vector<Key>& keys);
   // Makes `wanted` rows free: by growing, at another's expense, or by eviction.
@@ -219,6 +225,8 @@ class RocksdbStore final : public RowStore {
   uint32_t NumberOf(const ShardEntry* entries) const { return ShardOf(Hash(entries->key)); }
   // Writes rows to the database, pending.
   Status Write(const RowBatch& batch) { return core_->database->WritePending(batch); }
+  // Counts the rows in shard.found that a step gives another life.
+  void CountRevived(Shard* shard);
   Status CountNew(const ShardPartition& partition, uint32_t now, const ParallelFor& parallel_for,
                   uint64_t* count);
   // Whether the keys fit in beside max_rows, where there is such a limit.
@@ -245,8 +253,8 @@ class RocksdbStore final : public RowStore {
   // Gives back what a large batch took beyond the budget.
   Status Trim(Shard& shard);
   // Removes rows that have expired, so that they are met no more; what the disk does not let go now
-  // stays, and is expired all the same.
-  void Bury(Shard& shard, std::vector<uint32_t> expired);
+  // stays, and is expired all the same. Returns those.
+  std::vector<uint32_t> Bury(Shard& shard, std::vector<uint32_t> expired);
   // Empties the cache if the shape is another, and the spill; nothing may be dirty then. Needs no
   // memory: `slots` is a copy of the layout's.
   void SetLayout(std::shared_ptr<const RowLayout> layout, std::vector<Slot> slots);

@@ -25,7 +25,7 @@ bool RocksdbStore::Shard::GiveUpBlock() {
 }
 
 Status RocksdbStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,
-                                 uint16_t keep, uint32_t* rows) {
+                                 uint16_t keep, uint32_t* rows, std::vector<uint32_t>* unburied) {
   CacheRows& cached = shard.rows;
   FindEntries(
       shard.index, entries, n, [](Key key) { return Hash(key); }, rows);
@@ -60,7 +60,13 @@ Status RocksdbStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t
     }
   }
   for (uint32_t row : expired) cached.Unmark(row, kRowPinned);
-  if (status.ok() && !expired.empty()) Bury(shard, std::move(expired));
+  if (status.ok() && !expired.empty()) {
+    const std::vector<uint32_t> left = Bury(shard, std::move(expired));
+    if (unburied != nullptr) {
+      unburied->insert(unburied->end(), left.begin(), left.end());
+      for (uint32_t row : left) cached.Mark(row, keep);
+    }
+  }
   for (size_t i = 0; i < n; ++i) {
     cached.Unmark(rows[i], kRowPinned);
     if (!status.ok()) {
@@ -72,28 +78,27 @@ Status RocksdbStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t
   return status;
 }
 
-void RocksdbStore::Bury(Shard& shard, std::vector<uint32_t> expired) {
-  if (core_->read_only) return;
+std::vector<uint32_t> RocksdbStore::Bury(Shard& shard, std::vector<uint32_t> expired) {
   std::sort(expired.begin(), expired.end());
   expired.erase(std::unique(expired.begin(), expired.end()), expired.end());
+  if (core_->read_only) return expired;
   // One that a commit holds on to goes another time.
-  expired.erase(std::remove_if(expired.begin(), expired.end(),
-                               [&](uint32_t row) { return !shard.rows.MayLeave(row); }),
-                expired.end());
+  const auto leaving = std::stable_partition(
+      expired.begin(), expired.end(), [&](uint32_t row) { return !shard.rows.MayLeave(row); });
   RowBatch gone;
   int64_t fewer = 0;
-  for (uint32_t row : expired) {
-    gone.Remove(RowKey(group_, shard.rows.key(row)));
-    // A count of the rows in the database since they expired has left them out.
-    const bool is_new = (shard.rows.state(row) & kRowNew) != 0;
-    fewer += is_new || !core_->expiry->Expired(*shard.rows.meta(row), counted_at_);
+  for (auto row = leaving; row != expired.end(); ++row) {
+    gone.Remove(RowKey(group_, shard.rows.key(*row)));
+    fewer += IsCounted(shard, *row);
   }
-  if (!Write(gone).ok()) return;
+  if (!Write(gone).ok()) return expired;
   rows_ -= fewer;
-  for (uint32_t row : expired) {
-    shard.spill->Remove(shard.rows.key(row));
-    shard.Forget(row);
+  for (auto row = leaving; row != expired.end(); ++row) {
+    shard.spill->Remove(shard.rows.key(*row));
+    shard.Forget(*row);
   }
+  expired.erase(leaving, expired.end());
+  return expired;
 }
 
 Status RocksdbStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {

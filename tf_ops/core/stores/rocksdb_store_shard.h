@@ -24,18 +24,18 @@ struct alignas(64) RocksdbStore::Shard final : CacheMemory::Holder {
   }
   // Lets go of what a call has kept. From then on the rows may leave.
   void Release() {
-    for (const auto* kept : {&found, &made_meanwhile}) {
+    for (const auto* kept : {&found, &kept_besides}) {
       for (uint32_t row : *kept) rows.Unmark(row, kRowKept);
     }
     found.clear();
-    made_meanwhile.clear();
+    kept_besides.clear();
     keeps = false;
   }
   // Keeps rows that a lookup has made while a call keeps others: it did not find them, and must see
   // that they are there by the time it would make them itself. There is memory for them.
   void KeepMade(const std::vector<uint32_t>& made) {
     for (uint32_t row : made) rows.Mark(row, kRowKept);
-    made_meanwhile.insert(made_meanwhile.end(), made.begin(), made.end());
+    kept_besides.insert(kept_besides.end(), made.begin(), made.end());
   }
 
   // Takes all of them out. Needs no memory: where it ended, some shards would be reset only.
@@ -54,7 +54,8 @@ struct alignas(64) RocksdbStore::Shard final : CacheMemory::Holder {
   std::unique_ptr<Spill> spill;
   // The row of each entry of the call that keeps them in the cache; empty between calls.
   std::vector<uint32_t> found;
-  std::vector<uint32_t> made_meanwhile;
+  // Rows that lookups have made meanwhile, and those that have expired and could not be removed.
+  std::vector<uint32_t> kept_besides;
   bool keeps = false;  // such a call is under way
 };
 

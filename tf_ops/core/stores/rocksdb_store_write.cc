@@ -53,7 +53,9 @@ Status RocksdbStore::CheckFits(const ShardPartition& partition, uint64_t max_row
   uint64_t added = 0;
   Status status = CountNew(partition, now, parallel_for, &added);
   if (!status.ok()) return status;
-  return size() + added > max_rows ? TableFull(size(), max_rows, added) : Status();
+  // A table that was opened with a smaller limit than before may hold more.
+  const bool fits = added == 0 || size() + added <= max_rows;
+  return fits ? Status() : TableFull(size(), max_rows, added);
 }
 
 Status RocksdbStore::CountAnew(size_t added, uint64_t max_rows, uint32_t now) {
@@ -66,6 +68,7 @@ Status RocksdbStore::Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32
   if (Status status = CountAnew(n, max_rows, now); !status.ok()) return status;
   const auto gate = core_->Enter(/*to_write=*/true);
   if (!gate.ok()) return gate.status();
+  now = NotBeforeCount(now);
   ShardPartition partition;
   Partition({{keys, n}}, parallel_for, &partition);
   std::unique_lock<std::mutex> limit(limit_mu_, std::defer_lock);
@@ -85,15 +88,15 @@ Status RocksdbStore::UpsertAll(const ShardPartition& partition, uint32_t now, co
                                const ParallelFor& parallel_for) {
   return ForEachShard(
       partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
-        std::vector<uint32_t> rows(m);
-        Status status = LoadEntries(shard, entries, m, now, kRowPinned, rows.data());
+        std::vector<uint32_t> rows(m), unburied;
+        Status status = LoadEntries(shard, entries, m, now, kRowPinned, rows.data(), &unburied);
         const auto absent =
             static_cast<uint32_t>(std::count(rows.begin(), rows.end(), CacheRows::kNone));
         if (status.ok()) status = MakeRoom(shard, absent);
         if (status.ok()) status = shard.index.Reserve(absent);
         if (status.ok() && shard.keeps) {
           status = OrNoMemory([&] {
-            shard.made_meanwhile.reserve(shard.made_meanwhile.size() + m);
+            shard.kept_besides.reserve(shard.kept_besides.size() + m);
             return Status();
           });
         }
@@ -101,7 +104,9 @@ Status RocksdbStore::UpsertAll(const ShardPartition& partition, uint32_t now, co
           WriteEntries(shard, entries, m, now, write, rows.data());
           if (shard.keeps) shard.KeepMade(rows);
         }
-        for (uint32_t row : rows) shard.rows.Unmark(row, kRowPinned);
+        for (const auto* pinned : {&rows, &unburied}) {
+          for (uint32_t row : *pinned) shard.rows.Unmark(row, kRowPinned);
+        }
         return status;
       });
 }
@@ -123,6 +128,8 @@ void RocksdbStore::WriteEntries(Shard& shard, const ShardEntry* entries, size_t 
         shard.index.Insert(key, Hash(key), rows[i]);
         cached.set_state(rows[i], kRowLive | kRowNew);
         ++rows_;
+      } else if (is_new && !IsCounted(shard, rows[i])) {
+        ++rows_;
       }
     }
     const uint32_t row = rows[i];
@@ -140,7 +147,7 @@ Status RocksdbStore::KeepAll(const ShardPartition& partition, uint32_t now,
   const auto keep = [&](Shard& shard, const ShardEntry* entries, size_t n) {
     shard.found.assign(n, CacheRows::kNone);
     shard.keeps = true;
-    return LoadEntries(shard, entries, n, now, kRowKept, shard.found.data());
+    return LoadEntries(shard, entries, n, now, kRowKept, shard.found.data(), &shard.kept_besides);
   };
   Status status = OrNoMemory([&] { return ForEachShard(partition, parallel_for, keep); });
   if (!status.ok()) ReleaseAll(partition);
@@ -198,6 +205,7 @@ Status RocksdbStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t 
   if (Status status = CountAnew(n, max_rows, now); !status.ok()) return status;
   auto call = BeginCall(n);
   if (!call.ok()) return call.status();
+  now = NotBeforeCount(now);
   ShardPartition partition;
   Partition({{keys, n}}, parallel_for, &partition);
   std::unique_lock<std::mutex> limit(limit_mu_, std::defer_lock);
@@ -250,14 +258,19 @@ Result<uint64_t> RocksdbStore::Apply(const std::vector<GradientBatch>& batches,
   // there keeps its number: only eviction and Erase take rows out.
   Status status = KeepAll(partition, step.now, parallel_for);
   if (!status.ok()) return status;
+  // Rows that were alive when the call was made may have expired while it waited for a count of the
+  // rows; they live on.
+  CommitStep counted = step;
+  counted.now = NotBeforeCount(step.now);
   std::atomic<uint64_t> count{0};
   TableState after = step.state;
   status = ChangeEachShard(
       partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t n) {
         thread_local RowUpdate update;
         CacheRows& cached = shard.rows;
+        if (counted.now != step.now) CountRevived(&shard);
         const std::vector<uint32_t>& rows =
-            update.Apply(cached, entries, shard.found.data(), n, batches, dim_, optimizer, step);
+            update.Apply(cached, entries, shard.found.data(), n, batches, dim_, optimizer, counted);
         for (uint32_t row : rows) cached.MarkChanged(row);
         if (core_->journal != nullptr) AddRows(shard, rows, &changed[NumberOf(entries)]);
         count += rows.size();
@@ -269,6 +282,12 @@ Result<uint64_t> RocksdbStore::Apply(const std::vector<GradientBatch>& batches,
   if (status.ok()) status = Record(std::move(call.value().room), changed);
   if (!status.ok()) return status;
   return count.load();
+}
+
+void RocksdbStore::CountRevived(Shard* shard) {
+  std::vector<uint32_t> rows = shard->found;
+  LeaveDistinct(&rows);
+  for (uint32_t row : rows) rows_ += IsCounted(*shard, row) ? 0 : 1;
 }
 
 void RocksdbStore::AddRows(const Shard& shard, const std::vector<uint32_t>& rows,
