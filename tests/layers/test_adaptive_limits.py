@@ -52,6 +52,17 @@ def test_a_key_that_was_used_less_takes_no_row_away():
     assert own_keys(layer) == [2, 3]
 
 
+def test_rows_of_the_batch_stay_though_it_uses_their_static_rows():
+    layer = make(promote_after=1, max_rows=2)
+    see(layer, 1, 2)
+    keys = np.array([1, 2, 5, 5, 5, 6, 6, 6])
+    for route in (-1, 1):
+        layer(keys, training=True, mask=np.where(keys < 3, 0, route))
+        assert own_keys(layer) == [1, 2]
+    layer(keys[1:], training=True, mask=np.where(keys[1:] < 3, 0, -1))
+    assert own_keys(layer) == [2, 5]
+
+
 def test_rows_of_the_batch_stay():
     layer = make(promote_after=1, max_rows=2)
     see(layer, 1, 2, 2, 2)

@@ -243,7 +243,7 @@ Status AdaptiveTable::Learn(const AdaptiveKeys& batch, std::vector<uint32_t> mis
   if (newcomers.empty()) return Status();
   EvictedRows gone;
   if (config_.max_rows > 0 && own_->size() + newcomers.size() > config_.max_rows) {
-    auto made = MakeRoom(distinct, &newcomers, parallel_for);
+    auto made = MakeRoom(batch, &newcomers, parallel_for);
     if (!made.ok()) return made.status();
     gone = std::move(made.value());
   }
@@ -276,7 +276,7 @@ std::vector<uint32_t> AdaptiveTable::Estimate(const std::vector<Key>& keys) cons
   return estimates;
 }
 
-Result<EvictedRows> AdaptiveTable::MakeRoom(const std::vector<Key>& used,
+Result<EvictedRows> AdaptiveTable::MakeRoom(const AdaptiveKeys& batch,
                                             std::vector<Newcomer>* newcomers,
                                             const ParallelFor& parallel_for) {
   if (!least_used_.filled()) {
@@ -288,7 +288,8 @@ Result<EvictedRows> AdaptiveTable::MakeRoom(const std::vector<Key>& used,
     for (size_t i = 0; i < keys.size(); ++i) rows[i] = {uses[i], keys[i]};
     least_used_.Fill(std::move(rows));
   }
-  const std::unordered_set<Key> in_use(used.begin(), used.end());
+  // Also those that are told to use their static rows this time.
+  const std::unordered_set<Key> in_use(batch.keys, batch.keys + batch.n);
   const auto uses_of = [&](Key key) {
     const uint32_t group = GroupOf(key);
     uint32_t uses;

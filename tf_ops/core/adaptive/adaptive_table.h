@@ -199,9 +199,8 @@ class AdaptiveTable {
   std::vector<uint32_t> Count(const std::vector<Key>& keys, const std::vector<uint32_t>& counts);
   std::vector<uint32_t> Estimate(const std::vector<Key>& keys) const;
   // Has the least used rows, but for those of the batch, make room for newcomers that were used as
-  // often, or are forced; leaves out the other newcomers. `used`: distinct keys of the batch.
-  // Returns the rows that went, for Demoted.
-  Result<EvictedRows> MakeRoom(const std::vector<Key>& used, std::vector<Newcomer>* newcomers,
+  // often, or are forced; leaves out the other newcomers. Returns the rows that went, for Demoted.
+  Result<EvictedRows> MakeRoom(const AdaptiveKeys& batch, std::vector<Newcomer>* newcomers,
                                const ParallelFor& parallel_for);
   Status Promote(const std::vector<Key>& keys, const ParallelFor& parallel_for);
   Result<uint64_t> DemoteLocked(std::vector<Key> keys, const ParallelFor& parallel_for);

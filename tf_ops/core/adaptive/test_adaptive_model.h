@@ -131,7 +131,8 @@ class AdaptiveModel {
       }
     }
     std::set<Key> leaving;
-    if (config_.max_rows > 0) leaving = MakeRoom(seen, &newcomers);
+    const std::set<Key> in_use(keys.begin(), keys.end());
+    if (config_.max_rows > 0) leaving = MakeRoom(in_use, &newcomers);
     for (const auto& [unused_forced, unused_count, key] : newcomers) {
       ModelRow row = Shared(key);
       if (!config_.copy_slots) row.slots.assign(row.slots.size(), kSlotStart);
@@ -147,11 +148,10 @@ class AdaptiveModel {
     Key key;
   };
 
-  template <typename Seen>
-  std::set<Key> MakeRoom(const Seen& seen, std::vector<Newcomer>* newcomers) {
+  std::set<Key> MakeRoom(const std::set<Key>& in_use, std::vector<Newcomer>* newcomers) {
     std::vector<std::pair<uint64_t, Key>> rest;
     for (const auto& [key, row] : own_) {
-      if (seen.count(key) == 0) rest.emplace_back(counts_[key], key);
+      if (in_use.count(key) == 0) rest.emplace_back(counts_[key], key);
     }
     std::sort(rest.begin(), rest.end());
     std::sort(newcomers->begin(), newcomers->end(), [](const Newcomer& a, const Newcomer& b) {
