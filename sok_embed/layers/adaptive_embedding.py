@@ -185,7 +185,9 @@ class AdaptiveEmbedding(AnchoredLayer):
         check_inputs(self, ids, route)
         if not isinstance(route, int):
             route = narrow(route)
-            if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
+            if route.shape.rank == 0:
+                route = tf.fill(tf.shape(flat_values(ids)), route)
+            elif isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
                 route = values_beside("a mask", route, ids)
         # Wrong inputs must raise before anything is learned from them.
         rows = None if self.combiner is None else rows_of(ids)

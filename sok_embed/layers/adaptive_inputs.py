@@ -93,9 +93,10 @@ def check_inputs(layer: AdaptiveEmbedding, inputs: Any, route: Any) -> None:
             f"Layer '{layer.name}': expected keys of shape [..., n], with a combiner. Received: "
             "shape []."
         )
-    if isinstance(route, int):
+    form = None if isinstance(route, int) else Form.of(route)
+    # One number says the same for all keys.
+    if form is None or (form.kind == "dense" and form.shape == ()):
         return
-    form = Form.of(route)
     flat = form.kind == "dense" and form.shape is not None and len(form.shape) == 1
     alike = form.kind == ids.kind and tf.TensorShape(form.shape).is_compatible_with(ids.shape)
     if not alike and not (flat and ids.kind != "dense"):

@@ -106,9 +106,35 @@ def test_a_mask_of_any_integers_works(mask, compiled):
 
 @pytest.mark.parametrize(("mask", "keys"), [(1, [7, 8]), (0, []), (-1, [7])])
 def test_one_number_routes_all_keys(mask, keys):
-    for layer, arguments in ((make(), {"mask": mask}), (make(mask=mask), {})):
+    for layer, arguments in (
+        (make(), {"mask": mask}),
+        (make(), {"mask": np.array(mask)}),
+        (make(), {"mask": tf.constant(mask)}),
+        (make(), {"mask": tf.constant(mask, tf.int64)}),
+        (make(mask=mask), {}),
+    ):
         layer(np.array([7, 7, 8]), training=True, **arguments)
         assert sorted(layer.table.export()[0]) == keys
+
+
+@pytest.mark.parametrize("form", ["dense", "ragged", "sparse"])
+def test_a_number_that_a_function_is_given_routes_all_keys(form):
+    layer = make(combiner="sum")
+    keys = tf.constant([[7, 8]])
+    if form == "ragged":
+        keys = tf.RaggedTensor.from_tensor(keys)
+    elif form == "sparse":
+        keys = tf.sparse.from_dense(keys)
+    layer(keys)  # builds it
+
+    @tf.function
+    def call(keys, mask):
+        return layer(keys, training=True, mask=mask)
+
+    call(keys, tf.constant(0))
+    assert layer.table.size() == 0
+    call(keys, tf.constant(1))
+    assert sorted(layer.table.export()[0]) == [7, 8]
 
 
 def test_the_mask_of_a_call_wins_over_that_of_the_layer():
@@ -156,7 +182,7 @@ def test_a_mask_that_is_no_integer_is_an_error(mask):
         make()(np.array([7, 8]), training=True, mask=mask)
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (2, 1), (1, 2)])
+@pytest.mark.parametrize("shape", [(1,), (3,), (2, 1), (1, 2)])
 def test_a_mask_of_another_shape_is_an_error(shape):
     with pytest.raises(
         ValueError, match=r"'emb': expected a mask as the input, dense of shape \[2"
