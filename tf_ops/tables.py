@@ -120,7 +120,7 @@ def deposit(receipt: tf.Tensor, gradients: tf.Tensor, marks: bool = False) -> tf
 
     Returns:
         The gradient of the anchor: a zero, or a vector that names this deposit to `commit`, by
-        numbers of 2**-64 and less, and whose norm is that of the gradients, summed by key. Vectors
+        numbers of 2**-65 and less, and whose norm is that of the gradients, summed by key. Vectors
         of several deposits add up to one with the norm of the sum.
     """
     anchor_gradient = ops.sok_embed_deposit(
