@@ -1,34 +1,45 @@
 """Trains a table and a dense weight by the same random program, and compares them.
 
     python tests/random_training.py --cases 5000 --seed 1
+    horovodrun -np 2 python tests/random_training.py --cases 500 --seed 1
 
-A case is a model of one layer that is called some times in a step, an optimizer with random
-options, and a way of taking and handing on gradients. Every call reads every key, so that rules by
-which rows without a gradient move on in a dense weight are compared too.
+A case is a model of one or two tables that are called some times in a step, an optimizer with
+random options, a way of taking and handing on gradients, and what changes while it trains. Every
+call reads every key, so that rules by which rows without a gradient move on in a dense weight are
+compared too. On several workers each has data of its own, and the dense weights are averaged.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, fields
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 import keras
+import keras_reference
 import numpy as np
+import random_session
 import tensorflow as tf
-from dense_twin import DIM, Model, WeightOfRows, adaptive_layer, contents, loss_of, table_layer
+from dense_twin import DIM, START, Model, WeightOfRows, adaptive_layer, loss_of, table_layer
 
+import sok_embed
+
+v1 = tf.compat.v1
 KEYS, STEPS = 6, 6
 SEVERAL = ("persistent", "two_tapes")
+# Of rows and of the two dense weights.
+STARTS = (START, 0.3, -0.2)
 # The largest difference that a case may end with. Rules divide by roots of sums of squares, so a
 # rounding of the gradient is as much of the step.
-TOLERANCE = 1e-5
+TOLERANCE = 1e-6
 
 RULES: dict[str, Any] = {
     "sgd": lambda **o: keras.optimizers.SGD(0.02, **o),
@@ -42,6 +53,29 @@ RULES: dict[str, Any] = {
     "centered": lambda **o: keras.optimizers.RMSprop(0.01, centered=True, epsilon=0.1, **o),
     "ftrl": lambda **o: keras.optimizers.Ftrl(0.05, beta=0.1, **o),
 }
+V1_RULES: dict[str, Any] = {
+    "v1_sgd": lambda: v1.train.GradientDescentOptimizer(0.02),
+    "v1_momentum": lambda: v1.train.MomentumOptimizer(0.01, 0.8),
+    "v1_adagrad": lambda: v1.train.AdagradOptimizer(0.05),
+    "v1_adam": lambda: v1.train.AdamOptimizer(0.01, epsilon=0.1),
+}
+
+
+class OptimizerOfV1:
+    """One of `tf.compat.v1.train` that is called as Keras' are."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+    def build(self, variables: Any) -> None:
+        """Nothing is built before the first step."""
+
+    def scale_loss(self, loss: Any) -> Any:
+        return loss
+
+    def apply(self, gradients: Any, variables: Any) -> None:
+        natives = [variable.value for variable in variables]
+        self.optimizer.apply_gradients(list(zip(gradients, natives, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -53,20 +87,24 @@ class Case:
     accumulation: int
     scaling: str
     layer: str
+    model: str
     calls: str
     gradients: str
     guard: str
+    change: str
     mode: str
 
     @staticmethod
     def draw(random: np.random.Generator) -> Case:
+        """One that TensorFlow and Keras run with a dense weight, on so many workers."""
         choices = {
-            "rule": list(RULES),
+            "rule": [*RULES, *V1_RULES],
             "clip": ["none", "none", "clipnorm", "global_clipnorm", "clipvalue"],
             "accumulation": [1, 1, 2, 3],
             "scaling": ["none", "none", "none", "factor", "dynamic"],
             "layer": ["table", "table", "own_rows"],
-            "calls": ["one", "two", "five", "map_fn", "while", "cond"],
+            "model": ["one", "one", "shared", "two_tables"],
+            "calls": ["one", "two", "five", "map_fn", "while", "cond", "rnn"],
             "gradients": [
                 "plain",
                 "plain",
@@ -77,10 +115,43 @@ class Case:
                 "norm",
             ],
             "guard": ["none", "none", "cond", "nan"],
-            "mode": ["eager", "function", "function", "fit", "fit_eagerly"],
+            "change": ["none", "none", "freeze", "recompile", "retrace"],
+            "mode": ["eager", "function", "function", "fit", "fit_eagerly", "mirrored", "session"],
         }
         drawn = {name: values[random.integers(len(values))] for name, values in choices.items()}
-        if drawn["calls"] in ("map_fn", "while") and drawn["gradients"] in SEVERAL:
+        several = sok_embed.size() > 1
+        if several:
+            # What a tape returns has the norm of the rows of each worker.
+            if drawn["gradients"] in ("global_norm", "norm"):
+                drawn["gradients"] = "scaled"
+            if drawn["mode"] in ("mirrored", "session"):
+                drawn["mode"] = "function"
+            if drawn["calls"] == "rnn" and drawn["mode"] in ("function", "fit"):
+                # Keras lets iterations run at a time, which then exchange by the same names.
+                drawn["calls"] = "while"
+            if drawn["scaling"] == "dynamic" and "norm" in drawn["clip"]:
+                # DistributedOptimizer refuses it beside accumulation.
+                drawn["accumulation"] = 1
+        if drawn["rule"] in V1_RULES or drawn["mode"] == "session":
+            drawn.update(clip="none", accumulation=1, scaling="none")
+            if several or drawn["mode"] in ("fit", "fit_eagerly", "mirrored"):
+                drawn["rule"] = drawn["rule"].removeprefix("v1_")
+            elif drawn["rule"] in RULES:
+                drawn["rule"] = list(V1_RULES)[random.integers(len(V1_RULES))]
+        if drawn["mode"] == "session":
+            drawn.update(layer="table", model="one", guard="none", change="none")
+            drawn["calls"] = ["one", "two", "five", "map_fn", "while"][random.integers(5)]
+        if drawn["mode"] == "mirrored":
+            drawn.update(model="one", calls="one", gradients="plain", guard="none", change="none")
+            # Keras refuses accumulation there, and clips the values of each replica's gradients.
+            drawn["accumulation"] = 1
+            drawn["clip"] = "none" if drawn["clip"] == "clipvalue" else drawn["clip"]
+        if (drawn["change"], drawn["guard"], drawn["accumulation"]) == ("recompile", "cond", 3):
+            # No window would ever end.
+            drawn["accumulation"] = 2
+        if drawn["change"] == "retrace" and drawn["mode"] in ("fit", "fit_eagerly"):
+            drawn["change"] = "none"
+        if drawn["calls"] in ("map_fn", "while", "rnn") and drawn["gradients"] in SEVERAL:
             # TensorFlow raises of a loop that several tapes, or a persistent one, have recorded, if
             # resources other than variables are used in it.
             drawn["gradients"] = "plain"
@@ -91,6 +162,8 @@ class Case:
 
     def optimizer(self) -> Any:
         options: dict[str, Any] = {}
+        if self.rule in V1_RULES:
+            return OptimizerOfV1(V1_RULES[self.rule]())
         if self.clip != "none":
             options[self.clip] = {"clipnorm": 0.5, "global_clipnorm": 0.7, "clipvalue": 0.1}[
                 self.clip
@@ -104,15 +177,28 @@ class Case:
             made = keras.optimizers.LossScaleOptimizer(
                 made, initial_scale=64, dynamic_growth_steps=2
             )
-        return made
+        return sok_embed.DistributedOptimizer(made) if sok_embed.size() > 1 else made
 
-    def loss(self, model: Model, keys: Any, targets: Any) -> Any:
-        """Of as many calls of the layer as the case says."""
+    def loss(self, model: Model, keys: Any, targets: Any, number: Any) -> Any:
+        """Of as many calls of the layer as the case says, and of the second part of the model."""
+        loss = self.loss_of_calls(model, keys, targets, number)
+        if self.model != "one":
+            vectors = model.second(model.other_layer((keys * 5) % KEYS, training=True))
+            loss += tf.reduce_sum((vectors - targets / 3) ** 2)
+        return loss
+
+    def loss_of_calls(self, model: Model, keys: Any, targets: Any, number: Any) -> Any:
+        if self.calls == "rnn":
+            vectors = keras.layers.RNN(Cell(model.layer))(keys[..., None])
+            return tf.reduce_sum((model.dense(vectors) - targets[:, 0]) ** 2)
+        # Iterations that run at a time would exchange by the same names.
+        at_a_time = 1 if sok_embed.size() > 1 else 10
         if self.calls == "map_fn":
             losses = tf.map_fn(
                 lambda shift: loss_of(model, (keys + shift) % KEYS, targets),
                 tf.range(3, dtype=tf.int64),
-                tf.float32,
+                parallel_iterations=at_a_time,
+                fn_output_signature=tf.float32,
             )
             return tf.reduce_sum(losses) / 3
         if self.calls == "while":
@@ -120,10 +206,11 @@ class Case:
                 lambda i, total: i < 3,
                 lambda i, total: (i + 1, total + loss_of(model, (keys + i) % KEYS, targets) / 3),
                 (tf.constant(0, tf.int64), tf.constant(0.0)),
+                parallel_iterations=at_a_time,
             )[1]
         if self.calls == "cond":
             return tf.cond(
-                tf.reduce_sum(targets) > 0,
+                number % 2 == 0,
                 lambda: loss_of(model, keys, targets),
                 lambda: loss_of(model, (keys + 1) % KEYS, targets) * 2,
             )
@@ -143,10 +230,10 @@ class Case:
             ]
             if self.gradients == SEVERAL[1]:
                 tapes.append(recorded.enter_context(tf.GradientTape()))
-            plain = self.loss(model, keys, targets)
+            plain = self.loss(model, keys, targets, number)
             losses = [optimizer.scale_loss(plain)]
             if second:
-                losses.append(optimizer.scale_loss(self.loss(model, keys, 0.5 - targets)))
+                losses.append(optimizer.scale_loss(self.loss(model, keys, 0.5 - targets, number)))
         taken = [
             tape.gradient(loss, variables) for tape, loss in zip(tapes * 2, losses, strict=False)
         ]
@@ -170,64 +257,137 @@ class Case:
         return plain
 
 
+class Cell(keras.layers.Layer):
+    """Adds the vectors of keys to what is left of those before."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+        self.state_size = self.output_size = DIM
+
+    def call(self, keys: Any, states: Any, training: Any = None) -> Any:
+        sums = 0.5 * states[0] + self.layer(tf.cast(keys, tf.int64)[:, 0], training=True)
+        return sums, [sums]
+
+
 class Trained(Model):
     """A model whose `fit` runs a case."""
 
-    def __init__(self, layer: Any, case: Case) -> None:
+    def __init__(self, layer: Any, case: Case, other: Any) -> None:
         super().__init__(layer)
         self.case = case
+        self.other_layer = layer if other is None else other
+        if case.model != "one":
+            start = keras.initializers.Constant(STARTS[2])
+            self.second = keras.layers.Dense(DIM, kernel_initializer=start, use_bias=False)
+
+    def build(self, input_shape: Any = None) -> None:
+        super().build(input_shape)
+        if self.case.model != "one":
+            self.second.build((None, DIM))
+        if self.case.model == "two_tables":
+            self.other_layer.build((None, 2))
 
     def train_step(self, data: Any) -> dict[str, Any]:
         keys, (targets, number) = data
         return {"loss": self.case.step(self, self.optimizer, keys, targets, number[0, 0])}
+
+    def contents(self) -> list[np.ndarray]:
+        """The rows of all keys of all tables, and the dense weights."""
+        layers = {id(layer): layer for layer in (self.layer, self.other_layer)}.values()
+        dense = [self.dense, *([self.second] if self.case.model != "one" else [])]
+        keys = tf.range(KEYS, dtype=tf.int64)
+        return [np.asarray(layer(keys, training=False)) for layer in layers] + [
+            np.asarray(layer.kernel) for layer in dense
+        ]
 
 
 def layer_of(case: Case) -> Any:
     return table_layer() if case.layer == "table" else adaptive_layer(1)
 
 
-def train(layer: Any, case: Case, seed: int) -> list[np.ndarray]:
-    """Runs the program, whose data is that of the seed."""
-    random = np.random.default_rng(seed)
-    model = Trained(layer, case)
-    optimizer = case.optimizer()
-    model.build()
-    optimizer.build(model.trainable_variables)
+def data_of(case: Case, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Keys and targets of each step, others on each worker."""
+    random = np.random.default_rng([seed, sok_embed.rank()])
     keys, targets = [], []
-    for _ in range(STEPS):
-        drawn = np.concatenate([random.permutation(KEYS), random.integers(0, KEYS, 2)])
-        keys.append(drawn.reshape(4, 2))
-        targets.append(random.normal(size=(4, 2, DIM)).astype(np.float32))
-    if case.mode.startswith("fit"):
-        model.compile(optimizer, run_eagerly=case.mode == "fit_eagerly")
-        numbers = np.repeat(np.arange(STEPS), 4)[:, None]
-        data = tf.data.Dataset.from_tensor_slices(
-            (np.concatenate(keys), (np.concatenate(targets), numbers))
-        )
-        model.fit(data.batch(4), epochs=1, verbose=0)
-        return contents(model)
-
-    def run(keys: Any, targets: Any, number: Any) -> None:
-        case.step(model, optimizer, keys, targets, number)
-
-    run = tf.autograph.experimental.do_not_convert(run)
-    if case.mode == "function":
-        run = tf.function(run)
     for number in range(STEPS):
-        run(*map(tf.constant, (keys[number], targets[number], number)))
-    return contents(model)
+        more = 4 if case.change == "retrace" and number % 2 else 2
+        drawn = np.concatenate([random.permutation(KEYS), random.integers(0, KEYS, more)])
+        keys.append(drawn.reshape(-1, 2))
+        targets.append(random.normal(size=(*keys[-1].shape, DIM)).astype(np.float32))
+    return keys, targets
+
+
+# First and last step of each part of a program, and whether the layer is frozen in it.
+PARTS = {
+    "freeze": [(0, 2, False), (2, 4, True), (4, STEPS, False)],
+    "recompile": [(0, 3, False), (3, STEPS, False)],
+}
+
+
+def train(make: Any, case: Case, seed: int) -> list[np.ndarray]:
+    """Runs the program, whose data is that of the seed. `make` makes a layer."""
+    keys, targets = data_of(case, seed)
+    if case.mode == "mirrored":
+        return train_replicas(make, case, np.concatenate(keys), np.concatenate(targets))
+    if case.mode == "session":
+        return random_session.train(make is WeightOfRows, case, keys, targets)
+    model = Trained(make(), case, make() if case.model == "two_tables" else None)
+    optimizer = None
+    model.build()
+    for first, last, frozen in PARTS.get(case.change, [(0, STEPS, False)]):
+        model.layer.trainable = True
+        if optimizer is None or case.change == "recompile":
+            optimizer = case.optimizer()
+            optimizer.build(model.trainable_variables)
+        model.layer.trainable = not frozen
+        if case.mode.startswith("fit"):
+            model.compile(optimizer, run_eagerly=case.mode == "fit_eagerly")
+            numbers = np.repeat(np.arange(first, last), 4)[:, None]
+            data = tf.data.Dataset.from_tensor_slices(
+                (
+                    np.concatenate(keys[first:last]),
+                    (np.concatenate(targets[first:last]), numbers),
+                )
+            )
+            model.fit(data.batch(4), epochs=1, verbose=0)
+            continue
+
+        def run(keys: Any, targets: Any, number: Any, optimizer: Any = optimizer) -> None:
+            case.step(model, optimizer, keys, targets, number)
+
+        run = tf.autograph.experimental.do_not_convert(run)
+        if case.mode == "function":
+            run = tf.function(run)
+        for number in range(first, last):
+            run(*map(tf.constant, (keys[number], targets[number], number)))
+    return model.contents()
+
+
+def train_replicas(
+    make: Any, case: Case, keys: np.ndarray, targets: np.ndarray
+) -> list[np.ndarray]:
+    """The same by `fit` on two replicas; Keras builds models under a strategy by their inputs."""
+    with keras_reference.mirrored().scope():
+        parts = Trained(make(), case, None)
+        inputs = keras.Input((2,), dtype="int64")
+        model = keras.Model(inputs, parts.dense(parts.layer(inputs)))
+        model.compile(case.optimizer(), "mse")
+    model.fit(keys, targets, batch_size=4, shuffle=False, verbose=0)
+    return parts.contents()
 
 
 def difference(case: Case, seed: int) -> float:
     """The largest between the table and the weight after the program."""
     keras.utils.clear_session(free_memory=False)
-    found, expected = (train(layer, case, seed) for layer in (layer_of(case), WeightOfRows()))
-    rows, kernel = (
-        np.abs(ours[: len(theirs)] - theirs) for ours, theirs in zip(found, expected, strict=True)
+    found, expected = (train(make, case, seed) for make in (lambda: layer_of(case), WeightOfRows))
+    both = np.concatenate(
+        [np.abs(ours - theirs).ravel() for ours, theirs in zip(found, expected, strict=True)]
     )
-    both = np.concatenate([rows[:KEYS].ravel(), kernel.ravel()])
-    finite = all(np.isfinite(each[:KEYS]).all() for each in expected)
-    return float(both.max()) if finite else float("nan")
+    # A program that trains nothing, or to no numbers, would compare nothing.
+    values = np.concatenate([each.ravel() for each in expected])
+    trained = np.isfinite(values).all() and not np.isin(values, np.float32(STARTS)).all()
+    return float(both.max()) if trained else float("nan")
 
 
 def main() -> None:
@@ -236,8 +396,13 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    # Two replicas need two devices, which can only be made before TensorFlow has started.
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    tf.get_logger().setLevel(logging.ERROR)
+    sok_embed.init()
     worst: dict[str, float] = defaultdict(float)
-    wrong = 0
+    of_modes, wrong_of_modes = Counter[str](), Counter[str]()
     for seed in range(arguments.seed, arguments.seed + arguments.cases):
         case = Case.draw(np.random.default_rng(seed))
         try:
@@ -245,15 +410,19 @@ def main() -> None:
         except Exception as error:
             off = float("inf")
             print(f"seed {seed}: {case}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+        of_modes[case.mode] += 1
         if not off <= TOLERANCE:
-            wrong += 1
+            wrong_of_modes[case.mode] += 1
             print(f"seed {seed}: off by {off}: {case}", flush=True)
         else:
             worst[case.rule] = max(worst[case.rule], off)
-    print(f"{arguments.cases} cases, {wrong} above {TOLERANCE}; largest difference by rule:")
+    print(f"cases, and those above {TOLERANCE}, by mode:")
+    for mode, cases in sorted(of_modes.items()):
+        print(f"  {mode:11} {cases:5} {wrong_of_modes[mode]:5}")
+    print("largest difference of the others by rule:")
     for rule, off in sorted(worst.items()):
-        print(f"  {rule:10} {off:.1e}")
-    sys.exit(wrong > 0)
+        print(f"  {rule:11} {off:.1e}")
+    sys.exit(wrong_of_modes.total() > 0)
 
 
 if __name__ == "__main__":
