@@ -184,7 +184,7 @@ class Commit(AnchorConstraint):
             first_step=_calls_a_step(applying),
             scale=1.0 / communicators.size(),
             clip_value=clip_value or 0.0,
-            optimizer=_number(applying),
+            optimizer=_number(optimizer),
             redeemed=redeemed,
             plain=communicators.size() == 1,
             clipped_to=_clip_value([applying], self._table.name) or 0.0,

@@ -159,7 +159,8 @@ def commit(
         scale: float32 scalar that gradients are multiplied by.
         optimizer: A number for the optimizer that commits, 0 for nobody in particular. One that the
             table has not seen before, and that is new, finds the slots that others have left
-            started anew.
+            started anew. New is who comes with a step of at most `first_step`; of those without a
+            step, who is not the first.
         slot_sources: Handles of the variables that hold the optimizer's slots of a static variable,
             `[buckets, width]` each, in the order of the rule's slots. Rows that later lookups of
             `adaptive_mask_gather` make copy their slots from there.

@@ -77,7 +77,8 @@ struct CommitOptions {
   float scale = 1.0f;  // gradients are multiplied by it
   // Which optimizer commits; 0: nobody in particular. One that the table has not seen before, and
   // that is new, finds the slots that others have left started anew, unless the table keeps its
-  // slots.
+  // slots. New is who comes with a step of at most `first_step`; of those without a step, who is
+  // not the first.
   int64_t optimizer = 0;
   // The greatest `step` at which an optimizer may come for the first time, and be new: one that
   // accumulates the gradients of several calls counts the calls.

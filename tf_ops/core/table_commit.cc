@@ -44,8 +44,12 @@ Status Table::MakeDepositedRows(const Deposits& deposits, uint32_t now,
 
 void Table::Meet(const CommitOptions& options) {
   // Also in a step without deposits, so that a first step without this table counts.
+  const bool follows_another = !earlier_steps_.empty();
   const bool is_new = earlier_steps_.emplace(options.optimizer, 0).second;
-  const bool is_first = options.step >= 1 && options.step <= options.first_step;
+  // Who does not count steps is taken for new if there was another one. The first one may have been
+  // restored along.
+  const bool is_first = options.step == 0 ? follows_another && options.optimizer != 0
+                                          : options.step >= 1 && options.step <= options.first_step;
   const bool begins = is_first && (is_new || options.optimizer == 0);
   if (kept_.has_value()) {
     // An optimizer that was restored along knows the table's steps, a new one does not.

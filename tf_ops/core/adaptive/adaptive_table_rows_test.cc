@@ -68,8 +68,10 @@ TEST_CASE("rows that the batch itself uses stay, though they were used least") {
   // All rows are in use: nobody is let in, and a mask of 1 does not help.
   Look(*table, {{3, 4, 1}, {}, {-1, 1, -1}}, true);
   CHECK(OwnKeys(*table) == Keys{1, 3});
-  // A place that asks for the static row does not use the own one.
+  // Nor does a place that asks for the static row give the own one away.
   Look(*table, {{3, 4, 1}, {}, {-1, 1, 0}}, true);
+  CHECK(OwnKeys(*table) == Keys{1, 3});
+  Look(*table, {{3, 4}, {}, {-1, 1}}, true);
   CHECK(OwnKeys(*table) == Keys{3, 4});
 }
 
