@@ -90,7 +90,10 @@ def _told(
     def changed(value: Any, *args: Any, **kwargs: Any) -> Any:
         update = _running_update(part, value)
         if update is None:
-            return method(constraint.on_assignment(value), *args, **kwargs)
+            # What Keras takes off is a share of the variable, which is 0.
+            decays = any(frame.f_code.co_name == "weight_decay_fn" for frame in _frames())
+            allowed = value if decays else constraint.on_assignment(value)
+            return method(allowed, *args, **kwargs)
         if tells:
             constraint.on_update(update)
         return part

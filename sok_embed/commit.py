@@ -82,18 +82,24 @@ class Commit(AnchorConstraint):
         self._static = static
         self._warned = False
         self._was_told = False
+        self._returned: tf.Tensor | None = None
 
     def __call__(self, anchor: Any) -> tf.Tensor:
         """Returns the value of the anchor, 0; applies what `tf.compat.v1.train` was given."""
         applying = applying_optimizer()
         if _is_keras(applying):
             self._check_told(applying)
-            return tf.zeros_like(tf.convert_to_tensor(anchor))
-        redeemed = v1_optimizers.arrived_gradient(anchor)
-        return self._commit(applying, anchor, redeemed)
+            self._returned = tf.zeros_like(tf.convert_to_tensor(anchor))
+        else:
+            redeemed = v1_optimizers.arrived_gradient(anchor)
+            self._returned = self._commit(applying, anchor, redeemed)
+        return self._returned
 
     def on_assignment(self, value: Any) -> Any:
         """Raises for a value other than 0: rows would not hear of it."""
+        returned, self._returned = self._returned, None
+        if value is returned:
+            return value
         error = (
             f"Table '{self._table.name}': expected its anchor to be changed by an optimizer, which "
             "trains the rows, or to be set to 0. Received: other values, as `variable.assign_sub("

@@ -41,6 +41,15 @@ def test_a_model_trains_alike(one: Results, many: Results, scenario: str) -> Non
     assert_equal_weights(one, many, scenario)
 
 
+def test_training_can_be_repeated_bit_by_bit(one: Results, many: Results) -> None:
+    for worker in [*one.of("repeated"), *many.of("repeated")]:
+        first = {name[2:]: value for name, value in worker.items() if name.startswith("0.")}
+        assert "dynamic.rows" in first
+        for number in (1, 2):
+            for name, value in first.items():
+                np.testing.assert_array_equal(worker[f"{number}.{name}"], value)
+
+
 @pytest.mark.parametrize("scenario", CLIPPED)
 def test_clipped_and_scaled_gradients_train_alike(
     one: Results, many: Results, scenario: str

@@ -1,6 +1,7 @@
 """Gradients of a key that was looked up more than once: all of them count, in one order."""
 
 import keras
+import keras_reference
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -94,6 +95,28 @@ def test_gradients_of_a_loop_are_summed_in_the_order_of_its_turns():
         return tf.reduce_sum(tf.map_fn(loss_of_turn, tf.constant(gradients)))
 
     assert_summed_in_order(dynamic, loss_of, tf.function)
+
+
+def test_replicas_can_be_repeated_bit_by_bit():
+    random = np.random.default_rng(6)
+    keys = random.integers(0, KEYS, (128, 3))
+    targets = random.normal(size=(128, 1)).astype(np.float32)
+
+    def trained_rows():
+        keras.utils.set_random_seed(3)
+        with keras_reference.mirrored().scope():
+            inputs = keras.Input((3,), dtype="int64")
+            embedding = DynamicEmbedding(DIM, "uniform", seed=1)
+            rows = [keras.layers.Flatten()(embedding(ids)) for ids in (inputs, inputs + 1)]
+            hidden = keras.layers.Dense(8, "tanh")(keras.layers.Concatenate()(rows))
+            model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+            model.compile("adagrad", "mse")
+        model.fit(keys, targets, batch_size=32, epochs=2, shuffle=False, verbose=0)
+        return embedding.table.lookup(np.arange(KEYS + 1))
+
+    first = trained_rows()
+    for _ in range(4):
+        np.testing.assert_array_equal(trained_rows(), first)
 
 
 def test_fit_can_be_repeated_bit_by_bit():

@@ -134,6 +134,15 @@ def called_twice_eager(here: Here) -> dict[str, Any]:
 
 
 @scenario
+def repeated(here: Here) -> dict[str, Any]:
+    """The same training three times, whose backward passes come as threads have it."""
+    runs = [_called_twice(here, compiled=True) for _ in range(3)]
+    return {
+        f"{number}.{name}": value for number, run in enumerate(runs) for name, value in run.items()
+    }
+
+
+@scenario
 def keys_of_one_owner(here: Here) -> dict[str, Any]:
     """A table with an optimizer of its own, and steps whose keys all live on worker 0."""
     layer = sok_embed.DynamicEmbedding(4, name="dynamic", optimizer=keras.optimizers.Adam(0.05))
