@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import tensorflow as tf
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.python.ops.parallel_for import pfor
 
 from sok_embed.tf_ops.native import number_in_graph, ops
+
+
+def _learn_nothing(turns: Any, attribute: str) -> None:
+    """The op that was traced stays in the graph and runs, with the keys of the first turn."""
+    turns.op._set_attr(attribute, AttrValue(b=False))
 
 
 @pfor.RegisterPFor("SokEmbed>Lookup")
@@ -21,6 +27,7 @@ def _lookup_of_all_turns(turns: Any) -> list[Any]:
         **{name: turns.get_attr(name) for name in ("dtype", "dim", "make_rows")},
         number=number_in_graph(),
     )
+    _learn_nothing(turns, "make_rows")
     return [pfor.wrap(embeddings, stacked), pfor.wrap(receipt, False)]
 
 
@@ -45,6 +52,7 @@ def _adaptive_lookup_of_all_turns(turns: Any) -> list[Any]:
         **{name: turns.get_attr(name) for name in attributes},
         number=number_in_graph(),
     )
+    _learn_nothing(turns, "training")
     return [pfor.wrap(embeddings, stacked), pfor.wrap(receipt, False)]
 
 

@@ -8,6 +8,9 @@ import pytest
 import tensorflow as tf
 from dense_twin import DIM, KEYS, START, WeightOfRows, adaptive_layer, table_layer
 
+from sok_embed import DynamicEmbedding
+from sok_embed.admission import FrequencyAdmission
+
 BATCH = np.array([[1, 2, 2], [3, 1, 0]])
 LAYERS = {"table": table_layer, "own_rows": lambda: adaptive_layer(1)}
 EACH = pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
@@ -74,6 +77,34 @@ def test_a_mask_within_a_vectorized_map():
     vectors = tf.vectorized_map(turn, (keys, masks))
     assert vectors.shape == (2, 3, DIM)
     assert layer.table.stats()["rows"] == len({1, 2})
+
+
+@IN_FUNCTION
+@pytest.mark.parametrize("nested", [False, True], ids=["one_map", "nested"])
+def test_keys_within_a_vectorized_map_are_counted_once(nested, in_function):
+    layers = [
+        adaptive_layer(4),
+        DynamicEmbedding(DIM, admission=FrequencyAdmission(4)),
+    ]
+    for layer in layers:
+        layer.build((None,))
+
+        def step(keys, layer=layer):
+            def look_up(of_turn):
+                return layer(of_turn, training=True)
+
+            def of_rows(of_turn):
+                return tf.vectorized_map(look_up, of_turn[:, None])
+
+            return tf.vectorized_map(of_rows if nested else look_up, keys)
+
+        run = tf.function(step) if in_function else step
+        for calls in range(1, 4):
+            run(tf.constant([[1, 2], [3, 4], [5, 6]]))
+            assert layer.table.size() == 0, calls
+        run(tf.constant([[1, 2], [3, 4], [5, 6]]))
+        layer(tf.constant([1, 2, 3, 4, 5, 6]), training=True)
+        assert layer.table.size() == 6
 
 
 @EACH
