@@ -99,6 +99,7 @@ class DepositQueue {
       if (sum == 0.0f && weighted == 0.0f) continue;
       if (Status status = FindAt(place, sum, weighted, &redeemed); !status.ok()) return status;
     }
+    if (redeemed.empty() && !IsFinite(arrived)) return NotFinite();
     if (plain && !IsPlain(arrived, redeemed, clipped_to)) return NotPlain();
     if (!HasItsNorm(redeemed)) return TooManyForNorms();
     for (Deposit& deposit : deposits_) ++deposit.missed;
@@ -158,6 +159,12 @@ class DepositQueue {
     std::vector<Neighbor> fitted = all;
     if (all.size() >= kCoordinates) fitted.resize(kCoordinates - 1);
     if (fresh.size() >= kCoordinates) {
+      // Many gradients of few rows lie in the span of the first ones. That frame stays; one of the
+      // last would turn a little with each deposit.
+      const std::vector<Neighbor> first(fresh.rbegin(), fresh.rbegin() + kCoordinates - 1);
+      added->coordinates = CoordinatesOf(first, added->keys.square());
+      added->fits_all = FitsAll(*added->coordinates, all);
+      if (added->fits_all) return;
       // Not all of them fit, but their sum does, which long windows are applied by.
       Neighbor sum{{}, 0.0};
       for (const Neighbor& each : fresh) {
@@ -262,7 +269,9 @@ class DepositQueue {
   bool IsAllSinceCommit(const Redeemed& redeemed) const {
     uint64_t last = 0;
     for (const auto& [deposit, factor] : redeemed) {
-      if (deposit->missed > 0 || factor != redeemed[0].second) return false;
+      // Means of several marks are rounded.
+      const float off = std::abs(factor - redeemed[0].second);
+      if (deposit->missed > 0 || !(off <= kTolerance * std::abs(factor))) return false;
       last = std::max(last, deposit->ticket);
     }
     const auto is_before = [last](const Deposit& deposit) {
@@ -279,6 +288,18 @@ class DepositQueue {
                       " that wait, or of all since the last step. Received: some of more. Give the "
                       "optimizer all of them at once, or call drop_gradients() of the table where "
                       "gradients were taken that are not applied");
+  }
+
+  static bool IsFinite(const float* arrived) {
+    return std::all_of(arrived, arrived + kAnchorSize, [](float x) { return std::isfinite(x); });
+  }
+
+  static Status NotFinite() {
+    return Status(Code::kFailedPrecondition,
+                  "expected finite gradients of this table. Received: some that are infinite, and "
+                  "that were divided by their norm or multiplied by 0, so that nobody can tell "
+                  "which rows they belong to; a dense weight would become NaN in part. Skip such "
+                  "steps, as a LossScaleOptimizer does, or clip by global_clipnorm");
   }
 
   static Status NotPlain() {

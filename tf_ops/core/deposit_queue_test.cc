@@ -238,6 +238,35 @@ TEST_CASE("beyond as many gradients as there are coordinates") {
   }
 }
 
+TEST_CASE("many gradients of few rows have the norm of their sum") {
+  for (size_t length : {1, 8, 28, 60, 63, 64, 70}) {
+    CAPTURE(length);
+    DepositQueue<Numbered> queue;
+    std::mt19937 random(14);
+    std::normal_distribution<double> normal;
+    std::vector<float> arrived(kAnchorSize);
+    std::vector<double> sum(length);
+    for (int i = 0; i < 600; ++i) {
+      Numbered own{1, {}, std::vector<double>(length)};
+      for (size_t j = 0; j < length; ++j) sum[j] += own.gradient[j] = 0.1 + normal(random);
+      queue.Add(own, nullptr, nullptr, nullptr, arrived.data());
+      const double norm = std::sqrt(std::inner_product(sum.begin(), sum.end(), sum.begin(), 0.0));
+      REQUIRE(NormOf(arrived) == doctest::Approx(norm).epsilon(2e-5));
+    }
+    // Places have 9 or 10 of them, so the factors differ by rounding.
+    for (float& x : arrived) x *= 1.0f / 600;
+    CHECK(Value(queue.Redeem(arrived.data(), true)).size() == 600);
+  }
+}
+
+TEST_CASE("an infinite gradient that was divided by its norm is told") {
+  DepositQueue<Numbered> queue;
+  std::vector<float> arrived(kAnchorSize);
+  queue.Add({1, {}, {HUGE_VAL}}, nullptr, nullptr, nullptr, arrived.data());
+  for (float& x : arrived) x /= HUGE_VALF;
+  CHECK(queue.Redeem(arrived.data(), true).status().code() == Code::kFailedPrecondition);
+}
+
 TEST_CASE("tickets of a place are told apart") {
   std::set<float> weights;
   for (uint64_t i = 0; i < kWeights; ++i) weights.insert(WeightOf(7 + i * kPlaces));

@@ -1,7 +1,6 @@
 #include "core/stores/grouped_gradients.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "core/hash.h"
@@ -13,40 +12,26 @@ namespace {
 constexpr size_t kBlock = 4096;
 constexpr uint32_t kNone = UINT32_MAX;
 
-// Sums of a row are in float32, which the compiler makes vectors of.
-inline float Product(const float* a, const float* b, int dim) {
+// In lanes, which the compiler makes vectors of. Products of float32 are exact in float64, and do
+// not overflow; norms of sums of gradients that nearly cancel each other, or that there are many
+// of, need the digits.
+inline double Product(const float* a, const float* b, int dim) {
   constexpr int kLanes = 8;
-  float lanes[kLanes] = {};
+  double lanes[kLanes] = {};
   int j = 0;
   for (; j + kLanes <= dim; j += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += a[j + lane] * b[j + lane];
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += double{a[j + lane]} * b[j + lane];
   }
-  float sum = 0.0f;
-  for (; j < dim; ++j) sum += a[j] * b[j];
-  for (float lane : lanes) sum += lane;
-  return sum;
-}
-
-// Where float32 overflows, as it does from 1e19 on.
-double LongProduct(const float* a, const float* b, int dim) {
   double sum = 0.0;
-  for (int j = 0; j < dim; ++j) sum += double{a[j]} * b[j];
-  return sum;
-}
-
-double LongSquareOf(const float* rows, const uint8_t* left_out, size_t n, int dim) {
-  double sum = 0.0;
-  for (size_t i = 0; i < n; ++i) {
-    if (left_out != nullptr && left_out[i] != 0) continue;
-    sum += LongProduct(rows + i * dim, rows + i * dim, dim);
-  }
+  for (; j < dim; ++j) sum += double{a[j]} * b[j];
+  for (double lane : lanes) sum += lane;
   return sum;
 }
 
 SOK_VECTOR_CLONES double SquareOf(const float* rows, size_t n, int dim) {
   double sum = 0.0;
   for (size_t i = 0; i < n; ++i) sum += Product(rows + i * dim, rows + i * dim, dim);
-  return std::isfinite(sum) ? sum : LongSquareOf(rows, nullptr, n, dim);
+  return sum;
 }
 
 // Of the rows that `left_out` does not name.
@@ -55,7 +40,7 @@ SOK_VECTOR_CLONES double SquareOf(const float* rows, const uint8_t* left_out, si
   for (size_t i = 0; i < n; ++i) {
     if (left_out[i] == 0) sum += Product(rows + i * dim, rows + i * dim, dim);
   }
-  return std::isfinite(sum) ? sum : LongSquareOf(rows, left_out, n, dim);
+  return sum;
 }
 
 template <typename T>
@@ -180,10 +165,7 @@ double GroupedGradients::Dot(const GroupedGradients& other) {
     for (size_t i = 0; i < other.partition_.size(s); ++i) {
       const uint32_t found = indexes_[s][SlotOf(indexes_[s], own, theirs[i].key)];
       if (found == 0) continue;
-      const float* const mine = gradient(own[found - 1].position);
-      const float* const its = other.gradient(theirs[i].position);
-      const float product = Product(mine, its, dim_);
-      sum += std::isfinite(product) ? product : LongProduct(mine, its, dim_);
+      sum += Product(gradient(own[found - 1].position), other.gradient(theirs[i].position), dim_);
     }
   }
   return sum;
