@@ -35,7 +35,7 @@ import sok_embed
 v1 = tf.compat.v1
 KEYS, STEPS = 6, 6
 SEVERAL = ("persistent", "two_tapes")
-# Of rows and of the two dense weights.
+# Rows and the two dense weights start as these values.
 STARTS = (START, 0.3, -0.2)
 # The largest difference that a case may end with. Rules divide by roots of sums of squares, so a
 # rounding of the gradient is as much of the step.

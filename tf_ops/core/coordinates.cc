@@ -9,7 +9,7 @@ namespace {
 // A direction of which neighbors of the length 1 have no more than this, squared, is rounding.
 constexpr double kNothingLeft = 1e-13;
 
-// Of the lengths of two vectors, how far their product may be off.
+// A product fits if it is off by no more than this share of the product of the vectors' lengths.
 constexpr double kFits = 1e-6;
 
 void AddMultiple(double factor, const Coordinates& other, Coordinates* to) {

@@ -136,7 +136,7 @@ class DepositQueue {
   // What float32 makes of sums of coordinates; whoever changes single elements changes more.
   static constexpr double kPlainTolerance = 1e-3;
   static constexpr double kLeast = 1e-36;  // what is shorter may have lost digits
-  // Of the lengths of what is added up.
+  // A norm is right if it is off by no more than this share of the lengths that are added up.
   static constexpr double kNormTolerance = 1e-5;
   static constexpr int kRedeemed = -1;
 

@@ -34,7 +34,7 @@ SOK_VECTOR_CLONES double SquareOf(const float* rows, size_t n, int dim) {
   return sum;
 }
 
-// Of the rows that `left_out` does not name.
+// The same for rows of which `left_out` marks some that are not to be counted.
 SOK_VECTOR_CLONES double SquareOf(const float* rows, const uint8_t* left_out, size_t n, int dim) {
   double sum = 0.0;
   for (size_t i = 0; i < n; ++i) {
