@@ -60,6 +60,13 @@ LEFT_OUT = (
 LEFT_FILE = "      minHeap_.pop();\n    }\n"
 FOR_ATOMICITY = "    // intended for atomicity.\n"
 RESUME = "Status DBImpl::ResumeImpl(DBRecoverContext context) {\n  mutex_.AssertHeld();\n"
+CACHE_ENTRY = (
+    "  LRUHandle* e =\n      static_cast<LRUHandle*>(malloc(sizeof(LRUHandle) - 1 + key.size()));\n"
+)
+GROWN_TABLE = (
+    "  std::unique_ptr<LRUHandle* []> new_list {\n"
+    "    new LRUHandle* [size_t{1} << new_length_bits] {}\n  };\n"
+)
 SOURCES_END = 'message(STATUS "ROCKSDB_PLUGINS: ${ROCKSDB_PLUGINS}")\n'
 PATCHES = (
     (
@@ -107,6 +114,21 @@ PATCHES = (
         f"{LEFT_FILE}    // Remove last SST file's range tombstone end key",
         f"      considerStatus(current->iter.status());\n{LEFT_FILE}"
         "    // Remove last SST file's range tombstone end key",
+    ),
+    # Where there was no memory for an entry of the block cache, a read ended the process.
+    (
+        "cache/lru_cache.cc",
+        CACHE_ENTRY,
+        f"{CACHE_ENTRY}  if (e == nullptr) {{\n    if (handle != nullptr) *handle = nullptr;\n"
+        '    return Status::MemoryLimit("no memory for an entry of the cache");\n  }\n',
+    ),
+    # An entry stayed in a hash table that found no memory to grow, while the read that had made it
+    # freed its block: the next read of that block took freed memory.
+    (
+        "cache/lru_cache.cc",
+        GROWN_TABLE,
+        GROWN_TABLE.replace("new LRU", "new (std::nothrow) LRU")
+        + "  if (new_list == nullptr) return;  // as if there were no more bits\n",
     ),
 )
 

@@ -16,6 +16,7 @@ from sok_embed.tf_ops import _core
 WORKER = Path(__file__).with_name("failing_memory_worker.py")
 SHORT_WORKER = Path(__file__).with_name("short_memory_worker.py")
 ENDED_WORKER = Path(__file__).with_name("ended_memory_worker.py")
+READ_WORKER = Path(__file__).with_name("failing_read_worker.py")
 LIBRARY = Path(__file__).with_name("failing_memory.c")
 
 
@@ -77,8 +78,13 @@ def test_errors_of_ended_memory_say_whether_rows_changed(library, tmp_path, dura
     run_worker(library, ENDED_WORKER, tmp_path, durability, kind)
 
 
-def run_worker(library, worker, tmp_path, durability, kind):
-    command = [sys.executable, worker, _core.__file__, tmp_path / "lives", durability, kind]
+def test_reads_whose_allocations_fail_raise_or_read_what_is_there(library, tmp_path):
+    raised = int(run_worker(library, READ_WORKER, tmp_path))
+    assert raised > 1_000  # of 2,400
+
+
+def run_worker(library, worker, tmp_path, *arguments):
+    command = [sys.executable, worker, _core.__file__, tmp_path / "lives", *arguments]
     done = subprocess.run(
         list(map(str, command)),
         env={**os.environ, "LD_PRELOAD": str(library)},
@@ -87,3 +93,4 @@ def run_worker(library, worker, tmp_path, durability, kind):
         timeout=300,
     )
     assert done.returncode == 0, f"{done.stdout[-200:]}{done.stderr[-2000:]}"
+    return done.stdout
