@@ -1,0 +1,53 @@
+"""Steps that train a model whose table is a table, or a weight, and how alike the two must be."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from dense_twin import DIM, KEYS, START, Model, contents, loss_of
+
+BATCH, STEPS = (8, 2), 7
+# Norms are float32, rounded in other orders; they scale what is of the size of 1.
+TOLERANCE = 2e-6
+
+Step = Callable[[Model, Any, Any, Any, Any], None]
+CLIPS = {
+    "clipnorm": {"clipnorm": 0.9},
+    "global_clipnorm": {"global_clipnorm": 1.1},
+    "clipvalue": {"clipvalue": 0.2},
+}
+IN_FUNCTION = pytest.mark.parametrize("in_function", [True, False], ids=["function", "eager"])
+
+
+def plain(model, optimizer, keys, targets, number):
+    with tf.GradientTape() as tape:
+        loss = optimizer.scale_loss(loss_of(model, keys, targets))
+    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+
+def train(
+    model: Model, optimizer: Any, step: Step, in_function: bool = True, steps: int = STEPS
+) -> list[np.ndarray]:
+    model.build()
+    optimizer.build(model.trainable_variables)
+
+    def run(keys: Any, targets: Any, number: Any) -> None:
+        step(model, optimizer, keys, targets, number)
+
+    run = tf.autograph.experimental.do_not_convert(run)
+    if in_function:
+        run = tf.function(run)
+    random = np.random.default_rng(3)
+    for number in range(steps):
+        keys = random.integers(0, KEYS, BATCH)
+        targets = random.normal(size=(*BATCH, DIM)).astype(np.float32)
+        run(tf.constant(keys), tf.constant(targets), tf.constant(number))
+    return contents(model)
+
+
+def check_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=TOLERANCE)
+    assert np.abs(expected[0] - START).max() > 1e-4
