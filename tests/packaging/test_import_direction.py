@@ -45,6 +45,24 @@ FOREIGN_HEADERS = {
 }
 
 
+# Rooms of the core, the lowest first: each includes itself and those before it. Folders within a
+# room belong to it, unless they stand here.
+ROOMS_OF_THE_CORE = (
+    "base",
+    "rules",
+    "rows",
+    "policies",
+    "exchange",
+    "disk",
+    "tables",
+    "adaptive",
+    "bags",
+    "dump",
+    "disk/rocksdb",
+    "storage",
+)
+
+
 def height_of(module: str) -> int:
     parts = module.split(".")
     for length in range(len(parts), 1, -1):
@@ -137,6 +155,60 @@ def test_no_room_includes_what_belongs_to_another(room):
         for found in foreign.finditer(path.read_text())
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def room_of(source: str) -> int:
+    """The place in ROOMS_OF_THE_CORE of a source or header, by its path below `core/`."""
+    folders = [source.split("/")[:-1]]
+    while folders[-1]:
+        name = "/".join(folders[-1])
+        if name in ROOMS_OF_THE_CORE:
+            return ROOMS_OF_THE_CORE.index(name)
+        folders.append(folders[-1][:-1])
+    raise AssertionError(f"{source} lies in no room of the core")
+
+
+def upward_includes(source: str, text: str) -> list[str]:
+    included = re.findall(r'^#include "core/([^"]+)"', text, re.MULTILINE)
+    return [f"{source} includes {each}" for each in included if room_of(each) > room_of(source)]
+
+
+def test_no_source_of_the_core_includes_from_a_room_above_it():
+    core = ROOT / "tf_ops" / "core"
+    sources = [path for path in sorted(core.rglob("*")) if path.suffix in {".h", ".cc"}]
+    assert len(sources) > 100
+    wrong = []
+    for path in sources:
+        # Tests may build what they need of anything.
+        if not (path.name.startswith("test_") or path.name.endswith("_test.cc")):
+            wrong += upward_includes(str(path.relative_to(core)), path.read_text())
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("source", "included", "allowed"),
+    [
+        ("rows/memory_store.h", "rules/row_optimizer.h", True),
+        ("rules/keras/adam.h", "rules/hyper.h", True),
+        ("base/expiry.h", "rows/row_slabs.h", False),
+        ("disk/rocksdb_store.h", "disk/rocksdb/row_database.h", False),
+        ("disk/rocksdb/row_database.h", "disk/database.h", True),
+        ("storage/storage.cc", "disk/rocksdb/row_database.h", True),
+    ],
+)
+def test_the_direction_of_an_include_is_recognised(source, included, allowed):
+    assert (not upward_includes(source, f'#include "core/{included}"\n')) == allowed
+
+
+def test_only_its_own_room_includes_rocksdb():
+    core = ROOT / "tf_ops" / "core"
+    found = {
+        path.relative_to(core).parent.as_posix()
+        for path in core.rglob("*")
+        if path.suffix in {".h", ".cc"}
+        and re.search(r'^#include [<"]rocksdb/', path.read_text(), re.MULTILINE)
+    }
+    assert found == {"disk/rocksdb"}
 
 
 def test_sok_embed_imports_without_horovod(tmp_path):

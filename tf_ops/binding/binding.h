@@ -18,9 +18,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/status.h"
-#include "core/storage.h"
-#include "core/types.h"
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "core/storage/storage.h"
 
 namespace sok::binding {
 

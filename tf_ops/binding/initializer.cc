@@ -1,4 +1,4 @@
-#include "core/initializer.h"
+#include "core/base/initializer.h"
 
 #include <cstdint>
 

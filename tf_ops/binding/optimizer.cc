@@ -1,9 +1,9 @@
 #include <cstdint>
 
 #include "binding/binding.h"
-#include "core/optimizers/row_optimizer.h"
-#include "core/optimizers/schedule.h"
-#include "core/stores/row_slabs.h"
+#include "core/rows/row_slabs.h"
+#include "core/rules/row_optimizer.h"
+#include "core/rules/schedule.h"
 
 namespace sok::binding {
 namespace {

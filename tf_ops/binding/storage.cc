@@ -1,4 +1,4 @@
-#include "core/storage.h"
+#include "core/storage/storage.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
@@ -121,7 +121,7 @@ nb::object Get(PyStorage& self, int group, Key key) {
 }
 
 nb::dict DiskUse(PyStorage& self) {
-  const RowDatabase::DiskUse use = Value(Unlocked([&] { return self.storage->disk_use(); }));
+  const Database::DiskUse use = Value(Unlocked([&] { return self.storage->disk_use(); }));
   nb::dict dict;
   dict["file_bytes"] = use.file_bytes;
   dict["memory_bytes"] = use.memory_bytes;

@@ -1,4 +1,4 @@
-#include "core/table.h"
+#include "core/tables/table.h"
 
 #include <nanobind/stl/optional.h>
 
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "binding/binding.h"
-#include "core/thread_pool.h"
+#include "core/base/thread_pool.h"
 
 namespace sok::binding {
 namespace {

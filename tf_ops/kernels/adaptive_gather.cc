@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "core/adaptive/decimal_fingerprint.h"
-#include "core/bfloat16.h"
-#include "core/remainder.h"
-#include "core/stores/row_copy.h"
+#include "core/base/bfloat16.h"
+#include "core/base/remainder.h"
+#include "core/rows/row_copy.h"
 #include "kernels/guarded_kernel.h"
 #include "kernels/receipt.h"
 #include "kernels/table_resource.h"

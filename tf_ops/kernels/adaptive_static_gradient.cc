@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/bfloat16.h"
-#include "core/exchange.h"
+#include "core/base/bfloat16.h"
+#include "core/exchange/exchange.h"
 #include "kernels/guarded_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "core/adaptive/static_bucket.h"
+#include "core/base/static_bucket.h"
 #include "kernels/adaptive_resource.h"
 #include "kernels/commit_kernel.h"
 #include "kernels/guarded_kernel.h"

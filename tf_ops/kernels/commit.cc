@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/tickets.h"
+#include "core/tables/tickets.h"
 #include "kernels/commit_kernel.h"
 #include "kernels/guarded_kernel.h"
 #include "tensorflow/core/framework/op.h"

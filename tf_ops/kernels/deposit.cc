@@ -1,8 +1,8 @@
 // SokEmbed>Deposit keeps gradients for a commit.
 #include <string>
 
-#include "core/bfloat16.h"
-#include "core/tickets.h"
+#include "core/base/bfloat16.h"
+#include "core/tables/tickets.h"
 #include "kernels/guarded_kernel.h"
 #include "kernels/receipt.h"
 #include "kernels/table_resource.h"

@@ -1,10 +1,10 @@
 // SokEmbed>UniqueAndPartition, SokEmbed>Expand and its gradient: the local half of an exchange.
-#include "core/exchange.h"
+#include "core/exchange/exchange.h"
 
 #include <string>
 #include <vector>
 
-#include "core/bfloat16.h"
+#include "core/base/bfloat16.h"
 #include "kernels/guarded_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"

@@ -2,8 +2,8 @@
 #include <string>
 #include <vector>
 
-#include "core/hashed_bag/bags.h"
-#include "core/hashed_bag/slot_map.h"
+#include "core/bags/bags.h"
+#include "core/bags/slot_map.h"
 #include "kernels/guarded_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"

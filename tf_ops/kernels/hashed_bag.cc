@@ -2,7 +2,7 @@
 #include <optional>
 #include <string>
 
-#include "core/hashed_bag/forward.h"
+#include "core/bags/forward.h"
 #include "kernels/guarded_kernel.h"
 #include "kernels/hashed_bag_kernel.h"
 #include "tensorflow/core/framework/op.h"

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "core/hashed_bag/gradient.h"
+#include "core/bags/gradient.h"
 #include "kernels/guarded_kernel.h"
 #include "kernels/hashed_bag_kernel.h"
 #include "tensorflow/core/framework/op.h"

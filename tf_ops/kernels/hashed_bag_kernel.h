@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "core/bfloat16.h"
-#include "core/float16.h"
-#include "core/hashed_bag/bags.h"
-#include "core/hashed_bag/slot_map.h"
+#include "core/bags/bags.h"
+#include "core/bags/slot_map.h"
+#include "core/base/bfloat16.h"
+#include "core/base/float16.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 

@@ -1,7 +1,7 @@
 // SokEmbed>Lookup: embeddings of keys, and the receipt for their gradients.
 #include <string>
 
-#include "core/bfloat16.h"
+#include "core/base/bfloat16.h"
 #include "kernels/guarded_kernel.h"
 #include "kernels/receipt.h"
 #include "kernels/table_resource.h"

@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "core/bfloat16.h"
-#include "core/table.h"
+#include "core/base/bfloat16.h"
+#include "core/tables/table.h"
 #include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/framework/variant_encode_decode.h"
 #include "tensorflow/core/framework/variant_tensor_data.h"

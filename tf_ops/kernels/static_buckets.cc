@@ -2,7 +2,7 @@
 #include <string>
 
 #include "core/adaptive/decimal_fingerprint.h"
-#include "core/remainder.h"
+#include "core/base/remainder.h"
 #include "kernels/guarded_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/common_shape_fns.h"

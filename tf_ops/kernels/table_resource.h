@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/storage.h"
-#include "core/table.h"
-#include "core/types.h"
+#include "core/base/types.h"
+#include "core/storage/storage.h"
+#include "core/tables/table.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"

@@ -5,7 +5,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "core/exchange.h"
+#include "core/exchange/exchange.h"
 
 namespace sok {
 namespace {

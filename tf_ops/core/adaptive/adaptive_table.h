@@ -18,12 +18,12 @@
 #include <vector>
 
 #include "core/adaptive/count_min_sketch.h"
-#include "core/adaptive/least_used.h"
-#include "core/adaptive/static_bucket.h"
-#include "core/deposit_queue.h"
-#include "core/status.h"
-#include "core/table.h"
-#include "core/types.h"
+#include "core/base/static_bucket.h"
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "core/policies/least_used.h"
+#include "core/tables/deposit_queue.h"
+#include "core/tables/table.h"
 
 namespace sok {
 

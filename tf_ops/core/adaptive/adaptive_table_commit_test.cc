@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/adaptive/test_adaptive_table.h"
-#include "core/bfloat16.h"
+#include "core/base/bfloat16.h"
 
 namespace sok {
 namespace {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/adaptive/test_adaptive_table.h"
-#include "core/thread_pool.h"
+#include "core/base/thread_pool.h"
 
 namespace sok {
 namespace {

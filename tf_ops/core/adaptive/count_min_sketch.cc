@@ -7,9 +7,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "core/admission/chunk_format.h"
-#include "core/dump/checksum.h"
-#include "core/hash.h"
+#include "core/base/checksum.h"
+#include "core/base/hash.h"
+#include "core/policies/chunk_format.h"
 
 namespace sok {
 namespace {
@@ -192,8 +192,8 @@ std::string CountMinSketch::Header(std::string_view cells) const {
   AppendLittleEndian(&header, config_.groups, 8);
   AppendLittleEndian(&header, config_.cells_per_group, 8);
   AppendLittleEndian(&header, static_cast<uint64_t>(config_.cell_bits), 4);
-  const uint64_t seed = dump::Checksum(header.data(), header.size(), 0);
-  AppendLittleEndian(&header, dump::Checksum(cells.data(), cells.size(), seed), 8);
+  const uint64_t seed = Checksum(header.data(), header.size(), 0);
+  AppendLittleEndian(&header, Checksum(cells.data(), cells.size(), seed), 8);
   return header;
 }
 
@@ -220,9 +220,9 @@ Status CountMinSketch::Load(std::string_view dump) {
   }
   // The checksum comes before the config, so that a damaged sketch is not taken for another one.
   const std::string_view cells = dump.substr(kCellsAt);
-  const uint64_t seed = dump::Checksum(dump.data(), kChecksumAt, 0);
+  const uint64_t seed = Checksum(dump.data(), kChecksumAt, 0);
   if (ReadLittleEndian(dump.data() + kChecksumAt, 8) !=
-      dump::Checksum(cells.data(), cells.size(), seed)) {
+      Checksum(cells.data(), cells.size(), seed)) {
     return Damaged("match its checksum", "changed bytes");
   }
   const SketchConfig saved = {ReadLittleEndian(dump.data() + kGroupsAt, 8),

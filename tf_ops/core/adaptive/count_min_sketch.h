@@ -16,9 +16,9 @@
 #include <string>
 #include <string_view>
 
-#include "core/page_memory.h"
-#include "core/status.h"
-#include "core/types.h"
+#include "core/base/page_memory.h"
+#include "core/base/status.h"
+#include "core/base/types.h"
 
 namespace sok {
 

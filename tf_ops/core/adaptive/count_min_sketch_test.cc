@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/admission/chunk_format.h"
-#include "core/test_result.h"
-#include "core/thread_pool.h"
+#include "core/base/test_result.h"
+#include "core/base/thread_pool.h"
+#include "core/policies/chunk_format.h"
 
 namespace sok {
 namespace {

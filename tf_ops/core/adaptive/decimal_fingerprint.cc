@@ -1,6 +1,6 @@
 #include "core/adaptive/decimal_fingerprint.h"
 
-#include "core/vector_clones.h"
+#include "core/base/vector_clones.h"
 
 namespace sok {
 namespace {

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "core/adaptive/adaptive_table.h"
-#include "core/test_result.h"
-#include "core/test_threads.h"
+#include "core/base/test_result.h"
+#include "core/base/test_threads.h"
 
 namespace sok {
 

@@ -20,7 +20,7 @@ constexpr uint64_t RecordBytes(int dim) {
 
 constexpr uint64_t HeaderBytes(uint64_t groups) { return 4 + groups * 16; }
 
-Status Foreign(const dump::InputFile& file, uint64_t offset, const std::string& expected,
+Status Foreign(const InputFile& file, uint64_t offset, const std::string& expected,
                const std::string& received) {
   return InvalidArgument("Expected a file of Damo-Embedding's dump(), with " + expected +
                          " at byte " + std::to_string(offset) + ". Received: " + received + " in " +
@@ -29,14 +29,14 @@ Status Foreign(const dump::InputFile& file, uint64_t offset, const std::string& 
                          "be read.");
 }
 
-Status Damaged(const dump::InputFile& file, uint64_t offset, const std::string& expected,
+Status Damaged(const InputFile& file, uint64_t offset, const std::string& expected,
                const std::string& received) {
   return Status(Code::kDataLoss, "Expected " + expected + " at byte " + std::to_string(offset) +
                                      " of " + file.path() + ". Received: " + received +
                                      ". The dump is damaged or incomplete: copy or dump it again.");
 }
 
-Result<std::vector<DamoGroup>> ReadHeader(const dump::InputFile& file) {
+Result<std::vector<DamoGroup>> ReadHeader(const InputFile& file) {
   char head[dump::kMagicBytes] = {};
   const uint64_t head_bytes = std::min<uint64_t>(file.bytes(), sizeof(head));
   Status status = file.ReadAt(0, head, head_bytes);
@@ -85,7 +85,7 @@ Result<std::vector<DamoGroup>> ReadHeader(const dump::InputFile& file) {
 }  // namespace
 
 bool LooksLikeDamoDump(const std::string& path) {
-  const auto file = dump::InputFile::Open(path);
+  const auto file = InputFile::Open(path);
   if (!file.ok()) return false;
   const auto groups = ReadHeader(*file.value());
   // Four zero bytes are a dump of no groups only if nothing follows.
@@ -93,7 +93,7 @@ bool LooksLikeDamoDump(const std::string& path) {
 }
 
 Result<std::unique_ptr<DamoDumpReader>> DamoDumpReader::Open(const std::string& path) {
-  auto file = dump::InputFile::Open(path);
+  auto file = InputFile::Open(path);
   if (!file.ok()) return file.status();
   auto groups = ReadHeader(*file.value());
   if (!groups.ok()) return groups.status();
@@ -135,8 +135,8 @@ Status DamoDumpReader::ForEach(const RowFn& fn, const DumpProgress& progress) co
     longest = std::max(longest, RecordBytes(group.dim));
   }
   const uint64_t total = file_->bytes(), window_bytes = std::max(kWindowBytes, longest);
-  dump::Buffer window;
-  if (!window.Reserve(window_bytes)) return dump::OutOfMemory(window_bytes, file_->path());
+  FileBuffer window;
+  if (!window.Reserve(window_bytes)) return OutOfMemory(window_bytes, file_->path());
 
   uint64_t offset = HeaderBytes(groups_.size());
   uint64_t begin = offset, end = offset;  // of the window, in the file

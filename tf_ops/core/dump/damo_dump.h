@@ -14,10 +14,10 @@
 #include <string>
 #include <vector>
 
-#include "core/dump/file.h"
+#include "core/base/file.h"
+#include "core/base/status.h"
+#include "core/base/types.h"
 #include "core/dump/progress.h"
-#include "core/status.h"
-#include "core/types.h"
 
 namespace sok {
 
@@ -53,10 +53,10 @@ class DamoDumpReader {
   Status ForEach(const RowFn& fn, const DumpProgress& progress = nullptr) const;
 
  private:
-  explicit DamoDumpReader(std::unique_ptr<dump::InputFile> file) : file_(std::move(file)) {}
+  explicit DamoDumpReader(std::unique_ptr<InputFile> file) : file_(std::move(file)) {}
   Status CheckLength() const;
 
-  std::unique_ptr<dump::InputFile> file_;
+  std::unique_ptr<InputFile> file_;
   std::vector<DamoGroup> groups_;
 };
 

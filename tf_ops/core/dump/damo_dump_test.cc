@@ -7,8 +7,8 @@
 #include <limits>
 #include <random>
 
+#include "core/base/test_folder.h"
 #include "core/dump/dump_format.h"
-#include "core/dump/test_folder.h"
 
 namespace sok {
 namespace {

@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
-#include "core/dump/file.h"
+#include "core/base/file.h"
+#include "core/base/status.h"
+#include "core/base/types.h"
 #include "core/dump/progress.h"
-#include "core/status.h"
-#include "core/types.h"
 
 namespace sok {
 
@@ -52,17 +52,17 @@ class DumpWriter {
   Status Finish();
 
  private:
-  explicit DumpWriter(std::unique_ptr<dump::ReplacementFile> file) : file_(std::move(file)) {}
+  explicit DumpWriter(std::unique_ptr<ReplacementFile> file) : file_(std::move(file)) {}
   Status StartBlocks();
   Status WriteBlock();
   Status WriteIndex();
   Status Keep(Status status);
 
-  std::unique_ptr<dump::ReplacementFile> file_;
+  std::unique_ptr<ReplacementFile> file_;
   Status error_;
   std::vector<DumpGroup> groups_;
   // The block that fills up: its columns lie as they do in a full one.
-  dump::Buffer block_;
+  FileBuffer block_;
   size_t block_rows_ = 0;
   size_t rows_per_block_ = 0;  // 0 until the group's first row
   size_t row_floats_ = 0;
@@ -100,14 +100,14 @@ class DumpReader {
   Status ForEachBlock(const BlockFn& fn, const DumpProgress& progress = nullptr) const;
 
  private:
-  explicit DumpReader(std::unique_ptr<dump::InputFile> file) : file_(std::move(file)) {}
+  explicit DumpReader(std::unique_ptr<InputFile> file) : file_(std::move(file)) {}
   Status ReadHeader() const;
   Status ReadIndex();
   Status ParseIndex(const char* index, uint64_t bytes, uint64_t offset);
   Status CheckLengths(uint64_t index_offset) const;
   Status ReadBlock(const DumpGroup& group, uint64_t offset, uint64_t rows, char* block) const;
 
-  std::unique_ptr<dump::InputFile> file_;
+  std::unique_ptr<InputFile> file_;
   std::vector<DumpGroup> groups_;
 };
 

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <random>
 
-#include "core/dump/test_folder.h"
+#include "core/base/test_folder.h"
 
 namespace sok {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <random>
 
-#include "core/dump/checksum.h"
-#include "core/dump/test_folder.h"
+#include "core/base/checksum.h"
+#include "core/base/test_folder.h"
 
 namespace sok {
 namespace {
@@ -57,7 +57,7 @@ const std::vector<TestGroup>& GoldenGroups() {
 std::string Altered(size_t place, const std::string& bytes, size_t from, size_t at) {
   std::string altered = FromHex(kGolden);
   altered.replace(place, bytes.size(), bytes);
-  dump::Store(&altered[at], dump::Checksum(&altered[from], at - from, from));
+  dump::Store(&altered[at], Checksum(&altered[from], at - from, from));
   return altered;
 }
 
@@ -187,7 +187,7 @@ TEST_CASE("structure is checked where checksums agree") {
   for (uint64_t rows : {uint64_t{1} << 63, ~uint64_t{0} - 1, uint64_t{1} << 60}) {
     std::string many = in_index(124, BytesOf(rows));
     many.replace(174, 8, BytesOf(rows));
-    dump::Store(&many[182], dump::Checksum(&many[104], 78, 104));
+    dump::Store(&many[182], Checksum(&many[104], 78, 104));
     check(many, "which are too few");
   }
   check(in_index(158, BytesOf<uint64_t>(~uint64_t{0})), "the offset of the index");

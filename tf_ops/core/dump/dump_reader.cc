@@ -2,7 +2,7 @@
 #include <cstring>
 #include <utility>
 
-#include "core/dump/checksum.h"
+#include "core/base/checksum.h"
 #include "core/dump/damo_dump.h"
 #include "core/dump/dump_file.h"
 #include "core/dump/dump_format.h"
@@ -19,12 +19,12 @@ Status Damaged(const std::string& path, uint64_t offset, const std::string& expe
 
 // Takes the bytes at an offset. Their checksum stands behind them.
 Status CompareChecksum(const std::string& path, uint64_t offset, const char* bytes, size_t size) {
-  if (dump::Load<uint64_t>(bytes + size) == dump::Checksum(bytes, size, offset)) return Status();
+  if (dump::Load<uint64_t>(bytes + size) == Checksum(bytes, size, offset)) return Status();
   return Damaged(path, offset, std::to_string(size) + " bytes that agree with their checksum",
                  "others");
 }
 
-Status Foreign(const dump::InputFile& file) {
+Status Foreign(const InputFile& file) {
   const std::string sentence =
       "Expected a sok-embed dump, which starts with 'SOKDUMP'. Received: " + file.path() +
       ", which is not a sok-embed dump";
@@ -39,7 +39,7 @@ Status Foreign(const dump::InputFile& file) {
 }  // namespace
 
 Result<std::unique_ptr<DumpReader>> DumpReader::Open(const std::string& path) {
-  auto file = dump::InputFile::Open(path);
+  auto file = InputFile::Open(path);
   if (!file.ok()) return file.status();
   std::unique_ptr<DumpReader> reader(new DumpReader(std::move(file.value())));
   Status status = reader->ReadHeader();
@@ -97,8 +97,8 @@ Status DumpReader::ReadIndex() {
       footer_offset - offset > kMaxIndexBytes) {
     return Damaged(path, footer_offset, "the offset of the index", std::to_string(offset));
   }
-  dump::Buffer index;
-  if (!index.Reserve(bytes - offset)) return dump::OutOfMemory(bytes - offset, path);
+  FileBuffer index;
+  if (!index.Reserve(bytes - offset)) return OutOfMemory(bytes - offset, path);
   Status status = file_->ReadAt(offset, index.data(), bytes - offset);
   if (status.ok()) {
     status = CompareChecksum(path, offset, index.data(), footer_offset + 24 - offset);
@@ -196,7 +196,7 @@ Status DumpReader::Verify(const DumpProgress& progress) const {
 }
 
 Status DumpReader::ForEachBlock(const BlockFn& fn, const DumpProgress& progress) const {
-  dump::Buffer block;
+  FileBuffer block;
   uint64_t offset = dump::kHeaderBytes;
   for (const DumpGroup& group : groups_) {
     const uint64_t row_bytes = dump::RowBytes(group.dim, group.slot_floats);
@@ -204,7 +204,7 @@ Status DumpReader::ForEachBlock(const BlockFn& fn, const DumpProgress& progress)
     for (uint64_t left = group.rows; left > 0;) {
       const uint64_t n = std::min(left, per_block);
       const uint64_t bytes = n * row_bytes + dump::kBlockFrameBytes;
-      if (!block.Reserve(bytes)) return dump::OutOfMemory(bytes, file_->path());
+      if (!block.Reserve(bytes)) return OutOfMemory(bytes, file_->path());
       Status status = ReadBlock(group, offset, n, block.data());
       if (!status.ok()) return status;
       const char* keys = block.data() + dump::kBlockHeadBytes;

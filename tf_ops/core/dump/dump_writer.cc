@@ -1,7 +1,7 @@
 #include <cstring>
 #include <utility>
 
-#include "core/dump/checksum.h"
+#include "core/base/checksum.h"
 #include "core/dump/dump_file.h"
 #include "core/dump/dump_format.h"
 
@@ -33,14 +33,14 @@ Status CheckGroup(const DumpGroup& g) {
 }  // namespace
 
 Result<std::unique_ptr<DumpWriter>> DumpWriter::Open(const std::string& path) {
-  auto file = dump::ReplacementFile::Open(path);
+  auto file = ReplacementFile::Open(path);
   if (!file.ok()) return file.status();
   std::unique_ptr<DumpWriter> writer(new DumpWriter(std::move(file.value())));
 
   std::string header(dump::kMagic, dump::kMagicBytes);
   dump::Append(header, dump::kVersion);
   dump::Append(header, static_cast<uint32_t>(dump::kHeaderBytes));
-  dump::Append(header, dump::Checksum(header.data(), header.size(), 0));
+  dump::Append(header, Checksum(header.data(), header.size(), 0));
   const Status status = writer->file_->Write(header.data(), header.size());
   if (!status.ok()) return status;
   return writer;
@@ -79,7 +79,7 @@ Status DumpWriter::StartBlocks() {
   const uint64_t row_bytes = dump::RowBytes(group.dim, group.slot_floats);
   const uint64_t rows = dump::RowsPerBlock(row_bytes);
   const uint64_t bytes = dump::kBlockFrameBytes + rows * row_bytes;
-  if (!block_.Reserve(bytes)) return dump::OutOfMemory(bytes, file_->path());
+  if (!block_.Reserve(bytes)) return OutOfMemory(bytes, file_->path());
   rows_per_block_ = rows;
   row_floats_ = static_cast<size_t>(group.dim) + static_cast<size_t>(group.slot_floats);
   return Status();
@@ -119,7 +119,7 @@ Status DumpWriter::WriteBlock() {
   dump::Store(block_.data() + 4, static_cast<uint32_t>(block_rows_));
   dump::Store(block_.data() + 8, static_cast<uint64_t>(to));
   const size_t bytes = dump::kBlockHeadBytes + to;
-  dump::Store(payload + to, dump::Checksum(block_.data(), bytes, file_->bytes()));
+  dump::Store(payload + to, Checksum(block_.data(), bytes, file_->bytes()));
   block_rows_ = 0;
   return file_->Write(block_.data(), bytes + dump::kChecksumBytes);
 }
@@ -142,7 +142,7 @@ Status DumpWriter::WriteIndex() {
   dump::Append(index, offset);
   dump::Append(index, file_bytes);
   dump::Append(index, rows);
-  dump::Append(index, dump::Checksum(index.data(), index.size(), offset));
+  dump::Append(index, Checksum(index.data(), index.size(), offset));
   index.append(dump::kEndMagic, dump::kMagicBytes);
   return file_->Write(index.data(), index.size());
 }

@@ -6,8 +6,8 @@
 
 #include <random>
 
+#include "core/base/test_folder.h"
 #include "core/dump/dump_file.h"
-#include "core/dump/test_folder.h"
 
 namespace sok {
 namespace {
@@ -100,7 +100,7 @@ TEST_CASE("a path that cannot be a file is refused") {
 }
 
 TEST_CASE("system errors have the code that tells a caller what to do") {
-  const auto code = [](int error) { return dump::SystemError(error, "write", "f").code(); };
+  const auto code = [](int error) { return SystemError(error, "write", "f").code(); };
   CHECK(code(EACCES) == Code::kPermissionDenied);
   CHECK(code(EROFS) == Code::kPermissionDenied);
   CHECK(code(ENOSPC) == Code::kResourceExhausted);

@@ -1,0 +1,104 @@
+// Batches of bags for tests, and the plain way to their sums and gradients.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "core/bags/bags.h"
+#include "core/bags/gradient.h"
+#include "core/bags/slot_map.h"
+#include "core/base/test_result.h"
+#include "core/base/test_threads.h"
+
+namespace sok {
+
+// Bags of 0 to 6 ids, with a weight, gradients and factors.
+struct BagCase {
+  SlotMap slots;
+  BagMode mode;
+  std::vector<int64_t> ids, splits{0};
+  std::vector<double> weight, upstream, scales;
+  Bags bags;
+
+  BagCase(const SlotMapOptions& options, BagMode bag_mode, int64_t count, bool padding = false)
+      : slots(Value(SlotMap::Make(options))), mode(bag_mode) {
+    std::mt19937_64 random(TestSeed());
+    const auto uniform = [&] { return static_cast<double>(random() >> 11) * 0x1p-52 - 1; };
+    for (int64_t bag = 0; bag < count; ++bag) {
+      splits.push_back(splits.back() + static_cast<int64_t>(random() % 7));
+    }
+    for (int64_t e = 0; e < splits.back(); ++e) {
+      ids.push_back(static_cast<int64_t>(random() % options.num_embeddings));
+      scales.push_back(uniform());
+    }
+    for (int64_t i = 0; i < options.size; ++i) weight.push_back(uniform());
+    for (int64_t i = 0; i < count * options.dim; ++i) upstream.push_back(uniform());
+    bags = {ids.data(), splits.data(), count, padding && !ids.empty() ? ids[0] : -1};
+  }
+  BagCase(const BagCase&) = delete;
+
+  double Element(int64_t entry, int d) const {
+    const auto id = static_cast<uint64_t>(ids[entry]);
+    return weight[slots.Slot(id, d)] * (slots.Minus(id, d) ? -1 : 1);
+  }
+
+  // (bags, dim), and the winners of kMax in the same shape
+  std::vector<double> Forward(bool scaled, std::vector<int64_t>* winners) const {
+    const int dim = slots.dim();
+    std::vector<double> out(upstream.size(), 0);
+    winners->assign(upstream.size(), -1);
+    for (int64_t bag = 0; bag < bags.bags; ++bag) {
+      for (int d = 0; d < dim; ++d) {
+        double& result = out[bag * dim + d];
+        int64_t& winner = (*winners)[bag * dim + d];
+        for (int64_t e = splits[bag]; e < splits[bag + 1]; ++e) {
+          if (bags.padded(e)) continue;
+          const double element = Element(e, d);
+          if (mode != BagMode::kMax) {
+            result += scaled ? element * scales[e] : element;
+          } else if (winner < 0 || element > result) {
+            result = element;
+            winner = e;
+          }
+        }
+        const int64_t n = bags.Count(bag);
+        if (mode == BagMode::kMean && n > 0) result /= static_cast<double>(n);
+      }
+    }
+    return out;
+  }
+
+  // (size) the gradient of the weight
+  std::vector<double> WeightGradient(bool scaled, const std::vector<int64_t>& winners) const {
+    const int dim = slots.dim();
+    std::vector<double> sums(weight.size(), 0);
+    for (int64_t bag = 0; bag < bags.bags; ++bag) {
+      for (int64_t e = splits[bag]; e < splits[bag + 1]; ++e) {
+        if (bags.padded(e)) continue;
+        for (int d = 0; d < dim; ++d) {
+          if (mode == BagMode::kMax && winners[bag * dim + d] != e) continue;
+          double value = upstream[bag * dim + d] * (scaled ? scales[e] : 1);
+          if (mode == BagMode::kMean) value /= static_cast<double>(bags.Count(bag));
+          const auto id = static_cast<uint64_t>(ids[e]);
+          sums[slots.Slot(id, d)] += slots.Minus(id, d) ? -value : value;
+        }
+      }
+    }
+    return sums;
+  }
+};
+
+inline SlotMapOptions BagOptions(int64_t size, int64_t dim, int64_t block_size, bool sign,
+                                 SlotHash hash = SlotHash::kMixed) {
+  SlotMapOptions options;
+  options.hash = hash;
+  options.size = size;
+  options.num_embeddings = 500;
+  options.dim = dim;
+  options.block_size = block_size;
+  options.sign = sign;
+  return options;
+}
+
+}  // namespace sok

@@ -1,0 +1,68 @@
+// From gradients of bags to gradients of the weight and of the entries' factors.
+//
+// Each slot's contributions are summed once, in an order that the sizes of batch and weight decide
+// and the number of threads does not: results are the same bit for bit in every run. Sparse
+// gradients are summed in the order of the entries.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/bags/bags.h"
+#include "core/bags/scratch.h"
+#include "core/bags/slot_map.h"
+#include "core/base/types.h"
+
+namespace sok {
+
+// What the gradients are functions of. Sum is float or double.
+template <typename Sum>
+struct BagGradient {
+  const SlotMap& slots;
+  const Bags& bags;
+  BagMode mode;
+  const Sum* upstream;     // (bags, dim) gradients of the output
+  const Sum* scales;       // (entries) as in the forward pass, or null
+  const int64_t* winners;  // (bags, dim) with kMax: those of the forward pass; else null
+};
+
+// sums (slots.size()): the gradient of the weight.
+template <typename Sum>
+void DenseWeightGradient(const BagGradient<Sum>& gradient, Sum* sums,
+                         const ParallelFor& parallel_for);
+
+// What goes to one slot of a range of slots.
+template <typename Sum>
+struct SlotValue {
+  uint32_t local;  // slot - that of the range's first
+  Sum value;
+};
+
+// The same for the slots that the batch touches only, ascending. Takes 16 bytes of scratch
+// (32 with double) for each element of the batch.
+template <typename Sum>
+class SparseWeightGradient {
+ public:
+  SparseWeightGradient(const BagGradient<Sum>& gradient, const ParallelFor& parallel_for);
+
+  // How many slots there are.
+  int64_t size() const { return starts_.back(); }
+
+  // slots (size()), sums (size())
+  template <typename Out>
+  void Write(int64_t* slots, Out* sums, const ParallelFor& parallel_for) const;
+
+ private:
+  int shift_;                     // slot = shard << shift_ | local
+  Scratch<SlotValue<Sum>> sums_;  // of a shard from firsts_[shard] on
+  std::vector<int64_t> firsts_;   // (shards + 1)
+  std::vector<int64_t> starts_;   // (shards + 1) where those of a shard are written to
+};
+
+// factors (entries): the gradient of each entry's factor in a sum: the gradient of its bag times
+// its elements, summed in their order. 0 for padding.
+template <typename T>
+void ScaleGradient(const BagGradient<typename SumOf<T>::type>& gradient, const T* weight,
+                   typename SumOf<T>::type* factors, const ParallelFor& parallel_for);
+
+}  // namespace sok

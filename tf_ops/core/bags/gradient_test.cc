@@ -1,0 +1,145 @@
+#include "core/bags/gradient.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "core/bags/bag_test_cases.h"
+
+namespace sok {
+namespace {
+
+constexpr BagMode kModes[] = {BagMode::kSum, BagMode::kMean, BagMode::kMax};
+
+// Sums of up to 10,000 values below 1, in another order: partial sums of about 100, whose roundings
+// of 1e-14 add up to 1e-12.
+void RequireClose(const std::vector<double>& got, const std::vector<double>& expected) {
+  REQUIRE(got.size() == expected.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    CAPTURE(i);
+    REQUIRE(std::abs(got[i] - expected[i]) < 1e-10);
+  }
+}
+
+BagGradient<double> GradientOf(const BagCase& c, bool scaled, const std::vector<int64_t>& winners) {
+  return {c.slots,       c.bags, c.mode, c.upstream.data(), scaled ? c.scales.data() : nullptr,
+          winners.data()};
+}
+
+std::vector<double> Dense(const BagGradient<double>& gradient, const ParallelFor& parallel_for) {
+  std::vector<double> sums(gradient.slots.size(), 99);
+  DenseWeightGradient(gradient, sums.data(), parallel_for);
+  return sums;
+}
+
+std::vector<double> Sparse(const BagGradient<double>& gradient, const ParallelFor& parallel_for) {
+  const SparseWeightGradient<double> sparse(gradient, parallel_for);
+  std::vector<int64_t> slots(sparse.size());
+  std::vector<double> values(sparse.size()), sums(gradient.slots.size(), 0);
+  sparse.Write(slots.data(), values.data(), parallel_for);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (i > 0) REQUIRE(slots[i] > slots[i - 1]);
+    sums[slots[i]] = values[i];
+  }
+  return sums;
+}
+
+void CheckBoth(const BagCase& c, bool scaled) {
+  std::vector<int64_t> winners;
+  c.Forward(scaled, &winners);
+  const std::vector<double> expected = c.WeightGradient(scaled, winners);
+  const BagGradient<double> gradient = GradientOf(c, scaled, winners);
+  const std::vector<double> dense = Dense(gradient, SerialFor);
+  const std::vector<double> sparse = Sparse(gradient, SerialFor);
+  RequireClose(dense, expected);
+  RequireClose(sparse, expected);
+  // In the order of the entries, as the plain way; winners come in the order of elements.
+  if (c.mode != BagMode::kMax) REQUIRE(sparse == expected);
+  REQUIRE(Dense(gradient, ThreadedFor) == dense);
+  REQUIRE(Sparse(gradient, ThreadedFor) == sparse);
+}
+
+TEST_CASE("gradients equal the plain way, over modes, hashes, blocks, signs, padding and sizes") {
+  for (BagMode mode : kModes) {
+    for (SlotHash hash : {SlotHash::kMixed, SlotHash::kOriginal, SlotHash::kModulo}) {
+      for (int64_t block_size : {1, 5, 8, 16}) {
+        // Less than a block; groups of entries; ranges of slots, the last one short.
+        for (int64_t size : {1, 3, 40, 3000, 70001}) {
+          for (bool sign : {false, true}) {
+            CheckBoth(BagCase(BagOptions(size, 37, block_size, sign, hash), mode, 60, sign), false);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("gradients of scaled entries equal the plain way") {
+  for (int64_t block_size : {1, 16}) {
+    for (int64_t size : {40, 70001}) {
+      for (bool sign : {false, true}) {
+        CheckBoth(BagCase(BagOptions(size, 37, block_size, sign), BagMode::kSum, 60, true), true);
+      }
+    }
+  }
+}
+
+TEST_CASE("a batch of several chunks and rounds is summed whole") {
+  // Blocks: rounds of 2^19 / 16 entries. Elements: rounds of 2^21 / 256.
+  CheckBoth(BagCase(BagOptions(300000, 256, 16, true), BagMode::kSum, 12000), false);
+  CheckBoth(BagCase(BagOptions(5000000, 256, 1, false), BagMode::kMean, 4000), false);
+  CheckBoth(BagCase(BagOptions(2000, 256, 1, false), BagMode::kMax, 4000), false);
+}
+
+TEST_CASE("without entries the gradient is zero, or has no slots") {
+  const BagCase c(BagOptions(3000, 4, 1, false), BagMode::kSum, 0);
+  const BagGradient<double> gradient = GradientOf(c, false, {});
+  CHECK(Dense(gradient, ThreadedFor) == std::vector<double>(3000, 0));
+  CHECK(SparseWeightGradient<double>(gradient, ThreadedFor).size() == 0);
+  const BagCase blocks(BagOptions(3000, 16, 8, false), BagMode::kSum, 0);
+  CHECK(Dense(GradientOf(blocks, false, {}), ThreadedFor) == std::vector<double>(3000, 0));
+}
+
+TEST_CASE("slots beyond 2^32 are told apart") {
+  const int64_t size = (int64_t{1} << 40) + 3;
+  SlotMapOptions options = BagOptions(size, 8, 1, false);
+  const SlotMap slots = Value(SlotMap::Make(options));
+  const int64_t ids[] = {1, 2, 1}, splits[] = {0, 3};
+  const Bags bags{ids, splits, 1, -1};
+  const std::vector<double> upstream = {1, 2, 3, 4, 5, 6, 7, 8};
+  const SparseWeightGradient<double> sparse(
+      BagGradient<double>{slots, bags, BagMode::kSum, upstream.data(), nullptr, nullptr},
+      ThreadedFor);
+  REQUIRE(sparse.size() == 16);
+  std::vector<int64_t> found(16);
+  std::vector<double> sums(16);
+  sparse.Write(found.data(), sums.data(), ThreadedFor);
+  for (int64_t id : {1, 2}) {
+    for (int d = 0; d < 8; ++d) {
+      const auto slot = static_cast<int64_t>(slots.Slot(id, d));
+      const auto at = std::find(found.begin(), found.end(), slot);
+      REQUIRE(at != found.end());
+      CHECK(sums[at - found.begin()] == upstream[d] * (id == 1 ? 2 : 1));
+    }
+  }
+}
+
+TEST_CASE("the gradient of a factor is that of its bag times the entry's elements") {
+  const BagCase c(BagOptions(100, 20, 8, true), BagMode::kSum, 50, true);
+  std::vector<double> factors(c.ids.size(), 9);
+  ScaleGradient<double>(GradientOf(c, true, {}), c.weight.data(), factors.data(), ThreadedFor);
+  for (int64_t bag = 0; bag < c.bags.bags; ++bag) {
+    for (int64_t e = c.splits[bag]; e < c.splits[bag + 1]; ++e) {
+      double expected = 0;
+      for (int d = 0; d < 20 && !c.bags.padded(e); ++d) {
+        expected += c.upstream[bag * 20 + d] * c.Element(e, d);
+      }
+      REQUIRE(std::abs(factors[e] - expected) < 1e-12);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sok

@@ -1,0 +1,129 @@
+// Where the elements of a virtual table lie in a shared one-dimensional weight: the hashing trick
+// (Chen et al. 2015, "Compressing Neural Networks with the Hashing Trick", eq. 3), for single
+// elements or for blocks of neighbours (Desai, Chou, Shrivastava 2022, "Random Offset Block
+// Embedding Array", section 3).
+//
+// Element (id, d) of the table is sign(id, d) * weight[slot(id, d)]. With k = d / block_size:
+//
+//   slot(id, d) = (base(id, k) + d % block_size) % size
+//
+//   kMixed     base = floor(Mix64(key + (k + 1) G) size / 2^64), key = Mix64(id ^ Mix64(seed + G))
+//   kOriginal  base = ((9824516537 id + 57857966300227 k + 104729) % 117130198221199) % size
+//   kModulo    base = (id dim + k block_size) % size
+//
+//   sign(id, d) = -1 where bit d % 64 of Mix64((key ^ kSignSalt) + (d / 64 + 1) G) is set
+//
+// G is 2^64 over the golden ratio, so the bases of an id are a SplitMix64 sequence that starts at
+// its key. All of it is arithmetic modulo 2^64. kOriginal is the hash of the PyTorch project
+// HashedEmbeddingBag, for weights trained there; it maps many ids to equal slots. kModulo is the
+// plain table if size is its number of elements, and shares rows by id % (size / dim) below that.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "core/base/hash.h"
+#include "core/base/remainder.h"
+#include "core/base/status.h"
+
+namespace sok {
+
+enum class SlotHash { kMixed, kOriginal, kModulo };
+
+// "mixed", "original" or "modulo".
+Result<SlotHash> SlotHashNamed(const std::string& name);
+
+struct SlotMapOptions {
+  SlotHash hash = SlotHash::kMixed;
+  uint64_t seed = 0;
+  int64_t size = 0;  // of the weight, in elements
+  int64_t num_embeddings = 0;
+  int64_t dim = 0;
+  int64_t block_size = 1;
+  bool sign = false;
+};
+
+// Immutable, so safe to use from any number of threads.
+class SlotMap {
+ public:
+  static constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull;
+  static constexpr uint64_t kSignSalt = 0xd1b54a32d192ed03ull;
+  // Slots are 64 bits wide, dims and blocks are counted in 32.
+  static constexpr int64_t kMaxDim = int64_t{1} << 24;
+
+  // kInvalidArgument for a size, num_embeddings, dim or block_size below 1, a dim above kMaxDim,
+  // and for kModulo over a table of 2^63 elements or more.
+  static Result<SlotMap> Make(const SlotMapOptions& options);
+
+  int64_t size() const { return static_cast<int64_t>(size_); }
+  int64_t num_embeddings() const { return num_embeddings_; }
+  int dim() const { return dim_; }
+  int block_size() const { return block_size_; }  // at most dim
+  int blocks() const { return blocks_; }          // the last one may be short
+  bool sign() const { return sign_; }
+  int sign_words() const { return (dim_ + 63) / 64; }
+
+  // bases (blocks): the slot of the first element of each block.
+  void Bases(uint64_t id, uint64_t* bases) const;
+
+  // slots (dim): those of the whole row.
+  void Slots(uint64_t id, uint64_t* slots) const;
+
+  // words (sign_words): bit d % 64 of words[d / 64] is set where element d has a minus.
+  void SignWords(uint64_t id, uint64_t* words) const;
+
+  uint64_t Slot(uint64_t id, int d) const {
+    const int k = d / block_size_;
+    return Wrap(Base(id, k) + static_cast<uint64_t>(d - k * block_size_));
+  }
+
+  bool Minus(uint64_t id, int d) const {
+    return sign_ && (SignWord(KeyOf(id), d / 64) >> (d % 64) & 1);
+  }
+
+ private:
+  explicit SlotMap(const SlotMapOptions& options);
+
+  uint64_t KeyOf(uint64_t id) const { return Mix64(id ^ seed_key_); }
+
+  static uint64_t SignWord(uint64_t key, int word) {
+    return Mix64((key ^ kSignSalt) + (static_cast<uint64_t>(word) + 1) * kGolden);
+  }
+
+  // x % size of an x below 2 * size, or any x where a block is longer than the weight.
+  uint64_t Wrap(uint64_t x) const {
+    if (x < size_) return x;
+    x -= size_;
+    return x < size_ ? x : x % size_;
+  }
+
+  uint64_t Base(uint64_t id, int k) const;
+
+  SlotHash hash_;
+  uint64_t seed_key_;
+  uint64_t size_;
+  Remainder remainder_;  // by size
+  int64_t num_embeddings_;
+  int dim_;
+  int block_size_;
+  int blocks_;
+  bool sign_;
+};
+
+// Turns elements [first, first + n) of a row over where `words` of SlotMap::SignWords say so.
+template <typename T>
+void ApplySigns(const uint64_t* words, int first, int n, T* elements) {
+  for (int i = 0; i < n;) {
+    // Half a word at a time: as wide as most elements are.
+    const int d = first + i;
+    const auto half = static_cast<uint32_t>(words[d / 64] >> (d % 64));
+    const int end = i + std::min(n - i, std::min(32, 64 - d % 64));
+    for (int j = 0; i + j < end; ++j) {
+      elements[i + j] *= static_cast<T>(1 - 2 * static_cast<int>(half >> j & 1));
+    }
+    i = end;
+  }
+}
+
+}  // namespace sok

@@ -1,0 +1,19 @@
+#include "core/base/expiry.h"
+
+#include <chrono>
+#include <utility>
+
+namespace sok {
+
+Expiry::Expiry(uint32_t ttl, std::function<uint32_t()> now) : ttl_(ttl), now_(std::move(now)) {}
+
+uint32_t Expiry::Now() const {
+  const uint32_t fixed = fixed_.load(std::memory_order_relaxed);
+  if (fixed != 0) return fixed;
+  if (now_) return now_();
+  using std::chrono::duration_cast, std::chrono::seconds, std::chrono::system_clock;
+  return static_cast<uint32_t>(
+      duration_cast<seconds>(system_clock::now().time_since_epoch()).count());
+}
+
+}  // namespace sok

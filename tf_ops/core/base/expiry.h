@@ -1,0 +1,31 @@
+// The clock, and when rows expire by it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+
+namespace sok {
+
+// When rows expire. Thread-safe.
+class Expiry {
+ public:
+  // now: seconds since 1970; null: the system's clock. ttl in seconds, 0 keeps rows for ever.
+  Expiry(uint32_t ttl, std::function<uint32_t()> now);
+
+  uint32_t ttl() const { return ttl_; }
+  uint32_t Now() const;
+  // Of a row that was last changed at update_time.
+  bool Expired(uint32_t update_time, uint32_t now) const {
+    return ttl_ > 0 && uint64_t{update_time} + ttl_ <= now;
+  }
+  // A time for Now to return from here on, for tests; 0: the clock again.
+  void SetNow(uint32_t now) { fixed_ = now; }
+
+ private:
+  const uint32_t ttl_;
+  const std::function<uint32_t()> now_;
+  std::atomic<uint32_t> fixed_{0};
+};
+
+}  // namespace sok

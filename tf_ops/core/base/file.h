@@ -1,0 +1,100 @@
+// The two kinds of files that dumps need: one that is read at offsets, and one that takes the place
+// of another when it is complete.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "core/base/status.h"
+
+namespace sok {
+
+// The Status of a failed system call: "Cannot <verb> <path>: <the system's words>. <what to do>."
+// kNotFound, kPermissionDenied, kResourceExhausted (disk, quota, file size limit, descriptors,
+// memory), kInvalidArgument (a folder, a name that is too long), kDataLoss (the device failed),
+// or kInternal.
+Status SystemError(int error, const std::string& verb, const std::string& path);
+
+// Brings the names in a folder to the device.
+Status SyncFolder(const std::string& folder);
+
+// Memory for one block; data() is null if the system has none.
+class FileBuffer {
+ public:
+  FileBuffer() = default;
+  // Not filled. Contents are lost if size grows.
+  bool Reserve(size_t size);
+  char* data() { return bytes_.get(); }
+
+ private:
+  std::unique_ptr<char[]> bytes_;
+  size_t size_ = 0;
+};
+
+Status OutOfMemory(size_t bytes, const std::string& path);
+
+// A regular file open for reading. It stays the same file if another takes its name. Thread-safe.
+class InputFile {
+ public:
+  // kInvalidArgument if path is no regular file.
+  static Result<std::unique_ptr<InputFile>> Open(const std::string& path);
+  ~InputFile();
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+
+  // Exactly size bytes; kDataLoss if the file ends before.
+  Status ReadAt(uint64_t offset, void* out, size_t size) const;
+
+  // The length at Open.
+  uint64_t bytes() const { return bytes_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  InputFile(int fd, uint64_t bytes, std::string path)
+      : fd_(fd), bytes_(bytes), path_(std::move(path)) {}
+
+  const int fd_;
+  const uint64_t bytes_;
+  const std::string path_;
+};
+
+// Written under a temporary name in path's folder, "<name>.tmp-<process>-<random>"; Commit gives it
+// the name path. Until then nothing at path has changed. A process that is killed leaves the
+// temporary file behind, until the next Open for the same path; every other end removes it. One
+// thread at a time.
+class ReplacementFile {
+ public:
+  // path may exist as a regular file; a symbolic link there will itself be replaced, not what it
+  // points to. kInvalidArgument if path is a folder, a device or a pipe.
+  static Result<std::unique_ptr<ReplacementFile>> Open(const std::string& path);
+  // Removes the temporary file, unless committed.
+  ~ReplacementFile() { Discard(); }
+  ReplacementFile(const ReplacementFile&) = delete;
+  ReplacementFile& operator=(const ReplacementFile&) = delete;
+
+  // All of it, or an error; what then stands in the temporary file is of no use.
+  Status Write(const void* bytes, size_t size);
+
+  // Brings the bytes to the device, gives the file its name, brings the folder to the device.
+  Status Commit();
+
+  // Closes and removes the temporary file. Does nothing after Commit.
+  void Discard();
+
+  // Written so far.
+  uint64_t bytes() const { return bytes_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  ReplacementFile(int fd, std::string temporary, std::string path)
+      : fd_(fd), temporary_(std::move(temporary)), path_(std::move(path)) {}
+
+  int fd_;
+  std::string temporary_;  // empty once there is none
+  const std::string path_;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace sok

@@ -1,0 +1,41 @@
+#include "core/base/folder.h"
+
+#include <dirent.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstdio>
+
+#include "core/base/file_error.h"
+
+namespace sok {
+
+std::vector<std::string> FilesIn(const std::string& path) {
+  std::vector<std::string> names;
+  DIR* folder = opendir(path.c_str());
+  if (folder == nullptr) return names;
+  while (const dirent* entry = readdir(folder)) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+  }
+  closedir(folder);
+  return names;
+}
+
+Status MakeFolders(const std::string& path) {
+  for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
+    const std::string part = path.substr(0, end);
+    if (mkdir(part.c_str(), 0777) != 0 && errno != EEXIST) {
+      return FileError(errno, "could not make the folder '" + part + "'");
+    }
+    if (end == std::string::npos) return Status();
+  }
+}
+
+void RemoveFiles(const std::string& path, const std::string& prefix) {
+  for (const std::string& name : FilesIn(path)) {
+    if (name.compare(0, prefix.size(), prefix) == 0) std::remove((path + "/" + name).c_str());
+  }
+}
+
+}  // namespace sok

@@ -1,0 +1,20 @@
+// Folders: what is in them, making them, removing files from them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+
+namespace sok {
+
+// Makes the folder and those above it, where they are missing.
+Status MakeFolders(const std::string& path);
+
+// What a folder holds, but for "." and "..".
+std::vector<std::string> FilesIn(const std::string& path);
+
+// Removes the files in the folder whose names begin so.
+void RemoveFiles(const std::string& path, const std::string& prefix);
+
+}  // namespace sok

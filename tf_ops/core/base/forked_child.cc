@@ -1,0 +1,49 @@
+#include "core/base/forked_child.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+
+namespace sok {
+namespace {
+
+std::atomic<bool> started{false};
+std::atomic<bool> forked{false};
+
+void LeaveAtOnce(int status, void*) {
+  std::fflush(nullptr);
+  _exit(status);
+}
+
+// on_exit runs what was registered last first: before every destructor of the parent's.
+void MarkChild() {
+  if (!started.load(std::memory_order_relaxed)) return;
+  forked.store(true, std::memory_order_relaxed);
+  on_exit(LeaveAtOnce, nullptr);
+}
+
+[[maybe_unused]] const int kRegistered = pthread_atfork(nullptr, nullptr, MarkChild);
+
+}  // namespace
+
+bool ForkedFromBackgroundThreads() { return forked.load(std::memory_order_relaxed); }
+
+Status StartBackgroundThreads() {
+  if (!ForkedFromBackgroundThreads()) {
+    started.store(true, std::memory_order_relaxed);
+    return Status();
+  }
+  return Status(Code::kFailedPrecondition,
+                "expected a process whose parent had opened no storage before it forked, got "
+                "process " +
+                    std::to_string(getpid()) + ", forked from process " +
+                    std::to_string(getppid()) +
+                    " after that one had, without the threads that storages work with; start "
+                    "processes with multiprocessing's 'spawn', or fork before the first storage "
+                    "is opened");
+}
+
+}  // namespace sok

@@ -1,0 +1,39 @@
+// The vector that a key starts from: a pure function of (seed, group, key), so that it is the same
+// on every worker, in every order of arrival, after an eviction, and without a row being made.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/base/status.h"
+#include "core/base/types.h"
+
+namespace sok {
+
+// Thread-safe: all methods are const and touch no shared state.
+class Initializer {
+ public:
+  // kind, a, b:
+  //   "constant"          a = the value (zeros and ones are constants)
+  //   "uniform"           a = minval, b = maxval, in [minval, maxval)
+  //   "normal"            a = mean, b = stddev
+  //   "truncated_normal"  a = mean, b = stddev before truncation at 2 stddev on either side
+  // Errors: kInvalidArgument for an unknown kind, which lists the known ones, for values that are
+  // not finite, for minval > maxval, for a negative stddev.
+  static Result<Initializer> Make(const std::string& kind, double a, double b, uint64_t seed,
+                                  uint64_t group = 0);
+
+  // Writes dim floats.
+  void Fill(Key key, float* out, int dim) const;
+
+ private:
+  enum class Kind { kConstant, kUniform, kNormal, kTruncatedNormal };
+  Initializer(Kind kind, double a, double b, uint64_t stream)
+      : kind_(kind), a_(a), b_(b), stream_(stream) {}
+
+  Kind kind_;
+  double a_, b_;
+  uint64_t stream_;  // seed and group, mixed
+};
+
+}  // namespace sok

@@ -1,0 +1,19 @@
+// What tests do with the results of calls that must succeed.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <utility>
+
+#include "core/base/status.h"
+
+namespace sok {
+
+// For the test's own thread.
+template <typename T>
+T Value(Result<T> result) {
+  REQUIRE_MESSAGE(result.ok(), result.status().message());
+  return std::move(result.value());
+}
+
+}  // namespace sok

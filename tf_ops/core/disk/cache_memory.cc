@@ -1,0 +1,77 @@
+#include "core/disk/cache_memory.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+namespace sok {
+
+void CacheMemory::Register(Holder* holder) {
+  std::lock_guard<std::mutex> guard(holders_mu_);
+  holders_.push_back(holder);
+}
+
+void CacheMemory::Unregister(Holder* holder) {
+  std::lock_guard<std::mutex> guard(holders_mu_);
+  holders_.erase(std::remove(holders_.begin(), holders_.end(), holder), holders_.end());
+}
+
+char* CacheMemory::Allocate(Holder* holder, size_t bytes, bool beyond_budget) {
+  if (used_.fetch_add(bytes) + bytes > budget_ && !beyond_budget) {
+    used_ -= bytes;
+    return nullptr;
+  }
+  char* block = nullptr;
+  if (bytes == kBlockBytes) {
+    std::lock_guard<std::mutex> guard(mu_);
+    if (!free_.empty()) {
+      block = free_.back();
+      free_.pop_back();
+    }
+  }
+  if (block == nullptr) {
+    block = bytes == kBlockBytes ? NewBlock() : static_cast<char*>(std::aligned_alloc(64, bytes));
+  }
+  if (block == nullptr) {
+    used_ -= bytes;
+    return nullptr;
+  }
+  holder->held_ += bytes;
+  return block;
+}
+
+char* CacheMemory::NewBlock() {
+  std::lock_guard<std::mutex> guard(mu_);
+  try {
+    // Free must not need memory.
+    if (free_.capacity() <= blocks_) free_.reserve(2 * (blocks_ + 1));
+    char* const block = arena_.Allocate(kBlockBytes);
+    blocks_ += block != nullptr;
+    return block;
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
+void CacheMemory::Free(Holder* holder, char* block, size_t bytes) {
+  holder->held_ -= bytes;
+  if (bytes == kBlockBytes) {
+    std::lock_guard<std::mutex> guard(mu_);
+    free_.push_back(block);
+  } else {
+    std::free(block);  // long rows' blocks differ from group to group
+  }
+  used_ -= bytes;
+}
+
+bool CacheMemory::TakeFromRichest(Holder* holder, uint64_t margin) {
+  std::lock_guard<std::mutex> guard(holders_mu_);
+  Holder* richest = nullptr;
+  for (Holder* other : holders_) {
+    if (other != holder && (richest == nullptr || other->held() > richest->held())) richest = other;
+  }
+  if (richest == nullptr || richest->held() < holder->held() + margin) return false;
+  return richest->GiveUpBlock();
+}
+
+}  // namespace sok

@@ -1,0 +1,68 @@
+// The memory that the groups of a storage share for their cached rows.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "core/base/page_memory.h"
+
+namespace sok {
+
+// Thread-safe. Blocks that come back are kept for the next one who asks.
+class CacheMemory {
+ public:
+  // Whoever holds blocks, and may be asked to give one up.
+  class Holder {
+   public:
+    // Gives one block back, if that goes without waiting for a lock. Returns whether it did.
+    virtual bool GiveUpBlock() = 0;
+    uint64_t held() const { return held_.load(std::memory_order_relaxed); }
+
+   protected:
+    ~Holder() = default;
+
+   private:
+    friend class CacheMemory;
+    std::atomic<uint64_t> held_{0};
+  };
+
+  explicit CacheMemory(uint64_t budget) : budget_(budget) {}
+  CacheMemory(const CacheMemory&) = delete;
+
+  void Register(Holder* holder);
+  // Waits until nobody asks the holder for a block.
+  void Unregister(Holder* holder);
+
+  // 64-byte aligned. Null if that went over the budget, or if the system has no memory left; with
+  // beyond_budget only in the latter case.
+  char* Allocate(Holder* holder, size_t bytes, bool beyond_budget);
+  // Needs no memory.
+  void Free(Holder* holder, char* block, size_t bytes);
+
+  // Has the richest of the holders give a block up, if it has at least `margin` more than `holder`.
+  bool TakeFromRichest(Holder* holder, uint64_t margin);
+
+  uint64_t budget() const { return budget_; }
+  uint64_t used() const { return used_.load(std::memory_order_relaxed); }
+
+  // What rows are laid out in, but for very long ones.
+  static constexpr size_t kBlockBytes = size_t{64} << 10;
+
+ private:
+  // Takes a block of kBlockBytes from the system.
+  char* NewBlock();
+
+  const uint64_t budget_;
+  std::atomic<uint64_t> used_{0};
+  std::mutex mu_;            // guards the three below
+  size_t blocks_ = 0;        // of kBlockBytes, free or not
+  Arena arena_;              // of blocks of kBlockBytes
+  std::vector<char*> free_;  // of kBlockBytes; longer ones go back to the system
+  std::mutex holders_mu_;
+  std::vector<Holder*> holders_;
+};
+
+}  // namespace sok

@@ -1,0 +1,142 @@
+#include "core/disk/cache_rows.h"
+
+#include <algorithm>
+#include <new>
+
+namespace sok {
+namespace {
+
+constexpr size_t kLine = 64;
+constexpr uint32_t kFewestRows = 8;
+
+size_t Lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+size_t BytesBeside(uint32_t rows) {
+  return Lines(rows * sizeof(RowMeta)) + Lines(rows * sizeof(Key)) + Lines(rows * sizeof(uint16_t));
+}
+
+}  // namespace
+
+CacheRows::CacheRows(std::shared_ptr<const RowLayout> layout, CacheMemory* memory,
+                     CacheMemory::Holder* holder)
+    : memory_(memory), holder_(holder) {
+  Reset(std::move(layout));
+}
+
+void CacheRows::Reset(std::shared_ptr<const RowLayout> layout) {
+  for (uint32_t block = 0; block < blocks_.size(); ++block) {
+    if (blocks_[block] != nullptr) memory_->Free(holder_, blocks_[block], block_bytes_);
+  }
+  blocks_.clear();
+  free_.clear();
+  used_blocks_ = 0;
+  hand_block_ = hand_row_ = 0;
+  layout_ = std::move(layout);
+  stride_ = layout_->stride();
+  const size_t row_bytes = stride_ * sizeof(float);
+  const auto bytes = [&](uint32_t rows) { return Lines(rows * row_bytes) + BytesBeside(rows); };
+  rows_per_block_ = static_cast<uint32_t>(
+      CacheMemory::kBlockBytes / (row_bytes + sizeof(RowMeta) + sizeof(Key) + sizeof(uint16_t)));
+  while (rows_per_block_ > kFewestRows && bytes(rows_per_block_) > CacheMemory::kBlockBytes) {
+    --rows_per_block_;
+  }
+  rows_per_block_ = std::max(rows_per_block_, kFewestRows);
+  block_bytes_ = std::max(CacheMemory::kBlockBytes, bytes(rows_per_block_));
+  shift_ = 0;
+  while ((uint32_t{1} << shift_) < rows_per_block_) ++shift_;
+  mask_ = (uint32_t{1} << shift_) - 1;
+  meta_offset_ = Lines(rows_per_block_ * row_bytes);
+  key_offset_ = meta_offset_ + Lines(rows_per_block_ * sizeof(RowMeta));
+  state_offset_ = key_offset_ + Lines(rows_per_block_ * sizeof(Key));
+}
+
+CacheRows::~CacheRows() {
+  for (char* block : blocks_) {
+    if (block != nullptr) memory_->Free(holder_, block, block_bytes_);
+  }
+}
+
+uint32_t CacheRows::Allocate(Key key_of_row) {
+  const uint32_t row = free_.back();
+  free_.pop_back();
+  key(row) = key_of_row;
+  set_state(row, kRowLive);
+  return row;
+}
+
+void CacheRows::Free(uint32_t row) {
+  set_state(row, 0);
+  free_.push_back(row);
+}
+
+bool CacheRows::Grow(bool beyond_budget) {
+  auto place = std::find(blocks_.begin(), blocks_.end(), nullptr);
+  const auto block = static_cast<uint32_t>(place - blocks_.begin());
+  if (block >= (kNone >> shift_)) return false;
+  try {
+    if (place == blocks_.end()) place = blocks_.insert(place, nullptr);
+    // Free must not need memory.
+    const size_t rows = capacity() + rows_per_block_;
+    if (free_.capacity() < rows) free_.reserve(rows + rows / 2);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  char* memory = memory_->Allocate(holder_, block_bytes_, beyond_budget);
+  if (memory == nullptr) return false;
+  *place = memory;
+  ++used_blocks_;
+  for (uint32_t i = rows_per_block_; i-- > 0;) Free((block << shift_) | i);
+  return true;
+}
+
+std::vector<uint32_t> CacheRows::Victims(size_t wanted) {
+  std::vector<uint32_t> victims;
+  const size_t steps = 2 * blocks_.size() * rows_per_block_;
+  for (size_t step = 0; step < steps && victims.size() < wanted; ++step) {
+    if (hand_row_ >= rows_per_block_) {
+      hand_row_ = 0;
+      ++hand_block_;
+    }
+    if (hand_block_ >= blocks_.size()) hand_block_ = 0;
+    if (blocks_[hand_block_] == nullptr) {
+      hand_row_ = rows_per_block_;
+      step += rows_per_block_ - 1;
+      continue;
+    }
+    const uint32_t row = (hand_block_ << shift_) | hand_row_++;
+    const uint16_t is = state(row);
+    if ((is & kRowLive) == 0 || (is & kStays) != 0) continue;
+    if ((is & kRowUsed) != 0) {
+      set_state(row, is & ~kRowUsed);
+    } else {
+      Mark(row, kRowPinned);  // a second pass leaves it out
+      victims.push_back(row);
+    }
+  }
+  for (uint32_t row : victims) Unmark(row, kRowPinned);
+  return victims;
+}
+
+uint32_t CacheRows::EvictableBlock() {
+  for (size_t tried = 0; tried < blocks_.size(); ++tried) {
+    if (hand_block_ >= blocks_.size()) hand_block_ = 0;
+    const uint32_t block = hand_block_++;
+    hand_row_ = 0;
+    if (blocks_[block] == nullptr) continue;
+    bool evictable = true;
+    ForEachOfBlock(block, [&](uint32_t row) { evictable &= (state(row) & kStays) == 0; });
+    if (evictable) return block;
+  }
+  return kNone;
+}
+
+void CacheRows::Release(uint32_t block) {
+  free_.erase(std::remove_if(free_.begin(), free_.end(),
+                             [&](uint32_t row) { return row >> shift_ == block; }),
+              free_.end());
+  memory_->Free(holder_, blocks_[block], block_bytes_);
+  blocks_[block] = nullptr;
+  --used_blocks_;
+}
+
+}  // namespace sok

@@ -1,0 +1,126 @@
+// One shard's cached rows: like RowSlabs, but a row knows its key and its state, and whole blocks
+// can be given back.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/base/types.h"
+#include "core/disk/cache_memory.h"
+#include "core/rows/row_slabs.h"
+
+namespace sok {
+
+// What a cached row is. Bits.
+enum RowState : uint16_t {
+  kRowLive = 1,   // in use
+  kRowUsed = 2,   // since the clock's hand last passed; any reader may set it
+  kRowDirty = 4,  // differs from the database
+  kRowNew = 8,    // not in the database
+  // Must not be evicted: in use by who holds the shard's lock, or by a call that changes rows as a
+  // whole.
+  kRowPinned = 16,
+  kRowKept = 32,
+  kRowSpilled = 64,  // the spill has this very version
+};
+
+// Not thread-safe, but for Touch: the shard that owns it holds the lock.
+class CacheRows {
+ public:
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  CacheRows(std::shared_ptr<const RowLayout> layout, CacheMemory* memory,
+            CacheMemory::Holder* holder);
+  ~CacheRows();
+  CacheRows(const CacheRows&) = delete;
+
+  float* row(uint32_t row) const {
+    return reinterpret_cast<float*>(blocks_[row >> shift_]) +
+           static_cast<size_t>(row & mask_) * stride_;
+  }
+  RowMeta* meta(uint32_t row) const {
+    return reinterpret_cast<RowMeta*>(blocks_[row >> shift_] + meta_offset_) + (row & mask_);
+  }
+  Key& key(uint32_t row) const {
+    return reinterpret_cast<Key*>(blocks_[row >> shift_] + key_offset_)[row & mask_];
+  }
+  uint16_t state(uint32_t row) const { return __atomic_load_n(StateOf(row), __ATOMIC_RELAXED); }
+  void set_state(uint32_t row, uint16_t state) {
+    __atomic_store_n(StateOf(row), state, __ATOMIC_RELAXED);
+  }
+  void Mark(uint32_t row, uint16_t flags) { set_state(row, state(row) | flags); }
+  void Unmark(uint32_t row, uint16_t flags) {
+    if (row != kNone) set_state(row, state(row) & static_cast<uint16_t>(~flags));
+  }
+  // The row differs from the database from here on.
+  void MarkChanged(uint32_t row) { set_state(row, (state(row) & ~kRowSpilled) | kRowDirty); }
+  bool MayLeave(uint32_t row) const { return (state(row) & kStays) == 0; }
+  // Marks a row as used, beside other readers.
+  void Touch(uint32_t row) const {
+    if ((state(row) & kRowUsed) == 0) __atomic_fetch_or(StateOf(row), kRowUsed, __ATOMIC_RELAXED);
+  }
+
+  // A row that nobody uses, live now; one must be free.
+  uint32_t Allocate(Key key);
+  void Free(uint32_t row);
+  size_t free() const { return free_.size(); }
+  size_t live() const { return capacity() - free_.size(); }
+
+  // One more block of rows. False if there is no memory, or none within the budget.
+  bool Grow(bool beyond_budget);
+  uint64_t block_bytes() const { return block_bytes_; }
+
+  // Calls fn(row) for the live rows.
+  template <typename Fn>
+  void ForEach(const Fn& fn) const {
+    for (uint32_t block = 0; block < blocks_.size(); ++block) ForEachOfBlock(block, fn);
+  }
+  template <typename Fn>
+  void ForEachOfBlock(uint32_t block, const Fn& fn) const {
+    if (blocks_[block] == nullptr) return;
+    for (uint32_t i = 0; i < rows_per_block_; ++i) {
+      const uint32_t row = (block << shift_) | i;
+      if ((state(row) & kRowLive) != 0) fn(row);
+    }
+  }
+
+  // Up to `wanted` rows that may be evicted and were not used since the hand last passed them.
+  // Passes over all rows twice at most.
+  std::vector<uint32_t> Victims(size_t wanted);
+
+  // A block whose rows may all be evicted; UINT32_MAX if there is none.
+  uint32_t EvictableBlock();
+  // Gives a block back, none of whose rows is live.
+  void Release(uint32_t block);
+  // Gives all of them back, and starts again with another layout. Needs no memory.
+  void Reset(std::shared_ptr<const RowLayout> layout);
+
+  size_t blocks() const { return used_blocks_; }
+
+  const RowLayout& layout() const { return *layout_; }
+  // Expects one of the same shape.
+  void set_layout(std::shared_ptr<const RowLayout> layout) { layout_ = std::move(layout); }
+
+ private:
+  uint16_t* StateOf(uint32_t row) const {
+    return reinterpret_cast<uint16_t*>(blocks_[row >> shift_] + state_offset_) + (row & mask_);
+  }
+  static constexpr uint16_t kStays = kRowPinned | kRowKept;
+  size_t capacity() const { return used_blocks_ * rows_per_block_; }
+
+  std::shared_ptr<const RowLayout> layout_;
+  CacheMemory* const memory_;
+  CacheMemory::Holder* const holder_;
+  int stride_;
+  uint32_t rows_per_block_;
+  int shift_;  // a row's number: its block, then its place in there
+  uint32_t mask_;
+  size_t block_bytes_, meta_offset_, key_offset_, state_offset_;
+  std::vector<char*> blocks_;  // null where one was given back
+  size_t used_blocks_ = 0;
+  std::vector<uint32_t> free_;
+  uint32_t hand_block_ = 0, hand_row_ = 0;
+};
+
+}  // namespace sok

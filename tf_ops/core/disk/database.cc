@@ -1,0 +1,26 @@
+#include "core/disk/database.h"
+
+namespace sok {
+
+Status DamagedRow(int group, Key key, const std::string& path) {
+  return Status(Code::kDataLoss, "the row of key " + std::to_string(key) + " in group " +
+                                     std::to_string(group) + " of '" + path + "' is damaged");
+}
+
+Status Database::PublishJournal(const JournalReader& journal, const Meta& meta) {
+  const auto publication = StartPublication();
+  std::string value;
+  for (const JournalReader::Place& place : journal.places()) {
+    Status status = journal.Read(place, &value);
+    if (status.ok()) status = publication->AddValue(place.key, value);
+    if (!status.ok()) return status;
+  }
+  return publication->Finish(meta);
+}
+
+Status Database::Publish(const Meta& meta) {
+  // Not through the log, also without a row: what is written there has no mark.
+  return has_pending() || !meta.empty() ? StartPublication()->Finish(meta) : Status();
+}
+
+}  // namespace sok

@@ -1,0 +1,126 @@
+// What a disk store needs of a database: rows that are published, rows that are pending, and how
+// the one becomes the other.
+//
+// Published rows survive the process. Pending rows are newer versions that wait: they are read
+// before the published ones, and a crash forgets them. Publish makes all of them published at once,
+// so that whoever opens the folder later finds the old state or the new one, and never half of it.
+// Beside the rows lie named values ("meta"), which change in the same atomic step.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "core/base/expiry.h"
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "core/disk/journal_reader.h"
+#include "core/disk/row_codec.h"
+
+namespace sok {
+
+// The error for a row whose value is none.
+Status DamagedRow(int group, Key key, const std::string& path);
+
+// Thread-safe, except that nothing else may run beside Publish, and no reader beside a writer of
+// the same key.
+class Database {
+ public:
+  struct Options {
+    std::string path;
+    bool read_only = false;
+    // Whose expired rows may be removed while files are rewritten. Outlives the database.
+    const Expiry* expiry = nullptr;
+  };
+  // Makes the folder if there is none, but for read_only.
+  // Errors: kUnavailable if another process or this one has the folder open, naming the lock;
+  // kInvalidArgument for a folder with other things in it; kNotFound, kPermissionDenied, kDataLoss.
+  using Opener = std::function<Result<std::unique_ptr<Database>>(const Options&)>;
+  struct DiskUse {
+    uint64_t file_bytes = 0;    // of published rows
+    uint64_t memory_bytes = 0;  // that the database takes
+  };
+  using Meta = NamedValues;
+
+  Database() = default;
+  virtual ~Database() = default;
+  Database(const Database&) = delete;
+  Database& operator=(const Database&) = delete;
+
+  // found(i, value) for each of the keys that has a row, the newest one; the value lives as long as
+  // the call. Keys are ascending and distinct. Expired rows are found like others.
+  using Found = std::function<void(size_t i, std::string_view value)>;
+  virtual Status Read(const RowKey* keys, size_t n, const Found& found) const = 0;
+  // Calls found(i, value) for those of the keys that are published, whatever is newer.
+  virtual Status ReadPublished(const RowKey* keys, size_t n, const Found& found) const = 0;
+  // Calls fn for the rows of a group, the newest ones, ascending by key; group -1: of all groups.
+  using Visit = std::function<Status(int group, Key key, std::string_view value)>;
+  virtual Status ForEach(int group, const Visit& fn) const = 0;
+  // The named values that begin with a prefix.
+  virtual Result<std::map<std::string, std::string>> ReadMeta(const std::string& prefix) const = 0;
+
+  // Errors, here and below: those of the database; where memory ends within it, it may not be
+  // usable any more, and Recover says so.
+  virtual Status WritePending(const RowBatch& batch) = 0;
+  // One atomic step that survives the process; with sync, the machine too. There must be nothing
+  // pending of the same keys.
+  virtual Status WritePublished(const RowBatch& batch, const Meta& meta, bool sync) = 0;
+  // Publishes what is pending, and rows that are newer, in one atomic step.
+  class Publication;
+  virtual std::unique_ptr<Publication> StartPublication() = 0;
+  // Publishes what is pending. Nothing to do, nothing done.
+  Status Publish(const Meta& meta);
+  // Publishes what a journal holds, with `meta` in place of its own. Nothing may be pending.
+  Status PublishJournal(const JournalReader& journal, const Meta& meta);
+  // Has readers see what a journal holds, with `meta` in place of its own: for read_only.
+  virtual void ShowJournal(std::unique_ptr<JournalReader> journal, Meta meta) = 0;
+  // Forgets what is pending.
+  virtual Status DropPending() = 0;
+  virtual bool has_pending() const = 0;
+
+  // Makes the database writable again after an error, of a full disk, say. Without one it does
+  // nothing. Alone, like Publish. On an error another call tries again; until one succeeds the
+  // database may be unusable.
+  virtual Status Recover() = 0;
+  virtual bool usable() const = 0;
+  // Says so where memory ended within the database: until the process ends nothing makes it usable
+  // again.
+  virtual Status CheckNotStuck() const = 0;
+  // Whether it should be recovered.
+  virtual bool failed() const = 0;
+  // kNotFound if the folder that was opened is not at its path any more.
+  virtual Status CheckFolder() const = 0;
+  // How many writes returned an error and may be there all the same: those to what is published, if
+  // they fail in their last system calls, and those that somebody says were made in part.
+  virtual uint64_t writes_in_doubt() const = 0;
+  virtual void AddWriteInDoubt() = 0;
+  // Whether the last publication that failed is known to be there all the same, by its mark.
+  virtual Result<bool> FailedPublicationIsThere() const = 0;
+
+  // A copy that can be opened, made of hard links where that can be. Errors: kInvalidArgument if
+  // `path` exists.
+  virtual Status Checkpoint(const std::string& path) const = 0;
+  // Rewrites all files, which drops expired and superseded rows. Beside Recover it ends early.
+  virtual Status Compact() = 0;
+  virtual DiskUse disk_use() const = 0;
+  virtual const std::string& path() const = 0;
+};
+
+// Nothing changes before Finish; without it, nothing does.
+class Database::Publication {
+ public:
+  Publication() = default;
+  virtual ~Publication() = default;
+  Publication(const Publication&) = delete;
+  Publication& operator=(const Publication&) = delete;
+  // Keys ascend. After an error every later call returns it.
+  virtual Status Add(const RowKey& key, const RowHeader& header, const float* floats, size_t n) = 0;
+  // The same of a row as the database holds it; an empty value removes the row.
+  virtual Status AddValue(const RowKey& key, std::string_view value) = 0;
+  virtual Status Finish(Meta meta) = 0;
+};
+
+}  // namespace sok

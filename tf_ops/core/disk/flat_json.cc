@@ -1,0 +1,81 @@
+#include "core/disk/flat_json.h"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+namespace sok {
+
+// What nlohmann's parser calls with each value in turn. All of it returns whether to go on.
+class FlatJson::Reader final : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  explicit Reader(std::map<std::string, Value>* values) : values_(*values) {}
+
+  bool null() override { return Add(nullptr); }
+  bool boolean(bool value) override { return Add(value); }
+  bool number_integer(int64_t value) override { return Add(value); }
+  bool number_unsigned(uint64_t value) override { return Add(value); }
+  bool number_float(double value, const std::string&) override { return Add(value); }
+  bool string(std::string& value) override { return Add(std::move(value)); }
+  bool binary(nlohmann::json::binary_t&) override { return false; }  // never in a text
+  bool start_object(size_t) override { return Open(kObject); }
+  bool end_object() override { return Close(); }
+  bool start_array(size_t) override { return Open(0); }
+  bool end_array() override { return Close(); }
+  bool key(std::string& name) override { return PathOfChild(name); }
+  bool parse_error(size_t, const std::string&, const nlohmann::json::exception&) override {
+    return false;
+  }
+
+ private:
+  static constexpr int64_t kObject = -1;
+  static constexpr size_t kMostDepth = 16;
+  struct Container {
+    size_t path_size;
+    int64_t next;  // place in an array; or kObject
+  };
+
+  bool PathOfChild(const std::string& name) {
+    path_.resize(open_.back().path_size);
+    path_ += '/';
+    path_ += name;
+    return true;
+  }
+  bool Add(Value value) {
+    if (!open_.empty() && open_.back().next != kObject) {
+      PathOfChild(std::to_string(open_.back().next++));
+    }
+    values_[path_] = std::move(value);
+    return true;
+  }
+  bool Open(int64_t next) {
+    // Each value has its whole path: without a limit a short text would take memory without one.
+    if (open_.size() == kMostDepth) return false;
+    Add(std::monostate());
+    open_.push_back({path_.size(), next});
+    return true;
+  }
+  bool Close() {
+    open_.pop_back();
+    return true;
+  }
+
+  std::map<std::string, Value>& values_;
+  std::string path_;  // of the value to come, once it is known
+  std::vector<Container> open_;
+};
+
+std::optional<FlatJson> FlatJson::Parse(const std::string& text) {
+  FlatJson json;
+  Reader reader(&json.values_);
+  if (!nlohmann::json::sax_parse(text, &reader)) return std::nullopt;
+  return json;
+}
+
+bool FlatJson::Get(const std::string& path, std::string* text) const {
+  const auto* found = GetIf<std::string>(path);
+  if (found != nullptr) *text = *found;
+  return found != nullptr;
+}
+
+}  // namespace sok

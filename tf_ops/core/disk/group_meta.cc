@@ -1,0 +1,91 @@
+#include "core/disk/group_meta.h"
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "core/disk/flat_json.h"
+
+namespace sok {
+namespace {
+
+constexpr int kFormat = 1;
+
+// Adds the value's JSON, for which nlohmann makes a value without children: see FlatJson.
+template <typename T>
+void Add(const char* before, const T& value, std::string* text) {
+  *text += before;
+  *text += nlohmann::json(value).dump();
+}
+
+// What of a text goes into a message.
+std::string Beginning(const std::string& text) {
+  constexpr size_t kMost = 1000;
+  return text.size() <= kMost ? text : text.substr(0, kMost) + "...";
+}
+
+}  // namespace
+
+std::string GroupMeta::ToJson(std::optional<uint32_t> ttl) const {
+  std::string text;
+  Add("{\"format\":", kFormat, &text);
+  Add(",\"dim\":", dim, &text);
+  Add(",\"initializer\":{\"kind\":", initializer, &text);
+  Add(",\"a\":", initializer_a, &text);
+  Add(",\"b\":", initializer_b, &text);
+  Add(",\"seed\":", seed, &text);
+  Add("},\"rule\":", state.rule, &text);
+  text += ",\"slots\":[";
+  const char* before = "{\"name\":";
+  for (const Slot& slot : state.slots) {
+    Add(before, slot.name, &text);
+    Add(",\"width\":", slot.width, &text);
+    Add(",\"initial\":", slot.initial, &text);
+    text += '}';
+    before = ",{\"name\":";
+  }
+  Add("],\"steps\":", state.steps, &text);
+  Add(",\"layout\":", layout, &text);
+  Add(",\"rows\":", rows, &text);
+  Add(",\"counted_at\":", counted_at, &text);
+  if (ttl.has_value()) Add(",\"ttl\":", *ttl, &text);
+  text += '}';
+  return text;
+}
+
+Result<GroupMeta> GroupMeta::FromJson(const std::string& text) {
+  const auto damaged = [&] {
+    return Status(Code::kDataLoss, "expected the description of a group, got: " + Beginning(text));
+  };
+  const std::optional<FlatJson> json = FlatJson::Parse(text);
+  int format = 0;
+  if (!json.has_value() || !json->Get("/format", &format)) return damaged();
+  if (format != kFormat) {
+    return InvalidArgument("expected a group in format " + std::to_string(kFormat) + ", got " +
+                           std::to_string(format) + "; a newer sok-embed wrote it");
+  }
+  GroupMeta meta;
+  bool whole = json->Get("/dim", &meta.dim) && json->Get("/initializer/kind", &meta.initializer) &&
+               json->Get("/initializer/a", &meta.initializer_a) &&
+               json->Get("/initializer/b", &meta.initializer_b) &&
+               json->Get("/initializer/seed", &meta.seed) && json->Get("/rule", &meta.state.rule) &&
+               json->has_container("/slots") && json->Get("/steps", &meta.state.steps) &&
+               json->Get("/layout", &meta.layout) && json->Get("/rows", &meta.rows) &&
+               json->Get("/counted_at", &meta.counted_at);
+  for (int i = 0; whole; ++i) {
+    const std::string path = "/slots/" + std::to_string(i);
+    if (!json->has(path)) break;
+    Slot& slot = meta.state.slots.emplace_back();
+    whole = json->Get(path + "/name", &slot.name) && json->Get(path + "/width", &slot.width) &&
+            json->Get(path + "/initial", &slot.initial);
+  }
+  if (!whole || meta.dim < 1) return damaged();
+  return meta;
+}
+
+std::string GroupMetaName(int group) {
+  char name[16];
+  std::snprintf(name, sizeof(name), "%s%03d", kGroupMetaPrefix, group);
+  return name;
+}
+
+}  // namespace sok

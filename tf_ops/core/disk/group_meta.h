@@ -1,0 +1,33 @@
+// What a storage knows of a group beside its rows. Kept as JSON, so that people can read it too.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "core/base/status.h"
+#include "core/rows/row_store.h"
+
+namespace sok {
+
+struct GroupMeta {
+  int dim = 0;
+  // What rows start from: see TableConfig.
+  std::string initializer = "constant";
+  double initializer_a = 0, initializer_b = 0;
+  uint64_t seed = 0;
+  TableState state;
+  uint32_t layout = 0;  // of the slots; rows written under another one have none
+  uint64_t rows = 0;
+  uint32_t counted_at = 0;  // when rows that had expired were last left out of `rows`
+
+  // ttl: of the storage, where the text goes without it, into a dump.
+  std::string ToJson(std::optional<uint32_t> ttl = std::nullopt) const;
+  static Result<GroupMeta> FromJson(const std::string& json);
+};
+
+// "group/007": sorted by number.
+std::string GroupMetaName(int group);
+constexpr char kGroupMetaPrefix[] = "group/";
+
+}  // namespace sok

@@ -1,0 +1,37 @@
+#include "core/disk/rocksdb/database_folder.h"
+
+#include <sys/stat.h>
+
+#include <string_view>
+
+#include "core/base/folder.h"
+
+namespace sok {
+namespace {
+
+bool StartsWith(std::string_view text, std::string_view prefix) {
+  return text.substr(0, prefix.size()) == prefix;
+}
+
+}  // namespace
+
+Status CheckNew(const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) == 0 && !S_ISDIR(info.st_mode)) {
+    return InvalidArgument("expected a folder for the storage, got the file '" + path + "'");
+  }
+  for (const std::string& name : FilesIn(path)) {
+    if (name == "LOCK" || name == "IDENTITY" || StartsWith(name, "LOG") ||
+        StartsWith(name, "MANIFEST-") || StartsWith(name, "OPTIONS-") ||
+        (name.size() > 4 && name.substr(name.size() - 4) == ".log") ||
+        (name.size() > 6 && name.substr(name.size() - 6) == ".dbtmp")) {
+      continue;
+    }
+    return InvalidArgument("expected an empty folder or a storage, got '" + path +
+                           "', which has '" + name +
+                           "' in it; give the storage a folder of its own");
+  }
+  return Status();
+}
+
+}  // namespace sok

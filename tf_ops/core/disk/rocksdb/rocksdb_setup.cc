@@ -1,0 +1,116 @@
+#include "core/disk/rocksdb/rocksdb_setup.h"
+
+#include <rocksdb/cache.h>
+#include <rocksdb/filter_policy.h>
+#include <rocksdb/table.h>
+#include <rocksdb/write_buffer_manager.h>
+
+#include <algorithm>
+
+#include "core/base/file_error.h"
+#include "core/disk/rocksdb/row_database.h"
+#include "core/disk/row_codec.h"
+
+namespace sok {
+namespace {
+
+class ExpiryFilter final : public rocksdb::CompactionFilter {
+ public:
+  explicit ExpiryFilter(const Expiry* expiry) : expiry_(expiry) {}
+
+  // A newer version of the row, should there be one elsewhere, is looked at by itself. If only this
+  // one goes, older ones may come to light: they were updated earlier, so they have expired too.
+  bool Filter(int /*level*/, const rocksdb::Slice& /*key*/, const rocksdb::Slice& value,
+              std::string* /*new_value*/, bool* /*value_changed*/) const override {
+    if (value.size() < sizeof(RowHeader)) return false;
+    RowHeader header;
+    std::memcpy(&header, value.data(), sizeof(header));
+    return expiry_->Expired(header.meta.update_time, expiry_->Now());
+  }
+  const char* Name() const override { return "sok_embed.expiry"; }
+
+ private:
+  const Expiry* const expiry_;
+};
+
+}  // namespace
+
+std::unique_ptr<rocksdb::CompactionFilter> MakeExpiryFilter(const Expiry* expiry) {
+  return std::make_unique<ExpiryFilter>(expiry);
+}
+
+rocksdb::DBOptions DatabaseOptions() {
+  rocksdb::DBOptions options;
+  options.max_background_jobs = 2;
+  options.max_open_files = 512;
+  options.db_write_buffer_size = kMemtableBytes;
+  options.max_total_wal_size = uint64_t{128} << 20;
+  options.keep_log_file_num = 2;
+  options.max_log_file_size = size_t{1} << 20;
+  options.stats_dump_period_sec = 0;
+  options.stats_persist_period_sec = 0;
+  options.avoid_unnecessary_blocking_io = true;
+  // Space that was set aside and is not used counts on a small disk: 39 MB for a new database.
+  options.allow_fallocate = false;
+  return options;
+}
+
+rocksdb::ColumnFamilyOptions RowOptions(const std::shared_ptr<rocksdb::Cache>& block_cache,
+                                        const rocksdb::CompactionFilter* filter, uint32_t ttl) {
+  rocksdb::BlockBasedTableOptions table;
+  table.block_cache = block_cache;
+  table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
+  // Index and filters in parts, in the block cache: their memory does not grow with the table.
+  table.index_type = rocksdb::BlockBasedTableOptions::kTwoLevelIndexSearch;
+  table.partition_filters = true;
+  table.cache_index_and_filter_blocks = true;
+  table.cache_index_and_filter_blocks_with_high_priority = true;
+  table.pin_top_level_index_and_filter = true;
+  table.format_version = 5;
+
+  rocksdb::ColumnFamilyOptions options;
+  options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
+  options.compression = rocksdb::kNoCompression;  // floats hardly compress
+  options.write_buffer_size = size_t{32} << 20;
+  options.max_write_buffer_number = 3;
+  options.memtable_whole_key_filtering = true;
+  options.memtable_prefix_bloom_size_ratio = 0.02;
+  options.level_compaction_dynamic_level_bytes = true;
+  options.compaction_filter = filter;
+  if (filter != nullptr && ttl > 0) {
+    options.periodic_compaction_seconds = std::max<uint64_t>(ttl, 60);
+  }
+  return options;
+}
+
+rocksdb::ColumnFamilyOptions MetaOptions() {
+  rocksdb::ColumnFamilyOptions options;
+  options.write_buffer_size = size_t{4} << 20;
+  options.compression = rocksdb::kNoCompression;
+  return options;
+}
+
+Status FromRocksdb(const rocksdb::Status& status, const std::string& what) {
+  if (status.ok()) return Status();
+  const std::string text = status.ToString();
+  const auto says = [&](const char* part) { return text.find(part) != std::string::npos; };
+  const std::string message = "could not " + what + ": " + text;
+  if (status.IsNoSpace() || status.IsCompactionTooLarge() || says("No space left") ||
+      says("File too large") || says("Disk quota exceeded")) {
+    return Status(Code::kResourceExhausted, message + kMakeRoom);
+  }
+  if (says("Read-only file system")) {
+    return Status(Code::kPermissionDenied, message + kMountForWriting);
+  }
+  if (says("Permission denied")) return Status(Code::kPermissionDenied, message + kCheckOwner);
+  if (status.IsCorruption()) {
+    return Status(Code::kDataLoss, message + "; restore the folder from a checkpoint or a dump");
+  }
+  if (status.IsPathNotFound() || status.IsNotFound() || says("No such file or directory")) {
+    return Status(Code::kNotFound, message);
+  }
+  if (status.IsInvalidArgument()) return Status(Code::kInvalidArgument, message);
+  return Status(Code::kInternal, message);
+}
+
+}  // namespace sok

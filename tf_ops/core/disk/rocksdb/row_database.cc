@@ -1,0 +1,535 @@
+#include "core/disk/rocksdb/row_database.h"
+
+#include <rocksdb/cache.h>
+#include <rocksdb/convenience.h>
+#include <rocksdb/db.h>
+#include <rocksdb/utilities/checkpoint.h>
+#include <rocksdb/write_batch.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <new>
+#include <thread>
+#include <utility>
+
+#include "core/base/folder.h"
+#include "core/disk/rocksdb/database_folder.h"
+#include "core/disk/rocksdb/rocksdb_setup.h"
+#include "core/disk/rocksdb/row_database_handles.h"
+#include "core/disk/rocksdb/table_footers.h"
+
+namespace sok {
+namespace {
+
+constexpr char kPendingName[] = "sok_pending";
+constexpr char kMetaName[] = "sok_meta";
+
+rocksdb::Slice SliceOf(std::string_view view) { return {view.data(), view.size()}; }
+std::string_view ViewOf(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
+
+constexpr int kResumeAttempts = 50;
+constexpr std::chrono::milliseconds kResumePause(100);
+
+// Has RocksDB write again after an error, if it can.
+rocksdb::Status Resume(rocksdb::DB* db) {
+  rocksdb::Status status;
+  for (int attempt = 0; attempt < kResumeAttempts; ++attempt) {
+    status = db->Resume();
+    if (!status.IsBusy()) break;
+    std::this_thread::sleep_for(kResumePause);  // somebody else is trying
+  }
+  return status;
+}
+
+Status InUse(const std::string& path) {
+  return Status(Code::kUnavailable,
+                "the storage '" + path + "' is in use: its lock '" + path + "/LOCK' is taken" +
+                    OpenFolders::Holder(path) +
+                    "; close the storage there, or give this one a folder of its own");
+}
+
+// Whether it could not be opened because somebody has it open.
+bool IsLocked(const rocksdb::Status& status) {
+  const std::string text = status.ToString();
+  const auto says = [&](const char* part) { return text.find(part) != std::string::npos; };
+  return says("lock hold by current process") ||
+         (says("While lock file") && (says(std::strerror(EAGAIN)) || says(std::strerror(EACCES))));
+}
+
+Status Foreign(const std::string& path) {
+  return InvalidArgument("'" + path + "' is a RocksDB database, but no storage of sok-embed");
+}
+
+// For who reads many rows once.
+rocksdb::ReadOptions WholeRead() {
+  rocksdb::ReadOptions reading;
+  reading.fill_cache = false;
+  reading.readahead_size = size_t{2} << 20;
+  return reading;
+}
+
+}  // namespace
+
+RowDatabase::RowDatabase(const Options& options, std::unique_ptr<Handles> handles)
+    : options_(options),
+      path_(options.path),
+      handles_(std::move(handles)),
+      folder_(IdentityOf(options.path)) {}
+
+RowDatabase::~RowDatabase() {
+  if (handles_ != nullptr && handles_->stuck) handles_.release();  // see there
+}
+
+bool RowDatabase::usable() const { return handles_ != nullptr && !handles_->stuck; }
+
+Status RowDatabase::CheckNotStuck() const {
+  if (handles_ == nullptr || !handles_->stuck) return Status();
+  return FromRocksdb(Handles::Stuck(), "go on with the storage '" + path_ + "'");
+}
+
+Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(const Options& options,
+                                                                       bool create) {
+  const std::string& path = options.path;
+  const std::string what = "open the storage '" + path + "'";
+  auto handles = std::make_unique<Handles>();
+  if (!options.read_only) {
+    const FolderIdentity folder = IdentityOf(path);
+    if (!OpenFolders::Add(folder)) return InUse(path);
+    handles->locked = folder;
+  } else if (const std::string holder = OpenFolders::Holder(path); !holder.empty()) {
+    return Status(Code::kUnavailable,
+                  "expected that nobody writes to '" + path + "', got its lock '" + path +
+                      "/LOCK'" + holder +
+                      "; close it there, or make a checkpoint and open that read-only");
+  }
+  rocksdb::DBOptions db_options = DatabaseOptions();
+  db_options.create_if_missing = create;
+  db_options.listeners = {handles->errors};
+  std::vector<std::string> names = {rocksdb::kDefaultColumnFamilyName};
+  const bool exists = access((path + "/CURRENT").c_str(), F_OK) == 0;
+  if (exists) {
+    const auto listed = rocksdb::DB::ListColumnFamilies(db_options, path, &names);
+    if (!listed.ok()) return FromRocksdb(listed, what);
+  }
+  const auto has = [&](const char* name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  if (exists && !has(kMetaName) && options.read_only) return Foreign(path);
+
+  handles->block_cache = rocksdb::NewLRUCache(kBlockCacheBytes);
+  const uint32_t ttl = options.expiry != nullptr ? options.expiry->ttl() : 0;
+  if (options.expiry != nullptr) handles->filter = MakeExpiryFilter(options.expiry);
+  handles->row_options = RowOptions(handles->block_cache, nullptr, 0);
+  std::vector<rocksdb::ColumnFamilyDescriptor> families = {
+      {rocksdb::kDefaultColumnFamilyName,
+       RowOptions(handles->block_cache, handles->filter.get(), ttl)}};
+  std::vector<rocksdb::ColumnFamilyHandle**> places = {&handles->published};
+  if (has(kMetaName)) {
+    families.emplace_back(kMetaName, MetaOptions());
+    places.push_back(&handles->meta);
+  }
+  if (has(kPendingName) && !options.read_only) {
+    families.emplace_back(kPendingName, handles->row_options);
+    places.push_back(&handles->pending);
+  }
+  std::vector<rocksdb::ColumnFamilyHandle*> opened;
+  rocksdb::DB* db = nullptr;
+  const auto status = options.read_only
+                          ? rocksdb::DB::OpenForReadOnly(db_options, path, families, &opened, &db)
+                          : rocksdb::DB::Open(db_options, path, families, &opened, &db);
+  if (!status.ok()) {
+    if (!IsLocked(status)) return FromRocksdb(status, what);
+    // Another process has it. That it is not this one must not count for finding out who has.
+    OpenFolders::Remove(std::exchange(handles->locked, {0, 0}));
+    return InUse(path);
+  }
+  handles->db.reset(db);
+  for (size_t i = 0; i < places.size(); ++i) *places[i] = opened[i];
+  return handles;
+}
+
+Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& options) {
+  if (Status status = CheckTableFooters(options.path); !status.ok()) return status;
+  const std::string& path = options.path;
+  if (access((path + "/CURRENT").c_str(), F_OK) != 0) {
+    if (options.read_only) {
+      return Status(Code::kNotFound, "there is no storage in '" + path + "'");
+    }
+    if (Status status = CheckNew(path); !status.ok()) return status;
+    if (Status status = MakeFolders(path); !status.ok()) return status;
+  }
+  auto handles = OpenHandles(options, /*create=*/!options.read_only);
+  if (!handles.ok()) return handles.status();
+  std::unique_ptr<RowDatabase> database(new RowDatabase(options, std::move(handles.value())));
+  if (options.read_only) return std::unique_ptr<Database>(std::move(database));
+  Handles& h = *database->handles_;
+  if (h.meta == nullptr) {
+    // A process that died while it made the storage leaves it without rows.
+    Handles::Iterator rows = h.Iterate({}, h.published);
+    rows->SeekToFirst();
+    if (rows->Valid()) return Foreign(path);
+    rows.reset();
+    const auto made = h.Call(
+        [&](rocksdb::DB* db) { return db->CreateColumnFamily(MetaOptions(), kMetaName, &h.meta); });
+    if (!made.ok()) return FromRocksdb(made, "make the storage '" + path + "'");
+  }
+  RemoveFiles(path, kPublishPrefix);
+  if (Status status = database->StartPendingAnew(); !status.ok()) return status;
+  return std::unique_ptr<Database>(std::move(database));
+}
+
+bool RowDatabase::failed() const {
+  return !usable() || handles_->errors->failed() || handles_->pending_unusable;
+}
+
+Status RowDatabase::CheckFolder() const {
+  if (IdentityOf(path_) == folder_) return Status();
+  return Status(Code::kNotFound, "the folder of the storage '" + path_ +
+                                     "' was moved, removed or replaced while it is open; what is "
+                                     "in memory is kept: put the folder back, then go on");
+}
+
+Status RowDatabase::Recover() {
+  if (!failed()) return Status();
+  if (Status status = CheckNotStuck(); !status.ok()) return status;
+  if (Status status = CheckFolder(); !status.ok()) return status;
+  // RocksDB 7.8 goes wrong when it ingests files after such an error, so it is opened anew. What is
+  // pending has no log, and is saved as files before.
+  if (handles_ != nullptr && has_pending()) {
+    rocksdb::Status status = handles_->Call(Resume);
+    if (status.ok()) {
+      // It must not wait for compactions first: those may fail for as long as the disk is full.
+      rocksdb::FlushOptions flushing;
+      flushing.allow_write_stall = true;
+      status =
+          handles_->Call([&](rocksdb::DB* db) { return db->Flush(flushing, handles_->pending); });
+    }
+    if (!status.ok()) return FromRocksdb(status, "write rows to '" + path_ + "'");
+  }
+  if (handles_ != nullptr) handles_->db->DisableManualCompaction();
+  std::lock_guard<std::mutex> none_compacting(compacting_);
+  if (Status status = CheckNotStuck(); !status.ok()) return status;  // by what was compacting
+  handles_.reset();
+  auto handles = OpenHandles(options_, /*create=*/false);
+  if (!handles.ok()) {
+    return Status(handles.status().code(),
+                  handles.status().message() +
+                      " (opened again after an error; what is in memory is kept, and the next call "
+                      "tries again)");
+  }
+  handles_ = std::move(handles.value());
+  return has_pending() ? Status() : StartPendingAnew();
+}
+
+Status RowDatabase::StartPendingAnew() {
+  // Nobody sees what was pending any more, however this ends. Where it fails, pending_unusable has
+  // the next Recover see to the rest.
+  pending_rows_ = 0;
+  handles_->pending_unusable = true;
+  return OrNoMemory([this] { return MakePendingAnew(); });
+}
+
+Status RowDatabase::MakePendingAnew() {
+  Handles& h = *handles_;
+  const auto failed = [this](const rocksdb::Status& status) {
+    return FromRocksdb(status, "make room for pending rows in '" + path_ + "'");
+  };
+  if (h.pending != nullptr) {
+    const auto dropped = h.Call([&](rocksdb::DB* db) { return db->DropColumnFamily(h.pending); });
+    if (h.stuck) return failed(dropped);
+    h.db->DestroyColumnFamilyHandle(std::exchange(h.pending, nullptr));
+    if (!dropped.ok()) return failed(dropped);
+  }
+  const auto made = h.Call([&](rocksdb::DB* db) {
+    return db->CreateColumnFamily(h.row_options, kPendingName, &h.pending);
+  });
+  if (made.ok()) {
+    h.pending_unusable = false;
+    return Status();
+  }
+  if (made.IsInvalidArgument()) {  // that of before: an error has kept it from being dropped
+    return Status(Code::kInternal, "could not make room for pending rows in '" + path_ + "': " +
+                                       made.ToString() + "; the next call opens the storage again");
+  }
+  return failed(made);
+}
+
+Status RowDatabase::Read(const RowKey* keys, size_t n, const Found& found) const {
+  if (Status status = CheckNotStuck(); !status.ok()) return status;
+  if (journal_ == nullptr && !has_pending()) return ReadPublished(keys, n, found);
+  const Handles& h = *handles_;
+  std::vector<size_t> rest;  // what is not newer than published
+  if (journal_ != nullptr) {
+    std::string value;
+    for (size_t i = 0; i < n; ++i) {
+      const JournalReader::Place* place = journal_->Find(keys[i]);
+      if (place == nullptr) {
+        rest.push_back(i);
+      } else if (place->size > 0) {
+        if (Status status = journal_->Read(*place, &value); !status.ok()) return status;
+        found(i, value);
+      }
+    }
+  } else {
+    std::vector<rocksdb::Slice> wanted(n);
+    for (size_t i = 0; i < n; ++i) wanted[i] = rocksdb::Slice(keys[i].bytes, RowKey::kBytes);
+    std::vector<rocksdb::PinnableSlice> values(n);
+    std::vector<rocksdb::Status> statuses(n);
+    h.db->MultiGet({}, h.pending, n, wanted.data(), values.data(), statuses.data(), true);
+    for (size_t i = 0; i < n; ++i) {
+      if (statuses[i].IsNotFound()) {
+        rest.push_back(i);
+      } else if (!statuses[i].ok()) {
+        return FromRocksdb(statuses[i], "read rows of '" + path_ + "'");
+      } else if (values[i].size() > 0) {
+        found(i, ViewOf(values[i]));
+      }
+    }
+  }
+  std::vector<RowKey> others(rest.size());
+  for (size_t i = 0; i < rest.size(); ++i) others[i] = keys[rest[i]];
+  return ReadPublished(others.data(), others.size(),
+                       [&](size_t i, std::string_view value) { found(rest[i], value); });
+}
+
+Status RowDatabase::ReadPublished(const RowKey* keys, size_t n, const Found& found) const {
+  if (Status status = CheckNotStuck(); !status.ok()) return status;
+  const Handles& h = *handles_;
+  std::vector<rocksdb::Slice> wanted(n);
+  for (size_t i = 0; i < n; ++i) wanted[i] = rocksdb::Slice(keys[i].bytes, RowKey::kBytes);
+  std::vector<rocksdb::PinnableSlice> values(n);
+  std::vector<rocksdb::Status> statuses(n);
+  h.db->MultiGet({}, h.published, n, wanted.data(), values.data(), statuses.data(), true);
+  for (size_t i = 0; i < n; ++i) {
+    if (statuses[i].ok()) {
+      found(i, ViewOf(values[i]));
+    } else if (!statuses[i].IsNotFound()) {
+      return FromRocksdb(statuses[i], "read rows of '" + path_ + "'");
+    }
+  }
+  return Status();
+}
+
+Status RowDatabase::WritePending(const RowBatch& batch) {
+  if (batch.rows() == 0) return Status();
+  if (handles_->pending_unusable) {
+    return Status(Code::kResourceExhausted, "'" + path_ +
+                                                "' has no place for pending rows since "
+                                                "its disk was full; make room there, then flush");
+  }
+  rocksdb::WriteBatch writes(batch.bytes() + batch.rows() * 16);
+  batch.ForEach([&](std::string_view key, std::string_view value) {
+    // An empty value stands for a row that is gone; a Delete would show the published one.
+    writes.Put(handles_->pending, SliceOf(key), SliceOf(value));
+  });
+  rocksdb::WriteOptions options;
+  options.disableWAL = true;
+  auto status = handles_->Write(options, &writes);
+  // Perhaps it stopped for an error that is over by now.
+  if (!status.ok() && usable() && handles_->errors->failed() && handles_->Call(Resume).ok()) {
+    status = handles_->Write(options, &writes);
+  }
+  if (!status.ok()) return FromRocksdb(status, "write rows to '" + path_ + "'");
+  pending_rows_ += batch.rows();
+  return Status();
+}
+
+Status RowDatabase::WritePublished(const RowBatch& batch, const Meta& meta, bool sync) {
+  rocksdb::WriteBatch writes(batch.bytes() + batch.rows() * 16);
+  batch.ForEach([&](std::string_view key, std::string_view value) {
+    if (value.empty()) {
+      writes.Delete(handles_->published, SliceOf(key));
+    } else {
+      writes.Put(handles_->published, SliceOf(key), SliceOf(value));
+    }
+  });
+  for (const auto& [name, value] : meta) {
+    if (value.has_value()) {
+      writes.Put(handles_->meta, name, *value);
+    } else {
+      writes.Delete(handles_->meta, name);
+    }
+  }
+  if (writes.Count() == 0) return Status();
+  rocksdb::WriteOptions options;
+  options.sync = sync;
+  const auto status = handles_->Write(options, &writes);
+  if (status.ok()) return Status();
+  AddWriteInDoubt();
+  failed_publication_.clear();  // this one leaves no mark
+  return FromRocksdb(status, "write rows to '" + path_ + "'");
+}
+
+// In the order of the keys.
+class RowDatabase::NewerRows {
+ public:
+  virtual ~NewerRows() = default;
+  virtual void Seek(std::string_view key) = 0;
+  virtual bool Valid() const = 0;
+  virtual void Next() = 0;
+  virtual std::string_view key() const = 0;
+  virtual std::string_view value() const = 0;
+  virtual Status status() const = 0;
+};
+
+std::unique_ptr<RowDatabase::NewerRows> RowDatabase::IterateNewer() const {
+  class Pending final : public NewerRows {
+   public:
+    Pending(Handles::Iterator rows, const std::string& path)
+        : rows_(std::move(rows)), path_(path) {}
+    void Seek(std::string_view key) override { rows_->Seek(SliceOf(key)); }
+    bool Valid() const override { return rows_->Valid(); }
+    void Next() override { rows_->Next(); }
+    std::string_view key() const override { return ViewOf(rows_->key()); }
+    std::string_view value() const override { return ViewOf(rows_->value()); }
+    Status status() const override {
+      return FromRocksdb(rows_->status(), "read rows of '" + path_ + "'");
+    }
+
+   private:
+    const Handles::Iterator rows_;
+    const std::string& path_;
+  };
+  class OfJournal final : public NewerRows {
+   public:
+    explicit OfJournal(const JournalReader& journal) : journal_(journal) {}
+    void Seek(std::string_view key) override {
+      const auto& places = journal_.places();
+      at_ = std::lower_bound(places.begin(), places.end(), key,
+                             [](const JournalReader::Place& place, std::string_view wanted) {
+                               return place.key.view() < wanted;
+                             });
+      Load();
+    }
+    bool Valid() const override { return status_.ok() && at_ != journal_.places().end(); }
+    void Next() override {
+      ++at_;
+      Load();
+    }
+    std::string_view key() const override { return at_->key.view(); }
+    std::string_view value() const override { return value_; }
+    Status status() const override { return status_; }
+
+   private:
+    void Load() {
+      if (Valid()) status_ = journal_.Read(*at_, &value_);
+    }
+    const JournalReader& journal_;
+    std::vector<JournalReader::Place>::const_iterator at_;
+    std::string value_;
+    Status status_;
+  };
+  if (journal_ != nullptr) return std::make_unique<OfJournal>(*journal_);
+  if (!has_pending()) return nullptr;
+  return std::make_unique<Pending>(handles_->Iterate(WholeRead(), handles_->pending), path_);
+}
+
+Status RowDatabase::ForEach(int group, const Visit& fn) const {
+  if (Status status = CheckNotStuck(); !status.ok()) return status;
+  const Handles& h = *handles_;
+  // What fn does may have the database stuck.
+  const Handles::Iterator published = h.Iterate(WholeRead(), h.published);
+  const std::unique_ptr<NewerRows> newer = IterateNewer();
+  const std::string first = group < 0 ? "" : std::string(1, static_cast<char>(group));
+  published->Seek(first);
+  if (newer != nullptr) newer->Seek(first);
+  const auto in_group = [&](std::string_view key) { return group < 0 || key[0] == first[0]; };
+  const auto old_left = [&] { return published->Valid() && in_group(ViewOf(published->key())); };
+  const auto new_left = [&] {
+    return newer != nullptr && newer->Valid() && in_group(newer->key());
+  };
+  while (old_left() || new_left()) {
+    int order = 1;
+    if (old_left()) {
+      order = new_left() ? published->key().compare(SliceOf(newer->key())) : -1;
+    }
+    const std::string_view key = order < 0 ? ViewOf(published->key()) : newer->key();
+    const std::string_view value = order < 0 ? ViewOf(published->value()) : newer->value();
+    if (key.size() == RowKey::kBytes && !value.empty()) {
+      Status status = fn(RowKey::Group(key), RowKey::KeyOf(key), value);
+      if (status.ok()) status = CheckNotStuck();
+      if (!status.ok()) return status;
+    }
+    if (order <= 0) published->Next();
+    if (order >= 0) newer->Next();
+  }
+  if (!published->status().ok()) {
+    return FromRocksdb(published->status(), "read rows of '" + path_ + "'");
+  }
+  return newer == nullptr ? Status() : newer->status();
+}
+
+void RowDatabase::ShowJournal(std::unique_ptr<JournalReader> journal, Meta meta) {
+  journal_ = std::move(journal);
+  journal_meta_ = std::move(meta);
+}
+
+Result<std::map<std::string, std::string>> RowDatabase::ReadMeta(const std::string& prefix) const {
+  if (Status status = CheckNotStuck(); !status.ok()) return status;
+  std::map<std::string, std::string> found;
+  const Handles::Iterator names = handles_->Iterate({}, handles_->meta);
+  for (names->Seek(prefix); names->Valid() && names->key().starts_with(prefix); names->Next()) {
+    found[names->key().ToString()] = names->value().ToString();
+  }
+  if (!names->status().ok()) return FromRocksdb(names->status(), "read '" + path_ + "'");
+  for (const auto& [name, value] : journal_meta_) {
+    if (name.compare(0, prefix.size(), prefix) != 0) continue;
+    if (value.has_value()) {
+      found[name] = *value;
+    } else {
+      found.erase(name);
+    }
+  }
+  return found;
+}
+
+Status RowDatabase::Checkpoint(const std::string& path) const {
+  if (access(path.c_str(), F_OK) == 0) {
+    return InvalidArgument("expected a path for the checkpoint that does not exist yet, got '" +
+                           path + "'");
+  }
+  rocksdb::Checkpoint* made = nullptr;
+  auto status = rocksdb::Checkpoint::Create(handles_->db.get(), &made);
+  std::unique_ptr<rocksdb::Checkpoint> checkpoint(made);
+  if (status.ok()) {
+    status = handles_->Call([&](rocksdb::DB*) { return checkpoint->CreateCheckpoint(path); });
+  }
+  return FromRocksdb(status, "make a checkpoint of '" + path_ + "' in '" + path + "'");
+}
+
+Status RowDatabase::Compact() {
+  rocksdb::CompactRangeOptions options;
+  options.bottommost_level_compaction = rocksdb::BottommostLevelCompaction::kForceOptimized;
+  std::lock_guard<std::mutex> running(compacting_);
+  if (!usable()) return FromRocksdb(Handles::Paused(), "compact '" + path_ + "'");
+  const auto status = handles_->Call([&](rocksdb::DB* db) {
+    return db->CompactRange(options, handles_->published, nullptr, nullptr);
+  });
+  return FromRocksdb(status.IsManualCompactionPaused() ? Handles::Paused() : status,
+                     "compact '" + path_ + "'");
+}
+
+RowDatabase::DiskUse RowDatabase::disk_use() const {
+  DiskUse use;
+  if (handles_->stuck) return use;
+  const auto number = [&](const std::string& name) {
+    uint64_t value = 0;
+    handles_->db->GetIntProperty(handles_->published, name, &value);
+    return value;
+  };
+  use.file_bytes = number(rocksdb::DB::Properties::kTotalSstFilesSize);
+  for (auto* family : {handles_->published, handles_->pending}) {
+    uint64_t bytes = 0;
+    if (family != nullptr &&
+        handles_->db->GetIntProperty(family, rocksdb::DB::Properties::kSizeAllMemTables, &bytes)) {
+      use.memory_bytes += bytes;
+    }
+  }
+  use.memory_bytes += handles_->block_cache->GetUsage();
+  return use;
+}
+
+}  // namespace sok

@@ -1,0 +1,102 @@
+// Rows in RocksDB.
+//
+// Published rows are the default column family, so that any RocksDB client finds them; pending rows
+// are a column family without a write-ahead log, which every Open drops; a large publication writes
+// sorted files and has them ingested, which is atomic over column families.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "core/disk/database.h"
+#include "core/disk/open_folders.h"
+
+namespace sok {
+
+class RowDatabase final : public Database {
+ public:
+  static Result<std::unique_ptr<Database>> Open(const Options& options);
+  ~RowDatabase() override;
+
+  Status Read(const RowKey* keys, size_t n, const Found& found) const override;
+  Status ReadPublished(const RowKey* keys, size_t n, const Found& found) const override;
+  Status ForEach(int group, const Visit& fn) const override;
+  Result<std::map<std::string, std::string>> ReadMeta(const std::string& prefix) const override;
+
+  Status WritePending(const RowBatch& batch) override;
+  Status WritePublished(const RowBatch& batch, const Meta& meta, bool sync) override;
+  std::unique_ptr<Publication> StartPublication() override;
+  void ShowJournal(std::unique_ptr<JournalReader> journal, Meta meta) override;
+  Status DropPending() override { return StartPendingAnew(); }
+  bool has_pending() const override { return pending_rows_.load(std::memory_order_relaxed) > 0; }
+
+  Status Recover() override;
+  bool usable() const override;
+  Status CheckNotStuck() const override;
+  bool failed() const override;
+  Status CheckFolder() const override;
+  uint64_t writes_in_doubt() const override {
+    return writes_in_doubt_.load(std::memory_order_relaxed);
+  }
+  void AddWriteInDoubt() override { ++writes_in_doubt_; }
+  Result<bool> FailedPublicationIsThere() const override;
+
+  Status Checkpoint(const std::string& path) const override;
+  Status Compact() override;
+  DiskUse disk_use() const override;
+  const std::string& path() const override { return path_; }
+
+ private:
+  struct Handles;
+  class RowPublication;
+  RowDatabase(const Options& options, std::unique_ptr<Handles> handles);
+  // Opens all that is there.
+  static Result<std::unique_ptr<Handles>> OpenHandles(const Options& options, bool create);
+  // Throws nothing, even where memory ends.
+  Status StartPendingAnew();
+  Status MakePendingAnew();
+  class NewerRows;
+  // Rows that hide the published ones; null: there are none.
+  std::unique_ptr<NewerRows> IterateNewer() const;
+
+  const Options options_;
+  const std::string path_;
+  std::unique_ptr<Handles> handles_;
+  std::atomic<uint64_t> pending_rows_{0};
+  std::atomic<uint64_t> writes_in_doubt_{0};
+  // The mark of the publication that is under way or was the last to fail; empty: it has none.
+  std::string failed_publication_;
+  const FolderIdentity folder_;
+  std::mutex compacting_;  // held by Compact, beside which the database must not be closed
+  std::unique_ptr<JournalReader> journal_;  // that readers see; null: none
+  Meta journal_meta_;
+};
+
+// Writes what it gets to sorted files, with the pending rows between it.
+class RowDatabase::RowPublication final : public Database::Publication {
+ public:
+  explicit RowPublication(RowDatabase* database);
+  ~RowPublication() override;
+  Status Add(const RowKey& key, const RowHeader& header, const float* floats, size_t n) override;
+  Status AddValue(const RowKey& key, std::string_view value) override;
+  Status Finish(Meta meta) override;
+
+ private:
+  struct Writing;
+  Status Put(std::string_view key, std::string_view value);
+  // Takes over the pending rows before `key`, and leaves out that of the key itself.
+  Status PutPendingBefore(const RowKey* key);
+
+  RowDatabase& database_;
+  std::unique_ptr<Writing> writing_;
+  Status error_;
+};
+
+}  // namespace sok

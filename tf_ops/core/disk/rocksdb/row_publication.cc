@@ -1,0 +1,173 @@
+// How pending rows, and newer ones, become published at once.
+#include <rocksdb/sst_file_writer.h>
+
+#include <cstdio>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/disk/rocksdb/rocksdb_setup.h"
+#include "core/disk/rocksdb/row_database.h"
+#include "core/disk/rocksdb/row_database_handles.h"
+
+namespace sok {
+namespace {
+
+constexpr char kPublicationName[] = "publication";
+constexpr uint64_t kFileBytes = uint64_t{256} << 20;
+
+rocksdb::Slice SliceOf(std::string_view view) { return {view.data(), view.size()}; }
+
+}  // namespace
+
+struct RowDatabase::RowPublication::Writing {
+  Handles::Iterator pending;  // null: nothing is
+  std::unique_ptr<rocksdb::SstFileWriter> writer;
+  std::vector<std::string> files;
+  std::string value;  // scratch
+
+  rocksdb::Status OpenFile(const std::string& folder, rocksdb::DB* db,
+                           rocksdb::ColumnFamilyHandle* family) {
+    files.push_back(folder + "/" + kPublishPrefix + std::to_string(files.size()) + ".sst");
+    writer = std::make_unique<rocksdb::SstFileWriter>(rocksdb::EnvOptions(), db->GetOptions(family),
+                                                      family, /*invalidate_page_cache=*/false);
+    return writer->Open(files.back());
+  }
+  rocksdb::Status CloseFile() {
+    const auto status = writer->Finish();
+    writer.reset();
+    return status;
+  }
+};
+
+RowDatabase::RowPublication::RowPublication(RowDatabase* database)
+    : database_(*database), writing_(std::make_unique<Writing>()) {
+  if (!database_.has_pending()) return;
+  rocksdb::ReadOptions reading;
+  reading.fill_cache = false;
+  reading.readahead_size = size_t{2} << 20;
+  Handles& h = *database_.handles_;
+  writing_->pending = h.Iterate(reading, h.pending);
+  writing_->pending->SeekToFirst();
+}
+
+RowDatabase::RowPublication::~RowPublication() {
+  writing_->writer.reset();
+  for (const std::string& file : writing_->files) std::remove(file.c_str());
+}
+
+Status RowDatabase::RowPublication::Put(std::string_view key, std::string_view value) {
+  Handles& h = *database_.handles_;
+  rocksdb::Status status;
+  if (writing_->writer == nullptr) {
+    status = writing_->OpenFile(database_.path_, h.db.get(), h.published);
+  }
+  if (status.ok()) {
+    status = value.empty() ? writing_->writer->Delete(SliceOf(key))
+                           : writing_->writer->Put(SliceOf(key), SliceOf(value));
+  }
+  if (status.ok() && writing_->writer->FileSize() > kFileBytes) status = writing_->CloseFile();
+  error_ = FromRocksdb(status, "publish rows of '" + database_.path_ + "'");
+  return error_;
+}
+
+Status RowDatabase::RowPublication::PutPendingBefore(const RowKey* key) {
+  rocksdb::Iterator* pending = writing_->pending.get();
+  if (pending == nullptr) return Status();
+  for (; error_.ok() && pending->Valid(); pending->Next()) {
+    const rocksdb::Slice found = pending->key();
+    const int order = key == nullptr ? -1 : found.compare(SliceOf(key->view()));
+    if (order > 0) break;
+    if (order == 0) continue;  // what is added is newer
+    const rocksdb::Slice value = pending->value();
+    error_ = Put({found.data(), found.size()}, {value.data(), value.size()});
+  }
+  if (!error_.ok()) return error_;
+  error_ = FromRocksdb(pending->status(), "read rows of '" + database_.path_ + "'");
+  return error_;
+}
+
+Status RowDatabase::RowPublication::Add(const RowKey& key, const RowHeader& header,
+                                        const float* floats, size_t n) {
+  if (!error_.ok() || !PutPendingBefore(&key).ok()) return error_;
+  std::string& value = writing_->value;
+  value.assign(reinterpret_cast<const char*>(&header), sizeof(header));
+  value.append(reinterpret_cast<const char*>(floats), n * sizeof(float));
+  return Put(key.view(), value);
+}
+
+Status RowDatabase::RowPublication::AddValue(const RowKey& key, std::string_view value) {
+  if (!error_.ok() || !PutPendingBefore(&key).ok()) return error_;
+  return Put(key.view(), value);
+}
+
+Status RowDatabase::RowPublication::Finish(Meta meta) {
+  if (!error_.ok() || !PutPendingBefore(nullptr).ok()) return error_;
+  Handles& h = *database_.handles_;
+  rocksdb::Status status;
+  if (writing_->writer != nullptr) status = writing_->CloseFile();
+  const size_t row_files = writing_->files.size();
+  // Tells publications apart. Should this one fail at its end, the mark says whether it happened.
+  std::random_device random;
+  const std::string mark = std::to_string(uint64_t{random()} << 32 | random());
+  meta[kPublicationName] = mark;
+  if (status.ok()) {
+    status = writing_->OpenFile(database_.path_, h.db.get(), h.meta);
+    for (const auto& [name, value] : meta) {
+      if (!status.ok()) break;
+      status =
+          value.has_value() ? writing_->writer->Put(name, *value) : writing_->writer->Delete(name);
+    }
+    if (status.ok()) status = writing_->CloseFile();
+  }
+  std::vector<rocksdb::IngestExternalFileArg> arguments;
+  const auto add = [&](rocksdb::ColumnFamilyHandle* family, size_t first, size_t last) {
+    if (first == last) return;
+    rocksdb::IngestExternalFileArg argument;
+    argument.column_family = family;
+    argument.external_files.assign(writing_->files.begin() + first, writing_->files.begin() + last);
+    argument.options.move_files = true;
+    argument.options.write_global_seqno = false;
+    arguments.push_back(std::move(argument));
+  };
+  if (status.ok()) {
+    add(h.published, 0, row_files);
+    add(h.meta, row_files, writing_->files.size());
+    if (h.errors->failed()) {
+      error_ = Status(Code::kResourceExhausted,
+                      "'" + database_.path_ + "' ran into an error meanwhile; flush again");
+      return error_;
+    }
+    if (!arguments.empty()) {
+      // Before the call, after which memory may be short.
+      database_.failed_publication_ = mark;
+      status = h.Call([&](rocksdb::DB* db) { return db->IngestExternalFiles(arguments); });
+      if (status.ok()) {
+        database_.failed_publication_.clear();
+      } else {
+        database_.AddWriteInDoubt();
+      }
+    }
+  }
+  if (!status.ok()) {
+    error_ = FromRocksdb(status, "publish rows of '" + database_.path_ + "'");
+    return error_;
+  }
+  // It is published now: nothing may fail any more. Should what was pending refuse to go, the next
+  // Recover sees to it.
+  if (database_.has_pending()) static_cast<void>(database_.StartPendingAnew());
+  return error_;
+}
+
+Result<bool> RowDatabase::FailedPublicationIsThere() const {
+  auto stored = ReadMeta(kPublicationName);
+  if (!stored.ok()) return stored.status();
+  return !failed_publication_.empty() && stored.value()[kPublicationName] == failed_publication_;
+}
+
+std::unique_ptr<Database::Publication> RowDatabase::StartPublication() {
+  return std::make_unique<RowPublication>(this);
+}
+
+}  // namespace sok

@@ -1,0 +1,324 @@
+#include "core/disk/rocksdb_store.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <shared_mutex>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <utility>
+
+#include "core/disk/rocksdb_store_shard.h"
+#include "core/rows/pipelined_find.h"
+#include "core/rows/row_copy.h"
+
+namespace sok {
+namespace {
+
+constexpr int64_t kLookupCost = 30;  // nanoseconds a key, for ParallelFor
+constexpr std::chrono::seconds kMendPause(1);
+
+int ShardBits() {
+  const unsigned wanted = 4 * std::max(1u, std::thread::hardware_concurrency());
+  int bits = 3;
+  while (bits < 6 && (1u << bits) < wanted) ++bits;
+  return bits;
+}
+
+}  // namespace
+
+Status StorageCore::CheckOpen() const {
+  if (database == nullptr) {
+    return Status(Code::kFailedPrecondition,
+                  "the storage '" + path +
+                      "' is closed, and its tables with it; open it again, and make the tables or "
+                      "the model anew");
+  }
+  if (database->usable() && !resolve) return Status();
+  if (Status status = database->CheckNotStuck(); !status.ok()) return status;
+  return Status(Code::kInternal, "the storage '" + path +
+                                     "' had to be opened again after an error, and that failed; "
+                                     "what is in memory is kept, and the next call tries again");
+}
+
+Status StorageCore::CheckWritable() const {
+  if (Status status = CheckOpen(); !status.ok()) return status;
+  if (!read_only) return database->CheckFolder();
+  return Status(Code::kPermissionDenied, "the storage '" + path +
+                                             "' was opened read-only; open it for writing to "
+                                             "train it, or look up without making rows");
+}
+
+bool StorageCore::ShouldMend(bool to_write) const {
+  if (database == nullptr || read_only) return false;
+  if (!database->usable() || resolve || (to_write && journal != nullptr && journal->broken()))
+    return true;
+  const bool wanted = database->failed() || (journal != nullptr && journal->full());
+  return to_write && wanted && std::chrono::steady_clock::now() >= next_mend_;
+}
+
+Status StorageCore::Recover() {
+  if (Status status = database->Recover(); !status.ok() || !resolve) return status;
+  const Status status = resolve();
+  if (status.ok()) resolve = nullptr;
+  return status;
+}
+
+Status StorageCore::Mend(bool to_write) {
+  Status status = Recover();
+  if (status.ok() && to_write && journal != nullptr && (journal->broken() || journal->full())) {
+    status = flush ? flush() : Status();
+  }
+  if (!status.ok()) next_mend_ = std::chrono::steady_clock::now() + kMendPause;
+  return status;
+}
+
+Result<StorageCore::Entrance> StorageCore::Enter(bool to_write) {
+  Entrance entrance(gate);
+  if (ShouldMend(to_write)) {
+    entrance.unlock();
+    {
+      std::lock_guard<SharedMutex> alone(gate);
+      if (ShouldMend(to_write)) {
+        const Status status = Mend(to_write);
+        // Without the database, or with a journal that cannot go on, nothing can.
+        const bool needed =
+            !database->usable() || resolve || (to_write && journal != nullptr && journal->broken());
+        if (!status.ok() && needed) return status;
+      }
+    }
+    entrance.lock();
+  }
+  if (Status status = to_write ? CheckWritable() : CheckOpen(); !status.ok()) return status;
+  return Result<Entrance>(std::move(entrance));
+}
+
+Status StorageCore::WriteAtRest(const std::function<Status()>& call) {
+  const Status status = call();
+  if (status.ok() || !database->failed() || !Recover().ok()) return status;
+  return call();
+}
+
+RocksdbStore::RocksdbStore(std::shared_ptr<StorageCore> core, int group, const GroupMeta& meta)
+    : core_(std::move(core)),
+      group_(group),
+      dim_(meta.dim),
+      shard_bits_(ShardBits()),
+      start_(meta),
+      rows_(static_cast<int64_t>(meta.rows)),
+      counted_at_(meta.counted_at),
+      layout_number_(meta.layout),
+      layout_(std::make_shared<const RowLayout>(meta.dim, meta.state.slots)),
+      state_(meta.state) {
+  for (uint32_t s = 0; s < shard_count(); ++s) {
+    shards_.push_back(std::make_unique<Shard>(this, layout_));
+    core_->memory.Register(shards_.back().get());
+  }
+}
+
+RocksdbStore::~RocksdbStore() {
+  for (const auto& shard : shards_) core_->memory.Unregister(shard.get());
+}
+
+bool RocksdbStore::Expired(const Shard& shard, uint32_t row, uint32_t now) const {
+  return core_->expiry->ttl() > 0 && core_->expiry->Expired(shard.rows.meta(row)->update_time, now);
+}
+
+bool RocksdbStore::IsCounted(const Shard& shard, uint32_t row) const {
+  return (shard.rows.state(row) & kRowNew) != 0 || !Expired(shard, row, counted_at_);
+}
+
+uint32_t RocksdbStore::NotBeforeCount(uint32_t now) const {
+  return core_->expiry->ttl() > 0 ? std::max<uint32_t>(now, counted_at_) : now;
+}
+
+void RocksdbStore::Partition(const std::vector<ShardPartition::Source>& sources,
+                             const ParallelFor& parallel_for, ShardPartition* partition) const {
+  partition->Build(
+      sources, shard_count(), [this](Key key) { return ShardOf(Hash(key)); }, parallel_for);
+}
+
+template <typename Found>
+std::vector<uint32_t> RocksdbStore::FindCached(const Key* keys, size_t n, const float* const* given,
+                                               int prefetch_floats, uint32_t now,
+                                               const ParallelFor& parallel_for,
+                                               const Found& found) const {
+  std::vector<uint32_t> rest;
+  std::mutex rest_mu;
+  parallel_for(n, kLookupCost + prefetch_floats / 4, [&](int64_t begin, int64_t end) {
+    std::vector<uint32_t> absent;
+    {
+      const SharedLocks lock(shards_);
+      FindRange<HashIndex, Shard>(
+          keys, begin, end, given, prefetch_floats, [](Key key) { return Hash(key); },
+          [this](uint64_t hash) -> const Shard& { return *shards_[ShardOf(hash)]; },
+          [&](size_t i, const Shard* shard, uint32_t number, const float* row) {
+            if (shard != nullptr && Expired(*shard, number, now)) {
+              absent.push_back(static_cast<uint32_t>(i));
+              return;
+            }
+            found(i, row);
+            if (shard != nullptr) shard->rows.Touch(number);
+          },
+          [&](size_t i) { absent.push_back(static_cast<uint32_t>(i)); });
+    }
+    if (absent.empty()) return;
+    std::lock_guard<std::mutex> guard(rest_mu);
+    rest.insert(rest.end(), absent.begin(), absent.end());
+  });
+  return rest;
+}
+
+Status RocksdbStore::ForEachShard(const ShardPartition& partition, const ParallelFor& parallel_for,
+                                  const VisitShard& fn, bool keep_room) {
+  Status failure;
+  std::mutex failure_mu;
+  parallel_for(shard_count(), kShardCost, [&](int64_t first, int64_t last) {
+    for (int64_t s = first; s < last; ++s) {
+      if (partition.size(s) == 0) continue;
+      Shard& shard = *shards_[s];
+      std::lock_guard<SharedMutex> lock(shard.mu);
+      Status status = fn(shard, partition.begin(s), partition.size(s));
+      if (status.ok()) {
+        // It only gives memory back. What cannot be written now stays.
+        if (!keep_room) status = OrNoMemory([&] { return Trim(shard); });
+        continue;
+      }
+      std::lock_guard<std::mutex> guard(failure_mu);
+      if (failure.ok()) failure = status;
+    }
+  });
+  return failure;
+}
+
+template <typename Visit>
+Status RocksdbStore::ForEachRest(const Key* keys, const std::vector<uint32_t>& rest, uint32_t now,
+                                 const ParallelFor& parallel_for, const Visit& visit) {
+  std::vector<Key> wanted(rest.size());
+  for (size_t i = 0; i < rest.size(); ++i) wanted[i] = keys[rest[i]];
+  const auto gate = core_->Enter(/*to_write=*/false);
+  if (!gate.ok()) return gate.status();
+  ShardPartition partition;
+  Partition({{wanted.data(), wanted.size()}}, parallel_for, &partition);
+  return ForEachShard(
+      partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t n) {
+        std::vector<uint32_t> rows(n);
+        Status status = LoadEntries(shard, entries, n, now, /*keep=*/0, rows.data());
+        if (status.ok()) visit(shard, entries, rows.data(), n);
+        return status;
+      });
+}
+
+template <typename T>
+Status RocksdbStore::GatherAs(const Key* keys, size_t n, T* out, const GatherOptions& options,
+                              const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                              const ParallelFor& parallel_for) {
+  const uint32_t* const places = options.places;
+  const auto place = [places](size_t i) -> size_t { return places == nullptr ? i : places[i]; };
+  const uint32_t now = core_->expiry->Now();
+  const std::vector<uint32_t> rest =
+      FindCached(keys, n, options.given, dim_, now, parallel_for,
+                 [&](size_t i, const float* row) { CopyRow(row, dim_, out + place(i) * dim_); });
+  if (rest.empty()) return Status();
+
+  std::mutex missing_mu;
+  return ForEachRest(keys, rest, now, parallel_for,
+                     [&](Shard& shard, const ShardEntry* entries, const uint32_t* rows, size_t m) {
+                       std::vector<uint32_t> absent;
+                       std::vector<float> start(dim_);
+                       for (size_t i = 0; i < m; ++i) {
+                         const uint32_t position = rest[entries[i].position];
+                         T* to = out + place(position) * dim_;
+                         if (rows[i] != CacheRows::kNone) {
+                           CopyRow(shard.rows.row(rows[i]), dim_, to);
+                           continue;
+                         }
+                         if (fill) {
+                           fill(entries[i].key, start.data());
+                           CopyRow(start.data(), dim_, to);
+                         }
+                         absent.push_back(position);
+                       }
+                       if (missing == nullptr || absent.empty()) return;
+                       std::lock_guard<std::mutex> guard(missing_mu);
+                       missing->insert(missing->end(), absent.begin(), absent.end());
+                     });
+}
+
+Status RocksdbStore::Gather(const Key* keys, size_t n, float* out, const GatherOptions& options,
+                            const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                            const ParallelFor& parallel_for) {
+  return GatherAs(keys, n, out, options, fill, missing, parallel_for);
+}
+
+Status RocksdbStore::Gather(const Key* keys, size_t n, BFloat16* out, const GatherOptions& options,
+                            const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                            const ParallelFor& parallel_for) {
+  return GatherAs(keys, n, out, options, fill, missing, parallel_for);
+}
+
+Result<std::vector<uint32_t>> RocksdbStore::Missing(const Key* keys, size_t n,
+                                                    const ParallelFor& parallel_for) {
+  const uint32_t now = core_->expiry->Now();
+  const std::vector<uint32_t> rest =
+      FindCached(keys, n, /*given=*/nullptr, 0, now, parallel_for, [](size_t, const float*) {});
+  std::vector<uint32_t> missing;
+  if (rest.empty()) return missing;
+  std::mutex missing_mu;
+  Status status =
+      ForEachRest(keys, rest, now, parallel_for,
+                  [&](Shard&, const ShardEntry* entries, const uint32_t* rows, size_t m) {
+                    std::lock_guard<std::mutex> guard(missing_mu);
+                    for (size_t i = 0; i < m; ++i) {
+                      if (rows[i] == CacheRows::kNone) missing.push_back(rest[entries[i].position]);
+                    }
+                  });
+  if (!status.ok()) return status;
+  return missing;
+}
+
+Status RocksdbStore::ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
+                              const ParallelFor& parallel_for) {
+  std::vector<uint32_t> all(n);
+  std::iota(all.begin(), all.end(), 0);
+  return ForEachRest(keys, all, core_->expiry->Now(), parallel_for,
+                     [&](Shard& shard, const ShardEntry* entries, const uint32_t* rows, size_t m) {
+                       for (size_t i = 0; i < m; ++i) {
+                         const uint32_t position = entries[i].position;
+                         exists[position] = rows[i] != CacheRows::kNone;
+                         metas[position] =
+                             exists[position] != 0 ? *shard.rows.meta(rows[i]) : RowMeta{};
+                       }
+                     });
+}
+
+std::shared_ptr<const RowLayout> RocksdbStore::layout() const {
+  std::lock_guard<std::mutex> guard(meta_mu_);
+  return layout_;
+}
+
+GroupMeta RocksdbStore::meta() const {
+  GroupMeta meta = start_;
+  std::lock_guard<std::mutex> guard(meta_mu_);
+  meta.state = state_;
+  meta.layout = layout_number();
+  meta.rows = size();
+  meta.counted_at = counted_at_;
+  return meta;
+}
+
+uint64_t RocksdbStore::index_bytes() const {
+  const SharedLocks lock(shards_);
+  uint64_t bytes = 0;
+  for (const auto& shard : shards_) bytes += shard->index.bytes();
+  return bytes;
+}
+
+uint64_t RocksdbStore::row_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& shard : shards_) bytes += shard->held();
+  return bytes;
+}
+
+}  // namespace sok

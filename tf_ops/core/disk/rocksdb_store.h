@@ -1,0 +1,297 @@
+// One group's rows on disk, behind a write-back cache in memory.
+//
+// A key's newest version lies in the cache if it is there, else in the database. What the cache
+// holds is found by index, like the memory store's rows; a clock chooses what leaves, for the
+// spill, a file whose places are in memory too; misses of a batch are read from there, the rest
+// with one sorted MultiGet a shard. What is newer than the database goes there when the storage is
+// flushed, or when the spill has no room for it. Where every call is durable, its rows are in the
+// storage's journal as well until then.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "core/base/expiry.h"
+#include "core/base/shared_mutex.h"
+#include "core/disk/cache_memory.h"
+#include "core/disk/cache_rows.h"
+#include "core/disk/database.h"
+#include "core/disk/group_meta.h"
+#include "core/disk/journal.h"
+#include "core/disk/spill.h"
+#include "core/rows/apply_rows.h"
+#include "core/rows/hash_index.h"
+#include "core/rows/row_store.h"
+#include "core/rows/shard_partition.h"
+
+namespace sok {
+
+// What the groups of one storage share.
+struct StorageCore {
+  StorageCore(uint32_t ttl, std::function<uint32_t()> now, uint64_t cache_bytes)
+      : expiry(std::make_shared<Expiry>(ttl, std::move(now))), memory(cache_bytes) {}
+
+  // kFailedPrecondition once the storage is closed, and what keeps the database from being used.
+  // The gate must be held.
+  Status CheckOpen() const;
+  // The same, and kPermissionDenied for a storage that is read-only, kNotFound if its folder is
+  // gone.
+  Status CheckWritable() const;
+
+  // The gate, shared, with the storage open, and writable if that is asked for. What an error of
+  // the disk has left is mended before if that is possible by now, and a long journal published.
+  // Nobody may hold the gate in this thread.
+  using Entrance = std::shared_lock<SharedMutex>;
+  Result<Entrance> Enter(bool to_write);
+
+  // For who holds the gate alone: makes the database usable again after an error, and finds out
+  // what was left in doubt. Without an error it does nothing.
+  Status Recover();
+
+  // Makes a call that puts rows into the database, for who holds the gate alone. It may meet the
+  // error of what RocksDB did in the background, on a disk that works again by now: it is made once
+  // more if the database can be mended.
+  Status WriteAtRest(const std::function<Status()>& call);
+
+  const std::shared_ptr<Expiry> expiry;
+  CacheMemory memory;
+  // Whatever reads or writes the database holds it shared, for a batch; who needs every group at
+  // rest holds it alone: a flush, an export, the end.
+  SharedMutex gate;
+  // Null once the storage is closed. Changes under the gate, held alone.
+  std::unique_ptr<Database> database;
+  std::unique_ptr<SpillFile> spill;  // null where nothing can be spilled
+  std::unique_ptr<Journal> journal;  // of the calls that must survive; null: none has to
+  // The storage's own flush, for who holds the gate alone. Null once the storage is gone.
+  std::function<Status()> flush;
+  // Finds out whether a publication has happened that failed in its last system calls, and makes
+  // memory follow. Nobody may use the database before. Null: none is in doubt.
+  std::function<Status()> resolve;
+  std::string path;
+  uint64_t id = 0;  // of the storage; 0: it has none
+  bool read_only = false;
+
+ private:
+  // For who holds the gate alone.
+  Status Mend(bool to_write);
+  // Whether there is something to mend, and it is worth trying.
+  bool ShouldMend(bool to_write) const;
+
+  // An attempt that has failed is repeated after a while, if the storage can be used without.
+  std::chrono::steady_clock::time_point next_mend_;
+};
+
+class RocksdbStore final : public RowStore {
+ public:
+  RocksdbStore(std::shared_ptr<StorageCore> core, int group, const GroupMeta& meta);
+  ~RocksdbStore() override;
+
+  Status Gather(const Key* keys, size_t n, float* out, const GatherOptions& options,
+                const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                const ParallelFor& parallel_for) override;
+  Status Gather(const Key* keys, size_t n, BFloat16* out, const GatherOptions& options,
+                const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                const ParallelFor& parallel_for) override;
+  Result<std::vector<uint32_t>> Missing(const Key* keys, size_t n,
+                                        const ParallelFor& parallel_for) override;
+  Status ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
+                  const ParallelFor& parallel_for) override;
+  Status Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now, const WriteRow& write,
+                const ParallelFor& parallel_for) override;
+  void Partition(const std::vector<ShardPartition::Source>& sources,
+                 const ParallelFor& parallel_for, ShardPartition* partition) const override;
+  Result<uint64_t> Apply(const std::vector<GradientBatch>& batches, const RowOptimizer& optimizer,
+                         const CommitStep& step, const ParallelFor& parallel_for) override;
+  Result<uint64_t> Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) override;
+  Status Replace(std::shared_ptr<const RowLayout> layout, const TableState& state, const Key* keys,
+                 size_t n, uint32_t now, const WriteRow& write,
+                 const ParallelFor& parallel_for) override;
+  Status Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now, const WriteRow& write,
+             const ParallelFor& parallel_for) override;
+  Result<bool> Relay(std::shared_ptr<const RowLayout> layout,
+                     const ParallelFor& parallel_for) override;
+  std::shared_ptr<const RowLayout> layout() const override;
+  // With a TTL, rows that have expired count until something comes upon them.
+  uint64_t size() const override { return static_cast<uint64_t>(std::max<int64_t>(0, rows_)); }
+  // These two say what the cache takes.
+  uint64_t index_bytes() const override;
+  uint64_t row_bytes() const override;
+  Result<std::unique_ptr<Frozen>> Freeze() override;
+
+  // --- for the storage, which holds the gate alone ---
+
+  // Bytes of the rows that differ from the database.
+  uint64_t DirtyBytes() const;
+  // Calls fn for each of them, ascending by key. They stay dirty.
+  using VisitDirty =
+      std::function<Status(Key key, const RowHeader& header, const float* floats, size_t n)>;
+  Status ForEachDirty(const VisitDirty& fn) const;
+  // Adds them to a batch. They stay dirty.
+  Status CollectDirty(RowBatch* batch);
+  // They are in the database now.
+  void MarkClean();
+  // Writes them to the database, pending.
+  Status Settle();
+  Status SettleOnce();
+  // Makes the description of the group durable, where calls are.
+  Status RecordMeta();
+  // As the group is once everything dirty is written.
+  GroupMeta meta() const;
+  int group() const { return group_; }
+  // Forgets what is cached, after somebody else has changed the database, which has so many rows
+  // that had not expired at `counted_at`. Nothing may be dirty. Needs no memory.
+  void DropCache(uint64_t rows, uint32_t counted_at);
+
+ private:
+  static constexpr int64_t kShardCost = 100000;  // nanoseconds, for ParallelFor
+
+  struct Shard;
+  class FrozenStore;
+
+  static uint64_t Hash(Key key) { return HashIndex::Hash(key); }
+  uint32_t ShardOf(uint64_t hash) const { return HashIndex::ShardOf(hash, shard_bits_); }
+  uint32_t shard_count() const { return uint32_t{1} << shard_bits_; }
+  bool Expired(const Shard& shard, uint32_t row, uint32_t now) const;
+  // Whether size() has a row in it: the last count of the rows has left out those that had expired.
+  bool IsCounted(const Shard& shard, uint32_t row) const;
+  // When a change happens that was to happen at `now`: not before the last count of the rows, which
+  // would not have seen it. For who holds the gate.
+  uint32_t NotBeforeCount(uint32_t now) const;
+  uint32_t layout_number() const { return layout_number_.load(std::memory_order_relaxed); }
+
+  template <typename T>
+  Status GatherAs(const Key* keys, size_t n, T* out, const GatherOptions& options,
+                  const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                  const ParallelFor& parallel_for);
+  // Finds rows in the cache, and calls found(i, row) beside other readers; for given rows, as in
+  // GatherOptions, as well. Returns the positions of the others.
+  template <typename Found>
+  std::vector<uint32_t> FindCached(const Key* keys, size_t n, const float* const* given,
+                                   int prefetch_floats, uint32_t now,
+                                   const ParallelFor& parallel_for, const Found& found) const;
+  // Looks for the keys at positions `rest` in the database too. Calls visit(shard, entries, rows,
+  // n) shard by shard; an entry's position is one in `rest`, and rows are as LoadEntries has them.
+  template <typename Visit>
+  Status ForEachRest(const Key* keys, const std::vector<uint32_t>& rest, uint32_t now,
+                     const ParallelFor& parallel_for, const Visit& visit);
+  // Calls fn(shard, entries, count) for every shard that a batch has keys in, alone in the shard,
+  // and trims the shard then, unless it is told to keep room that was made. Returns the first
+  // error.
+  using VisitShard = std::function<Status(Shard& shard, const ShardEntry* entries, size_t n)>;
+  Status ForEachShard(const ShardPartition& partition, const ParallelFor& parallel_for,
+                      const VisitShard& fn, bool keep_room = false);
+  // The same for changes to rows that are kept in the cache, where fn fails before it has changed
+  // any row of its shard: it says so if others have changed by then.
+  Status ChangeEachShard(const ShardPartition& partition, const ParallelFor& parallel_for,
+                         const VisitShard& fn);
+  // What a call's record needs, with its memory, so that changes begin only where there is enough.
+  std::vector<RowBatch> RecordOf(const ShardPartition& partition) const;
+
+  // The rest is called by who holds the gate and the shard alone.
+
+  // The cached row of each entry, read from the database where need be; kNone if there is none or
+  // it has expired. Rows that were found get the flag `keep`, a RowState or 0, unless it fails, and
+  // so do those in `unburied`: rows that have expired and that Bury has left.
+  Status LoadEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now, uint16_t keep,
+                     uint32_t* rows, std::vector<uint32_t>* unburied = nullptr);
+  // Reads keys, ascending and distinct, that are not cached, into the cache.
+  Status LoadKeys(Shard& shard, const std::vector<Key>& keys);
+  // Makes `wanted` rows free: by growing, at another's expense, or by eviction.
+  Status MakeRoom(Shard& shard, size_t wanted);
+  // Makes `wanted` rows free without the disk; only memory may end.
+  Status MakeRoomBeyondBudget(Shard& shard, size_t wanted);
+  Status NoMemory(const Shard& shard) const;
+  // Takes rows out of the cache, to the spill or the database.
+  Status Evict(Shard& shard, const std::vector<uint32_t>& rows);
+  // Finds room in the spill for more rows, or returns false.
+  Result<bool> ReserveSpill(Shard& shard, size_t rows);
+  Status EvictBlock(Shard& shard);
+  RowHeader HeaderOf(const Shard& shard, uint32_t row) const;
+  void AddSpillRow(const Spill::Head& head, const float* floats, size_t n, RowBatch* batch) const;
+  void AddToBatch(const Shard& shard, uint32_t row, RowBatch* batch) const;
+  void AddRows(const Shard& shard, const std::vector<uint32_t>& rows, RowBatch* batch) const;
+  // Orders the rows, and leaves each of them once.
+  void AddDistinct(const Shard& shard, std::vector<uint32_t>* rows, RowBatch* batch) const;
+  // What a row takes in a RowBatch.
+  size_t RecordBytes() const;
+  // The number of the shard that entries are in.
+  uint32_t NumberOf(const ShardEntry* entries) const { return ShardOf(Hash(entries->key)); }
+  // Writes rows to the database, pending.
+  Status Write(const RowBatch& batch) { return core_->database->WritePending(batch); }
+  // Counts the rows in shard.found that a step gives another life.
+  void CountRevived(Shard* shard);
+  Status CountNew(const ShardPartition& partition, uint32_t now, const ParallelFor& parallel_for,
+                  uint64_t* count);
+  // Whether the keys fit in beside max_rows, where there is such a limit.
+  Status CheckFits(const ShardPartition& partition, uint64_t max_rows, uint32_t now,
+                   const ParallelFor& parallel_for);
+  // The parts of a call that changes rows as a whole or not at all. First every row that is there
+  // into the cache, kept there, its number in shard.found; on an error none is kept.
+  Status KeepAll(const ShardPartition& partition, uint32_t now, const ParallelFor& parallel_for);
+  // Serial: where memory has ended, a thread pool may not take work.
+  void ReleaseAll(const ShardPartition& partition);
+  // Removes the rows in shard.found, each there once, from the database, for who holds all of their
+  // shards. Serial: pieces of other calls, on a pool that would be waited for, want those shards.
+  Status EraseKept(const ShardPartition& partition);
+  // Where a call that changes rows begins: the gate, and room in the journal, if there is one.
+  struct Call {
+    StorageCore::Entrance gate;
+    Journal::Room room;
+  };
+  Result<Call> BeginCall(size_t rows);
+  // The error of a call that changed rows and could not make that durable.
+  static Status NotOnDisk(const Status& why);
+  // Makes the call that changed these rows durable, where calls are.
+  Status Record(Journal::Room room, const std::vector<RowBatch>& rows);
+  // Gives back what a large batch took beyond the budget.
+  Status Trim(Shard& shard);
+  // Removes rows that have expired, so that they are met no more; what the disk does not let go now
+  // stays, and is expired all the same. Returns those.
+  std::vector<uint32_t> Bury(Shard& shard, std::vector<uint32_t> expired);
+  // Empties the cache if the shape is another, and the spill; nothing may be dirty then. Needs no
+  // memory: `slots` is a copy of the layout's.
+  void SetLayout(std::shared_ptr<const RowLayout> layout, std::vector<Slot> slots);
+  // Calls `write` for entries whose rows are in the cache, making those that are kNone, for which
+  // there is room. Sets them.
+  void WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,
+                    const WriteRow& write, uint32_t* rows);
+  Status UpsertAll(const ShardPartition& partition, uint32_t now, const WriteRow& write,
+                   const ParallelFor& parallel_for);
+  // For who holds the gate alone.
+  void SetState(TableState state);
+  // Has every row of the database hidden, pending.
+  Status HideAll();
+  // Publishes what is pending and what is dirty, when no other group has any of either.
+  Status Publish();
+  Status UpsertAlone(const Key* keys, size_t n, uint32_t now, const WriteRow& write,
+                     const ParallelFor& parallel_for);
+  // Leaves rows that have expired out of size() before they keep new ones out.
+  Status CountAnew(size_t added, uint64_t max_rows, uint32_t now);
+  // Whether size() may count rows that have expired, and it is time to look.
+  bool MayHaveExpired(uint32_t now);
+
+  const std::shared_ptr<StorageCore> core_;
+  const int group_;
+  const int dim_;
+  const int shard_bits_;
+  const GroupMeta start_;  // the parts that do not change
+  std::vector<std::unique_ptr<Shard>> shards_;
+  std::atomic<int64_t> rows_;         // wherever they are; a row that moves is counted once
+  std::atomic<uint32_t> counted_at_;  // when rows that had expired were last left out
+  std::atomic<uint32_t> layout_number_;
+  std::mutex limit_mu_;  // one Upsert at a time where there is a limit to keep
+  std::mutex write_mu_;  // one call at a time that changes rows as a whole; guards shard.found
+  ShardPartition apply_partition_;  // scratch of Apply
+  mutable std::mutex meta_mu_;      // guards the two below
+  std::shared_ptr<const RowLayout> layout_;
+  TableState state_;
+};
+
+}  // namespace sok

@@ -1,0 +1,272 @@
+// RocksdbStore between its cache and the database.
+#include <algorithm>
+#include <cstring>
+#include <shared_mutex>
+#include <string>
+#include <utility>
+
+#include "core/disk/rocksdb_store.h"
+#include "core/disk/rocksdb_store_shard.h"
+#include "core/rows/pipelined_find.h"
+
+namespace sok {
+namespace {
+
+// Rows that leave at a time, at least: a write has a cost of its own.
+constexpr size_t kFewestVictims = 32;
+
+}  // namespace
+
+bool RocksdbStore::Shard::GiveUpBlock() {
+  std::unique_lock<SharedMutex> lock(mu, std::try_to_lock);
+  if (!lock.owns_lock() || rows.blocks() <= 1) return false;
+  const uint64_t before = held();
+  return store->EvictBlock(*this).ok() && held() < before;
+}
+
+Status RocksdbStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,
+                                 uint16_t keep, uint32_t* rows, std::vector<uint32_t>* unburied) {
+  CacheRows& cached = shard.rows;
+  FindEntries(
+      shard.index, entries, n, [](Key key) { return Hash(key); }, rows);
+  std::vector<Key> absent;
+  std::vector<uint32_t> expired;
+  for (size_t i = 0; i < n; ++i) {
+    if (rows[i] == CacheRows::kNone) {
+      absent.push_back(entries[i].key);
+      continue;
+    }
+    // Pinned even if it has expired: the room that LoadKeys makes would give its number to another.
+    cached.Mark(rows[i], kRowUsed | kRowPinned);
+    if (Expired(shard, rows[i], now)) {
+      expired.push_back(rows[i]);
+      rows[i] = CacheRows::kNone;
+    }
+  }
+  Status status;
+  if (!absent.empty()) {
+    std::sort(absent.begin(), absent.end());
+    absent.erase(std::unique(absent.begin(), absent.end()), absent.end());
+    status = LoadKeys(shard, absent);
+    for (size_t i = 0; i < n && status.ok(); ++i) {
+      if (rows[i] != CacheRows::kNone) continue;
+      const uint32_t row = shard.index.Find(entries[i].key, Hash(entries[i].key));
+      if (row == CacheRows::kNone) continue;
+      if (Expired(shard, row, now)) {
+        expired.push_back(row);
+      } else {
+        rows[i] = row;
+      }
+    }
+  }
+  for (uint32_t row : expired) cached.Unmark(row, kRowPinned);
+  if (status.ok() && !expired.empty()) {
+    const std::vector<uint32_t> left = Bury(shard, std::move(expired));
+    if (unburied != nullptr) {
+      unburied->insert(unburied->end(), left.begin(), left.end());
+      for (uint32_t row : left) cached.Mark(row, keep);
+    }
+  }
+  for (size_t i = 0; i < n; ++i) {
+    cached.Unmark(rows[i], kRowPinned);
+    if (!status.ok()) {
+      rows[i] = CacheRows::kNone;
+    } else if (rows[i] != CacheRows::kNone && keep != 0) {
+      cached.Mark(rows[i], keep);
+    }
+  }
+  return status;
+}
+
+std::vector<uint32_t> RocksdbStore::Bury(Shard& shard, std::vector<uint32_t> expired) {
+  std::sort(expired.begin(), expired.end());
+  expired.erase(std::unique(expired.begin(), expired.end()), expired.end());
+  if (core_->read_only) return expired;
+  // One that a commit holds on to goes another time.
+  const auto leaving = std::stable_partition(
+      expired.begin(), expired.end(), [&](uint32_t row) { return !shard.rows.MayLeave(row); });
+  RowBatch gone;
+  int64_t fewer = 0;
+  for (auto row = leaving; row != expired.end(); ++row) {
+    gone.Remove(RowKey(group_, shard.rows.key(*row)));
+    fewer += IsCounted(shard, *row);
+  }
+  if (!Write(gone).ok()) return expired;
+  rows_ -= fewer;
+  for (auto row = leaving; row != expired.end(); ++row) {
+    shard.spill->Remove(shard.rows.key(*row));
+    shard.Forget(*row);
+  }
+  expired.erase(leaving, expired.end());
+  return expired;
+}
+
+Status RocksdbStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
+  Status status = MakeRoom(shard, keys.size());
+  if (status.ok()) status = shard.index.Reserve(static_cast<uint32_t>(keys.size()));
+  if (!status.ok()) return status;
+  CacheRows& cached = shard.rows;
+  const std::vector<float>& start = cached.layout().slot_start();
+  const size_t floats = dim_ + start.size();
+  std::vector<RowKey> wanted;
+  std::vector<uint32_t> places;
+  shard.spill->FindAll(keys, &places);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const Key key = keys[i];
+    const uint32_t place = places[i];
+    if (place == Spill::kNone) {
+      wanted.emplace_back(group_, key);
+      continue;
+    }
+    const uint32_t row = cached.Allocate(key);
+    Spill::Head head;
+    status = shard.spill->Read(place, &head, cached.row(row));
+    if (!status.ok()) {
+      cached.Free(row);
+      return status;
+    }
+    *cached.meta(row) = head.header.meta;
+    const bool is_new = head.is_new != 0 && shard.spill->dirty(place);
+    cached.Mark(row, is_new ? kRowSpilled | kRowNew : kRowSpilled);
+    shard.index.Insert(key, Hash(key), row);
+  }
+  Status damaged;
+  status =
+      core_->database->Read(wanted.data(), wanted.size(), [&](size_t i, std::string_view bytes) {
+        const Key key = RowKey::KeyOf(wanted[i].view());
+        RowValue value;
+        const bool parsed = value.Parse(bytes, dim_);
+        const bool has_slots = parsed && value.header.layout == layout_number();
+        if (!parsed || (has_slots && value.count != floats)) {
+          damaged = DamagedRow(group_, key, core_->path);
+          return;
+        }
+        const uint32_t row = cached.Allocate(key);
+        std::memcpy(cached.row(row), value.floats, (has_slots ? floats : dim_) * sizeof(float));
+        if (!has_slots) std::copy(start.begin(), start.end(), cached.row(row) + dim_);
+        *cached.meta(row) = value.header.meta;
+        shard.index.Insert(key, Hash(key), row);
+      });
+  return status.ok() ? damaged : status;
+}
+
+Status RocksdbStore::MakeRoom(Shard& shard, size_t wanted) {
+  CacheRows& rows = shard.rows;
+  while (rows.free() < wanted) {
+    if (rows.Grow(/*beyond_budget=*/false)) continue;
+    if (core_->memory.TakeFromRichest(&shard, 2 * rows.block_bytes())) continue;
+    const std::vector<uint32_t> victims =
+        rows.Victims(std::max(wanted - rows.free(), kFewestVictims));
+    if (!victims.empty()) {
+      Status status = Evict(shard, victims);
+      if (!status.ok()) return status;
+    } else if (!rows.Grow(/*beyond_budget=*/true)) {
+      return NoMemory(shard);
+    }
+  }
+  return Status();
+}
+
+Status RocksdbStore::MakeRoomBeyondBudget(Shard& shard, size_t wanted) {
+  while (shard.rows.free() < wanted) {
+    if (!shard.rows.Grow(/*beyond_budget=*/true)) return NoMemory(shard);
+  }
+  return Status();
+}
+
+Status RocksdbStore::NoMemory(const Shard& shard) const {
+  return Status(Code::kResourceExhausted, "no memory for the cache of group " +
+                                              std::to_string(group_) + " of '" + core_->path +
+                                              "': " + std::to_string(shard.rows.block_bytes()) +
+                                              " bytes were asked for");
+}
+
+Status RocksdbStore::Evict(Shard& shard, const std::vector<uint32_t>& rows) {
+  Spill& spill = *shard.spill;
+  std::vector<Spill::Row> leaving;
+  for (uint32_t row : rows) {
+    const uint16_t state = shard.rows.state(row);
+    if ((state & kRowSpilled) != 0) continue;
+    leaving.push_back({{shard.rows.key(row), HeaderOf(shard, row), (state & kRowNew) != 0},
+                       shard.rows.row(row),
+                       (state & kRowDirty) != 0});
+  }
+  auto room = ReserveSpill(shard, leaving.size());
+  if (!room.ok()) return room.status();
+  Status status;
+  if (room.value()) {
+    status = spill.Append(leaving);
+  } else {
+    RowBatch batch;
+    for (const Spill::Row& row : leaving) {
+      if (row.dirty) AddSpillRow(row.head, row.floats, spill.floats(), &batch);
+    }
+    status = Write(batch);
+    for (const Spill::Row& row : leaving) {
+      if (status.ok()) spill.Remove(row.head.key);
+    }
+  }
+  if (!status.ok()) return status;
+  for (uint32_t row : rows) shard.Forget(row);
+  return status;
+}
+
+void RocksdbStore::AddSpillRow(const Spill::Head& head, const float* floats, size_t n,
+                               RowBatch* batch) const {
+  batch->Put(RowKey(group_, head.key), head.header, floats, n);
+}
+
+Result<bool> RocksdbStore::ReserveSpill(Shard& shard, size_t rows) {
+  Spill& spill = *shard.spill;
+  if (!spill.enabled()) return false;
+  while (!spill.Reserve(rows)) {
+    RowBatch batch;
+    std::vector<uint32_t> cached;  // of the rows that go to the database
+    auto dropped = spill.DropOldest(
+        [&](const Spill::Head& head, const float* floats) {
+          const uint32_t row = shard.index.Find(head.key, Hash(head.key));
+          if (row != CacheRows::kNone) {
+            // The cached version is newer, and may be on its way to the database.
+            if ((shard.rows.state(row) & kRowSpilled) == 0) return Status();
+            cached.push_back(row);
+          }
+          AddSpillRow(head, floats, spill.floats(), &batch);
+          return Status();
+        },
+        [&] { return Write(batch); });
+    if (!dropped.ok()) return dropped.status();
+    for (uint32_t row : cached) shard.rows.Unmark(row, kRowSpilled | kRowNew);
+    if (!dropped.value()) return false;
+  }
+  return true;
+}
+
+Status RocksdbStore::EvictBlock(Shard& shard) {
+  const uint32_t block = shard.rows.EvictableBlock();
+  if (block == CacheRows::kNone) return Status();
+  std::vector<uint32_t> rows;
+  shard.rows.ForEachOfBlock(block, [&](uint32_t row) { rows.push_back(row); });
+  Status status = Evict(shard, rows);
+  if (status.ok()) shard.rows.Release(block);
+  return status;
+}
+
+Status RocksdbStore::Trim(Shard& shard) {
+  while (core_->memory.used() > core_->memory.budget() && shard.rows.blocks() > 1) {
+    const size_t before = shard.rows.blocks();
+    Status status = EvictBlock(shard);
+    if (!status.ok() || shard.rows.blocks() == before) return status;
+  }
+  return Status();
+}
+
+RowHeader RocksdbStore::HeaderOf(const Shard& shard, uint32_t row) const {
+  return {RowHeader::kVersion, static_cast<uint32_t>(dim_), layout_number(), *shard.rows.meta(row)};
+}
+
+void RocksdbStore::AddToBatch(const Shard& shard, uint32_t row, RowBatch* batch) const {
+  batch->Put(RowKey(group_, shard.rows.key(row)), HeaderOf(shard, row), shard.rows.row(row),
+             dim_ + shard.rows.layout().slot_floats());
+}
+
+}  // namespace sok

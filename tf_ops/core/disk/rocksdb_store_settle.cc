@@ -1,0 +1,268 @@
+// RocksdbStore at rest: everything that is newer than the database goes there.
+#include <algorithm>
+#include <cstring>
+#include <shared_mutex>
+#include <string>
+#include <utility>
+
+#include "core/disk/rocksdb_store.h"
+#include "core/disk/rocksdb_store_shard.h"
+
+namespace sok {
+namespace {
+
+constexpr size_t kSettleBytes = size_t{4} << 20;
+
+}  // namespace
+
+uint64_t RocksdbStore::DirtyBytes() const {
+  uint64_t rows = 0;
+  for (const auto& shard : shards_) {
+    std::lock_guard<SharedMutex> lock(shard->mu);
+    rows += shard->spill->dirty();
+    shard->rows.ForEach([&](uint32_t row) { rows += (shard->rows.state(row) & kRowDirty) != 0; });
+  }
+  return rows *
+         (RowKey::kBytes + sizeof(RowHeader) + (dim_ + layout()->slot_floats()) * sizeof(float));
+}
+
+Status RocksdbStore::CollectDirty(RowBatch* batch) {
+  return ForEachDirty([&](Key key, const RowHeader& header, const float* floats, size_t n) {
+    batch->Put(RowKey(group_, key), header, floats, n);
+    return Status();
+  });
+}
+
+Status RocksdbStore::ForEachDirty(const VisitDirty& fn) const {
+  struct Place {
+    Key key;
+    uint32_t shard;
+    uint32_t number;  // in the cache, or in the spill
+    bool cached;
+  };
+  std::vector<Place> places;
+  for (uint32_t s = 0; s < shard_count(); ++s) {
+    const Shard& shard = *shards_[s];
+    std::shared_lock<SharedMutex> lock(shard.mu);
+    const auto dirty = [&](uint32_t row) { return (shard.rows.state(row) & kRowDirty) != 0; };
+    shard.rows.ForEach([&](uint32_t row) {
+      if (dirty(row)) places.push_back({shard.rows.key(row), s, row, true});
+    });
+    shard.spill->ForEachPlace([&](Key key, uint32_t place) {
+      if (!shard.spill->dirty(place)) return;
+      const uint32_t row = shard.index.Find(key, Hash(key));
+      if (row != CacheRows::kNone && dirty(row)) return;  // the cached one is newer
+      places.push_back({key, s, place, false});
+    });
+  }
+  std::sort(places.begin(), places.end(),
+            [](const Place& a, const Place& b) { return a.key < b.key; });
+  const size_t floats = dim_ + layout()->slot_floats();
+  std::vector<float> spilled(floats);
+  for (const Place& place : places) {
+    // Nothing but lookups of what is cached runs beside this, and they change no row.
+    const Shard& shard = *shards_[place.shard];
+    Status status;
+    if (place.cached) {
+      status = fn(place.key, HeaderOf(shard, place.number), shard.rows.row(place.number), floats);
+    } else {
+      Spill::Head head;
+      status = shard.spill->Read(place.number, &head, spilled.data());
+      if (status.ok()) status = fn(place.key, head.header, spilled.data(), floats);
+    }
+    if (!status.ok()) return status;
+  }
+  return Status();
+}
+
+void RocksdbStore::MarkClean() {
+  for (const auto& shard : shards_) {
+    std::lock_guard<SharedMutex> lock(shard->mu);
+    shard->spill->SetAllClean();
+    shard->rows.ForEach([&](uint32_t row) { shard->rows.Unmark(row, kRowDirty | kRowNew); });
+  }
+}
+
+Status RocksdbStore::Settle() {
+  return core_->WriteAtRest([this] { return SettleOnce(); });
+}
+
+Status RocksdbStore::SettleOnce() {
+  // However this ends, some rows may be in the database by then that are still marked as new.
+  class InPart {
+   public:
+    explicit InPart(Database* database) : database_(database) {}
+    ~InPart() {
+      if (!whole) database_->AddWriteInDoubt();
+    }
+    bool whole = false;
+
+   private:
+    Database* const database_;
+  } in_part(core_->database.get());
+  RowBatch batch;
+  Status status =
+      ForEachDirty([&](Key key, const RowHeader& header, const float* floats, size_t n) {
+        batch.Put(RowKey(group_, key), header, floats, n);
+        if (batch.bytes() < kSettleBytes) return Status();
+        Status written = Write(batch);
+        batch.Clear();
+        return written;
+      });
+  if (status.ok()) status = Write(batch);
+  if (status.ok()) MarkClean();
+  in_part.whole = status.ok();
+  return status;
+}
+
+void RocksdbStore::DropCache(uint64_t rows, uint32_t counted_at) {
+  for (const auto& shard : shards_) {
+    std::lock_guard<SharedMutex> lock(shard->mu);
+    shard->Reset(layout());
+  }
+  rows_ = static_cast<int64_t>(rows);
+  counted_at_ = counted_at;
+}
+
+Status RocksdbStore::Replace(std::shared_ptr<const RowLayout> layout, const TableState& state,
+                             const Key* keys, size_t n, uint32_t now, const WriteRow& write,
+                             const ParallelFor& parallel_for) {
+  std::lock_guard<std::mutex> writing(write_mu_);
+  if (const auto entrance = core_->Enter(/*to_write=*/true); !entrance.ok()) {
+    return entrance.status();
+  }
+  std::lock_guard<SharedMutex> gate(core_->gate);
+  if (Status status = core_->CheckWritable(); !status.ok()) return status;
+  // From here on nothing is pending but what this call writes, so that it can be dropped again.
+  if (Status status = core_->flush(); !status.ok()) return status;
+  GroupMeta before = meta();
+  const std::shared_ptr<const RowLayout> layout_before = this->layout();
+  const uint64_t in_doubt = core_->database->writes_in_doubt();
+  Status status = OrNoMemory([&] {
+    Status made = HideAll();
+    DropCache(0, now);
+    SetLayout(layout, layout->slots());
+    SetState(state);
+    if (made.ok()) made = UpsertAlone(keys, n, now, write, parallel_for);
+    return made.ok() && core_->journal != nullptr ? Publish() : made;
+  });
+  if (status.ok()) return status;
+  if (core_->journal != nullptr && core_->database->writes_in_doubt() != in_doubt) {
+    bool there = false;
+    const Status told = OrNoMemory([&] {
+      if (Status recovered = core_->Recover(); !recovered.ok()) return recovered;
+      auto published = core_->database->FailedPublicationIsThere();
+      if (published.ok()) there = published.value();
+      return published.status();
+    });
+    if (!told.ok()) {
+      // Nobody can tell, so the new rows stay, and the next publication has them for certain.
+      core_->journal->Break();
+      return NotOnDisk(status);
+    }
+    if (there) {
+      MarkClean();
+      // What cannot be dropped now goes when the database is opened again.
+      return core_->database->DropPending().ok() || core_->database->failed() ? Status() : status;
+    }
+  }
+  // All rows are where they were, in the database. From here on nothing needs memory.
+  const Status dropped = core_->database->DropPending();
+  std::vector<Slot> none;  // the state has them
+  SetLayout(layout_before, std::move(none));
+  layout_number_ = before.layout;
+  SetState(std::move(before.state));
+  DropCache(before.rows, before.counted_at);
+  return dropped.ok() || core_->database->failed() ? status : dropped;
+}
+
+Status RocksdbStore::HideAll() {
+  // Row by row, since what is pending must hide what is published.
+  Database& database = *core_->database;
+  RowBatch gone;
+  const auto hide = [&] {
+    Status written = database.WritePending(gone);
+    gone.Clear();
+    return written;
+  };
+  Status status = database.ForEach(group_, [&](int, Key key, std::string_view) -> Status {
+    gone.Remove(RowKey(group_, key));
+    return gone.bytes() < kSettleBytes ? Status() : hide();
+  });
+  return status.ok() ? hide() : status;
+}
+
+Status RocksdbStore::Publish() {
+  const auto publication = core_->database->StartPublication();
+  Status status =
+      ForEachDirty([&](Key key, const RowHeader& header, const float* floats, size_t m) {
+        return publication->Add(RowKey(group_, key), header, floats, m);
+      });
+  if (status.ok()) status = publication->Finish({{GroupMetaName(group_), meta().ToJson()}});
+  if (status.ok()) MarkClean();
+  return status;
+}
+
+void RocksdbStore::SetState(TableState state) {
+  std::lock_guard<std::mutex> guard(meta_mu_);
+  state_ = std::move(state);
+}
+
+// All rows lie in the database as long as it lives, since it holds the gate alone.
+class RocksdbStore::FrozenStore final : public Frozen {
+ public:
+  explicit FrozenStore(RocksdbStore* store) : store_(*store), gate_(store->core_->gate) {}
+
+  Status Prepare() {
+    if (Status status = store_.core_->CheckOpen(); !status.ok()) return status;
+    if (Status status = store_.Settle(); !status.ok()) return status;
+    return Visit([this](Key, const RowValue&) { ++size_; });
+  }
+  uint64_t size() const override { return size_; }
+  uint32_t now() const { return now_; }
+  Status ForEach(const std::function<void(Key, RowView)>& fn) const override {
+    const auto layout = store_.layout();
+    const std::vector<float>& start = layout->slot_start();
+    const size_t dim = store_.dim_;
+    std::vector<float> floats(dim + start.size());
+    return Visit([&](Key key, const RowValue& value) {
+      const bool has_slots =
+          value.header.layout == store_.layout_number() && value.count == floats.size();
+      std::copy(start.begin(), start.end(), floats.begin() + dim);
+      std::memcpy(floats.data(), value.floats, (has_slots ? floats.size() : dim) * sizeof(float));
+      RowMeta meta = value.header.meta;
+      fn(key, {floats.data(), &meta});
+    });
+  }
+
+ private:
+  template <typename Fn>
+  Status Visit(const Fn& fn) const {
+    const Expiry& expiry = *store_.core_->expiry;
+    return store_.core_->database->ForEach(
+        store_.group_, [&](int, Key key, std::string_view bytes) {
+          RowValue value;
+          if (!value.Parse(bytes, store_.dim_)) {
+            return DamagedRow(store_.group_, key, store_.core_->path);
+          }
+          if (!expiry.Expired(value.header.meta.update_time, now_)) fn(key, value);
+          return Status();
+        });
+  }
+
+  RocksdbStore& store_;
+  const std::unique_lock<SharedMutex> gate_;
+  const uint32_t now_ = store_.core_->expiry->Now();
+  uint64_t size_ = 0;
+};
+
+Result<std::unique_ptr<RowStore::Frozen>> RocksdbStore::Freeze() {
+  auto frozen = std::make_unique<FrozenStore>(this);
+  Status status = frozen->Prepare();
+  if (!status.ok()) return status;
+  rows_ = static_cast<int64_t>(frozen->size());
+  counted_at_ = frozen->now();
+  return std::unique_ptr<Frozen>(std::move(frozen));
+}
+
+}  // namespace sok

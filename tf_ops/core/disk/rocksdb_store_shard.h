@@ -1,0 +1,62 @@
+// A shard of RocksdbStore. Included by its two sources only.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/disk/rocksdb_store.h"
+
+namespace sok {
+
+struct alignas(64) RocksdbStore::Shard final : CacheMemory::Holder {
+  Shard(RocksdbStore* owner, std::shared_ptr<const RowLayout> layout)
+      : store(owner),
+        rows(layout, &owner->core_->memory, this),
+        spill(std::make_unique<Spill>(owner->core_->spill.get(), SpillFloats(*layout))) {}
+
+  bool GiveUpBlock() override;
+
+  // Takes a cached row out, whatever it holds.
+  void Forget(uint32_t row) {
+    index.Erase(rows.key(row), HashIndex::Hash(rows.key(row)));
+    rows.Free(row);
+  }
+  // Lets go of what a call has kept. From then on the rows may leave.
+  void Release() {
+    for (const auto* kept : {&found, &kept_besides}) {
+      for (uint32_t row : *kept) rows.Unmark(row, kRowKept);
+    }
+    found.clear();
+    kept_besides.clear();
+    keeps = false;
+  }
+  // Keeps rows that a lookup has made while a call keeps others: it did not find them, and must see
+  // that they are there by the time it would make them itself. There is memory for them.
+  void KeepMade(const std::vector<uint32_t>& made) {
+    for (uint32_t row : made) rows.Mark(row, kRowKept);
+    kept_besides.insert(kept_besides.end(), made.begin(), made.end());
+  }
+
+  // Takes all of them out. Needs no memory: where it ended, some shards would be reset only.
+  void Reset(std::shared_ptr<const RowLayout> layout) {
+    index = HashIndex();
+    spill->Reset(SpillFloats(*layout));
+    rows.Reset(std::move(layout));
+  }
+
+  static size_t SpillFloats(const RowLayout& layout) { return layout.dim() + layout.slot_floats(); }
+
+  RocksdbStore* const store;
+  mutable SharedMutex mu;
+  HashIndex index;
+  CacheRows rows;
+  std::unique_ptr<Spill> spill;
+  // The row of each entry of the call that keeps them in the cache; empty between calls.
+  std::vector<uint32_t> found;
+  // Rows that lookups have made meanwhile, and those that have expired and could not be removed.
+  std::vector<uint32_t> kept_besides;
+  bool keeps = false;  // such a call is under way
+};
+
+}  // namespace sok

@@ -1,0 +1,491 @@
+// What changes rows of RocksdbStore.
+#include <algorithm>
+#include <new>
+#include <shared_mutex>
+#include <string>
+#include <unordered_set>
+#include <utility>
+
+#include "core/disk/rocksdb_store.h"
+#include "core/disk/rocksdb_store_shard.h"
+#include "core/rows/pipelined_find.h"
+
+namespace sok {
+namespace {
+
+// Orders the numbers of rows, and leaves each once, kNone not at all.
+void LeaveDistinct(std::vector<uint32_t>* rows) {
+  std::sort(rows->begin(), rows->end());
+  rows->erase(std::unique(rows->begin(), rows->end()), rows->end());
+  if (!rows->empty() && rows->back() == CacheRows::kNone) rows->pop_back();
+}
+
+}  // namespace
+
+Status RocksdbStore::CountNew(const ShardPartition& partition, uint32_t now,
+                              const ParallelFor& parallel_for, uint64_t* count) {
+  std::atomic<uint64_t> added{0};
+  Status status =
+      ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
+        std::vector<uint32_t> rows(m);
+        Status loaded = LoadEntries(shard, entries, m, now, /*keep=*/0, rows.data());
+        std::unordered_set<Key> absent;
+        for (size_t i = 0; i < m; ++i) {
+          if (rows[i] == CacheRows::kNone) absent.insert(entries[i].key);
+        }
+        added += absent.size();
+        return loaded;
+      });
+  *count = added;
+  return status;
+}
+
+bool RocksdbStore::MayHaveExpired(uint32_t now) {
+  const uint32_t ttl = core_->expiry->ttl();
+  if (ttl == 0) return false;
+  // A count walks over all rows: not more often than every sixteenth of a row's life.
+  return now >= uint64_t{counted_at_} + std::max<uint32_t>(1, ttl / 16);
+}
+
+Status RocksdbStore::CheckFits(const ShardPartition& partition, uint64_t max_rows, uint32_t now,
+                               const ParallelFor& parallel_for) {
+  if (max_rows == 0 || size() + partition.total() <= max_rows) return Status();
+  uint64_t added = 0;
+  Status status = CountNew(partition, now, parallel_for, &added);
+  if (!status.ok()) return status;
+  // A table that was opened with a smaller limit than before may hold more.
+  const bool fits = added == 0 || size() + added <= max_rows;
+  return fits ? Status() : TableFull(size(), max_rows, added);
+}
+
+Status RocksdbStore::CountAnew(size_t added, uint64_t max_rows, uint32_t now) {
+  if (max_rows == 0 || size() + added <= max_rows || !MayHaveExpired(now)) return Status();
+  return Freeze().status();
+}
+
+Status RocksdbStore::Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
+                            const WriteRow& write, const ParallelFor& parallel_for) {
+  if (Status status = CountAnew(n, max_rows, now); !status.ok()) return status;
+  const auto gate = core_->Enter(/*to_write=*/true);
+  if (!gate.ok()) return gate.status();
+  now = NotBeforeCount(now);
+  ShardPartition partition;
+  Partition({{keys, n}}, parallel_for, &partition);
+  std::unique_lock<std::mutex> limit(limit_mu_, std::defer_lock);
+  if (max_rows > 0) limit.lock();
+  Status status = CheckFits(partition, max_rows, now, parallel_for);
+  return status.ok() ? UpsertAll(partition, now, write, parallel_for) : status;
+}
+
+Status RocksdbStore::UpsertAlone(const Key* keys, size_t n, uint32_t now, const WriteRow& write,
+                                 const ParallelFor& parallel_for) {
+  ShardPartition partition;
+  Partition({{keys, n}}, parallel_for, &partition);
+  return UpsertAll(partition, now, write, parallel_for);
+}
+
+Status RocksdbStore::UpsertAll(const ShardPartition& partition, uint32_t now, const WriteRow& write,
+                               const ParallelFor& parallel_for) {
+  return ForEachShard(
+      partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
+        std::vector<uint32_t> rows(m), unburied;
+        Status status = LoadEntries(shard, entries, m, now, kRowPinned, rows.data(), &unburied);
+        const auto absent =
+            static_cast<uint32_t>(std::count(rows.begin(), rows.end(), CacheRows::kNone));
+        if (status.ok()) status = MakeRoom(shard, absent);
+        if (status.ok()) status = shard.index.Reserve(absent);
+        if (status.ok() && shard.keeps) {
+          status = OrNoMemory([&] {
+            shard.kept_besides.reserve(shard.kept_besides.size() + m);
+            return Status();
+          });
+        }
+        if (status.ok()) {
+          WriteEntries(shard, entries, m, now, write, rows.data());
+          if (shard.keeps) shard.KeepMade(rows);
+        }
+        for (const auto* pinned : {&rows, &unburied}) {
+          for (uint32_t row : *pinned) shard.rows.Unmark(row, kRowPinned);
+        }
+        return status;
+      });
+}
+
+void RocksdbStore::WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,
+                                const WriteRow& write, uint32_t* rows) {
+  CacheRows& cached = shard.rows;
+  const std::vector<float>& start = cached.layout().slot_start();
+  for (size_t i = 0; i < n; ++i) {
+    const Key key = entries[i].key;
+    bool is_new = false;
+    if (rows[i] == CacheRows::kNone) {
+      // An earlier entry of this call may have made the row, or a lookup since then, or it is there
+      // and has expired.
+      rows[i] = shard.index.Find(key, Hash(key));
+      is_new = rows[i] == CacheRows::kNone || Expired(shard, rows[i], now);
+      if (rows[i] == CacheRows::kNone) {
+        rows[i] = cached.Allocate(key);
+        shard.index.Insert(key, Hash(key), rows[i]);
+        cached.set_state(rows[i], kRowLive | kRowNew);
+        ++rows_;
+      } else if (is_new && !IsCounted(shard, rows[i])) {
+        ++rows_;
+      }
+    }
+    const uint32_t row = rows[i];
+    if (is_new) {
+      std::copy(start.begin(), start.end(), cached.row(row) + dim_);
+      *cached.meta(row) = RowMeta{0, now};
+    }
+    write(entries[i].position, {cached.row(row), cached.meta(row)}, is_new);
+    cached.MarkChanged(row);
+  }
+}
+
+Status RocksdbStore::KeepAll(const ShardPartition& partition, uint32_t now,
+                             const ParallelFor& parallel_for) {
+  const auto keep = [&](Shard& shard, const ShardEntry* entries, size_t n) {
+    shard.found.assign(n, CacheRows::kNone);
+    shard.keeps = true;
+    return LoadEntries(shard, entries, n, now, kRowKept, shard.found.data(), &shard.kept_besides);
+  };
+  Status status = OrNoMemory([&] { return ForEachShard(partition, parallel_for, keep); });
+  if (!status.ok()) ReleaseAll(partition);
+  return status;
+}
+
+std::vector<RowBatch> RocksdbStore::RecordOf(const ShardPartition& partition) const {
+  std::vector<RowBatch> record(shard_count());
+  if (core_->journal == nullptr) return record;
+  for (uint32_t s = 0; s < shard_count(); ++s) {
+    record[s].Reserve(partition.size(s) * RecordBytes());
+  }
+  return record;
+}
+
+Status RocksdbStore::ChangeEachShard(const ShardPartition& partition,
+                                     const ParallelFor& parallel_for, const VisitShard& fn) {
+  std::atomic<bool> changed{false};
+  const auto change = [&](Shard& shard, const ShardEntry* entries, size_t n) {
+    Status status = fn(shard, entries, n);
+    if (status.ok()) changed = true;
+    return status;
+  };
+  try {
+    Status status = ForEachShard(partition, parallel_for, change);
+    if (status.ok() || !changed) return status;
+  } catch (const std::bad_alloc&) {
+  }
+  // No record can say what has changed.
+  if (core_->journal != nullptr) core_->journal->Break();
+  ReleaseAll(partition);
+  return ErrorOrLiteral(
+      Code::kResourceExhausted,
+      "memory ended in the midst of a call: some of its rows are changed and others are not; to "
+      "have none of it, end the process without a flush and open what was flushed last",
+      [this] {
+        return "memory ended in the midst of a call on group " + std::to_string(group_) + " of '" +
+               core_->path +
+               "': some of its rows are changed and others are not; to have none of it, end the "
+               "process without a flush and open what was flushed last";
+      });
+}
+
+void RocksdbStore::ReleaseAll(const ShardPartition& partition) {
+  for (uint32_t s = 0; s < shard_count(); ++s) {
+    if (partition.size(s) == 0) continue;
+    std::lock_guard<SharedMutex> lock(shards_[s]->mu);
+    shards_[s]->Release();
+  }
+}
+
+Status RocksdbStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
+                         const WriteRow& write, const ParallelFor& parallel_for) {
+  std::lock_guard<std::mutex> writing(write_mu_);
+  if (Status status = CountAnew(n, max_rows, now); !status.ok()) return status;
+  auto call = BeginCall(n);
+  if (!call.ok()) return call.status();
+  now = NotBeforeCount(now);
+  ShardPartition partition;
+  Partition({{keys, n}}, parallel_for, &partition);
+  std::unique_lock<std::mutex> limit(limit_mu_, std::defer_lock);
+  if (max_rows > 0) limit.lock();
+  Status status = CheckFits(partition, max_rows, now, parallel_for);
+  std::vector<RowBatch> changed = RecordOf(partition);
+  if (status.ok()) status = KeepAll(partition, now, parallel_for);
+  if (!status.ok()) return status;
+  // Memory for the new rows, of all shards before any row changes.
+  const auto make_room = [this](Shard& shard) {
+    const auto absent = std::count(shard.found.begin(), shard.found.end(), CacheRows::kNone);
+    Status made = MakeRoomBeyondBudget(shard, static_cast<size_t>(absent));
+    return made.ok() ? shard.index.Reserve(static_cast<uint32_t>(absent)) : made;
+  };
+  status = OrNoMemory([&] {
+    return ForEachShard(
+        partition, parallel_for,
+        [&](Shard& shard, const ShardEntry*, size_t) { return make_room(shard); },
+        /*keep_room=*/true);
+  });
+  if (!status.ok()) {
+    ReleaseAll(partition);
+    return status;
+  }
+  status = ChangeEachShard(
+      partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
+        const Status ready = make_room(shard);  // lookups may have taken it meanwhile
+        if (ready.ok()) {
+          WriteEntries(shard, entries, m, now, write, shard.found.data());
+          if (core_->journal != nullptr) {
+            AddDistinct(shard, &shard.found, &changed[NumberOf(entries)]);
+          }
+        }
+        shard.Release();
+        return ready;
+      });
+  return status.ok() ? Record(std::move(call.value().room), changed) : status;
+}
+
+Result<uint64_t> RocksdbStore::Apply(const std::vector<GradientBatch>& batches,
+                                     const RowOptimizer& optimizer, const CommitStep& step,
+                                     const ParallelFor& parallel_for) {
+  std::lock_guard<std::mutex> writing(write_mu_);
+  const ShardPartition& partition = PartitionOf(*this, batches, parallel_for, &apply_partition_);
+  auto call = BeginCall(partition.total());
+  if (!call.ok()) return call.status();
+  std::vector<RowBatch> changed = RecordOf(partition);
+
+  // First every row into the cache, so that an error finds all of them as they were. What is kept
+  // there keeps its number: only eviction and Erase take rows out.
+  Status status = KeepAll(partition, step.now, parallel_for);
+  if (!status.ok()) return status;
+  // Rows that were alive when the call was made may have expired while it waited for a count of the
+  // rows; they live on.
+  CommitStep counted = step;
+  counted.now = NotBeforeCount(step.now);
+  std::atomic<uint64_t> count{0};
+  TableState after = step.state;
+  status = ChangeEachShard(
+      partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t n) {
+        thread_local RowUpdate update;
+        CacheRows& cached = shard.rows;
+        if (counted.now != step.now) CountRevived(&shard);
+        const std::vector<uint32_t>& rows =
+            update.Apply(cached, entries, shard.found.data(), n, batches, dim_, optimizer, counted);
+        for (uint32_t row : rows) cached.MarkChanged(row);
+        if (core_->journal != nullptr) AddRows(shard, rows, &changed[NumberOf(entries)]);
+        count += rows.size();
+        shard.Release();
+        return Status();
+      });
+  SetState(std::move(after));
+  if (step.applied != nullptr) *step.applied = true;
+  if (status.ok()) status = Record(std::move(call.value().room), changed);
+  if (!status.ok()) return status;
+  return count.load();
+}
+
+void RocksdbStore::CountRevived(Shard* shard) {
+  std::vector<uint32_t> rows = shard->found;
+  LeaveDistinct(&rows);
+  for (uint32_t row : rows) rows_ += IsCounted(*shard, row) ? 0 : 1;
+}
+
+void RocksdbStore::AddRows(const Shard& shard, const std::vector<uint32_t>& rows,
+                           RowBatch* batch) const {
+  batch->Reserve(rows.size() * RecordBytes());
+  for (uint32_t row : rows) AddToBatch(shard, row, batch);
+}
+
+void RocksdbStore::AddDistinct(const Shard& shard, std::vector<uint32_t>* rows,
+                               RowBatch* batch) const {
+  LeaveDistinct(rows);
+  AddRows(shard, *rows, batch);
+}
+
+size_t RocksdbStore::RecordBytes() const {
+  return RowBatch::kBytesBesideFloats + (dim_ + layout()->slot_floats()) * sizeof(float);
+}
+
+Result<RocksdbStore::Call> RocksdbStore::BeginCall(size_t rows) {
+  for (bool published = false;; published = true) {
+    auto gate = core_->Enter(/*to_write=*/true);
+    if (!gate.ok()) return gate.status();
+    if (core_->journal == nullptr) return Call{std::move(gate.value()), {}};
+    auto room = core_->journal->Reserve(rows * RecordBytes());
+    if (room.ok()) return Call{std::move(gate.value()), std::move(room.value())};
+    const bool disk_full = room.status().code() == Code::kResourceExhausted;
+    if (published || !disk_full || core_->journal->empty()) return room.status();
+    // The journal itself may be what fills the disk.
+    gate.value().unlock();
+    std::lock_guard<SharedMutex> alone(core_->gate);
+    if (Status status = core_->CheckOpen(); !status.ok()) return status;
+    if (!core_->flush || !core_->flush().ok()) return room.status();
+  }
+}
+
+Status RocksdbStore::Record(Journal::Room room, const std::vector<RowBatch>& rows) {
+  if (core_->journal == nullptr) return Status();
+  const Status status = OrNoMemory([&] {
+    return core_->journal->Append(std::move(room), {{GroupMetaName(group_), meta().ToJson()}},
+                                  rows);
+  });
+  if (status.ok()) return status;
+  // Later records must not build on rows that none has.
+  core_->journal->Break();
+  return NotOnDisk(status);
+}
+
+Status RocksdbStore::NotOnDisk(const Status& why) {
+  return ErrorOrLiteral(
+      why.code(),
+      "the rows are changed and kept in memory, but not on disk yet, and memory has ended; flush "
+      "then, and do not repeat the call",
+      [&why] {
+        return "the rows are changed and kept in memory, but not on disk yet: " + why.message() +
+               "; flush then, and do not repeat the call";
+      });
+}
+
+Status RocksdbStore::RecordMeta() {
+  if (core_->journal == nullptr) return Status();
+  auto room = core_->journal->Reserve(0);
+  if (!room.ok()) return room.status();
+  const Status status = OrNoMemory([&] {
+    return core_->journal->Append(std::move(room.value()),
+                                  {{GroupMetaName(group_), meta().ToJson()}}, {});
+  });
+  if (status.ok()) return status;
+  return Status(status.code(), "the table is not open, and no row has changed: " +
+                                   status.message() + "; open it again once the disk can be used");
+}
+
+Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) {
+  std::lock_guard<std::mutex> writing(write_mu_);
+  auto call = BeginCall(n);
+  if (!call.ok()) return call.status();
+  ShardPartition partition;
+  Partition({{keys, n}}, parallel_for, &partition);
+  std::vector<RowBatch> all(shard_count());
+  Status status = KeepAll(partition, core_->expiry->Now(), parallel_for);
+  if (!status.ok()) return status;
+  status = OrNoMemory([&] {
+    return ForEachShard(
+        partition, parallel_for,
+        [&](Shard& shard, const ShardEntry* entries, size_t) {
+          LeaveDistinct(&shard.found);
+          if (core_->journal == nullptr) return Status();
+          RowBatch& removals = all[NumberOf(entries)];
+          removals.Reserve(shard.found.size() * RowBatch::kBytesBesideFloats);
+          for (uint32_t row : shard.found) removals.Remove(RowKey(group_, shard.rows.key(row)));
+          return Status();
+        },
+        /*keep_room=*/true);
+  });
+  if (!status.ok()) {
+    ReleaseAll(partition);
+    return status;
+  }
+  uint64_t erased = 0;
+  {
+    // Lookups, which may write what is spilled to the database, must not come between the rows'
+    // removal there and here: one that it writes then would stay.
+    std::vector<std::unique_lock<SharedMutex>> alone;
+    status = OrNoMemory([&] {
+      alone.reserve(shard_count());
+      for (uint32_t s = 0; s < shard_count(); ++s) {
+        if (partition.size(s) > 0) alone.emplace_back(shards_[s]->mu);
+      }
+      return EraseKept(partition);
+    });
+    // The database has it by now: nothing may fail that memory must follow with.
+    for (uint32_t s = 0; s < shard_count() && status.ok(); ++s) {
+      if (partition.size(s) == 0) continue;
+      Shard& shard = *shards_[s];
+      for (uint32_t row : shard.found) {
+        shard.spill->Remove(shard.rows.key(row));
+        shard.Forget(row);
+      }
+      erased += shard.found.size();
+      rows_ -= static_cast<int64_t>(shard.found.size());
+      shard.found.clear();
+      shard.Release();
+    }
+  }
+  if (!status.ok()) {
+    ReleaseAll(partition);
+    return status;
+  }
+  if (erased > 0) status = Record(std::move(call.value().room), all);
+  if (!status.ok()) return status;
+  return erased;
+}
+
+Status RocksdbStore::EraseKept(const ShardPartition& partition) {
+  // What the database does not know leaves no trace there, unless a write that failed may have told
+  // it all the same.
+  const bool in_doubt = core_->database->writes_in_doubt() > 0;
+  RowBatch gone;
+  for (uint32_t s = 0; s < shard_count(); ++s) {
+    if (partition.size(s) == 0) continue;
+    const Shard& shard = *shards_[s];
+    for (uint32_t row : shard.found) {
+      const bool is_new = (shard.rows.state(row) & kRowNew) != 0;
+      if (!is_new || in_doubt) gone.Remove(RowKey(group_, shard.rows.key(row)));
+    }
+  }
+  return Write(gone);
+}
+
+Result<bool> RocksdbStore::Relay(std::shared_ptr<const RowLayout> layout,
+                                 const ParallelFor& /*parallel_for*/) {
+  {
+    // Whatever has to be mended first.
+    const auto entrance = core_->Enter(/*to_write=*/true);
+    if (!entrance.ok()) return entrance.status();
+  }
+  std::lock_guard<SharedMutex> gate(core_->gate);
+  if (Status status = core_->CheckWritable(); !status.ok()) return status;
+  std::vector<Slot> slots = layout->slots();
+  if (layout->SameShape(*this->layout())) {
+    SetLayout(std::move(layout), std::move(slots));
+    return false;
+  }
+  // Rows of the old layout go to the database, where the layout's number tells them apart.
+  if (Status status = Settle(); !status.ok()) return status;
+  if (core_->journal != nullptr) {
+    // Before anything has changed.
+    GroupMeta after = meta();
+    after.layout = layout_number() + 1;
+    after.state = {"", layout->slots(), 0};
+    auto room = core_->journal->Reserve(0);
+    if (!room.ok()) return room.status();
+    const NamedValues named = {{GroupMetaName(group_), after.ToJson()}};
+    if (Status status = core_->journal->Append(std::move(room.value()), named, {}); !status.ok()) {
+      return status;
+    }
+  }
+  SetLayout(std::move(layout), std::move(slots));
+  return true;
+}
+
+void RocksdbStore::SetLayout(std::shared_ptr<const RowLayout> layout, std::vector<Slot> slots) {
+  const bool reshape = !layout->SameShape(*this->layout());
+  for (const auto& shard : shards_) {
+    std::lock_guard<SharedMutex> lock(shard->mu);
+    if (reshape) {
+      shard->Reset(layout);
+    } else {
+      shard->rows.set_layout(layout);
+    }
+  }
+  std::lock_guard<std::mutex> guard(meta_mu_);
+  if (reshape) {
+    ++layout_number_;
+    state_.rule.clear();  // until the first commit in the new layout
+    state_.steps = 0;
+  }
+  state_.slots = std::move(slots);
+  layout_ = std::move(layout);
+}
+
+}  // namespace sok

@@ -1,0 +1,133 @@
+// How rows look in the database. Described for other programs in docs/reference/file-formats.md.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "core/base/types.h"
+#include "core/rows/row_slabs.h"
+
+namespace sok {
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "values are copied as they lie in memory");
+
+// The group, then the key big-endian: a group is a prefix, and the order of bytes is that of keys.
+struct RowKey {
+  static constexpr size_t kBytes = 9;
+
+  RowKey() = default;
+  RowKey(int group, Key key) {
+    bytes[0] = static_cast<char>(group);
+    const uint64_t big_endian = __builtin_bswap64(key);
+    std::memcpy(bytes + 1, &big_endian, sizeof(big_endian));
+  }
+
+  std::string_view view() const { return {bytes, kBytes}; }
+  static int Group(std::string_view bytes) { return static_cast<uint8_t>(bytes[0]); }
+  static Key KeyOf(std::string_view bytes) {
+    uint64_t big_endian;
+    std::memcpy(&big_endian, bytes.data() + 1, sizeof(big_endian));
+    return __builtin_bswap64(big_endian);
+  }
+
+  char bytes[kBytes];
+};
+
+// In front of a row's floats.
+struct RowHeader {
+  static constexpr uint32_t kVersion = 1;
+
+  uint32_t version : 8;
+  uint32_t dim : 24;
+  uint32_t layout;  // rows of another layout than the group's present one have no slots
+  RowMeta meta;
+};
+static_assert(sizeof(RowHeader) == 16);
+
+// A row's value, taken apart.
+struct RowValue {
+  RowHeader header = {};
+  const char* floats = nullptr;  // not aligned
+  size_t count = 0;
+
+  // False if it is not a row of this dim.
+  bool Parse(std::string_view value, int dim) {
+    if (value.size() < sizeof(RowHeader)) return false;
+    std::memcpy(&header, value.data(), sizeof(header));
+    floats = value.data() + sizeof(header);
+    count = (value.size() - sizeof(header)) / sizeof(float);
+    return header.version == RowHeader::kVersion && header.dim == static_cast<uint32_t>(dim) &&
+           count >= header.dim && sizeof(header) + count * sizeof(float) == value.size();
+  }
+};
+
+// What is kept beside the rows, by name. One without a value is to be removed.
+using NamedValues = std::map<std::string, std::optional<std::string>>;
+
+// Rows on their way to the database.
+class RowBatch {
+ public:
+  static constexpr size_t kBytesBesideFloats =
+      RowKey::kBytes + sizeof(uint32_t) + sizeof(RowHeader);
+
+  // Room for rows of so many bytes in all.
+  void Reserve(size_t bytes) { bytes_.reserve(bytes); }
+  void Put(const RowKey& key, const RowHeader& header, const float* floats, size_t count) {
+    const auto size = static_cast<uint32_t>(sizeof(header) + count * sizeof(float));
+    Append(key.bytes, RowKey::kBytes);
+    Append(&size, sizeof(size));
+    Append(&header, sizeof(header));
+    Append(floats, count * sizeof(float));
+    ++rows_;
+  }
+  void Remove(const RowKey& key) {
+    const uint32_t size = 0;
+    Append(key.bytes, RowKey::kBytes);
+    Append(&size, sizeof(size));
+    ++rows_;
+  }
+  void Add(const RowBatch& other) {
+    bytes_ += other.bytes_;
+    rows_ += other.rows_;
+  }
+  void Clear() {
+    bytes_.clear();
+    rows_ = 0;
+  }
+
+  size_t rows() const { return rows_; }
+  size_t bytes() const { return bytes_.size(); }
+  std::string_view view() const { return bytes_; }
+
+  // fn(key, value), both views of bytes; an empty value removes the row.
+  template <typename Fn>
+  void ForEach(const Fn& fn) const {
+    ForEachOf(bytes_, fn);
+  }
+  // The same of the view of a batch. False if it is none, or not whole.
+  template <typename Fn>
+  static bool ForEachOf(std::string_view rest, const Fn& fn) {
+    while (!rest.empty()) {
+      uint32_t size;
+      const size_t start = RowKey::kBytes + sizeof(size);
+      if (rest.size() < start) return false;
+      std::memcpy(&size, rest.data() + RowKey::kBytes, sizeof(size));
+      if (rest.size() - start < size) return false;
+      fn(rest.substr(0, RowKey::kBytes), rest.substr(start, size));
+      rest.remove_prefix(start + size);
+    }
+    return true;
+  }
+
+ private:
+  void Append(const void* from, size_t n) { bytes_.append(static_cast<const char*>(from), n); }
+
+  std::string bytes_;
+  size_t rows_ = 0;
+};
+
+}  // namespace sok

@@ -1,0 +1,214 @@
+#include "core/disk/spill.h"
+
+#include <algorithm>
+
+namespace sok {
+namespace {
+
+// Rows between a prefetch and its use.
+constexpr size_t kAhead = 12;
+
+}  // namespace
+
+Spill::Spill(SpillFile* file, size_t floats) : file_(file) { Reset(floats); }
+
+void Spill::Reset(size_t floats) {
+  Clear();
+  floats_ = floats;
+  record_bytes_ = sizeof(Head) + floats * sizeof(float);
+  shift_ = 0;
+  rows_per_segment_ = static_cast<uint32_t>(SpillFile::kSegmentBytes / record_bytes_);
+  while ((uint32_t{1} << shift_) < rows_per_segment_) ++shift_;
+}
+
+Spill::~Spill() { Clear(); }
+
+void Spill::Clear() {
+  for (uint32_t s = 0; s < segments_.size(); ++s) {
+    if (segments_[s].number != kNone) Free(s);
+  }
+  if (file_ != nullptr) file_->Unreserve(index_.size());
+  segments_.clear();
+  index_ = HashIndex();
+  filling_ = kNone;
+  dirty_ = 0;
+}
+
+void Spill::FindAll(const std::vector<Key>& keys, std::vector<uint32_t>* places) const {
+  constexpr size_t kAhead = 16;
+  const size_t n = keys.size();
+  places->assign(n, kNone);
+  if (index_.size() == 0) return;
+  for (size_t i = 0; i < n + 2 * kAhead; ++i) {
+    if (i < n) (*places)[i] = index_.Place(HashIndex::Hash(keys[i]));
+    if (i >= kAhead && i - kAhead < n) {
+      uint32_t& place = (*places)[i - kAhead];
+      place = index_.Candidate(HashIndex::Hash(keys[i - kAhead]), place);
+    }
+    if (i >= 2 * kAhead) {
+      uint32_t& place = (*places)[i - 2 * kAhead];
+      const Key key = keys[i - 2 * kAhead];
+      place = index_.Resolve(key, HashIndex::Hash(key), place);
+    }
+  }
+}
+
+Status Spill::Read(uint32_t place, Head* head, float* floats) const {
+  const size_t offset = (place & ((uint32_t{1} << shift_) - 1)) * record_bytes_;
+  return file_->Read(segments_[place >> shift_].number, offset, reinterpret_cast<char*>(head),
+                     sizeof(*head), reinterpret_cast<char*>(floats), floats_ * sizeof(float));
+}
+
+uint32_t Spill::Oldest() const {
+  uint32_t oldest = kNone;
+  for (uint32_t s = 0; s < segments_.size(); ++s) {
+    if (segments_[s].number == kNone || s == filling_) continue;
+    if (oldest == kNone || segments_[s].filled < segments_[oldest].filled) oldest = s;
+  }
+  return oldest;
+}
+
+uint32_t Spill::Filling() {
+  if (filling_ != kNone && segments_[filling_].rows < rows_per_segment_) return filling_;
+  if (filling_ != kNone) FreeIfEmpty(std::exchange(filling_, kNone));
+  const auto unused = std::find_if(segments_.begin(), segments_.end(),
+                                   [](const Segment& s) { return s.number == kNone; });
+  const auto s = static_cast<uint32_t>(unused - segments_.begin());
+  // Whole before it is in use: memory may end here.
+  Segment segment;
+  segment.valid.assign((rows_per_segment_ + 63) / 64, 0);
+  segment.dirty = segment.valid;
+  if (unused == segments_.end()) segments_.emplace_back();
+  segment.number = file_->AllocateSegment();
+  segment.filled = ++filled_;
+  segments_[s] = std::move(segment);
+  return filling_ = s;
+}
+
+Status Spill::Append(const std::vector<Row>& rows) {
+  Status status = index_.Reserve(static_cast<uint32_t>(rows.size()));
+  // Twice the room that valid rows need keeps the work of emptying segments small.
+  const auto in_use = [&] {
+    return std::count_if(segments_.begin(), segments_.end(),
+                         [](const Segment& s) { return s.number != kNone; });
+  };
+  while (status.ok() && static_cast<uint64_t>(in_use()) * rows_per_segment_ >
+                            2 * (index_.size() + rows.size()) + 2 * uint64_t{rows_per_segment_}) {
+    status = OrNoMemory([&] { return Compact(); });
+  }
+  if (!status.ok()) {
+    file_->Unreserve(rows.size());
+    return status;
+  }
+  return WriteRows(rows);
+}
+
+Status Spill::WriteRows(const std::vector<Row>& rows) {
+  std::vector<char> bytes;
+  size_t done = 0;
+  Status status;
+  while (done < rows.size()) {
+    uint32_t s = kNone;
+    status = OrNoMemory([&] {
+      s = Filling();
+      bytes.resize(std::min<size_t>(rows.size() - done, rows_per_segment_) * record_bytes_);
+      return Status();
+    });
+    if (!status.ok()) break;
+    const uint32_t first = segments_[s].rows;
+    const size_t n = std::min<size_t>(rows.size() - done, rows_per_segment_ - first);
+    for (size_t i = 0; i < n; ++i) {
+      const Row& row = rows[done + i];
+      char* record = bytes.data() + i * record_bytes_;
+      std::memcpy(record, &row.head, sizeof(Head));
+      std::memcpy(record + sizeof(Head), row.floats, floats_ * sizeof(float));
+    }
+    status =
+        file_->Write(segments_[s].number, first * record_bytes_, bytes.data(), n * record_bytes_);
+    if (!status.ok()) break;
+    for (size_t i = 0; i < n; ++i) {
+      const Row& row = rows[done + i];
+      const Key key = row.head.key;
+      if (done + i + kAhead < rows.size()) {
+        index_.Place(HashIndex::Hash(rows[done + i + kAhead].head.key));
+      }
+      Remove(key);
+      const auto at = static_cast<uint32_t>(first + i);
+      index_.Insert(key, HashIndex::Hash(key), (s << shift_) | at);
+      Segment& segment = segments_[s];
+      SetBit(&segment.valid, at);
+      if (row.dirty) {
+        SetBit(&segment.dirty, at);
+        ++dirty_;
+      }
+      ++segment.valid_rows;
+      ++segment.rows;
+    }
+    done += n;
+  }
+  if (!status.ok()) file_->Unreserve(rows.size() - done);
+  return status;
+}
+
+Status Spill::Compact() {
+  uint32_t emptiest = kNone;
+  for (uint32_t s = 0; s < segments_.size(); ++s) {
+    if (segments_[s].number == kNone || s == filling_) continue;
+    if (emptiest == kNone || segments_[s].valid_rows < segments_[emptiest].valid_rows) emptiest = s;
+  }
+  if (emptiest == kNone) return Status();
+  struct Copy {
+    Row row;
+    std::vector<float> floats;
+  };
+  std::vector<Copy> copies;
+  Status status = ForEachOfSegment(emptiest, false, [&](const Head& head, const float* floats) {
+    copies.push_back({{head, nullptr, dirty(Find(head.key))}, {floats, floats + floats_}});
+    return Status();
+  });
+  if (!status.ok()) return status;
+  std::vector<Row> rows;
+  for (Copy& copy : copies) {
+    copy.row.floats = copy.floats.data();
+    rows.push_back(copy.row);
+  }
+  file_->ReserveAnyway(rows.size());  // until the old ones go
+  status = WriteRows(rows);
+  FreeIfEmpty(emptiest);
+  return status;
+}
+
+void Spill::Invalidate(uint32_t place) {
+  const uint32_t s = place >> shift_, i = place & ((uint32_t{1} << shift_) - 1);
+  Segment& segment = segments_[s];
+  ClearBit(&segment.valid, i);
+  if (Bit(segment.dirty, i)) {
+    ClearBit(&segment.dirty, i);
+    --dirty_;
+  }
+  --segment.valid_rows;
+  if (s != filling_) FreeIfEmpty(s);
+}
+
+void Spill::Remove(Key key) {
+  const uint32_t place = index_.Erase(key, HashIndex::Hash(key));
+  if (place == kNone) return;
+  Invalidate(place);
+  file_->Unreserve(1);
+}
+
+void Spill::Free(uint32_t s) {
+  file_->FreeSegment(segments_[s].number);
+  segments_[s] = Segment();
+}
+
+void Spill::FreeIfEmpty(uint32_t s) {
+  if (segments_[s].number != kNone && segments_[s].valid_rows == 0) Free(s);
+}
+
+void Spill::SetAllClean() {
+  for (Segment& segment : segments_) std::fill(segment.dirty.begin(), segment.dirty.end(), 0);
+  dirty_ = 0;
+}
+
+}  // namespace sok

@@ -1,0 +1,172 @@
+// One shard's rows on their way between the cache and the database: in a file, with their places in
+// memory. To read one back is one system call, where RocksDB searches several files.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "core/disk/row_codec.h"
+#include "core/disk/spill_file.h"
+#include "core/rows/hash_index.h"
+
+namespace sok {
+
+// Not thread-safe: the shard that owns it holds the lock. A log in segments: a row's new version is
+// written at the end, and segments with few valid rows are emptied.
+class Spill {
+ public:
+  static constexpr uint32_t kNone = HashIndex::kNone;
+
+  // What stands in front of a row's floats in the file.
+  struct Head {
+    Key key;
+    RowHeader header;
+    uint64_t is_new;  // the database has no version of the row, unless it is clean
+  };
+
+  // file: null if nothing can be spilled.
+  Spill(SpillFile* file, size_t floats);
+  ~Spill();
+  Spill(const Spill&) = delete;
+
+  // Whether rows of this size can be spilled at all.
+  bool enabled() const { return file_ != nullptr && rows_per_segment_ >= kFewestRows; }
+  size_t floats() const { return floats_; }
+
+  // The place of a row, or kNone.
+  uint32_t Find(Key key) const {
+    return index_.size() == 0 ? kNone : index_.Find(key, HashIndex::Hash(key));
+  }
+  // The same of many keys, whose reads of the index overlap.
+  void FindAll(const std::vector<Key>& keys, std::vector<uint32_t>* places) const;
+  Status Read(uint32_t place, Head* head, float* floats) const;
+  bool dirty(uint32_t place) const {
+    return Bit(segments_[place >> shift_].dirty, place & ((uint32_t{1} << shift_) - 1));
+  }
+
+  // A row to be written.
+  struct Row {
+    Head head;
+    const float* floats;
+    bool dirty;  // this version is nowhere else
+  };
+  // Writes rows with distinct keys, in place of older versions. On an error some of them may be
+  // there. The caller has reserved room for as many rows.
+  Status Append(const std::vector<Row>& rows);
+  bool Reserve(size_t rows) { return file_->Reserve(rows); }
+
+  // Forgets a row, if it is there. Needs no memory, nor do the two below.
+  void Remove(Key key);
+  void Clear();
+  // Clears it, for rows of another size from then on.
+  void Reset(size_t floats);
+
+  // Calls fn(key, place) for every row, in no order.
+  template <typename Fn>
+  void ForEachPlace(const Fn& fn) const {
+    index_.ForEach(fn);
+  }
+  // Calls fn(head, floats) for the dirty rows, until it returns an error.
+  template <typename Fn>
+  Status ForEachDirty(const Fn& fn) const {
+    for (uint32_t s = 0; s < segments_.size(); ++s) {
+      Status status = ForEachOfSegment(s, /*dirty_only=*/true, fn);
+      if (!status.ok()) return status;
+    }
+    return Status();
+  }
+  void SetAllClean();
+  uint64_t dirty() const { return dirty_; }
+
+  // Forgets the rows of the segment that was filled first, after fn(head, floats) has taken
+  // those that are dirty and taken() has put them somewhere. Returns false if there is no segment
+  // but the one that is being filled.
+  template <typename Fn, typename Taken>
+  Result<bool> DropOldest(const Fn& fn, const Taken& taken) {
+    const uint32_t oldest = Oldest();
+    if (oldest == kNone) return false;
+    // The file is read once: after taken() nothing may fail any more.
+    std::vector<Key> keys;
+    keys.reserve(segments_[oldest].valid_rows);
+    Status status =
+        ForEachOfSegment(oldest, /*dirty_only=*/false, [&](const Head& head, const float* floats) {
+          keys.push_back(head.key);
+          return dirty(Find(head.key)) ? fn(head, floats) : Status();
+        });
+    if (status.ok()) status = taken();
+    if (!status.ok()) return status;
+    for (Key key : keys) Remove(key);
+    FreeIfEmpty(oldest);
+    return true;
+  }
+
+  uint64_t index_bytes() const { return index_.bytes(); }
+
+ private:
+  struct Segment {
+    uint32_t number = kNone;  // in the file; kNone: not in use
+    uint64_t filled = 0;      // when it began to be filled, in segments
+    uint32_t rows = 0;        // written
+    uint32_t valid_rows = 0;
+    std::vector<uint64_t> valid;  // a bit a row
+    std::vector<uint64_t> dirty;
+  };
+  static bool Bit(const std::vector<uint64_t>& bits, uint32_t i) {
+    return (bits[i / 64] >> (i % 64) & 1) != 0;
+  }
+  static void SetBit(std::vector<uint64_t>* bits, uint32_t i) {
+    (*bits)[i / 64] |= uint64_t{1} << (i % 64);
+  }
+  static void ClearBit(std::vector<uint64_t>* bits, uint32_t i) {
+    (*bits)[i / 64] &= ~(uint64_t{1} << (i % 64));
+  }
+
+  template <typename Fn>
+  Status ForEachOfSegment(uint32_t s, bool dirty_only, const Fn& fn) const {
+    const Segment& segment = segments_[s];
+    if (segment.number == kNone || segment.valid_rows == 0) return Status();
+    std::vector<char> bytes(segment.rows * record_bytes_);
+    Status status = file_->Read(segment.number, 0, bytes.data(), bytes.size());
+    std::vector<float> row(floats_);
+    const uint32_t rows = segment.rows;
+    for (uint32_t i = 0; i < rows && status.ok(); ++i) {
+      // fn may free the segment with its last row.
+      if (segments_[s].number == kNone) break;
+      if (!Bit(segments_[s].valid, i) || (dirty_only && !Bit(segments_[s].dirty, i))) continue;
+      const char* record = bytes.data() + i * record_bytes_;
+      Head head;
+      std::memcpy(&head, record, sizeof(head));
+      std::memcpy(row.data(), record + sizeof(head), floats_ * sizeof(float));
+      status = fn(head, row.data());
+    }
+    return status;
+  }
+
+  uint32_t Oldest() const;
+  // A segment with room for one more row, to be filled.
+  uint32_t Filling();
+  // Empties the segment with the fewest valid rows.
+  Status Compact();
+  Status WriteRows(const std::vector<Row>& rows);
+  void Invalidate(uint32_t place);
+  void Free(uint32_t s);
+  void FreeIfEmpty(uint32_t s);
+
+  // A segment holds this many rows at least, or rows of that size are not spilled.
+  static constexpr uint32_t kFewestRows = 16;
+
+  SpillFile* const file_;
+  size_t floats_ = 0;
+  size_t record_bytes_ = 0;
+  uint32_t rows_per_segment_ = 0;
+  int shift_ = 0;  // a place: its segment here, then its row in there
+  HashIndex index_;
+  std::vector<Segment> segments_;
+  uint32_t filling_ = kNone;
+  uint64_t filled_ = 0;
+  uint64_t dirty_ = 0;
+};
+
+}  // namespace sok

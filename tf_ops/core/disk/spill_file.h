@@ -1,0 +1,58 @@
+// A file without a name for rows that have left the cache, in segments.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+
+namespace sok {
+
+// Thread-safe. The file has no name, so it goes with the process, however that ends.
+class SpillFile {
+ public:
+  static constexpr size_t kSegmentBytes = size_t{1} << 20;
+
+  // most_rows: how many rows may be spilled at a time, since each takes memory for its place.
+  static Result<std::unique_ptr<SpillFile>> Open(const std::string& folder, uint64_t most_rows);
+  ~SpillFile();
+  SpillFile(const SpillFile&) = delete;
+
+  // Counts `rows` more as spilled, if that keeps to the limit.
+  bool Reserve(uint64_t rows);
+  void ReserveAnyway(uint64_t rows) { rows_ += rows; }
+  void Unreserve(uint64_t rows) { rows_ -= rows; }
+  uint64_t rows() const { return rows_; }
+  uint64_t bytes() const;  // of the file
+
+  uint32_t AllocateSegment();
+  // Needs no memory.
+  void FreeSegment(uint32_t segment);
+
+  // Errors: kResourceExhausted if the disk is full.
+  Status Write(uint32_t segment, size_t offset, const char* from, size_t n) const;
+  Status Read(uint32_t segment, size_t offset, char* to, size_t n) const;
+  // The first `head_bytes` go to head, those that follow to tail.
+  Status Read(uint32_t segment, size_t offset, char* head, size_t head_bytes, char* tail,
+              size_t tail_bytes) const;
+
+ private:
+  SpillFile(int file, std::string folder, uint64_t most_rows)
+      : file_(file), folder_(std::move(folder)), most_rows_(most_rows) {}
+  Status Failed(const char* what) const;
+
+  const int file_;
+  const std::string folder_;
+  const uint64_t most_rows_;
+  std::atomic<uint64_t> rows_{0};
+  mutable std::mutex mu_;  // guards the two below
+  uint32_t segments_ = 0;
+  std::vector<uint32_t> free_;
+};
+
+}  // namespace sok

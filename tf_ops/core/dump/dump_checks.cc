@@ -1,0 +1,101 @@
+#include "core/dump/dump_checks.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/base/initializer.h"
+#include "core/disk/group_meta.h"
+#include "core/tables/row_checks.h"
+
+namespace sok {
+namespace {
+
+// Names the group, so that one bad group of many is found.
+Status InGroup(const std::string& path, int group, const Status& status) {
+  if (status.ok()) return status;
+  return Status(status.code(),
+                "'" + path + "', group " + std::to_string(group) + ": " + status.message());
+}
+
+Result<TableState> StateOf(const DumpGroup& group) {
+  auto meta = GroupMeta::FromJson(group.meta);
+  if (!meta.ok()) return meta.status();
+  const GroupMeta& told = meta.value();
+  if (told.dim != group.dim) {
+    return Status(Code::kDataLoss, "its description has dimension " + std::to_string(told.dim) +
+                                       ", its rows have " + std::to_string(group.dim));
+  }
+  if (Status status = CheckState(told.state, told.dim); !status.ok()) return status;
+  const int floats = RowLayout(told.dim, told.state.slots).slot_floats();
+  if (floats != group.slot_floats) {
+    return Status(Code::kDataLoss, "its description has slots of " + std::to_string(floats) +
+                                       " floats, its rows have " +
+                                       std::to_string(group.slot_floats));
+  }
+  if (!told.initializer.empty()) {
+    const auto made = Initializer::Make(told.initializer, told.initializer_a, told.initializer_b,
+                                        told.seed, group.group);
+    if (!made.ok()) return made.status();
+  }
+  return told.state;
+}
+
+}  // namespace
+
+Status CheckDump(const DumpReader& reader, const std::string& path, const DumpProgress& progress) {
+  std::map<int, SlotChecks> checks;
+  for (const DumpGroup& group : reader.groups()) {
+    const auto state = StateOf(group);
+    if (!state.ok()) return InGroup(path, group.group, state.status());
+    checks.emplace(group.group, SlotChecks(state.value().slots, group.dim));
+  }
+  // Rows are dumped in the order of their keys; only others need all keys at once.
+  std::map<int, std::vector<Key>> unordered;
+  std::optional<Key> last;
+  int last_group = -1;
+  Status status = reader.ForEachBlock(
+      [&](const DumpGroup& group, const DumpRows& rows) {
+        const SlotChecks& of_group = checks.at(group.group);
+        const size_t stride = static_cast<size_t>(group.dim) + group.slot_floats;
+        if (group.group != last_group) last.reset();
+        last_group = group.group;
+        for (size_t i = 0; i < rows.size; ++i) {
+          if (last.has_value() && rows.keys[i] <= *last) unordered[group.group];
+          last = rows.keys[i];
+          const float* row = rows.floats + i * stride;
+          const Status found = of_group.Check(rows.keys[i], row, row + group.dim);
+          if (!found.ok()) return InGroup(path, group.group, found);
+        }
+        return Status();
+      },
+      progress);
+  if (!status.ok() || unordered.empty()) return status;
+  status = reader.ForEachBlock([&](const DumpGroup& group, const DumpRows& rows) {
+    const auto found = unordered.find(group.group);
+    if (found != unordered.end()) {
+      found->second.insert(found->second.end(), rows.keys, rows.keys + rows.size);
+    }
+    return Status();
+  });
+  for (auto& [group, keys] : unordered) {
+    if (status.ok()) status = InGroup(path, group, SortAndCheckDistinct(&keys));
+  }
+  return status;
+}
+
+Status CheckDamoDump(const DamoDumpReader& reader, const std::string& path) {
+  std::map<int, std::vector<Key>> keys;
+  Status status = reader.ForEach([&](int group, Key key, const float*) {
+    keys[group].push_back(key);
+    return Status();
+  });
+  for (auto& [group, of_group] : keys) {
+    if (status.ok()) status = InGroup(path, group, SortAndCheckDistinct(&of_group));
+  }
+  return status;
+}
+
+}  // namespace sok

@@ -1,0 +1,134 @@
+#include "core/exchange/exchange.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/base/bfloat16.h"
+#include "core/base/hash.h"
+#include "core/base/static_bucket.h"
+#include "core/rows/shard_partition.h"
+
+namespace sok {
+namespace {
+
+constexpr uint32_t kShards = 32;
+
+// The distinct keys of one shard, in order of first appearance.
+struct ShardKeys {
+  std::vector<Key> keys;
+  std::vector<uint32_t> owners;     // (keys)
+  std::vector<uint32_t> of_entry;   // (entries) position in keys
+  std::vector<uint32_t> per_owner;  // (owners) how many, then where the next one goes
+};
+
+uint64_t HashOf(Key key) { return Mix64(key + 0x9e3779b97f4a7c15ull); }
+
+void FindDistinct(const ShardEntry* entries, size_t n, ShardKeys* found) {
+  size_t slots = 16;
+  while (slots < 2 * n) slots *= 2;
+  std::vector<uint32_t> table(slots, 0);  // position in keys plus one
+  found->of_entry.resize(n);
+  for (size_t i = 0; i < n; ++i) {
+    const Key key = entries[i].key;
+    size_t slot = HashOf(key) & (slots - 1);
+    while (table[slot] != 0 && found->keys[table[slot] - 1] != key) slot = (slot + 1) & (slots - 1);
+    if (table[slot] == 0) {
+      found->keys.push_back(key);
+      table[slot] = static_cast<uint32_t>(found->keys.size());
+    }
+    found->of_entry[i] = table[slot] - 1;
+  }
+}
+
+}  // namespace
+
+Exchange UniqueAndPartition(const Key* keys, size_t n, uint32_t owners, int32_t* inverse,
+                            const ParallelFor& parallel_for, uint64_t buckets) {
+  ShardPartition partition;
+  partition.Build(
+      {{keys, n}}, kShards, [](Key key) { return HashOf(key) >> 59; }, parallel_for);
+  std::vector<ShardKeys> shards(kShards);
+  const int64_t shard_cost = static_cast<int64_t>(n) + 1000;
+  parallel_for(kShards, shard_cost, [&](int64_t first, int64_t last) {
+    for (int64_t s = first; s < last; ++s) {
+      ShardKeys& shard = shards[s];
+      FindDistinct(partition.begin(s), partition.size(s), &shard);
+      shard.per_owner.assign(owners, 0);
+      for (Key key : shard.keys) {
+        shard.owners.push_back(buckets > 0
+                                   ? static_cast<uint32_t>(StaticBucket(key, buckets) % owners)
+                                   : OwnerOf(key, owners));
+        ++shard.per_owner[shard.owners.back()];
+      }
+    }
+  });
+
+  Exchange exchange;
+  exchange.splits.resize(owners);
+  uint32_t next = 0;
+  for (uint32_t owner = 0; owner < owners; ++owner) {
+    const uint32_t begin = next;
+    for (ShardKeys& shard : shards) next += std::exchange(shard.per_owner[owner], next);
+    exchange.splits[owner] = static_cast<int32_t>(next - begin);
+  }
+  exchange.keys.resize(next);
+  parallel_for(kShards, shard_cost, [&](int64_t first, int64_t last) {
+    for (int64_t s = first; s < last; ++s) {
+      ShardKeys& shard = shards[s];
+      std::vector<int32_t> place(shard.keys.size());
+      for (size_t u = 0; u < shard.keys.size(); ++u) {
+        place[u] = static_cast<int32_t>(shard.per_owner[shard.owners[u]]++);
+        exchange.keys[place[u]] = shard.keys[u];
+      }
+      const ShardEntry* entries = partition.begin(s);
+      for (size_t i = 0; i < shard.of_entry.size(); ++i) {
+        inverse[entries[i].position] = place[shard.of_entry[i]];
+      }
+    }
+  });
+  return exchange;
+}
+
+template <typename T>
+void Expand(const T* rows, const int32_t* inverse, size_t n, int dim, T* out,
+            const ParallelFor& parallel_for) {
+  parallel_for(static_cast<int64_t>(n), 5 + dim / 4, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      std::memcpy(out + i * dim, rows + size_t(inverse[i]) * dim, dim * sizeof(T));
+    }
+  });
+}
+
+template void Expand(const float*, const int32_t*, size_t, int, float*, const ParallelFor&);
+template void Expand(const BFloat16*, const int32_t*, size_t, int, BFloat16*, const ParallelFor&);
+
+template <typename T>
+void ExpandGradient(const T* gradients, const int32_t* inverse, size_t n, size_t distinct, int dim,
+                    float* sums, const ParallelFor& parallel_for) {
+  // Positions grouped by distinct row, so that each sum has one writer and a fixed order.
+  std::vector<uint32_t> starts(distinct + 1, 0);
+  for (size_t i = 0; i < n; ++i) ++starts[inverse[i] + 1];
+  for (size_t u = 0; u < distinct; ++u) starts[u + 1] += starts[u];
+  std::vector<uint32_t> positions(n);
+  std::vector<uint32_t> next(starts.begin(), starts.end() - 1);
+  for (size_t i = 0; i < n; ++i) positions[next[inverse[i]]++] = static_cast<uint32_t>(i);
+  const int64_t mean_group = static_cast<int64_t>(n / std::max<size_t>(distinct, 1)) + 1;
+  parallel_for(static_cast<int64_t>(distinct), mean_group * (10 + dim / 4),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t u = begin; u < end; ++u) {
+                   float* sum = sums + u * dim;
+                   std::fill_n(sum, dim, 0.0f);
+                   for (uint32_t p = starts[u]; p < starts[u + 1]; ++p) {
+                     const T* gradient = gradients + size_t{positions[p]} * dim;
+                     for (int j = 0; j < dim; ++j) sum[j] += ToFloat(gradient[j]);
+                   }
+                 }
+               });
+}
+
+template void ExpandGradient(const float*, const int32_t*, size_t, size_t, int, float*,
+                             const ParallelFor&);
+template void ExpandGradient(const BFloat16*, const int32_t*, size_t, size_t, int, float*,
+                             const ParallelFor&);
+
+}  // namespace sok

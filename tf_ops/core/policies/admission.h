@@ -1,0 +1,107 @@
+// Admission: a key gets a row only once it has been seen often enough. Most keys of a click log
+// come once or twice; rows for them cost memory and learn nothing.
+//
+//   frequency       one exact counter for each key that has no row yet
+//   counting_bloom  a counting Bloom filter: memory that is fixed beforehand, never a key missed,
+//                   and a few admitted too early (false_positive_rate)
+//
+// Every method of Admission may be called from several threads at once; of saves, one at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/base/types.h"
+
+namespace sok {
+
+struct AdmissionConfig {
+  // "frequency" or "counting_bloom".
+  // Default: "frequency"
+  std::string kind = "frequency";
+
+  // A key is admitted when it is seen for the min_count-th time; with 1, at once.
+  // Default: 2
+  uint32_t min_count = 2;
+
+  // The rest is read by counting_bloom only.
+
+  // Distinct keys that the filter is made for. Beyond them it admits more and more keys too early.
+  // Default: 1 000 000
+  uint64_t capacity = 1000000;
+
+  // Share of the keys seen fewer than min_count times that is admitted nevertheless, once
+  // `capacity` distinct keys have been seen min_count times. In (0, 1).
+  // Default: 0.01
+  double false_positive_rate = 0.01;
+
+  // Width of a counter: 2, 4, 8 or 16. min_count is at most 2^counter_bits - 1.
+  // Default: 4
+  int counter_bits = 4;
+};
+
+class Admission {
+ public:
+  virtual ~Admission() = default;
+
+  // Counts each of keys[0, n) as seen once more, in order, every occurrence of it. admitted[i]
+  // becomes 1 where the key has by then been seen min_count times or more, else 0. A key that many
+  // threads observe is counted as if they had come one after the other.
+  // Errors: kResourceExhausted if there is no memory for a counter (frequency). The keys before
+  // the one that failed have been counted then.
+  virtual Status Observe(const Key* keys, size_t n, uint8_t* admitted) = 0;  // (n,), (n,)
+
+  // Whether each key has been seen min_count times. Counts nothing.
+  virtual void Admitted(const Key* keys, size_t n, uint8_t* admitted) const = 0;  // (n,), (n,)
+
+  // For keys that have got their rows, which say from now on that they were admitted. frequency
+  // gives their counters up: should such a key come again without a row, it starts from 0.
+  // counting_bloom does nothing, because a counter belongs to many keys.
+  virtual void Forget(const Key* keys, size_t n) = 0;  // (n,)
+
+  // Memory held, in bytes.
+  virtual uint64_t bytes() const = 0;
+
+  virtual AdmissionConfig config() const = 0;
+
+  // Saving. The state is chunks [0, chunks()), each a string of bytes under its number. One that
+  // was never changed is empty and need not be stored. A save is:
+  //
+  //   for (uint32_t chunk : admission.ChangedChunks()) Put(chunk, admission.Dump(chunk).value());
+  //   if (Commit()) admission.MarkSaved();
+  //
+  // and opening is Load of every chunk that the store has, into a new filter of the same config.
+  // The counters of one key are all in one chunk, so a chunk never holds half an observation.
+
+  // The same for every filter of one config. A chunk of counting_bloom has at most 256 KiB;
+  // frequency has 1024 chunks of 12 bytes a counter: 1 MiB each at 89 million counters.
+  virtual uint32_t chunks() const = 0;
+
+  // The chunks that have changed since the last save that was marked, in ascending order. What
+  // changes from here on counts for the next save, whether or not Dump has it already. After a save
+  // that failed, just call this again: the chunks of that save are listed too.
+  virtual std::vector<uint32_t> ChangedChunks() = 0;
+
+  // The bytes of a chunk as it is now, for machines of either byte order.
+  // Errors: kInvalidArgument for a chunk that is not in [0, chunks()).
+  virtual Result<std::string> Dump(uint32_t chunk) const = 0;
+
+  // Says that the chunks of the last ChangedChunks are stored for good.
+  virtual void MarkSaved() = 0;
+
+  // Replaces a chunk by what Dump gave. It counts as saved then. On an error nothing has changed.
+  // Errors: kInvalidArgument for a chunk of another number or config, kDataLoss for bytes that were
+  // cut short or damaged, kResourceExhausted.
+  virtual Status Load(uint32_t chunk, std::string_view bytes) = 0;
+};
+
+// Errors: kInvalidArgument for an unknown kind and for a value out of its range,
+// kResourceExhausted for a filter that does not fit into this machine's memory.
+Result<std::unique_ptr<Admission>> MakeAdmission(const AdmissionConfig& config);
+
+}  // namespace sok

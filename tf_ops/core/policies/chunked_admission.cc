@@ -1,0 +1,69 @@
+#include "core/policies/chunked_admission.h"
+
+#include "core/base/hash.h"
+#include "core/policies/chunk_format.h"
+
+namespace sok {
+namespace {
+
+uint64_t Fingerprint(const std::string& kind, std::initializer_list<uint64_t> settings) {
+  constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull;
+  uint64_t fingerprint = 0;
+  const auto mix = [&](uint64_t value) { fingerprint = Mix64((fingerprint ^ value) + kGolden); };
+  for (char letter : kind) mix(static_cast<uint8_t>(letter));
+  for (uint64_t setting : settings) mix(setting);
+  return fingerprint;
+}
+
+}  // namespace
+
+ChunkedAdmission::ChunkedAdmission(const AdmissionConfig& config,
+                                   std::initializer_list<uint64_t> settings, uint32_t chunks)
+    : config_(config), fingerprint_(Fingerprint(config.kind, settings)), chunks_(chunks) {}
+
+Status ChunkedAdmission::CheckNumber(uint32_t chunk) const {
+  if (chunk < chunks()) return Status();
+  return InvalidArgument("Expected a chunk of the admission filter in [0, " +
+                         std::to_string(chunks()) + "). Received: " + std::to_string(chunk) + ".");
+}
+
+std::vector<uint32_t> ChunkedAdmission::ChangedChunks() {
+  std::vector<uint32_t> changed;
+  for (uint32_t i = 0; i < chunks(); ++i) {
+    Chunk& chunk = chunks_[i];
+    std::lock_guard<std::mutex> lock(chunk.mu);
+    chunk.in_save |= chunk.changed;
+    chunk.changed = false;
+    if (chunk.in_save) changed.push_back(i);
+  }
+  return changed;
+}
+
+Result<std::string> ChunkedAdmission::Dump(uint32_t chunk) const {
+  const Status status = CheckNumber(chunk);
+  if (!status.ok()) return status;
+  std::unique_lock<std::mutex> lock(mutex(chunk));
+  const std::string payload = Payload(chunk);
+  lock.unlock();
+  return EncodeChunk({fingerprint_, chunk}, payload);
+}
+
+void ChunkedAdmission::MarkSaved() {
+  for (Chunk& chunk : chunks_) {
+    std::lock_guard<std::mutex> lock(chunk.mu);
+    chunk.in_save = false;
+  }
+}
+
+Status ChunkedAdmission::Load(uint32_t chunk, std::string_view bytes) {
+  Status status = CheckNumber(chunk);
+  if (!status.ok()) return status;
+  const Result<std::string_view> payload = DecodeChunk({fingerprint_, chunk}, bytes);
+  if (!payload.ok()) return payload.status();
+  std::lock_guard<std::mutex> lock(mutex(chunk));
+  status = LoadPayload(chunk, payload.value());
+  if (status.ok()) chunks_[chunk].changed = chunks_[chunk].in_save = false;
+  return status;
+}
+
+}  // namespace sok

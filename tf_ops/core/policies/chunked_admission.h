@@ -1,0 +1,56 @@
+// What both kinds of admission share: locks, saving and loading, chunk by chunk.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/policies/admission.h"
+
+namespace sok {
+
+class ChunkedAdmission : public Admission {
+ public:
+  AdmissionConfig config() const final { return config_; }
+  uint32_t chunks() const final { return static_cast<uint32_t>(chunks_.size()); }
+  std::vector<uint32_t> ChangedChunks() final;
+  Result<std::string> Dump(uint32_t chunk) const final;
+  void MarkSaved() final;
+  Status Load(uint32_t chunk, std::string_view bytes) final;
+
+ protected:
+  // `settings` are the values of the config that its kind reads; with the kind they tell whether a
+  // saved chunk is of the same config.
+  ChunkedAdmission(const AdmissionConfig& config, std::initializer_list<uint64_t> settings,
+                   uint32_t chunks);
+
+  // Guards the counters of the chunk.
+  std::mutex& mutex(uint32_t chunk) const { return chunks_[chunk].mu; }
+  // The caller holds the chunk's mutex.
+  void MarkChanged(uint32_t chunk) { chunks_[chunk].changed = true; }
+  uint64_t chunks_bytes() const { return chunks_.size() * sizeof(Chunk); }
+
+ private:
+  // Called with the chunk's mutex held.
+  virtual std::string Payload(uint32_t chunk) const = 0;
+  // As Payload, of bytes that are as they were saved. On an error nothing has changed.
+  virtual Status LoadPayload(uint32_t chunk, std::string_view payload) = 0;
+
+  // A cache line each, so that threads with different chunks do not meet.
+  struct alignas(64) Chunk {
+    mutable std::mutex mu;
+    bool changed = false;  // since the last ChangedChunks
+    bool in_save = false;  // listed by it, and not known to be stored yet
+  };
+
+  Status CheckNumber(uint32_t chunk) const;
+
+  const AdmissionConfig config_;
+  const uint64_t fingerprint_;
+  std::vector<Chunk> chunks_;
+};
+
+}  // namespace sok

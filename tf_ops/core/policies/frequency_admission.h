@@ -1,0 +1,43 @@
+// Admission by exact counts.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/policies/chunked_admission.h"
+#include "core/policies/counter_table.h"
+
+namespace sok {
+
+// A counter stops at min_count: beyond, it would change no answer, only chunks that are to be
+// saved.
+class FrequencyAdmission final : public ChunkedAdmission {
+ public:
+  // min_count must be at least 1.
+  explicit FrequencyAdmission(const AdmissionConfig& config);
+
+  Status Observe(const Key* keys, size_t n, uint8_t* admitted) override;
+  void Admitted(const Key* keys, size_t n, uint8_t* admitted) const override;
+  void Forget(const Key* keys, size_t n) override;
+  uint64_t bytes() const override;
+
+ private:
+  static constexpr int kChunkBits = 10;
+
+  // The highest bits choose the chunk, the lowest the slot in its table.
+  static uint32_t ChunkOf(uint64_t hash) {
+    return static_cast<uint32_t>(hash >> (64 - kChunkBits));
+  }
+  // As Observe, of one key; the chunk's mutex is held.
+  Status Count(Key key, uint64_t hash, uint8_t* admitted);
+
+  // Per counter: the key in 8 bytes, the count in 4.
+  std::string Payload(uint32_t chunk) const override;
+  Status LoadPayload(uint32_t chunk, std::string_view payload) override;
+
+  const uint32_t min_count_;
+  std::vector<CounterTable> tables_;  // one a chunk
+};
+
+}  // namespace sok

@@ -1,0 +1,125 @@
+// One commit on the rows of one shard, whichever store they lie in.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/rows/gradient_sum.h"
+#include "core/rows/grouped_gradients.h"
+#include "core/rows/row_store.h"
+#include "core/rows/shard_partition.h"
+#include "core/rules/row_optimizer.h"
+
+namespace sok {
+
+// What a commit's batches are by shard. `joined` is scratch.
+inline const ShardPartition& PartitionOf(const RowStore& store,
+                                         const std::vector<GradientBatch>& batches,
+                                         const ParallelFor& parallel_for, ShardPartition* joined) {
+  if (batches.size() == 1 && batches[0].grouped != nullptr) return batches[0].grouped->partition();
+  if (!batches.empty() && batches[0].grouped != nullptr) {
+    std::vector<const ShardPartition*> parts;
+    for (const GradientBatch& batch : batches) parts.push_back(&batch.grouped->partition());
+    joined->Join(parts, parallel_for);
+    return *joined;
+  }
+  std::vector<ShardPartition::Source> sources;
+  for (const GradientBatch& batch : batches) {
+    sources.push_back({batch.keys, batch.n, batch.positions});
+  }
+  store.Partition(sources, parallel_for, joined);
+  return *joined;
+}
+
+// Scratch, which keeps its memory. Not thread-safe.
+class RowUpdate {
+ public:
+  // numbers[i] is the row of entries[i] in `rows`, or UINT32_MAX to leave the entry out. Returns
+  // the distinct rows that it touched; they live until the next call.
+  template <typename Rows>
+  const std::vector<uint32_t>& Apply(Rows& rows, const ShardEntry* entries, const uint32_t* numbers,
+                                     size_t n, const std::vector<GradientBatch>& batches, int dim,
+                                     const RowOptimizer& optimizer, const CommitStep& step) {
+    if (step.sequential)
+      return ApplyInTurn(rows, entries, numbers, n, batches, dim, optimizer, step);
+    sum_.Build(entries, numbers, n, batches, dim);
+    const size_t distinct = sum_.rows().size();
+    places_.resize(distinct);
+    for (size_t u = 0; u < distinct; ++u) {
+      places_[u] = rows.row(sum_.rows()[u]);
+      __builtin_prefetch(rows.meta(sum_.rows()[u]), 1);
+    }
+    Step one{step.number, step.scale};
+    if (step.number == 0) {
+      own_.resize(distinct);
+      for (size_t u = 0; u < distinct; ++u) own_[u] = rows.meta(sum_.rows()[u])->next_update();
+      one.row_numbers = own_.data();
+    }
+    const std::vector<const float*>* gradients = &sum_.gradients();
+    if (step.clip_value > 0.0f) {
+      gradients = &Clipped(step, dim);
+      one.scale = 1.0f;
+    }
+    optimizer.Apply(one, places_.data(), gradients->data(), distinct, dim);
+    for (uint32_t row : sum_.rows()) {
+      RowMeta* meta = rows.meta(row);
+      meta->update_num = meta->next_update();
+      meta->update_time = step.now;
+    }
+    return sum_.rows();
+  }
+
+ private:
+  template <typename Rows>
+  const std::vector<uint32_t>& ApplyInTurn(Rows& rows, const ShardEntry* entries,
+                                           const uint32_t* numbers, size_t n,
+                                           const std::vector<GradientBatch>& batches, int dim,
+                                           const RowOptimizer& optimizer, const CommitStep& step) {
+    touched_.clear();
+    for (size_t i = 0; i < n; ++i) {
+      if (numbers[i] == UINT32_MAX) continue;
+      float* const row = rows.row(numbers[i]);
+      RowMeta* meta = rows.meta(numbers[i]);
+      const float* gradient =
+          batches[entries[i].batch].gradients + size_t{entries[i].position} * dim;
+      const uint32_t own = meta->update_num = meta->next_update();
+      Step one{step.number, step.scale};
+      if (step.number == 0) one.row_numbers = &own;
+      optimizer.Apply(one, &row, &gradient, 1, dim);
+      meta->update_time = step.now;
+      touched_.push_back(numbers[i]);
+    }
+    std::sort(touched_.begin(), touched_.end());
+    touched_.erase(std::unique(touched_.begin(), touched_.end()), touched_.end());
+    return touched_;
+  }
+
+  // The sums times the scale, each element brought into [-clip_value, clip_value]. A NaN stays.
+  const std::vector<const float*>& Clipped(const CommitStep& step, int dim) {
+    const size_t distinct = sum_.rows().size();
+    clipped_.resize(distinct * dim);
+    clipped_rows_.resize(distinct);
+    for (size_t u = 0; u < distinct; ++u) {
+      float* const row = clipped_.data() + u * dim;
+      for (int j = 0; j < dim; ++j) {
+        const float x = step.scale * sum_.gradients()[u][j];
+        row[j] = x > step.clip_value    ? step.clip_value
+                 : x < -step.clip_value ? -step.clip_value
+                                        : x;
+      }
+      clipped_rows_[u] = row;
+    }
+    return clipped_rows_;
+  }
+
+  GradientSum sum_;
+  std::vector<float> clipped_;
+  std::vector<const float*> clipped_rows_;
+  std::vector<float*> places_;
+  std::vector<uint32_t> own_;
+  std::vector<uint32_t> touched_;
+};
+
+}  // namespace sok

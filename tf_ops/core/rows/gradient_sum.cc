@@ -1,0 +1,104 @@
+#include "core/rows/gradient_sum.h"
+
+#include <algorithm>
+
+#include "core/base/hash.h"
+#include "core/rows/grouped_gradients.h"
+
+namespace sok {
+namespace {
+
+constexpr uint32_t kLeftOut = UINT32_MAX;
+
+template <typename T>
+void Add(const T* gradient, float factor, int dim, float* sum) {
+  if (factor == 1.0f) {
+    for (int j = 0; j < dim; ++j) sum[j] += ToFloat(gradient[j]);
+  } else {
+    for (int j = 0; j < dim; ++j) sum[j] += factor * ToFloat(gradient[j]);
+  }
+}
+
+// The gradient of an entry, or null if it is not float32.
+const float* GradientOf(const GradientBatch& batch, uint32_t position, int dim) {
+  if (batch.grouped != nullptr) return batch.grouped->gradient(position);
+  return batch.gradients == nullptr ? nullptr : batch.gradients + size_t{position} * dim;
+}
+
+}  // namespace
+
+uint32_t GradientSum::Unique(uint32_t row) {
+  const size_t mask = table_.size() - 1;
+  for (size_t slot = Mix64(row) & mask;; slot = (slot + 1) & mask) {
+    if (table_[slot] == 0) {
+      rows_.push_back(row);
+      counts_.push_back(0);
+      table_[slot] = static_cast<uint32_t>(rows_.size());
+    }
+    if (rows_[table_[slot] - 1] == row) return table_[slot] - 1;
+  }
+}
+
+void GradientSum::Take(const ShardEntry* entries, const uint32_t* row_numbers, size_t n,
+                       const GroupedGradients& grouped) {
+  rows_.clear();
+  gradients_.clear();
+  for (size_t i = 0; i < n; ++i) {
+    if (row_numbers[i] == kLeftOut) continue;
+    rows_.push_back(row_numbers[i]);
+    gradients_.push_back(grouped.gradient(entries[i].position));
+  }
+}
+
+void GradientSum::Build(const ShardEntry* entries, const uint32_t* row_numbers, size_t n,
+                        const std::vector<GradientBatch>& batches, int dim) {
+  if (batches.size() == 1 && batches[0].grouped != nullptr && batches[0].factor == 1.0f) {
+    Take(entries, row_numbers, n, *batches[0].grouped);
+    return;
+  }
+  size_t slots = 16;
+  while (slots < 2 * n) slots *= 2;
+  table_.assign(slots, 0);
+  unique_.resize(n);
+  rows_.clear();
+  counts_.clear();
+  for (size_t i = 0; i < n; ++i) {
+    unique_[i] = row_numbers[i] == kLeftOut ? kLeftOut : Unique(row_numbers[i]);
+    if (unique_[i] != kLeftOut) ++counts_[unique_[i]];
+  }
+
+  // A row needs a sum of its own if it has several gradients, one that is not float32 yet, or one
+  // that is to be multiplied.
+  gradients_.assign(rows_.size(), nullptr);
+  for (size_t i = 0; i < n; ++i) {
+    if (unique_[i] == kLeftOut || counts_[unique_[i]] != 1) continue;
+    const GradientBatch& batch = batches[entries[i].batch];
+    if (batch.factor == 1.0f) {
+      gradients_[unique_[i]] = GradientOf(batch, entries[i].position, dim);
+    }
+  }
+  size_t sums = 0;
+  for (size_t u = 0; u < rows_.size(); ++u) sums += gradients_[u] == nullptr;
+  sums_.assign(sums * dim, 0.0f);
+  float* next = sums_.data();
+  for (size_t u = 0; u < rows_.size(); ++u) {
+    counts_[u] = gradients_[u] == nullptr;
+    if (counts_[u] == 0) continue;
+    gradients_[u] = next;
+    next += dim;
+  }
+  if (sums == 0) return;
+  for (size_t i = 0; i < n; ++i) {
+    if (unique_[i] == kLeftOut || counts_[unique_[i]] == 0) continue;
+    const GradientBatch& batch = batches[entries[i].batch];
+    const uint32_t position = entries[i].position;
+    float* sum = const_cast<float*>(gradients_[unique_[i]]);  // it points into sums_
+    if (const float* gradient = GradientOf(batch, position, dim); gradient != nullptr) {
+      Add(gradient, batch.factor, dim, sum);
+    } else {
+      Add(batch.gradients_bf16 + size_t{position} * dim, batch.factor, dim, sum);
+    }
+  }
+}
+
+}  // namespace sok

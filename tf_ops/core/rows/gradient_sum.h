@@ -1,0 +1,38 @@
+// Sums the gradients of equal rows of one shard before a rule sees them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/rows/row_store.h"
+#include "core/rows/shard_partition.h"
+
+namespace sok {
+
+// Scratch of one shard's commit. Reusable: keeps its memory. Not thread-safe.
+class GradientSum {
+ public:
+  // row_numbers[i] is the row of entries[i], or UINT32_MAX to leave the entry out. Gradients that
+  // nobody shares are not copied: gradients() then points into the batch.
+  void Build(const ShardEntry* entries, const uint32_t* row_numbers, size_t n,
+             const std::vector<GradientBatch>& batches, int dim);
+
+  // One a distinct row, in order of first appearance.
+  const std::vector<uint32_t>& rows() const { return rows_; }
+  const std::vector<const float*>& gradients() const { return gradients_; }
+
+ private:
+  uint32_t Unique(uint32_t row);
+  // Takes gradients that are summed already.
+  void Take(const ShardEntry* entries, const uint32_t* row_numbers, size_t n,
+            const GroupedGradients& grouped);
+
+  std::vector<uint32_t> table_;   // open addressing: position in rows_ plus one, 0 if empty
+  std::vector<uint32_t> unique_;  // (n) position in rows_
+  std::vector<uint32_t> counts_;  // entries of each distinct row, later: whether it is summed
+  std::vector<uint32_t> rows_;
+  std::vector<const float*> gradients_;
+  std::vector<float> sums_;
+};
+
+}  // namespace sok

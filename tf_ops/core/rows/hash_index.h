@@ -1,0 +1,120 @@
+// From any 64-bit key to the number of its row: one shard's open-addressing index.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "core/rows/hash_slots.h"
+#include "core/rows/index_config.h"
+
+namespace sok {
+
+// Not thread-safe: the shard that owns it holds the lock.
+//
+// A lookup is three steps apart, so that a batch can run each step over many keys and the memory
+// reads of one key overlap with those of the others: Hash and Place, then Candidate, then Resolve.
+//
+// It grows and shrinks piece by piece: Reserve and Trim move some groups of keys from an array to
+// one of another size, a number that is in proportion to their argument. In between a key's hash
+// says in which of the two arrays it is. The shards of a table have different sizes to choose from,
+// so that they do not all grow at once.
+class HashIndex {
+ public:
+  static constexpr uint32_t kNone = HashSlots::kNone;
+
+  HashIndex() = default;
+  HashIndex(const IndexConfig& config, uint32_t shard)
+      : phase_(static_cast<uint32_t>((uint64_t{shard} << kPhaseBits) >> config.shard_bits)) {}
+
+  static uint64_t Hash(Key key, const IndexConfig&) { return Hash(key); }
+  static uint64_t Hash(Key key) { return HashOfKey(key); }
+  // The highest bits choose the shard, the lowest the slot and the tag.
+  static uint32_t ShardOf(uint64_t hash, int shard_bits) {
+    return static_cast<uint32_t>(hash >> (64 - shard_bits));
+  }
+
+  // Where a key with the hash would be. Prefetches what Candidate reads.
+  uint32_t Place(uint64_t hash) const {
+    const uint32_t which = WhichOf(hash);
+    const uint64_t group = arrays_[which].FirstGroup(hash);
+    arrays_[which].PrefetchControl(group);
+    return which << kWhichBit | static_cast<uint32_t>(group);
+  }
+
+  // What Resolve wants to know of the key at a place, or kNone if there is no such key. Prefetches
+  // what Resolve reads.
+  uint32_t Candidate(uint64_t hash, uint32_t place) const {
+    const uint32_t which = place >> kWhichBit;
+    return arrays_[which].Candidate(hash, place & kPlaceMask) | which << kWhichBit;
+  }
+
+  // The row of the key, or kNone. Nothing may have changed since Place.
+  uint32_t Resolve(Key key, uint64_t hash, uint32_t candidate) const {
+    if (candidate >= HashSlots::kElsewhere) return candidate == kNone ? kNone : Find(key, hash);
+    const HashSlots& slots = arrays_[candidate >> kWhichBit];
+    const uint32_t slot = candidate & kPlaceMask;
+    return slots.KeyAt(slot) == key ? slots.RowAt(slot) : Find(key, hash);
+  }
+
+  uint32_t Find(Key key, uint64_t hash) const {
+    const HashSlots& slots = Of(hash);
+    const uint32_t slot = slots.Find(key, hash);
+    return slot == kNone ? kNone : slots.RowAt(slot);
+  }
+
+  // Makes room for `more` keys beyond those that are there. On an error nothing has changed.
+  Status Reserve(uint32_t more);
+
+  // The key must be absent and room for it reserved.
+  void Insert(Key key, uint64_t hash, uint32_t row) { Of(hash).Insert(key, hash, row); }
+
+  // The row that the key had, or kNone if it was absent.
+  uint32_t Erase(Key key, uint64_t hash);
+
+  // Gives memory back, a piece at a time, where the index has become far too large for its keys.
+  // `erased` says how many keys went since the last call. What was reserved is reserved no more.
+  void Trim(uint32_t erased);
+
+  uint32_t size() const { return slots().size() + leaving().size(); }
+  // The memory that is or will soon be resident.
+  size_t bytes() const;
+
+  // Calls fn(key, row) for every key, in the order of the slots.
+  template <typename Fn>
+  void ForEach(const Fn& fn) const {
+    for (const HashSlots& slots : arrays_) slots.ForEach(fn);
+  }
+
+ private:
+  static constexpr int kPhaseBits = 10;
+  static constexpr uint64_t kAll = UINT64_MAX;
+  // Places and candidates say by their highest bit in which array they are.
+  static constexpr int kWhichBit = 31;
+  static constexpr uint32_t kPlaceMask = (uint32_t{1} << kWhichBit) - 1;
+
+  bool moving() const { return leaving().groups() != 0; }
+  // In arithmetic: where some shards of a table grow, nobody can predict a branch.
+  uint32_t WhichOf(uint64_t hash) const { return leaving().FirstGroup(hash) >= moved_; }
+  const HashSlots& Of(uint64_t hash) const { return arrays_[WhichOf(hash)]; }
+  HashSlots& Of(uint64_t hash) { return arrays_[WhichOf(hash)]; }
+
+  bool Holds(uint32_t more) const;
+  // The least number of groups to choose from in which so many keys fill at most so many sixteenths
+  // of the slots.
+  uint64_t GroupsFor(uint64_t keys, uint64_t sixteenths, uint64_t least) const;
+  bool StartMoving(uint64_t groups);
+  void Move(uint64_t groups);
+
+  HashSlots& slots() { return arrays_[0]; }
+  const HashSlots& slots() const { return arrays_[0]; }
+  HashSlots& leaving() { return arrays_[1]; }
+  const HashSlots& leaving() const { return arrays_[1]; }
+
+  HashSlots arrays_[2];    // the one that stays, and the one that keys move from, if they do
+  uint64_t moved_ = kAll;  // keys whose first group in it is below this are in the one that stays
+  uint32_t phase_ = 0;     // sizes are powers of two times 1 + phase / 2^kPhaseBits
+};
+
+}  // namespace sok

@@ -1,0 +1,58 @@
+// How a lookup reads rows: prefetched ahead, then copied into the batch's output.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "core/base/bfloat16.h"
+
+namespace sok {
+
+// fn(address) for each cache line of n values.
+template <typename T, typename Fn>
+void ForEachLine(const T* values, int n, const Fn& fn) {
+  constexpr uintptr_t kLine = 64;
+  const auto end = reinterpret_cast<uintptr_t>(values + n);
+  for (uintptr_t line = reinterpret_cast<uintptr_t>(values) & ~(kLine - 1); line < end;
+       line += kLine) {
+    fn(reinterpret_cast<const void*>(line));
+  }
+}
+
+// Into the second level of the cache: it takes more reads at a time than the first.
+inline void PrefetchForCopy(const float* row, int floats) {
+  ForEachLine(row, floats,
+              [](const void* line) { __builtin_prefetch(line, /*rw=*/0, /*locality=*/2); });
+}
+
+// For a copy to come. Where the processor is not known to prefetch for writing, as on x86-64 in
+// general, it is a prefetch for reading, which helps too.
+template <typename T>
+void PrefetchOutput(const T* out, int n) {
+  ForEachLine(out, n, [](const void* line) { __builtin_prefetch(line, /*rw=*/1); });
+}
+
+template <typename T>
+void CopyRow(const float* row, int dim, T* out) {
+  for (int j = 0; j < dim; ++j) out[j] = FromFloat<T>(row[j]);
+}
+
+// Small fixed sizes become a few vector moves.
+template <>
+inline void CopyRow<float>(const float* row, int dim, float* out) {
+  switch (dim) {
+    case 8:
+      std::memcpy(out, row, 8 * sizeof(float));
+      return;
+    case 16:
+      std::memcpy(out, row, 16 * sizeof(float));
+      return;
+    case 32:
+      std::memcpy(out, row, 32 * sizeof(float));
+      return;
+    default:
+      std::memcpy(out, row, dim * sizeof(float));
+  }
+}
+
+}  // namespace sok

@@ -1,0 +1,110 @@
+// One shard's rows: fixed places in slabs that never move, and are given back once they are empty.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/base/page_memory.h"
+#include "core/base/status.h"
+#include "core/rules/row_optimizer.h"
+
+namespace sok {
+
+struct RowMeta {
+  static constexpr uint32_t kMostUpdates = UINT32_MAX;
+
+  uint32_t update_num;   // commits that touched the row; it stays at the most that there is
+  uint32_t update_time;  // of the last one, in seconds since 1970
+
+  uint32_t next_update() const { return update_num + (update_num != kMostUpdates); }
+};
+
+// The floats of a row: the embedding, then the slots of the table's rule.
+class RowLayout {
+ public:
+  RowLayout(int dim, std::vector<Slot> slots);
+
+  int dim() const { return dim_; }
+  int slot_floats() const { return static_cast<int>(slot_start_.size()); }
+  int stride() const { return stride_; }  // floats from one row to the next
+  const std::vector<Slot>& slots() const { return slots_; }
+  // What the slots of a new row hold.
+  const std::vector<float>& slot_start() const { return slot_start_; }
+  bool SameShape(const RowLayout& other) const;
+
+ private:
+  int dim_;
+  int stride_;
+  std::vector<Slot> slots_;
+  std::vector<float> slot_start_;
+};
+
+// Not thread-safe: the shard that owns it holds the lock.
+class RowSlabs {
+ public:
+  RowSlabs(std::shared_ptr<const RowLayout> layout, std::shared_ptr<Arena> arena)
+      : layout_(std::move(layout)), arena_(std::move(arena)), stride_(layout_->stride()) {}
+
+  // Makes sure that `more` calls of Allocate succeed. On an error nothing has changed.
+  Status Reserve(uint32_t more);
+
+  // The number of a row that nobody uses, the lowest one. What it and its meta hold is not known.
+  uint32_t Allocate();
+  // A slab whose last row goes is given back.
+  void Free(uint32_t row);
+
+  float* row(uint32_t row) const {
+    return reinterpret_cast<float*>(slabs_[row >> kShift]) +
+           static_cast<size_t>(row & kMask) * stride_;
+  }
+  // Beside the rows of the slab and not inside of them, so that embeddings of 16, 32, … floats keep
+  // to whole cache lines.
+  RowMeta* meta(uint32_t row) const {
+    return reinterpret_cast<RowMeta*>(slabs_[row >> kShift] + RowsBytes()) + (row & kMask);
+  }
+
+  const RowLayout& layout() const { return *layout_; }
+  // Hyperparameters may change what new slots start from; the shape must stay.
+  void set_layout(std::shared_ptr<const RowLayout> layout) { layout_ = std::move(layout); }
+
+  // The same rows under the same numbers, with other slots: embeddings and metas are copied, the
+  // new slots start from their initial values.
+  Result<RowSlabs> Relaid(std::shared_ptr<const RowLayout> layout,
+                          std::shared_ptr<Arena> arena) const;
+
+  const Arena& arena() const { return *arena_; }
+
+  // The bytes of the pages that no row was written to yet, among those of the slabs.
+  size_t untouched_bytes() const;
+
+ private:
+  static constexpr int kShift = 9;
+  static constexpr uint32_t kRows = 1u << kShift;
+  static constexpr uint32_t kMask = kRows - 1;
+
+  // Which rows of a slab are in use.
+  struct Use {
+    uint64_t taken[kRows / 64] = {};  // a bit a row
+    uint16_t rows = 0;                // how many
+    uint16_t touched = 0;             // rows from here on were never in use
+  };
+
+  size_t RowsBytes() const { return size_t{kRows} * stride_ * sizeof(float); }
+  size_t SlabBytes() const { return RowsBytes() + kRows * sizeof(RowMeta); }
+  Status AddSlab(uint32_t slab);
+  // Whether the slab has a row that is free.
+  void SetFree(uint32_t slab, bool is_free);
+
+  std::shared_ptr<const RowLayout> layout_;
+  std::shared_ptr<Arena> arena_;
+  int stride_;
+  std::vector<char*> slabs_;  // null where one was given back
+  std::vector<Use> uses_;
+  std::vector<uint32_t> vacant_;     // the numbers of those that were given back
+  std::vector<uint64_t> with_free_;  // a bit a slab
+  size_t first_free_ = 0;            // words of with_free_ before this one are 0
+  uint64_t free_ = 0;                // rows
+};
+
+}  // namespace sok

@@ -1,0 +1,172 @@
+// What a table asks of its storage. All methods work on batches, so a virtual call costs nothing.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/bfloat16.h"
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "core/rows/index_config.h"
+#include "core/rows/row_slabs.h"
+#include "core/rows/shard_partition.h"
+#include "core/rules/row_optimizer.h"
+
+namespace sok {
+
+class GroupedGradients;
+
+// Gradients that wait for a commit. The memory belongs to whoever deposited them.
+struct GradientBatch {
+  const Key* keys;                 // (n)
+  const float* gradients;          // (n, dim), or null if they are bfloat16
+  const BFloat16* gradients_bf16;  // (n, dim), or null
+  size_t n;
+  // (n) which row of the gradients is that of keys[i]; null: row i.
+  const uint32_t* positions = nullptr;
+  // The same, summed by key, by the shards of the store. Null: they are not summed yet.
+  const GroupedGradients* grouped = nullptr;
+  float factor = 1.0f;  // that the gradients are multiplied by
+};
+
+// A row as an exporter or an importer sees it.
+struct RowView {
+  float* embedding;  // (dim), followed by the slots
+  RowMeta* meta;
+};
+
+// Everything about a table's training that is not in its rows.
+struct TableState {
+  // t of bias correction is a float64, which counts no further.
+  static constexpr int64_t kMostSteps = int64_t{1} << 53;
+
+  std::string rule;  // empty before the first commit
+  std::vector<Slot> slots;
+  int64_t steps = 0;  // commits that found deposits; it stays at the most that there is
+
+  int64_t next_step() const { return steps + (steps < kMostSteps); }
+};
+
+// One commit, as a store sees it.
+struct CommitStep {
+  int64_t number = 0;  // t of bias correction; 0: each row counts its own updates
+  float scale = 1.0f;  // gradients are multiplied by it
+  // The sum of a row's gradients, times the scale, is brought into [-clip_value, clip_value]; 0: it
+  // is not.
+  float clip_value = 0.0f;
+  uint32_t now = 0;         // the update_time of the rows it touches
+  bool sequential = false;  // equal keys one step after another, not summed; float32 gradients only
+  TableState state;         // of the table after it; a store on disk keeps it with the rows
+  // Set once the rows have changed, also if an error follows: they may not be durable. Null:
+  // unasked.
+  bool* applied = nullptr;
+};
+
+// Exceptions to "the row of keys[i] goes to out[i]".
+struct GatherOptions {
+  // (n) where in the output each embedding goes. Null: key i's goes to i.
+  const uint32_t* places = nullptr;
+  // (n) where not null, the row that is copied in the place of the key's own. Such a key is not
+  // looked up: it is never missing, and may be out of range. Null: every key is looked up.
+  const float* const* given = nullptr;
+};
+
+// Thread-safe, except where a method says otherwise. Lookups run beside lookups; whatever writes
+// excludes others from one shard at a time, never from the whole store. Shards are locked inside of
+// what runs on `parallel_for` and never around it, so that a thread pool cannot lock itself up: its
+// callers may wait for its threads without helping them, and those for the shards. Other locks may
+// be held around it, so no thread of the pool may call a store of a storage.
+class RowStore {
+ public:
+  virtual ~RowStore() = default;
+
+  // Copies the embedding of every key into `out`; fill(key, out) writes it for a key without a row,
+  // nobody does without fill. Positions of such keys are appended to `missing`, in no order, unless
+  // it is null.
+  using FillEmbedding = std::function<void(Key key, float* embedding)>;
+  virtual Status Gather(const Key* keys, size_t n, float* out, const GatherOptions& options,
+                        const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                        const ParallelFor& parallel_for) = 0;
+  virtual Status Gather(const Key* keys, size_t n, BFloat16* out, const GatherOptions& options,
+                        const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                        const ParallelFor& parallel_for) = 0;
+
+  // The positions of keys without a row, in no order.
+  virtual Result<std::vector<uint32_t>> Missing(const Key* keys, size_t n,
+                                                const ParallelFor& parallel_for) = 0;
+
+  // Copies the counters of every row that there is to metas[i], and sets exists[i] to 1; keys
+  // without a row get zeros. All other than null, of n elements.
+  virtual Status ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
+                          const ParallelFor& parallel_for) = 0;
+
+  // Finds or makes the row of every key, then calls write(i, row, is_new). A new row comes with its
+  // slots at their start and a meta of 0 updates at `now`, its embedding unset. Equal keys are
+  // visited in order of i by one thread; different keys may be visited at once. Errors:
+  // kResourceExhausted if the store would hold more than max_rows (0: no limit); then nothing has
+  // changed.
+  using WriteRow = std::function<void(size_t i, RowView row, bool is_new)>;
+  virtual Status Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
+                        const WriteRow& write, const ParallelFor& parallel_for) = 0;
+
+  // The same as a whole or not at all, and as durable as the store makes a call.
+  virtual Status Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
+                     const WriteRow& write, const ParallelFor& parallel_for) {
+    return Upsert(keys, n, max_rows, now, write, parallel_for);
+  }
+
+  // Groups keys by the shards that their rows lie in, which never change.
+  virtual void Partition(const std::vector<ShardPartition::Source>& sources,
+                         const ParallelFor& parallel_for, ShardPartition* partition) const = 0;
+
+  // Sums the gradients of equal keys, in order, and applies one step to each row. Either all
+  // batches are summed by key already, or none is. Keys without a row are left out. Returns how
+  // many rows it touched. Not beside another Apply or Relay.
+  virtual Result<uint64_t> Apply(const std::vector<GradientBatch>& batches,
+                                 const RowOptimizer& optimizer, const CommitStep& step,
+                                 const ParallelFor& parallel_for) = 0;
+
+  // Returns how many rows there were to erase.
+  virtual Result<uint64_t> Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) = 0;
+
+  // Replaces all rows by new ones with distinct keys, the layout and the state, in one step for
+  // whoever looks from outside. write(i, row, true) fills each. Errors: see Upsert; the layout
+  // tells then whether the old rows are there or the new ones, of which some may be missing.
+  virtual Status Replace(std::shared_ptr<const RowLayout> layout, const TableState& state,
+                         const Key* keys, size_t n, uint32_t now, const WriteRow& write,
+                         const ParallelFor& parallel_for) = 0;
+  // Gives every row the slots of `layout`, whose dim must be the same. If the shape differs from
+  // the present one, slots start anew and true comes back.
+  virtual Result<bool> Relay(std::shared_ptr<const RowLayout> layout,
+                             const ParallelFor& parallel_for) = 0;
+  virtual std::shared_ptr<const RowLayout> layout() const = 0;
+
+  virtual uint64_t size() const = 0;
+  virtual uint64_t index_bytes() const = 0;
+  virtual uint64_t row_bytes() const = 0;
+
+  // A view of all rows, which nothing changes as long as it lives. Inserting and applying wait.
+  class Frozen {
+   public:
+    virtual ~Frozen() = default;
+    virtual uint64_t size() const = 0;
+    virtual Status ForEach(const std::function<void(Key key, RowView row)>& fn) const = 0;
+  };
+  virtual Result<std::unique_ptr<Frozen>> Freeze() = 0;
+};
+
+// The error of an Upsert that would go beyond max_rows.
+Status TableFull(uint64_t rows, uint64_t max_rows, uint64_t added);
+
+// Any 64-bit key, in memory. The rows are in at least `shards` shards, of 1024 at most; 0: as many
+// as suit the machine.
+std::unique_ptr<RowStore> MakeHashStore(std::shared_ptr<const RowLayout> layout,
+                                        uint32_t shards = 0);
+// Keys of a known range, in memory. See DirectIndex.
+std::unique_ptr<RowStore> MakeDirectStore(std::shared_ptr<const RowLayout> layout,
+                                          IndexConfig config);
+
+}  // namespace sok

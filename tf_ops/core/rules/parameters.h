@@ -1,0 +1,73 @@
+// What a rule or a schedule says of its parameters, and the values that it is bound from.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/rules/hyper.h"
+
+namespace sok {
+
+// The values that a parameter may take.
+enum class Range {
+  kFinite,
+  kPositive,
+  kNonNegative,
+  kNonPositive,
+  kUnit,           // [0, 1]
+  kUnitBelowOne,   // [0, 1)
+  kUnitAboveZero,  // (0, 1]
+  kFlag,           // 0 or 1
+  kOptional,       // at least 0, or NaN for none
+};
+
+struct Parameter {
+  const char* name;
+  double default_value;  // NaN, unless the range is kOptional: there is none, it must be given
+  Range range;
+};
+
+// The values of all of a rule's parameters, checked.
+class Values {
+ public:
+  explicit Values(std::vector<Hyper> hypers) : hypers_(std::move(hypers)) {}
+
+  // The name is one of the rule's parameters.
+  double Exact(const char* name) const {
+    for (const Hyper& hyper : hypers_) {
+      if (hyper.name == name) return hyper.value;
+    }
+    return 0.0;
+  }
+  float operator[](const char* name) const { return static_cast<float>(Exact(name)); }
+
+  // In the order of the rule's parameters.
+  const std::vector<Hyper>& all() const { return hypers_; }
+
+ private:
+  std::vector<Hyper> hypers_;
+};
+
+// The parameters, each with its default.
+std::vector<Hyper> Defaults(const std::vector<Parameter>& parameters);
+
+// A parameter that is not in `hypers` takes its default. `owner` begins the messages: Row optimizer
+// "adam".
+// Errors: kInvalidArgument for an unknown parameter, a missing one and a value out of its range.
+Result<Values> BindParameters(const std::string& owner, const std::vector<Parameter>& parameters,
+                              const std::vector<Hyper>& hypers);
+
+// The names of items that have one, as a message lists them.
+template <typename Items>
+std::string JoinNames(const Items& items) {
+  std::string joined;
+  for (const auto& item : items) {
+    if (!joined.empty()) joined += ", ";
+    joined += item.name;
+  }
+  return joined;
+}
+
+}  // namespace sok

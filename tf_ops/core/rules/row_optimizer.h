@@ -1,0 +1,64 @@
+// What a row optimizer is: a pure function on rows. One header a rule stands beside this one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/rules/hyper.h"
+
+namespace sok {
+
+class Schedule;
+
+// One optimizer state vector of a row.
+struct Slot {
+  std::string name;  // Keras' name for it, e.g. "velocity"
+  int width;         // floats a row: dim, or 1
+  float initial;     // what each of its floats starts from
+};
+
+// What one commit hands to a rule.
+struct Step {
+  int64_t number;  // 1 for the first: t of Adam's bias correction
+  float scale;     // gradients are multiplied by this first (1/workers, 1/accumulation steps)
+  // (n) t of each row by itself, at least 1; then `number` is not used.
+  const uint32_t* row_numbers = nullptr;
+};
+
+// One rule, with its parameters bound. Made for each commit, so construction is cheap.
+// Thread-safe: all methods are const and write only to the rows they are given.
+class RowOptimizer {
+ public:
+  virtual ~RowOptimizer() = default;
+
+  // The slots of a row, in the order in which they follow its embedding in memory.
+  virtual std::vector<Slot> slots(int dim) const = 0;
+
+  // Applies one step to n distinct rows. rows[i] is an embedding of dim floats, followed at once by
+  // its slots; gradients[i] is its summed gradient, dim floats, before scale. Does not read or
+  // write anything else. Neither array needs any alignment.
+  virtual void Apply(const Step& step, float* const* rows, const float* const* gradients, size_t n,
+                     int dim) const = 0;
+};
+
+// The names that MakeRowOptimizer knows, sorted.
+std::vector<std::string> RowOptimizerNames();
+
+// The parameters that the rule understands, with its defaults. Empty for an unknown rule.
+std::vector<Hyper> RowOptimizerDefaults(const std::string& rule);
+
+// A parameter that is not in `hypers` takes its default. The schedule, if there is one, is copied;
+// it begins at the rule's learning rate, and update number t takes its value at step t - 1.
+// Errors: kInvalidArgument for an unknown rule or parameter, with the list of the known ones, for
+// a value that the rule cannot work with (NaN, a beta outside of [0, 1)), and for a schedule that
+// is given to a rule which takes none: those with Keras' names, whose learning rate Keras
+// schedules.
+Result<std::unique_ptr<RowOptimizer>> MakeRowOptimizer(const std::string& rule,
+                                                       const std::vector<Hyper>& hypers,
+                                                       const Schedule* schedule = nullptr);
+
+}  // namespace sok

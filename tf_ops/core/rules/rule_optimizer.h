@@ -1,0 +1,212 @@
+// What a rule's header provides, and the class that makes a RowOptimizer of it.
+//
+// A rule is a struct of numbers, bound from its parameters:
+//
+//   static std::vector<Parameter> Parameters();     by Keras' names, with Keras' defaults; in
+//                                                   kv_*.h by those of sok_embed.kv
+//   explicit Rule(const Values& values);
+//   static constexpr int kSlots;                    how many follow the embedding
+//   std::vector<Slot> Slots(int dim) const;         a function of the rule, but for `initial`
+//   void Begin(int64_t step_number);                optional: numbers that depend on the step
+//   void Element(float g, float& w, float& slot_0, …) const;
+//
+// Element is one coordinate of the update: it takes the scaled gradient and changes the weight and
+// each slot's element of the same coordinate. A rule that is not element by element has, in its
+// place (and in kSlots'),
+//
+//   void Row(const float* gradient, float scale, float* row, int dim) const;
+//   static size_t RowFloats(size_t dim);            of the embedding and the slots
+//
+// A rule that takes a schedule names the parameter that is its learning rate, and is told the rate
+// of each step:
+//
+//   static constexpr const char* kRate;
+//   void Begin(int64_t step_number, double rate);
+//
+// Formulas keep Keras' order of operations and its split between float64 (what Python computes
+// from hyperparameters, such as 1 - beta_1) and float32 (everything else).
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/rules/parameters.h"
+#include "core/rules/row_optimizer.h"
+#include "core/rules/schedule.h"
+
+namespace sok {
+
+// 0 of 0 / 0, which a row without any gradient makes of an epsilon of 0: its weight stays as it is,
+// where the formula has NaN.
+inline float QuotientOrZero(float numerator, float denominator) {
+  return denominator == 0.0f ? 0.0f : numerator / denominator;
+}
+
+// The sum of the squares of scaled elements, in eight partial sums, which the compiler may keep in
+// one register.
+inline float SquaredSum(const float* gradient, float scale, int dim) {
+  constexpr int kLanes = 8;
+  float sums[kLanes] = {};
+  int j = 0;
+  for (; j + kLanes <= dim; j += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float g = gradient[j + lane] * scale;
+      sums[lane] += g * g;
+    }
+  }
+  for (; j < dim; ++j) {
+    const float g = gradient[j] * scale;
+    sums[j % kLanes] += g * g;
+  }
+  return ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
+}
+
+// Rows lie anywhere in memory. Asks for the cache lines of a row that is to be updated soon; the
+// hardware's own prefetcher follows on a row that is longer than kMostLines.
+inline void PrefetchRow(const float* row, size_t floats) {
+  constexpr uintptr_t kLine = 64;
+  constexpr uintptr_t kMostLines = 16;
+  const uintptr_t first = reinterpret_cast<uintptr_t>(row) & ~(kLine - 1);
+  const uintptr_t end = reinterpret_cast<uintptr_t>(row + floats);
+  const uintptr_t last = std::min(end, first + kMostLines * kLine);
+  for (uintptr_t line = first; line < last; line += kLine) {
+    __builtin_prefetch(reinterpret_cast<const void*>(line), /*rw=*/1);
+  }
+}
+
+template <typename Rule, typename = void>
+struct HasRow : std::false_type {};
+template <typename Rule>
+struct HasRow<Rule, std::void_t<decltype(&Rule::Row)>> : std::true_type {};
+
+template <typename Rule, typename = void>
+struct HasBegin : std::false_type {};
+template <typename Rule>
+struct HasBegin<Rule, std::void_t<decltype(&Rule::Begin)>> : std::true_type {};
+
+template <typename Rule, typename = void>
+struct HasRate : std::false_type {};
+template <typename Rule>
+struct HasRate<Rule, std::void_t<decltype(Rule::kRate)>> : std::true_type {};
+
+template <typename Rule>
+class RuleOptimizer final : public RowOptimizer {
+ public:
+  // The schedule is for a rule that has a kRate.
+  RuleOptimizer(const Values& values, const Schedule* schedule)
+      : rule_(values),
+        learning_rate_(values["learning_rate"]),
+        weight_decay_(values["weight_decay"]) {
+    if constexpr (HasRate<Rule>::value) rate_ = values.Exact(Rule::kRate);
+    if (schedule != nullptr) schedule_ = *schedule;
+  }
+
+  std::vector<Slot> slots(int dim) const override { return rule_.Slots(dim); }
+
+  void Apply(const Step& step, float* const* rows, const float* const* gradients, size_t n,
+             int dim) const override {
+    if constexpr (HasBegin<Rule>::value) {
+      if (step.row_numbers != nullptr) {
+        ApplyByNumber(step, rows, gradients, n, dim);
+        return;
+      }
+    }
+    Rule rule = rule_;
+    Begin(step.number, &rule);
+    const size_t floats = RowFloats(dim);
+    for (size_t i = 0; i < std::min(n, kAhead); ++i) PrefetchRow(rows[i], floats);
+    for (size_t i = 0; i < n; ++i) {
+      if (i + kAhead < n) PrefetchRow(rows[i + kAhead], floats);
+      if (weight_decay_ != 0.0f) Decay(rows[i], dim);
+      Update(rule, gradients[i], step.scale, rows[i], dim);
+    }
+  }
+
+ private:
+  // A rule after its Begin.
+  struct Begun {
+    uint32_t number = 0;
+    std::optional<Rule> rule;
+  };
+
+  // Rows between a prefetch and its use.
+  static constexpr size_t kAhead = 12;
+
+  // Numbers whose Begun is kept. Rows of one commit are mostly young and share a few numbers.
+  static constexpr size_t kBegun = 64;
+
+  // Begin takes powers and cosines, as long as an update of a short row.
+  void ApplyByNumber(const Step& step, float* const* rows, const float* const* gradients, size_t n,
+                     int dim) const {
+    Begun begun[kBegun];
+    const size_t floats = RowFloats(dim);
+    for (size_t i = 0; i < std::min(n, kAhead); ++i) PrefetchRow(rows[i], floats);
+    for (size_t i = 0; i < n; ++i) {
+      if (i + kAhead < n) PrefetchRow(rows[i + kAhead], floats);
+      const uint32_t number = step.row_numbers[i];
+      Begun& kept = begun[number % kBegun];
+      if (!kept.rule || kept.number != number) {
+        kept.number = number;
+        kept.rule = rule_;
+        Begin(number, &*kept.rule);
+      }
+      const Rule rule = *kept.rule;  // its numbers are not reloaded after each store to the row
+      if (weight_decay_ != 0.0f) Decay(rows[i], dim);
+      Update(rule, gradients[i], step.scale, rows[i], dim);
+    }
+  }
+
+  void Begin(int64_t number, Rule* rule) const {
+    if constexpr (HasRate<Rule>::value) {
+      rule->Begin(number, schedule_ ? (*schedule_)(rate_, number - 1) : rate_);
+    } else if constexpr (HasBegin<Rule>::value) {
+      rule->Begin(number);
+    }
+  }
+
+  static void Update(const Rule& rule, const float* gradient, float scale, float* row, int dim) {
+    if constexpr (HasRow<Rule>::value) {
+      rule.Row(gradient, scale, row, dim);
+    } else {
+      Elements(rule, gradient, scale, row, dim, std::make_index_sequence<Rule::kSlots>());
+    }
+  }
+
+  static size_t RowFloats(int dim) {
+    if constexpr (HasRow<Rule>::value) {
+      return Rule::RowFloats(static_cast<size_t>(dim));
+    } else {
+      return static_cast<size_t>(1 + Rule::kSlots) * static_cast<size_t>(dim);
+    }
+  }
+
+  // Decoupled from the gradient, as in Keras' base optimizer.
+  void Decay(float* w, int dim) const {
+    const float weight_decay = weight_decay_;  // not reloaded after each store to w
+    const float learning_rate = learning_rate_;
+    for (int j = 0; j < dim; ++j) w[j] -= w[j] * weight_decay * learning_rate;
+  }
+
+  template <size_t... kSlot>
+  static void Elements(const Rule& rule, const float* gradient, float scale, float* row, int dim,
+                       std::index_sequence<kSlot...>) {
+    // The compiler cannot see that the parts of a row do not overlap.
+#pragma GCC ivdep
+    for (int j = 0; j < dim; ++j) {
+      rule.Element(gradient[j] * scale, row[j], row[(kSlot + 1) * static_cast<size_t>(dim) + j]...);
+    }
+  }
+
+  Rule rule_;
+  float learning_rate_;
+  float weight_decay_;
+  double rate_ = 0.0;  // what the schedule starts from, or the rate of all steps
+  std::optional<Schedule> schedule_;
+};
+
+}  // namespace sok

@@ -1,0 +1,56 @@
+// Learning rates that change with the number of updates.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/rules/hyper.h"
+
+namespace sok {
+
+// One schedule, with its parameters bound. Names, parameters and formulas are those of Keras'
+// classes (keras.optimizers.schedules.ExponentialDecay is "exponential_decay") and, for the two
+// that Keras 3 no longer has, of tf.compat.v1.train: natural_exp_decay is
+// "natural_exponential_decay", linear_cosine_decay has its own name.
+// Computed in float64, where Keras takes the float32 of its learning rate.
+//
+// A value: cheap to copy, and thread-safe.
+class Schedule {
+ public:
+  // Errors: kInvalidArgument for an unknown schedule or parameter, with the list of the known ones,
+  // for a parameter that must be given and is not, and for a value that the schedule cannot work
+  // with (NaN, decay_steps of 0).
+  static Result<Schedule> Make(const std::string& name, const std::vector<Hyper>& parameters);
+
+  const char* name() const;
+
+  // The learning rate of an update, from the one that the schedule starts from; step is 0 for the
+  // first update.
+  double operator()(double initial, int64_t step) const;
+
+ private:
+  struct Kind;
+  static const Kind kKinds[];
+  static constexpr int kMostParameters = 4;
+
+  static const Kind* Find(const std::string& name);
+
+  friend std::vector<std::string> ScheduleNames();
+  friend std::vector<Hyper> ScheduleDefaults(const std::string& name);
+
+  explicit Schedule(const Kind* kind) : kind_(kind) {}
+
+  const Kind* kind_;
+  double values_[kMostParameters] = {};  // in the order of the kind's parameters
+};
+
+// The names that Schedule::Make knows, sorted.
+std::vector<std::string> ScheduleNames();
+
+// The parameters that the schedule understands, with its defaults. NaN: decay_steps and decay_rate
+// have none and must be given; a warmup_target is optional. Empty for an unknown schedule.
+std::vector<Hyper> ScheduleDefaults(const std::string& name);
+
+}  // namespace sok

@@ -1,0 +1,28 @@
+// Adam with the maximum of past velocities (Reddi et al. 2018). The maximum is one of
+// bias-corrected velocities; in torch.optim.Adam(amsgrad=True) it is one of the velocities before
+// the correction.
+#pragma once
+
+#include <vector>
+
+#include "core/rules/torch/adam.h"
+
+namespace sok {
+
+struct KvAmsgrad : KvAdam {
+  using KvAdam::KvAdam;
+  static constexpr int kSlots = 3;
+
+  std::vector<Slot> Slots(int dim) const {
+    return {{"momentum", dim, 0.0f}, {"velocity", dim, 0.0f}, {"velocity_hat", dim, 0.0f}};
+  }
+
+  void Element(float g, float& w, float& m, float& v, float& v_hat) const {
+    Moments(g + lambda * w, m, v);
+    const float corrected = v * correction2;
+    v_hat = v_hat > corrected ? v_hat : corrected;
+    Move(m, v_hat, w);
+  }
+};
+
+}  // namespace sok

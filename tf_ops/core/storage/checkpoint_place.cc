@@ -1,0 +1,103 @@
+#include "core/storage/checkpoint_place.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <system_error>
+
+#include "core/base/file.h"
+
+namespace sok {
+namespace {
+
+// RocksDB writes to this with ".tmp" behind it first.
+constexpr char kStaging[] = "/sok-checkpoint";
+
+std::string ParentOf(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+bool Same(const struct stat& a, const struct stat& b) {
+  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+// Files beyond `path` are none of ours: nothing is followed.
+void RemoveFolder(const std::string& path) {
+  std::error_code ignored;
+  std::filesystem::remove_all(path, ignored);
+}
+
+// Where the folder of the storage is on another file system: RocksDB copies the files, to a folder
+// "<path>.tmp" first, which it empties before and leaves behind if it fails. Whatever is there
+// already may be somebody's, so the name is taken, in one step, only where it is free.
+Status CheckpointInPlace(const Database& database, const std::string& path) {
+  std::string unfinished = path;
+  while (unfinished.size() > 1 && unfinished.back() == '/') unfinished.pop_back();
+  unfinished += ".tmp";
+  if (mkdir(unfinished.c_str(), 0777) != 0) {
+    if (errno != EEXIST) return SystemError(errno, "make the folder", unfinished);
+    return InvalidArgument(
+        "expected nothing at '" + unfinished +
+        "', where the checkpoint would grow, got a file or a folder there, which stays as it is; "
+        "choose another path, or move it away (a checkpoint that was killed leaves such a folder, "
+        "which can be removed)");
+  }
+  Status status = database.Checkpoint(path);
+  if (!status.ok()) RemoveFolder(unfinished);
+  return status;
+}
+
+}  // namespace
+
+Status CheckOutside(const std::string& path, const std::string& folder, const char* what) {
+  struct stat own, above, at;
+  if (stat(folder.c_str(), &own) != 0) return Status();
+  std::string ancestor = ParentOf(path);
+  while (stat(ancestor.c_str(), &at) == 0) {
+    if (Same(at, own)) {
+      return InvalidArgument(std::string("expected a path for the ") + what +
+                             " outside of the folder of the storage, got '" + path + "' in '" +
+                             folder + "'; choose a place beside it");
+    }
+    ancestor += "/..";
+    if (stat(ancestor.c_str(), &above) != 0 || Same(above, at)) break;
+  }
+  return Status();
+}
+
+Status MakeCheckpoint(const Database& database, const std::string& folder,
+                      const std::string& path) {
+  if (Status status = CheckOutside(path, folder, "checkpoint"); !status.ok()) return status;
+  struct stat own, parent, found;
+  const bool movable = stat(folder.c_str(), &own) == 0 &&
+                       stat(ParentOf(path).c_str(), &parent) == 0 && own.st_dev == parent.st_dev &&
+                       access(folder.c_str(), W_OK) == 0;
+  if (lstat(path.c_str(), &found) == 0) {
+    return InvalidArgument("expected a path for the checkpoint that does not exist yet, got '" +
+                           path + "'");
+  }
+  if (!movable) return CheckpointInPlace(database, path);
+  const std::string staging = folder + kStaging;
+  RemoveUnfinishedCheckpoints(folder);
+  Status status = database.Checkpoint(staging);
+  if (!status.ok()) return status;
+  if (std::rename(staging.c_str(), path.c_str()) == 0) return SyncFolder(ParentOf(path));
+  const int error = errno;
+  RemoveUnfinishedCheckpoints(folder);
+  // The same device under two mounts.
+  if (error == EXDEV) return CheckpointInPlace(database, path);
+  return SystemError(error, "move the finished checkpoint to", path);
+}
+
+void RemoveUnfinishedCheckpoints(const std::string& folder) {
+  RemoveFolder(folder + kStaging);
+  RemoveFolder(folder + kStaging + ".tmp");
+}
+
+}  // namespace sok

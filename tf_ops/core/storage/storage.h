@@ -1,0 +1,205 @@
+// A folder of tables: every group of a storage is a table whose rows lie on disk.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/disk/rocksdb_store.h"
+#include "core/dump/progress.h"
+#include "core/policies/admission.h"
+#include "core/tables/table.h"
+
+namespace sok {
+
+struct StorageOptions {
+  std::string path;
+  // Seconds after its last update that a row is kept; 0: for ever. Unset: as the folder has it,
+  // 0 for a new one.
+  std::optional<uint32_t> ttl;
+  // What the rows that are kept in memory may take. An index of about 20 bytes a row comes on top,
+  // and what RocksDB takes: see kBlockCacheBytes and kMemtableBytes.
+  uint64_t cache_bytes = uint64_t{256} << 20;
+  // How many evicted rows may wait in the spill file. Unset: as many as a quarter of cache_bytes,
+  // or 32 MiB, holds places for.
+  std::optional<uint64_t> spill_rows;
+  // False: what the last Flush or Checkpoint that returned has written survives the process.
+  // True: also what every call that returned has changed: updates, assignments, removals, restores.
+  bool write_through = false;
+  // How long the journal of those calls may get before it is published.
+  uint64_t journal_bytes = Journal::kMostBytes;
+  bool read_only = false;
+  // Whether another rule may take over rows, whose slots start anew then. See SetResetSlots.
+  bool reset_slots = false;
+  std::function<uint32_t()> now;   // seconds since 1970; null: the system's clock
+  Database::Opener open_database;  // null: RocksDB
+};
+
+// Which rows a dump takes.
+struct DumpFilter {
+  int group = -1;                 // -1: all groups
+  uint32_t min_count = 0;         // at least so many updates
+  std::optional<uint32_t> newer;  // last updated after this time, in seconds since 1970
+};
+
+// A group as it is on disk.
+struct GroupInfo {
+  int group = 0;
+  GroupMeta meta;
+};
+
+// What a walk over all rows of a group has counted.
+struct GroupSurvey {
+  uint64_t rows = 0;     // not expired
+  uint64_t expired = 0;  // not removed yet
+  uint64_t bytes = 0;    // keys and values of both
+  // Rows by the time since their last update: below an hour, a day, a week, 30 days, 90 days, a
+  // year, and above.
+  static constexpr uint32_t kAges[] = {3600, 86400, 604800, 2592000, 7776000, 31536000};
+  uint64_t by_age[7] = {};
+  // Rows by the number of their updates: 0, 1, 2 to 3, 4 to 7, …: [i] counts from 2^(i-1) on.
+  uint64_t by_updates[33] = {};
+};
+
+struct StoredRow {
+  RowMeta meta;
+  std::vector<float> floats;  // the embedding, then the slots, if it has any
+};
+
+// Thread-safe.
+class Storage : public std::enable_shared_from_this<Storage> {
+ public:
+  static constexpr int kGroups = 256;
+
+  // Makes the folder if there is none, but for read_only.
+  // Errors: those of Database::Opener, and kInvalidArgument for a cache below 1 MiB.
+  static Result<std::shared_ptr<Storage>> Open(const StorageOptions& options);
+  // The storage that this process has open in a folder, by any name of the folder; or null.
+  static std::shared_ptr<Storage> FindOpen(const std::string& path);
+  // Closes, and says on stderr what went wrong with that.
+  ~Storage();
+
+  // The table of config.group, made if there is none. It lives as long as the storage is open;
+  // later calls for the group return the same one. `rule`: the row optimizer that trains it; empty:
+  // whichever commits. admission: see Table; null: none. reset_slots: the rule may be another one
+  // than the group has, whose rows lose their slots and update counts then, in one atomic step.
+  // Errors: kInvalidArgument if the group was made with another dim, rule or admission, naming
+  // both; kNotFound for a group that a read-only storage does not have.
+  Result<std::shared_ptr<Table>> OpenTable(const TableConfig& config, const std::string& rule,
+                                           const std::vector<Hyper>& hypers,
+                                           const std::optional<AdmissionConfig>& admission,
+                                           bool reset_slots = false);
+
+  // Makes everything so far survive, in one atomic step. On an error nothing is lost: rows stay
+  // where they are, and another Flush tries again.
+  Status Flush();
+  // Flush, then RocksDB's checkpoint in a new folder, which can be opened like this one.
+  Status Checkpoint(const std::string& path);
+  // Flush, then rewrites the files without expired and superseded rows.
+  Status Compact();
+  // Flush, then end. Tables answer kFailedPrecondition from then on. On an error it stays open.
+  Status Close();
+
+  // Writes rows into a file; see core/dump/dump_file.h. Returns how many.
+  Result<uint64_t> Dump(const std::string& path, const DumpFilter& filter,
+                        const DumpProgress& progress);
+  // Takes the rows of such a file in, in one atomic step, and flushes; a key that is there already
+  // gets the file's row. Groups that are new come as they were. Returns how many.
+  // Errors: before anything has changed, kInvalidArgument if a group has another dim or rule here,
+  // those of DumpReader; kFailedPrecondition for a group whose table is open and has no rule yet.
+  Result<uint64_t> Load(const std::string& path, const DumpProgress& progress);
+  // The same of a dump of Damo-Embedding, whose rows come without slots.
+  Result<uint64_t> LoadDamo(const std::string& path, const DumpProgress& progress);
+
+  Result<std::vector<GroupInfo>> Groups();
+  Result<GroupSurvey> Survey(int group);
+  // Nothing for a key without a row.
+  Result<std::optional<StoredRow>> Get(int group, Key key);
+  Result<Database::DiskUse> disk_use();
+
+  const std::string& path() const { return core_->path; }
+  // Names the rows that were first made here: their checkpoints have it too. 0: read-only, and made
+  // by a version that gave no ids.
+  uint64_t id() const { return core_->id; }
+  uint32_t ttl() const { return core_->expiry->ttl(); }
+  bool read_only() const { return core_->read_only; }
+  bool closed();
+  uint64_t cache_bytes() const { return core_->memory.budget(); }
+  void SetNow(uint32_t now) { core_->expiry->SetNow(now); }
+  bool reset_slots() const { return reset_slots_->load(); }
+  // Holds from now on, for tables that are open too.
+  void SetResetSlots(bool reset) { reset_slots_->store(reset); }
+
+ private:
+  struct OpenGroup {
+    std::shared_ptr<Table> table;
+    RocksdbStore* store;  // the table's
+    TableConfig config;
+    std::string rule;
+    std::shared_ptr<Admission> admission;
+  };
+  using Gate = std::unique_lock<SharedMutex>;
+
+  explicit Storage(std::shared_ptr<StorageCore> core) : core_(std::move(core)) {}
+  // Publishes `meta`, which has another layout, for a group that is not open, and its rows without
+  // slots and updates. For who holds mu_.
+  Status ResetSlots(int group, const GroupMeta& meta);
+  // The part of it that may turn out to have happened after an error.
+  Status PublishWithoutSlots(int group, const GroupMeta& meta);
+  // Counts every group's rows anew: expired ones may have been counted. For who holds mu_.
+  Status CountRows();
+  Result<std::shared_ptr<Admission>> OpenAdmission(int group, const AdmissionConfig& config);
+  Status CheckSame(const OpenGroup& open, const TableConfig& config, const std::string& rule,
+                   const std::optional<AdmissionConfig>& admission) const;
+
+  // The rest is for who holds the gate alone, and mu_.
+  // Whether the storage can be used, after an attempt to mend what an error of the disk has left.
+  Status Ready();
+  Status ReadyToWrite();
+  Status FlushAtRest();
+  Status FlushOnce();
+  Status SettleAtRest();
+  Result<std::map<int, GroupMeta>> GroupsAtRest() const;
+  // One group of a file that is to be taken in.
+  struct Arrival {
+    int group;
+    int dim;
+    std::optional<GroupMeta> meta;  // of the group where it comes from
+  };
+  // What the groups will be, or the error that keeps the arrivals out.
+  Result<std::map<int, GroupMeta>> Reconcile(const std::vector<Arrival>& arrivals,
+                                             const std::string& path) const;
+  // Has `write` hand over rows, then publishes them with the groups' new descriptions.
+  using AddRows = std::function<Status(const std::function<Status(RowBatch*)>& write)>;
+  Status TakeIn(std::map<int, GroupMeta> groups, const AddRows& add);
+  // The part of it that nothing else may run between: on an error, what is pending must be dropped.
+  // Sets the numbers of rows in the descriptions.
+  Status PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows& add);
+  // How to look, once the database is open again, whether a publication has happened that failed in
+  // its last system calls; memory follows then. Made before it, as memory may have ended by then.
+  struct Resolution {
+    std::function<Status()> look;
+    std::shared_ptr<const bool> happened;
+  };
+  Resolution ResolutionOf(std::function<void()> follow) const;
+  // Success if it has happened, else the error. A later call looks if the database cannot be
+  // opened.
+  Status Resolve(const Status& failed, Resolution resolution);
+  // Has the tables that are open forget what they knew of groups that have taken in rows.
+  void FollowTakenIn(const std::map<int, GroupMeta>& groups);
+
+  const std::shared_ptr<StorageCore> core_;
+  const std::shared_ptr<std::atomic<bool>> reset_slots_ =
+      std::make_shared<std::atomic<bool>>(false);
+  std::mutex mu_;  // guards groups_; taken before the gate
+  std::map<int, OpenGroup> groups_;
+};
+
+}  // namespace sok

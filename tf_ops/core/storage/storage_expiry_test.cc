@@ -1,0 +1,168 @@
+// Rows that expire while a cache that is too small gives rows away.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/base/test_folder.h"
+#include "core/base/test_result.h"
+#include "core/base/thread_pool.h"
+#include "core/storage/storage.h"
+
+namespace sok {
+namespace {
+
+constexpr int kDim = 64;
+constexpr uint32_t kTtl = 100;
+
+// Each update adds 1 to the rows, which start from 0, so a row counts its updates since it began.
+class CountingTable {
+ public:
+  explicit CountingTable(bool write_through) {
+    StorageOptions options;
+    options.path = folder_ / "storage";
+    options.ttl = kTtl;
+    options.cache_bytes = uint64_t{1} << 20;
+    options.write_through = write_through;
+    options.now = [this] { return now; };
+    storage_ = Value(Storage::Open(options));
+    TableConfig config;
+    config.dim = kDim;
+    config.initializer = "constant";
+    config.initializer_a = 0;
+    table_ = Value(storage_->OpenTable(config, "", {}, std::nullopt));
+  }
+
+  void Update(const std::vector<Key>& keys) {
+    const std::vector<float> gradients(keys.size() * kDim, -1.0f);
+    const auto sgd = Value(MakeRowOptimizer("sgd", {{"learning_rate", 1.0}}));
+    REQUIRE(
+        table_->Update(keys.data(), keys.size(), gradients.data(), "sgd", *sgd, {}, ProcessPool())
+            .ok());
+  }
+  // The counts of rows; a row whose floats differ from each other fails the test.
+  std::vector<float> Look(const std::vector<Key>& keys) {
+    std::vector<float> rows(keys.size() * kDim);
+    REQUIRE(table_->Lookup(keys.data(), keys.size(), false, rows.data(), ProcessPool()).ok());
+    std::vector<float> counts(keys.size());
+    for (size_t i = 0; i < keys.size(); ++i) {
+      counts[i] = rows[i * kDim];
+      const auto end = rows.begin() + static_cast<int64_t>((i + 1) * kDim);
+      REQUIRE(std::count(end - kDim, end, counts[i]) == kDim);
+    }
+    return counts;
+  }
+
+  uint64_t size() const { return table_->size(); }
+  // Counts the rows that have not expired, and leaves the others out of size().
+  uint64_t Count() { return Value(table_->Freeze()).size(); }
+
+  uint32_t now = 1'700'000'000;
+
+ private:
+  const TestFolder folder_;
+  std::shared_ptr<Storage> storage_;
+  std::shared_ptr<Table> table_;
+};
+
+std::vector<Key> Range(Key first, size_t n) {
+  std::vector<Key> keys(n);
+  std::iota(keys.begin(), keys.end(), first);
+  return keys;
+}
+
+}  // namespace
+
+TEST_CASE("live rows stay when expired ones of the same batch make room for them") {
+  for (const bool write_through : {false, true}) {
+    CAPTURE(write_through);
+    CountingTable table(write_through);
+    table.Update(Range(0, 3000));
+    table.now += 50;
+    table.Update(Range(10000, 3000));
+    table.Look(Range(0, 2000));  // they fill the cache, and expire there
+    table.now += 60;
+    std::vector<Key> both = Range(0, 3000);
+    const std::vector<Key> live = Range(10000, 3000);
+    both.insert(both.end(), live.begin(), live.end());
+    std::mt19937_64 random(7);
+    std::shuffle(both.begin(), both.end(), random);
+    table.Update(both);
+    const std::vector<float> expired = table.Look(Range(0, 3000));
+    const std::vector<float> kept = table.Look(live);
+    CHECK(std::count(expired.begin(), expired.end(), 1.0f) == 3000);
+    CHECK(std::count(kept.begin(), kept.end(), 2.0f) == 3000);
+  }
+}
+
+TEST_CASE("rows that live on after a count has left them out are counted again") {
+  for (const bool write_through : {false, true}) {
+    CAPTURE(write_through);
+    CountingTable table(write_through);
+    const std::vector<Key> keys = Range(0, 500);
+    table.Update(keys);
+    table.now += kTtl;
+    CHECK(table.Count() == 0);
+    CHECK(table.size() == 0);
+    // As if the call had looked at the clock, and then waited for who counts.
+    --table.now;
+    table.Update(keys);
+    CHECK(table.size() == 500);
+    table.now += kTtl;
+    CHECK(table.Look(keys) == std::vector<float>(keys.size(), 2.0f));
+    CHECK(table.Count() == 500);
+    ++table.now;
+    CHECK(table.Count() == 0);
+    table.Update(keys);
+    CHECK(table.size() == 500);
+    CHECK(table.Look(keys) == std::vector<float>(keys.size(), 1.0f));
+  }
+}
+
+TEST_CASE("random batches of expired and live keys count as a map does") {
+  const auto seed = std::random_device{}();
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  const auto below = [&](uint64_t n) { return random() % n; };
+  for (const bool write_through : {false, true}) {
+    CAPTURE(write_through);
+    CountingTable table(write_through);
+    struct Row {
+      float count = 0;
+      uint32_t time = 0;
+    };
+    std::unordered_map<Key, Row> model;
+    const auto count = [&](Key key) {
+      const auto row = model.find(key);
+      return row == model.end() || row->second.time + kTtl <= table.now ? 0.0f : row->second.count;
+    };
+    for (int batch = 0; batch < 60; ++batch) {
+      std::vector<Key> keys(500 + below(4500));
+      for (Key& key : keys) key = below(12000);
+      const std::vector<Key> third(keys.begin(),
+                                   keys.begin() + static_cast<int64_t>(keys.size() / 3));
+      const std::vector<float> looked = table.Look(third);
+      size_t wrong = 0;
+      for (size_t i = 0; i < third.size(); ++i) wrong += looked[i] != count(third[i]);
+      REQUIRE(wrong == 0);
+      table.Update(keys);
+      std::unordered_map<Key, float> added;
+      for (Key key : keys) ++added[key];
+      for (const auto& [key, times] : added) model[key] = {count(key) + times, table.now};
+      if (below(3) == 0) {
+        const auto live = std::count_if(model.begin(), model.end(), [&](const auto& each) {
+          return each.second.time + kTtl > table.now;
+        });
+        REQUIRE(table.Count() == static_cast<uint64_t>(live));
+        REQUIRE(table.size() == static_cast<uint64_t>(live));
+      }
+      table.now += static_cast<uint32_t>(below(60));
+    }
+  }
+}
+
+}  // namespace sok

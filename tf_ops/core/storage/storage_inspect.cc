@@ -1,0 +1,133 @@
+// What a storage holds, for people and tools.
+#include <cstdlib>
+#include <cstring>
+#include <shared_mutex>
+#include <string>
+#include <utility>
+
+#include "core/storage/storage.h"
+#include "core/storage/storage_count.h"
+
+namespace sok {
+
+Result<std::map<int, GroupMeta>> Storage::GroupsAtRest() const {
+  if (Status status = core_->CheckOpen(); !status.ok()) return status;
+  auto stored = core_->database->ReadMeta(kGroupMetaPrefix);
+  if (!stored.ok()) return stored.status();
+  std::map<int, GroupMeta> groups;
+  for (const auto& [name, json] : stored.value()) {
+    auto meta = GroupMeta::FromJson(json);
+    if (!meta.ok()) return meta.status();
+    groups[std::atoi(name.c_str() + sizeof(kGroupMetaPrefix) - 1)] = std::move(meta.value());
+  }
+  for (const auto& [number, group] : groups_) groups[number] = group.store->meta();
+  return groups;
+}
+
+Result<std::vector<GroupInfo>> Storage::Groups() {
+  std::lock_guard<std::mutex> guard(mu_);
+  const Gate gate(core_->gate);
+  if (Status status = Ready(); !status.ok()) return status;
+  auto groups = GroupsAtRest();
+  if (!groups.ok()) return groups.status();
+  std::vector<GroupInfo> infos;
+  for (auto& [number, meta] : groups.value()) infos.push_back({number, std::move(meta)});
+  return infos;
+}
+
+Result<GroupSurvey> Storage::Survey(int group) {
+  std::lock_guard<std::mutex> guard(mu_);
+  const Gate gate(core_->gate);
+  if (Status status = Ready(); !status.ok()) return status;
+  if (Status status = SettleAtRest(); !status.ok()) return status;
+  const uint32_t now = core_->expiry->Now();
+  GroupSurvey survey;
+  Status status = core_->database->ForEach(group, [&](int, Key, std::string_view bytes) {
+    RowHeader header;
+    if (bytes.size() < sizeof(header)) {
+      return Status(Code::kDataLoss,
+                    "a row of group " + std::to_string(group) + " of '" + path() + "' is damaged");
+    }
+    std::memcpy(&header, bytes.data(), sizeof(header));
+    survey.bytes += RowKey::kBytes + bytes.size();
+    if (core_->expiry->Expired(header.meta.update_time, now)) {
+      ++survey.expired;
+      return Status();
+    }
+    ++survey.rows;
+    const uint32_t age = now > header.meta.update_time ? now - header.meta.update_time : 0;
+    size_t bucket = 0;
+    while (bucket < std::size(GroupSurvey::kAges) && age >= GroupSurvey::kAges[bucket]) {
+      ++bucket;
+    }
+    ++survey.by_age[bucket];
+    const uint32_t updates = header.meta.update_num;
+    ++survey.by_updates[updates == 0 ? 0 : 32 - __builtin_clz(updates)];
+    return Status();
+  });
+  if (!status.ok()) return status;
+  return survey;
+}
+
+Result<std::optional<StoredRow>> Storage::Get(int group, Key key) {
+  if (group < 0 || group >= kGroups) {
+    return InvalidArgument("expected a group in [0, 256), got " + std::to_string(group));
+  }
+  std::lock_guard<std::mutex> guard(mu_);
+  const Gate gate(core_->gate);
+  if (Status status = Ready(); !status.ok()) return status;
+  auto groups = GroupsAtRest();
+  if (!groups.ok()) return groups.status();
+  std::optional<StoredRow> row;
+  const auto found = groups.value().find(group);
+  if (found == groups.value().end()) return row;
+  if (Status status = SettleAtRest(); !status.ok()) return status;
+  const RowKey wanted(group, key);
+  Status damaged;
+  Status status = core_->database->Read(&wanted, 1, [&](size_t, std::string_view bytes) {
+    RowValue value;
+    if (!value.Parse(bytes, found->second.dim)) {
+      damaged = DamagedRow(group, key, path());
+      return;
+    }
+    if (core_->expiry->Expired(value.header.meta.update_time, core_->expiry->Now())) return;
+    const bool has_slots = value.header.layout == found->second.layout;
+    row = StoredRow{value.header.meta, {}};
+    row->floats.resize(has_slots ? value.count : value.header.dim);
+    std::memcpy(row->floats.data(), value.floats, row->floats.size() * sizeof(float));
+  });
+  if (status.ok()) status = damaged;
+  if (!status.ok()) return status;
+  return row;
+}
+
+Result<Database::DiskUse> Storage::disk_use() {
+  std::shared_lock<SharedMutex> gate(core_->gate);
+  if (Status status = core_->CheckOpen(); !status.ok()) return status;
+  return core_->database->disk_use();
+}
+
+Status Storage::CountRows() {
+  for (auto& [number, group] : groups_) {
+    auto counted = group.store->Freeze();
+    if (!counted.ok()) return counted.status();
+  }
+  const Gate gate(core_->gate);
+  if (Status status = Ready(); !status.ok()) return status;
+  auto groups = GroupsAtRest();
+  if (!groups.ok()) return groups.status();
+  const uint32_t now = core_->expiry->Now();
+  Database::Meta counts;
+  for (auto& [number, meta] : groups.value()) {
+    if (groups_.count(number) != 0) continue;
+    auto rows = CountLive(*core_->database, number, *core_->expiry, now);
+    if (!rows.ok()) return rows.status();
+    meta.rows = rows.value();
+    meta.counted_at = now;
+    counts[GroupMetaName(number)] = meta.ToJson();
+  }
+  Status status = core_->database->WritePublished({}, counts, /*sync=*/true);
+  return status.ok() ? FlushAtRest() : status;
+}
+
+}  // namespace sok

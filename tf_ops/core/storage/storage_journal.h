@@ -1,0 +1,21 @@
+// What a killed process has left in its storage's journal. Included by storage.cc only.
+#pragma once
+
+#include <cstdint>
+
+#include "core/base/expiry.h"
+#include "core/base/status.h"
+#include "core/disk/database.h"
+
+namespace sok {
+
+// The named value that says up to which segment of the journal the database has everything.
+constexpr char kJournalName[] = "journal";
+
+// Publishes what the journal of the storage with that id holds and the database does not, and
+// removes its files; has a database that is read-only show it. Returns the number for the next
+// segment.
+Result<uint64_t> TakeInJournal(Database* database, const Expiry& expiry, uint64_t storage,
+                               bool read_only);
+
+}  // namespace sok

@@ -1,0 +1,318 @@
+// With write_through, whatever a call has changed survives the process, whole.
+#include <doctest/doctest.h>
+
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/base/test_folder.h"
+#include "core/base/test_result.h"
+#include "core/base/thread_pool.h"
+#include "core/disk/journal.h"
+#include "core/disk/journal_reader.h"
+#include "core/storage/storage.h"
+
+namespace sok {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kDim = 8;
+constexpr Key kKeys = 20000;  // several times the cache
+
+using Rows = std::map<Key, float>;  // the first float of each row
+
+StorageOptions At(const std::string& path, bool write_through = true, bool read_only = false) {
+  StorageOptions options;
+  options.path = path;
+  options.cache_bytes = uint64_t{1} << 20;
+  options.write_through = write_through;
+  options.read_only = read_only;
+  return options;
+}
+
+std::shared_ptr<Table> TableOf(Storage& storage) {
+  TableConfig config;
+  config.dim = kDim;
+  config.initializer = "constant";
+  config.initializer_a = 0;
+  return Value(storage.OpenTable(config, "", {}, std::nullopt));
+}
+
+// Random calls on a table and on a map.
+class Calls {
+ public:
+  explicit Calls(uint64_t seed) : random_(seed) {}
+
+  void Run(Table& table) {
+    std::vector<Key> keys(1 + random_() % 6000);
+    for (Key& key : keys) key = random_() % kKeys;
+    switch (random_() % 4) {
+      case 0: {
+        const auto value = static_cast<float>(random_() % 1000);
+        const std::vector<float> rows(keys.size() * kDim, value);
+        REQUIRE(table.Assign(keys.data(), keys.size(), rows.data(), ProcessPool()).ok());
+        for (Key key : keys) model[key] = value;
+        return;
+      }
+      case 1:
+        keys.resize(keys.size() / 4);
+        REQUIRE(table.Remove(keys.data(), keys.size(), ProcessPool()).ok());
+        for (Key key : keys) model.erase(key);
+        return;
+      default: {
+        const std::vector<float> gradients(keys.size() * kDim, -1.0f);
+        const auto sgd = Value(MakeRowOptimizer("sgd", {{"learning_rate", 1.0}}));
+        REQUIRE(
+            table.Update(keys.data(), keys.size(), gradients.data(), "sgd", *sgd, {}, ProcessPool())
+                .ok());
+        for (Key key : keys) ++model[key];
+      }
+    }
+  }
+
+  Rows model;
+
+ private:
+  std::mt19937_64 random_;
+};
+
+Rows RowsOf(Table& table) {
+  Rows rows;
+  REQUIRE(table.ForEachRow([&](Key key, RowView row) { rows[key] = row.embedding[0]; }).ok());
+  return rows;
+}
+
+// The rows of a storage, as three ways of reading find them.
+Rows RowsAt(const std::string& path, bool read_only) {
+  const auto storage = Value(Storage::Open(At(path, /*write_through=*/false, read_only)));
+  REQUIRE(Value(storage->Groups()).at(0).meta.rows == Value(storage->Survey(0)).rows);
+  const auto table = TableOf(*storage);
+  const Rows rows = RowsOf(*table);
+  REQUIRE(table->size() == rows.size());
+  std::vector<Key> keys(kKeys);
+  std::iota(keys.begin(), keys.end(), 0);
+  std::vector<float> found(kKeys * kDim);
+  REQUIRE(table->Lookup(keys.data(), kKeys, false, found.data(), ProcessPool()).ok());
+  for (Key key = 0; key < kKeys; ++key) {
+    const auto row = rows.find(key);
+    REQUIRE(found[key * kDim] == (row == rows.end() ? 0.0f : row->second));
+  }
+  return rows;
+}
+
+// What a process that is killed now would leave.
+std::string Killed(const TestFolder& folder, const std::string& name) {
+  fs::remove_all(folder / name);
+  fs::copy(folder / "rows", folder / name, fs::copy_options::recursive);
+  return folder / name;
+}
+
+std::string LastSegment(const std::string& path) {
+  std::string last;
+  for (const auto& entry : fs::directory_iterator(path)) {
+    const std::string name = entry.path().string();
+    if (name.find(kJournalPrefix) != std::string::npos) last = std::max(last, name);
+  }
+  return last;
+}
+
+}  // namespace
+
+TEST_CASE("calls of every kind survive a kill, and the next ones, in files or published") {
+  const auto seed = std::random_device{}();
+  CAPTURE(seed);
+  for (const uint64_t journal_bytes : {Journal::kMostBytes, uint64_t{1} << 20}) {
+    const TestFolder folder;
+    StorageOptions options = At(folder / "rows");
+    options.journal_bytes = journal_bytes;
+    Calls calls(seed);
+    for (int life = 0; life < 4; ++life) {
+      const auto storage = Value(Storage::Open(options));
+      const auto table = TableOf(*storage);
+      REQUIRE(RowsOf(*table) == calls.model);
+      for (int call = 0; call < 12; ++call) {
+        calls.Run(*table);
+        if (call % 5 == 3) REQUIRE(Value(storage->Survey(0)).rows == calls.model.size());
+        if (call % 7 == 6) REQUIRE(storage->Flush().ok());
+        if (call % 4 != 1) continue;
+        const std::string killed = Killed(folder, "killed");
+        REQUIRE(RowsAt(killed, /*read_only=*/true) == calls.model);
+        REQUIRE(RowsAt(killed, /*read_only=*/false) == calls.model);
+        REQUIRE(LastSegment(killed).empty());
+        REQUIRE(RowsAt(killed, /*read_only=*/true) == calls.model);
+      }
+    }
+    REQUIRE(RowsAt(folder / "rows", /*read_only=*/true) == calls.model);
+    CHECK(LastSegment(folder / "rows").empty());
+  }
+}
+
+TEST_CASE("of a call that was under way, all is there or nothing") {
+  const TestFolder folder;
+  const auto storage = Value(Storage::Open(At(folder / "rows")));
+  const auto table = TableOf(*storage);
+  const auto assign = [&](float value) {
+    std::vector<Key> keys(50);
+    std::iota(keys.begin(), keys.end(), 0);
+    const std::vector<float> rows(keys.size() * kDim, value);
+    REQUIRE(table->Assign(keys.data(), keys.size(), rows.data(), ProcessPool()).ok());
+  };
+  assign(1);
+  const auto before = fs::file_size(LastSegment(folder / "rows"));
+  assign(2);
+  const auto after = fs::file_size(LastSegment(folder / "rows"));
+  for (uint64_t length = before; length <= after; length += length < before + 40 ? 1 : 97) {
+    const std::string killed = Killed(folder, "killed");
+    fs::resize_file(LastSegment(killed), length);
+    const Rows rows = RowsAt(killed, /*read_only=*/length % 2 == 0);
+    REQUIRE(rows.size() == 50);
+    for (const auto& [key, value] : rows) REQUIRE(value == (length == after ? 2.0f : 1.0f));
+  }
+}
+
+TEST_CASE("a damaged journal is an error that names it, and not the end of what it holds") {
+  const TestFolder folder;
+  const auto storage = Value(Storage::Open(At(folder / "rows")));
+  Calls calls(3);
+  const auto table = TableOf(*storage);
+  for (int call = 0; call < 3; ++call) calls.Run(*table);
+  std::mt19937_64 random(4);
+  for (int i = 0; i < 70; ++i) {
+    const std::string killed = Killed(folder, "killed");
+    const std::string segment = LastSegment(killed);
+    std::string bytes = ReadAll(segment);
+    const size_t at = i < 56 ? i : random() % bytes.size();
+    bytes[at] = static_cast<char>(bytes[at] ^ (1 << random() % 8));
+    WriteAll(segment, bytes);
+    const auto opened = Storage::Open(At(killed));
+    REQUIRE_FALSE(opened.ok());
+    CHECK(opened.status().code() == Code::kDataLoss);
+    CHECK(Contains(opened.status(), segment));
+  }
+}
+
+TEST_CASE("a restore is durable when it returns, and a journal from before does not undo it") {
+  const TestFolder folder;
+  const auto storage = Value(Storage::Open(At(folder / "rows")));
+  const auto table = TableOf(*storage);
+  Calls calls(5);
+  for (int call = 0; call < 4; ++call) calls.Run(*table);
+  const std::vector<Key> keys = {7, 8};
+  const std::vector<float> rows(2 * kDim, 4.0f);
+  const std::vector<int64_t> updates = {1, 2};
+  REQUIRE(table
+              ->Restore("sgd", 9, keys.data(), 2, rows.data(), nullptr, 0, updates.data(), nullptr,
+                        ProcessPool())
+              .ok());
+  const Rows expected = {{7, 4.0f}, {8, 4.0f}};
+  CHECK(RowsAt(Killed(folder, "killed"), /*read_only=*/true) == expected);
+  CHECK(RowsAt(Killed(folder, "killed"), /*read_only=*/false) == expected);
+  CHECK(RowsOf(*table) == expected);
+}
+
+// A storage after some calls, with another flush before some more.
+class TwoSegments {
+ public:
+  TwoSegments() {
+    {
+      const auto storage = Value(Storage::Open(At(folder / "rows")));
+      const auto table = TableOf(*storage);
+      for (int call = 0; call < 3; ++call) calls.Run(*table);
+      REQUIRE(storage->Checkpoint(folder / "early").ok());
+      early = calls.model;
+      calls.Run(*table);
+      Killed(folder, "first");  // the checkpoint's next segment
+      REQUIRE(storage->Flush().ok());
+      calls.Run(*table);
+      Killed(folder, "second");
+    }
+  }
+  // Puts what one folder has as its journal into another.
+  void MoveJournal(const std::string& from, const std::string& to) const {
+    const fs::path segment = LastSegment(folder / from);
+    fs::copy_file(segment, fs::path(folder / to) / segment.filename());
+  }
+
+  const TestFolder folder;
+  Calls calls{11};
+  Rows early;
+};
+
+TEST_CASE("a journal that begins later than the database ends is an error") {
+  TwoSegments storage;
+  storage.MoveJournal("second", "early");
+  const std::string path = storage.folder / "early";
+  for (const bool read_only : {true, false}) {
+    const auto opened = Storage::Open(At(path, true, read_only));
+    REQUIRE_FALSE(opened.ok());
+    CHECK(opened.status().code() == Code::kDataLoss);
+    CHECK(Contains(opened.status(), LastSegment(path)));
+    CHECK(Contains(opened.status(), "missing"));
+  }
+  storage.MoveJournal("first", "early");  // now it is whole
+  CHECK(RowsAt(path, /*read_only=*/false) == storage.calls.model);
+}
+
+TEST_CASE("without the journal that is in its way a storage opens as it was") {
+  TwoSegments storage;
+  storage.MoveJournal("second", "early");
+  const std::string path = storage.folder / "early";
+  fs::remove(LastSegment(path));
+  CHECK(RowsAt(path, /*read_only=*/false) == storage.early);
+}
+
+TEST_CASE("a journal of another storage is an error") {
+  TwoSegments storage, other;
+  const std::string path = other.folder / "early";
+  fs::copy_file(LastSegment(storage.folder / "first"),
+                fs::path(path) / fs::path(LastSegment(storage.folder / "first")).filename());
+  const auto opened = Storage::Open(At(path));
+  REQUIRE_FALSE(opened.ok());
+  CHECK(opened.status().code() == Code::kDataLoss);
+  CHECK(Contains(opened.status(), "another storage"));
+}
+
+TEST_CASE("a segment that a kill has left without a record leaves no gap") {
+  TwoSegments storage;
+  const std::string path = storage.folder / "first";
+  const std::string segment = LastSegment(path);
+  fs::resize_file(segment, sizeof(JournalSegmentHeader));
+  CHECK(RowsAt(path, /*read_only=*/true) == storage.early);
+  CHECK(RowsAt(path, /*read_only=*/false) == storage.early);
+  Calls calls{12};
+  calls.model = storage.early;
+  const auto opened = Value(Storage::Open(At(path)));
+  calls.Run(*TableOf(*opened));
+  fs::copy(path, storage.folder / "killed", fs::copy_options::recursive);
+  CHECK(RowsAt(storage.folder / "killed", /*read_only=*/false) == calls.model);
+}
+
+TEST_CASE("a segment that could neither be written nor removed is made again") {
+  const TestFolder folder;
+  Journal journal(folder / ".", /*storage=*/1, /*first_number=*/7);
+  std::FILE* left = std::fopen((folder / "sok-journal-000000000007").c_str(), "w");
+  std::fputs("half of a head", left);
+  std::fclose(left);
+  auto room = journal.Reserve(10);
+  REQUIRE(room.ok());
+  REQUIRE(journal.Append(std::move(room.value()), {{"name", "value"}}, {}).ok());
+  CHECK(fs::file_size(folder / "sok-journal-000000000007") > sizeof(JournalSegmentHeader));
+}
+
+TEST_CASE("a checkpoint is the same storage, and other folders are others") {
+  TwoSegments storage, other;
+  const auto id = [](const std::string& path) {
+    return Value(Storage::Open(At(path, false, true)))->id();
+  };
+  CHECK(id(storage.folder / "early") == id(storage.folder / "rows"));
+  CHECK(id(storage.folder / "early") != id(other.folder / "rows"));
+  CHECK(id(storage.folder / "early") != 0);
+}
+
+}  // namespace sok

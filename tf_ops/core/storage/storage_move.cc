@@ -1,0 +1,314 @@
+// Moving rows between storages by way of files.
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "core/dump/damo_dump.h"
+#include "core/dump/dump_checks.h"
+#include "core/dump/dump_file.h"
+#include "core/storage/checkpoint_place.h"
+#include "core/storage/storage.h"
+#include "core/storage/storage_count.h"
+
+namespace sok {
+namespace {
+
+// Rows of this layout have no slots, whatever the group's own is.
+constexpr uint32_t kNoLayout = UINT32_MAX;
+// A dump tells how far it is that often.
+constexpr uint64_t kReportRows = 16384;
+constexpr size_t kBatchBytes = size_t{4} << 20;
+
+bool SameSlots(const GroupMeta& a, const GroupMeta& b) {
+  return RowLayout(a.dim, a.state.slots).SameShape(RowLayout(b.dim, b.state.slots));
+}
+
+}  // namespace
+
+Result<uint64_t> Storage::Dump(const std::string& path, const DumpFilter& filter,
+                               const DumpProgress& progress) {
+  std::lock_guard<std::mutex> guard(mu_);
+  const Gate gate(core_->gate);
+  if (Status status = Ready(); !status.ok()) return status;
+  auto groups = GroupsAtRest();
+  if (!groups.ok()) return groups.status();
+  if (filter.group >= 0 && groups.value().count(filter.group) == 0) {
+    return Status(Code::kNotFound, "there is no group " + std::to_string(filter.group) + " in '" +
+                                       this->path() + "'");
+  }
+  if (Status status = CheckOutside(path, core_->path, "dump"); !status.ok()) return status;
+  if (Status status = SettleAtRest(); !status.ok()) return status;
+  auto writer = DumpWriter::Open(path);
+  if (!writer.ok()) return writer.status();
+  const uint32_t now = core_->expiry->Now();
+  uint64_t total = 0, seen = 0, written = 0;
+  const auto report = [&] { return !progress || progress(seen, std::max(seen, total)); };
+  const auto cancelled = [&] {
+    return Status(Code::kFailedPrecondition, "the dump to '" + path + "' was cancelled");
+  };
+  for (const auto& [number, meta] : groups.value()) {
+    if (filter.group < 0 || filter.group == number) total += meta.rows;
+  }
+  for (const auto& [number, meta] : groups.value()) {
+    if (filter.group >= 0 && filter.group != number) continue;
+    const std::vector<float> start = RowLayout(meta.dim, meta.state.slots).slot_start();
+    std::vector<float> floats(meta.dim + start.size());
+    Status status = writer.value()->BeginGroup(
+        {number, meta.dim, meta.ToJson(ttl()), static_cast<int>(start.size()), 0});
+    if (!status.ok()) return status;
+    const GroupMeta& group = meta;
+    status = core_->database->ForEach(number, [&, number = number](int, Key key,
+                                                                   std::string_view bytes) {
+      if (seen++ % kReportRows == 0 && !report()) return cancelled();
+      RowValue value;
+      if (!value.Parse(bytes, group.dim)) {
+        return DamagedRow(number, key, this->path());
+      }
+      const RowMeta& row = value.header.meta;
+      if (core_->expiry->Expired(row.update_time, now) || row.update_num < filter.min_count ||
+          (filter.newer.has_value() && row.update_time <= *filter.newer)) {
+        return Status();
+      }
+      const bool has_slots = value.header.layout == group.layout && value.count == floats.size();
+      std::copy(start.begin(), start.end(), floats.begin() + group.dim);
+      std::memcpy(floats.data(), value.floats,
+                  (has_slots ? floats.size() : group.dim) * sizeof(float));
+      ++written;
+      return writer.value()->AddRow(key, row.update_num, row.update_time, floats.data());
+    });
+    if (!status.ok()) return status;
+  }
+  if (!report()) return cancelled();
+  Status status = writer.value()->Finish();
+  if (!status.ok()) return status;
+  return written;
+}
+
+Result<std::map<int, GroupMeta>> Storage::Reconcile(const std::vector<Arrival>& arrivals,
+                                                    const std::string& path) const {
+  auto present = GroupsAtRest();
+  if (!present.ok()) return present.status();
+  std::map<int, GroupMeta> groups;
+  for (const Arrival& arrival : arrivals) {
+    const std::string group = "group " + std::to_string(arrival.group);
+    const auto found = present.value().find(arrival.group);
+    GroupMeta meta;
+    if (found == present.value().end()) {
+      if (arrival.meta.has_value()) meta = *arrival.meta;
+      meta.dim = arrival.dim;
+      meta.rows = 0;
+      meta.layout = 0;
+      groups[arrival.group] = std::move(meta);
+      continue;
+    }
+    meta = found->second;
+    const std::string here = group + " of '" + core_->path + "'";
+    if (meta.dim != arrival.dim) {
+      return InvalidArgument(here + " has dimension " + std::to_string(meta.dim) + ", and in '" +
+                             path + "' it has " + std::to_string(arrival.dim) +
+                             "; load the file into another storage");
+    }
+    if (arrival.meta.has_value() && !arrival.meta->state.rule.empty()) {
+      const TableState& theirs = arrival.meta->state;
+      if (!meta.state.rule.empty() &&
+          (meta.state.rule != theirs.rule || !SameSlots(meta, *arrival.meta))) {
+        return InvalidArgument(here + " has optimizer '" + meta.state.rule + "', and in '" + path +
+                               "' it has '" + theirs.rule +
+                               "'; load the file into another storage");
+      }
+      if (meta.state.rule.empty()) {
+        if (groups_.count(arrival.group) != 0) {
+          return Status(Code::kFailedPrecondition,
+                        "the table of " + here + " is open and has no optimizer yet, and in '" +
+                            path + "' it has '" + theirs.rule +
+                            "'; load the file before the table is opened");
+        }
+        meta.state = theirs;
+        ++meta.layout;  // the rows that are here have no slots
+      }
+      // A table that is open counts by itself.
+      if (groups_.count(arrival.group) == 0) {
+        meta.state.steps = std::max(meta.state.steps, theirs.steps);
+      }
+    }
+    groups[arrival.group] = std::move(meta);
+  }
+  return groups;
+}
+
+Status Storage::TakeIn(std::map<int, GroupMeta> groups, const AddRows& add) {
+  // From here on nothing is pending but what arrives, so that it can be dropped again.
+  Status status = FlushAtRest();
+  if (!status.ok()) return status;
+  Database& database = *core_->database;
+  const uint64_t in_doubt = database.writes_in_doubt();
+  const auto arrived = std::make_shared<std::map<int, GroupMeta>>(std::move(groups));
+  Resolution resolution = ResolutionOf([this, arrived] { FollowTakenIn(*arrived); });
+  status = OrNoMemory([&] { return PublishArrivals(arrived.get(), add); });
+  if (status.ok()) {
+    FollowTakenIn(*arrived);
+    return status;
+  }
+  const Status dropped = database.DropPending();
+  if (database.writes_in_doubt() == in_doubt) {
+    return dropped.ok() || database.failed() ? status : dropped;
+  }
+  return Resolve(status, std::move(resolution));
+}
+
+Storage::Resolution Storage::ResolutionOf(std::function<void()> follow) const {
+  const auto happened = std::make_shared<bool>(false);
+  return {[this, follow = std::move(follow), happened] {
+            auto there = core_->database->FailedPublicationIsThere();
+            if (!there.ok()) return there.status();
+            *happened = there.value();
+            if (*happened) follow();
+            return Status();
+          },
+          happened};
+}
+
+Status Storage::Resolve(const Status& failed, Resolution resolution) {
+  core_->resolve = std::move(resolution.look);
+  if (OrNoMemory([&] { return core_->Recover(); }).ok()) {
+    return *resolution.happened ? Status() : failed;
+  }
+  return ErrorOrLiteral(
+      failed.code(),
+      "memory has ended, and whether the call has happened all the same shows once the disk can be "
+      "used again: repeat it then",
+      [&failed] {
+        return failed.message() +
+               "; whether the call has happened all the same shows once the disk can be used "
+               "again: repeat it then";
+      });
+}
+
+Status Storage::PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows& add) {
+  Database& database = *core_->database;
+  Status status = add([&](RowBatch* batch) {
+    Status written = database.WritePending(*batch);
+    batch->Clear();
+    return written;
+  });
+  Database::Meta meta;
+  const uint32_t now = core_->expiry->Now();
+  for (auto& [number, group] : *groups) {
+    if (!status.ok()) break;
+    auto rows = CountLive(database, number, *core_->expiry, now);
+    status = rows.status();
+    if (rows.ok()) group.rows = rows.value();
+    group.counted_at = now;
+    meta[GroupMetaName(number)] = group.ToJson();
+  }
+  return status.ok() ? database.Publish(meta) : status;
+}
+
+void Storage::FollowTakenIn(const std::map<int, GroupMeta>& groups) {
+  for (const auto& [number, group] : groups) {
+    const auto open = groups_.find(number);
+    if (open != groups_.end()) open->second.store->DropCache(group.rows, group.counted_at);
+  }
+}
+
+Result<uint64_t> Storage::Load(const std::string& path, const DumpProgress& progress) {
+  auto reader = DumpReader::Open(path);
+  if (!reader.ok()) return reader.status();
+  std::vector<Arrival> arrivals;
+  for (const DumpGroup& group : reader.value()->groups()) {
+    auto meta = GroupMeta::FromJson(group.meta);
+    if (!meta.ok()) {
+      return Status(meta.status().code(), "'" + path + "', group " + std::to_string(group.group) +
+                                              ": " + meta.status().message());
+    }
+    size_t floats = 0;
+    for (const Slot& slot : meta.value().state.slots) floats += slot.width;
+    if (meta.value().dim != group.dim || floats != static_cast<size_t>(group.slot_floats)) {
+      return Status(Code::kDataLoss, "'" + path + "', group " + std::to_string(group.group) +
+                                         ": its description does not fit its rows");
+    }
+    arrivals.push_back({group.group, group.dim, std::move(meta.value())});
+  }
+  // One half of the work is to check the file, before anything changes.
+  const auto half = [&](uint64_t offset) -> DumpProgress {
+    if (!progress) return nullptr;
+    return [&progress, offset](uint64_t done, uint64_t total) {
+      return progress(offset * total + done, 2 * total);
+    };
+  };
+  Status status = CheckDump(*reader.value(), path, half(0));
+  if (!status.ok()) return status;
+
+  std::lock_guard<std::mutex> guard(mu_);
+  const Gate gate(core_->gate);
+  if (status = ReadyToWrite(); !status.ok()) return status;
+  auto groups = Reconcile(arrivals, path);
+  if (!groups.ok()) return groups.status();
+  const std::map<int, GroupMeta> targets = groups.value();
+  uint64_t taken = 0;
+  status = TakeIn(std::move(groups.value()), [&](const auto& write) {
+    RowBatch batch;
+    Status added = reader.value()->ForEachBlock(
+        [&](const DumpGroup& group, const DumpRows& rows) {
+          const size_t stride = group.dim + group.slot_floats;
+          const uint32_t layout =
+              group.slot_floats > 0 || targets.at(group.group).state.slots.empty()
+                  ? targets.at(group.group).layout
+                  : kNoLayout;
+          for (size_t i = 0; i < rows.size; ++i) {
+            const RowHeader header{RowHeader::kVersion,
+                                   static_cast<uint32_t>(group.dim),
+                                   layout,
+                                   {rows.update_nums[i], rows.update_times[i]}};
+            batch.Put(RowKey(group.group, rows.keys[i]), header, rows.floats + i * stride, stride);
+          }
+          taken += rows.size;
+          return batch.bytes() < kBatchBytes ? Status() : write(&batch);
+        },
+        half(1));
+    return added.ok() ? write(&batch) : added;
+  });
+  if (!status.ok()) return status;
+  return taken;
+}
+
+Result<uint64_t> Storage::LoadDamo(const std::string& path, const DumpProgress& progress) {
+  auto reader = DamoDumpReader::Open(path);
+  if (!reader.ok()) return reader.status();
+  std::vector<Arrival> arrivals;
+  for (const DamoGroup& group : reader.value()->groups()) {
+    arrivals.push_back({group.group, group.dim, std::nullopt});
+  }
+  Status status = CheckDamoDump(*reader.value(), path);
+  if (!status.ok()) return status;
+
+  std::lock_guard<std::mutex> guard(mu_);
+  const Gate gate(core_->gate);
+  if (status = ReadyToWrite(); !status.ok()) return status;
+  auto groups = Reconcile(arrivals, path);
+  if (!groups.ok()) return groups.status();
+  std::map<int, int> dims;
+  for (const Arrival& arrival : arrivals) dims[arrival.group] = arrival.dim;
+  const uint32_t now = core_->expiry->Now();
+  uint64_t taken = 0;
+  status = TakeIn(std::move(groups.value()), [&](const auto& write) {
+    RowBatch batch;
+    Status added = reader.value()->ForEach(
+        [&](int group, Key key, const float* embedding) {
+          const int dim = dims.at(group);
+          const RowHeader header{
+              RowHeader::kVersion, static_cast<uint32_t>(dim), kNoLayout, {0, now}};
+          batch.Put(RowKey(group, key), header, embedding, dim);
+          ++taken;
+          return batch.bytes() < kBatchBytes ? Status() : write(&batch);
+        },
+        progress);
+    return added.ok() ? write(&batch) : added;
+  });
+  if (!status.ok()) return status;
+  return taken;
+}
+
+}  // namespace sok

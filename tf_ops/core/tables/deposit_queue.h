@@ -1,0 +1,344 @@
+// Gradients that wait for the commit of their step.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/base/bfloat16.h"
+#include "core/base/status.h"
+#include "core/tables/coordinates.h"
+#include "core/tables/tickets.h"
+
+namespace sok {
+
+// The place of a deposit among those of its step. Threads deposit as they come; gradients of equal
+// keys are summed in this order, so that a run can be repeated bit by bit.
+struct DepositOrder {
+  int64_t call = 0;      // which call of a graph the lookup is; 0 where calls run one by one
+  uint64_t lookup = 0;   // DepositQueue::NextLookup() of the lookup
+  int64_t gradient = 0;  // which gradient of a graph it is; 0 where they are taken one by one
+
+  friend bool operator<(const DepositOrder& a, const DepositOrder& b) {
+    return std::tie(a.call, a.lookup, a.gradient) < std::tie(b.call, b.lookup, b.gradient);
+  }
+};
+
+// What gradients wait as until a commit redeems them. Keys is what a deposit has gradients of: it
+// has their number, n, and their order; with norms also square() and Dot(other). Thread-safe.
+template <typename Keys>
+class DepositQueue {
+ public:
+  struct Deposit {
+    Keys keys;
+    std::shared_ptr<const void> hold;  // keeps the gradients alive
+    const float* gradients;            // one of the two is set
+    const BFloat16* gradients_bf16;
+    uint64_t ticket;
+    std::optional<Coordinates> coordinates = std::nullopt;
+    bool fits_all = true;  // of the coordinates: see FitsAll
+    float factor = 1.0f;   // that the gradients are multiplied by
+    int missed = 0;        // commits that have not redeemed it
+  };
+  // Who redeems a deposit later comes too late. Gradients that nobody applies cost memory until
+  // then.
+  static constexpr int kMostMissed = 16;
+
+  // Numbers lookups as they run.
+  uint64_t NextLookup() { return ++lookups_; }
+
+  // Takes gradients whose anchor's gradient names nothing.
+  void Add(Keys keys, std::shared_ptr<const void> hold, const float* gradients,
+           const BFloat16* gradients_bf16) {
+    std::lock_guard<std::mutex> guard(mu_);
+    deposits_.push_back({std::move(keys), std::move(hold), gradients, gradients_bf16, ++tickets_});
+  }
+
+  // Takes gradients, and adds to the gradient of their anchor (kAnchorSize) what names them; with
+  // `measures` also the norm that they have beside those that wait. Returns the ticket.
+  uint64_t Add(Keys keys, std::shared_ptr<const void> hold, const float* gradients,
+               const BFloat16* gradients_bf16, float* anchor_gradient, bool measures = true) {
+    std::lock_guard<std::mutex> guard(mu_);
+    Deposit added{std::move(keys), std::move(hold), gradients, gradients_bf16, ++tickets_};
+    if (measures) {
+      Measure(&added);
+      AddCoordinates(*added.coordinates, anchor_gradient);
+    }
+    AddMark(added.ticket, anchor_gradient);
+    deposits_.push_back(std::move(added));
+    return tickets_;
+  }
+
+  bool empty() const {
+    std::lock_guard<std::mutex> guard(mu_);
+    return deposits_.empty();
+  }
+
+  // Takes those that `arrived` (kAnchorSize) names, which is what has reached an optimizer of the
+  // anchor's gradient, in their order. Those that were not redeemed for too long go. `plain`: the
+  // gradients may have been added up and multiplied on their way, then brought into [-clipped_to,
+  // clipped_to] element by element unless that is 0, and nothing else.
+  // Error: kFailedPrecondition if it names others than those that wait, some of more than a place
+  // can tell apart, gradients that were changed otherwise, or a sum of so many gradients that its
+  // norm was not known. Nothing has changed then.
+  Result<std::vector<Deposit>> Redeem(const float* arrived, bool plain, float clipped_to = 0.0f) {
+    std::vector<Deposit> dropped;  // goes without the lock
+    std::lock_guard<std::mutex> guard(mu_);
+    Redeemed redeemed;
+    for (int place = 0; place < kPlaces; ++place) {
+      const float sum = arrived[place], weighted = arrived[kPlaces + place];
+      if (sum == 0.0f && weighted == 0.0f) continue;
+      if (Status status = FindAt(place, sum, weighted, &redeemed); !status.ok()) return status;
+    }
+    if (redeemed.empty() && !IsFinite(arrived)) return NotFinite();
+    if (plain && !IsPlain(arrived, redeemed, clipped_to)) return NotPlain();
+    if (!HasItsNorm(redeemed)) return TooManyForNorms();
+    for (Deposit& deposit : deposits_) ++deposit.missed;
+    for (const auto& [deposit, factor] : redeemed) {
+      deposit->factor = factor;
+      deposit->missed = kRedeemed;
+    }
+    std::vector<Deposit> taken = TakeIf([](const Deposit& d) { return d.missed == kRedeemed; });
+    dropped = TakeIf([](const Deposit& d) { return d.missed >= kMostMissed; });
+    return InOrder(std::move(taken));
+  }
+
+  // Takes all, as they are, in their order.
+  std::vector<Deposit> TakeAll() {
+    std::lock_guard<std::mutex> guard(mu_);
+    return InOrder(std::exchange(deposits_, {}));
+  }
+
+  // Returns how many gradients there were.
+  uint64_t Drop() { return GradientsOf(TakeAll()); }
+
+  uint64_t gradients() const {
+    std::lock_guard<std::mutex> guard(mu_);
+    return GradientsOf(deposits_);
+  }
+
+ private:
+  // Deposits and the factors that they are to be multiplied by.
+  using Redeemed = std::vector<std::pair<Deposit*, float>>;
+
+  // Ratios of weights are at least 1 / 131072 apart; a few roundings of float32 are not as much.
+  static constexpr double kTolerance = 3e-6;
+
+  // What float32 makes of sums of coordinates; whoever changes single elements changes more.
+  static constexpr double kPlainTolerance = 1e-3;
+  static constexpr double kLeast = 1e-36;  // what is shorter may have lost digits
+  // A norm is right if it is off by no more than this share of the lengths that are added up.
+  static constexpr double kNormTolerance = 1e-5;
+  static constexpr int kRedeemed = -1;
+
+  static bool Near(double value, double expected) {
+    return std::abs(value - expected) <= kTolerance * expected;
+  }
+
+  // Gives a deposit its coordinates beside those that wait.
+  void Measure(Deposit* added) {
+    // Gradients of one step, and of steps that are accumulated, are added up: those since the last
+    // commit come first, the last ones at the front.
+    std::vector<Neighbor> fresh, missed;
+    for (auto it = deposits_.rbegin(); it != deposits_.rend(); ++it) {
+      // What is not finite makes no norm finite.
+      if (!it->coordinates.has_value() || !std::isfinite((*it->coordinates)[0])) continue;
+      (it->missed == 0 ? fresh : missed).push_back({*it->coordinates, it->keys.Dot(added->keys)});
+    }
+    std::vector<Neighbor> all = fresh;
+    all.insert(all.end(), missed.begin(), missed.end());
+    std::vector<Neighbor> fitted = all;
+    if (all.size() >= kCoordinates) fitted.resize(kCoordinates - 1);
+    if (fresh.size() >= kCoordinates) {
+      // Many gradients of few rows lie in the span of the first ones. That frame stays; one of the
+      // last would turn a little with each deposit.
+      const std::vector<Neighbor> first(fresh.rbegin(), fresh.rbegin() + kCoordinates - 1);
+      added->coordinates = CoordinatesOf(first, added->keys.square());
+      added->fits_all = FitsAll(*added->coordinates, all);
+      if (added->fits_all) return;
+      // Not all of them fit, but their sum does, which long windows are applied by.
+      Neighbor sum{{}, 0.0};
+      for (const Neighbor& each : fresh) {
+        for (int i = 0; i < kCoordinates; ++i) sum.coordinates[i] += each.coordinates[i];
+        sum.product += each.product;
+      }
+      fitted.back() = sum;
+    }
+    added->coordinates = CoordinatesOf(fitted, added->keys.square());
+    added->fits_all = FitsAll(*added->coordinates, all);
+  }
+
+  // Finds the deposits of a place that two sums of marks stand for: all of them, or one.
+  Status FindAt(int place, float sum, float weighted, Redeemed* found) {
+    std::vector<Deposit*> waiting;
+    double weights = 0.0;
+    for (Deposit& deposit : deposits_) {
+      if (PlaceOf(deposit.ticket) != place) continue;
+      waiting.push_back(&deposit);
+      weights += WeightOf(deposit.ticket);
+    }
+    if (!std::isfinite(sum) || !std::isfinite(weighted)) {
+      // A factor of NaN makes one of every 0 too, also where nothing is.
+      for (Deposit* deposit : waiting) found->emplace_back(deposit, sum);
+      return Status();
+    }
+    const double ratio = static_cast<double>(weighted) / sum;
+    const double count = static_cast<double>(waiting.size());
+    if (!waiting.empty() && Near(ratio, weights / count)) {
+      const auto factor = static_cast<float>(sum / count / kMark);
+      for (Deposit* deposit : waiting) found->emplace_back(deposit, factor);
+      return Status();
+    }
+    for (Deposit* deposit : waiting) {
+      if (!Near(ratio, WeightOf(deposit->ticket))) continue;
+      found->emplace_back(deposit, sum / kMark);
+      return Status();
+    }
+    return Status(
+        Code::kFailedPrecondition,
+        "expected gradients of this table that no optimizer was given before, and that were taken "
+        "at most " +
+            std::to_string(kMostMissed) +
+            " steps ago. Received: others. Take the gradients anew for each step; of a layer that "
+            "is called more than " +
+            std::to_string(kPlaces) + " times in a step, give all to one optimizer, by one factor");
+  }
+
+  // What the coordinates of deposits add up to, and how long all of them are together. Nothing if
+  // some have none.
+  struct Sum {
+    Coordinates coordinates{};
+    double length = 0.0;
+  };
+  static std::optional<Sum> SumOf(const Redeemed& redeemed) {
+    Sum sum;
+    for (const auto& [deposit, factor] : redeemed) {
+      if (!deposit->coordinates.has_value()) return std::nullopt;
+      const Coordinates& own = *deposit->coordinates;
+      for (int i = 0; i < kCoordinates; ++i) sum.coordinates[i] += factor * own[i];
+      sum.length += std::abs(factor) * std::sqrt(Product(own, own));
+    }
+    return sum;
+  }
+
+  // Whether the coordinates that have arrived are the sum of those that were redeemed.
+  static bool IsPlain(const float* arrived, const Redeemed& redeemed, double clipped_to) {
+    const std::optional<Sum> sum = SumOf(redeemed);
+    if (!sum.has_value()) return true;
+    Coordinates rest;
+    for (int i = 0; i < kCoordinates; ++i) {
+      double expected = sum->coordinates[i];
+      if (clipped_to > 0.0) expected = std::clamp(expected, -clipped_to, clipped_to);
+      rest[i] = arrived[2 * kPlaces + i] - expected;
+    }
+    const double off = std::sqrt(Product(rest, rest));
+    return !std::isfinite(off) || !std::isfinite(sum->length) ||
+           off <= kPlainTolerance * sum->length + kLeast;
+  }
+
+  // Whether the sum of the coordinates of those that were redeemed has the norm of their gradients'
+  // sum.
+  bool HasItsNorm(const Redeemed& redeemed) {
+    const auto fits = [](const auto& each) { return each.first->fits_all; };
+    if (redeemed.size() < 2 || std::all_of(redeemed.begin(), redeemed.end(), fits)) return true;
+    if (IsAllSinceCommit(redeemed)) return true;
+    const std::optional<Sum> sum = SumOf(redeemed);
+    if (!sum.has_value() || !std::isfinite(sum->length)) return true;
+    double square = 0.0;
+    for (size_t i = 0; i < redeemed.size(); ++i) {
+      const auto& [deposit, factor] = redeemed[i];
+      square += double{factor} * factor * deposit->keys.square();
+      for (size_t j = 0; j < i; ++j) {
+        square += 2.0 * factor * redeemed[j].second * deposit->keys.Dot(redeemed[j].first->keys);
+      }
+    }
+    const double norm = std::sqrt(Product(sum->coordinates, sum->coordinates));
+    return std::abs(norm - std::sqrt(std::max(0.0, square))) <= kNormTolerance * sum->length;
+  }
+
+  // Whether those that were redeemed are the first ones since the last commit, all by one factor.
+  bool IsAllSinceCommit(const Redeemed& redeemed) const {
+    uint64_t last = 0;
+    for (const auto& [deposit, factor] : redeemed) {
+      // Means of several marks are rounded.
+      const float off = std::abs(factor - redeemed[0].second);
+      if (deposit->missed > 0 || !(off <= kTolerance * std::abs(factor))) return false;
+      last = std::max(last, deposit->ticket);
+    }
+    const auto is_before = [last](const Deposit& deposit) {
+      return deposit.missed == 0 && deposit.ticket <= last;
+    };
+    return std::count_if(deposits_.begin(), deposits_.end(), is_before) ==
+           static_cast<std::ptrdiff_t>(redeemed.size());
+  }
+
+  static Status TooManyForNorms() {
+    return Status(Code::kFailedPrecondition,
+                  "expected a sum of gradients of this table whose norm is known: of at most " +
+                      std::to_string(kCoordinates - 1) +
+                      " that wait, or of all since the last step. Received: some of more. Give the "
+                      "optimizer all of them at once, or call drop_gradients() of the table where "
+                      "gradients were taken that are not applied");
+  }
+
+  static bool IsFinite(const float* arrived) {
+    return std::all_of(arrived, arrived + kAnchorSize, [](float x) { return std::isfinite(x); });
+  }
+
+  static Status NotFinite() {
+    return Status(Code::kFailedPrecondition,
+                  "expected finite gradients of this table. Received: some that are infinite, and "
+                  "that were divided by their norm or multiplied by 0, so that nobody can tell "
+                  "which rows they belong to; a dense weight would become NaN in part. Skip such "
+                  "steps, as a LossScaleOptimizer does, or clip by global_clipnorm");
+  }
+
+  static Status NotPlain() {
+    return Status(Code::kFailedPrecondition,
+                  "expected gradients of this table as a tape gives them, added up or multiplied. "
+                  "Received: some whose elements were changed one by one, which nobody can tell of "
+                  "rows. Clip values by the optimizer's clipvalue, and norms by tf.clip_by_norm, "
+                  "tf.clip_by_global_norm or the optimizer's arguments; average them over workers "
+                  "without compression");
+  }
+
+  template <typename Wanted>
+  std::vector<Deposit> TakeIf(const Wanted& wanted) {
+    const auto gone =
+        std::stable_partition(deposits_.begin(), deposits_.end(),
+                              [&](const Deposit& deposit) { return !wanted(deposit); });
+    std::vector<Deposit> taken(std::make_move_iterator(gone),
+                               std::make_move_iterator(deposits_.end()));
+    deposits_.erase(gone, deposits_.end());
+    return taken;
+  }
+
+  static std::vector<Deposit> InOrder(std::vector<Deposit> deposits) {
+    std::stable_sort(deposits.begin(), deposits.end(), [](const Deposit& a, const Deposit& b) {
+      return a.keys.order < b.keys.order;
+    });
+    return deposits;
+  }
+
+  static uint64_t GradientsOf(const std::vector<Deposit>& deposits) {
+    uint64_t gradients = 0;
+    for (const Deposit& deposit : deposits) gradients += deposit.keys.n;
+    return gradients;
+  }
+
+  std::atomic<uint64_t> lookups_{0};
+  mutable std::mutex mu_;
+  uint64_t tickets_ = 0;
+  std::vector<Deposit> deposits_;
+};
+
+}  // namespace sok

@@ -1,0 +1,356 @@
+// Deposits come in any order, and are summed in one.
+#include "core/tables/deposit_queue.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "core/base/test_result.h"
+#include "core/base/test_threads.h"
+#include "core/tables/table.h"
+
+namespace sok {
+namespace {
+
+// A deposit of a few numbers.
+struct Numbered {
+  size_t n = 1;
+  DepositOrder order = {};
+  std::vector<double> gradient = {1.0};
+
+  double Dot(const Numbered& other) const {
+    return std::inner_product(gradient.begin(), gradient.end(), other.gradient.begin(), 0.0);
+  }
+  double square() const { return Dot(*this); }
+};
+
+double NormOf(const std::vector<float>& gradient) {
+  double square = 0.0;
+  for (float x : gradient) square += static_cast<float>(x * x);
+  return std::sqrt(square);
+}
+
+TEST_CASE("deposits are taken in the order of calls, of lookups and of gradients") {
+  DepositQueue<Numbered> queue;
+  const std::vector<DepositOrder> orders = {{0, 2, 0}, {0, 1, 7}, {1, 1, 0}, {0, 1, 3}, {1, 0, 9}};
+  for (const DepositOrder& order : orders) queue.Add({1, order}, nullptr, nullptr, nullptr);
+  const auto taken = queue.TakeAll();
+  REQUIRE(taken.size() == orders.size());
+  for (size_t i = 1; i < taken.size(); ++i) CHECK(taken[i - 1].keys.order < taken[i].keys.order);
+  CHECK(taken[0].keys.order.gradient == 3);
+  CHECK(queue.gradients() == 0);
+}
+
+TEST_CASE("deposits of one place stay as they came") {
+  DepositQueue<Numbered> queue;
+  for (size_t n = 1; n <= 20; ++n) queue.Add({n, {}}, nullptr, nullptr, nullptr);
+  const auto taken = queue.TakeAll();
+  for (size_t n = 1; n <= 20; ++n) CHECK(taken[n - 1].keys.n == n);
+}
+
+TEST_CASE("what reaches an optimizer names its deposits, each by its factor") {
+  const uint32_t seed = 5;
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  DepositQueue<Numbered> queue;
+  std::map<uint64_t, std::vector<float>> gradients;  // of the anchor, by ticket
+  std::map<uint64_t, int> waiting;  // tickets, and the commits that have missed them
+  for (int step = 0; step < 2000; ++step) {
+    for (int i = random() % 4; i > 0; --i) {
+      std::vector<float> gradient(kAnchorSize);
+      const uint64_t ticket = queue.Add({}, nullptr, nullptr, nullptr, gradient.data());
+      gradients[ticket] = gradient;
+      waiting[ticket] = 0;
+    }
+    // At most one of each place, as none of them is asked for twice.
+    std::map<int, uint64_t> chosen;
+    for (const auto& [ticket, missed] : waiting) {
+      if (random() % 3 == 0) chosen[PlaceOf(ticket)] = ticket;
+    }
+    std::vector<float> arrived(kAnchorSize);
+    std::map<uint64_t, float> factors;
+    for (const auto& [place, ticket] : chosen) {
+      const std::vector<float>& gradient = gradients.at(ticket);
+      const float factor = factors[ticket] = static_cast<float>(random() % 2000) / 7.0f - 100.0f;
+      for (int i = 0; i < kAnchorSize; ++i) arrived[i] += factor * gradient[i];
+      if (factor == 0.0f) factors.erase(ticket);
+    }
+    const auto taken = Value(queue.Redeem(arrived.data(), true));
+    REQUIRE(taken.size() == factors.size());
+    for (const auto& deposit : taken) {
+      CHECK(deposit.factor == doctest::Approx(factors.at(deposit.ticket)).epsilon(1e-6));
+      waiting.erase(deposit.ticket);
+    }
+    for (auto it = waiting.begin(); it != waiting.end();) {
+      it = ++it->second < DepositQueue<Numbered>::kMostMissed ? std::next(it) : waiting.erase(it);
+    }
+    REQUIRE(queue.gradients() == waiting.size());
+  }
+}
+
+TEST_CASE("deposits that were taken before are told, and nothing is redeemed then") {
+  DepositQueue<Numbered> queue;
+  std::vector<float> first(kAnchorSize), both(kAnchorSize);
+  queue.Add({}, nullptr, nullptr, nullptr, first.data());
+  REQUIRE(Value(queue.Redeem(first.data(), true)).size() == 1);
+  both = first;
+  queue.Add({}, nullptr, nullptr, nullptr, both.data());
+  CHECK(queue.Redeem(both.data(), true).status().code() == Code::kFailedPrecondition);
+  CHECK(queue.gradients() == 1);
+}
+
+TEST_CASE("any sum of gradients has the norm that the rows' gradients have") {
+  const uint32_t seed = 11;
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  std::normal_distribution<double> normal;
+  for (int repeat = 0; repeat < 300; ++repeat) {
+    DepositQueue<Numbered> queue;
+    // Some of what earlier steps left waits as well.
+    const size_t count = 1 + random() % kCoordinates, length = 1 + random() % 100;
+    const size_t missed = random() % 2 == 0 ? random() % count : 0;
+    std::vector<std::vector<float>> anchors;
+    std::vector<std::vector<double>> deposited;
+    for (size_t i = 0; i < count; ++i) {
+      Numbered own{1, {}, std::vector<double>(length)};
+      // Some are 0, some a multiple of another, some nearly so.
+      const int kind = random() % 6;
+      if (kind > 1 || (kind == 1 && i == 0)) {
+        for (double& x : own.gradient) x = normal(random);
+      } else if (kind == 1) {
+        own.gradient = deposited[random() % i];
+        for (double& x : own.gradient) x *= -2.0;
+        if (random() % 2 == 0)
+          own.gradient[random() % length] += std::pow(10.0, -static_cast<double>(random() % 9));
+      }
+      if (i == missed) {
+        const std::vector<float> nothing(kAnchorSize);
+        REQUIRE(queue.Redeem(nothing.data(), true).ok());
+      }
+      deposited.push_back(own.gradient);
+      anchors.emplace_back(kAnchorSize);
+      queue.Add(own, nullptr, nullptr, nullptr, anchors.back().data());
+    }
+    for (int sum = 0; sum < 5; ++sum) {
+      std::vector<float> arrived(kAnchorSize);
+      std::vector<double> expected(length);
+      double parts = 0.0;
+      for (size_t i = 0; i < count; ++i) {
+        const float factor = random() % 3 == 0 ? 0.0f : static_cast<float>(normal(random));
+        for (int j = 0; j < kAnchorSize; ++j) arrived[j] += factor * anchors[i][j];
+        for (size_t j = 0; j < length; ++j) expected[j] += factor * deposited[i][j];
+        parts += std::abs(factor) * NormOf(anchors[i]);
+      }
+      double square = 0.0;
+      for (double x : expected) square += x * x;
+      // Each part is rounded to float32; marks are below the least that counts.
+      CHECK(std::abs(NormOf(arrived) - std::sqrt(square)) <= 1e-6 * parts + 1e-15);
+    }
+  }
+}
+
+// Deposits of random gradients, and what their anchor's gradients are.
+struct Deposited {
+  explicit Deposited(uint32_t seed) : random(seed) {}
+
+  void Add(DepositQueue<Numbered>* queue) {
+    Numbered own{1, {}, std::vector<double>(200)};
+    for (double& x : own.gradient) x = 0.1 + normal(random);
+    gradients.push_back(own.gradient);
+    anchors.emplace_back(kAnchorSize);
+    queue->Add(own, nullptr, nullptr, nullptr, anchors.back().data());
+  }
+
+  // The sum of what anchors are given for some deposits, and the norm of those.
+  std::pair<std::vector<float>, double> SumOf(const std::map<size_t, float>& factors) const {
+    std::vector<float> arrived(kAnchorSize);
+    std::vector<double> sum(200);
+    for (const auto& [i, factor] : factors) {
+      for (int j = 0; j < kAnchorSize; ++j) arrived[j] += factor * anchors[i][j];
+      for (size_t j = 0; j < sum.size(); ++j) sum[j] += factor * gradients[i][j];
+    }
+    return {arrived, std::sqrt(std::inner_product(sum.begin(), sum.end(), sum.begin(), 0.0))};
+  }
+
+  std::mt19937 random;
+  std::normal_distribution<double> normal;
+  std::vector<std::vector<double>> gradients;
+  std::vector<std::vector<float>> anchors;
+};
+
+TEST_CASE("beyond as many gradients as there are coordinates") {
+  DepositQueue<Numbered> queue;
+  Deposited deposited(12);
+  const size_t count = 3 * kCoordinates;
+  std::map<size_t, float> all;
+  for (size_t i = 0; i < count; ++i) {
+    deposited.Add(&queue);
+    all[i] = 1.0f;
+    // Each alone, all so far, and the last ones in any sum have their norms.
+    std::map<size_t, float> last;
+    for (size_t j = 0; j < 20 && j <= i; ++j) last[i - j] = 1.0f - 0.1f * static_cast<float>(j);
+    for (const auto& factors : {std::map<size_t, float>{{i, -2.0f}}, all, last}) {
+      const auto [arrived, norm] = deposited.SumOf(factors);
+      CHECK(NormOf(arrived) == doctest::Approx(norm).epsilon(1e-5));
+    }
+  }
+
+  SUBCASE("all of them") {
+    CHECK(Value(queue.Redeem(deposited.SumOf(all).first.data(), true)).size() == count);
+  }
+  SUBCASE("the first ones") {
+    while (all.size() > kPlaces) all.erase(std::prev(all.end()));
+    CHECK(Value(queue.Redeem(deposited.SumOf(all).first.data(), true)).size() == kPlaces);
+  }
+  SUBCASE("the last ones") {
+    while (all.size() > 30) all.erase(all.begin());
+    CHECK(Value(queue.Redeem(deposited.SumOf(all).first.data(), true)).size() == 30);
+  }
+  SUBCASE("a norm that is wrong is told, and nothing is redeemed then") {
+    // Two that did not find room beside each other.
+    const auto [arrived, norm] = deposited.SumOf({{70, 1.0f}, {180, 1.0f}});
+    REQUIRE(NormOf(arrived) != doctest::Approx(norm).epsilon(1e-3));
+    CHECK(queue.Redeem(arrived.data(), true).status().code() == Code::kFailedPrecondition);
+    CHECK(queue.gradients() == count);
+  }
+  SUBCASE("skipped ones of earlier steps do not matter") {
+    const std::vector<float> nothing(kAnchorSize);
+    REQUIRE(queue.Redeem(nothing.data(), true).ok());
+    Deposited later(13);
+    for (int step = 0; step < 3; ++step) {
+      std::map<size_t, float> factors;
+      for (int i = 0; i < 40; ++i) {
+        factors[later.anchors.size()] = static_cast<float>(i) - 7.5f;
+        later.Add(&queue);
+      }
+      const auto [arrived, norm] = later.SumOf(factors);
+      CHECK(NormOf(arrived) == doctest::Approx(norm).epsilon(1e-5));
+      CHECK(Value(queue.Redeem(arrived.data(), true)).size() == 40);
+    }
+  }
+}
+
+TEST_CASE("many gradients of few rows have the norm of their sum") {
+  for (size_t length : {1, 8, 28, 60, 63, 64, 70}) {
+    CAPTURE(length);
+    DepositQueue<Numbered> queue;
+    std::mt19937 random(14);
+    std::normal_distribution<double> normal;
+    std::vector<float> arrived(kAnchorSize);
+    std::vector<double> sum(length);
+    for (int i = 0; i < 600; ++i) {
+      Numbered own{1, {}, std::vector<double>(length)};
+      for (size_t j = 0; j < length; ++j) sum[j] += own.gradient[j] = 0.1 + normal(random);
+      queue.Add(own, nullptr, nullptr, nullptr, arrived.data());
+      const double norm = std::sqrt(std::inner_product(sum.begin(), sum.end(), sum.begin(), 0.0));
+      REQUIRE(NormOf(arrived) == doctest::Approx(norm).epsilon(2e-5));
+    }
+    // Places have 9 or 10 of them, so the factors differ by rounding.
+    for (float& x : arrived) x *= 1.0f / 600;
+    CHECK(Value(queue.Redeem(arrived.data(), true)).size() == 600);
+  }
+}
+
+TEST_CASE("an infinite gradient that was divided by its norm is told") {
+  DepositQueue<Numbered> queue;
+  std::vector<float> arrived(kAnchorSize);
+  queue.Add({1, {}, {HUGE_VAL}}, nullptr, nullptr, nullptr, arrived.data());
+  for (float& x : arrived) x /= HUGE_VALF;
+  CHECK(queue.Redeem(arrived.data(), true).status().code() == Code::kFailedPrecondition);
+}
+
+TEST_CASE("tickets of a place are told apart") {
+  std::set<float> weights;
+  for (uint64_t i = 0; i < kWeights; ++i) weights.insert(WeightOf(7 + i * kPlaces));
+  CHECK(weights.size() == kWeights);
+  CHECK(*weights.begin() > 1.0f);
+  CHECK(*weights.rbegin() < 2.0f);
+}
+
+TEST_CASE("tiny and huge factors are told") {
+  DepositQueue<Numbered> queue;
+  for (float factor : {1e-18f, 1e-10f, 1e15f, 1e30f}) {
+    std::vector<float> arrived(kAnchorSize);
+    queue.Add({1, {}, {1e-3}}, nullptr, nullptr, nullptr, arrived.data());
+    for (float& x : arrived) x *= factor;
+    const auto taken = Value(queue.Redeem(arrived.data(), true));
+    REQUIRE(taken.size() == 1);
+    CHECK(taken[0].factor == doctest::Approx(factor).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("a gradient that is no number makes that of the anchor none") {
+  for (double wrong : {std::nan(""), HUGE_VAL}) {
+    DepositQueue<Numbered> queue;
+    std::vector<float> first(kAnchorSize), second(kAnchorSize);
+    queue.Add({1, {}, {wrong}}, nullptr, nullptr, nullptr, first.data());
+    CHECK_FALSE(std::isfinite(NormOf(first)));
+    queue.Add({1, {}, {2.0}}, nullptr, nullptr, nullptr, second.data());
+    CHECK(NormOf(second) == 2.0);
+    REQUIRE(Value(queue.Redeem(first.data(), true)).size() == 1);
+    REQUIRE(Value(queue.Redeem(second.data(), true)).size() == 1);
+  }
+}
+
+TEST_CASE("gradients whose elements were changed one by one are refused") {
+  DepositQueue<Numbered> queue;
+  std::vector<float> arrived(kAnchorSize);
+  queue.Add({1, {}, {3.0, 4.0}}, nullptr, nullptr, nullptr, arrived.data());
+  std::vector<float> clipped = arrived, without_marks = arrived;
+  for (float& x : clipped) x = std::min(x, 1.0f);
+  std::fill(without_marks.begin(), without_marks.begin() + 2 * kPlaces, 0.0f);
+  for (const auto& changed : {clipped, without_marks}) {
+    CHECK(queue.Redeem(changed.data(), true).status().code() == Code::kFailedPrecondition);
+    CHECK(queue.gradients() == 1);
+  }
+  CHECK_FALSE(queue.Redeem(clipped.data(), true, /*clipped_to=*/1.1f).ok());
+  std::vector<float> clipped_by_optimizer = arrived;
+  for (float& x : clipped_by_optimizer) x = std::clamp(x, -1.1f, 1.1f);
+  SUBCASE("by nobody knows whom") {
+    CHECK(Value(queue.Redeem(clipped.data(), /*plain=*/false)).size() == 1);
+  }
+  SUBCASE("by the optimizer") {
+    CHECK(Value(queue.Redeem(clipped_by_optimizer.data(), true, 1.1f)).size() == 1);
+  }
+}
+
+TEST_CASE("equal keys of several lookups are summed in the order of the lookups") {
+  // In another order float32 rounds another sum.
+  const std::vector<float> gradients = {1e8f, 3.0f, -1e8f, 1.0f};
+  float in_order = 0.0f;
+  for (float gradient : gradients) in_order += gradient;
+  std::vector<size_t> arrival = {0, 1, 2, 3};
+  const Key key = 5;
+  do {
+    TableConfig config;
+    config.dim = 1;
+    config.initializer = "constant";
+    config.initializer_a = config.initializer_b = 0.0;
+    const auto table = Value(Table::Make(config));
+    for (size_t i : arrival) {
+      LookupKeys keys;
+      keys.keys = &key;
+      keys.n = 1;
+      keys.order.lookup = i;
+      table->Deposit(keys, nullptr, &gradients[i], nullptr);
+    }
+    CommitOptions options;
+    options.rule = "sgd";
+    options.hypers = {{"learning_rate", 1.0}};
+    REQUIRE(table->Commit(options, SerialFor).ok());
+    float row = 0.0f;
+    REQUIRE(table->Lookup(&key, 1, false, &row, SerialFor).ok());
+    CHECK(row == -in_order);
+  } while (std::next_permutation(arrival.begin(), arrival.end()));
+}
+
+}  // namespace
+}  // namespace sok

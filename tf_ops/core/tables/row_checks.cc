@@ -1,0 +1,149 @@
+#include "core/tables/row_checks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <sstream>
+#include <utility>
+
+#include "core/exchange/exchange.h"
+
+namespace sok {
+namespace {
+
+// By Keras' names, which all rules share.
+bool SumsSquares(const std::string& slot) {
+  return slot == "velocity" || slot == "velocity_hat" || slot == "accumulator";
+}
+
+std::string Text(double number) {
+  std::ostringstream text;
+  text << number;
+  return text.str();
+}
+
+std::string Signed(Key key) { return std::to_string(static_cast<int64_t>(key)); }
+
+Status CheckUpdates(Key key, int64_t updates) {
+  if (updates >= 0 && updates <= RowMeta::kMostUpdates) return Status();
+  return InvalidArgument("expected a number of updates in [0, 2^32 - 1], got " +
+                         std::to_string(updates) + " for key " + Signed(key));
+}
+
+Status TwiceStatus(Key key) {
+  return InvalidArgument("expected every key once, got key " + Signed(key) +
+                         " twice; whatever wrote it mixed up rows of two tables or two times");
+}
+
+}  // namespace
+
+SlotChecks::SlotChecks(const std::vector<Slot>& slots, int dim) : dim_(dim) {
+  size_t begin = 0;
+  for (const Slot& slot : slots) {
+    const size_t end = begin + static_cast<size_t>(slot.width);
+    if (SumsSquares(slot.name)) squares_.push_back({slot.name, begin, end});
+    begin = end;
+  }
+}
+
+Status SlotChecks::Check(Key key, const float* embedding, const float* slots) const {
+  for (const Squares& squares : squares_) {
+    for (size_t i = squares.begin; i < squares.end; ++i) {
+      if (slots[i] >= 0) continue;
+      const bool diverged =
+          std::isnan(slots[i]) &&
+          std::any_of(embedding, embedding + dim_, [](float x) { return std::isnan(x); });
+      if (diverged) continue;
+      return InvalidArgument("expected the slot '" + squares.name + "' of key " + Signed(key) +
+                             ", which sums squares, to be at least 0, got " + Text(slots[i]) +
+                             "; no training leaves that, so save the rows anew");
+    }
+  }
+  return Status();
+}
+
+Status CheckState(const TableState& state, int dim) {
+  if (state.steps < 0 || state.steps > TableState::kMostSteps) {
+    return InvalidArgument("expected a number of steps in [0, 2^53], got " +
+                           std::to_string(state.steps));
+  }
+  std::vector<Slot> expected;
+  if (!state.rule.empty()) {
+    const auto optimizer = MakeRowOptimizer(state.rule, {});
+    if (!optimizer.ok()) return optimizer.status();
+    expected = optimizer.value()->slots(dim);
+  }
+  const auto shown = [](const std::vector<Slot>& slots) {
+    std::string text;
+    for (const Slot& slot : slots) {
+      text += (text.empty() ? "" : ", ") + slot.name + " of " + std::to_string(slot.width);
+    }
+    return text.empty() ? std::string("none") : text;
+  };
+  const bool same = std::equal(
+      expected.begin(), expected.end(), state.slots.begin(), state.slots.end(),
+      [](const Slot& a, const Slot& b) { return a.name == b.name && a.width == b.width; });
+  if (!same) {
+    return InvalidArgument("expected the slots of optimizer '" + state.rule + "' at dimension " +
+                           std::to_string(dim) + ", " + shown(expected) + ", got " +
+                           shown(state.slots));
+  }
+  for (const Slot& slot : state.slots) {
+    if (std::isfinite(slot.initial) && (slot.initial >= 0 || !SumsSquares(slot.name))) continue;
+    return InvalidArgument("expected the slot '" + slot.name + "' to start from a finite number" +
+                           (SumsSquares(slot.name) ? " of at least 0" : "") + ", got " +
+                           Text(slot.initial));
+  }
+  return Status();
+}
+
+Status SortAndCheckDistinct(std::vector<Key>* keys) {
+  std::sort(keys->begin(), keys->end());
+  const auto twice = std::adjacent_find(keys->begin(), keys->end());
+  return twice == keys->end() ? Status() : TwiceStatus(*twice);
+}
+
+Status CheckDistinct(const Key* keys, size_t n, const ParallelFor& parallel_for) {
+  if (n > INT32_MAX) {
+    std::vector<Key> sorted(keys, keys + n);
+    return SortAndCheckDistinct(&sorted);
+  }
+  std::vector<int32_t> positions(n);
+  const size_t distinct =
+      UniqueAndPartition(keys, n, 1, positions.data(), parallel_for).keys.size();
+  if (distinct == n) return Status();
+  std::vector<bool> seen(distinct, false);
+  for (size_t i = 0; i < n; ++i) {
+    if (seen[positions[i]]) return TwiceStatus(keys[i]);
+    seen[positions[i]] = true;
+  }
+  return Status();
+}
+
+Status CheckRows(const TableState& state, int dim, const Key* keys, size_t n,
+                 const float* embeddings, const float* slots, const int64_t* update_nums,
+                 const ParallelFor& parallel_for) {
+  if (Status status = CheckState(state, dim); !status.ok()) return status;
+  if (Status status = CheckDistinct(keys, n, parallel_for); !status.ok()) return status;
+  const SlotChecks checks(state.slots, dim);
+  const auto slot_floats = static_cast<size_t>(RowLayout(dim, state.slots).slot_floats());
+  std::mutex mu;
+  Status failure;
+  parallel_for(static_cast<int64_t>(n), 5 + static_cast<int64_t>(slot_floats) / 4,
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t i = begin; i < end; ++i) {
+                   Status status = CheckUpdates(keys[i], update_nums[i]);
+                   if (status.ok()) {
+                     status = checks.Check(keys[i], embeddings + i * dim, slots + i * slot_floats);
+                   }
+                   if (status.ok()) continue;
+                   std::lock_guard<std::mutex> guard(mu);
+                   if (failure.ok()) failure = std::move(status);
+                   return;
+                 }
+               });
+  return failure;
+}
+
+}  // namespace sok

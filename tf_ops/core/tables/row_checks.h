@@ -1,0 +1,52 @@
+// Whether rows that come from outside, a file or a caller's arrays, can be what training left.
+// Others would load without a word and train to NaN.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "core/rows/row_store.h"
+
+namespace sok {
+
+// The slots of rows of one rule. Sums and means of squares are at least 0. They are NaN only beside
+// an embedding that is NaN too: that is what a model has become which diverged, and it loads as it
+// was saved, as Keras' weights do.
+class SlotChecks {
+ public:
+  SlotChecks(const std::vector<Slot>& slots, int dim);
+
+  // kInvalidArgument, with the key, the slot and the value. embedding (dim), slots (all of them).
+  Status Check(Key key, const float* embedding, const float* slots) const;
+
+ private:
+  struct Squares {
+    std::string name;
+    size_t begin;  // in the slots of a row
+    size_t end;
+  };
+  std::vector<Squares> squares_;
+  int dim_;
+};
+
+// kInvalidArgument unless the rule is known and has these slots, which start from finite numbers,
+// squares from at least 0; and unless steps is in [0, 2^53].
+Status CheckState(const TableState& state, int dim);
+
+// kInvalidArgument for a key that stands twice.
+Status CheckDistinct(const Key* keys, size_t n, const ParallelFor& parallel_for);
+
+// The same of keys that may be sorted on the way.
+Status SortAndCheckDistinct(std::vector<Key>* keys);
+
+// All of the above, and update counts in [0, 2^32 - 1], as far as rows count. embeddings (n, dim),
+// slots (n, those of state), update_nums (n).
+Status CheckRows(const TableState& state, int dim, const Key* keys, size_t n,
+                 const float* embeddings, const float* slots, const int64_t* update_nums,
+                 const ParallelFor& parallel_for);
+
+}  // namespace sok

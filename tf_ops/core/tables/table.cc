@@ -1,0 +1,437 @@
+#include "core/tables/table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <type_traits>
+#include <utility>
+
+#include "core/tables/row_checks.h"
+
+namespace sok {
+
+Table::Table(const TableConfig& config, const Initializer& initializer,
+             std::unique_ptr<RowStore> store)
+    : config_(config), initializer_(initializer), store_(std::move(store)) {}
+
+Status Table::CheckDim(int dim) {
+  if (dim >= 1 && dim <= kMostDim) return Status();
+  return InvalidArgument("a table needs a dim of 1 to " + std::to_string(kMostDim) + ", got " +
+                         std::to_string(dim));
+}
+
+Result<std::unique_ptr<Table>> Table::Make(const TableConfig& config,
+                                           std::shared_ptr<Admission> admission,
+                                           std::shared_ptr<const Expiry> clock) {
+  if (Status status = CheckDim(config.dim); !status.ok()) return status;
+  auto layout = std::make_shared<const RowLayout>(config.dim, std::vector<Slot>{});
+  std::unique_ptr<RowStore> store;
+  if (config.direct) {
+    constexpr uint64_t kMostKeys = uint64_t{1} << 62;
+    if (config.max_rows == 0 || config.owner >= config.owners ||
+        config.max_rows > kMostKeys / config.owners) {
+      return InvalidArgument(
+          "a table without a hash index needs max_rows of at least 1, an owner below owners, and "
+          "fewer than 2^62 keys in all, got max_rows " +
+          std::to_string(config.max_rows) + ", owner " + std::to_string(config.owner) + " of " +
+          std::to_string(config.owners));
+    }
+    IndexConfig index;
+    index.capacity = config.max_rows;
+    index.owners = config.owners;
+    index.owner = config.owner;
+    store = MakeDirectStore(std::move(layout), index);
+  } else {
+    store = MakeHashStore(std::move(layout), config.shards);
+  }
+  std::shared_ptr<std::atomic<uint32_t>> ticks;
+  if (config.step_clock) {
+    ticks = std::make_shared<std::atomic<uint32_t>>(0);
+    clock = std::make_shared<const Expiry>(0, [ticks] { return ticks->load(); });
+  } else if (clock == nullptr) {
+    clock = std::make_shared<const Expiry>(0, nullptr);
+  }
+  auto table = Over(std::move(store), config, {}, std::move(clock), std::move(admission));
+  if (table.ok()) table.value()->ticks_ = std::move(ticks);
+  return table;
+}
+
+Result<std::unique_ptr<Table>> Table::Over(std::unique_ptr<RowStore> store,
+                                           const TableConfig& config, const TableState& state,
+                                           std::shared_ptr<const Expiry> clock,
+                                           std::shared_ptr<Admission> admission,
+                                           std::optional<KeptSlots> kept) {
+  if (Status status = CheckDim(config.dim); !status.ok()) return status;
+  auto initializer = Initializer::Make(config.initializer, config.initializer_a,
+                                       config.initializer_b, config.seed, config.group);
+  if (!initializer.ok()) return initializer.status();
+  std::unique_ptr<Table> table(new Table(config, initializer.value(), std::move(store)));
+  table->state_ = state;
+  table->kept_ = std::move(kept);
+  table->clock_ = std::move(clock);
+  table->admission_ = std::move(admission);
+  return table;
+}
+
+Status CheckKeysBelow(const Key* keys, size_t n, uint64_t limit) {
+  if (limit == 0) return Status();
+  for (size_t i = 0; i < n; ++i) {
+    if (keys[i] < limit) continue;
+    return Status(Code::kOutOfRange,
+                  "expected keys in [0, " + std::to_string(limit) + "), got " +
+                      std::to_string(static_cast<int64_t>(keys[i])) +
+                      "; make the table larger, or give it a hash index for keys of any value");
+  }
+  return Status();
+}
+
+Status Table::CheckRange(const Key* keys, size_t n) const {
+  if (!config_.direct) return Status();
+  Status status = CheckKeysBelow(keys, n, config_.max_rows * config_.owners);
+  if (!status.ok() || config_.owners == 1) return status;
+  for (size_t i = 0; i < n; ++i) {
+    if (keys[i] % config_.owners == config_.owner) continue;
+    return InvalidArgument("key " + std::to_string(keys[i]) + " belongs to worker " +
+                           std::to_string(keys[i] % config_.owners) + ", and this is worker " +
+                           std::to_string(config_.owner) + " of " + std::to_string(config_.owners));
+  }
+  return Status();
+}
+
+Status Table::MakeRows(const std::vector<Key>& keys, uint32_t now,
+                       const ParallelFor& parallel_for) {
+  return store_->Upsert(
+      keys.data(), keys.size(), config_.max_rows, now,
+      [&](size_t i, RowView row, bool is_new) {
+        if (is_new) initializer_.Fill(keys[i], row.embedding, config_.dim);
+      },
+      parallel_for);
+}
+
+Status Table::Admit(const Key* keys, bool observe, std::vector<uint32_t>* positions) {
+  if (admission_ == nullptr || positions->empty()) return Status();
+  std::sort(positions->begin(), positions->end());
+  std::vector<Key> held(positions->size());
+  for (size_t i = 0; i < held.size(); ++i) held[i] = keys[(*positions)[i]];
+  std::vector<uint8_t> admitted(held.size());
+  if (observe) {
+    Status status = admission_->Observe(held.data(), held.size(), admitted.data());
+    if (!status.ok()) return status;
+  } else {
+    admission_->Admitted(held.data(), held.size(), admitted.data());
+  }
+  size_t kept = 0;
+  for (size_t i = 0; i < held.size(); ++i) {
+    if (admitted[i] != 0) (*positions)[kept++] = (*positions)[i];
+  }
+  positions->resize(kept);
+  return Status();
+}
+
+template <typename T>
+Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
+                     const ParallelFor& parallel_for, uint8_t* exists) {
+  Status status = CheckRange(keys, n);
+  if (!status.ok()) return status;
+  std::vector<uint32_t> missing;
+  status = store_->Gather(
+      keys, n, out, /*options=*/{},
+      [&](Key key, float* row) { initializer_.Fill(key, row, config_.dim); },
+      make_rows || exists != nullptr ? &missing : nullptr, parallel_for);
+  if (!status.ok()) return status;
+  if (exists != nullptr) {
+    std::fill_n(exists, n, uint8_t{1});
+    for (uint32_t i : missing) exists[i] = 0;
+    if (!make_rows) return status;
+  }
+  status = Admit(keys, /*observe=*/true, &missing);
+  if (!status.ok() || missing.empty()) return status;
+  std::vector<Key> absent(missing.size());
+  for (size_t i = 0; i < missing.size(); ++i) absent[i] = keys[missing[i]];
+  const uint32_t now = clock_->Now();
+  if constexpr (std::is_same_v<T, float>) {
+    // Gather has put out what the new rows start from.
+    const int dim = config_.dim;
+    status = store_->Upsert(
+        absent.data(), absent.size(), config_.max_rows, now,
+        [&](size_t i, RowView row, bool is_new) {
+          if (is_new) std::copy_n(out + size_t{missing[i]} * dim, dim, row.embedding);
+        },
+        parallel_for);
+  } else {
+    status = MakeRows(absent, now, parallel_for);
+  }
+  if (status.ok() && admission_ != nullptr) admission_->Forget(absent.data(), absent.size());
+  return status;
+}
+
+template Status Table::Lookup(const Key*, size_t, bool, float*, const ParallelFor&, uint8_t*);
+template Status Table::Lookup(const Key*, size_t, bool, BFloat16*, const ParallelFor&, uint8_t*);
+
+template <typename T>
+Status Table::Find(const Key* keys, size_t n, const GatherOptions& options, T* out,
+                   std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const {
+  Status status;
+  if (config_.direct && options.given != nullptr) {
+    for (size_t i = 0; i < n && status.ok(); ++i) {
+      if (options.given[i] == nullptr) status = CheckRange(keys + i, 1);
+    }
+  } else {
+    status = CheckRange(keys, n);
+  }
+  if (!status.ok()) return status;
+  RowStore::FillEmbedding fill;
+  if (missing == nullptr) {
+    fill = [this](Key key, float* row) { initializer_.Fill(key, row, config_.dim); };
+  }
+  return store_->Gather(keys, n, out, options, fill, missing, parallel_for);
+}
+
+template Status Table::Find(const Key*, size_t, const GatherOptions&, float*,
+                            std::vector<uint32_t>*, const ParallelFor&) const;
+template Status Table::Find(const Key*, size_t, const GatherOptions&, BFloat16*,
+                            std::vector<uint32_t>*, const ParallelFor&) const;
+
+Status Table::AdmitMissing(const Key* keys, std::vector<uint32_t>* positions) {
+  return Admit(keys, /*observe=*/true, positions);
+}
+
+Status Table::MakeRowsAs(const Key* keys, size_t n, const StartRow& start,
+                         const ParallelFor& parallel_for) {
+  Status status = CheckRange(keys, n);
+  if (!status.ok()) return status;
+  std::lock_guard<std::mutex> commit(commit_mu_);  // the layout stays
+  const int slot_floats = store_->layout()->slot_floats();
+  status = store_->Upsert(
+      keys, n, config_.max_rows, clock_->Now(),
+      [&](size_t i, RowView row, bool is_new) {
+        if (is_new) start(i, row.embedding, slot_floats);
+      },
+      parallel_for);
+  if (status.ok() && admission_ != nullptr) admission_->Forget(keys, n);
+  return status;
+}
+
+Status Table::Visit(const Key* keys, size_t n, const VisitRow& visit,
+                    const ParallelFor& parallel_for) {
+  Status status = CheckRange(keys, n);
+  if (!status.ok()) return status;
+  std::lock_guard<std::mutex> commit(commit_mu_);
+  const int slot_floats = store_->layout()->slot_floats();
+  return store_->Upsert(
+      keys, n, config_.max_rows, clock_->Now(),
+      [&](size_t i, RowView row, bool is_new) {
+        if (is_new) initializer_.Fill(keys[i], row.embedding, config_.dim);
+        visit(i, row.embedding, slot_floats);
+      },
+      parallel_for);
+}
+
+Status Table::ForEachRow(const std::function<void(Key key, RowView row)>& fn) {
+  std::lock_guard<std::mutex> commit(commit_mu_);
+  auto rows = store_->Freeze();
+  return rows.ok() ? rows.value()->ForEach(fn) : rows.status();
+}
+
+Status Table::ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
+                       const ParallelFor& parallel_for) {
+  if (CheckRange(keys, n).ok()) return store_->ReadMeta(keys, n, metas, exists, parallel_for);
+  std::vector<Key> held;
+  std::vector<size_t> places;
+  for (size_t i = 0; i < n; ++i) {
+    metas[i] = RowMeta{};
+    exists[i] = 0;
+    if (!CheckRange(keys + i, 1).ok()) continue;
+    held.push_back(keys[i]);
+    places.push_back(i);
+  }
+  std::vector<RowMeta> found(held.size());
+  std::vector<uint8_t> there(held.size());
+  Status status =
+      store_->ReadMeta(held.data(), held.size(), found.data(), there.data(), parallel_for);
+  for (size_t i = 0; i < held.size(); ++i) {
+    metas[places[i]] = found[i];
+    exists[places[i]] = there[i];
+  }
+  return status;
+}
+
+Result<std::vector<uint32_t>> Table::Missing(const Key* keys, size_t n,
+                                             const ParallelFor& parallel_for) {
+  return store_->Missing(keys, n, parallel_for);
+}
+
+Result<EvictedRows> Table::Evict(const Key* keys, size_t n, const ParallelFor& parallel_for) {
+  EvictedRows evicted;
+  std::lock_guard<std::mutex> commit(commit_mu_);  // nobody changes a row that is to go
+  std::vector<float> embeddings(n * config_.dim);
+  std::vector<uint32_t> missing;
+  Status status = Find(keys, n, {}, embeddings.data(), &missing, parallel_for);
+  if (!status.ok()) return status;
+  std::vector<uint8_t> absent(n, 0);
+  for (uint32_t i : missing) absent[i] = 1;
+  for (size_t i = 0; i < n; ++i) {
+    if (absent[i] != 0) continue;
+    evicted.keys.push_back(keys[i]);
+    const float* row = embeddings.data() + i * config_.dim;
+    evicted.embeddings.insert(evicted.embeddings.end(), row, row + config_.dim);
+  }
+  auto erased = Remove(evicted.keys.data(), evicted.keys.size(), parallel_for);
+  if (!erased.ok()) return erased.status();
+  return evicted;
+}
+
+Result<EvictedRows> Table::Evict(const EvictOptions& options, const ParallelFor& parallel_for) {
+  EvictedRows evicted;
+  const uint32_t now = clock_->Now();
+  const int dim = config_.dim;
+  std::lock_guard<std::mutex> commit(commit_mu_);  // nobody changes a row that is to go
+  {
+    auto rows = store_->Freeze();
+    if (!rows.ok()) return rows.status();
+    Status status = rows.value()->ForEach([&](Key key, RowView row) {
+      bool goes = options.max_age > 0 && uint64_t{row.meta->update_time} + options.max_age <= now;
+      if (!goes && options.min_l2 > 0) {
+        double square = 0;
+        for (int j = 0; j < dim; ++j) square += double{row.embedding[j]} * row.embedding[j];
+        goes = std::sqrt(square) < options.min_l2;
+      }
+      if (!goes) return;
+      evicted.keys.push_back(key);
+      evicted.embeddings.insert(evicted.embeddings.end(), row.embedding, row.embedding + dim);
+    });
+    if (!status.ok()) return status;
+  }
+  auto erased = Remove(evicted.keys.data(), evicted.keys.size(), parallel_for);
+  if (!erased.ok()) return erased.status();
+  return evicted;
+}
+
+Status Table::Assign(const Key* keys, size_t n, const float* embeddings,
+                     const ParallelFor& parallel_for) {
+  Status status = CheckRange(keys, n);
+  if (!status.ok()) return status;
+  const int dim = config_.dim;
+  std::lock_guard<std::mutex> commit(commit_mu_);  // Evict would remove what it has not looked at
+  return store_->Set(
+      keys, n, config_.max_rows, clock_->Now(),
+      [&](size_t i, RowView row, bool) { std::copy_n(embeddings + i * dim, dim, row.embedding); },
+      parallel_for);
+}
+
+Result<TableState> Table::CheckRestore(const std::string& rule, int64_t steps, const Key* keys,
+                                       size_t n, const float* embeddings, const float* slots,
+                                       int slot_floats, const int64_t* update_nums,
+                                       const float* slot_start,
+                                       const ParallelFor& parallel_for) const {
+  Status status = CheckRange(keys, n);
+  if (!status.ok()) return status;
+  if (config_.max_rows > 0 && n > config_.max_rows) {
+    return Status(Code::kResourceExhausted, "a table of at most " +
+                                                std::to_string(config_.max_rows) +
+                                                " rows cannot take up " + std::to_string(n));
+  }
+  TableState state{rule, {}, steps};
+  if (!rule.empty()) {
+    auto optimizer = MakeRowOptimizer(rule, {});
+    if (!optimizer.ok()) return optimizer.status();
+    state.slots = optimizer.value()->slots(config_.dim);
+  }
+  int floats = 0;
+  for (const Slot& slot : state.slots) floats += slot.width;
+  if (floats != slot_floats) {
+    return InvalidArgument("rule '" + rule + "' keeps " + std::to_string(floats) +
+                           " slot values a row at dim " + std::to_string(config_.dim) + ", got " +
+                           std::to_string(slot_floats));
+  }
+  for (Slot& slot : state.slots) {
+    slot.initial = *slot_start;
+    slot_start += slot.width;
+  }
+  status = CheckRows(state, config_.dim, keys, n, embeddings, slots, update_nums, parallel_for);
+  if (!status.ok()) return status;
+  return state;
+}
+
+Status Table::Restore(const std::string& rule, int64_t steps, const Key* keys, size_t n,
+                      const float* embeddings, const float* slots, int slot_floats,
+                      const int64_t* update_nums, const float* slot_start,
+                      const ParallelFor& parallel_for) {
+  auto checked = CheckRestore(rule, steps, keys, n, embeddings, slots, slot_floats, update_nums,
+                              slot_start, parallel_for);
+  if (!checked.ok()) return checked.status();
+  TableState state = std::move(checked.value());
+  auto layout = std::make_shared<const RowLayout>(config_.dim, state.slots);
+  std::lock_guard<std::mutex> commit(commit_mu_);
+  DropDeposits();
+  ++removals_;
+  const int dim = config_.dim;
+  Status status = store_->Replace(
+      layout, state, keys, n, clock_->Now(),
+      [&](size_t i, RowView row, bool) {
+        std::copy_n(embeddings + i * dim, dim, row.embedding);
+        std::copy_n(slots + i * slot_floats, slot_floats, row.embedding + dim);
+        row.meta->update_num = static_cast<uint32_t>(update_nums[i]);
+      },
+      parallel_for);
+  // After an error too, the store's layout tells which rows it has.
+  if (store_->layout() == layout) state_ = std::move(state);
+  return status;
+}
+
+Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& parallel_for) {
+  std::vector<Key> held;
+  if (!CheckRange(keys, n).ok()) {
+    std::copy_if(keys, keys + n, std::back_inserter(held),
+                 [&](const Key& key) { return CheckRange(&key, 1).ok(); });
+    keys = held.data();
+    n = held.size();
+  }
+  auto erased = store_->Erase(keys, n, parallel_for);
+  ++removals_;  // after: a lookup that still finds a row must not know of its removal
+  return erased;
+}
+
+Status Table::Snapshot::Write(Key* keys, float* embeddings, float* slots,
+                              int64_t* update_nums) const {
+  size_t i = 0;
+  return rows_->ForEach([&](Key key, RowView row) {
+    keys[i] = key;
+    std::copy_n(row.embedding, dim_, embeddings + i * dim_);
+    if (slots != nullptr) {
+      std::copy_n(row.embedding + dim_, slot_floats(), slots + i * slot_floats());
+    }
+    if (update_nums != nullptr) update_nums[i] = row.meta->update_num;
+    ++i;
+  });
+}
+
+Result<Table::Snapshot> Table::Freeze() {
+  Snapshot snapshot;
+  snapshot.commits_ = std::unique_lock<std::mutex>(commit_mu_);
+  auto rows = store_->Freeze();
+  if (!rows.ok()) return rows.status();
+  snapshot.rows_ = std::move(rows.value());
+  snapshot.state_ = state_;
+  snapshot.dim_ = config_.dim;
+  snapshot.slot_start_ = RowLayout(config_.dim, state_.slots).slot_start();
+  return Result<Snapshot>(std::move(snapshot));
+}
+
+int64_t Table::steps() {
+  std::lock_guard<std::mutex> commit(commit_mu_);
+  return state_.steps;
+}
+
+TableStats Table::Stats() {
+  TableStats stats{};
+  stats.rows = store_->size();
+  stats.max_rows = config_.max_rows;
+  stats.index_bytes = store_->index_bytes();
+  stats.row_bytes = store_->row_bytes();
+  stats.steps = static_cast<uint64_t>(steps());
+  stats.pending_gradients = deposits_.gradients();
+  return stats;
+}
+
+}  // namespace sok

@@ -1,0 +1,330 @@
+// A table: rows in a store, where new ones start from, and the gradients that wait for a commit.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/base/expiry.h"
+#include "core/base/initializer.h"
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "core/policies/admission.h"
+#include "core/rows/grouped_gradients.h"
+#include "core/rows/row_store.h"
+#include "core/rules/row_optimizer.h"
+#include "core/tables/deposit_queue.h"
+
+namespace sok {
+
+// kOutOfRange, naming the first key that is not below `limit`. A limit of 0 lets every key pass.
+Status CheckKeysBelow(const Key* keys, size_t n, uint64_t limit);
+
+struct TableConfig {
+  int dim = 0;
+  // "constant", "uniform", …: see Initializer::Make.
+  std::string initializer = "uniform";
+  double initializer_a = -0.05;
+  double initializer_b = 0.05;
+  uint64_t seed = 0;
+  uint64_t max_rows = 0;  // 0: as many as memory holds
+  // Keys are positions in [0, max_rows * owners), of which this process holds key % owners ==
+  // owner.
+  bool direct = false;
+  uint64_t owners = 1;
+  uint64_t owner = 0;
+  int group = 0;            // of the storage; part of what rows start from
+  uint32_t shards = 0;      // the least number of shards by key; 0: as many as suit the machine
+  bool step_clock = false;  // times of rows are steps of the table, not seconds
+};
+
+// Where a deposit adds to the gradient of its anchor.
+struct AnchorGradient {
+  float* gradient = nullptr;  // (kAnchorSize); null: nothing names the deposit
+  bool measures = true;       // whether it gets the norm of what is deposited
+};
+
+// Keys of one lookup, for the deposit that follows it.
+struct LookupKeys {
+  std::shared_ptr<const void> hold;  // keeps `keys` alive
+  const Key* keys = nullptr;         // (n)
+  size_t n = 0;
+  bool rows_made = false;  // the lookup made rows for the keys that had none
+  uint64_t removals = 0;   // Table::removals() before the lookup
+  // (n) which row of the deposited gradients is that of keys[i]; null: row i. `hold` keeps it too.
+  const uint32_t* positions = nullptr;
+  // Keys that have no row by the commit are left out; else they get one.
+  bool leave_absent = false;
+  float factor = 1.0f;  // that their gradients are multiplied by
+  DepositOrder order = {};
+  std::shared_ptr<GroupedGradients> grouped = nullptr;  // of a deposit: its gradients by key
+
+  double square() const { return grouped->square(); }
+  double Dot(const LookupKeys& other) { return grouped->Dot(*other.grouped); }
+};
+
+struct CommitOptions {
+  std::string rule;
+  std::vector<Hyper> hypers;
+  // t of the rule's bias correction, 1 for the first step. 0: the table counts by itself.
+  int64_t step = 0;
+  float scale = 1.0f;  // gradients are multiplied by it
+  // Which optimizer commits; 0: nobody in particular. One that the table has not seen before, and
+  // that is new, finds the slots that others have left started anew, unless the table keeps its
+  // slots. New is who comes with a step of at most `first_step`; of those without a step, who is
+  // not the first.
+  int64_t optimizer = 0;
+  // The greatest `step` at which an optimizer may come for the first time, and be new: one that
+  // accumulates the gradients of several calls counts the calls.
+  int64_t first_step = 1;
+  // The sum of a row's gradients, times the scale, is brought into [-clip_value, clip_value]; 0: it
+  // is not.
+  float clip_value = 0.0f;
+  // What has reached the optimizer of the anchor's gradient (kAnchorSize), which names the deposits
+  // that it applies: see tickets.h. Null: all that wait.
+  const float* redeemed = nullptr;
+  // Whether the anchor's gradients were added up and multiplied on their way, and nothing else:
+  // see DepositQueue::Redeem.
+  bool plain = true;
+  float clipped_to = 0.0f;
+};
+
+struct CommitOutcome {
+  bool stepped = false;    // there were deposits
+  uint64_t rows = 0;       // that the step touched
+  bool restarted = false;  // slots of earlier commits were dropped and start anew
+  std::string previous;    // the rule before, empty if there was none
+};
+
+struct TableStats {
+  uint64_t rows, max_rows, index_bytes, row_bytes, steps, pending_gradients;
+};
+
+// Which rows go. A row goes if one of the two says so.
+struct EvictOptions {
+  uint32_t max_age = 0;  // ticks of the table's clock since the last update; 0: any age stays
+  float min_l2 = 0.0f;   // the least norm of an embedding that stays
+};
+
+// Rows that a table has no more.
+struct EvictedRows {
+  std::vector<Key> keys;
+  std::vector<float> embeddings;  // (keys, dim)
+};
+
+// A table whose rows outlive the process keeps their slots for as long as the rule is the same,
+// whichever optimizer commits. Another rule, which cannot read them, is refused if it would lose
+// any, unless it has leave.
+struct KeptSlots {
+  std::string owner;                               // of the rows, for messages: "group 0 of 'path'"
+  std::shared_ptr<const std::atomic<bool>> leave;  // whether slots may be dropped
+};
+
+// An update that needs no deposit: the numpy API's.
+struct UpdateOptions {
+  bool sequential = false;  // equal keys one step after another, in order; else they are summed
+};
+
+// Thread-safe. Lookups run beside lookups; commits, exports and restores run one at a time.
+class Table {
+ public:
+  static constexpr int kMostDim = 1 << 20;
+
+  // A key gets a row only once `admission` lets it, if there is one; until then its gradients are
+  // dropped.
+  // The clock that rows take their times from is the system's by default.
+  // Errors: kInvalidArgument for a dim below 1 or above kMostDim, an initializer that cannot be
+  // made, a direct table without max_rows.
+  static Result<std::unique_ptr<Table>> Make(const TableConfig& config,
+                                             std::shared_ptr<Admission> admission = nullptr,
+                                             std::shared_ptr<const Expiry> clock = nullptr);
+
+  // Over a store that is there already, with the state that its rows were left in. Without `kept`
+  // slots may start anew, as they do in memory.
+  static Result<std::unique_ptr<Table>> Over(std::unique_ptr<RowStore> store,
+                                             const TableConfig& config, const TableState& state,
+                                             std::shared_ptr<const Expiry> clock,
+                                             std::shared_ptr<Admission> admission,
+                                             std::optional<KeptSlots> kept = std::nullopt);
+
+  // Copies embeddings into out (n, dim). With make_rows, keys without a row get one; else the
+  // vector that training would start from is all they get.
+  // Errors: kOutOfRange for a key that a direct table does not cover; kResourceExhausted if the
+  // table would hold more than max_rows; no row has been made then. kResourceExhausted too if
+  // memory ends; some of the rows may have been made then, with the values they start from.
+  // exists (n), unless null: whether the key had a row before.
+  template <typename T>  // float or BFloat16
+  Status Lookup(const Key* keys, size_t n, bool make_rows, T* out, const ParallelFor& parallel_for,
+                uint8_t* exists = nullptr);
+
+  // For those who have a start of their own for rows: the parts of a Lookup.
+  //
+  // Copies the embedding of every key that has a row, as `options` say. Positions of the others are
+  // appended to `missing`, in no order. Without `missing` they get the vector that training would
+  // start from.
+  template <typename T>  // float or BFloat16
+  Status Find(const Key* keys, size_t n, const GatherOptions& options, T* out,
+              std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const;
+  // Counts keys without a row as seen once more, each of `positions` in its keys; keeps the
+  // positions of those that may have a row, in ascending order.
+  Status AdmitMissing(const Key* keys, std::vector<uint32_t>* positions);
+  // Makes rows for the keys that have none, each as start(i, row, slot_floats) writes it: the
+  // embedding, then slots, which are at their start before. Equal keys: the first i counts.
+  // Errors: those of Lookup.
+  using StartRow = std::function<void(size_t i, float* row, int slot_floats)>;
+  Status MakeRowsAs(const Key* keys, size_t n, const StartRow& start,
+                    const ParallelFor& parallel_for);
+  // Calls visit(i, row, slot_floats) for every key, which may change the row; keys without a row
+  // get one by the initializer. Equal keys are visited in order of i by one thread, different ones
+  // at once. No commit runs meanwhile. Errors: those of Lookup.
+  using VisitRow = std::function<void(size_t i, float* row, int slot_floats)>;
+  Status Visit(const Key* keys, size_t n, const VisitRow& visit, const ParallelFor& parallel_for);
+  // Calls fn for every row, in no order, while no commit runs. fn must not use the table.
+  Status ForEachRow(const std::function<void(Key key, RowView row)>& fn);
+
+  // What the table knows of keys (n): exists[i] is whether there is a row, metas[i] its counters,
+  // zeros without one. Makes no rows. Keys that this table cannot hold have none.
+  Status ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
+                  const ParallelFor& parallel_for);
+
+  // The positions of keys without a row, in no order.
+  Result<std::vector<uint32_t>> Missing(const Key* keys, size_t n, const ParallelFor& parallel_for);
+
+  // Removes rows, and returns what they were: those that the options name; those of distinct keys.
+  Result<EvictedRows> Evict(const EvictOptions& options, const ParallelFor& parallel_for);
+  Result<EvictedRows> Evict(const Key* keys, size_t n, const ParallelFor& parallel_for);
+
+  // Keeps the gradients (keys.n, dim) until a Commit redeems them. `hold` keeps them alive. Exactly
+  // one of the two pointers is set. Adds to the gradient of the anchor what names them.
+  void Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
+               const BFloat16* gradients_bf16, const AnchorGradient& anchor = {},
+               const ParallelFor& parallel_for = SerialFor);
+  // Sums gradients by key, for deposits.
+  std::shared_ptr<GroupedGradients> Group(const LookupKeys& keys, const float* gradients,
+                                          const BFloat16* gradients_bf16,
+                                          const ParallelFor& parallel_for) const;
+
+  // Sums what the optimizer redeems by key and applies the rule once. Without any it does nothing.
+  // An error drops it and leaves every row's values as they were. kFailedPrecondition: the rule is
+  // another one, and the table keeps its slots; or DepositQueue::Redeem's.
+  Result<CommitOutcome> Commit(const CommitOptions& options, const ParallelFor& parallel_for);
+
+  // One step of `optimizer`, whose rule is `rule`, on the rows of the keys (n) with gradients
+  // (n, dim), now. Each row counts its own updates. Keys without a row get one, unless admission
+  // holds them back.
+  // Errors: kFailedPrecondition if the table has been trained with another rule; those of Lookup.
+  // Nothing has changed then, but that some rows may have been made. If the rows are changed but
+  // could not be written through, the error says so.
+  Status Update(const Key* keys, size_t n, const float* gradients, const std::string& rule,
+                const RowOptimizer& optimizer, const UpdateOptions& options,
+                const ParallelFor& parallel_for);
+
+  bool has_deposits() const { return !deposits_.empty(); }
+  // Forgets the deposits. Returns how many gradients there were.
+  uint64_t DropDeposits() { return deposits_.Drop(); }
+  // Numbers lookups, for the order of their deposits.
+  uint64_t NextLookup() { return deposits_.NextLookup(); }
+
+  // Sets embeddings (n, dim), making rows where there are none. Of equal keys the last one counts.
+  Status Assign(const Key* keys, size_t n, const float* embeddings,
+                const ParallelFor& parallel_for);
+
+  // Replaces all rows, the rule and its step count. slots (n, slot_floats), update_nums (n),
+  // slot_start (slot_floats) is what the slots of rows to come start from. An empty rule has no
+  // slots. Drops the deposits.
+  // Errors: kInvalidArgument for an unknown rule, another slot_floats than the rule has, and rows
+  // that no training leaves: see CheckRows; kOutOfRange and kResourceExhausted as Lookup. Nothing
+  // has changed then, unless memory ended.
+  Status Restore(const std::string& rule, int64_t steps, const Key* keys, size_t n,
+                 const float* embeddings, const float* slots, int slot_floats,
+                 const int64_t* update_nums, const float* slot_start,
+                 const ParallelFor& parallel_for);
+  // What Restore refuses, before it changes anything; else the state that it would leave.
+  Result<TableState> CheckRestore(const std::string& rule, int64_t steps, const Key* keys, size_t n,
+                                  const float* embeddings, const float* slots, int slot_floats,
+                                  const int64_t* update_nums, const float* slot_start,
+                                  const ParallelFor& parallel_for) const;
+
+  // Returns how many of the keys had a row. Keys that this table cannot hold have none.
+  Result<uint64_t> Remove(const Key* keys, size_t n, const ParallelFor& parallel_for);
+
+  // What an export writes down. No commit runs and no row is made as long as it lives; its thread
+  // must not use the table otherwise.
+  class Snapshot {
+   public:
+    uint64_t size() const { return rows_->size(); }
+    const TableState& state() const { return state_; }
+    int slot_floats() const { return static_cast<int>(slot_start_.size()); }
+    const std::vector<float>& slot_start() const { return slot_start_; }  // (slot_floats)
+    // keys (n), embeddings (n, dim), slots (n, slot_floats) or null, update_nums (n) or null.
+    Status Write(Key* keys, float* embeddings, float* slots, int64_t* update_nums) const;
+
+   private:
+    friend class Table;
+    std::unique_lock<std::mutex> commits_;
+    std::unique_ptr<RowStore::Frozen> rows_;
+    TableState state_;
+    int dim_ = 0;
+    std::vector<float> slot_start_;
+  };
+  Result<Snapshot> Freeze();
+
+  int dim() const { return config_.dim; }
+  // Grows whenever rows may have gone.
+  uint64_t removals() const { return removals_.load(); }
+  uint64_t size() const { return store_->size(); }
+  uint32_t now() const { return clock_->Now(); }  // by the clock of the rows' times
+  int64_t steps();
+  TableStats Stats();
+
+ private:
+  using Deposits = std::vector<DepositQueue<LookupKeys>::Deposit>;
+
+  Table(const TableConfig& config, const Initializer& initializer, std::unique_ptr<RowStore> store);
+  static Status CheckDim(int dim);
+  Status CheckRange(const Key* keys, size_t n) const;
+  // `now` is the update_time of new rows.
+  Status MakeRows(const std::vector<Key>& keys, uint32_t now, const ParallelFor& parallel_for);
+  // Leaves the positions whose keys may have a row made; counts the keys if `observe`.
+  Status Admit(const Key* keys, bool observe, std::vector<uint32_t>* positions);
+  Status Relay(const std::vector<Slot>& slots, bool restart, const ParallelFor& parallel_for);
+  // kFailedPrecondition for a rule that would lose slots which are kept. commit_mu_ is held, here
+  // and below.
+  Status CheckRule(const std::string& rule) const;
+  // Takes note of who commits.
+  void Meet(const CommitOptions& options);
+  // Whether the slots of earlier commits must start anew.
+  bool StartsAnew(const CommitOptions& options) const;
+  // Applies a step that leaves the table in the state `after`, which counts once rows have changed.
+  Result<uint64_t> ApplyStep(const std::vector<GradientBatch>& batches,
+                             const RowOptimizer& optimizer, CommitStep step,
+                             const TableState& after, const ParallelFor& parallel_for);
+  Status MakeDepositedRows(const Deposits& deposits, uint32_t now, const ParallelFor& parallel_for);
+
+  const TableConfig config_;
+  const Initializer initializer_;
+  const std::unique_ptr<RowStore> store_;
+  std::shared_ptr<const Expiry> clock_;
+  std::shared_ptr<std::atomic<uint32_t>> ticks_;  // of a step clock: commits so far; else null
+  std::shared_ptr<Admission> admission_;          // null: every key gets a row
+
+  const std::shared_ptr<GroupedGradientsPool> grouped_ = std::make_shared<GroupedGradientsPool>();
+  DepositQueue<LookupKeys> deposits_;
+
+  // Guards state_, and lets one commit, assignment, eviction, export or restore run at a time.
+  std::mutex commit_mu_;
+  TableState state_;
+  std::optional<KeptSlots> kept_;
+  // The optimizers that have committed, each with the steps of the table that it does not know of.
+  std::unordered_map<int64_t, int64_t> earlier_steps_;
+  bool restart_ = false;  // a new optimizer has begun, and its first gradients are to come
+  std::atomic<uint64_t> removals_{0};
+};
+
+}  // namespace sok

@@ -1,0 +1,211 @@
+// How a table is trained: deposits, commits, updates.
+#include <algorithm>
+#include <utility>
+
+#include "core/tables/table.h"
+
+namespace sok {
+
+std::shared_ptr<GroupedGradients> Table::Group(const LookupKeys& keys, const float* gradients,
+                                               const BFloat16* gradients_bf16,
+                                               const ParallelFor& parallel_for) const {
+  auto grouped = grouped_->Make();
+  grouped->Build(*store_, {keys.keys, gradients, gradients_bf16, keys.n, keys.positions},
+                 config_.dim, parallel_for);
+  return grouped;
+}
+
+void Table::Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
+                    const BFloat16* gradients_bf16, const AnchorGradient& anchor,
+                    const ParallelFor& parallel_for) {
+  if (anchor.gradient == nullptr) {
+    deposits_.Add(std::move(keys), std::move(hold), gradients, gradients_bf16);
+    return;
+  }
+  if (anchor.measures) keys.grouped = Group(keys, gradients, gradients_bf16, parallel_for);
+  deposits_.Add(std::move(keys), std::move(hold), gradients, gradients_bf16, anchor.gradient,
+                anchor.measures);
+}
+
+Status Table::MakeDepositedRows(const Deposits& deposits, uint32_t now,
+                                const ParallelFor& parallel_for) {
+  // Who has no row by now was not admitted.
+  if (admission_ != nullptr) return Status();
+  std::vector<Key> absent;
+  for (const auto& deposit : deposits) {
+    const LookupKeys& keys = deposit.keys;
+    if (keys.leave_absent || (keys.rows_made && keys.removals == removals())) continue;
+    auto missing = store_->Missing(keys.keys, keys.n, parallel_for);
+    if (!missing.ok()) return missing.status();
+    for (uint32_t i : missing.value()) absent.push_back(keys.keys[i]);
+  }
+  return absent.empty() ? Status() : MakeRows(absent, now, parallel_for);
+}
+
+void Table::Meet(const CommitOptions& options) {
+  // Also in a step without deposits, so that a first step without this table counts.
+  const bool follows_another = !earlier_steps_.empty();
+  const bool is_new = earlier_steps_.emplace(options.optimizer, 0).second;
+  // Who does not count steps is taken for new if there was another one. The first one may have been
+  // restored along.
+  const bool is_first = options.step == 0 ? follows_another && options.optimizer != 0
+                                          : options.step >= 1 && options.step <= options.first_step;
+  const bool begins = is_first && (is_new || options.optimizer == 0);
+  if (kept_.has_value()) {
+    // An optimizer that was restored along knows the table's steps, a new one does not.
+    if (is_new || begins) {
+      const int64_t known = is_first ? 0 : options.step - 1;
+      earlier_steps_[options.optimizer] = std::max<int64_t>(0, state_.steps - known);
+    }
+  } else if (begins) {
+    restart_ = true;
+  }
+}
+
+Status Table::CheckRule(const std::string& rule) const {
+  if (!kept_.has_value() || state_.slots.empty() || state_.rule == rule || kept_->leave->load()) {
+    return Status();
+  }
+  const std::string trained = "'" + state_.rule + "'", other = "'" + rule + "'";
+  return Status(Code::kFailedPrecondition,
+                kept_->owner + " has been trained with " + trained + ", and this is a step of " +
+                    other + ", which would drop what " + trained +
+                    " keeps of every row; train on with " + trained + ", give " + other +
+                    " another group, or have it dropped by the storage's reset_slots=True");
+}
+
+bool Table::StartsAnew(const CommitOptions& options) const {
+  if (state_.rule.empty()) return false;
+  // Another rule's slot of the same name means something else.
+  return restart_ || state_.rule != options.rule;
+}
+
+Result<CommitOutcome> Table::Commit(const CommitOptions& options, const ParallelFor& parallel_for) {
+  std::lock_guard<std::mutex> commit(commit_mu_);
+  auto redeemed = options.redeemed == nullptr
+                      ? Result<Deposits>(deposits_.TakeAll())
+                      : deposits_.Redeem(options.redeemed, options.plain, options.clipped_to);
+  if (!redeemed.ok()) return redeemed.status();
+  Deposits& deposits = redeemed.value();
+  if (Status status = CheckRule(options.rule); !status.ok()) return status;
+  Meet(options);
+  CommitOutcome outcome;
+  auto optimizer = MakeRowOptimizer(options.rule, options.hypers);
+  if (!optimizer.ok()) return optimizer.status();
+  if (deposits.empty()) return outcome;
+
+  if (ticks_ != nullptr) ++*ticks_;
+  const uint32_t now = clock_->Now();
+  Status status = MakeDepositedRows(deposits, now, parallel_for);
+  if (!status.ok()) return status;
+  // Rows that are removed from here on are left out.
+
+  outcome.restarted = StartsAnew(options);
+  outcome.previous = state_.rule;
+  const std::vector<Slot> slots = optimizer.value()->slots(config_.dim);
+  status = Relay(slots, outcome.restarted, parallel_for);
+  if (!status.ok()) return status;
+  TableState after = state_;
+  if (outcome.restarted) {
+    after.steps = 0;
+    for (auto& [known, earlier] : earlier_steps_) earlier = 0;
+  }
+  after.rule = options.rule;
+  after.steps = after.next_step();
+
+  std::vector<GradientBatch> batches;
+  const bool grouped = std::any_of(deposits.begin(), deposits.end(), [](const auto& deposit) {
+    return deposit.keys.grouped != nullptr;
+  });
+  for (auto& deposit : deposits) {
+    LookupKeys& keys = deposit.keys;
+    if (grouped && keys.grouped == nullptr) {
+      keys.grouped = Group(keys, deposit.gradients, deposit.gradients_bf16, parallel_for);
+    }
+    batches.push_back({keys.keys, deposit.gradients, deposit.gradients_bf16, keys.n, keys.positions,
+                       keys.grouped.get(), deposit.factor * keys.factor});
+  }
+  // Nearly always there is one factor, which the step takes along.
+  const auto first = std::find_if(batches.begin(), batches.end(),
+                                  [](const GradientBatch& batch) { return batch.n > 0; });
+  const float factor = first == batches.end() ? 1.0f : first->factor;
+  const bool one_factor = std::all_of(first, batches.end(), [factor](const GradientBatch& batch) {
+    return batch.n == 0 || batch.factor == factor;
+  });
+  if (one_factor) {
+    for (GradientBatch& batch : batches) batch.factor = 1.0f;
+  }
+  CommitStep step;
+  step.number = options.step > 0 ? options.step + earlier_steps_[options.optimizer] : after.steps;
+  step.scale = options.scale * (one_factor ? factor : 1.0f);
+  step.clip_value = options.clip_value;
+  step.now = now;
+  auto rows = ApplyStep(batches, *optimizer.value(), std::move(step), after, parallel_for);
+  if (!rows.ok()) return rows.status();
+  restart_ = false;
+  outcome.rows = rows.value();
+  outcome.stepped = true;
+  return outcome;
+}
+
+Status Table::Relay(const std::vector<Slot>& slots, bool restart, const ParallelFor& parallel_for) {
+  if (restart && !state_.slots.empty()) {
+    auto bare = std::make_shared<const RowLayout>(config_.dim, std::vector<Slot>{});
+    auto cleared = store_->Relay(std::move(bare), parallel_for);
+    if (!cleared.ok()) return cleared.status();
+    state_ = {};  // as a table whose first step is to come
+  }
+  auto relaid = store_->Relay(std::make_shared<const RowLayout>(config_.dim, slots), parallel_for);
+  if (!relaid.ok()) return relaid.status();
+  state_.slots = slots;
+  return Status();
+}
+
+Result<uint64_t> Table::ApplyStep(const std::vector<GradientBatch>& batches,
+                                  const RowOptimizer& optimizer, CommitStep step,
+                                  const TableState& after, const ParallelFor& parallel_for) {
+  bool applied = false;
+  TableState reached = after;
+  step.state = after;
+  step.applied = &applied;
+  auto rows = store_->Apply(batches, optimizer, step, parallel_for);
+  if (rows.ok() || applied) state_ = std::move(reached);
+  return rows;
+}
+
+Status Table::Update(const Key* keys, size_t n, const float* gradients, const std::string& rule,
+                     const RowOptimizer& optimizer, const UpdateOptions& options,
+                     const ParallelFor& parallel_for) {
+  Status status = CheckRange(keys, n);
+  if (!status.ok()) return status;
+  std::lock_guard<std::mutex> commit(commit_mu_);
+  if (!state_.rule.empty() && state_.rule != rule) {
+    return Status(Code::kFailedPrecondition, "the table has been trained with '" + state_.rule +
+                                                 "', and this update is one of '" + rule +
+                                                 "'; give each optimizer a group of its own");
+  }
+  const uint32_t now = clock_->Now();
+  auto missing = store_->Missing(keys, n, parallel_for);
+  if (!missing.ok()) return missing.status();
+  status = Admit(keys, /*observe=*/false, &missing.value());
+  if (!status.ok()) return status;
+  std::vector<Key> absent;
+  for (uint32_t i : missing.value()) absent.push_back(keys[i]);
+  if (!absent.empty()) status = MakeRows(absent, now, parallel_for);
+  if (!status.ok()) return status;
+  if (admission_ != nullptr) admission_->Forget(absent.data(), absent.size());
+  if (state_.rule.empty()) {
+    status = Relay(optimizer.slots(config_.dim), /*restart=*/false, parallel_for);
+    if (!status.ok()) return status;
+  }
+  TableState after = state_;
+  after.rule = rule;
+  after.steps = after.next_step();
+  CommitStep step;
+  step.now = now;
+  step.sequential = options.sequential;
+  return ApplyStep({{keys, gradients, nullptr, n}}, optimizer, std::move(step), after, parallel_for)
+      .status();
+}
+
+}  // namespace sok
