@@ -126,6 +126,33 @@ def test_rows_that_would_be_kept_for_ever_by_oversight_are_told(dumped, tmp_path
 def test_a_dump_of_an_older_version_has_no_ttl_and_loads(dumped, tmp_path):
     """The field is one more in the JSON of each group: files without it are read, and older
     readers, which take the fields that they know, read files with it."""
+
+    def without_ttl(text):
+        meta = json.loads(text)
+        del meta["ttl"]
+        return json.dumps(meta).encode()
+
+    old = tmp_path / "old"
+    old.write_bytes(with_descriptions(dumped, without_ttl))
+    assert kv.read_dump(old).ttl is None
+    assert "ttl         not in the file" in run("inspect", old)
+    run("load", tmp_path / "new", old)
+    assert ttl_of(tmp_path / "new") == 0
+
+
+@pytest.mark.parametrize(
+    "text", [b'{"\xff\xfe":1}', b"{", b"[" * 4000, b'{"' + b"a" * 4000 + b'":1}']
+)
+def test_a_damaged_description_is_an_error_that_names_its_file(dumped, tmp_path, text):
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(with_descriptions(dumped, lambda _: text))
+    for read in (kv.read_dump, kv.Storage(tmp_path / "new").load):
+        with pytest.raises(kv.CorruptionError, match="damaged., group 0: expected the description"):
+            read(damaged)
+
+
+def with_descriptions(dumped, change):
+    """The bytes of a dump whose groups have other descriptions, with checksums that fit."""
     data = bytearray(dumped.read_bytes())
     offset = int.from_bytes(data[-40:-32], "little")
     index = bytearray(data[offset:-40])
@@ -133,18 +160,11 @@ def test_a_dump_of_an_older_version_has_no_ttl_and_loads(dumped, tmp_path):
     for _ in range(2):
         head = index[place : place + 24]
         length = int.from_bytes(head[12:16], "little")
-        meta = json.loads(index[place + 24 : place + 24 + length])
-        del meta["ttl"]
-        text = json.dumps(meta).encode()
+        text = change(bytes(index[place + 24 : place + 24 + length]))
         head[12:16] = len(text).to_bytes(4, "little")
         kept += head + text
         place += 24 + length
     body = bytes(data[:offset]) + bytes(kept)
     footer = offset.to_bytes(8, "little") + (len(body) + 40).to_bytes(8, "little") + data[-24:-16]
     checksum = xxh3(bytes(kept) + footer, offset)
-    old = tmp_path / "old"
-    old.write_bytes(body + footer + checksum.to_bytes(8, "little") + data[-8:])
-    assert kv.read_dump(old).ttl is None
-    assert "ttl         not in the file" in run("inspect", old)
-    run("load", tmp_path / "new", old)
-    assert ttl_of(tmp_path / "new") == 0
+    return body + footer + checksum.to_bytes(8, "little") + data[-8:]

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "binding/binding.h"
+#include "core/disk/group_meta.h"
 #include "core/dump/dump_file.h"
 
 namespace sok::binding {
@@ -136,6 +137,11 @@ std::vector<DumpedGroup> DumpGroups(nb::handle given) {
   auto reader = Value(Unlocked([&] { return DumpReader::Open(path); }));
   std::vector<DumpedGroup> groups;
   for (const DumpGroup& group : reader->groups()) {
+    const Status damaged = GroupMeta::FromJson(group.meta).status();
+    if (!damaged.ok()) {
+      Raise(Status(damaged.code(), "'" + path + "', group " + std::to_string(group.group) + ": " +
+                                       damaged.message()));
+    }
     groups.emplace_back(group.group, group.dim, group.slot_floats, group.rows, group.meta);
   }
   return groups;

@@ -30,28 +30,29 @@ class FlatJson::Reader final : public nlohmann::json_sax<nlohmann::json> {
  private:
   static constexpr int64_t kObject = -1;
   static constexpr size_t kMostDepth = 16;
+  static constexpr size_t kLongestPath = 256;
   struct Container {
     size_t path_size;
     int64_t next;  // place in an array; or kObject
   };
 
+  // Each value has its whole path: without limits a short text would take memory without one.
   bool PathOfChild(const std::string& name) {
     path_.resize(open_.back().path_size);
+    if (path_.size() + 1 + name.size() > kLongestPath) return false;
     path_ += '/';
     path_ += name;
     return true;
   }
   bool Add(Value value) {
     if (!open_.empty() && open_.back().next != kObject) {
-      PathOfChild(std::to_string(open_.back().next++));
+      if (!PathOfChild(std::to_string(open_.back().next++))) return false;
     }
     values_[path_] = std::move(value);
     return true;
   }
   bool Open(int64_t next) {
-    // Each value has its whole path: without a limit a short text would take memory without one.
-    if (open_.size() == kMostDepth) return false;
-    Add(std::monostate());
+    if (open_.size() == kMostDepth || !Add(std::monostate())) return false;
     open_.push_back({path_.size(), next});
     return true;
   }

@@ -19,7 +19,8 @@ namespace sok {
 // text's own path is empty. Of equal paths the last value counts.
 class FlatJson {
  public:
-  // Nothing for a text that is not JSON, or nested more than 16 deep.
+  // Nothing for a text that is not JSON, is nested more than 16 deep, or has a path of more than
+  // 256 bytes.
   static std::optional<FlatJson> Parse(const std::string& text);
 
   bool has(const std::string& path) const { return values_.count(path) > 0; }

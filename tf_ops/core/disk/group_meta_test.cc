@@ -108,6 +108,19 @@ TEST_CASE("a text of great depth is no description, and takes no memory") {
   }
 }
 
+TEST_CASE("a text of long names is no description, and takes no memory") {
+  const std::string name(60000, 'a');
+  std::string zeros = "[0";
+  for (int i = 0; i < 60000; ++i) zeros += ",0";
+  for (const std::string& text :
+       {"{\"" + name + "\":" + zeros + "]}", "{\"" + name + "\":0}",
+        "{\"" + std::string(250, 'a') + "\":{\"" + std::string(250, 'b') + "\":" + zeros + "]}}"}) {
+    const Status status = GroupMeta::FromJson(text).status();
+    CHECK(status.code() == Code::kDataLoss);
+    CHECK(status.message().size() < 1100);
+  }
+}
+
 TEST_CASE("a damaged description of a group of a storage is an error that shows it") {
   RandomMetas metas;
   GroupMeta meta = metas.Next();

@@ -77,6 +77,9 @@ struct StorageCore {
   std::string path;
   uint64_t id = 0;  // of the storage; 0: it has none
   bool read_only = false;
+  // Whether rows were counted by another TTL than that of `expiry`, and are not to be counted anew
+  // in the folder, which is read-only.
+  bool other_ttl = false;
 
  private:
   // For who holds the gate alone.
@@ -110,6 +113,9 @@ class RocksdbStore final : public RowStore {
   Result<uint64_t> Apply(const std::vector<GradientBatch>& batches, const RowOptimizer& optimizer,
                          const CommitStep& step, const ParallelFor& parallel_for) override;
   Result<uint64_t> Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) override;
+  uint64_t replacements() const override { return replacements_; }
+  Result<std::optional<uint64_t>> EraseUnlessReplaced(uint64_t seen, const Key* keys, size_t n,
+                                                      const ParallelFor& parallel_for) override;
   Status Replace(std::shared_ptr<const RowLayout> layout, const TableState& state, const Key* keys,
                  size_t n, uint32_t now, const WriteRow& write,
                  const ParallelFor& parallel_for) override;
@@ -274,6 +280,10 @@ class RocksdbStore final : public RowStore {
                      const ParallelFor& parallel_for);
   // Leaves rows that have expired out of size() before they keep new ones out.
   Status CountAnew(size_t added, uint64_t max_rows, uint32_t now);
+  // Where the clock is behind the last count, which has left out rows that are alive by it, counts
+  // those of the database anew, and drops the cache: somebody has set the clock back, or it was
+  // ahead on another machine.
+  Status FollowClock();
   // Whether size() may count rows that have expired, and it is time to look.
   bool MayHaveExpired(uint32_t now);
 
@@ -283,8 +293,9 @@ class RocksdbStore final : public RowStore {
   const int shard_bits_;
   const GroupMeta start_;  // the parts that do not change
   std::vector<std::unique_ptr<Shard>> shards_;
-  std::atomic<int64_t> rows_;         // wherever they are; a row that moves is counted once
-  std::atomic<uint32_t> counted_at_;  // when rows that had expired were last left out
+  std::atomic<int64_t> rows_;              // wherever they are; a row that moves is counted once
+  std::atomic<uint32_t> counted_at_;       // when rows that had expired were last left out
+  std::atomic<uint64_t> replacements_{0};  // changes while the gate is held alone
   std::atomic<uint32_t> layout_number_;
   std::mutex limit_mu_;  // one Upsert at a time where there is a limit to keep
   std::mutex write_mu_;  // one call at a time that changes rows as a whole; guards shard.found

@@ -122,6 +122,7 @@ void RocksdbStore::DropCache(uint64_t rows, uint32_t counted_at) {
   }
   rows_ = static_cast<int64_t>(rows);
   counted_at_ = counted_at;
+  ++replacements_;
 }
 
 Status RocksdbStore::Replace(std::shared_ptr<const RowLayout> layout, const TableState& state,
@@ -255,6 +256,16 @@ class RocksdbStore::FrozenStore final : public Frozen {
   const uint32_t now_ = store_.core_->expiry->Now();
   uint64_t size_ = 0;
 };
+
+Status RocksdbStore::FollowClock() {
+  const Expiry& expiry = *core_->expiry;
+  if (expiry.ttl() == 0 || expiry.Now() >= counted_at_) return Status();
+  FrozenStore frozen(this);
+  Status status = frozen.Prepare();
+  // The cache may have rows that the database has removed since, as they had expired.
+  if (status.ok()) DropCache(frozen.size(), frozen.now());
+  return status;
+}
 
 Result<std::unique_ptr<RowStore::Frozen>> RocksdbStore::Freeze() {
   auto frozen = std::make_unique<FrozenStore>(this);

@@ -65,6 +65,7 @@ Status RocksdbStore::CountAnew(size_t added, uint64_t max_rows, uint32_t now) {
 
 Status RocksdbStore::Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
                             const WriteRow& write, const ParallelFor& parallel_for) {
+  if (Status status = FollowClock(); !status.ok()) return status;
   if (Status status = CountAnew(n, max_rows, now); !status.ok()) return status;
   const auto gate = core_->Enter(/*to_write=*/true);
   if (!gate.ok()) return gate.status();
@@ -202,6 +203,7 @@ void RocksdbStore::ReleaseAll(const ShardPartition& partition) {
 Status RocksdbStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
                          const WriteRow& write, const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> writing(write_mu_);
+  if (Status status = FollowClock(); !status.ok()) return status;
   if (Status status = CountAnew(n, max_rows, now); !status.ok()) return status;
   auto call = BeginCall(n);
   if (!call.ok()) return call.status();
@@ -249,6 +251,7 @@ Result<uint64_t> RocksdbStore::Apply(const std::vector<GradientBatch>& batches,
                                      const RowOptimizer& optimizer, const CommitStep& step,
                                      const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> writing(write_mu_);
+  if (Status status = FollowClock(); !status.ok()) return status;
   const ShardPartition& partition = PartitionOf(*this, batches, parallel_for, &apply_partition_);
   auto call = BeginCall(partition.total());
   if (!call.ok()) return call.status();
@@ -360,9 +363,21 @@ Status RocksdbStore::RecordMeta() {
 }
 
 Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) {
+  for (;;) {  // again where a dump was taken in meanwhile, whose rows are to go too
+    auto erased = EraseUnlessReplaced(replacements_, keys, n, parallel_for);
+    if (!erased.ok()) return erased.status();
+    if (erased.value().has_value()) return *erased.value();
+  }
+}
+
+Result<std::optional<uint64_t>> RocksdbStore::EraseUnlessReplaced(uint64_t seen, const Key* keys,
+                                                                  size_t n,
+                                                                  const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> writing(write_mu_);
+  if (Status status = FollowClock(); !status.ok()) return status;
   auto call = BeginCall(n);
   if (!call.ok()) return call.status();
+  if (replacements_ != seen) return std::optional<uint64_t>();
   ShardPartition partition;
   Partition({{keys, n}}, parallel_for, &partition);
   std::vector<RowBatch> all(shard_count());
@@ -402,11 +417,11 @@ Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFo
       if (partition.size(s) == 0) continue;
       Shard& shard = *shards_[s];
       for (uint32_t row : shard.found) {
+        rows_ -= IsCounted(shard, row) ? 1 : 0;
         shard.spill->Remove(shard.rows.key(row));
         shard.Forget(row);
       }
       erased += shard.found.size();
-      rows_ -= static_cast<int64_t>(shard.found.size());
       shard.found.clear();
       shard.Release();
     }
@@ -417,7 +432,7 @@ Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFo
   }
   if (erased > 0) status = Record(std::move(call.value().room), all);
   if (!status.ok()) return status;
-  return erased;
+  return std::optional<uint64_t>(erased);
 }
 
 Status RocksdbStore::EraseKept(const ShardPartition& partition) {

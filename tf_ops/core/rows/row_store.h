@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -131,6 +132,18 @@ class RowStore {
 
   // Returns how many rows there were to erase.
   virtual Result<uint64_t> Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) = 0;
+
+  // How often somebody other than the table has replaced rows: a storage that took in a dump.
+  virtual uint64_t replacements() const { return 0; }
+  // Erase for who has looked at the rows since replacements() was `seen`. Nothing if rows were
+  // replaced meanwhile, and nothing has changed then.
+  virtual Result<std::optional<uint64_t>> EraseUnlessReplaced(uint64_t /*seen*/, const Key* keys,
+                                                              size_t n,
+                                                              const ParallelFor& parallel_for) {
+    auto erased = Erase(keys, n, parallel_for);
+    if (!erased.ok()) return erased.status();
+    return std::optional<uint64_t>(erased.value());
+  }
 
   // Replaces all rows by new ones with distinct keys, the layout and the state, in one step for
   // whoever looks from outside. write(i, row, true) fills each. Errors: see Upsert; the layout

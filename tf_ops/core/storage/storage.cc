@@ -137,7 +137,10 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
                              std::to_string(format) + " in '" + options.path +
                              "'; a newer sok-embed made it");
     }
-    if (ttl.has_value()) break;
+    if (ttl.has_value()) {
+      core->other_ttl = options.read_only && stored_ttl != *ttl;
+      break;
+    }
     ttl = stored_ttl;
     settled = *ttl == 0;  // as it was opened
     if (!settled) core->database.reset();
@@ -287,6 +290,7 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
     auto parsed = GroupMeta::FromJson(stored.value().begin()->second);
     if (!parsed.ok()) return parsed.status();
     meta = std::move(parsed.value());
+    if (Status status = CountIfOutdated(config.group, &meta); !status.ok()) return status;
   } else if (core_->read_only) {
     return Status(Code::kNotFound,
                   "there is no " + group + ", which was opened read-only, so it cannot be made");

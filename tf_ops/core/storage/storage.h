@@ -155,6 +155,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   Status PublishWithoutSlots(int group, const GroupMeta& meta);
   // Counts every group's rows anew: expired ones may have been counted. For who holds mu_.
   Status CountRows();
+  // Counts the rows of a group that is not open, if those of its description were counted by
+  // another TTL, or by a clock that was ahead.
+  Status CountIfOutdated(int group, GroupMeta* meta) const;
   Result<std::shared_ptr<Admission>> OpenAdmission(int group, const AdmissionConfig& config);
   Status CheckSame(const OpenGroup& open, const TableConfig& config, const std::string& rule,
                    const std::optional<AdmissionConfig>& admission) const;

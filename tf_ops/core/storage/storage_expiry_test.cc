@@ -2,7 +2,9 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <unordered_map>
@@ -28,7 +30,10 @@ class CountingTable {
     options.ttl = kTtl;
     options.cache_bytes = uint64_t{1} << 20;
     options.write_through = write_through;
-    options.now = [this] { return now; };
+    options.now = [this] {
+      if (before_asking) before_asking();
+      return now;
+    };
     storage_ = Value(Storage::Open(options));
     TableConfig config;
     config.dim = kDim;
@@ -61,7 +66,13 @@ class CountingTable {
   // Counts the rows that have not expired, and leaves the others out of size().
   uint64_t Count() { return Value(table_->Freeze()).size(); }
 
+  void Compact() { REQUIRE(storage_->Compact().ok()); }
+  uint64_t Remove(const std::vector<Key>& keys) {
+    return Value(table_->Remove(keys.data(), keys.size(), ProcessPool()));
+  }
+
   uint32_t now = 1'700'000'000;
+  std::function<void()> before_asking;  // for the time; null: nothing
 
  private:
   const TestFolder folder_;
@@ -105,14 +116,20 @@ TEST_CASE("rows that live on after a count has left them out are counted again")
     CountingTable table(write_through);
     const std::vector<Key> keys = Range(0, 500);
     table.Update(keys);
-    table.now += kTtl;
-    CHECK(table.Count() == 0);
-    CHECK(table.size() == 0);
-    // As if the call had looked at the clock, and then waited for who counts.
-    --table.now;
+    table.now += kTtl - 1;
+    // The rows expire, and are counted, when the update has found all of them alive.
+    int asked = 0;
+    table.before_asking = [&] {
+      if (++asked != 4) return;
+      ++table.now;
+      table.Compact();
+      CHECK(table.size() == 0);
+    };
     table.Update(keys);
+    REQUIRE(asked > 4);
+    table.before_asking = nullptr;
     CHECK(table.size() == 500);
-    table.now += kTtl;
+    table.now += kTtl - 1;
     CHECK(table.Look(keys) == std::vector<float>(keys.size(), 2.0f));
     CHECK(table.Count() == 500);
     ++table.now;
@@ -121,6 +138,83 @@ TEST_CASE("rows that live on after a count has left them out are counted again")
     CHECK(table.size() == 500);
     CHECK(table.Look(keys) == std::vector<float>(keys.size(), 1.0f));
   }
+}
+
+TEST_CASE("a clock that is set back makes rows live on, and size() follows it") {
+  for (const bool write_through : {false, true}) {
+    for (const uint32_t back : {1u, 50u, 4u * 365 * 86400}) {
+      CAPTURE(write_through);
+      CAPTURE(back);
+      CountingTable table(write_through);
+      const std::vector<Key> keys = Range(0, 500), others = Range(500, 100);
+      table.Update(keys);
+      table.now += kTtl;
+      CHECK(table.Count() == 0);
+      const bool compacted = write_through == (back == 1);
+      if (compacted) table.Compact();  // which removes what has expired
+      const uint64_t live = compacted ? 0 : 500;
+      table.now -= back;
+      SUBCASE("removed") {
+        CHECK(table.Remove(keys) == live);
+        CHECK(table.size() == 0);
+        table.Update(others);
+        CHECK(table.size() == 100);
+      }
+      SUBCASE("updated") {
+        table.Update(keys);
+        CHECK(table.size() == 500);
+        CHECK(table.Look(keys) == std::vector<float>(keys.size(), compacted ? 1.0f : 2.0f));
+        // They live as long as by the clock that is right now.
+        table.now += kTtl;
+        CHECK(table.Count() == 0);
+        CHECK(table.Look(keys) == std::vector<float>(keys.size(), 0.0f));
+      }
+      SUBCASE("left alone") {
+        table.Update(others);
+        CHECK(table.size() == live + 100);
+        CHECK(table.Remove(others) == 100);
+        CHECK(table.Count() == live);
+      }
+    }
+  }
+}
+
+TEST_CASE("a description that was counted ahead of the clock, or by another TTL, is counted anew") {
+  const TestFolder folder;
+  uint32_t now = 1000;
+  const auto open = [&](std::optional<uint32_t> ttl, bool read_only) {
+    StorageOptions options;
+    options.path = folder / "storage";
+    options.ttl = ttl;
+    options.read_only = read_only;
+    options.now = [&now] { return now; };
+    return Value(Storage::Open(options));
+  };
+  TableConfig config;
+  config.dim = 2;
+  const auto size_in = [&](Storage* storage) {
+    const uint64_t described = Value(storage->Groups()).at(0).meta.rows;
+    const uint64_t held = Value(storage->OpenTable(config, "", {}, std::nullopt))->size();
+    CHECK(described == held);
+    return held;
+  };
+  const std::vector<Key> keys = Range(0, 300);
+  const std::vector<float> rows(keys.size() * 2, 1.0f);
+  {
+    const auto storage = open(kTtl, false);
+    const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+    REQUIRE(table->Assign(keys.data(), 300, rows.data(), SerialFor).ok());
+    now = 1000 + kTtl;
+    REQUIRE(table->Assign(keys.data(), 10, rows.data(), SerialFor).ok());
+    CHECK(Value(table->Freeze()).size() == 10);
+    REQUIRE(storage->Close().ok());
+  }
+  CHECK(size_in(open(std::nullopt, true).get()) == 10);
+  CHECK(size_in(open(0, true).get()) == 300);
+  CHECK(size_in(open(5 * kTtl, true).get()) == 300);
+  now = 1001;
+  CHECK(size_in(open(std::nullopt, true).get()) == 300);
+  CHECK(size_in(open(std::nullopt, false).get()) == 300);
 }
 
 TEST_CASE("random batches of expired and live keys count as a map does") {

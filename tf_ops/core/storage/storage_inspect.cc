@@ -31,7 +31,12 @@ Result<std::vector<GroupInfo>> Storage::Groups() {
   auto groups = GroupsAtRest();
   if (!groups.ok()) return groups.status();
   std::vector<GroupInfo> infos;
-  for (auto& [number, meta] : groups.value()) infos.push_back({number, std::move(meta)});
+  for (auto& [number, meta] : groups.value()) {
+    if (groups_.count(number) == 0) {
+      if (Status status = CountIfOutdated(number, &meta); !status.ok()) return status;
+    }
+    infos.push_back({number, std::move(meta)});
+  }
   return infos;
 }
 
@@ -105,6 +110,17 @@ Result<Database::DiskUse> Storage::disk_use() {
   std::shared_lock<SharedMutex> gate(core_->gate);
   if (Status status = core_->CheckOpen(); !status.ok()) return status;
   return core_->database->disk_use();
+}
+
+Status Storage::CountIfOutdated(int group, GroupMeta* meta) const {
+  const Expiry& expiry = *core_->expiry;
+  const uint32_t now = expiry.Now();
+  if (!core_->other_ttl && (expiry.ttl() == 0 || meta->counted_at <= now)) return Status();
+  auto rows = CountLive(*core_->database, group, expiry, now);
+  if (!rows.ok()) return rows.status();
+  meta->rows = rows.value();
+  meta->counted_at = now;
+  return Status();
 }
 
 Status Storage::CountRows() {

@@ -261,50 +261,62 @@ Result<std::vector<uint32_t>> Table::Missing(const Key* keys, size_t n,
   return store_->Missing(keys, n, parallel_for);
 }
 
-Result<EvictedRows> Table::Evict(const Key* keys, size_t n, const ParallelFor& parallel_for) {
-  EvictedRows evicted;
+Result<EvictedRows> Table::EvictChosen(const std::function<Status(EvictedRows*)>& choose,
+                                       const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> commit(commit_mu_);  // nobody changes a row that is to go
-  std::vector<float> embeddings(n * config_.dim);
-  std::vector<uint32_t> missing;
-  Status status = Find(keys, n, {}, embeddings.data(), &missing, parallel_for);
-  if (!status.ok()) return status;
-  std::vector<uint8_t> absent(n, 0);
-  for (uint32_t i : missing) absent[i] = 1;
-  for (size_t i = 0; i < n; ++i) {
-    if (absent[i] != 0) continue;
-    evicted.keys.push_back(keys[i]);
-    const float* row = embeddings.data() + i * config_.dim;
-    evicted.embeddings.insert(evicted.embeddings.end(), row, row + config_.dim);
+  for (;;) {  // but a storage that takes in a dump, whose rows have not been looked at
+    const uint64_t seen = store_->replacements();
+    EvictedRows evicted;
+    if (Status status = choose(&evicted); !status.ok()) return status;
+    auto erased =
+        store_->EraseUnlessReplaced(seen, evicted.keys.data(), evicted.keys.size(), parallel_for);
+    ++removals_;
+    if (!erased.ok()) return erased.status();
+    if (erased.value().has_value()) return evicted;
   }
-  auto erased = Remove(evicted.keys.data(), evicted.keys.size(), parallel_for);
-  if (!erased.ok()) return erased.status();
-  return evicted;
+}
+
+Result<EvictedRows> Table::Evict(const Key* keys, size_t n, const ParallelFor& parallel_for) {
+  std::vector<float> embeddings(n * config_.dim);
+  return EvictChosen(
+      [&](EvictedRows* evicted) {
+        std::vector<uint32_t> missing;
+        Status status = Find(keys, n, {}, embeddings.data(), &missing, parallel_for);
+        if (!status.ok()) return status;
+        std::vector<uint8_t> absent(n, 0);
+        for (uint32_t i : missing) absent[i] = 1;
+        for (size_t i = 0; i < n; ++i) {
+          if (absent[i] != 0) continue;
+          evicted->keys.push_back(keys[i]);
+          const float* row = embeddings.data() + i * config_.dim;
+          evicted->embeddings.insert(evicted->embeddings.end(), row, row + config_.dim);
+        }
+        return status;
+      },
+      parallel_for);
 }
 
 Result<EvictedRows> Table::Evict(const EvictOptions& options, const ParallelFor& parallel_for) {
-  EvictedRows evicted;
   const uint32_t now = clock_->Now();
   const int dim = config_.dim;
-  std::lock_guard<std::mutex> commit(commit_mu_);  // nobody changes a row that is to go
-  {
-    auto rows = store_->Freeze();
-    if (!rows.ok()) return rows.status();
-    Status status = rows.value()->ForEach([&](Key key, RowView row) {
-      bool goes = options.max_age > 0 && uint64_t{row.meta->update_time} + options.max_age <= now;
-      if (!goes && options.min_l2 > 0) {
-        double square = 0;
-        for (int j = 0; j < dim; ++j) square += double{row.embedding[j]} * row.embedding[j];
-        goes = std::sqrt(square) < options.min_l2;
-      }
-      if (!goes) return;
-      evicted.keys.push_back(key);
-      evicted.embeddings.insert(evicted.embeddings.end(), row.embedding, row.embedding + dim);
-    });
-    if (!status.ok()) return status;
-  }
-  auto erased = Remove(evicted.keys.data(), evicted.keys.size(), parallel_for);
-  if (!erased.ok()) return erased.status();
-  return evicted;
+  return EvictChosen(
+      [&](EvictedRows* evicted) {
+        auto rows = store_->Freeze();
+        if (!rows.ok()) return rows.status();
+        return rows.value()->ForEach([&](Key key, RowView row) {
+          bool goes =
+              options.max_age > 0 && uint64_t{row.meta->update_time} + options.max_age <= now;
+          if (!goes && options.min_l2 > 0) {
+            double square = 0;
+            for (int j = 0; j < dim; ++j) square += double{row.embedding[j]} * row.embedding[j];
+            goes = std::sqrt(square) < options.min_l2;
+          }
+          if (!goes) return;
+          evicted->keys.push_back(key);
+          evicted->embeddings.insert(evicted->embeddings.end(), row.embedding, row.embedding + dim);
+        });
+      },
+      parallel_for);
 }
 
 Status Table::Assign(const Key* keys, size_t n, const float* embeddings,

@@ -284,6 +284,9 @@ class Table {
   TableStats Stats();
 
  private:
+  // Removes the rows that `choose` adds, as they were when it looked at them.
+  Result<EvictedRows> EvictChosen(const std::function<Status(EvictedRows*)>& choose,
+                                  const ParallelFor& parallel_for);
   using Deposits = std::vector<DepositQueue<LookupKeys>::Deposit>;
 
   Table(const TableConfig& config, const Initializer& initializer, std::unique_ptr<RowStore> store);

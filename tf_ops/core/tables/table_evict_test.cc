@@ -247,6 +247,44 @@ TEST_CASE("rows that are assigned meanwhile do not go, and all that go are hande
   REQUIRE(storage->Close().ok());
 }
 
+TEST_CASE("rows that a storage takes in meanwhile do not go unseen") {
+  constexpr size_t count = 20000;
+  std::vector<Key> keys(count);
+  std::iota(keys.begin(), keys.end(), Key{0});
+  const std::vector<float> small(count * kDim, 0.1f), large(count * kDim, 5.0f);
+  const TestFolder folder;
+  StorageOptions options;
+  options.path = folder / "storage";
+  const auto storage = Value(Storage::Open(options));
+  TableConfig config;
+  config.dim = kDim;
+  const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  REQUIRE(table->Assign(keys.data(), count, large.data(), SerialFor).ok());
+  REQUIRE(Value(storage->Dump(folder / "dump", {}, nullptr)) == count);
+  const auto by_norm = [&] {
+    EvictOptions evict;
+    evict.min_l2 = 1.0f;
+    return Value(table->Evict(evict, SerialFor));
+  };
+  for (int round = 0; round < 10; ++round) {
+    REQUIRE(table->Assign(keys.data(), count, small.data(), SerialFor).ok());
+    std::thread loader([&] {
+      std::this_thread::sleep_for(std::chrono::microseconds(500 * round));
+      REQUIRE(Value(storage->Load(folder / "dump", nullptr)) == count);
+    });
+    const auto evicted = by_norm();
+    // By their keys any rows go, but those that are handed out are those that went.
+    const auto named = Value(table->Evict(keys.data(), 100, SerialFor));
+    loader.join();
+    CHECK((table->size() == count || table->size() == count - named.keys.size()));
+    CHECK((evicted.keys.empty() || evicted.keys.size() == count));
+    CHECK(std::count(evicted.embeddings.begin(), evicted.embeddings.end(), 0.1f) ==
+          static_cast<int64_t>(evicted.embeddings.size()));
+    CHECK(by_norm().keys.empty());
+  }
+  REQUIRE(storage->Close().ok());
+}
+
 TEST_CASE("a table on disk that is to count steps does so, or is refused") {
   const TestFolder folder;
   StorageOptions options;
