@@ -1,0 +1,288 @@
+// A storage whose database fails anywhere: no promised row is lost, and work goes on.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "core/base/test_folder.h"
+#include "core/base/test_result.h"
+#include "core/base/thread_pool.h"
+#include "core/disk/rocksdb/row_database.h"
+#include "core/disk/test_failing_database.h"
+#include "core/storage/storage.h"
+
+namespace sok {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kDim = 256;
+constexpr size_t kKeys = 1500;  // their rows take 1.5 MiB, and the cache has one
+
+// What every element of each row is; a key without a row is not in it.
+using Rows = std::map<Key, float>;
+
+struct Mode {
+  bool write_through;
+  bool last;      // the fault stays until it is mended
+  bool happened;  // a publication that fails is there all the same
+  bool spills;    // else what leaves the cache goes to the database at once
+};
+
+// One program of calls, in which one call of the database fails.
+class Run {
+ public:
+  Run(const Mode& mode, int64_t first) : mode_(mode) {
+    faults_->first = first;
+    faults_->last = mode.last;
+    faults_->happened = mode.happened;
+  }
+
+  // Returns whether there was a call to fail.
+  bool Go() {
+    Call("open", [&] { return Open(); }, {});
+    Call(
+        "assign", [&] { return Assign(0, 900, 1); }, Setting(0, 900, 1));
+    Call(
+        "update", [&] { return Update(300, 1200); }, Adding(300, 1200));
+    Publish("flush", [&] { return storage_->Flush(); }, {});
+    Call(
+        "assign", [&] { return Assign(200, 500, 5); }, Setting(200, 500, 5));
+    Call(
+        "remove", [&] { return Remove(0, 100); }, Removing(0, 100));
+    Call(
+        "update", [&] { return Update(100, 1400); }, Adding(100, 1400));
+    Publish("checkpoint", [&] { return storage_->Checkpoint(Fresh("checkpoint")); }, {});
+    Rows dumped;
+    Publish(
+        "dump", [&] { return storage_->Dump(folder_ / "dump", {}, nullptr).status(); },
+        [&](Rows* rows) { dumped = *rows; });
+    Call(
+        "assign", [&] { return Assign(600, 700, 7); }, Setting(600, 700, 7));
+    Call(
+        "remove", [&] { return Remove(500, 100); }, Removing(500, 100));
+    Publish(
+        "load", [&] { return storage_->Load(folder_ / "dump", nullptr).status(); },
+        [&](Rows* rows) {
+          for (const auto& [key, value] : dumped) (*rows)[key] = value;
+        });
+    Call(
+        "update", [&] { return Update(0, 800); }, Adding(0, 800));
+    Publish("compact", [&] { return storage_->Compact(); }, {});
+    Call(
+        "update", [&] { return Update(700, 800); }, Adding(700, 800));
+    Publish("close", [&] { return Close(); }, {});
+    Call("open", [&] { return Open(); }, {});
+    CHECK(Found(*table_) == rows_);
+    Call(
+        "assign", [&] { return Assign(0, kKeys, 9); }, Setting(0, kKeys, 9));
+    Publish("close", [&] { return Close(); }, {});
+    faults_->Mend();
+    REQUIRE(Open().ok());
+    CHECK(Found(*table_) == rows_);
+    CHECK(table_->size() == rows_.size());
+    REQUIRE(Close().ok());
+    return faults_->hit;
+  }
+
+ private:
+  using Effect = std::function<void(Rows*)>;
+
+  static Effect Setting(Key first, size_t n, float value) {
+    return [=](Rows* rows) {
+      for (Key key = first; key < first + n; ++key) (*rows)[key] = value;
+    };
+  }
+  static Effect Adding(Key first, size_t n) {
+    return [=](Rows* rows) {
+      for (Key key = first; key < first + n; ++key) (*rows)[key] += 1;
+    };
+  }
+  static Effect Removing(Key first, size_t n) {
+    return [=](Rows* rows) {
+      for (Key key = first; key < first + n; ++key) rows->erase(key);
+    };
+  }
+
+  Status Open() {
+    StorageOptions options;
+    options.path = folder_ / "storage";
+    options.cache_bytes = uint64_t{1} << 20;
+    options.write_through = mode_.write_through;
+    if (!mode_.spills) options.spill_rows = 0;
+    options.open_database = FailingDatabase::Over(RowDatabase::Open, faults_);
+    auto storage = Storage::Open(options);
+    if (!storage.ok()) return storage.status();
+    auto table = TableIn(*storage.value());
+    if (!table.ok()) return table.status();
+    storage_ = std::move(storage.value());
+    table_ = std::move(table.value());
+    return Status();
+  }
+  Status Close() {
+    Status status = storage_->Close();
+    if (!status.ok()) return status;
+    table_.reset();
+    storage_.reset();
+    return status;
+  }
+  static Result<std::shared_ptr<Table>> TableIn(Storage& storage) {
+    TableConfig config;
+    config.dim = kDim;
+    config.initializer = "constant";
+    config.initializer_a = 0;
+    return storage.OpenTable(config, "", {}, std::nullopt);
+  }
+  static std::vector<Key> Keys(Key first, size_t n) {
+    std::vector<Key> keys(n);
+    std::iota(keys.begin(), keys.end(), first);
+    return keys;
+  }
+  Status Assign(Key first, size_t n, float value) {
+    const std::vector<float> rows(n * kDim, value);
+    return table_->Assign(Keys(first, n).data(), n, rows.data(), ProcessPool());
+  }
+  Status Remove(Key first, size_t n) {
+    return table_->Remove(Keys(first, n).data(), n, ProcessPool()).status();
+  }
+  Status Update(Key first, size_t n) {
+    const std::vector<float> gradients(n * kDim, -1.0f);
+    const auto sgd = Value(MakeRowOptimizer("sgd", {{"learning_rate", 1.0}}));
+    return table_->Update(Keys(first, n).data(), n, gradients.data(), "sgd", *sgd, {},
+                          ProcessPool());
+  }
+  // A path where nothing is.
+  std::string Fresh(const std::string& name) {
+    const std::string path = folder_ / name;
+    fs::remove_all(path);
+    return path;
+  }
+
+  static Rows Found(Table& table) {
+    const std::vector<Key> keys = Keys(0, kKeys);
+    std::vector<RowMeta> metas(kKeys);
+    std::vector<uint8_t> exists(kKeys);
+    std::vector<float> floats(kKeys * kDim);
+    const Status read =
+        table.ReadMeta(keys.data(), kKeys, metas.data(), exists.data(), ProcessPool());
+    REQUIRE_MESSAGE(read.ok(), read.message());
+    const Status seen = table.Lookup(keys.data(), kKeys, false, floats.data(), ProcessPool());
+    REQUIRE_MESSAGE(seen.ok(), seen.message());
+    Rows rows;
+    bool whole = true;
+    for (size_t i = 0; i < kKeys; ++i) {
+      if (exists[i] == 0) continue;
+      rows[keys[i]] = floats[i * kDim];
+      const auto row = floats.begin() + static_cast<int64_t>(i * kDim);
+      whole = whole && std::count(row, row + kDim, *row) == kDim;
+    }
+    REQUIRE(whole);
+    return rows;
+  }
+  // What is in the folder, as if the process had been killed now.
+  Rows Stored() {
+    // RocksDB may remove a file meanwhile, which it does not need.
+    std::error_code gone;
+    std::string copy;
+    do {
+      copy = Fresh("killed");
+      fs::copy(folder_ / "storage", copy, fs::copy_options::recursive, gone);
+    } while (gone == std::errc::no_such_file_or_directory);
+    REQUIRE_FALSE(gone);
+    StorageOptions options;
+    options.path = copy;
+    const auto storage = Value(Storage::Open(options));
+    auto table = TableIn(*storage);
+    const Rows rows = Found(*Value(std::move(table)));
+    REQUIRE(storage->Close().ok());
+    return rows;
+  }
+
+  void Publish(const char* name, const std::function<Status()>& call, const Effect& effect) {
+    Call(name, call, effect);
+    promised_ = rows_;
+  }
+  // Makes a call. If it fails, its rows are as before or as after it, on disk too as far as that
+  // was promised; then the fault is mended, and the call is repeated unless it has happened.
+  void Call(const char* name, const std::function<Status()>& call, const Effect& effect) {
+    CAPTURE(name);
+    Rows after = rows_;
+    if (effect) effect(&after);
+    Status status = call();
+    if (status.ok()) {
+      rows_ = std::move(after);
+      if (mode_.write_through) promised_ = rows_;
+      return;
+    }
+    CAPTURE(status.message());
+    CHECK(Contains(status, "planted"));
+    CHECK(Contains(status, folder_ / ""));
+    REQUIRE(faults_->hit);
+    faults_->Mend();
+    if (storage_ == nullptr) {  // it was opening, or could not close
+      REQUIRE(call().ok());
+      CHECK(Found(*table_) == rows_);
+      return;
+    }
+    const Rows stored = Stored();
+    CHECK((stored == promised_ || stored == rows_ || stored == after));
+    const Rows found = Found(*table_);
+    const bool changed = Contains(status, "the rows are changed and kept");
+    REQUIRE((found == rows_ || found == after));
+    if (changed) CHECK(found == after);
+    const bool happened = found == after && found != rows_;
+    if (happened) {
+      rows_ = std::move(after);
+    } else {
+      REQUIRE(call().ok());
+      rows_ = std::move(after);
+    }
+    if (storage_ == nullptr) return;  // closed by now
+    CHECK(Found(*table_) == rows_);
+    REQUIRE(storage_->Flush().ok());
+    promised_ = rows_;
+    CHECK(Stored() == rows_);
+  }
+
+  const Mode mode_;
+  const TestFolder folder_;
+  const std::shared_ptr<PlantedFaults> faults_ = std::make_shared<PlantedFaults>();
+  std::shared_ptr<Storage> storage_;
+  std::shared_ptr<Table> table_;
+  Rows rows_;      // as the calls that returned have left them
+  Rows promised_;  // what must survive the process
+};
+
+}  // namespace
+
+TEST_CASE(
+    "a database that fails at any call loses no promised row, and goes on once it is mended") {
+  int64_t failed = 0;
+  for (const bool write_through : {false, true}) {
+    for (const bool last : {false, true}) {
+      for (int64_t first = 0;; ++first) {
+        // Both of these by turns: each place meets either over the modes.
+        const Mode mode{write_through, last, (first + last) % 2 == 0, (first / 2) % 2 == 0};
+        CAPTURE(write_through);
+        CAPTURE(last);
+        CAPTURE(mode.happened);
+        CAPTURE(mode.spills);
+        CAPTURE(first);
+        if (!Run(mode, first).Go()) break;
+        ++failed;
+      }
+    }
+  }
+  MESSAGE(failed, " calls failed");
+  CHECK(failed > 50);
+}
+
+}  // namespace sok
