@@ -5,15 +5,26 @@
 
 namespace sok {
 
+namespace {
+
+uint32_t SystemSeconds() {
+  using std::chrono::duration_cast, std::chrono::seconds, std::chrono::system_clock;
+  return static_cast<uint32_t>(
+      duration_cast<seconds>(system_clock::now().time_since_epoch()).count());
+}
+
+}  // namespace
+
 Expiry::Expiry(uint32_t ttl, std::function<uint32_t()> now) : ttl_(ttl), now_(std::move(now)) {}
 
 uint32_t Expiry::Now() const {
   const uint32_t fixed = fixed_.load(std::memory_order_relaxed);
   if (fixed != 0) return fixed;
-  if (now_) return now_();
-  using std::chrono::duration_cast, std::chrono::seconds, std::chrono::system_clock;
-  return static_cast<uint32_t>(
-      duration_cast<seconds>(system_clock::now().time_since_epoch()).count());
+  const uint32_t now = now_ ? now_() : SystemSeconds();
+  uint32_t latest = latest_.load(std::memory_order_relaxed);
+  while (latest < now && !latest_.compare_exchange_weak(latest, now)) {
+  }
+  return std::max(latest, now);
 }
 
 }  // namespace sok

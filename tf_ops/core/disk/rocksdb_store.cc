@@ -216,7 +216,6 @@ Status RocksdbStore::GatherAs(const Key* keys, size_t n, T* out, const GatherOpt
                               const ParallelFor& parallel_for) {
   const uint32_t* const places = options.places;
   const auto place = [places](size_t i) -> size_t { return places == nullptr ? i : places[i]; };
-  if (Status status = FollowClock(); !status.ok()) return status;
   const uint32_t now = core_->expiry->Now();
   const std::vector<uint32_t> rest =
       FindCached(keys, n, options.given, dim_, now, parallel_for,
@@ -261,7 +260,6 @@ Status RocksdbStore::Gather(const Key* keys, size_t n, BFloat16* out, const Gath
 
 Result<std::vector<uint32_t>> RocksdbStore::Missing(const Key* keys, size_t n,
                                                     const ParallelFor& parallel_for) {
-  if (Status status = FollowClock(); !status.ok()) return status;
   const uint32_t now = core_->expiry->Now();
   const std::vector<uint32_t> rest =
       FindCached(keys, n, /*given=*/nullptr, 0, now, parallel_for, [](size_t, const float*) {});
@@ -282,7 +280,6 @@ Result<std::vector<uint32_t>> RocksdbStore::Missing(const Key* keys, size_t n,
 
 Status RocksdbStore::ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
                               const ParallelFor& parallel_for) {
-  if (Status status = FollowClock(); !status.ok()) return status;
   std::vector<uint32_t> all(n);
   std::iota(all.begin(), all.end(), 0);
   return ForEachRest(keys, all, core_->expiry->Now(), parallel_for,

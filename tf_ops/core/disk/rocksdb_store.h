@@ -280,10 +280,6 @@ class RocksdbStore final : public RowStore {
                      const ParallelFor& parallel_for);
   // Leaves rows that have expired out of size() before they keep new ones out.
   Status CountAnew(size_t added, uint64_t max_rows, uint32_t now);
-  // Where the clock is behind the last count, which has left out rows that are alive by it, counts
-  // those of the database anew, and drops the cache: somebody has set the clock back, or it was
-  // ahead on another machine.
-  Status FollowClock();
   // Whether size() may count rows that have expired, and it is time to look.
   bool MayHaveExpired(uint32_t now);
 

@@ -257,16 +257,6 @@ class RocksdbStore::FrozenStore final : public Frozen {
   uint64_t size_ = 0;
 };
 
-Status RocksdbStore::FollowClock() {
-  const Expiry& expiry = *core_->expiry;
-  if (expiry.ttl() == 0 || expiry.Now() >= counted_at_) return Status();
-  FrozenStore frozen(this);
-  Status status = frozen.Prepare();
-  // The cache may have rows that the database has removed since, as they had expired.
-  if (status.ok()) DropCache(frozen.size(), frozen.now());
-  return status;
-}
-
 Result<std::unique_ptr<RowStore::Frozen>> RocksdbStore::Freeze() {
   auto frozen = std::make_unique<FrozenStore>(this);
   Status status = frozen->Prepare();

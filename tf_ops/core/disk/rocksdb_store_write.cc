@@ -65,7 +65,6 @@ Status RocksdbStore::CountAnew(size_t added, uint64_t max_rows, uint32_t now) {
 
 Status RocksdbStore::Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
                             const WriteRow& write, const ParallelFor& parallel_for) {
-  if (Status status = FollowClock(); !status.ok()) return status;
   if (Status status = CountAnew(n, max_rows, now); !status.ok()) return status;
   const auto gate = core_->Enter(/*to_write=*/true);
   if (!gate.ok()) return gate.status();
@@ -203,7 +202,6 @@ void RocksdbStore::ReleaseAll(const ShardPartition& partition) {
 Status RocksdbStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
                          const WriteRow& write, const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> writing(write_mu_);
-  if (Status status = FollowClock(); !status.ok()) return status;
   if (Status status = CountAnew(n, max_rows, now); !status.ok()) return status;
   auto call = BeginCall(n);
   if (!call.ok()) return call.status();
@@ -251,7 +249,6 @@ Result<uint64_t> RocksdbStore::Apply(const std::vector<GradientBatch>& batches,
                                      const RowOptimizer& optimizer, const CommitStep& step,
                                      const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> writing(write_mu_);
-  if (Status status = FollowClock(); !status.ok()) return status;
   const ShardPartition& partition = PartitionOf(*this, batches, parallel_for, &apply_partition_);
   auto call = BeginCall(partition.total());
   if (!call.ok()) return call.status();
@@ -374,7 +371,6 @@ Result<std::optional<uint64_t>> RocksdbStore::EraseUnlessReplaced(uint64_t seen,
                                                                   size_t n,
                                                                   const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> writing(write_mu_);
-  if (Status status = FollowClock(); !status.ok()) return status;
   auto call = BeginCall(n);
   if (!call.ok()) return call.status();
   if (replacements_ != seen) return std::optional<uint64_t>();

@@ -2,12 +2,13 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <functional>
+#include <filesystem>
 #include <numeric>
 #include <optional>
 #include <random>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/base/test_folder.h"
@@ -30,10 +31,7 @@ class CountingTable {
     options.ttl = kTtl;
     options.cache_bytes = uint64_t{1} << 20;
     options.write_through = write_through;
-    options.now = [this] {
-      if (before_asking) before_asking();
-      return now;
-    };
+    options.now = [this] { return now; };
     storage_ = Value(Storage::Open(options));
     TableConfig config;
     config.dim = kDim;
@@ -42,11 +40,11 @@ class CountingTable {
     table_ = Value(storage_->OpenTable(config, "", {}, std::nullopt));
   }
 
-  void Update(const std::vector<Key>& keys) {
+  void Update(const std::vector<Key>& keys, const ParallelFor& parallel_for = ProcessPool()) {
     const std::vector<float> gradients(keys.size() * kDim, -1.0f);
     const auto sgd = Value(MakeRowOptimizer("sgd", {{"learning_rate", 1.0}}));
     REQUIRE(
-        table_->Update(keys.data(), keys.size(), gradients.data(), "sgd", *sgd, {}, ProcessPool())
+        table_->Update(keys.data(), keys.size(), gradients.data(), "sgd", *sgd, {}, parallel_for)
             .ok());
   }
   // The counts of rows; a row whose floats differ from each other fails the test.
@@ -72,7 +70,6 @@ class CountingTable {
   }
 
   uint32_t now = 1'700'000'000;
-  std::function<void()> before_asking;  // for the time; null: nothing
 
  private:
   const TestFolder folder_;
@@ -117,17 +114,17 @@ TEST_CASE("rows that live on after a count has left them out are counted again")
     const std::vector<Key> keys = Range(0, 500);
     table.Update(keys);
     table.now += kTtl - 1;
-    // The rows expire, and are counted, when the update has found all of them alive.
-    int asked = 0;
-    table.before_asking = [&] {
-      if (++asked != 4) return;
-      ++table.now;
-      table.Compact();
-      CHECK(table.size() == 0);
-    };
-    table.Update(keys);
-    REQUIRE(asked > 4);
-    table.before_asking = nullptr;
+    // The rows expire, and are counted, when the update has asked for the time.
+    bool counted = false;
+    table.Update(keys, [&](int64_t n, int64_t cost, const auto& fn) {
+      if (!std::exchange(counted, true)) {
+        ++table.now;
+        table.Compact();
+        CHECK(table.size() == 0);
+      }
+      ProcessPool()(n, cost, fn);
+    });
+    REQUIRE(counted);
     CHECK(table.size() == 500);
     table.now += kTtl - 1;
     CHECK(table.Look(keys) == std::vector<float>(keys.size(), 2.0f));
@@ -140,42 +137,91 @@ TEST_CASE("rows that live on after a count has left them out are counted again")
   }
 }
 
-TEST_CASE("a clock that is set back makes rows live on, and size() follows it") {
+TEST_CASE("what has expired once stays so when the clock is set back, and size() says so") {
   for (const bool write_through : {false, true}) {
     for (const uint32_t back : {1u, 50u, 4u * 365 * 86400}) {
-      CAPTURE(write_through);
-      CAPTURE(back);
-      CountingTable table(write_through);
-      const std::vector<Key> keys = Range(0, 500), others = Range(500, 100);
-      table.Update(keys);
-      table.now += kTtl;
-      CHECK(table.Count() == 0);
-      const bool compacted = write_through == (back == 1);
-      if (compacted) table.Compact();  // which removes what has expired
-      const uint64_t live = compacted ? 0 : 500;
-      table.now -= back;
-      SUBCASE("removed") {
-        CHECK(table.Remove(keys) == live);
-        CHECK(table.size() == 0);
-        table.Update(others);
-        CHECK(table.size() == 100);
-      }
-      SUBCASE("updated") {
+      for (const bool compacted : {false, true}) {
+        CAPTURE(write_through);
+        CAPTURE(back);
+        CAPTURE(compacted);
+        CountingTable table(write_through);
+        const std::vector<Key> keys = Range(0, 500), others = Range(500, 100);
         table.Update(keys);
-        CHECK(table.size() == 500);
-        CHECK(table.Look(keys) == std::vector<float>(keys.size(), compacted ? 1.0f : 2.0f));
-        // They live as long as by the clock that is right now.
         table.now += kTtl;
         CHECK(table.Count() == 0);
+        if (compacted) table.Compact();
+        table.now -= back;
+        if (compacted) table.Compact();
         CHECK(table.Look(keys) == std::vector<float>(keys.size(), 0.0f));
-      }
-      SUBCASE("left alone") {
+        SUBCASE("removed") {
+          CHECK(table.Remove(keys) == 0);
+          CHECK(table.size() == 0);
+          table.Update(others);
+          CHECK(table.size() == 100);
+          CHECK(table.Count() == 100);
+        }
+        SUBCASE("updated") {
+          table.Update(keys);
+          CHECK(table.size() == 500);
+          CHECK(table.Look(keys) == std::vector<float>(keys.size(), 1.0f));
+          CHECK(table.Count() == 500);
+          CHECK(table.Remove(keys) == 500);
+          CHECK(table.size() == 0);
+        }
+        // Once the clock has caught up, time goes on.
         table.Update(others);
-        CHECK(table.size() == live + 100);
-        CHECK(table.Remove(others) == 100);
-        CHECK(table.Count() == live);
+        table.now += back + kTtl - 1;
+        CHECK(table.Count() == 100);
+        ++table.now;
+        CHECK(table.Count() == 0);
       }
     }
+  }
+}
+
+TEST_CASE("a journal from before a clock was set back is counted when it is taken in") {
+  const TestFolder folder;
+  uint32_t now = 1000;
+  const auto open = [&](const std::string& name, bool read_only) {
+    StorageOptions options;
+    options.path = folder / name;
+    options.ttl = kTtl;
+    options.read_only = read_only;
+    options.write_through = !read_only;
+    options.now = [&now] { return now; };
+    return Value(Storage::Open(options));
+  };
+  TableConfig config;
+  config.dim = 2;
+  const auto table_in = [&](const std::shared_ptr<Storage>& storage) {
+    return Value(storage->OpenTable(config, "", {}, std::nullopt));
+  };
+  const std::vector<Key> keys = Range(0, 300);
+  const std::vector<float> rows(keys.size() * 2, 1.0f);
+  {
+    const auto storage = open("storage", false);
+    REQUIRE(table_in(storage)->Assign(keys.data(), 10, rows.data(), SerialFor).ok());
+    now = 1000 + 3 * kTtl;
+    REQUIRE(storage->Compact().ok());
+    REQUIRE(storage->Close().ok());
+  }
+  now = 1000 + kTtl;  // by the clock of another machine
+  const auto storage = open("storage", false);
+  const auto table = table_in(storage);
+  REQUIRE(table->Assign(keys.data(), 300, rows.data(), SerialFor).ok());
+  CHECK(table->size() == 300);
+  const auto copy = [&](const std::string& name) {
+    std::filesystem::copy(folder / "storage", folder / name);  // as if it had been killed
+    return name;
+  };
+  for (const bool read_only : {true, false}) {
+    CAPTURE(read_only);
+    now = 1000 + kTtl;
+    CHECK(table_in(open(copy(read_only ? "reader" : "writer"), read_only))->size() == 300);
+    now = 1000 + 3 * kTtl;
+    const auto late = open(copy(read_only ? "late reader" : "late writer"), read_only);
+    CHECK(table_in(late)->size() == 0);
+    CHECK(Value(late->Survey(0)).rows == 0);
   }
 }
 

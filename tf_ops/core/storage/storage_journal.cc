@@ -76,6 +76,9 @@ Result<NamedValues> Describe(const Database& database, const JournalReader& jour
     if (before != groups.value().end()) {
       rows += static_cast<int64_t>(before->second.rows);
       counted_at = before->second.counted_at;
+      // The clock was set back between the two, so that the journal may have rows which had expired
+      // at that count: whoever opens the group counts its rows.
+      if (group.value().counted_at < counted_at) counted_at = UINT32_MAX;
     }
     group.value().rows = static_cast<uint64_t>(std::max<int64_t>(0, rows));
     group.value().counted_at = counted_at;
