@@ -7,6 +7,11 @@ Status DamagedRow(int group, Key key, const std::string& path) {
                                      std::to_string(group) + " of '" + path + "' is damaged");
 }
 
+Status Database::ForEach(int group, const Visit& fn) const {
+  auto view = Look(group);
+  return view.ok() ? view.value()->ForEach(fn) : view.status();
+}
+
 Status Database::PublishJournal(const JournalReader& journal, const Meta& meta) {
   const auto publication = StartPublication();
   std::string value;

@@ -56,9 +56,18 @@ class Database {
   virtual Status Read(const RowKey* keys, size_t n, const Found& found) const = 0;
   // Calls found(i, value) for those of the keys that are published, whatever is newer.
   virtual Status ReadPublished(const RowKey* keys, size_t n, const Found& found) const = 0;
-  // Calls fn for the rows of a group, the newest ones, ascending by key; group -1: of all groups.
+  // The rows of a group as they are now, for as long as this lives, whatever removes expired ones
+  // meanwhile; group -1: of all groups. Nothing may be written meanwhile.
   using Visit = std::function<Status(int group, Key key, std::string_view value)>;
-  virtual Status ForEach(int group, const Visit& fn) const = 0;
+  class View {
+   public:
+    virtual ~View() = default;
+    // Calls fn for the newest version of each row, ascending by key.
+    virtual Status ForEach(const Visit& fn) = 0;
+  };
+  virtual Result<std::unique_ptr<View>> Look(int group) const = 0;
+  // The same once, and fn may write.
+  Status ForEach(int group, const Visit& fn) const;
   // The named values that begin with a prefix.
   virtual Result<std::map<std::string, std::string>> ReadMeta(const std::string& prefix) const = 0;
 

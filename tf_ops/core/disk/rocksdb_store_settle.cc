@@ -217,6 +217,11 @@ class RocksdbStore::FrozenStore final : public Frozen {
   Status Prepare() {
     if (Status status = store_.core_->CheckOpen(); !status.ok()) return status;
     if (Status status = store_.Settle(); !status.ok()) return status;
+    auto view = store_.core_->database->Look(store_.group_);
+    if (!view.ok()) return view.status();
+    view_ = std::move(view.value());
+    // Not before: rows that the view has not, as they have expired, must have expired by this time.
+    now_ = store_.core_->expiry->Now();
     return Visit([this](Key, const RowValue&) { ++size_; });
   }
   uint64_t size() const override { return size_; }
@@ -240,24 +245,28 @@ class RocksdbStore::FrozenStore final : public Frozen {
   template <typename Fn>
   Status Visit(const Fn& fn) const {
     const Expiry& expiry = *store_.core_->expiry;
-    return store_.core_->database->ForEach(
-        store_.group_, [&](int, Key key, std::string_view bytes) {
-          RowValue value;
-          if (!value.Parse(bytes, store_.dim_)) {
-            return DamagedRow(store_.group_, key, store_.core_->path);
-          }
-          if (!expiry.Expired(value.header.meta.update_time, now_)) fn(key, value);
-          return Status();
-        });
+    return view_->ForEach([&](int, Key key, std::string_view bytes) {
+      RowValue value;
+      if (!value.Parse(bytes, store_.dim_)) {
+        return DamagedRow(store_.group_, key, store_.core_->path);
+      }
+      if (!expiry.Expired(value.header.meta.update_time, now_)) fn(key, value);
+      return Status();
+    });
   }
 
   RocksdbStore& store_;
   const std::unique_lock<SharedMutex> gate_;
-  const uint32_t now_ = store_.core_->expiry->Now();
+  std::unique_ptr<Database::View> view_;
+  uint32_t now_ = 0;
   uint64_t size_ = 0;
 };
 
 Result<std::unique_ptr<RowStore::Frozen>> RocksdbStore::Freeze() {
+  // What an error of the disk has left is mended here.
+  if (const auto entrance = core_->Enter(/*to_write=*/false); !entrance.ok()) {
+    return entrance.status();
+  }
   auto frozen = std::make_unique<FrozenStore>(this);
   Status status = frozen->Prepare();
   if (!status.ok()) return status;

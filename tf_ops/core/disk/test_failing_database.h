@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -19,6 +20,7 @@ struct PlantedFaults {
   std::atomic<int64_t> calls{0};
   std::atomic<bool> hit{false};
   std::atomic<bool> mended{false};
+  std::function<void(Database*)> before_look;  // that is, before all rows are read; null: nothing
 
   bool Next() {
     const int64_t call = calls++;
@@ -53,7 +55,10 @@ class FailingDatabase final : public Database {
   Status ReadPublished(const RowKey* keys, size_t n, const Found& found) const override {
     return inner_->ReadPublished(keys, n, found);
   }
-  Status ForEach(int group, const Visit& fn) const override { return inner_->ForEach(group, fn); }
+  Result<std::unique_ptr<View>> Look(int group) const override {
+    if (faults_->before_look) faults_->before_look(inner_.get());
+    return inner_->Look(group);
+  }
   Result<std::map<std::string, std::string>> ReadMeta(const std::string& prefix) const override {
     return inner_->ReadMeta(prefix);
   }

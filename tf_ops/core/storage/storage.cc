@@ -83,7 +83,7 @@ Status Describe(Database* database, const Expiry& expiry, uint64_t id,
   const auto before = FlatJson::Parse(description);
   uint32_t ttl = 0;
   if (before.has_value() && (!before->Get("/ttl", &ttl) || ttl != expiry.ttl())) {
-    auto counted = CountAllGroups(*database, expiry, expiry.Now());
+    auto counted = CountAllGroups(*database, expiry);
     if (!counted.ok()) return counted.status();
     values = std::move(counted.value());
   }
@@ -110,6 +110,7 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
   // What the folder says of itself is read before rows can expire.
   std::optional<uint32_t> ttl = options.ttl;
   std::string description;
+  uint32_t folder_ttl = ttl.value_or(0);  // by which its rows were counted
   const Database::Opener open_database =
       options.open_database ? options.open_database : RowDatabase::Open;
   auto core = std::make_shared<StorageCore>(0, nullptr, options.cache_bytes);
@@ -137,6 +138,7 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
                              std::to_string(format) + " in '" + options.path +
                              "'; a newer sok-embed made it");
     }
+    folder_ttl = stored_ttl;
     if (ttl.has_value()) {
       core->other_ttl = options.read_only && stored_ttl != *ttl;
       break;
@@ -152,7 +154,7 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
   if (spill.ok()) core->spill = std::move(spill.value());
   core->id = IdIn(description);
   auto next_segment =
-      TakeInJournal(core->database.get(), *core->expiry, core->id, options.read_only);
+      TakeInJournal(core->database.get(), Expiry(folder_ttl, nullptr), core->id, options.read_only);
   if (!next_segment.ok()) return next_segment.status();
   if (!options.read_only) {
     RemoveUnfinishedCheckpoints(options.path);

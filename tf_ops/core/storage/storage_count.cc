@@ -6,24 +6,27 @@
 #include <string>
 #include <utility>
 
-#include "core/disk/group_meta.h"
-
 namespace sok {
 
-Result<uint64_t> CountLive(const Database& database, int group, const Expiry& expiry,
-                           uint32_t now) {
+Status CountLive(const Database& database, int group, const Expiry& expiry, GroupMeta* meta) {
+  auto view = database.Look(group);
+  if (!view.ok()) return view.status();
+  // Not before: rows that the view has not, as they have expired, must have expired by this time.
+  const uint32_t now = expiry.Now();
   uint64_t rows = 0;
-  Status status = database.ForEach(group, [&](int, Key, std::string_view bytes) {
+  Status status = view.value()->ForEach([&](int, Key, std::string_view bytes) {
     RowHeader header = {};
     std::memcpy(&header, bytes.data(), std::min(bytes.size(), sizeof(header)));
     rows += !expiry.Expired(header.meta.update_time, now);
     return Status();
   });
   if (!status.ok()) return status;
-  return rows;
+  meta->rows = rows;
+  meta->counted_at = now;
+  return status;
 }
 
-Result<NamedValues> CountAllGroups(const Database& database, const Expiry& expiry, uint32_t now) {
+Result<NamedValues> CountAllGroups(const Database& database, const Expiry& expiry) {
   auto stored = database.ReadMeta(kGroupMetaPrefix);
   if (!stored.ok()) return stored.status();
   NamedValues described;
@@ -31,10 +34,8 @@ Result<NamedValues> CountAllGroups(const Database& database, const Expiry& expir
     auto meta = GroupMeta::FromJson(json);
     if (!meta.ok()) return meta.status();
     const int group = std::atoi(name.c_str() + sizeof(kGroupMetaPrefix) - 1);
-    auto rows = CountLive(database, group, expiry, now);
-    if (!rows.ok()) return rows.status();
-    meta.value().rows = rows.value();
-    meta.value().counted_at = now;
+    Status status = CountLive(database, group, expiry, &meta.value());
+    if (!status.ok()) return status;
     described[name] = meta.value().ToJson();
   }
   return described;

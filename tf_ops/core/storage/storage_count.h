@@ -1,18 +1,18 @@
 // How many rows the groups of a database have. Included by the sources of Storage only.
 #pragma once
 
-#include <cstdint>
-
 #include "core/base/expiry.h"
 #include "core/base/status.h"
 #include "core/disk/database.h"
+#include "core/disk/group_meta.h"
 
 namespace sok {
 
-// The rows of a group that have not expired at `now`, by a walk over all of them.
-Result<uint64_t> CountLive(const Database& database, int group, const Expiry& expiry, uint32_t now);
+// Counts the rows of a group that have not expired, by a walk over all of them, and notes in `meta`
+// how many there are and when that was.
+Status CountLive(const Database& database, int group, const Expiry& expiry, GroupMeta* meta);
 
 // The descriptions of all groups that the database has, with their rows counted anew.
-Result<NamedValues> CountAllGroups(const Database& database, const Expiry& expiry, uint32_t now);
+Result<NamedValues> CountAllGroups(const Database& database, const Expiry& expiry);
 
 }  // namespace sok

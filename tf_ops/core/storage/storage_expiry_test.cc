@@ -14,6 +14,8 @@
 #include "core/base/test_folder.h"
 #include "core/base/test_result.h"
 #include "core/base/thread_pool.h"
+#include "core/disk/rocksdb/row_database.h"
+#include "core/disk/test_failing_database.h"
 #include "core/storage/storage.h"
 
 namespace sok {
@@ -179,6 +181,56 @@ TEST_CASE("what has expired once stays so when the clock is set back, and size()
   }
 }
 
+TEST_CASE("rows that expire, and are removed, while all are read are read, or not counted") {
+  const TestFolder folder;
+  uint32_t now = 1000;
+  const auto faults = std::make_shared<PlantedFaults>();
+  Database* database = nullptr;
+  StorageOptions options;
+  options.path = folder / "storage";
+  options.ttl = kTtl;
+  options.now = [&now] { return now; };
+  options.open_database = [&](const Database::Options& given) {
+    auto opened = FailingDatabase::Over(RowDatabase::Open, faults)(given);
+    if (opened.ok()) database = opened.value().get();
+    return opened;
+  };
+  const auto storage = Value(Storage::Open(options));
+  TableConfig config;
+  config.dim = 2;
+  const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  const std::vector<Key> keys = Range(0, 1000);
+  const std::vector<float> rows(keys.size() * 2, 1.0f);
+  REQUIRE(table->Assign(keys.data(), 500, rows.data(), SerialFor).ok());
+  now += kTtl / 2;
+  REQUIRE(table->Assign(keys.data() + 500, 500, rows.data(), SerialFor).ok());
+  REQUIRE(storage->Flush().ok());
+  const auto expire_half = [&] {
+    now = 1000 + kTtl;
+    REQUIRE(database->Compact().ok());
+  };
+  SUBCASE("after they were counted") {
+    const auto snapshot = Value(table->Freeze());
+    REQUIRE(snapshot.size() == 1000);
+    expire_half();
+    std::vector<Key> found(1000);
+    std::vector<float> floats(2000);
+    REQUIRE(snapshot.Write(found.data(), floats.data(), nullptr, nullptr).ok());
+    CHECK(found == keys);
+    CHECK(floats == rows);
+  }
+  SUBCASE("before they are counted") {
+    faults->before_look = [&](Database*) {
+      faults->before_look = nullptr;
+      expire_half();
+    };
+    CHECK(Value(table->Freeze()).size() == 500);
+  }
+  CHECK(Value(table->Freeze()).size() == 500);
+  CHECK(Value(table->Remove(keys.data(), 1000, SerialFor)) == 500);
+  CHECK(table->size() == 0);
+}
+
 TEST_CASE("a journal from before a clock was set back is counted when it is taken in") {
   const TestFolder folder;
   uint32_t now = 1000;
@@ -222,6 +274,15 @@ TEST_CASE("a journal from before a clock was set back is counted when it is take
     const auto late = open(copy(read_only ? "late reader" : "late writer"), read_only);
     CHECK(table_in(late)->size() == 0);
     CHECK(Value(late->Survey(0)).rows == 0);
+  }
+  // The process has caught up with the time of that count, and has counted, when it is killed.
+  now = 1000 + 3 * kTtl;
+  CHECK(Value(table->Freeze()).size() == 0);
+  REQUIRE(table->Assign(keys.data(), 20, rows.data(), SerialFor).ok());
+  for (const bool read_only : {true, false}) {
+    const auto last = open(copy(read_only ? "last reader" : "last writer"), read_only);
+    CHECK(table_in(last)->size() == 20);
+    CHECK(Value(last->Survey(0)).rows == 20);
   }
 }
 

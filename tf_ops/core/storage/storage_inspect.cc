@@ -114,13 +114,9 @@ Result<Database::DiskUse> Storage::disk_use() {
 
 Status Storage::CountIfOutdated(int group, GroupMeta* meta) const {
   const Expiry& expiry = *core_->expiry;
-  const uint32_t now = expiry.Now();
-  if (!core_->other_ttl && (expiry.ttl() == 0 || meta->counted_at <= now)) return Status();
-  auto rows = CountLive(*core_->database, group, expiry, now);
-  if (!rows.ok()) return rows.status();
-  meta->rows = rows.value();
-  meta->counted_at = now;
-  return Status();
+  const bool ahead = expiry.ttl() > 0 && meta->counted_at > expiry.Now();
+  if (!core_->other_ttl && !ahead) return Status();
+  return CountLive(*core_->database, group, expiry, meta);
 }
 
 Status Storage::CountRows() {
@@ -132,14 +128,11 @@ Status Storage::CountRows() {
   if (Status status = Ready(); !status.ok()) return status;
   auto groups = GroupsAtRest();
   if (!groups.ok()) return groups.status();
-  const uint32_t now = core_->expiry->Now();
   Database::Meta counts;
   for (auto& [number, meta] : groups.value()) {
     if (groups_.count(number) != 0) continue;
-    auto rows = CountLive(*core_->database, number, *core_->expiry, now);
-    if (!rows.ok()) return rows.status();
-    meta.rows = rows.value();
-    meta.counted_at = now;
+    Status status = CountLive(*core_->database, number, *core_->expiry, &meta);
+    if (!status.ok()) return status;
     counts[GroupMetaName(number)] = meta.ToJson();
   }
   Status status = core_->database->WritePublished({}, counts, /*sync=*/true);

@@ -23,6 +23,7 @@ Status CountAdded(const Database& database, const JournalReader& journal, const 
   const std::vector<JournalReader::Place>& places = journal.places();
   std::vector<RowKey> keys;
   std::vector<char> present;
+  std::string value;
   for (size_t first = 0; first < places.size(); first += kReadTogether) {
     const size_t n = std::min(kReadTogether, places.size() - first);
     keys.clear();
@@ -38,7 +39,19 @@ Status CountAdded(const Database& database, const JournalReader& journal, const 
     });
     if (!status.ok()) return status;
     for (size_t i = 0; i < n; ++i) {
-      (*added)[RowKey::Group(keys[i].view())] += (places[first + i].size > 0) - present[i];
+      const int number = RowKey::Group(keys[i].view());
+      bool counted = places[first + i].size > 0;
+      const auto group = groups.find(number);
+      if (counted && expiry.ttl() > 0 && group != groups.end()) {
+        // By a clock that was set back the journal may have rows that had expired at that count.
+        if (status = journal.Read(places[first + i], &value); !status.ok()) return status;
+        RowHeader header;
+        if (value.size() >= sizeof(header)) {
+          std::memcpy(&header, value.data(), sizeof(header));
+          counted = !expiry.Expired(header.meta.update_time, group->second.counted_at);
+        }
+      }
+      (*added)[number] += counted - present[i];
     }
   }
   return Status();
@@ -76,9 +89,6 @@ Result<NamedValues> Describe(const Database& database, const JournalReader& jour
     if (before != groups.value().end()) {
       rows += static_cast<int64_t>(before->second.rows);
       counted_at = before->second.counted_at;
-      // The clock was set back between the two, so that the journal may have rows which had expired
-      // at that count: whoever opens the group counts its rows.
-      if (group.value().counted_at < counted_at) counted_at = UINT32_MAX;
     }
     group.value().rows = static_cast<uint64_t>(std::max<int64_t>(0, rows));
     group.value().counted_at = counted_at;

@@ -194,13 +194,9 @@ Status Storage::PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows&
     return written;
   });
   Database::Meta meta;
-  const uint32_t now = core_->expiry->Now();
   for (auto& [number, group] : *groups) {
     if (!status.ok()) break;
-    auto rows = CountLive(database, number, *core_->expiry, now);
-    status = rows.status();
-    if (rows.ok()) group.rows = rows.value();
-    group.counted_at = now;
+    status = CountLive(database, number, *core_->expiry, &group);
     meta[GroupMetaName(number)] = group.ToJson();
   }
   return status.ok() ? database.Publish(meta) : status;

@@ -406,8 +406,13 @@ Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& par
 
 Status Table::Snapshot::Write(Key* keys, float* embeddings, float* slots,
                               int64_t* update_nums) const {
+  const size_t size = rows_->size();
   size_t i = 0;
-  return rows_->ForEach([&](Key key, RowView row) {
+  const Status status = rows_->ForEach([&](Key key, RowView row) {
+    if (i >= size) {
+      ++i;
+      return;
+    }
     keys[i] = key;
     std::copy_n(row.embedding, dim_, embeddings + i * dim_);
     if (slots != nullptr) {
@@ -416,6 +421,10 @@ Status Table::Snapshot::Write(Key* keys, float* embeddings, float* slots,
     if (update_nums != nullptr) update_nums[i] = row.meta->update_num;
     ++i;
   });
+  if (!status.ok() || i == size) return status;
+  return Status(Code::kInternal, "expected " + std::to_string(size) +
+                                     " rows in what an export reads, found " + std::to_string(i) +
+                                     "; what it has written is of no use");
 }
 
 Result<Table::Snapshot> Table::Freeze() {

@@ -427,39 +427,55 @@ std::unique_ptr<RowDatabase::NewerRows> RowDatabase::IterateNewer() const {
   return std::make_unique<Pending>(handles_->Iterate(WholeRead(), handles_->pending), path_);
 }
 
-Status RowDatabase::ForEach(int group, const Visit& fn) const {
+class RowDatabase::RowView final : public View {
+ public:
+  RowView(const RowDatabase* database, int group)
+      : database_(*database),
+        group_(group),
+        first_(group < 0 ? "" : std::string(1, static_cast<char>(group))),
+        published_(database->handles_->Iterate(WholeRead(), database->handles_->published)),
+        newer_(database->IterateNewer()) {}
+
+  Status ForEach(const Visit& fn) override {
+    published_->Seek(first_);
+    if (newer_ != nullptr) newer_->Seek(first_);
+    while (OldLeft() || NewLeft()) {
+      int order = 1;
+      if (OldLeft()) {
+        order = NewLeft() ? published_->key().compare(SliceOf(newer_->key())) : -1;
+      }
+      const std::string_view key = order < 0 ? ViewOf(published_->key()) : newer_->key();
+      const std::string_view value = order < 0 ? ViewOf(published_->value()) : newer_->value();
+      if (key.size() == RowKey::kBytes && !value.empty()) {
+        Status status = fn(RowKey::Group(key), RowKey::KeyOf(key), value);
+        // What fn does may have the database stuck.
+        if (status.ok()) status = database_.CheckNotStuck();
+        if (!status.ok()) return status;
+      }
+      if (order <= 0) published_->Next();
+      if (order >= 0) newer_->Next();
+    }
+    if (!published_->status().ok()) {
+      return FromRocksdb(published_->status(), "read rows of '" + database_.path() + "'");
+    }
+    return newer_ == nullptr ? Status() : newer_->status();
+  }
+
+ private:
+  bool InGroup(std::string_view key) const { return group_ < 0 || key[0] == first_[0]; }
+  bool OldLeft() const { return published_->Valid() && InGroup(ViewOf(published_->key())); }
+  bool NewLeft() const { return newer_ != nullptr && newer_->Valid() && InGroup(newer_->key()); }
+
+  const RowDatabase& database_;
+  const int group_;
+  const std::string first_;
+  const Handles::Iterator published_;
+  const std::unique_ptr<NewerRows> newer_;
+};
+
+Result<std::unique_ptr<Database::View>> RowDatabase::Look(int group) const {
   if (Status status = CheckNotStuck(); !status.ok()) return status;
-  const Handles& h = *handles_;
-  // What fn does may have the database stuck.
-  const Handles::Iterator published = h.Iterate(WholeRead(), h.published);
-  const std::unique_ptr<NewerRows> newer = IterateNewer();
-  const std::string first = group < 0 ? "" : std::string(1, static_cast<char>(group));
-  published->Seek(first);
-  if (newer != nullptr) newer->Seek(first);
-  const auto in_group = [&](std::string_view key) { return group < 0 || key[0] == first[0]; };
-  const auto old_left = [&] { return published->Valid() && in_group(ViewOf(published->key())); };
-  const auto new_left = [&] {
-    return newer != nullptr && newer->Valid() && in_group(newer->key());
-  };
-  while (old_left() || new_left()) {
-    int order = 1;
-    if (old_left()) {
-      order = new_left() ? published->key().compare(SliceOf(newer->key())) : -1;
-    }
-    const std::string_view key = order < 0 ? ViewOf(published->key()) : newer->key();
-    const std::string_view value = order < 0 ? ViewOf(published->value()) : newer->value();
-    if (key.size() == RowKey::kBytes && !value.empty()) {
-      Status status = fn(RowKey::Group(key), RowKey::KeyOf(key), value);
-      if (status.ok()) status = CheckNotStuck();
-      if (!status.ok()) return status;
-    }
-    if (order <= 0) published->Next();
-    if (order >= 0) newer->Next();
-  }
-  if (!published->status().ok()) {
-    return FromRocksdb(published->status(), "read rows of '" + path_ + "'");
-  }
-  return newer == nullptr ? Status() : newer->status();
+  return std::unique_ptr<View>(std::make_unique<RowView>(this, group));
 }
 
 void RowDatabase::ShowJournal(std::unique_ptr<JournalReader> journal, Meta meta) {

@@ -27,7 +27,7 @@ class RowDatabase final : public Database {
 
   Status Read(const RowKey* keys, size_t n, const Found& found) const override;
   Status ReadPublished(const RowKey* keys, size_t n, const Found& found) const override;
-  Status ForEach(int group, const Visit& fn) const override;
+  Result<std::unique_ptr<View>> Look(int group) const override;
   Result<std::map<std::string, std::string>> ReadMeta(const std::string& prefix) const override;
 
   Status WritePending(const RowBatch& batch) override;
@@ -63,6 +63,7 @@ class RowDatabase final : public Database {
   Status StartPendingAnew();
   Status MakePendingAnew();
   class NewerRows;
+  class RowView;
   // Rows that hide the published ones; null: there are none.
   std::unique_ptr<NewerRows> IterateNewer() const;
 
