@@ -18,19 +18,19 @@ class Expiry {
   // Never goes back: what has expired once may have been removed. Where the clock is set back, this
   // stands still until it has caught up.
   uint32_t Now() const;
-  // Of a row that was last changed at update_time.
+  // Whether a row that was last changed at update_time has expired at `now`.
   bool Expired(uint32_t update_time, uint32_t now) const {
     return ttl_ > 0 && uint64_t{update_time} + ttl_ <= now;
   }
-  // A time for Now to return from here on, for tests, or a later one that was set before; 0: the
-  // clock again.
+  // For tests: from here on Now returns this time, or a later one that was set before. 0 gives the
+  // clock back.
   void SetNow(uint32_t now) { fixed_ = now == 0 ? 0 : std::max<uint32_t>(fixed_, now); }
 
  private:
   const uint32_t ttl_;
   const std::function<uint32_t()> now_;
   std::atomic<uint32_t> fixed_{0};
-  mutable std::atomic<uint32_t> latest_{0};  // that the clock has said
+  mutable std::atomic<uint32_t> latest_{0};  // the latest time that the clock has said
 };
 
 }  // namespace sok

@@ -1,5 +1,5 @@
-// The two kinds of files that dumps need: one that is read at offsets, and one that takes the place
-// of another when it is complete.
+// Two kinds of files: one is read at offsets, the other takes the place of an older file when it is
+// complete.
 #pragma once
 
 #include <cstddef>

@@ -66,7 +66,7 @@ class Database {
     virtual Status ForEach(const Visit& fn) = 0;
   };
   virtual Result<std::unique_ptr<View>> Look(int group) const = 0;
-  // The same once, and fn may write.
+  // Looks once and calls fn for each row of the group. Here fn may write to the database.
   Status ForEach(int group, const Visit& fn) const;
   // The named values that begin with a prefix.
   virtual Result<std::map<std::string, std::string>> ReadMeta(const std::string& prefix) const = 0;
