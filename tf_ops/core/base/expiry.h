@@ -22,6 +22,12 @@ class Expiry {
   bool Expired(uint32_t update_time, uint32_t now) const {
     return ttl_ > 0 && uint64_t{update_time} + ttl_ <= now;
   }
+  // Whether such a row may be removed for good now: not before AllowRemoval, which says that its
+  // folder has this ttl. Opening it may still fail until then.
+  bool MayRemove(uint32_t update_time) const {
+    return removal_allowed_ && Expired(update_time, Now());
+  }
+  void AllowRemoval() { removal_allowed_ = true; }
   // For tests: from here on Now returns this time, or a later one that was set before. 0 gives the
   // clock back.
   void SetNow(uint32_t now) { fixed_ = now == 0 ? 0 : std::max<uint32_t>(fixed_, now); }
@@ -29,6 +35,7 @@ class Expiry {
  private:
   const uint32_t ttl_;
   const std::function<uint32_t()> now_;
+  std::atomic<bool> removal_allowed_{false};
   std::atomic<uint32_t> fixed_{0};
   mutable std::atomic<uint32_t> latest_{0};  // the latest time that the clock has said
 };

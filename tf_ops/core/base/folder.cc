@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <memory>
 
 #include "core/base/file_error.h"
 
@@ -12,13 +13,13 @@ namespace sok {
 
 std::vector<std::string> FilesIn(const std::string& path) {
   std::vector<std::string> names;
-  DIR* folder = opendir(path.c_str());
+  const auto close = [](DIR* folder) { closedir(folder); };
+  const std::unique_ptr<DIR, decltype(close)> folder(opendir(path.c_str()), close);
   if (folder == nullptr) return names;
-  while (const dirent* entry = readdir(folder)) {
+  while (const dirent* entry = readdir(folder.get())) {
     const std::string name = entry->d_name;
     if (name != "." && name != "..") names.push_back(name);
   }
-  closedir(folder);
   return names;
 }
 

@@ -32,8 +32,8 @@ class Database {
   struct Options {
     std::string path;
     bool read_only = false;
-    // Whose expired rows may be removed while files are rewritten. Outlives the database.
-    const Expiry* expiry = nullptr;
+    // Says which rows may be removed while files are rewritten; null: none.
+    std::shared_ptr<const Expiry> expiry;
   };
   // Makes the folder if there is none, but for read_only.
   // Errors: kUnavailable if another process or this one has the folder open, naming the lock;

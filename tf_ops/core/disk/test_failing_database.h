@@ -50,16 +50,18 @@ class FailingDatabase final : public Database {
   }
 
   Status Read(const RowKey* keys, size_t n, const Found& found) const override {
-    return inner_->Read(keys, n, found);
+    return usable_ ? inner_->Read(keys, n, found) : Planted(path());
   }
   Status ReadPublished(const RowKey* keys, size_t n, const Found& found) const override {
-    return inner_->ReadPublished(keys, n, found);
+    return usable_ ? inner_->ReadPublished(keys, n, found) : Planted(path());
   }
   Result<std::unique_ptr<View>> Look(int group) const override {
+    if (!usable_) return Planted(path());
     if (faults_->before_look) faults_->before_look(inner_.get());
     return inner_->Look(group);
   }
   Result<std::map<std::string, std::string>> ReadMeta(const std::string& prefix) const override {
+    if (!usable_) return Planted(path());
     return inner_->ReadMeta(prefix);
   }
 
@@ -82,12 +84,18 @@ class FailingDatabase final : public Database {
   bool has_pending() const override { return inner_->has_pending(); }
 
   Status Recover() override {
-    if (faults_->Next()) return Fail();
+    if (faults_->Next()) {  // RocksDB is closed by then, and was not opened again
+      usable_ = false;
+      return Fail();
+    }
     Status status = inner_->Recover();
-    if (status.ok()) failed_ = false;
+    if (status.ok()) {
+      failed_ = false;
+      usable_ = true;
+    }
     return status;
   }
-  bool usable() const override { return inner_->usable(); }
+  bool usable() const override { return usable_ && inner_->usable(); }
   Status CheckNotStuck() const override { return inner_->CheckNotStuck(); }
   bool failed() const override { return failed_ || inner_->failed(); }
   Status CheckFolder() const override { return inner_->CheckFolder(); }
@@ -172,6 +180,7 @@ class FailingDatabase final : public Database {
   const std::unique_ptr<Database> inner_;
   const std::shared_ptr<PlantedFaults> faults_;
   std::atomic<bool> failed_{false};
+  std::atomic<bool> usable_{true};
   std::atomic<bool> planted_{false};  // whether the last write was to fail
   std::atomic<uint64_t> in_doubt_{0};
   Outcome last_finish_ = Outcome::kByInner;

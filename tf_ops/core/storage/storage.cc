@@ -118,7 +118,7 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
     core = std::make_shared<StorageCore>(ttl.value_or(0), options.now, options.cache_bytes);
     core->path = options.path;
     core->read_only = options.read_only;
-    auto database = open_database({options.path, options.read_only, core->expiry.get()});
+    auto database = open_database({options.path, options.read_only, core->expiry});
     if (!database.ok()) return database.status();
     core->database = std::move(database.value());
     auto stored = core->database->ReadMeta(kStorageName);
@@ -161,6 +161,7 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
     if (core->id == 0) core->id = NewId();
     Status status = Describe(core->database.get(), *core->expiry, core->id, description);
     if (!status.ok()) return status;
+    core->expiry->AllowRemoval();
   }
   if (options.write_through && !options.read_only) {
     core->journal = std::make_unique<Journal>(options.path, core->id, next_segment.value(),

@@ -286,6 +286,100 @@ TEST_CASE("a journal from before a clock was set back is counted when it is take
   }
 }
 
+TEST_CASE("an open that fails removes no rows by the TTL that it was to set") {
+  const TestFolder folder;
+  uint32_t now = 1000;
+  StorageOptions options;
+  options.path = folder / "storage";
+  options.now = [&now] { return now; };
+  TableConfig config;
+  config.dim = 2;
+  const std::vector<Key> keys = Range(0, 300);
+  const std::vector<float> rows(keys.size() * 2, 1.0f);
+  {
+    const auto storage = Value(Storage::Open(options));
+    const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+    REQUIRE(table->Assign(keys.data(), 300, rows.data(), SerialFor).ok());
+    REQUIRE(storage->Close().ok());
+  }
+  now = 1000 + kTtl;
+  {
+    const auto faults = std::make_shared<PlantedFaults>();
+    StorageOptions failing = options;
+    failing.ttl = kTtl;
+    const auto compacted = [&](const Database::Options& given) {
+      auto opened = RowDatabase::Open(given);
+      // RocksDB may do so in the background.
+      if (opened.ok()) REQUIRE(opened.value()->Compact().ok());
+      faults->first = faults->calls;  // the next one, which sets the TTL
+      return opened;
+    };
+    failing.open_database = FailingDatabase::Over(compacted, faults);
+    const auto storage = Storage::Open(failing);
+    REQUIRE_FALSE(storage.ok());
+    CHECK(Contains(storage.status(), "planted"));
+  }
+  {
+    const auto storage = Value(Storage::Open(options));
+    CHECK(storage->ttl() == 0);
+    CHECK(Value(storage->Survey(0)).rows == 300);
+  }
+  options.ttl = kTtl;
+  const auto storage = Value(Storage::Open(options));
+  REQUIRE(storage->Compact().ok());
+  const GroupSurvey survey = Value(storage->Survey(0));
+  CHECK(survey.rows == 0);
+  CHECK(survey.expired == 0);
+}
+
+TEST_CASE("an open with another TTL that fails anywhere leaves counts by the folder's") {
+  const TestFolder folder;
+  uint32_t now = 1000;
+  TableConfig config;
+  config.dim = 2;
+  const std::vector<Key> keys = Range(0, 300);
+  const std::vector<float> rows(keys.size() * 2, 1.0f);
+  StorageOptions options;
+  options.path = folder / "storage";
+  options.ttl = kTtl;
+  options.write_through = true;
+  options.now = [&now] { return now; };
+  {
+    const auto storage = Value(Storage::Open(options));
+    const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+    REQUIRE(table->Assign(keys.data(), 10, rows.data(), SerialFor).ok());
+    now = 1000 + 3 * kTtl;
+    REQUIRE(storage->Compact().ok());
+    REQUIRE(storage->Close().ok());
+  }
+  // By the clock of another machine the journal has rows that had expired at that count.
+  now = 1000 + kTtl;
+  const auto storage = Value(Storage::Open(options));
+  const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  REQUIRE(table->Assign(keys.data(), 300, rows.data(), SerialFor).ok());
+  now = 1000 + 3 * kTtl;
+  int failed = 0;
+  for (bool opened = false; !opened; ++failed) {
+    CAPTURE(failed);
+    StorageOptions other = options;
+    other.path = folder / ("killed " + std::to_string(failed));
+    std::filesystem::copy(folder / "storage", other.path);
+    const auto faults = std::make_shared<PlantedFaults>();
+    faults->first = failed;
+    other.ttl = 10 * kTtl;
+    other.open_database = FailingDatabase::Over(RowDatabase::Open, faults);
+    opened = Storage::Open(other).ok();
+    StorageOptions mended = options;
+    mended.path = other.path;
+    mended.ttl = std::nullopt;
+    const auto again = Value(Storage::Open(mended));
+    CHECK(again->ttl() == (opened ? 10 * kTtl : kTtl));
+    CHECK(Value(again->OpenTable(config, "", {}, std::nullopt))->size() == (opened ? 300 : 0));
+    CHECK(Value(again->Survey(0)).rows == (opened ? 300 : 0));
+  }
+  CHECK(failed > 4);
+}
+
 TEST_CASE("a description that was counted ahead of the clock, or by another TTL, is counted anew") {
   const TestFolder folder;
   uint32_t now = 1000;

@@ -285,4 +285,42 @@ TEST_CASE(
   CHECK(failed > 50);
 }
 
+TEST_CASE("a storage whose database could not be opened again is mended by whatever comes next") {
+  for (const std::string next :
+       {"freeze", "lookup", "assign", "remove", "flush", "groups", "open"}) {
+    CAPTURE(next);
+    const TestFolder folder;
+    const auto faults = std::make_shared<PlantedFaults>();
+    StorageOptions options;
+    options.path = folder / "storage";
+    options.open_database = FailingDatabase::Over(RowDatabase::Open, faults);
+    const auto storage = Value(Storage::Open(options));
+    TableConfig config;
+    config.dim = 1;
+    const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+    const Key keys[] = {1, 2, 3};
+    const float rows[] = {1, 2, 3};
+    float found[3] = {};
+    REQUIRE(table->Assign(keys, 3, rows, SerialFor).ok());
+    faults->first = faults->calls;
+    faults->last = true;
+    CHECK_FALSE(storage->Flush().ok());  // this write fails
+    CHECK_FALSE(storage->Flush().ok());  // and here it cannot be opened again
+    faults->Mend();
+    if (next == "freeze") CHECK(Value(table->Freeze()).size() == 3);
+    if (next == "lookup") CHECK(table->Lookup(keys, 3, false, found, SerialFor).ok());
+    if (next == "assign") CHECK(table->Assign(keys, 3, rows, SerialFor).ok());
+    if (next == "remove") CHECK(Value(table->Remove(keys + 2, 1, SerialFor)) == 1);
+    if (next == "flush") CHECK(storage->Flush().ok());
+    if (next == "groups") CHECK(Value(storage->Groups()).size() == 1);
+    if (next == "open") {
+      config.group = 1;
+      CHECK(storage->OpenTable(config, "", {}, std::nullopt).ok());
+    }
+    REQUIRE(table->Lookup(keys, 2, false, found, SerialFor).ok());
+    CHECK(found[0] == 1);
+    CHECK(found[1] == 2);
+  }
+}
+
 }  // namespace sok

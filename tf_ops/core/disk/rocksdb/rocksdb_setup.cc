@@ -6,6 +6,7 @@
 #include <rocksdb/write_buffer_manager.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "core/base/file_error.h"
 #include "core/disk/rocksdb/row_database.h"
@@ -16,7 +17,7 @@ namespace {
 
 class ExpiryFilter final : public rocksdb::CompactionFilter {
  public:
-  explicit ExpiryFilter(const Expiry* expiry) : expiry_(expiry) {}
+  explicit ExpiryFilter(std::shared_ptr<const Expiry> expiry) : expiry_(std::move(expiry)) {}
 
   // A newer version of the row, should there be one elsewhere, is looked at by itself. If only this
   // one goes, older ones may come to light: they were updated earlier, so they have expired too.
@@ -25,18 +26,18 @@ class ExpiryFilter final : public rocksdb::CompactionFilter {
     if (value.size() < sizeof(RowHeader)) return false;
     RowHeader header;
     std::memcpy(&header, value.data(), sizeof(header));
-    return expiry_->Expired(header.meta.update_time, expiry_->Now());
+    return expiry_->MayRemove(header.meta.update_time);
   }
   const char* Name() const override { return "sok_embed.expiry"; }
 
  private:
-  const Expiry* const expiry_;
+  const std::shared_ptr<const Expiry> expiry_;
 };
 
 }  // namespace
 
-std::unique_ptr<rocksdb::CompactionFilter> MakeExpiryFilter(const Expiry* expiry) {
-  return std::make_unique<ExpiryFilter>(expiry);
+std::unique_ptr<rocksdb::CompactionFilter> MakeExpiryFilter(std::shared_ptr<const Expiry> expiry) {
+  return std::make_unique<ExpiryFilter>(std::move(expiry));
 }
 
 rocksdb::DBOptions DatabaseOptions() {

@@ -15,7 +15,7 @@ namespace sok {
 class Expiry;
 
 // Removes expired rows while RocksDB rewrites files.
-std::unique_ptr<rocksdb::CompactionFilter> MakeExpiryFilter(const Expiry* expiry);
+std::unique_ptr<rocksdb::CompactionFilter> MakeExpiryFilter(std::shared_ptr<const Expiry> expiry);
 
 // Memory that RocksDB takes beside the rows' cache: a block cache of kBlockCacheBytes and memtables
 // of at most kMemtableBytes.

@@ -1,13 +1,13 @@
 #include "core/disk/rocksdb/table_footers.h"
 
-#include <dirent.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
 #include "core/base/file.h"
+#include "core/base/folder.h"
 
 namespace sok {
 namespace {
@@ -66,17 +66,11 @@ Status CheckFooter(const std::string& path) {
 }  // namespace
 
 Status CheckTableFooters(const std::string& folder) {
-  std::vector<std::string> tables;
-  DIR* const entries = opendir(folder.c_str());
-  if (entries == nullptr) {
-    return errno == EACCES ? SystemError(errno, "list the folder", folder) : Status();
+  if (access(folder.c_str(), R_OK) != 0 && errno == EACCES) {
+    return SystemError(errno, "list the folder", folder);
   }
-  while (const dirent* entry = readdir(entries)) {
-    const std::string name = entry->d_name;
-    if (name.size() > 4 && name.compare(name.size() - 4, 4, ".sst") == 0) tables.push_back(name);
-  }
-  closedir(entries);
-  for (const std::string& name : tables) {
+  for (const std::string& name : FilesIn(folder)) {
+    if (name.size() <= 4 || name.compare(name.size() - 4, 4, ".sst") != 0) continue;
     if (Status status = CheckFooter(folder + "/" + name); !status.ok()) return status;
   }
   return Status();
