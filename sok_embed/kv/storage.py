@@ -223,15 +223,16 @@ class Storage:
     def load(self, path: str | bytes | os.PathLike[Any], progress: _Progress | None = None) -> int:
         """Takes the rows of a dump in and flushes; all of them or, on an error, none.
 
-        A key that is there already gets the file's row. Groups that are new come as they were. The
-        storage keeps its own TTL; see `read_dump` for that of the rows where they come from.
+        A key that is there already gets the file's row. Rows that were last updated longer
+        ago than this storage's TTL stay out. Groups that are new come as they were. The storage
+        keeps its own TTL; see `read_dump` for that of the rows where they come from.
 
         Args:
             path: What `dump` wrote.
             progress: As for `dump`.
 
         Returns:
-            The number of rows.
+            The number of rows that were taken in.
 
         Raises:
             CorruptionError: For a damaged file.

@@ -410,12 +410,13 @@ def load(life: Life, side: Side, random: np.random.Generator) -> str:
     except RuntimeError:
         assert kind == "given up"
         return kind
-    assert taken == sum(rows.positions.size for rows in source.rows.values())
+    wanted = 0
     for number, rows in source.rows.items():
         model = side.models[number]
-        model.take(rows)
+        wanted += model.take(rows, life.now, side.ttl)
         if kind == "not open":
             model.steps = max(model.steps, source.steps[number])
+    assert taken == wanted
     if kind == "not open":
         side.open_tables()
     life.operations += taken

@@ -149,7 +149,7 @@ class Replay:
             self.dumps[call.file] = {g.number: self.rows(g.number, now) for g in GROUPS}
         elif call.kind == "load":
             for number, rows in self.dumps.get(call.file, {}).items():
-                self.models[number].take(rows)
+                self.models[number].take(rows, now, ttl)
         if call.kind in FLUSHING:
             for mask in self.unwritten.values():
                 mask[:] = False

@@ -223,12 +223,15 @@ class TableModel:
         self.there[distinct] = False
         return removed
 
-    def take(self, rows: Rows) -> None:
-        """Rows of a dump replace those of their keys."""
-        self.there[rows.positions] = True
-        self.floats[rows.positions] = rows.floats
-        self.updates[rows.positions] = rows.updates
-        self.times[rows.positions] = rows.times
+    def take(self, rows: Rows, now: int, ttl: int) -> int:
+        """Rows of a dump that have not expired replace those of their keys. Returns how many."""
+        live = (rows.times + ttl > now) if ttl else np.ones(rows.positions.size, bool)
+        positions = rows.positions[live]
+        self.there[positions] = True
+        self.floats[positions] = rows.floats[live]
+        self.updates[positions] = rows.updates[live]
+        self.times[positions] = rows.times[live]
+        return int(live.sum())
 
     def rows(self, chosen: np.ndarray) -> Rows:
         """A copy of the rows of a mask."""

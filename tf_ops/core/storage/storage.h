@@ -111,7 +111,8 @@ class Storage : public std::enable_shared_from_this<Storage> {
   Result<uint64_t> Dump(const std::string& path, const DumpFilter& filter,
                         const DumpProgress& progress);
   // Takes the rows of such a file in, in one atomic step, and flushes; a key that is there already
-  // gets the file's row. Groups that are new come as they were. Returns how many.
+  // gets the file's row. Rows that have expired by this storage's TTL stay out. Groups that are new
+  // come as they were. Returns how many were taken.
   // Errors: before anything has changed, kInvalidArgument if a group has another dim or rule here,
   // those of DumpReader; kFailedPrecondition for a group whose table is open and has no rule yet.
   Result<uint64_t> Load(const std::string& path, const DumpProgress& progress);

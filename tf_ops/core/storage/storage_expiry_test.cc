@@ -286,6 +286,38 @@ TEST_CASE("a journal from before a clock was set back is counted when it is take
   }
 }
 
+TEST_CASE("a load takes in no row that has expired, and leaves the live one of its key") {
+  const TestFolder folder;
+  uint32_t now = 1000;
+  const auto open = [&](const std::string& name, uint32_t ttl) {
+    StorageOptions options;
+    options.path = folder / name;
+    options.ttl = ttl;
+    options.now = [&now] { return now; };
+    return Value(Storage::Open(options));
+  };
+  TableConfig config;
+  config.dim = 1;
+  const auto from = open("from", 0);
+  const auto source = Value(from->OpenTable(config, "", {}, std::nullopt));
+  const std::vector<Key> keys = Range(0, 30);
+  const std::vector<float> ones(30, 1.0f), twos(30, 2.0f);
+  REQUIRE(source->Assign(keys.data(), 20, ones.data(), SerialFor).ok());
+  now += kTtl;
+  REQUIRE(source->Assign(keys.data() + 20, 10, ones.data(), SerialFor).ok());
+  REQUIRE(Value(from->Dump(folder / "dump", {}, nullptr)) == 30);
+
+  const auto to = open("to", kTtl);
+  const auto table = Value(to->OpenTable(config, "", {}, std::nullopt));
+  REQUIRE(table->Assign(keys.data() + 10, 15, twos.data(), SerialFor).ok());
+  CHECK(Value(to->Load(folder / "dump", nullptr)) == 10);
+  CHECK(table->size() == 20);
+  std::vector<float> found(30);
+  REQUIRE(table->Lookup(keys.data(), 30, false, found.data(), SerialFor).ok());
+  for (const Key key : keys) CHECK((found[key] == 2) == (key >= 10 && key < 20));
+  for (const Key key : keys) CHECK((found[key] == 1) == (key >= 20));
+}
+
 TEST_CASE("an open that fails removes no rows by the TTL that it was to set") {
   const TestFolder folder;
   uint32_t now = 1000;

@@ -243,6 +243,7 @@ Result<uint64_t> Storage::Load(const std::string& path, const DumpProgress& prog
   auto groups = Reconcile(arrivals, path);
   if (!groups.ok()) return groups.status();
   const std::map<int, GroupMeta> targets = groups.value();
+  const uint32_t now = core_->expiry->Now();
   uint64_t taken = 0;
   status = TakeIn(std::move(groups.value()), [&](const auto& write) {
     RowBatch batch;
@@ -254,13 +255,14 @@ Result<uint64_t> Storage::Load(const std::string& path, const DumpProgress& prog
                   ? targets.at(group.group).layout
                   : kNoLayout;
           for (size_t i = 0; i < rows.size; ++i) {
+            if (core_->expiry->Expired(rows.update_times[i], now)) continue;
+            ++taken;
             const RowHeader header{RowHeader::kVersion,
                                    static_cast<uint32_t>(group.dim),
                                    layout,
                                    {rows.update_nums[i], rows.update_times[i]}};
             batch.Put(RowKey(group.group, rows.keys[i]), header, rows.floats + i * stride, stride);
           }
-          taken += rows.size;
           return batch.bytes() < kBatchBytes ? Status() : write(&batch);
         },
         half(1));
