@@ -227,6 +227,10 @@ def _group_ftrl(optimizer: Any) -> tuple[str, dict[str, Any]]:
     return "group_ftrl", _ftrl(optimizer)[1]
 
 
+def _nadam(optimizer: Any) -> tuple[str, dict[str, Any]]:
+    return "nadam", _attributes(optimizer, "beta_1", "beta_2", "epsilon")
+
+
 def _lion(optimizer: Any) -> tuple[str, dict[str, Any]]:
     return "lion", _attributes(optimizer, "beta_1", "beta_2")
 
@@ -243,6 +247,7 @@ _TWINS: dict[type[Any], Callable[[Any], tuple[str, dict[str, Any]]]] = {
     keras.optimizers.RMSprop: _rmsprop,
     keras.optimizers.Adam: _adam("adam"),
     keras.optimizers.AdamW: _adam("adamw"),
+    keras.optimizers.Nadam: _nadam,
     keras.optimizers.Ftrl: _ftrl,
     GroupFtrl: _group_ftrl,
     keras.optimizers.Lion: _lion,
@@ -257,6 +262,7 @@ _BY_NAME: dict[str, Callable[[], Any]] = {
     "adam": keras.optimizers.Adam,
     "adamw": keras.optimizers.AdamW,
     "amsgrad": lambda: keras.optimizers.Adam(amsgrad=True),
+    "nadam": keras.optimizers.Nadam,
     "ftrl": keras.optimizers.Ftrl,
     "group_ftrl": GroupFtrl,
     "lion": keras.optimizers.Lion,
@@ -330,8 +336,8 @@ def get(identifier: Any) -> keras.optimizers.Optimizer | None:
     Args:
         identifier: `None`; a name, one of `"sgd"`, `"momentum"` (`SGD(momentum=0.9)`),
             `"adagrad"`, `"rowwise_adagrad"`, `"rmsprop"`, `"adam"`, `"adamw"`, `"amsgrad"`
-            (`Adam(amsgrad=True)`), `"ftrl"`, `"group_ftrl"`, `"lion"`, in upper or lower case; a
-            Keras optimizer; or the config that `serialize` made of one.
+            (`Adam(amsgrad=True)`), `"nadam"`, `"ftrl"`, `"group_ftrl"`, `"lion"`, in upper or lower
+            case; a Keras optimizer; or the config that `serialize` made of one.
 
     Returns:
         A Keras optimizer for which `row_rule` finds a rule, or `None` for `None`.

@@ -22,6 +22,7 @@ _KERAS_SLOTS = {
     "adam": ("_momentums", "_velocities"),
     "adamw": ("_momentums", "_velocities"),
     "amsgrad": ("_momentums", "_velocities", "_velocity_hats"),
+    "nadam": ("_momentums", "_velocities"),
     "ftrl": ("_accumulators", "_linears"),
     "group_ftrl": ("_accumulators", "_linears"),
     "lion": ("_momentums",),

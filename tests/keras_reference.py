@@ -36,6 +36,7 @@ OPTIMIZERS = {
     "adam_weight_decay": lambda: keras.optimizers.Adam(0.01, weight_decay=0.1),
     "amsgrad": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
     "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "nadam": lambda: keras.optimizers.Nadam(0.01),
     "ftrl": lambda: keras.optimizers.Ftrl(0.1, beta=0.1),
     "ftrl_l1_l2": lambda: keras.optimizers.Ftrl(
         0.1, l1_regularization_strength=0.01, l2_regularization_strength=0.02

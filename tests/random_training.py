@@ -49,6 +49,7 @@ RULES: dict[str, Any] = {
     "adam": lambda **o: keras.optimizers.Adam(0.01, epsilon=0.1, **o),
     "amsgrad": lambda **o: keras.optimizers.Adam(0.01, amsgrad=True, epsilon=0.1, **o),
     "adamw": lambda **o: keras.optimizers.AdamW(0.01, weight_decay=0.01, epsilon=0.1, **o),
+    "nadam": lambda **o: keras.optimizers.Nadam(0.01, epsilon=0.1, **o),
     "rmsprop": lambda **o: keras.optimizers.RMSprop(0.01, epsilon=0.1, **o),
     "centered": lambda **o: keras.optimizers.RMSprop(0.01, centered=True, epsilon=0.1, **o),
     "ftrl": lambda **o: keras.optimizers.Ftrl(0.05, beta=0.1, **o),

@@ -10,6 +10,7 @@
 #include "core/rules/keras/group_ftrl.h"
 #include "core/rules/keras/lion.h"
 #include "core/rules/keras/momentum.h"
+#include "core/rules/keras/nadam.h"
 #include "core/rules/keras/rmsprop.h"
 #include "core/rules/keras/rowwise_adagrad.h"
 #include "core/rules/keras/sgd.h"
@@ -70,6 +71,7 @@ constexpr Entry kRegistry[] = {
     EntryOf<KvSgd>("kv_sgd"),
     EntryOf<Lion>("lion"),
     EntryOf<Momentum>("momentum"),
+    EntryOf<Nadam>("nadam"),
     EntryOf<Rmsprop>("rmsprop"),
     EntryOf<RmspropCentered>("rmsprop_centered"),
     EntryOf<RmspropCenteredMomentum>("rmsprop_centered_momentum"),

@@ -158,6 +158,24 @@ void Lion(const Numbers& h, double, const Row64& g, Row64& w, std::vector<Row64>
   }
 }
 
+// The product of beta_1 over the steps so far is multiplied up, step by step, as Keras does.
+void Nadam(const Numbers& h, double t, const Row64& g, Row64& w, std::vector<Row64>& slots) {
+  const double beta_1 = h.at("beta_1"), beta_2 = h.at("beta_2");
+  const auto u = [&](double step) { return beta_1 * (1 - 0.5 * std::pow(0.96, step)); };
+  double product = 1;
+  for (double step = 1; step <= t; ++step) product *= u(step);
+  for (size_t j = 0; j < w.size(); ++j) {
+    double& m = slots[0][j];
+    double& v = slots[1][j];
+    m += (g[j] - m) * (1 - beta_1);
+    v += (g[j] * g[j] - v) * (1 - beta_2);
+    const double m_hat =
+        u(t + 1) * m / (1 - product * u(t + 1)) + (1 - u(t)) * g[j] / (1 - product);
+    const double v_hat = v / (1 - std::pow(beta_2, t));
+    w[j] -= m_hat * h.at("learning_rate") / (std::sqrt(v_hat) + h.at("epsilon"));
+  }
+}
+
 const Numbers kAdam = {
     {"learning_rate", 0.001}, {"beta_1", 0.9}, {"beta_2", 0.999}, {"epsilon", 1e-7}};
 const Numbers kAdamW = {{"learning_rate", 0.001},
@@ -226,6 +244,11 @@ const std::vector<Rule>& Rules() {
        {"momentum"},
        Momentum,
        {{{"nesterov", 1}}, {{"momentum", 0.5}}}},
+      {"nadam",
+       kAdam,
+       {"momentum", "velocity"},
+       Nadam,
+       {{{"beta_1", 0}}, {{"beta_1", 0.5}, {"beta_2", 0.9}, {"epsilon", 0.1}}}},
       {"rmsprop",
        kRmsprop,
        {"velocity"},
@@ -390,7 +413,7 @@ TEST_CASE("a rule's parameters and defaults are Keras'") {
     for (const Hyper& hyper : RowOptimizerDefaults(rule.name)) defaults[hyper.name] = hyper.value;
     CHECK(defaults == WithWeightDecay(rule.defaults));
   }
-  CHECK(RowOptimizerDefaults("nadam").empty());
+  CHECK(RowOptimizerDefaults("unknown").empty());
 }
 
 TEST_CASE("a rule's slots have Keras' names, and depend on its name alone but for their values") {
@@ -509,10 +532,10 @@ std::string ErrorOf(const std::string& rule, const Numbers& numbers) {
 }
 
 TEST_CASE("an unknown rule or parameter is an error that lists the known ones") {
-  CHECK(ErrorOf("nadam", {}).find("\"nadam\"") != std::string::npos);
+  CHECK(ErrorOf("unknown", {}).find("\"unknown\"") != std::string::npos);
   for (const Rule& rule : Rules()) {
     CAPTURE(rule.name);
-    CHECK(ErrorOf("nadam", {}).find(rule.name) != std::string::npos);
+    CHECK(ErrorOf("unknown", {}).find(rule.name) != std::string::npos);
     const std::string error = ErrorOf(rule.name, {{"beta_3", 0.5}});
     CHECK(error.find("\"beta_3\"") != std::string::npos);
     for (const auto& [name, value] : rule.defaults) {
