@@ -74,7 +74,7 @@ native: $(STAMPS)/editable $(STAMPS)/horovod  ## only bring the native libraries
 	@$(ROCKSDB) > /dev/null  # should its cache have been emptied
 	@$(PROGRESS) $(NATIVE)/build.log sok_embed -- \
 	  cmake --build $(NATIVE) --target sok_core _ops _core
-	@cmake --install $(NATIVE) --prefix tf_ops > /dev/null
+	@cmake --install $(NATIVE) --prefix . > /dev/null
 
 # --- use ------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ A `Storage` is a folder of up to 256 groups. An `Embedding` is one group: its ve
 """
 
 from sok_embed.admission import CountingBloomAdmission, FrequencyAdmission
+from sok_embed.kv._core import CorruptionError, StorageError, StorageLockedError
 from sok_embed.kv.consent import allow_storages
 from sok_embed.kv.dump import Dump, read_dump
 from sok_embed.kv.embedding import Embedding, Metadata
@@ -13,7 +14,6 @@ from sok_embed.kv.group import Group
 from sok_embed.kv.initializer import Initializer
 from sok_embed.kv.optimizer import Optimizer, Schedule
 from sok_embed.kv.storage import Storage
-from sok_embed.tf_ops._core import CorruptionError, StorageError, StorageLockedError
 
 __all__ = [
     "CorruptionError",

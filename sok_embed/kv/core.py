@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from sok_embed.tf_ops import _core
+from sok_embed.kv import _core
 
 RULE_PREFIX = "kv_"  # of the core's names for the rules of this package
 

@@ -6,10 +6,10 @@ import json
 import os
 from typing import Any, NamedTuple
 
+from sok_embed.kv import _core
 from sok_embed.kv.arguments import check_path
 from sok_embed.kv.core import call_core
 from sok_embed.kv.group import Group, group_of
-from sok_embed.tf_ops import _core
 
 
 class Dump(NamedTuple):

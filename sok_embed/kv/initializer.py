@@ -7,6 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from sok_embed.kv import _core
 from sok_embed.kv.arguments import (
     MOST_DIMENSION,
     UINT64,
@@ -17,7 +18,6 @@ from sok_embed.kv.arguments import (
 )
 from sok_embed.kv.core import call_core
 from sok_embed.kv.group import GROUPS
-from sok_embed.tf_ops import _core
 
 
 class Initializer:

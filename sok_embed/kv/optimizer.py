@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sok_embed.kv import _core
 from sok_embed.kv.arguments import (
     MOST_DIMENSION,
     UINT32,
@@ -19,7 +20,6 @@ from sok_embed.kv.arguments import (
     unknown_name,
 )
 from sok_embed.kv.core import RULE_PREFIX, call_core
-from sok_embed.tf_ops import _core
 
 
 class Schedule:

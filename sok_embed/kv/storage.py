@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
+from sok_embed.kv import _core
 from sok_embed.kv.arguments import (
     UINT32,
     UINT64,
@@ -24,7 +25,6 @@ from sok_embed.kv.core import call_core
 from sok_embed.kv.dump import read_dump
 from sok_embed.kv.group import GROUPS, Group, group_of
 from sok_embed.kv.worker_folder import worker_folder
-from sok_embed.tf_ops import _core
 
 _DURABILITIES = ("checkpoint", "update")
 _CONFIG = ("path", "cache_bytes", "durability", "read_only")

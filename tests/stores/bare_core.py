@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 # As it was built in this tree.
-CORE_PATH = Path(__file__).resolve().parents[2] / "tf_ops" / "_core.so"
+CORE_PATH = Path(__file__).resolve().parents[2] / "sok_embed" / "kv" / "_core.so"
 
 
 @functools.cache

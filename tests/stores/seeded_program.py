@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sok_embed.tf_ops import _core
+from sok_embed.kv import _core
 
 
 def assert_succeeds(program: Path, *arguments: object) -> None:

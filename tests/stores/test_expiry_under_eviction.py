@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from expiring_trainer import SCENARIOS
 
-from sok_embed.tf_ops import _core
+from sok_embed.kv import _core
 
 TRAINER = Path(__file__).with_name("expiring_trainer.py")
 

@@ -11,7 +11,7 @@ import pytest
 from broken_disk import NAMESPACE
 
 from sok_embed import kv
-from sok_embed.tf_ops import _core
+from sok_embed.kv import _core
 
 KEYS = np.arange(1000, dtype=np.uint64)
 DIM = 16

@@ -16,7 +16,7 @@ from killed_process import kill_and_read
 from killed_trainer import GROUPS, KEYS, LARGE_FLUSH, START, Group, Replay, batch_of, key_at
 
 from sok_embed import kv
-from sok_embed.tf_ops import _core
+from sok_embed.kv import _core
 
 KILLS = 30
 TRAINER = Path(__file__).with_name("killed_trainer.py")

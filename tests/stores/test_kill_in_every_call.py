@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from kill_storage import DURABILITIES, TTLS, kill
 
-from sok_embed.tf_ops import _core
+from sok_embed.kv import _core
 
 KILLS = 6
 

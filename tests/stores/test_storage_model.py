@@ -2,7 +2,7 @@
 
 from storage_model import main, parse
 
-from sok_embed.tf_ops import _core
+from sok_embed.kv import _core
 
 
 def test_random_work_leaves_what_numpy_says():
