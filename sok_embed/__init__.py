@@ -1,7 +1,17 @@
-"""Embedding tables for TensorFlow and Keras 3 that outgrow the model."""
+"""Embedding tables for TensorFlow and Keras 3 that outgrow the model.
 
+Importing this package imports neither TensorFlow nor Keras, which take seconds: `sok_embed.kv`,
+`sok_embed.damo` and the command do without them. What needs them is imported when it is first
+asked for, or as soon as both this package and one of them are imported, in either order: loading a
+model or a SavedModel then knows the layers and the ops.
+"""
+
+from __future__ import annotations
+
+import importlib as _importlib
 import importlib.util as _util
 import os as _os
+from typing import TYPE_CHECKING, Any
 
 # The wheel puts tf_ops into this package; in the sources it lies beside it, and only an editable
 # install leads there. Without this check Python would speak of a circular import.
@@ -12,30 +22,24 @@ if _util.find_spec("sok_embed.tf_ops") is None:
         "Python in another folder; or run `make` there, and use its .venv/bin/python."
     )
 
-import keras as _keras
+from sok_embed import import_watch as _import_watch
 
-if _keras.backend.backend() != "tensorflow":
-    raise ImportError(
-        "sok_embed needs Keras with its TensorFlow backend. "
-        f"Received: KERAS_BACKEND={_keras.backend.backend()}. Set KERAS_BACKEND=tensorflow before "
-        "Keras is imported."
+if TYPE_CHECKING:
+    from sok_embed import admission, callbacks, communicators, initializers, kv, optimizers
+    from sok_embed.adaptive_table import AdaptiveTable
+    from sok_embed.communicators import init, rank, size
+    from sok_embed.dense_alone import dense_only
+    from sok_embed.distributed_optimizer import DistributedOptimizer
+    from sok_embed.kv import Storage
+    from sok_embed.layers import (
+        AdaptiveEmbedding,
+        All2AllDenseEmbedding,
+        DynamicEmbedding,
+        HashedEmbedding,
+        HashedEmbeddingBag,
     )
-
-from sok_embed import admission, callbacks, communicators, initializers, kv, optimizers
-from sok_embed.adaptive_table import AdaptiveTable
-from sok_embed.communicators import init, rank, size
-from sok_embed.dense_alone import dense_only
-from sok_embed.distributed_optimizer import DistributedOptimizer
-from sok_embed.kv import Storage
-from sok_embed.layers import (
-    AdaptiveEmbedding,
-    All2AllDenseEmbedding,
-    DynamicEmbedding,
-    HashedEmbedding,
-    HashedEmbeddingBag,
-)
-from sok_embed.saving import save_model
-from sok_embed.table import Table
+    from sok_embed.saving import save_model
+    from sok_embed.table import Table
 
 __version__ = "0.1.0"
 
@@ -61,3 +65,45 @@ __all__ = [
     "save_model",
     "size",
 ]
+
+# The module of each of these names that is not a module itself.
+_HOMES = {
+    "AdaptiveEmbedding": "layers",
+    "AdaptiveTable": "adaptive_table",
+    "All2AllDenseEmbedding": "layers",
+    "DistributedOptimizer": "distributed_optimizer",
+    "DynamicEmbedding": "layers",
+    "HashedEmbedding": "layers",
+    "HashedEmbeddingBag": "layers",
+    "Storage": "kv",
+    "Table": "table",
+    "dense_only": "dense_alone",
+    "init": "communicators",
+    "rank": "communicators",
+    "save_model": "saving",
+    "size": "communicators",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(_importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    elif not name.startswith("_") and _util.find_spec(f"{__name__}.{name}") is not None:
+        value = _importlib.import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _import_all() -> None:
+    _importlib.import_module("sok_embed.tf_ops")  # which refuses another backend of Keras
+    for name in __all__:
+        __getattr__(name)
+
+
+_import_watch.call_with_tensorflow(_import_all)

@@ -1,8 +1,4 @@
-"""The command `sok-embed`: looks into storages and moves their rows.
-
-Starting it imports TensorFlow, as every import of `sok_embed` does: some seconds, and lines of
-TensorFlow's own on stderr.
-"""
+"""The command `sok-embed`: looks into storages and moves their rows. It needs no TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """The compiled ops, as Python functions on tensors. Loads the native libraries once."""
 
+from sok_embed.tf_ops import keras_backend as _keras_backend  # noqa: F401, I001  first of all
 from sok_embed.tf_ops import derivatives as _derivatives  # noqa: F401  registers what it has
 from sok_embed.tf_ops.adaptive import (
     adaptive_mask_gather,

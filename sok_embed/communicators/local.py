@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
+from typing import TYPE_CHECKING
 
 from sok_embed.communicators.base import Communicator
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 class LocalCommunicator(Communicator):
