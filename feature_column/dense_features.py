@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 from tensorflow.python.feature_column import serialization
 
-from sok_embed import communicators, tf_ops
+from sok_embed import callers, communicators, tf_ops
 from sok_embed.dense_alone import LayerWithRows
 from sok_embed.feature_column.input_layers import check_sequences, join_sequences
 from sok_embed.feature_column.layer_state import CallState, LayerState
@@ -23,8 +23,8 @@ from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
 from sok_embed.feature_column.rows_column import RowsColumn
 from sok_embed.layers.anchored_layer import check_strategy
 from sok_embed.layers.arguments import check_training
-from sok_embed.layers.default_signatures import refuse_when_served, tracing_default_signature
-from sok_embed.layers.rebuilding import check_rebuilt, rebuilding
+from sok_embed.layers.default_signatures import refuse_when_served
+from sok_embed.layers.rebuilding import check_rebuilt
 
 
 class _FeaturesLayer(LayerWithRows, ABC):
@@ -262,12 +262,12 @@ class DenseFeatures(_FeaturesLayer):
         self, features: Any, adaptive_mask_tensors: Any = None, training: bool | None = None
     ) -> tf.Tensor:
         """Looks the features up; with `training`, makes rows for ids of mask 1."""
-        if rebuilding():
+        if callers.building_from_file():
             return tf.compat.v1.placeholder(self.compute_dtype, self.compute_output_shape())
         try:
             return self._dense(features, adaptive_mask_tensors, training)
         except (TypeError, ValueError):
-            if not tracing_default_signature():
+            if not callers.tracing_default_signature():
                 raise
         refuse_when_served(self.name)
         return tf.zeros([_batch(features), self._width()], self.compute_dtype)
@@ -338,7 +338,7 @@ class SequenceFeatures(_FeaturesLayer):
         self, features: Any, adaptive_mask_tensors: Any = None, training: bool | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Looks the features up; with `training`, makes rows for ids of mask 1."""
-        if rebuilding():
+        if callers.building_from_file():
             rows_and_lengths = [
                 (self.compute_dtype, [None, None, self._width()]),
                 ("int64", [None]),
@@ -348,7 +348,7 @@ class SequenceFeatures(_FeaturesLayer):
         try:
             return self._sequences(features, adaptive_mask_tensors, training)
         except (TypeError, ValueError):
-            if not tracing_default_signature():
+            if not callers.tracing_default_signature():
                 raise
         refuse_when_served(self.name)
         batch = _batch(features)

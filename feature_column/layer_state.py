@@ -9,12 +9,11 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 
-from sok_embed import communicators, tf_ops
+from sok_embed import callers, communicators, tf_ops
 from sok_embed.commit import Commit, trained_anchor
 from sok_embed.feature_column.initializers import for_keras
 from sok_embed.feature_column.own_rows import OwnRows
 from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
-from sok_embed.layers.sparse_steps import fitting_optimizer
 from sok_embed.slot_variables import slot_variables
 
 
@@ -134,7 +133,7 @@ class LayerEmbedding:
         Later steps know them from the commit, which also knows the optimizers of other loops.
         """
         assert self.table is not None
-        optimizer = fitting_optimizer()
+        optimizer = callers.fitting_optimizer()
         slots = None if optimizer is None else slot_variables(optimizer, self._weight)
         if not slots:
             return []

@@ -7,12 +7,13 @@ method of the variable to change it. An anchor's methods look who calls.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+
+from sok_embed import callers
 
 _METHODS = ("assign", "assign_add", "assign_sub")
 _MARK = "_sok_embed_is_watched"
@@ -88,36 +89,13 @@ def _told(
     part: Any, method: Callable[..., Any], constraint: AnchorConstraint, tells: bool
 ) -> Callable[..., Any]:
     def changed(value: Any, *args: Any, **kwargs: Any) -> Any:
-        update = _running_update(part, value)
+        update = callers.keras_update()
         if update is None:
             # What Keras takes off is a share of the variable, which is 0.
-            decays = any(frame.f_code.co_name == "weight_decay_fn" for frame in _frames())
-            allowed = value if decays else constraint.on_assignment(value)
+            allowed = value if callers.decaying_weights() else constraint.on_assignment(value)
             return method(allowed, *args, **kwargs)
         if tells:
-            constraint.on_update(update)
+            constraint.on_update(Update(*update, part, value))
         return part
 
     return changed
-
-
-def _running_update(variable: tf.Variable, change: Any) -> Update | None:
-    """That of which a change of the variable is a part, if it is one."""
-    frames = _frames()
-    for frame in frames:
-        if frame.f_code.co_name == "apply_grad_to_update_var":
-            given = frame.f_locals["grad"], frame.f_locals["learning_rate"]
-            break
-    else:
-        return None
-    for frame in frames:
-        if frame.f_code.co_name == "_distributed_tf_update_step":
-            return Update(frame.f_locals["self"], *given, variable, change)
-    return None
-
-
-def _frames() -> Iterator[Any]:
-    frame: Any = sys._getframe()
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 import warnings
 import weakref
 from typing import Any, Protocol
@@ -20,9 +19,8 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
-from sok_embed import communicators, tf_ops, v1_optimizers
+from sok_embed import callers, communicators, tf_ops, v1_optimizers
 from sok_embed.anchor_updates import AnchorConstraint, Update, watch
 from sok_embed.distributed_optimizer import averages_gradients
 from sok_embed.optimizers import row_rule, warn_of_ignored
@@ -42,14 +40,10 @@ class TrainedTable(Protocol):
 
 
 def applying_optimizer() -> Any:
-    """The optimizer whose step is being applied on this thread, or `None`.
-
-    Keras enters a name scope with the optimizer as its caller around `apply`.
-    """
-    scopes = global_state.get_global_attribute("name_scope_stack") or []
-    for scope in reversed(scopes):
-        if isinstance(scope.caller, keras.optimizers.Optimizer):
-            return scope.caller
+    """The optimizer whose step is being applied on this thread, or `None`."""
+    optimizer = callers.applying_keras_optimizer()
+    if optimizer is not None:
+        return optimizer
     return v1_optimizers.applying_optimizer()
 
 
@@ -295,15 +289,11 @@ def _refuse_unequal_skips(table: str) -> None:
     """
     if communicators.size() == 1:
         return
-    frame: Any = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_filename.endswith("loss_scale_optimizer.py"):
-            if averages_gradients(frame.f_locals.get("self")):
-                return
-            raise ValueError(
-                f"Table '{table}': expected a LossScaleOptimizer that averages gradients before "
-                "it looks for overflows, since all workers must skip the same steps. Received: one "
-                "that does not. Compile the model with sok_embed.DistributedOptimizer("
-                "keras.optimizers.LossScaleOptimizer(optimizer))."
-            )
-        frame = frame.f_back
+    optimizer = callers.loss_scaling_optimizer()
+    if optimizer is not None and not averages_gradients(optimizer):
+        raise ValueError(
+            f"Table '{table}': expected a LossScaleOptimizer that averages gradients before "
+            "it looks for overflows, since all workers must skip the same steps. Received: one "
+            "that does not. Compile the model with sok_embed.DistributedOptimizer("
+            "keras.optimizers.LossScaleOptimizer(optimizer))."
+        )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
 import keras
+
+from sok_embed import callers
 
 _allowed: ContextVar[bool] = ContextVar("sok_embed_dense_only", default=False)
 
@@ -17,9 +18,6 @@ _INSTEAD = (
     "Save with sok_embed.save_model(model, 'model.keras') or, in fit, with "
     "sok_embed.callbacks.ModelCheckpoint, and load with keras.saving.load_model."
 )
-
-# Frames between `fit` and the metrics of a layer in it, of Keras and of its wrappers.
-_FIT_IS_NEAR = 12
 
 _EARLY_STOPPING = (
     "expected EarlyStopping(restore_best_weights=False). Received: True, which would put the dense "
@@ -67,7 +65,7 @@ class LayerWithRows(keras.layers.Layer):
         Raises:
             ValueError: For callbacks that would take dense weights alone at the end of the epoch.
         """
-        for callback in _callbacks_at_start_of_fit():
+        for callback in callers.callbacks_at_start_of_fit():
             self._check_callback(callback)
         return super().metrics
 
@@ -91,18 +89,10 @@ class LayerWithRows(keras.layers.Layer):
     def _check_dense_alone(self) -> None:
         if _allowed.get() or not self._has_rows():
             return
-        asking: set[str] = set()
-        saving: dict[str, Any] | None = None
-        frame: Any = sys._getframe(2)
-        while frame is not None:
-            code = frame.f_code
-            if "keras" in code.co_filename:
-                asking |= {os.path.basename(code.co_filename), code.co_name}
-                if code.co_name == "save_model_to_hdf5":
-                    saving = frame.f_locals
-            frame = frame.f_back
+        asking = callers.asking_functions_of_keras()
         reason = self._reason(asking)
         if reason is not None:
+            saving = callers.saving_to_hdf5()
             done = "" if saving is None else _undo_hdf5(saving)
             raise ValueError(f"Layer '{self.name}': {reason}{done}")
 
@@ -143,37 +133,19 @@ class LayerWithRows(keras.layers.Layer):
         return None
 
 
-def _callbacks_at_start_of_fit() -> list[Any]:
-    """The callbacks of `fit` if it is what resets the metrics that are asked for, else none.
-
-    It does so before each epoch, and whether or not the model has been traced before.
-    """
-    resetting = False
-    frame: Any = sys._getframe(2)
-    for _ in range(_FIT_IS_NEAR):
-        if frame is None:
-            return []
-        name = frame.f_code.co_name
-        if resetting and name == "fit" and "keras" in frame.f_code.co_filename:
-            return list(getattr(frame.f_locals.get("callbacks"), "callbacks", ()))
-        resetting = resetting or name == "reset_metrics"
-        frame = frame.f_back
-    return []
-
-
-def _undo_hdf5(saving: dict[str, Any]) -> str:
+def _undo_hdf5(saving: callers.HDF5Saving) -> str:
     """Undoes what Keras did before the first layer was asked; says what cannot be undone.
 
     Args:
-        saving: The variables of Keras' `save_model_to_hdf5`.
+        saving: What `callers.saving_to_hdf5` returns.
     """
-    model = saving["model"]
+    model = saving.model
     compiled = getattr(model, "_compile_config", None)
     if compiled is not None:
         # Keras has taken the optimizer out, and would not save it in any format after that.
         compiled.config.setdefault("optimizer", model.optimizer)
-    if not saving.get("opened_new_file"):
+    if not saving.opened_new_file:
         return ""
     with contextlib.suppress(OSError):
-        os.remove(saving["filepath"])
-    return f" Keras had emptied {os.fspath(saving['filepath'])!r} before, and it is removed."
+        os.remove(saving.path)
+    return f" Keras had emptied {os.fspath(saving.path)!r} before, and it is removed."

@@ -7,12 +7,13 @@ their constructor, and tensors that `apply_gradients` makes of them first.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from sok_embed import callers
 
 v1 = tf.compat.v1.train
 
@@ -36,12 +37,15 @@ def applying_optimizer() -> Any:
 
     Of one that wraps another, as Horovod's does, it is the inner one, whose formula it is.
     """
-    return next(_applying(), None)
+    return next(callers.applying_v1_optimizers(), None)
 
 
 def averages_gradients() -> bool:
     """Whether the running `apply_gradients` is called by an optimizer of Horovod."""
-    return any(type(optimizer).__module__.startswith("horovod") for optimizer in _applying())
+    return any(
+        type(optimizer).__module__.startswith("horovod")
+        for optimizer in callers.applying_v1_optimizers()
+    )
 
 
 def arrived_gradient(variable: Any) -> tf.Tensor | None:
@@ -53,26 +57,8 @@ def arrived_gradient(variable: Any) -> tf.Tensor | None:
     """
     if averages_gradients() or tf.distribute.has_strategy():
         return None
-    frame: Any = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "update_op":
-            processor = frame.f_locals.get("self")
-            if getattr(processor, "_v", None) is variable:
-                gradient = frame.f_locals["g"]
-                return gradient if gradient.shape.rank == 1 else None
-        frame = frame.f_back
-    return None
-
-
-def _applying() -> Iterator[Any]:
-    """Those whose `apply_gradients` is on the stack, from the inside. They leave no other trace."""
-    frame: Any = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name in ("apply_gradients", "_distributed_apply"):
-            optimizer = frame.f_locals.get("self")
-            if isinstance(optimizer, v1.Optimizer):
-                yield optimizer
-        frame = frame.f_back
+    gradient = callers.v1_gradient(variable)
+    return gradient if gradient is not None and gradient.shape.rank == 1 else None
 
 
 def _value(optimizer: Any, argument: str, prepared: str) -> Any:

@@ -9,35 +9,10 @@ so they are cast; what is served through them is checked, as floats round ids.
 
 from __future__ import annotations
 
-import os
-import sys
-from typing import Any
-
 import tensorflow as tf
 
-_LAYER = os.path.join("keras", "src", "backend", "tensorflow", "layer.py")
-_MODEL = os.path.join("keras", "src", "models", "model.py")
 # Float types to the least integer that another one rounds to.
 _ROUNDED = {tf.bfloat16: 2**8, tf.float16: 2**11, tf.float32: 2**24, tf.float64: 2**53}
-
-
-def tracing_default_signature() -> bool:
-    """Whether Keras is tracing a model with a signature that it made up from shapes."""
-    if tf.executing_eagerly():
-        return False
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        code, found = frame.f_code, frame.f_locals
-        if code.co_name == "export" and code.co_filename.endswith(_MODEL):
-            if found.get("input_signature") is None:
-                return True
-        # AutoGraph runs a copy of the function, in a file of its own.
-        function = found.get("f") if code.co_name == "converted_call" else None
-        traced = code if function is None else getattr(function, "__code__", code)
-        if traced.co_name == "serving_default" and traced.co_filename.endswith(_LAYER):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def check_exact(floats: tf.Tensor) -> tf.Tensor:

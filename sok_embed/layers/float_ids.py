@@ -7,20 +7,15 @@ out as others, and NaN as -2**63, before a layer sees them.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 from keras import tree
-from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
+from sok_embed import callers
 from sok_embed.kv.arguments import FLOATS_ROUND
-from sok_embed.layers.default_signatures import check_exact, tracing_default_signature
-
-_FUNCTIONAL = os.path.join("keras", "src", "models", "functional.py")
-_LAYER = os.path.join("keras", "src", "layers", "layer.py")
+from sok_embed.layers.default_signatures import check_exact
 
 
 def refuse_cast_floats(layer: keras.layers.Layer) -> None:
@@ -32,27 +27,14 @@ def refuse_cast_floats(layer: keras.layers.Layer) -> None:
     Raises:
         ValueError: Naming the model, its input and the dtype that it was given.
     """
-    if in_symbolic_scope():
-        # Keras works out shapes, under MirroredStrategy with placeholders of any dtype.
-        return
-    called: Any = layer
-    functional: Any = None
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "call" and code.co_filename.endswith(_FUNCTIONAL):
-            functional = frame.f_locals.get("self")
-        elif functional is not None and code.co_name == "__call__":
-            if code.co_filename.endswith(_LAYER):
-                _check(layer, called, functional, frame.f_locals)
-                # A model may be a layer of another one.
-                called, functional = frame.f_locals.get("self"), None
-        frame = frame.f_back
+    if callers.computing_shapes():
+        return  # under MirroredStrategy with placeholders of any dtype
+    for call in callers.functional_calls(layer):
+        _check(layer, call)
 
 
-def _check(layer: Any, called: Any, functional: Any, call: dict[str, Any]) -> None:
-    given = call.get("original_args") or (call.get("original_kwargs", {}).get("inputs"),)
-    inputs = given[0]
+def _check(layer: Any, call: callers.FunctionalCall) -> None:
+    inputs, functional = call.inputs, call.model
     names = [tensor.name for tensor in functional.inputs]
     if isinstance(inputs, dict) and not isinstance(functional.input, dict):
         leaves = [inputs.get(name) for name in names]
@@ -62,8 +44,8 @@ def _check(layer: Any, called: Any, functional: Any, call: dict[str, Any]) -> No
         dtype = keras.backend.standardize_dtype(getattr(leaf, "dtype", None) or "int64")
         if "float" not in dtype or not keras.backend.is_int_dtype(tensor.dtype):
             continue
-        if any(tensor is source for source in _sources(called, functional)):
-            if tracing_default_signature():
+        if any(tensor is source for source in _sources(call.layer, functional)):
+            if callers.tracing_default_signature():
                 check_exact(leaf)
                 continue
             raise ValueError(

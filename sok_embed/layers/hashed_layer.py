@@ -13,13 +13,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from sok_embed import tf_ops
+from sok_embed import callers, tf_ops
 from sok_embed.kv.arguments import FLOATS_ROUND
 from sok_embed.layers.arguments import check_bool, check_integer, check_positive
 from sok_embed.layers.float_ids import refuse_cast_floats
 from sok_embed.layers.keras_arguments import refuse_keras_arguments
 from sok_embed.layers.rebuilding import check_rebuilt, true_ids
-from sok_embed.layers.sparse_steps import fitting_optimizer, sparse_below
+from sok_embed.layers.sparse_steps import sparse_below
 from sok_embed.layers.weight_users import WeightUsers
 
 _LIMIT = 2**63
@@ -249,7 +249,7 @@ class HashedLayer(keras.layers.Layer):
         if gradient == "auto":
             if self._users.only_call():
                 ids = self._users.watch(ids)
-                options.update(sparse_below(fitting_optimizer()))
+                options.update(sparse_below(callers.fitting_optimizer()))
             else:
                 gradient = "dense"
         return tf_ops.hashed_bag(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -12,30 +11,19 @@ import keras
 import tensorflow as tf
 from keras.src.utils import naming
 
-from sok_embed.layers.default_signatures import check_exact, tracing_default_signature
+from sok_embed import callers
+from sok_embed.layers.default_signatures import check_exact
 
 _checked: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def rebuilding() -> bool:
-    """Whether Keras is building a model from the shapes that it finds in a file.
-
-    A subclassed model is called for that with placeholders, which are float32 whatever the model
-    takes. Nothing is computed.
-    """
-    in_graph = not tf.executing_eagerly()
-    return in_graph and any(
-        frame.f_code.co_name == "build_from_config" for frame in _frames(sys._getframe())
-    )
 
 
 def true_ids(inputs: Any, dtype: tf.DType = tf.int64) -> Any:
     """The inputs; a placeholder of floats that stands for integers, as those."""
     if not tf.is_tensor(inputs) or not inputs.dtype.is_floating:
         return inputs
-    if rebuilding():
+    if callers.building_from_file():
         return tf.cast(inputs, dtype)
-    if tracing_default_signature():
+    if callers.tracing_default_signature():
         return tf.cast(check_exact(inputs), dtype)
     return inputs
 
@@ -57,12 +45,6 @@ def plain_errors() -> Iterator[None]:
     raise reason from None
 
 
-def loading_model() -> bool:
-    """Whether Keras is loading a whole model, whose config is the file's and not the caller's."""
-    names = ("_load_model_from_fileobj", "_load_model_from_dir")
-    return any(frame.f_code.co_name in names for frame in _frames(sys._getframe()))
-
-
 def check_rebuilt() -> None:
     """Raises if the file that Keras is loading has weights of layers that are not built.
 
@@ -72,13 +54,10 @@ def check_rebuilt() -> None:
     Raises:
         ValueError: With the names of the layers.
     """
-    outermost = None
-    for frame in _frames(sys._getframe()):
-        if frame.f_code.co_name == "_load_state" and "weights_store" in frame.f_locals:
-            outermost = frame.f_locals
-    if outermost is None or outermost["skip_mismatch"]:
+    loaded = callers.loading_weights()
+    if loaded is None or loaded.skip_mismatch:
         return
-    model, store = outermost["saveable"], outermost["weights_store"]
+    model, store = loaded.target, loaded.store
     if not isinstance(model, keras.Model) or store in _checked:
         return
     lost = sorted({layer.name for layer in _unbuilt_layers(model, store)})
@@ -131,9 +110,3 @@ def _children(container: Any) -> dict[str, Any]:
         counts[name] = number + 1
         children[f"{name}_{number}" if number else name] = child
     return children
-
-
-def _frames(frame: Any) -> Iterator[Any]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

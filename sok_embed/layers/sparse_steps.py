@@ -2,22 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 import keras
-
-
-def fitting_optimizer() -> keras.optimizers.Optimizer | None:
-    """The optimizer of the model whose `train_step` is running or being traced, if one is."""
-    frame: Any = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "train_step":
-            model = frame.f_locals.get("self")
-            if isinstance(model, keras.Model):
-                return model.optimizer
-        frame = frame.f_back
-    return None
 
 
 def sparse_below(optimizer: keras.optimizers.Optimizer | None) -> dict[str, float]:

@@ -13,11 +13,11 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed import admission as admissions
-from sok_embed import communicators, kv, tf_ops
+from sok_embed import callers, communicators, kv, tf_ops
 from sok_embed.admission import Admission
 from sok_embed.layers.anchored_layer import AnchoredLayer
 from sok_embed.layers.arguments import check_integer
-from sok_embed.layers.rebuilding import check_rebuilt, loading_model
+from sok_embed.layers.rebuilding import check_rebuilt
 from sok_embed.table import Table
 
 # Which layer has which group of a storage: two that took one by oversight would share its rows.
@@ -206,7 +206,7 @@ class TableLayer(AnchoredLayer):
                     stacklevel=2,
                 )
             return
-        if self.storage is not None and loading_model():
+        if self.storage is not None and callers.loading_model():
             raise ValueError(
                 f"Layer '{self.name}': expected no rows in a file whose model has its rows in "
                 f"{self.storage!r}. Received: some, which would take the place of those. To put "

@@ -230,3 +230,9 @@ for room in {rooms!r}:
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_one_module_alone_looks_at_the_call_stack():
+    looks = re.compile(r"_getframe|inspect\.(stack|currentframe)|f_back|extract_stack")
+    found = {name for name, path in modules().items() if looks.search(path.read_text())}
+    assert found == {"sok_embed.callers"}

@@ -1,0 +1,269 @@
+"""What Keras or TensorFlow is doing while it calls this package: the one look at the call stack.
+
+Some of what a layer or an optimizer's update has to know is in no argument and no public function:
+that Keras builds a model from a file, or by which optimizer a variable is being changed. It is in
+the functions that are running and in their local variables. Their names are those of Keras 3.15 and
+TensorFlow 2.21, and stand in this module alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+
+_FUNCTIONAL = os.path.join("keras", "src", "models", "functional.py")
+# Calls between `fit` and the metrics of a layer in it, of Keras and of its wrappers.
+_FIT_IS_NEAR = 14
+_LAYER = os.path.join("keras", "src", "layers", "layer.py")
+_LAYER_OF_TENSORFLOW = os.path.join("keras", "src", "backend", "tensorflow", "layer.py")
+_LOSS_SCALING = os.path.join("keras", "src", "optimizers", "loss_scale_optimizer.py")
+_MODEL = os.path.join("keras", "src", "models", "model.py")
+
+
+class FunctionalCall(NamedTuple):
+    """A call of a functional or sequential model.
+
+    Attributes:
+        model: The model.
+        inputs: What it was given, before it casts it to the dtypes of its `keras.Input`s.
+        layer: The layer of the model that is running.
+    """
+
+    model: Any
+    inputs: Any
+    layer: Any
+
+
+class HDF5Saving(NamedTuple):
+    """A model that Keras is saving in its old format.
+
+    Attributes:
+        model: The model.
+        path: Of the file.
+        opened_new_file: Whether Keras has emptied the file.
+    """
+
+    model: Any
+    path: Any
+    opened_new_file: bool
+
+
+class KerasUpdate(NamedTuple):
+    """The update of a variable by an optimizer of Keras.
+
+    Attributes:
+        optimizer: The one whose formula it is.
+        gradient: What the formula is given.
+        learning_rate: As the formula is given it.
+    """
+
+    optimizer: Any
+    gradient: tf.Tensor
+    learning_rate: Any
+
+
+class LoadedWeights(NamedTuple):
+    """What Keras is loading weights into.
+
+    Attributes:
+        target: A model, a layer or an optimizer.
+        store: Keras' reader of the file.
+        skip_mismatch: Whether the caller has asked for it.
+    """
+
+    target: Any
+    store: Any
+    skip_mismatch: bool
+
+
+def _callers() -> Iterator[FrameType]:
+    """Those who have called, from the inside."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _running(name: str, file: str = "") -> Iterator[FrameType]:
+    """The calls of functions of a name, from the inside, in files whose paths end with `file`."""
+    for frame in _callers():
+        code = frame.f_code
+        if code.co_name == name and code.co_filename.endswith(file):
+            yield frame
+
+
+def computing_shapes() -> bool:
+    """Whether Keras runs a layer for the shapes of its outputs, with no values."""
+    return bool(in_symbolic_scope())
+
+
+def building_from_file() -> bool:
+    """Whether Keras is building a model from the shapes that it finds in a file.
+
+    A subclassed model is called for that with placeholders, which are float32 whatever the model
+    takes. Nothing is computed.
+    """
+    return not tf.executing_eagerly() and any(_running("build_from_config"))
+
+
+def loading_model() -> bool:
+    """Whether Keras is loading a whole model, whose config is the file's and not the caller's."""
+    return any(any(_running(f"_load_model_from_{kind}")) for kind in ("fileobj", "dir"))
+
+
+def loading_weights() -> LoadedWeights | None:
+    """The outermost object that Keras is loading weights into, if it is."""
+    outermost = None
+    for frame in _running("_load_state"):
+        found = frame.f_locals
+        if "weights_store" in found:
+            outermost = LoadedWeights(
+                found["saveable"], found["weights_store"], bool(found["skip_mismatch"])
+            )
+    return outermost
+
+
+def tracing_default_signature() -> bool:
+    """Whether Keras is tracing a model with a signature that it made up from shapes."""
+    if tf.executing_eagerly():
+        return False
+    for frame in _callers():
+        code, found = frame.f_code, frame.f_locals
+        if code.co_name == "export" and code.co_filename.endswith(_MODEL):
+            if found.get("input_signature") is None:
+                return True
+        # AutoGraph runs a copy of the function, in a file of its own.
+        function = found.get("f") if code.co_name == "converted_call" else None
+        traced = code if function is None else getattr(function, "__code__", code)
+        if traced.co_name == "serving_default":
+            if traced.co_filename.endswith(_LAYER_OF_TENSORFLOW):
+                return True
+    return False
+
+
+def functional_calls(layer: keras.layers.Layer) -> Iterator[FunctionalCall]:
+    """The functional models that are running, from the inside: each may be a layer of the next.
+
+    Args:
+        layer: The one whose `call` is running.
+    """
+    functional: Any = None
+    for frame in _callers():
+        code = frame.f_code
+        if code.co_name == "call" and code.co_filename.endswith(_FUNCTIONAL):
+            functional = frame.f_locals.get("self")
+        elif functional is not None and code.co_name == "__call__":
+            if code.co_filename.endswith(_LAYER):
+                found = frame.f_locals
+                given = found.get("original_args") or (
+                    found.get("original_kwargs", {}).get("inputs"),
+                )
+                yield FunctionalCall(functional, given[0], layer)
+                layer, functional = found["self"], None
+
+
+def asking_functions_of_keras() -> set[str]:
+    """The names of Keras' functions that are running, and of their files without folders."""
+    asking: set[str] = set()
+    for frame in _callers():
+        code = frame.f_code
+        if "keras" in code.co_filename:
+            asking |= {os.path.basename(code.co_filename), code.co_name}
+    return asking
+
+
+def saving_to_hdf5() -> HDF5Saving | None:
+    """The model that Keras is saving in HDF5, if it is."""
+    for frame in _running("save_model_to_hdf5"):
+        found = frame.f_locals
+        return HDF5Saving(found["model"], found["filepath"], bool(found.get("opened_new_file")))
+    return None
+
+
+def callbacks_at_start_of_fit() -> list[Any]:
+    """The callbacks of `fit` if it is what resets the metrics that are asked for, else none.
+
+    It does so before each epoch, and whether or not the model has been traced before.
+    """
+    resetting = False
+    for frame in itertools.islice(_callers(), _FIT_IS_NEAR):
+        name = frame.f_code.co_name
+        if resetting and name == "fit" and "keras" in frame.f_code.co_filename:
+            return list(getattr(frame.f_locals.get("callbacks"), "callbacks", ()))
+        resetting = resetting or name == "reset_metrics"
+    return []
+
+
+def fitting_optimizer() -> keras.optimizers.Optimizer | None:
+    """The optimizer of the model whose `train_step` is running or being traced, if one is."""
+    for frame in _running("train_step"):
+        model = frame.f_locals.get("self")
+        if isinstance(model, keras.Model):
+            return model.optimizer
+    return None
+
+
+def applying_keras_optimizer() -> keras.optimizers.Optimizer | None:
+    """The optimizer of Keras whose step is being applied on this thread, if one is.
+
+    Keras enters a name scope with the optimizer as its caller around `apply`.
+    """
+    for scope in reversed(global_state.get_global_attribute("name_scope_stack") or []):
+        if isinstance(scope.caller, keras.optimizers.Optimizer):
+            return scope.caller
+    return None
+
+
+def loss_scaling_optimizer() -> Any:
+    """The innermost `keras.optimizers.LossScaleOptimizer` that is running, or `None`."""
+    for frame in _callers():
+        if frame.f_code.co_filename.endswith(_LOSS_SCALING):
+            return frame.f_locals.get("self")
+    return None
+
+
+def keras_update() -> KerasUpdate | None:
+    """The update of a variable that an optimizer of Keras is making, if one is."""
+    callers = _callers()
+    for frame in callers:
+        if frame.f_code.co_name == "apply_grad_to_update_var":
+            given = frame.f_locals["grad"], frame.f_locals["learning_rate"]
+            break
+    else:
+        return None
+    for frame in callers:
+        if frame.f_code.co_name == "_distributed_tf_update_step":
+            return KerasUpdate(frame.f_locals["self"], *given)
+    return None
+
+
+def decaying_weights() -> bool:
+    """Whether an optimizer of Keras is taking its weight decay off."""
+    return any(_running("weight_decay_fn"))
+
+
+def applying_v1_optimizers() -> Iterator[Any]:
+    """Optimizers of `tf.compat.v1.train` whose `apply_gradients` is running, from the inside."""
+    for frame in _callers():
+        if frame.f_code.co_name in ("apply_gradients", "_distributed_apply"):
+            optimizer = frame.f_locals.get("self")
+            if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+                yield optimizer
+
+
+def v1_gradient(variable: Any) -> tf.Tensor | None:
+    """What an optimizer of `tf.compat.v1.train` is updating a variable by, if one is."""
+    for frame in _running("update_op"):
+        if getattr(frame.f_locals.get("self"), "_v", None) is variable:
+            gradient: tf.Tensor = frame.f_locals["g"]
+            return gradient
+    return None
