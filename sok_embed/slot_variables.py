@@ -7,26 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from sok_embed.kv import _core
 from sok_embed.optimizers import row_rule
-
-# Rule -> the attributes of a Keras optimizer, each a list with one slot a variable.
-_KERAS_SLOTS = {
-    "sgd": (),
-    "momentum": ("momentums",),
-    "adagrad": ("_accumulators",),
-    "rowwise_adagrad": ("_accumulators",),
-    "rmsprop": ("_velocities",),
-    "rmsprop_centered": ("_velocities", "_average_gradients"),
-    "rmsprop_momentum": ("_velocities", "_momentums"),
-    "rmsprop_centered_momentum": ("_velocities", "_momentums", "_average_gradients"),
-    "adam": ("_momentums", "_velocities"),
-    "adamw": ("_momentums", "_velocities"),
-    "amsgrad": ("_momentums", "_velocities", "_velocity_hats"),
-    "nadam": ("_momentums", "_velocities"),
-    "ftrl": ("_accumulators", "_linears"),
-    "group_ftrl": ("_accumulators", "_linears"),
-    "lion": ("_momentums",),
-}
 
 # Rule -> the names of slots of an optimizer of tf.compat.v1.train.
 _V1_SLOTS = {
@@ -68,14 +50,21 @@ def slot_variables(optimizer: Any, variable: Any) -> list[tf.Variable] | None:
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         slots = [optimizer.get_slot(native, name) for name in _V1_SLOTS[rule]]
     else:
-        slots = _keras_slots(optimizer, native, _KERAS_SLOTS[rule])
+        slots = _keras_slots(optimizer, native, rule)
     return slots if all(hasattr(slot, "handle") for slot in slots) else None
 
 
-def _keras_slots(optimizer: Any, variable: Any, attributes: tuple[str, ...]) -> list[Any]:
+def _keras_slots(optimizer: Any, variable: Any, rule: str) -> list[Any]:
+    slots = _core.rule_slots(rule)
     if not optimizer.built:
-        return [None] * len(attributes)
+        return [None] * len(slots)
     index = optimizer._trainable_variables_indices.get(optimizer._var_key(variable))
     if index is None:
-        return [None] * len(attributes)
-    return [getattr(optimizer, attribute)[index].value for attribute in attributes]
+        return [None] * len(slots)
+    return [_slots_of_all_variables(optimizer, slot)[index].value for slot in slots]
+
+
+def _slots_of_all_variables(optimizer: Any, slot: str) -> Any:
+    """The list in which an optimizer of Keras keeps a slot, which has the slot's name in plural."""
+    plural = "velocities" if slot == "velocity" else f"{slot}s"
+    return getattr(optimizer, f"_{plural}" if hasattr(optimizer, f"_{plural}") else plural)

@@ -314,6 +314,8 @@ def test_rules_and_schedules_are_listed_with_their_defaults():
     assert {"adam", "kv_adam", "kv_sgd"} <= set(_core.rule_names())
     assert dict(_core.rule_defaults("kv_adam"))["beta1"] == 0.9
     assert _core.rule_defaults("no_such_rule") == []
+    assert _core.rule_slots("sgd") == _core.rule_slots("no_such_rule") == []
+    assert _core.rule_slots("amsgrad") == ["momentum", "velocity", "velocity_hat"]
     assert "exponential_decay" in _core.schedule_names()
     assert math.isnan(dict(_core.schedule_defaults("exponential_decay"))["decay_rate"])
 

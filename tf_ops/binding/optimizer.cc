@@ -1,4 +1,6 @@
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "binding/binding.h"
 #include "core/rows/row_slabs.h"
@@ -46,6 +48,15 @@ void Apply(const PyOptimizer& self, const FloatsOut& row, const FloatsIn& gradie
   self.optimizer->Apply({number, 1.0f}, &rows, &gradients, 1, layout.dim());
 }
 
+// The names of a rule's slots, in the order in which they follow an embedding.
+std::vector<std::string> RuleSlots(const std::string& rule) {
+  std::vector<std::string> names;
+  const auto made = MakeRowOptimizer(rule, {});
+  if (!made.ok()) return names;
+  for (const Slot& slot : made.value()->slots(1)) names.push_back(slot.name);
+  return names;
+}
+
 double ScheduleValue(const std::string& name, const NamedNumbers& parameters, double initial,
                      int64_t step) {
   const Schedule schedule = Value(Schedule::Make(name, ToHypers(parameters)));
@@ -75,6 +86,7 @@ void BindOptimizer(nb::module_& module) {
       .def("apply", Apply, nb::arg("row").noconvert(), nb::arg("gradient").noconvert(),
            nb::arg("number"));
   module.def("rule_names", RowOptimizerNames);
+  module.def("rule_slots", RuleSlots, nb::arg("rule"));
   module.def(
       "rule_defaults",
       [](const std::string& rule) { return FromHypers(RowOptimizerDefaults(rule)); },
