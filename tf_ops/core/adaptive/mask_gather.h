@@ -1,0 +1,118 @@
+// A lookup whose mask says, key by key, whether the embedding is the key's own row of a table or a
+// row of a static matrix, which keys share.
+//
+//   MaskGather gather(&table, lookup);
+//   {
+//     // Nobody may write the static rows in here.
+//     status = gather.Read(static_rows, embeddings, parallel_for);
+//     status = gather.Admit(static_rows);  // where keys without a row shall get one
+//   }
+//   status = gather.CopySlots(slot);       // for each slot of the rule, where new rows copy them
+//   status = gather.MakeRows(parallel_for);
+//
+// An error ends the lookup: no step may follow it. Of one lookup no two steps may run at once; the
+// table may be used by others meanwhile.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "core/tables/table.h"
+
+namespace sok {
+
+// The static matrix, or a slot that an optimizer keeps of it.
+struct StaticRows {
+  const float* values;  // (rows, width)
+  int64_t rows;
+  int64_t width;
+};
+
+// Positions are those of keys, fewer than 2^31. The memory must outlive the MaskGather.
+struct MaskedLookup {
+  const Key* keys = nullptr;       // (n)
+  const int32_t* mask = nullptr;   // (n) 1: the key's own row; 0: its static row
+  const int64_t* given = nullptr;  // (n) static rows of the keys; null: by hashes of their digits
+  // (n) out, unless `given`: the static rows by hashes where static rows were read, 0 elsewhere.
+  int64_t* hashed = nullptr;
+  bool* own = nullptr;  // (n) out: whether each embedding is of an own row
+  size_t n = 0;
+  // The table lies in a storage. Its lookups wait for whoever holds the storage, and must not do
+  // that in a pool: others wait for the pool with the storage held. The pool works within the
+  // lookup instead.
+  bool stored = false;
+};
+
+class MaskGather {
+ public:
+  MaskGather(Table* table, const MaskedLookup& lookup) : table_(table), lookup_(lookup) {}
+
+  // Copies all embeddings (n, dim), and sets `own` and `hashed`. A key of mask 1 that has no row
+  // gets its static row.
+  // Errors: kInvalidArgument, with the first position in some part of the batch, for a mask of
+  // neither 0 nor 1 and for a static row that is not there; those of Table::Find.
+  template <typename T>  // float or BFloat16
+  Status Read(const StaticRows& rows, T* embeddings, const ParallelFor& parallel_for);
+
+  // Shows keys of mask 1 without a row to the table's admission, every occurrence once. Those that
+  // may have a row get one by MakeRows, which starts as the static row is now.
+  Status Admit(const StaticRows& rows);
+
+  // How many rows are to be made. Equal keys count as often as they were admitted.
+  size_t admitted() const { return admitted_.size(); }
+
+  // Copies the next slot of the admitted keys' static rows. Slots that do not add up to those of
+  // the table's rule are not used: new rows start with the rule's own.
+  // Errors: kInvalidArgument if the slot has fewer rows than the static matrix.
+  Status CopySlots(const StaticRows& slot);
+  // Forgets the slots: one of them cannot be had.
+  void DropSlots() { slots_.clear(); }
+
+  // Makes the rows, and sets `own` where a key has one now. Errors: those of Table::MakeRowsAs.
+  Status MakeRows(const ParallelFor& parallel_for);
+
+ private:
+  // What a block of positions, which one thread reads, found out.
+  struct Block {
+    std::vector<uint32_t> missing;  // positions of mask 1 whose keys have no row
+    Status status;
+  };
+  struct Slot {
+    std::vector<float> values;  // (admitted, width)
+    int64_t width;
+  };
+
+  static constexpr size_t kBlockSize = 2048;
+
+  const int64_t* buckets() const { return lookup_.given ? lookup_.given : lookup_.hashed; }
+  Status CheckMask(size_t begin, size_t end) const;
+  Status CheckBuckets(size_t begin, size_t end, const StaticRows& rows) const;
+  // Hashes the keys of mask 0 among positions [begin, end).
+  void HashShared(size_t begin, size_t end, const StaticRows& rows);
+  template <typename T>
+  void CopyStaticRows(const std::vector<uint32_t>& positions, const StaticRows& rows,
+                      T* embeddings) const;
+  // Reads positions [begin, end).
+  template <typename T>
+  Status ReadBlock(size_t begin, size_t end, const StaticRows& rows, T* embeddings,
+                   const ParallelFor& parallel_for, std::vector<uint32_t>* missing);
+
+  Table* const table_;
+  const MaskedLookup lookup_;
+  std::vector<Block> blocks_;
+  std::vector<Key> admitted_;
+  std::vector<int64_t> sources_;  // (admitted) their static rows
+  std::vector<float> starts_;     // (admitted, dim)
+  std::vector<Slot> slots_;
+};
+
+// The keys (n) of own rows, for a deposit of gradients that are of the whole batch. Keys that have
+// no row by the commit are left out: nobody knows their static rows by then. The result does not
+// refer to the arguments.
+LookupKeys KeysOfOwnRows(const Key* keys, const bool* own, size_t n);
+
+}  // namespace sok
