@@ -1,4 +1,5 @@
-// One shard's rows: fixed places in slabs that never move, and are given back once they are empty.
+// What a row in memory consists of, and the rows of one shard: fixed places in slabs, which never
+// move, and are given back once they are empty.
 #pragma once
 
 #include <cstdint>

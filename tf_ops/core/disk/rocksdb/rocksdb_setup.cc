@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/base/expiry.h"
 #include "core/base/file_error.h"
-#include "core/disk/rocksdb/row_database.h"
 #include "core/disk/row_codec.h"
 
 namespace sok {

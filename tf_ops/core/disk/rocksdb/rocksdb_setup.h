@@ -1,4 +1,4 @@
-// How RocksDB is set up for rows, and its errors as ours. Included by row_database.cc only.
+// How RocksDB is set up for rows, and its errors as ours.
 #pragma once
 
 #include <rocksdb/compaction_filter.h>
