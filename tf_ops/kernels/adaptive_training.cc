@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "core/base/static_bucket.h"
+#include "core/base/adaptive_bucket.h"
 #include "kernels/adaptive_resource.h"
 #include "kernels/commit_kernel.h"
 #include "kernels/guarded_kernel.h"
@@ -162,7 +162,7 @@ class AdaptiveBucketsOp : public tf::OpKernel {
     int64_t* out = buckets->flat<int64_t>().data();
     IntraOpPool(ctx)(keys.NumElements(), 3, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        out[i] = static_cast<int64_t>(StaticBucket(key[i], static_cast<uint64_t>(buckets_)));
+        out[i] = static_cast<int64_t>(AdaptiveBucket(key[i], static_cast<uint64_t>(buckets_)));
       }
     });
   }

@@ -67,7 +67,7 @@ Result<std::shared_ptr<AdaptiveSplit>> AdaptiveTable::Split(const AdaptiveKeys& 
   for (size_t i = 0; i < batch.n; ++i) {
     Share& share = is_own[i] != 0 ? *own : *shared;
     share.keys.push_back(is_own[i] != 0 ? batch.keys[i]
-                                        : StaticBucket(batch.keys[i], config_.static_buckets));
+                                        : AdaptiveBucket(batch.keys[i], config_.static_buckets));
     share.positions.push_back(static_cast<uint32_t>(i));
   }
   const auto keys_of = [&](std::shared_ptr<Share> share, LookupKeys* keys) {
@@ -179,7 +179,7 @@ Status AdaptiveTable::Demoted(const EvictedRows& rows, const ParallelFor& parall
             [&](uint32_t a, uint32_t b) { return rows.keys[a] < rows.keys[b]; });
   std::vector<Key> buckets(order.size());
   for (size_t i = 0; i < order.size(); ++i) {
-    buckets[i] = StaticBucket(rows.keys[order[i]], config_.static_buckets);
+    buckets[i] = AdaptiveBucket(rows.keys[order[i]], config_.static_buckets);
   }
   const int dim = this->dim();
   const auto share = static_cast<float>(config_.demote_blend);

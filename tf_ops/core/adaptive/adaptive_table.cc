@@ -77,13 +77,13 @@ SketchConfig AdaptiveTable::SketchOf(const AdaptiveConfig& config) {
 }
 
 uint32_t AdaptiveTable::GroupOf(Key key) const {
-  return static_cast<uint32_t>(StaticBucket(key, config_.static_buckets) / config_.owners);
+  return static_cast<uint32_t>(AdaptiveBucket(key, config_.static_buckets) / config_.owners);
 }
 
 std::vector<Key> AdaptiveTable::BucketsOf(const std::vector<Key>& keys) const {
   std::vector<Key> buckets(keys.size());
   for (size_t i = 0; i < keys.size(); ++i) {
-    buckets[i] = StaticBucket(keys[i], config_.static_buckets);
+    buckets[i] = AdaptiveBucket(keys[i], config_.static_buckets);
   }
   return buckets;
 }
@@ -101,7 +101,7 @@ Status AdaptiveTable::CheckBatch(const AdaptiveKeys& batch) const {
                            " at position " + std::to_string(i));
   }
   for (size_t i = 0; config_.owners > 1 && i < batch.n; ++i) {
-    const uint64_t owner = StaticBucket(batch.keys[i], config_.static_buckets) % config_.owners;
+    const uint64_t owner = AdaptiveBucket(batch.keys[i], config_.static_buckets) % config_.owners;
     if (owner == config_.owner) continue;
     return InvalidArgument("key " + std::to_string(static_cast<int64_t>(batch.keys[i])) +
                            " belongs to worker " + std::to_string(owner) + ", and this is worker " +
@@ -147,7 +147,7 @@ Status AdaptiveTable::Read(const AdaptiveKeys& batch, size_t begin, size_t end, 
   shared.insert(shared.end(), absent.begin(), absent.end());
   buckets.resize(shared.size());
   for (size_t i = 0; i < shared.size(); ++i) {
-    buckets[i] = StaticBucket(batch.keys[shared[i]], config_.static_buckets);
+    buckets[i] = AdaptiveBucket(batch.keys[shared[i]], config_.static_buckets);
   }
   if (missing != nullptr) *missing = absent;
   GatherOptions sharing_only;

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "core/adaptive/count_min_sketch.h"
-#include "core/base/static_bucket.h"
+#include "core/base/adaptive_bucket.h"
 #include "core/base/status.h"
 #include "core/base/types.h"
 #include "core/policies/least_used.h"

@@ -29,7 +29,7 @@ RowContents OwnRow(AdaptiveTable& table, Key key) {
   return ContentsOf(Value(table.own()->Freeze())).at(key);
 }
 RowContents SharedRow(AdaptiveTable& table, Key key) {
-  return ContentsOf(Value(table.shared()->Freeze())).at(StaticBucket(key, kBuckets));
+  return ContentsOf(Value(table.shared()->Freeze())).at(AdaptiveBucket(key, kBuckets));
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ std::vector<Part> Split(const AdaptiveBatch& batch, const std::vector<float>& gr
                         uint64_t owners) {
   std::vector<Part> parts(owners);
   for (size_t i = 0; i < batch.size(); ++i) {
-    Part& part = parts[StaticBucket(batch.keys[i], kBuckets) % owners];
+    Part& part = parts[AdaptiveBucket(batch.keys[i], kBuckets) % owners];
     part.batch.keys.push_back(batch.keys[i]);
     part.batch.counts.push_back(batch.counts[i]);
     part.batch.mask.push_back(batch.mask[i]);

@@ -185,7 +185,7 @@ TEST_CASE("no gradient is lost and none counts twice, whoever promotes and commi
       const AdaptiveBatch batch = Batch(rng);
       for (size_t i = 0; i < kBatch; ++i) {
         const Key key = batch.keys[i];
-        ++(batch.mask[i] != 0 ? own[key] : shared[StaticBucket(key, kBuckets)]);
+        ++(batch.mask[i] != 0 ? own[key] : shared[AdaptiveBucket(key, kBuckets)]);
       }
       REQUIRE(settled->Deposit(batch.View(), ones, ones->data(), nullptr).ok());
       faults.refused += !settled->Commit(Options("sgd", 1.0), pool.run).ok();
@@ -194,7 +194,7 @@ TEST_CASE("no gradient is lost and none counts twice, whoever promotes and commi
   faults.CheckNone();
   for (Key key = 0; key < kKeys; ++key) {
     REQUIRE(See(*settled, key)[0] == -static_cast<float>(own[key].load()));
-    const uint64_t bucket = StaticBucket(key, kBuckets);
+    const uint64_t bucket = AdaptiveBucket(key, kBuckets);
     REQUIRE(SeeShared(*settled, key)[0] == -static_cast<float>(shared[bucket].load()));
   }
 }

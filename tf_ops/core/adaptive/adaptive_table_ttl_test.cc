@@ -71,10 +71,10 @@ TEST_CASE("a row that goes of age moves its static row by the blend") {
   const auto table = MakeTable(2, 0.5);
   Look(*table, Times(7, 1), true);
   Update(*table, 7);  // at 1
-  IdleStep(*table, KeysOfBucket((StaticBucket(7, kBuckets) + 1) % kBuckets, kBuckets, 1)[0]);
+  IdleStep(*table, KeysOfBucket((AdaptiveBucket(7, kBuckets) + 1) % kBuckets, kBuckets, 1)[0]);
   const auto own = See(*table, 7), shared = SeeShared(*table, 7);
   REQUIRE(own != shared);
-  IdleStep(*table, KeysOfBucket((StaticBucket(7, kBuckets) + 1) % kBuckets, kBuckets, 1)[0]);
+  IdleStep(*table, KeysOfBucket((AdaptiveBucket(7, kBuckets) + 1) % kBuckets, kBuckets, 1)[0]);
   CHECK(table->own()->size() == 0);
   for (int j = 0; j < kAdaptiveDim; ++j) {
     CHECK(See(*table, 7)[j] == shared[j] + 0.5f * (own[j] - shared[j]));

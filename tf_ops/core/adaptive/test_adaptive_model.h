@@ -107,7 +107,7 @@ class AdaptiveModel {
     std::vector<double> gradient;
   };
 
-  ModelRow& Shared(Key key) { return shared_[StaticBucket(key, config_.static_buckets)]; }
+  ModelRow& Shared(Key key) { return shared_[AdaptiveBucket(key, config_.static_buckets)]; }
 
   void Learn(const std::vector<Key>& keys, const std::vector<int64_t>& counts,
              const std::vector<int32_t>& mask) {

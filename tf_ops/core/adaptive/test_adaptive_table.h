@@ -231,7 +231,7 @@ inline std::vector<float> SeeShared(AdaptiveTable& table, Key key) {
 inline std::vector<Key> KeysOfBucket(uint64_t bucket, uint64_t buckets, size_t n, Key from = 0) {
   std::vector<Key> keys;
   for (Key key = from; keys.size() < n; ++key) {
-    if (StaticBucket(key, buckets) == bucket) keys.push_back(key);
+    if (AdaptiveBucket(key, buckets) == bucket) keys.push_back(key);
   }
   return keys;
 }

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/base/adaptive_bucket.h"
 #include "core/base/bfloat16.h"
 #include "core/base/hash.h"
-#include "core/base/static_bucket.h"
 #include "core/rows/shard_partition.h"
 
 namespace sok {
@@ -56,7 +56,7 @@ Exchange UniqueAndPartition(const Key* keys, size_t n, uint32_t owners, int32_t*
       shard.per_owner.assign(owners, 0);
       for (Key key : shard.keys) {
         shard.owners.push_back(buckets > 0
-                                   ? static_cast<uint32_t>(StaticBucket(key, buckets) % owners)
+                                   ? static_cast<uint32_t>(AdaptiveBucket(key, buckets) % owners)
                                    : OwnerOf(key, owners));
         ++shard.per_owner[shard.owners.back()];
       }

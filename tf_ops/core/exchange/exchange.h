@@ -25,7 +25,7 @@ struct Exchange {
 };
 
 // inverse (n): keys[i] == result.keys[inverse[i]]. n is below 2^31, owners is in
-// [1, kMostOwners]. With buckets, the owner of a key is StaticBucket(key, buckets) modulo owners.
+// [1, kMostOwners]. With buckets, the owner of a key is AdaptiveBucket(key, buckets) modulo owners.
 Exchange UniqueAndPartition(const Key* keys, size_t n, uint32_t owners, int32_t* inverse,
                             const ParallelFor& parallel_for, uint64_t buckets = 0);
 

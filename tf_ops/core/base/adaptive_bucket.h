@@ -1,0 +1,19 @@
+// Which bucket of an adaptive table a key is in: whose static row it shares, and whose owner has
+// it.
+#pragma once
+
+#include <cstdint>
+
+#include "core/base/hash.h"
+#include "core/base/types.h"
+
+namespace sok {
+
+// In [0, buckets): the high bits of a hash times buckets. It is not the bucket of the op
+// StaticBuckets, whose hash is that of TensorFlow's columns.
+inline uint64_t AdaptiveBucket(Key key, uint64_t buckets) {
+  const uint64_t hash = Mix64(key ^ 0x2545f4914f6cdd1dull);
+  return static_cast<uint64_t>((static_cast<unsigned __int128>(hash) * buckets) >> 64);
+}
+
+}  // namespace sok
