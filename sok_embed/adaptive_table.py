@@ -9,11 +9,10 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from sok_embed import tf_ops
-from sok_embed.initializers import RowInitializer
+from sok_embed.initializers import RowInitializer, seed_as_int64
 from sok_embed.table import as_errors, as_keys
 from sok_embed.worker_record import WorkerRecord
 
-_UINT64 = 2**64
 # Figures that are no counts.
 _SHARES = ("sketch_saturation",)
 
@@ -90,12 +89,11 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
         self.static_buckets = static_buckets
         self.owners = owners
         self.owner = owner
-        unsigned_seed = int(seed) % _UINT64
         self._attributes = {
             "initializer": initializer.kind,
             "initializer_a": initializer.a,
             "initializer_b": initializer.b,
-            "seed": unsigned_seed - _UINT64 if unsigned_seed >= _UINT64 // 2 else unsigned_seed,
+            "seed": seed_as_int64(seed),
             "static_buckets": static_buckets,
             "promote_after": promote_after,
             "max_rows": max_rows or 0,

@@ -107,6 +107,16 @@ def derive_seed(name: str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+def seed_as_int64(seed: int) -> int:
+    """The number in [-2^63, 2^63) with the lowest 64 bits of a seed: what an op's attribute holds.
+
+    Example:
+    >>> seed_as_int64(2**64 - 1)
+    -1
+    """
+    return (int(seed) + 2**63) % 2**64 - 2**63
+
+
 def _zeros(initializer: Any, dim: int) -> RowInitializer:
     return RowInitializer("constant", 0.0, 0.0, None)
 

@@ -12,12 +12,10 @@ import tensorflow as tf
 
 from sok_embed import kv, tf_ops
 from sok_embed.admission import Admission
-from sok_embed.initializers import RowInitializer
+from sok_embed.initializers import RowInitializer, seed_as_int64
 from sok_embed.kv.arguments import FLOATS_ROUND
 from sok_embed.kv.storage import warn_of_another
 from sok_embed.worker_record import WorkerRecord
-
-_UINT64 = 2**64
 
 
 class Table(tf.saved_model.experimental.TrackableResource):
@@ -85,12 +83,11 @@ class Table(tf.saved_model.experimental.TrackableResource):
         self.owners = owners
         self.owner = owner
         self.key_limit = max_rows * owners if direct and max_rows is not None else 0
-        signed_seed = int(seed) % _UINT64
         self._attributes = {
             "initializer": initializer.kind,
             "initializer_a": initializer.a,
             "initializer_b": initializer.b,
-            "seed": signed_seed - _UINT64 if signed_seed >= _UINT64 // 2 else signed_seed,
+            "seed": seed_as_int64(seed),
             "max_rows": max_rows or 0,
             "direct": direct,
             "owners": owners,
