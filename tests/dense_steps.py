@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from dense_twin import DIM, KEYS, START, Model, contents, loss_of
+from dense_twin import DIM, KEYS, START, contents, loss_of
 
 BATCH, STEPS = (8, 2), 7
 # Norms are float32, rounded in other orders; they scale what is of the size of 1.
 TOLERANCE = 2e-6
 
-Step = Callable[[Model, Any, Any, Any, Any], None]
+Step = Callable[[Any, Any, Any, Any, Any], None]
 CLIPS = {
     "clipnorm": {"clipnorm": 0.9},
     "global_clipnorm": {"global_clipnorm": 1.1},
@@ -28,9 +28,20 @@ def plain(model, optimizer, keys, targets, number):
 
 
 def train(
-    model: Model, optimizer: Any, step: Step, in_function: bool = True, steps: int = STEPS
-) -> list[np.ndarray]:
-    model.build()
+    model: Any,
+    optimizer: Any,
+    step: Step,
+    in_function: bool = True,
+    steps: int = STEPS,
+    read: Callable[[Any], Any] = contents,
+) -> Any:
+    """Takes steps on random ids below `KEYS` and random targets, the same ones for every model.
+
+    Args:
+        model: A `Model`, or a layer of rows of `DIM`.
+        read: What is returned of the model in the end.
+    """
+    model.build((None, BATCH[1]))
     optimizer.build(model.trainable_variables)
 
     def run(keys: Any, targets: Any, number: Any) -> None:
@@ -44,7 +55,7 @@ def train(
         keys = random.integers(0, KEYS, BATCH)
         targets = random.normal(size=(*BATCH, DIM)).astype(np.float32)
         run(tf.constant(keys), tf.constant(targets), tf.constant(number))
-    return contents(model)
+    return read(model)
 
 
 def check_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:

@@ -1,20 +1,18 @@
 """Rows get what the optimizer is given, as a dense layer does, whatever becomes of gradients."""
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from dense_steps import IN_FUNCTION, STEPS, train
+from dense_twin import DIM, KEYS
 
 from sok_embed import AdaptiveEmbedding, DynamicEmbedding
 
-KEYS, DIM, BATCH, STEPS = 20, 4, (8, 2), 6
 # Both sum in float32, in different orders.
 TOLERANCE = 1e-6
-
-Step = Callable[[Any, Any, Any, Any, Any], None]
 
 
 def dense_layer() -> keras.layers.Embedding:
@@ -42,24 +40,6 @@ def apply_if(wanted: Any, layer: Any, optimizer: Any, taken: list[Any]) -> None:
         return 0
 
     tf.cond(wanted, apply, lambda: 0)
-
-
-def train(layer: Any, optimizer: Any, step: Step, in_function: bool, steps: int) -> np.ndarray:
-    layer.build((None, BATCH[1]))
-    optimizer.build(layer.trainable_variables)
-
-    def run(keys: Any, targets: Any, number: Any) -> None:
-        step(layer, optimizer, keys, targets, number)
-
-    run = tf.autograph.experimental.do_not_convert(run)
-    if in_function:
-        run = tf.function(run)
-    random = np.random.default_rng(3)
-    for number in range(steps):
-        keys = random.integers(0, KEYS, BATCH)
-        targets = random.normal(size=(*BATCH, DIM)).astype(np.float32)
-        run(tf.constant(keys), tf.constant(targets), tf.constant(number))
-    return rows_of(layer)
 
 
 def apply_every_second(layer, optimizer, keys, targets, number):
@@ -165,7 +145,6 @@ WAYS = {
     "more_calls_than_places": calls(70),
     "loop": loop,
 }
-IN_FUNCTION = pytest.mark.parametrize("in_function", [True, False], ids=["function", "eager"])
 
 
 # Rules by which a row without a gradient rests in the dense layer too.
@@ -180,7 +159,7 @@ RULES = {
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_take_the_steps_of_a_dense_layer(way, rule, in_function):
     found = [
-        train(layer, RULES[rule](), WAYS[way], in_function, STEPS)
+        train(layer, RULES[rule](), WAYS[way], in_function, STEPS, rows_of)
         for layer in (dense_layer(), DynamicEmbedding(DIM, "zeros"))
     ]
     np.testing.assert_allclose(found[1], found[0], rtol=0, atol=TOLERANCE)
@@ -195,7 +174,7 @@ def test_rows_take_the_steps_of_a_dense_layer(way, rule, in_function):
 )
 def test_scaled_and_accumulated_steps_are_those_of_a_dense_layer(options, way, in_function):
     found = [
-        train(layer, keras.optimizers.SGD(0.02, **options), way, in_function, 12)
+        train(layer, keras.optimizers.SGD(0.02, **options), way, in_function, 12, rows_of)
         for layer in (dense_layer(), DynamicEmbedding(DIM, "zeros"))
     ]
     np.testing.assert_allclose(found[1], found[0], rtol=0, atol=TOLERANCE)
@@ -221,7 +200,7 @@ def test_two_optimizers_each_take_their_own(in_function):
     found = []
     for layer in (dense_layer(), DynamicEmbedding(DIM, "zeros")):
         two = Two([keras.optimizers.SGD(0.02), keras.optimizers.SGD(0.005)])
-        found.append(train(layer, two, step, in_function, STEPS))
+        found.append(train(layer, two, step, in_function, STEPS, rows_of))
     np.testing.assert_allclose(found[1], found[0], rtol=0, atol=TOLERANCE)
 
 
@@ -233,7 +212,9 @@ def test_static_rows_of_an_adaptive_embedding_take_them_too(way, in_function):
         DynamicEmbedding(DIM, "zeros"),
         AdaptiveEmbedding(DIM, 1, promote_after=1, embeddings_initializer="zeros"),
     ):
-        found.append(train(layer, keras.optimizers.SGD(0.02), WAYS[way], in_function, STEPS))
+        found.append(
+            train(layer, keras.optimizers.SGD(0.02), WAYS[way], in_function, STEPS, rows_of)
+        )
     np.testing.assert_allclose(found[1], found[0], rtol=0, atol=TOLERANCE)
 
 
