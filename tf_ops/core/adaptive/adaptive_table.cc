@@ -18,6 +18,14 @@ uint32_t Sum(uint32_t sum, int64_t count) {
   return static_cast<uint32_t>(sum + std::min<int64_t>(count, UINT32_MAX - sum));
 }
 
+int64_t CountOf(const AdaptiveKeys& batch, size_t i) {
+  return batch.counts == nullptr ? 1 : batch.counts[i];
+}
+
+int32_t MaskOf(const AdaptiveKeys& batch, size_t i) {
+  return batch.mask == nullptr ? -1 : batch.mask[i];
+}
+
 }  // namespace
 
 AdaptiveTable::AdaptiveTable(std::shared_ptr<Table> own, std::shared_ptr<Table> shared,
@@ -199,22 +207,32 @@ Status AdaptiveTable::Learn(const AdaptiveKeys& batch, std::vector<uint32_t> mis
     for (uint32_t i : still.value()) positions.push_back(missing[i]);
     missing = std::move(positions);
   }
-  const auto count_of = [&](size_t i) { return batch.counts == nullptr ? 1 : batch.counts[i]; };
-  const auto mask_of = [&](size_t i) { return batch.mask == nullptr ? -1 : batch.mask[i]; };
-  // Which keys are counted: those without a row; all of them where uses decide who stays.
-  std::vector<uint32_t> counted;
+  const std::vector<uint32_t> counted = CountLookups(batch, missing);
+  if (counted.empty()) return Status();
+  std::vector<Newcomer> newcomers = Newcomers(batch, counted, missing, parallel_for);
+  return newcomers.empty() ? Status() : Admit(batch, std::move(newcomers), parallel_for);
+}
+
+std::vector<uint32_t> AdaptiveTable::CountLookups(const AdaptiveKeys& batch,
+                                                  const std::vector<uint32_t>& missing) {
+  std::vector<uint32_t> with_use;
   uint64_t read = 0, absent = 0;
   for (size_t i = 0; i < batch.n; ++i) {
-    read += count_of(i);
-    if (config_.max_rows > 0 && mask_of(i) != kShared) counted.push_back(static_cast<uint32_t>(i));
-    if (mask_of(i) == kShared) absent += count_of(i);
+    const bool shared = MaskOf(batch, i) == kShared;
+    read += CountOf(batch, i);
+    if (shared) absent += CountOf(batch, i);
+    if (config_.max_rows > 0 && !shared) with_use.push_back(static_cast<uint32_t>(i));
   }
-  for (uint32_t i : missing) absent += count_of(i);
+  for (uint32_t i : missing) absent += CountOf(batch, i);
   lookups_ += read;
   own_lookups_ += read - absent;
-  if (config_.max_rows == 0) counted = missing;
-  if (counted.empty()) return Status();
+  return config_.max_rows == 0 ? missing : with_use;
+}
 
+std::vector<AdaptiveTable::Newcomer> AdaptiveTable::Newcomers(const AdaptiveKeys& batch,
+                                                              const std::vector<uint32_t>& counted,
+                                                              const std::vector<uint32_t>& missing,
+                                                              const ParallelFor& parallel_for) {
   std::vector<Key> keys(counted.size());
   for (size_t i = 0; i < counted.size(); ++i) keys[i] = batch.keys[counted[i]];
   std::vector<int32_t> inverse(keys.size());
@@ -223,11 +241,10 @@ Status AdaptiveTable::Learn(const AdaptiveKeys& batch, std::vector<uint32_t> mis
   std::vector<uint32_t> counts(distinct.size(), 0);
   std::vector<uint8_t> forced(distinct.size(), 0);
   for (size_t i = 0; i < counted.size(); ++i) {
-    counts[inverse[i]] = Sum(counts[inverse[i]], count_of(counted[i]));
-    forced[inverse[i]] |= mask_of(counted[i]) == kOwn;
+    counts[inverse[i]] = Sum(counts[inverse[i]], CountOf(batch, counted[i]));
+    forced[inverse[i]] |= MaskOf(batch, counted[i]) == kOwn;
   }
   const std::vector<uint32_t> uses = Count(distinct, counts);
-
   std::vector<uint8_t> has_row(distinct.size(), config_.max_rows > 0);
   if (config_.max_rows > 0) {
     std::unordered_set<Key> without;
@@ -240,7 +257,11 @@ Status AdaptiveTable::Learn(const AdaptiveKeys& batch, std::vector<uint32_t> mis
       newcomers.push_back({{uses[u], distinct[u]}, forced[u] != 0});
     }
   }
-  if (newcomers.empty()) return Status();
+  return newcomers;
+}
+
+Status AdaptiveTable::Admit(const AdaptiveKeys& batch, std::vector<Newcomer> newcomers,
+                            const ParallelFor& parallel_for) {
   EvictedRows gone;
   if (config_.max_rows > 0 && own_->size() + newcomers.size() > config_.max_rows) {
     auto made = MakeRoom(batch, &newcomers, parallel_for);

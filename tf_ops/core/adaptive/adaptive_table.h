@@ -195,6 +195,17 @@ class AdaptiveTable {
   // the batch whose keys had none when changes_ was `seen`.
   Status Learn(const AdaptiveKeys& batch, std::vector<uint32_t> missing, uint64_t seen,
                const ParallelFor& parallel_for);
+  // Its parts. The first adds to the statistics, and returns the positions of keys to be counted:
+  // those without a row; all that do not ask for static rows, where uses decide who stays.
+  std::vector<uint32_t> CountLookups(const AdaptiveKeys& batch,
+                                     const std::vector<uint32_t>& missing);
+  // Counts them, and returns those of the keys without a row that are to have one.
+  std::vector<Newcomer> Newcomers(const AdaptiveKeys& batch, const std::vector<uint32_t>& counted,
+                                  const std::vector<uint32_t>& missing,
+                                  const ParallelFor& parallel_for);
+  // Makes their rows, as far as there is room or can be made.
+  Status Admit(const AdaptiveKeys& batch, std::vector<Newcomer> newcomers,
+               const ParallelFor& parallel_for);
   // Estimates after each of the distinct keys was seen `counts` times more.
   std::vector<uint32_t> Count(const std::vector<Key>& keys, const std::vector<uint32_t>& counts);
   std::vector<uint32_t> Estimate(const std::vector<Key>& keys) const;
