@@ -68,7 +68,6 @@ SlotMap::SlotMap(const SlotMapOptions& options)
       seed_key_(Mix64(options.seed + kGolden)),
       size_(static_cast<uint64_t>(options.size)),
       remainder_(size_),
-      num_embeddings_(options.num_embeddings),
       dim_(static_cast<int>(options.dim)),
       block_size_(static_cast<int>(std::min(options.block_size, options.dim))),
       blocks_((dim_ + block_size_ - 1) / block_size_),

@@ -57,7 +57,6 @@ class SlotMap {
   static Result<SlotMap> Make(const SlotMapOptions& options);
 
   int64_t size() const { return static_cast<int64_t>(size_); }
-  int64_t num_embeddings() const { return num_embeddings_; }
   int dim() const { return dim_; }
   int block_size() const { return block_size_; }  // at most dim
   int blocks() const { return blocks_; }          // the last one may be short
@@ -104,7 +103,6 @@ class SlotMap {
   uint64_t seed_key_;
   uint64_t size_;
   Remainder remainder_;  // by size
-  int64_t num_embeddings_;
   int dim_;
   int block_size_;
   int blocks_;

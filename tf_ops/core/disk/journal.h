@@ -72,7 +72,6 @@ class Journal {
     Room(Room&& other) noexcept { *this = std::move(other); }
     Room& operator=(Room&& other) noexcept;
     ~Room();
-    uint64_t bytes() const { return bytes_; }
 
    private:
     friend class Journal;

@@ -150,7 +150,6 @@ class RocksdbStore final : public RowStore {
   Status RecordMeta();
   // As the group is once everything dirty is written.
   GroupMeta meta() const;
-  int group() const { return group_; }
   // Forgets what is cached, after somebody else has changed the database, which has so many rows
   // that had not expired at `counted_at`. Nothing may be dirty. Needs no memory.
   void DropCache(uint64_t rows, uint32_t counted_at);

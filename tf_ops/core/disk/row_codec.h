@@ -90,10 +90,6 @@ class RowBatch {
     Append(&size, sizeof(size));
     ++rows_;
   }
-  void Add(const RowBatch& other) {
-    bytes_ += other.bytes_;
-    rows_ += other.rows_;
-  }
   void Clear() {
     bytes_.clear();
     rows_ = 0;

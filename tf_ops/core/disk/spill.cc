@@ -162,7 +162,7 @@ Status Spill::Compact() {
     std::vector<float> floats;
   };
   std::vector<Copy> copies;
-  Status status = ForEachOfSegment(emptiest, false, [&](const Head& head, const float* floats) {
+  Status status = ForEachOfSegment(emptiest, [&](const Head& head, const float* floats) {
     copies.push_back({{head, nullptr, dirty(Find(head.key))}, {floats, floats + floats_}});
     return Status();
   });

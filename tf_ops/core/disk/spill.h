@@ -68,15 +68,6 @@ class Spill {
   void ForEachPlace(const Fn& fn) const {
     index_.ForEach(fn);
   }
-  // Calls fn(head, floats) for the dirty rows, until it returns an error.
-  template <typename Fn>
-  Status ForEachDirty(const Fn& fn) const {
-    for (uint32_t s = 0; s < segments_.size(); ++s) {
-      Status status = ForEachOfSegment(s, /*dirty_only=*/true, fn);
-      if (!status.ok()) return status;
-    }
-    return Status();
-  }
   void SetAllClean();
   uint64_t dirty() const { return dirty_; }
 
@@ -90,19 +81,16 @@ class Spill {
     // The file is read once: after taken() nothing may fail any more.
     std::vector<Key> keys;
     keys.reserve(segments_[oldest].valid_rows);
-    Status status =
-        ForEachOfSegment(oldest, /*dirty_only=*/false, [&](const Head& head, const float* floats) {
-          keys.push_back(head.key);
-          return dirty(Find(head.key)) ? fn(head, floats) : Status();
-        });
+    Status status = ForEachOfSegment(oldest, [&](const Head& head, const float* floats) {
+      keys.push_back(head.key);
+      return dirty(Find(head.key)) ? fn(head, floats) : Status();
+    });
     if (status.ok()) status = taken();
     if (!status.ok()) return status;
     for (Key key : keys) Remove(key);
     FreeIfEmpty(oldest);
     return true;
   }
-
-  uint64_t index_bytes() const { return index_.bytes(); }
 
  private:
   struct Segment {
@@ -123,8 +111,9 @@ class Spill {
     (*bits)[i / 64] &= ~(uint64_t{1} << (i % 64));
   }
 
+  // Calls fn(head, floats) for the rows of a segment, until it returns an error.
   template <typename Fn>
-  Status ForEachOfSegment(uint32_t s, bool dirty_only, const Fn& fn) const {
+  Status ForEachOfSegment(uint32_t s, const Fn& fn) const {
     const Segment& segment = segments_[s];
     if (segment.number == kNone || segment.valid_rows == 0) return Status();
     std::vector<char> bytes(segment.rows * record_bytes_);
@@ -134,7 +123,7 @@ class Spill {
     for (uint32_t i = 0; i < rows && status.ok(); ++i) {
       // fn may free the segment with its last row.
       if (segments_[s].number == kNone) break;
-      if (!Bit(segments_[s].valid, i) || (dirty_only && !Bit(segments_[s].dirty, i))) continue;
+      if (!Bit(segments_[s].valid, i)) continue;
       const char* record = bytes.data() + i * record_bytes_;
       Head head;
       std::memcpy(&head, record, sizeof(head));
