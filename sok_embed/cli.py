@@ -14,9 +14,9 @@ import click
 from tqdm import tqdm
 
 from sok_embed import kv
+from sok_embed.kv import _core
 
 _UINT64 = 2**64
-_JOURNAL = "sok-journal-"  # of its segments, in a storage's folder
 
 
 class _Group(click.Group):
@@ -92,7 +92,7 @@ def inspect(path: str, group: int | None, as_json: bool) -> None:
         report: dict[str, Any] = {
             "path": storage.path,
             "ttl": storage.ttl,
-            "file_bytes": _file_bytes(path),
+            "file_bytes": _core.file_bytes(path),
             "groups": [_survey(storage, known) for known in groups],
         }
     if as_json:
@@ -189,7 +189,7 @@ def dump(
 def load(path: str, file: str, damo: bool, ttl: int | None, as_json: bool) -> None:
     """Take the rows of FILE into PATH, which is made if there is none."""
     theirs = None if damo else kv.read_dump(file).ttl
-    if ttl is None and not os.path.exists(os.path.join(path, "CURRENT")):
+    if ttl is None and not _core.holds_storage(path):
         ttl = theirs or 0
     with kv.Storage(path, ttl) as storage, _bar("load") as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the TTL is printed
@@ -209,10 +209,10 @@ def load(path: str, file: str, damo: bool, ttl: int | None, as_json: bool) -> No
 def compact(path: str, as_json: bool) -> None:
     """Rewrite the files of PATH without expired and superseded rows."""
     _opened(path).close()  # which does not make the folder
-    before = _file_bytes(path)
+    before = _core.file_bytes(path)
     with kv.Storage(path, ttl=None) as storage:
         storage.compact()
-    after = _file_bytes(path)
+    after = _core.file_bytes(path)
     _print_result(
         as_json, f"{before:,} bytes before, {after:,} after", bytes_before=before, bytes_after=after
     )
@@ -258,20 +258,6 @@ def _inspect_dump(path: str, number: int | None, as_json: bool) -> None:
 
 def _opened(path: str) -> kv.Storage:
     return kv.Storage(path, ttl=None, read_only=True)
-
-
-def _file_bytes(path: str) -> int:
-    """What RocksDB's tables and its log take, and the journal of `durability="update"`, in bytes.
-
-    A process that was killed leaves the rows of its journal there until a training one opens the
-    folder.
-    """
-    with os.scandir(path) as entries:
-        return sum(
-            entry.stat().st_size
-            for entry in entries
-            if entry.name.endswith((".sst", ".log")) or entry.name.startswith(_JOURNAL)
-        )
 
 
 @contextmanager

@@ -348,7 +348,7 @@ class Storage:
                 warn_of_another(storage, wanted)
                 return storage
             check_consent(path, folder)
-            if not os.path.exists(os.path.join(folder, "CURRENT")):
+            if not _core.holds_storage(folder):
                 there = "no storage" if os.path.exists(folder) else "no such folder"
                 raise FileNotFoundError(
                     f"Expected a storage in '{folder}'. Received: {there}. Move it there, "

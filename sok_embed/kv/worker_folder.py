@@ -6,6 +6,7 @@ import os
 import re
 
 from sok_embed import communicators
+from sok_embed.kv import _core
 
 _WORKER_FOLDER = re.compile(r"worker-\d+-of-(?P<size>\d+)")
 
@@ -26,7 +27,7 @@ def worker_folder(path: str) -> str:
                 f"'{name}', which {found['size']} workers made. Start as many again; or dump each "
                 "worker's folder, and load all of them into a new folder for one worker."
             )
-    if size > 1 and "CURRENT" in names:
+    if size > 1 and _core.holds_storage(path):
         raise ValueError(
             f"Expected the storage '{path}' of {size} workers. Received: one that 1 worker made. "
             "Start one worker, or give the workers a folder of their own."

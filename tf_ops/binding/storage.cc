@@ -11,6 +11,7 @@
 #include "binding/binding.h"
 #include "core/disk/group_meta.h"
 #include "core/dump/dump_file.h"
+#include "core/storage/storage_folder.h"
 
 namespace sok::binding {
 namespace {
@@ -202,6 +203,10 @@ void BindStorage(nb::module_& module) {
                nb::arg("reset_slots") = false);
   BindContents(storage);
   module.def("dump_groups", DumpGroups, nb::arg("path"));
+  module.def(
+      "holds_storage", [](nb::handle path) { return HoldsStorage(ToPath(path)); }, nb::arg("path"));
+  module.def(
+      "file_bytes", [](nb::handle path) { return FileBytes(ToPath(path)); }, nb::arg("path"));
 }
 
 }  // namespace sok::binding

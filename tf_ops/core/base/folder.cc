@@ -33,6 +33,18 @@ Status MakeFolders(const std::string& path) {
   }
 }
 
+uint64_t BytesOfFiles(const std::string& path,
+                      const std::function<bool(const std::string& name)>& wanted) {
+  uint64_t bytes = 0;
+  for (const std::string& name : FilesIn(path)) {
+    struct stat file;
+    if (wanted(name) && stat((path + "/" + name).c_str(), &file) == 0) {
+      bytes += static_cast<uint64_t>(file.st_size);
+    }
+  }
+  return bytes;
+}
+
 void RemoveFiles(const std::string& path, const std::string& prefix) {
   for (const std::string& name : FilesIn(path)) {
     if (name.compare(0, prefix.size(), prefix) == 0) std::remove((path + "/" + name).c_str());

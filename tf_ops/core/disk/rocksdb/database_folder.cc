@@ -13,6 +13,10 @@ bool StartsWith(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
 }
 
+bool EndsWith(std::string_view name, std::string_view suffix) {
+  return name.size() > suffix.size() && name.substr(name.size() - suffix.size()) == suffix;
+}
+
 }  // namespace
 
 Status CheckNew(const std::string& path) {
@@ -22,9 +26,8 @@ Status CheckNew(const std::string& path) {
   }
   for (const std::string& name : FilesIn(path)) {
     if (name == "LOCK" || name == "IDENTITY" || StartsWith(name, "LOG") ||
-        StartsWith(name, "MANIFEST-") || StartsWith(name, "OPTIONS-") ||
-        (name.size() > 4 && name.substr(name.size() - 4) == ".log") ||
-        (name.size() > 6 && name.substr(name.size() - 6) == ".dbtmp")) {
+        StartsWith(name, "MANIFEST-") || StartsWith(name, "OPTIONS-") || EndsWith(name, ".log") ||
+        EndsWith(name, ".dbtmp")) {
       continue;
     }
     return InvalidArgument("expected an empty folder or a storage, got '" + path +
@@ -32,6 +35,17 @@ Status CheckNew(const std::string& path) {
                            "' in it; give the storage a folder of its own");
   }
   return Status();
+}
+
+bool HoldsDatabase(const std::string& path) {
+  struct stat info;
+  return stat((path + "/CURRENT").c_str(), &info) == 0;
+}
+
+uint64_t DatabaseBytes(const std::string& path) {
+  return BytesOfFiles(path, [](const std::string& name) {
+    return EndsWith(name, ".sst") || EndsWith(name, ".log");
+  });
 }
 
 }  // namespace sok
