@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from sok_embed.kv import _core
 from sok_embed.kv.arguments import check_path
-from sok_embed.kv.core import call_core
 from sok_embed.kv.group import Group, group_of
 
 
@@ -38,7 +37,7 @@ def read_dump(path: str | bytes | os.PathLike[Any]) -> Dump:
         FileNotFoundError, PermissionError: From the file system.
     """
     ttl, groups = None, []
-    for number, _, _, rows, text in call_core(_core.dump_groups, check_path(path)):
+    for number, _, _, rows, text in _core.dump_groups(check_path(path)):
         meta = json.loads(text)
         ttl = meta.get("ttl", ttl)
         groups.append(group_of(number, meta, rows))

@@ -18,7 +18,6 @@ from sok_embed.kv.arguments import (
     check_keys,
     check_type,
 )
-from sok_embed.kv.core import call_core
 from sok_embed.kv.group import GROUPS
 from sok_embed.kv.initializer import Initializer
 from sok_embed.kv.optimizer import Optimizer
@@ -114,8 +113,7 @@ class Embedding:
         self.admission = admission
         self.duplicates = duplicates
         kind, a, b = initializer.bounds(self.dimension)
-        self._table = call_core(
-            storage.ready().open_table,
+        self._table = storage.ready().open_table(
             group=self.group,
             dim=self.dimension,
             initializer=kind,
@@ -203,9 +201,9 @@ class Embedding:
         make_rows = train and not native.read_only
         if return_exists:
             exists = np.empty(wanted.size, np.uint8)
-            call_core(self._table.lookup, wanted, flat, make_rows, exists)
+            self._table.lookup(wanted, flat, make_rows, exists)
             return found, exists.view(np.bool_).reshape(keys.shape)
-        call_core(self._table.lookup, wanted, flat, make_rows)
+        self._table.lookup(wanted, flat, make_rows)
         return found if weights is None else None
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
@@ -238,7 +236,7 @@ class Embedding:
         exists = np.empty(wanted.size, np.uint8)
         update_nums, update_times = np.empty(wanted.size, np.int64), np.empty(wanted.size, np.int64)
         self.storage.ready()
-        call_core(self._table.metadata, wanted, exists, update_nums, update_times)
+        self._table.metadata(wanted, exists, update_nums, update_times)
         return Metadata(
             exists.view(np.bool_).reshape(keys.shape),
             update_nums.reshape(keys.shape),
@@ -266,8 +264,7 @@ class Embedding:
         wanted = check_keys(keys)
         flat = self._vectors("gradients", gradients, keys.shape)
         self.storage.ready()
-        call_core(
-            self._table.update,
+        self._table.update(
             wanted,
             flat,
             self.optimizer._native,
@@ -291,7 +288,7 @@ class Embedding:
         wanted = check_keys(keys)
         flat = self._vectors("weights", weights, keys.shape)
         self.storage.ready()
-        call_core(self._table.assign, wanted, flat)
+        self._table.assign(wanted, flat)
 
     def remove(self, keys: Keys) -> int:
         """Removes rows.
@@ -307,12 +304,12 @@ class Embedding:
         """
         wanted = check_keys(keys)
         self.storage.ready()
-        return call_core(self._table.remove, wanted)
+        return self._table.remove(wanted)
 
     def stats(self) -> dict[str, int]:
         """Figures: `rows`, bytes in memory, `steps` and others of `sok_embed.Table.stats`."""
         self.storage.ready()
-        return call_core(self._table.stats)
+        return self._table.stats()
 
     def __len__(self) -> int:
         """The number of rows; with a TTL, some that have expired may be among them."""
@@ -322,7 +319,7 @@ class Embedding:
                 f"Expected storage '{self.storage.path}' to be open. Received: a closed one. "
                 "Open it again, and make the embedding anew."
             )
-        return call_core(self._table.size)
+        return self._table.size()
 
     def __bool__(self) -> bool:
         return True  # also without rows

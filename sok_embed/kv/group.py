@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sok_embed.kv.core import shown_rule
+from sok_embed.kv import _core
 
 GROUPS = 256  # the most that a storage has
 
@@ -45,7 +45,7 @@ def group_of(number: int, meta: dict[str, Any], rows: int | None = None) -> Grou
     return Group(
         number=number,
         dimension=meta["dim"],
-        optimizer=shown_rule(meta["rule"]) if meta["rule"] else None,
+        optimizer=_core.shown_rule(meta["rule"]) if meta["rule"] else None,
         rows=meta["rows"] if rows is None else rows,
         steps=meta["steps"],
         initializer=meta["initializer"],

@@ -16,7 +16,6 @@ from sok_embed.kv.arguments import (
     shown_arguments,
     unknown_name,
 )
-from sok_embed.kv.core import call_core
 from sok_embed.kv.group import GROUPS
 
 
@@ -100,7 +99,7 @@ class Initializer:
         """
         vector = np.empty(check_integer("dimension", dimension, 1, MOST_DIMENSION + 1), np.float32)
         stream = (self.seed % UINT64, check_integer("group", group, 0, GROUPS))
-        call_core(_core.Initializer, *self.bounds(dimension), *stream).fill(key % UINT64, vector)
+        _core.Initializer(*self.bounds(dimension), *stream).fill(key % UINT64, vector)
         return vector
 
     def __repr__(self) -> str:

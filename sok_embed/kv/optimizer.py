@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sok_embed.kv import _core
+from sok_embed.kv._core import RULE_PREFIX
 from sok_embed.kv.arguments import (
     MOST_DIMENSION,
     UINT32,
@@ -19,7 +20,6 @@ from sok_embed.kv.arguments import (
     shown_arguments,
     unknown_name,
 )
-from sok_embed.kv.core import RULE_PREFIX, call_core
 
 
 class Schedule:
@@ -69,9 +69,7 @@ class Schedule:
             initial: The learning rate that the schedule starts from.
             step: 0 for the first update.
         """
-        return call_core(
-            _core.schedule_value, self.name, list(self.parameters.items()), float(initial), step
-        )
+        return _core.schedule_value(self.name, list(self.parameters.items()), float(initial), step)
 
     def __repr__(self) -> str:
         return f"Schedule({shown_arguments(self.name, self.parameters)})"
@@ -126,8 +124,7 @@ class Optimizer:
         self.schedule = schedule
         self.rule = RULE_PREFIX + name
         given = check_parameters(f"optimizer '{name}'", parameters, more)
-        self._native = call_core(
-            _core.Optimizer,
+        self._native = _core.Optimizer(
             self.rule,
             list(given.items()),
             *((schedule.name, list(schedule.parameters.items())) if schedule else ()),

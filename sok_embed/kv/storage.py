@@ -21,7 +21,6 @@ from sok_embed.kv.arguments import (
     check_seconds,
 )
 from sok_embed.kv.consent import check_consent
-from sok_embed.kv.core import call_core
 from sok_embed.kv.dump import read_dump
 from sok_embed.kv.group import GROUPS, Group, group_of
 from sok_embed.kv.worker_folder import worker_folder
@@ -98,8 +97,7 @@ class Storage:
         self._clock = clock
         self._process = os.getpid()
         with _open_lock:
-            self._native = call_core(
-                _core.Storage,
+            self._native = _core.Storage(
                 # The process may change its working directory while the storage is open.
                 self.path and os.path.join(os.getcwd(), self.path),
                 None if ttl is None else check_integer("ttl", ttl, 0, UINT32),
@@ -155,11 +153,11 @@ class Storage:
 
     def flush(self) -> None:
         """Writes everything so far, in one step that happens as a whole or not at all."""
-        call_core(self.ready().flush)
+        self.ready().flush()
 
     def close(self) -> None:
         """Flushes and closes. If that fails, the storage stays open. Another call does nothing."""
-        call_core(self.ready().close)
+        self.ready().close()
         self._finalizer.detach()
 
     def checkpoint(self, path: str | bytes | os.PathLike[Any]) -> None:
@@ -175,11 +173,11 @@ class Storage:
                 If `path` is on another file system, also if there is something at `<path>.tmp`,
                 where the folder is made: a killed checkpoint leaves it.
         """
-        call_core(self.ready().checkpoint, check_path(path))
+        self.ready().checkpoint(check_path(path))
 
     def compact(self) -> None:
         """Flushes and rewrites the files, without expired and superseded rows."""
-        call_core(self.ready().compact)
+        self.ready().compact()
 
     def dump(
         self,
@@ -211,8 +209,7 @@ class Storage:
             ValueError: For a path in the storage's own folder, or one that cannot be a file.
             RuntimeError: If `progress` gave it up.
         """
-        return call_core(
-            self.ready().dump,
+        return self.ready().dump(
             check_path(path),
             -1 if group is None else check_integer("group", group, 0, GROUPS),
             check_integer("min_count", min_count, 0, UINT32),
@@ -246,7 +243,7 @@ class Storage:
                 said so by `ttl=0`.
         """
         file = check_path(path)
-        rows = call_core(self.ready().load, file, _watched(progress))
+        rows = self.ready().load(file, _watched(progress))
         theirs = read_dump(file).ttl
         if theirs and not self.ttl and self._ttl_by_default:
             warnings.warn(
@@ -275,13 +272,11 @@ class Storage:
         Raises:
             CorruptionError, ValueError, RuntimeError: As `load`.
         """
-        return call_core(self.ready().load_damo, check_path(path), _watched(progress))
+        return self.ready().load_damo(check_path(path), _watched(progress))
 
     def groups(self) -> list[Group]:
         """The groups, ascending by number."""
-        return [
-            group_of(number, json.loads(text)) for number, text in call_core(self.ready().groups)
-        ]
+        return [group_of(number, json.loads(text)) for number, text in self.ready().groups()]
 
     def ready(self) -> _core.Storage:
         """The core's storage, with its clock set; for embeddings, layers and tools.

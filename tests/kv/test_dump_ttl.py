@@ -1,12 +1,12 @@
 """A dump says how long its rows were kept, and who loads it learns of it."""
 
-import ctypes
 import json
 import re
 import warnings
 
 import pytest
 from click.testing import CliRunner
+from dump_descriptions import with_descriptions
 from kv_rows import adam, damo_file, keys, ones, sgd
 
 from sok_embed import kv
@@ -28,13 +28,6 @@ def dumped(tmp_path):
         sgd(storage, 4, group=8).apply_gradients(keys(7), ones(1, 4))
         storage.dump(tmp_path / "dump")
     return tmp_path / "dump"
-
-
-def xxh3(data, seed):
-    """XXH3 of 64 bits, by the library itself."""
-    function = ctypes.CDLL("libxxhash.so.0").XXH3_64bits_withSeed
-    function.restype = ctypes.c_uint64
-    return function(data, ctypes.c_size_t(len(data)), ctypes.c_uint64(seed))
 
 
 def ttl_of(path):
@@ -149,22 +142,3 @@ def test_a_damaged_description_is_an_error_that_names_its_file(dumped, tmp_path,
     for read in (kv.read_dump, kv.Storage(tmp_path / "new").load):
         with pytest.raises(kv.CorruptionError, match="damaged., group 0: expected the description"):
             read(damaged)
-
-
-def with_descriptions(dumped, change):
-    """The bytes of a dump whose groups have other descriptions, with checksums that fit."""
-    data = bytearray(dumped.read_bytes())
-    offset = int.from_bytes(data[-40:-32], "little")
-    index = bytearray(data[offset:-40])
-    place, kept = 4, bytearray(index[:4])
-    for _ in range(2):
-        head = index[place : place + 24]
-        length = int.from_bytes(head[12:16], "little")
-        text = change(bytes(index[place + 24 : place + 24 + length]))
-        head[12:16] = len(text).to_bytes(4, "little")
-        kept += head + text
-        place += 24 + length
-    body = bytes(data[:offset]) + bytes(kept)
-    footer = offset.to_bytes(8, "little") + (len(body) + 40).to_bytes(8, "little") + data[-24:-16]
-    checksum = xxh3(bytes(kept) + footer, offset)
-    return body + footer + checksum.to_bytes(8, "little") + data[-8:]

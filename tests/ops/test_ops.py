@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from sok_embed import tf_ops
+from sok_embed.kv import _core
 
 DIM = 4
 ERROR = tf.errors.InvalidArgumentError
@@ -119,6 +120,14 @@ def test_commit_without_deposits_does_nothing():
 def test_commit_refuses_an_unknown_rule():
     with pytest.raises(ERROR, match="no_such_rule"):
         tf_ops.commit(new_table(), tf.constant(0.0), "no_such_rule", [], tf.zeros(0, tf.float64))
+
+
+def test_an_unknown_rule_comes_with_the_names_that_ops_take():
+    table = new_table()
+    with pytest.raises(ERROR) as caught:
+        tf_ops.commit(table, tf.constant(0.0), "kv_no", [], tf.zeros(0, tf.float64))
+    taken = ", ".join(_core.rule_names())
+    assert f'Expected a row optimizer of {taken}. Received: "kv_no".' in str(caught.value)
 
 
 def test_commit_refuses_an_unknown_parameter():

@@ -50,7 +50,14 @@ std::string ToPath(nb::handle path);
 // The other way round, as os.fsdecode.
 nb::object FromPath(std::string_view path);
 
-// Throws the Python exception that stands for the error. The GIL must be held, here and below.
+// The names in the core of the rules of sok_embed.kv begin so.
+constexpr char kRulePrefix[] = "kv_";
+// The name that a user of sok_embed.kv knows a rule by: one of its own without the prefix, one of
+// Keras' with "keras." in front. Unknown ones stay as they are.
+std::string ShownRule(const std::string& rule);
+
+// Throws the Python exception that stands for the error, in whose text rules are called so. The GIL
+// must be held, here and below.
 [[noreturn]] void Raise(const Status& status);
 inline void Check(const Status& status) {
   if (!status.ok()) Raise(status);

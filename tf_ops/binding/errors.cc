@@ -1,5 +1,10 @@
 // The core's errors as Python's exceptions.
+#include <algorithm>
+#include <new>
+#include <string_view>
+
 #include "binding/binding.h"
+#include "core/rules/row_optimizer.h"
 
 namespace sok::binding {
 namespace {
@@ -55,9 +60,24 @@ nb::object FromPath(std::string_view path) {
       PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
 }
 
+std::string ShownRule(const std::string& rule) {
+  constexpr std::string_view prefix = kRulePrefix;
+  if (std::string_view(rule).substr(0, prefix.size()) == prefix) return rule.substr(prefix.size());
+  const std::vector<std::string> known = RowOptimizerNames();
+  return std::find(known.begin(), known.end(), rule) == known.end() ? rule : "keras." + rule;
+}
+
 void Raise(const Status& status) {
+  std::string worded;
+  std::string_view message = status.text();
+  // Where memory has ended, the core's words do.
+  try {
+    worded = status.Worded(ShownRule);
+    message = worded;
+  } catch (const std::bad_alloc&) {
+  }
   // Paths in messages may be bytes that are no UTF-8.
-  const nb::object text = FromPath(status.text());
+  const nb::object text = FromPath(message);
   if (text.is_valid()) PyErr_SetObject(ExceptionFor(status.code()), text.ptr());
   throw nb::python_error();
 }
@@ -69,6 +89,8 @@ void CheckSize(const char* name, size_t n, size_t expected, const std::string& r
 }
 
 void BindErrors(nb::module_& module) {
+  module.attr("RULE_PREFIX") = kRulePrefix;
+  module.def("shown_rule", ShownRule, nb::arg("rule"));
   storage_error = MakeException(module, "StorageError", "A storage cannot do what it was asked to.",
                                 PyExc_OSError);
   storage_locked_error = MakeException(module, "StorageLockedError",

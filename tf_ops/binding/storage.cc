@@ -10,6 +10,7 @@
 
 #include "binding/binding.h"
 #include "core/disk/group_meta.h"
+#include "core/dump/dump_checks.h"
 #include "core/dump/dump_file.h"
 #include "core/storage/storage_folder.h"
 
@@ -138,11 +139,7 @@ std::vector<DumpedGroup> DumpGroups(nb::handle given) {
   auto reader = Value(Unlocked([&] { return DumpReader::Open(path); }));
   std::vector<DumpedGroup> groups;
   for (const DumpGroup& group : reader->groups()) {
-    const Status damaged = GroupMeta::FromJson(group.meta).status();
-    if (!damaged.ok()) {
-      Raise(Status(damaged.code(), "'" + path + "', group " + std::to_string(group.group) + ": " +
-                                       damaged.message()));
-    }
+    Check(InGroup(path, group.group, GroupMeta::FromJson(group.meta).status()));
     groups.emplace_back(group.group, group.dim, group.slot_floats, group.rows, group.meta);
   }
   return groups;

@@ -220,8 +220,8 @@ Status AdaptiveTable::Restore(const Rows& own, const Rows& shared, const std::st
                            (counters.empty() ? "" : " of version " + std::to_string(counters[0])));
   }
   if (own.rule != shared.rule || own.slot_floats != shared.slot_floats) {
-    return InvalidArgument("expected own and static rows of one rule, got '" + own.rule +
-                           "' and '" + shared.rule + "'");
+    return InvalidArgument("expected own and static rows of one rule, got '{own}' and '{shared}'",
+                           {{"own", RuleName{own.rule}}, {"shared", RuleName{shared.rule}}});
   }
   if (config_.max_rows > 0 && own.n > config_.max_rows) {
     return Status(Code::kResourceExhausted,

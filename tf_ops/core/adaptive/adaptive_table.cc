@@ -61,10 +61,9 @@ Result<std::unique_ptr<AdaptiveTable>> AdaptiveTable::Make(std::shared_ptr<Table
   }
   auto made = CountMinSketch::Make(SketchOf(config));
   if (!made.ok()) {
-    return Status(made.status().code(), "a sketch for a sketch_capacity of " +
-                                            std::to_string(config.sketch_capacity) + " and " +
-                                            std::to_string(config.static_buckets) +
-                                            " static_buckets: " + made.status().message());
+    return made.status().Within("a sketch for a sketch_capacity of " +
+                                std::to_string(config.sketch_capacity) + " and " +
+                                std::to_string(config.static_buckets) + " static_buckets: ");
   }
   if (config.promote_after < 1 || config.promote_after > made.value()->max()) {
     return InvalidArgument("expected promote_after in [1, " + std::to_string(made.value()->max()) +

@@ -1,12 +1,17 @@
 // Errors as values. Nothing in the core throws on bad input or calls exit.
 #pragma once
 
+#include <cstddef>
+#include <functional>
+#include <initializer_list>
 #include <memory>
 #include <new>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace sok {
 
@@ -23,12 +28,53 @@ enum class Code {
   kInternal,
 };
 
+// The name that a row optimizer's rule has in the core. Users may know it by another: see
+// Status::Worded.
+struct RuleName {
+  std::string name;
+};
+struct RuleNames {
+  std::vector<std::string> names;
+};
+
+// A part of an error's text that has a name, and a type that says in whose words it is.
+class ErrorField {
+ public:
+  enum class Type {
+    kText,  // means the same to everybody: a path, a number, a value as it came
+    kRule,  // the core's names of rules, one or several; commas stand between them in the text
+  };
+
+  ErrorField(const char* name, std::string text)
+      : name_(name), type_(Type::kText), values_{std::move(text)} {}
+  template <typename Integer, typename = std::enable_if_t<std::is_integral_v<Integer>>>
+  ErrorField(const char* name, Integer number) : ErrorField(name, std::to_string(number)) {}
+  ErrorField(const char* name, RuleName rule)
+      : name_(name), type_(Type::kRule), values_{std::move(rule.name)} {}
+  ErrorField(const char* name, RuleNames rules)
+      : name_(name), type_(Type::kRule), values_(std::move(rules.names)) {}
+
+  std::string_view name() const { return name_; }
+  Type type() const { return type_; }
+  const std::vector<std::string>& values() const { return values_; }
+
+ private:
+  const char* name_;  // a literal
+  Type type_;
+  std::vector<std::string> values_;
+};
+
+// Success, or an error of some kind with a text for people. The text is made from a form and typed
+// fields, which a front end can put into its users' words without looking for them in the text.
+//
 // Copies need no memory: what an error says must reach the caller also where that has ended.
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(Code code, std::string message)
-      : code_(code), message_(std::make_shared<const std::string>(std::move(message))) {}
+  Status(Code code, std::string message) : code_(code), content_(Content::Of(std::move(message))) {}
+  // The text is `form`, where "{group}" stands for the field of that name. Braces around another
+  // name stand for themselves, and so do those in what a field says.
+  Status(Code code, std::string_view form, std::initializer_list<ErrorField> fields);
   // Needs no memory.
   static Status Literal(Code code, const char* literal) {
     Status status;
@@ -39,18 +85,44 @@ class [[nodiscard]] Status {
 
   bool ok() const { return code_ == Code::kOk; }
   Code code() const { return code_; }
+  // In the core's words.
   std::string message() const { return std::string(text()); }
   // The same without memory; valid as long as the status is.
-  std::string_view text() const { return message_ == nullptr ? literal_ : *message_; }
+  std::string_view text() const {
+    return content_ == nullptr ? literal_ : std::string_view(content_->text);
+  }
+
+  // The text with every name of a rule as `word` has it.
+  using WordRule = std::function<std::string(const std::string& rule)>;
+  std::string Worded(const WordRule& word) const;
+  // The same error with words around its text: where it happened, or what to do about it.
+  Status Within(std::string_view before, std::string_view after = "") const;
 
  private:
+  // Where in the text the name of a rule stands.
+  struct Place {
+    size_t begin;
+    size_t size;
+  };
+  struct Content {
+    static std::shared_ptr<const Content> Of(std::string text, std::vector<Place> rules = {}) {
+      return std::make_shared<const Content>(Content{std::move(text), std::move(rules)});
+    }
+
+    std::string text;
+    std::vector<Place> rules;  // one after another
+  };
+
   Code code_ = Code::kOk;
   std::string_view literal_;
-  std::shared_ptr<const std::string> message_;  // null: the literal is the text
+  std::shared_ptr<const Content> content_;  // null: the literal is the text
 };
 
 inline Status InvalidArgument(std::string message) {
   return Status(Code::kInvalidArgument, std::move(message));
+}
+inline Status InvalidArgument(std::string_view form, std::initializer_list<ErrorField> fields) {
+  return Status(Code::kInvalidArgument, form, fields);
 }
 
 // A value, or the Status that says why there is none.
@@ -82,12 +154,12 @@ Status OrNoMemory(const Fn& fn) {
   }
 }
 
-// The error with the text that fn returns; with the literal where there is no memory for that. For
-// errors that the caller must be told, since something has changed.
+// The error that fn returns; one of this kind with the literal where there is no memory for that.
+// For errors that the caller must be told, since something has changed.
 template <typename Fn>
 Status ErrorOrLiteral(Code code, const char* literal, const Fn& fn) {
   try {
-    return Status(code, fn());
+    return fn();
   } catch (const std::bad_alloc&) {
     return Status::Literal(code, literal);
   }

@@ -184,10 +184,12 @@ Status RocksdbStore::ChangeEachShard(const ShardPartition& partition,
       "memory ended in the midst of a call: some of its rows are changed and others are not; to "
       "have none of it, end the process without a flush and open what was flushed last",
       [this] {
-        return "memory ended in the midst of a call on group " + std::to_string(group_) + " of '" +
-               core_->path +
-               "': some of its rows are changed and others are not; to have none of it, end the "
-               "process without a flush and open what was flushed last";
+        return Status(
+            Code::kResourceExhausted,
+            "memory ended in the midst of a call on group {group} of '{path}': some of "
+            "its rows are changed and others are not; to have none of it, end the process "
+            "without a flush and open what was flushed last",
+            {{"group", group_}, {"path", core_->path}});
       });
 }
 
@@ -341,8 +343,8 @@ Status RocksdbStore::NotOnDisk(const Status& why) {
       "the rows are changed and kept in memory, but not on disk yet, and memory has ended; flush "
       "then, and do not repeat the call",
       [&why] {
-        return "the rows are changed and kept in memory, but not on disk yet: " + why.message() +
-               "; flush then, and do not repeat the call";
+        return why.Within("the rows are changed and kept in memory, but not on disk yet: ",
+                          "; flush then, and do not repeat the call");
       });
 }
 
@@ -355,8 +357,8 @@ Status RocksdbStore::RecordMeta() {
                                   {{GroupMetaName(group_), meta().ToJson()}}, {});
   });
   if (status.ok()) return status;
-  return Status(status.code(), "the table is not open, and no row has changed: " +
-                                   status.message() + "; open it again once the disk can be used");
+  return status.Within("the table is not open, and no row has changed: ",
+                       "; open it again once the disk can be used");
 }
 
 Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) {

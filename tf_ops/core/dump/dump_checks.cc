@@ -13,13 +13,6 @@
 namespace sok {
 namespace {
 
-// Names the group, so that one bad group of many is found.
-Status InGroup(const std::string& path, int group, const Status& status) {
-  if (status.ok()) return status;
-  return Status(status.code(),
-                "'" + path + "', group " + std::to_string(group) + ": " + status.message());
-}
-
 Result<TableState> StateOf(const DumpGroup& group) {
   auto meta = GroupMeta::FromJson(group.meta);
   if (!meta.ok()) return meta.status();
@@ -44,6 +37,11 @@ Result<TableState> StateOf(const DumpGroup& group) {
 }
 
 }  // namespace
+
+Status InGroup(const std::string& path, int group, const Status& status) {
+  if (status.ok()) return status;
+  return status.Within("'" + path + "', group " + std::to_string(group) + ": ");
+}
 
 Status CheckDump(const DumpReader& reader, const std::string& path, const DumpProgress& progress) {
   std::map<int, SlotChecks> checks;

@@ -10,6 +10,9 @@
 
 namespace sok {
 
+// The error, if it is one, with the group of the file that it was found in.
+Status InGroup(const std::string& path, int group, const Status& status);
+
 // Checks the rows and states of a whole dump, after which it can be loaded; their counts are in
 // range by their type:
 // descriptions of groups fit their rows, and checksums are right. Reads the file once; twice if the

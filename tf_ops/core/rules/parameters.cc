@@ -52,14 +52,15 @@ std::vector<Hyper> Defaults(const std::vector<Parameter>& parameters) {
   return hypers;
 }
 
-Result<Values> BindParameters(const std::string& owner, const std::vector<Parameter>& parameters,
+Result<Values> BindParameters(const std::string& owner, const ErrorField& name,
+                              const std::vector<Parameter>& parameters,
                               const std::vector<Hyper>& hypers) {
   std::vector<Hyper> values = Defaults(parameters);
   for (const Hyper& hyper : hypers) {
     Hyper* value = FindHyper(values, hyper.name);
     if (value == nullptr) {
-      return InvalidArgument(owner + ": expected parameters of " + JoinNames(values) +
-                             ". Received: \"" + hyper.name + "\".");
+      return InvalidArgument(owner + ": expected parameters of {known}. Received: \"{got}\".",
+                             {name, {"known", JoinNames(values)}, {"got", hyper.name}});
     }
     value->value = hyper.value;
   }
@@ -67,14 +68,15 @@ Result<Values> BindParameters(const std::string& owner, const std::vector<Parame
     const Parameter& parameter = parameters[i];
     const char* expected = Violation(parameter.range, static_cast<float>(values[i].value));
     if (expected == nullptr) continue;
-    std::ostringstream message;
-    message << owner << ": expected " << parameter.name << " to be " << expected << ". Received: ";
+    std::ostringstream got;
     if (FindHyper(hypers, parameter.name) == nullptr) {
-      message << "no value, and it has no default.";
+      got << "no value, and it has no default";
     } else {
-      message << values[i].value << ".";
+      got << values[i].value;
     }
-    return InvalidArgument(message.str());
+    return InvalidArgument(
+        owner + ": expected {parameter} to be {expected}. Received: {got}.",
+        {name, {"parameter", parameter.name}, {"expected", expected}, {"got", got.str()}});
   }
   return Values(std::move(values));
 }

@@ -53,10 +53,11 @@ class Values {
 // The parameters, each with its default.
 std::vector<Hyper> Defaults(const std::vector<Parameter>& parameters);
 
-// A parameter that is not in `hypers` takes its default. `owner` begins the messages: Row optimizer
-// "adam".
+// A parameter that is not in `hypers` takes its default. `owner` begins the messages, a form that
+// `name` belongs in: Row optimizer "{owner}".
 // Errors: kInvalidArgument for an unknown parameter, a missing one and a value out of its range.
-Result<Values> BindParameters(const std::string& owner, const std::vector<Parameter>& parameters,
+Result<Values> BindParameters(const std::string& owner, const ErrorField& name,
+                              const std::vector<Parameter>& parameters,
                               const std::vector<Hyper>& hypers);
 
 // The names of items that have one, as a message lists them.

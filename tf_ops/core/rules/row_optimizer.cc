@@ -89,13 +89,14 @@ const Entry* FindEntry(const std::string& rule) {
 }
 
 Status NoScheduleExpected(const std::string& rule, const Schedule& schedule) {
-  std::vector<Entry> takers;
+  std::vector<std::string> takers;
   for (const Entry& entry : kRegistry) {
-    if (entry.takes_schedule) takers.push_back(entry);
+    if (entry.takes_schedule) takers.push_back(entry.name);
   }
-  return InvalidArgument("Row optimizer \"" + rule +
-                         "\": expected no learning rate schedule. Received: \"" + schedule.name() +
-                         "\". The rules that take one are " + JoinNames(takers) + ".");
+  return InvalidArgument(
+      "Row optimizer \"{rule}\": expected no learning rate schedule. Received: \"{schedule}\". The "
+      "rules that take one are {takers}.",
+      {{"rule", RuleName{rule}}, {"schedule", schedule.name()}, {"takers", RuleNames{takers}}});
 }
 
 }  // namespace
@@ -116,12 +117,12 @@ Result<std::unique_ptr<RowOptimizer>> MakeRowOptimizer(const std::string& rule,
                                                        const Schedule* schedule) {
   const Entry* entry = FindEntry(rule);
   if (entry == nullptr) {
-    return InvalidArgument("Expected a row optimizer of " + JoinNames(kRegistry) +
-                           ". Received: \"" + rule + "\".");
+    return InvalidArgument("Expected a row optimizer of {known}. Received: \"{got}\".",
+                           {{"known", RuleNames{RowOptimizerNames()}}, {"got", RuleName{rule}}});
   }
   if (schedule != nullptr && !entry->takes_schedule) return NoScheduleExpected(rule, *schedule);
-  const Result<Values> values =
-      BindParameters("Row optimizer \"" + rule + "\"", entry->parameters(), hypers);
+  const Result<Values> values = BindParameters(
+      "Row optimizer \"{owner}\"", {"owner", RuleName{rule}}, entry->parameters(), hypers);
   if (!values.ok()) return values.status();
   return entry->make(values.value(), schedule);
 }

@@ -133,8 +133,8 @@ Result<Schedule> Schedule::Make(const std::string& name, const std::vector<Hyper
     return InvalidArgument("Expected a learning rate schedule of " + JoinNames(kKinds) +
                            ". Received: \"" + name + "\".");
   }
-  const Result<Values> values =
-      BindParameters("Learning rate schedule \"" + name + "\"", kind->parameters(), parameters);
+  const Result<Values> values = BindParameters("Learning rate schedule \"{owner}\"",
+                                               {"owner", name}, kind->parameters(), parameters);
   if (!values.ok()) return values.status();
   Schedule schedule(kind);
   double* next = schedule.values_;

@@ -216,8 +216,10 @@ Status Storage::CheckSame(const OpenGroup& open, const TableConfig& config, cons
                           const std::optional<AdmissionConfig>& admission) const {
   const std::string group = "group " + std::to_string(config.group) + " of '" + path() + "'";
   if (!core_->read_only && !rule.empty() && !open.rule.empty() && rule != open.rule) {
-    return InvalidArgument(group + " is open with optimizer '" + open.rule + "', got '" + rule +
-                           "'; give the other optimizer a group of its own");
+    return InvalidArgument(
+        "{group} is open with optimizer '{open}', got '{got}'; give the other optimizer a group of "
+        "its own",
+        {{"group", group}, {"open", RuleName{open.rule}}, {"got", RuleName{rule}}});
   }
   const TableConfig& was = open.config;
   if (was.initializer != config.initializer || was.initializer_a != config.initializer_a ||
@@ -255,8 +257,8 @@ Result<std::shared_ptr<Admission>> Storage::OpenAdmission(int group,
         static_cast<uint32_t>(std::strtoul(name.c_str() + prefix.size(), nullptr, 16));
     Status status = admission->Load(chunk, bytes);
     if (!status.ok()) {
-      return Status(status.code(), "the admission of group " + std::to_string(group) + " of '" +
-                                       path() + "': " + status.message());
+      return status.Within("the admission of group " + std::to_string(group) + " of '" + path() +
+                           "': ");
     }
   }
   return admission;
@@ -306,17 +308,17 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
   const bool other_rule =
       !core_->read_only && !rule.empty() && !meta.state.rule.empty() && meta.state.rule != rule;
   if (other_rule && !reset_slots && !this->reset_slots()) {
-    return InvalidArgument(group + " was made with optimizer '" + meta.state.rule + "', got '" +
-                           rule +
-                           "'; to read the rows, open the storage with read_only=True; to train "
-                           "them, give the other optimizer a group of its own, or pass "
-                           "reset_slots=True, which drops what the first keeps of the rows");
+    return InvalidArgument(
+        "{group} was made with optimizer '{made}', got '{got}'; to read the rows, open the storage "
+        "with read_only=True; to train them, give the other optimizer a group of its own, or pass "
+        "reset_slots=True, which drops what the first keeps of the rows",
+        {{"group", group}, {"made", RuleName{meta.state.rule}}, {"got", RuleName{rule}}});
   }
   if (other_rule && open != groups_.end()) {
-    return InvalidArgument(group + " is open with optimizer '" + meta.state.rule + "', got '" +
-                           rule +
-                           "'; give the other optimizer a group of its own, or close the storage "
-                           "before its slots are reset");
+    return InvalidArgument(
+        "{group} is open with optimizer '{open}', got '{got}'; give the other optimizer a group of "
+        "its own, or close the storage before its slots are reset",
+        {{"group", group}, {"open", RuleName{meta.state.rule}}, {"got", RuleName{rule}}});
   }
   if (open != groups_.end()) {
     Status status = CheckSame(open->second, config, rule, admission);

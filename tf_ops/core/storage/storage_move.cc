@@ -114,16 +114,20 @@ Result<std::map<int, GroupMeta>> Storage::Reconcile(const std::vector<Arrival>& 
       const TableState& theirs = arrival.meta->state;
       if (!meta.state.rule.empty() &&
           (meta.state.rule != theirs.rule || !SameSlots(meta, *arrival.meta))) {
-        return InvalidArgument(here + " has optimizer '" + meta.state.rule + "', and in '" + path +
-                               "' it has '" + theirs.rule +
-                               "'; load the file into another storage");
+        return InvalidArgument(
+            "{group} has optimizer '{here}', and in '{file}' it has '{there}'; load the file into "
+            "another storage",
+            {{"group", here},
+             {"here", RuleName{meta.state.rule}},
+             {"file", path},
+             {"there", RuleName{theirs.rule}}});
       }
       if (meta.state.rule.empty()) {
         if (groups_.count(arrival.group) != 0) {
           return Status(Code::kFailedPrecondition,
-                        "the table of " + here + " is open and has no optimizer yet, and in '" +
-                            path + "' it has '" + theirs.rule +
-                            "'; load the file before the table is opened");
+                        "the table of {group} is open and has no optimizer yet, and in '{file}' it "
+                        "has '{there}'; load the file before the table is opened",
+                        {{"group", here}, {"file", path}, {"there", RuleName{theirs.rule}}});
         }
         meta.state = theirs;
         ++meta.layout;  // the rows that are here have no slots
@@ -180,9 +184,9 @@ Status Storage::Resolve(const Status& failed, Resolution resolution) {
       "memory has ended, and whether the call has happened all the same shows once the disk can be "
       "used again: repeat it then",
       [&failed] {
-        return failed.message() +
-               "; whether the call has happened all the same shows once the disk can be used "
-               "again: repeat it then";
+        return failed.Within("",
+                             "; whether the call has happened all the same shows once the disk can "
+                             "be used again: repeat it then");
       });
 }
 
@@ -216,8 +220,7 @@ Result<uint64_t> Storage::Load(const std::string& path, const DumpProgress& prog
   for (const DumpGroup& group : reader.value()->groups()) {
     auto meta = GroupMeta::FromJson(group.meta);
     if (!meta.ok()) {
-      return Status(meta.status().code(), "'" + path + "', group " + std::to_string(group.group) +
-                                              ": " + meta.status().message());
+      return InGroup(path, group.group, meta.status());
     }
     size_t floats = 0;
     for (const Slot& slot : meta.value().state.slots) floats += slot.width;

@@ -85,9 +85,12 @@ Status CheckState(const TableState& state, int dim) {
       expected.begin(), expected.end(), state.slots.begin(), state.slots.end(),
       [](const Slot& a, const Slot& b) { return a.name == b.name && a.width == b.width; });
   if (!same) {
-    return InvalidArgument("expected the slots of optimizer '" + state.rule + "' at dimension " +
-                           std::to_string(dim) + ", " + shown(expected) + ", got " +
-                           shown(state.slots));
+    return InvalidArgument(
+        "expected the slots of optimizer '{rule}' at dimension {dim}, {expected}, got {got}",
+        {{"rule", RuleName{state.rule}},
+         {"dim", dim},
+         {"expected", shown(expected)},
+         {"got", shown(state.slots)}});
   }
   for (const Slot& slot : state.slots) {
     if (std::isfinite(slot.initial) && (slot.initial >= 0 || !SumsSquares(slot.name))) continue;

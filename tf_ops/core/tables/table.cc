@@ -352,9 +352,12 @@ Result<TableState> Table::CheckRestore(const std::string& rule, int64_t steps, c
   int floats = 0;
   for (const Slot& slot : state.slots) floats += slot.width;
   if (floats != slot_floats) {
-    return InvalidArgument("rule '" + rule + "' keeps " + std::to_string(floats) +
-                           " slot values a row at dim " + std::to_string(config_.dim) + ", got " +
-                           std::to_string(slot_floats));
+    return InvalidArgument(
+        "rule '{rule}' keeps {expected} slot values a row at dim {dim}, got {got}",
+        {{"rule", RuleName{rule}},
+         {"expected", floats},
+         {"dim", config_.dim},
+         {"got", slot_floats}});
   }
   for (Slot& slot : state.slots) {
     slot.initial = *slot_start;

@@ -66,12 +66,12 @@ Status Table::CheckRule(const std::string& rule) const {
   if (!kept_.has_value() || state_.slots.empty() || state_.rule == rule || kept_->leave->load()) {
     return Status();
   }
-  const std::string trained = "'" + state_.rule + "'", other = "'" + rule + "'";
-  return Status(Code::kFailedPrecondition,
-                kept_->owner + " has been trained with " + trained + ", and this is a step of " +
-                    other + ", which would drop what " + trained +
-                    " keeps of every row; train on with " + trained + ", give " + other +
-                    " another group, or have it dropped by the storage's reset_slots=True");
+  return Status(
+      Code::kFailedPrecondition,
+      "{group} has been trained with '{trained}', and this is a step of '{got}', which "
+      "would drop what '{trained}' keeps of every row; train on with '{trained}', give "
+      "'{got}' another group, or have it dropped by the storage's reset_slots=True",
+      {{"group", kept_->owner}, {"trained", RuleName{state_.rule}}, {"got", RuleName{rule}}});
 }
 
 bool Table::StartsAnew(const CommitOptions& options) const {
@@ -180,9 +180,10 @@ Status Table::Update(const Key* keys, size_t n, const float* gradients, const st
   if (!status.ok()) return status;
   std::lock_guard<std::mutex> commit(commit_mu_);
   if (!state_.rule.empty() && state_.rule != rule) {
-    return Status(Code::kFailedPrecondition, "the table has been trained with '" + state_.rule +
-                                                 "', and this update is one of '" + rule +
-                                                 "'; give each optimizer a group of its own");
+    return Status(Code::kFailedPrecondition,
+                  "the table has been trained with '{trained}', and this update is one of '{got}'; "
+                  "give each optimizer a group of its own",
+                  {{"trained", RuleName{state_.rule}}, {"got", RuleName{rule}}});
   }
   const uint32_t now = clock_->Now();
   auto missing = store_->Missing(keys, n, parallel_for);

@@ -215,10 +215,9 @@ Status RowDatabase::Recover() {
   handles_.reset();
   auto handles = OpenHandles(options_, /*create=*/false);
   if (!handles.ok()) {
-    return Status(handles.status().code(),
-                  handles.status().message() +
-                      " (opened again after an error; what is in memory is kept, and the next call "
-                      "tries again)");
+    return handles.status().Within(
+        "",
+        " (opened again after an error; what is in memory is kept, and the next call tries again)");
   }
   handles_ = std::move(handles.value());
   return has_pending() ? Status() : StartPendingAnew();
