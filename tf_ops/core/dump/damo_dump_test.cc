@@ -9,6 +9,7 @@
 
 #include "core/base/test_folder.h"
 #include "core/dump/dump_format.h"
+#include "core/dump/test_dump.h"
 
 namespace sok {
 namespace {

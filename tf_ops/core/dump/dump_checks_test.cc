@@ -9,6 +9,7 @@
 #include "core/base/test_folder.h"
 #include "core/base/test_result.h"
 #include "core/disk/group_meta.h"
+#include "core/dump/dump_file.h"
 #include "core/rules/row_optimizer.h"
 #include "core/storage/storage.h"
 #include "core/tables/row_checks.h"

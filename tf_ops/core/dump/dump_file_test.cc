@@ -1,6 +1,4 @@
 // Dumps: what is written is read.
-#include "core/dump/dump_file.h"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 #include <random>
 
 #include "core/base/test_folder.h"
+#include "core/dump/test_dump.h"
 
 namespace sok {
 namespace {

@@ -7,6 +7,7 @@
 
 #include "core/base/checksum.h"
 #include "core/base/test_folder.h"
+#include "core/dump/test_dump.h"
 
 namespace sok {
 namespace {

@@ -7,7 +7,7 @@
 #include <random>
 
 #include "core/base/test_folder.h"
-#include "core/dump/dump_file.h"
+#include "core/dump/test_dump.h"
 
 namespace sok {
 namespace {

@@ -1,0 +1,66 @@
+// Dumps for tests, of rows that may be anything.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/types.h"
+#include "core/dump/dump_file.h"
+
+namespace sok {
+
+struct TestRow {
+  Key key;
+  uint32_t update_num, update_time;
+  std::vector<uint32_t> bits;  // of the floats
+  bool operator==(const TestRow& other) const {
+    return key == other.key && update_num == other.update_num && update_time == other.update_time &&
+           bits == other.bits;
+  }
+};
+
+struct TestGroup {
+  DumpGroup group;
+  std::vector<TestRow> rows;
+};
+
+// Any bits: NaN, infinities and denormal numbers are among the floats.
+inline TestGroup RandomGroup(std::mt19937_64& random, DumpGroup group, size_t rows) {
+  TestGroup made{std::move(group), {}};
+  made.group.rows = rows;
+  for (size_t i = 0; i < rows; ++i) {
+    TestRow row{random(), static_cast<uint32_t>(random()), static_cast<uint32_t>(random()), {}};
+    row.bits.resize(static_cast<size_t>(made.group.dim + made.group.slot_floats));
+    for (uint32_t& bits : row.bits) bits = static_cast<uint32_t>(random());
+    made.rows.push_back(std::move(row));
+  }
+  return made;
+}
+
+inline Status AddTestRow(DumpWriter& writer, const TestRow& row) {
+  return writer.AddRow(row.key, row.update_num, row.update_time,
+                       reinterpret_cast<const float*>(row.bits.data()));
+}
+
+inline Status WriteDump(const std::string& path, const std::vector<TestGroup>& groups) {
+  auto writer = DumpWriter::Open(path);
+  if (!writer.ok()) return writer.status();
+  for (const TestGroup& group : groups) {
+    if (Status s = writer.value()->BeginGroup(group.group); !s.ok()) return s;
+    for (const TestRow& row : group.rows) {
+      if (Status s = AddTestRow(*writer.value(), row); !s.ok()) return s;
+    }
+  }
+  return writer.value()->Finish();
+}
+
+// Open, then Verify.
+inline Status CheckDump(const std::string& path) {
+  const auto reader = DumpReader::Open(path);
+  return reader.ok() ? reader.value()->Verify() : reader.status();
+}
+
+}  // namespace sok
