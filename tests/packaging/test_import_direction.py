@@ -191,7 +191,7 @@ def test_no_source_of_the_core_includes_from_a_room_above_it():
         ("rows/memory_store.h", "rules/row_optimizer.h", True),
         ("rules/keras/adam.h", "rules/hyper.h", True),
         ("base/expiry.h", "rows/row_slabs.h", False),
-        ("disk/rocksdb_store.h", "disk/rocksdb/row_database.h", False),
+        ("disk/disk_store.h", "disk/rocksdb/row_database.h", False),
         ("disk/rocksdb/row_database.h", "disk/database.h", True),
         ("storage/storage.cc", "disk/rocksdb/row_database.h", True),
     ],

@@ -345,7 +345,7 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
     if (!opened.ok()) return opened.status();
     made.admission = std::move(opened.value());
   }
-  auto store = std::make_unique<RocksdbStore>(core_, config.group, meta);
+  auto store = std::make_unique<DiskStore>(core_, config.group, meta);
   made.store = store.get();
   auto table = Table::Over(std::move(store), config, meta.state, core_->expiry, made.admission,
                            KeptSlots{group, reset_slots_});

@@ -1,12 +1,12 @@
-// RocksdbStore at rest: everything that is newer than the database goes there.
+// DiskStore at rest: everything that is newer than the database goes there.
 #include <algorithm>
 #include <cstring>
 #include <shared_mutex>
 #include <string>
 #include <utility>
 
-#include "core/disk/rocksdb_store.h"
-#include "core/disk/rocksdb_store_shard.h"
+#include "core/disk/disk_store.h"
+#include "core/disk/disk_store_shard.h"
 
 namespace sok {
 namespace {
@@ -15,7 +15,7 @@ constexpr size_t kSettleBytes = size_t{4} << 20;
 
 }  // namespace
 
-uint64_t RocksdbStore::DirtyBytes() const {
+uint64_t DiskStore::DirtyBytes() const {
   uint64_t rows = 0;
   for (const auto& shard : shards_) {
     std::lock_guard<SharedMutex> lock(shard->mu);
@@ -26,14 +26,14 @@ uint64_t RocksdbStore::DirtyBytes() const {
          (RowKey::kBytes + sizeof(RowHeader) + (dim_ + layout()->slot_floats()) * sizeof(float));
 }
 
-Status RocksdbStore::CollectDirty(RowBatch* batch) {
+Status DiskStore::CollectDirty(RowBatch* batch) {
   return ForEachDirty([&](Key key, const RowHeader& header, const float* floats, size_t n) {
     batch->Put(RowKey(group_, key), header, floats, n);
     return Status();
   });
 }
 
-Status RocksdbStore::ForEachDirty(const VisitDirty& fn) const {
+Status DiskStore::ForEachDirty(const VisitDirty& fn) const {
   struct Place {
     Key key;
     uint32_t shard;
@@ -75,7 +75,7 @@ Status RocksdbStore::ForEachDirty(const VisitDirty& fn) const {
   return Status();
 }
 
-void RocksdbStore::MarkClean() {
+void DiskStore::MarkClean() {
   for (const auto& shard : shards_) {
     std::lock_guard<SharedMutex> lock(shard->mu);
     shard->spill->SetAllClean();
@@ -83,11 +83,11 @@ void RocksdbStore::MarkClean() {
   }
 }
 
-Status RocksdbStore::Settle() {
+Status DiskStore::Settle() {
   return core_->WriteAtRest([this] { return SettleOnce(); });
 }
 
-Status RocksdbStore::SettleOnce() {
+Status DiskStore::SettleOnce() {
   // However this ends, some rows may be in the database by then that are still marked as new.
   class InPart {
    public:
@@ -115,7 +115,7 @@ Status RocksdbStore::SettleOnce() {
   return status;
 }
 
-void RocksdbStore::DropCache(uint64_t rows, uint32_t counted_at) {
+void DiskStore::DropCache(uint64_t rows, uint32_t counted_at) {
   for (const auto& shard : shards_) {
     std::lock_guard<SharedMutex> lock(shard->mu);
     shard->Reset(layout());
@@ -125,9 +125,9 @@ void RocksdbStore::DropCache(uint64_t rows, uint32_t counted_at) {
   ++replacements_;
 }
 
-Status RocksdbStore::Replace(std::shared_ptr<const RowLayout> layout, const TableState& state,
-                             const Key* keys, size_t n, uint32_t now, const WriteRow& write,
-                             const ParallelFor& parallel_for) {
+Status DiskStore::Replace(std::shared_ptr<const RowLayout> layout, const TableState& state,
+                          const Key* keys, size_t n, uint32_t now, const WriteRow& write,
+                          const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> writing(write_mu_);
   if (const auto entrance = core_->Enter(/*to_write=*/true); !entrance.ok()) {
     return entrance.status();
@@ -177,7 +177,7 @@ Status RocksdbStore::Replace(std::shared_ptr<const RowLayout> layout, const Tabl
   return dropped.ok() || core_->database->failed() ? status : dropped;
 }
 
-Status RocksdbStore::HideAll() {
+Status DiskStore::HideAll() {
   // Row by row, since what is pending must hide what is published.
   Database& database = *core_->database;
   RowBatch gone;
@@ -193,7 +193,7 @@ Status RocksdbStore::HideAll() {
   return status.ok() ? hide() : status;
 }
 
-Status RocksdbStore::Publish() {
+Status DiskStore::Publish() {
   const auto publication = core_->database->StartPublication();
   Status status =
       ForEachDirty([&](Key key, const RowHeader& header, const float* floats, size_t m) {
@@ -204,15 +204,15 @@ Status RocksdbStore::Publish() {
   return status;
 }
 
-void RocksdbStore::SetState(TableState state) {
+void DiskStore::SetState(TableState state) {
   std::lock_guard<std::mutex> guard(meta_mu_);
   state_ = std::move(state);
 }
 
 // All rows lie in the database as long as it lives, since it holds the gate alone.
-class RocksdbStore::FrozenStore final : public Frozen {
+class DiskStore::FrozenStore final : public Frozen {
  public:
-  explicit FrozenStore(RocksdbStore* store) : store_(*store), gate_(store->core_->gate) {}
+  explicit FrozenStore(DiskStore* store) : store_(*store), gate_(store->core_->gate) {}
 
   Status Prepare() {
     if (Status status = store_.core_->CheckOpen(); !status.ok()) return status;
@@ -255,14 +255,14 @@ class RocksdbStore::FrozenStore final : public Frozen {
     });
   }
 
-  RocksdbStore& store_;
+  DiskStore& store_;
   const std::unique_lock<SharedMutex> gate_;
   std::unique_ptr<Database::View> view_;
   uint32_t now_ = 0;
   uint64_t size_ = 0;
 };
 
-Result<std::unique_ptr<RowStore::Frozen>> RocksdbStore::Freeze() {
+Result<std::unique_ptr<RowStore::Frozen>> DiskStore::Freeze() {
   // What an error of the disk has left is mended here.
   if (const auto entrance = core_->Enter(/*to_write=*/false); !entrance.ok()) {
     return entrance.status();

@@ -1,16 +1,16 @@
-// A shard of RocksdbStore. Included by its two sources only.
+// A shard of DiskStore. Included by its two sources only.
 #pragma once
 
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "core/disk/rocksdb_store.h"
+#include "core/disk/disk_store.h"
 
 namespace sok {
 
-struct alignas(64) RocksdbStore::Shard final : CacheMemory::Holder {
-  Shard(RocksdbStore* owner, std::shared_ptr<const RowLayout> layout)
+struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
+  Shard(DiskStore* owner, std::shared_ptr<const RowLayout> layout)
       : store(owner),
         rows(layout, &owner->core_->memory, this),
         spill(std::make_unique<Spill>(owner->core_->spill.get(), SpillFloats(*layout))) {}
@@ -47,7 +47,7 @@ struct alignas(64) RocksdbStore::Shard final : CacheMemory::Holder {
 
   static size_t SpillFloats(const RowLayout& layout) { return layout.dim() + layout.slot_floats(); }
 
-  RocksdbStore* const store;
+  DiskStore* const store;
   mutable SharedMutex mu;
   HashIndex index;
   CacheRows rows;

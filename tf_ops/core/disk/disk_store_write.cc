@@ -1,4 +1,4 @@
-// What changes rows of RocksdbStore.
+// What changes rows of DiskStore.
 #include <algorithm>
 #include <new>
 #include <shared_mutex>
@@ -6,8 +6,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include "core/disk/rocksdb_store.h"
-#include "core/disk/rocksdb_store_shard.h"
+#include "core/disk/disk_store.h"
+#include "core/disk/disk_store_shard.h"
 #include "core/rows/pipelined_find.h"
 
 namespace sok {
@@ -22,8 +22,8 @@ void LeaveDistinct(std::vector<uint32_t>* rows) {
 
 }  // namespace
 
-Status RocksdbStore::CountNew(const ShardPartition& partition, uint32_t now,
-                              const ParallelFor& parallel_for, uint64_t* count) {
+Status DiskStore::CountNew(const ShardPartition& partition, uint32_t now,
+                           const ParallelFor& parallel_for, uint64_t* count) {
   std::atomic<uint64_t> added{0};
   Status status =
       ForEachShard(partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
@@ -40,15 +40,15 @@ Status RocksdbStore::CountNew(const ShardPartition& partition, uint32_t now,
   return status;
 }
 
-bool RocksdbStore::MayHaveExpired(uint32_t now) {
+bool DiskStore::MayHaveExpired(uint32_t now) {
   const uint32_t ttl = core_->expiry->ttl();
   if (ttl == 0) return false;
   // A count walks over all rows: not more often than every sixteenth of a row's life.
   return now >= uint64_t{counted_at_} + std::max<uint32_t>(1, ttl / 16);
 }
 
-Status RocksdbStore::CheckFits(const ShardPartition& partition, uint64_t max_rows, uint32_t now,
-                               const ParallelFor& parallel_for) {
+Status DiskStore::CheckFits(const ShardPartition& partition, uint64_t max_rows, uint32_t now,
+                            const ParallelFor& parallel_for) {
   if (max_rows == 0 || size() + partition.total() <= max_rows) return Status();
   uint64_t added = 0;
   Status status = CountNew(partition, now, parallel_for, &added);
@@ -58,13 +58,13 @@ Status RocksdbStore::CheckFits(const ShardPartition& partition, uint64_t max_row
   return fits ? Status() : TableFull(size(), max_rows, added);
 }
 
-Status RocksdbStore::CountAnew(size_t added, uint64_t max_rows, uint32_t now) {
+Status DiskStore::CountAnew(size_t added, uint64_t max_rows, uint32_t now) {
   if (max_rows == 0 || size() + added <= max_rows || !MayHaveExpired(now)) return Status();
   return Freeze().status();
 }
 
-Status RocksdbStore::Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
-                            const WriteRow& write, const ParallelFor& parallel_for) {
+Status DiskStore::Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
+                         const WriteRow& write, const ParallelFor& parallel_for) {
   if (Status status = CountAnew(n, max_rows, now); !status.ok()) return status;
   const auto gate = core_->Enter(/*to_write=*/true);
   if (!gate.ok()) return gate.status();
@@ -77,15 +77,15 @@ Status RocksdbStore::Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32
   return status.ok() ? UpsertAll(partition, now, write, parallel_for) : status;
 }
 
-Status RocksdbStore::UpsertAlone(const Key* keys, size_t n, uint32_t now, const WriteRow& write,
-                                 const ParallelFor& parallel_for) {
+Status DiskStore::UpsertAlone(const Key* keys, size_t n, uint32_t now, const WriteRow& write,
+                              const ParallelFor& parallel_for) {
   ShardPartition partition;
   Partition({{keys, n}}, parallel_for, &partition);
   return UpsertAll(partition, now, write, parallel_for);
 }
 
-Status RocksdbStore::UpsertAll(const ShardPartition& partition, uint32_t now, const WriteRow& write,
-                               const ParallelFor& parallel_for) {
+Status DiskStore::UpsertAll(const ShardPartition& partition, uint32_t now, const WriteRow& write,
+                            const ParallelFor& parallel_for) {
   return ForEachShard(
       partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
         std::vector<uint32_t> rows(m), unburied;
@@ -111,8 +111,8 @@ Status RocksdbStore::UpsertAll(const ShardPartition& partition, uint32_t now, co
       });
 }
 
-void RocksdbStore::WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,
-                                const WriteRow& write, uint32_t* rows) {
+void DiskStore::WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,
+                             const WriteRow& write, uint32_t* rows) {
   CacheRows& cached = shard.rows;
   const std::vector<float>& start = cached.layout().slot_start();
   for (size_t i = 0; i < n; ++i) {
@@ -142,8 +142,8 @@ void RocksdbStore::WriteEntries(Shard& shard, const ShardEntry* entries, size_t 
   }
 }
 
-Status RocksdbStore::KeepAll(const ShardPartition& partition, uint32_t now,
-                             const ParallelFor& parallel_for) {
+Status DiskStore::KeepAll(const ShardPartition& partition, uint32_t now,
+                          const ParallelFor& parallel_for) {
   const auto keep = [&](Shard& shard, const ShardEntry* entries, size_t n) {
     shard.found.assign(n, CacheRows::kNone);
     shard.keeps = true;
@@ -154,7 +154,7 @@ Status RocksdbStore::KeepAll(const ShardPartition& partition, uint32_t now,
   return status;
 }
 
-std::vector<RowBatch> RocksdbStore::RecordOf(const ShardPartition& partition) const {
+std::vector<RowBatch> DiskStore::RecordOf(const ShardPartition& partition) const {
   std::vector<RowBatch> record(shard_count());
   if (core_->journal == nullptr) return record;
   for (uint32_t s = 0; s < shard_count(); ++s) {
@@ -163,8 +163,8 @@ std::vector<RowBatch> RocksdbStore::RecordOf(const ShardPartition& partition) co
   return record;
 }
 
-Status RocksdbStore::ChangeEachShard(const ShardPartition& partition,
-                                     const ParallelFor& parallel_for, const VisitShard& fn) {
+Status DiskStore::ChangeEachShard(const ShardPartition& partition, const ParallelFor& parallel_for,
+                                  const VisitShard& fn) {
   std::atomic<bool> changed{false};
   const auto change = [&](Shard& shard, const ShardEntry* entries, size_t n) {
     Status status = fn(shard, entries, n);
@@ -193,7 +193,7 @@ Status RocksdbStore::ChangeEachShard(const ShardPartition& partition,
       });
 }
 
-void RocksdbStore::ReleaseAll(const ShardPartition& partition) {
+void DiskStore::ReleaseAll(const ShardPartition& partition) {
   for (uint32_t s = 0; s < shard_count(); ++s) {
     if (partition.size(s) == 0) continue;
     std::lock_guard<SharedMutex> lock(shards_[s]->mu);
@@ -201,8 +201,8 @@ void RocksdbStore::ReleaseAll(const ShardPartition& partition) {
   }
 }
 
-Status RocksdbStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
-                         const WriteRow& write, const ParallelFor& parallel_for) {
+Status DiskStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
+                      const WriteRow& write, const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> writing(write_mu_);
   if (Status status = CountAnew(n, max_rows, now); !status.ok()) return status;
   auto call = BeginCall(n);
@@ -247,9 +247,9 @@ Status RocksdbStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t 
   return status.ok() ? Record(std::move(call.value().room), changed) : status;
 }
 
-Result<uint64_t> RocksdbStore::Apply(const std::vector<GradientBatch>& batches,
-                                     const RowOptimizer& optimizer, const CommitStep& step,
-                                     const ParallelFor& parallel_for) {
+Result<uint64_t> DiskStore::Apply(const std::vector<GradientBatch>& batches,
+                                  const RowOptimizer& optimizer, const CommitStep& step,
+                                  const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> writing(write_mu_);
   const ShardPartition& partition = PartitionOf(*this, batches, parallel_for, &apply_partition_);
   auto call = BeginCall(partition.total());
@@ -286,29 +286,29 @@ Result<uint64_t> RocksdbStore::Apply(const std::vector<GradientBatch>& batches,
   return count.load();
 }
 
-void RocksdbStore::CountRevived(Shard* shard) {
+void DiskStore::CountRevived(Shard* shard) {
   std::vector<uint32_t> rows = shard->found;
   LeaveDistinct(&rows);
   for (uint32_t row : rows) rows_ += IsCounted(*shard, row) ? 0 : 1;
 }
 
-void RocksdbStore::AddRows(const Shard& shard, const std::vector<uint32_t>& rows,
-                           RowBatch* batch) const {
+void DiskStore::AddRows(const Shard& shard, const std::vector<uint32_t>& rows,
+                        RowBatch* batch) const {
   batch->Reserve(rows.size() * RecordBytes());
   for (uint32_t row : rows) AddToBatch(shard, row, batch);
 }
 
-void RocksdbStore::AddDistinct(const Shard& shard, std::vector<uint32_t>* rows,
-                               RowBatch* batch) const {
+void DiskStore::AddDistinct(const Shard& shard, std::vector<uint32_t>* rows,
+                            RowBatch* batch) const {
   LeaveDistinct(rows);
   AddRows(shard, *rows, batch);
 }
 
-size_t RocksdbStore::RecordBytes() const {
+size_t DiskStore::RecordBytes() const {
   return RowBatch::kBytesBesideFloats + (dim_ + layout()->slot_floats()) * sizeof(float);
 }
 
-Result<RocksdbStore::Call> RocksdbStore::BeginCall(size_t rows) {
+Result<DiskStore::Call> DiskStore::BeginCall(size_t rows) {
   for (bool published = false;; published = true) {
     auto gate = core_->Enter(/*to_write=*/true);
     if (!gate.ok()) return gate.status();
@@ -325,7 +325,7 @@ Result<RocksdbStore::Call> RocksdbStore::BeginCall(size_t rows) {
   }
 }
 
-Status RocksdbStore::Record(Journal::Room room, const std::vector<RowBatch>& rows) {
+Status DiskStore::Record(Journal::Room room, const std::vector<RowBatch>& rows) {
   if (core_->journal == nullptr) return Status();
   const Status status = OrNoMemory([&] {
     return core_->journal->Append(std::move(room), {{GroupMetaName(group_), meta().ToJson()}},
@@ -337,7 +337,7 @@ Status RocksdbStore::Record(Journal::Room room, const std::vector<RowBatch>& row
   return NotOnDisk(status);
 }
 
-Status RocksdbStore::NotOnDisk(const Status& why) {
+Status DiskStore::NotOnDisk(const Status& why) {
   return ErrorOrLiteral(
       why.code(),
       "the rows are changed and kept in memory, but not on disk yet, and memory has ended; flush "
@@ -348,7 +348,7 @@ Status RocksdbStore::NotOnDisk(const Status& why) {
       });
 }
 
-Status RocksdbStore::RecordMeta() {
+Status DiskStore::RecordMeta() {
   if (core_->journal == nullptr) return Status();
   auto room = core_->journal->Reserve(0);
   if (!room.ok()) return room.status();
@@ -361,7 +361,7 @@ Status RocksdbStore::RecordMeta() {
                        "; open it again once the disk can be used");
 }
 
-Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) {
+Result<uint64_t> DiskStore::Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) {
   for (;;) {  // again where a dump was taken in meanwhile, whose rows are to go too
     auto erased = EraseUnlessReplaced(replacements_, keys, n, parallel_for);
     if (!erased.ok()) return erased.status();
@@ -369,9 +369,9 @@ Result<uint64_t> RocksdbStore::Erase(const Key* keys, size_t n, const ParallelFo
   }
 }
 
-Result<std::optional<uint64_t>> RocksdbStore::EraseUnlessReplaced(uint64_t seen, const Key* keys,
-                                                                  size_t n,
-                                                                  const ParallelFor& parallel_for) {
+Result<std::optional<uint64_t>> DiskStore::EraseUnlessReplaced(uint64_t seen, const Key* keys,
+                                                               size_t n,
+                                                               const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> writing(write_mu_);
   auto call = BeginCall(n);
   if (!call.ok()) return call.status();
@@ -433,7 +433,7 @@ Result<std::optional<uint64_t>> RocksdbStore::EraseUnlessReplaced(uint64_t seen,
   return std::optional<uint64_t>(erased);
 }
 
-Status RocksdbStore::EraseKept(const ShardPartition& partition) {
+Status DiskStore::EraseKept(const ShardPartition& partition) {
   // What the database does not know leaves no trace there, unless a write that failed may have told
   // it all the same.
   const bool in_doubt = core_->database->writes_in_doubt() > 0;
@@ -449,8 +449,8 @@ Status RocksdbStore::EraseKept(const ShardPartition& partition) {
   return Write(gone);
 }
 
-Result<bool> RocksdbStore::Relay(std::shared_ptr<const RowLayout> layout,
-                                 const ParallelFor& /*parallel_for*/) {
+Result<bool> DiskStore::Relay(std::shared_ptr<const RowLayout> layout,
+                              const ParallelFor& /*parallel_for*/) {
   {
     // Whatever has to be mended first.
     const auto entrance = core_->Enter(/*to_write=*/true);
@@ -481,7 +481,7 @@ Result<bool> RocksdbStore::Relay(std::shared_ptr<const RowLayout> layout,
   return true;
 }
 
-void RocksdbStore::SetLayout(std::shared_ptr<const RowLayout> layout, std::vector<Slot> slots) {
+void DiskStore::SetLayout(std::shared_ptr<const RowLayout> layout, std::vector<Slot> slots) {
   const bool reshape = !layout->SameShape(*this->layout());
   for (const auto& shard : shards_) {
     std::lock_guard<SharedMutex> lock(shard->mu);

@@ -1,4 +1,4 @@
-#include "core/disk/rocksdb_store.h"
+#include "core/disk/disk_store.h"
 
 #include <algorithm>
 #include <cstring>
@@ -9,7 +9,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "core/disk/rocksdb_store_shard.h"
+#include "core/disk/disk_store_shard.h"
 #include "core/rows/pipelined_find.h"
 #include "core/rows/row_copy.h"
 
@@ -100,7 +100,7 @@ Status StorageCore::WriteAtRest(const std::function<Status()>& call) {
   return call();
 }
 
-RocksdbStore::RocksdbStore(std::shared_ptr<StorageCore> core, int group, const GroupMeta& meta)
+DiskStore::DiskStore(std::shared_ptr<StorageCore> core, int group, const GroupMeta& meta)
     : core_(std::move(core)),
       group_(group),
       dim_(meta.dim),
@@ -117,33 +117,33 @@ RocksdbStore::RocksdbStore(std::shared_ptr<StorageCore> core, int group, const G
   }
 }
 
-RocksdbStore::~RocksdbStore() {
+DiskStore::~DiskStore() {
   for (const auto& shard : shards_) core_->memory.Unregister(shard.get());
 }
 
-bool RocksdbStore::Expired(const Shard& shard, uint32_t row, uint32_t now) const {
+bool DiskStore::Expired(const Shard& shard, uint32_t row, uint32_t now) const {
   return core_->expiry->ttl() > 0 && core_->expiry->Expired(shard.rows.meta(row)->update_time, now);
 }
 
-bool RocksdbStore::IsCounted(const Shard& shard, uint32_t row) const {
+bool DiskStore::IsCounted(const Shard& shard, uint32_t row) const {
   return (shard.rows.state(row) & kRowNew) != 0 || !Expired(shard, row, counted_at_);
 }
 
-uint32_t RocksdbStore::NotBeforeCount(uint32_t now) const {
+uint32_t DiskStore::NotBeforeCount(uint32_t now) const {
   return core_->expiry->ttl() > 0 ? std::max<uint32_t>(now, counted_at_) : now;
 }
 
-void RocksdbStore::Partition(const std::vector<ShardPartition::Source>& sources,
-                             const ParallelFor& parallel_for, ShardPartition* partition) const {
+void DiskStore::Partition(const std::vector<ShardPartition::Source>& sources,
+                          const ParallelFor& parallel_for, ShardPartition* partition) const {
   partition->Build(
       sources, shard_count(), [this](Key key) { return ShardOf(Hash(key)); }, parallel_for);
 }
 
 template <typename Found>
-std::vector<uint32_t> RocksdbStore::FindCached(const Key* keys, size_t n, const float* const* given,
-                                               int prefetch_floats, uint32_t now,
-                                               const ParallelFor& parallel_for,
-                                               const Found& found) const {
+std::vector<uint32_t> DiskStore::FindCached(const Key* keys, size_t n, const float* const* given,
+                                            int prefetch_floats, uint32_t now,
+                                            const ParallelFor& parallel_for,
+                                            const Found& found) const {
   std::vector<uint32_t> rest;
   std::mutex rest_mu;
   parallel_for(n, kLookupCost + prefetch_floats / 4, [&](int64_t begin, int64_t end) {
@@ -170,8 +170,8 @@ std::vector<uint32_t> RocksdbStore::FindCached(const Key* keys, size_t n, const 
   return rest;
 }
 
-Status RocksdbStore::ForEachShard(const ShardPartition& partition, const ParallelFor& parallel_for,
-                                  const VisitShard& fn, bool keep_room) {
+Status DiskStore::ForEachShard(const ShardPartition& partition, const ParallelFor& parallel_for,
+                               const VisitShard& fn, bool keep_room) {
   Status failure;
   std::mutex failure_mu;
   parallel_for(shard_count(), kShardCost, [&](int64_t first, int64_t last) {
@@ -193,8 +193,8 @@ Status RocksdbStore::ForEachShard(const ShardPartition& partition, const Paralle
 }
 
 template <typename Visit>
-Status RocksdbStore::ForEachRest(const Key* keys, const std::vector<uint32_t>& rest, uint32_t now,
-                                 const ParallelFor& parallel_for, const Visit& visit) {
+Status DiskStore::ForEachRest(const Key* keys, const std::vector<uint32_t>& rest, uint32_t now,
+                              const ParallelFor& parallel_for, const Visit& visit) {
   std::vector<Key> wanted(rest.size());
   for (size_t i = 0; i < rest.size(); ++i) wanted[i] = keys[rest[i]];
   const auto gate = core_->Enter(/*to_write=*/false);
@@ -211,9 +211,9 @@ Status RocksdbStore::ForEachRest(const Key* keys, const std::vector<uint32_t>& r
 }
 
 template <typename T>
-Status RocksdbStore::GatherAs(const Key* keys, size_t n, T* out, const GatherOptions& options,
-                              const FillEmbedding& fill, std::vector<uint32_t>* missing,
-                              const ParallelFor& parallel_for) {
+Status DiskStore::GatherAs(const Key* keys, size_t n, T* out, const GatherOptions& options,
+                           const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                           const ParallelFor& parallel_for) {
   const uint32_t* const places = options.places;
   const auto place = [places](size_t i) -> size_t { return places == nullptr ? i : places[i]; };
   const uint32_t now = core_->expiry->Now();
@@ -246,20 +246,20 @@ Status RocksdbStore::GatherAs(const Key* keys, size_t n, T* out, const GatherOpt
                      });
 }
 
-Status RocksdbStore::Gather(const Key* keys, size_t n, float* out, const GatherOptions& options,
-                            const FillEmbedding& fill, std::vector<uint32_t>* missing,
-                            const ParallelFor& parallel_for) {
+Status DiskStore::Gather(const Key* keys, size_t n, float* out, const GatherOptions& options,
+                         const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                         const ParallelFor& parallel_for) {
   return GatherAs(keys, n, out, options, fill, missing, parallel_for);
 }
 
-Status RocksdbStore::Gather(const Key* keys, size_t n, BFloat16* out, const GatherOptions& options,
-                            const FillEmbedding& fill, std::vector<uint32_t>* missing,
-                            const ParallelFor& parallel_for) {
+Status DiskStore::Gather(const Key* keys, size_t n, BFloat16* out, const GatherOptions& options,
+                         const FillEmbedding& fill, std::vector<uint32_t>* missing,
+                         const ParallelFor& parallel_for) {
   return GatherAs(keys, n, out, options, fill, missing, parallel_for);
 }
 
-Result<std::vector<uint32_t>> RocksdbStore::Missing(const Key* keys, size_t n,
-                                                    const ParallelFor& parallel_for) {
+Result<std::vector<uint32_t>> DiskStore::Missing(const Key* keys, size_t n,
+                                                 const ParallelFor& parallel_for) {
   const uint32_t now = core_->expiry->Now();
   const std::vector<uint32_t> rest =
       FindCached(keys, n, /*given=*/nullptr, 0, now, parallel_for, [](size_t, const float*) {});
@@ -278,8 +278,8 @@ Result<std::vector<uint32_t>> RocksdbStore::Missing(const Key* keys, size_t n,
   return missing;
 }
 
-Status RocksdbStore::ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
-                              const ParallelFor& parallel_for) {
+Status DiskStore::ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
+                           const ParallelFor& parallel_for) {
   std::vector<uint32_t> all(n);
   std::iota(all.begin(), all.end(), 0);
   return ForEachRest(keys, all, core_->expiry->Now(), parallel_for,
@@ -293,12 +293,12 @@ Status RocksdbStore::ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t
                      });
 }
 
-std::shared_ptr<const RowLayout> RocksdbStore::layout() const {
+std::shared_ptr<const RowLayout> DiskStore::layout() const {
   std::lock_guard<std::mutex> guard(meta_mu_);
   return layout_;
 }
 
-GroupMeta RocksdbStore::meta() const {
+GroupMeta DiskStore::meta() const {
   GroupMeta meta = start_;
   std::lock_guard<std::mutex> guard(meta_mu_);
   meta.state = state_;
@@ -308,14 +308,14 @@ GroupMeta RocksdbStore::meta() const {
   return meta;
 }
 
-uint64_t RocksdbStore::index_bytes() const {
+uint64_t DiskStore::index_bytes() const {
   const SharedLocks lock(shards_);
   uint64_t bytes = 0;
   for (const auto& shard : shards_) bytes += shard->index.bytes();
   return bytes;
 }
 
-uint64_t RocksdbStore::row_bytes() const {
+uint64_t DiskStore::row_bytes() const {
   uint64_t bytes = 0;
   for (const auto& shard : shards_) bytes += shard->held();
   return bytes;

@@ -91,10 +91,10 @@ struct StorageCore {
   std::chrono::steady_clock::time_point next_mend_;
 };
 
-class RocksdbStore final : public RowStore {
+class DiskStore final : public RowStore {
  public:
-  RocksdbStore(std::shared_ptr<StorageCore> core, int group, const GroupMeta& meta);
-  ~RocksdbStore() override;
+  DiskStore(std::shared_ptr<StorageCore> core, int group, const GroupMeta& meta);
+  ~DiskStore() override;
 
   Status Gather(const Key* keys, size_t n, float* out, const GatherOptions& options,
                 const FillEmbedding& fill, std::vector<uint32_t>* missing,

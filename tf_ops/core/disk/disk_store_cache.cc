@@ -1,12 +1,12 @@
-// RocksdbStore between its cache and the database.
+// DiskStore between its cache and the database.
 #include <algorithm>
 #include <cstring>
 #include <shared_mutex>
 #include <string>
 #include <utility>
 
-#include "core/disk/rocksdb_store.h"
-#include "core/disk/rocksdb_store_shard.h"
+#include "core/disk/disk_store.h"
+#include "core/disk/disk_store_shard.h"
 #include "core/rows/pipelined_find.h"
 
 namespace sok {
@@ -17,15 +17,15 @@ constexpr size_t kFewestVictims = 32;
 
 }  // namespace
 
-bool RocksdbStore::Shard::GiveUpBlock() {
+bool DiskStore::Shard::GiveUpBlock() {
   std::unique_lock<SharedMutex> lock(mu, std::try_to_lock);
   if (!lock.owns_lock() || rows.blocks() <= 1) return false;
   const uint64_t before = held();
   return store->EvictBlock(*this).ok() && held() < before;
 }
 
-Status RocksdbStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,
-                                 uint16_t keep, uint32_t* rows, std::vector<uint32_t>* unburied) {
+Status DiskStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,
+                              uint16_t keep, uint32_t* rows, std::vector<uint32_t>* unburied) {
   CacheRows& cached = shard.rows;
   FindEntries(
       shard.index, entries, n, [](Key key) { return Hash(key); }, rows);
@@ -78,7 +78,7 @@ Status RocksdbStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t
   return status;
 }
 
-std::vector<uint32_t> RocksdbStore::Bury(Shard& shard, std::vector<uint32_t> expired) {
+std::vector<uint32_t> DiskStore::Bury(Shard& shard, std::vector<uint32_t> expired) {
   std::sort(expired.begin(), expired.end());
   expired.erase(std::unique(expired.begin(), expired.end()), expired.end());
   if (core_->read_only) return expired;
@@ -101,7 +101,7 @@ std::vector<uint32_t> RocksdbStore::Bury(Shard& shard, std::vector<uint32_t> exp
   return expired;
 }
 
-Status RocksdbStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
+Status DiskStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
   Status status = MakeRoom(shard, keys.size());
   if (status.ok()) status = shard.index.Reserve(static_cast<uint32_t>(keys.size()));
   if (!status.ok()) return status;
@@ -150,7 +150,7 @@ Status RocksdbStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
   return status.ok() ? damaged : status;
 }
 
-Status RocksdbStore::MakeRoom(Shard& shard, size_t wanted) {
+Status DiskStore::MakeRoom(Shard& shard, size_t wanted) {
   CacheRows& rows = shard.rows;
   while (rows.free() < wanted) {
     if (rows.Grow(/*beyond_budget=*/false)) continue;
@@ -167,21 +167,21 @@ Status RocksdbStore::MakeRoom(Shard& shard, size_t wanted) {
   return Status();
 }
 
-Status RocksdbStore::MakeRoomBeyondBudget(Shard& shard, size_t wanted) {
+Status DiskStore::MakeRoomBeyondBudget(Shard& shard, size_t wanted) {
   while (shard.rows.free() < wanted) {
     if (!shard.rows.Grow(/*beyond_budget=*/true)) return NoMemory(shard);
   }
   return Status();
 }
 
-Status RocksdbStore::NoMemory(const Shard& shard) const {
+Status DiskStore::NoMemory(const Shard& shard) const {
   return Status(Code::kResourceExhausted, "no memory for the cache of group " +
                                               std::to_string(group_) + " of '" + core_->path +
                                               "': " + std::to_string(shard.rows.block_bytes()) +
                                               " bytes were asked for");
 }
 
-Status RocksdbStore::Evict(Shard& shard, const std::vector<uint32_t>& rows) {
+Status DiskStore::Evict(Shard& shard, const std::vector<uint32_t>& rows) {
   Spill& spill = *shard.spill;
   std::vector<Spill::Row> leaving;
   for (uint32_t row : rows) {
@@ -211,12 +211,12 @@ Status RocksdbStore::Evict(Shard& shard, const std::vector<uint32_t>& rows) {
   return status;
 }
 
-void RocksdbStore::AddSpillRow(const Spill::Head& head, const float* floats, size_t n,
-                               RowBatch* batch) const {
+void DiskStore::AddSpillRow(const Spill::Head& head, const float* floats, size_t n,
+                            RowBatch* batch) const {
   batch->Put(RowKey(group_, head.key), head.header, floats, n);
 }
 
-Result<bool> RocksdbStore::ReserveSpill(Shard& shard, size_t rows) {
+Result<bool> DiskStore::ReserveSpill(Shard& shard, size_t rows) {
   Spill& spill = *shard.spill;
   if (!spill.enabled()) return false;
   while (!spill.Reserve(rows)) {
@@ -241,7 +241,7 @@ Result<bool> RocksdbStore::ReserveSpill(Shard& shard, size_t rows) {
   return true;
 }
 
-Status RocksdbStore::EvictBlock(Shard& shard) {
+Status DiskStore::EvictBlock(Shard& shard) {
   const uint32_t block = shard.rows.EvictableBlock();
   if (block == CacheRows::kNone) return Status();
   std::vector<uint32_t> rows;
@@ -251,7 +251,7 @@ Status RocksdbStore::EvictBlock(Shard& shard) {
   return status;
 }
 
-Status RocksdbStore::Trim(Shard& shard) {
+Status DiskStore::Trim(Shard& shard) {
   while (core_->memory.used() > core_->memory.budget() && shard.rows.blocks() > 1) {
     const size_t before = shard.rows.blocks();
     Status status = EvictBlock(shard);
@@ -260,11 +260,11 @@ Status RocksdbStore::Trim(Shard& shard) {
   return Status();
 }
 
-RowHeader RocksdbStore::HeaderOf(const Shard& shard, uint32_t row) const {
+RowHeader DiskStore::HeaderOf(const Shard& shard, uint32_t row) const {
   return {RowHeader::kVersion, static_cast<uint32_t>(dim_), layout_number(), *shard.rows.meta(row)};
 }
 
-void RocksdbStore::AddToBatch(const Shard& shard, uint32_t row, RowBatch* batch) const {
+void DiskStore::AddToBatch(const Shard& shard, uint32_t row, RowBatch* batch) const {
   batch->Put(RowKey(group_, shard.rows.key(row)), HeaderOf(shard, row), shard.rows.row(row),
              dim_ + shard.rows.layout().slot_floats());
 }
