@@ -17,7 +17,6 @@ namespace sok {
 namespace {
 
 constexpr int64_t kLookupCost = 30;  // nanoseconds a key, for ParallelFor
-constexpr std::chrono::seconds kMendPause(1);
 
 int ShardBits() {
   const unsigned wanted = 4 * std::max(1u, std::thread::hardware_concurrency());
@@ -27,78 +26,6 @@ int ShardBits() {
 }
 
 }  // namespace
-
-Status StorageCore::CheckOpen() const {
-  if (database == nullptr) {
-    return Status(Code::kFailedPrecondition,
-                  "the storage '" + path +
-                      "' is closed, and its tables with it; open it again, and make the tables or "
-                      "the model anew");
-  }
-  if (database->usable() && !resolve) return Status();
-  if (Status status = database->CheckNotStuck(); !status.ok()) return status;
-  return Status(Code::kInternal, "the storage '" + path +
-                                     "' had to be opened again after an error, and that failed; "
-                                     "what is in memory is kept, and the next call tries again");
-}
-
-Status StorageCore::CheckWritable() const {
-  if (Status status = CheckOpen(); !status.ok()) return status;
-  if (!read_only) return database->CheckFolder();
-  return Status(Code::kPermissionDenied, "the storage '" + path +
-                                             "' was opened read-only; open it for writing to "
-                                             "train it, or look up without making rows");
-}
-
-bool StorageCore::ShouldMend(bool to_write) const {
-  if (database == nullptr || read_only) return false;
-  if (!database->usable() || resolve || (to_write && journal != nullptr && journal->broken()))
-    return true;
-  const bool wanted = database->failed() || (journal != nullptr && journal->full());
-  return to_write && wanted && std::chrono::steady_clock::now() >= next_mend_;
-}
-
-Status StorageCore::Recover() {
-  if (Status status = database->Recover(); !status.ok() || !resolve) return status;
-  const Status status = resolve();
-  if (status.ok()) resolve = nullptr;
-  return status;
-}
-
-Status StorageCore::Mend(bool to_write) {
-  Status status = Recover();
-  if (status.ok() && to_write && journal != nullptr && (journal->broken() || journal->full())) {
-    status = flush ? flush() : Status();
-  }
-  if (!status.ok()) next_mend_ = std::chrono::steady_clock::now() + kMendPause;
-  return status;
-}
-
-Result<StorageCore::Entrance> StorageCore::Enter(bool to_write) {
-  Entrance entrance(gate);
-  if (ShouldMend(to_write)) {
-    entrance.unlock();
-    {
-      std::lock_guard<SharedMutex> alone(gate);
-      if (ShouldMend(to_write)) {
-        const Status status = Mend(to_write);
-        // Without the database, or with a journal that cannot go on, nothing can.
-        const bool needed =
-            !database->usable() || resolve || (to_write && journal != nullptr && journal->broken());
-        if (!status.ok() && needed) return status;
-      }
-    }
-    entrance.lock();
-  }
-  if (Status status = to_write ? CheckWritable() : CheckOpen(); !status.ok()) return status;
-  return Result<Entrance>(std::move(entrance));
-}
-
-Status StorageCore::WriteAtRest(const std::function<Status()>& call) {
-  const Status status = call();
-  if (status.ok() || !database->failed() || !Recover().ok()) return status;
-  return call();
-}
 
 DiskStore::DiskStore(std::shared_ptr<StorageCore> core, int group, const GroupMeta& meta)
     : core_(std::move(core)),

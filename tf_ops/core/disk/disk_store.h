@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -18,80 +17,18 @@
 #include <string>
 #include <vector>
 
-#include "core/base/expiry.h"
-#include "core/base/shared_mutex.h"
-#include "core/disk/cache_memory.h"
 #include "core/disk/cache_rows.h"
-#include "core/disk/database.h"
-#include "core/disk/group_meta.h"
+#include "core/disk/durable_store.h"
 #include "core/disk/journal.h"
 #include "core/disk/spill.h"
+#include "core/disk/storage_core.h"
 #include "core/rows/apply_rows.h"
 #include "core/rows/hash_index.h"
-#include "core/rows/row_store.h"
 #include "core/rows/shard_partition.h"
 
 namespace sok {
 
-// What the groups of one storage share.
-struct StorageCore {
-  StorageCore(uint32_t ttl, std::function<uint32_t()> now, uint64_t cache_bytes)
-      : expiry(std::make_shared<Expiry>(ttl, std::move(now))), memory(cache_bytes) {}
-
-  // kFailedPrecondition once the storage is closed, and what keeps the database from being used.
-  // The gate must be held.
-  Status CheckOpen() const;
-  // The same, and kPermissionDenied for a storage that is read-only, kNotFound if its folder is
-  // gone.
-  Status CheckWritable() const;
-
-  // The gate, shared, with the storage open, and writable if that is asked for. What an error of
-  // the disk has left is mended before if that is possible by now, and a long journal published.
-  // Nobody may hold the gate in this thread.
-  using Entrance = std::shared_lock<SharedMutex>;
-  Result<Entrance> Enter(bool to_write);
-
-  // For who holds the gate alone: makes the database usable again after an error, and finds out
-  // what was left in doubt. Without an error it does nothing.
-  Status Recover();
-
-  // Makes a call that puts rows into the database, for who holds the gate alone. It may meet the
-  // error of what RocksDB did in the background, on a disk that works again by now: it is made once
-  // more if the database can be mended.
-  Status WriteAtRest(const std::function<Status()>& call);
-
-  const std::shared_ptr<Expiry> expiry;
-  CacheMemory memory;
-  // Whatever reads or writes the database holds it shared, for a batch; who needs every group at
-  // rest holds it alone: a flush, an export, the end.
-  SharedMutex gate;
-  // Null once the storage is closed. Changes under the gate, held alone.
-  std::unique_ptr<Database> database;
-  std::unique_ptr<SpillFile> spill;  // null where nothing can be spilled
-  std::unique_ptr<Journal> journal;  // of the calls that must survive; null: none has to
-  // The storage's own flush, for who holds the gate alone. Null once the storage is gone.
-  std::function<Status()> flush;
-  // Finds out whether a publication has happened that failed in its last system calls, and makes
-  // memory follow. Nobody may use the database before. Null: none is in doubt.
-  std::function<Status()> resolve;
-  std::string path;
-  uint64_t id = 0;  // of the storage; 0: it has none
-  bool read_only = false;
-  // Whether rows were counted by another TTL than that of `expiry`, and are not to be counted anew
-  // in the folder, which is read-only.
-  bool other_ttl = false;
-
- private:
-  // For who holds the gate alone.
-  Status Mend(bool to_write);
-  // Whether there is something to mend, and it is worth trying.
-  bool ShouldMend(bool to_write) const;
-
-  // An attempt that has failed is repeated after a while, if the storage can be used without.
-  std::chrono::steady_clock::time_point next_mend_;
-};
-
-class DiskStore final : public RowStore {
+class DiskStore final : public DurableStore {
  public:
   DiskStore(std::shared_ptr<StorageCore> core, int group, const GroupMeta& meta);
   ~DiskStore() override;
@@ -131,28 +68,13 @@ class DiskStore final : public RowStore {
   uint64_t row_bytes() const override;
   Result<std::unique_ptr<Frozen>> Freeze() override;
 
-  // --- for the storage, which holds the gate alone ---
-
-  // Bytes of the rows that differ from the database.
-  uint64_t DirtyBytes() const;
-  // Calls fn for each of them, ascending by key. They stay dirty.
-  using VisitDirty =
-      std::function<Status(Key key, const RowHeader& header, const float* floats, size_t n)>;
-  Status ForEachDirty(const VisitDirty& fn) const;
-  // Adds them to a batch. They stay dirty.
-  Status CollectDirty(RowBatch* batch);
-  // They are in the database now.
-  void MarkClean();
-  // Writes them to the database, pending.
-  Status Settle();
-  Status SettleOnce();
-  // Makes the description of the group durable, where calls are.
-  Status RecordMeta();
-  // As the group is once everything dirty is written.
-  GroupMeta meta() const;
-  // Forgets what is cached, after somebody else has changed the database, which has so many rows
-  // that had not expired at `counted_at`. Nothing may be dirty. Needs no memory.
-  void DropCache(uint64_t rows, uint32_t counted_at);
+  GroupMeta meta() const override;
+  Status RecordMeta() override;
+  uint64_t DirtyBytes() const override;
+  Status ForEachDirty(const VisitDirty& fn) const override;
+  void MarkClean() override;
+  Status Settle() override;
+  void DropCache(uint64_t rows, uint32_t counted_at) override;
 
  private:
   static constexpr int64_t kShardCost = 100000;  // nanoseconds, for ParallelFor
@@ -263,6 +185,8 @@ class DiskStore final : public RowStore {
   // Empties the cache if the shape is another, and the spill; nothing may be dirty then. Needs no
   // memory: `slots` is a copy of the layout's.
   void SetLayout(std::shared_ptr<const RowLayout> layout, std::vector<Slot> slots);
+  // A part of Settle that may be made twice.
+  Status SettleOnce();
   // Calls `write` for entries whose rows are in the cache, making those that are kNone, for which
   // there is room. Sets them.
   void WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,

@@ -26,13 +26,6 @@ uint64_t DiskStore::DirtyBytes() const {
          (RowKey::kBytes + sizeof(RowHeader) + (dim_ + layout()->slot_floats()) * sizeof(float));
 }
 
-Status DiskStore::CollectDirty(RowBatch* batch) {
-  return ForEachDirty([&](Key key, const RowHeader& header, const float* floats, size_t n) {
-    batch->Put(RowKey(group_, key), header, floats, n);
-    return Status();
-  });
-}
-
 Status DiskStore::ForEachDirty(const VisitDirty& fn) const {
   struct Place {
     Key key;

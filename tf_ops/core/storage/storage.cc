@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/base/forked_child.h"
+#include "core/disk/disk_store.h"
 #include "core/disk/flat_json.h"
 #include "core/disk/rocksdb/row_database.h"
 #include "core/storage/checkpoint_place.h"
@@ -443,7 +444,12 @@ Status Storage::FlushOnce() {
   if (!database.has_pending() && dirty <= kBatchBytes) {
     RowBatch batch;
     for (auto& [number, group] : groups_) {
-      if (status.ok()) status = group.store->CollectDirty(&batch);
+      if (!status.ok()) break;
+      status = group.store->ForEachDirty(
+          [&, number = number](Key key, const RowHeader& header, const float* floats, size_t n) {
+            batch.Put(RowKey(number, key), header, floats, n);
+            return Status();
+          });
     }
     if (status.ok()) status = database.WritePublished(batch, meta, /*sync=*/true);
   } else {

@@ -12,7 +12,8 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/disk/disk_store.h"
+#include "core/disk/durable_store.h"
+#include "core/disk/storage_core.h"
 #include "core/dump/progress.h"
 #include "core/policies/admission.h"
 #include "core/tables/table.h"
@@ -141,7 +142,7 @@ class Storage : public std::enable_shared_from_this<Storage> {
  private:
   struct OpenGroup {
     std::shared_ptr<Table> table;
-    DiskStore* store;  // the table's
+    DurableStore* store;  // the table's
     TableConfig config;
     std::string rule;
     std::shared_ptr<Admission> admission;

@@ -1,0 +1,41 @@
+// What a storage asks of the store of a group, beyond what a table does.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "core/disk/group_meta.h"
+#include "core/disk/row_codec.h"
+#include "core/rows/row_store.h"
+
+namespace sok {
+
+// Rows that outlive the process once the storage has written them. Rows that differ from those of
+// its database are dirty. Where a method does not say otherwise, its caller holds the storage's
+// gate alone, so that nothing runs beside it but lookups of what is in memory.
+class DurableStore : public RowStore {
+ public:
+  // The group as it is once everything dirty is written. Thread-safe.
+  virtual GroupMeta meta() const = 0;
+  // Makes that description durable, where calls are. The gate may be shared.
+  virtual Status RecordMeta() = 0;
+
+  // Bytes of the dirty rows.
+  virtual uint64_t DirtyBytes() const = 0;
+  // Calls fn for each of them, ascending by key: the embedding, then the slots. They stay dirty.
+  using VisitDirty =
+      std::function<Status(Key key, const RowHeader& header, const float* floats, size_t n)>;
+  virtual Status ForEachDirty(const VisitDirty& fn) const = 0;
+  // They are in the database now.
+  virtual void MarkClean() = 0;
+  // Writes them to the database, pending.
+  virtual Status Settle() = 0;
+  // Forgets what is in memory, after somebody else has changed the database, which has so many rows
+  // that had not expired at `counted_at`. Nothing may be dirty. Needs no memory.
+  virtual void DropCache(uint64_t rows, uint32_t counted_at) = 0;
+};
+
+}  // namespace sok

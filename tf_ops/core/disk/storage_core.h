@@ -1,0 +1,80 @@
+// What the groups of one storage share: its database, its memory and its files.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <utility>
+
+#include "core/base/expiry.h"
+#include "core/base/shared_mutex.h"
+#include "core/base/status.h"
+#include "core/disk/cache_memory.h"
+#include "core/disk/database.h"
+#include "core/disk/journal.h"
+#include "core/disk/spill_file.h"
+
+namespace sok {
+
+struct StorageCore {
+  StorageCore(uint32_t ttl, std::function<uint32_t()> now, uint64_t cache_bytes)
+      : expiry(std::make_shared<Expiry>(ttl, std::move(now))), memory(cache_bytes) {}
+
+  // kFailedPrecondition once the storage is closed, and what keeps the database from being used.
+  // The gate must be held.
+  Status CheckOpen() const;
+  // The same, and kPermissionDenied for a storage that is read-only, kNotFound if its folder is
+  // gone.
+  Status CheckWritable() const;
+
+  // The gate, shared, with the storage open, and writable if that is asked for. What an error of
+  // the disk has left is mended before if that is possible by now, and a long journal published.
+  // Nobody may hold the gate in this thread.
+  using Entrance = std::shared_lock<SharedMutex>;
+  Result<Entrance> Enter(bool to_write);
+
+  // For who holds the gate alone: makes the database usable again after an error, and finds out
+  // what was left in doubt. Without an error it does nothing.
+  Status Recover();
+
+  // Makes a call that puts rows into the database, for who holds the gate alone. It may meet the
+  // error of what RocksDB did in the background, on a disk that works again by now: it is made once
+  // more if the database can be mended.
+  Status WriteAtRest(const std::function<Status()>& call);
+
+  const std::shared_ptr<Expiry> expiry;
+  CacheMemory memory;
+  // Whatever reads or writes the database holds it shared, for a batch; who needs every group at
+  // rest holds it alone: a flush, an export, the end.
+  SharedMutex gate;
+  // Null once the storage is closed. Changes under the gate, held alone.
+  std::unique_ptr<Database> database;
+  std::unique_ptr<SpillFile> spill;  // null where nothing can be spilled
+  std::unique_ptr<Journal> journal;  // of the calls that must survive; null: none has to
+  // The storage's own flush, for who holds the gate alone. Null once the storage is gone.
+  std::function<Status()> flush;
+  // Finds out whether a publication has happened that failed in its last system calls, and makes
+  // memory follow. Nobody may use the database before. Null: none is in doubt.
+  std::function<Status()> resolve;
+  std::string path;
+  uint64_t id = 0;  // of the storage; 0: it has none
+  bool read_only = false;
+  // Whether rows were counted by another TTL than that of `expiry`, and are not to be counted anew
+  // in the folder, which is read-only.
+  bool other_ttl = false;
+
+ private:
+  // For who holds the gate alone.
+  Status Mend(bool to_write);
+  // Whether there is something to mend, and it is worth trying.
+  bool ShouldMend(bool to_write) const;
+
+  // An attempt that has failed is repeated after a while, if the storage can be used without.
+  std::chrono::steady_clock::time_point next_mend_;
+};
+
+}  // namespace sok
