@@ -1,4 +1,5 @@
-// What a killed process has left in its storage's journal. Included by storage.cc only.
+// What a killed process has left in its storage's journal. Included by the
+// sources of Storage only.
 #pragma once
 
 #include <cstdint>

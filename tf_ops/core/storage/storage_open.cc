@@ -1,0 +1,345 @@
+// Opening a storage and its groups.
+#include <algorithm>
+#include <cstdlib>
+#include <random>
+#include <utility>
+
+#include "core/base/forked_child.h"
+#include "core/disk/disk_store.h"
+#include "core/disk/flat_json.h"
+#include "core/disk/rocksdb/row_database.h"
+#include "core/storage/admission_names.h"
+#include "core/storage/checkpoint_place.h"
+#include "core/storage/storage.h"
+#include "core/storage/storage_count.h"
+#include "core/storage/storage_journal.h"
+
+namespace sok {
+namespace {
+
+constexpr int kFormat = 1;
+constexpr char kStorageName[] = "storage";
+constexpr uint64_t kLeastCache = uint64_t{1} << 20;
+// What the places of spilled rows may take.
+constexpr uint64_t kLeastSpillIndex = uint64_t{32} << 20;
+constexpr uint64_t kBytesAPlace = 20;
+std::mutex& RegistryMutex() {
+  static std::mutex mu;
+  return mu;
+}
+
+std::map<FolderIdentity, std::weak_ptr<Storage>>& Registry() {
+  static auto* registry = new std::map<FolderIdentity, std::weak_ptr<Storage>>;
+  return *registry;
+}
+
+// The id of a storage goes with its rows, into checkpoints too, and says which journal is its own.
+uint64_t NewId() {
+  std::random_device random;
+  uint64_t id = 0;
+  while (id == 0) id = uint64_t{random()} << 32 | random();
+  return id;
+}
+
+std::string IdText(uint64_t id) {
+  char text[17];
+  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(id));
+  return text;
+}
+
+// 0 of a description that has none.
+uint64_t IdIn(const std::string& description) {
+  const auto json = FlatJson::Parse(description);
+  std::string id;
+  if (!json.has_value() || !json->Get("/id", &id)) return 0;
+  return std::strtoull(id.c_str(), nullptr, 16);
+}
+
+// Writes down what the storage is, unless it stands there already. Rows that had expired may live
+// under another TTL, and the other way round, so they are counted anew.
+Status Describe(Database* database, const Expiry& expiry, uint64_t id,
+                const std::string& description) {
+  const std::string text = "{\"format\":" + std::to_string(kFormat) +
+                           ",\"ttl\":" + std::to_string(expiry.ttl()) + ",\"id\":\"" + IdText(id) +
+                           "\"}";
+  if (description == text) return Status();
+  NamedValues values;
+  const auto before = FlatJson::Parse(description);
+  uint32_t ttl = 0;
+  if (before.has_value() && (!before->Get("/ttl", &ttl) || ttl != expiry.ttl())) {
+    auto counted = CountAllGroups(*database, expiry);
+    if (!counted.ok()) return counted.status();
+    values = std::move(counted.value());
+  }
+  values[kStorageName] = text;
+  return database->WritePublished({}, values, /*sync=*/true);
+}
+
+bool SameAdmission(const AdmissionConfig& a, const AdmissionConfig& b) {
+  if (a.kind != b.kind || a.min_count != b.min_count) return false;
+  return a.kind == "frequency" ||
+         (a.capacity == b.capacity && a.false_positive_rate == b.false_positive_rate &&
+          a.counter_bits == b.counter_bits);
+}
+
+// A folder's database, and what the folder says of itself.
+struct OpenedFolder {
+  std::shared_ptr<StorageCore> core;
+  std::string description;  // empty for a new folder
+  uint32_t ttl = 0;         // by which its rows were counted
+};
+
+Status ReadDescription(const std::string& path, OpenedFolder* opened) {
+  const auto json = FlatJson::Parse(opened->description);
+  int64_t format = 0;
+  if (!json.has_value() || !json->Get("/format", &format) || !json->Get("/ttl", &opened->ttl)) {
+    return Status(Code::kDataLoss, "the description of the storage '" + path +
+                                       "' is damaged: " + opened->description);
+  }
+  if (format == kFormat) return Status();
+  return InvalidArgument("expected a storage in format " + std::to_string(kFormat) + ", got " +
+                         std::to_string(format) + " in '" + path + "'; a newer sok-embed made it");
+}
+
+Result<OpenedFolder> OpenFolder(const StorageOptions& options, uint32_t ttl) {
+  OpenedFolder opened;
+  opened.ttl = ttl;
+  opened.core = std::make_shared<StorageCore>(ttl, options.now, options.cache_bytes);
+  opened.core->path = options.path;
+  opened.core->read_only = options.read_only;
+  const Database::Opener open = options.open_database ? options.open_database : RowDatabase::Open;
+  auto database = open({options.path, options.read_only, opened.core->expiry});
+  if (!database.ok()) return database.status();
+  opened.core->database = std::move(database.value());
+  auto stored = opened.core->database->ReadMeta(kStorageName);
+  if (!stored.ok()) return stored.status();
+  if (!stored.value().empty()) {
+    opened.description = stored.value().begin()->second;
+    if (Status status = ReadDescription(options.path, &opened); !status.ok()) return status;
+  }
+  return opened;
+}
+
+// The folder with the TTL of the options, or with its own.
+Result<OpenedFolder> OpenFolder(const StorageOptions& options) {
+  auto opened = OpenFolder(options, options.ttl.value_or(0));
+  if (!opened.ok()) return opened;
+  const uint32_t ttl = opened.value().ttl;
+  if (options.ttl.has_value()) {
+    opened.value().core->other_ttl = options.read_only && ttl != *options.ttl;
+  } else if (ttl != 0) {
+    // Known before rows can expire.
+    opened.value().core->database.reset();
+    return OpenFolder(options, ttl);
+  }
+  return opened;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
+  if (options.path.empty()) return InvalidArgument("expected a folder for the storage, got ''");
+  if (options.cache_bytes < kLeastCache) {
+    return InvalidArgument("expected cache_bytes of at least " + std::to_string(kLeastCache) +
+                           ", got " + std::to_string(options.cache_bytes));
+  }
+  if (Status status = StartBackgroundThreads(); !status.ok()) return status;
+  auto opened = OpenFolder(options);
+  if (!opened.ok()) return opened.status();
+  const std::shared_ptr<StorageCore> core = opened.value().core;
+  const std::string& description = opened.value().description;
+  const uint64_t spill_index = std::max(kLeastSpillIndex, options.cache_bytes / 4);
+  auto spill =
+      SpillFile::Open(options.path, options.spill_rows.value_or(spill_index / kBytesAPlace));
+  if (!spill.ok() && !options.read_only) return spill.status();
+  if (spill.ok()) core->spill = std::move(spill.value());
+  core->id = IdIn(description);
+  auto next_segment = TakeInJournal(core->database.get(), Expiry(opened.value().ttl, nullptr),
+                                    core->id, options.read_only);
+  if (!next_segment.ok()) return next_segment.status();
+  if (!options.read_only) {
+    RemoveUnfinishedCheckpoints(options.path);
+    if (core->id == 0) core->id = NewId();
+    Status status = Describe(core->database.get(), *core->expiry, core->id, description);
+    if (!status.ok()) return status;
+    core->expiry->AllowRemoval();
+  }
+  if (options.write_through && !options.read_only) {
+    core->journal = std::make_unique<Journal>(options.path, core->id, next_segment.value(),
+                                              options.journal_bytes);
+  }
+  std::shared_ptr<Storage> storage(new Storage(core));
+  storage->SetResetSlots(options.reset_slots);
+  core->flush = [raw = storage.get()] { return raw->FlushAtRest(); };
+  std::lock_guard<std::mutex> guard(RegistryMutex());
+  Registry()[IdentityOf(options.path)] = storage;
+  return storage;
+}
+
+std::shared_ptr<Storage> Storage::FindOpen(const std::string& path) {
+  std::shared_ptr<Storage> storage;
+  {
+    std::lock_guard<std::mutex> guard(RegistryMutex());
+    const auto found = Registry().find(IdentityOf(path));
+    if (found != Registry().end()) storage = found->second.lock();
+  }
+  return storage != nullptr && !storage->closed() ? storage : nullptr;
+}
+
+Status Storage::CheckSame(const OpenGroup& open, const TableConfig& config, const std::string& rule,
+                          const std::optional<AdmissionConfig>& admission) const {
+  const std::string group = "group " + std::to_string(config.group) + " of '" + path() + "'";
+  if (!core_->read_only && !rule.empty() && !open.rule.empty() && rule != open.rule) {
+    return InvalidArgument(
+        "{group} is open with optimizer '{open}', got '{got}'; give the other optimizer a group of "
+        "its own",
+        {{"group", group}, {"open", RuleName{open.rule}}, {"got", RuleName{rule}}});
+  }
+  const TableConfig& was = open.config;
+  if (was.initializer != config.initializer || was.initializer_a != config.initializer_a ||
+      was.initializer_b != config.initializer_b || was.seed != config.seed) {
+    return InvalidArgument(
+        group + " is open with initializer '" + was.initializer + "' (" +
+        std::to_string(was.initializer_a) + ", " + std::to_string(was.initializer_b) + ", seed " +
+        std::to_string(was.seed) + "), got '" + config.initializer + "' (" +
+        std::to_string(config.initializer_a) + ", " + std::to_string(config.initializer_b) +
+        ", seed " + std::to_string(config.seed) + ")");
+  }
+  if (was.max_rows != config.max_rows) {
+    return InvalidArgument(group + " is open with a limit of " + std::to_string(was.max_rows) +
+                           " rows, got " + std::to_string(config.max_rows) +
+                           " (0: none); use the same everywhere");
+  }
+  const bool admits = open.admission != nullptr;
+  if (admission.has_value() != admits ||
+      (admits && !SameAdmission(*admission, open.admission->config()))) {
+    return InvalidArgument(group + " is open with another admission; use the same everywhere");
+  }
+  return Status();
+}
+
+Result<std::shared_ptr<Admission>> Storage::OpenAdmission(int group,
+                                                          const AdmissionConfig& config) {
+  auto made = MakeAdmission(config);
+  if (!made.ok()) return made.status();
+  std::shared_ptr<Admission> admission = std::move(made.value());
+  const std::string prefix = AdmissionName(group);
+  auto chunks = core_->database->ReadMeta(prefix);
+  if (!chunks.ok()) return chunks.status();
+  for (const auto& [name, bytes] : chunks.value()) {
+    const auto chunk =
+        static_cast<uint32_t>(std::strtoul(name.c_str() + prefix.size(), nullptr, 16));
+    Status status = admission->Load(chunk, bytes);
+    if (!status.ok()) {
+      return status.Within("the admission of group " + std::to_string(group) + " of '" + path() +
+                           "': ");
+    }
+  }
+  return admission;
+}
+
+Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
+                                                  const std::string& rule,
+                                                  const std::vector<Hyper>& hypers,
+                                                  const std::optional<AdmissionConfig>& admission,
+                                                  bool reset_slots) {
+  if (config.step_clock) {
+    return InvalidArgument(
+        "expected a table in memory with step_clock: rows in a storage have the "
+        "storage's clock");
+  }
+  if (config.group < 0 || config.group >= kGroups) {
+    return InvalidArgument("expected a group in [0, 256), got " + std::to_string(config.group));
+  }
+  if (config.direct) {
+    return InvalidArgument("a table on disk finds its rows by hash; expected direct to be false");
+  }
+  const std::string group = "group " + std::to_string(config.group) + " of '" + path() + "'";
+  std::lock_guard<std::mutex> guard(mu_);
+  auto gate = core_->Enter(/*to_write=*/false);
+  if (!gate.ok()) return gate.status();
+
+  const auto open = groups_.find(config.group);
+  auto stored = core_->database->ReadMeta(GroupMetaName(config.group));
+  if (!stored.ok()) return stored.status();
+  GroupMeta meta;
+  if (open != groups_.end()) {
+    meta = open->second.store->meta();
+  } else if (!stored.value().empty()) {
+    auto parsed = GroupMeta::FromJson(stored.value().begin()->second);
+    if (!parsed.ok()) return parsed.status();
+    meta = std::move(parsed.value());
+    if (Status status = CountIfOutdated(config.group, &meta); !status.ok()) return status;
+  } else if (core_->read_only) {
+    return Status(Code::kNotFound,
+                  "there is no " + group + ", which was opened read-only, so it cannot be made");
+  }
+  if (meta.dim != 0 && meta.dim != config.dim) {
+    return InvalidArgument(group + " has dimension " + std::to_string(meta.dim) + ", got " +
+                           std::to_string(config.dim) + "; give the other a group of its own");
+  }
+  // Who only reads needs no optimizer.
+  const bool other_rule =
+      !core_->read_only && !rule.empty() && !meta.state.rule.empty() && meta.state.rule != rule;
+  if (other_rule && !reset_slots && !this->reset_slots()) {
+    return InvalidArgument(
+        "{group} was made with optimizer '{made}', got '{got}'; to read the rows, open the storage "
+        "with read_only=True; to train them, give the other optimizer a group of its own, or pass "
+        "reset_slots=True, which drops what the first keeps of the rows",
+        {{"group", group}, {"made", RuleName{meta.state.rule}}, {"got", RuleName{rule}}});
+  }
+  if (other_rule && open != groups_.end()) {
+    return InvalidArgument(
+        "{group} is open with optimizer '{open}', got '{got}'; give the other optimizer a group of "
+        "its own, or close the storage before its slots are reset",
+        {{"group", group}, {"open", RuleName{meta.state.rule}}, {"got", RuleName{rule}}});
+  }
+  if (open != groups_.end()) {
+    Status status = CheckSame(open->second, config, rule, admission);
+    if (!status.ok()) return status;
+    return open->second.table;
+  }
+
+  meta.dim = config.dim;
+  meta.initializer = config.initializer;
+  meta.initializer_a = config.initializer_a;
+  meta.initializer_b = config.initializer_b;
+  meta.seed = config.seed;
+  if (!rule.empty()) {
+    auto optimizer = MakeRowOptimizer(rule, hypers);
+    if (!optimizer.ok()) return optimizer.status();
+    if ((meta.state.rule.empty() || other_rule) && !core_->read_only) {
+      meta.state = {rule, optimizer.value()->slots(config.dim), 0};
+      if (meta.rows > 0 || other_rule) ++meta.layout;  // those rows have no slots
+    }
+  }
+  OpenGroup made{nullptr, nullptr, config, rule, nullptr};
+  if (admission.has_value()) {
+    auto opened = OpenAdmission(config.group, *admission);
+    if (!opened.ok()) return opened.status();
+    made.admission = std::move(opened.value());
+  }
+  auto store = std::make_unique<DiskStore>(core_, config.group, meta);
+  made.store = store.get();
+  auto table = Table::Over(std::move(store), config, meta.state, core_->expiry, made.admission,
+                           KeptSlots{group, reset_slots_});
+  if (!table.ok()) return table.status();
+  made.table = std::move(table.value());
+  // From here on nothing can be wrong with the arguments.
+  if (other_rule) {
+    gate.value().unlock();  // mu_ keeps the storage open, and the group closed
+    // Which publishes the description, too: a record of it could fail when it has happened.
+    if (Status status = ResetSlots(config.group, meta); !status.ok()) return status;
+    gate.value().lock();
+  } else if (core_->journal != nullptr) {
+    if (core_->journal->broken()) {  // by an earlier call; a flush mends it
+      gate.value().unlock();
+      gate = core_->Enter(/*to_write=*/true);
+      if (!gate.ok()) return gate.status();
+    }
+    if (Status status = made.store->RecordMeta(); !status.ok()) return status;
+  }
+  return groups_.emplace(config.group, std::move(made)).first->second.table;
+}
+
+}  // namespace sok
