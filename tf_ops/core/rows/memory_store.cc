@@ -196,6 +196,7 @@ Result<uint64_t> MemoryStore<Index>::Apply(const std::vector<GradientBatch>& bat
                      .size();
     }
   });
+  if (step.applied != nullptr) *step.applied = true;
   return touched.load();
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <unordered_map>
 #include <vector>
@@ -150,6 +151,24 @@ TEST_CASE("a store tells the bytes that it makes resident, while it grows and af
     }
     CHECK(store->index_bytes() + store->row_bytes() <
           full / 5);  // a row or two may hold a huge page
+  }
+}
+
+TEST_CASE("a cleared store gives the memory of its rows back, and keeps their layout") {
+  constexpr uint64_t kKeys = 600;
+  for (bool direct : {false, true}) {
+    CAPTURE(direct);
+    const auto store = MakeStore(direct, kKeys, kDim);
+    const auto layout =
+        std::make_shared<const RowLayout>(kDim, std::vector<Slot>{{"momentum", kDim, 0.0f}});
+    REQUIRE(Value(store->Relay(layout, SerialFor)));
+    std::vector<Key> keys(kKeys);
+    std::iota(keys.begin(), keys.end(), Key{0});
+    Put(*store, keys, std::vector<float>(kKeys, 1.0f), kDim, SerialFor);
+    CHECK(store->row_bytes() >= kKeys * 2 * kDim * sizeof(float));
+    REQUIRE(store->Replace(store->layout(), {}, nullptr, 0, 0, nullptr, SerialFor).ok());
+    CHECK(store->row_bytes() == 0);
+    CHECK(store->layout()->slot_floats() == kDim);
   }
 }
 

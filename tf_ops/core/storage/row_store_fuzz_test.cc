@@ -6,17 +6,18 @@
 #include <memory>
 #include <random>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/base/test_result.h"
 #include "core/base/test_threads.h"
-#include "core/rows/memory_store.h"
+#include "core/rows/row_store.h"
+#include "core/rules/row_optimizer.h"
+#include "core/storage/test_row_stores.h"
 
 namespace sok {
 namespace {
 
-constexpr int kDim = 5;
-constexpr uint64_t kKeys = 3000;
 constexpr float kFill = -77.0f;
 constexpr uint32_t kNow = 1234;
 
@@ -27,11 +28,11 @@ struct Reference {
   std::unordered_map<Key, uint32_t> updates;
 };
 
+template <typename Kind>
 class Fuzz {
  public:
-  Fuzz(std::unique_ptr<RowStore> store, bool direct, ParallelFor parallel_for, uint64_t seed)
-      : store_(std::move(store)),
-        direct_(direct),
+  Fuzz(ParallelFor parallel_for, uint64_t seed)
+      : store_(Kind::Make(std::make_shared<const RowLayout>(kDim, std::vector<Slot>{}), kKeys)),
         parallel_for_(std::move(parallel_for)),
         rng_(seed),
         sgd_(std::move(MakeRowOptimizer("sgd", {{"learning_rate", 1.0}}).value())) {}
@@ -65,14 +66,19 @@ class Fuzz {
   }
 
  private:
-  // Up to 400 keys, of few or of many, so that some batches are full of duplicates.
+  static constexpr int kDim = Kind::kDim;
+  // Long rows take their time.
+  static constexpr uint64_t kKeys = kDim < 100 ? 3000 : 400;
+  static constexpr uint64_t kMostKeys = kDim < 100 ? 400 : 100;
+
+  // Up to kMostKeys keys, of few or of many, so that some batches are full of duplicates.
   std::vector<Key> Batch() {
     const uint64_t distinct = rng_() % 2 == 0 ? 1 + rng_() % 20 : kKeys;
     const uint64_t first = rng_() % (kKeys - distinct + 1);
-    std::vector<Key> keys(rng_() % 400);
+    std::vector<Key> keys(rng_() % kMostKeys);
     for (Key& key : keys) {
       const uint64_t i = first + rng_() % distinct;
-      key = direct_ ? i : i * 0x9e3779b97f4a7c15ull;
+      key = Kind::KeyAt(i);
     }
     return keys;
   }
@@ -190,29 +196,28 @@ class Fuzz {
     REQUIRE(found.updates == expected_.updates);
   }
 
-  const std::unique_ptr<RowStore> store_;
-  const bool direct_;
+  const std::shared_ptr<RowStore> store_;
   const ParallelFor parallel_for_;
   std::mt19937_64 rng_;
   const std::unique_ptr<RowOptimizer> sgd_;
   Reference expected_;
 };
 
+template <typename Kind>
 void RunFuzz(const ParallelFor& parallel_for) {
   for (uint64_t round = 0; round < 4; ++round) {
-    const auto layout = std::make_shared<const RowLayout>(kDim, std::vector<Slot>{});
-    const uint64_t seed = TestSeed() + round;
     INFO("round ", round);
-    Fuzz(MakeHashStore(layout), false, parallel_for, seed).Run(300);
-    IndexConfig config;
-    config.capacity = kKeys;
-    Fuzz(MakeDirectStore(layout, config), true, parallel_for, seed).Run(300);
+    Fuzz<Kind>(parallel_for, TestSeed() + round).Run(Kind::kDim < 100 ? 300 : 100);
   }
 }
 
-TEST_CASE("the stores do what maps do, on one thread") { RunFuzz(SerialFor); }
+TEST_CASE_TEMPLATE("every store does what maps do, on one thread", Kind, SOK_EVERY_STORE) {
+  RunFuzz<Kind>(SerialFor);
+}
 
-TEST_CASE("the stores do what maps do, on several threads") { RunFuzz(ThreadedFor); }
+TEST_CASE_TEMPLATE("every store does what maps do, on several threads", Kind, SOK_EVERY_STORE) {
+  RunFuzz<Kind>(ThreadedFor);
+}
 
 }  // namespace
 }  // namespace sok
