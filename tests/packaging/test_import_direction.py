@@ -179,9 +179,11 @@ def test_no_source_of_the_core_includes_from_a_room_above_it():
     assert len(sources) > 100
     wrong = []
     for path in sources:
-        # Tests may build what they need of anything.
-        if not (path.name.startswith("test_") or path.name.endswith("_test.cc")):
-            wrong += upward_includes(str(path.relative_to(core)), path.read_text())
+        found = upward_includes(str(path.relative_to(core)), path.read_text())
+        # A test may run over tables of a storage too, and needs nothing else from above.
+        if path.name.endswith("_test.cc"):
+            found = [each for each in found if not each.endswith(" includes storage/storage.h")]
+        wrong += found
     assert not wrong, "\n".join(wrong)
 
 
