@@ -58,7 +58,7 @@ class DiskStore final : public DurableStore {
                  const ParallelFor& parallel_for) override;
   Status Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now, const WriteRow& write,
              const ParallelFor& parallel_for) override;
-  Result<bool> Relay(std::shared_ptr<const RowLayout> layout,
+  Result<bool> Relay(std::shared_ptr<const RowLayout> layout, const TableState& state,
                      const ParallelFor& parallel_for) override;
   std::shared_ptr<const RowLayout> layout() const override;
   // With a TTL, rows that have expired count until something comes upon them.

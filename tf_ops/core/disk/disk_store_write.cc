@@ -449,7 +449,7 @@ Status DiskStore::EraseKept(const ShardPartition& partition) {
   return Write(gone);
 }
 
-Result<bool> DiskStore::Relay(std::shared_ptr<const RowLayout> layout,
+Result<bool> DiskStore::Relay(std::shared_ptr<const RowLayout> layout, const TableState& state,
                               const ParallelFor& /*parallel_for*/) {
   {
     // Whatever has to be mended first.
@@ -459,8 +459,10 @@ Result<bool> DiskStore::Relay(std::shared_ptr<const RowLayout> layout,
   std::lock_guard<SharedMutex> gate(core_->gate);
   if (Status status = core_->CheckWritable(); !status.ok()) return status;
   std::vector<Slot> slots = layout->slots();
+  TableState reached = state;
   if (layout->SameShape(*this->layout())) {
     SetLayout(std::move(layout), std::move(slots));
+    SetState(std::move(reached));
     return false;
   }
   // Rows of the old layout go to the database, where the layout's number tells them apart.
@@ -469,7 +471,7 @@ Result<bool> DiskStore::Relay(std::shared_ptr<const RowLayout> layout,
     // Before anything has changed.
     GroupMeta after = meta();
     after.layout = layout_number() + 1;
-    after.state = {"", layout->slots(), 0};
+    after.state = state;
     auto room = core_->journal->Reserve(0);
     if (!room.ok()) return room.status();
     const NamedValues named = {{GroupMetaName(group_), after.ToJson()}};
@@ -478,6 +480,7 @@ Result<bool> DiskStore::Relay(std::shared_ptr<const RowLayout> layout,
     }
   }
   SetLayout(std::move(layout), std::move(slots));
+  SetState(std::move(reached));
   return true;
 }
 

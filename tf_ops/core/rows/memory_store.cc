@@ -240,18 +240,18 @@ void MemoryStore<Index>::Clear() {
 }
 
 template <typename Index>
-Status MemoryStore<Index>::Replace(std::shared_ptr<const RowLayout> layout,
-                                   const TableState& /*state*/, const Key* keys, size_t n,
-                                   uint32_t now, const WriteRow& write,
+Status MemoryStore<Index>::Replace(std::shared_ptr<const RowLayout> layout, const TableState& state,
+                                   const Key* keys, size_t n, uint32_t now, const WriteRow& write,
                                    const ParallelFor& parallel_for) {
   Clear();
-  auto relaid = Relay(std::move(layout), parallel_for);
+  auto relaid = Relay(std::move(layout), state, parallel_for);
   if (!relaid.ok()) return relaid.status();
   return Upsert(keys, n, /*max_rows=*/0, now, write, parallel_for);
 }
 
 template <typename Index>
 Result<bool> MemoryStore<Index>::Relay(std::shared_ptr<const RowLayout> layout,
+                                       const TableState& /*state*/,
                                        const ParallelFor& parallel_for) {
   // Each shard is asked for itself: a Relay that ran out of memory leaves some of them as they
   // were.

@@ -477,12 +477,16 @@ TEST_CASE_TEMPLATE("another layout keeps embeddings and starts slots; the same s
   Rows expected = Uniform<Kind>(keys, 1.5f);
   for (auto& [key, row] : expected) row.insert(row.end(), 2, 0.5f);
 
-  CHECK(Value(store->Relay(LayoutWith<Kind>({{"accumulator", 2, 0.5f}}), ThreadedFor)));
+  const auto relay = [&](float start) {
+    const auto layout = LayoutWith<Kind>({{"accumulator", 2, start}});
+    return Value(store->Relay(layout, {"", layout->slots(), 0}, ThreadedFor));
+  };
+  CHECK(relay(0.5f));
   CHECK(Contents(*store) == expected);
   // Rows that nobody changes in the first layout may start from what the second one says.
   const auto changed = Keys<Kind>(0, 100);
   REQUIRE(Put(*store, changed, 2.5f).ok());
-  CHECK_FALSE(Value(store->Relay(LayoutWith<Kind>({{"accumulator", 2, 8.0f}}), ThreadedFor)));
+  CHECK_FALSE(relay(8.0f));
   const Rows found = Contents(*store);
   CHECK(found.size() == 200);
   for (const Key key : changed) {

@@ -152,7 +152,7 @@ class Fuzz {
     if (rng_() % 2 == 0) slots.push_back({"slot", 1 + static_cast<int>(rng_() % 9), 0.5f});
     const auto layout = std::make_shared<const RowLayout>(kDim, slots);
     const bool differs = !layout->SameShape(*store_->layout());
-    const auto relaid = store_->Relay(layout, parallel_for_);
+    const auto relaid = store_->Relay(layout, {"", slots, 0}, parallel_for_);
     REQUIRE(relaid.ok());
     REQUIRE(relaid.value() == differs);
   }

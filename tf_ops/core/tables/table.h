@@ -296,7 +296,8 @@ class Table {
   Status MakeRows(const std::vector<Key>& keys, uint32_t now, const ParallelFor& parallel_for);
   // Leaves the positions whose keys may have a row made; counts the keys if `observe`.
   Status Admit(const Key* keys, bool observe, std::vector<uint32_t>* positions);
-  Status Relay(const std::vector<Slot>& slots, bool restart, const ParallelFor& parallel_for);
+  Status Relay(const std::string& rule, const std::vector<Slot>& slots, bool restart,
+               const ParallelFor& parallel_for);
   // kFailedPrecondition for a rule that would lose slots which are kept. commit_mu_ is held, here
   // and below.
   Status CheckRule(const std::string& rule) const;

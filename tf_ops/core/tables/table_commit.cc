@@ -103,7 +103,7 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   outcome.restarted = StartsAnew(options);
   outcome.previous = state_.rule;
   const std::vector<Slot> slots = optimizer.value()->slots(config_.dim);
-  status = Relay(slots, outcome.restarted, parallel_for);
+  status = Relay(options.rule, slots, outcome.restarted, parallel_for);
   if (!status.ok()) return status;
   TableState after = state_;
   if (outcome.restarted) {
@@ -148,16 +148,23 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   return outcome;
 }
 
-Status Table::Relay(const std::vector<Slot>& slots, bool restart, const ParallelFor& parallel_for) {
+Status Table::Relay(const std::string& rule, const std::vector<Slot>& slots, bool restart,
+                    const ParallelFor& parallel_for) {
   if (restart && !state_.slots.empty()) {
     auto bare = std::make_shared<const RowLayout>(config_.dim, std::vector<Slot>{});
-    auto cleared = store_->Relay(std::move(bare), parallel_for);
+    auto cleared = store_->Relay(std::move(bare), {}, parallel_for);
     if (!cleared.ok()) return cleared.status();
     state_ = {};  // as a table whose first step is to come
   }
-  auto relaid = store_->Relay(std::make_shared<const RowLayout>(config_.dim, slots), parallel_for);
+  // Slots are never without their rule: the step may fail, and others may look at the table before.
+  TableState ready = state_;
+  ready.rule = rule;
+  ready.slots = slots;
+  if (restart) ready.steps = 0;
+  auto layout = std::make_shared<const RowLayout>(config_.dim, slots);
+  auto relaid = store_->Relay(std::move(layout), ready, parallel_for);
   if (!relaid.ok()) return relaid.status();
-  state_.slots = slots;
+  state_ = std::move(ready);
   return Status();
 }
 
@@ -196,7 +203,7 @@ Status Table::Update(const Key* keys, size_t n, const float* gradients, const st
   if (!status.ok()) return status;
   if (admission_ != nullptr) admission_->Forget(absent.data(), absent.size());
   if (state_.rule.empty()) {
-    status = Relay(optimizer.slots(config_.dim), /*restart=*/false, parallel_for);
+    status = Relay(rule, optimizer.slots(config_.dim), /*restart=*/false, parallel_for);
     if (!status.ok()) return status;
   }
   TableState after = state_;
