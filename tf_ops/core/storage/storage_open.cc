@@ -86,7 +86,7 @@ bool SameAdmission(const AdmissionConfig& a, const AdmissionConfig& b) {
 struct OpenedFolder {
   std::shared_ptr<StorageCore> core;
   std::string description;  // empty for a new folder
-  uint32_t ttl = 0;         // by which its rows were counted
+  uint32_t ttl = 0;         // by which its rows were counted; what was asked for, if it is new
 };
 
 Status ReadDescription(const std::string& path, OpenedFolder* opened) {
@@ -103,7 +103,7 @@ Status ReadDescription(const std::string& path, OpenedFolder* opened) {
 
 Result<OpenedFolder> OpenFolder(const StorageOptions& options, uint32_t ttl) {
   OpenedFolder opened;
-  opened.ttl = ttl;
+  opened.ttl = options.ttl.value_or(0);
   opened.core = std::make_shared<StorageCore>(ttl, options.now, options.cache_bytes);
   opened.core->path = options.path;
   opened.core->read_only = options.read_only;
@@ -122,17 +122,21 @@ Result<OpenedFolder> OpenFolder(const StorageOptions& options, uint32_t ttl) {
 
 // The folder with the TTL of the options, or with its own.
 Result<OpenedFolder> OpenFolder(const StorageOptions& options) {
-  auto opened = OpenFolder(options, options.ttl.value_or(0));
-  if (!opened.ok()) return opened;
-  const uint32_t ttl = opened.value().ttl;
-  if (options.ttl.has_value()) {
-    opened.value().core->other_ttl = options.read_only && ttl != *options.ttl;
-  } else if (ttl != 0) {
-    // Known before rows can expire.
+  uint32_t ttl = options.ttl.value_or(0);
+  for (;;) {
+    auto opened = OpenFolder(options, ttl);
+    if (!opened.ok()) return opened;
+    const uint32_t stated = opened.value().ttl;
+    if (options.ttl.has_value()) {
+      opened.value().core->other_ttl = options.read_only && stated != ttl;
+      return opened;
+    }
+    if (stated == ttl) return opened;
+    // The TTL must be known before rows can expire, so the folder is opened anew with its own.
+    // Another process may have changed that by then, and it is the folder's that counts.
     opened.value().core->database.reset();
-    return OpenFolder(options, ttl);
+    ttl = stated;
   }
-  return opened;
 }
 
 }  // namespace
