@@ -3,10 +3,13 @@
 
 #include <sys/types.h>
 
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
 #include <utility>
+
+#include "core/base/status.h"
 
 namespace sok {
 
@@ -33,6 +36,8 @@ class OpenFolders {
 
   // ", held by process 123", for who finds a folder locked; empty if nobody holds it.
   static std::string Holder(const std::string& path);
+  // The same of another process alone, for who has failed to open the database in there.
+  static std::string OtherHolder(const std::string& path);
 
  private:
   static std::mutex& Mutex() {
@@ -43,6 +48,32 @@ class OpenFolders {
     static auto* folders = new std::set<FolderIdentity>;
     return *folders;
   }
+};
+
+// The right to write to a folder, from when a database is opened there until it is closed for good.
+// The database has a lock too, which is free while it is opened again after an error: what another
+// process wrote then would be covered by what this one keeps in memory.
+class FolderClaim {
+ public:
+  // An empty file in the folder, which is locked.
+  static constexpr char kFileName[] = "sok-lock";
+
+  // Null if this process or another one has the folder.
+  static std::unique_ptr<FolderClaim> Take(const std::string& path);
+  ~FolderClaim();
+  FolderClaim(const FolderClaim&) = delete;
+  FolderClaim& operator=(const FolderClaim&) = delete;
+
+  // Locks the folder's file. The database is open, so nobody else can be about to.
+  // Errors: kUnavailable if another process has it, SystemError's.
+  Status LockFile();
+
+ private:
+  FolderClaim(std::string path, FolderIdentity folder) : path_(std::move(path)), folder_(folder) {}
+
+  const std::string path_;
+  const FolderIdentity folder_;
+  int file_ = -1;
 };
 
 }  // namespace sok

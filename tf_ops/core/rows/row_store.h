@@ -151,9 +151,9 @@ class RowStore {
   virtual Status Replace(std::shared_ptr<const RowLayout> layout, const TableState& state,
                          const Key* keys, size_t n, uint32_t now, const WriteRow& write,
                          const ParallelFor& parallel_for) = 0;
-  // Gives every row the slots of `layout`, whose dim must be the same, and the table the state, which
-  // has these slots, in one step for whoever looks from outside. If the shape differs, slots start
-  // anew and true comes back. Until a row is changed, a later layout may start them instead.
+  // Gives every row the slots of `layout`, whose dim must be the same, and the table the state,
+  // which has these slots, in one step for whoever looks from outside. If the shape differs, slots
+  // start anew and true comes back. Until a row is changed, a later layout may start them instead.
   virtual Result<bool> Relay(std::shared_ptr<const RowLayout> layout, const TableState& state,
                              const ParallelFor& parallel_for) = 0;
   virtual std::shared_ptr<const RowLayout> layout() const = 0;

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "core/base/folder.h"
+#include "core/disk/open_folders.h"
 
 namespace sok {
 namespace {
@@ -25,9 +26,9 @@ Status CheckNew(const std::string& path) {
     return InvalidArgument("expected a folder for the storage, got the file '" + path + "'");
   }
   for (const std::string& name : FilesIn(path)) {
-    if (name == "LOCK" || name == "IDENTITY" || StartsWith(name, "LOG") ||
-        StartsWith(name, "MANIFEST-") || StartsWith(name, "OPTIONS-") || EndsWith(name, ".log") ||
-        EndsWith(name, ".dbtmp")) {
+    if (name == FolderClaim::kFileName || name == "LOCK" || name == "IDENTITY" ||
+        StartsWith(name, "LOG") || StartsWith(name, "MANIFEST-") || StartsWith(name, "OPTIONS-") ||
+        EndsWith(name, ".log") || EndsWith(name, ".dbtmp")) {
       continue;
     }
     return InvalidArgument("expected an empty folder or a storage, got '" + path +

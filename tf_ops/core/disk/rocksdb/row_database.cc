@@ -44,11 +44,10 @@ rocksdb::Status Resume(rocksdb::DB* db) {
   return status;
 }
 
-Status InUse(const std::string& path) {
+Status InUse(const std::string& path, const std::string& holder) {
   return Status(Code::kUnavailable,
                 "the storage '" + path + "' is in use: its lock '" + path + "/LOCK' is taken" +
-                    OpenFolders::Holder(path) +
-                    "; close the storage there, or give this one a folder of its own");
+                    holder + "; close the storage there, or give this one a folder of its own");
 }
 
 // Whether it could not be opened because somebody has it open.
@@ -73,14 +72,18 @@ rocksdb::ReadOptions WholeRead() {
 
 }  // namespace
 
-RowDatabase::RowDatabase(const Options& options, std::unique_ptr<Handles> handles)
+RowDatabase::RowDatabase(const Options& options, std::unique_ptr<FolderClaim> claim,
+                         std::unique_ptr<Handles> handles)
     : options_(options),
       path_(options.path),
+      claim_(std::move(claim)),
       handles_(std::move(handles)),
       folder_(IdentityOf(options.path)) {}
 
 RowDatabase::~RowDatabase() {
-  if (handles_ != nullptr && handles_->stuck) handles_.release();  // see there
+  if (handles_ == nullptr || !handles_->stuck) return;
+  handles_.release();  // see there
+  claim_.release();
 }
 
 bool RowDatabase::usable() const { return handles_ != nullptr && !handles_->stuck; }
@@ -95,16 +98,6 @@ Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(const Opt
   const std::string& path = options.path;
   const std::string what = "open the storage '" + path + "'";
   auto handles = std::make_unique<Handles>();
-  if (!options.read_only) {
-    const FolderIdentity folder = IdentityOf(path);
-    if (!OpenFolders::Add(folder)) return InUse(path);
-    handles->locked = folder;
-  } else if (const std::string holder = OpenFolders::Holder(path); !holder.empty()) {
-    return Status(Code::kUnavailable,
-                  "expected that nobody writes to '" + path + "', got its lock '" + path +
-                      "/LOCK'" + holder +
-                      "; close it there, or make a checkpoint and open that read-only");
-  }
   rocksdb::DBOptions db_options = DatabaseOptions();
   db_options.create_if_missing = create;
   db_options.listeners = {handles->errors};
@@ -142,9 +135,7 @@ Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(const Opt
                           : rocksdb::DB::Open(db_options, path, families, &opened, &db);
   if (!status.ok()) {
     if (!IsLocked(status)) return FromRocksdb(status, what);
-    // Another process has it. That it is not this one must not count for finding out who has.
-    OpenFolders::Remove(std::exchange(handles->locked, {0, 0}));
-    return InUse(path);
+    return InUse(path, OpenFolders::OtherHolder(path));
   }
   handles->db.reset(db);
   for (size_t i = 0; i < places.size(); ++i) *places[i] = opened[i];
@@ -161,9 +152,25 @@ Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& options) {
     if (Status status = CheckNew(path); !status.ok()) return status;
     if (Status status = MakeFolders(path); !status.ok()) return status;
   }
+  std::unique_ptr<FolderClaim> claim;
+  if (!options.read_only) {
+    claim = FolderClaim::Take(path);
+    if (claim == nullptr) return InUse(path, OpenFolders::Holder(path));
+  } else if (const std::string holder = OpenFolders::Holder(path); !holder.empty()) {
+    return Status(Code::kUnavailable,
+                  "expected that nobody writes to '" + path + "', got its lock '" + path +
+                      "/LOCK'" + holder +
+                      "; close it there, or make a checkpoint and open that read-only");
+  }
   auto handles = OpenHandles(options, /*create=*/!options.read_only);
   if (!handles.ok()) return handles.status();
-  std::unique_ptr<RowDatabase> database(new RowDatabase(options, std::move(handles.value())));
+  if (claim != nullptr) {
+    Status status = claim->LockFile();
+    if (status.code() == Code::kUnavailable) return InUse(path, "; " + status.message());
+    if (!status.ok()) return status;
+  }
+  std::unique_ptr<RowDatabase> database(
+      new RowDatabase(options, std::move(claim), std::move(handles.value())));
   if (options.read_only) return std::unique_ptr<Database>(std::move(database));
   Handles& h = *database->handles_;
   if (h.meta == nullptr) {

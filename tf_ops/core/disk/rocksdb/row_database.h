@@ -56,7 +56,8 @@ class RowDatabase final : public Database {
  private:
   struct Handles;
   class RowPublication;
-  RowDatabase(const Options& options, std::unique_ptr<Handles> handles);
+  RowDatabase(const Options& options, std::unique_ptr<FolderClaim> claim,
+              std::unique_ptr<Handles> handles);
   // Opens all that is there.
   static Result<std::unique_ptr<Handles>> OpenHandles(const Options& options, bool create);
   // Throws nothing, even where memory ends.
@@ -69,6 +70,7 @@ class RowDatabase final : public Database {
 
   const Options options_;
   const std::string path_;
+  std::unique_ptr<FolderClaim> claim_;  // also while the handles are made anew; null: read-only
   std::unique_ptr<Handles> handles_;
   std::atomic<uint64_t> pending_rows_{0};
   std::atomic<uint64_t> writes_in_doubt_{0};

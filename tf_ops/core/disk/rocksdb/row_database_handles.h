@@ -11,7 +11,6 @@
 #include <new>
 #include <string>
 
-#include "core/disk/open_folders.h"
 #include "core/disk/rocksdb/row_database.h"
 
 namespace sok {
@@ -55,7 +54,6 @@ struct RowDatabase::Handles {
   rocksdb::ColumnFamilyHandle* published = nullptr;
   rocksdb::ColumnFamilyHandle* meta = nullptr;
   rocksdb::ColumnFamilyHandle* pending = nullptr;
-  FolderIdentity locked{0, 0};  // the folder, if it is open for writing
 
   static rocksdb::Status Stuck() {
     return rocksdb::Status::Aborted(
@@ -98,10 +96,7 @@ struct RowDatabase::Handles {
     return Iterator(db->NewIterator(options, family), {this});
   }
 
-  ~Handles() {
-    Close();
-    if (locked.second != 0) OpenFolders::Remove(locked);
-  }
+  ~Handles() { Close(); }
   void Close() {
     if (db == nullptr) return;
     for (auto* handle : {published, meta, pending}) {
