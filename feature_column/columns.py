@@ -9,7 +9,7 @@ from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 from tensorflow.python.feature_column import serialization, utils
 
 from sok_embed import tf_ops
-from sok_embed.feature_column.filters import check_integer
+from sok_embed.arguments import check_integer
 from sok_embed.feature_column.options import EmbeddingVariableOption
 from sok_embed.feature_column.own_rows_categorical import (
     OwnRowsCategorical,
@@ -111,12 +111,12 @@ def categorical_column_with_adaptive_embedding(
             eviction, or for strings: of a row that goes only the hash of its string is known.
     """
     utils.assert_key_is_string(key)
-    check_integer(f"hash_bucket_size of column '{key}'", hash_bucket_size, 1)
+    hash_bucket_size = check_integer(f"hash_bucket_size of column '{key}'", hash_bucket_size, 1)
     dtype = tf.as_dtype(dtype)
     utils.assert_string_or_int(dtype, prefix=f"column_name: {key}")
     ev_option = as_option(key, ev_option)
     ev_option.refuse_default_values(key)
-    check_partitions(key, partition_num, ev_option)
+    partition_num = check_partitions(key, partition_num, ev_option)
     if slots not in _SLOTS:
         raise ValueError(
             f"Column '{key}': expected slots to be 'copy' or 'zero'. Received: {slots!r}."

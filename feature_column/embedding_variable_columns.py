@@ -106,7 +106,7 @@ def categorical_column_with_embedding(
     dtype = tf.as_dtype(dtype)
     utils.assert_string_or_int(dtype, prefix=f"column_name: {key}")
     ev_option = as_option(key, ev_option)
-    check_partitions(key, partition_num, ev_option)
+    partition_num = check_partitions(key, partition_num, ev_option)
     return EmbeddingCategoricalColumn(key, dtype, partition_num, ev_option)
 
 

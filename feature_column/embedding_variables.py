@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorflow.python.util import dispatch
 
 from sok_embed import tf_ops
+from sok_embed.arguments import check_integer
 from sok_embed.feature_column import graph_state
 from sok_embed.feature_column.combine import combine
 from sok_embed.feature_column.embedding_columns import one_initializer
@@ -19,7 +20,6 @@ from sok_embed.feature_column.embedding_variable_columns import (
     categorical_column_with_embedding,
 )
 from sok_embed.feature_column.evictions import GlobalStepEvict
-from sok_embed.feature_column.filters import check_integer
 from sok_embed.feature_column.options import EmbeddingVariableOption
 from sok_embed.feature_column.rows_column import AdaptiveEmbeddingColumn
 
@@ -273,7 +273,8 @@ def get_embedding_variable(
             f"{what}: expected value_dtype to be tf.float32. Received: "
             f"{tf.as_dtype(value_dtype).name}. Cast what lookups return."
         )
-    check_integer(f"embedding_dim of embedding variable '{name}'", embedding_dim, 1)
+    what_dim = f"embedding_dim of embedding variable '{name}'"
+    embedding_dim = check_integer(what_dim, embedding_dim, 1)
     option = _with_steps_to_live(what, ev_option or EmbeddingVariableOption(), steps_to_live)
     scope = tf.compat.v1.get_variable_scope()
     _check_regularizer(what, regularizer, scope)

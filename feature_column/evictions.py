@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sok_embed.feature_column.filters import check_integer
+from sok_embed.arguments import check_integer
 
 
 class Eviction(NamedTuple):
@@ -37,7 +37,8 @@ class GlobalStepEvict:
     steps_to_live: int | None = None
 
     def __post_init__(self) -> None:
-        check_integer("GlobalStepEvict's steps_to_live", self.steps_to_live, 1, 2**32)
+        steps = check_integer("GlobalStepEvict's steps_to_live", self.steps_to_live, 1, 2**32)
+        object.__setattr__(self, "steps_to_live", steps)
 
     def eviction(self) -> Eviction:
         """What `tf_ops.evict` is told."""
@@ -70,7 +71,7 @@ class L2WeightEvict:
                 "L2WeightEvict: expected l2_weight_threshold above 0. Received: "
                 f"{self.l2_weight_threshold!r}, with which no row would ever go."
             )
-        check_integer("L2WeightEvict's every", self.every, 1)
+        object.__setattr__(self, "every", check_integer("L2WeightEvict's every", self.every, 1))
 
     def eviction(self) -> Eviction:
         """What `tf_ops.evict` is told."""

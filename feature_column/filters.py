@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_embed.admission import Admission, CountingBloomAdmission, FrequencyAdmission
+from sok_embed.arguments import check_integer
 
 # Counters of a Bloom filter stop at their largest value, so 16 bits do for the wider ones.
 _COUNTER_BITS = {tf.uint8: 8, tf.uint16: 16, tf.uint32: 16, tf.uint64: 16}
@@ -31,7 +32,8 @@ class CounterFilter:
     filter_freq: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("CounterFilter's filter_freq", self.filter_freq, 0, 2**32)
+        freq = _check_freq(type(self).__name__, self.filter_freq, 0, 2**32)
+        object.__setattr__(self, "filter_freq", freq)
 
     def admission(self) -> Admission | None:
         """The admission of `sok_embed.admission` that does this."""
@@ -72,8 +74,10 @@ class CBFFilter:
             )
         object.__setattr__(self, "counter_type", counter_type)
         bits = _COUNTER_BITS[counter_type]
-        check_integer("CBFFilter's filter_freq", self.filter_freq, 1, 2**bits)
-        check_integer("CBFFilter's max_element_size", self.max_element_size, 1)
+        freq = _check_freq(type(self).__name__, self.filter_freq, 1, 2**bits)
+        size = check_integer("CBFFilter's max_element_size", self.max_element_size, 1)
+        object.__setattr__(self, "filter_freq", freq)
+        object.__setattr__(self, "max_element_size", size)
         if not 0 < self.false_positive_probability < 1:
             raise ValueError(
                 "CBFFilter: expected false_positive_probability in (0, 1). Received: "
@@ -90,11 +94,6 @@ class CBFFilter:
         )
 
 
-def check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
-    """Raises ValueError unless `value` is an integer of at least `low` and below `high`."""
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    if not is_integer or value < low or (high is not None and value >= high):
-        below = "" if high is None else f" and below {high}"
-        raise ValueError(
-            f"Expected {name} to be an integer of at least {low}{below}. Received: {value!r}."
-        )
+def _check_freq(owner: str, freq: Any, low: int, high: int) -> int:
+    expected = f"an integer of at least {low} and below {high}"
+    return check_integer(f"{owner}'s filter_freq", freq, low, high, expected=expected)

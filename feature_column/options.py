@@ -9,8 +9,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sok_embed.admission import Admission
+from sok_embed.arguments import check_integer
 from sok_embed.feature_column.evictions import Eviction, GlobalStepEvict, L2WeightEvict
-from sok_embed.feature_column.filters import CBFFilter, CounterFilter, check_integer
+from sok_embed.feature_column.filters import CBFFilter, CounterFilter
 from sok_embed.feature_column.initializers import (
     deserialize_initializer,
     serialize_initializer,
@@ -48,7 +49,8 @@ class InitializerOption:
     def __post_init__(self) -> None:
         if self.default_value_dim is not None:
             name = "InitializerOption's default_value_dim"
-            check_integer(name, self.default_value_dim, 1, 2**31)
+            dim = check_integer(name, self.default_value_dim, 1, 2**31)
+            object.__setattr__(self, "default_value_dim", dim)
         absent = self.default_value_no_permission
         if absent is not None and not (_is_number(absent) and math.isfinite(absent)):
             raise ValueError(

@@ -11,7 +11,7 @@ from tensorflow.python.feature_column import feature_column as fc_v1
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 from tensorflow.python.feature_column import utils
 
-from sok_embed.feature_column.filters import check_integer
+from sok_embed.arguments import check_integer
 from sok_embed.feature_column.options import EmbeddingVariableOption
 
 _INT64_MAX = 2**63 - 1
@@ -162,17 +162,18 @@ def own_rows_column_in(column: Any) -> Any:
 
 def check_partitions(
     key: str, partition_num: int | None, ev_option: EmbeddingVariableOption
-) -> None:
-    """Raises ValueError for a number of parts that is none, or of rows that lie on disk."""
+) -> int | None:
+    """The number of parts; raises ValueError for none, and for one of rows that lie on disk."""
     if partition_num is None:
-        return
-    check_integer(f"partition_num of column '{key}'", partition_num, 1)
+        return None
+    partition_num = check_integer(f"partition_num of column '{key}'", partition_num, 1)
     storage = ev_option.storage_option
     if storage is not None and storage.on_disk:
         raise ValueError(
             f"Column '{key}': expected no partition_num with rows on disk, where it has no "
             f"meaning. Received: {partition_num}."
         )
+    return partition_num
 
 
 def as_option(key: str, ev_option: Any) -> EmbeddingVariableOption:

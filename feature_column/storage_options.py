@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from sok_embed.feature_column.filters import check_integer
+from sok_embed.arguments import check_integer
 
 
 class StorageType(enum.Enum):
@@ -79,9 +79,8 @@ class StorageOption:
                     f"StorageOption: expected no {name}, which has no meaning here. Received: "
                     f"{getattr(self, name)!r}."
                 )
-        sizes = self.storage_size if isinstance(self.storage_size, tuple) else (self.storage_size,)
-        for size in sizes if self.storage_size is not None else ():
-            check_integer("StorageOption's storage_size", size, 0, 2**64)
+        if self.storage_size is not None:
+            object.__setattr__(self, "storage_size", _check_size(self.storage_size))
         kind = self.storage_type
         if kind is not None and not isinstance(kind, StorageType):
             raise ValueError(
@@ -116,3 +115,10 @@ class StorageOption:
         """Of the cache in memory; `None`: as `sok_embed.kv.Storage` has it."""
         size = self.storage_size
         return size[0] if isinstance(size, tuple) else size
+
+
+def _check_size(size: Any) -> Any:
+    """The size, or the sizes of a tuple."""
+    if isinstance(size, tuple):
+        return tuple(map(_check_size, size))
+    return check_integer("StorageOption's storage_size", size, 0, 2**64)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeAlias
 
+from sok_embed.arguments import check_integer
+
 __all__ = ["Admission", "CountingBloomAdmission", "FrequencyAdmission", "from_config", "get"]
 
 _COUNTER_BITS = (2, 4, 8, 16)
@@ -37,7 +39,7 @@ class FrequencyAdmission:
     kind: ClassVar[str] = "frequency"
 
     def __post_init__(self) -> None:
-        _check_integer("min_count", self.min_count, 1, _UINT32)
+        _set_integer(self, "min_count", 1, _UINT32)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments and the kind, as JSON can hold them; see `from_config`."""
@@ -79,14 +81,14 @@ class CountingBloomAdmission:
             raise ValueError(
                 f"Expected counter_bits to be one of 2, 4, 8, 16. Received: {self.counter_bits!r}."
             )
-        _check_integer("min_count", self.min_count, 1, _UINT32)
+        _set_integer(self, "min_count", 1, _UINT32)
         if self.min_count >= 2**self.counter_bits:
             raise ValueError(
                 f"Expected min_count to be at most {2**self.counter_bits - 1}, the most that "
                 f"{self.counter_bits} bits count to. Received: {self.min_count}. Raise "
                 "counter_bits."
             )
-        _check_integer("capacity", self.capacity, 1, _UINT64)
+        _set_integer(self, "capacity", 1, _UINT64)
         rate = self.false_positive_rate
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1:
             raise ValueError(
@@ -142,8 +144,7 @@ def get(admission: Admission | Mapping[str, Any] | None) -> Admission | None:
     )
 
 
-def _check_integer(name: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < high:
-        raise ValueError(
-            f"Expected {name} to be an integer in [{low}, {high}). Received: {value!r}."
-        )
+def _set_integer(admission: Admission, name: str, low: int, high: int) -> None:
+    """Checks a field, and makes it an integer of Python's, which JSON can hold."""
+    value = check_integer(name, getattr(admission, name), low, high)
+    object.__setattr__(admission, name, value)

@@ -67,17 +67,6 @@ def check_type(name: str, value: Any, *types: type[Any]) -> None:
         raise TypeError(f"Expected {name} to be a {known}. Received: {described(value)}.")
 
 
-def check_integer(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
-    """The value as an int in [low, high)."""
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if whole and low is None:
-        return int(value)
-    if whole and low is not None and high is not None and low <= int(value) < high:
-        return int(value)
-    span = "" if low is None else f" in [{low}, {high})"
-    raise ValueError(f"Expected {name} to be an integer{span}. Received: {value!r}.")
-
-
 def check_flag(name: str, value: Any) -> bool:
     """The value as a bool."""
     if isinstance(value, bool | np.bool_):

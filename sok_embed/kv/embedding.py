@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sok_embed.admission import Admission, CountingBloomAdmission, FrequencyAdmission
+from sok_embed.arguments import check_integer
 from sok_embed.kv.arguments import (
     MOST_DIMENSION,
     UINT64,
     check_flag,
     check_floats,
-    check_integer,
     check_keys,
     check_type,
 )

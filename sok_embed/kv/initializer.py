@@ -7,11 +7,11 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from sok_embed.arguments import check_integer
 from sok_embed.kv import _core
 from sok_embed.kv.arguments import (
     MOST_DIMENSION,
     UINT64,
-    check_integer,
     check_number,
     shown_arguments,
     unknown_name,

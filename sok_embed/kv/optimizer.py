@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sok_embed.arguments import check_integer
 from sok_embed.kv import _core
 from sok_embed.kv._core import RULE_PREFIX
 from sok_embed.kv.arguments import (
     MOST_DIMENSION,
     UINT32,
     check_floats,
-    check_integer,
     check_parameters,
     described,
     shown_arguments,

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
+from sok_embed.arguments import check_integer
 from sok_embed.kv import _core
 from sok_embed.kv.arguments import (
     UINT32,
     UINT64,
     check_flag,
-    check_integer,
     check_path,
     check_seconds,
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_embed.layers.arguments import check_integer, check_positive
+from sok_embed.arguments import check_integer, check_positive
 from sok_embed.layers.combining import COMBINERS
 
 _ROUTES = (-1, 0, 1)
@@ -25,7 +25,7 @@ def check_adaptive_arguments(**arguments: Any) -> None:
     for name, limit in (("max_rows", _INT64), ("decay_every", _INT64), ("ttl", _UINT32)):
         if arguments[name] is not None:
             check_positive(name, arguments[name], limit)
-    check_integer("counter_bits", arguments["counter_bits"])
+    check_integer("counter_bits", arguments["counter_bits"], named=True)
     for name, choices in (
         ("combiner", (None, *COMBINERS)),
         ("slots", _SLOTS),

@@ -7,7 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed.layers.arguments import check_positive, serialize_initializer
+from sok_embed.arguments import check_positive
+from sok_embed.layers.arguments import serialize_initializer
 from sok_embed.layers.keras_arguments import refuse_keras_arguments
 from sok_embed.layers.rebuilding import true_ids
 from sok_embed.layers.table_layer import TableLayer

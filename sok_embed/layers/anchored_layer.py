@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from sok_embed import communicators, optimizers, tf_ops
 from sok_embed.adaptive_table import AdaptiveTable
+from sok_embed.arguments import check_integer
 from sok_embed.commit import Commit, trained_anchor
 from sok_embed.dense_alone import LayerWithRows
 from sok_embed.initializers import derive_seed, row_initializer
-from sok_embed.layers.arguments import check_integer, check_training
+from sok_embed.layers.arguments import check_training
 from sok_embed.layers.float_ids import refuse_cast_floats
 from sok_embed.layers.rebuilding import plain_errors, true_ids
 from sok_embed.layers.row_count import RowCount
@@ -57,7 +58,7 @@ class AnchoredLayer(LayerWithRows):
             seed = self._row_initializer.seed
         if seed is None:
             seed = derive_seed(self.name)
-        return check_integer("seed", seed) % _INT64
+        return check_integer("seed", seed, named=True) % _INT64
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the anchor."""

@@ -8,7 +8,8 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from sok_embed.layers.arguments import check_positive, serialize_initializer
+from sok_embed.arguments import check_positive
+from sok_embed.layers.arguments import serialize_initializer
 from sok_embed.layers.keras_arguments import refuse_keras_arguments
 from sok_embed.layers.table_layer import TableLayer
 

@@ -8,7 +8,8 @@ import keras
 import tensorflow as tf
 
 from sok_embed import tf_ops
-from sok_embed.layers.arguments import check_bool, check_integer, check_positive
+from sok_embed.arguments import check_integer, check_positive
+from sok_embed.layers.arguments import check_bool
 from sok_embed.layers.hashed_layer import HashedLayer
 from sok_embed.layers.input_forms import Form, shape_text, values_beside
 
@@ -120,7 +121,7 @@ class HashedEmbeddingBag(HashedLayer):
         check_bool("include_last_offset", include_last_offset)
         if padding_idx is not None:
             check_positive("num_embeddings", num_embeddings)
-            padding_idx = check_integer("padding_idx", padding_idx)
+            padding_idx = check_integer("padding_idx", padding_idx, named=True)
             if not -num_embeddings <= padding_idx < num_embeddings:
                 raise ValueError(
                     f"Expected padding_idx in [-{num_embeddings}, {num_embeddings}). "

@@ -14,8 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed import callers, tf_ops
+from sok_embed.arguments import check_integer, check_positive
 from sok_embed.kv.arguments import FLOATS_ROUND
-from sok_embed.layers.arguments import check_bool, check_integer, check_positive
+from sok_embed.layers.arguments import check_bool
 from sok_embed.layers.float_ids import refuse_cast_floats
 from sok_embed.layers.keras_arguments import refuse_keras_arguments
 from sok_embed.layers.rebuilding import check_rebuilt, true_ids
@@ -187,7 +188,7 @@ class HashedLayer(keras.layers.Layer):
 
     def _choose_seed(self, seed: int | None) -> int:
         """The seed, unless another layer would hash its ids in the same way by oversight."""
-        seed = self._users.next_seed() if seed is None else check_integer("seed", seed)
+        seed = self._users.next_seed() if seed is None else check_integer("seed", seed, named=True)
         if not 0 <= seed < _LIMIT:
             raise ValueError(f"Expected seed to be in [0, 2**63). Received: {seed}.")
         self.seed = seed

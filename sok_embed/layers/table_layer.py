@@ -15,8 +15,8 @@ import tensorflow as tf
 from sok_embed import admission as admissions
 from sok_embed import callers, communicators, kv, tf_ops
 from sok_embed.admission import Admission
+from sok_embed.arguments import check_integer
 from sok_embed.layers.anchored_layer import AnchoredLayer
-from sok_embed.layers.arguments import check_integer
 from sok_embed.layers.rebuilding import check_rebuilt
 from sok_embed.table import Table
 
@@ -65,7 +65,7 @@ class TableLayer(AnchoredLayer):
         super().__init__(dim, initializer, optimizer=optimizer, **kwargs)
         by_config = isinstance(storage, Mapping)
         self.storage = kv.Storage.from_config(storage) if isinstance(storage, Mapping) else storage
-        self.group = check_integer("group", group)
+        self.group = check_integer("group", group, named=True)
         self.admission = admissions.get(admission)
         stored = self._stored_group()
         if seed is None and stored is not None:

@@ -1,0 +1,56 @@
+"""The check of integers, for arguments of every room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def check_integer(
+    name: str,
+    value: Any,
+    low: int | None = None,
+    high: int | None = None,
+    *,
+    expected: str | None = None,
+    named: bool = False,
+) -> int:
+    """The integer as Python's.
+
+    Example:
+    >>> check_integer("group", 256, 0, 256)
+    Traceback (most recent call last):
+    ValueError: Expected group to be an integer in [0, 256). Received: 256.
+
+    Args:
+        name: Of the argument, for the message.
+        value: An integer of Python or of NumPy. True and False are none.
+        low: The least that is allowed. `None`: there is no bound.
+        high: What the integer must be below. `None`: there is no bound.
+        expected: What the message says is expected. `None`: an integer within the bounds.
+        named: Whether the message has the name before what was received, as in `group=256`.
+
+    Raises:
+        ValueError: For anything else.
+    """
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if whole and (low is None or value >= low) and (high is None or value < high):
+        return int(value)
+    given = f"{name}={value!r}" if named else repr(value)
+    kind = "" if whole else f" (of type {type(value).__name__})"
+    raise ValueError(
+        f"Expected {name} to be {expected or _within(low, high)}. Received: {given}{kind}."
+    )
+
+
+def check_positive(name: str, value: Any, limit: int | None = None) -> int:
+    """A positive integer, below the limit if there is one. As `check_integer`."""
+    below = "" if limit is None else f" below {limit}"
+    return check_integer(name, value, 1, limit, expected=f"a positive integer{below}", named=True)
+
+
+def _within(low: int | None, high: int | None) -> str:
+    if low is None:
+        return "an integer"
+    return f"an integer of at least {low}" if high is None else f"an integer in [{low}, {high})"

@@ -1,0 +1,41 @@
+"""One check says of all arguments whether they are integers."""
+
+import re
+
+import numpy as np
+import pytest
+
+from sok_embed.arguments import check_integer, check_positive
+
+
+@pytest.mark.parametrize("value", [3, np.int8(3), np.uint64(3)])
+def test_integers_of_python_and_of_numpy_are_integers(value):
+    for found in (
+        check_integer("n", value),
+        check_integer("n", value, 0, 4),
+        check_positive("n", 3),
+    ):
+        assert found == 3 and type(found) is int
+
+
+@pytest.mark.parametrize("value", [True, np.True_, 3.0, np.float32(3), "3", None, np.array([3])])
+def test_anything_else_is_none(value):
+    with pytest.raises(ValueError, match="^Expected n to be an integer. Received: .*of type "):
+        check_integer("n", value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: check_integer("n", 4, 0, 4), "an integer in [0, 4). Received: 4."),
+        (lambda: check_integer("n", -1, 0, 4), "an integer in [0, 4). Received: -1."),
+        (lambda: check_integer("n", 0, 1), "an integer of at least 1. Received: 0."),
+        (lambda: check_integer("n", 0, 1, expected="odd"), "odd. Received: 0."),
+        (lambda: check_integer("n", "x", named=True), "an integer. Received: n='x' (of type str)."),
+        (lambda: check_positive("n", 0), "a positive integer. Received: n=0."),
+        (lambda: check_positive("n", 9, 9), "a positive integer below 9. Received: n=9."),
+    ],
+)
+def test_a_message_says_what_was_expected_and_what_came(call, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(f'Expected n to be {message}')}$"):
+        call()
