@@ -1,9 +1,10 @@
-"""What Keras or TensorFlow is doing while it calls this package: the one look at the call stack.
+"""What Keras or TensorFlow is doing while it calls this package.
 
 Some of what a layer or an optimizer's update has to know is in no argument and no public function:
 that Keras builds a model from a file, or by which optimizer a variable is being changed. It is in
-the functions that are running and in their local variables. Their names are those of Keras 3.15 and
-TensorFlow 2.21, and stand in this module alone.
+the functions that are running and in their local variables, in the scopes that Keras has entered
+and in its global state. Their names are those of Keras 3.15 and TensorFlow 2.21. This module alone
+looks at them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+from keras.src.utils import rng_utils
 
 _FUNCTIONAL = os.path.join("keras", "src", "models", "functional.py")
 # Calls between `fit` and the metrics of a layer in it, of Keras and of its wrappers.
@@ -99,6 +101,11 @@ def _running(name: str, file: str = "") -> Iterator[FrameType]:
         code = frame.f_code
         if code.co_name == name and code.co_filename.endswith(file):
             yield frame
+
+
+def global_seed() -> int:
+    """What `keras.utils.set_random_seed` was given last, which has no public way out; else 0."""
+    return int(rng_utils.get_random_seed() or 0)
 
 
 def computing_shapes() -> bool:

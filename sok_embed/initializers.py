@@ -10,7 +10,8 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src.utils import rng_utils
+
+from sok_embed import callers
 
 __all__ = ["RowInitializer", "derive_seed", "row_initializer"]
 
@@ -101,9 +102,7 @@ def derive_seed(name: str) -> int:
     Returns:
         An integer in [0, 2**63).
     """
-    # Keras has no public way to read the seed that set_random_seed stored.
-    global_seed: int = rng_utils.get_random_seed() or 0
-    digest = hashlib.blake2b(f"{global_seed}/{name}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(f"{callers.global_seed()}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 

@@ -234,7 +234,55 @@ for room in {rooms!r}:
     assert result.returncode == 0, result.stderr
 
 
-def test_one_module_alone_looks_at_the_call_stack():
-    looks = re.compile(r"_getframe|inspect\.(stack|currentframe)|f_back|extract_stack")
-    found = {name for name, path in modules().items() if looks.search(path.read_text())}
-    assert found == {"sok_embed.callers"}
+# What looks at the call stack, or at scopes and the global state of Keras.
+LOOKS_AT_CALLERS = {
+    *("_getframe", "_current_frames", "currentframe", "f_back", "f_locals"),
+    *("walk_stack", "extract_stack", "format_stack", "print_stack", "getouterframes"),
+    *("get_global_attribute", "set_global_attribute", "global_state", "name_scope_stack"),
+    *("in_symbolic_scope", "in_stateless_scope", "get_stateless_scope", "get_autocast_scope"),
+    *("get_call_context", "rng_utils", "get_random_seed"),
+}
+
+
+def names_used(source: str) -> set[str]:
+    """The names, attributes and imports of a source, whatever they are used for."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value)  # of getattr
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {part for alias in node.names for part in alias.name.split(".")}
+            names |= set((getattr(node, "module", None) or "").split("."))
+            if isinstance(node, ast.ImportFrom) and node.module == "inspect":
+                names |= {f"inspect.{alias.name}" for alias in node.names}
+    names |= set(re.findall(r"inspect\.stack", source))
+    return names
+
+
+def users_of(names: set[str]) -> set[str]:
+    return {name for name, path in modules().items() if names & names_used(path.read_text())}
+
+
+def test_one_module_alone_looks_at_the_call_stack_and_at_scopes_of_keras():
+    assert users_of(LOOKS_AT_CALLERS | {"inspect.stack"}) == {"sok_embed.callers"}
+
+
+@pytest.mark.parametrize(
+    ("source", "looks"),
+    [
+        ("import sys\nframe = sys._getframe(1)", True),
+        ("from inspect import currentframe", True),
+        ("from inspect import stack as s", True),
+        ("import inspect\ninspect.stack()", True),
+        ("import traceback\nfor frame in traceback.walk_stack(None): pass", True),
+        ("from keras.src.backend.common import global_state as g", True),
+        ("getattr(sys, '_getframe')(1)", True),
+        ("import inspect\ninspect.signature(f)\nstack = tf.stack([1])", False),
+    ],
+)
+def test_a_look_at_the_call_stack_is_recognised(source, looks):
+    assert bool((LOOKS_AT_CALLERS | {"inspect.stack"}) & names_used(source)) == looks
