@@ -48,8 +48,13 @@ def applying_optimizer() -> Any:
 
 
 def trained_anchor(anchor: Any) -> tf.Tensor:
-    """The value of an anchor whose constraint is a `Commit`, which Keras optimizers then train."""
-    if anchor._value is not None:  # within a stateless scope there is none yet
+    """The value of an anchor whose constraint is a `Commit`.
+
+    From then on the optimizers of Keras train it, if it is a variable of Keras. Those of
+    `tf.compat.v1.train`, to which the variables of TF1 graphs are given, call the constraint.
+    """
+    # Within a stateless scope there is no value yet.
+    if isinstance(anchor, keras.Variable) and anchor._value is not None:
         watch(anchor._value, anchor.constraint)
     return tf.convert_to_tensor(anchor)
 

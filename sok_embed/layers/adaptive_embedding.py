@@ -12,8 +12,8 @@ from keras.src.backend import get_keras_mask
 from sok_embed import communicators, tf_ops
 from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.layers.adaptive_arguments import check_adaptive_arguments
-from sok_embed.layers.adaptive_exchange import exchange
-from sok_embed.layers.adaptive_inputs import AUTOMATIC, check_inputs, narrow, read_route
+from sok_embed.layers.adaptive_inputs import check_inputs, narrow, read_route
+from sok_embed.layers.adaptive_lookup import AdaptiveLookup
 from sok_embed.layers.anchored_layer import AnchoredLayer
 from sok_embed.layers.arguments import serialize_initializer
 from sok_embed.layers.combining import combine, flat_values, rows_of
@@ -100,6 +100,7 @@ class AdaptiveEmbedding(AnchoredLayer):
     """
 
     table: AdaptiveTable
+    _table_lookup: AdaptiveLookup
 
     def __init__(
         self,
@@ -177,6 +178,7 @@ class AdaptiveEmbedding(AnchoredLayer):
             owner=communicator.rank,
             name=self.name,
         )
+        self._table_lookup = AdaptiveLookup(self.table, f"Layer '{self.name}'")
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Looks the keys up; with `training`, counts them and makes rows."""
@@ -192,46 +194,15 @@ class AdaptiveEmbedding(AnchoredLayer):
         # Wrong inputs must raise before anything is learned from them.
         rows = None if self.combiner is None else rows_of(ids)
         with tf.control_dependencies([] if rows is None else [rows]):
-            embeddings = self._lookup(flat_values(ids), route, training)
-        if self.combiner is not None:
             # Sums are in float32, whatever the compute dtype.
+            dtype = self._compute_type if self.combiner is None else tf.float32
+            call = self._begin_lookup(training)
+            embeddings = self._table_lookup.routed(call, flat_values(ids), route, dtype)
+        if self.combiner is not None:
             combined = combine(embeddings, ids, rows, self.combiner)
             return tf.cast(combined, self._compute_type)
         if isinstance(ids, tf.RaggedTensor):
             return ids.with_flat_values(embeddings)
-        return embeddings
-
-    def _lookup(self, keys: tf.Tensor, route: Any, training: bool | None) -> tf.Tensor:
-        """Embeddings of int64 keys of any shape, `keys.shape + [dim]`."""
-        anchor, trains = self._begin_lookup(training)
-        handle = self.table.resource_handle
-        dtype = self._compute_type if self.combiner is None else tf.float32
-        communicator = self._communicator()
-        if communicator.size == 1:
-            if isinstance(route, int):
-                route = None if route == AUTOMATIC else tf.fill(tf.shape(keys), route)
-            lookup_type = self._lookup_type if self.combiner is None else tf.float32
-            embeddings = tf_ops.adaptive_lookup(
-                handle, keys, self._dim, trains, mask=route, dtype=lookup_type, anchor=anchor
-            )
-            return tf.cast(embeddings, dtype)
-
-        def look_up(owned_keys: tf.Tensor, counts: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-            return tf_ops.adaptive_lookup(
-                handle, owned_keys, self._dim, trains, counts=counts, mask=mask, anchor=anchor
-            )
-
-        rows = exchange(
-            communicator,
-            f"sok_embed.{self.name}",
-            tf.reshape(keys, [-1]),
-            route if isinstance(route, int) else tf.reshape(route, [-1]),
-            self.static_buckets,
-            look_up,
-        )
-        shape = tf.concat([tf.shape(keys), [self._dim]], 0)
-        embeddings = tf.reshape(tf.cast(rows, dtype), shape)
-        embeddings.set_shape([*keys.shape, self._dim])
         return embeddings
 
     def _to_ids(self, inputs: Any) -> Any:

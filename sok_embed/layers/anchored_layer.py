@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from sok_embed import communicators, optimizers, tf_ops
+from sok_embed import communicators, optimizers
 from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.arguments import check_integer
-from sok_embed.commit import Commit, trained_anchor
 from sok_embed.dense_alone import LayerWithRows
 from sok_embed.initializers import derive_seed, row_initializer
 from sok_embed.layers.arguments import check_training
 from sok_embed.layers.float_ids import refuse_cast_floats
 from sok_embed.layers.rebuilding import plain_errors, true_ids
 from sok_embed.layers.row_count import RowCount
+from sok_embed.lookup import Call, TableLookup
 from sok_embed.table import Table, as_keys
 
 _INT64 = 2**63
@@ -36,6 +37,7 @@ class AnchoredLayer(LayerWithRows):
 
     seed: int
     table: Table | AdaptiveTable
+    _table_lookup: TableLookup
 
     def __init__(self, dim: int, initializer: Any, *, optimizer: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -45,8 +47,6 @@ class AnchoredLayer(LayerWithRows):
         self._allow_non_tensor_positional_args = True
         self.supports_jit = False
         self._compute_type = _activation_type(self.compute_dtype)
-        # What lookups put out; they have no float16.
-        self._lookup_type = tf.float32 if self._compute_type == tf.float16 else self._compute_type
         self._row_initializer = row_initializer(initializer, dim)
         self.optimizer = optimizers.get(optimizer)
         optimizers.check_own(self.optimizer, self.name)
@@ -63,37 +63,14 @@ class AnchoredLayer(LayerWithRows):
     def build(self, input_shape: Any = None) -> None:
         """Makes the anchor."""
         check_strategy(self.name)
-        self.anchor = self.add_weight(
-            name="anchor",
-            shape=(tf_ops.ANCHOR_SIZE,),
-            dtype="float32",
-            initializer="zeros",
-            constraint=Commit(self.table, self.optimizer),
-            autocast=False,
-        )
-        trained_anchor(self.anchor)
+        make = functools.partial(self.add_weight, autocast=False)
+        self.anchor = self._table_lookup.make_anchor(make, self.optimizer, name="anchor")
         self.built = True
 
-    def _begin_lookup(self, training: bool | None) -> tuple[tf.Tensor, bool]:
-        """What a lookup takes its gradient by, and whether the call trains."""
+    def _begin_lookup(self, training: bool | None) -> Call:
+        """What a call of the layer may do to its table."""
         check_strategy(self.name)
-        # A frozen layer takes no gradient and makes no rows.
-        frozen = not (self.trainable and self.anchor.trainable)
-        anchor = tf.zeros([]) if frozen else trained_anchor(self.anchor)
-        return anchor, check_training(self.name, training) and not frozen
-
-    def _communicator(self) -> communicators.Communicator:
-        """That of the process, which must be the one that the table was made for."""
-        communicator = communicators.current()
-        now = (communicator.rank, communicator.size)
-        then = (self.table.owner, self.table.owners)
-        if now != then:
-            raise ValueError(
-                f"Layer '{self.name}': expected to be worker {then[0]} of {then[1]}, for which its "
-                f"table was made. Received: worker {now[0]} of {now[1]}. Call sok_embed.init() "
-                "before layers are made."
-            )
-        return communicator
+        return self._table_lookup.begin(self.trainable, check_training(self.name, training))
 
     def count_params(self) -> int:
         """The numbers in the vectors of the rows on this worker; in a summary, with their bytes."""

@@ -18,6 +18,7 @@ from sok_embed.admission import Admission
 from sok_embed.arguments import check_integer
 from sok_embed.layers.anchored_layer import AnchoredLayer
 from sok_embed.layers.rebuilding import check_rebuilt
+from sok_embed.lookup import TableLookup
 from sok_embed.table import Table
 
 # Which layer has which group of a storage: two that took one by oversight would share its rows.
@@ -89,6 +90,9 @@ class TableLayer(AnchoredLayer):
             admission=self.admission,
             name=self.name,
         )
+        self._table_lookup = TableLookup(
+            self.table, f"Layer '{self.name}'", key_limit=self.table.key_limit
+        )
         if self.storage is not None:
             layers = _layer_of_group.setdefault(self.storage, weakref.WeakValueDictionary())
             layers[self.group] = self
@@ -151,26 +155,8 @@ class TableLayer(AnchoredLayer):
 
     def _lookup(self, keys: tf.Tensor, training: bool | None) -> tf.Tensor:
         """Embeddings of int64 keys of any shape, `keys.shape + [dim]`, in the compute dtype."""
-        anchor, make_rows = self._begin_lookup(training)
-        handle = self.table.resource_handle
-        communicator = self._communicator()
-        if communicator.size == 1:
-            rows = tf_ops.lookup(handle, keys, self._dim, make_rows, self._lookup_type, anchor)
-            return tf.cast(rows.embeddings, self._compute_type)
-        # The same on every worker; TensorFlow numbers the calls within a graph.
-        name = f"sok_embed.{self.name}"
-        part = tf_ops.unique_and_partition(
-            tf.reshape(keys, [-1]), communicator.size, self.table.key_limit
-        )
-        owned_keys, owned_splits = communicator.all_to_all(
-            part.unique_keys, part.splits, f"{name}.keys"
-        )
-        owned_rows = tf_ops.lookup(handle, owned_keys, self._dim, make_rows, anchor=anchor)
-        rows, _ = communicator.all_to_all(owned_rows.embeddings, owned_splits, f"{name}.rows")
-        expanded = tf.cast(tf_ops.expand(rows, part.inverse), self._compute_type)
-        embeddings = tf.reshape(expanded, tf.concat([tf.shape(keys), [self._dim]], 0))
-        embeddings.set_shape([*keys.shape, self._dim])
-        return embeddings
+        call = self._begin_lookup(training)
+        return self._table_lookup.vectors(call, keys, dtype=self._compute_type)
 
     def _output_spec(self, inputs: Any) -> keras.KerasTensor:
         """The shape and the dtype of the output, for symbolic calls."""

@@ -27,6 +27,7 @@ HEIGHTS = {
     "sok_embed.feature_column": 4,
     "sok_embed.layers": 3,
     "sok_embed.checkpoint": 2,
+    "sok_embed.lookup": 2,
     "sok_embed.*": 1,
     "sok_embed.tf_ops": 0,
 }
@@ -136,6 +137,11 @@ def test_no_module_imports_from_a_room_above_it():
         ("sok_embed.tf_ops.lookup", "from sok_embed.table import Table", False),
         ("sok_embed.checkpoint.writer", "from sok_embed import kv, table", True),
         ("sok_embed.checkpoint.writer", "from sok_embed.layers import embedding", False),
+        ("sok_embed.feature_column", "from sok_embed.lookup import TableLookup", True),
+        ("sok_embed.layers.embedding", "from sok_embed.lookup import TableLookup", True),
+        ("sok_embed.lookup", "from sok_embed.table import Table", True),
+        ("sok_embed.lookup", "from sok_embed.layers import embedding", False),
+        ("sok_embed.table", "from sok_embed.lookup import TableLookup", False),
     ],
 )
 def test_the_direction_of_an_import_is_recognised(module, source, allowed):
@@ -243,6 +249,16 @@ LOOKS_AT_CALLERS = {
     *("get_call_context", "rng_utils", "get_random_seed"),
 }
 
+# What an exchange is made of, and who makes one.
+EXCHANGES = {"unique_and_partition", "adaptive_partition", "all_to_all", "alltoall", "expand"}
+MAKES_EXCHANGES = {
+    "sok_embed.lookup",
+    "sok_embed.feature_column.layer_state",
+    # Workers tell each other which rows an eviction has blended into static ones.
+    "sok_embed.feature_column.own_rows",
+}
+ROOMS_OF_EXCHANGES = ("sok_embed.communicators", "sok_embed.tf_ops")
+
 
 def names_used(source: str) -> set[str]:
     """The names, attributes and imports of a source, whatever they are used for."""
@@ -269,6 +285,11 @@ def users_of(names: set[str]) -> set[str]:
 
 def test_one_module_alone_looks_at_the_call_stack_and_at_scopes_of_keras():
     assert users_of(LOOKS_AT_CALLERS | {"inspect.stack"}) == {"sok_embed.callers"}
+
+
+def test_one_module_alone_makes_the_exchanges_of_lookups():
+    makers = {name for name in users_of(EXCHANGES) if not name.startswith(ROOMS_OF_EXCHANGES)}
+    assert makers == MAKES_EXCHANGES
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,273 @@
+"""The one way from keys to vectors: a table, the anchor that trains it, and the exchange.
+
+With one worker a lookup reads its table. With several, each worker sends the distinct keys of its
+batch to their owners, these look them up, and the rows come back. Tables differ in how their owner
+looks keys up, and in what it is told beside the keys; the way is the same for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import keras
+import tensorflow as tf
+
+from sok_embed import communicators, tf_ops
+from sok_embed.commit import Commit, TrainedTable, trained_anchor
+from sok_embed.communicators import Communicator
+
+
+class SharedTable(TrainedTable, Protocol):
+    """One worker's part of a table: a `Table`, an `AdaptiveTable`, or what has these."""
+
+    dim: int
+    owners: int
+    owner: int
+
+    @property
+    def resource_handle(self) -> tf.Tensor:
+        """What the ops know the table by."""
+
+
+class Call(NamedTuple):
+    """What one lookup may do to the table.
+
+    Attributes:
+        anchor: Gets the gradient of the vectors. `None`: there is no gradient.
+        trains: Whether keys get rows, and are counted.
+    """
+
+    anchor: tf.Tensor | None
+    trains: bool
+
+
+class Column(NamedTuple):
+    """What a request says of each key beside the key.
+
+    Attributes:
+        values: Integers of the shape of the keys. `None`: nothing is said, and a table that lies
+            in this process is told so.
+        missing: The value of each key, for a table of another worker, where nothing is said.
+        of_equals: Makes one value of those of equal keys: `tf.math.unsorted_segment_sum` or
+            `tf.math.unsorted_segment_max`.
+    """
+
+    values: tf.Tensor | None
+    missing: int = 0
+    of_equals: Callable[..., tf.Tensor] = tf.math.unsorted_segment_max
+
+
+class Read(Protocol):
+    """How the owner of keys looks them up."""
+
+    def __call__(
+        self, call: Call, dtype: tf.DType, keys: tf.Tensor, *columns: tf.Tensor | None
+    ) -> tf.Tensor:
+        """Vectors of keys.
+
+        Args:
+            call: What the lookup may do.
+            dtype: Of the vectors, `tf.float32` or `tf.bfloat16`.
+            keys: int64 of any shape.
+            *columns: Values of the shape of the keys. Those of a request that has come from a
+                worker are int64.
+
+        Returns:
+            `keys.shape + [dim]`.
+        """
+
+
+class TableLookup:
+    """Finds the vectors of keys in one table, wherever its rows lie, and makes its anchor.
+
+    Args:
+        table: The part of this worker.
+        host: Whose table it is, as a message begins: `"Layer 'items'"`.
+        read: How the owner looks keys up. `None`: as `tf_ops.lookup` does, without columns.
+        key_limit: As `tf_ops.unique_and_partition` has it.
+        buckets: As `tf_ops.unique_and_partition` has it.
+    """
+
+    anchor: Any
+
+    def __init__(
+        self,
+        table: SharedTable,
+        host: str,
+        read: Read | None = None,
+        *,
+        key_limit: int = 0,
+        buckets: int = 0,
+    ) -> None:
+        self._table = table
+        self._host = host
+        self._read = read or read_rows(table)
+        self._key_limit = key_limit
+        self._buckets = buckets
+
+    def make_anchor(
+        self,
+        make: Callable[..., Any],
+        optimizer: keras.optimizers.Optimizer | None = None,
+        *,
+        static: Any = None,
+        **arguments: Any,
+    ) -> Any:
+        """Makes the variable that stands for the table.
+
+        Args:
+            make: The `add_weight` of a Keras layer, or `tf.compat.v1.get_variable`.
+            optimizer: As `Commit` has it.
+            static: As `Commit` has it.
+            **arguments: More of `make`, its name among them.
+
+        Returns:
+            What `make` returns.
+        """
+        self.anchor = make(
+            shape=(tf_ops.ANCHOR_SIZE,),
+            dtype=tf.float32,
+            initializer=_zeros,
+            constraint=Commit(self._table, optimizer, static=static),
+            **arguments,
+        )
+        if isinstance(self.anchor, keras.Variable):
+            trained_anchor(self.anchor)
+        return self.anchor
+
+    def begin(self, trainable: bool, training: bool) -> Call:
+        """What a call may do.
+
+        Args:
+            trainable: Whether the host is. A frozen one takes no gradient and makes no rows.
+            training: Whether the call is one of training.
+        """
+        if not (trainable and self.anchor.trainable):
+            return Call(None, False)
+        return Call(trained_anchor(self.anchor), training)
+
+    def communicator(self) -> Communicator:
+        """That of the process.
+
+        Raises:
+            ValueError: If the table was made for another.
+        """
+        communicator = communicators.current()
+        now = (communicator.rank, communicator.size)
+        then = (self._table.owner, self._table.owners)
+        if now != then:
+            raise ValueError(
+                f"{self._host}: expected to be worker {then[0]} of {then[1]}, for which its table "
+                f"was made. Received: worker {now[0]} of {now[1]}. Call sok_embed.init() before "
+                "layers are made."
+            )
+        return communicator
+
+    def vectors(
+        self,
+        call: Call,
+        keys: tf.Tensor,
+        columns: Sequence[Column] = (),
+        dtype: tf.DType = tf.float32,
+        part: str = "",
+    ) -> tf.Tensor:
+        """Looks keys up. Collective, if there are several workers.
+
+        Args:
+            call: From `begin`.
+            keys: int64 of any shape.
+            columns: What the owners are told of each key.
+            dtype: Of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`.
+            part: Tells exchanges of one call of the host apart; the same on every worker.
+
+        Returns:
+            `keys.shape + [dim]`.
+        """
+        communicator = self.communicator()
+        if communicator.size == 1:
+            # The ops have no float16.
+            read_type = tf.float32 if dtype == tf.float16 else dtype
+            values = [column.values for column in columns]
+            return tf.cast(self._read(call, read_type, keys, *values), dtype)
+        # The same on every worker; TensorFlow numbers the calls within a graph.
+        name = f"sok_embed.{self._table.name}{part}"
+        request = self._request(keys, columns, communicator.size)
+        asked, splits = communicator.all_to_all(request.rows, request.splits, f"{name}.keys")
+        fields = [asked[:, i] for i in range(1 + len(columns))] if columns else [asked]
+        found = self._read(call, tf.float32, *fields)
+        rows, _ = communicator.all_to_all(found, splits, f"{name}.rows")
+        return self.shaped(tf.cast(tf_ops.expand(rows, request.inverse), dtype), keys)
+
+    def shaped(self, rows: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+        """Rows `[n, dim]` of keys that were made `[n]`, in the shape that the keys had before."""
+        dim = self._table.dim
+        vectors = tf.reshape(rows, tf.concat([tf.shape(keys), [dim]], 0))
+        vectors.set_shape([*keys.shape, dim])
+        return vectors
+
+    def _request(self, keys: tf.Tensor, columns: Sequence[Column], workers: int) -> _Request:
+        """What a worker asks the others for."""
+        keys = tf.reshape(keys, [-1])
+        part = tf_ops.unique_and_partition(keys, workers, self._key_limit, self._buckets)
+        if not columns:
+            return _Request(part.unique_keys, part.splits, part.inverse)
+        distinct = tf.size(part.unique_keys)
+        fields = [part.unique_keys]
+        for column in columns:
+            if column.values is None:
+                values = tf.fill(tf.shape(keys), tf.constant(column.missing, tf.int64))
+            else:
+                values = tf.reshape(column.values, [-1])
+            fields.append(tf.cast(column.of_equals(values, part.inverse, distinct), tf.int64))
+        return _Request(tf.stack(fields, 1), part.splits, part.inverse)
+
+
+def _zeros(shape: Any, dtype: Any = None) -> tf.Tensor:
+    """An initializer, for Keras and for TF1 graphs."""
+    return tf.zeros(shape, dtype or tf.float32)
+
+
+class _Request(NamedTuple):
+    """Distinct keys, by owner.
+
+    Attributes:
+        rows: int64 `[u]`, keys; `[u, 1 + c]` with c columns.
+        splits: int32, how many rows each worker is asked for.
+        inverse: int32 `[n]`, the row of each key of the batch.
+    """
+
+    rows: tf.Tensor
+    splits: tf.Tensor
+    inverse: tf.Tensor
+
+
+def read_rows(table: SharedTable) -> Read:
+    """Looks keys up that have a row each."""
+
+    def read(call: Call, dtype: tf.DType, keys: tf.Tensor, *columns: tf.Tensor | None) -> tf.Tensor:
+        handle = table.resource_handle
+        return tf_ops.lookup(handle, keys, table.dim, call.trains, dtype, call.anchor).embeddings
+
+    return read
+
+
+def in_parts(
+    second: tf.Tensor, looked_up: Sequence[Callable[..., tf.Tensor]], *columns: tf.Tensor
+) -> tf.Tensor:
+    """Looks some positions up in one way and the others in another.
+
+    Args:
+        second: Bool `[n]`, whether a position is looked up in the second way.
+        looked_up: The two ways: each returns rows for its positions of the columns.
+        *columns: `[n]`, what the ways take.
+
+    Returns:
+        `[n, dim]`, all rows in their places.
+    """
+    places = [tf.cast(tf.where(at)[:, 0], tf.int32) for at in (~second, second)]
+    rows = [
+        look_up(*(tf.gather(column, at) for column in columns))
+        for look_up, at in zip(looked_up, places, strict=True)
+    ]
+    return tf.dynamic_stitch(places, rows)
