@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from tensorflow.python.feature_column import serialization
 from sok_embed import callers, communicators, tf_ops
 from sok_embed.dense_alone import LayerWithRows
 from sok_embed.feature_column.input_layers import check_sequences, join_sequences
-from sok_embed.feature_column.layer_state import CallState, LayerState
+from sok_embed.feature_column.layer_state import LayerState
 from sok_embed.feature_column.masks import check_symbolic_masks, with_masks
 from sok_embed.feature_column.own_rows import OwnRows, made_by_config
 from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
@@ -107,7 +106,7 @@ class _FeaturesLayer(LayerWithRows, ABC):
 
     def _begin(
         self, features: Any, masks: Any, training: Any
-    ) -> tuple[fc_v2.FeatureTransformationCache, CallState]:
+    ) -> tuple[fc_v2.FeatureTransformationCache, LayerState]:
         check_strategy(self.name)
         if not isinstance(features, Mapping):
             raise ValueError(
@@ -119,7 +118,38 @@ class _FeaturesLayer(LayerWithRows, ABC):
         }
         together = with_masks(sparse, self._state.columns, masks)
         training = check_training(self.name, training)
-        return fc_v2.FeatureTransformationCache(together), CallState(self._state.manager, training)
+        return fc_v2.FeatureTransformationCache(together), self._state.manager.of_call(training)
+
+    def call(
+        self, features: Any, adaptive_mask_tensors: Any = None, training: bool | None = None
+    ) -> Any:
+        """Looks the features up; with `training`, makes rows for ids of mask 1."""
+        if callers.building_from_file():
+            return self._placeholders()
+        try:
+            return self._look_up(*self._begin(features, adaptive_mask_tensors, training))
+        except (TypeError, ValueError):
+            if not callers.tracing_default_signature():
+                raise
+        refuse_when_served(self.name)
+        # The number of examples, of any of the features.
+        return self._nothing(tf.shape(tf.nest.flatten(features)[0])[0])
+
+    @abstractmethod
+    def _placeholders(self) -> Any:
+        """What stands for the outputs while Keras builds a model from a file."""
+
+    @abstractmethod
+    def _look_up(self, cache: fc_v2.FeatureTransformationCache, state: LayerState) -> Any:
+        """The outputs of a call."""
+
+    @abstractmethod
+    def _nothing(self, batch: Any) -> Any:
+        """Outputs for features that mean nothing to the columns.
+
+        Args:
+            batch: The number of examples.
+        """
 
     def _check_symbolic(self, masks: Any) -> None:
         wanting = [column for column in self._state.columns if isinstance(column, RowsColumn)]
@@ -214,6 +244,7 @@ class DenseFeatures(_FeaturesLayer):
     `sok_embed.DistributedOptimizer`.
 
     Example:
+    >>> import numpy as np
     >>> from sok_embed.feature_column import (
     ...     categorical_column_with_adaptive_embedding, embedding_column)
     >>> item = categorical_column_with_adaptive_embedding("item", 100, tf.int64)
@@ -258,22 +289,13 @@ class DenseFeatures(_FeaturesLayer):
                     f"embedding_column and numeric_column. Received: {column}."
                 )
 
-    def call(
-        self, features: Any, adaptive_mask_tensors: Any = None, training: bool | None = None
-    ) -> tf.Tensor:
-        """Looks the features up; with `training`, makes rows for ids of mask 1."""
-        if callers.building_from_file():
-            return tf.compat.v1.placeholder(self.compute_dtype, self.compute_output_shape())
-        try:
-            return self._dense(features, adaptive_mask_tensors, training)
-        except (TypeError, ValueError):
-            if not callers.tracing_default_signature():
-                raise
-        refuse_when_served(self.name)
-        return tf.zeros([_batch(features), self._width()], self.compute_dtype)
+    def _placeholders(self) -> tf.Tensor:
+        return tf.compat.v1.placeholder(self.compute_dtype, self.compute_output_shape())
 
-    def _dense(self, features: Any, masks: Any, training: bool | None) -> tf.Tensor:
-        cache, state = self._begin(features, masks, training)
+    def _nothing(self, batch: Any) -> tf.Tensor:
+        return tf.zeros([batch, self._width()], self.compute_dtype)
+
+    def _look_up(self, cache: fc_v2.FeatureTransformationCache, state: LayerState) -> tf.Tensor:
         outputs = []
         for column in self._state.columns:
             with tf.name_scope(fc_v2._sanitize_column_name_for_variable_scope(column.name)):
@@ -303,6 +325,7 @@ class SequenceFeatures(_FeaturesLayer):
     `tf.feature_column.sequence_numeric_column`.
 
     Example:
+    >>> import numpy as np
     >>> from sok_embed.feature_column import (
     ...     embedding_column, sequence_categorical_column_with_adaptive_embedding)
     >>> items = sequence_categorical_column_with_adaptive_embedding("items", 100, tf.int64)
@@ -334,31 +357,17 @@ class SequenceFeatures(_FeaturesLayer):
     def _check_columns(self, columns: Any) -> None:
         check_sequences(columns, fc_v2.SequenceDenseColumn)
 
-    def call(
-        self, features: Any, adaptive_mask_tensors: Any = None, training: bool | None = None
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Looks the features up; with `training`, makes rows for ids of mask 1."""
-        if callers.building_from_file():
-            rows_and_lengths = [
-                (self.compute_dtype, [None, None, self._width()]),
-                ("int64", [None]),
-            ]
-            rows, lengths = itertools.starmap(tf.compat.v1.placeholder, rows_and_lengths)
-            return rows, lengths
-        try:
-            return self._sequences(features, adaptive_mask_tensors, training)
-        except (TypeError, ValueError):
-            if not callers.tracing_default_signature():
-                raise
-        refuse_when_served(self.name)
-        batch = _batch(features)
-        nothing = tf.zeros([batch, 0, self._width()], self.compute_dtype)
-        return nothing, tf.zeros([batch], tf.int64)
+    def _placeholders(self) -> tuple[tf.Tensor, tf.Tensor]:
+        rows = tf.compat.v1.placeholder(self.compute_dtype, [None, None, self._width()])
+        return rows, tf.compat.v1.placeholder("int64", [None])
 
-    def _sequences(
-        self, features: Any, masks: Any, training: bool | None
+    def _nothing(self, batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        rows = tf.zeros([batch, 0, self._width()], self.compute_dtype)
+        return rows, tf.zeros([batch], tf.int64)
+
+    def _look_up(
+        self, cache: fc_v2.FeatureTransformationCache, state: LayerState
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        cache, state = self._begin(features, masks, training)
         outputs = {}
         for column in self._state.columns:
             with tf.name_scope(fc_v2._sanitize_column_name_for_variable_scope(column.name)):
@@ -375,8 +384,3 @@ class SequenceFeatures(_FeaturesLayer):
             keras.KerasTensor((None, None, self._width()), dtype=self.compute_dtype),
             keras.KerasTensor((None,), dtype="int64"),
         )
-
-
-def _batch(features: Any) -> Any:
-    """The number of examples, of any of the features."""
-    return tf.shape(tf.nest.flatten(features)[0])[0]

@@ -277,7 +277,7 @@ def get_embedding_variable(
     embedding_dim = check_integer(what_dim, embedding_dim, 1)
     option = _with_steps_to_live(what, ev_option or EmbeddingVariableOption(), steps_to_live)
     scope = tf.compat.v1.get_variable_scope()
-    _check_regularizer(what, regularizer, scope)
+    graph_state.check_regularizer(what, "Pass tf.compat.v1.no_regularizer", regularizer)
     categorical = categorical_column_with_embedding(name, key_dtype, None, option)
     partitions = _partitions(
         what, partitioner or scope.partitioner, categorical.static_rows, embedding_dim
@@ -298,18 +298,6 @@ def get_embedding_variable(
     with tf.compat.v1.variable_scope(name, regularizer=regularizer):
         embedding = graph_state.embedding(column, collections, trainable)
     return EmbeddingVariable(embedding, column, trainable)
-
-
-def _check_regularizer(what: str, given: Any, scope: Any) -> None:
-    """Raises for a regularizer, which would see what rows start from, and not the rows."""
-    regularizer, place = (given, "") if given is not None else (scope.regularizer, " from a scope")
-    if regularizer not in (None, tf.compat.v1.no_regularizer):
-        remedy = "Leave it out" if given is not None else "Pass tf.compat.v1.no_regularizer"
-        raise ValueError(
-            f"{what}: expected no regularizer, which cannot see the rows of a table. Received: "
-            f"{regularizer!r}{place}. {remedy}, and use an optimizer with weight decay, or "
-            "tf.nn.l2_loss of the embeddings that a step looks up."
-        )
 
 
 def _with_steps_to_live(

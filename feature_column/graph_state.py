@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,11 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
 
 from sok_embed import communicators, tf_ops
-from sok_embed.commit import Commit
+from sok_embed.feature_column.embedding_rows import EmbeddingRows, check_same_rows
 from sok_embed.feature_column.own_rows import Evictor, open_storage, table_attributes
 from sok_embed.feature_column.own_rows_categorical import OwnRowsCategorical, own_rows_column_in
 from sok_embed.feature_column.saveable import RowsSaveable
+from sok_embed.lookup import Call
 
 _Keys = tf.compat.v1.GraphKeys
 _BRANCHES = (
@@ -39,6 +40,10 @@ class GraphTable:
         static: The variable of the static rows.
         name: In TensorFlow's resource manager.
     """
+
+    # TF1 graphs are for one worker.
+    owners = 1
+    owner = 0
 
     def __init__(
         self, column: OwnRowsCategorical, dim: int, static: tf.Variable, name: str
@@ -92,70 +97,35 @@ class GraphTable:
         return tf_ops.steps(self.resource_handle)
 
 
-@dataclass
-class GraphEmbedding:
+class GraphEmbedding(EmbeddingRows):
     """The rows of a column in a graph.
 
-    Attributes:
+    Args:
         column: That made them.
         static: The variable of the static rows, `[buckets, dim]`.
-        anchor: The variable that stands for the own rows. `None`: there are none.
-        table: Of the own rows, or `None`.
+
+    Attributes:
         rows: Writes own rows to checkpoints, or `None`.
     """
 
-    column: Any
-    static: tf.Variable
-    anchor: tf.Variable | None = None
     table: GraphTable | None = None
     rows: RowsSaveable | None = None
 
-    @property
-    def trains_rows_only(self) -> bool:
-        """Whether own rows are trained, and static rows are only what they start from."""
-        adaptive = own_rows_column_in(self.column)
-        return adaptive is not None and not adaptive.shares_static_rows
+    def __init__(self, column: Any, static: tf.Variable) -> None:
+        super().__init__(column, lambda: static)
 
     @property
     def name(self) -> str:
         """The variable scope of the rows."""
         return str(self.static.op.name.rpartition("/")[0])
 
-    def lookup(
-        self, keys: tf.Tensor, buckets: tf.Tensor | None, mask: tf.Tensor, trainable: bool
+    def _read(
+        self, call: Call, dtype: tf.DType, keys: tf.Tensor, *columns: tf.Tensor | None
     ) -> tf.Tensor:
-        """The rows of keys `[n]`, float32 `[n, dim]`."""
-        assert self.table is not None and self.anchor is not None
-        adaptive = own_rows_column_in(self.column)
-        assert adaptive is not None
-        trainable = trainable and self.anchor.trainable
-        rows = tf_ops.adaptive_mask_gather(
-            self.table.resource_handle,
-            self.static,
-            keys,
-            buckets,
-            mask,
-            dim=self.table.dim,
-            make_rows=trainable,
-            anchor=tf.convert_to_tensor(self.anchor) if trainable else None,
-            copy_slots=adaptive.slots == "copy",
-            absent_value=adaptive.absent_value,
-        )
+        assert self.table is not None
+        rows = super()._read(call, dtype, keys, *columns)
         self.table.lookups.append(rows)
         return rows
-
-
-class GraphRows:
-    """The rows of a column, as one input layer reads them: it may train them or not."""
-
-    def __init__(self, column: Any, weight_collections: Any, trainable: Any) -> None:
-        self._embedding = embedding(column, weight_collections, trainable)
-        self._trainable = _trains(column, trainable)
-        self.static = self._embedding.static
-
-    def gather(self, keys: tf.Tensor, buckets: tf.Tensor | None, mask: tf.Tensor) -> tf.Tensor:
-        """The rows of keys `[n]`, float32 `[n, dim]`."""
-        return self._embedding.lookup(keys, buckets, mask, self._trainable)
 
 
 def embedding(column: Any, weight_collections: Any, trainable: Any) -> GraphEmbedding:
@@ -165,8 +135,11 @@ def embedding(column: Any, weight_collections: Any, trainable: Any) -> GraphEmbe
         ValueError: Outside of a graph and inside of a branch or a loop, with several workers, and
             for rows that another column with other options has made.
     """
-    check_graph(f"Column '{column.name}'", "input_layer", "sok_embed.feature_column.DenseFeatures")
-    _check_regularizer(column)
+    what = f"Column '{column.name}'"
+    check_graph(what, "input_layer", "sok_embed.feature_column.DenseFeatures")
+    categorical = own_rows_column_in(column)
+    if categorical is not None and not categorical.shares_static_rows:
+        check_regularizer(what, "Make the scope with regularizer=tf.compat.v1.no_regularizer")
     shared = column.shared_name
     made = tf.compat.v1.get_collection(shared) if shared is not None else []
     static = made[0] if made else _static_rows(column, weight_collections, trainable)
@@ -174,7 +147,7 @@ def embedding(column: Any, weight_collections: Any, trainable: Any) -> GraphEmbe
         tf.compat.v1.add_to_collection(shared, static)
     for other in _embeddings():
         if other.static is static:
-            _check_same(column, other.column)
+            check_same_rows(column, other.column)
             return other
     found = GraphEmbedding(column, static)
     tf.compat.v1.add_to_collection(_EMBEDDINGS, found)
@@ -182,21 +155,19 @@ def embedding(column: Any, weight_collections: Any, trainable: Any) -> GraphEmbe
         tf.compat.v1.train.init_from_checkpoint(
             column.ckpt_to_load_from, {column.tensor_name_in_ckpt: static}
         )
-    adaptive = own_rows_column_in(column)
-    if adaptive is not None:
-        found.table = GraphTable(adaptive, column.dimension, static, static.op.name)
-        trains = _trains(column, trainable) if found.trains_rows_only else static.trainable
+    if categorical is not None:
+        table = GraphTable(categorical, column.dimension, static, static.op.name)
+        trained = static.trainable if categorical.shares_static_rows else trains(column, trainable)
+        make = functools.partial(
+            tf.compat.v1.get_variable,
+            "anchor",
+            trainable=trained,
+            collections=_collections(weight_collections),
+            use_resource=True,
+        )
         with _no_partitioner():
-            found.anchor = tf.compat.v1.get_variable(
-                "anchor",
-                shape=(tf_ops.ANCHOR_SIZE,),
-                initializer=tf.compat.v1.zeros_initializer(),
-                trainable=trains,
-                collections=_collections(weight_collections),
-                use_resource=True,
-                constraint=Commit(found.table, None, static=static),
-            )
-        found.rows = RowsSaveable(found.table)
+            found.add_table(table, what, make, static)
+        found.rows = RowsSaveable(table)
         tf.compat.v1.add_to_collection(_Keys.SAVEABLE_OBJECTS, found.rows)
     return found
 
@@ -296,13 +267,14 @@ def _static_rows(column: Any, weight_collections: Any, trainable: Any) -> tf.Var
             shape=(column.static_rows, column.dimension),
             dtype=tf.float32,
             initializer=column.initializer,
-            trainable=_trains(column, trainable) and column.trains_static_rows,
+            trainable=trains(column, trainable) and column.trains_static_rows,
             collections=_collections(weight_collections),
             use_resource=True,
         )
 
 
-def _trains(column: Any, trainable: Any) -> bool:
+def trains(column: Any, trainable: Any) -> bool:
+    """Whether a call trains a column: `trainable` is that of an input layer, or `None`."""
     return bool(column.trainable and (trainable is None or trainable))
 
 
@@ -312,19 +284,25 @@ def _collections(weight_collections: Any) -> list[str] | None:
     return list(dict.fromkeys([*weight_collections, _Keys.GLOBAL_VARIABLES]))
 
 
-def _check_regularizer(column: Any) -> None:
-    """Raises ValueError for a regularizer that would see what rows start from, and not the rows."""
-    adaptive = own_rows_column_in(column)
-    if adaptive is None or adaptive.shares_static_rows:
+def check_regularizer(what: str, remedy: str, given: Any = None) -> None:
+    """Raises ValueError for a regularizer, which sees what rows start from, and not the rows.
+
+    Args:
+        what: That has rows, as it begins a message.
+        remedy: What to do about a regularizer of a variable scope.
+        given: The regularizer that was asked for. `None`: that of the variable scope counts.
+    """
+    regularizer, place, origin = given, "", ""
+    if given is None:
+        regularizer = tf.compat.v1.get_variable_scope().regularizer
+        place, origin = " of a variable scope around it", " from a scope"
+    if regularizer in (None, tf.compat.v1.no_regularizer):
         return
-    regularizer = tf.compat.v1.get_variable_scope().regularizer
-    if regularizer not in (None, tf.compat.v1.no_regularizer):
-        raise ValueError(
-            f"Column '{column.name}': expected no regularizer of a variable scope around it: rows "
-            f"of a table have none. Received: {regularizer!r}. Make the scope with "
-            "regularizer=tf.compat.v1.no_regularizer, and use an optimizer with weight decay, or "
-            "tf.nn.l2_loss of the embeddings that a step looks up."
-        )
+    raise ValueError(
+        f"{what}: expected no regularizer{place}, which cannot see the rows of a table. Received: "
+        f"{regularizer!r}{origin}. {remedy if given is None else 'Leave it out'}, and use an "
+        "optimizer with weight decay, or tf.nn.l2_loss of the embeddings that a step looks up."
+    )
 
 
 @contextmanager
@@ -336,17 +314,3 @@ def _no_partitioner() -> Iterator[None]:
         yield
     finally:
         scope.set_partitioner(partitioner)
-
-
-def _check_same(column: Any, other: Any) -> None:
-    """Raises if columns that have rows in common want different ones."""
-    first, second = own_rows_column_in(column), own_rows_column_in(other)
-    if first is None or second is None:
-        same = first is second
-    else:
-        same = first._replace(key=second.key) == second
-    if not same or column.dimension != other.dimension:
-        raise ValueError(
-            f"Column '{column.name}': expected the options of '{other.name}', whose rows it "
-            f"shares: {second}. Received: {first}."
-        )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import re
 from typing import Any
 
@@ -10,14 +12,15 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 
 from sok_embed import callers, communicators, tf_ops
-from sok_embed.commit import Commit, trained_anchor
+from sok_embed.feature_column.embedding_rows import EmbeddingRows, check_same_rows
 from sok_embed.feature_column.initializers import for_keras
 from sok_embed.feature_column.own_rows import OwnRows
 from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
+from sok_embed.lookup import Call
 from sok_embed.slot_variables import slot_variables
 
 
-class LayerEmbedding:
+class LayerEmbedding(EmbeddingRows):
     """The rows of a column in a layer.
 
     Args:
@@ -25,13 +28,15 @@ class LayerEmbedding:
         column: A `RowsColumn`.
     """
 
+    table: OwnRows | None = None
+
     def __init__(self, layer: Any, column: Any) -> None:
+        super().__init__(column, lambda: self._weight.value)
         self._layer = layer
-        self.column = column
         name = weight_name(column.state_name)
-        adaptive = own_rows_column_in(column)
+        categorical = own_rows_column_in(column)
         # The op that reads both kinds of rows runs where the table is.
-        with contextlib.nullcontext() if adaptive is None else tf.device("CPU:0"):
+        with contextlib.nullcontext() if categorical is None else tf.device("CPU:0"):
             self._weight = add_weight(
                 layer,
                 f"{name}_embedding_weights",
@@ -40,92 +45,29 @@ class LayerEmbedding:
                 initializer=_start(column),
                 trainable=column.trains_static_rows,
             )
-        self.table: OwnRows | None = None
-        if adaptive is None:
+        if categorical is None:
             return
         communicator = communicators.current()
-        self._copy_slots = adaptive.slots == "copy"
-        self._absent_value = adaptive.absent_value
-        self.table = OwnRows(
-            adaptive,
+        table = OwnRows(
+            categorical,
             column.dimension,
             lambda: self.static,
             owners=communicator.size,
             owner=communicator.rank,
             name=f"{layer.name}.{column.state_name}",
         )
-        self._anchor = add_weight(
-            layer,
-            f"{name}_anchor",
-            shape=(tf_ops.ANCHOR_SIZE,),
-            dtype="float32",
-            initializer="zeros",
-            constraint=Commit(self.table, None, static=self._weight),
-            trainable=column.trainable,
-        )
+        make = functools.partial(add_weight, layer, f"{name}_anchor", trainable=column.trainable)
+        self.add_table(table, f"Layer '{layer.name}'", make, self._weight)
 
-    @property
-    def static(self) -> tf.Variable:
-        """The variable of the static rows, `[buckets, dim]`."""
-        return self._weight.value
+    def _begin(self, training: bool) -> Call:
+        return self._own.begin(self._layer.trainable, training)
 
-    def lookup(
-        self, keys: tf.Tensor, buckets: tf.Tensor | None, mask: tf.Tensor, training: bool
+    def _read(
+        self, call: Call, dtype: tf.DType, keys: tf.Tensor, *columns: tf.Tensor | None
     ) -> tf.Tensor:
-        """The rows of keys `[n]`, float32 `[n, dim]`; with `training`, makes those that lack."""
-        assert self.table is not None
-        communicator = self._communicator()
-        if communicator.size == 1:
-            return self._gather(keys, buckets, mask, training)
-        if buckets is None:
-            buckets = tf_ops.static_buckets(keys, self._weight.shape[0])
-        # The rows of mask 0 are here: every worker has all static rows.
-        own = tf.equal(mask, 1)
-        shared_places, own_places = tf.where(~own)[:, 0], tf.where(own)[:, 0]
-        shared = tf.gather(self.static, tf.gather(buckets, shared_places))
-        rows = self._exchange(tf.gather(keys, own_places), tf.gather(buckets, own_places), training)
-        places = [tf.cast(shared_places, tf.int32), tf.cast(own_places, tf.int32)]
-        found = tf.dynamic_stitch(places, [shared, rows])
-        found.set_shape([None, self.column.dimension])
-        return found
-
-    def _exchange(self, keys: tf.Tensor, buckets: tf.Tensor, training: bool) -> tf.Tensor:
-        """Own rows, which lie on worker `key % size`. Collective."""
-        communicator = self._communicator()
-        assert self.table is not None
-        name = f"sok_embed.{self.table.name}"
-        part = tf_ops.unique_and_partition(keys, communicator.size)
-        # Equal keys have equal buckets.
-        distinct = tf.size(part.unique_keys)
-        their_buckets = tf.math.unsorted_segment_max(buckets, part.inverse, distinct)
-        pairs = tf.stack([part.unique_keys, their_buckets], 1)
-        owned, splits = communicator.all_to_all(pairs, part.splits, f"{name}.keys")
-        mask = tf.ones(tf.shape(owned)[:1], tf.int32)
-        owned_rows = self._gather(owned[:, 0], owned[:, 1], mask, training)
-        rows, _ = communicator.all_to_all(owned_rows, splits, f"{name}.rows")
-        return tf_ops.expand(rows, part.inverse)
-
-    def _gather(
-        self, keys: tf.Tensor, buckets: tf.Tensor | None, mask: tf.Tensor, training: bool
-    ) -> tf.Tensor:
-        assert self.table is not None
-        # A frozen layer takes no gradient and makes no rows.
-        frozen = not (self._layer.trainable and self._anchor.trainable)
-        make_rows = training and not frozen
-        bound = self._bind_slots() if make_rows and self._copy_slots else []
+        bound = self._bind_slots() if call.trains and self.copies_slots else []
         with tf.control_dependencies(bound):
-            return tf_ops.adaptive_mask_gather(
-                self.table.resource_handle,
-                self.static,
-                keys,
-                buckets,
-                mask,
-                dim=self.column.dimension,
-                make_rows=make_rows,
-                anchor=None if frozen else trained_anchor(self._anchor),
-                copy_slots=self._copy_slots,
-                absent_value=self._absent_value,
-            )
+            return super()._read(call, dtype, keys, *columns)
 
     def _bind_slots(self) -> list[tf.Tensor]:
         """Tells the table of the slots that the first step of a loaded model copies.
@@ -140,39 +82,19 @@ class LayerEmbedding:
         handles = [slot.handle for slot in slots]
         return [tf_ops.bind_slots(self.table.resource_handle, handles)]
 
-    def _communicator(self) -> communicators.Communicator:
-        """That of the process, which must be the one that the table was made for."""
-        assert self.table is not None
-        communicator = communicators.current()
-        now = (communicator.rank, communicator.size)
-        then = (self.table.owner, self.table.owners)
-        if now != then:
-            raise ValueError(
-                f"Layer '{self._layer.name}': expected to be worker {then[0]} of {then[1]}, for "
-                f"which its tables were made. Received: worker {now[0]} of {now[1]}. Call "
-                "sok_embed.init() before layers are made."
-            )
-        return communicator
-
-
-class _Rows:
-    """The rows of a column, as one call of the layer reads them."""
-
-    def __init__(self, embedding: LayerEmbedding, training: bool) -> None:
-        self.static = embedding.static
-        self._embedding = embedding
-        self._training = training
-
-    def gather(self, keys: tf.Tensor, buckets: tf.Tensor | None, mask: tf.Tensor) -> tf.Tensor:
-        return self._embedding.lookup(keys, buckets, mask, self._training)
-
 
 class LayerState(fc_v2.StateManager):
     """What the columns of a layer keep in it, as TensorFlow's columns ask for it.
 
     Args:
         layer: Gets the weights of the columns.
+
+    Attributes:
+        embeddings: The rows of the layer's `RowsColumn`s, by the names that they go by.
+        training: Whether the call that has this state makes rows.
     """
+
+    training = False
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
@@ -185,11 +107,18 @@ class LayerState(fc_v2.StateManager):
         made = self.embeddings.get(column.state_name)
         if made is None:
             self.embeddings[column.state_name] = LayerEmbedding(self._layer, column)
-        elif not _alike(made.column, column):
-            raise ValueError(
-                f"Column '{column.name}': expected the options of '{made.column.name}', whose rows "
-                "it shares. Received: others. Make both by one call of shared_embedding_columns."
-            )
+        else:
+            check_same_rows(column, made.column)
+
+    def embedding(self, column: Any) -> LayerEmbedding:
+        """The rows of a `RowsColumn`."""
+        return self.embeddings[column.state_name]
+
+    def of_call(self, training: bool) -> LayerState:
+        """This state, as one call of the layer hands it to the columns."""
+        state = copy.copy(self)
+        state.training = training
+        return state
 
     def create_variable(
         self,
@@ -232,22 +161,6 @@ class LayerState(fc_v2.StateManager):
         return self._resources[feature_column, name]
 
 
-class CallState(fc_v2.StateManager):
-    """A layer's state as one call uses it: it knows whether the call trains."""
-
-    def __init__(self, state: LayerState, training: bool) -> None:
-        self._training = training
-        self._state = state
-        self.get_variable = state.get_variable
-        self.add_resource = state.add_resource
-        self.has_resource = state.has_resource
-        self.get_resource = state.get_resource
-
-    def embedding(self, column: Any) -> _Rows:
-        """The rows of a `RowsColumn`."""
-        return _Rows(self._state.embeddings[column.state_name], self._training)
-
-
 def add_weight(layer: Any, name: str, **arguments: Any) -> Any:
     """A weight of a layer, which is also an attribute: `tf.train.Checkpoint` goes by these."""
     weight = layer.add_weight(name=name, autocast=False, **arguments)
@@ -278,13 +191,3 @@ def _start(column: Any) -> Any:
         return tf.constant(values, dtype)
 
     return load
-
-
-def _alike(first: Any, second: Any) -> bool:
-    """Whether columns that go by one name mean the same rows."""
-    one, other = own_rows_column_in(first), own_rows_column_in(second)
-    if one is None or other is None:
-        same_ids = one is other
-    else:
-        same_ids = one._replace(key=other.key) == other
-    return same_ids and first.dimension == second.dimension

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as fc_v1
@@ -12,6 +13,7 @@ from tensorflow.python.feature_column import serialization, utils
 
 from sok_embed.feature_column import graph_state
 from sok_embed.feature_column.combine import combine
+from sok_embed.feature_column.embedding_rows import EmbeddingRows
 from sok_embed.feature_column.initializers import (
     deserialize_initializer,
     serialize_initializer,
@@ -20,15 +22,6 @@ from sok_embed.feature_column.masks import aligned_mask
 from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
 
 _SEQUENCES = (fc_v2.SequenceCategoricalColumn, fc_v1._SequenceCategoricalColumn)
-
-
-class Embedding(Protocol):
-    """The rows of an embedding column: a graph's, or those of a layer."""
-
-    static: Any
-
-    def gather(self, keys: tf.Tensor, buckets: tf.Tensor | None, mask: tf.Tensor) -> tf.Tensor:
-        """The rows of keys `[n]`, float32 `[n, dim]`. Without buckets, keys are hashed."""
 
 
 class _EmbeddingFields(NamedTuple):
@@ -129,22 +122,24 @@ class RowsColumn(
         """Embeddings `[batch, dimension]`."""
         self._expect_sequence(False)
         ids = self.categorical_column.get_sparse_tensors(transformation_cache, state_manager)
-        return self._embed(ids, transformation_cache, state_manager.embedding(self))
+        rows = state_manager.embedding(self)
+        return self._embed(ids, transformation_cache, rows, state_manager.training)
 
     def _get_dense_tensor(
         self, inputs: Any, weight_collections: Any = None, trainable: Any = None
     ) -> tf.Tensor:
         self._expect_sequence(False)
-        rows = graph_state.GraphRows(self, weight_collections, trainable)
+        rows = graph_state.embedding(self, weight_collections, trainable)
         ids = self.categorical_column._get_sparse_tensors(inputs, weight_collections, trainable)
-        return self._embed(ids, inputs, rows)
+        return self._embed(ids, inputs, rows, graph_state.trains(self, trainable))
 
     def get_sequence_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> Any:
         """Embeddings `[batch, longest, dimension]` and lengths `[batch]`."""
         self._expect_sequence(True)
         ids = self.categorical_column.get_sparse_tensors(transformation_cache, state_manager)
+        rows = state_manager.embedding(self)
         return self.TensorSequenceLengthPair(
-            self._embed(ids, transformation_cache, state_manager.embedding(self)),
+            self._embed(ids, transformation_cache, rows, state_manager.training),
             utils.sequence_length_from_sparse_tensor(ids.id_tensor),
         )
 
@@ -152,10 +147,10 @@ class RowsColumn(
         self, inputs: Any, weight_collections: Any = None, trainable: Any = None
     ) -> Any:
         self._expect_sequence(True)
-        rows = graph_state.GraphRows(self, weight_collections, trainable)
+        rows = graph_state.embedding(self, weight_collections, trainable)
         ids = self.categorical_column._get_sparse_tensors(inputs)
         return self.TensorSequenceLengthPair(
-            self._embed(ids, inputs, rows),
+            self._embed(ids, inputs, rows, graph_state.trains(self, trainable)),
             utils.sequence_length_from_sparse_tensor(ids.id_tensor),
         )
 
@@ -173,7 +168,7 @@ class RowsColumn(
             f"{type(self.categorical_column).__name__}. Use {layer}."
         )
 
-    def _embed(self, ids: Any, inputs: Any, rows: Embedding) -> tf.Tensor:
+    def _embed(self, ids: Any, inputs: Any, rows: EmbeddingRows, training: bool) -> tf.Tensor:
         adaptive = own_rows_column_in(self)
         if adaptive is None:
             lookup = tf.compat.v1.nn.safe_embedding_lookup_sparse
@@ -186,7 +181,8 @@ class RowsColumn(
         buckets = adaptive.lookup_buckets(raw.values, ids.id_tensor.values)
         ids, weights = ids.id_tensor, ids.weight_tensor
         safe = self.use_safe_embedding_lookup or ids.shape.rank != 2
-        return combine(self, ids, weights, keys, buckets, mask, rows.gather, safe)
+        gather = functools.partial(rows.lookup, training=training)
+        return combine(self, ids, weights, keys, buckets, mask, gather, safe)
 
     def get_config(self) -> dict[str, Any]:
         """The fields, as JSON can hold them."""

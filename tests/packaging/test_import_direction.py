@@ -253,7 +253,6 @@ LOOKS_AT_CALLERS = {
 EXCHANGES = {"unique_and_partition", "adaptive_partition", "all_to_all", "alltoall", "expand"}
 MAKES_EXCHANGES = {
     "sok_embed.lookup",
-    "sok_embed.feature_column.layer_state",
     # Workers tell each other which rows an eviction has blended into static ones.
     "sok_embed.feature_column.own_rows",
 }
