@@ -5,6 +5,13 @@
 
 namespace sok {
 
+bool SameAdmission(const AdmissionConfig& a, const AdmissionConfig& b) {
+  if (a.kind != b.kind || a.min_count != b.min_count) return false;
+  return a.kind == "frequency" ||
+         (a.capacity == b.capacity && a.false_positive_rate == b.false_positive_rate &&
+          a.counter_bits == b.counter_bits);
+}
+
 Result<std::unique_ptr<Admission>> MakeAdmission(const AdmissionConfig& config) {
   if (config.min_count < 1) {
     return InvalidArgument(

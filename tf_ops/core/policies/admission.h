@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -44,6 +45,13 @@ struct AdmissionConfig {
   // Default: 4
   int counter_bits = 4;
 };
+
+// Whether what one of them has counted means the same to the other: values that the kind does not
+// read do not count.
+bool SameAdmission(const AdmissionConfig& a, const AdmissionConfig& b);
+
+// Bytes that Admission::Dump gave, by the number of the chunk. They belong to somebody else.
+using AdmissionChunks = std::map<uint32_t, std::string_view>;
 
 class Admission {
  public:
@@ -98,6 +106,19 @@ class Admission {
   // Errors: kInvalidArgument for a chunk of another number or config, kDataLoss for bytes that were
   // cut short or damaged, kResourceExhausted.
   virtual Status Load(uint32_t chunk, std::string_view bytes) = 0;
+
+  // A copy of all counters that goes somewhere else than saves do: into a file of the whole table.
+  // It does not concern ChangedChunks.
+
+  // The chunks that are not as they were made, in ascending order.
+  virtual std::vector<uint32_t> UsedChunks() const = 0;
+
+  // What Restore refuses: the errors of Load, for any of the chunks.
+  virtual Status CheckChunks(const AdmissionChunks& chunks) const = 0;
+
+  // Replaces all counters. Chunks that are not given become as they were made. Those that change
+  // count as changed for the next save. On an error nothing has changed, unless memory ended.
+  virtual Status Restore(const AdmissionChunks& chunks) = 0;
 };
 
 // Errors: kInvalidArgument for an unknown kind and for a value out of its range,

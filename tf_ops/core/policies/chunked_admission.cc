@@ -55,15 +55,56 @@ void ChunkedAdmission::MarkSaved() {
   }
 }
 
+Result<std::string_view> ChunkedAdmission::PayloadOf(uint32_t chunk, std::string_view bytes) const {
+  if (Status status = CheckNumber(chunk); !status.ok()) return status;
+  return DecodeChunk({fingerprint_, chunk}, bytes);
+}
+
 Status ChunkedAdmission::Load(uint32_t chunk, std::string_view bytes) {
-  Status status = CheckNumber(chunk);
-  if (!status.ok()) return status;
-  const Result<std::string_view> payload = DecodeChunk({fingerprint_, chunk}, bytes);
+  const auto payload = PayloadOf(chunk, bytes);
   if (!payload.ok()) return payload.status();
   std::lock_guard<std::mutex> lock(mutex(chunk));
-  status = LoadPayload(chunk, payload.value());
-  if (status.ok()) chunks_[chunk].changed = chunks_[chunk].in_save = false;
+  Status status = LoadPayload(chunk, payload.value());
+  if (!status.ok()) return status;
+  chunks_[chunk].changed = chunks_[chunk].in_save = false;
+  chunks_[chunk].used = true;
   return status;
+}
+
+std::vector<uint32_t> ChunkedAdmission::UsedChunks() const {
+  std::vector<uint32_t> used;
+  for (uint32_t i = 0; i < chunks(); ++i) {
+    std::lock_guard<std::mutex> lock(mutex(i));
+    if (chunks_[i].used) used.push_back(i);
+  }
+  return used;
+}
+
+Status ChunkedAdmission::CheckChunks(const AdmissionChunks& chunks) const {
+  for (const auto& [chunk, bytes] : chunks) {
+    const auto payload = PayloadOf(chunk, bytes);
+    if (!payload.ok()) return payload.status();
+    if (Status status = CheckPayload(chunk, payload.value()); !status.ok()) return status;
+  }
+  return Status();
+}
+
+Status ChunkedAdmission::Restore(const AdmissionChunks& chunks) {
+  if (Status status = CheckChunks(chunks); !status.ok()) return status;
+  for (uint32_t i = 0; i < this->chunks(); ++i) {
+    const auto given = chunks.find(i);
+    std::lock_guard<std::mutex> lock(mutex(i));
+    if (given == chunks.end()) {
+      if (!chunks_[i].used) continue;
+      ClearChunk(i);
+    } else {
+      const auto payload = PayloadOf(i, given->second);
+      Status status = payload.ok() ? LoadPayload(i, payload.value()) : payload.status();
+      if (!status.ok()) return status;
+    }
+    MarkChanged(i);
+  }
+  return Status();
 }
 
 }  // namespace sok

@@ -20,6 +20,9 @@ class ChunkedAdmission : public Admission {
   Result<std::string> Dump(uint32_t chunk) const final;
   void MarkSaved() final;
   Status Load(uint32_t chunk, std::string_view bytes) final;
+  std::vector<uint32_t> UsedChunks() const final;
+  Status CheckChunks(const AdmissionChunks& chunks) const final;
+  Status Restore(const AdmissionChunks& chunks) final;
 
  protected:
   // `settings` are the values of the config that its kind reads; with the kind they tell whether a
@@ -30,7 +33,7 @@ class ChunkedAdmission : public Admission {
   // Guards the counters of the chunk.
   std::mutex& mutex(uint32_t chunk) const { return chunks_[chunk].mu; }
   // The caller holds the chunk's mutex.
-  void MarkChanged(uint32_t chunk) { chunks_[chunk].changed = true; }
+  void MarkChanged(uint32_t chunk) { chunks_[chunk].changed = chunks_[chunk].used = true; }
   uint64_t chunks_bytes() const { return chunks_.size() * sizeof(Chunk); }
 
  private:
@@ -38,15 +41,22 @@ class ChunkedAdmission : public Admission {
   virtual std::string Payload(uint32_t chunk) const = 0;
   // As Payload, of bytes that are as they were saved. On an error nothing has changed.
   virtual Status LoadPayload(uint32_t chunk, std::string_view payload) = 0;
+  // What LoadPayload refuses. Called without the mutex.
+  virtual Status CheckPayload(uint32_t chunk, std::string_view payload) const = 0;
+  // Makes the chunk as it was made. Called with the chunk's mutex held.
+  virtual void ClearChunk(uint32_t chunk) = 0;
 
   // A cache line each, so that threads with different chunks do not meet.
   struct alignas(64) Chunk {
     mutable std::mutex mu;
     bool changed = false;  // since the last ChangedChunks
     bool in_save = false;  // listed by it, and not known to be stored yet
+    bool used = false;     // not as it was made
   };
 
   Status CheckNumber(uint32_t chunk) const;
+  // The payload of bytes that Dump gave for the chunk.
+  Result<std::string_view> PayloadOf(uint32_t chunk, std::string_view bytes) const;
 
   const AdmissionConfig config_;
   const uint64_t fingerprint_;

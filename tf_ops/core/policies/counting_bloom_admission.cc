@@ -202,15 +202,24 @@ std::string CountingBloomAdmission::Payload(uint32_t chunk) const {
   return std::string(ChunkData(chunk), shape_.chunk_bytes);
 }
 
-Status CountingBloomAdmission::LoadPayload(uint32_t chunk, std::string_view payload) {
+Status CountingBloomAdmission::CheckPayload(uint32_t chunk, std::string_view payload) const {
   if (payload.size() != shape_.chunk_bytes) {
     return Status(Code::kDataLoss,
                   "Expected chunk " + std::to_string(chunk) + " of the admission filter to have " +
                       std::to_string(shape_.chunk_bytes) + " bytes of counters. Received: " +
                       std::to_string(payload.size()) + ". Restore the saved table from a copy.");
   }
-  std::memcpy(ChunkData(chunk), payload.data(), payload.size());
   return Status();
+}
+
+Status CountingBloomAdmission::LoadPayload(uint32_t chunk, std::string_view payload) {
+  Status status = CheckPayload(chunk, payload);
+  if (status.ok()) std::memcpy(ChunkData(chunk), payload.data(), payload.size());
+  return status;
+}
+
+void CountingBloomAdmission::ClearChunk(uint32_t chunk) {
+  std::memset(ChunkData(chunk), 0, shape_.chunk_bytes);
 }
 
 }  // namespace sok

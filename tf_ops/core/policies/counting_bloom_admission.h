@@ -75,6 +75,8 @@ class CountingBloomAdmission final : public ChunkedAdmission {
   // The counters as they stand in memory: the lowest bits of a byte first.
   std::string Payload(uint32_t chunk) const override;
   Status LoadPayload(uint32_t chunk, std::string_view payload) override;
+  Status CheckPayload(uint32_t chunk, std::string_view payload) const override;
+  void ClearChunk(uint32_t chunk) override;
 
   const uint32_t min_count_;
   const uint32_t bits_;  // of a counter

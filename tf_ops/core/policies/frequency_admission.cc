@@ -94,7 +94,7 @@ std::string FrequencyAdmission::Payload(uint32_t chunk) const {
   return payload;
 }
 
-Status FrequencyAdmission::LoadPayload(uint32_t chunk, std::string_view payload) {
+Result<CounterTable> FrequencyAdmission::Parse(uint32_t chunk, std::string_view payload) const {
   if (payload.size() % kCounterBytes != 0) {
     return NoCounters(chunk, std::to_string(payload.size()) + " bytes, at 12 bytes a counter");
   }
@@ -114,8 +114,19 @@ Status FrequencyAdmission::LoadPayload(uint32_t chunk, std::string_view payload)
     if (table.Find(key, hash) != nullptr) return NoCounters(chunk, name + " twice");
     table.Insert(key, hash, count);
   }
-  tables_[chunk] = std::move(table);
-  return Status();
+  return Result<CounterTable>(std::move(table));
 }
+
+Status FrequencyAdmission::LoadPayload(uint32_t chunk, std::string_view payload) {
+  auto table = Parse(chunk, payload);
+  if (table.ok()) tables_[chunk] = std::move(table.value());
+  return table.status();
+}
+
+Status FrequencyAdmission::CheckPayload(uint32_t chunk, std::string_view payload) const {
+  return Parse(chunk, payload).status();
+}
+
+void FrequencyAdmission::ClearChunk(uint32_t chunk) { tables_[chunk] = CounterTable(); }
 
 }  // namespace sok

@@ -35,6 +35,10 @@ class FrequencyAdmission final : public ChunkedAdmission {
   // Per counter: the key in 8 bytes, the count in 4.
   std::string Payload(uint32_t chunk) const override;
   Status LoadPayload(uint32_t chunk, std::string_view payload) override;
+  Status CheckPayload(uint32_t chunk, std::string_view payload) const override;
+  void ClearChunk(uint32_t chunk) override;
+  // The counters of a payload.
+  Result<CounterTable> Parse(uint32_t chunk, std::string_view payload) const;
 
   const uint32_t min_count_;
   std::vector<CounterTable> tables_;  // one a chunk

@@ -75,13 +75,6 @@ Status Describe(Database* database, const Expiry& expiry, uint64_t id,
   return database->WritePublished({}, values, /*sync=*/true);
 }
 
-bool SameAdmission(const AdmissionConfig& a, const AdmissionConfig& b) {
-  if (a.kind != b.kind || a.min_count != b.min_count) return false;
-  return a.kind == "frequency" ||
-         (a.capacity == b.capacity && a.false_positive_rate == b.false_positive_rate &&
-          a.counter_bits == b.counter_bits);
-}
-
 // A folder's database, and what the folder says of itself.
 struct OpenedFolder {
   std::shared_ptr<StorageCore> core;
