@@ -67,6 +67,7 @@ Result<std::unique_ptr<Table>> Table::Over(std::unique_ptr<RowStore> store,
   if (!initializer.ok()) return initializer.status();
   std::unique_ptr<Table> table(new Table(config, initializer.value(), std::move(store)));
   table->state_ = state;
+  if (kept.has_value()) table->history_ = OptimizerHistory::KeepingSlots();
   table->kept_ = std::move(kept);
   table->clock_ = std::move(clock);
   table->admission_ = std::move(admission);

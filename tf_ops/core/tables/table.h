@@ -8,7 +8,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "core/base/expiry.h"
@@ -20,6 +19,7 @@
 #include "core/rows/row_store.h"
 #include "core/rules/row_optimizer.h"
 #include "core/tables/deposit_queue.h"
+#include "core/tables/optimizer_history.h"
 
 namespace sok {
 
@@ -301,10 +301,6 @@ class Table {
   // kFailedPrecondition for a rule that would lose slots which are kept. commit_mu_ is held, here
   // and below.
   Status CheckRule(const std::string& rule) const;
-  // Takes note of who commits.
-  void Meet(const CommitOptions& options);
-  // Whether the slots of earlier commits must start anew.
-  bool StartsAnew(const CommitOptions& options) const;
   // Applies a step that leaves the table in the state `after`, which counts once rows have changed.
   Result<uint64_t> ApplyStep(const std::vector<GradientBatch>& batches,
                              const RowOptimizer& optimizer, CommitStep step,
@@ -325,9 +321,7 @@ class Table {
   std::mutex commit_mu_;
   TableState state_;
   std::optional<KeptSlots> kept_;
-  // The optimizers that have committed, each with the steps of the table that it does not know of.
-  std::unordered_map<int64_t, int64_t> earlier_steps_;
-  bool restart_ = false;  // a new optimizer has begun, and its first gradients are to come
+  OptimizerHistory history_;
   std::atomic<uint64_t> removals_{0};
 };
 

@@ -42,26 +42,6 @@ Status Table::MakeDepositedRows(const Deposits& deposits, uint32_t now,
   return absent.empty() ? Status() : MakeRows(absent, now, parallel_for);
 }
 
-void Table::Meet(const CommitOptions& options) {
-  // Also in a step without deposits, so that a first step without this table counts.
-  const bool follows_another = !earlier_steps_.empty();
-  const bool is_new = earlier_steps_.emplace(options.optimizer, 0).second;
-  // Who does not count steps is taken for new if there was another one. The first one may have been
-  // restored along.
-  const bool is_first = options.step == 0 ? follows_another && options.optimizer != 0
-                                          : options.step >= 1 && options.step <= options.first_step;
-  const bool begins = is_first && (is_new || options.optimizer == 0);
-  if (kept_.has_value()) {
-    // An optimizer that was restored along knows the table's steps, a new one does not.
-    if (is_new || begins) {
-      const int64_t known = is_first ? 0 : options.step - 1;
-      earlier_steps_[options.optimizer] = std::max<int64_t>(0, state_.steps - known);
-    }
-  } else if (begins) {
-    restart_ = true;
-  }
-}
-
 Status Table::CheckRule(const std::string& rule) const {
   if (!kept_.has_value() || state_.slots.empty() || state_.rule == rule || kept_->leave->load()) {
     return Status();
@@ -74,12 +54,6 @@ Status Table::CheckRule(const std::string& rule) const {
       {{"group", kept_->owner}, {"trained", RuleName{state_.rule}}, {"got", RuleName{rule}}});
 }
 
-bool Table::StartsAnew(const CommitOptions& options) const {
-  if (state_.rule.empty()) return false;
-  // Another rule's slot of the same name means something else.
-  return restart_ || state_.rule != options.rule;
-}
-
 Result<CommitOutcome> Table::Commit(const CommitOptions& options, const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> commit(commit_mu_);
   auto redeemed = options.redeemed == nullptr
@@ -88,7 +62,8 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   if (!redeemed.ok()) return redeemed.status();
   Deposits& deposits = redeemed.value();
   if (Status status = CheckRule(options.rule); !status.ok()) return status;
-  Meet(options);
+  const Committer who{options.optimizer, options.step, options.first_step};
+  history_.Meet(who, state_.steps);
   CommitOutcome outcome;
   auto optimizer = MakeRowOptimizer(options.rule, options.hypers);
   if (!optimizer.ok()) return optimizer.status();
@@ -100,7 +75,7 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   if (!status.ok()) return status;
   // Rows that are removed from here on are left out.
 
-  outcome.restarted = StartsAnew(options);
+  outcome.restarted = history_.StartsAnew(state_.rule, options.rule);
   outcome.previous = state_.rule;
   const std::vector<Slot> slots = optimizer.value()->slots(config_.dim);
   status = Relay(options.rule, slots, outcome.restarted, parallel_for);
@@ -108,7 +83,7 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   TableState after = state_;
   if (outcome.restarted) {
     after.steps = 0;
-    for (auto& [known, earlier] : earlier_steps_) earlier = 0;
+    history_.DropEarlierSteps();
   }
   after.rule = options.rule;
   after.steps = after.next_step();
@@ -136,13 +111,13 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
     for (GradientBatch& batch : batches) batch.factor = 1.0f;
   }
   CommitStep step;
-  step.number = options.step > 0 ? options.step + earlier_steps_[options.optimizer] : after.steps;
+  step.number = history_.StepOf(who, after.steps);
   step.scale = options.scale * (one_factor ? factor : 1.0f);
   step.clip_value = options.clip_value;
   step.now = now;
   auto rows = ApplyStep(batches, *optimizer.value(), std::move(step), after, parallel_for);
   if (!rows.ok()) return rows.status();
-  restart_ = false;
+  history_.Stepped();
   outcome.rows = rows.value();
   outcome.stepped = true;
   return outcome;

@@ -1,0 +1,89 @@
+// Which optimizers have committed to a table, and what follows from it: whether the slots that
+// others have left start anew, and which step of bias correction a commit is.
+//
+// Not thread-safe: the table asks it with its commits locked.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+
+namespace sok {
+
+// Who commits.
+struct Committer {
+  static constexpr int64_t kNobody = 0;  // in particular: commits without a name are alike
+  static constexpr int64_t kUncounted = 0;
+
+  int64_t optimizer = kNobody;
+  // Its step, 1 for the first one, or kUncounted: it leaves counting to the table.
+  int64_t step = kUncounted;
+  // The greatest step at which an optimizer may come for the first time, and be new: one that
+  // accumulates the gradients of several calls counts the calls.
+  int64_t first_step = 1;
+};
+
+class OptimizerHistory {
+ public:
+  OptimizerHistory() = default;
+  // Of a table that keeps its slots, whoever commits.
+  static OptimizerHistory KeepingSlots() {
+    OptimizerHistory history;
+    history.keeps_slots_ = true;
+    return history;
+  }
+
+  // Takes note of who commits to a table that has taken `steps` steps. Also in a commit without
+  // deposits, so that a first step without this table counts.
+  void Meet(const Committer& who, int64_t steps) {
+    const bool follows_another = !earlier_steps_.empty();
+    const bool is_unknown = earlier_steps_.emplace(who.optimizer, 0).second;
+    const bool is_first = IsFirstStep(who, follows_another);
+    const bool begins = is_first && (is_unknown || who.optimizer == Committer::kNobody);
+    if (!keeps_slots_) {
+      begun_ |= begins;
+    } else if (is_unknown || begins) {
+      // An optimizer that was restored along knows the table's steps, a new one does not.
+      const int64_t known = is_first ? 0 : who.step - 1;
+      earlier_steps_[who.optimizer] = std::max<int64_t>(0, steps - known);
+    }
+  }
+
+  // Whether a step of `rule` must not find the slots that `trained`, the rule of the steps so far,
+  // has left: another rule's slot of the same name means something else.
+  bool StartsAnew(const std::string& trained, const std::string& rule) const {
+    return !trained.empty() && (begun_ || trained != rule);
+  }
+
+  // The slots have been dropped, and with them the steps that somebody did not know of.
+  void DropEarlierSteps() {
+    for (auto& [optimizer, earlier] : earlier_steps_) earlier = 0;
+  }
+
+  // t of bias correction in a commit after which the table has taken `steps` steps.
+  int64_t StepOf(const Committer& who, int64_t steps) const {
+    if (who.step <= Committer::kUncounted) return steps;
+    const auto met = earlier_steps_.find(who.optimizer);
+    return who.step + (met == earlier_steps_.end() ? 0 : met->second);
+  }
+
+  // The rows have taken the step: slots are those of who committed.
+  void Stepped() { begun_ = false; }
+
+ private:
+  static bool IsFirstStep(const Committer& who, bool follows_another) {
+    if (who.step == Committer::kUncounted) {
+      // Taken for new if there was another one. The first one may have been restored along.
+      return follows_another && who.optimizer != Committer::kNobody;
+    }
+    return who.step >= 1 && who.step <= who.first_step;
+  }
+
+  bool keeps_slots_ = false;
+  // Everybody who has committed, each with the steps of the table that it does not know of.
+  std::unordered_map<int64_t, int64_t> earlier_steps_;
+  bool begun_ = false;  // a new optimizer has come, and its first gradients are to come
+};
+
+}  // namespace sok
