@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 from tensorflow.python.feature_column import serialization
 
-from sok_embed import callers, communicators, tf_ops
+from sok_embed import callers, communicators, contents, tf_ops
 from sok_embed.dense_alone import LayerWithRows
 from sok_embed.feature_column.input_layers import check_sequences, join_sequences
 from sok_embed.feature_column.layer_state import LayerState
@@ -188,39 +187,39 @@ class _FeaturesLayer(LayerWithRows, ABC):
                     "file holds one worker's part. Expected one worker. To resume, write "
                     "tf.train.Checkpoint(model=model) on every worker, each to a path of its own."
                 )
-            for name, value in table.export(slots=True)._asdict().items():
-                # HDF5 has no type for the bytes that a string tensor holds.
-                value = np.frombuffer(value, np.uint8) if name == "rule" else value
-                store[f"own_rows_{i}_{name}"] = value
+            contents.save(store, _prefix(i), table.export(slots=True))
 
     def load_own_variables(self, store: Any) -> None:
         """Takes own rows out of what Keras saved, but for those in a storage."""
         check_rebuilt()
-        fields = {
-            i: {name: f"own_rows_{i}_{name}" for name in tf_ops.Export._fields}
-            for i, table in enumerate(self.tables.values())
-            if table.storage is None
+        in_memory = {
+            i: table for i, table in enumerate(self.tables.values()) if table.storage is None
         }
-        if fields and communicators.size() > 1:
+        if in_memory and communicators.size() > 1:
             raise ValueError(
                 f"Layer '{self.name}': expected one worker to load a Keras file, which holds the "
                 f"rows of one worker. Received: {communicators.size()} workers."
             )
         saved = set(store.keys())
-        rows = {name for names in fields.values() for name in names.values()}
+        rows = {
+            name for i in in_memory for name in contents.entries(tf_ops.Export, _prefix(i)).values()
+        }
+        contents.check_whole(
+            f"Layer '{self.name}'", saved, tf_ops.Export, [_prefix(i) for i in in_memory]
+        )
         if not saved.issuperset(rows):
             raise ValueError(
-                f"Layer '{self.name}': expected own rows of {len(fields)} columns, saved by a "
+                f"Layer '{self.name}': expected own rows of {len(in_memory)} columns, saved by a "
                 f"layer of the same columns. Received: {', '.join(sorted(saved)) or 'no entries'}."
             )
         super().load_own_variables({name: store[name] for name in saved - rows})
-        tables = list(self.tables.values())
-        for i, names in fields.items():
-            values: dict[str, Any] = {
-                field: np.asarray(store[name]) for field, name in names.items()
-            }
-            values["rule"] = bytes(values["rule"])
-            tables[i].restore(tf_ops.Export(**values))
+        for i, table in in_memory.items():
+            table.restore(contents.load(store, _prefix(i), tf_ops.Export))
+
+
+def _prefix(column: int) -> str:
+    """Of the entries of a Keras file for the rows of one of the columns."""
+    return f"own_rows_{column}_"
 
 
 class _State:

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.training.saving import saveable_object
 
-from sok_embed import kv, tf_ops
+from sok_embed import contents, kv, tf_ops
 
 
 class RowsSaveable(saveable_object.SaveableObject):
@@ -27,9 +27,9 @@ class RowsSaveable(saveable_object.SaveableObject):
         with tf.name_scope("own_rows"):
             self.contents = tf_ops.export(table.resource_handle, table.dim, with_slots=True)
             if table.storage is not None:
-                tensors = {"storage": _flushed(table.storage)}
+                tensors = contents.storage_tensors(_flushed(table.storage))
             else:
-                tensors = self.contents._asdict()
+                tensors = contents.to_tensors(self.contents)
         name = f"{table.name}/own_rows"
         specs = [
             saveable_object.SaveSpec(tensor, "", f"{name}/{field}")
@@ -42,7 +42,8 @@ class RowsSaveable(saveable_object.SaveableObject):
         if self._table.storage is not None:
             return tf.no_op()
         handle = self._table.resource_handle
-        restored = tf_ops.restore(handle, tf_ops.Export(*restored_tensors))
+        fields = dict(zip(tf_ops.Export._fields, restored_tensors, strict=True))
+        restored = tf_ops.restore(handle, contents.from_tensors(tf_ops.Export, fields))
         slots = self._table.slot_sources
         if not slots:
             return restored

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sok_embed import tf_ops
+from sok_embed import contents, tf_ops
 from sok_embed.initializers import RowInitializer, seed_as_int64
 from sok_embed.table import as_errors, as_keys
 from sok_embed.worker_record import WorkerRecord
@@ -29,7 +29,7 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
     its counts lie on worker `bucket % size()`.
 
     An adaptive table is a TensorFlow trackable: `tf.train.Checkpoint` and `tf.saved_model.save`
-    carry its own rows, static rows, slots, counts and figures.
+    carry its own rows, static rows, slots, counts, times of updates and figures.
 
     Example:
     >>> zeros = RowInitializer("constant", 0.0, 0.0, None)
@@ -132,10 +132,12 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
         return children
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        return tf_ops.adaptive_export(self.resource_handle, self.dim)._asdict()
+        return contents.to_tensors(tf_ops.adaptive_export(self.resource_handle, self.dim))
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
-        return tf_ops.adaptive_restore(self.resource_handle, tf_ops.AdaptiveExport(**restored))
+        return tf_ops.adaptive_restore(
+            self.resource_handle, contents.from_tensors(tf_ops.AdaptiveExport, restored)
+        )
 
     def __deepcopy__(self, memo: Any) -> Any:
         # It would be a second name for the same rows.
@@ -204,8 +206,8 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
 
     def snapshot(self) -> tf_ops.AdaptiveExport:
         """Copies everything out, as it is between two training steps: an `AdaptiveExport`."""
-        contents = tf_ops.adaptive_export(self.resource_handle, self.dim)
-        return tf_ops.AdaptiveExport(*(tensor.numpy() for tensor in contents))
+        exported = tf_ops.adaptive_export(self.resource_handle, self.dim)
+        return tf_ops.AdaptiveExport(*(tensor.numpy() for tensor in exported))
 
     def restore(self, contents: tf_ops.AdaptiveExport) -> None:
         """Replaces everything in the table by what `snapshot()` returned.
@@ -303,10 +305,10 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
         return tf_ops.adaptive_tables(self.resource_handle)[1]
 
     def _contents(self, table: tf.Tensor, slots: bool) -> Any:
-        contents = tf_ops.export(table, self.dim, with_slots=slots)
+        exported = tf_ops.export(table, self.dim, with_slots=slots)
         if not slots:
-            return contents.keys.numpy(), contents.embeddings.numpy()
-        return tf_ops.Export(*(tensor.numpy() for tensor in contents))
+            return exported.keys.numpy(), exported.embeddings.numpy()
+        return tf_ops.Export(*(tensor.numpy() for tensor in exported))
 
     def _read(self, keys: Any, route: int | None) -> npt.NDArray[np.float32]:
         own_keys = self._own_keys(keys)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sok_embed import kv, tf_ops
+from sok_embed import contents, kv, tf_ops
 from sok_embed.admission import Admission
 from sok_embed.initializers import RowInitializer, seed_as_int64
 from sok_embed.kv.arguments import FLOATS_ROUND
@@ -137,19 +138,37 @@ class Table(tf.saved_model.experimental.TrackableResource):
             # The rows stay where they are; only that they were there is written down.
             with tf.init_scope():
                 self.storage.flush()
-            saved = f"{self.storage.path}\0{self.storage.id}"
-            return {"storage": tf.constant(os.fsencode(saved))}
-        return tf_ops.export(self.resource_handle, self.dim, with_slots=True)._asdict()
+            return contents.storage_tensors(f"{self.storage.path}\0{self.storage.id}")
+        return contents.to_tensors(tf_ops.export(self.resource_handle, self.dim, with_slots=True))
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
         if self.storage is not None:
             if tf.executing_eagerly():
-                _, _, saved = os.fsdecode(restored["storage"].numpy()).partition("\0")
+                _, _, saved = os.fsdecode(restored[contents.STORAGE].numpy()).partition("\0")
                 warn_of_another(self.storage, saved)
             return tf.no_op()
+        given = contents.from_tensors(tf_ops.Export, restored)
         if tf.executing_eagerly():
-            self._own_keys(restored["keys"])
-        return tf_ops.restore(self.resource_handle, tf_ops.Export(**restored))
+            self._own_keys(given.keys)
+        done = tf_ops.restore(self.resource_handle, given)
+        if tf.executing_eagerly():
+            self._warn_of_dropped(given)
+        return done
+
+    def _warn_of_dropped(self, given: tf_ops.Export) -> None:
+        """Says what a restore has left out, since this table has another admission or clock."""
+        if len(given.admission) and "admission" not in self._attributes:
+            warnings.warn(
+                f"Table '{self.name}': expected no counts of an admission, since the table has no "
+                "admission. Received: some. They are dropped: every key gets a row.",
+                stacklevel=3,
+            )
+        if bool(self._attributes.get("step_clock")) != (int(given.step_clock) >= 0):
+            warnings.warn(
+                f"Table '{self.name}': expected rows whose times are by a clock like the table's. "
+                "Received: steps for seconds, or seconds for steps. All rows count as updated now.",
+                stacklevel=3,
+            )
 
     def _own_keys(self, keys: Any) -> tf.Tensor:
         """The keys as a tensor; raises if one of them lives on another worker."""
@@ -247,24 +266,30 @@ class Table(tf.saved_model.experimental.TrackableResource):
 
         Returns:
             `(keys, embeddings)`: int64 `[n]` and float32 `[n, dim]`. With `slots`, an `Export`
-            of NumPy arrays, which also has `slots`, `update_nums`, `slot_start`, `rule`
-            and `steps`.
+            of NumPy arrays, which also has `slots`, `update_nums`, `update_times`, `slot_start`,
+            `rule`, `steps`, `step_clock` and `admission`: all that `restore` takes.
         """
-        contents = tf_ops.export(self.resource_handle, self.dim, with_slots=slots)
+        exported = tf_ops.export(self.resource_handle, self.dim, with_slots=slots)
         if not slots:
-            return contents.keys.numpy(), contents.embeddings.numpy()
-        return tf_ops.Export(*(tensor.numpy() for tensor in contents))
+            return exported.keys.numpy(), exported.embeddings.numpy()
+        return tf_ops.Export(*(tensor.numpy() for tensor in exported))
 
     def restore(self, contents: tf_ops.Export) -> None:
         """Replaces everything in the table by what `export(slots=True)` returned.
 
+        Rows keep the times of their updates; those in the future become now, since the clocks of
+        machines differ. Keys without a row keep what the table's admission has counted of them; a
+        table without an admission drops the counts, with a warning.
+
         Raises:
-            ValueError: If the arrays do not fit this table, hold keys of another worker, or what no
-                training leaves: a key twice, negative counts or sums of squares, slots of another
-                rule. It is left as it was.
+            ValueError: If the arrays do not fit this table, hold keys of another worker, counts of
+                another admission, or what no training leaves: a key twice, negative counts, times
+                or sums of squares, slots of another rule. It is left as it was.
+            sok_embed.kv.CorruptionError: If the counts of the admission are damaged, likewise.
         """
         self._own_keys(contents.keys)
         as_errors(lambda: tf_ops.restore(self.resource_handle, contents))
+        self._warn_of_dropped(contents)
 
     def assign(self, keys: Any, embeddings: Any) -> None:
         """Sets embeddings, making rows for keys that have none. Slots of old rows stay.

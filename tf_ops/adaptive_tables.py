@@ -158,20 +158,26 @@ class AdaptiveExport(NamedTuple):
     """The contents of an adaptive table, all of one moment.
 
     Attributes:
-        own_keys: int64 `[n]`. This and the next six are an `Export` of the own rows.
+        own_keys: int64 `[n]`. This and the next nine are an `Export` of the own rows.
         own_embeddings: float32 `[n, dim]`.
         own_slots: float32 `[n, slot_floats]`.
         own_update_nums: int64 `[n]`.
+        own_update_times: int64 `[n]`.
         own_slot_start: float32 `[slot_floats]`.
         own_rule: string scalar.
         own_steps: int64 scalar.
-        static_keys: int64 `[m]`, buckets. This and the next six are an `Export` of the static rows.
+        own_step_clock: int64 scalar, -1.
+        own_admission: uint8 `[0]`.
+        static_keys: int64 `[m]`, buckets. This and the next nine are those of the static rows.
         static_embeddings: float32 `[m, dim]`.
         static_slots: float32 `[m, slot_floats]`.
         static_update_nums: int64 `[m]`.
+        static_update_times: int64 `[m]`.
         static_slot_start: float32 `[slot_floats]`.
         static_rule: string scalar.
         static_steps: int64 scalar.
+        static_step_clock: int64 scalar, -1.
+        static_admission: uint8 `[0]`.
         cells: uint8, the sketch.
         counters: int64, a version and the counts that `adaptive_stats` gives.
     """
@@ -180,16 +186,22 @@ class AdaptiveExport(NamedTuple):
     own_embeddings: tf.Tensor
     own_slots: tf.Tensor
     own_update_nums: tf.Tensor
+    own_update_times: tf.Tensor
     own_slot_start: tf.Tensor
     own_rule: tf.Tensor
     own_steps: tf.Tensor
+    own_step_clock: tf.Tensor
+    own_admission: tf.Tensor
     static_keys: tf.Tensor
     static_embeddings: tf.Tensor
     static_slots: tf.Tensor
     static_update_nums: tf.Tensor
+    static_update_times: tf.Tensor
     static_slot_start: tf.Tensor
     static_rule: tf.Tensor
     static_steps: tf.Tensor
+    static_step_clock: tf.Tensor
+    static_admission: tf.Tensor
     cells: tf.Tensor
     counters: tf.Tensor
 
@@ -203,7 +215,7 @@ def adaptive_restore(table: tf.Tensor, contents: AdaptiveExport) -> tf.Operation
     """Replaces everything by an export.
 
     Raises:
-        ValueError: For keys and counts that are no integers.
+        ValueError: For keys, counts and times that are no integers.
         tf.errors.InvalidArgumentError: If it does not fit this table, which is left as it was.
         tf.errors.DataLossError: If the sketch is damaged.
     """

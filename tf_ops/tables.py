@@ -216,18 +216,27 @@ class Export(NamedTuple):
         embeddings: float32 `[n, dim]`.
         slots: float32 `[n, slot_floats]`, or `[0, 0]`.
         update_nums: int64 `[n]`, the commits that touched each row, or `[0]`.
+        update_times: int64 `[n]`, of the last of them, or of when the row was made, or `[0]`: in
+            seconds since 1970, of a table with `step_clock` in its steps.
         slot_start: float32 `[slot_floats]`, what the slots of a new row hold, or `[0]`.
         rule: string scalar, the name of the row optimizer, empty before the first commit.
         steps: int64 scalar, the commits so far.
+        step_clock: int64 scalar, the time that a table with `step_clock` has come to; -1: times are
+            in seconds.
+        admission: uint8 `[k]`, what the table's admission has counted, and its config; `[0]`
+            without an admission or without slots.
     """
 
     keys: tf.Tensor
     embeddings: tf.Tensor
     slots: tf.Tensor
     update_nums: tf.Tensor
+    update_times: tf.Tensor
     slot_start: tf.Tensor
     rule: tf.Tensor
     steps: tf.Tensor
+    step_clock: tf.Tensor
+    admission: tf.Tensor
 
 
 def export(table: tf.Tensor, dim: int, with_slots: bool) -> Export:
@@ -236,7 +245,7 @@ def export(table: tf.Tensor, dim: int, with_slots: bool) -> Export:
 
 
 def check_integers(contents: Any) -> None:
-    """Raises for keys and counts of an export that are no integers: TensorFlow would round them.
+    """Raises for keys, counts and times of an export that are no integers, which would be rounded.
 
     Args:
         contents: A named tuple of tensors or arrays.
@@ -245,7 +254,7 @@ def check_integers(contents: Any) -> None:
         ValueError: With the name of the first one.
     """
     for name, value in contents._asdict().items():
-        if name.endswith(("keys", "update_nums", "steps")):
+        if name.endswith(("keys", "update_nums", "update_times", "steps", "step_clock")):
             dtype = tf.as_dtype(value.dtype if tf.is_tensor(value) else np.asarray(value).dtype)
             if not dtype.is_integer:
                 raise ValueError(f"Expected {name} to be integers. Received: dtype {dtype.name}.")
@@ -254,10 +263,16 @@ def check_integers(contents: Any) -> None:
 def restore(table: tf.Tensor, contents: Export) -> tf.Operation | None:
     """Replaces everything in the table by an export with slots.
 
+    Rows keep the times of their updates, and a `step_clock` goes on from where it stood. Times in
+    seconds that lie in the future become now, since the clocks of machines differ. If only one of
+    the two tables has a `step_clock`, all rows count as updated now, and a warning is logged; also
+    if there are counts of an admission, and this table has none.
+
     Raises:
-        ValueError: For keys and counts that are no integers.
-        tf.errors.InvalidArgumentError: If it does not fit this table, or holds what no training
-            leaves. The table is left as it was.
+        ValueError: For keys, counts and times that are no integers.
+        tf.errors.InvalidArgumentError: If it does not fit this table, has counts of another
+            admission, or holds what no training leaves. The table is left as it was.
+        tf.errors.DataLossError: If the counts of the admission are damaged, likewise.
     """
     check_integers(contents)
     return ops.sok_embed_restore(table=table, **contents._asdict())

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras.src.backend import get_keras_mask
 
-from sok_embed import communicators, tf_ops
+from sok_embed import communicators, contents, tf_ops
 from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.layers.adaptive_arguments import check_adaptive_arguments
 from sok_embed.layers.adaptive_inputs import check_inputs, narrow, read_route
@@ -20,6 +19,8 @@ from sok_embed.layers.combining import combine, flat_values, rows_of
 from sok_embed.layers.input_forms import Form, values_beside
 from sok_embed.layers.keras_arguments import refuse_keras_arguments
 from sok_embed.layers.rebuilding import check_rebuilt
+
+_PREFIX = "adaptive_"  # of the entries of a Keras file
 
 
 @keras.saving.register_keras_serializable(package="sok_embed")
@@ -246,17 +247,15 @@ class AdaptiveEmbedding(AnchoredLayer):
         """Adds rows of both kinds, counts and figures to what Keras saves."""
         self._check_saves_all_rows()
         super().save_own_variables(store)
-        for name, value in self.table.snapshot()._asdict().items():
-            # HDF5 has no type for the bytes that a string tensor holds.
-            text = isinstance(value, bytes)
-            store[f"adaptive_{name}"] = np.frombuffer(value, np.uint8) if text else value
+        contents.save(store, _PREFIX, self.table.snapshot())
 
     def load_own_variables(self, store: Any) -> None:
         """Takes rows, counts and figures out of what Keras saved."""
         check_rebuilt()
         self._check_loads_all_rows("Load it in one process.")
-        expected = [f"adaptive_{name}" for name in tf_ops.AdaptiveExport._fields]
+        expected = contents.entries(tf_ops.AdaptiveExport, _PREFIX).values()
         saved = set(store.keys())
+        contents.check_whole(f"Layer '{self.name}'", saved, tf_ops.AdaptiveExport, [_PREFIX])
         if not saved.issuperset(expected):
             raise ValueError(
                 f"Layer '{self.name}': expected what an AdaptiveEmbedding has saved, with the "
@@ -264,11 +263,7 @@ class AdaptiveEmbedding(AnchoredLayer):
                 f"{', '.join(sorted(saved)) or 'no entries'}."
             )
         super().load_own_variables({name: store[name] for name in saved.difference(expected)})
-        fields: dict[str, Any] = {}
-        for name in tf_ops.AdaptiveExport._fields:
-            value = np.asarray(store[f"adaptive_{name}"])
-            fields[name] = bytes(value) if name.endswith("rule") else value
-        self.table.restore(tf_ops.AdaptiveExport(**fields))
+        self.table.restore(contents.load(store, _PREFIX, tf_ops.AdaptiveExport))
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed import admission as admissions
-from sok_embed import callers, communicators, kv, tf_ops
+from sok_embed import callers, communicators, contents, kv, tf_ops
 from sok_embed.admission import Admission
 from sok_embed.arguments import check_integer
 from sok_embed.layers.anchored_layer import AnchoredLayer
@@ -25,6 +25,9 @@ from sok_embed.table import Table
 _layer_of_group: weakref.WeakKeyDictionary[
     kv.Storage, weakref.WeakValueDictionary[int, TableLayer]
 ] = weakref.WeakKeyDictionary()
+
+
+_PREFIX = "table_"  # of the entries of a Keras file
 
 
 class TableLayer(AnchoredLayer):
@@ -172,14 +175,12 @@ class TableLayer(AnchoredLayer):
             return
         self._check_saves_all_rows()
         super().save_own_variables(store)
-        for name, value in self.table.export(slots=True)._asdict().items():
-            # HDF5 has no type for the bytes that a string tensor holds.
-            store[f"table_{name}"] = np.frombuffer(value, np.uint8) if name == "rule" else value
+        contents.save(store, _PREFIX, self.table.export(slots=True))
 
     def load_own_variables(self, store: Any) -> None:
         """Takes the rows out of what Keras saved, unless they lie in the layer's storage."""
         check_rebuilt()
-        expected = [f"table_{name}" for name in tf_ops.Export._fields]
+        expected = contents.entries(tf_ops.Export, _PREFIX).values()
         saved = set(store.keys())
         if self.storage is not None and saved.isdisjoint(expected):
             rows = int(np.asarray(store["storage_rows"])) if "storage_rows" in saved else 0
@@ -208,6 +209,7 @@ class TableLayer(AnchoredLayer):
                 "Make the layer with storage= and group= as it was saved; or bring the rows over, "
                 "with `layer.table.export(slots=True)` there and `layer.table.restore` here."
             )
+        contents.check_whole(f"Layer '{self.name}'", saved, tf_ops.Export, [_PREFIX])
         if not saved.issuperset(expected):
             raise ValueError(
                 f"Layer '{self.name}': expected rows saved by a table layer, with the entries "
@@ -215,16 +217,8 @@ class TableLayer(AnchoredLayer):
                 "To take the weights of a static embedding, use "
                 "`layer.table.assign(range(len(weights)), weights)`."
             )
-        fields = {name: store[f"table_{name}"] for name in tf_ops.Export._fields}
         super().load_own_variables({name: store[name] for name in saved.difference(expected)})
-        self.table.restore(
-            tf_ops.Export(
-                **{
-                    name: np.asarray(value) if name != "rule" else bytes(np.asarray(value))
-                    for name, value in fields.items()
-                }
-            )
-        )
+        self.table.restore(contents.load(store, _PREFIX, tf_ops.Export))
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that all table layers share."""

@@ -162,6 +162,8 @@ def test_validation_within_fit_changes_nothing():
         model.fit(keys, targets, epochs=2, shuffle=False, verbose=0, validation_data=validation)
         snapshots.append(layer.table.snapshot())
     for name, ours, theirs in zip(snapshots[0]._fields, *snapshots, strict=True):
+        if name.endswith("update_times"):
+            continue  # the two need not be trained in the same second
         if np.ndim(ours):
             ours, theirs = np.sort(ours, 0), np.sort(theirs, 0)
         np.testing.assert_array_equal(ours, theirs, err_msg=name)

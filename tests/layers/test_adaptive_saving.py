@@ -45,8 +45,13 @@ def trained_model(**arguments):
 
 
 def contents(model):
-    """Everything, rows in the order of their keys, and figures that no restore can know."""
+    """Everything, rows in the order of their keys, and figures that no restore can know.
+
+    But for times: what is trained alike need not be trained in the same second.
+    """
     snapshot = model.get_layer("emb").table.snapshot()._asdict()
+    for kind in ("own", "static"):
+        del snapshot[f"{kind}_update_times"]
     for kind in ("own", "static"):
         order = np.argsort(snapshot[f"{kind}_keys"])
         for name in ("keys", "embeddings", "slots", "update_nums"):

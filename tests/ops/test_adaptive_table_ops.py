@@ -48,7 +48,7 @@ def test_shapes_are_inferred(shape):
     read.get_concrete_function()
     with tf.Graph().as_default():
         contents = tf_ops.adaptive_export(tf.compat.v1.placeholder(tf.resource, []), DIM)
-    one = [[None], [None, DIM], [None, None], [None], [None], [], []]
+    one = [[None], [None, DIM], [None, None], [None], [None], [None], [], [], [], [None]]
     assert [tensor.shape.as_list() for tensor in contents] == [*one, *one, [None], [None]]
 
 

@@ -208,7 +208,8 @@ def test_export_infers_its_shapes():
     with tf.Graph().as_default():
         contents = tf_ops.export(tf_ops.table_handle("shapes", DIM), DIM, with_slots=True)
     shapes = [tensor.shape.as_list() for tensor in contents]
-    assert shapes == [[None], [None, DIM], [None, None], [None], [None], [], []]
+    per_row = [[None], [None, DIM], [None, None], [None], [None]]
+    assert shapes == [*per_row, [None], [], [], [], [None]]
 
 
 def test_export_and_restore_carry_a_table_over(wrap):

@@ -35,9 +35,12 @@ def export_of(seed: int, number: int) -> Any:
         embeddings=floats[:, :DIM],
         slots=floats[:, DIM:],
         update_nums=updates,
+        update_times=updates,
         slot_start=np.zeros(DIM, np.float32),
         rule="momentum",
         steps=np.int64(number),
+        step_clock=np.int64(-1),
+        admission=np.zeros(0, np.uint8),
     )
 
 

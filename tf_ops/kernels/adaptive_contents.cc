@@ -11,16 +11,6 @@
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
-// The contents of one of the two tables, as an op's inputs or outputs.
-#define SOK_SNAPSHOT(Put, prefix)        \
-  Put(prefix "_keys: int64")             \
-      .Put(prefix "_embeddings: float")  \
-      .Put(prefix "_slots: float")       \
-      .Put(prefix "_update_nums: int64") \
-      .Put(prefix "_slot_start: float")  \
-      .Put(prefix "_rule: string")       \
-      .Put(prefix "_steps: int64")
-
 namespace sok {
 
 namespace tf = tensorflow;
@@ -48,8 +38,8 @@ class AdaptiveOp : public tf::OpKernel {
 
 REGISTER_OP("SokEmbed>AdaptiveExport")
     .Input("table: resource")
-    .SOK_SNAPSHOT(Output, "own")
-    .SOK_SNAPSHOT(Output, "static")
+    .SOK_CONTENTS(Output, "own_")
+    .SOK_CONTENTS(Output, "static_")
     .Output("cells: uint8")
     .Output("counters: int64")
     .Attr("dim: int >= 1")
@@ -58,9 +48,9 @@ REGISTER_OP("SokEmbed>AdaptiveExport")
       int64_t dim;
       TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
       SetSnapshotShapes(c, 0, dim);
-      SetSnapshotShapes(c, kSnapshotTensors, dim);
-      c->set_output(2 * kSnapshotTensors, c->Vector(c->UnknownDim()));
-      c->set_output(2 * kSnapshotTensors + 1, c->Vector(c->UnknownDim()));
+      SetSnapshotShapes(c, kContentsTensors, dim);
+      c->set_output(2 * kContentsTensors, c->Vector(c->UnknownDim()));
+      c->set_output(2 * kContentsTensors + 1, c->Vector(c->UnknownDim()));
       return absl::OkStatus();
     });
 
@@ -76,12 +66,12 @@ class AdaptiveExportOp : public AdaptiveOp {
     const AdaptiveTable::Snapshot& snapshot = frozen.value();
     TF_RETURN_IF_ERROR(PutSnapshot(ctx, 0, name, snapshot.own, table.dim(), true));
     TF_RETURN_IF_ERROR(
-        PutSnapshot(ctx, kSnapshotTensors, name, snapshot.shared, table.dim(), true));
+        PutSnapshot(ctx, kContentsTensors, name, snapshot.shared, table.dim(), true));
     tf::Tensor *cells, *counters;
     const auto bytes = static_cast<int64_t>(snapshot.sketch.size());
     const auto count = static_cast<int64_t>(snapshot.counters.size());
-    TF_RETURN_IF_ERROR(ctx->allocate_output(2 * kSnapshotTensors, {bytes}, &cells));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(2 * kSnapshotTensors + 1, {count}, &counters));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(2 * kContentsTensors, {bytes}, &cells));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(2 * kContentsTensors + 1, {count}, &counters));
     std::copy(snapshot.sketch.begin(), snapshot.sketch.end(), cells->flat<uint8_t>().data());
     std::copy(snapshot.counters.begin(), snapshot.counters.end(), counters->flat<int64_t>().data());
     return absl::OkStatus();
@@ -91,8 +81,8 @@ SOK_REGISTER_KERNEL("AdaptiveExport", AdaptiveExportOp);
 
 REGISTER_OP("SokEmbed>AdaptiveRestore")
     .Input("table: resource")
-    .SOK_SNAPSHOT(Input, "own")
-    .SOK_SNAPSHOT(Input, "static")
+    .SOK_CONTENTS(Input, "own_")
+    .SOK_CONTENTS(Input, "static_")
     .Input("cells: uint8")
     .Input("counters: int64")
     .SetIsStateful()
@@ -105,16 +95,16 @@ class AdaptiveRestoreOp : public AdaptiveOp {
  protected:
   absl::Status Run(tf::OpKernelContext* ctx, AdaptiveTable& table,
                    const std::string& name) override {
-    AdaptiveTable::Rows own, shared;
-    TF_RETURN_IF_ERROR(ReadSnapshot(ctx, 1, name, table.dim(), &own));
-    TF_RETURN_IF_ERROR(ReadSnapshot(ctx, 1 + kSnapshotTensors, name, table.dim(), &shared));
-    const auto cells = ctx->input(1 + 2 * kSnapshotTensors).flat<uint8_t>();
-    const auto counters = ctx->input(2 + 2 * kSnapshotTensors).flat<int64_t>();
-    return ToAbsl(
-        table.Restore(own, shared, std::string(cells.data(), cells.data() + cells.size()),
-                      std::vector<int64_t>(counters.data(), counters.data() + counters.size()),
-                      IntraOpPool(ctx)),
-        name);
+    AdaptiveContents contents;
+    TF_RETURN_IF_ERROR(ReadContents(ctx, 1, name, table.dim(), &contents.own));
+    TF_RETURN_IF_ERROR(
+        ReadContents(ctx, 1 + kContentsTensors, name, table.dim(), &contents.shared));
+    const tf::Tensor& cells = ctx->input(1 + 2 * kContentsTensors);
+    const auto counters = ctx->input(2 + 2 * kContentsTensors).flat<int64_t>();
+    contents.sketch = {static_cast<const char*>(cells.data()),
+                       static_cast<size_t>(cells.NumElements())};
+    contents.counters.assign(counters.data(), counters.data() + counters.size());
+    return Told(table.Restore(contents, IntraOpPool(ctx)), name);
   }
 };
 SOK_REGISTER_KERNEL("AdaptiveRestore", AdaptiveRestoreOp);

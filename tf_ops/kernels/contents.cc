@@ -67,13 +67,7 @@ absl::Status ExpectKeys(const std::string& table, const tf::Tensor& keys) {
 
 REGISTER_OP("SokEmbed>Export")
     .Input("table: resource")
-    .Output("keys: int64")
-    .Output("embeddings: float")
-    .Output("slots: float")
-    .Output("update_nums: int64")
-    .Output("slot_start: float")
-    .Output("rule: string")
-    .Output("steps: int64")
+    .SOK_CONTENTS(Output, "")
     .Attr("with_slots: bool = false")
     .Attr("dim: int >= 1")
     .SetIsStateful()
@@ -136,20 +130,15 @@ SOK_REGISTER_KERNEL("Assign", AssignOp);
 
 REGISTER_OP("SokEmbed>Restore")
     .Input("table: resource")
-    .Input("keys: int64")
-    .Input("embeddings: float")
-    .Input("slots: float")
-    .Input("update_nums: int64")
-    .Input("slot_start: float")
-    .Input("rule: string")
-    .Input("steps: int64")
+    .SOK_CONTENTS(Input, "")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle unused;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 2, &unused));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 2, &unused));
-      return c->WithRank(c->input(4), 1, &unused);
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(4), 1, &unused));
+      return c->WithRank(c->input(5), 1, &unused);
     });
 
 class RestoreOp : public TableOp {
@@ -159,12 +148,9 @@ class RestoreOp : public TableOp {
  protected:
   absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
     Table& table = *resource.table();
-    AdaptiveTable::Rows rows;
-    TF_RETURN_IF_ERROR(ReadSnapshot(ctx, 1, resource.name(), table.dim(), &rows));
-    return ToAbsl(
-        table.Restore(rows.rule, rows.steps, rows.keys, rows.n, rows.embeddings, rows.slots,
-                      rows.slot_floats, rows.update_nums, rows.slot_start, IntraOpPool(ctx)),
-        resource.name());
+    TableContents contents;
+    TF_RETURN_IF_ERROR(ReadContents(ctx, 1, resource.name(), table.dim(), &contents));
+    return Told(table.Restore(contents, IntraOpPool(ctx)), resource.name());
   }
 };
 SOK_REGISTER_KERNEL("Restore", RestoreOp);

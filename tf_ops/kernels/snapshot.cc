@@ -1,6 +1,9 @@
 #include "kernels/snapshot.h"
 
 #include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace sok {
 
@@ -16,13 +19,16 @@ absl::Status Expected(const std::string& table, const std::string& what, const t
 }  // namespace
 
 void SetSnapshotShapes(tf::shape_inference::InferenceContext* c, int first, int64_t dim) {
-  c->set_output(first, c->Vector(c->UnknownDim()));
-  c->set_output(first + 1, c->Matrix(c->UnknownDim(), dim));
-  c->set_output(first + 2, c->Matrix(c->UnknownDim(), c->UnknownDim()));
-  c->set_output(first + 3, c->Vector(c->UnknownDim()));
-  c->set_output(first + 4, c->Vector(c->UnknownDim()));
-  c->set_output(first + 5, c->Scalar());
-  c->set_output(first + 6, c->Scalar());
+  const auto any = c->UnknownDim();
+  int output = first;
+  c->set_output(output++, c->Vector(any));                   // keys
+  c->set_output(output++, c->Matrix(any, dim));              // embeddings
+  c->set_output(output++, c->Matrix(any, c->UnknownDim()));  // slots
+  for (int i = 0; i < 3; ++i) {                              // update_nums, update_times,
+    c->set_output(output++, c->Vector(c->UnknownDim()));     // slot_start
+  }
+  for (int i = 0; i < 3; ++i) c->set_output(output++, c->Scalar());  // rule, steps, step_clock
+  c->set_output(output, c->Vector(c->UnknownDim()));                 // admission
 }
 
 absl::Status PutSnapshot(tf::OpKernelContext* ctx, int first, const std::string& table,
@@ -30,30 +36,47 @@ absl::Status PutSnapshot(tf::OpKernelContext* ctx, int first, const std::string&
   const auto n = static_cast<int64_t>(snapshot.size());
   const int64_t extra = with_slots ? n : 0;
   const int64_t width = with_slots ? snapshot.slot_floats() : 0;
-  tf::Tensor *keys, *embeddings, *slots, *update_nums, *slot_start, *rule, *steps;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(first, {n}, &keys));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(first + 1, {n, dim}, &embeddings));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(first + 2, {extra, width}, &slots));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(first + 3, {extra}, &update_nums));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(first + 4, {width}, &slot_start));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(first + 5, {}, &rule));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(first + 6, {}, &steps));
-  std::copy_n(snapshot.slot_start().begin(), width, slot_start->flat<float>().data());
-  TF_RETURN_IF_ERROR(ToAbsl(
-      snapshot.Write(static_cast<Key*>(keys->data()), static_cast<float*>(embeddings->data()),
-                     with_slots ? static_cast<float*>(slots->data()) : nullptr,
-                     with_slots ? static_cast<int64_t*>(update_nums->data()) : nullptr),
-      table));
-  rule->scalar<tf::tstring>()() = snapshot.state().rule;
-  steps->scalar<int64_t>()() = snapshot.state().steps;
+  std::vector<std::string> counts;
+  if (with_slots) {
+    auto dumped = snapshot.DumpAdmission();
+    TF_RETURN_IF_ERROR(ToAbsl(dumped.status(), table));
+    counts = std::move(dumped.value());
+  }
+  int64_t count_bytes = 0;
+  for (const std::string& piece : counts) count_bytes += static_cast<int64_t>(piece.size());
+  const tf::TensorShape shapes[kContentsTensors] = {
+      {n}, {n, dim}, {extra, width}, {extra}, {extra}, {width}, {}, {}, {}, {count_bytes}};
+  tf::Tensor* out[kContentsTensors];
+  for (int i = 0; i < kContentsTensors; ++i) {
+    TF_RETURN_IF_ERROR(ctx->allocate_output(first + i, shapes[i], &out[i]));
+  }
+  WritableRowColumns columns;
+  columns.keys = static_cast<Key*>(out[0]->data());
+  columns.embeddings = static_cast<float*>(out[1]->data());
+  if (with_slots) {
+    columns.slots = static_cast<float*>(out[2]->data());
+    columns.update_nums = static_cast<int64_t*>(out[3]->data());
+    columns.update_times = static_cast<int64_t*>(out[4]->data());
+  }
+  TF_RETURN_IF_ERROR(ToAbsl(snapshot.Write(columns), table));
+  std::copy_n(snapshot.slot_start().begin(), width, out[5]->flat<float>().data());
+  out[6]->scalar<tf::tstring>()() = snapshot.state().rule;
+  out[7]->scalar<int64_t>()() = snapshot.state().steps;
+  out[8]->scalar<int64_t>()() = snapshot.step_clock();
+  auto* to = static_cast<char*>(out[9]->data());
+  for (std::string& piece : counts) {
+    to = std::copy(piece.begin(), piece.end(), to);
+    std::string().swap(piece);  // so that there is no second copy in the end
+  }
   return absl::OkStatus();
 }
 
-absl::Status ReadSnapshot(tf::OpKernelContext* ctx, int first, const std::string& table, int dim,
-                          AdaptiveTable::Rows* rows) {
-  const tf::Tensor &keys = ctx->input(first), &embeddings = ctx->input(first + 1),
-                   &slots = ctx->input(first + 2), &update_nums = ctx->input(first + 3),
-                   &slot_start = ctx->input(first + 4);
+absl::Status ReadContents(tf::OpKernelContext* ctx, int first, const std::string& table, int dim,
+                          TableContents* contents) {
+  const auto input = [&](int i) -> const tf::Tensor& { return ctx->input(first + i); };
+  const tf::Tensor &keys = input(0), &embeddings = input(1), &slots = input(2),
+                   &update_nums = input(3), &update_times = input(4), &slot_start = input(5),
+                   &admission = input(9);
   const int64_t n = keys.NumElements();
   if (keys.dims() != 1 || n >= int64_t{UINT32_MAX}) {
     return Expected(table, "keys of one dimension and fewer than 2^32", keys);
@@ -70,23 +93,46 @@ absl::Status ReadSnapshot(tf::OpKernelContext* ctx, int first, const std::string
   if (update_nums.dims() != 1 || update_nums.NumElements() != n) {
     return Expected(table, count + " update counts, one a key", update_nums);
   }
+  if (update_times.dims() != 1 || update_times.NumElements() != n) {
+    return Expected(table, count + " update times, one a key", update_times);
+  }
   if (slot_start.NumElements() != slots.dim_size(1)) {
     return Expected(table,
                     "slot_start to have " + std::to_string(slots.dim_size(1)) +
                         " values, one a column of slots",
                     slot_start);
   }
-  TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(first + 5), "rule"));
-  TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(first + 6), "steps"));
-  rows->rule = ctx->input(first + 5).scalar<tf::tstring>()();
-  rows->steps = ctx->input(first + 6).scalar<int64_t>()();
-  rows->keys = static_cast<const Key*>(keys.data());
-  rows->n = static_cast<size_t>(n);
-  rows->embeddings = static_cast<const float*>(embeddings.data());
-  rows->slots = static_cast<const float*>(slots.data());
-  rows->slot_floats = static_cast<int>(slots.dim_size(1));
-  rows->update_nums = static_cast<const int64_t*>(update_nums.data());
-  rows->slot_start = static_cast<const float*>(slot_start.data());
+  TF_RETURN_IF_ERROR(ExpectScalar(input(6), "rule"));
+  TF_RETURN_IF_ERROR(ExpectScalar(input(7), "steps"));
+  TF_RETURN_IF_ERROR(ExpectScalar(input(8), "step_clock"));
+  contents->rule = input(6).scalar<tf::tstring>()();
+  contents->steps = input(7).scalar<int64_t>()();
+  contents->step_clock = input(8).scalar<int64_t>()();
+  contents->n = static_cast<size_t>(n);
+  contents->rows.keys = static_cast<const Key*>(keys.data());
+  contents->rows.embeddings = static_cast<const float*>(embeddings.data());
+  contents->rows.slots = static_cast<const float*>(slots.data());
+  contents->rows.update_nums = static_cast<const int64_t*>(update_nums.data());
+  contents->rows.update_times = static_cast<const int64_t*>(update_times.data());
+  contents->slot_floats = static_cast<int>(slots.dim_size(1));
+  contents->slot_start = static_cast<const float*>(slot_start.data());
+  contents->admission = {static_cast<const char*>(admission.data()),
+                         static_cast<size_t>(admission.NumElements())};
+  return absl::OkStatus();
+}
+
+absl::Status Told(const Result<RestoreOutcome>& outcome, const std::string& table) {
+  TF_RETURN_IF_ERROR(ToAbsl(outcome.status(), table));
+  if (outcome.value().dropped_counts) {
+    LOG(WARNING) << "table '" << table
+                 << "' has no admission, and was given what one has counted: every key gets a row, "
+                    "and the counts are dropped";
+  }
+  if (outcome.value().dropped_times) {
+    LOG(WARNING) << "table '" << table
+                 << "' was given rows whose times are by another clock, of steps in the place of "
+                    "seconds or the other way round: all of them count as updated now";
+  }
   return absl::OkStatus();
 }
 

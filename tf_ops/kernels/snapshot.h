@@ -10,19 +10,33 @@
 
 namespace sok {
 
-// Tensors of one table's contents: keys, embeddings, slots, update_nums, slot_start, rule, steps.
-constexpr int kSnapshotTensors = 7;
+// Tensors of one table's contents, as the inputs or the outputs of an op.
+#define SOK_CONTENTS(Put, prefix)        \
+  Put(prefix "keys: int64")              \
+      .Put(prefix "embeddings: float")   \
+      .Put(prefix "slots: float")        \
+      .Put(prefix "update_nums: int64")  \
+      .Put(prefix "update_times: int64") \
+      .Put(prefix "slot_start: float")   \
+      .Put(prefix "rule: string")        \
+      .Put(prefix "steps: int64")        \
+      .Put(prefix "step_clock: int64")   \
+      .Put(prefix "admission: uint8")
+constexpr int kContentsTensors = 10;
 
 // Sets the shapes of the outputs from `first` on.
 void SetSnapshotShapes(tensorflow::shape_inference::InferenceContext* c, int first, int64_t dim);
 
-// Fills the outputs from `first` on. Without slots, `slots` is [0, 0], `update_nums` and
-// `slot_start` are [0].
+// Fills the outputs from `first` on. Without slots, `slots` is [0, 0], and `update_nums`,
+// `update_times`, `slot_start` and `admission` are [0].
 absl::Status PutSnapshot(tensorflow::OpKernelContext* ctx, int first, const std::string& table,
                          const Table::Snapshot& snapshot, int dim, bool with_slots);
 
-// Reads the inputs from `first` on. They must outlive the rows.
-absl::Status ReadSnapshot(tensorflow::OpKernelContext* ctx, int first, const std::string& table,
-                          int dim, AdaptiveTable::Rows* rows);
+// Reads the inputs from `first` on. They must outlive the contents.
+absl::Status ReadContents(tensorflow::OpKernelContext* ctx, int first, const std::string& table,
+                          int dim, TableContents* contents);
+
+// Logs a warning of what a restore has left out.
+absl::Status Told(const Result<RestoreOutcome>& outcome, const std::string& table);
 
 }  // namespace sok

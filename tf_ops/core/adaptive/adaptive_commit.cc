@@ -208,11 +208,9 @@ Result<AdaptiveTable::Snapshot> AdaptiveTable::Freeze() {
   return Result<Snapshot>(std::move(snapshot));
 }
 
-Status AdaptiveTable::Restore(const Rows& own, const Rows& shared, const std::string& sketch,
-                              const std::vector<int64_t>& counters,
-                              const ParallelFor& parallel_for) {
-  std::lock_guard<std::mutex> guard(mu_);
-  // Everything that could be refused is looked at before anything changes.
+Status AdaptiveTable::CheckContents(const AdaptiveContents& contents) const {
+  const TableContents &own = contents.own, &shared = contents.shared;
+  const std::vector<int64_t>& counters = contents.counters;
   if (counters.size() != kCounters || counters[0] != kCountersVersion) {
     return InvalidArgument("expected " + std::to_string(kCounters) + " counters of version " +
                            std::to_string(kCountersVersion) + ", got " +
@@ -231,40 +229,44 @@ Status AdaptiveTable::Restore(const Rows& own, const Rows& shared, const std::st
   if (*std::min_element(counters.begin(), counters.end()) < 0) {
     return InvalidArgument("expected counters of at least 0, got a negative one");
   }
-  Status status = CheckBatch({nullptr, own.keys, nullptr, nullptr, own.n});
-  if (!status.ok()) return status;
-  auto loaded = CountMinSketch::Make(SketchOf(config_));
-  if (!loaded.ok()) return loaded.status();
-  status = loaded.value()->Load(sketch);
-  if (!status.ok()) return status;
-  // They count the same steps.
-  const int64_t steps = std::max(own.steps, shared.steps);
   if (std::min(own.steps, shared.steps) < 0) {
     return InvalidArgument("expected a number of steps of at least 0, got " +
                            std::to_string(std::min(own.steps, shared.steps)));
   }
+  return CheckBatch({nullptr, own.rows.keys, nullptr, nullptr, own.n});
+}
+
+Result<RestoreOutcome> AdaptiveTable::Restore(const AdaptiveContents& contents,
+                                              const ParallelFor& parallel_for) {
+  std::lock_guard<std::mutex> guard(mu_);
+  // Everything that could be refused is looked at before anything changes.
+  if (Status status = CheckContents(contents); !status.ok()) return status;
+  auto loaded = CountMinSketch::Make(SketchOf(config_));
+  if (!loaded.ok()) return loaded.status();
+  if (Status status = loaded.value()->Load(contents.sketch); !status.ok()) return status;
+  // They count the same steps.
+  TableContents own = contents.own, shared = contents.shared;
+  own.steps = shared.steps = std::max(own.steps, shared.steps);
   // The static rows come first, which checks them.
-  const auto checked =
-      own_->CheckRestore(own.rule, steps, own.keys, own.n, own.embeddings, own.slots,
-                         own.slot_floats, own.update_nums, own.slot_start, parallel_for);
-  if (!checked.ok()) return checked.status();
-  const auto restore = [&](Table& table, const Rows& rows) {
-    return table.Restore(rows.rule, steps, rows.keys, rows.n, rows.embeddings, rows.slots,
-                         rows.slot_floats, rows.update_nums, rows.slot_start, parallel_for);
-  };
-  status = restore(*shared_, shared);
-  if (status.ok()) status = restore(*own_, own);
-  if (!status.ok()) return status;
+  if (const auto checked = own_->CheckRestore(own, parallel_for); !checked.ok()) {
+    return checked.status();
+  }
+  auto outcome = shared_->Restore(shared, parallel_for);
+  if (!outcome.ok()) return outcome;
+  const auto of_own = own_->Restore(own, parallel_for);
+  if (!of_own.ok()) return of_own;
+  outcome.value().dropped_counts |= of_own.value().dropped_counts;
+  outcome.value().dropped_times |= of_own.value().dropped_times;
   DropDepositsLocked();
   sketch_ = std::move(loaded.value());
   ++changes_;
   least_used_.Clear();
   swept_ = 0;
-  promoted_ = static_cast<uint64_t>(counters[1]);
-  demoted_ = static_cast<uint64_t>(counters[2]);
-  lookups_ = static_cast<uint64_t>(counters[3]);
-  own_lookups_ = static_cast<uint64_t>(counters[4]);
-  return status;
+  promoted_ = static_cast<uint64_t>(contents.counters[1]);
+  demoted_ = static_cast<uint64_t>(contents.counters[2]);
+  lookups_ = static_cast<uint64_t>(contents.counters[3]);
+  own_lookups_ = static_cast<uint64_t>(contents.counters[4]);
+  return outcome;
 }
 
 AdaptiveStats AdaptiveTable::Stats() {

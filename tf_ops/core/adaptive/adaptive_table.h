@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/adaptive/count_min_sketch.h"
@@ -92,6 +93,14 @@ struct AdaptiveKeys {
   }
 };
 
+// What an adaptive table holds: see TableContents.
+struct AdaptiveContents {
+  TableContents own, shared;
+  std::string_view sketch;  // CountMinSketch::Dump
+  // A version, then the figures that Stats has: promoted, demoted, lookups, own_lookups.
+  std::vector<int64_t> counters;
+};
+
 struct AdaptiveStats {
   TableStats own, shared;
   uint64_t promoted, demoted;     // keys that got and that lost a row, ever
@@ -136,8 +145,8 @@ class AdaptiveTable {
   // Takes the own rows of keys away. Returns how many had one.
   Result<uint64_t> Demote(const Key* keys, size_t n, const ParallelFor& parallel_for);
 
-  // What an export writes down, all of one moment. No commit runs and no row is made as long as it
-  // lives; its thread must not use the table otherwise.
+  // What an export writes down, all of one moment: AdaptiveContents. No commit runs and no row is
+  // made as long as it lives; its thread must not use the table otherwise.
   struct Snapshot {
     std::unique_lock<std::mutex> lock;
     Table::Snapshot own, shared;
@@ -146,23 +155,11 @@ class AdaptiveTable {
   };
   Result<Snapshot> Freeze();
 
-  // One table's part of what Restore takes: see Table::Restore.
-  struct Rows {
-    std::string rule;
-    int64_t steps;
-    const Key* keys;
-    size_t n;
-    const float* embeddings;
-    const float* slots;
-    int slot_floats;
-    const int64_t* update_nums;
-    const float* slot_start;
-  };
-  // Replaces everything by what a snapshot held.
+  // Replaces everything by what a snapshot held. Rows keep their times: see Table::Restore, whose
+  // outcome for either of the two tables this one is.
   // Errors: kInvalidArgument for parts that do not fit this table or each other, kDataLoss for a
   // damaged sketch. Nothing has changed then, unless memory ended.
-  Status Restore(const Rows& own, const Rows& shared, const std::string& sketch,
-                 const std::vector<int64_t>& counters, const ParallelFor& parallel_for);
+  Result<RestoreOutcome> Restore(const AdaptiveContents& contents, const ParallelFor& parallel_for);
 
   int dim() const { return own_->dim(); }
   const AdaptiveConfig& config() const { return config_; }
@@ -213,6 +210,8 @@ class AdaptiveTable {
   // often, or are forced; leaves out the other newcomers. Returns the rows that went, for Demoted.
   Result<EvictedRows> MakeRoom(const AdaptiveKeys& batch, std::vector<Newcomer>* newcomers,
                                const ParallelFor& parallel_for);
+  // What Restore refuses of the rest than own rows, static rows and the sketch.
+  Status CheckContents(const AdaptiveContents& contents) const;
   Status Promote(const std::vector<Key>& keys, const ParallelFor& parallel_for);
   Result<uint64_t> DemoteLocked(std::vector<Key> keys, const ParallelFor& parallel_for);
   // For own rows that have gone: counts them, and moves their static rows towards them.

@@ -112,7 +112,7 @@ TEST_CASE("the scale multiplies the gradients of both kinds of rows") {
 TEST_CASE("a commit without deposits does nothing and counts no step") {
   const auto table = MakeTable(1);
   Look(*table, Times(1, 1), true);
-  const AdaptiveContents before = ContentsOf(*table);
+  const AdaptiveState before = ContentsOf(*table);
   CHECK(CommitOn(*table, Options("adam")).rows == 0);
   CHECK(Same(ContentsOf(*table), before));
 }
@@ -261,7 +261,7 @@ TEST_CASE("the step that another rule begins with decays counts as any other") {
 TEST_CASE("an unknown rule or parameter is an error that drops the deposits and changes nothing") {
   const auto table = MakeTable(1);
   Look(*table, Times(1, 1), true);
-  const AdaptiveContents before = ContentsOf(*table);
+  const AdaptiveState before = ContentsOf(*table);
   CommitOptions wrong_parameter = Options("sgd");
   wrong_parameter.hypers = {{"momentum", 0.9}};
   for (const CommitOptions& options : {Options("sgdd"), wrong_parameter}) {

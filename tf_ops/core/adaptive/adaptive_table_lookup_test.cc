@@ -144,7 +144,7 @@ TEST_CASE("a lookup that is not for training changes nothing, whatever its mask 
   const auto table = MakeTable(1);
   Look(*table, {{1}, {}, {}}, true);
   TrainShared(*table, 2);
-  const AdaptiveContents before = ContentsOf(*table);
+  const AdaptiveState before = ContentsOf(*table);
   const AdaptiveStats stats = table->Stats();
   for (int i = 0; i < 3; ++i) {
     Look(*table, {{1, 2, 3, 3}, {}, {}}, false);
@@ -205,7 +205,7 @@ TEST_CASE("bfloat16 rows are the float rows, rounded") {
 TEST_CASE("a wrong mask or count is named with its place, and nothing has changed") {
   const auto table = MakeTable(1);
   Look(*table, Times(7, 1), true);
-  const AdaptiveContents before = ContentsOf(*table);
+  const AdaptiveState before = ContentsOf(*table);
   std::vector<float> out;
   for (const int32_t wrong : {2, -2, std::numeric_limits<int32_t>::min()}) {
     for (const bool training : {false, true}) {

@@ -58,7 +58,7 @@ class Beside {
 
   void CheckAll() {
     CheckKeys();
-    const AdaptiveContents contents = ContentsOf(*table_);
+    const AdaptiveState contents = ContentsOf(*table_);
     for (const auto& [key, row] : contents.own) CheckRow(row, model_.own().at(key));
     for (const auto& [bucket, row] : contents.shared) CheckRow(row, model_.shared()[bucket]);
     const AdaptiveStats stats = table_->Stats();

@@ -79,11 +79,11 @@ void RunOwners(const AdaptiveConfig& config, uint64_t owners, const std::string&
     CHECK(Value(one[0]->Demote(keys.data(), 2, SerialFor)) == demoted);
   }
   // Bit for bit: own rows, static rows, and the totals.
-  const AdaptiveContents whole = ContentsOf(*one[0]);
-  AdaptiveContents sum;
+  const AdaptiveState whole = ContentsOf(*one[0]);
+  AdaptiveState sum;
   sum.counters.assign(whole.counters.size(), 0);
   for (const auto& table : many) {
-    AdaptiveContents part = ContentsOf(*table);
+    AdaptiveState part = ContentsOf(*table);
     sum.own.merge(part.own);
     sum.shared.merge(part.shared);
     CHECK(part.own.empty());
@@ -114,7 +114,7 @@ TEST_CASE("the key of another owner is refused with both owners named, and nothi
   AdaptiveConfig config = ExactConfig(kBuckets, 1);
   const auto tables = MakeOwners(config, 3);
   const Key mine = KeysOfBucket(4, kBuckets, 1)[0], other = KeysOfBucket(5, kBuckets, 1)[0];
-  const AdaptiveContents before = ContentsOf(*tables[1]);
+  const AdaptiveState before = ContentsOf(*tables[1]);
   std::vector<float> out;
   for (const bool training : {false, true}) {
     const Status status = TryLook(*tables[1], {{mine, other}, {}, {}}, training, &out);

@@ -53,7 +53,7 @@ struct Pair {
 void CheckRefused(const std::string& part, Code code,
                   const std::function<void(RestoreParts*)>& damage) {
   const Pair pair(Config());
-  const AdaptiveContents before = ContentsOf(*pair.other);
+  const AdaptiveState before = ContentsOf(*pair.other);
   RestoreParts parts(ContentsOf(*pair.table));
   damage(&parts);
   const Status status = parts.Into(*pair.other);
@@ -77,7 +77,7 @@ TEST_CASE("a restored table goes on as the one that was saved, bit for bit") {
         Train(*again, "adam", 7, 4);
         DepositOnes(*again, Times(5, 2));
       }
-      const AdaptiveContents saved = ContentsOf(*table);
+      const AdaptiveState saved = ContentsOf(*table);
       REQUIRE(RestoreParts(saved).Into(*again, ThreadedFor).ok());
       CHECK(Same(ContentsOf(*again), saved));
       CHECK(again->Stats().own.pending_gradients == 0);
@@ -129,11 +129,13 @@ TEST_CASE("what does not fit is refused, and everything stays as it was, waiting
   CheckRefused("counters", invalid, [](RestoreParts* parts) { parts->counters.clear(); });
   CheckRefused("counters", invalid, [](RestoreParts* parts) { parts->counters.pop_back(); });
   CheckRefused("version", invalid, [](RestoreParts* parts) { parts->counters[0] = 2; });
-  CheckRefused("one rule", invalid, [](RestoreParts* parts) { parts->own.rule = "adam"; });
-  CheckRefused("\"none\"", invalid,
-               [](RestoreParts* parts) { parts->own.rule = parts->shared.rule = "none"; });
-  CheckRefused("slot values", invalid,
-               [](RestoreParts* parts) { parts->own.rule = parts->shared.rule = "adam"; });
+  CheckRefused("one rule", invalid, [](RestoreParts* parts) { parts->own.state.rule = "adam"; });
+  CheckRefused("\"none\"", invalid, [](RestoreParts* parts) {
+    parts->own.state.rule = parts->shared.state.rule = "none";
+  });
+  CheckRefused("slot values", invalid, [](RestoreParts* parts) {
+    parts->own.state.rule = parts->shared.state.rule = "adam";
+  });
   CheckRefused("header", Code::kDataLoss, [](RestoreParts* parts) { parts->sketch.clear(); });
   CheckRefused("checksum", Code::kDataLoss, [](RestoreParts* parts) { parts->sketch.back() ^= 1; });
   CheckRefused("checksum", Code::kDataLoss, [](RestoreParts* parts) { parts->sketch.pop_back(); });
@@ -147,7 +149,7 @@ TEST_CASE("more own rows than max_rows are refused") {
   fewer.max_rows = 2;
   const auto other = MakeAdaptive(fewer);
   Train(*other, "adam", 2, 3);
-  const AdaptiveContents before = ContentsOf(*other);
+  const AdaptiveState before = ContentsOf(*other);
   const Status status = RestoreParts(ContentsOf(*pair.table)).Into(*other);
   CHECK(status.code() == Code::kResourceExhausted);
   CHECK(status.message().find("at most 2 own rows") != std::string::npos);
@@ -163,7 +165,7 @@ TEST_CASE("a snapshot of other buckets, capacity or counters is refused") {
     if (what == 1) config.sketch_capacity = 5000;
     if (what == 2) config.counter_bits = 16;
     const auto other = MakeAdaptive(config);
-    const AdaptiveContents before = ContentsOf(*other);
+    const AdaptiveState before = ContentsOf(*other);
     CHECK(parts.Into(*other).code() == Code::kInvalidArgument);
     CHECK(Same(ContentsOf(*other), before));
   }
@@ -177,8 +179,8 @@ TEST_CASE("the own rows of another owner are refused, as its static rows are") {
   const auto second = MakeAdaptive(config);
   const Key key = KeysOfBucket(2, kBuckets, 1)[0];
   Look(*first, {{key}, {}, {1}}, true);
-  const AdaptiveContents before = ContentsOf(*second);
-  AdaptiveContents saved = ContentsOf(*first);
+  const AdaptiveState before = ContentsOf(*second);
+  AdaptiveState saved = ContentsOf(*first);
   CHECK(RestoreParts(saved).Into(*second).code() == Code::kInvalidArgument);
   saved.shared.clear();
   CHECK(RestoreParts(saved).Into(*second).code() == Code::kInvalidArgument);

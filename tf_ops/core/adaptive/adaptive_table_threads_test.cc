@@ -86,7 +86,7 @@ void Export(AdaptiveTable& table, uint64_t max_rows, Faults* faults) {
   for (const Table::Snapshot* part : {&frozen.value().own, &frozen.value().shared}) {
     std::vector<Key> keys(part->size());
     std::vector<float> rows(keys.size() * kAdaptiveDim);
-    faults->refused += !part->Write(keys.data(), rows.data(), nullptr, nullptr).ok();
+    faults->refused += !part->Write({keys.data(), rows.data()}).ok();
     for (size_t i = 0; i < keys.size(); ++i) faults->torn += !Uniform(&rows[i * kAdaptiveDim]);
   }
   const auto& own = frozen.value().own;

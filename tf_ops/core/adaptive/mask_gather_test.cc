@@ -274,7 +274,7 @@ TEST_CASE("new rows take copies of slots that add up to those of the rule, and n
     REQUIRE(start.size() == 2 * kDim);
     std::vector<Key> keys(3);
     std::vector<float> embeddings(3 * kDim), slots(3 * 2 * kDim);
-    REQUIRE(snapshot.Write(keys.data(), embeddings.data(), slots.data(), nullptr).ok());
+    REQUIRE(snapshot.Write({keys.data(), embeddings.data(), slots.data()}).ok());
     for (size_t i = 0; i < 3; ++i) {
       if (keys[i] == other) continue;
       const auto bucket = static_cast<int64_t>(keys[i]) + 2;

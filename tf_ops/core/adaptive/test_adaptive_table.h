@@ -15,6 +15,7 @@
 #include "core/adaptive/adaptive_table.h"
 #include "core/base/test_result.h"
 #include "core/base/test_threads.h"
+#include "core/tables/test_contents.h"
 
 namespace sok {
 
@@ -122,45 +123,46 @@ inline void IdleStep(AdaptiveTable& table, Key key = 0) {
 struct RowContents {
   std::vector<float> embedding, slots;
   int64_t update_num;
+  int64_t update_time = 0;  // two tables that are trained alike need not be in the same second
   bool operator==(const RowContents& other) const {
     return embedding == other.embedding && slots == other.slots && update_num == other.update_num;
   }
 };
-using TableContents = std::map<Key, RowContents>;
+using RowsByKey = std::map<Key, RowContents>;
 
-inline TableContents ContentsOf(const Table::Snapshot& snapshot) {
-  const size_t n = snapshot.size(), width = snapshot.slot_floats();
-  std::vector<Key> keys(n);
-  std::vector<float> embeddings(n * kAdaptiveDim), slots(n * width);
-  std::vector<int64_t> update_nums(n);
-  REQUIRE(snapshot.Write(keys.data(), embeddings.data(), slots.data(), update_nums.data()).ok());
-  TableContents contents;
-  for (size_t i = 0; i < n; ++i) {
-    contents[keys[i]] = {
-        {embeddings.begin() + i * kAdaptiveDim, embeddings.begin() + (i + 1) * kAdaptiveDim},
-        {slots.begin() + i * width, slots.begin() + (i + 1) * width},
-        update_nums[i]};
+inline RowsByKey ContentsOf(const Table::Snapshot& snapshot) {
+  const OwnedContents owned = Owned(snapshot, kAdaptiveDim);
+  RowsByKey contents;
+  for (size_t i = 0; i < owned.keys.size(); ++i) {
+    const auto embedding = owned.embeddings.begin() + i * kAdaptiveDim;
+    const auto slots = owned.slots.begin() + i * owned.slot_floats;
+    contents[owned.keys[i]] = {{embedding, embedding + kAdaptiveDim},
+                               {slots, slots + owned.slot_floats},
+                               owned.update_nums[i],
+                               owned.update_times[i]};
   }
   return contents;
 }
 
 // Everything that a table holds, in an order that says nothing of where it lay.
-struct AdaptiveContents {
-  TableContents own, shared;
+struct AdaptiveState {
+  RowsByKey own, shared;
   TableState own_state, shared_state;
+  int64_t step_clock;  // of own rows
   std::vector<float> slot_start;
   std::string sketch;
   std::vector<int64_t> counters;
 };
 
-inline AdaptiveContents ContentsOf(AdaptiveTable& table) {
+inline AdaptiveState ContentsOf(AdaptiveTable& table) {
   const AdaptiveTable::Snapshot snapshot = Value(table.Freeze());
-  return {ContentsOf(snapshot.own), ContentsOf(snapshot.shared), snapshot.own.state(),
-          snapshot.shared.state(),  snapshot.own.slot_start(),   snapshot.sketch,
-          snapshot.counters};
+  return {ContentsOf(snapshot.own),  ContentsOf(snapshot.shared),
+          snapshot.own.state(),      snapshot.shared.state(),
+          snapshot.own.step_clock(), snapshot.own.slot_start(),
+          snapshot.sketch,           snapshot.counters};
 }
 
-inline bool Same(const AdaptiveContents& a, const AdaptiveContents& b) {
+inline bool Same(const AdaptiveState& a, const AdaptiveState& b) {
   return a.own == b.own && a.shared == b.shared && a.own_state.rule == b.own_state.rule &&
          a.own_state.steps == b.own_state.steps && a.shared_state.rule == b.shared_state.rule &&
          a.shared_state.steps == b.shared_state.steps && a.sketch == b.sketch &&
@@ -168,47 +170,35 @@ inline bool Same(const AdaptiveContents& a, const AdaptiveContents& b) {
 }
 
 // Its rows as Restore takes them.
-struct RestoreRows {
-  explicit RestoreRows(const TableContents& contents, const TableState& state,
-                       const std::vector<float>& start)
-      : slot_start(start) {
-    for (const auto& [key, row] : contents) {
-      keys.push_back(key);
-      embeddings.insert(embeddings.end(), row.embedding.begin(), row.embedding.end());
-      slots.insert(slots.end(), row.slots.begin(), row.slots.end());
-      update_nums.push_back(row.update_num);
-    }
-    rule = state.rule;
-    steps = state.steps;
+inline OwnedContents RestoreRows(const RowsByKey& rows, const TableState& state, int64_t step_clock,
+                                 const std::vector<float>& start) {
+  OwnedContents owned;
+  owned.state = state;
+  owned.step_clock = step_clock;
+  owned.slot_start = start;
+  owned.slot_floats = static_cast<int>(start.size());
+  for (const auto& [key, row] : rows) {
+    owned.keys.push_back(key);
+    owned.embeddings.insert(owned.embeddings.end(), row.embedding.begin(), row.embedding.end());
+    owned.slots.insert(owned.slots.end(), row.slots.begin(), row.slots.end());
+    owned.update_nums.push_back(row.update_num);
+    owned.update_times.push_back(row.update_time);
   }
-  AdaptiveTable::Rows View() const {
-    return {rule,
-            steps,
-            keys.data(),
-            keys.size(),
-            embeddings.data(),
-            slots.data(),
-            static_cast<int>(slot_start.size()),
-            update_nums.data(),
-            slot_start.data()};
-  }
-  std::string rule;
-  int64_t steps;
-  std::vector<Key> keys;
-  std::vector<float> embeddings, slots, slot_start;
-  std::vector<int64_t> update_nums;
-};
+  return owned;
+}
 
 struct RestoreParts {
-  explicit RestoreParts(const AdaptiveContents& from)
-      : own(from.own, from.own_state, from.slot_start),
-        shared(from.shared, from.shared_state, from.slot_start),
+  explicit RestoreParts(const AdaptiveState& from)
+      : own(RestoreRows(from.own, from.own_state, from.step_clock, from.slot_start)),
+        shared(RestoreRows(from.shared, from.shared_state, from.step_clock, from.slot_start)),
         sketch(from.sketch),
         counters(from.counters) {}
   Status Into(AdaptiveTable& table, const ParallelFor& parallel_for = SerialFor) const {
-    return table.Restore(own.View(), shared.View(), sketch, counters, parallel_for);
+    OwnedContents of_own = own, of_shared = shared;
+    return table.Restore({of_own.View(), of_shared.View(), sketch, counters}, parallel_for)
+        .status();
   }
-  RestoreRows own, shared;
+  OwnedContents own, shared;
   std::string sketch;
   std::vector<int64_t> counters;
 };

@@ -13,6 +13,7 @@
 #include "core/rules/row_optimizer.h"
 #include "core/storage/storage.h"
 #include "core/tables/row_checks.h"
+#include "core/tables/test_contents.h"
 
 namespace sok {
 namespace {
@@ -209,9 +210,12 @@ TEST_CASE("rows of arrays are checked like those of a dump") {
   const std::vector<float> embeddings = {1, 2, kNan, 4, 5, 6};
   const auto check = [&](const std::vector<Key>& k, const std::vector<float>& slots,
                          const std::vector<int64_t>& updates) {
-    return CheckRows(state, kDim, k.data(), k.size(), embeddings.data(), slots.data(),
-                     updates.data(), SerialFor)
-        .message();
+    OwnedContents rows;
+    rows.keys = k;
+    rows.embeddings = embeddings;
+    rows.slots = slots;
+    rows.update_nums = updates;
+    return CheckRows(state, kDim, rows.View(), SerialFor).message();
   };
   const std::vector<float> good = {-1, 0, 0, 1, kNan, 0, kNan, kInf, 1, 1, kInf, 0};
   std::vector<float> bad = good;

@@ -215,7 +215,7 @@ TEST_CASE("rows that expire, and are removed, while all are read are read, or no
     expire_half();
     std::vector<Key> found(1000);
     std::vector<float> floats(2000);
-    REQUIRE(snapshot.Write(found.data(), floats.data(), nullptr, nullptr).ok());
+    REQUIRE(snapshot.Write({found.data(), floats.data()}).ok());
     CHECK(found == keys);
     CHECK(floats == rows);
   }

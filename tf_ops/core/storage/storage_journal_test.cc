@@ -16,6 +16,7 @@
 #include "core/disk/journal.h"
 #include "core/disk/journal_reader.h"
 #include "core/storage/storage.h"
+#include "core/tables/test_contents.h"
 
 namespace sok {
 namespace {
@@ -203,13 +204,12 @@ TEST_CASE("a restore is durable when it returns, and a journal from before does 
   const auto table = TableOf(*storage);
   Calls calls(5);
   for (int call = 0; call < 4; ++call) calls.Run(*table);
-  const std::vector<Key> keys = {7, 8};
-  const std::vector<float> rows(2 * kDim, 4.0f);
-  const std::vector<int64_t> updates = {1, 2};
-  REQUIRE(table
-              ->Restore("sgd", 9, keys.data(), 2, rows.data(), nullptr, 0, updates.data(), nullptr,
-                        ProcessPool())
-              .ok());
+  OwnedContents contents;
+  contents.state = {"sgd", {}, 9};
+  contents.keys = {7, 8};
+  contents.embeddings.assign(2 * kDim, 4.0f);
+  contents.update_nums = {1, 2};
+  REQUIRE(Restore(*table, contents, ProcessPool()).ok());
   const Rows expected = {{7, 4.0f}, {8, 4.0f}};
   CHECK(RowsAt(Killed(folder, "killed"), /*read_only=*/true) == expected);
   CHECK(RowsAt(Killed(folder, "killed"), /*read_only=*/false) == expected);

@@ -263,7 +263,8 @@ Result<uint64_t> Storage::Load(const std::string& path, const DumpProgress& prog
             const RowHeader header{RowHeader::kVersion,
                                    static_cast<uint32_t>(group.dim),
                                    layout,
-                                   {rows.update_nums[i], rows.update_times[i]}};
+                                   // As Table::Restore does: clocks of machines differ.
+                                   {rows.update_nums[i], std::min(rows.update_times[i], now)}};
             batch.Put(RowKey(group.group, rows.keys[i]), header, rows.floats + i * stride, stride);
           }
           return batch.bytes() < kBatchBytes ? Status() : write(&batch);

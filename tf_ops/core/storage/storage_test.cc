@@ -13,6 +13,7 @@
 #include "core/base/test_folder.h"
 #include "core/base/test_result.h"
 #include "core/base/test_threads.h"
+#include "core/tables/test_contents.h"
 
 namespace sok {
 namespace {
@@ -38,18 +39,16 @@ using Rows = std::map<Key, std::vector<float>>;
 Rows RowsOf(Table& table) {
   auto frozen = table.Freeze();
   REQUIRE_MESSAGE(frozen.ok(), frozen.status().message());
-  const Table::Snapshot& snapshot = frozen.value();
-  const size_t n = snapshot.size(), slots = snapshot.slot_floats();
-  std::vector<Key> keys(n);
-  std::vector<float> embeddings(n * kDim), slot_values(n * slots);
-  std::vector<int64_t> updates(n);
-  REQUIRE(snapshot.Write(keys.data(), embeddings.data(), slot_values.data(), updates.data()).ok());
+  const OwnedContents contents = Owned(frozen.value(), kDim);
+  const size_t n = contents.keys.size(), slots = contents.slot_floats;
   Rows rows;
   for (size_t i = 0; i < n; ++i) {
-    std::vector<float>& row = rows[keys[i]];
-    row.assign(embeddings.begin() + i * kDim, embeddings.begin() + (i + 1) * kDim);
-    row.insert(row.end(), slot_values.begin() + i * slots, slot_values.begin() + (i + 1) * slots);
-    row.push_back(static_cast<float>(updates[i]));
+    std::vector<float>& row = rows[contents.keys[i]];
+    const auto embedding = contents.embeddings.begin() + i * kDim;
+    row.assign(embedding, embedding + kDim);
+    const auto slot = contents.slots.begin() + i * slots;
+    row.insert(row.end(), slot, slot + slots);
+    row.push_back(static_cast<float>(contents.update_nums[i]));
   }
   REQUIRE(rows.size() == n);
   return rows;
@@ -130,19 +129,9 @@ class Twins {
 
   // A round trip through an export.
   void Restore() {
-    auto frozen = Value(disk_->Freeze());
-    const size_t n = frozen.size(), slots = frozen.slot_floats();
-    std::vector<Key> keys(n);
-    std::vector<float> embeddings(n * kDim), slot_values(n * slots);
-    std::vector<int64_t> updates(n);
-    const TableState state = frozen.state();
-    const std::vector<float> start = frozen.slot_start();
-    REQUIRE(frozen.Write(keys.data(), embeddings.data(), slot_values.data(), updates.data()).ok());
-    { const auto done = std::move(frozen); }
+    const OwnedContents contents = Owned(Value(disk_->Freeze()), kDim);
     for (Table* table : {memory_.get(), disk_.get()}) {
-      Status status = table->Restore(state.rule, state.steps, keys.data(), n, embeddings.data(),
-                                     slot_values.data(), static_cast<int>(slots), updates.data(),
-                                     start.data(), ThreadedFor);
+      const Status status = sok::Restore(*table, contents, ThreadedFor);
       REQUIRE_MESSAGE(status.ok(), status.message());
     }
   }

@@ -19,6 +19,7 @@
 #include "core/base/test_threads.h"
 #include "core/base/thread_pool.h"
 #include "core/storage/storage.h"
+#include "core/tables/test_contents.h"
 
 namespace sok {
 namespace {
@@ -297,11 +298,12 @@ TEST_CASE("no calls on a storage wait for each other through a pool whose caller
       return s->table->Update(keys.data(), keys.size(), rows.data(), "kv_sgd", *s->sgd, {}, pool);
     });
     start(5, 14, [=](const auto&, auto& rows) {
-      std::vector<Key> distinct(1000);
-      for (size_t i = 0; i < distinct.size(); ++i) distinct[i] = i;
-      const std::vector<int64_t> update_nums(distinct.size());
-      return s->table->Restore("kv_sgd", 1, distinct.data(), distinct.size(), rows.data(), nullptr,
-                               0, update_nums.data(), nullptr, pool);
+      OwnedContents contents;
+      contents.state = {"kv_sgd", {}, 1};
+      contents.keys.resize(1000);
+      for (size_t i = 0; i < contents.keys.size(); ++i) contents.keys[i] = i;
+      contents.embeddings = rows;
+      return Restore(*s->table, contents, pool);
     });
     start(50, 15, [=](const auto& keys, auto&) {
       Status status = s->storage->Flush();

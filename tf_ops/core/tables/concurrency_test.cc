@@ -16,6 +16,7 @@
 
 #include "core/base/test_threads.h"
 #include "core/tables/table.h"
+#include "core/tables/test_contents.h"
 
 namespace sok {
 namespace {
@@ -87,7 +88,7 @@ void Export(Table& table, Faults& faults) {
   if (!frozen.ok()) return;
   const Table::Snapshot& snapshot = frozen.value();
   const auto write = [&](Key* keys, float* embeddings, float* slots, int64_t* update_nums) {
-    faults.refused += !snapshot.Write(keys, embeddings, slots, update_nums).ok();
+    faults.refused += !snapshot.Write({keys, embeddings, slots, update_nums}).ok();
   };
   const size_t n = snapshot.size();
   const size_t width = snapshot.slot_floats();
@@ -174,12 +175,12 @@ TEST_CASE("no row is torn while tables are restored, assigned and read") {
                      },
                      [&](auto&) {
                        const auto values = uniform();
-                       faults.refused +=
-                           !table
-                                ->Restore("momentum", 1, keys.data(), kKeys, values.data(),
-                                          values.data(), kDim, update_nums.data(), values.data(),
-                                          ThreadedFor)
-                                .ok();
+                       OwnedContents contents;
+                       contents.state = {"momentum", {}, 1};
+                       contents.slot_floats = kDim;
+                       contents.keys = keys;
+                       contents.embeddings = contents.slots = contents.slot_start = values;
+                       faults.refused += !Restore(*table, contents, ThreadedFor).ok();
                      },
                  });
   faults.CheckNone();

@@ -31,6 +31,23 @@ Status CheckUpdates(Key key, int64_t updates) {
                          std::to_string(updates) + " for key " + Signed(key));
 }
 
+// latest: what a step clock shows, or the last time that a row can have.
+Status CheckTime(Key key, int64_t time, int64_t latest) {
+  if (time >= 0 && time <= latest) return Status();
+  const bool beyond_clock = time > 0 && time <= TableContents::kLatest;
+  return InvalidArgument("expected the time of an update in [0, " + std::to_string(latest) + "], " +
+                         (beyond_clock ? "where the step clock stands" : "in seconds or steps") +
+                         ", got " + std::to_string(time) + " for key " + Signed(key));
+}
+
+Status CheckClock(int64_t step_clock) {
+  if (step_clock >= TableContents::kSeconds && step_clock <= TableContents::kLatest)
+    return Status();
+  return InvalidArgument(
+      "expected a step clock in [0, 2^32 - 1], or -1 for times in seconds, got " +
+      std::to_string(step_clock));
+}
+
 Status TwiceStatus(Key key) {
   return InvalidArgument("expected every key once, got key " + Signed(key) +
                          " twice; whatever wrote it mixed up rows of two tables or two times");
@@ -124,21 +141,29 @@ Status CheckDistinct(const Key* keys, size_t n, const ParallelFor& parallel_for)
   return Status();
 }
 
-Status CheckRows(const TableState& state, int dim, const Key* keys, size_t n,
-                 const float* embeddings, const float* slots, const int64_t* update_nums,
+Status CheckRows(const TableState& state, int dim, const TableContents& contents,
                  const ParallelFor& parallel_for) {
+  const RowColumns& rows = contents.rows;
   if (Status status = CheckState(state, dim); !status.ok()) return status;
-  if (Status status = CheckDistinct(keys, n, parallel_for); !status.ok()) return status;
+  if (Status status = CheckClock(contents.step_clock); !status.ok()) return status;
+  if (Status status = CheckDistinct(rows.keys, contents.n, parallel_for); !status.ok()) {
+    return status;
+  }
+  const int64_t latest =
+      contents.step_clock == TableContents::kSeconds ? TableContents::kLatest : contents.step_clock;
   const SlotChecks checks(state.slots, dim);
   const auto slot_floats = static_cast<size_t>(RowLayout(dim, state.slots).slot_floats());
   std::mutex mu;
   Status failure;
-  parallel_for(static_cast<int64_t>(n), 5 + static_cast<int64_t>(slot_floats) / 4,
+  parallel_for(static_cast<int64_t>(contents.n), 5 + static_cast<int64_t>(slot_floats) / 4,
                [&](int64_t begin, int64_t end) {
                  for (int64_t i = begin; i < end; ++i) {
-                   Status status = CheckUpdates(keys[i], update_nums[i]);
+                   const Key key = rows.keys[i];
+                   Status status = CheckUpdates(key, rows.update_nums[i]);
+                   if (status.ok()) status = CheckTime(key, rows.update_times[i], latest);
                    if (status.ok()) {
-                     status = checks.Check(keys[i], embeddings + i * dim, slots + i * slot_floats);
+                     status =
+                         checks.Check(key, rows.embeddings + i * dim, rows.slots + i * slot_floats);
                    }
                    if (status.ok()) continue;
                    std::lock_guard<std::mutex> guard(mu);

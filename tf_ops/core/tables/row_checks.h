@@ -10,6 +10,7 @@
 #include "core/base/status.h"
 #include "core/base/types.h"
 #include "core/rows/row_store.h"
+#include "core/tables/table_contents.h"
 
 namespace sok {
 
@@ -43,10 +44,10 @@ Status CheckDistinct(const Key* keys, size_t n, const ParallelFor& parallel_for)
 // The same of keys that may be sorted on the way.
 Status SortAndCheckDistinct(std::vector<Key>* keys);
 
-// All of the above, and update counts in [0, 2^32 - 1], as far as rows count. embeddings (n, dim),
-// slots (n, those of state), update_nums (n).
-Status CheckRows(const TableState& state, int dim, const Key* keys, size_t n,
-                 const float* embeddings, const float* slots, const int64_t* update_nums,
+// All of the above, of rows with the slots of the state; and update counts and times in
+// [0, 2^32 - 1], as far as rows count, of which those of a step clock do not lie ahead of it. Times
+// in seconds may: clocks of machines differ.
+Status CheckRows(const TableState& state, int dim, const TableContents& contents,
                  const ParallelFor& parallel_for);
 
 }  // namespace sok

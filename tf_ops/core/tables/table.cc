@@ -44,15 +44,11 @@ Result<std::unique_ptr<Table>> Table::Make(const TableConfig& config,
   } else {
     store = MakeHashStore(std::move(layout), config.shards);
   }
-  std::shared_ptr<std::atomic<uint32_t>> ticks;
-  if (config.step_clock) {
-    ticks = std::make_shared<std::atomic<uint32_t>>(0);
-    clock = std::make_shared<const Expiry>(0, [ticks] { return ticks->load(); });
-  } else if (clock == nullptr) {
-    clock = std::make_shared<const Expiry>(0, nullptr);
-  }
+  if (clock == nullptr) clock = std::make_shared<const Expiry>(0, nullptr);
   auto table = Over(std::move(store), config, {}, std::move(clock), std::move(admission));
-  if (table.ok()) table.value()->ticks_ = std::move(ticks);
+  if (table.ok() && config.step_clock) {
+    table.value()->ticks_ = std::make_unique<std::atomic<uint32_t>>(0);
+  }
   return table;
 }
 
@@ -149,7 +145,7 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
   if (!status.ok() || missing.empty()) return status;
   std::vector<Key> absent(missing.size());
   for (size_t i = 0; i < missing.size(); ++i) absent[i] = keys[missing[i]];
-  const uint32_t now = clock_->Now();
+  const uint32_t now = this->now();
   if constexpr (std::is_same_v<T, float>) {
     // Gather has put out what the new rows start from.
     const int dim = config_.dim;
@@ -204,7 +200,7 @@ Status Table::MakeRowsAs(const Key* keys, size_t n, const StartRow& start,
   std::lock_guard<std::mutex> commit(commit_mu_);  // the layout stays
   const int slot_floats = store_->layout()->slot_floats();
   status = store_->Upsert(
-      keys, n, config_.max_rows, clock_->Now(),
+      keys, n, config_.max_rows, now(),
       [&](size_t i, RowView row, bool is_new) {
         if (is_new) start(i, row.embedding, slot_floats);
       },
@@ -220,7 +216,7 @@ Status Table::Visit(const Key* keys, size_t n, const VisitRow& visit,
   std::lock_guard<std::mutex> commit(commit_mu_);
   const int slot_floats = store_->layout()->slot_floats();
   return store_->Upsert(
-      keys, n, config_.max_rows, clock_->Now(),
+      keys, n, config_.max_rows, now(),
       [&](size_t i, RowView row, bool is_new) {
         if (is_new) initializer_.Fill(keys[i], row.embedding, config_.dim);
         visit(i, row.embedding, slot_floats);
@@ -298,7 +294,7 @@ Result<EvictedRows> Table::Evict(const Key* keys, size_t n, const ParallelFor& p
 }
 
 Result<EvictedRows> Table::Evict(const EvictOptions& options, const ParallelFor& parallel_for) {
-  const uint32_t now = clock_->Now();
+  const uint32_t now = this->now();
   const int dim = config_.dim;
   return EvictChosen(
       [&](EvictedRows* evicted) {
@@ -327,72 +323,9 @@ Status Table::Assign(const Key* keys, size_t n, const float* embeddings,
   const int dim = config_.dim;
   std::lock_guard<std::mutex> commit(commit_mu_);  // Evict would remove what it has not looked at
   return store_->Set(
-      keys, n, config_.max_rows, clock_->Now(),
+      keys, n, config_.max_rows, now(),
       [&](size_t i, RowView row, bool) { std::copy_n(embeddings + i * dim, dim, row.embedding); },
       parallel_for);
-}
-
-Result<TableState> Table::CheckRestore(const std::string& rule, int64_t steps, const Key* keys,
-                                       size_t n, const float* embeddings, const float* slots,
-                                       int slot_floats, const int64_t* update_nums,
-                                       const float* slot_start,
-                                       const ParallelFor& parallel_for) const {
-  Status status = CheckRange(keys, n);
-  if (!status.ok()) return status;
-  if (config_.max_rows > 0 && n > config_.max_rows) {
-    return Status(Code::kResourceExhausted, "a table of at most " +
-                                                std::to_string(config_.max_rows) +
-                                                " rows cannot take up " + std::to_string(n));
-  }
-  TableState state{rule, {}, steps};
-  if (!rule.empty()) {
-    auto optimizer = MakeRowOptimizer(rule, {});
-    if (!optimizer.ok()) return optimizer.status();
-    state.slots = optimizer.value()->slots(config_.dim);
-  }
-  int floats = 0;
-  for (const Slot& slot : state.slots) floats += slot.width;
-  if (floats != slot_floats) {
-    return InvalidArgument(
-        "rule '{rule}' keeps {expected} slot values a row at dim {dim}, got {got}",
-        {{"rule", RuleName{rule}},
-         {"expected", floats},
-         {"dim", config_.dim},
-         {"got", slot_floats}});
-  }
-  for (Slot& slot : state.slots) {
-    slot.initial = *slot_start;
-    slot_start += slot.width;
-  }
-  status = CheckRows(state, config_.dim, keys, n, embeddings, slots, update_nums, parallel_for);
-  if (!status.ok()) return status;
-  return state;
-}
-
-Status Table::Restore(const std::string& rule, int64_t steps, const Key* keys, size_t n,
-                      const float* embeddings, const float* slots, int slot_floats,
-                      const int64_t* update_nums, const float* slot_start,
-                      const ParallelFor& parallel_for) {
-  auto checked = CheckRestore(rule, steps, keys, n, embeddings, slots, slot_floats, update_nums,
-                              slot_start, parallel_for);
-  if (!checked.ok()) return checked.status();
-  TableState state = std::move(checked.value());
-  auto layout = std::make_shared<const RowLayout>(config_.dim, state.slots);
-  std::lock_guard<std::mutex> commit(commit_mu_);
-  DropDeposits();
-  ++removals_;
-  const int dim = config_.dim;
-  Status status = store_->Replace(
-      layout, state, keys, n, clock_->Now(),
-      [&](size_t i, RowView row, bool) {
-        std::copy_n(embeddings + i * dim, dim, row.embedding);
-        std::copy_n(slots + i * slot_floats, slot_floats, row.embedding + dim);
-        row.meta->update_num = static_cast<uint32_t>(update_nums[i]);
-      },
-      parallel_for);
-  // After an error too, the store's layout tells which rows it has.
-  if (store_->layout() == layout) state_ = std::move(state);
-  return status;
 }
 
 Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& parallel_for) {
@@ -406,41 +339,6 @@ Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& par
   auto erased = store_->Erase(keys, n, parallel_for);
   ++removals_;  // after: a lookup that still finds a row must not know of its removal
   return erased;
-}
-
-Status Table::Snapshot::Write(Key* keys, float* embeddings, float* slots,
-                              int64_t* update_nums) const {
-  const size_t size = rows_->size();
-  size_t i = 0;
-  const Status status = rows_->ForEach([&](Key key, RowView row) {
-    if (i >= size) {
-      ++i;
-      return;
-    }
-    keys[i] = key;
-    std::copy_n(row.embedding, dim_, embeddings + i * dim_);
-    if (slots != nullptr) {
-      std::copy_n(row.embedding + dim_, slot_floats(), slots + i * slot_floats());
-    }
-    if (update_nums != nullptr) update_nums[i] = row.meta->update_num;
-    ++i;
-  });
-  if (!status.ok() || i == size) return status;
-  return Status(Code::kInternal, "expected " + std::to_string(size) +
-                                     " rows in what an export reads, found " + std::to_string(i) +
-                                     "; what it has written is of no use");
-}
-
-Result<Table::Snapshot> Table::Freeze() {
-  Snapshot snapshot;
-  snapshot.commits_ = std::unique_lock<std::mutex>(commit_mu_);
-  auto rows = store_->Freeze();
-  if (!rows.ok()) return rows.status();
-  snapshot.rows_ = std::move(rows.value());
-  snapshot.state_ = state_;
-  snapshot.dim_ = config_.dim;
-  snapshot.slot_start_ = RowLayout(config_.dim, state_.slots).slot_start();
-  return Result<Snapshot>(std::move(snapshot));
 }
 
 int64_t Table::steps() {

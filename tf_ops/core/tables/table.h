@@ -20,6 +20,7 @@
 #include "core/rules/row_optimizer.h"
 #include "core/tables/deposit_queue.h"
 #include "core/tables/optimizer_history.h"
+#include "core/tables/table_contents.h"
 
 namespace sok {
 
@@ -235,20 +236,16 @@ class Table {
   Status Assign(const Key* keys, size_t n, const float* embeddings,
                 const ParallelFor& parallel_for);
 
-  // Replaces all rows, the rule and its step count. slots (n, slot_floats), update_nums (n),
-  // slot_start (slot_floats) is what the slots of rows to come start from. An empty rule has no
-  // slots. Drops the deposits.
-  // Errors: kInvalidArgument for an unknown rule, another slot_floats than the rule has, and rows
-  // that no training leaves: see CheckRows; kOutOfRange and kResourceExhausted as Lookup. Nothing
-  // has changed then, unless memory ended.
-  Status Restore(const std::string& rule, int64_t steps, const Key* keys, size_t n,
-                 const float* embeddings, const float* slots, int slot_floats,
-                 const int64_t* update_nums, const float* slot_start,
-                 const ParallelFor& parallel_for);
+  // Replaces everything that the table holds, and drops the deposits. Rows keep their times, but
+  // that no time in seconds lies in the future, where another machine's clock may have put it;
+  // those that have expired are left out. A step clock goes on from where it stood. Contents
+  // without counts leave an admission that has counted nothing. Errors: kInvalidArgument for an
+  // unknown rule, another slot_floats than the rule has, counts of another admission than the
+  // table's, and rows that no training leaves: see CheckRows; kDataLoss for damaged counts;
+  // kOutOfRange and kResourceExhausted as Lookup. Nothing has changed then, unless memory ended.
+  Result<RestoreOutcome> Restore(const TableContents& contents, const ParallelFor& parallel_for);
   // What Restore refuses, before it changes anything; else the state that it would leave.
-  Result<TableState> CheckRestore(const std::string& rule, int64_t steps, const Key* keys, size_t n,
-                                  const float* embeddings, const float* slots, int slot_floats,
-                                  const int64_t* update_nums, const float* slot_start,
+  Result<TableState> CheckRestore(const TableContents& contents,
                                   const ParallelFor& parallel_for) const;
 
   // Returns how many of the keys had a row. Keys that this table cannot hold have none.
@@ -262,14 +259,21 @@ class Table {
     const TableState& state() const { return state_; }
     int slot_floats() const { return static_cast<int>(slot_start_.size()); }
     const std::vector<float>& slot_start() const { return slot_start_; }  // (slot_floats)
-    // keys (n), embeddings (n, dim), slots (n, slot_floats) or null, update_nums (n) or null.
-    Status Write(Key* keys, float* embeddings, float* slots, int64_t* update_nums) const;
+    // TableContents::step_clock.
+    int64_t step_clock() const { return step_clock_; }
+    // Columns of size() rows, but for those that are null.
+    Status Write(const WritableRowColumns& columns) const;
+    // What admission has counted by the time of the call, in the pieces of DumpCounts; none without
+    // an admission.
+    Result<std::vector<std::string>> DumpAdmission() const;
 
    private:
     friend class Table;
     std::unique_lock<std::mutex> commits_;
     std::unique_ptr<RowStore::Frozen> rows_;
+    std::shared_ptr<const Admission> admission_;
     TableState state_;
+    int64_t step_clock_ = TableContents::kSeconds;
     int dim_ = 0;
     std::vector<float> slot_start_;
   };
@@ -279,7 +283,8 @@ class Table {
   // Grows whenever rows may have gone.
   uint64_t removals() const { return removals_.load(); }
   uint64_t size() const { return store_->size(); }
-  uint32_t now() const { return clock_->Now(); }  // by the clock of the rows' times
+  // By the clock of the rows' times.
+  uint32_t now() const { return ticks_ != nullptr ? ticks_->load() : clock_->Now(); }
   int64_t steps();
   TableStats Stats();
 
@@ -305,14 +310,21 @@ class Table {
   Result<uint64_t> ApplyStep(const std::vector<GradientBatch>& batches,
                              const RowOptimizer& optimizer, CommitStep step,
                              const TableState& after, const ParallelFor& parallel_for);
+  // The counts of the contents, if the table has an admission; an error if it is another one.
+  Result<AdmissionChunks> CountsOf(const TableContents& contents) const;
+  // Whether the times of the contents are by a clock as the table's is.
+  bool SharesClock(const TableContents& contents) const {
+    return (ticks_ != nullptr) == (contents.step_clock != TableContents::kSeconds);
+  }
   Status MakeDepositedRows(const Deposits& deposits, uint32_t now, const ParallelFor& parallel_for);
 
   const TableConfig config_;
   const Initializer initializer_;
   const std::unique_ptr<RowStore> store_;
   std::shared_ptr<const Expiry> clock_;
-  std::shared_ptr<std::atomic<uint32_t>> ticks_;  // of a step clock: commits so far; else null
-  std::shared_ptr<Admission> admission_;          // null: every key gets a row
+  // Of a step clock: commits so far, which a Restore may set back; else null.
+  std::unique_ptr<std::atomic<uint32_t>> ticks_;
+  std::shared_ptr<Admission> admission_;  // null: every key gets a row
 
   const std::shared_ptr<GroupedGradientsPool> grouped_ = std::make_shared<GroupedGradientsPool>();
   DepositQueue<LookupKeys> deposits_;

@@ -70,7 +70,7 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   if (deposits.empty()) return outcome;
 
   if (ticks_ != nullptr) ++*ticks_;
-  const uint32_t now = clock_->Now();
+  const uint32_t now = this->now();
   Status status = MakeDepositedRows(deposits, now, parallel_for);
   if (!status.ok()) return status;
   // Rows that are removed from here on are left out.
@@ -167,7 +167,7 @@ Status Table::Update(const Key* keys, size_t n, const float* gradients, const st
                   "give each optimizer a group of its own",
                   {{"trained", RuleName{state_.rule}}, {"got", RuleName{rule}}});
   }
-  const uint32_t now = clock_->Now();
+  const uint32_t now = this->now();
   auto missing = store_->Missing(keys, n, parallel_for);
   if (!missing.ok()) return missing.status();
   status = Admit(keys, /*observe=*/false, &missing.value());

@@ -69,7 +69,7 @@ std::map<Key, std::vector<float>> Slots(Table& table) {
   const int width = snapshot.slot_floats();
   std::vector<Key> keys(snapshot.size());
   std::vector<float> embeddings(keys.size() * kDim), slots(keys.size() * width);
-  REQUIRE(snapshot.Write(keys.data(), embeddings.data(), slots.data(), nullptr).ok());
+  REQUIRE(snapshot.Write({keys.data(), embeddings.data(), slots.data()}).ok());
   std::map<Key, std::vector<float>> found;
   for (size_t i = 0; i < keys.size(); ++i) {
     found[keys[i]].assign(slots.begin() + i * width, slots.begin() + (i + 1) * width);

@@ -11,6 +11,7 @@
 #include "core/base/test_result.h"
 #include "core/base/test_threads.h"
 #include "core/tables/table.h"
+#include "core/tables/test_contents.h"
 
 namespace sok {
 namespace {
@@ -32,34 +33,11 @@ void Train(Table& table, const std::string& rule, const std::vector<Key>& keys) 
 }
 
 // What a checkpoint holds.
-struct Export {
-  TableState state;
-  int slot_floats = 0;
-  std::vector<Key> keys;
-  std::vector<float> embeddings, slots, slot_start;
-  std::vector<int64_t> update_nums;
-};
+using Export = OwnedContents;
 
-Export ExportOf(Table& table) {
-  const Table::Snapshot snapshot = Value(table.Freeze());
-  Export e;
-  e.state = snapshot.state();
-  e.slot_floats = snapshot.slot_floats();
-  e.slot_start = snapshot.slot_start();
-  e.keys.resize(snapshot.size());
-  e.embeddings.resize(e.keys.size() * kDim);
-  e.slots.resize(e.keys.size() * e.slot_floats);
-  e.update_nums.resize(e.keys.size());
-  REQUIRE(snapshot.Write(e.keys.data(), e.embeddings.data(), e.slots.data(), e.update_nums.data())
-              .ok());
-  return e;
-}
+Export ExportOf(Table& table) { return Owned(Value(table.Freeze()), kDim); }
 
-Status Restore(Table& table, const Export& e) {
-  return table.Restore(e.state.rule, e.state.steps, e.keys.data(), e.keys.size(),
-                       e.embeddings.data(), e.slots.data(), e.slot_floats, e.update_nums.data(),
-                       e.slot_start.data(), ThreadedFor);
-}
+Status Restore(Table& table, const Export& e) { return Restore(table, e, ThreadedFor); }
 
 // By key, since the order of an export is the store's own.
 std::map<Key, std::vector<double>> RowsOf(const Export& e) {
@@ -147,7 +125,7 @@ TEST_CASE("a snapshot can leave slots and update numbers out") {
   const Table::Snapshot snapshot = Value(table->Freeze());
   std::vector<Key> keys(3);
   std::vector<float> embeddings(3 * kDim);
-  REQUIRE(snapshot.Write(keys.data(), embeddings.data(), nullptr, nullptr).ok());
+  REQUIRE(snapshot.Write({keys.data(), embeddings.data()}).ok());
   for (size_t i = 0; i < keys.size(); ++i) {
     CHECK(embeddings[i * kDim] == 10.0f * static_cast<float>(keys[i]));
   }

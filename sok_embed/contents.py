@@ -1,0 +1,96 @@
+"""What a table holds, in the forms in which it is saved.
+
+There are three: entries of Keras' HDF5 files, tensors of a trackable, and tensors of a saver of
+`tf.compat.v1.train`. `tf_ops.Export` and `tf_ops.AdaptiveExport` name the fields; in each form a
+field has its name there, behind a prefix. All of them are needed: files without some of them are
+refused before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from sok_embed import tf_ops
+
+Contents = TypeVar("Contents", tf_ops.Export, tf_ops.AdaptiveExport)
+
+# The field of a table on disk, whose rows stay in its storage: the path and the id.
+STORAGE = "storage"
+
+
+def entries(kind: type[Contents], prefix: str) -> dict[str, str]:
+    """The name of each field's entry in a Keras file."""
+    return {field: f"{prefix}{field}" for field in kind._fields}
+
+
+def save(store: Any, prefix: str, contents: Contents) -> None:
+    """Adds what a table holds to the store that Keras hands to `save_own_variables`.
+
+    Args:
+        store: Of arrays, by name.
+        prefix: Of the entries.
+        contents: Of NumPy arrays.
+    """
+    for field, value in contents._asdict().items():
+        # HDF5 has no type for the bytes that a string tensor holds.
+        store[f"{prefix}{field}"] = (
+            np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
+        )
+
+
+def load(store: Any, prefix: str, kind: type[Contents]) -> Contents:
+    """Takes out what `save` has added: NumPy arrays."""
+    fields = {field: np.asarray(store[name]) for field, name in entries(kind, prefix).items()}
+    return kind(
+        **{
+            field: value.tobytes() if field.endswith("rule") else value
+            for field, value in fields.items()
+        }
+    )
+
+
+def check_whole(
+    what: str, saved: Collection[str], kind: type[Contents], prefixes: Sequence[str]
+) -> None:
+    """Raises ValueError for a file that has some fields of a table and lacks others.
+
+    Args:
+        what: That is loaded, as it begins the message.
+        saved: The entries of the file.
+        kind: Of contents.
+        prefixes: Of the entries of each table.
+    """
+    for prefix in prefixes:
+        names = entries(kind, prefix).values()
+        missing = [name for name in names if name not in saved]
+        if missing and len(missing) < len(names):
+            raise ValueError(
+                f"{what}: expected all that a table holds, with the entries {', '.join(names)}. "
+                f"Received: a file without {', '.join(missing)}, as an earlier version of "
+                "sok-embed writes it, or another program. Load it with that version, and bring the "
+                "rows over by `table.export()` there and `table.assign` here."
+            )
+
+
+def to_tensors(contents: Contents) -> dict[str, tf.Tensor]:
+    """What a trackable or a saver writes of a table, by field."""
+    return dict(contents._asdict())
+
+
+def from_tensors(kind: type[Contents], restored: Mapping[str, tf.Tensor]) -> Contents:
+    """What `to_tensors` was given."""
+    return kind(**{field: restored[field] for field in kind._fields})
+
+
+def storage_tensors(path: Any) -> dict[str, tf.Tensor]:
+    """What is written of a table on disk in the place of its rows.
+
+    Args:
+        path: Bytes that say where they are, or a string tensor.
+    """
+    return {STORAGE: path if tf.is_tensor(path) else tf.constant(os.fsencode(path))}
