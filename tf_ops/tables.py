@@ -33,7 +33,10 @@ def table_handle(shared_name: str, dim: int, **attributes: Any) -> tf.Tensor:
             with its numbers `initializer_a` and `initializer_b`, `seed`, `max_rows` (0: no limit),
             `direct`, `owners`, `owner`, `shards` (the least number of parts that rows in memory are
             in, by key, which threads work on side by side; 0: as many as suit the machine),
-            `step_clock` (rows note the table's step of their last update, and not the second).
+            `eviction` (`"lru"`, `"lfu"`, `"max_age"`, `"min_norm"`; empty: none) with
+            `eviction_max_age` in ticks of the table's clock, `eviction_min_l2` and
+            `eviction_every`, `step_clock` (rows note the table's step of their last update, and not
+            the second).
 
     Returns:
         A scalar resource tensor.
@@ -82,7 +85,8 @@ def lookup(
             gradient names the deposits, or a scalar. `None`: there is no gradient.
 
     Raises:
-        tf.errors.ResourceExhaustedError: If the table is full. It is left as it was.
+        tf.errors.ResourceExhaustedError: If the table is full, and not enough rows may be evicted.
+            It is left as it was.
         tf.errors.InvalidArgumentError: For a key out of the range of a direct table.
     """
     return Lookup(

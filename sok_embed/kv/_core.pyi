@@ -107,6 +107,7 @@ class Storage:
         admission: tuple[str, int, int, float, int] | None = None,
         max_rows: int = 0,
         reset_slots: bool = False,
+        eviction: tuple[str, int, float, int] | None = None,
     ) -> Table: ...
 
 class Table:

@@ -28,6 +28,16 @@ std::optional<AdmissionConfig> ToAdmission(const std::optional<AdmissionTuple>& 
   return config;
 }
 
+// kind, max_age, min_l2, every
+using EvictionTuple = std::tuple<std::string, uint32_t, float, uint32_t>;
+
+std::optional<EvictionConfig> ToEviction(const std::optional<EvictionTuple>& given) {
+  if (!given) return std::nullopt;
+  EvictionConfig config;
+  std::tie(config.kind, config.max_age, config.min_l2, config.every) = *given;
+  return config;
+}
+
 void Open(PyStorage* self, nb::handle path, std::optional<uint32_t> ttl, uint64_t cache_bytes,
           bool write_through, bool read_only, bool reset_slots,
           std::optional<uint64_t> spill_rows) {
@@ -51,7 +61,7 @@ PyStorage* FindOpen(nb::handle path) {
 PyTable* OpenTable(PyStorage& self, int group, int dim, const std::string& initializer, double a,
                    double b, uint64_t seed, const std::string& rule, const NamedNumbers& hypers,
                    const std::optional<AdmissionTuple>& admission, uint64_t max_rows,
-                   bool reset_slots) {
+                   bool reset_slots, const std::optional<EvictionTuple>& eviction) {
   TableConfig config;
   config.group = group;
   config.dim = dim;
@@ -62,7 +72,7 @@ PyTable* OpenTable(PyStorage& self, int group, int dim, const std::string& initi
   config.max_rows = max_rows;
   auto table = Value(Unlocked([&] {
     return self.storage->OpenTable(config, rule, ToHypers(hypers), ToAdmission(admission),
-                                   reset_slots);
+                                   reset_slots, ToEviction(eviction));
   }));
   return new PyTable(self.storage.shared(), std::move(table));
 }
@@ -197,7 +207,7 @@ void BindStorage(nb::module_& module) {
                nb::arg("initializer"), nb::arg("a"), nb::arg("b"), nb::arg("seed"),
                nb::arg("rule") = "", nb::arg("hypers") = NamedNumbers(),
                nb::arg("admission") = nb::none(), nb::arg("max_rows") = 0,
-               nb::arg("reset_slots") = false);
+               nb::arg("reset_slots") = false, nb::arg("eviction") = nb::none());
   BindContents(storage);
   module.def("dump_groups", DumpGroups, nb::arg("path"));
   module.def(

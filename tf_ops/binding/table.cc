@@ -84,6 +84,7 @@ nb::dict Stats(PyTable& self) {
   dict["row_bytes"] = stats.row_bytes;
   dict["steps"] = stats.steps;
   dict["pending_gradients"] = stats.pending_gradients;
+  dict["evicted"] = stats.evicted;
   return dict;
 }
 

@@ -307,7 +307,8 @@ class StatsOp : public TableOp {
                                    {"index_bytes", number(stats.index_bytes)},
                                    {"row_bytes", number(stats.row_bytes)},
                                    {"steps", number(stats.steps)},
-                                   {"pending_gradients", number(stats.pending_gradients)}});
+                                   {"pending_gradients", number(stats.pending_gradients)},
+                                   {"evicted", number(stats.evicted)}});
   }
 };
 SOK_REGISTER_KERNEL("Stats", StatsOp);

@@ -1,7 +1,11 @@
 // SokEmbed>Evict: removes rows by age and by norm.
 #include <algorithm>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "core/policies/eviction.h"
 #include "kernels/guarded_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
@@ -36,11 +40,16 @@ class EvictOp : public tf::OpKernel {
  public:
   explicit EvictOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
     int64_t max_age;
+    EvictionConfig by_age, by_norm;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("max_age", &max_age));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("min_l2", &options_.min_l2));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("min_l2", &by_norm.min_l2));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("every", &every_));
-    options_.max_age = static_cast<uint32_t>(std::min<int64_t>(max_age, UINT32_MAX));
+    by_age.kind = "max_age";
+    by_age.max_age = static_cast<uint32_t>(std::min<int64_t>(max_age, UINT32_MAX));
+    by_norm.kind = "min_norm";
+    if (by_age.max_age > 0) OP_REQUIRES_OK(ctx, Add(by_age));
+    if (by_norm.min_l2 > 0) OP_REQUIRES_OK(ctx, Add(by_norm));
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
@@ -53,7 +62,9 @@ class EvictOp : public tf::OpKernel {
                                            ", the eviction expected " + std::to_string(dim_)));
     EvictedRows rows;
     if (resource->BeginsStep(table.steps(), every_)) {
-      auto evicted = table.Evict(options_, IntraOpPool(ctx));
+      std::vector<const Eviction*> policies;
+      for (const auto& policy : policies_) policies.push_back(policy.get());
+      auto evicted = table.Evict(policies, IntraOpPool(ctx));
       OP_REQUIRES_OK(ctx, ToAbsl(evicted.status(), resource->name()));
       rows = std::move(evicted.value());
     }
@@ -66,8 +77,14 @@ class EvictOp : public tf::OpKernel {
   }
 
  private:
+  absl::Status Add(const EvictionConfig& config) {
+    auto policy = MakeEviction(config);
+    if (policy.ok()) policies_.push_back(std::move(policy.value()));
+    return ToAbsl(policy.status());
+  }
+
   int dim_;
-  EvictOptions options_;
+  std::vector<std::unique_ptr<Eviction>> policies_;  // a row goes if one of them says so
   int64_t every_;
 };
 

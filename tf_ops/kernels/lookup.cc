@@ -66,6 +66,7 @@ class LookupOp : public tf::OpKernel {
     LookupKeys batch = KeysOf(keys);
     batch.removals = table.removals();
     batch.order = {number_, table.NextLookup()};
+    if (make_rows_) batch.claim = table.Claim(batch);
     Status status;
     if (embeddings->dtype() == tf::DT_FLOAT) {
       status = table.Lookup(batch.keys, batch.n, make_rows_,

@@ -36,6 +36,10 @@ namespace tf = tensorflow;
       .Attr("admission_capacity: int >= 0 = 0")            \
       .Attr("admission_false_positive_rate: float = 0.01") \
       .Attr("admission_counter_bits: int >= 0 = 4")        \
+      .Attr("eviction: string = ''")                       \
+      .Attr("eviction_max_age: int >= 0 = 0")              \
+      .Attr("eviction_min_l2: float = 0.0")                \
+      .Attr("eviction_every: int >= 0 = 100")              \
       .Attr("shards: int >= 0 = 0")                        \
       .Attr("step_clock: bool = false")
 
@@ -52,10 +56,12 @@ class TablePlace {
  private:
   TableConfig config_;
   Result<std::shared_ptr<Storage>> OpenStorage() const;
+  absl::Status ReadEviction(tf::OpKernelConstruction* ctx);
 
   std::string storage_;     // the folder; empty: in memory
   std::string storage_id_;  // of the storage whose rows are meant; empty: any
   std::optional<AdmissionConfig> admission_;
+  std::optional<EvictionConfig> eviction_;
 };
 
 absl::Status TablePlace::Read(tf::OpKernelConstruction* ctx) {
@@ -83,6 +89,7 @@ absl::Status TablePlace::Read(tf::OpKernelConstruction* ctx) {
   config_.owners = static_cast<uint64_t>(owners);
   config_.owner = static_cast<uint64_t>(owner);
 
+  TF_RETURN_IF_ERROR(ReadEviction(ctx));
   AdmissionConfig admission;
   TF_RETURN_IF_ERROR(ctx->GetAttr("admission", &admission.kind));
   if (admission.kind.empty()) return absl::OkStatus();
@@ -99,6 +106,20 @@ absl::Status TablePlace::Read(tf::OpKernelConstruction* ctx) {
   return absl::OkStatus();
 }
 
+absl::Status TablePlace::ReadEviction(tf::OpKernelConstruction* ctx) {
+  EvictionConfig eviction;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("eviction", &eviction.kind));
+  if (eviction.kind.empty()) return absl::OkStatus();
+  int64_t max_age, every;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("eviction_max_age", &max_age));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("eviction_min_l2", &eviction.min_l2));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("eviction_every", &every));
+  eviction.max_age = static_cast<uint32_t>(std::min<int64_t>(max_age, UINT32_MAX));
+  eviction.every = static_cast<uint32_t>(std::min<int64_t>(every, UINT32_MAX));
+  eviction_ = eviction;
+  return absl::OkStatus();
+}
+
 Result<TableResource*> TablePlace::Open(const std::string& name) const {
   if (storage_.empty()) {
     std::shared_ptr<Admission> admission;
@@ -107,7 +128,13 @@ Result<TableResource*> TablePlace::Open(const std::string& name) const {
       if (!made.ok()) return made.status();
       admission = std::move(made.value());
     }
-    auto table = Table::Make(config_, std::move(admission));
+    std::shared_ptr<Eviction> eviction;
+    if (eviction_.has_value()) {
+      auto made = MakeEviction(*eviction_);
+      if (!made.ok()) return made.status();
+      eviction = std::move(made.value());
+    }
+    auto table = Table::Make(config_, std::move(admission), nullptr, std::move(eviction));
     if (!table.ok()) return table.status();
     return new TableResource(name, nullptr, std::move(table.value()));
   }
@@ -118,7 +145,8 @@ Result<TableResource*> TablePlace::Open(const std::string& name) const {
   }
   auto storage = OpenStorage();
   if (!storage.ok()) return storage.status();
-  auto table = storage.value()->OpenTable(config_, "", {}, admission_);
+  auto table =
+      storage.value()->OpenTable(config_, "", {}, admission_, /*reset_slots=*/false, eviction_);
   if (!table.ok()) return table.status();
   return new TableResource(name, std::move(storage.value()), std::move(table.value()));
 }

@@ -141,15 +141,12 @@ Status AdaptiveTable::AfterStep(const ParallelFor& parallel_for) {
     sketch_->Halve(parallel_for);
     least_used_.Clear();
   }
-  if (config_.ttl == 0) return Status();
   const uint32_t now = own_->now();
-  if (swept_ == 0) swept_ = now;
-  if (now - swept_ < std::max<uint32_t>(1, config_.ttl / 16)) return Status();
-  swept_ = now;
-  EvictOptions old;
-  old.max_age = config_.ttl;
-  auto gone = own_->Evict(old, parallel_for);
-  return gone.ok() ? Demoted(gone.value(), parallel_for) : gone.status();
+  if (too_old_ == nullptr || !too_old_->Due(own_->steps(), now)) return Status();
+  auto gone = own_->Evict({too_old_.get()}, parallel_for);
+  if (!gone.ok()) return gone.status();
+  too_old_->Passed(now);
+  return Demoted(gone.value(), parallel_for);
 }
 
 Result<uint64_t> AdaptiveTable::Demote(const Key* keys, size_t n, const ParallelFor& parallel_for) {
@@ -261,7 +258,7 @@ Result<RestoreOutcome> AdaptiveTable::Restore(const AdaptiveContents& contents,
   sketch_ = std::move(loaded.value());
   ++changes_;
   least_used_.Clear();
-  swept_ = 0;
+  if (too_old_ != nullptr) too_old_->Passed(0);
   promoted_ = static_cast<uint64_t>(contents.counters[1]);
   demoted_ = static_cast<uint64_t>(contents.counters[2]);
   lookups_ = static_cast<uint64_t>(contents.counters[3]);

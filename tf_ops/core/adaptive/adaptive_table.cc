@@ -70,8 +70,17 @@ Result<std::unique_ptr<AdaptiveTable>> AdaptiveTable::Make(std::shared_ptr<Table
                            "], as " + std::to_string(config.counter_bits) + " bits count, got " +
                            std::to_string(config.promote_after));
   }
-  return std::unique_ptr<AdaptiveTable>(
+  std::unique_ptr<AdaptiveTable> table(
       new AdaptiveTable(std::move(own), std::move(shared), config, std::move(made.value())));
+  if (config.ttl > 0) {
+    EvictionConfig too_old;
+    too_old.kind = "max_age";
+    too_old.max_age = config.ttl;
+    auto policy = MakeEviction(too_old);
+    if (!policy.ok()) return policy.status();
+    table->too_old_ = std::move(policy.value());
+  }
+  return table;
 }
 
 SketchConfig AdaptiveTable::SketchOf(const AdaptiveConfig& config) {
@@ -275,8 +284,6 @@ Status AdaptiveTable::Admit(const AdaptiveKeys& batch, std::vector<Newcomer> new
   if (!status.ok() || !moved.ok()) return status.ok() ? moved : status;
   if (least_used_.filled()) {
     for (const Newcomer& newcomer : newcomers) least_used_.Add(newcomer.used);
-    // Entries of rows that went in another way are swept out.
-    if (least_used_.size() > 2 * own_->size() + 1024) least_used_.Clear();
   }
   return status;
 }
@@ -304,51 +311,43 @@ Result<EvictedRows> AdaptiveTable::MakeRoom(const AdaptiveKeys& batch,
     Status status = own_->ForEachRow([&](Key key, RowView) { keys.push_back(key); });
     if (!status.ok()) return status;
     const std::vector<uint32_t> uses = Estimate(keys);
-    std::vector<UsedKey> rows(keys.size());
-    for (size_t i = 0; i < keys.size(); ++i) rows[i] = {uses[i], keys[i]};
-    least_used_.Fill(std::move(rows));
+    least_used_.Begin(keys.size());
+    for (size_t i = 0; i < keys.size(); ++i) least_used_.Offer({uses[i], keys[i]});
+    least_used_.End();
   }
-  // Also those that are told to use their static rows this time.
-  const std::unordered_set<Key> in_use(batch.keys, batch.keys + batch.n);
-  const auto uses_of = [&](Key key) {
-    const uint32_t group = GroupOf(key);
-    uint32_t uses;
-    sketch_->Estimate(&key, &group, 1, &uses);
-    return uses;
-  };
   std::sort(newcomers->begin(), newcomers->end(), [](const Newcomer& a, const Newcomer& b) {
     if (a.forced != b.forced) return a.forced;
-    return a.used.uses != b.used.uses ? a.used.uses > b.used.uses : a.used.key < b.used.key;
+    return a.used.rank != b.used.rank ? a.used.rank > b.used.rank : a.used.key < b.used.key;
   });
-  // The next row that may go, or false.
-  std::vector<UsedKey> kept;
-  const auto next = [&](UsedKey* row) {
-    while (least_used_.Take(uses_of, row)) {
-      if (in_use.count(row->key) > 0) {
-        kept.push_back(*row);
-        continue;
-      }
-      const auto without = own_->Missing(&row->key, 1, parallel_for);
-      if (without.ok() && without.value().empty()) return true;
-    }
-    return false;
-  };
   const uint64_t room = config_.max_rows - std::min(config_.max_rows, own_->size());
   size_t entering = std::min<size_t>(room, newcomers->size());
+  // Not those of the batch, also where they are told to use their static rows this time.
+  KeySet in_use;
+  in_use.Reserve(batch.n);
+  for (size_t i = 0; i < batch.n; ++i) in_use.Insert(batch.keys[i]);
+  const auto uses_of = [&](const std::vector<Key>& keys,
+                           std::vector<std::optional<uint64_t>>* uses) {
+    auto without = own_->Missing(keys.data(), keys.size(), parallel_for);
+    if (!without.ok()) return without.status();
+    const std::vector<uint32_t> estimates = Estimate(keys);
+    std::copy(estimates.begin(), estimates.end(), uses->begin());
+    for (uint32_t i : without.value()) (*uses)[i].reset();
+    return Status();
+  };
+  const auto taken =
+      least_used_.Take(newcomers->size() - entering, /*limit=*/UINT64_MAX, uses_of, in_use);
+  if (!taken.ok()) return taken.status();
   std::vector<Key> leaving;
-  UsedKey row;
-  while (entering < newcomers->size() && next(&row)) {
+  for (const RankedKey& row : taken.value()) {
     const Newcomer& newcomer = (*newcomers)[entering];
     // Counts at their greatest value say nothing of who was used more: the row stays.
-    const bool used_as_often = newcomer.used.uses >= row.uses && row.uses < sketch_->max();
-    if (!newcomer.forced && !used_as_often) {
-      kept.push_back(row);
-      break;
-    }
+    const bool used_as_often = newcomer.used.rank >= row.rank && row.rank < sketch_->max();
+    if (!newcomer.forced && !used_as_often) break;
     leaving.push_back(row.key);
     ++entering;
   }
-  for (const UsedKey& other : kept) least_used_.Add(other);
+  const auto stay = taken.value().begin() + static_cast<std::ptrdiff_t>(leaving.size());
+  least_used_.PutBack({stay, taken.value().end()});
   newcomers->resize(entering);
   return own_->Evict(leaving.data(), leaving.size(), parallel_for);
 }

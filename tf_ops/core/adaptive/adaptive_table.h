@@ -22,7 +22,8 @@
 #include "core/base/adaptive_bucket.h"
 #include "core/base/status.h"
 #include "core/base/types.h"
-#include "core/policies/least_used.h"
+#include "core/policies/eviction.h"
+#include "core/policies/eviction_queue.h"
 #include "core/tables/deposit_queue.h"
 #include "core/tables/table.h"
 
@@ -171,8 +172,8 @@ class AdaptiveTable {
   using Deposits = std::vector<DepositQueue<AdaptiveKeys>::Deposit>;
   // A key that is to get a row.
   struct Newcomer {
-    UsedKey used;
-    bool forced;  // by a mask of 1
+    RankedKey used;  // its rank is its count
+    bool forced;     // by a mask of 1
   };
   AdaptiveTable(std::shared_ptr<Table> own, std::shared_ptr<Table> shared,
                 const AdaptiveConfig& config, std::unique_ptr<CountMinSketch> sketch);
@@ -234,9 +235,9 @@ class AdaptiveTable {
   // Guards the rest, and lets one promotion, commit, export or restore run at a time.
   std::mutex mu_;
   std::unique_ptr<CountMinSketch> sketch_;
-  LeastUsed least_used_;
-  uint32_t swept_ = 0;  // when old rows were last looked for, by the own table's clock
-  std::atomic<uint64_t> changes_{0};  // grows whenever a key gets or loses its row
+  EvictionQueue least_used_;           // of own rows by their counts
+  std::unique_ptr<Eviction> too_old_;  // which own rows go after steps; null: none
+  std::atomic<uint64_t> changes_{0};   // grows whenever a key gets or loses its row
   uint64_t promoted_ = 0, demoted_ = 0, lookups_ = 0, own_lookups_ = 0;
 };
 

@@ -63,6 +63,7 @@ class DiskStore final : public DurableStore {
   std::shared_ptr<const RowLayout> layout() const override;
   // With a TTL, rows that have expired count until something comes upon them.
   uint64_t size() const override { return static_cast<uint64_t>(std::max<int64_t>(0, rows_)); }
+  Status LeaveOutExpired(uint32_t now) override;
   // These two say what the cache takes.
   uint64_t index_bytes() const override;
   uint64_t row_bytes() const override;

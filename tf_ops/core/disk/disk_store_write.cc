@@ -59,8 +59,12 @@ Status DiskStore::CheckFits(const ShardPartition& partition, uint64_t max_rows, 
 }
 
 Status DiskStore::CountAnew(size_t added, uint64_t max_rows, uint32_t now) {
-  if (max_rows == 0 || size() + added <= max_rows || !MayHaveExpired(now)) return Status();
-  return Freeze().status();
+  if (max_rows == 0 || size() + added <= max_rows) return Status();
+  return LeaveOutExpired(now);
+}
+
+Status DiskStore::LeaveOutExpired(uint32_t now) {
+  return MayHaveExpired(now) ? Freeze().status() : Status();
 }
 
 Status DiskStore::Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,

@@ -47,6 +47,7 @@ std::string GroupMeta::ToJson(std::optional<uint32_t> ttl) const {
   Add(",\"layout\":", layout, &text);
   Add(",\"rows\":", rows, &text);
   Add(",\"counted_at\":", counted_at, &text);
+  if (eviction.has_value()) text += ",\"eviction\":" + EvictionToJson(*eviction);
   if (ttl.has_value()) Add(",\"ttl\":", *ttl, &text);
   text += '}';
   return text;
@@ -78,8 +79,27 @@ Result<GroupMeta> GroupMeta::FromJson(const std::string& text) {
     whole = json->Get(path + "/name", &slot.name) && json->Get(path + "/width", &slot.width) &&
             json->Get(path + "/initial", &slot.initial);
   }
+  if (whole && json->has_container("/eviction")) {
+    EvictionConfig& eviction = meta.eviction.emplace();
+    whole = json->Get("/eviction/kind", &eviction.kind);
+    // What a kind does not read is not there.
+    json->Get("/eviction/max_age", &eviction.max_age);
+    json->Get("/eviction/min_l2", &eviction.min_l2);
+    json->Get("/eviction/every", &eviction.every);
+  }
   if (!whole || meta.dim < 1) return damaged();
   return meta;
+}
+
+std::string EvictionToJson(const EvictionConfig& eviction) {
+  std::string text;
+  Add("{\"kind\":", eviction.kind, &text);
+  if (eviction.kind == "max_age") Add(",\"max_age\":", eviction.max_age, &text);
+  if (eviction.kind == "min_norm") {
+    Add(",\"min_l2\":", eviction.min_l2, &text);
+    Add(",\"every\":", eviction.every, &text);
+  }
+  return text + '}';
 }
 
 std::string GroupMetaName(int group) {

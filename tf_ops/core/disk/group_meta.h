@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/base/status.h"
+#include "core/policies/eviction.h"
 #include "core/rows/row_store.h"
 
 namespace sok {
@@ -20,11 +21,15 @@ struct GroupMeta {
   uint32_t layout = 0;  // of the slots; rows written under another one have none
   uint64_t rows = 0;
   uint32_t counted_at = 0;  // when rows that had expired were last left out of `rows`
+  std::optional<EvictionConfig> eviction;  // that the group was opened with last; unset: none
 
   // ttl: of the storage, where the text goes without it, into a dump.
   std::string ToJson(std::optional<uint32_t> ttl = std::nullopt) const;
   static Result<GroupMeta> FromJson(const std::string& json);
 };
+
+// An eviction as its group's description has it: its kind, and what that reads.
+std::string EvictionToJson(const EvictionConfig& eviction);
 
 // "group/007": sorted by number.
 std::string GroupMetaName(int group);

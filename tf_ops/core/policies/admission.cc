@@ -2,8 +2,17 @@
 
 #include "core/policies/counting_bloom_admission.h"
 #include "core/policies/frequency_admission.h"
+#include "core/policies/policy_registry.h"
 
 namespace sok {
+namespace {
+
+constexpr PolicyKind<Admission, AdmissionConfig> kRegistry[] = {
+    {"frequency", FrequencyAdmission::Make},
+    {"counting_bloom", CountingBloomAdmission::Make},
+};
+
+}  // namespace
 
 bool SameAdmission(const AdmissionConfig& a, const AdmissionConfig& b) {
   if (a.kind != b.kind || a.min_count != b.min_count) return false;
@@ -18,12 +27,7 @@ Result<std::unique_ptr<Admission>> MakeAdmission(const AdmissionConfig& config) 
         "Expected min_count to be at least 1. Received: 0. With 1 every key is admitted when it is "
         "first seen.");
   }
-  if (config.kind == "frequency") {
-    return std::unique_ptr<Admission>(std::make_unique<FrequencyAdmission>(config));
-  }
-  if (config.kind == "counting_bloom") return CountingBloomAdmission::Make(config);
-  return InvalidArgument("Expected an admission kind of frequency, counting_bloom. Received: \"" +
-                         config.kind + "\".");
+  return MakePolicy("an admission", kRegistry, config);
 }
 
 }  // namespace sok

@@ -1,6 +1,7 @@
 // Admission by exact counts.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,9 @@ namespace sok {
 class FrequencyAdmission final : public ChunkedAdmission {
  public:
   // min_count must be at least 1.
+  static Result<std::unique_ptr<Admission>> Make(const AdmissionConfig& config) {
+    return std::unique_ptr<Admission>(std::make_unique<FrequencyAdmission>(config));
+  }
   explicit FrequencyAdmission(const AdmissionConfig& config);
 
   Status Observe(const Key* keys, size_t n, uint8_t* admitted) override;

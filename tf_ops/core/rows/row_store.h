@@ -159,6 +159,8 @@ class RowStore {
   virtual std::shared_ptr<const RowLayout> layout() const = 0;
 
   virtual uint64_t size() const = 0;
+  // Takes rows that have expired out of size(), if there may be any, and it is time to look.
+  virtual Status LeaveOutExpired(uint32_t /*now*/) { return Status(); }
   virtual uint64_t index_bytes() const = 0;
   virtual uint64_t row_bytes() const = 0;
 

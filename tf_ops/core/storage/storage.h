@@ -89,14 +89,16 @@ class Storage : public std::enable_shared_from_this<Storage> {
 
   // The table of config.group, made if there is none. It lives as long as the storage is open;
   // later calls for the group return the same one. `rule`: the row optimizer that trains it; empty:
-  // whichever commits. admission: see Table; null: none. reset_slots: the rule may be another one
-  // than the group has, whose rows lose their slots and update counts then, in one atomic step.
-  // Errors: kInvalidArgument if the group was made with another dim, rule or admission, naming
-  // both; kNotFound for a group that a read-only storage does not have.
+  // whichever commits. admission, eviction: see Table; unset: none. The description of the group
+  // has the eviction that it was opened with last. reset_slots: the rule may be another one than
+  // the group has, whose rows lose their slots and update counts then, in one atomic step. Errors:
+  // kInvalidArgument if the group was made with another dim, rule or admission, or is open with
+  // another eviction, naming both; kNotFound for a group that a read-only storage does not have.
   Result<std::shared_ptr<Table>> OpenTable(const TableConfig& config, const std::string& rule,
                                            const std::vector<Hyper>& hypers,
                                            const std::optional<AdmissionConfig>& admission,
-                                           bool reset_slots = false);
+                                           bool reset_slots = false,
+                                           const std::optional<EvictionConfig>& eviction = {});
 
   // Makes everything so far survive, in one atomic step. On an error nothing is lost: rows stay
   // where they are, and another Flush tries again.
@@ -146,6 +148,7 @@ class Storage : public std::enable_shared_from_this<Storage> {
     TableConfig config;
     std::string rule;
     std::shared_ptr<Admission> admission;
+    std::optional<EvictionConfig> eviction;
   };
   using Gate = std::unique_lock<SharedMutex>;
 
@@ -162,7 +165,8 @@ class Storage : public std::enable_shared_from_this<Storage> {
   Status CountIfOutdated(int group, GroupMeta* meta) const;
   Result<std::shared_ptr<Admission>> OpenAdmission(int group, const AdmissionConfig& config);
   Status CheckSame(const OpenGroup& open, const TableConfig& config, const std::string& rule,
-                   const std::optional<AdmissionConfig>& admission) const;
+                   const std::optional<AdmissionConfig>& admission,
+                   const std::optional<EvictionConfig>& eviction) const;
 
   // The rest is for who holds the gate alone, and mu_.
   // Whether the storage can be used, after an attempt to mend what an error of the disk has left.

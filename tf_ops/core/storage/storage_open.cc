@@ -184,7 +184,8 @@ std::shared_ptr<Storage> Storage::FindOpen(const std::string& path) {
 }
 
 Status Storage::CheckSame(const OpenGroup& open, const TableConfig& config, const std::string& rule,
-                          const std::optional<AdmissionConfig>& admission) const {
+                          const std::optional<AdmissionConfig>& admission,
+                          const std::optional<EvictionConfig>& eviction) const {
   const std::string group = "group " + std::to_string(config.group) + " of '" + path() + "'";
   if (!core_->read_only && !rule.empty() && !open.rule.empty() && rule != open.rule) {
     return InvalidArgument(
@@ -211,6 +212,14 @@ Status Storage::CheckSame(const OpenGroup& open, const TableConfig& config, cons
   if (admission.has_value() != admits ||
       (admits && !SameAdmission(*admission, open.admission->config()))) {
     return InvalidArgument(group + " is open with another admission; use the same everywhere");
+  }
+  if (open.eviction.has_value() != eviction.has_value() ||
+      (eviction.has_value() && !SameEviction(*open.eviction, *eviction))) {
+    const auto text = [](const std::optional<EvictionConfig>& config) {
+      return config.has_value() ? EvictionToJson(*config) : "none";
+    };
+    return InvalidArgument(group + " is open with the eviction " + text(open.eviction) + ", got " +
+                           text(eviction) + "; use the same everywhere");
   }
   return Status();
 }
@@ -239,7 +248,8 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
                                                   const std::string& rule,
                                                   const std::vector<Hyper>& hypers,
                                                   const std::optional<AdmissionConfig>& admission,
-                                                  bool reset_slots) {
+                                                  bool reset_slots,
+                                                  const std::optional<EvictionConfig>& eviction) {
   if (config.step_clock) {
     return InvalidArgument(
         "expected a table in memory with step_clock: rows in a storage have the "
@@ -292,7 +302,7 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
         {{"group", group}, {"open", RuleName{meta.state.rule}}, {"got", RuleName{rule}}});
   }
   if (open != groups_.end()) {
-    Status status = CheckSame(open->second, config, rule, admission);
+    Status status = CheckSame(open->second, config, rule, admission, eviction);
     if (!status.ok()) return status;
     return open->second.table;
   }
@@ -302,6 +312,7 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
   meta.initializer_a = config.initializer_a;
   meta.initializer_b = config.initializer_b;
   meta.seed = config.seed;
+  meta.eviction = eviction;
   if (!rule.empty()) {
     auto optimizer = MakeRowOptimizer(rule, hypers);
     if (!optimizer.ok()) return optimizer.status();
@@ -310,16 +321,22 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
       if (meta.rows > 0 || other_rule) ++meta.layout;  // those rows have no slots
     }
   }
-  OpenGroup made{nullptr, nullptr, config, rule, nullptr};
+  OpenGroup made{nullptr, nullptr, config, rule, nullptr, eviction};
   if (admission.has_value()) {
     auto opened = OpenAdmission(config.group, *admission);
     if (!opened.ok()) return opened.status();
     made.admission = std::move(opened.value());
   }
+  std::shared_ptr<Eviction> evicting;
+  if (eviction.has_value()) {
+    auto made_eviction = MakeEviction(*eviction);
+    if (!made_eviction.ok()) return made_eviction.status();
+    evicting = std::move(made_eviction.value());
+  }
   auto store = std::make_unique<DiskStore>(core_, config.group, meta);
   made.store = store.get();
   auto table = Table::Over(std::move(store), config, meta.state, core_->expiry, made.admission,
-                           KeptSlots{group, reset_slots_});
+                           KeptSlots{group, reset_slots_}, std::move(evicting));
   if (!table.ok()) return table.status();
   made.table = std::move(table.value());
   // From here on nothing can be wrong with the arguments.

@@ -1,7 +1,6 @@
 #include "core/tables/table.h"
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <type_traits>
 #include <utility>
@@ -22,7 +21,8 @@ Status Table::CheckDim(int dim) {
 
 Result<std::unique_ptr<Table>> Table::Make(const TableConfig& config,
                                            std::shared_ptr<Admission> admission,
-                                           std::shared_ptr<const Expiry> clock) {
+                                           std::shared_ptr<const Expiry> clock,
+                                           std::shared_ptr<Eviction> eviction) {
   if (Status status = CheckDim(config.dim); !status.ok()) return status;
   auto layout = std::make_shared<const RowLayout>(config.dim, std::vector<Slot>{});
   std::unique_ptr<RowStore> store;
@@ -45,19 +45,42 @@ Result<std::unique_ptr<Table>> Table::Make(const TableConfig& config,
     store = MakeHashStore(std::move(layout), config.shards);
   }
   if (clock == nullptr) clock = std::make_shared<const Expiry>(0, nullptr);
-  auto table = Over(std::move(store), config, {}, std::move(clock), std::move(admission));
+  auto table = Over(std::move(store), config, {}, std::move(clock), std::move(admission),
+                    std::nullopt, std::move(eviction));
   if (table.ok() && config.step_clock) {
     table.value()->ticks_ = std::make_unique<std::atomic<uint32_t>>(0);
   }
   return table;
 }
 
+namespace {
+
+Status CheckEviction(const TableConfig& config, const Eviction* eviction) {
+  if (eviction == nullptr) return Status();
+  const std::string kind = "'" + eviction->config().kind + "'";
+  if (config.direct) {
+    return InvalidArgument(
+        "a table without a hash index has a place for every key, and no row has to go; expected no "
+        "eviction, got " +
+        kind);
+  }
+  if (eviction->needs_full_table() && config.max_rows == 0) {
+    return InvalidArgument("expected max_rows with the eviction " + kind +
+                           ", by which rows go only where a table is full, got none");
+  }
+  return Status();
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Table>> Table::Over(std::unique_ptr<RowStore> store,
                                            const TableConfig& config, const TableState& state,
                                            std::shared_ptr<const Expiry> clock,
                                            std::shared_ptr<Admission> admission,
-                                           std::optional<KeptSlots> kept) {
+                                           std::optional<KeptSlots> kept,
+                                           std::shared_ptr<Eviction> eviction) {
   if (Status status = CheckDim(config.dim); !status.ok()) return status;
+  if (Status status = CheckEviction(config, eviction.get()); !status.ok()) return status;
   auto initializer = Initializer::Make(config.initializer, config.initializer_a,
                                        config.initializer_b, config.seed, config.group);
   if (!initializer.ok()) return initializer.status();
@@ -67,6 +90,14 @@ Result<std::unique_ptr<Table>> Table::Over(std::unique_ptr<RowStore> store,
   table->kept_ = std::move(kept);
   table->clock_ = std::move(clock);
   table->admission_ = std::move(admission);
+  if (eviction != nullptr) {
+    table->eviction_ = std::move(eviction);
+    table->in_use_ = std::make_shared<RowsInUse>();
+    if (config.max_rows > 0) {
+      table->evictor_ = std::make_unique<RowEvictor>(
+          table->store_.get(), config.dim, config.max_rows, table->eviction_, table->in_use_);
+    }
+  }
   return table;
 }
 
@@ -125,6 +156,18 @@ Status Table::Admit(const Key* keys, bool observe, std::vector<uint32_t>* positi
   return Status();
 }
 
+namespace {
+
+// Leaves the first position of every key.
+void LeaveFirst(const Key* keys, std::vector<uint32_t>* positions) {
+  KeySet met;
+  met.Reserve(positions->size());
+  const auto again = [&](uint32_t i) { return !met.Insert(keys[i]); };
+  positions->erase(std::remove_if(positions->begin(), positions->end(), again), positions->end());
+}
+
+}  // namespace
+
 template <typename T>
 Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
                      const ParallelFor& parallel_for, uint8_t* exists) {
@@ -143,21 +186,29 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
   }
   status = Admit(keys, /*observe=*/true, &missing);
   if (!status.ok() || missing.empty()) return status;
+  std::unique_lock<std::mutex> commit(commit_mu_, std::defer_lock);
+  if (evictor_ != nullptr) {
+    LeaveFirst(keys, &missing);
+    commit.lock();
+  }
   std::vector<Key> absent(missing.size());
   for (size_t i = 0; i < missing.size(); ++i) absent[i] = keys[missing[i]];
   const uint32_t now = this->now();
-  if constexpr (std::is_same_v<T, float>) {
-    // Gather has put out what the new rows start from.
-    const int dim = config_.dim;
-    status = store_->Upsert(
-        absent.data(), absent.size(), config_.max_rows, now,
-        [&](size_t i, RowView row, bool is_new) {
-          if (is_new) std::copy_n(out + size_t{missing[i]} * dim, dim, row.embedding);
-        },
-        parallel_for);
-  } else {
-    status = MakeRows(absent, now, parallel_for);
-  }
+  const auto make = [&] {
+    if constexpr (std::is_same_v<T, float>) {
+      // Gather has put out what the new rows start from.
+      const int dim = config_.dim;
+      return store_->Upsert(
+          absent.data(), absent.size(), config_.max_rows, now,
+          [&](size_t i, RowView row, bool is_new) {
+            if (is_new) std::copy_n(out + size_t{missing[i]} * dim, dim, row.embedding);
+          },
+          parallel_for);
+    } else {
+      return MakeRows(absent, now, parallel_for);
+    }
+  };
+  status = MakeInRoom(keys, n, absent, now, make, parallel_for);
   if (status.ok() && admission_ != nullptr) admission_->Forget(absent.data(), absent.size());
   return status;
 }
@@ -199,12 +250,16 @@ Status Table::MakeRowsAs(const Key* keys, size_t n, const StartRow& start,
   if (!status.ok()) return status;
   std::lock_guard<std::mutex> commit(commit_mu_);  // the layout stays
   const int slot_floats = store_->layout()->slot_floats();
-  status = store_->Upsert(
-      keys, n, config_.max_rows, now(),
-      [&](size_t i, RowView row, bool is_new) {
-        if (is_new) start(i, row.embedding, slot_floats);
-      },
-      parallel_for);
+  const uint32_t now = this->now();
+  const auto make = [&] {
+    return store_->Upsert(
+        keys, n, config_.max_rows, now,
+        [&](size_t i, RowView row, bool is_new) {
+          if (is_new) start(i, row.embedding, slot_floats);
+        },
+        parallel_for);
+  };
+  status = MakeInRoom(keys, n, now, make, parallel_for);
   if (status.ok() && admission_ != nullptr) admission_->Forget(keys, n);
   return status;
 }
@@ -215,13 +270,17 @@ Status Table::Visit(const Key* keys, size_t n, const VisitRow& visit,
   if (!status.ok()) return status;
   std::lock_guard<std::mutex> commit(commit_mu_);
   const int slot_floats = store_->layout()->slot_floats();
-  return store_->Upsert(
-      keys, n, config_.max_rows, now(),
-      [&](size_t i, RowView row, bool is_new) {
-        if (is_new) initializer_.Fill(keys[i], row.embedding, config_.dim);
-        visit(i, row.embedding, slot_floats);
-      },
-      parallel_for);
+  const uint32_t now = this->now();
+  const auto make = [&] {
+    return store_->Upsert(
+        keys, n, config_.max_rows, now,
+        [&](size_t i, RowView row, bool is_new) {
+          if (is_new) initializer_.Fill(keys[i], row.embedding, config_.dim);
+          visit(i, row.embedding, slot_floats);
+        },
+        parallel_for);
+  };
+  return MakeInRoom(keys, n, now, make, parallel_for);
 }
 
 Status Table::ForEachRow(const std::function<void(Key key, RowView row)>& fn) {
@@ -258,74 +317,20 @@ Result<std::vector<uint32_t>> Table::Missing(const Key* keys, size_t n,
   return store_->Missing(keys, n, parallel_for);
 }
 
-Result<EvictedRows> Table::EvictChosen(const std::function<Status(EvictedRows*)>& choose,
-                                       const ParallelFor& parallel_for) {
-  std::lock_guard<std::mutex> commit(commit_mu_);  // nobody changes a row that is to go
-  for (;;) {  // but a storage that takes in a dump, whose rows have not been looked at
-    const uint64_t seen = store_->replacements();
-    EvictedRows evicted;
-    if (Status status = choose(&evicted); !status.ok()) return status;
-    auto erased =
-        store_->EraseUnlessReplaced(seen, evicted.keys.data(), evicted.keys.size(), parallel_for);
-    ++removals_;
-    if (!erased.ok()) return erased.status();
-    if (erased.value().has_value()) return evicted;
-  }
-}
-
-Result<EvictedRows> Table::Evict(const Key* keys, size_t n, const ParallelFor& parallel_for) {
-  std::vector<float> embeddings(n * config_.dim);
-  return EvictChosen(
-      [&](EvictedRows* evicted) {
-        std::vector<uint32_t> missing;
-        Status status = Find(keys, n, {}, embeddings.data(), &missing, parallel_for);
-        if (!status.ok()) return status;
-        std::vector<uint8_t> absent(n, 0);
-        for (uint32_t i : missing) absent[i] = 1;
-        for (size_t i = 0; i < n; ++i) {
-          if (absent[i] != 0) continue;
-          evicted->keys.push_back(keys[i]);
-          const float* row = embeddings.data() + i * config_.dim;
-          evicted->embeddings.insert(evicted->embeddings.end(), row, row + config_.dim);
-        }
-        return status;
-      },
-      parallel_for);
-}
-
-Result<EvictedRows> Table::Evict(const EvictOptions& options, const ParallelFor& parallel_for) {
-  const uint32_t now = this->now();
-  const int dim = config_.dim;
-  return EvictChosen(
-      [&](EvictedRows* evicted) {
-        auto rows = store_->Freeze();
-        if (!rows.ok()) return rows.status();
-        return rows.value()->ForEach([&](Key key, RowView row) {
-          bool goes =
-              options.max_age > 0 && uint64_t{row.meta->update_time} + options.max_age <= now;
-          if (!goes && options.min_l2 > 0) {
-            double square = 0;
-            for (int j = 0; j < dim; ++j) square += double{row.embedding[j]} * row.embedding[j];
-            goes = std::sqrt(square) < options.min_l2;
-          }
-          if (!goes) return;
-          evicted->keys.push_back(key);
-          evicted->embeddings.insert(evicted->embeddings.end(), row.embedding, row.embedding + dim);
-        });
-      },
-      parallel_for);
-}
-
 Status Table::Assign(const Key* keys, size_t n, const float* embeddings,
                      const ParallelFor& parallel_for) {
   Status status = CheckRange(keys, n);
   if (!status.ok()) return status;
   const int dim = config_.dim;
   std::lock_guard<std::mutex> commit(commit_mu_);  // Evict would remove what it has not looked at
-  return store_->Set(
-      keys, n, config_.max_rows, now(),
-      [&](size_t i, RowView row, bool) { std::copy_n(embeddings + i * dim, dim, row.embedding); },
-      parallel_for);
+  const uint32_t now = this->now();
+  const auto make = [&] {
+    return store_->Set(
+        keys, n, config_.max_rows, now,
+        [&](size_t i, RowView row, bool) { std::copy_n(embeddings + i * dim, dim, row.embedding); },
+        parallel_for);
+  };
+  return MakeInRoom(keys, n, now, make, parallel_for);
 }
 
 Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& parallel_for) {
@@ -354,6 +359,7 @@ TableStats Table::Stats() {
   stats.row_bytes = store_->row_bytes();
   stats.steps = static_cast<uint64_t>(steps());
   stats.pending_gradients = deposits_.gradients();
+  stats.evicted = evicted_ + (evictor_ == nullptr ? 0 : evictor_->evicted());
   return stats;
 }
 

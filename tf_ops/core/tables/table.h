@@ -15,11 +15,14 @@
 #include "core/base/status.h"
 #include "core/base/types.h"
 #include "core/policies/admission.h"
+#include "core/policies/eviction.h"
 #include "core/rows/grouped_gradients.h"
 #include "core/rows/row_store.h"
 #include "core/rules/row_optimizer.h"
 #include "core/tables/deposit_queue.h"
 #include "core/tables/optimizer_history.h"
+#include "core/tables/row_evictor.h"
+#include "core/tables/rows_in_use.h"
 #include "core/tables/table_contents.h"
 
 namespace sok {
@@ -65,6 +68,7 @@ struct LookupKeys {
   float factor = 1.0f;  // that their gradients are multiplied by
   DepositOrder order = {};
   std::shared_ptr<GroupedGradients> grouped = nullptr;  // of a deposit: its gradients by key
+  std::shared_ptr<RowClaim> claim = nullptr;            // Table::Claim; null: none
 
   double square() const { return grouped->square(); }
   double Dot(const LookupKeys& other) { return grouped->Dot(*other.grouped); }
@@ -105,12 +109,7 @@ struct CommitOutcome {
 
 struct TableStats {
   uint64_t rows, max_rows, index_bytes, row_bytes, steps, pending_gradients;
-};
-
-// Which rows go. A row goes if one of the two says so.
-struct EvictOptions {
-  uint32_t max_age = 0;  // ticks of the table's clock since the last update; 0: any age stays
-  float min_l2 = 0.0f;   // the least norm of an embedding that stays
+  uint64_t evicted;  // rows that went by an eviction since the table was made or opened
 };
 
 // Rows that a table has no more.
@@ -140,11 +139,15 @@ class Table {
   // A key gets a row only once `admission` lets it, if there is one; until then its gradients are
   // dropped.
   // The clock that rows take their times from is the system's by default.
-  // Errors: kInvalidArgument for a dim below 1 or above kMostDim, an initializer that cannot be
-  // made, a direct table without max_rows.
+  // In a full table rows go by `eviction` to make room for newcomers, if there is one, and with
+  // some policies after steps too. Never those of keys of the call at hand, nor claimed ones. A key
+  // whose row went is as one that was never there, for the admission too. Errors: kInvalidArgument
+  // for a dim below 1 or above kMostDim, an initializer that cannot be made, a direct table without
+  // max_rows or with an eviction, an eviction that needs max_rows.
   static Result<std::unique_ptr<Table>> Make(const TableConfig& config,
                                              std::shared_ptr<Admission> admission = nullptr,
-                                             std::shared_ptr<const Expiry> clock = nullptr);
+                                             std::shared_ptr<const Expiry> clock = nullptr,
+                                             std::shared_ptr<Eviction> eviction = nullptr);
 
   // Over a store that is there already, with the state that its rows were left in. Without `kept`
   // slots may start anew, as they do in memory.
@@ -152,13 +155,15 @@ class Table {
                                              const TableConfig& config, const TableState& state,
                                              std::shared_ptr<const Expiry> clock,
                                              std::shared_ptr<Admission> admission,
-                                             std::optional<KeptSlots> kept = std::nullopt);
+                                             std::optional<KeptSlots> kept = std::nullopt,
+                                             std::shared_ptr<Eviction> eviction = nullptr);
 
   // Copies embeddings into out (n, dim). With make_rows, keys without a row get one; else the
   // vector that training would start from is all they get.
   // Errors: kOutOfRange for a key that a direct table does not cover; kResourceExhausted if the
-  // table would hold more than max_rows; no row has been made then. kResourceExhausted too if
-  // memory ends; some of the rows may have been made then, with the values they start from.
+  // table would hold more than max_rows, and not enough rows may go; no row has been made then, and
+  // none has gone. kResourceExhausted too if memory ends; some of the rows may have been made then,
+  // with the values they start from, and others evicted.
   // exists (n), unless null: whether the key had a row before.
   template <typename T>  // float or BFloat16
   Status Lookup(const Key* keys, size_t n, bool make_rows, T* out, const ParallelFor& parallel_for,
@@ -197,9 +202,15 @@ class Table {
   // The positions of keys without a row, in no order.
   Result<std::vector<uint32_t>> Missing(const Key* keys, size_t n, const ParallelFor& parallel_for);
 
-  // Removes rows, and returns what they were: those that the options name; those of distinct keys.
-  Result<EvictedRows> Evict(const EvictOptions& options, const ParallelFor& parallel_for);
+  // Removes rows, and returns what they were: those that one of the policies has go by now; those
+  // of distinct keys.
+  Result<EvictedRows> Evict(const std::vector<const Eviction*>& policies,
+                            const ParallelFor& parallel_for);
   Result<EvictedRows> Evict(const Key* keys, size_t n, const ParallelFor& parallel_for);
+
+  // Has the rows of a lookup's keys stay until the claim ends, which goes with the lookup's keys:
+  // with their copies until there is a deposit of them, then with that. Null, without an eviction.
+  std::shared_ptr<RowClaim> Claim(const LookupKeys& keys);
 
   // Keeps the gradients (keys.n, dim) until a Commit redeems them. `hold` keeps them alive. Exactly
   // one of the two pointers is set. Adds to the gradient of the anchor what names them.
@@ -289,9 +300,22 @@ class Table {
   TableStats Stats();
 
  private:
-  // Removes the rows that `choose` adds, as they were when it looked at them.
+  // Removes the rows that `choose` adds, as they were when it looked at them. commit_mu_ is held.
   Result<EvictedRows> EvictChosen(const std::function<Status(EvictedRows*)>& choose,
                                   const ParallelFor& parallel_for);
+  // Those that one of the policies has go, but for those in `staying`. commit_mu_ is held.
+  Result<EvictedRows> EvictBy(const std::vector<const Eviction*>& policies, const KeySet& staying,
+                              const ParallelFor& parallel_for);
+  // Has rows go after step number `step`, where the eviction does that. commit_mu_ is held.
+  Status EvictAfterStep(int64_t step, const ParallelFor& parallel_for);
+  // Calls make(), which makes rows for those of `newcomers` that have none, at a time `now`, in the
+  // call of keys (n), which have them all. In a full table others go before. commit_mu_ is held if
+  // there is an eviction.
+  Status MakeInRoom(const Key* keys, size_t n, const std::vector<Key>& newcomers, uint32_t now,
+                    const std::function<Status()>& make, const ParallelFor& parallel_for);
+  // The same, where all keys without a row are to have one.
+  Status MakeInRoom(const Key* keys, size_t n, uint32_t now, const std::function<Status()>& make,
+                    const ParallelFor& parallel_for);
   using Deposits = std::vector<DepositQueue<LookupKeys>::Deposit>;
 
   Table(const TableConfig& config, const Initializer& initializer, std::unique_ptr<RowStore> store);
@@ -325,6 +349,9 @@ class Table {
   // Of a step clock: commits so far, which a Restore may set back; else null.
   std::unique_ptr<std::atomic<uint32_t>> ticks_;
   std::shared_ptr<Admission> admission_;  // null: every key gets a row
+  std::shared_ptr<Eviction> eviction_;    // null: rows stay
+  std::shared_ptr<RowsInUse> in_use_;     // null without eviction_
+  std::unique_ptr<RowEvictor> evictor_;   // null without eviction_ and a limit of rows
 
   const std::shared_ptr<GroupedGradientsPool> grouped_ = std::make_shared<GroupedGradientsPool>();
   DepositQueue<LookupKeys> deposits_;
@@ -335,6 +362,7 @@ class Table {
   std::optional<KeptSlots> kept_;
   OptimizerHistory history_;
   std::atomic<uint64_t> removals_{0};
+  std::atomic<uint64_t> evicted_{0};
 };
 
 }  // namespace sok

@@ -18,6 +18,9 @@ std::shared_ptr<GroupedGradients> Table::Group(const LookupKeys& keys, const flo
 void Table::Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
                     const BFloat16* gradients_bf16, const AnchorGradient& anchor,
                     const ParallelFor& parallel_for) {
+  if (in_use_ != nullptr) {
+    keys.claim = in_use_->HandOn(keys.claim, keys.keys, keys.n, keys.hold);
+  }
   if (anchor.gradient == nullptr) {
     deposits_.Add(std::move(keys), std::move(hold), gradients, gradients_bf16);
     return;
@@ -39,7 +42,9 @@ Status Table::MakeDepositedRows(const Deposits& deposits, uint32_t now,
     if (!missing.ok()) return missing.status();
     for (uint32_t i : missing.value()) absent.push_back(keys.keys[i]);
   }
-  return absent.empty() ? Status() : MakeRows(absent, now, parallel_for);
+  if (absent.empty()) return Status();
+  const auto make = [&] { return MakeRows(absent, now, parallel_for); };
+  return MakeInRoom(absent.data(), absent.size(), absent, now, make, parallel_for);
 }
 
 Status Table::CheckRule(const std::string& rule) const {
@@ -120,6 +125,11 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   history_.Stepped();
   outcome.rows = rows.value();
   outcome.stepped = true;
+  if (eviction_ != nullptr) {
+    deposits.clear();  // and their claims
+    status = EvictAfterStep(after.steps, parallel_for);
+    if (!status.ok()) return status;
+  }
   return outcome;
 }
 
@@ -174,7 +184,10 @@ Status Table::Update(const Key* keys, size_t n, const float* gradients, const st
   if (!status.ok()) return status;
   std::vector<Key> absent;
   for (uint32_t i : missing.value()) absent.push_back(keys[i]);
-  if (!absent.empty()) status = MakeRows(absent, now, parallel_for);
+  if (!absent.empty()) {
+    const auto make = [&] { return MakeRows(absent, now, parallel_for); };
+    status = MakeInRoom(keys, n, absent, now, make, parallel_for);
+  }
   if (!status.ok()) return status;
   if (admission_ != nullptr) admission_->Forget(absent.data(), absent.size());
   if (state_.rule.empty()) {
@@ -187,8 +200,10 @@ Status Table::Update(const Key* keys, size_t n, const float* gradients, const st
   CommitStep step;
   step.now = now;
   step.sequential = options.sequential;
-  return ApplyStep({{keys, gradients, nullptr, n}}, optimizer, std::move(step), after, parallel_for)
-      .status();
+  status =
+      ApplyStep({{keys, gradients, nullptr, n}}, optimizer, std::move(step), after, parallel_for)
+          .status();
+  return status.ok() ? EvictAfterStep(after.steps, parallel_for) : status;
 }
 
 }  // namespace sok

@@ -62,11 +62,14 @@ Rows RowsOf(const EvictedRows& evicted) {
   return rows;
 }
 
+// By one of the two, or both; 0 and less: not by that one.
 Rows Evict(Table& table, uint32_t max_age, float min_l2) {
-  EvictOptions options;
-  options.max_age = max_age;
-  options.min_l2 = min_l2;
-  return RowsOf(Value(table.Evict(options, ThreadedFor)));
+  std::vector<std::unique_ptr<Eviction>> made;
+  std::vector<const Eviction*> policies;
+  if (max_age > 0) made.push_back(Value(MakeEviction({"max_age", max_age})));
+  if (min_l2 > 0) made.push_back(Value(MakeEviction({"min_norm", 0, min_l2})));
+  for (const auto& policy : made) policies.push_back(policy.get());
+  return RowsOf(Value(table.Evict(policies, ThreadedFor)));
 }
 
 Rows Held(Table& table) {
@@ -233,9 +236,8 @@ TEST_CASE("rows that are assigned meanwhile do not go, and all that go are hande
         std::this_thread::sleep_for(std::chrono::microseconds(300 * round));
         REQUIRE(table->Assign(keys.data(), count, large.data(), SerialFor).ok());
       });
-      EvictOptions evict;
-      evict.min_l2 = 1.0f;
-      const auto evicted = Value(table->Evict(evict, SerialFor));
+      const auto by_norm = Value(MakeEviction({"min_norm", 0, 1.0f}));
+      const auto evicted = Value(table->Evict({by_norm.get()}, SerialFor));
       assigner.join();
       // Whichever came first, the large rows are there.
       CHECK(table->size() == count);
@@ -261,11 +263,8 @@ TEST_CASE("rows that a storage takes in meanwhile do not go unseen") {
   const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
   REQUIRE(table->Assign(keys.data(), count, large.data(), SerialFor).ok());
   REQUIRE(Value(storage->Dump(folder / "dump", {}, nullptr)) == count);
-  const auto by_norm = [&] {
-    EvictOptions evict;
-    evict.min_l2 = 1.0f;
-    return Value(table->Evict(evict, SerialFor));
-  };
+  const auto policy = Value(MakeEviction({"min_norm", 0, 1.0f}));
+  const auto by_norm = [&] { return Value(table->Evict({policy.get()}, SerialFor)); };
   for (int round = 0; round < 10; ++round) {
     REQUIRE(table->Assign(keys.data(), count, small.data(), SerialFor).ok());
     std::thread loader([&] {

@@ -87,6 +87,7 @@ Result<RestoreOutcome> Table::Restore(const TableContents& contents,
   std::lock_guard<std::mutex> commit(commit_mu_);
   DropDeposits();
   ++removals_;
+  if (evictor_ != nullptr) evictor_->Forget();
   if (ticks_ != nullptr) {
     *ticks_ =
         static_cast<uint32_t>(outcome.dropped_times ? std::min<int64_t>(contents.steps, UINT32_MAX)

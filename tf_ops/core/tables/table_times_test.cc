@@ -77,7 +77,11 @@ std::map<Key, int64_t> Times(Table& table) {
 }
 
 std::vector<Key> EvictOlder(Table& table, uint32_t age) {
-  std::vector<Key> keys = Value(table.Evict({age, 0.0f}, SerialFor)).keys;
+  EvictionConfig config;
+  config.kind = "max_age";
+  config.max_age = age;
+  const auto older = Value(MakeEviction(config));
+  std::vector<Key> keys = Value(table.Evict({older.get()}, SerialFor)).keys;
   std::sort(keys.begin(), keys.end());
   return keys;
 }

@@ -1,0 +1,165 @@
+#include "core/tables/row_evictor.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace sok {
+namespace {
+
+// Rows that the queue keeps of a scan: a quarter of the table, between these two. 16 bytes each,
+// twice as many while it is filled.
+constexpr size_t kFewestRanked = 1024;
+constexpr size_t kMostRanked = size_t{4} << 20;
+
+// A scan that finds too few may have run beside removals; another one would then find less to do.
+constexpr int kMostScans = 3;
+
+std::vector<Key> KeysOf(const std::vector<RankedKey>& rows) {
+  std::vector<Key> keys;
+  keys.reserve(rows.size());
+  for (const RankedKey& row : rows) keys.push_back(row.key);
+  return keys;
+}
+
+}  // namespace
+
+Result<std::vector<Key>> RowEvictor::MakeRoom(const Call& call, const std::vector<Key>& newcomers,
+                                              uint32_t now, const ParallelFor& parallel_for) {
+  KeySet met;
+  met.Reserve(newcomers.size());
+  std::vector<Key> absent;
+  for (Key key : newcomers) {
+    if (met.Insert(key)) absent.push_back(key);
+  }
+  if (Excess(absent.size()) == 0) return absent;
+  auto missing = store_->Missing(absent.data(), absent.size(), parallel_for);
+  if (!missing.ok()) return missing.status();
+  std::vector<Key> made;
+  for (uint32_t i : missing.value()) made.push_back(absent[i]);
+  if (made.empty() || Excess(made.size()) == 0) return made;
+  if (Status status = store_->LeaveOutExpired(now); !status.ok()) return status;
+  while (Excess(made.size()) > 0) {  // again where the rows that were chosen were replaced
+    const uint64_t seen = store_->replacements();
+    if (seen != seen_) queue_.Clear();
+    KeySet staying;
+    staying.Reserve(call.n);
+    for (size_t i = 0; i < call.n; ++i) staying.Insert(call.keys[i]);
+    const auto claims = in_use_->AddTo(&staying);
+    auto chosen = Choose(made.size(), now, staying, parallel_for);
+    if (!chosen.ok()) return chosen.status();
+    const std::vector<Key> keys = KeysOf(chosen.value());
+    auto erased = store_->EraseUnlessReplaced(seen, keys.data(), keys.size(), parallel_for);
+    if (!erased.ok() || !erased.value().has_value()) queue_.Clear();
+    if (!erased.ok()) return erased.status();
+    if (!erased.value().has_value()) continue;
+    evicted_ += *erased.value();
+    break;
+  }
+  return made;
+}
+
+Result<std::vector<RankedKey>> RowEvictor::Choose(size_t added, uint32_t now, const KeySet& staying,
+                                                  const ParallelFor& parallel_for) {
+  const uint64_t limit = policy_->Limit(now);
+  const auto ranks_of = [&](const std::vector<Key>& keys,
+                            std::vector<std::optional<uint64_t>>* ranks) {
+    return RanksOf(keys, now, parallel_for, ranks);
+  };
+  std::vector<RankedKey> chosen;
+  KeySet passed = staying;  // and the chosen ones, of which the queue may have further entries
+  // Asking for ranks may find rows that have expired, which need not be made room for.
+  for (int scans = 0; chosen.size() < Excess(added);) {
+    if (!queue_.filled() && scans == kMostScans) return Full(added, chosen.size());
+    if (!queue_.filled()) {
+      ++scans;
+      chosen.clear();  // the queue has them again
+      passed = staying;
+      const size_t least = 2 * (staying.size() + Excess(added));
+      if (Status status = Fill(least, now); !status.ok()) return status;
+      continue;
+    }
+    auto taken = queue_.Take(Excess(added) - chosen.size(), limit, ranks_of, passed);
+    if (!taken.ok()) {
+      queue_.Clear();
+      return taken.status();
+    }
+    if (taken.value().empty() && queue_.filled()) {
+      queue_.PutBack(chosen);
+      return Full(added, chosen.size());
+    }
+    for (const RankedKey& row : taken.value()) {
+      chosen.push_back(row);
+      passed.Insert(row.key);
+    }
+  }
+  const size_t needed = std::min<uint64_t>(chosen.size(), Excess(added));
+  std::sort(chosen.begin(), chosen.end());
+  queue_.PutBack({chosen.begin() + static_cast<std::ptrdiff_t>(needed), chosen.end()});
+  chosen.resize(needed);
+  return chosen;
+}
+
+Status RowEvictor::Fill(size_t least, uint32_t now) {
+  const uint64_t seen = store_->replacements();
+  auto rows = store_->Freeze();
+  if (!rows.ok()) return rows.status();
+  const bool reads = policy_->reads_embedding();
+  const uint64_t limit = policy_->Limit(now);
+  queue_.Begin(
+      std::max<size_t>(least, std::clamp<uint64_t>(max_rows_ / 4, kFewestRanked, kMostRanked)));
+  Status status = rows.value()->ForEach([&](Key key, RowView row) {
+    const uint64_t rank = policy_->Rank(*row.meta, reads ? row.embedding : nullptr, dim_, now);
+    // Ranks that may fall say nothing of rows that stay by now.
+    if (!reads || rank < limit) queue_.Offer({rank, key});
+  });
+  if (!status.ok()) {
+    queue_.Clear();
+    return status;
+  }
+  queue_.End();
+  seen_ = seen;
+  return status;
+}
+
+Status RowEvictor::RanksOf(const std::vector<Key>& keys, uint32_t now,
+                           const ParallelFor& parallel_for,
+                           std::vector<std::optional<uint64_t>>* ranks) const {
+  std::vector<RowMeta> metas(keys.size());
+  std::vector<uint8_t> exists(keys.size());
+  Status status =
+      store_->ReadMeta(keys.data(), keys.size(), metas.data(), exists.data(), parallel_for);
+  std::vector<float> embeddings;
+  if (status.ok() && policy_->reads_embedding()) {
+    embeddings.resize(keys.size() * dim_);
+    std::vector<uint32_t> missing;
+    status = store_->Gather(keys.data(), keys.size(), embeddings.data(), {}, nullptr, &missing,
+                            parallel_for);
+    for (uint32_t i : missing) exists[i] = 0;
+  }
+  if (!status.ok()) return status;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (exists[i] == 0) continue;
+    const float* row = embeddings.empty() ? nullptr : &embeddings[i * dim_];
+    (*ranks)[i] = policy_->Rank(metas[i], row, dim_, now);
+  }
+  return status;
+}
+
+void RowEvictor::Add(const std::vector<Key>& keys, uint32_t now) {
+  if (!queue_.filled() || policy_->reads_embedding()) return;
+  const uint64_t rank = policy_->Rank(RowMeta{0, now}, nullptr, dim_, now);
+  for (Key key : keys) queue_.Add({rank, key});
+}
+
+Status RowEvictor::Full(size_t added, size_t may_go) const {
+  return Status(Code::kResourceExhausted,
+                "the table is full: it holds " + std::to_string(store_->size()) + " of at most " +
+                    std::to_string(max_rows_) + " rows, this call brings " + std::to_string(added) +
+                    " new keys, and by the eviction '" + policy_->config().kind + "' only " +
+                    std::to_string(may_go) +
+                    " rows may go: never those of keys of the same call, nor of lookups whose "
+                    "gradients wait to be applied; raise the limit, or make batches smaller");
+}
+
+}  // namespace sok

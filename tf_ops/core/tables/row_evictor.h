@@ -1,0 +1,76 @@
+// Makes room in a full table: has exactly as many rows go as newcomers need, those of the lowest
+// ranks. Internal to this room.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "core/policies/eviction.h"
+#include "core/policies/eviction_queue.h"
+#include "core/rows/key_set.h"
+#include "core/rows/row_store.h"
+#include "core/tables/rows_in_use.h"
+
+namespace sok {
+
+// For one caller at a time, who keeps everybody else from making and training rows; but for
+// evicted() and bytes().
+class RowEvictor {
+ public:
+  RowEvictor(RowStore* store, int dim, uint64_t max_rows, std::shared_ptr<Eviction> policy,
+             std::shared_ptr<const RowsInUse> in_use)
+      : store_(store),
+        dim_(dim),
+        max_rows_(max_rows),
+        policy_(std::move(policy)),
+        in_use_(std::move(in_use)),
+        queue_(!policy_->reads_embedding()) {}
+
+  // The keys of a call, whose rows stay.
+  struct Call {
+    const Key* keys;  // (n)
+    size_t n;
+  };
+
+  // Has rows go until those of `newcomers` that have none fit in, and returns these, each once.
+  // Error: kResourceExhausted if not enough rows may go; nothing has changed then.
+  Result<std::vector<Key>> MakeRoom(const Call& call, const std::vector<Key>& newcomers,
+                                    uint32_t now, const ParallelFor& parallel_for);
+  // Says that rows have been made, at `now`.
+  void Add(const std::vector<Key>& keys, uint32_t now);
+  // Says that rows were replaced.
+  void Forget() { queue_.Clear(); }
+
+  uint64_t evicted() const { return evicted_; }
+
+ private:
+  uint64_t Excess(size_t added) const {
+    const uint64_t rows = store_->size() + added;
+    return rows > max_rows_ ? rows - max_rows_ : 0;
+  }
+  // Takes rows out of the queue, none of `staying`, so many that `added` more fit in.
+  Result<std::vector<RankedKey>> Choose(size_t added, uint32_t now, const KeySet& staying,
+                                        const ParallelFor& parallel_for);
+  Status Fill(size_t least, uint32_t now);
+  Status RanksOf(const std::vector<Key>& keys, uint32_t now, const ParallelFor& parallel_for,
+                 std::vector<std::optional<uint64_t>>* ranks) const;
+  Status Full(size_t added, size_t may_go) const;
+
+  RowStore* const store_;
+  const int dim_;
+  const uint64_t max_rows_;
+  const std::shared_ptr<Eviction> policy_;
+  const std::shared_ptr<const RowsInUse> in_use_;
+  EvictionQueue queue_;
+  uint64_t seen_ = 0;  // the store's replacements when the queue was filled
+  std::atomic<uint64_t> evicted_{0};
+};
+
+}  // namespace sok

@@ -1,0 +1,117 @@
+// How rows of a table go: by policies, by key, and to make room.
+#include <utility>
+
+#include "core/tables/table.h"
+
+namespace sok {
+
+std::shared_ptr<RowClaim> Table::Claim(const LookupKeys& keys) {
+  return in_use_ == nullptr ? nullptr : in_use_->Claim(keys.keys, keys.n, keys.hold);
+}
+
+Result<EvictedRows> Table::EvictChosen(const std::function<Status(EvictedRows*)>& choose,
+                                       const ParallelFor& parallel_for) {
+  for (;;) {  // again where a storage takes in a dump, whose rows have not been looked at
+    const uint64_t seen = store_->replacements();
+    EvictedRows evicted;
+    if (Status status = choose(&evicted); !status.ok()) return status;
+    auto erased =
+        store_->EraseUnlessReplaced(seen, evicted.keys.data(), evicted.keys.size(), parallel_for);
+    ++removals_;
+    if (!erased.ok()) return erased.status();
+    if (erased.value().has_value()) return evicted;
+  }
+}
+
+Result<EvictedRows> Table::Evict(const Key* keys, size_t n, const ParallelFor& parallel_for) {
+  std::vector<float> embeddings(n * config_.dim);
+  std::lock_guard<std::mutex> commit(commit_mu_);  // nobody changes a row that is to go
+  return EvictChosen(
+      [&](EvictedRows* evicted) {
+        std::vector<uint32_t> missing;
+        Status status = Find(keys, n, {}, embeddings.data(), &missing, parallel_for);
+        if (!status.ok()) return status;
+        std::vector<uint8_t> absent(n, 0);
+        for (uint32_t i : missing) absent[i] = 1;
+        for (size_t i = 0; i < n; ++i) {
+          if (absent[i] != 0) continue;
+          evicted->keys.push_back(keys[i]);
+          const float* row = embeddings.data() + i * config_.dim;
+          evicted->embeddings.insert(evicted->embeddings.end(), row, row + config_.dim);
+        }
+        return status;
+      },
+      parallel_for);
+}
+
+Result<EvictedRows> Table::Evict(const std::vector<const Eviction*>& policies,
+                                 const ParallelFor& parallel_for) {
+  std::lock_guard<std::mutex> commit(commit_mu_);  // nobody changes a row that is to go
+  return EvictBy(policies, {}, parallel_for);
+}
+
+Result<EvictedRows> Table::EvictBy(const std::vector<const Eviction*>& policies,
+                                   const KeySet& staying, const ParallelFor& parallel_for) {
+  const uint32_t now = this->now();
+  const int dim = config_.dim;
+  auto evicted = EvictChosen(
+      [&](EvictedRows* chosen) {
+        auto rows = store_->Freeze();
+        if (!rows.ok()) return rows.status();
+        return rows.value()->ForEach([&](Key key, RowView row) {
+          bool goes = false;
+          for (const Eviction* policy : policies) {
+            goes |= policy->Rank(*row.meta, row.embedding, dim, now) < policy->Limit(now);
+          }
+          if (!goes || staying.Contains(key)) return;
+          chosen->keys.push_back(key);
+          chosen->embeddings.insert(chosen->embeddings.end(), row.embedding, row.embedding + dim);
+        });
+      },
+      parallel_for);
+  if (evicted.ok()) evicted_ += evicted.value().keys.size();
+  return evicted;
+}
+
+Status Table::EvictAfterStep(int64_t step, const ParallelFor& parallel_for) {
+  if (eviction_ == nullptr) return Status();
+  const uint32_t now = this->now();
+  if (!eviction_->Due(step, now)) return Status();
+  KeySet staying;
+  const auto claims = in_use_->AddTo(&staying);
+  auto evicted = EvictBy({eviction_.get()}, staying, parallel_for);
+  if (evicted.ok()) {
+    eviction_->Passed(now);
+    return Status();
+  }
+  return Status(
+      evicted.status().code(),
+      "the step has been taken, and is not to be repeated, but rows that are to go by the "
+      "eviction '" +
+          eviction_->config().kind +
+          "' are still there, for a later step: " + evicted.status().message());
+}
+
+Status Table::MakeInRoom(const Key* keys, size_t n, const std::vector<Key>& newcomers, uint32_t now,
+                         const std::function<Status()>& make, const ParallelFor& parallel_for) {
+  if (evictor_ == nullptr) return make();
+  for (;;) {
+    const uint64_t seen = store_->replacements();
+    auto made = evictor_->MakeRoom({keys, n}, newcomers, now, parallel_for);
+    if (!made.ok()) return made.status();
+    Status status = make();
+    if (status.ok()) evictor_->Add(made.value(), now);
+    // A storage that has taken in a dump since may have filled the table again.
+    const bool filled_again =
+        status.code() == Code::kResourceExhausted && store_->replacements() != seen;
+    if (!filled_again) return status;
+  }
+}
+
+Status Table::MakeInRoom(const Key* keys, size_t n, uint32_t now,
+                         const std::function<Status()>& make, const ParallelFor& parallel_for) {
+  if (evictor_ == nullptr) return make();
+  return MakeInRoom(keys, n, std::vector<Key>(keys, keys + n), now, make, parallel_for);
+}
+
+}  // namespace sok

@@ -1,0 +1,489 @@
+// Table: what goes where a full table needs room, in memory and on disk.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "core/base/test_folder.h"
+#include "core/base/test_result.h"
+#include "core/base/test_threads.h"
+#include "core/storage/storage.h"
+#include "core/tables/table.h"
+
+namespace sok {
+namespace {
+
+constexpr int kDim = 2;
+using Keys = std::vector<Key>;
+
+EvictionConfig Kind(const char* kind) { return {kind}; }
+
+TableConfig Config(uint64_t max_rows) {
+  TableConfig config;
+  config.dim = kDim;
+  config.initializer = "constant";
+  config.initializer_a = 1;
+  config.max_rows = max_rows;
+  return config;
+}
+
+// A table in memory, whose clock is its steps, or in a storage, whose clock a test moves.
+class Place {
+ public:
+  Place(bool on_disk, const EvictionConfig& eviction, uint64_t max_rows,
+        std::shared_ptr<Admission> admission = nullptr, uint32_t ttl = 0) {
+    TableConfig config = Config(max_rows);
+    if (!on_disk) {
+      config.step_clock = true;
+      table =
+          Value(Table::Make(config, std::move(admission), nullptr, Value(MakeEviction(eviction))));
+      return;
+    }
+    StorageOptions options;
+    options.path = folder_ / "storage";
+    options.ttl = ttl;
+    storage = Value(Storage::Open(options));
+    storage->SetNow(1);
+    table = Value(storage->OpenTable(config, "", {}, std::nullopt, false, eviction));
+  }
+  ~Place() {
+    table.reset();
+    if (storage != nullptr) CHECK(storage->Close().ok());
+  }
+
+  void Tick() {
+    if (storage != nullptr) storage->SetNow(++now_);
+  }
+  // One training step of the keys.
+  void Step(const Keys& keys) {
+    Tick();
+    REQUIRE(Look(keys).ok());
+    Deposit(keys);
+    Commit();
+  }
+  Status Look(const Keys& keys) {
+    std::vector<float> out(keys.size() * kDim);
+    return table->Lookup(keys.data(), keys.size(), true, out.data(), ThreadedFor);
+  }
+  // Gradients of 1.
+  void Deposit(const Keys& keys, std::shared_ptr<RowClaim> claim = nullptr) {
+    const auto ones = std::make_shared<const std::vector<float>>(keys.size() * kDim, 1.0f);
+    LookupKeys lookup = Held(keys);
+    lookup.rows_made = true;
+    lookup.removals = table->removals();
+    lookup.claim = std::move(claim);
+    table->Deposit(lookup, ones, ones->data(), nullptr);
+  }
+  CommitOutcome Commit() {
+    return Value(table->Commit({"sgd", {{"learning_rate", 1}}, 0, 1.0f}, ThreadedFor));
+  }
+  static LookupKeys Held(const Keys& keys) {
+    const auto copy = std::make_shared<const Keys>(keys);
+    LookupKeys lookup;
+    lookup.hold = copy;
+    lookup.keys = copy->data();
+    lookup.n = keys.size();
+    return lookup;
+  }
+  Keys Rows() {
+    Keys keys;
+    REQUIRE(table->ForEachRow([&](Key key, RowView) { keys.push_back(key); }).ok());
+    std::sort(keys.begin(), keys.end());
+    CHECK(keys.size() == table->size());
+    return keys;
+  }
+
+ private:
+  const TestFolder folder_;
+  uint32_t now_ = 1;
+
+ public:
+  std::shared_ptr<Storage> storage;
+  std::shared_ptr<Table> table;
+};
+
+}  // namespace
+
+TEST_CASE("a full table evicts exactly as many rows as it needs: least recently, least often") {
+  for (const bool on_disk : {false, true}) {
+    Place lru(on_disk, Kind("lru"), 4);
+    Place lfu(on_disk, Kind("lfu"), 4);
+    for (Place* place : {&lru, &lfu}) {
+      place->Step({1, 2});
+      place->Step({2, 1});
+      place->Step({3});
+      place->Step({2, 4});
+      CHECK(place->Rows() == Keys{1, 2, 3, 4});
+      CHECK(place->table->Stats().evicted == 0);
+      place->Tick();
+      REQUIRE(place->Look({5}).ok());
+    }
+    CHECK(lru.Rows() == Keys{2, 3, 4, 5});  // 1 was trained in step 2
+    CHECK(lfu.Rows() == Keys{1, 2, 4, 5});  // 3 once, before 4
+    REQUIRE(lru.Look({6, 7, 6}).ok());
+    REQUIRE(lfu.Look({6, 7, 6}).ok());
+    CHECK(lru.Rows() == Keys{4, 5, 6, 7});  // 3, then 2, the least key of step 4
+    CHECK(lfu.Rows() == Keys{1, 2, 6, 7});  // 5 not at all, 4 once
+    CHECK(lru.table->Stats().evicted == 3);
+    CHECK(lfu.table->Stats().evicted == 3);
+    std::vector<float> row(kDim);
+    const Key gone = 3;
+    REQUIRE(lfu.table->Lookup(&gone, 1, false, row.data(), SerialFor).ok());
+    CHECK(row == std::vector<float>{1, 1});  // as it starts
+  }
+}
+
+TEST_CASE("of rows of one time and count the least keys go, as unsigned numbers") {
+  for (const bool on_disk : {false, true}) {
+    for (const char* kind : {"lru", "lfu"}) {
+      Place place(on_disk, Kind(kind), 4);
+      REQUIRE(place.Look({~Key{0}, 9, 3, Key{1} << 63}).ok());
+      REQUIRE(place.Look({1, 0}).ok());
+      CHECK(place.Rows() == Keys{0, 1, Key{1} << 63, ~Key{0}});
+    }
+  }
+}
+
+TEST_CASE("keys of the call at hand keep their rows; a call of too many changes nothing") {
+  for (const bool on_disk : {false, true}) {
+    Place place(on_disk, Kind("lru"), 4);
+    place.Step({1});
+    place.Step({2, 3, 4});
+    REQUIRE(place.Look({1, 5, 6}).ok());  // 1 is the oldest
+    CHECK(place.Rows() == Keys{1, 4, 5, 6});
+    const Status full = place.Look({1, 7, 8, 9, 10});
+    CHECK(full.code() == Code::kResourceExhausted);
+    CHECK(full.message().find("brings 4 new keys") != std::string::npos);
+    CHECK(place.Rows() == Keys{1, 4, 5, 6});
+    CHECK(place.table->Stats().evicted == 2);
+    REQUIRE(place.Look({7, 8, 9, 10}).ok());
+    CHECK(place.Rows() == Keys{7, 8, 9, 10});
+  }
+}
+
+TEST_CASE("assignments, updates and rows that commits make evict as lookups do") {
+  for (const bool on_disk : {false, true}) {
+    Place place(on_disk, Kind("lru"), 3);
+    const Keys keys = {1, 2, 3, 4};
+    const std::vector<float> values(8, 7.0f);
+    REQUIRE(place.table->Assign(keys.data(), 3, values.data(), SerialFor).ok());
+    place.Tick();
+    REQUIRE(place.table->Assign(keys.data() + 2, 2, values.data(), SerialFor).ok());
+    CHECK(place.Rows() == Keys{2, 3, 4});
+    CHECK_FALSE(place.table->Assign(keys.data(), 4, values.data(), SerialFor).ok());
+    CHECK(place.Rows() == Keys{2, 3, 4});
+    // Of a lookup that made no rows.
+    place.Tick();
+    LookupKeys lookup = Place::Held({9});
+    const auto ones = std::make_shared<const std::vector<float>>(kDim, 1.0f);
+    place.table->Deposit(lookup, ones, ones->data(), nullptr);
+    CHECK(place.Commit().rows == 1);
+    CHECK(place.Rows() == Keys{3, 4, 9});
+    const auto sgd = Value(MakeRowOptimizer("sgd", {}));
+    const Key key = 10;
+    place.Tick();
+    REQUIRE(place.table->Update(&key, 1, values.data(), "sgd", *sgd, {}, SerialFor).ok());
+    CHECK(place.Rows() == Keys{4, 9, 10});
+    CHECK(place.table
+              ->MakeRowsAs(
+                  &keys[0], 1, [](size_t, float* row, int) { row[0] = row[1] = 5; }, SerialFor)
+              .ok());
+    CHECK(place.Rows() == Keys{1, 9, 10});
+  }
+}
+
+TEST_CASE("lookups whose gradients are still to come keep their rows until the commit") {
+  for (const bool on_disk : {false, true}) {
+    Place place(on_disk, Kind("lru"), 4);
+    const Keys first = {1, 2}, second = {3, 4};
+    LookupKeys batch = Place::Held(first);
+    batch.claim = place.table->Claim(batch);
+    REQUIRE(place.Look(first).ok());
+    REQUIRE(place.Look(second).ok());
+    REQUIRE(place.Look({5, 6}).ok());
+    CHECK(place.Rows() == Keys{1, 2, 5, 6});
+    CHECK(place.Look({7, 8, 9}).code() == Code::kResourceExhausted);
+    CHECK(place.Rows() == Keys{1, 2, 5, 6});
+    // The claim goes on to the gradients, whoever has the lookup's keys.
+    place.Deposit(first, batch.claim);
+    place.Tick();
+    REQUIRE(place.Look({7}).ok());
+    CHECK(place.Rows() == Keys{1, 2, 6, 7});
+    CHECK(place.Commit().rows == 2);
+    place.Tick();
+    REQUIRE(place.Look({8, 9, 10, 11}).ok());
+    CHECK(place.Rows() == Keys{8, 9, 10, 11});
+    // Gradients by a lookup of another time keep rows, too; dropping them ends that.
+    place.Deposit({8}, batch.claim);
+    REQUIRE(place.Look({1, 2, 3}).ok());
+    CHECK(place.Rows() == Keys{1, 2, 3, 8});
+    CHECK(place.table->DropDeposits() == 1);
+    REQUIRE(place.Look({4, 5, 6, 7}).ok());
+    CHECK(place.Rows() == Keys{4, 5, 6, 7});
+  }
+}
+
+TEST_CASE("the claim of a lookup that nobody takes gradients of ends with it") {
+  Place place(false, Kind("lfu"), 2);
+  {
+    LookupKeys batch = Place::Held({1, 2});
+    batch.claim = place.table->Claim(batch);
+    REQUIRE(place.Look({1, 2}).ok());
+    CHECK_FALSE(place.Look({3}).ok());
+  }
+  REQUIRE(place.Look({3}).ok());
+  CHECK(place.Rows() == Keys{2, 3});
+  CHECK(Value(Table::Make(Config(5)))->Claim(Place::Held({1})) == nullptr);  // none is needed
+}
+
+TEST_CASE("two gradients of one lookup keep its rows until both were committed") {
+  Place place(false, Kind("lru"), 2);
+  LookupKeys batch = Place::Held({1});
+  batch.claim = place.table->Claim(batch);
+  place.Step({2});
+  REQUIRE(place.Look({1}).ok());
+  place.Deposit({1}, batch.claim);
+  place.Deposit({1}, batch.claim);
+  batch.claim.reset();
+  REQUIRE(place.Look({3}).ok());
+  CHECK(place.Rows() == Keys{1, 3});
+  CHECK(place.Commit().rows == 1);
+  REQUIRE(place.Look({4, 5}).ok());
+  CHECK(place.Rows() == Keys{4, 5});
+}
+
+TEST_CASE("gradients of rows that have gone touch no other row, and make none") {
+  for (const bool on_disk : {false, true}) {
+    Place place(on_disk, Kind("lru"), 2);
+    REQUIRE(place.Look({1, 2}).ok());
+    // A lookup without a claim, as if its claim had ended: rows go before there are gradients.
+    REQUIRE(place.Look({3, 4}).ok());
+    place.Deposit({1, 2, 3});
+    CHECK(place.Commit().rows == 1);
+    CHECK(place.Rows() == Keys{3, 4});
+    std::vector<float> rows(2 * kDim);
+    const Keys keys = {3, 4};
+    REQUIRE(place.table->Lookup(keys.data(), 2, false, rows.data(), SerialFor).ok());
+    CHECK(rows == std::vector<float>{0, 0, 1, 1});
+  }
+}
+
+TEST_CASE("rows that were removed, restored or loaded meanwhile are known of") {
+  for (const char* kind : {"lru", "lfu"}) {
+    Place place(true, Kind(kind), 4);
+    place.Step({1, 2, 3, 4});
+    place.Step({5});
+    CHECK(place.Rows() == Keys{2, 3, 4, 5});
+    const Keys gone = {2, 5};
+    CHECK(Value(place.table->Remove(gone.data(), 2, SerialFor)) == 2);
+    place.Step({6, 5});
+    place.Step({7});
+    CHECK(place.Rows() == Keys{4, 5, 6, 7});
+    REQUIRE(Value(place.storage->Dump(place.storage->path() + "-dump", {}, nullptr)) == 4);
+    place.Step({4});
+    place.Step({4, 20, 21, 22});
+    CHECK(place.Rows() == Keys{4, 20, 21, 22});
+    // Back they come, beside others: more than the limit.
+    REQUIRE(Value(place.storage->Load(place.storage->path() + "-dump", nullptr)) == 4);
+    CHECK(place.table->size() == 7);
+    place.Step({20});  // brings none: nothing goes
+    CHECK(place.table->size() == 7);
+    place.Step({30});  // 4 has its counters of the dump again
+    CHECK(place.Rows() == Keys{20, 21, 22, 30});
+  }
+}
+
+TEST_CASE("rows that have expired need not be made room for") {
+  Place place(true, Kind("lfu"), 3, nullptr, /*ttl=*/10);
+  place.storage->SetNow(100);
+  REQUIRE(place.Look({1, 2}).ok());
+  place.storage->SetNow(108);
+  REQUIRE(place.Look({3}).ok());
+  place.storage->SetNow(111);
+  REQUIRE(place.Look({4, 5}).ok());
+  CHECK(place.Rows() == Keys{3, 4, 5});
+  CHECK(place.table->Stats().evicted == 0);
+  REQUIRE(place.Look({6}).ok());
+  CHECK(place.Rows() == Keys{4, 5, 6});
+}
+
+TEST_CASE("a row that was written by a clock ahead counts as trained now") {
+  Place place(true, Kind("lru"), 3);
+  place.storage->SetNow(1000);
+  REQUIRE(place.Look({1}).ok());
+  CHECK(place.storage->Close().ok());
+  const std::string path = place.storage->path();
+  place.table.reset();
+  StorageOptions options;
+  options.path = path;
+  place.storage = Value(Storage::Open(options));
+  place.storage->SetNow(500);
+  place.table =
+      Value(place.storage->OpenTable(Config(3), "", {}, std::nullopt, false, Kind("lru")));
+  REQUIRE(place.Look({2, 3}).ok());
+  REQUIRE(place.Look({4}).ok());
+  CHECK(place.Rows() == Keys{2, 3, 4});  // of equal times the least key
+}
+
+TEST_CASE("max_age: rows go after steps once they are so old, and in a full table at once") {
+  EvictionConfig config{"max_age", 3};
+  Place place(false, config, 4);
+  place.Step({1});
+  place.Step({2});
+  place.Step({3});
+  CHECK(place.Rows() == Keys{1, 2, 3});
+  place.Step({3});  // 1 was trained three steps ago
+  CHECK(place.Rows() == Keys{2, 3});
+  CHECK(place.table->Stats().evicted == 1);
+  REQUIRE(place.Look({5, 6}).ok());  // made at 4
+  const Status full = place.Look({7});
+  CHECK(full.code() == Code::kResourceExhausted);
+  CHECK(place.Rows() == Keys{2, 3, 5, 6});
+
+  Place slow(false, {"max_age", 64}, 3);  // rows are looked through in every fourth step
+  slow.Step({1});
+  slow.Step({2});
+  for (int step = 3; step <= 65; ++step) slow.Step({3});
+  CHECK(slow.Rows() == Keys{2, 3});
+  REQUIRE(slow.Look({4}).ok());
+  slow.Step({3});
+  CHECK(slow.Rows() == Keys{2, 3, 4});  // not looked through before step 69
+  REQUIRE(slow.Look({5}).ok());
+  CHECK(slow.Rows() == Keys{3, 4, 5});
+}
+
+TEST_CASE("min_norm: rows go in every so many steps, and in a full table at once") {
+  for (const bool on_disk : {false, true}) {
+    EvictionConfig config{"min_norm", 0, 1.0f, 3};
+    Place place(on_disk, config, 4);
+    const Keys keys = {1, 2, 3, 4};
+    const std::vector<float> values = {0.5f, 0, 3, 4, 0.1f, 0.1f, 5, 5};
+    REQUIRE(place.table->Assign(keys.data(), 4, values.data(), SerialFor).ok());
+    REQUIRE(place.Look({7}).ok());
+    CHECK(place.Rows() == Keys{1, 2, 4, 7});  // the smallest
+    REQUIRE(place.Look({8}).ok());
+    CHECK(place.Rows() == Keys{2, 4, 7, 8});
+    CHECK(place.Look({9}).code() == Code::kResourceExhausted);
+    CHECK(place.table->Stats().evicted == 2);
+    const Key key = 2;
+    const float nothing[] = {0, 0};
+    REQUIRE(place.table->Assign(&key, 1, nothing, SerialFor).ok());
+    for (int step = 1; step <= 3; ++step) {
+      CHECK(place.Rows() == Keys{2, 4, 7, 8});
+      place.Step({4});  // from (5, 5) to (2, 2)
+    }
+    CHECK(place.Rows() == Keys{4, 7, 8});
+    CHECK(place.table->Stats().evicted == 3);
+  }
+}
+
+TEST_CASE("rows in use do not go after steps") {
+  Place place(false, {"min_norm", 0, 10.0f, 1}, 0);
+  LookupKeys batch = Place::Held({1});
+  batch.claim = place.table->Claim(batch);
+  REQUIRE(place.Look({1, 2}).ok());
+  place.Deposit({2});
+  place.Commit();
+  CHECK(place.Rows() == Keys{1});
+}
+
+TEST_CASE("a key whose row went has to be admitted anew") {
+  AdmissionConfig admission;
+  admission.min_count = 2;
+  Place place(false, Kind("lru"), 2, Value(MakeAdmission(admission)));
+  REQUIRE(place.Look({1, 1, 2, 2}).ok());
+  REQUIRE(place.Look({3, 3}).ok());
+  CHECK(place.Rows() == Keys{2, 3});
+  REQUIRE(place.Look({1}).ok());
+  CHECK(place.Rows() == Keys{2, 3});
+  REQUIRE(place.Look({1}).ok());
+  CHECK(place.Rows() == Keys{1, 3});
+}
+
+TEST_CASE("evictions that a table cannot have are refused") {
+  const auto make = [](const EvictionConfig& eviction, const TableConfig& config) {
+    return Table::Make(config, nullptr, nullptr, Value(MakeEviction(eviction))).status();
+  };
+  CHECK(make(Kind("lru"), Config(0)).code() == Code::kInvalidArgument);
+  CHECK(make(Kind("lfu"), Config(0)).code() == Code::kInvalidArgument);
+  CHECK(make({"max_age", 1}, Config(0)).ok());
+  TableConfig direct = Config(5);
+  direct.direct = true;
+  CHECK(make(Kind("lru"), direct).code() == Code::kInvalidArgument);
+}
+
+TEST_CASE("a group's description has its eviction, and while it is open there is no other") {
+  const TestFolder folder;
+  StorageOptions options;
+  options.path = folder / "storage";
+  const EvictionConfig by_norm{"min_norm", 0, 0.25f, 7};
+  const auto open = [](Storage& storage, std::optional<EvictionConfig> eviction) {
+    return storage.OpenTable(Config(5), "", {}, std::nullopt, false, eviction);
+  };
+  const auto described = [](Storage& storage) { return Value(storage.Groups())[0].meta.eviction; };
+  for (const auto& eviction : std::vector<std::optional<EvictionConfig>>{
+           Kind("lru"), by_norm, std::nullopt, EvictionConfig{"max_age", 9}}) {
+    const auto storage = Value(Storage::Open(options));
+    REQUIRE(open(*storage, eviction).ok());
+    CHECK(open(*storage, eviction).ok());
+    const Status other = open(*storage, Kind("lfu")).status();
+    CHECK(other.code() == Code::kInvalidArgument);
+    CHECK(other.message().find("{\"kind\":\"lfu\"}") != std::string::npos);
+    REQUIRE(storage->Close().ok());
+    const auto again = Value(Storage::Open(options));
+    const auto meta = described(*again);
+    REQUIRE(meta.has_value() == eviction.has_value());
+    if (meta.has_value()) CHECK(SameEviction(*meta, *eviction));
+    REQUIRE(again->Close().ok());
+  }
+}
+
+TEST_CASE("lookups and commits beside each other keep the table within its limit") {
+  for (const bool on_disk : {false, true}) {
+    for (const char* kind : {"lru", "lfu"}) {
+      Place place(on_disk, Kind(kind), 200);
+      std::atomic<bool> failed{false}, beyond{false};
+      const auto work = [&](uint64_t seed) {
+        std::mt19937_64 rng(seed);
+        for (int round = 0; round < 150; ++round) {
+          Keys keys(40);
+          for (Key& key : keys) key = rng() % 1000;
+          LookupKeys batch = Place::Held(keys);
+          batch.claim = place.table->Claim(batch);
+          std::vector<float> out(keys.size() * kDim);
+          const Status status =
+              place.table->Lookup(batch.keys, batch.n, true, out.data(), SerialFor);
+          if (!status.ok()) failed = true;
+          std::vector<RowMeta> metas(keys.size());
+          std::vector<uint8_t> exists(keys.size());
+          if (!place.table->ReadMeta(batch.keys, batch.n, metas.data(), exists.data(), SerialFor)
+                   .ok() ||
+              std::count(exists.begin(), exists.end(), 0) > 0) {
+            failed = true;  // claimed rows are there
+          }
+          if (place.table->size() > 200) beyond = true;
+          const auto ones = std::make_shared<const std::vector<float>>(keys.size() * kDim, 1.0f);
+          place.table->Deposit(batch, ones, ones->data(), nullptr);
+          batch.claim.reset();
+          if (!place.table->Commit({"sgd", {}, 0, 1.0f}, SerialFor).ok()) failed = true;
+        }
+      };
+      // Four batches of 40 keys at a time fit into 200 rows.
+      std::vector<std::thread> threads;
+      const uint64_t seed = TestSeed();
+      for (uint64_t t = 0; t < 4; ++t) threads.emplace_back(work, seed + t);
+      for (std::thread& thread : threads) thread.join();
+      CHECK_FALSE(beyond);
+      CHECK_FALSE(failed);
+      CHECK(place.Rows().size() <= 200);
+    }
+  }
+}
+
+}  // namespace sok
