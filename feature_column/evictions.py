@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from sok_embed.arguments import check_integer
-
-
-class Eviction(NamedTuple):
-    """What `tf_ops.evict` is told after each step."""
-
-    max_age: int  # in steps of the table; 0: any
-    min_l2: float
-    every: int
+from sok_embed.eviction import MaxAge, MinNorm
 
 
 @dataclass(frozen=True)
@@ -25,7 +17,7 @@ class GlobalStepEvict:
 
     Example:
     >>> GlobalStepEvict(steps_to_live=1000).eviction()
-    Eviction(max_age=1000, min_l2=0.0, every=63)
+    MaxAge(seconds=None, steps=1000)
 
     Attributes:
         steps_to_live: At least 1. Steps are those in which the table took gradients.
@@ -40,10 +32,15 @@ class GlobalStepEvict:
         steps = check_integer("GlobalStepEvict's steps_to_live", self.steps_to_live, 1, 2**32)
         object.__setattr__(self, "steps_to_live", steps)
 
-    def eviction(self) -> Eviction:
-        """What `tf_ops.evict` is told."""
+    def eviction(self) -> MaxAge:
+        """The eviction of `sok_embed.eviction` that does this."""
+        return MaxAge(steps=self.steps_to_live)
+
+    @property
+    def every(self) -> int:
+        """In how many steps rows are looked through once."""
         assert self.steps_to_live is not None
-        return Eviction(self.steps_to_live, 0.0, self.steps_to_live // 16 + 1)
+        return self.steps_to_live // 16 + 1
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class L2WeightEvict:
 
     Example:
     >>> L2WeightEvict(l2_weight_threshold=1e-3).eviction()
-    Eviction(max_age=0, min_l2=0.001, every=100)
+    MinNorm(l2=0.001, every=100)
 
     Attributes:
         l2_weight_threshold: Rows of a smaller Euclidean norm go. Above 0.
@@ -73,6 +70,6 @@ class L2WeightEvict:
             )
         object.__setattr__(self, "every", check_integer("L2WeightEvict's every", self.every, 1))
 
-    def eviction(self) -> Eviction:
-        """What `tf_ops.evict` is told."""
-        return Eviction(0, float(self.l2_weight_threshold), self.every)
+    def eviction(self) -> MinNorm:
+        """The eviction of `sok_embed.eviction` that does this."""
+        return MinNorm(float(self.l2_weight_threshold), min(self.every, 2**32 - 1))

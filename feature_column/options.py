@@ -10,7 +10,8 @@ from typing import Any
 
 from sok_embed.admission import Admission
 from sok_embed.arguments import check_integer
-from sok_embed.feature_column.evictions import Eviction, GlobalStepEvict, L2WeightEvict
+from sok_embed.eviction import Eviction
+from sok_embed.feature_column.evictions import GlobalStepEvict, L2WeightEvict
 from sok_embed.feature_column.filters import CBFFilter, CounterFilter
 from sok_embed.feature_column.initializers import (
     deserialize_initializer,

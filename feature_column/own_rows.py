@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_embed import communicators, kv, tf_ops
+from sok_embed.eviction import MaxAge, core_arguments
 from sok_embed.feature_column.own_rows_categorical import OwnRowsCategorical
 from sok_embed.initializers import RowInitializer
 from sok_embed.table import Table
@@ -52,7 +53,7 @@ def table_attributes(column: OwnRowsCategorical) -> dict[str, Any]:
     eviction = column.ev_option.eviction
     return {
         "shards": column.partition_num or 0,
-        "step_clock": eviction is not None and eviction.max_age > 0,
+        "step_clock": isinstance(eviction, MaxAge),
     }
 
 
@@ -84,10 +85,18 @@ class Evictor:
         Returns:
             The same value, after everything has been done.
         """
-        eviction = self._column.ev_option.eviction
-        if eviction is None:
+        option = self._column.ev_option.evict_option
+        if option is None:
             return anchor
-        keys, rows = tf_ops.evict(table, self._dim, **eviction._asdict(), after=anchor)
+        arguments = core_arguments(option.eviction())
+        keys, rows = tf_ops.evict(
+            table,
+            self._dim,
+            max_age=arguments["max_age"],
+            min_l2=arguments["min_l2"],
+            every=option.every,
+            after=anchor,
+        )
         if self._column.demote_blend:
             keys, rows = _of_all_workers(keys, rows, self._name)
             done = self._blend(keys, rows)

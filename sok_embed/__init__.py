@@ -25,7 +25,15 @@ if _util.find_spec("sok_embed.tf_ops") is None:
 from sok_embed import import_watch as _import_watch
 
 if TYPE_CHECKING:
-    from sok_embed import admission, callbacks, communicators, initializers, kv, optimizers
+    from sok_embed import (
+        admission,
+        callbacks,
+        communicators,
+        eviction,
+        initializers,
+        kv,
+        optimizers,
+    )
     from sok_embed.adaptive_table import AdaptiveTable
     from sok_embed.communicators import init, rank, size
     from sok_embed.dense_alone import dense_only
@@ -57,6 +65,7 @@ __all__ = [
     "callbacks",
     "communicators",
     "dense_only",
+    "eviction",
     "init",
     "initializers",
     "kv",

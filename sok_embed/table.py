@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from sok_embed import contents, kv, tf_ops
 from sok_embed.admission import Admission
+from sok_embed.eviction import Eviction, check_place, core_arguments
 from sok_embed.initializers import RowInitializer, seed_as_int64
 from sok_embed.kv.arguments import FLOATS_ROUND
 from sok_embed.kv.storage import warn_of_another
@@ -51,10 +52,13 @@ class Table(tf.saved_model.experimental.TrackableResource):
         storage: The folder that rows live in; `None`: they live in memory.
         group: Of the storage, in [0, 256).
         admission: Which keys get a row; `None`: all.
+        eviction: Which rows go, of `sok_embed.eviction`. `None`: rows stay, and a full table
+            refuses newcomers.
         name: For messages.
 
     Raises:
-        ValueError: For `direct` without `max_rows`.
+        ValueError: For `direct` without `max_rows`, an eviction with `direct`, one that needs
+            `max_rows` without it, and one that counts steps in a storage.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
         storage: kv.Storage | None = None,
         group: int = 0,
         admission: Admission | None = None,
+        eviction: Eviction | None = None,
         name: str = "table",
     ) -> None:
         super().__init__()
@@ -81,6 +86,13 @@ class Table(tf.saved_model.experimental.TrackableResource):
                 f"Table '{name}': expected max_rows with direct=True, which gives the range of the "
                 "keys. Received: max_rows=None."
             )
+        check_place(
+            eviction,
+            f"Table '{name}'",
+            max_rows=max_rows,
+            stored=storage is not None,
+            direct=direct,
+        )
         self.owners = owners
         self.owner = owner
         self.key_limit = max_rows * owners if direct and max_rows is not None else 0
@@ -102,6 +114,11 @@ class Table(tf.saved_model.experimental.TrackableResource):
             config = admission.get_config()
             self._attributes["admission"] = config.pop("kind")
             self._attributes |= {f"admission_{name}": value for name, value in config.items()}
+        if eviction is not None:
+            arguments = core_arguments(eviction)
+            self._attributes["eviction"] = arguments.pop("kind")
+            self._attributes |= {f"eviction_{key}": value for key, value in arguments.items()}
+            self._attributes["step_clock"] = storage is None and not eviction.counts_seconds
         self._track_trackable(WorkerRecord(name, owner, owners, "key % size"), "worker")
         # Made now and not at first use: that may be inside of a function's graph.
         with tf.init_scope():
@@ -228,7 +245,8 @@ class Table(tf.saved_model.experimental.TrackableResource):
         Returns:
             `tf_ops.Metadata` of NumPy arrays of the shape of the keys: bool `exists`, int64
             `update_nums`, the commits that touched the row, and int64 `update_times`, of the last
-            of them, or of when the row was made, in seconds since 1970. Zeros without a row.
+            of them, or of when the row was made, in seconds since 1970; in steps of the table in
+            memory with an eviction, unless that counts seconds. Zeros without a row.
 
         Raises:
             ValueError: As `contains`.
@@ -299,8 +317,8 @@ class Table(tf.saved_model.experimental.TrackableResource):
             embeddings: float32 `keys.shape + [dim]`.
 
         Raises:
-            ValueError: For other shapes, a key out of range, or a full table, which is left as it
-                was.
+            ValueError: For other shapes, a key out of range, or a full table from which no rows may
+                go, which is left as it was.
         """
         values = tf.convert_to_tensor(embeddings, tf.float32)
         own_keys = self._own_keys(keys)
@@ -361,7 +379,8 @@ class Table(tf.saved_model.experimental.TrackableResource):
         Returns:
             `rows`; `max_rows`, 0 without a limit; `bytes`, the sum of `index_bytes` and
             `row_bytes`; `steps`, the commits so far; `pending_gradients`, those that wait for the
-            next commit.
+            next commit; `evicted`, the rows that have gone by an eviction since the table was made
+            or its group of a storage opened.
         """
         names, values = tf_ops.stats(self.resource_handle)
         return {

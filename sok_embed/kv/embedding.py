@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from sok_embed.admission import Admission, CountingBloomAdmission, FrequencyAdmission
 from sok_embed.arguments import check_integer
+from sok_embed.eviction import Eviction, check_place, core_arguments
+from sok_embed.eviction import get as get_eviction
 from sok_embed.kv.arguments import (
     MOST_DIMENSION,
     UINT64,
@@ -74,11 +76,12 @@ class Embedding:
         reset_slots: Whether the optimizer may take over a group that another one has trained. What
             that one kept of the rows is dropped for good, and their updates count from 0; the
             vectors stay. The same optimizer goes on with what there is.
+        eviction: Which rows go: of `sok_embed.eviction`, or `"lru"` or `"lfu"`. `None`: rows stay.
 
     Raises:
         ValueError: For arguments out of their range, or if the group was made with another
             dimension or, without `reset_slots`, another optimizer, or is open with another
-            optimizer, initializer or admission.
+            optimizer, initializer, admission or eviction.
         TypeError: For other objects than those of `sok_embed.kv`.
         FileNotFoundError: If there is no such group in a storage that is read-only.
     """
@@ -95,6 +98,7 @@ class Embedding:
         duplicates: Literal["sum", "sequential"] = "sum",
         max_rows: int | None = None,
         reset_slots: bool = False,
+        eviction: Eviction | str | None = None,
     ) -> None:
         check_type("storage", storage, Storage)
         check_type("optimizer", optimizer, Optimizer)
@@ -112,6 +116,9 @@ class Embedding:
         self.group = check_integer("group", group, 0, GROUPS)
         self.admission = admission
         self.duplicates = duplicates
+        self.eviction = get_eviction(eviction)
+        what = f"Group {self.group} of '{storage.path}'"
+        check_place(self.eviction, what, max_rows=max_rows, stored=True)
         kind, a, b = initializer.bounds(self.dimension)
         self._table = storage.ready().open_table(
             group=self.group,
@@ -125,6 +132,7 @@ class Embedding:
             admission=_admission_arguments(admission),
             max_rows=0 if max_rows is None else check_integer("max_rows", max_rows, 1, UINT64),
             reset_slots=check_flag("reset_slots", reset_slots),
+            eviction=_eviction_arguments(self.eviction),
         )
 
     @overload
@@ -183,7 +191,8 @@ class Embedding:
             TypeError: If `keys` or `weights` is no array of its dtype.
             ValueError: For another size or shape, an array that is not contiguous, or `weights`
                 that cannot be written to or that overlap the keys.
-            StorageError: If `max_rows` were exceeded; no row has been made then.
+            StorageError: If `max_rows` were exceeded, and not enough rows may go; no row has been
+                made then, and none has gone.
         """
         wanted = check_keys(keys)
         if weights is None:
@@ -259,7 +268,7 @@ class Embedding:
         Raises:
             TypeError, ValueError: As `lookup`.
             PermissionError: If the storage is read-only.
-            StorageError: If `max_rows` were exceeded.
+            StorageError: If `max_rows` were exceeded, and not enough rows may go.
         """
         wanted = check_keys(keys)
         flat = self._vectors("gradients", gradients, keys.shape)
@@ -351,3 +360,10 @@ def _admission_arguments(admission: Admission | None) -> tuple[str, int, int, fl
         float(np.float32(admission.false_positive_rate)),  # as ops have it
         admission.counter_bits,
     )
+
+
+def _eviction_arguments(eviction: Eviction | None) -> tuple[str, int, float, int] | None:
+    if eviction is None:
+        return None
+    arguments = core_arguments(eviction)
+    return arguments["kind"], arguments["max_age"], arguments["min_l2"], arguments["every"]

@@ -23,6 +23,7 @@ class Group:
         steps: How many updates there were, of any number of rows each.
         initializer: `kind`, `a`, `b` and `seed`; see `Initializer.bounds`.
         slots: Name and number of float32 of each vector that the optimizer keeps of a row.
+        eviction: That it was opened with last: its `kind` and numbers; `None`: none.
     """
 
     number: int
@@ -32,6 +33,7 @@ class Group:
     steps: int
     initializer: dict[str, Any]
     slots: tuple[tuple[str, int], ...]
+    eviction: dict[str, Any] | None = None
 
 
 def group_of(number: int, meta: dict[str, Any], rows: int | None = None) -> Group:
@@ -50,4 +52,5 @@ def group_of(number: int, meta: dict[str, Any], rows: int | None = None) -> Grou
         steps=meta["steps"],
         initializer=meta["initializer"],
         slots=tuple((slot["name"], slot["width"]) for slot in meta["slots"]),
+        eviction=meta.get("eviction"),
     )

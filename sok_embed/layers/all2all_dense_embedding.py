@@ -49,13 +49,17 @@ class All2AllDenseEmbedding(TableLayer):
         embedding_initializer: A Keras initializer, its name or config. `"random_uniform"` is
             -0.05..0.05.
         optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
-        on_full: `"error"`: a batch that would exceed the limit raises and makes no rows.
+        on_full: `"error"`: a batch that would exceed the limit, and that no eviction makes room
+            for, raises and makes no rows.
         seed: Of the initializer; `None`: from the layer's name and Keras' global seed.
         storage: A `sok_embed.kv.Storage` that the rows live in, to outgrow memory and outlive the
             process. `None`: they live in memory.
         group: Of the storage, in [0, 256). Each layer needs one of its own.
         admission: Which keys get a row: a `FrequencyAdmission` or `CountingBloomAdmission` of
             `sok_embed.admission`. The others keep the vector that they start from. `None`: all.
+        eviction: Which rows go: of `sok_embed.eviction`, or `"lru"` or `"lfu"`, by which a full
+            table evicts the rows that were trained least recently or least often, as many as
+            newcomers need. `None`: rows stay. Not without a hash table.
         **kwargs: Of `keras.layers.Layer`.
 
     Input shape:
@@ -67,7 +71,7 @@ class All2AllDenseEmbedding(TableLayer):
 
     Raises:
         ValueError: For an argument or an input that is none of the above.
-        tf.errors.ResourceExhaustedError: When the table is full.
+        tf.errors.ResourceExhaustedError: When the table is full, and not enough rows may go.
         tf.errors.InvalidArgumentError: For a key out of range, without a hash table.
     """
 
@@ -88,6 +92,7 @@ class All2AllDenseEmbedding(TableLayer):
         storage: Any = None,
         group: int = 0,
         admission: Any = None,
+        eviction: Any = None,
         **kwargs: Any,
     ) -> None:
         refuse_keras_arguments("All2AllDenseEmbedding", kwargs)
@@ -118,6 +123,7 @@ class All2AllDenseEmbedding(TableLayer):
             storage=storage,
             group=group,
             admission=admission,
+            eviction=eviction,
             **kwargs,
         )
         self.max_vocabulary_size_per_gpu = max_vocabulary_size_per_gpu

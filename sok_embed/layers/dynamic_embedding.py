@@ -47,12 +47,16 @@ class DynamicEmbedding(TableLayer):
         mask_zero: Whether key 0 is padding, which later layers mask. It still has a vector.
         optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
         seed: Of the initializer; `None`: from the layer's name and Keras' global seed.
-        max_rows: The most rows on each worker; beyond it training raises. `None`: no limit.
+        max_rows: The most rows on each worker; beyond it rows are evicted, or training raises.
+            `None`: no limit.
         storage: A `sok_embed.kv.Storage` that the rows live in, to outgrow memory and outlive the
             process. `None`: they live in memory.
         group: Of the storage, in [0, 256). Each layer needs one of its own.
         admission: Which keys get a row: a `FrequencyAdmission` or `CountingBloomAdmission` of
             `sok_embed.admission`. The others keep the vector that they start from. `None`: all.
+        eviction: Which rows go: of `sok_embed.eviction`, or `"lru"` or `"lfu"`, by which a full
+            table evicts the rows that were trained least recently or least often, as many as
+            newcomers need. `None`: rows stay.
         **kwargs: Of `keras.layers.Layer`.
 
     Input shape:
@@ -63,10 +67,11 @@ class DynamicEmbedding(TableLayer):
         float16).
 
     Raises:
-        ValueError: For an `output_dim` or `max_rows` that is no positive integer, an initializer
+        ValueError: For an eviction that needs `max_rows` without it, or counts steps in a storage,
+            an `output_dim` or `max_rows` that is no positive integer, an initializer
             or an optimizer that rows cannot follow, a float64 policy.
-        tf.errors.ResourceExhaustedError: When a batch would exceed `max_rows`. The table is left as
-            it was.
+        tf.errors.ResourceExhaustedError: When a batch would exceed `max_rows`, and not enough rows
+            may go. The table is left as it was.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class DynamicEmbedding(TableLayer):
         storage: Any = None,
         group: int = 0,
         admission: Any = None,
+        eviction: Any = None,
         **kwargs: Any,
     ) -> None:
         refuse_keras_arguments("DynamicEmbedding", kwargs)
@@ -101,6 +107,7 @@ class DynamicEmbedding(TableLayer):
             storage=storage,
             group=group,
             admission=admission,
+            eviction=eviction,
             **kwargs,
         )
         self.output_dim = output_dim

@@ -14,8 +14,10 @@ import tensorflow as tf
 
 from sok_embed import admission as admissions
 from sok_embed import callers, communicators, contents, kv, tf_ops
+from sok_embed import eviction as evictions
 from sok_embed.admission import Admission
 from sok_embed.arguments import check_integer
+from sok_embed.eviction import Eviction
 from sok_embed.layers.anchored_layer import AnchoredLayer
 from sok_embed.layers.rebuilding import check_rebuilt
 from sok_embed.lookup import TableLookup
@@ -47,6 +49,7 @@ class TableLayer(AnchoredLayer):
             in memory.
         group: Of the storage.
         admission: Which keys get a row, from `sok_embed.admission`, or its config. `None`: all.
+        eviction: Which rows go, from `sok_embed.eviction`, or its name or config. `None`: none.
         **kwargs: Of `keras.layers.Layer`.
     """
 
@@ -64,6 +67,7 @@ class TableLayer(AnchoredLayer):
         storage: kv.Storage | Mapping[str, Any] | None = None,
         group: int = 0,
         admission: Admission | Mapping[str, Any] | None = None,
+        eviction: Eviction | str | Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(dim, initializer, optimizer=optimizer, **kwargs)
@@ -71,6 +75,14 @@ class TableLayer(AnchoredLayer):
         self.storage = kv.Storage.from_config(storage) if isinstance(storage, Mapping) else storage
         self.group = check_integer("group", group, named=True)
         self.admission = admissions.get(admission)
+        self.eviction = evictions.get(eviction)
+        evictions.check_place(
+            self.eviction,
+            f"Layer '{self.name}'",
+            max_rows=max_rows,
+            stored=storage is not None,
+            direct=direct,
+        )
         stored = self._stored_group()
         if seed is None and stored is not None:
             seed = stored.initializer["seed"]
@@ -91,6 +103,7 @@ class TableLayer(AnchoredLayer):
             storage=self.storage,
             group=self.group,
             admission=self.admission,
+            eviction=self.eviction,
             name=self.name,
         )
         self._table_lookup = TableLookup(
@@ -227,4 +240,5 @@ class TableLayer(AnchoredLayer):
             "storage": None if self.storage is None else self.storage.get_config(),
             "group": self.group,
             "admission": None if self.admission is None else self.admission.get_config(),
+            "eviction": None if self.eviction is None else self.eviction.get_config(),
         }

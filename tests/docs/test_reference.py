@@ -16,6 +16,7 @@ MODULES = [
     "sok_embed",
     "sok_embed.admission",
     "sok_embed.callbacks",
+    "sok_embed.eviction",
     "sok_embed.feature_column",
     "sok_embed.communicators",
     "sok_embed.damo",

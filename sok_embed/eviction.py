@@ -1,0 +1,264 @@
+"""Eviction: which rows of a table go, to make room for others or because they are of no use.
+
+A row is trained by a step whose batch has its key. Looking it up in evaluation changes nothing. A
+key whose row has gone is as one that was never there: it has the vector that training starts from,
+and gets a new row when training meets it again, and, with an admission, once that lets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, TypeAlias
+
+from sok_embed.arguments import check_integer
+
+__all__ = [
+    "Eviction",
+    "LeastFrequentlyUsed",
+    "LeastRecentlyUsed",
+    "MaxAge",
+    "MinNorm",
+    "from_config",
+    "get",
+]
+
+_UINT32 = 2**32
+_LEAST_FLOAT32 = 2.0**-149  # above 0
+
+
+@dataclass(frozen=True)
+class LeastRecentlyUsed:
+    """A full table evicts the rows that were trained least recently, exactly as many as it needs.
+
+    A row that was not trained yet counts as trained when it was made. Of rows of one time those of
+    the least keys, as unsigned numbers, go first. In memory times are steps of the table, in a
+    storage they are seconds.
+
+    Example:
+    >>> LeastRecentlyUsed().get_config()
+    {'kind': 'lru'}
+    """
+
+    kind: ClassVar[str] = "lru"
+    needs_max_rows: ClassVar[bool] = True
+    counts_seconds: ClassVar[bool] = False
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments and the kind, as JSON can hold them; see `from_config`."""
+        return {"kind": self.kind}
+
+
+@dataclass(frozen=True)
+class LeastFrequentlyUsed:
+    """A full table evicts the rows that were trained least often, exactly as many as it needs.
+
+    Of rows that were trained equally often, the least recently trained go first, as
+    `LeastRecentlyUsed` has it. Counts are never halved: what was frequent once stays for long.
+
+    Example:
+    >>> LeastFrequentlyUsed().get_config()
+    {'kind': 'lfu'}
+    """
+
+    kind: ClassVar[str] = "lfu"
+    needs_max_rows: ClassVar[bool] = True
+    counts_seconds: ClassVar[bool] = False
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments and the kind, as JSON can hold them; see `from_config`."""
+        return {"kind": self.kind}
+
+
+@dataclass(frozen=True)
+class MaxAge:
+    """Rows go a time after they were trained last, or made.
+
+    They are looked for after steps, at most 16 times in that span, so a row may stay a sixteenth
+    longer. In a full table the oldest of them go at once, as many as newcomers need.
+
+    Example:
+    >>> MaxAge(steps=1000).get_config()
+    {'kind': 'max_age', 'seconds': None, 'steps': 1000}
+
+    Attributes:
+        seconds: The age that rows go at, at least 1. One of the two is given.
+        steps: The same in steps of the table, those that train some of its rows. Not in a storage,
+            which knows seconds.
+
+    Raises:
+        ValueError: For both or none of them, or a value out of [1, 2**32).
+    """
+
+    seconds: int | None = None
+    steps: int | None = None
+
+    kind: ClassVar[str] = "max_age"
+    needs_max_rows: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if (self.seconds is None) == (self.steps is None):
+            raise ValueError(
+                "Expected either seconds or steps. Received: "
+                f"MaxAge(seconds={self.seconds!r}, steps={self.steps!r})."
+            )
+        name, age = self._age()
+        object.__setattr__(self, name, check_integer(name, age, 1, _UINT32))
+
+    def _age(self) -> tuple[str, Any]:
+        return ("steps", self.steps) if self.seconds is None else ("seconds", self.seconds)
+
+    @property
+    def ticks(self) -> int:
+        """The age in ticks of the table's clock."""
+        return int(self._age()[1])
+
+    @property
+    def counts_seconds(self) -> bool:
+        """Whether times of rows must be seconds."""
+        return self.seconds is not None
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments and the kind, as JSON can hold them; see `from_config`."""
+        return {"kind": self.kind, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class MinNorm:
+    """Rows whose vector is nearly zero go.
+
+    They are looked for once in `every` steps. In a full table they go at once, as many as newcomers
+    need, which takes a look at every row each time that those known of are used up.
+
+    Example:
+    >>> MinNorm(1e-3).get_config()
+    {'kind': 'min_norm', 'l2': 0.001, 'every': 100}
+
+    Attributes:
+        l2: Rows of a smaller Euclidean norm go; above 0. It is rounded to float32.
+        every: In how many steps of the table rows are looked through once.
+
+    Raises:
+        ValueError: For a value out of its range.
+    """
+
+    l2: float
+    every: int = 100
+
+    kind: ClassVar[str] = "min_norm"
+    needs_max_rows: ClassVar[bool] = False
+    counts_seconds: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        l2 = self.l2
+        is_number = isinstance(l2, int | float) and not isinstance(l2, bool)
+        if not is_number or not l2 >= _LEAST_FLOAT32:
+            raise ValueError(
+                f"Expected l2 to be a number above 0. Received: {l2!r}. Rows of a smaller norm go, "
+                "so with 0 none ever would."
+            )
+        object.__setattr__(self, "every", check_integer("every", self.every, 1, _UINT32))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments and the kind, as JSON can hold them; see `from_config`."""
+        return {"kind": self.kind, **asdict(self)}
+
+
+Eviction: TypeAlias = LeastRecentlyUsed | LeastFrequentlyUsed | MaxAge | MinNorm
+
+_KINDS: dict[str, type[Eviction]] = {
+    cls.kind: cls for cls in (LeastRecentlyUsed, LeastFrequentlyUsed, MaxAge, MinNorm)
+}
+
+
+def from_config(config: Mapping[str, Any]) -> Eviction:
+    """Makes the eviction that a `get_config` came from.
+
+    Example:
+    >>> from_config({"kind": "max_age", "steps": 1000})
+    MaxAge(seconds=None, steps=1000)
+
+    Args:
+        config: What `get_config` returned.
+
+    Raises:
+        ValueError: For an unknown kind or a value out of its range.
+        TypeError: For an argument that the kind does not have.
+    """
+    arguments = dict(config)
+    kind = arguments.pop("kind", None)
+    if kind not in _KINDS:
+        raise ValueError(f"Expected an eviction kind of {', '.join(_KINDS)}. Received: {kind!r}.")
+    return _KINDS[kind](**arguments)
+
+
+def get(eviction: Eviction | str | Mapping[str, Any] | None) -> Eviction | None:
+    """Makes an eviction of its name or config; leaves evictions and `None` as they are.
+
+    Example:
+    >>> get("lru")
+    LeastRecentlyUsed()
+
+    Args:
+        eviction: `"lru"` and `"lfu"` are names.
+
+    Raises:
+        ValueError: For anything else.
+    """
+    if eviction is None or isinstance(eviction, Eviction):
+        return eviction
+    if isinstance(eviction, Mapping):
+        return from_config(eviction)
+    if eviction in ("lru", "lfu"):
+        return from_config({"kind": eviction})
+    raise ValueError(
+        'Expected eviction to be "lru", "lfu", an eviction of sok_embed.eviction '
+        f"({', '.join(cls.__name__ for cls in _KINDS.values())}) or None. Received: {eviction!r} "
+        f"(of type {type(eviction).__name__})."
+    )
+
+
+def core_arguments(eviction: Eviction) -> dict[str, Any]:
+    """What the core calls the numbers of an eviction: kind, max_age, min_l2 and every."""
+    return {
+        "kind": eviction.kind,
+        "max_age": eviction.ticks if isinstance(eviction, MaxAge) else 0,
+        "min_l2": float(eviction.l2) if isinstance(eviction, MinNorm) else 0.0,
+        "every": eviction.every if isinstance(eviction, MinNorm) else 100,
+    }
+
+
+def check_place(
+    eviction: Eviction | None,
+    what: str,
+    *,
+    max_rows: int | None,
+    stored: bool,
+    direct: bool = False,
+) -> None:
+    """Raises ValueError for an eviction that a table cannot have.
+
+    Args:
+        eviction: Of the table.
+        what: Whose, for the message: `"Layer 'clicks'"`.
+        max_rows: Of the table; `None`: no limit.
+        stored: Whether its rows lie in a storage.
+        direct: Whether its rows are found by position.
+    """
+    if eviction is None:
+        return
+    if direct:
+        raise ValueError(
+            f"{what}: expected no eviction for keys of a fixed range, whose rows all have their "
+            f"places. Received: {eviction!r}. Use a hash table."
+        )
+    if eviction.needs_max_rows and max_rows is None:
+        raise ValueError(
+            f"{what}: expected max_rows with {eviction!r}, which makes room in a full table. "
+            "Received: max_rows=None. Give max_rows, or use MaxAge or MinNorm."
+        )
+    if stored and isinstance(eviction, MaxAge) and eviction.steps is not None:
+        raise ValueError(
+            f"{what}: expected MaxAge(seconds=…) for rows in a storage, whose times are seconds. "
+            f"Received: {eviction!r}."
+        )

@@ -1,0 +1,204 @@
+"""Tables with an eviction hold exactly the rows that a simulation in NumPy says, step by step."""
+
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from eviction_model import EvictionModel, Full
+
+from sok_embed import kv, tf_ops
+from sok_embed.eviction import LeastRecentlyUsed, MaxAge
+from sok_embed.eviction import get as get_eviction
+from sok_embed.initializers import RowInitializer
+from sok_embed.table import Table
+
+ZEROS = RowInitializer("constant", 0.0, 0.0, None)
+NO_HYPERS = tf.zeros(0, tf.float64)
+
+
+def random_source():
+    seed = int(os.environ.get("SOK_TEST_SEED", np.random.SeedSequence().entropy % 2**32))
+    print(f"SOK_TEST_SEED={seed}")
+    return np.random.default_rng(seed)
+
+
+def random_keys(random, count):
+    """Any int64, in the order of their bits as uint64."""
+    keys = np.unique(random.integers(0, 2**64, 2 * count, np.uint64))
+    return np.sort(random.choice(keys, count, replace=False)).view(np.int64)
+
+
+class MemoryRun:
+    """A table in memory, trained by deposits and commits, beside its model."""
+
+    def __init__(self, random, kind, universe, max_rows):
+        self.random = random
+        self.keys = random_keys(random, universe)
+        self.model = EvictionModel(kind, universe, max_rows)
+        self.table = Table(2, ZEROS, max_rows=max_rows, eviction=get_eviction(kind))
+        self.step = 0
+        self.waiting = []  # places and receipts of lookups since the last commit
+        self.removed = False
+        self.operations = 0
+
+    def batch(self, size):
+        # Few keys are frequent, most are rare.
+        places = (len(self.keys) * self.random.random(size) ** 3).astype(np.intp)
+        return places
+
+    def look_up(self, places, takes_gradients):
+        self.operations += 1
+        in_use = [batch for batch, _ in self.waiting]
+        handle = self.table.resource_handle
+        try:
+            self.model.make(places, [places, *in_use], self.step)
+        except Full:
+            with pytest.raises(tf.errors.ResourceExhaustedError, match="rows may go"):
+                tf_ops.lookup(handle, self.keys[places], 2, True)
+            return
+        found = tf_ops.lookup(handle, self.keys[places], 2, True)
+        if takes_gradients:
+            self.waiting.append((places, found.receipt))
+
+    def commit(self):
+        if not self.waiting:
+            return
+        self.operations += 1 + len(self.waiting)
+        anchor = tf.zeros([])
+        for places, receipt in self.waiting:
+            anchor += tf_ops.deposit(receipt, tf.ones([len(places), 2]))
+        tf_ops.commit(self.table.resource_handle, anchor, "sgd", [], NO_HYPERS)
+        self.step += 1
+        batches = [places for places, _ in self.waiting]
+        trained = np.concatenate(batches)
+        if self.removed:  # after a removal, gradients make the rows that they miss
+            self.model.make(trained, batches, self.step)
+        self.model.train(trained, self.step)
+        # The receipts are still there, as a tape would have them.
+        self.waiting, self.removed = [], False
+
+    def remove(self, places):
+        self.operations += 1
+        self.removed = bool(self.waiting)
+        self.table.remove(self.keys[places])
+        self.model.remove(places)
+
+    def check(self):
+        exists, updates, times = self.table.metadata(self.keys)
+        np.testing.assert_array_equal(exists, self.model.has)
+        np.testing.assert_array_equal(updates, np.where(exists, self.model.updates, 0))
+        np.testing.assert_array_equal(times, np.where(exists, self.model.times, 0))
+
+
+@pytest.mark.parametrize("kind", ["lru", "lfu"])
+def test_random_steps_in_memory_keep_exactly_the_rows_of_the_simulation(kind):
+    random = random_source()
+    run = MemoryRun(random, kind, 300, 90)
+    while run.operations < 6_000:
+        for _ in range(random.integers(1, 3)):
+            size = random.choice([1, 2, 8, 20, 40, 120], p=[0.2, 0.2, 0.25, 0.2, 0.13, 0.02])
+            run.look_up(run.batch(size), takes_gradients=random.random() < 0.9)
+        if random.random() < 0.05:
+            run.remove(run.batch(5))
+        if random.random() < 0.95:
+            run.commit()
+        run.check()
+    assert run.table.stats()["evicted"] == run.model.evicted > 500
+
+
+@pytest.mark.parametrize("kind", ["lru", "lfu"])
+def test_a_table_that_knows_only_some_of_its_rows_evicts_the_right_ones(kind):
+    # More rows than the queue of those that go next keeps: it is filled several times.
+    random = random_source()
+    run = MemoryRun(random, kind, 30_000, 6_000)
+    for turn in range(30):
+        run.look_up(random.integers(0, 30_000, 1200), takes_gradients=True)
+        run.look_up(run.batch(500), takes_gradients=random.random() < 0.5)
+        if turn % 5 == 4:
+            run.remove(run.batch(800))
+        run.commit()
+        run.check()
+    assert run.table.stats()["evicted"] == run.model.evicted > 6_000
+
+
+def call(embedding, which, keys):
+    zeros = np.zeros([len(keys), embedding.dimension], np.float32)
+    if which == "remove":
+        embedding.remove(keys)
+    elif which == "assign":
+        embedding.assign(keys, zeros)
+    elif which == "look_up":
+        embedding.lookup(keys)
+    else:
+        embedding.apply_gradients(keys, zeros)
+
+
+@pytest.mark.parametrize("kind", ["lru", "lfu"])
+@pytest.mark.parametrize("dimension, max_rows, operations", [(2, 90, 9_000), (300, 2500, 100)])
+def test_random_steps_on_disk_keep_exactly_the_rows_of_the_simulation(
+    tmp_path, kind, dimension, max_rows, operations
+):
+    # 2500 rows of 300 floats are more than the cache holds.
+    random = random_source()
+    keys = random_keys(random, 3 * max_rows).view(np.uint64)
+    model = EvictionModel(kind, len(keys), max_rows)
+    now = 1000
+    with kv.Storage(tmp_path / "rows", cache_bytes=1 << 20, clock=lambda: now) as storage:
+        embedding = kv.Embedding(
+            storage,
+            kv.Optimizer("sgd"),
+            kv.Initializer("zeros"),
+            dimension,
+            max_rows=max_rows,
+            eviction=kind,
+        )
+        sizes = [1, 3, max_rows // 10, max_rows // 3, 2 * max_rows]
+        for operation in range(operations):
+            now += int(random.integers(0, 3))
+            size = random.choice(sizes, p=[0.3, 0.3, 0.25, 0.14, 0.01])
+            places = (len(keys) * random.random(size) ** 3).astype(np.intp)
+            which = random.choice(
+                ["remove", "assign", "look_up", "train"], p=[0.05, 0.05, 0.4, 0.5]
+            )
+            if which == "remove":
+                model.remove(places)
+            else:
+                try:
+                    model.make(places, [places], now)
+                except Full:
+                    with pytest.raises(kv.StorageError, match="rows may go"):
+                        call(embedding, which, keys[places])
+                    continue
+            call(embedding, which, keys[places])
+            if which == "train":
+                model.train(places, now)
+            if operation % 500 == 499:
+                storage.flush()
+            exists, updates, times = embedding.metadata(keys)
+            np.testing.assert_array_equal(exists, model.has)
+            np.testing.assert_array_equal(updates, np.where(exists, model.updates, 0))
+            np.testing.assert_array_equal(times, np.where(exists, model.times, 0))
+        assert embedding.stats()["evicted"] == model.evicted > max_rows
+
+
+def test_an_eager_tape_that_is_kept_does_not_keep_rows():
+    table = Table(1, ZEROS, max_rows=2, eviction=LeastRecentlyUsed())
+    anchor = tf.Variable(0.0)
+    tapes = []
+    for keys in ([1, 2], [3, 4], [5, 6]):
+        with tf.GradientTape(persistent=True) as tape:
+            rows = tf_ops.lookup(
+                table.resource_handle, tf.constant(keys, tf.int64), 1, True, anchor=anchor
+            ).embeddings
+        deposited = tape.gradient(rows, anchor)
+        tf_ops.commit(table.resource_handle, deposited, "sgd", [], NO_HYPERS)
+        tapes.append(tape)
+    assert table.contains([1, 2, 3, 4, 5, 6]).tolist() == [False] * 4 + [True] * 2
+
+
+def test_the_clock_of_a_table_in_memory_is_its_steps_unless_seconds_are_asked_for():
+    for eviction, is_steps in ((MaxAge(steps=5), True), (MaxAge(seconds=5), False)):
+        table = Table(1, ZEROS, eviction=eviction)
+        table.assign([7], np.ones([1, 1], np.float32))
+        assert (table.metadata([7]).update_times[0] == 0) == is_steps
