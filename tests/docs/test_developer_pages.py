@@ -1,0 +1,97 @@
+"""The pages for developers name files and functions that exist, and lists that are complete."""
+
+import re
+
+import pytest
+from pages import ROOT
+
+from sok_embed.kv import _core
+
+INTERNALS = ROOT / "docs/internals.md"
+DEVELOPING = ROOT / "docs/developing.md"
+# What a build makes or a user brings.
+NOT_OF_THE_TREE = (".venv/", "build/", "include/", "lib/")
+
+_CODE = re.compile(r"`([^`\n]+)`")
+_FENCED = re.compile(r"```.*?```", re.DOTALL)
+_PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)+/?|[\w.-]+/")
+
+
+def code_in(page) -> list[str]:
+    """What stands in backquotes in a page, outside of its code blocks."""
+    return _CODE.findall(_FENCED.sub("", page.read_text()))
+
+
+def paths_in(page) -> list[str]:
+    """The paths that a page names: words with a slash, without patterns such as <rule>.h."""
+    words = [word for code in code_in(page) for word in code.split()]
+    return [word for word in words if _PATH.fullmatch(word)]
+
+
+@pytest.mark.parametrize("page", [INTERNALS, DEVELOPING], ids=lambda page: page.name)
+def test_each_path_exists(page):
+    paths = [path for path in paths_in(page) if not path.startswith(NOT_OF_THE_TREE)]
+    assert len(paths) >= 15
+    assert [path for path in paths if not places_of(path)] == []
+
+
+def places_of(path: str) -> list:
+    """Where a path may lead: from the root, or, as headers are included, from the core."""
+    return [start / path for start in (ROOT, ROOT / "tf_ops/core") if (start / path).exists()]
+
+
+def steps() -> list[tuple[str, str]]:
+    """The functions that tables of the page on internals name, each with its file."""
+    found = []
+    for line in INTERNALS.read_text().splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) == 5 and _CODE.fullmatch(cells[2]) and "/" in cells[2]:
+            found += [(cells[2].strip("`"), name) for name in _CODE.findall(cells[3])]
+    return found
+
+
+def test_the_page_on_internals_follows_a_step_by_function():
+    assert len(steps()) >= 40
+
+
+@pytest.mark.parametrize(("path", "name"), steps(), ids=lambda value: value)
+def test_each_step_names_a_function_of_its_file(path, name):
+    assert re.search(rf"\b{re.escape(name)}\b", (ROOT / path).read_text())
+
+
+def test_the_page_on_internals_names_each_flag_of_a_cached_row():
+    header = (ROOT / "tf_ops/core/disk/cache_rows.h").read_text()
+    (body,) = re.findall(r"enum RowState.*?\{(.*?)\};", header, re.DOTALL)
+    flags = re.findall(r"\b(kRow\w+) =", body)
+    assert len(flags) >= 7
+    assert [flag for flag in flags if f"| `{flag}` |" not in INTERNALS.read_text()] == []
+
+
+# Where a rule must have a line: the independent reference that it is compared with, and its row in
+# the documentation. Rules of the numpy API have a prefix in the registry that users do not see.
+NUMPY = "kv_"
+
+
+def lines_expected_of(rule: str) -> list[tuple[str, str]]:
+    """Files, and what must stand in each of them for a rule of the registry."""
+    if rule.startswith(NUMPY):
+        name = rule.removeprefix(NUMPY)
+        return [
+            ("tf_ops/core/rules/torch/torch_rules_test.cc", rf'^      \{{"{rule}",'),
+            ("tests/kv/test_optimizers.py", rf'^    "{name}": \('),
+            ("docs/reference/kv.md", rf'^\| (?:.*, )?`"{name}"`'),
+        ]
+    return [
+        ("tf_ops/core/rules/row_optimizer_test.cc", rf'^      \{{"{rule}",'),
+        ("docs/reference/optimizers.md", rf"^\| `{rule}` \|"),
+    ]
+
+
+@pytest.mark.parametrize("rule", _core.rule_names())
+def test_a_rule_is_in_the_tables_of_the_tests_and_of_the_reference(rule):
+    missing = [
+        path
+        for path, line in lines_expected_of(rule)
+        if not re.search(line, (ROOT / path).read_text(), re.MULTILINE)
+    ]
+    assert missing == []
