@@ -1,4 +1,5 @@
-// AdaptiveTable::Commit: which row a gradient goes to, slots, optimizers that accumulate.
+// Tests of AdaptiveTable::Commit: which row a gradient goes to, what becomes of slots, and
+// optimizers that accumulate.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -147,7 +148,7 @@ TEST_CASE("slots of a new row are those of its static row, or start anew") {
       const auto start = Value(table->own()->Freeze()).slot_start();
       CHECK((own.slots != start) == copy);
       if (copy) CHECK(own.slots == shared.slots);
-      // From there on the two are trained on their own, by equal steps.
+      // From here on the two are trained on their own, by equal steps.
       DepositOnes(*table, {{key, key}, {}, {0, 1}});
       CommitOn(*table, Options(rule));
       if (copy) {

@@ -1,4 +1,4 @@
-// AdaptiveTable::Lookup: who is counted, who gets a row and when, what comes out.
+// Tests of AdaptiveTable::Lookup: who is counted, who gets a row and when, and what comes out.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -128,7 +128,7 @@ TEST_CASE("a large batch of many keys that are new at once gets all its rows") {
   AdaptiveConfig config;
   config.static_buckets = 101;
   config.promote_after = 1;
-  config.sketch_capacity = 10;  // far too few: a count is never too low
+  config.sketch_capacity = 10;  // far too few counters, and yet no count is too low
   const auto table = MakeAdaptive(config);
   AdaptiveBatch batch;
   for (Key i = 0; i < 3 * kKeys; ++i) batch.keys.push_back(i * 7 % kKeys);

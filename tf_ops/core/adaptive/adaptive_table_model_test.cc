@@ -1,4 +1,4 @@
-// An adaptive table beside its model: random batches, masks, counts, gradients and demotions.
+// Runs an adaptive table beside its model: random batches, masks, counts, gradients and demotions.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kBuckets = 5;
 constexpr double kRate = 0.125;
-// float32 sums of a few dozen steps, of rows of the order of 1.
+// This allows for the float32 sums of a few dozen steps, of rows of the order of 1.
 constexpr double kTolerance = 2e-4;
 
 using Rule = AdaptiveModel::Rule;
@@ -29,7 +29,7 @@ class Beside {
         rng_(TestSeed()),
         model_(config, rule, kRate, StaticRows(*table_)) {}
 
-  // Mostly a lookup with what follows it in a step.
+  // Makes a lookup, mostly with what follows it in a step.
   void Turn() {
     const AdaptiveBatch batch = RandomBatch();
     const std::vector<int32_t> mask =
@@ -169,7 +169,7 @@ TEST_CASE("all keys share the one static row of a table of one bucket") {
           std::vector<float>{before[0], before[1], before[2], before[0], before[1], before[2]});
     CHECK(table->own()->size() == std::min<uint64_t>(key + 1, 3));
   }
-  // All were counted twice: of equal ones that of the least key went first.
+  // All keys were counted twice, and of equally used ones the row of the least key went first.
   CHECK(OwnKeys(*table) == std::vector<Key>{3, 4, 5});
 }
 

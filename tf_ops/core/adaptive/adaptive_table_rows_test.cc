@@ -1,4 +1,5 @@
-// An adaptive table of few own rows: who goes, who stays, who is not let in.
+// Tests of an adaptive table that may have few own rows: who goes, who stays, and who is not let
+// in.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -18,7 +19,7 @@ AdaptiveConfig Config(uint64_t max_rows, uint32_t promote_after = 1) {
   return config;
 }
 
-// Sees keys so often each, one after the other.
+// Looks each key up so many times, one after the other.
 void Use(AdaptiveTable& table, const std::vector<std::pair<Key, size_t>>& uses) {
   for (const auto& [key, times] : uses) Look(table, Times(key, times), true);
 }
@@ -68,7 +69,7 @@ TEST_CASE("rows that the batch itself uses stay, though they were used least") {
   // All rows are in use: nobody is let in, and a mask of 1 does not help.
   Look(*table, {{3, 4, 1}, {}, {-1, 1, -1}}, true);
   CHECK(OwnKeys(*table) == Keys{1, 3});
-  // Nor does a place that asks for the static row give the own one away.
+  // A place that asks for the static row does not give the own row away either.
   Look(*table, {{3, 4, 1}, {}, {-1, 1, 0}}, true);
   CHECK(OwnKeys(*table) == Keys{1, 3});
   Look(*table, {{3, 4}, {}, {-1, 1}}, true);
@@ -87,7 +88,7 @@ TEST_CASE("of more new keys than there is room for the most used get rows") {
   CHECK(OwnKeys(*table) == Keys{0, 40, 90});
   CHECK(table->Stats().promoted == 3);
   CHECK(table->Stats().demoted == 0);
-  // Each of the others has been counted.
+  // Each of the other keys has been counted.
   Use(*table, {{55, 20}});
   CHECK(OwnKeys(*table) == Keys{40, 55, 90});
 }
@@ -107,7 +108,7 @@ TEST_CASE("counts that were halved decide who goes") {
   config.decay_every = 1;
   const auto table = MakeAdaptive(config);
   Use(*table, {{1, 12}, {2, 5}});
-  Use(*table, {{3, 5}});  // makes the table know its least used rows: 2 goes
+  Use(*table, {{3, 5}});  // this makes the table know its least used rows: 2 goes
   CHECK(OwnKeys(*table) == Keys{1, 3});
   IdleStep(*table);
   IdleStep(*table);  // 1 stands at 3
@@ -146,7 +147,7 @@ TEST_CASE("a row that is taken away and made again leaves room for as many as be
     Look(*table, {{4}, {0}, {}}, true);
   }
   REQUIRE(OwnKeys(*table) == Keys{2, 3, 4});
-  // Two newcomers: the two that were used least go, and each newcomer has its row.
+  // Of the rows, the two that were used least go, and each of the two newcomers has its row.
   Look(*table, {{10, 11}, {}, {1, 1}}, true);
   CHECK(OwnKeys(*table) == Keys{3, 10, 11});
 }

@@ -1,4 +1,5 @@
-// AdaptiveTable::Freeze and Restore: one moment, all of it, and what is refused.
+// Tests of AdaptiveTable::Freeze and Restore: a snapshot is whole and of one moment, and a bad one
+// is refused.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -39,7 +40,7 @@ void Train(AdaptiveTable& table, const std::string& rule, uint64_t seed, int ste
   }
 }
 
-// A table with everything in it, and another one that is to stay as it is.
+// One table has everything in it, and another one is to stay as it is.
 struct Pair {
   explicit Pair(const AdaptiveConfig& config)
       : table(MakeAdaptive(config)), other(MakeAdaptive(config)) {
@@ -88,7 +89,7 @@ TEST_CASE("a restored table goes on as the one that was saved, bit for bit") {
       Train(*twin, rule, 3, 13);
       CHECK(Same(ContentsOf(*again), ContentsOf(*twin)));
     }
-    // The saved one itself, which knows its least used rows already.
+    // The saved table itself goes on as well; it knows its least used rows already.
     const auto again = MakeAdaptive(Config());
     REQUIRE(RestoreParts(ContentsOf(*table)).Into(*again).ok());
     Train(*table, rule, 4, 13);

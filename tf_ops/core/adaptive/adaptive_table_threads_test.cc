@@ -1,5 +1,5 @@
-// Everything at once on one adaptive table. Gradients have one value throughout a row, and rows
-// start from zero, so the floats of a row are equal at any time: a row of different floats was
+// Does everything at once on one adaptive table. Gradients have one value throughout a row, and
+// rows start from zero, so the floats of a row are equal at any time: a row of different floats was
 // torn.
 #include <doctest/doctest.h>
 
@@ -22,7 +22,8 @@ constexpr uint64_t kBuckets = 16;
 constexpr size_t kBatch = 120;
 constexpr Key kKeys = 300;
 
-// A pool that all threads of a test share, as TensorFlow's ops do. Its threads end with it.
+// This pool is shared by all threads of a test, as TensorFlow's is by its ops. Its threads end with
+// it.
 struct Pool {
   ThreadPool threads{3};
   ParallelFor run = [this](int64_t total, int64_t cost, const auto& fn) {
@@ -52,7 +53,7 @@ AdaptiveBatch Batch(std::mt19937_64& rng) {
   return batch;
 }
 
-// What the threads of a test found wrong. doctest's checks are for its own thread.
+// Collects what the threads of a test found wrong: doctest's checks are for its own thread.
 struct Faults {
   std::atomic<int> torn{0}, refused{0}, too_many{0}, differs{0};
   void CheckNone() const {
@@ -92,7 +93,7 @@ void Export(AdaptiveTable& table, uint64_t max_rows, Faults* faults) {
   const auto& own = frozen.value().own;
   const auto& counters = frozen.value().counters;
   faults->too_many += max_rows > 0 && own.size() > max_rows;
-  // All of one moment: rows are those that were made and have not gone.
+  // A snapshot is of one moment: its rows are those that were made and have not gone.
   faults->differs += static_cast<int64_t>(own.size()) != counters[1] - counters[2];
   faults->differs += own.state().steps != frozen.value().shared.state().steps;
 }
@@ -225,7 +226,8 @@ TEST_CASE("two lookups at once that want the same last rows take nobody else's")
   for (Key key = 100; key < 110; ++key) wanted.keys.push_back(key);
   const auto table = MakeTable(config);
   Look(*table, others, true);
-  // The other lookup runs when this one has found out who has no row, and not learnt from it yet.
+  // The other lookup runs when this one has found out which keys have no row, and has not made rows
+  // yet.
   bool first = true;
   const ParallelFor interrupted = [&](int64_t total, int64_t cost, const auto& fn) {
     SerialFor(total, cost, fn);

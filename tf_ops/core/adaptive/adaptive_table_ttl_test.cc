@@ -1,4 +1,4 @@
-// An adaptive table whose own rows grow old. Its clock counts the steps of the own table.
+// Tests of an adaptive table whose own rows grow old. Its clock counts the steps of the own table.
 #include <doctest/doctest.h>
 
 #include <cstdint>

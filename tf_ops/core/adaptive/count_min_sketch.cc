@@ -31,8 +31,8 @@ constexpr size_t kCellBitsAt = 24;
 constexpr size_t kChecksumAt = 28;
 constexpr size_t kCellsAt = 36;
 
-// `random` as a number below `bound`: Lemire 2019, "Fast random integer generation in an interval",
-// without its rejection, whose bias is bound / 2^32.
+// Maps `random` to a number below `bound`: Lemire 2019, "Fast random integer generation in an
+// interval", without its rejection, whose bias is bound / 2^32.
 uint64_t Below(uint32_t random, uint64_t bound) { return random * bound >> 32; }
 
 uint64_t MachineBytes() {
@@ -98,7 +98,8 @@ CountMinSketch::CountMinSketch(const SketchConfig& config, PageBuffer memory)
     : config_(config), row_cells_(config.cells_per_group / kRows), memory_(std::move(memory)) {}
 
 uint64_t CountMinSketch::CellsPerGroup(uint64_t capacity, uint64_t all_groups) {
-  // Eight cells a key, and eight more a group, because keys do not spread evenly: see the header.
+  // There are eight cells a key, and eight more a group, because keys do not spread evenly: see the
+  // header.
   constexpr uint64_t kCellsPerKey = 8, kMore = 8, kLargest = UINT64_C(1) << 56;
   const uint64_t cells = std::min(capacity, kLargest) * kCellsPerKey;
   const uint64_t share = cells / all_groups + (cells % all_groups != 0) + kMore;
@@ -116,7 +117,7 @@ void CountMinSketch::WithCell(const Fn& fn) const {
 
 template <typename Cell>
 void CountMinSketch::FindCells(Key key, uint32_t group, Cell** cells) const {
-  // Two independent outputs of SplitMix64, of two rows each.
+  // Each of two independent outputs of SplitMix64 gives the cells of two rows.
   const uint64_t hash = Mix64(key + kSalt);
   const uint64_t random[] = {hash, Mix64(hash + kGolden)};
   Cell* row = reinterpret_cast<Cell*>(memory_.data()) + group * config_.cells_per_group;
@@ -162,7 +163,7 @@ void CountMinSketch::Add(const Key* keys, const uint32_t* groups, const uint32_t
 }
 
 void CountMinSketch::Halve(const ParallelFor& parallel_for) {
-  constexpr int64_t kBlock = 4096;  // cells, which take a microsecond or less
+  constexpr int64_t kBlock = 4096;  // cells; halving them takes a microsecond or less
   const auto total = static_cast<int64_t>(cells());
   WithCell([&](auto* type) {
     using Cell = std::remove_pointer_t<decltype(type)>;

@@ -1,13 +1,14 @@
-// Counts of keys in a fixed amount of memory, never too low: a count-min sketch (Cormode,
-// Muthukrishnan 2005, "An improved data stream summary: the count-min sketch and its
+// A sketch counts keys in a fixed amount of memory, and never too low. It is a count-min sketch
+// (Cormode, Muthukrishnan 2005, "An improved data stream summary: the count-min sketch and its
 // applications") with conservative update (Estan, Varghese 2002, "New directions in traffic
 // measurement and accounting").
 //
-// Each key has four cells, one in each row, and its count is at most the smallest of them. The
-// cells stand in groups, and all those of a key lie in the group that the caller names, a row of
-// each after the other. So a sketch that is spread over workers by group counts as one that is not.
+// Each key has four cells, one in each of four rows of cells, and its count is at most the smallest
+// of them. The cells stand in groups. All four cells of a key lie in the group that the caller
+// names; a group has a part of each row, one after the other. So sketches that share the groups
+// among several workers count like one sketch with all groups.
 //
-// Not thread-safe. Const methods may run at once.
+// The class is not thread-safe, but const methods may run at once.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +24,7 @@
 namespace sok {
 
 struct SketchConfig {
-  uint64_t groups;           // here, at least 1
+  uint64_t groups;           // of this sketch, at least 1
   uint64_t cells_per_group;  // a positive multiple of CountMinSketch::kRows
   int cell_bits;             // 8 or 16
 };
@@ -36,11 +37,11 @@ class CountMinSketch {
   // is not so much memory.
   static Result<std::unique_ptr<CountMinSketch>> Make(const SketchConfig& config);
 
-  // The cells of one of `all_groups` groups (at least 1), on all workers together, that count
-  // `capacity` keys: eight a key and eight more a group. Of a million keys with Zipf's
-  // exponent 1.05 that are drawn up to 30 million times, and counted until they reach k = 2, 3, 5
-  // or 10, fewer than 0.5 % then have an estimate of k without having been drawn k times, in any
-  // number of groups.
+  // Returns how many cells each of `all_groups` groups (at least 1), on all workers together, must
+  // have to count `capacity` keys: eight a key and eight more a group. With that, take a million
+  // keys with Zipf's exponent 1.05, draw them up to 30 million times, and count each until it
+  // reaches k = 2, 3, 5 or 10: fewer than 0.5 % of the keys then have an estimate of k without
+  // having been drawn k times, in any number of groups.
   static uint64_t CellsPerGroup(uint64_t capacity, uint64_t all_groups);
 
   // Counts key i, of groups[i] < config.groups, counts[i] times. The keys must be distinct.
@@ -54,9 +55,9 @@ class CountMinSketch {
   // Halves every cell, rounded down.
   void Halve(const ParallelFor& parallel_for);
 
-  // The largest count.
+  // Returns the largest count that a cell holds.
   uint32_t max() const { return config_.cell_bits == 8 ? UINT8_MAX : UINT16_MAX; }
-  // The share of cells that stand at max().
+  // Returns the share of cells that stand at max().
   double Saturation() const;
   uint64_t bytes() const { return memory_.bytes(); }
 
@@ -73,8 +74,8 @@ class CountMinSketch {
   //
   // All numbers and cells are little-endian.
   std::string Dump() const;
-  // Errors: kInvalidArgument for a sketch of another config or version, kDataLoss for one that was
-  // cut short or damaged. This one is then as it was.
+  // Replaces the cells by those of a dump. Errors: kInvalidArgument for a sketch of another config
+  // or version, kDataLoss for one that was cut short or damaged. This sketch is then as it was.
   Status Load(std::string_view dump);
 
  private:
@@ -95,7 +96,7 @@ class CountMinSketch {
   std::string Header(std::string_view cells) const;
 
   const SketchConfig config_;
-  const uint64_t row_cells_;  // of a group
+  const uint64_t row_cells_;  // cells of a row within a group
   PageBuffer memory_;
 };
 

@@ -1,4 +1,5 @@
-// Counts against those of std::unordered_map, and how often a key is taken for a frequent one.
+// Compares counts with those of std::unordered_map, and tells how often a key is taken for a
+// frequent one.
 #include "core/adaptive/count_min_sketch.h"
 
 #include <doctest/doctest.h>
@@ -50,7 +51,7 @@ std::vector<uint32_t> Estimate(const CountMinSketch& sketch, const Batch& batch)
   return estimates;
 }
 
-// Draws of keys below `distinct`, added up by key.
+// Draws keys below `distinct`, and adds up how often each was drawn.
 std::map<Key, uint32_t> Draw(std::mt19937_64* rng, size_t draws, uint64_t distinct) {
   std::map<Key, uint32_t> counts;
   for (size_t i = 0; i < draws; ++i) ++counts[(*rng)() % distinct];
@@ -68,7 +69,7 @@ Batch InGroups(const std::map<Key, uint32_t>& counts, uint64_t groups) {
 TEST_CASE("counts are exact where keys share no cells") {
   for (int bits : {8, 16}) {
     CAPTURE(bits);
-    // A key a group, so that nothing can collide.
+    // Gives each key a group of its own, so that nothing can collide.
     const auto sketch = Make(1000, 4, bits);
     Batch batch;
     for (uint32_t i = 0; i < 1000; ++i) batch.Append(~Key{i}, i, i % 7);
@@ -78,7 +79,7 @@ TEST_CASE("counts are exact where keys share no cells") {
     for (uint32_t& count : twice) count *= 2;
     CHECK(Add(sketch.get(), batch) == twice);
     CHECK(Estimate(*sketch, batch) == twice);
-    // A few keys in many cells.
+    // Puts a few keys into many cells.
     const auto wide = Make(2, 1 << 16, bits);
     const Batch few = InGroups({{0, 3}, {1, 1}, {2, 4}, {3, 1}, {UINT64_MAX, 5}}, 2);
     CHECK(Add(wide.get(), few) == few.counts);
@@ -93,7 +94,7 @@ TEST_CASE("a key of another group is never in the way") {
   CHECK(Add(sketch.get(), batch) == std::vector<uint32_t>{9});
   Batch others;
   for (uint32_t group : {0, 1, 2}) others.Append(5 + group, group, 0);
-  // Groups of four cells have one for each row: all keys of a group share them.
+  // Groups of four cells have one for each row, so all keys of a group share them.
   CHECK(Estimate(*sketch, others) == std::vector<uint32_t>{0, 9, 0});
 }
 
@@ -170,7 +171,7 @@ TEST_CASE("the order of a batch makes no difference, whatever collides") {
 }
 
 TEST_CASE("halving rounds down, in every cell and on any number of threads") {
-  constexpr uint32_t kGroups = 5003;  // of several blocks, and a part of one
+  constexpr uint32_t kGroups = 5003;  // the cells of several blocks, and of a part of one
   const ParallelFor pool = ProcessPool();
   for (int bits : {8, 16}) {
     for (const ParallelFor& parallel_for : {ParallelFor(SerialFor), pool}) {
@@ -225,14 +226,14 @@ TEST_CASE("a sketch goes on from its dump") {
     CHECK(ReadLittleEndian(dump.data() + 8, 8) == 9);
     CHECK(ReadLittleEndian(dump.data() + 16, 8) == 40);
     CHECK(ReadLittleEndian(dump.data() + 24, 4) == static_cast<uint64_t>(bits));
-    Add(loaded.get(), InGroups(Draw(&rng, 1000, 100), 9));  // which goes
+    Add(loaded.get(), InGroups(Draw(&rng, 1000, 100), 9));  // Load replaces these counts
     REQUIRE(loaded->Load(dump).ok());
     CHECK(loaded->Dump() == dump);
     CHECK(Add(loaded.get(), batch) == Add(sketch.get(), batch));
   }
 }
 
-// Computed in Python from the definition of the hash.
+// These values were computed in Python from the definition of the hash.
 TEST_CASE("a key's cells are where version 1 of the format has them") {
   const auto sketch = Make(2, 400, 8);
   Batch batch;
@@ -306,7 +307,7 @@ TEST_CASE("a capacity has eight cells a key and eight more a group") {
   CHECK(CountMinSketch::CellsPerGroup(UINT64_MAX, 1) % CountMinSketch::kRows == 0);
 }
 
-// Keys of Zipf's distribution, counted until they reach k, as promotion does.
+// Counts keys of Zipf's distribution until they reach k, as promotion does.
 TEST_CASE("few keys reach k before they were drawn so often") {
   constexpr uint64_t kDistinct = 20000;
   constexpr size_t kDraws = 400000, kBatch = 8192;

@@ -8,8 +8,9 @@ namespace {
 constexpr size_t kChunk = 32;
 using farm::kE16, farm::kE8, farm::kZeros;
 
-// FingerprintOfDigits of numbers of at least 17 digits, with a sign where negative is 1, in loops
-// that compilers turn into vector instructions. Of shorter ones it says anything.
+// Computes FingerprintOfDigits of numbers of at least 17 digits, with a sign where negative is 1,
+// in loops that compilers turn into vector instructions. For shorter numbers the results are of no
+// use.
 SOK_VECTOR_CLONES void LongFingerprints(const uint64_t* numbers, const uint64_t* negative,
                                         uint64_t* fingerprints) {
   uint32_t high[kChunk], middle[kChunk], low[kChunk];
@@ -24,7 +25,7 @@ SOK_VECTOR_CLONES void LongFingerprints(const uint64_t* numbers, const uint64_t*
   for (size_t i = 0; i < kChunk; ++i) nexts[i] = farm::EightDigits(middle[i]);
   for (size_t i = 0; i < kChunk; ++i) tails[i] = farm::EightDigits(low[i]);
   for (size_t i = 0; i < kChunk; ++i) {
-    // One to three digits before the sixteen.
+    // There are one to three digits before the last sixteen.
     const uint64_t length = 17 + uint64_t{high[i] >= 10} + uint64_t{high[i] >= 100} + negative[i];
     const uint64_t start = 8 * (24 - length);
     const uint64_t word = (words[i] | kZeros) ^ ((negative[i] * farm::kMinusFromZero) << start);
@@ -41,7 +42,7 @@ void FingerprintsOfDigits(const int64_t* ids, size_t n, uint64_t* fingerprints) 
   size_t i = 0;
   for (; n - i >= kChunk; i += kChunk) {
     uint64_t numbers[kChunk], negative[kChunk];
-    size_t few = 0;  // of those with few digits
+    size_t few = 0;  // of the numbers with few digits
     for (size_t j = 0; j < kChunk; ++j) {
       const auto bits = static_cast<uint64_t>(ids[i + j]);
       negative[j] = bits >> 63;

@@ -61,8 +61,9 @@ inline uint64_t UpTo32(uint64_t head, uint64_t second, uint64_t last_but_one, ui
              a + Rotate(second + kK2, 18) + tail * factor, factor);
 }
 
-// The eight digits of a number below 10^8, a byte each, the first one in the lowest byte: halves of
-// four digits, of two, of one. The factors are reciprocals of 100 and 10, exact in these ranges.
+// Returns the eight digits of a number below 10^8, one a byte, the first one in the lowest byte. It
+// splits the number into halves of four digits, of two, and of one. The factors are reciprocals of
+// 100 and 10, exact in these ranges.
 inline uint64_t EightDigits(uint32_t number) {
   uint64_t digits = number / 10000 | (uint64_t{number % 10000} << 32);
   const uint64_t hundreds = ((digits * 10486) >> 20) & 0x0000007f0000007full;
@@ -71,7 +72,7 @@ inline uint64_t EightDigits(uint32_t number) {
   return tens | ((digits - tens * 10) << 8);
 }
 
-// The eight bytes that start `bits` bits behind the start of `word`, which `next` follows.
+// Returns the eight bytes that start `bits` bits behind the start of `word`, which `next` follows.
 inline uint64_t Behind(uint64_t word, uint64_t next, int bits) {
   return static_cast<uint64_t>((static_cast<unsigned __int128>(next) << 64 | word) >> bits);
 }
@@ -83,13 +84,13 @@ inline uint64_t FingerprintOfDigits(int64_t id) {
   const bool negative = id < 0;
   const uint64_t number = negative ? 0 - static_cast<uint64_t>(id) : static_cast<uint64_t>(id);
   // The string stands at the end of one, two or three words, behind zeros, the last of which
-  // becomes the sign. `start`: bits before it.
+  // becomes the sign. `start` says how many bits are before it.
   const uint64_t sign = negative ? farm::kMinusFromZero : 0;
   const uint64_t low = farm::EightDigits(static_cast<uint32_t>(number % kE8));
   const uint64_t tail = low | kZeros;
   if (number < kE8) {
     const int length =
-        8 - __builtin_ctzll(low | uint64_t{1} << 56) / 8 + negative;  // 0 has a digit
+        8 - __builtin_ctzll(low | uint64_t{1} << 56) / 8 + negative;  // 0 has one digit
     if (length == 9) return farm::UpTo16(tail << 8 | farm::kMinus, tail, length);
     const int start = 8 * (8 - length);
     const uint64_t word = tail ^ (sign << start);
@@ -121,7 +122,8 @@ inline uint64_t FingerprintOfDigits(int64_t id) {
                       length);
 }
 
-// Fingerprints of n ids. Long ones, as hashes of 63 and 64 bits are, are taken many at a time.
+// Computes the fingerprints of n ids. Long ones, as hashes of 63 and 64 bits are, are taken many at
+// a time.
 void FingerprintsOfDigits(const int64_t* ids, size_t n, uint64_t* fingerprints);
 
 }  // namespace sok

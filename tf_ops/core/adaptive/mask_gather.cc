@@ -23,7 +23,7 @@ Status AtPosition(const std::string& expected, int64_t value, size_t position) {
                          " at position " + std::to_string(position));
 }
 
-// Writes the static rows of some positions of a batch of keys: hashes of their digits.
+// Writes the static rows of some positions of a batch, by hashes of the digits of the keys.
 void HashBuckets(const Key* keys, const uint32_t* positions, size_t n, int64_t buckets,
                  int64_t* out) {
   constexpr size_t kChunk = 256;
@@ -63,7 +63,7 @@ Status MaskGather::CheckBuckets(size_t begin, size_t end, const StaticRows& rows
 }
 
 void MaskGather::HashShared(size_t begin, size_t end, const StaticRows& rows) {
-  // Written without a branch on the mask, which nobody can predict.
+  // This is written without a branch on the mask, which nobody can predict.
   std::vector<uint32_t> shared(end - begin);
   size_t sharing = 0;
   for (size_t i = begin; i < end; ++i) {
@@ -186,13 +186,13 @@ Status MaskGather::CopySlots(const StaticRows& slot) {
 Status MaskGather::MakeRows(const ParallelFor& parallel_for) {
   if (admitted_.empty()) return Status();
   const int dim = table_->dim();
-  int64_t copied = 0;  // floats of the slots of a row
+  int64_t copied = 0;  // the floats of all slots of a row
   for (const Slot& slot : slots_) copied += slot.width;
   Status status = table_->MakeRowsAs(
       admitted_.data(), admitted_.size(),
       [&](size_t i, float* row, int slot_floats) {
         float* to = std::copy_n(starts_.data() + i * dim, dim, row);
-        if (slot_floats != copied) return;  // the slots of another rule
+        if (slot_floats != copied) return;  // these are the slots of another rule
         for (const Slot& slot : slots_) {
           to = std::copy_n(slot.values.data() + i * slot.width, slot.width, to);
         }

@@ -25,25 +25,28 @@
 
 namespace sok {
 
-// The static matrix, or a slot that an optimizer keeps of it.
+// Points to the static matrix, or to a slot that an optimizer keeps of it.
 struct StaticRows {
   const float* values;  // (rows, width)
   int64_t rows;
   int64_t width;
 };
 
-// Positions are those of keys, fewer than 2^31. The memory must outlive the MaskGather.
+// What one lookup is asked for. Positions are those of keys, fewer than 2^31. The memory that it
+// points to must outlive the MaskGather.
 struct MaskedLookup {
-  const Key* keys = nullptr;       // (n)
-  const int32_t* mask = nullptr;   // (n) 1: the key's own row; 0: its static row
-  const int64_t* given = nullptr;  // (n) static rows of the keys; null: by hashes of their digits
-  // (n) out, unless `given`: the static rows by hashes where static rows were read, 0 elsewhere.
+  const Key* keys = nullptr;      // (n)
+  const int32_t* mask = nullptr;  // (n) 1: the key's own row; 0: its static row
+  // (n) static rows of the keys; null: rows are chosen by hashes of the keys' digits.
+  const int64_t* given = nullptr;
+  // (n) out, unless `given`: the static rows that were chosen by hashes where static rows were
+  // read, and 0 elsewhere.
   int64_t* hashed = nullptr;
   bool* own = nullptr;  // (n) out: whether each embedding is of an own row
   size_t n = 0;
-  // The table lies in a storage. Its lookups wait for whoever holds the storage, and must not do
-  // that in a pool: others wait for the pool with the storage held. The pool works within the
-  // lookup instead.
+  // Whether the table lies in a storage. Its lookups then wait for whoever holds the storage, and
+  // must not do that in a pool: others wait for the pool while they hold the storage. So the pool
+  // works within the lookup instead.
   bool stored = false;
 };
 
@@ -52,31 +55,31 @@ class MaskGather {
   MaskGather(Table* table, const MaskedLookup& lookup) : table_(table), lookup_(lookup) {}
 
   // Copies all embeddings (n, dim), and sets `own` and `hashed`. A key of mask 1 that has no row
-  // gets its static row.
-  // Errors: kInvalidArgument, with the first position in some part of the batch, for a mask of
-  // neither 0 nor 1 and for a static row that is not there; those of Table::Find.
+  // gets its static row. Errors: kInvalidArgument for a mask of neither 0 nor 1 and for a static
+  // row that is not there, naming the first such position in some part of the batch; those of
+  // Table::Find.
   template <typename T>  // float or BFloat16
   Status Read(const StaticRows& rows, T* embeddings, const ParallelFor& parallel_for);
 
-  // Shows keys of mask 1 without a row to the table's admission, every occurrence once. Those that
-  // may have a row get one by MakeRows, which starts as the static row is now.
+  // Shows the keys of mask 1 without a row to the table's admission, each as often as it occurs.
+  // MakeRows makes rows for those that may have one, which start as the static row is now.
   Status Admit(const StaticRows& rows);
 
-  // How many rows are to be made. Equal keys count as often as they were admitted.
+  // Returns how many rows are to be made. Equal keys count as often as they were admitted.
   size_t admitted() const { return admitted_.size(); }
 
-  // Copies the next slot of the admitted keys' static rows. Slots that do not add up to those of
-  // the table's rule are not used: new rows start with the rule's own.
-  // Errors: kInvalidArgument if the slot has fewer rows than the static matrix.
+  // Copies the next slot of the admitted keys' static rows. If the slots do not add up to those of
+  // the table's rule, they are not used, and new rows start with the rule's own. Errors:
+  // kInvalidArgument if the slot has fewer rows than the static matrix.
   Status CopySlots(const StaticRows& slot);
-  // Forgets the slots: one of them cannot be had.
+  // Forgets the slots that were copied: for callers that cannot get one of them.
   void DropSlots() { slots_.clear(); }
 
   // Makes the rows, and sets `own` where a key has one now. Errors: those of Table::MakeRowsAs.
   Status MakeRows(const ParallelFor& parallel_for);
 
  private:
-  // What a block of positions, which one thread reads, found out.
+  // What one thread has found out about the block of positions that it read.
   struct Block {
     std::vector<uint32_t> missing;  // positions of mask 1 whose keys have no row
     Status status;
@@ -110,9 +113,9 @@ class MaskGather {
   std::vector<Slot> slots_;
 };
 
-// The keys (n) of own rows, for a deposit of gradients that are of the whole batch. Keys that have
-// no row by the commit are left out: nobody knows their static rows by then. The result does not
-// refer to the arguments.
+// Returns the keys (n) of own rows, for a deposit of gradients that belong to the whole batch. Keys
+// that have no row by the commit are left out, since nobody knows their static rows by then. The
+// result does not refer to the arguments.
 LookupKeys KeysOfOwnRows(const Key* keys, const bool* own, size_t n);
 
 }  // namespace sok

@@ -22,7 +22,7 @@ namespace sok {
 namespace {
 
 constexpr int kDim = 5;
-constexpr uint64_t kRange = 300;  // of keys, which a direct table needs
+constexpr uint64_t kRange = 300;  // how many keys there are, which a direct table needs
 constexpr int64_t kBuckets = 11;
 
 TableConfig Config() {
@@ -33,7 +33,7 @@ TableConfig Config() {
   return config;
 }
 
-// Values of eighths, whose sums are exact in float32.
+// All values are eighths, whose sums are exact in float32.
 struct Matrix {
   explicit Matrix(std::mt19937_64& random, int64_t row_count = kBuckets, int64_t columns = kDim)
       : rows(row_count), width(columns) {
@@ -89,8 +89,8 @@ int64_t BucketOf(const Batch& batch, size_t i) {
   return static_cast<int64_t>(FingerprintOfDigits(static_cast<int64_t>(batch.keys[i])) % kBuckets);
 }
 
-// What a lookup must do, a key at a time and in float64. Equal keys may start from any of their
-// static rows: which comes first is not defined.
+// Does what a lookup must do, a key at a time and in float64. Equal keys may start from any of
+// their static rows: which comes first is not defined.
 class Reference {
  public:
   explicit Reference(uint64_t min_count) : min_count_(min_count) {}
@@ -111,13 +111,15 @@ class Reference {
     }
   }
 
-  // Rows made by the lookup: the table's must be among those that the batch allows.
+  // The lookup has made rows: each must be among those that the batch allows.
   void CheckMade(const Batch& batch, const Matrix& rows, Table& table) {
     std::map<Key, std::vector<int64_t>> starts;
     for (size_t i = 0; i < batch.keys.size(); ++i) {
       if (batch.mask[i] != 1 || own_.count(batch.keys[i]) > 0) continue;
       if (++seen_[batch.keys[i]] >= min_count_) {
-        starts[batch.keys[i]];  // admitted here, and starts by one that came up to min_count_
+        // Admitted here: the row starts as the static row of an occurrence that came up to
+        // min_count_.
+        starts[batch.keys[i]];
       }
     }
     for (size_t i = 0; i < batch.keys.size(); ++i) {
@@ -139,7 +141,7 @@ class Reference {
     }
   }
 
-  // A step of SGD with a rate of 1, of which own rows get theirs.
+  // Makes a step of SGD with a rate of 1, of which own rows get their part.
   void Descend(const Batch& batch, const std::vector<float>& gradients) {
     for (size_t i = 0; i < batch.keys.size(); ++i) {
       if (!batch.own[i]) continue;
@@ -183,7 +185,7 @@ void CheckLookups(Table& table, bool stored, uint64_t min_count) {
   }
 }
 
-// One lookup of two keys with a row of their own, from its own static rows.
+// Looks up two keys that get rows of their own, with static rows of this test's own.
 Status MakeTwo(Table& table, const Matrix& rows, const std::vector<const Matrix*>& slots) {
   Batch batch{{1, 2}, {1, 1}, {3, 4}, {}, {}};
   std::vector<float> embeddings(2 * kDim);
@@ -260,7 +262,7 @@ TEST_CASE("new rows take copies of slots that add up to those of the rule, and n
       {&first, &second}, {&first}, {&first, &narrow}, {}};
   for (size_t g = 0; g < given.size(); ++g) {
     const auto table = Value(Table::Make(Config()));
-    // FTRL has two slots of kDim each.
+    // FTRL has two slots of kDim floats each.
     const Key other = 9;
     const auto ones = std::make_shared<const std::vector<float>>(kDim, 1.0f);
     LookupKeys lookup;

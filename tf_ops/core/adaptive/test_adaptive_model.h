@@ -1,4 +1,5 @@
-// An adaptive table of exact counts, without shards, heaps or threads: what the real one must do.
+// A model of an adaptive table with exact counts, without shards, heaps or threads: it says what
+// the real one must do.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +17,7 @@
 
 namespace sok {
 
-// In double. `dim` weights and, for Adagrad, as many accumulators.
+// A row in double: `dim` weights and, for Adagrad, as many accumulators.
 struct ModelRow {
   std::vector<double> weights, slots;
 };
@@ -36,7 +37,7 @@ class AdaptiveModel {
     }
   }
 
-  // What the lookup puts out, and, with training, what it changes.
+  // Returns what the lookup puts out, and, with training, changes what it changes.
   std::vector<double> Lookup(const std::vector<Key>& keys, const std::vector<int64_t>& counts,
                              const std::vector<int32_t>& mask, bool training) {
     std::vector<double> out;
@@ -51,7 +52,7 @@ class AdaptiveModel {
 
   void Deposit(const std::vector<Key>& keys, const std::vector<int32_t>& mask,
                const std::vector<float>& gradients, size_t dim) {
-    deposited_ = true;  // also if it is of no keys
+    deposited_ = true;  // a deposit of no keys counts too
     for (size_t i = 0; i < keys.size(); ++i) {
       deposits_.push_back(
           {keys[i], mask[i], {gradients.begin() + i * dim, gradients.begin() + (i + 1) * dim}});
@@ -139,7 +140,7 @@ class AdaptiveModel {
       own_[key] = std::move(row);
       ++promoted_;
     }
-    Demote(leaving);  // last: it moves static rows
+    Demote(leaving);  // this comes last, since it moves static rows
   }
 
   struct Newcomer {

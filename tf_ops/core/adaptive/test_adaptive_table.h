@@ -1,4 +1,5 @@
-// What tests of an adaptive table share: making one, and lookups, deposits and commits of vectors.
+// What tests of an adaptive table share: how they make one, and lookups, deposits and commits of
+// vectors.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -21,7 +22,7 @@ namespace sok {
 
 constexpr int kAdaptiveDim = 3;
 
-// So many counters that a few keys do not meet in them: counts are exact.
+// There are so many counters that a few keys do not meet in them: counts are exact.
 inline AdaptiveConfig ExactConfig(uint64_t buckets, uint32_t promote_after) {
   AdaptiveConfig config;
   config.static_buckets = buckets;
@@ -55,7 +56,8 @@ inline std::unique_ptr<AdaptiveTable> MakeAdaptive(const AdaptiveConfig& config,
   return Value(TryAdaptive(config, rows));
 }
 
-// A batch that owns what it points to, as an op's tensors do. Empty counts and mask are null.
+// A batch that owns what it points to, as an op's tensors do. Where counts or mask are empty, the
+// pointer is null.
 struct AdaptiveBatch {
   std::vector<Key> keys;
   std::vector<int64_t> counts;
@@ -88,7 +90,7 @@ inline std::vector<float> Look(AdaptiveTable& table, const AdaptiveBatch& batch,
   return out;
 }
 
-// The same key so often.
+// Returns a batch with one key, so many times.
 inline AdaptiveBatch Times(Key key, size_t times) { return {std::vector<Key>(times, key), {}, {}}; }
 
 inline void DepositOn(AdaptiveTable& table, const AdaptiveBatch& batch,
@@ -114,7 +116,7 @@ inline CommitOutcome CommitOn(AdaptiveTable& table, const CommitOptions& options
   return Value(table.Commit(options, parallel_for));
 }
 
-// A step of SGD that changes nothing but counts.
+// Makes a step of SGD that changes nothing but the number of steps.
 inline void IdleStep(AdaptiveTable& table, Key key = 0) {
   DepositOn(table, {{key}, {}, {0}}, std::vector<float>(kAdaptiveDim, 0.0f));
   CommitOn(table, Options("sgd"));
@@ -209,7 +211,7 @@ inline std::vector<Key> OwnKeys(AdaptiveTable& table) {
   return keys;
 }
 
-// The embedding of one key, as an evaluation sees it.
+// Returns the embedding of one key, as an evaluation sees it.
 inline std::vector<float> See(AdaptiveTable& table, Key key) {
   return Look(table, {{key}, {}, {}}, false);
 }
@@ -217,7 +219,7 @@ inline std::vector<float> SeeShared(AdaptiveTable& table, Key key) {
   return Look(table, {{key}, {}, {0}}, false);
 }
 
-// The first `n` keys from `from` on that share the static row of `bucket`.
+// Returns the first `n` keys from `from` on that share the static row of `bucket`.
 inline std::vector<Key> KeysOfBucket(uint64_t bucket, uint64_t buckets, size_t n, Key from = 0) {
   std::vector<Key> keys;
   for (Key key = from; keys.size() < n; ++key) {

@@ -1,4 +1,4 @@
-// Batches of bags for tests, and the plain way to their sums and gradients.
+// Makes batches of bags for tests, and computes their sums and gradients in the plain way.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace sok {
 
-// Bags of 0 to 6 ids, with a weight, gradients and factors.
+// A batch of bags of 0 to 6 ids, with a weight, gradients and factors.
 struct BagCase {
   SlotMap slots;
   BagMode mode;
@@ -43,7 +43,7 @@ struct BagCase {
     return weight[slots.Slot(id, d)] * (slots.Minus(id, d) ? -1 : 1);
   }
 
-  // (bags, dim), and the winners of kMax in the same shape
+  // Returns the vectors (bags, dim), and the winners of kMax in the same shape.
   std::vector<double> Forward(bool scaled, std::vector<int64_t>* winners) const {
     const int dim = slots.dim();
     std::vector<double> out(upstream.size(), 0);
@@ -69,7 +69,7 @@ struct BagCase {
     return out;
   }
 
-  // (size) the gradient of the weight
+  // Returns the gradient (size) of the weight.
   std::vector<double> WeightGradient(bool scaled, const std::vector<int64_t>& winners) const {
     const int dim = slots.dim();
     std::vector<double> sums(weight.size(), 0);

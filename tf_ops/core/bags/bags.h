@@ -26,7 +26,7 @@ struct Bags {
 
   int64_t entries() const { return splits[bags]; }
   bool padded(int64_t entry) const { return ids[entry] == padding; }
-  // How many entries of a bag take part.
+  // Returns how many entries of a bag take part.
   int64_t Count(int64_t bag) const {
     int64_t count = splits[bag + 1] - splits[bag];
     if (padding < 0) return count;
@@ -52,7 +52,7 @@ Status SplitsOfRows(const int64_t* rows, int64_t n, int64_t num_rows, int64_t* s
 Status CheckIds(const int64_t* ids, int64_t n, int64_t num_embeddings,
                 const ParallelFor& parallel_for);
 
-// What a sum of T is computed in.
+// The type that a sum of T is computed in.
 template <typename T>
 struct SumOf {
   using type = float;
@@ -62,7 +62,8 @@ struct SumOf<double> {
   using type = double;
 };
 
-// The weight's type to the type of its sums, and the sum to the output's.
+// Widen takes an element of the weight to the type of its sums, and Narrow a sum to the type of the
+// output.
 inline double Widen(double x) { return x; }
 inline float Widen(float x) { return x; }
 inline float Widen(BFloat16 x) { return ToFloat(x); }

@@ -12,8 +12,8 @@
 
 namespace sok {
 
-// to += values, (n) each. The usual lengths of blocks are constants, for which compilers unroll the
-// loop.
+// Adds values (n) to `to`. The usual lengths of blocks are constants, for which compilers unroll
+// the loop.
 template <typename Sum>
 void AddTo(Sum* to, const Sum* values, int n) {
   const auto add = [to, values](auto count) {
@@ -36,7 +36,7 @@ void AddTo(Sum* to, const Sum* values, int n) {
 template <typename Sum>
 class BlockGradient {
  public:
-  // Whether blocks are long enough to be worth it, and fit into ranges of 1 << shift slots.
+  // Returns whether blocks are long enough to be worth it, and fit into ranges of 1 << shift slots.
   static bool Suits(const BagGradient<Sum>& gradient, int shift) {
     const SlotMap& slots = gradient.slots;
     return gradient.mode != BagMode::kMax && slots.block_size() >= 4 &&
@@ -44,7 +44,7 @@ class BlockGradient {
            slots.blocks() <= kMaxBlocks;
   }
 
-  // Both must outlive this.
+  // Both arguments must outlive this object.
   BlockGradient(const BagGradient<Sum>& gradient, const EntryGradients<Sum>& entry_gradients,
                 int shift)
       : gradient_(gradient),

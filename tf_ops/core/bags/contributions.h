@@ -1,4 +1,4 @@
-// What each entry of a batch adds to the gradient of the weight, slot by slot.
+// Says what each entry of a batch adds to the gradient of the weight, slot by slot.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace sok {
 
-// The upstream gradient of each bag's entries: that of a mean is spread over its entries.
+// Reads the upstream gradient of each bag's entries: that of a mean is spread over its entries.
 template <typename Sum>
 class EntryGradients {
  public:
@@ -56,12 +56,12 @@ class BagFinder {
   int64_t bag_;
 };
 
-// The contributions of units: of entries, or of bags with kMax, where each element of a bag goes
-// to its winner alone. A unit has at most dim of them.
+// Lists the contributions of units. A unit is an entry, or with kMax a bag, where each element of
+// the bag goes to its winner alone. A unit has at most dim contributions.
 template <typename Sum>
 class Contributions {
  public:
-  // Both must outlive this.
+  // Both arguments must outlive this object.
   Contributions(const BagGradient<Sum>& gradient, const EntryGradients<Sum>& entry_gradients)
       : gradient_(gradient), entry_gradients_(entry_gradients) {}
 

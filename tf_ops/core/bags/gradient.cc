@@ -21,14 +21,15 @@ int FloorLog2(int64_t x) {
   return log;
 }
 
-// Ranges of slots whose sums stay in a core's cache, yet enough of them for many cores.
+// Returns the bits of a range of slots, few enough for its sums to stay in a core's cache and for
+// many cores to have ranges of their own.
 int DenseShift(int64_t size) {
   int shift = std::clamp(FloorLog2(size / 16 + 1), 10, 16);
   while (((size - 1) >> shift) >= 1024) ++shift;
   return shift;
 }
 
-// Ranges of slots that get about 2^14 of the contributions each.
+// Returns the bits of a range of slots that gets about 2^14 of the contributions.
 int SparseShift(int64_t size, int64_t elements) {
   const int64_t shards = std::clamp<int64_t>(elements >> 14, 1, 4096);
   return std::min(FloorLog2((size - 1) / shards + 1) + 1, 32);
@@ -51,7 +52,7 @@ void SortByLocal(int bits, Record* records, int64_t n, std::vector<Record>* scra
   if (from != records) std::copy(from, from + n, records);
 }
 
-// Joins neighbours of equal local in place. Returns how many there are then.
+// Joins neighbours of equal local in place. Returns how many records there are then.
 template <typename Record>
 int64_t SumEqual(Record* records, int64_t n) {
   int64_t distinct = 0;

@@ -15,7 +15,7 @@
 
 namespace sok {
 
-// What the gradients are functions of. Sum is float or double.
+// Points to what the gradients are functions of. Sum is float or double.
 template <typename Sum>
 struct BagGradient {
   const SlotMap& slots;
@@ -26,7 +26,7 @@ struct BagGradient {
   const int64_t* winners;  // (bags, dim) with kMax: those of the forward pass; else null
 };
 
-// sums (slots.size()): the gradient of the weight.
+// Computes the gradient of the weight into sums (slots.size()).
 template <typename Sum>
 void DenseWeightGradient(const BagGradient<Sum>& gradient, Sum* sums,
                          const ParallelFor& parallel_for);
@@ -34,33 +34,33 @@ void DenseWeightGradient(const BagGradient<Sum>& gradient, Sum* sums,
 // What goes to one slot of a range of slots.
 template <typename Sum>
 struct SlotValue {
-  uint32_t local;  // slot - that of the range's first
+  uint32_t local;  // the slot minus the first one of the range
   Sum value;
 };
 
-// The same for the slots that the batch touches only, ascending. Takes 16 bytes of scratch
-// (32 with double) for each element of the batch.
+// The gradient of the weight at those slots alone that the batch touches, ascending. It takes 16
+// bytes of scratch (32 with double) for each element of the batch.
 template <typename Sum>
 class SparseWeightGradient {
  public:
   SparseWeightGradient(const BagGradient<Sum>& gradient, const ParallelFor& parallel_for);
 
-  // How many slots there are.
+  // Returns how many slots the batch touches.
   int64_t size() const { return starts_.back(); }
 
-  // slots (size()), sums (size())
+  // Writes those slots (size()) and their sums (size()).
   template <typename Out>
   void Write(int64_t* slots, Out* sums, const ParallelFor& parallel_for) const;
 
  private:
   int shift_;                     // slot = shard << shift_ | local
-  Scratch<SlotValue<Sum>> sums_;  // of a shard from firsts_[shard] on
+  Scratch<SlotValue<Sum>> sums_;  // those of shard s begin at firsts_[s]
   std::vector<int64_t> firsts_;   // (shards + 1)
-  std::vector<int64_t> starts_;   // (shards + 1) where those of a shard are written to
+  std::vector<int64_t> starts_;   // (shards + 1) where each shard's part of the output begins
 };
 
-// factors (entries): the gradient of each entry's factor in a sum: the gradient of its bag times
-// its elements, summed in their order. 0 for padding.
+// Computes the gradient of each entry's factor into factors (entries): the gradient of its bag
+// times its elements, summed in their order. It is 0 for padding.
 template <typename T>
 void ScaleGradient(const BagGradient<typename SumOf<T>::type>& gradient, const T* weight,
                    typename SumOf<T>::type* factors, const ParallelFor& parallel_for);

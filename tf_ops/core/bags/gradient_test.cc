@@ -13,8 +13,8 @@ namespace {
 
 constexpr BagMode kModes[] = {BagMode::kSum, BagMode::kMean, BagMode::kMax};
 
-// Sums of up to 10,000 values below 1, in another order: partial sums of about 100, whose roundings
-// of 1e-14 add up to 1e-12.
+// Sums of up to 10,000 values below 1 in another order have partial sums of about 100, whose
+// roundings of 1e-14 add up to 1e-12.
 void RequireClose(const std::vector<double>& got, const std::vector<double>& expected) {
   REQUIRE(got.size() == expected.size());
   for (size_t i = 0; i < got.size(); ++i) {
@@ -55,7 +55,8 @@ void CheckBoth(const BagCase& c, bool scaled) {
   const std::vector<double> sparse = Sparse(gradient, SerialFor);
   RequireClose(dense, expected);
   RequireClose(sparse, expected);
-  // In the order of the entries, as the plain way; winners come in the order of elements.
+  // The sums are in the order of the entries, as in the plain way; winners come in the order of
+  // elements.
   if (c.mode != BagMode::kMax) REQUIRE(sparse == expected);
   REQUIRE(Dense(gradient, ThreadedFor) == dense);
   REQUIRE(Sparse(gradient, ThreadedFor) == sparse);
@@ -65,7 +66,8 @@ TEST_CASE("gradients equal the plain way, over modes, hashes, blocks, signs, pad
   for (BagMode mode : kModes) {
     for (SlotHash hash : {SlotHash::kMixed, SlotHash::kOriginal, SlotHash::kModulo}) {
       for (int64_t block_size : {1, 5, 8, 16}) {
-        // Less than a block; groups of entries; ranges of slots, the last one short.
+        // The sizes make less than a block; groups of entries; and ranges of slots, the last one
+        // short.
         for (int64_t size : {1, 3, 40, 3000, 70001}) {
           for (bool sign : {false, true}) {
             CheckBoth(BagCase(BagOptions(size, 37, block_size, sign, hash), mode, 60, sign), false);
@@ -87,7 +89,7 @@ TEST_CASE("gradients of scaled entries equal the plain way") {
 }
 
 TEST_CASE("a batch of several chunks and rounds is summed whole") {
-  // Blocks: rounds of 2^19 / 16 entries. Elements: rounds of 2^21 / 256.
+  // Blocks come in rounds of 2^19 / 16 entries, elements in rounds of 2^21 / 256.
   CheckBoth(BagCase(BagOptions(300000, 256, 16, true), BagMode::kSum, 12000), false);
   CheckBoth(BagCase(BagOptions(5000000, 256, 1, false), BagMode::kMean, 4000), false);
   CheckBoth(BagCase(BagOptions(2000, 256, 1, false), BagMode::kMax, 4000), false);

@@ -1,5 +1,5 @@
-// The dense gradient of a weight that fits into the cache: each group of entries has sums of its
-// own for all slots, which are added up in the end.
+// Computes the dense gradient of a weight that fits into the cache. The entries are cut into
+// groups; each group has sums of its own for all slots, and these are added up in the end.
 #pragma once
 
 #include <algorithm>
@@ -12,21 +12,21 @@
 
 namespace sok {
 
-// Groups are made by the sizes of the batch and the weight alone, and added in order: the number of
-// threads changes nothing.
+// The sizes of the batch and the weight alone decide on the groups, which are added in order: the
+// number of threads changes nothing.
 template <typename Sum>
 class GroupedGradient {
  public:
-  // Both must outlive this.
+  // Both arguments must outlive this object.
   GroupedGradient(const BagGradient<Sum>& gradient, const Contributions<Sum>& contributions)
       : slots_(gradient.slots),
         contributions_(contributions),
         groups_(Groups(gradient, contributions)) {}
 
-  // Whether the batch touches the weight so often that sums for all slots are no waste.
+  // Returns whether the batch touches the weight so often that sums for all slots are no waste.
   bool suits() const { return groups_ >= 2; }
 
-  // sums (slots.size())
+  // Computes the gradient of the weight into sums (slots.size()).
   void Run(Sum* sums, const ParallelFor& parallel_for) const {
     const int64_t size = slots_.size(), units = contributions_.units();
     Scratch<Sum> scratch;  // of all groups but the first

@@ -10,13 +10,13 @@
 
 namespace sok {
 
-// Keeps the row that it has read last; one for each thread.
+// A reader keeps the row that it has read last, so each thread has one of its own.
 template <typename T>
 class RowReader {
  public:
   using Sum = typename SumOf<T>::type;
 
-  // Both must outlive the reader.
+  // Both arguments must outlive the reader.
   RowReader(const SlotMap& slots, const T* weight)
       : slots_(slots),
         weight_(weight),
@@ -26,7 +26,7 @@ class RowReader {
         signs_(slots.sign() ? slots.sign_words() : 0),
         row_(slots.dim()) {}
 
-  // (dim) the elements of an id, minus signs included. Valid until the next call.
+  // Returns the elements (dim) of an id, minus signs included. They are valid until the next call.
   const Sum* Read(uint64_t id) {
     if (whole_blocks_) {
       ReadBlocks(id);

@@ -1,4 +1,4 @@
-// Memory for the time of one call.
+// Memory that one call needs.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,15 @@
 
 namespace sok {
 
-// Room for elements that have no value yet. Large ones lie in huge pages: taking them from the
-// system in small ones costs more than what is done with them.
+// Room for elements that have no value yet. Large ones lie in huge pages, since taking that memory
+// from the system in small pages costs more than what is done with it.
 template <typename T>
 class Scratch {
   static_assert(std::is_trivially_copyable_v<T>);
 
  public:
-  // Loses what was there. Throws std::bad_alloc if there is no memory.
+  // Makes room for another number of elements, and loses what was there. Throws std::bad_alloc if
+  // there is no memory.
   void Resize(int64_t n) {
     small_.reset();
     pages_ = PageBuffer();

@@ -12,8 +12,8 @@ constexpr uint64_t kOriginalDimFactor = 57857966300227ull;
 constexpr uint64_t kOriginalTerm = 104729ull;
 constexpr uint64_t kOriginalPrime = 117130198221199ull;
 
-// MulHi for a b below 2^32, in steps that compilers turn into vector instructions: the low half of
-// a contributes its carry only.
+// Computes MulHi for a b below 2^32, in steps that compilers turn into vector instructions: the low
+// half of a contributes its carry only.
 uint64_t MulHiNarrow(uint64_t a, uint64_t b) {
   return ((a >> 32) * b + ((a & 0xffffffffull) * b >> 32)) >> 32;
 }
@@ -22,7 +22,7 @@ uint64_t Original(uint64_t id, uint64_t k) {
   return (id * kOriginalIdFactor + k * kOriginalDimFactor + kOriginalTerm) % kOriginalPrime;
 }
 
-// bases (blocks) of kMixed, for a size below 2^32.
+// Computes the bases (blocks) of kMixed, for a size below 2^32.
 SOK_VECTOR_CLONES void NarrowMixedBases(uint64_t key, uint64_t size, int blocks, uint64_t* bases) {
   for (int k = 0; k < blocks; ++k) {
     bases[k] = MulHiNarrow(Mix64(key + (static_cast<uint64_t>(k) + 1) * SlotMap::kGolden), size);
@@ -104,7 +104,7 @@ void SlotMap::Bases(uint64_t id, uint64_t* bases) const {
 void SlotMap::Slots(uint64_t id, uint64_t* slots) const {
   Bases(id, slots);
   if (block_size_ == 1) return;
-  // From the end, so that no base is overwritten before it has been read.
+  // This goes from the end, so that no base is overwritten before it has been read.
   for (int k = blocks_ - 1; k >= 0; --k) {
     const int begin = k * block_size_, end = std::min(begin + block_size_, dim_);
     const uint64_t base = slots[k];

@@ -44,7 +44,7 @@ struct SlotMapOptions {
   bool sign = false;
 };
 
-// Immutable, so safe to use from any number of threads.
+// A map is immutable, so it is safe to use from any number of threads.
 class SlotMap {
  public:
   static constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull;
@@ -63,13 +63,13 @@ class SlotMap {
   bool sign() const { return sign_; }
   int sign_words() const { return (dim_ + 63) / 64; }
 
-  // bases (blocks): the slot of the first element of each block.
+  // Computes bases (blocks), the slot of the first element of each block.
   void Bases(uint64_t id, uint64_t* bases) const;
 
-  // slots (dim): those of the whole row.
+  // Computes slots (dim), those of the whole row.
   void Slots(uint64_t id, uint64_t* slots) const;
 
-  // words (sign_words): bit d % 64 of words[d / 64] is set where element d has a minus.
+  // Computes words (sign_words): bit d % 64 of words[d / 64] is set where element d has a minus.
   void SignWords(uint64_t id, uint64_t* words) const;
 
   uint64_t Slot(uint64_t id, int d) const {
@@ -90,7 +90,7 @@ class SlotMap {
     return Mix64((key ^ kSignSalt) + (static_cast<uint64_t>(word) + 1) * kGolden);
   }
 
-  // x % size of an x below 2 * size, or any x where a block is longer than the weight.
+  // Returns x % size. x is below 2 * size, or any number where a block is longer than the weight.
   uint64_t Wrap(uint64_t x) const {
     if (x < size_) return x;
     x -= size_;
@@ -109,11 +109,12 @@ class SlotMap {
   bool sign_;
 };
 
-// Turns elements [first, first + n) of a row over where `words` of SlotMap::SignWords say so.
+// Changes the sign of those of n elements, from `first` on in their row, for which `words` of
+// SlotMap::SignWords say so.
 template <typename T>
 void ApplySigns(const uint64_t* words, int first, int n, T* elements) {
   for (int i = 0; i < n;) {
-    // Half a word at a time: as wide as most elements are.
+    // This takes half a word at a time, as wide as most elements are.
     const int d = first + i;
     const auto half = static_cast<uint32_t>(words[d / 64] >> (d % 64));
     const int end = i + std::min(n - i, std::min(32, 64 - d % 64));

@@ -29,7 +29,7 @@ SlotMapOptions Options(SlotHash hash, int64_t size, int64_t dim = 70, int64_t bl
 constexpr SlotHash kAll[] = {SlotHash::kMixed, SlotHash::kOriginal, SlotHash::kModulo};
 
 TEST_CASE("the original hash has the values of the PyTorch project") {
-  // A size beyond its prime leaves the hash as it is.
+  // A size beyond the prime of the hash leaves the hash as it is.
   const SlotMap map = Value(SlotMap::Make(Options(SlotHash::kOriginal, int64_t{1} << 47, 200)));
   CHECK(map.Slot(0, 0) == 104729);
   CHECK(map.Slot(1, 0) == 9824621266);
@@ -83,7 +83,7 @@ TEST_CASE("mixed slots are spread evenly, over sizes on both sides of 2^32") {
     const double expected = 20000.0 * 64 / kBins;
     double chi_square = 0;
     for (double bin : bins) chi_square += (bin - expected) * (bin - expected) / expected;
-    // 63 degrees of freedom: 103.4 is exceeded once in a thousand.
+    // The statistic has 63 degrees of freedom: 103.4 is exceeded once in a thousand.
     CHECK(chi_square < 103.4);
   }
 }
@@ -114,7 +114,7 @@ TEST_CASE("half of the signs are a minus, and none without sign") {
       REQUIRE(!plain.Minus(id, d));
     }
   }
-  // 70,000 throws of a coin: a standard deviation of 132.
+  // 70,000 throws of a coin have a standard deviation of 132.
   CHECK(std::abs(minus - 35000) < 5 * 132);
 }
 

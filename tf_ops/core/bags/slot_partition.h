@@ -1,4 +1,4 @@
-// Contributions to slots, grouped by ranges of slots, so that each range has one writer.
+// Groups contributions by ranges of slots, so that each range has one writer.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,9 @@
 
 namespace sok {
 
-// A counting sort of each chunk of the batch by itself: a shard's contributions come in the order
-// of the batch, whoever has worked on which chunk. Reusable: keeps its memory.
+// Each chunk of the batch is counting-sorted by itself. So a shard's contributions come in the
+// order of the batch, whichever thread has worked on which chunk. The object can be used again, and
+// keeps its memory.
 template <typename Sum>
 class SlotPartition {
  public:
@@ -76,8 +77,8 @@ class SlotPartition {
     const int64_t n = contributions.Slots(begin, end, slots);
     uint32_t* starts = &starts_[chunk * (shards_ + 1)];
     std::fill_n(starts, shards_ + 1, 0);
-    // Counted one place up and summed, then moved by one as records are put down: where a shard
-    // begins in the end is where the one before it has ended.
+    // Entries are counted one place up and summed, then the starts move as records are put down: in
+    // the end a shard begins where the one before it has ended.
     for (int64_t i = 0; i < n; ++i) ++starts[(slots[i] >> shift_) + 1];
     for (uint32_t shard = 1; shard <= shards_; ++shard) starts[shard] += starts[shard - 1];
     Record* records = records_.data() + chunk * capacity_;

@@ -26,7 +26,7 @@ TEST_CASE("adaptive buckets are the scaled high half of a product of 128 bits") 
     const Key key = rng();
     const uint64_t buckets = 1 + rng() % (uint64_t{1} << 32);
     const uint64_t hash = Mix64(key ^ 0x2545f4914f6cdd1dull);
-    // By two products of 64 bits, as there is no carry above them.
+    // The high half is computed from two products of 64 bits, since there is no carry above them.
     const uint64_t low = (hash & 0xffffffff) * buckets >> 32, high = (hash >> 32) * buckets;
     const uint64_t expected = (high + low) >> 32;
     REQUIRE(AdaptiveBucket(key, buckets) == expected);
@@ -43,7 +43,7 @@ TEST_CASE("keys that follow each other spread evenly over the buckets, and over 
       const double off = static_cast<double>(count) - kKeys / kBuckets;
       chi_square += off * off / (kKeys / kBuckets);
     }
-    // 99 degrees of freedom: above 180 once in a million.
+    // The statistic has 99 degrees of freedom: it is above 180 once in a million.
     CHECK(chi_square < 180);
   }
 }

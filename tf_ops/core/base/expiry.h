@@ -8,22 +8,23 @@
 
 namespace sok {
 
-// When rows expire. Thread-safe.
+// Knows the time and how long rows live (the TTL). Thread-safe.
 class Expiry {
  public:
-  // now: seconds since 1970; null: the system's clock. ttl in seconds, 0 keeps rows for ever.
+  // `now` returns seconds since 1970; null stands for the system's clock. `ttl` is in seconds; 0
+  // keeps rows for ever.
   Expiry(uint32_t ttl, std::function<uint32_t()> now);
 
   uint32_t ttl() const { return ttl_; }
-  // Never goes back: what has expired once may have been removed. Where the clock is set back, this
-  // stands still until it has caught up.
+  // Returns the time, which never goes back: a row that has expired once may have been removed.
+  // Where the clock is set back, this stands still until the clock has caught up.
   uint32_t Now() const;
-  // Whether a row that was last changed at update_time has expired at `now`.
+  // Returns whether a row that was last changed at update_time has expired at `now`.
   bool Expired(uint32_t update_time, uint32_t now) const {
     return ttl_ > 0 && uint64_t{update_time} + ttl_ <= now;
   }
-  // Whether such a row may be removed for good now: not before AllowRemoval, which says that its
-  // folder has this ttl. Opening it may still fail until then.
+  // Returns whether such a row may be removed for good now. That is not before AllowRemoval is
+  // called, which says that the folder has this ttl; until then opening the folder may still fail.
   bool MayRemove(uint32_t update_time) const {
     return removal_allowed_ && Expired(update_time, Now());
   }

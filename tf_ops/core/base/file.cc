@@ -27,7 +27,7 @@ std::string FolderOf(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-// What the temporary names of a path begin with, with the folder.
+// Returns what the temporary names of a path begin with, the folder included.
 std::string TemporaryStem(const std::string& path) {
   const std::string name = path.substr(path.rfind('/') + 1);  // npos + 1 == 0
   return path.substr(0, path.size() - name.size()) + name.substr(0, kLongestStem) + ".tmp-";
@@ -43,7 +43,7 @@ std::string TemporaryName(const std::string& path) {
   return TemporaryStem(path) + suffix;
 }
 
-// "<process>-<8 hexadecimal digits>", as TemporaryName ends.
+// Returns "<process>-<8 hexadecimal digits>", as TemporaryName ends.
 bool LooksLikeSuffix(const std::string& suffix) {
   const size_t dash = suffix.find('-');
   return dash != std::string::npos && dash > 0 && suffix.size() == dash + 9 &&
@@ -51,8 +51,8 @@ bool LooksLikeSuffix(const std::string& suffix) {
          suffix.find_first_not_of("0123456789abcdef", dash + 1) == std::string::npos;
 }
 
-// Removes the temporary files for path that nobody writes to: their writers were killed. Living
-// ones hold a lock on theirs.
+// Removes the temporary files for path that nobody writes to, since their writers were killed.
+// Writers that live hold a lock on theirs.
 void RemoveLeftovers(const std::string& path) {
   const std::string folder = FolderOf(path);
   const std::string stem = TemporaryStem(path), name = stem.substr(stem.rfind('/') + 1);
@@ -75,7 +75,7 @@ void RemoveLeftovers(const std::string& path) {
   closedir(entries);
 }
 
-// Null for success.
+// Returns null for success.
 const char* KindThatIsNoFile(const struct stat& found) {
   if (S_ISREG(found.st_mode)) return nullptr;
   return S_ISDIR(found.st_mode) ? "a folder" : "a device, pipe or socket";
@@ -135,7 +135,7 @@ Status SyncFolder(const std::string& folder) {
   const int opened = fd < 0 ? errno : 0;
   const int synced = fd < 0 || fsync(fd) == 0 ? 0 : errno;
   if (fd >= 0) close(fd);
-  // Some file systems cannot sync a folder and say so; there it is not needed or not to be had.
+  // Some file systems cannot sync a folder and say so: they do not need it, or cannot do it.
   if (opened == 0 && (synced == 0 || synced == EINVAL || synced == ENOTSUP)) return Status();
   const int error = opened != 0 ? opened : synced;
   return SystemError(error, "bring to the device (the new file has its name already) the folder",
@@ -156,7 +156,7 @@ Status OutOfMemory(size_t bytes, const std::string& path) {
 }
 
 Result<std::unique_ptr<InputFile>> InputFile::Open(const std::string& path) {
-  // O_NONBLOCK: a pipe without a writer must not hold us up.
+  // O_NONBLOCK keeps a pipe without a writer from holding us up.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return SystemError(errno, "open", path);
   struct stat found;
@@ -212,8 +212,8 @@ Result<std::unique_ptr<ReplacementFile>> ReplacementFile::Open(const std::string
       error = errno;
       continue;
     }
-    // A file system without locks has no leftovers removed either. Somebody who looked for them may
-    // have come before the lock; then the name is gone.
+    // A file system without locks has no leftovers removed either. Somebody who looked for
+    // leftovers may have come before the lock was taken; then the name is gone.
     const bool locked = flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
     if (locked && fstat(fd, &found) == 0 && found.st_nlink > 0) {
       return std::unique_ptr<ReplacementFile>(new ReplacementFile(fd, std::move(temporary), path));
@@ -239,7 +239,7 @@ Status ReplacementFile::Write(const void* bytes, size_t size) {
 
 Status ReplacementFile::Commit() {
   if (fsync(fd_) != 0) return SystemError(errno, "bring to the device", path_);
-  // Before the file is closed, which would set its lock free: see RemoveLeftovers.
+  // The file gets its name before it is closed, which would set its lock free: see RemoveLeftovers.
   if (std::rename(temporary_.c_str(), path_.c_str()) != 0) {
     return SystemError(errno, "rename the finished " + temporary_ + " to", path_);
   }

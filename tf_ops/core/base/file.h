@@ -11,10 +11,10 @@
 
 namespace sok {
 
-// The Status of a failed system call: "Cannot <verb> <path>: <the system's words>. <what to do>."
-// kNotFound, kPermissionDenied, kResourceExhausted (disk, quota, file size limit, descriptors,
-// memory), kInvalidArgument (a folder, a name that is too long), kDataLoss (the device failed),
-// or kInternal.
+// Returns the Status of a failed system call: "Cannot <verb> <path>: <the system's words>. <what to
+// do>." Its code is kNotFound, kPermissionDenied, kResourceExhausted (disk, quota, file size limit,
+// descriptors, memory), kInvalidArgument (a folder, a name that is too long), kDataLoss (the device
+// failed), or kInternal.
 Status SystemError(int error, const std::string& verb, const std::string& path);
 
 // Brings the names in a folder to the device.
@@ -24,7 +24,7 @@ Status SyncFolder(const std::string& folder);
 class FileBuffer {
  public:
   FileBuffer() = default;
-  // Not filled. Contents are lost if size grows.
+  // Makes the buffer of another size. It is not filled, and contents are lost if the size grows.
   bool Reserve(size_t size);
   char* data() { return bytes_.get(); }
 
@@ -38,16 +38,16 @@ Status OutOfMemory(size_t bytes, const std::string& path);
 // A regular file open for reading. It stays the same file if another takes its name. Thread-safe.
 class InputFile {
  public:
-  // kInvalidArgument if path is no regular file.
+  // Opens a file. Errors: kInvalidArgument if path is no regular file; those of SystemError.
   static Result<std::unique_ptr<InputFile>> Open(const std::string& path);
   ~InputFile();
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
 
-  // Exactly size bytes; kDataLoss if the file ends before.
+  // Reads exactly size bytes. Errors: kDataLoss if the file ends before.
   Status ReadAt(uint64_t offset, void* out, size_t size) const;
 
-  // The length at Open.
+  // Returns the length that the file had at Open.
   uint64_t bytes() const { return bytes_; }
   const std::string& path() const { return path_; }
 
@@ -60,21 +60,21 @@ class InputFile {
   const std::string path_;
 };
 
-// Written under a temporary name in path's folder, "<name>.tmp-<process>-<random>"; Commit gives it
-// the name path. Until then nothing at path has changed. A process that is killed leaves the
-// temporary file behind, until the next Open for the same path; every other end removes it. One
-// thread at a time.
+// A file that replaces another. It is written under a temporary name in path's folder,
+// "<name>.tmp-<process>-<random>"; Commit gives it the name path, and until then nothing at path
+// has changed. A process that is killed leaves the temporary file behind, until the next Open for
+// the same path; every other end removes it. One thread may use it at a time.
 class ReplacementFile {
  public:
-  // path may exist as a regular file; a symbolic link there will itself be replaced, not what it
-  // points to. kInvalidArgument if path is a folder, a device or a pipe.
+  // A regular file may exist at path; a symbolic link there will itself be replaced, not what it
+  // points to. Errors: kInvalidArgument if path is a folder, a device or a pipe.
   static Result<std::unique_ptr<ReplacementFile>> Open(const std::string& path);
   // Removes the temporary file, unless committed.
   ~ReplacementFile() { Discard(); }
   ReplacementFile(const ReplacementFile&) = delete;
   ReplacementFile& operator=(const ReplacementFile&) = delete;
 
-  // All of it, or an error; what then stands in the temporary file is of no use.
+  // Writes all bytes, or returns an error; what then stands in the temporary file is of no use.
   Status Write(const void* bytes, size_t size);
 
   // Brings the bytes to the device, gives the file its name, brings the folder to the device.
@@ -83,7 +83,7 @@ class ReplacementFile {
   // Closes and removes the temporary file. Does nothing after Commit.
   void Discard();
 
-  // Written so far.
+  // Returns how many bytes were written so far.
   uint64_t bytes() const { return bytes_; }
   const std::string& path() const { return path_; }
 

@@ -1,4 +1,4 @@
-// What a storage says of a system call that failed on its files.
+// Statuses for system calls that failed on the files of a storage.
 #pragma once
 
 #include <string>
@@ -7,12 +7,12 @@
 
 namespace sok {
 
-// "<message>: <the system's words>; <what to do>". kResourceExhausted (disk, quota, file size
-// limit), kPermissionDenied (the user, or a file system that can only be read), kNotFound, or
-// kInternal.
+// Returns "<message>: <the system's words>; <what to do>". Its code is kResourceExhausted (disk,
+// quota, file size limit), kPermissionDenied (the user, or a file system that can only be read),
+// kNotFound, or kInternal.
 Status FileError(int error, const std::string& message);
 
-// What to do, by the words of RocksDB's errors as by those of the system.
+// These texts say what to do; RocksDB's errors end with them as those of the system do.
 inline constexpr char kMakeRoom[] =
     "; make room on the disk and try again, nothing written is lost";
 inline constexpr char kCheckOwner[] = "; check who owns the folder";

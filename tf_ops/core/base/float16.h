@@ -28,7 +28,7 @@ inline uint32_t BitsOf(float x) {
 
 }  // namespace float16_internal
 
-// Exact. No float32 on the way is subnormal: TensorFlow's threads take those for 0.
+// This is exact. No float32 on the way is subnormal: TensorFlow's threads take those for 0.
 inline float ToFloat(Float16 x) {
   using float16_internal::BitsOf, float16_internal::FloatOf;
   constexpr uint32_t kExponent = 0x7c00u << 13;  // all ones: infinity or NaN

@@ -10,8 +10,8 @@
 namespace sok {
 namespace {
 
-// The value of a finite float16 from its fields: 1 sign, 5 exponent and 10 mantissa bits. The bits
-// of an infinity give 2^16, which is where rounding sees it.
+// Returns the value of a finite float16 from its fields: 1 sign, 5 exponent and 10 mantissa bits.
+// The bits of an infinity give 2^16, which is where rounding sees it.
 double ValueOf(uint32_t bits) {
   const int exponent = (bits >> 10) & 0x1f;
   const int mantissa = bits & 0x3ff;

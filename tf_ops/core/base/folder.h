@@ -1,4 +1,4 @@
-// Folders: what is in them, making them, removing files from them.
+// Lists folders, makes them, and removes files from them.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,15 @@ namespace sok {
 // Makes the folder and those above it, where they are missing.
 Status MakeFolders(const std::string& path);
 
-// What a folder holds, but for "." and "..".
+// Returns the names in a folder, but for "." and "..".
 std::vector<std::string> FilesIn(const std::string& path);
 
-// The sizes of those files of the folder whose names are `wanted`, added up; 0 without a folder.
+// Returns the sum of the sizes of those files of the folder whose names are `wanted`; 0 if there is
+// no folder.
 uint64_t BytesOfFiles(const std::string& path,
                       const std::function<bool(const std::string& name)>& wanted);
 
-// Removes the files in the folder whose names begin so.
+// Removes the files in the folder whose names begin with `prefix`.
 void RemoveFiles(const std::string& path, const std::string& prefix);
 
 }  // namespace sok

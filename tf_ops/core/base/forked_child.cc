@@ -18,7 +18,7 @@ void LeaveAtOnce(int status, void*) {
   _exit(status);
 }
 
-// on_exit runs what was registered last first: before every destructor of the parent's.
+// What was given to on_exit last runs first: this runs before every destructor of the parent's.
 void MarkChild() {
   if (!started.load(std::memory_order_relaxed)) return;
   forked.store(true, std::memory_order_relaxed);

@@ -12,7 +12,8 @@ namespace {
 // The increment of SplitMix64: the odd integer nearest to 2^64 / golden ratio.
 constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull;
 
-// Elements made at a time, in arrays on the stack, so that the loops over them vectorise.
+// So many elements are made at a time, in arrays on the stack, so that the loops over them
+// vectorise.
 constexpr int kBlock = 64;
 
 // Phi(2) - Phi(-2): the mass of a normal distribution within two standard deviations.
@@ -24,8 +25,8 @@ inline uint64_t Draw(uint64_t state, int j) {
   return Mix64(state + (static_cast<uint64_t>(j) + 1) * kGolden);
 }
 
-// The double of [1, 2) with these 52 bits of mantissa. Unlike a conversion from int64, this has a
-// vector form in AVX2.
+// Returns the double in [1, 2) with these 52 bits of mantissa. Unlike a conversion from int64, this
+// has a vector form in AVX2.
 inline double OneTo2(uint64_t mantissa) {
   const uint64_t bits = mantissa | 0x3ff0000000000000ull;
   double value;
@@ -33,16 +34,16 @@ inline double OneTo2(uint64_t mantissa) {
   return value;
 }
 
-// 24 bits, so that the number is exact in float32 too: k / 2^24 for k in [0, 2^24).
+// Returns k / 2^24 for a k in [0, 2^24): with 24 bits the number is exact in float32 too.
 inline double Unit24(uint64_t draw) { return OneTo2((draw >> 40) << 28) - 1.0; }
 
-// (k + 1/2) / 2^52 - 1/2 for k in [0, 2^52): symmetric around 0, exact, and never +-1/2, where the
-// quantile of the normal distribution is infinite.
+// Returns (k + 1/2) / 2^52 - 1/2 for a k in [0, 2^52): symmetric around 0, exact, and never +-1/2,
+// where the quantile of the normal distribution is infinite.
 inline double Centered52(uint64_t draw) { return (OneTo2(draw >> 12) - 1.5) + 0x1p-53; }
 
-// The quantile function of the standard normal distribution, as a function of q = p - 1/2.
+// Computes the quantile function of the standard normal distribution, as a function of q = p - 1/2.
 // Algorithm AS 241, PPND16 (Wichura 1988, "The percentage points of the normal distribution",
-// Applied Statistics 37(3)): relative accuracy of about 1e-16.
+// Applied Statistics 37(3)), has a relative accuracy of about 1e-16.
 constexpr double kCentral = 0.425;  // CentralQuantile is valid for |q| up to here
 
 inline double CentralQuantile(double q) {
@@ -134,7 +135,7 @@ double TailQuantile(double q) {
   return std::copysign(numerator / denominator, q);
 }
 
-// mass: the part of the distribution, around its mean, that is drawn from.
+// `mass` is the part of the distribution, around its mean, that is drawn from.
 void FillNormal(double mean, double stddev, double mass, uint64_t state, float* out, int dim) {
   double q[kBlock];
   double z[kBlock];

@@ -1,5 +1,6 @@
-// The vector that a key starts from: a pure function of (seed, group, key), so that it is the same
-// on every worker, in every order of arrival, after an eviction, and without a row being made.
+// Computes the vector that a key starts from. It is a pure function of (seed, group, key), so that
+// it is the same on every worker, in every order of arrival, after a row was evicted, and without a
+// row being made.
 #pragma once
 
 #include <cstdint>

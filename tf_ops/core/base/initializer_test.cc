@@ -30,7 +30,7 @@ std::vector<float> Row(const Initializer& initializer, Key key, int dim) {
   return row;
 }
 
-// All elements of the rows of keys 0 .. rows - 1.
+// Returns all elements of the rows of keys 0 .. rows - 1.
 std::vector<double> Sample(const Initializer& initializer, int rows, int dim) {
   std::vector<double> sample;
   for (int key = 0; key < rows; ++key) {
@@ -66,7 +66,8 @@ std::vector<Distribution> Distributions() {
 }
 
 TEST_CASE("the stream is pinned, so that a table keeps its initial vectors across versions") {
-  // From an implementation in Python with big integers and statistics.NormalDist().inv_cdf.
+  // The values are from an implementation in Python with big integers and
+  // statistics.NormalDist().inv_cdf.
   struct Golden {
     std::string kind;
     double a, b;
@@ -194,7 +195,7 @@ TEST_CASE("a normal has tails") {
   double most = 0;
   for (double x : Sample(MakeOrDie("normal", 0, 1), 100000, 16))
     most = std::max(most, std::fabs(x));
-  CHECK(most > 4.5);  // of 1.6 M; the chance of less is below 1 in 40000
+  CHECK(most > 4.5);  // of 1.6 M elements; the chance of fewer is below 1 in 40000
   CHECK(most < 6.5);
 }
 
@@ -241,7 +242,7 @@ TEST_CASE("keys, seeds and groups each give rows of their own") {
   CHECK(rows.size() == made);
 }
 
-// The correlation of two samples of mean 0.
+// Returns the correlation of two samples of mean 0.
 double Correlation(const std::vector<double>& x, const std::vector<double>& y) {
   double xy = 0, xx = 0, yy = 0;
   for (size_t i = 0; i < x.size(); ++i) {

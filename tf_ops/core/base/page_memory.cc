@@ -33,7 +33,7 @@ char* MapAligned(size_t bytes, size_t alignment) {
   return raw + head;
 }
 
-// Whether the system gives huge pages to mappings that did not ask for them.
+// Returns whether the system gives huge pages to mappings that did not ask for them.
 bool HugePagesForAll() {
   std::ifstream setting("/sys/kernel/mm/transparent_hugepage/enabled");
   std::string words;
@@ -113,7 +113,7 @@ void Arena::Count(char* block, size_t bytes, bool comes) {
   const size_t page = chunk.pages.page_bytes();
   const size_t offset = block - chunk.pages.data();
   const size_t first = offset / page, last = (offset + bytes - 1) / page;
-  // Only the first and the last page of a block may hold others.
+  // Only the first and the last page of a block may hold other blocks.
   size_t begin = last + 1, end = begin;
   for (size_t p = first; p <= last; ++p) {
     uint32_t& blocks = chunk.blocks[p];

@@ -12,14 +12,14 @@
 
 namespace sok {
 
-// One zero-filled mapping. Movable, freed when it goes.
+// One zero-filled mapping of memory. It can be moved, and is freed when it goes.
 class PageBuffer {
  public:
   PageBuffer() = default;
-  // Maps `bytes` rounded up to pages. With huge_pages, aligned to 2 MiB and marked for transparent
-  // huge pages: a random read then seldom misses the TLB, but a touch makes 2 MiB resident. Where
-  // the system gives huge pages to whoever is large enough, they are there without asking.
-  // On failure data() is null.
+  // Maps `bytes` rounded up to pages. With huge_pages, the mapping is aligned to 2 MiB and marked
+  // for transparent huge pages: a random read then seldom misses the TLB, but a touch makes 2 MiB
+  // resident. Some systems give huge pages to every mapping that is large enough, without being
+  // asked. On failure data() is null.
   PageBuffer(size_t bytes, bool huge_pages);
   ~PageBuffer();
   PageBuffer(PageBuffer&& other) noexcept { *this = std::move(other); }
@@ -28,7 +28,7 @@ class PageBuffer {
   char* data() const { return data_; }
   size_t bytes() const { return bytes_; }
 
-  // How much a touch of a byte makes resident, in bytes: a page.
+  // Returns how many bytes become resident when one is touched: the size of a page.
   size_t page_bytes() const { return page_bytes_; }
 
   // Gives the memory of [offset, offset + length), which are whole pages, back to the system. The
@@ -41,26 +41,26 @@ class PageBuffer {
   size_t page_bytes_ = 1;
 };
 
-// Hands out 64-byte aligned blocks that live, in place, until they are freed or the arena goes.
-// Small at first; from kHugeFrom on it maps huge pages, in steps that grow with what it already
-// holds. Pages without a block go back to the system, places are kept for blocks of the same size.
-// Thread-safe.
+// Hands out 64-byte aligned blocks that live, in place, until they are freed or the arena goes. It
+// maps little memory at first; from kHugeFrom on it maps huge pages, in steps that grow with what
+// it already holds. Pages without a block go back to the system; their places are kept for blocks
+// of the same size. Thread-safe.
 class Arena {
  public:
-  // Null if the system has no memory left. The block is zero if it is new, and may be anything
-  // where another one was freed.
+  // Returns a block, or null if the system has no memory left. The block is zero if it is new, and
+  // may hold anything where another one was freed.
   char* Allocate(size_t bytes);
 
-  // The block must be one of Allocate(bytes).
+  // Frees a block, which must be one of Allocate(bytes).
   void Free(char* block, size_t bytes);
 
-  // The sum of the blocks that are out.
+  // Returns the sum of the sizes of the blocks that are out.
   size_t bytes_used() const;
 
-  // The memory of all pages that have a block, as if every block had been written to.
+  // Returns the memory of all pages that have a block, as if every block had been written to.
   size_t resident_bytes() const;
 
-  // The size of the page on which this place of a block is.
+  // Returns the size of the page on which this place of a block is.
   size_t PageBytesAt(const char* place) const;
 
   static constexpr size_t kHugeFrom = size_t{16} << 20;
@@ -70,7 +70,7 @@ class Arena {
     PageBuffer pages;
     std::vector<uint32_t> blocks;  // (pages) how many blocks are on each
   };
-  using Chunks = std::map<uintptr_t, Chunk>;  // by where they begin
+  using Chunks = std::map<uintptr_t, Chunk>;  // the mappings, by where they begin
 
   // Adds the block to the counts of its pages, or takes it away.
   void Count(char* block, size_t bytes, bool comes);
@@ -82,7 +82,8 @@ class Arena {
   size_t next_ = 0;        // offset of its first byte that was never handed out
   size_t used_ = 0;
   size_t resident_ = 0;
-  // By size. Those at the lowest places go first, so that the others' pages become empty.
+  // The places that are free, by size. Those at the lowest addresses are used first, so that the
+  // others' pages become empty.
   std::map<size_t, std::set<char*>> free_;
 };
 

@@ -108,7 +108,7 @@ TEST_CASE("freed blocks are handed out again, the one at the lowest place first"
 }
 
 TEST_CASE("pages go back to the system once no block is on them, and what others hold stays") {
-  // Small pages, and huge ones.
+  // This is done with small pages, and with huge ones.
   for (const size_t total : {size_t{4} << 20, Arena::kHugeFrom + (size_t{64} << 20)}) {
     Arena arena;
     constexpr size_t kBytes = 100000;
@@ -120,7 +120,7 @@ TEST_CASE("pages go back to the system once no block is on them, and what others
     const size_t resident = arena.resident_bytes();
     CHECK(resident >= arena.bytes_used());
     CHECK(resident < arena.bytes_used() + (size_t{8} << 20));
-    // One of forty stays: 4 MB apart.
+    // One block of forty stays, so those that stay are 4 MB apart.
     for (size_t i = 0; i < blocks.size(); ++i) {
       if (i % 40 != 0) arena.Free(blocks[i], kBytes);
     }

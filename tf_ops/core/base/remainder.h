@@ -1,19 +1,20 @@
-// Remainders by a divisor that many numbers share, without dividing.
+// Computes remainders by a divisor that many numbers share, without dividing.
 #pragma once
 
 #include <cstdint>
 
 namespace sok {
 
-// The high half of the product.
+// Returns the high half of the product.
 inline uint64_t MulHi(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
 }
 
-// x % divisor. With r = floor(2^64 / divisor), the quotient is floor(r * x / 2^64) or one more.
+// Computes x % divisor for one divisor. With r = floor(2^64 / divisor), the quotient is floor(r * x
+// / 2^64) or one more.
 class Remainder {
  public:
-  // At least 1. For 1, r does not fit, and any r does.
+  // The divisor is at least 1. For 1, r does not fit into 64 bits, and any r does.
   explicit Remainder(uint64_t divisor)
       : divisor_(divisor),
         reciprocal_(divisor == 1 ? UINT64_MAX

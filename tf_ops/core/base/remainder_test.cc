@@ -1,4 +1,4 @@
-// Remainders against the processor's own.
+// Compares remainders with the processor's own.
 #include "core/base/remainder.h"
 
 #include <doctest/doctest.h>

@@ -5,9 +5,9 @@
 
 namespace sok {
 
-// As std::shared_mutex, but a writer that waits goes before readers that come after it. GNU's
-// std::shared_mutex lets readers overtake, so that steady lookups would keep a commit out for good.
-// A thread must not take the same mutex shared twice at once.
+// A lock like std::shared_mutex, but a writer that waits goes before readers that come after it.
+// GNU's std::shared_mutex lets readers overtake, so that steady lookups would keep a commit out for
+// good. A thread must not take the same mutex shared twice at once.
 class SharedMutex {
  public:
   SharedMutex() {
@@ -33,9 +33,9 @@ class SharedMutex {
   pthread_rwlock_t lock_;
 };
 
-// Shared locks on the `mu` of every shard, for as long as it lives; shards is a vector of pointers.
-// Taken in order: whoever waits for one holds only locks before it, and a writer holds no other, so
-// nobody waits in a circle.
+// Holds the `mu` of every shard shared, for as long as it lives; `shards` is a vector of pointers.
+// The locks are taken in order: whoever waits for one holds only locks before it, and a writer
+// holds no other, so nobody waits in a circle.
 template <typename Shards>
 class SharedLocks {
  public:

@@ -15,7 +15,8 @@
 
 namespace sok {
 
-// As long as it lives, no file of this process grows beyond some bytes: a disk that is full.
+// For as long as this lives, no file of this process grows beyond some bytes, as on a disk that is
+// full.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
@@ -35,7 +36,7 @@ class FileSizeLimit {
   rlimit before_{};
 };
 
-// A new folder under the system's one for temporary files; goes with all that is in it.
+// Makes a new folder under the system's one for temporary files, which goes with all that is in it.
 class TestFolder {
  public:
   TestFolder() {

@@ -9,7 +9,7 @@
 
 namespace sok {
 
-// For the test's own thread.
+// These are for the test's own thread.
 template <typename T>
 T Value(Result<T> result) {
   REQUIRE_MESSAGE(result.ok(), result.status().message());

@@ -18,7 +18,8 @@
 
 namespace sok {
 
-// A ParallelFor on threads of its own, which take several chunks each in whatever order they come.
+// Is a ParallelFor on threads of its own, which take several chunks each in whatever order they
+// come.
 inline void ThreadedFor(int64_t total, int64_t /*unit_cost*/,
                         const std::function<void(int64_t, int64_t)>& fn) {
   constexpr int64_t kThreads = 3, kChunks = 8;
@@ -36,9 +37,9 @@ inline void ThreadedFor(int64_t total, int64_t /*unit_cost*/,
   for (std::thread& thread : threads) thread.join();
 }
 
-// A pool as TensorFlow's: who calls queues pieces behind those of others, runs one itself and then
-// waits, without helping, until threads of the pool have run the rest. Where a piece waits for
-// something that such a caller holds, all stand still for good.
+// A pool that works as TensorFlow's does: a caller queues pieces behind those of others, runs one
+// itself and then waits, without helping, until threads of the pool have run the rest. If a piece
+// waits for something that such a caller holds, all stand still for good.
 class WaitingPool {
  public:
   explicit WaitingPool(int threads) {
@@ -95,14 +96,14 @@ class WaitingPool {
   }
 
   std::mutex mu_;
-  std::condition_variable wake_;  // of workers and of those who wait
+  std::condition_variable wake_;  // wakes the workers and those who wait
   std::deque<std::function<void()>> queue_;
   bool ending_ = false;
   std::vector<std::thread> workers_;
 };
 
-// The seed of this run's random tests: SOK_TEST_SEED, or another one each time. Printed, so that a
-// failure can be had again.
+// Returns the seed of this run's random tests: SOK_TEST_SEED, or another one each time. It is
+// printed, so that a failure can be had again.
 inline uint64_t TestSeed() {
   static const uint64_t seed = [] {
     const char* given = std::getenv("SOK_TEST_SEED");

@@ -11,17 +11,18 @@
 namespace sok {
 namespace {
 
-// Chunks for each thread, so that one which is held up does not hold up all.
+// Each thread has several chunks, so that one which is held up does not hold up all.
 constexpr int64_t kChunksPerThread = 4;
 
 std::atomic<ThreadPool*> process_pool{nullptr};
 
-// The threads are the parent's, and so may a lock be. The pool is left as it is.
+// After a fork the threads are the parent's, and a lock may be held by one of them. So the pool is
+// left as it is, and forgotten.
 void ForgetPool() { process_pool.store(nullptr, std::memory_order_relaxed); }
 
 [[maybe_unused]] const int kRegistered = pthread_atfork(nullptr, nullptr, ForgetPool);
 
-// Made without a lock, which a fork could leave locked for good.
+// The pool is made without a lock, which a fork could leave locked for good.
 ThreadPool& PoolOfProcess() {
   ThreadPool* pool = process_pool.load(std::memory_order_acquire);
   if (pool != nullptr) return *pool;
@@ -116,7 +117,7 @@ void ThreadPool::Work() {
     RunChunks(job);
     lock.lock();
     jobs_.erase(std::remove(jobs_.begin(), jobs_.end(), job), jobs_.end());
-    // With the lock held: the job goes as soon as its caller gets it.
+    // This happens with the lock held, since the job goes as soon as its caller gets the lock.
     if (--job->helpers == 0) job->alone.notify_one();
   }
 }

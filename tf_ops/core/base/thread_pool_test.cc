@@ -22,7 +22,7 @@ constexpr int64_t kHeavy = 1000000;  // nanoseconds: every item is worth a chunk
 
 using Chunk = std::pair<int64_t, int64_t>;
 
-// The chunks of a run, in their order.
+// Returns the chunks of a run, in their order.
 std::set<Chunk> ChunksOf(ThreadPool& pool, int64_t total, int64_t unit_cost) {
   std::mutex mu;
   std::set<Chunk> chunks;
@@ -82,7 +82,7 @@ TEST_CASE("a run has as many threads as the pool, the caller among them") {
       std::lock_guard<std::mutex> guard(mu);
       runners.insert(std::this_thread::get_id());
     }
-    // Each of the four items waits for the others, so that no thread takes two.
+    // Each of the four items waits for the others, so that no thread can take two.
     ++waiting;
     while (waiting < kThreads) std::this_thread::yield();
   });

@@ -16,7 +16,7 @@ using Key = uint64_t;
 using ParallelFor = std::function<void(int64_t total, int64_t unit_cost,
                                        const std::function<void(int64_t begin, int64_t end)>& fn)>;
 
-// The ParallelFor of a caller without threads.
+// The ParallelFor of a caller without threads: it runs everything on the caller.
 inline void SerialFor(int64_t total, int64_t /*unit_cost*/,
                       const std::function<void(int64_t, int64_t)>& fn) {
   if (total > 0) fn(0, total);

@@ -59,7 +59,7 @@ void CacheMemory::Free(Holder* holder, char* block, size_t bytes) {
     std::lock_guard<std::mutex> guard(mu_);
     free_.push_back(block);
   } else {
-    std::free(block);  // long rows' blocks differ from group to group
+    std::free(block);  // blocks of long rows differ in size from group to group
   }
   used_ -= bytes;
 }

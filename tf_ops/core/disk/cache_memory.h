@@ -11,13 +11,14 @@
 
 namespace sok {
 
-// Thread-safe. Blocks that come back are kept for the next one who asks.
+// Hands out blocks of memory within a budget. Thread-safe. Blocks that come back are kept for the
+// next one who asks.
 class CacheMemory {
  public:
-  // Whoever holds blocks, and may be asked to give one up.
+  // Something that holds blocks, and may be asked to give one up.
   class Holder {
    public:
-    // Gives one block back, if that goes without waiting for a lock. Returns whether it did.
+    // Gives one block back, if that can be done without waiting for a lock. Returns whether it did.
     virtual bool GiveUpBlock() = 0;
     uint64_t held() const { return held_.load(std::memory_order_relaxed); }
 
@@ -33,13 +34,13 @@ class CacheMemory {
   CacheMemory(const CacheMemory&) = delete;
 
   void Register(Holder* holder);
-  // Waits until nobody asks the holder for a block.
+  // Forgets the holder, after waiting until nobody asks it for a block.
   void Unregister(Holder* holder);
 
-  // 64-byte aligned. Null if that went over the budget, or if the system has no memory left; with
-  // beyond_budget only in the latter case.
+  // Returns a 64-byte aligned block, or null if that went over the budget or if the system has no
+  // memory left; with beyond_budget null means only the latter.
   char* Allocate(Holder* holder, size_t bytes, bool beyond_budget);
-  // Needs no memory.
+  // Takes a block back. This needs no memory.
   void Free(Holder* holder, char* block, size_t bytes);
 
   // Has the richest of the holders give a block up, if it has at least `margin` more than `holder`.
@@ -48,7 +49,7 @@ class CacheMemory {
   uint64_t budget() const { return budget_; }
   uint64_t used() const { return used_.load(std::memory_order_relaxed); }
 
-  // What rows are laid out in, but for very long ones.
+  // The size of the blocks that rows are laid out in, but for very long rows.
   static constexpr size_t kBlockBytes = size_t{64} << 10;
 
  private:
@@ -58,7 +59,7 @@ class CacheMemory {
   const uint64_t budget_;
   std::atomic<uint64_t> used_{0};
   std::mutex mu_;            // guards the three below
-  size_t blocks_ = 0;        // of kBlockBytes, free or not
+  size_t blocks_ = 0;        // how many blocks of kBlockBytes there are, free or not
   Arena arena_;              // of blocks of kBlockBytes
   std::vector<char*> free_;  // of kBlockBytes; longer ones go back to the system
   std::mutex holders_mu_;

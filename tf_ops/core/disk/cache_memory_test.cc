@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kBlock = CacheMemory::kBlockBytes;
 
-// Gives up the last of its blocks, unless it refuses.
+// A holder that gives up the last of its blocks, unless it refuses.
 class Keeper final : public CacheMemory::Holder {
  public:
   explicit Keeper(CacheMemory* memory) : memory_(memory) { memory_->Register(this); }
@@ -117,7 +117,7 @@ TEST_CASE("blocks of any length are aligned to cache lines and count with their 
   CHECK(keeper.held() == 0);
 }
 
-// The sanitizers end the process over such a length.
+// This is not tried under the sanitizers, which end the process over such a length.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 TEST_CASE("memory that the system does not have leaves nothing counted") {
   CacheMemory memory(~uint64_t{0} >> 2);
@@ -140,7 +140,7 @@ TEST_CASE("the richest holder gives a block up, if it is richer by the margin") 
   CHECK(rich.blocks() == 4);
   CHECK(memory.TakeFromRichest(&middle, kBlock));
   CHECK(rich.blocks() == 3);
-  // Nobody is asked for a block of its own.
+  // No holder is asked for a block of its own.
   CHECK_FALSE(memory.TakeFromRichest(&rich, kBlock));
   CHECK(middle.asked == 0);
   CHECK(poor.asked == 0);

@@ -75,7 +75,7 @@ bool CacheRows::Grow(bool beyond_budget) {
   if (block >= (kNone >> shift_)) return false;
   try {
     if (place == blocks_.end()) place = blocks_.insert(place, nullptr);
-    // Free must not need memory.
+    // Room is reserved here, since Free must not need memory.
     const size_t rows = capacity() + rows_per_block_;
     if (free_.capacity() < rows) free_.reserve(rows + rows / 2);
   } catch (const std::bad_alloc&) {

@@ -12,20 +12,21 @@
 
 namespace sok {
 
-// What a cached row is. Bits.
+// The flags of a cached row. docs/internals.md shows how they follow one another.
 enum RowState : uint16_t {
-  kRowLive = 1,   // in use
-  kRowUsed = 2,   // since the clock's hand last passed; any reader may set it
-  kRowDirty = 4,  // differs from the database
-  kRowNew = 8,    // not in the database
-  // Must not be evicted: in use by who holds the shard's lock, or by a call that changes rows as a
-  // whole.
+  kRowLive = 1,   // the place is in use
+  kRowUsed = 2,   // was read since the clock's hand last passed; any reader may set it
+  kRowDirty = 4,  // the cache has changed it: this version is nowhere else
+  kRowNew = 8,    // the database has no version of it
+  // These two keep a row in the cache: while the lock of its shard is held, and while a call that
+  // changes rows as a whole is under way.
   kRowPinned = 16,
   kRowKept = 32,
-  kRowSpilled = 64,  // the spill has this very version
+  kRowSpilled = 64,  // this version was read from the spill, so it need not be written again
 };
 
-// Not thread-safe, but for Touch: the shard that owns it holds the lock.
+// The cached rows of one shard. Not thread-safe, but for Touch: the shard that owns it holds the
+// lock.
 class CacheRows {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -53,7 +54,7 @@ class CacheRows {
   void Unmark(uint32_t row, uint16_t flags) {
     if (row != kNone) set_state(row, state(row) & static_cast<uint16_t>(~flags));
   }
-  // The row differs from the database from here on.
+  // Says that the row was changed: this version is in the cache alone from here on.
   void MarkChanged(uint32_t row) { set_state(row, (state(row) & ~kRowSpilled) | kRowDirty); }
   bool MayLeave(uint32_t row) const { return (state(row) & kStays) == 0; }
   // Marks a row as used, beside other readers.
@@ -61,13 +62,13 @@ class CacheRows {
     if ((state(row) & kRowUsed) == 0) __atomic_fetch_or(StateOf(row), kRowUsed, __ATOMIC_RELAXED);
   }
 
-  // A row that nobody uses, live now; one must be free.
+  // Returns a place that nobody uses, which is live now; there must be a free one.
   uint32_t Allocate(Key key);
   void Free(uint32_t row);
   size_t free() const { return free_.size(); }
   size_t live() const { return capacity() - free_.size(); }
 
-  // One more block of rows. False if there is no memory, or none within the budget.
+  // Adds one more block of rows. Returns false if there is no memory, or none within the budget.
   bool Grow(bool beyond_budget);
   uint64_t block_bytes() const { return block_bytes_; }
 
@@ -85,13 +86,13 @@ class CacheRows {
     }
   }
 
-  // Up to `wanted` rows that may be evicted and were not used since the hand last passed them.
-  // Passes over all rows twice at most.
+  // Returns up to `wanted` rows that may leave the cache and were not used since the hand last
+  // passed them. The hand passes over all rows twice at most.
   std::vector<uint32_t> Victims(size_t wanted);
 
-  // A block whose rows may all be evicted; UINT32_MAX if there is none.
+  // Returns a block whose rows may all leave the cache, or UINT32_MAX if there is none.
   uint32_t EvictableBlock();
-  // Gives a block back, none of whose rows is live.
+  // Gives back a block that has no live row.
   void Release(uint32_t block);
   // Gives all of them back, and starts again with another layout. Needs no memory.
   void Reset(std::shared_ptr<const RowLayout> layout);
@@ -99,7 +100,7 @@ class CacheRows {
   size_t blocks() const { return used_blocks_; }
 
   const RowLayout& layout() const { return *layout_; }
-  // Expects one of the same shape.
+  // Replaces the layout by one of the same shape.
   void set_layout(std::shared_ptr<const RowLayout> layout) { layout_ = std::move(layout); }
 
  private:

@@ -18,13 +18,13 @@ struct NoHolder final : CacheMemory::Holder {
   bool GiveUpBlock() override { return false; }
 };
 
-// The rows of one shard that has the budget for itself.
+// Holds the rows of one shard that has the budget for itself.
 struct Cache {
   explicit Cache(int dim, uint64_t budget = uint64_t{1} << 30, std::vector<Slot> slots = {})
       : memory(budget),
         rows(std::make_shared<const RowLayout>(dim, std::move(slots)), &memory, &holder) {}
 
-  // All rows that there is place for, with the keys 1000, 1001, …
+  // Makes all the rows that there is place for, with the keys 1000, 1001, …
   std::vector<uint32_t> Fill() {
     std::vector<uint32_t> made;
     for (Key key = 1000; rows.free() > 0; ++key) made.push_back(rows.Allocate(key));
@@ -45,7 +45,8 @@ TEST_CASE("cached rows grow by blocks within the budget, and beyond it only when
   CHECK(cache.rows.free() == 0);
   REQUIRE(cache.rows.Grow(false));
   const size_t rows_per_block = cache.rows.free();
-  // 64 bytes of floats, a meta of 8, a key of 8 and a state; each in cache lines of its own.
+  // A row takes 64 bytes of floats, a meta of 8, a key of 8 and a state of 2; each kind lies in
+  // cache lines of its own.
   const size_t most = kBlock / (64 + 8 + 8 + sizeof(RowState));
   CHECK(rows_per_block <= most);
   CHECK(rows_per_block >= most * 98 / 100);
@@ -130,7 +131,7 @@ TEST_CASE("the clock's hand takes rows in turn, and spares once those that were 
   cache.Evict(next);
   CHECK(cache.rows.state(rows[5]) == kRowLive);  // the next pass takes it
 
-  // On to the end, and from the start again: the two that were spared come last.
+  // The hand goes on to the end, and from the start again: the two that were spared come last.
   std::vector<uint32_t> rest(rows.begin() + 9, rows.end());
   rest.push_back(rows[5]);
   rest.push_back(rows[6]);

@@ -24,7 +24,8 @@ Status Database::PublishJournal(const JournalReader& journal, const Meta& meta) 
 }
 
 Status Database::Publish(const Meta& meta) {
-  // Not through the log, also without a row: what is written there has no mark.
+  // This goes through a publication also if there is no row, and not through the log: what is
+  // written there has no mark.
   return has_pending() || !meta.empty() ? StartPublication()->Finish(meta) : Status();
 }
 

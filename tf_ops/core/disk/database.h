@@ -22,11 +22,11 @@
 
 namespace sok {
 
-// The error for a row whose value is none.
+// Returns the error for a value in the database that is no row.
 Status DamagedRow(int group, Key key, const std::string& path);
 
-// Thread-safe, except that nothing else may run beside Publish, and no reader beside a writer of
-// the same key.
+// A database of rows. Thread-safe, except that nothing else may run beside Publish, and no reader
+// beside a writer of the same key.
 class Database {
  public:
   struct Options {
@@ -35,8 +35,8 @@ class Database {
     // Says which rows may be removed while files are rewritten; null: none.
     std::shared_ptr<const Expiry> expiry;
   };
-  // Makes the folder if there is none, but for read_only.
-  // Errors: kUnavailable if another process or this one has the folder open, naming the lock;
+  // Opens a database, and makes its folder if there is none, but for read_only. Errors:
+  // kUnavailable if another process or this one has the folder open, naming the lock;
   // kInvalidArgument for a folder with other things in it; kNotFound, kPermissionDenied, kDataLoss.
   using Opener = std::function<Result<std::unique_ptr<Database>>(const Options&)>;
   struct DiskUse {
@@ -50,14 +50,15 @@ class Database {
   Database(const Database&) = delete;
   Database& operator=(const Database&) = delete;
 
-  // found(i, value) for each of the keys that has a row, the newest one; the value lives as long as
-  // the call. Keys are ascending and distinct. Expired rows are found like others.
+  // Calls found(i, value) for each of the keys that has a row, with the newest version; the value
+  // lives as long as the call. Keys are ascending and distinct. Expired rows are found like others.
   using Found = std::function<void(size_t i, std::string_view value)>;
   virtual Status Read(const RowKey* keys, size_t n, const Found& found) const = 0;
   // Calls found(i, value) for those of the keys that are published, whatever is newer.
   virtual Status ReadPublished(const RowKey* keys, size_t n, const Found& found) const = 0;
-  // The rows of a group as they are now, for as long as this lives, whatever removes expired ones
-  // meanwhile; group -1: of all groups. Nothing may be written meanwhile.
+  // All rows of a group as they are at one moment, for as long as this lives, even if something
+  // removes expired ones meanwhile. Group -1 stands for all groups. Nothing may be written
+  // meanwhile.
   using Visit = std::function<Status(int group, Key key, std::string_view value)>;
   class View {
    public:
@@ -68,19 +69,19 @@ class Database {
   virtual Result<std::unique_ptr<View>> Look(int group) const = 0;
   // Looks once and calls fn for each row of the group. Here fn may write to the database.
   Status ForEach(int group, const Visit& fn) const;
-  // The named values that begin with a prefix.
+  // Returns the named values that begin with a prefix.
   virtual Result<std::map<std::string, std::string>> ReadMeta(const std::string& prefix) const = 0;
 
-  // Errors, here and below: those of the database; where memory ends within it, it may not be
-  // usable any more, and Recover says so.
+  // Writes rows as pending. Errors, here and below: those of the database. Where memory ends within
+  // it, it may not be usable any more, and Recover says so.
   virtual Status WritePending(const RowBatch& batch) = 0;
-  // One atomic step that survives the process; with sync, the machine too. There must be nothing
-  // pending of the same keys.
+  // Writes rows and named values in one atomic step that survives the process; with sync, the
+  // machine too. There must be nothing pending of the same keys.
   virtual Status WritePublished(const RowBatch& batch, const Meta& meta, bool sync) = 0;
   // Publishes what is pending, and rows that are newer, in one atomic step.
   class Publication;
   virtual std::unique_ptr<Publication> StartPublication() = 0;
-  // Publishes what is pending. Nothing to do, nothing done.
+  // Publishes what is pending. Without anything pending, and without meta, it does nothing.
   Status Publish(const Meta& meta);
   // Publishes what a journal holds, with `meta` in place of its own. Nothing may be pending.
   Status PublishJournal(const JournalReader& journal, const Meta& meta);
@@ -90,44 +91,47 @@ class Database {
   virtual Status DropPending() = 0;
   virtual bool has_pending() const = 0;
 
-  // Makes the database writable again after an error, of a full disk, say. Without one it does
-  // nothing. Alone, like Publish. On an error another call tries again; until one succeeds the
-  // database may be unusable.
+  // Makes the database writable again after an error, such as a full disk. Without an error it does
+  // nothing. Nothing else may run beside it. On an error another call tries again; until one
+  // succeeds the database may be unusable.
   virtual Status Recover() = 0;
   virtual bool usable() const = 0;
-  // Says so where memory ended within the database: until the process ends nothing makes it usable
-  // again.
+  // Returns an error where memory ended within the database: until the process ends nothing makes
+  // it usable again.
   virtual Status CheckNotStuck() const = 0;
-  // Whether it should be recovered.
+  // Returns whether an error has been met, so that Recover should be called.
   virtual bool failed() const = 0;
-  // kNotFound if the folder that was opened is not at its path any more.
+  // Returns kNotFound if the folder that was opened is not at its path any more.
   virtual Status CheckFolder() const = 0;
-  // How many writes returned an error and may be there all the same: those to what is published, if
-  // they fail in their last system calls, and those that somebody says were made in part.
+  // Returns how many writes returned an error and may be there all the same: those to what is
+  // published, if they fail in their last system calls, and those that AddWriteInDoubt tells of.
   virtual uint64_t writes_in_doubt() const = 0;
   virtual void AddWriteInDoubt() = 0;
-  // Whether the last publication that failed is known to be there all the same, by its mark.
+  // Returns whether the last publication that failed is known to be there all the same, by its
+  // mark.
   virtual Result<bool> FailedPublicationIsThere() const = 0;
 
-  // A copy that can be opened, made of hard links where that can be. Errors: kInvalidArgument if
-  // `path` exists.
+  // Makes a copy that can be opened, of hard links where the file system has them. Errors:
+  // kInvalidArgument if `path` exists.
   virtual Status Checkpoint(const std::string& path) const = 0;
-  // Rewrites all files, which drops expired and superseded rows. Beside Recover it ends early.
+  // Rewrites all files, which drops expired and superseded rows. If Recover runs meanwhile, it ends
+  // early.
   virtual Status Compact() = 0;
   virtual DiskUse disk_use() const = 0;
   virtual const std::string& path() const = 0;
 };
 
-// Nothing changes before Finish; without it, nothing does.
+// Rows that are about to be published. Nothing changes before Finish; without Finish, nothing
+// changes at all.
 class Database::Publication {
  public:
   Publication() = default;
   virtual ~Publication() = default;
   Publication(const Publication&) = delete;
   Publication& operator=(const Publication&) = delete;
-  // Keys ascend. After an error every later call returns it.
+  // Adds a row. Keys must ascend. After an error every later call returns it.
   virtual Status Add(const RowKey& key, const RowHeader& header, const float* floats, size_t n) = 0;
-  // The same of a row as the database holds it; an empty value removes the row.
+  // Adds a row as the database holds it; an empty value removes the row.
   virtual Status AddValue(const RowKey& key, std::string_view value) = 0;
   virtual Status Finish(Meta meta) = 0;
 };

@@ -6,7 +6,7 @@
 
 namespace sok {
 
-// What nlohmann's parser calls with each value in turn. All of it returns whether to go on.
+// nlohmann's parser calls this with each value in turn. All methods return whether to go on.
 class FlatJson::Reader final : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit Reader(std::map<std::string, Value>* values) : values_(*values) {}
@@ -17,7 +17,7 @@ class FlatJson::Reader final : public nlohmann::json_sax<nlohmann::json> {
   bool number_unsigned(uint64_t value) override { return Add(value); }
   bool number_float(double value, const std::string&) override { return Add(value); }
   bool string(std::string& value) override { return Add(std::move(value)); }
-  bool binary(nlohmann::json::binary_t&) override { return false; }  // never in a text
+  bool binary(nlohmann::json::binary_t&) override { return false; }  // never occurs in a text
   bool start_object(size_t) override { return Open(kObject); }
   bool end_object() override { return Close(); }
   bool start_array(size_t) override { return Open(0); }
@@ -36,7 +36,7 @@ class FlatJson::Reader final : public nlohmann::json_sax<nlohmann::json> {
     int64_t next;  // place in an array; or kObject
   };
 
-  // Each value has its whole path: without limits a short text would take memory without one.
+  // Each value has its whole path: without limits a short text would take memory without limit.
   bool PathOfChild(const std::string& name) {
     path_.resize(open_.back().path_size);
     if (path_.size() + 1 + name.size() > kLongestPath) return false;
@@ -62,7 +62,7 @@ class FlatJson::Reader final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   std::map<std::string, Value>& values_;
-  std::string path_;  // of the value to come, once it is known
+  std::string path_;  // the path of the value to come, once it is known
   std::vector<Container> open_;
 };
 

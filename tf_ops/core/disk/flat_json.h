@@ -15,20 +15,21 @@
 
 namespace sok {
 
-// The values of a JSON text by their paths, such as "/initializer/kind" and "/slots/0/width"; the
-// text's own path is empty. Of equal paths the last value counts.
+// Holds the values of a JSON text by their paths, such as "/initializer/kind" and "/slots/0/width";
+// the text's own path is empty. Of equal paths the last value counts.
 class FlatJson {
  public:
-  // Nothing for a text that is not JSON, is nested more than 16 deep, or has a path of more than
-  // 256 bytes.
+  // Returns nothing for a text that is not JSON, is nested more than 16 deep, or has a path of more
+  // than 256 bytes.
   static std::optional<FlatJson> Parse(const std::string& text);
 
   bool has(const std::string& path) const { return values_.count(path) > 0; }
-  // Whether an object or an array is there.
+  // Returns whether an object or an array is there.
   bool has_container(const std::string& path) const {
     return GetIf<std::monostate>(path) != nullptr;
   }
-  // False if there is none, or one of another kind, or one that T cannot hold.
+  // Reads the value at a path. Returns false if there is none, or one of another kind, or one that
+  // T cannot hold.
   bool Get(const std::string& path, std::string* text) const;
   template <typename T>
   bool Get(const std::string& path, T* number) const {
@@ -49,7 +50,7 @@ class FlatJson {
 
  private:
   class Reader;
-  // A number that is an int64_t is negative; what has children is a monostate.
+  // A negative integer is an int64_t, any other a uint64_t; objects and arrays are a monostate.
   using Value =
       std::variant<std::monostate, std::nullptr_t, bool, uint64_t, int64_t, double, std::string>;
 

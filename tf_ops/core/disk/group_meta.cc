@@ -17,7 +17,7 @@ void Add(const char* before, const T& value, std::string* text) {
   *text += nlohmann::json(value).dump();
 }
 
-// What of a text goes into a message.
+// Returns so much of a text as a message can show.
 std::string Beginning(const std::string& text) {
   constexpr size_t kMost = 1000;
   return text.size() <= kMost ? text : text.substr(0, kMost) + "...";

@@ -18,12 +18,14 @@ struct GroupMeta {
   double initializer_a = 0, initializer_b = 0;
   uint64_t seed = 0;
   TableState state;
-  uint32_t layout = 0;  // of the slots; rows written under another one have none
+  // Counts the changes of slots; rows written under another number have no slots.
+  uint32_t layout = 0;
   uint64_t rows = 0;
   uint32_t counted_at = 0;  // when rows that had expired were last left out of `rows`
   std::optional<EvictionConfig> eviction;  // that the group was opened with last; unset: none
 
-  // ttl: of the storage, where the text goes without it, into a dump.
+  // Returns the description as JSON. `ttl` is that of the storage, and is given where the text
+  // leaves the storage, in a dump.
   std::string ToJson(std::optional<uint32_t> ttl = std::nullopt) const;
   static Result<GroupMeta> FromJson(const std::string& json);
 };

@@ -1,4 +1,4 @@
-// Descriptions of groups are read and written as a JSON library would.
+// Descriptions of groups are read and written as a JSON library would do it.
 #include "core/disk/group_meta.h"
 
 #include <doctest/doctest.h>

@@ -22,9 +22,9 @@ namespace {
 
 constexpr uint64_t kSegmentBytes = uint64_t{64} << 20;
 constexpr uint64_t kFewestBytes = uint64_t{4} << 20;
-// Space is set aside in pieces of that size.
+// Space is set aside in pieces of this size.
 constexpr uint64_t kAllocation = uint64_t{8} << 20;
-// What a record has beside its rows: its header, and the description of one group.
+// So much space a record takes beside its rows: its header, and the description of one group.
 constexpr uint64_t kBesideRows = 8 << 10;
 
 void PutNumber(uint32_t number, std::string* bytes) {
@@ -45,7 +45,7 @@ bool TakeText(std::string_view* bytes, uint32_t size, std::string* text) {
   return true;
 }
 
-// Writes all of it. Returns errno, or 0.
+// Writes all of the parts. Returns errno, or 0.
 int WriteAt(int file, std::vector<iovec> parts, uint64_t offset) {
   size_t first = 0;
   while (first < parts.size()) {
@@ -134,7 +134,7 @@ Status Journal::OpenSegment() {
     return open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
   };
   int file = make();
-  // Left by this function, where it could neither write to the file nor remove it.
+  // The file was left by this function, where it could neither write to the file nor remove it.
   if (file < 0 && errno == EEXIST && unlink(path.c_str()) == 0) file = make();
   if (file < 0) return Failed("make a file of", errno);
   JournalSegmentHeader header = {};
@@ -223,7 +223,7 @@ Status Journal::Append(Room /*room*/, const NamedValues& meta, const std::vector
   header.checksum = XXH3_64bits_digest(&state);
   header.head_checksum = HeadChecksum(header, number_);
   if (const int error = WriteAt(file_, parts, end_); error != 0) {
-    // A torn record ends the journal for who reads it, so nothing may follow.
+    // A torn record ends the journal for whoever reads it, so nothing may follow.
     broken_ = true;
     if (ftruncate(file_, static_cast<off_t>(end_)) != 0) return Failed("mend", error);
     return Failed("write", error);

@@ -1,10 +1,10 @@
-// Whole calls, kept until the database has them.
+// The journal keeps whole calls until the database has them.
 //
 // With durability="update" a call survives the process before it returns. Its rows, as they are
 // after it, are appended to a file: one record a call, with a checksum, so that a kill leaves all
 // of it or nothing. That is one sequential write, where RocksDB's own log comes with a skip list.
-// The next publication (a flush) has all of them, and the files go; after a kill the next opening
-// publishes what the files hold.
+// The next publication (a flush) has all of these rows, and the files go; after a kill the next
+// opening publishes what the files hold.
 //
 // Segments are files "sok-journal-<number>" in the storage's folder. See journal_reader.h for what
 // is in them, and docs/reference/file-formats.md.
@@ -23,7 +23,7 @@ namespace sok {
 
 constexpr char kJournalPrefix[] = "sok-journal-";
 
-// In front of a segment.
+// Stands in front of a segment.
 struct JournalSegmentHeader {
   static constexpr char kMagic[9] = "SOKJRNL1";
 
@@ -32,29 +32,31 @@ struct JournalSegmentHeader {
   uint64_t storage;  // whose calls these are, by its id
 };
 
-// In front of a record: the named values of `meta_bytes`, then rows as RowBatch has them.
+// Stands in front of a record. Behind it come named values of `meta_bytes`, then rows as RowBatch
+// has them.
 struct JournalRecordHeader {
   uint64_t bytes;  // of what follows the header
   uint64_t meta_bytes;
-  uint64_t checksum;       // XXH3 of what follows the header, seeded with the segment's number
-  uint64_t head_checksum;  // of the header up to here: a damaged length is no end of the file
+  uint64_t checksum;  // XXH3 of what follows the header, seeded with the segment's number
+  // Of the header up to here, so that a damaged length is not taken for the end of the file.
+  uint64_t head_checksum;
 };
 
 uint64_t HeadChecksum(const JournalRecordHeader& header, uint64_t segment);
 
-// The bytes of named values, and back. Take returns false for bytes that are none.
+// These turn named values into bytes, and back. Decode returns false for bytes that are none.
 std::string EncodeNamedValues(const NamedValues& values);
 bool DecodeNamedValues(std::string_view bytes, NamedValues* values);
 
-// Thread-safe.
+// The journal of one storage. Thread-safe.
 class Journal {
  public:
-  // The journal is published when it is that long, at the latest. It is read again after a kill,
-  // which is what bounds it.
+  // The journal is published at the latest when it is that long. It is read again after a kill,
+  // which is why it is bounded.
   static constexpr uint64_t kMostBytes = uint64_t{1} << 30;
 
-  // The first segment will have this number; it is made by the first Reserve. most_bytes: that make
-  // the journal full, unless a quarter of the disk's free space is less.
+  // The first segment will have the number `first_number`; it is made by the first Reserve. The
+  // journal is full at `most_bytes`, or at a quarter of the disk's free space if that is less.
   Journal(std::string folder, uint64_t storage, uint64_t first_number,
           uint64_t most_bytes = kMostBytes)
       : folder_(std::move(folder)),
@@ -64,7 +66,7 @@ class Journal {
   ~Journal();
   Journal(const Journal&) = delete;
 
-  // Space on the disk for one record, which nobody else takes. Given back when it goes.
+  // Space on the disk for one record, which nobody else takes. It is given back when this goes.
   class Room {
    public:
     Room() = default;
@@ -78,17 +80,18 @@ class Journal {
     Journal* journal_ = nullptr;
     uint64_t bytes_ = 0;
   };
-  // Before anything changes, so that a full disk is found in time.
+  // Sets space aside for a record, before anything changes, so that a full disk is found in time.
   // Errors: kResourceExhausted, and those of making a file.
   Result<Room> Reserve(uint64_t row_bytes);
 
-  // The record survives the process when this returns. On an error it is not there, the journal is
-  // broken, and only DropThrough mends it: what the record says must be published in another way.
+  // Writes a record, which survives the process when this returns. On an error it is not there, the
+  // journal is broken, and only DropThrough mends it: what the record says must be published in
+  // another way.
   Status Append(Room room, const NamedValues& meta, const std::vector<RowBatch>& rows);
 
   // Ends the segment, so that what comes later is in another one. Returns the number of the last
   // segment that there is. A journal that is broken takes no more records, and stays as it is.
-  // No Append may run beside it, and no Room may be out; nor here below.
+  // While this or DropThrough runs, no Append may run and no Room may be out.
   uint64_t EndSegment();
   // Forgets the segments up to a number, which the database has.
   void DropThrough(uint64_t number);
@@ -100,7 +103,7 @@ class Journal {
   bool empty() const { return bytes() == 0; }
   uint64_t bytes() const;
   bool broken() const;
-  // Whether it is so long that it should be published.
+  // Returns whether it is so long that it should be published.
   bool full() const;
 
  private:
@@ -117,13 +120,13 @@ class Journal {
   mutable std::mutex mu_;
   uint64_t number_;
   int file_ = -1;
-  uint64_t end_ = 0;          // of the segment's records
-  uint64_t allocated_ = 0;    // of the segment's file on the disk
-  uint64_t outstanding_ = 0;  // reserved and not yet appended
+  uint64_t end_ = 0;          // where the segment's records end
+  uint64_t allocated_ = 0;    // how much of the segment's file has space on the disk
+  uint64_t outstanding_ = 0;  // bytes that are reserved and not yet appended
   bool can_allocate_ = true;  // the file system can set space aside
   bool broken_ = false;
-  uint64_t earlier_bytes_ = 0;      // of the segments before, which are those that are closed
-  uint64_t full_bytes_ = 0;         // that make it full, as the disk is
+  uint64_t earlier_bytes_ = 0;      // the bytes of the segments before, which are closed
+  uint64_t full_bytes_ = 0;         // so many bytes make it full, as the disk is
   std::vector<uint64_t> segments_;  // their numbers, ascending
 };
 

@@ -76,7 +76,7 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const std::string& fo
     reader->last_ = number;
   }
   std::vector<Place>& places = reader->places_;
-  // Equal keys stay in the order of their calls; the last one counts.
+  // Equal keys stay in the order of their calls, so that the last one counts.
   std::stable_sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
     return std::memcmp(a.key.bytes, b.key.bytes, RowKey::kBytes) < 0;
   });

@@ -1,5 +1,5 @@
-// What the journal of a storage that was not closed holds: the newest version of each row, and of
-// each named value, as if its calls had been published.
+// Reads what the journal of a storage that was not closed holds: the newest version of each row,
+// and of each named value, as if its calls had been published.
 #pragma once
 
 #include <cstdint>
@@ -13,36 +13,37 @@
 
 namespace sok {
 
-// Segments of a folder's journal, ascending.
+// Returns the numbers of the segments of a folder's journal, ascending.
 std::vector<uint64_t> JournalSegments(const std::string& folder);
 void RemoveJournalSegment(const std::string& folder, uint64_t number);
 
-// Const methods are thread-safe.
+// A journal as it is on disk. Const methods are thread-safe.
 class JournalReader {
  public:
-  // Reads the segments after `applied`, of the storage with that id. A record at the end that a
-  // kill has cut short is left out: its call did not return. Errors: kDataLoss, naming the file,
-  // for any other damage, a segment that is missing and one of another storage; those of reading.
+  // Reads the segments after number `applied`, of the storage with that id. A record at the end
+  // that a kill has cut short is left out: its call did not return. Errors: kDataLoss, naming the
+  // file, for any other damage, for a segment that is missing and for one of another storage; those
+  // of reading.
   static Result<std::unique_ptr<JournalReader>> Open(const std::string& folder, uint64_t storage,
                                                      uint64_t applied);
 
   bool empty() const { return places_.empty() && meta_.empty(); }
-  // The number of the last segment; `applied` if there is none after it.
+  // Returns the number of the last segment, or `applied` if there is none after it.
   uint64_t last() const { return last_; }
   const NamedValues& meta() const { return meta_; }
 
-  // A row's newest version: where it is in the files.
+  // Says where in the files a row's newest version is.
   struct Place {
     RowKey key;
     uint32_t file;
     uint32_t size;  // 0: the row is removed
     uint64_t offset;
   };
-  // Ascending by key, distinct.
+  // The rows are ascending by key, and distinct.
   const std::vector<Place>& places() const { return places_; }
-  // The place of a key, or null.
+  // Returns the place of a key, or null.
   const Place* Find(const RowKey& key) const;
-  // The value, as the database would hold it.
+  // Reads the value, as the database would hold it.
   Status Read(const Place& place, std::string* value) const;
 
  private:

@@ -1,4 +1,4 @@
-// Who has a folder open for writing.
+// Knows who has a folder open for writing.
 #pragma once
 
 #include <sys/types.h>
@@ -13,18 +13,19 @@
 
 namespace sok {
 
-// What a folder is, whatever names it has: links, bind mounts and renames change nothing about it.
+// Tells folders apart whatever names they have: links, bind mounts and renames change nothing about
+// it.
 using FolderIdentity = std::pair<dev_t, ino_t>;
 
-// {0, 0} if there is nothing.
+// Returns the identity of a folder, or {0, 0} if there is nothing.
 FolderIdentity IdentityOf(const std::string& path);
 
-// The folders that this process has open for writing, or is about to. To look into a LOCK file of
-// one of them would set its lock free: POSIX locks go with the first descriptor that the process
-// closes. Two databases in one folder would each believe to hold it.
+// The folders that this process has open for writing, or is about to open. It must not look into a
+// LOCK file of one of them, which would set the lock free: POSIX locks go with the first descriptor
+// that the process closes. Two databases in one folder would each believe to hold it.
 class OpenFolders {
  public:
-  // False if it is there already. Called before the folder is locked.
+  // Adds a folder, before it is locked. Returns false if it is there already.
   static bool Add(const FolderIdentity& folder) {
     std::lock_guard<std::mutex> guard(Mutex());
     return Folders().insert(folder).second;
@@ -34,7 +35,8 @@ class OpenFolders {
     Folders().erase(folder);
   }
 
-  // ", held by process 123", for who finds a folder locked; empty if nobody holds it.
+  // Returns ", held by process 123", for a message about a folder that is locked; empty if nobody
+  // holds it.
   static std::string Holder(const std::string& path);
   // The same of another process alone, for who has failed to open the database in there.
   static std::string OtherHolder(const std::string& path);

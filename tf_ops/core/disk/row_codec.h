@@ -1,4 +1,4 @@
-// How rows look in the database. Described for other programs in docs/reference/file-formats.md.
+// How rows look in the database. docs/reference/file-formats.md describes it for other programs.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@ namespace sok {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "values are copied as they lie in memory");
 
-// The group, then the key big-endian: a group is a prefix, and the order of bytes is that of keys.
+// A key in the database: the group, then the key big-endian. So a group is a prefix, and the order
+// of bytes is that of keys.
 struct RowKey {
   static constexpr size_t kBytes = 9;
 
@@ -37,7 +38,7 @@ struct RowKey {
   char bytes[kBytes];
 };
 
-// In front of a row's floats.
+// Stands in front of a row's floats.
 struct RowHeader {
   static constexpr uint32_t kVersion = 1;
 
@@ -54,7 +55,7 @@ struct RowValue {
   const char* floats = nullptr;  // not aligned
   size_t count = 0;
 
-  // False if it is not a row of this dim.
+  // Takes a value apart. Returns false if it is not a row of this dim.
   bool Parse(std::string_view value, int dim) {
     if (value.size() < sizeof(RowHeader)) return false;
     std::memcpy(&header, value.data(), sizeof(header));
@@ -65,7 +66,7 @@ struct RowValue {
   }
 };
 
-// What is kept beside the rows, by name. One without a value is to be removed.
+// Values that are kept beside the rows, by name. An entry without a value is to be removed.
 using NamedValues = std::map<std::string, std::optional<std::string>>;
 
 // Rows on their way to the database.
@@ -74,7 +75,7 @@ class RowBatch {
   static constexpr size_t kBytesBesideFloats =
       RowKey::kBytes + sizeof(uint32_t) + sizeof(RowHeader);
 
-  // Room for rows of so many bytes in all.
+  // Makes room for rows of so many bytes in all.
   void Reserve(size_t bytes) { bytes_.reserve(bytes); }
   void Put(const RowKey& key, const RowHeader& header, const float* floats, size_t count) {
     const auto size = static_cast<uint32_t>(sizeof(header) + count * sizeof(float));
@@ -99,12 +100,12 @@ class RowBatch {
   size_t bytes() const { return bytes_.size(); }
   std::string_view view() const { return bytes_; }
 
-  // fn(key, value), both views of bytes; an empty value removes the row.
+  // Calls fn(key, value) for each row, with views of bytes; an empty value removes the row.
   template <typename Fn>
   void ForEach(const Fn& fn) const {
     ForEachOf(bytes_, fn);
   }
-  // The same of the view of a batch. False if it is none, or not whole.
+  // Does the same for the view of a batch. Returns false if it is none, or not whole.
   template <typename Fn>
   static bool ForEachOf(std::string_view rest, const Fn& fn) {
     while (!rest.empty()) {

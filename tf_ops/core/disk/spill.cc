@@ -74,7 +74,7 @@ uint32_t Spill::Filling() {
   const auto unused = std::find_if(segments_.begin(), segments_.end(),
                                    [](const Segment& s) { return s.number == kNone; });
   const auto s = static_cast<uint32_t>(unused - segments_.begin());
-  // Whole before it is in use: memory may end here.
+  // The segment is made as a whole before it is in use, since memory may end here.
   Segment segment;
   segment.valid.assign((rows_per_segment_ + 63) / 64, 0);
   segment.dirty = segment.valid;
@@ -87,7 +87,8 @@ uint32_t Spill::Filling() {
 
 Status Spill::Append(const std::vector<Row>& rows) {
   Status status = index_.Reserve(static_cast<uint32_t>(rows.size()));
-  // Twice the room that valid rows need keeps the work of emptying segments small.
+  // The file may have twice the segments that its valid rows need: that keeps the work of emptying
+  // segments small.
   const auto in_use = [&] {
     return std::count_if(segments_.begin(), segments_.end(),
                          [](const Segment& s) { return s.number != kNone; });

@@ -1,5 +1,5 @@
-// One shard's rows on their way between the cache and the database: in a file, with their places in
-// memory. To read one back is one system call, where RocksDB searches several files.
+// Keeps one shard's rows on their way between the cache and the database in a file, with their
+// places in memory. Reading one back is one system call, where RocksDB searches several files.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace sok {
 
-// Not thread-safe: the shard that owns it holds the lock. A log in segments: a row's new version is
-// written at the end, and segments with few valid rows are emptied.
+// A log in segments: a row's new version is written at the end, and segments with few valid rows
+// are emptied. Not thread-safe: the shard that owns it holds the lock.
 class Spill {
  public:
   static constexpr uint32_t kNone = HashIndex::kNone;
@@ -26,20 +26,20 @@ class Spill {
     uint64_t is_new;  // the database has no version of the row, unless it is clean
   };
 
-  // file: null if nothing can be spilled.
+  // `file` is null if nothing can be spilled.
   Spill(SpillFile* file, size_t floats);
   ~Spill();
   Spill(const Spill&) = delete;
 
-  // Whether rows of this size can be spilled at all.
+  // Returns whether rows of this size can be spilled at all.
   bool enabled() const { return file_ != nullptr && rows_per_segment_ >= kFewestRows; }
   size_t floats() const { return floats_; }
 
-  // The place of a row, or kNone.
+  // Returns the place of a row, or kNone.
   uint32_t Find(Key key) const {
     return index_.size() == 0 ? kNone : index_.Find(key, HashIndex::Hash(key));
   }
-  // The same of many keys, whose reads of the index overlap.
+  // Finds the places of many keys, with reads of the index that overlap.
   void FindAll(const std::vector<Key>& keys, std::vector<uint32_t>* places) const;
   Status Read(uint32_t place, Head* head, float* floats) const;
   bool dirty(uint32_t place) const {
@@ -57,10 +57,10 @@ class Spill {
   Status Append(const std::vector<Row>& rows);
   bool Reserve(size_t rows) { return file_->Reserve(rows); }
 
-  // Forgets a row, if it is there. Needs no memory, nor do the two below.
+  // Forgets a row, if it is there. This and the next two need no memory.
   void Remove(Key key);
   void Clear();
-  // Clears it, for rows of another size from then on.
+  // Clears the spill, for rows of another size from then on.
   void Reset(size_t floats);
 
   // Calls fn(key, place) for every row, in no order.
@@ -95,8 +95,8 @@ class Spill {
  private:
   struct Segment {
     uint32_t number = kNone;  // in the file; kNone: not in use
-    uint64_t filled = 0;      // when it began to be filled, in segments
-    uint32_t rows = 0;        // written
+    uint64_t filled = 0;      // says in which order the segments began to be filled
+    uint32_t rows = 0;        // how many rows were written
     uint32_t valid_rows = 0;
     std::vector<uint64_t> valid;  // a bit a row
     std::vector<uint64_t> dirty;
@@ -134,7 +134,7 @@ class Spill {
   }
 
   uint32_t Oldest() const;
-  // A segment with room for one more row, to be filled.
+  // Returns a segment with room for one more row, to be filled.
   uint32_t Filling();
   // Empties the segment with the fewest valid rows.
   Status Compact();
@@ -143,7 +143,7 @@ class Spill {
   void Free(uint32_t s);
   void FreeIfEmpty(uint32_t s);
 
-  // A segment holds this many rows at least, or rows of that size are not spilled.
+  // A segment must hold so many rows at least; longer rows are not spilled.
   static constexpr uint32_t kFewestRows = 16;
 
   SpillFile* const file_;

@@ -42,7 +42,7 @@ uint64_t SpillFile::bytes() const {
 uint32_t SpillFile::AllocateSegment() {
   std::lock_guard<std::mutex> guard(mu_);
   if (free_.empty()) {
-    // FreeSegment must not need memory.
+    // Room is reserved here, since FreeSegment must not need memory.
     if (free_.capacity() <= segments_) free_.reserve(2 * (size_t{segments_} + 1));
     return segments_++;
   }
@@ -52,7 +52,7 @@ uint32_t SpillFile::AllocateSegment() {
 }
 
 void SpillFile::FreeSegment(uint32_t segment) {
-  // Its space goes back to the disk, where the file system can do that.
+  // The segment's space goes back to the disk, where the file system can do that.
   fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
             static_cast<off_t>(uint64_t{segment} * kSegmentBytes),
             static_cast<off_t>(kSegmentBytes));

@@ -13,17 +13,17 @@
 
 namespace sok {
 
-// Thread-safe. The file has no name, so it goes with the process, however that ends.
+// A file in segments. Thread-safe. It has no name, so it goes with the process, however that ends.
 class SpillFile {
  public:
   static constexpr size_t kSegmentBytes = size_t{1} << 20;
 
-  // most_rows: how many rows may be spilled at a time, since each takes memory for its place.
+  // At most `most_rows` rows may be spilled at a time, since each takes memory for its place.
   static Result<std::unique_ptr<SpillFile>> Open(const std::string& folder, uint64_t most_rows);
   ~SpillFile();
   SpillFile(const SpillFile&) = delete;
 
-  // Counts `rows` more as spilled, if that keeps to the limit.
+  // Counts `rows` more as spilled and returns true, if that keeps to the limit.
   bool Reserve(uint64_t rows);
   void ReserveAnyway(uint64_t rows) { rows_ += rows; }
   void Unreserve(uint64_t rows) { rows_ -= rows; }
@@ -31,13 +31,13 @@ class SpillFile {
   uint64_t bytes() const;  // of the file
 
   uint32_t AllocateSegment();
-  // Needs no memory.
+  // Gives a segment back. This needs no memory.
   void FreeSegment(uint32_t segment);
 
   // Errors: kResourceExhausted if the disk is full.
   Status Write(uint32_t segment, size_t offset, const char* from, size_t n) const;
   Status Read(uint32_t segment, size_t offset, char* to, size_t n) const;
-  // The first `head_bytes` go to head, those that follow to tail.
+  // Reads into two places: the first `head_bytes` go to head, those that follow to tail.
   Status Read(uint32_t segment, size_t offset, char* head, size_t head_bytes, char* tail,
               size_t tail_bytes) const;
 

@@ -89,7 +89,7 @@ TEST_CASE(
     if (step % 10 == 0) Check(spill, model);
   }
   Check(spill, model);
-  // Twice the rows and a few segments: the log is emptied as it grows.
+  // The file has at most twice the rows and a few segments: the log is emptied as it grows.
   const size_t row_bytes = sizeof(Spill::Head) + kFloats * sizeof(float);
   CHECK(file->bytes() <= 2 * 5000 * row_bytes + 6 * SpillFile::kSegmentBytes);
   spill.Clear();

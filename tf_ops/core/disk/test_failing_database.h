@@ -11,16 +11,18 @@
 
 namespace sok {
 
-// Which of the calls that write, sync, publish or open fail, counted over all databases of a run.
+// Chooses which of the calls that write, sync, publish or open fail, counted over all databases of
+// a run.
 struct PlantedFaults {
   int64_t first = -1;  // the number of the first call that fails; -1: none
   bool last = false;   // whether all after it fail, too, until Mend
-  // Whether a call that publishes has happened before it fails, as where the last sync does.
+  // Whether a call that publishes has happened before it fails, as it may if only the last sync
+  // fails.
   bool happened = false;
   std::atomic<int64_t> calls{0};
   std::atomic<bool> hit{false};
   std::atomic<bool> mended{false};
-  std::function<void(Database*)> before_look;  // that is, before all rows are read; null: nothing
+  std::function<void(Database*)> before_look;  // called before all rows are read; null: nothing is
 
   bool Next() {
     const int64_t call = calls++;
@@ -36,10 +38,10 @@ inline Status Planted(const std::string& path) {
   return Status(Code::kResourceExhausted, "planted: no space for '" + path + "'");
 }
 
-// Like RocksDB it writes nothing more after an error, until Recover.
+// A database that, like RocksDB, writes nothing more after an error, until Recover.
 class FailingDatabase final : public Database {
  public:
-  // Opens what `open` opens.
+  // Returns an opener whose databases are those of `open`, with faults.
   static Opener Over(const Opener& open, std::shared_ptr<PlantedFaults> faults) {
     return [open, faults](const Options& options) -> Result<std::unique_ptr<Database>> {
       if (faults->Next()) return Planted(options.path);
@@ -66,7 +68,8 @@ class FailingDatabase final : public Database {
   }
 
   Status WritePending(const RowBatch& batch) override {
-    // Lookups write what leaves the cache, and nothing is mended for them: RocksDB is resumed here.
+    // Lookups write what leaves the cache, and nothing is mended for them: a real RocksDB is
+    // resumed here.
     return faults_->Next() ? Fail() : inner_->WritePending(batch);
   }
   Status WritePublished(const RowBatch& batch, const Meta& meta, bool sync) override {
@@ -84,7 +87,7 @@ class FailingDatabase final : public Database {
   bool has_pending() const override { return inner_->has_pending(); }
 
   Status Recover() override {
-    if (faults_->Next()) {  // RocksDB is closed by then, and was not opened again
+    if (faults_->Next()) {  // by then RocksDB is closed, and was not opened again
       usable_ = false;
       return Fail();
     }
@@ -141,7 +144,7 @@ class FailingDatabase final : public Database {
     }
 
    private:
-    // Every hundredth row counts as a call: blocks reach the disk now and then.
+    // Every hundredth row counts as a call, since blocks reach the disk now and then.
     template <typename Add>
     Status Take(const Add& add) {
       if (error_.ok() && rows_++ % 100 == 0) {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kShards = 32;
 
-// The distinct keys of one shard, in order of first appearance.
+// Holds the distinct keys of one shard, in order of first appearance.
 struct ShardKeys {
   std::vector<Key> keys;
   std::vector<uint32_t> owners;     // (keys)
@@ -105,7 +105,7 @@ template void Expand(const BFloat16*, const int32_t*, size_t, int, BFloat16*, co
 template <typename T>
 void ExpandGradient(const T* gradients, const int32_t* inverse, size_t n, size_t distinct, int dim,
                     float* sums, const ParallelFor& parallel_for) {
-  // Positions grouped by distinct row, so that each sum has one writer and a fixed order.
+  // Positions are grouped by distinct row, so that each sum has one writer and a fixed order.
   std::vector<uint32_t> starts(distinct + 1, 0);
   for (size_t i = 0; i < n; ++i) ++starts[inverse[i] + 1];
   for (size_t u = 0; u < distinct; ++u) starts[u + 1] += starts[u];

@@ -1,5 +1,5 @@
-// The local half of an exchange between workers: distinct keys grouped by their owner, rows put
-// back in place, and gradients summed before they travel.
+// The local half of an exchange between workers: it groups distinct keys by their owner, puts rows
+// back in place, and sums gradients before they travel. All functions are thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,14 @@
 
 namespace sok {
 
-// The worker that holds a key: the key, as a signed number, modulo owners, rounded down, so that
-// -1 belongs to the last worker.
+// Returns the worker that holds a key: the key, as a signed number, modulo owners, rounded down, so
+// that -1 belongs to the last worker.
 inline uint32_t OwnerOf(Key key, uint32_t owners) {
   const int64_t remainder = static_cast<int64_t>(key) % static_cast<int64_t>(owners);
   return static_cast<uint32_t>(remainder < 0 ? remainder + owners : remainder);
 }
 
-// An exchange has no more owners: every thread counts the keys of each.
+// An exchange has at most so many owners, since every thread counts the keys of each.
 constexpr uint32_t kMostOwners = 1 << 16;
 
 struct Exchange {
@@ -24,18 +24,20 @@ struct Exchange {
   std::vector<int32_t> splits;  // (owners) how many of the keys belong to each
 };
 
-// inverse (n): keys[i] == result.keys[inverse[i]]. n is below 2^31, owners is in
-// [1, kMostOwners]. With buckets, the owner of a key is AdaptiveBucket(key, buckets) modulo owners.
+// Finds the distinct keys. inverse (n) becomes positions: keys[i] == result.keys[inverse[i]]. n is
+// below 2^31, owners is in [1, kMostOwners]. With buckets, the owner of a key is
+// AdaptiveBucket(key, buckets) modulo owners.
 Exchange UniqueAndPartition(const Key* keys, size_t n, uint32_t owners, int32_t* inverse,
                             const ParallelFor& parallel_for, uint64_t buckets = 0);
 
-// out (n, dim): out[i] = rows[inverse[i]]. Every inverse[i] must be below the number of rows.
+// Copies rows to out (n, dim): out[i] = rows[inverse[i]]. Every inverse[i] must be below the number
+// of rows.
 template <typename T>  // float or BFloat16
 void Expand(const T* rows, const int32_t* inverse, size_t n, int dim, T* out,
             const ParallelFor& parallel_for);
 
-// The gradient of Expand: sums (distinct, dim), each over the gradients[i] with inverse[i] equal to
-// its position, in order of i and in float32.
+// Computes the gradient of Expand: sums (distinct, dim), each over the gradients[i] with inverse[i]
+// equal to its position, in order of i and in float32.
 template <typename T>
 void ExpandGradient(const T* gradients, const int32_t* inverse, size_t n, size_t distinct, int dim,
                     float* sums, const ParallelFor& parallel_for);

@@ -15,7 +15,7 @@
 namespace sok {
 namespace {
 
-// Floor modulo by its definition: key - owners * floor(key / owners), in 128 bits.
+// Computes floor modulo by its definition: key - owners * floor(key / owners), in 128 bits.
 uint32_t FloorModulo(Key key, uint32_t owners) {
   const __int128 dividend = static_cast<int64_t>(key);
   __int128 quotient = dividend / owners;
@@ -102,7 +102,7 @@ TEST_CASE("the order of the distinct keys does not depend on the threads") {
   CHECK(serial_inverse == threaded_inverse);
 }
 
-// n positions in [0, distinct), of which some may be hit often and some never.
+// Returns n positions in [0, distinct), of which some may be hit often and some never.
 std::vector<int32_t> RandomInverse(size_t n, size_t distinct, std::mt19937_64& rng) {
   std::vector<int32_t> inverse(n);
   for (int32_t& u : inverse) u = static_cast<int32_t>(rng() % distinct * (rng() % 4 != 0));

@@ -1,4 +1,4 @@
-// One commit on the rows of one shard, whichever store they lie in.
+// Applies one commit to the rows of one shard, whichever store they lie in.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace sok {
 
-// What a commit's batches are by shard. `joined` is scratch.
+// Returns the entries of a commit's batches by shard. `joined` is scratch.
 inline const ShardPartition& PartitionOf(const RowStore& store,
                                          const std::vector<GradientBatch>& batches,
                                          const ParallelFor& parallel_for, ShardPartition* joined) {
@@ -33,11 +33,11 @@ inline const ShardPartition& PartitionOf(const RowStore& store,
   return *joined;
 }
 
-// Scratch, which keeps its memory. Not thread-safe.
+// Updates rows. The object is scratch, which keeps its memory. Not thread-safe.
 class RowUpdate {
  public:
-  // numbers[i] is the row of entries[i] in `rows`, or UINT32_MAX to leave the entry out. Returns
-  // the distinct rows that it touched; they live until the next call.
+  // Applies a step. numbers[i] is the row of entries[i] in `rows`, or UINT32_MAX to leave the entry
+  // out. Returns the distinct rows that it touched; they live until the next call.
   template <typename Rows>
   const std::vector<uint32_t>& Apply(Rows& rows, const ShardEntry* entries, const uint32_t* numbers,
                                      size_t n, const std::vector<GradientBatch>& batches, int dim,
@@ -96,7 +96,8 @@ class RowUpdate {
     return touched_;
   }
 
-  // The sums times the scale, each element brought into [-clip_value, clip_value]. A NaN stays.
+  // Returns the sums times the scale, with each element brought into [-clip_value, clip_value]. A
+  // NaN stays.
   const std::vector<const float*>& Clipped(const CommitStep& step, int dim) {
     const size_t distinct = sum_.rows().size();
     clipped_.resize(distinct * dim);

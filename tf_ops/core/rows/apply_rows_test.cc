@@ -1,5 +1,5 @@
-// What a commit does to rows beyond the arithmetic of its rule: which step number a row gets, and
-// whether equal keys are summed or follow one another. Compared with Adam in float64.
+// Tests what a commit does to rows beyond the arithmetic of its rule: which step number a row gets,
+// and whether equal keys are summed or follow one another. The reference is Adam in float64.
 #include "core/rows/apply_rows.h"
 
 #include <doctest/doctest.h>
@@ -23,12 +23,12 @@ constexpr Key kKeys = 40;
 constexpr uint32_t kNow = 1234;
 constexpr double kGamma = 0.1, kBeta1 = 0.8, kBeta2 = 0.9, kEpsilon = 1e-8, kScale = 0.5;
 
-// torch.optim.Adam on one row.
+// Is torch.optim.Adam on one row.
 struct Row64 {
   double w[kDim] = {}, m[kDim] = {}, v[kDim] = {};
   uint32_t updates = 0;
 
-  // number: t of the bias correction; 0: the row's own.
+  // `number` is t of the bias correction; with 0, each row's own.
   void Update(const double* gradient, int64_t number) {
     ++updates;
     const double t = static_cast<double>(number > 0 ? number : updates);

@@ -1,8 +1,9 @@
-// Sixteen control bytes of an open-addressing table, compared at once.
+// Sixteen control bytes of an open-addressing index, compared at once.
 //
-// The layout is that of Google's "Swiss tables" (Benzaquen, Kulukundis, 2017): a byte a slot, which
-// holds seven bits of the key's hash, or says that the slot is empty or was erased. Empty is 0
-// here, so that fresh pages of the system are empty groups already and need no pass of their own.
+// The layout is that of Google's "Swiss tables" (Benzaquen, Kulukundis, 2017): each cell of the
+// index has a byte, which holds seven bits of the key's hash, or says that the cell is empty or was
+// erased. Empty is 0 here, so that fresh pages of the system are empty groups already and need no
+// pass of their own.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ namespace sok {
 constexpr int kGroupWidth = 16;
 constexpr uint8_t kEmpty = 0;
 constexpr uint8_t kErased = 1;
-constexpr uint8_t kFull = 0x80;  // the bit that a slot with a key has set, beside those of its hash
+constexpr uint8_t kFull = 0x80;  // the bit that a cell with a key has set, beside those of its hash
 
 class ControlGroup {
  public:
@@ -29,7 +30,7 @@ class ControlGroup {
 #endif
   }
 
-  // A bit for each of the 16 bytes.
+  // Returns a bit for each of the 16 bytes: whether it is equal to `byte`.
   uint32_t Match(uint8_t byte) const {
 #ifdef __SSE2__
     return static_cast<uint32_t>(
@@ -43,7 +44,7 @@ class ControlGroup {
 
   uint32_t MatchEmpty() const { return Match(kEmpty); }
 
-  // Those with a key.
+  // Returns a bit for each cell: whether it has a key.
   uint32_t MatchFull() const {
 #ifdef __SSE2__
     return static_cast<uint32_t>(_mm_movemask_epi8(bytes_));
@@ -54,7 +55,7 @@ class ControlGroup {
 #endif
   }
 
-  // Those that are empty or were erased.
+  // Returns a bit for each cell: whether it is empty or was erased.
   uint32_t MatchFree() const { return MatchFull() ^ ((1u << kGroupWidth) - 1); }
 
  private:

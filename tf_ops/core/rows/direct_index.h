@@ -1,4 +1,4 @@
-// From a key of a known range to the number of its row, by position: no hash and no probing.
+// Leads from a key of a known range to the number of its row, by position: no hash and no probing.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,9 @@
 namespace sok {
 
 // The index of a table over the keys [0, capacity * owners), of which this process owns those with
-// key % owners == owner; the position of a key is key / owners. Same interface as HashIndex, whose
-// comments hold here. Not thread-safe. Keys that are out of range must have been refused before.
+// key % owners == owner; the position of a key is key / owners. The interface is that of HashIndex,
+// whose comments hold here. Not thread-safe. Keys that are out of range must have been refused
+// before.
 class DirectIndex {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -87,7 +88,7 @@ class DirectIndex {
   }
 
   uint32_t size() const { return size_; }
-  // The memory of the pages that keys were written to.
+  // Returns the memory of the pages that keys were written to.
   size_t bytes() const { return resident_ * memory_.page_bytes(); }
 
   template <typename Fn>

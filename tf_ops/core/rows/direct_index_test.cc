@@ -9,7 +9,7 @@
 namespace sok {
 namespace {
 
-// The shards of one process' index.
+// Holds the shards of one process' index.
 class Shards {
  public:
   explicit Shards(const IndexConfig& config) : config_(config) {

@@ -19,7 +19,7 @@ void Add(const T* gradient, float factor, int dim, float* sum) {
   }
 }
 
-// The gradient of an entry, or null if it is not float32.
+// Returns the gradient of an entry, or null if it is not float32.
 const float* GradientOf(const GradientBatch& batch, uint32_t position, int dim) {
   if (batch.grouped != nullptr) return batch.grouped->gradient(position);
   return batch.gradients == nullptr ? nullptr : batch.gradients + size_t{position} * dim;

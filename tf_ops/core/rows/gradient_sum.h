@@ -9,15 +9,16 @@
 
 namespace sok {
 
-// Scratch of one shard's commit. Reusable: keeps its memory. Not thread-safe.
+// Sums what one shard's commit has for equal rows. The object is scratch that can be used again and
+// keeps its memory. Not thread-safe.
 class GradientSum {
  public:
-  // row_numbers[i] is the row of entries[i], or UINT32_MAX to leave the entry out. Gradients that
-  // nobody shares are not copied: gradients() then points into the batch.
+  // Computes the sums. row_numbers[i] is the row of entries[i], or UINT32_MAX to leave the entry
+  // out. Gradients that nobody shares are not copied: gradients() then points into the batch.
   void Build(const ShardEntry* entries, const uint32_t* row_numbers, size_t n,
              const std::vector<GradientBatch>& batches, int dim);
 
-  // One a distinct row, in order of first appearance.
+  // The distinct rows in order of first appearance, and a gradient for each.
   const std::vector<uint32_t>& rows() const { return rows_; }
   const std::vector<const float*>& gradients() const { return gradients_; }
 
@@ -29,7 +30,7 @@ class GradientSum {
 
   std::vector<uint32_t> table_;   // open addressing: position in rows_ plus one, 0 if empty
   std::vector<uint32_t> unique_;  // (n) position in rows_
-  std::vector<uint32_t> counts_;  // entries of each distinct row, later: whether it is summed
+  std::vector<uint32_t> counts_;  // entries of each distinct row; later, whether it is summed
   std::vector<uint32_t> rows_;
   std::vector<const float*> gradients_;
   std::vector<float> sums_;

@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint32_t kLeftOut = UINT32_MAX;
 
-// Batches of gradients, entries that point into them and the row of each entry.
+// Holds batches of gradients, entries that point into them, and the row of each entry.
 class Case {
  public:
   explicit Case(int dim) : dim_(dim) {}
@@ -53,7 +53,8 @@ class Case {
     sum.Build(entries_.data(), rows_.data(), entries_.size(), batches, dim_);
   }
 
-  // Against sums of the entries' values in double. One in float32 may be off by an ulp an addition.
+  // Compares with sums of the entries' values in double. A sum in float32 may be off by an ulp for
+  // each addition.
   void Check(const GradientSum& sum) const {
     std::vector<uint32_t> order;
     std::map<uint32_t, std::vector<double>> sums, magnitudes;
@@ -113,7 +114,7 @@ TEST_CASE("sums agree with sums in double, over floats, bfloat16s and both") {
 }
 
 TEST_CASE("equal rows are added in the order of the entries") {
-  // In float32, 2^24 + 1 is 2^24: only one order of three gives 2^24 + 2.
+  // In float32, 2^24 + 1 is 2^24: only one order of the three gives 2^24 + 2.
   const float gradients[] = {1.0f, 1.0f, 16777216.0f, -3.0f};
   const std::vector<GradientBatch> batches = {{nullptr, gradients, nullptr, 4}};
   const uint32_t rows[] = {8, 8, 8};

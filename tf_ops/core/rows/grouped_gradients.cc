@@ -12,9 +12,9 @@ namespace {
 constexpr size_t kBlock = 4096;
 constexpr uint32_t kNone = UINT32_MAX;
 
-// In lanes, which the compiler makes vectors of. Products of float32 are exact in float64, and do
-// not overflow; norms of sums of gradients that nearly cancel each other, or that there are many
-// of, need the digits.
+// Sums in lanes, which the compiler makes vectors of. Products of float32 are exact in float64, and
+// do not overflow; norms of sums of gradients that nearly cancel each other, or of very many
+// gradients, need the digits.
 inline double Product(const float* a, const float* b, int dim) {
   constexpr int kLanes = 8;
   double lanes[kLanes] = {};
@@ -34,7 +34,7 @@ SOK_VECTOR_CLONES double SquareOf(const float* rows, size_t n, int dim) {
   return sum;
 }
 
-// The same for rows of which `left_out` marks some that are not to be counted.
+// Sums the squares of rows of which `left_out` marks some that are not to be counted.
 SOK_VECTOR_CLONES double SquareOf(const float* rows, const uint8_t* left_out, size_t n, int dim) {
   double sum = 0.0;
   for (size_t i = 0; i < n; ++i) {
@@ -54,10 +54,10 @@ size_t SlotsFor(size_t n) {
   return slots;
 }
 
-// Where in an index of the entries' keys a key is, or the free slot where it would be.
+// Returns where in an index of the entries' keys a key is, or the free cell where it would be.
 size_t SlotOf(const std::vector<uint32_t>& index, const ShardEntry* entries, Key key) {
   const size_t mask = index.size() - 1;
-  // The shard has been chosen by the same bits.
+  // The low bits are mixed anew, since the shard has been chosen by the bits of the key's hash.
   size_t slot = Mix64(key ^ 0x9e3779b97f4a7c15ull) & mask;
   while (index[slot] != 0 && entries[index[slot] - 1].key != key) slot = (slot + 1) & mask;
   return slot;
@@ -72,7 +72,7 @@ void GroupedGradients::Build(const RowStore& store, const GradientBatch& batch, 
   store.Partition({{batch.keys, batch.n, batch.positions}}, parallel_for, &partition_);
   gradients_.resize(batch.n);
   sums_.resize(partition_.shards());
-  // Who gives rows positions leaves some out.
+  // Where the caller gives positions, some gradients are left out.
   size_t rows = batch.n;
   for (size_t i = 0; batch.positions != nullptr && i < batch.n; ++i) {
     rows = std::max<size_t>(rows, batch.positions[i] + size_t{1});
@@ -85,7 +85,7 @@ void GroupedGradients::Build(const RowStore& store, const GradientBatch& batch, 
       squares_[s] = GroupShard(static_cast<uint32_t>(s), batch, &sums_[s]);
     }
   });
-  // Gradients that nobody shares are read in the order that they lie in.
+  // Gradients that nobody shares are read in the order in which they lie in memory.
   if (batch.gradients != nullptr) {
     double* const squares = squares_.data() + partition_.shards();
     parallel_for(squares_.size() - partition_.shards(), kBlock * dim, [&](int64_t b, int64_t last) {
@@ -105,7 +105,7 @@ double GroupedGradients::GroupShard(uint32_t shard, const GradientBatch& batch,
   ShardEntry* const entries = partition_.entries(shard);
   const float** const gradients = gradients_.data() + partition_.offset(shard);
   // Distinct keys move to the front; numbers[i] says which of them entry i was. A key that comes
-  // again, or whose gradient is not float32, needs a sum, and places says where.
+  // again, or whose gradient is not float32, needs a sum, and `places` says where.
   index.assign(SlotsFor(n), 0);
   numbers.resize(n);
   from.resize(n);

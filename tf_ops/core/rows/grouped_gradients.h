@@ -12,8 +12,8 @@
 
 namespace sok {
 
-// What all tables together would make a dense gradient of, as far as it is not 0: a vector of
-// numbers, with a norm and with products.
+// Stands for the dense gradient that a static embedding would have, as far as it is not 0: a vector
+// over all keys, with a norm and with products.
 class GroupedGradients {
  public:
   // Sums the gradients of equal keys of a batch, in order, by the shards of the store. Gradients
@@ -21,39 +21,41 @@ class GroupedGradients {
   void Build(const RowStore& store, const GradientBatch& batch, int dim,
              const ParallelFor& parallel_for);
 
-  // Distinct keys by shard; the position of an entry is that of its gradient.
+  // Returns the distinct keys by shard; the position of an entry is that of its gradient.
   const ShardPartition& partition() const { return partition_; }
   const float* gradient(uint32_t position) const { return gradients_[position]; }  // (dim)
 
-  // The sum of the squares of all elements.
+  // Returns the sum of the squares of all elements.
   double square() const { return square_; }
-  // The sum of the products with another one of the same store, element by element. Not
+  // Returns the sum of the products with the elements of another one of the same store. Not
   // thread-safe: the first call prepares those that follow.
   double Dot(const GroupedGradients& other);
 
  private:
-  // Open addressing over the keys of a shard: the number of an entry in its shard plus one, 0 if
-  // empty.
+  // An index of the keys of a shard, by open addressing: the number of an entry in its shard plus
+  // one, or 0 if the cell is empty.
   using Index = std::vector<uint32_t>;
 
-  // Returns the square of the sums.
+  // Sums a shard's gradients. Returns the square of the sums.
   double GroupShard(uint32_t shard, const GradientBatch& batch, std::vector<float>* sums);
 
   int dim_ = 0;
   ShardPartition partition_;
-  std::vector<const float*> gradients_;   // (keys of the batch) by position; gaps are null
+  // (keys of the batch) by position; null where no distinct key has its gradient.
+  std::vector<const float*> gradients_;
   std::vector<std::vector<float>> sums_;  // by shard
-  // Of each row of the batch's gradients, whether it is not among those that stay where they are.
+  // For each row of the batch's gradients, whether it is not among those that stay where they are.
   std::vector<uint8_t> summed_;
-  std::vector<double> squares_;  // of the sums of each shard, and of each block of other rows
+  // The squares of the sums of each shard, and of each block of other rows.
+  std::vector<double> squares_;
   double square_ = 0.0;
   std::vector<Index> indexes_;  // by shard, once somebody has asked for a product
 };
 
-// Keeps the memory of those that are done, for those to come. Thread-safe.
+// Keeps the memory of objects that are done, for those to come. Thread-safe.
 class GroupedGradientsPool : public std::enable_shared_from_this<GroupedGradientsPool> {
  public:
-  // With what an earlier one left behind.
+  // Returns an object, with the memory that an earlier one left behind.
   std::shared_ptr<GroupedGradients> Make();
 
  private:

@@ -1,4 +1,4 @@
-// Sums by key, squares and products against plain sums in float64.
+// Compares sums by key, squares and products with plain sums in float64.
 #include "core/rows/grouped_gradients.h"
 
 #include <doctest/doctest.h>
@@ -77,7 +77,7 @@ TEST_CASE("gradients are summed by key, and their norms and products are those o
   for (int repeat = 0; repeat < 60; ++repeat) {
     const int dim = 1 + static_cast<int>(random() % 33);
     const auto store = MakeHashStore(std::make_shared<const RowLayout>(dim, std::vector<Slot>{}));
-    // Some whose squares float32 does not hold.
+    // Some values have squares that float32 does not hold.
     const float scale = repeat % 4 == 0 ? 1e25f : 1.0f;
     const Batch batches[] = {RandomBatch(random, dim, scale), RandomBatch(random, dim, scale)};
     GroupedGradients grouped[2];

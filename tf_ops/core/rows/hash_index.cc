@@ -7,21 +7,24 @@
 namespace sok {
 namespace {
 
-// In sixteenths of an array's slots. Growth begins when so many are used …
+// Loads are in sixteenths of an array's cells. Growth begins when so many are used …
 constexpr uint64_t kGrowAt = 12;
-// … and ends before so many are: a sixteenth is a slot a group, so that half a group has to move
-// for each key that comes.
+// … and ends before so many are: a sixteenth is one cell of each group, so that half a group has to
+// move for each key that comes.
 constexpr uint64_t kMostUsed = 14;
-// An array whose keys fill less gives way to a smaller one, which they then fill up to this.
+// An array whose keys fill less than kShrinkBelow gives way to a smaller one, which they then fill
+// up to this.
 constexpr uint64_t kShrinkBelow = 3, kShrunk = 6;
-// Erased slots are what fills an array whose keys fill less: another one of the same size will do.
+// If the keys fill less than this, erased cells are what fills the array: another one of the same
+// size will do.
 constexpr uint64_t kStayBelow = 8;
 
-constexpr uint64_t kSmallest = 4, kLargest = uint64_t{3} << 25;  // groups; slots are below 2^31
-constexpr uint64_t kLeastShrunk = 256;                           // smaller arrays stay
+// Groups; numbers of cells are below 2^31.
+constexpr uint64_t kSmallest = 4, kLargest = uint64_t{3} << 25;
+constexpr uint64_t kLeastShrunk = 256;  // smaller arrays stay
 constexpr uint64_t kGroupsAKeyErased = 4;
 
-// So many sixteenths of a number of groups, in slots: a group has 16.
+// Returns so many sixteenths of the cells of a number of groups; a group has 16 cells.
 uint64_t Part(uint64_t groups, uint64_t sixteenths) { return groups * sixteenths; }
 static_assert(kGroupWidth == 16);
 
@@ -52,7 +55,7 @@ Status HashIndex::Reserve(uint32_t more) {
   }
   Move(leaving().groups());
   if (Holds(more)) return Status();
-  // Where erased slots are what fills the array, one of the same size may do; leave it some air, so
+  // Where erased cells are what fills the array, one of the same size may do; it gets some air, so
   // that erasing and inserting in turn does not move all keys each time.
   if (groups <= slots().groups() && wanted > Part(groups, kStayBelow)) {
     groups = GroupsFor(Part(groups, kGrowAt) + 1, kGrowAt, kSmallest);

@@ -1,4 +1,4 @@
-// From any 64-bit key to the number of its row: one shard's open-addressing index.
+// Leads from any 64-bit key to the number of its row: one shard's open-addressing index.
 #pragma once
 
 #include <cstdint>
@@ -30,12 +30,12 @@ class HashIndex {
 
   static uint64_t Hash(Key key, const IndexConfig&) { return Hash(key); }
   static uint64_t Hash(Key key) { return HashOfKey(key); }
-  // The highest bits choose the shard, the lowest the slot and the tag.
+  // The highest bits choose the shard, the lowest the cell and the tag.
   static uint32_t ShardOf(uint64_t hash, int shard_bits) {
     return static_cast<uint32_t>(hash >> (64 - shard_bits));
   }
 
-  // Where a key with the hash would be. Prefetches what Candidate reads.
+  // Returns where a key with the hash would be. Prefetches what Candidate reads.
   uint32_t Place(uint64_t hash) const {
     const uint32_t which = WhichOf(hash);
     const uint64_t group = arrays_[which].FirstGroup(hash);
@@ -43,14 +43,14 @@ class HashIndex {
     return which << kWhichBit | static_cast<uint32_t>(group);
   }
 
-  // What Resolve wants to know of the key at a place, or kNone if there is no such key. Prefetches
-  // what Resolve reads.
+  // Returns what Resolve wants to know of the key at a place, or kNone if there is no such key.
+  // Prefetches what Resolve reads.
   uint32_t Candidate(uint64_t hash, uint32_t place) const {
     const uint32_t which = place >> kWhichBit;
     return arrays_[which].Candidate(hash, place & kPlaceMask) | which << kWhichBit;
   }
 
-  // The row of the key, or kNone. Nothing may have changed since Place.
+  // Returns the row of the key, or kNone. Nothing may have changed since Place.
   uint32_t Resolve(Key key, uint64_t hash, uint32_t candidate) const {
     if (candidate >= HashSlots::kElsewhere) return candidate == kNone ? kNone : Find(key, hash);
     const HashSlots& slots = arrays_[candidate >> kWhichBit];
@@ -67,10 +67,10 @@ class HashIndex {
   // Makes room for `more` keys beyond those that are there. On an error nothing has changed.
   Status Reserve(uint32_t more);
 
-  // The key must be absent and room for it reserved.
+  // Inserts a key, which must be absent and have room reserved.
   void Insert(Key key, uint64_t hash, uint32_t row) { Of(hash).Insert(key, hash, row); }
 
-  // The row that the key had, or kNone if it was absent.
+  // Erases a key. Returns the row that it had, or kNone if it was absent.
   uint32_t Erase(Key key, uint64_t hash);
 
   // Gives memory back, a piece at a time, where the index has become far too large for its keys.
@@ -78,10 +78,10 @@ class HashIndex {
   void Trim(uint32_t erased);
 
   uint32_t size() const { return slots().size() + leaving().size(); }
-  // The memory that is or will soon be resident.
+  // Returns the memory that is or will soon be resident.
   size_t bytes() const;
 
-  // Calls fn(key, row) for every key, in the order of the slots.
+  // Calls fn(key, row) for every key, in the order of the cells.
   template <typename Fn>
   void ForEach(const Fn& fn) const {
     for (const HashSlots& slots : arrays_) slots.ForEach(fn);
@@ -95,14 +95,14 @@ class HashIndex {
   static constexpr uint32_t kPlaceMask = (uint32_t{1} << kWhichBit) - 1;
 
   bool moving() const { return leaving().groups() != 0; }
-  // In arithmetic: where some shards of a table grow, nobody can predict a branch.
+  // This is done in arithmetic: where some shards of a table grow, nobody can predict a branch.
   uint32_t WhichOf(uint64_t hash) const { return leaving().FirstGroup(hash) >= moved_; }
   const HashSlots& Of(uint64_t hash) const { return arrays_[WhichOf(hash)]; }
   HashSlots& Of(uint64_t hash) { return arrays_[WhichOf(hash)]; }
 
   bool Holds(uint32_t more) const;
-  // The least number of groups to choose from in which so many keys fill at most so many sixteenths
-  // of the slots.
+  // Returns the least number of groups to choose from in which so many keys fill at most so many
+  // sixteenths of the cells.
   uint64_t GroupsFor(uint64_t keys, uint64_t sixteenths, uint64_t least) const;
   bool StartMoving(uint64_t groups);
   void Move(uint64_t groups);
@@ -112,9 +112,10 @@ class HashIndex {
   HashSlots& leaving() { return arrays_[1]; }
   const HashSlots& leaving() const { return arrays_[1]; }
 
-  HashSlots arrays_[2];    // the one that stays, and the one that keys move from, if they do
-  uint64_t moved_ = kAll;  // keys whose first group in it is below this are in the one that stays
-  uint32_t phase_ = 0;     // sizes are powers of two times 1 + phase / 2^kPhaseBits
+  HashSlots arrays_[2];  // the array that stays, and the one that keys move from, if they do
+  // Keys whose first group in the array that is left is below this are in the one that stays.
+  uint64_t moved_ = kAll;
+  uint32_t phase_ = 0;  // sizes are powers of two times 1 + phase / 2^kPhaseBits
 };
 
 }  // namespace sok

@@ -15,7 +15,7 @@ namespace {
 
 using Rows = std::unordered_map<Key, uint32_t>;
 
-// The key with this hash: HashIndex::Hash backwards, step by step.
+// Returns the key with this hash: HashIndex::Hash backwards, step by step.
 Key KeyOfHash(uint64_t hash) {
   const auto unshift = [](uint64_t y, int shift) {
     uint64_t x = y;
@@ -38,7 +38,7 @@ std::vector<Key> RandomKeys(std::mt19937_64& rng) {
   return keys;
 }
 
-// The ends of the range, neighbours, and keys that differ in their highest bits only.
+// Returns the ends of the range, neighbours, and keys that differ in their highest bits only.
 std::vector<Key> RegularKeys() {
   std::vector<Key> keys;
   for (Key i = 0; i < 1000; ++i) {
@@ -49,7 +49,7 @@ std::vector<Key> RegularKeys() {
   return keys;
 }
 
-// Keys that all want one group and have one tag.
+// Returns keys that all want one group and have one tag.
 std::vector<Key> CollidingKeys() {
   std::vector<Key> keys;
   for (uint64_t i = 0; i < 500; ++i) keys.push_back(KeyOfHash(i << 48 | 0x2a5));
@@ -128,7 +128,7 @@ TEST_CASE("a hash index does what an unordered_map does, with keys of every kind
 }
 
 TEST_CASE("a key that was erased from a full group is not found by what its slot still holds") {
-  // 100 keys of one first group and as many tags, of which it holds sixteen.
+  // There are 100 keys of one first group and as many tags; the group holds sixteen of them.
   HashIndex index;
   REQUIRE(index.Reserve(10000).ok());
   std::vector<Key> keys;
@@ -199,8 +199,8 @@ TEST_CASE("Reserve changes nothing that can be seen but the size of the index") 
 }
 
 constexpr uint32_t kMany = 60000;
-// A step that comes with one key takes no more: some groups of 208 bytes, which may touch a page of
-// control bytes and one of entries for the first time, or give one small array back.
+// A step that comes with one key does no more than move some groups of 208 bytes. That may touch a
+// page of control bytes and one of entries for the first time, or give one small array back.
 const size_t kMostBytesAStep = 4 * PageBuffer(1, false).page_bytes();
 
 TEST_CASE("an index grows by a few pages at a time") {

@@ -52,7 +52,7 @@ uint64_t HashSlots::Stride() const {
 uint32_t HashSlots::Find(Key key, uint64_t hash) const {
   const uint8_t tag = Tag(hash);
   uint64_t group = FirstGroup(hash);
-  // It ends, since the load bound leaves an empty slot.
+  // The search ends, since the load bound leaves an empty cell.
   for (uint64_t step = 1;;) {
     const ControlGroup control(control_ + group * kGroupWidth);
     for (uint32_t match = control.Match(tag); match != 0; match &= match - 1) {
@@ -82,7 +82,7 @@ void HashSlots::Insert(Key key, uint64_t hash, uint32_t row) {
 }
 
 void HashSlots::Erase(uint32_t slot) {
-  // A group with an empty slot ends every search that reaches it, so this slot may become empty.
+  // A group with an empty cell ends every search that reaches it, so this cell may become empty.
   const uint32_t group = slot / kGroupWidth * kGroupWidth;
   const bool ends_searches = ControlGroup(control_ + group).MatchEmpty() != 0;
   control_[slot] = ends_searches ? kEmpty : kErased;

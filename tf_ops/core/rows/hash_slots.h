@@ -13,42 +13,43 @@ namespace sok {
 
 inline uint64_t HashOfKey(Key key) { return Mix64(key + 0x9e3779b97f4a7c15ull); }
 
-// What HashIndex is made of: an array, or two of them while keys move from one to the other. Not
-// thread-safe. A cache line, so that one of two is found by a shift.
+// HashIndex is made of these: of one array, or of two while keys move from one to the other. Not
+// thread-safe. It takes a cache line, so that one of two is found by a shift.
 class alignas(64) HashSlots {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
-  // The slot of a key that is not in its first group, which has no empty slot, and may be in
-  // another one. Slots are below half of it.
+  // Stands for the cell of a key that is not in its first group, which has no empty cell, and may
+  // be in another one. Numbers of cells are below half of this.
   static constexpr uint32_t kElsewhere = kNone - 1;
 
-  // One group, always empty, that all such share.
+  // Makes an array of one group, always empty, which all such arrays share.
   HashSlots() = default;
-  // `groups` of 16 slots. Without memory it is as above.
+  // Makes an array of `groups` groups of 16 cells. Without memory it is as above.
   explicit HashSlots(uint64_t groups);
   HashSlots(HashSlots&& other) noexcept { *this = std::move(other); }
   HashSlots& operator=(HashSlots&& other) noexcept;
 
-  // As many groups as the pages that `groups` take have place for.
+  // Returns how many groups fit into the pages that `groups` groups take.
   static uint64_t WholePages(uint64_t groups);
   static size_t BytesFor(uint64_t groups) { return groups * kGroupBytes; }
 
-  // In proportion to 32 bits of the hash, so that in arrays of any two numbers of groups keys come
-  // in the same order: those of the first groups of one are those of the first ones of the other.
+  // Returns the group in which the search for a hash begins. It is in proportion to 32 bits of the
+  // hash, so that keys come in the same order in arrays of any two numbers of groups: those of the
+  // first groups of one are those of the first groups of the other.
   uint64_t FirstGroup(uint64_t hash) const {
     return (static_cast<uint32_t>(hash >> 16) * groups_) >> 32;
   }
 
   void PrefetchControl(uint64_t group) const { __builtin_prefetch(control_ + group * kGroupWidth); }
 
-  // The slot of the group to look at first, kNone if there is no such key, or kElsewhere.
+  // Returns the cell of the group to look at first, kNone if there is no such key, or kElsewhere.
   uint32_t Candidate(uint64_t hash, uint64_t group) const {
     const ControlGroup control(control_ + group * kGroupWidth);
     const uint32_t match = control.Match(Tag(hash));
     const auto slot =
         static_cast<uint32_t>(group * kGroupWidth + __builtin_ctz(match | 1u << (kGroupWidth - 1)));
-    // In arithmetic: nobody can predict a branch on the match where many keys are absent. For those
-    // entry 0 is prefetched, an address that is valid and in the cache already.
+    // This is done in arithmetic: nobody can predict a branch on the match where many keys are
+    // absent. For those entry 0 is prefetched, an address that is valid and in the cache already.
     const uint32_t absent = match == 0, goes_on = control.MatchEmpty() == 0;
     __builtin_prefetch(EntryAt(slot & (absent - 1)));
     return (slot | (0 - absent)) - (absent & goes_on);
@@ -65,10 +66,10 @@ class alignas(64) HashSlots {
     return row;
   }
 
-  // The slot of the key, or kNone.
+  // Returns the cell of the key, or kNone.
   uint32_t Find(Key key, uint64_t hash) const;
 
-  // The key must be absent, and used() below the capacity afterwards.
+  // Inserts a key. It must be absent, and used() below the capacity afterwards.
   void Insert(Key key, uint64_t hash, uint32_t row);
 
   void Erase(uint32_t slot);
@@ -79,10 +80,10 @@ class alignas(64) HashSlots {
   uint64_t groups() const { return memory_.data() == nullptr ? 0 : groups_; }
   uint64_t capacity() const { return groups() * kGroupWidth; }
   uint32_t size() const { return size_; }
-  uint64_t used() const { return used_; }  // slots that are not empty: those erased count
+  uint64_t used() const { return used_; }  // cells that are not empty: those erased count
   const PageBuffer& memory() const { return memory_; }
 
-  // The bytes that are resident once the first `groups` have been written to.
+  // Returns the bytes that are resident once the first `groups` groups have been written to.
   size_t ResidentBytes(uint64_t groups) const;
 
   // Calls fn(key, row) for every key. The order spreads over all hashes from the start: whoever
@@ -103,7 +104,7 @@ class alignas(64) HashSlots {
   }
 
  private:
-  // Key and row, packed: 12 bytes, so that one entry is nearly always one cache line.
+  // An entry has key and row, packed: 12 bytes, so that one entry is nearly always one cache line.
   static constexpr size_t kEntryBytes = sizeof(Key) + sizeof(uint32_t);
   static constexpr size_t kGroupBytes = kGroupWidth * (1 + kEntryBytes);
   static constexpr uint64_t kAhead = 8;
@@ -114,14 +115,15 @@ class alignas(64) HashSlots {
   char* EntryAt(uint32_t slot) { return entries_ + slot * kEntryBytes; }
 
   uint64_t Wrapped(uint64_t group) const { return group < groups_ ? group : group - groups_; }
-  // The group where a search goes on after its `step`-th one. Triangular steps first, which leave
-  // crowded groups behind, then one by one, since only these visit every group.
+  // Returns the group where a search goes on after its `step`-th one. It takes triangular steps
+  // first, which leave crowded groups behind, then goes one by one, since only that visits every
+  // group.
   uint64_t Next(uint64_t group, uint64_t* step) const {
     constexpr uint64_t kTriangular = 8;
     const uint64_t by = *step < kTriangular ? (*step)++ : 1;
     return groups_ <= kTriangular ? Wrapped(group + 1) : Wrapped(group + by);
   }
-  // About groups / 1.618, and without a common divisor.
+  // Returns about groups / 1.618, without a common divisor with groups.
   uint64_t Stride() const;
   void Prefetch(uint64_t group) const {
     __builtin_prefetch(control_ + group * kGroupWidth);
@@ -129,7 +131,7 @@ class alignas(64) HashSlots {
     for (size_t at = 0; at < kGroupWidth * kEntryBytes; at += 64) __builtin_prefetch(entries + at);
   }
 
-  // Never written to without memory: there is no room.
+  // Without memory this is never written to: there is no room.
   uint8_t* control_ = const_cast<uint8_t*>(kEmptyGroup);
   char* entries_ = nullptr;
   uint64_t groups_ = 1;

@@ -19,8 +19,8 @@ constexpr int64_t kShardCost = 100000;
 
 constexpr int kMostShardBits = 10;
 
-// Four shards a core, so that threads seldom wait for each other's last one; not more, since a
-// large shard's index gets huge pages.
+// There are four shards a core, so that threads seldom wait for each other's last one; not more,
+// since a large shard's index gets huge pages.
 int ShardBits(uint32_t least = 0) {
   const unsigned wanted = 4 * std::max(1u, std::thread::hardware_concurrency());
   int bits = 3;
@@ -253,7 +253,7 @@ template <typename Index>
 Result<bool> MemoryStore<Index>::Relay(std::shared_ptr<const RowLayout> layout,
                                        const TableState& /*state*/,
                                        const ParallelFor& parallel_for) {
-  // Each shard is asked for itself: a Relay that ran out of memory leaves some of them as they
+  // Each shard is asked separately: a Relay that ran out of memory leaves some of them as they
   // were.
   bool reshape = false;
   for (const auto& shard : shards_) {

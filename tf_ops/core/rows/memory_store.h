@@ -14,7 +14,8 @@
 
 namespace sok {
 
-// Index is HashIndex or DirectIndex.
+// A RowStore in memory, whose methods are as thread-safe as RowStore says. Index is HashIndex or
+// DirectIndex.
 template <typename Index>
 class MemoryStore final : public RowStore {
  public:
@@ -66,8 +67,8 @@ class MemoryStore final : public RowStore {
   void GatherAs(const Key* keys, size_t n, T* out, const GatherOptions& options,
                 const FillEmbedding& fill, std::vector<uint32_t>* missing,
                 const ParallelFor& parallel_for) const;
-  // found(i, row) or absent(i), for i in [begin, end); `given` as in GatherOptions. Every shard
-  // must be locked.
+  // Calls found(i, row) or absent(i) for i in [begin, end); `given` is as in GatherOptions. Every
+  // shard must be locked.
   template <typename Found, typename Absent>
   void Find(const Key* keys, size_t begin, size_t end, const float* const* given,
             int prefetch_floats, const Found& found, const Absent& absent) const;

@@ -69,7 +69,7 @@ void CheckSame(RowStore& store, const std::unordered_map<Key, float>& expected, 
   REQUIRE(found == expected);
 }
 
-// Waves of keys that come and go: some at random, some in the order in which they came.
+// Waves of keys come and go: some at random, some in the order in which they came.
 void Fuzz(bool direct, const ParallelFor& parallel_for) {
   constexpr uint64_t kKeys = 60000;
   std::mt19937_64 rng(TestSeed() + direct);

@@ -1,4 +1,4 @@
-// How a batch of keys is found in sharded indexes: the reads of many keys overlap.
+// Finds a batch of keys in sharded indexes, so that the reads of many keys overlap.
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,13 @@
 
 namespace sok {
 
-// fn(j) for every bit j that is set.
+// Calls fn(j) for every bit j that is set.
 template <typename Fn>
 void ForEachBit(uint64_t bits, const Fn& fn) {
   for (; bits != 0; bits &= bits - 1) fn(static_cast<size_t>(__builtin_ctzll(bits)));
 }
 
-// FindRange, made once for rows of which some are given and once for none, which is faster.
+// Is FindRange, made once for rows of which some are given and once for none, which is faster.
 template <bool kGiven, typename Index, typename Shard, typename HashOf, typename ShardOf,
           typename Found, typename Absent>
 void FindGroups(const Key* keys, size_t begin, size_t end, const float* const* given,
@@ -35,8 +35,8 @@ void FindGroups(const Key* keys, size_t begin, size_t end, const float* const* g
   };
   struct Group {
     size_t first, size;
-    uint64_t wanted;  // whose rows are not given
-    uint64_t there;   // that have a row
+    uint64_t wanted;  // bits of the keys whose rows are not given
+    uint64_t there;   // bits of the keys that have a row
     Pending keys[kKeys];
 
     uint64_t all() const { return (uint64_t{1} << size) - 1; }
@@ -116,7 +116,7 @@ void FindGroups(const Key* keys, size_t begin, size_t end, const float* const* g
 
 // Calls found(i, shard, number, row) for each i in [begin, end) whose key has a row, and absent(i)
 // for the others; each of the two in order. Where given[i] is not null, that is the row, and shard
-// is null; given itself may be null. hash_of(key) gives a key's hash, shard_of(hash) a const
+// is null; given itself may be null. hash_of(key) returns a key's hash, shard_of(hash) a const
 // Shard&, which has an `index` and `rows`. Every shard must be locked.
 template <typename Index, typename Shard, typename HashOf, typename ShardOf, typename Found,
           typename Absent>
@@ -132,7 +132,8 @@ void FindRange(const Key* keys, size_t begin, size_t end, const float* const* gi
   }
 }
 
-// numbers[i] is the row of one shard's entries, or Index::kNone. The shard must be locked.
+// Finds the rows of one shard's entries: numbers[i] becomes a row, or Index::kNone. The shard must
+// be locked.
 template <typename Index, typename HashOf>
 void FindEntries(const Index& index, const ShardEntry* entries, size_t n, const HashOf& hash_of,
                  uint32_t* numbers) {

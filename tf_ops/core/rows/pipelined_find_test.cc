@@ -66,7 +66,7 @@ TEST_CASE("FindRange reports each key of a range, in order, as found or absent")
       shard.rows.values.push_back(static_cast<float>(key));
       in[key] = is_in(rng);
     }
-    // Erased ones leave their bytes behind.
+    // Erased keys leave their bytes behind.
     for (Key key = 0; key < kKeys; ++key) {
       const uint64_t hash = HashIndex::Hash(key);
       if (!in[key]) shards[hash >> 63].index.Erase(key, hash);
@@ -76,7 +76,7 @@ TEST_CASE("FindRange reports each key of a range, in order, as found or absent")
       std::vector<Key> keys(n + 7);
       for (Key& key : keys) key = rng() % kKeys;
       for (const int in_a_hundred : {-1, 0, 40, 100}) {
-        CAPTURE(in_a_hundred);  // given; -1: without `given`
+        CAPTURE(in_a_hundred);  // how many rows are given; -1: called without `given`
         const float some = 1;
         std::vector<const float*> given(in_a_hundred < 0 ? 0 : n + 7);
         for (const float*& row : given) {

@@ -8,7 +8,7 @@
 
 namespace sok {
 
-// fn(address) for each cache line of n values.
+// Calls fn(address) for each cache line of n values.
 template <typename T, typename Fn>
 void ForEachLine(const T* values, int n, const Fn& fn) {
   constexpr uintptr_t kLine = 64;
@@ -19,14 +19,14 @@ void ForEachLine(const T* values, int n, const Fn& fn) {
   }
 }
 
-// Into the second level of the cache: it takes more reads at a time than the first.
+// Prefetches into the second level of the cache, which takes more reads at a time than the first.
 inline void PrefetchForCopy(const float* row, int floats) {
   ForEachLine(row, floats,
               [](const void* line) { __builtin_prefetch(line, /*rw=*/0, /*locality=*/2); });
 }
 
-// For a copy to come. Where the processor is not known to prefetch for writing, as on x86-64 in
-// general, it is a prefetch for reading, which helps too.
+// Prefetches what a copy will write to. Where the processor is not known to prefetch for writing,
+// as on x86-64 in general, it is a prefetch for reading, which helps too.
 template <typename T>
 void PrefetchOutput(const T* out, int n) {
   ForEachLine(out, n, [](const void* line) { __builtin_prefetch(line, /*rw=*/1); });

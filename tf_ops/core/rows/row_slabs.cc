@@ -9,7 +9,7 @@ namespace sok {
 
 RowLayout::RowLayout(int dim, std::vector<Slot> slots) : dim_(dim), slots_(std::move(slots)) {
   for (const Slot& slot : slots_) slot_start_.insert(slot_start_.end(), slot.width, slot.initial);
-  // Whole 16-byte vectors.
+  // A row takes whole 16-byte vectors.
   stride_ = (dim_ + slot_floats() + 3) / 4 * 4;
 }
 
@@ -134,7 +134,7 @@ size_t RowSlabs::untouched_bytes() const {
     const size_t touched = uses_[slab].touched;
     if (slabs_[slab] == nullptr || touched == kRows) continue;
     const size_t page = arena_->PageBytesAt(slabs_[slab]);
-    // Whole pages of [from, to).
+    // Adds the whole pages of [from, to).
     const auto add = [&](const void* from, const void* to) {
       const size_t first = (reinterpret_cast<uintptr_t>(from) + page - 1) / page;
       const size_t last = reinterpret_cast<uintptr_t>(to) / page;

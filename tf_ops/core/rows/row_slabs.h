@@ -1,5 +1,6 @@
-// What a row in memory consists of, and the rows of one shard: fixed places in slabs, which never
-// move, and are given back once they are empty.
+// What a row in memory consists of, and the rows of one shard: they have fixed places in slabs,
+// which never move, and are given back once they are empty. Nothing here is thread-safe. Errors:
+// kResourceExhausted where memory ends; nothing has changed then.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,9 @@ namespace sok {
 struct RowMeta {
   static constexpr uint32_t kMostUpdates = UINT32_MAX;
 
-  uint32_t update_num;   // commits that touched the row; it stays at the most that there is
-  uint32_t update_time;  // of the last one, in seconds since 1970
+  uint32_t update_num;  // commits that touched the row; it stays at the most that there is
+  // When that was, or when the row was made: in seconds since 1970, or in steps of the table.
+  uint32_t update_time;
 
   uint32_t next_update() const { return update_num + (update_num != kMostUpdates); }
 };
@@ -30,7 +32,7 @@ class RowLayout {
   int slot_floats() const { return static_cast<int>(slot_start_.size()); }
   int stride() const { return stride_; }  // floats from one row to the next
   const std::vector<Slot>& slots() const { return slots_; }
-  // What the slots of a new row hold.
+  // Returns what the slots of a new row hold.
   const std::vector<float>& slot_start() const { return slot_start_; }
   bool SameShape(const RowLayout& other) const;
 
@@ -41,7 +43,7 @@ class RowLayout {
   std::vector<float> slot_start_;
 };
 
-// Not thread-safe: the shard that owns it holds the lock.
+// The rows of one shard. Not thread-safe: the shard that owns it holds the lock.
 class RowSlabs {
  public:
   RowSlabs(std::shared_ptr<const RowLayout> layout, std::shared_ptr<Arena> arena)
@@ -50,33 +52,35 @@ class RowSlabs {
   // Makes sure that `more` calls of Allocate succeed. On an error nothing has changed.
   Status Reserve(uint32_t more);
 
-  // The number of a row that nobody uses, the lowest one. What it and its meta hold is not known.
+  // Returns the number of a row that nobody uses, the lowest one. What it and its meta hold is not
+  // known.
   uint32_t Allocate();
-  // A slab whose last row goes is given back.
+  // Frees a row. A slab whose last row goes is given back.
   void Free(uint32_t row);
 
   float* row(uint32_t row) const {
     return reinterpret_cast<float*>(slabs_[row >> kShift]) +
            static_cast<size_t>(row & kMask) * stride_;
   }
-  // Beside the rows of the slab and not inside of them, so that embeddings of 16, 32, … floats keep
-  // to whole cache lines.
+  // Counters lie beside the rows of the slab and not inside of them, so that embeddings of 16, 32,
+  // … floats keep to whole cache lines.
   RowMeta* meta(uint32_t row) const {
     return reinterpret_cast<RowMeta*>(slabs_[row >> kShift] + RowsBytes()) + (row & kMask);
   }
 
   const RowLayout& layout() const { return *layout_; }
-  // Hyperparameters may change what new slots start from; the shape must stay.
+  // Replaces the layout by one of the same shape. Hyperparameters may change what new slots start
+  // from.
   void set_layout(std::shared_ptr<const RowLayout> layout) { layout_ = std::move(layout); }
 
-  // The same rows under the same numbers, with other slots: embeddings and metas are copied, the
-  // new slots start from their initial values.
+  // Returns the same rows under the same numbers, with other slots: embeddings and metas are
+  // copied, and the new slots start from their initial values.
   Result<RowSlabs> Relaid(std::shared_ptr<const RowLayout> layout,
                           std::shared_ptr<Arena> arena) const;
 
   const Arena& arena() const { return *arena_; }
 
-  // The bytes of the pages that no row was written to yet, among those of the slabs.
+  // Returns the bytes of the pages of the slabs that no row was written to yet.
   size_t untouched_bytes() const;
 
  private:
@@ -84,7 +88,7 @@ class RowSlabs {
   static constexpr uint32_t kRows = 1u << kShift;
   static constexpr uint32_t kMask = kRows - 1;
 
-  // Which rows of a slab are in use.
+  // Says which rows of a slab are in use.
   struct Use {
     uint64_t taken[kRows / 64] = {};  // a bit a row
     uint16_t rows = 0;                // how many
@@ -94,7 +98,7 @@ class RowSlabs {
   size_t RowsBytes() const { return size_t{kRows} * stride_ * sizeof(float); }
   size_t SlabBytes() const { return RowsBytes() + kRows * sizeof(RowMeta); }
   Status AddSlab(uint32_t slab);
-  // Whether the slab has a row that is free.
+  // Notes whether the slab has a row that is free.
   void SetFree(uint32_t slab, bool is_free);
 
   std::shared_ptr<const RowLayout> layout_;

@@ -145,7 +145,7 @@ TEST_CASE("a slab whose rows have all gone is given back, and the rows of others
     REQUIRE(rows.row(row) == places[row]);
     CheckMarked(rows, row, 4);
   }
-  // Their numbers are used again.
+  // The numbers of freed rows are used again.
   numbers = AllocateMany(rows, 512 * 6);
   CHECK(std::set<uint32_t>(numbers.begin(), numbers.end()).size() == 512 * 6);
   CHECK(*std::max_element(numbers.begin(), numbers.end()) < 512 * 7);

@@ -1,4 +1,4 @@
-// What a table asks of its storage. All methods work on batches, so a virtual call costs nothing.
+// What a table asks of its store. All methods work on batches, so a virtual call costs nothing.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct GradientBatch {
   size_t n;
   // (n) which row of the gradients is that of keys[i]; null: row i.
   const uint32_t* positions = nullptr;
-  // The same, summed by key, by the shards of the store. Null: they are not summed yet.
+  // The same gradients, summed by key, by the shards of the store. Null: they are not summed yet.
   const GroupedGradients* grouped = nullptr;
   float factor = 1.0f;  // that the gradients are multiplied by
 };
@@ -60,9 +60,9 @@ struct CommitStep {
   float clip_value = 0.0f;
   uint32_t now = 0;         // the update_time of the rows it touches
   bool sequential = false;  // equal keys one step after another, not summed; float32 gradients only
-  TableState state;         // of the table after it; a store on disk keeps it with the rows
-  // Set once the rows have changed, also if an error follows: they may not be durable. Null:
-  // unasked.
+  TableState state;         // the table's state after it; a store on disk keeps it with the rows
+  // Set once the rows have changed, also if an error follows: they may not be durable then. Null:
+  // the caller does not ask.
   bool* applied = nullptr;
 };
 
@@ -75,17 +75,18 @@ struct GatherOptions {
   const float* const* given = nullptr;
 };
 
-// Thread-safe, except where a method says otherwise. Lookups run beside lookups; whatever writes
-// excludes others from one shard at a time, never from the whole store. Shards are locked inside of
-// what runs on `parallel_for` and never around it, so that a thread pool cannot lock itself up: its
-// callers may wait for its threads without helping them, and those for the shards. Other locks may
-// be held around it, so no thread of the pool may call a store of a storage.
+// A store of rows. Thread-safe, except where a method says otherwise. Lookups run beside lookups;
+// whatever writes excludes others from one shard at a time, never from the whole store. Shards are
+// locked inside of what runs on `parallel_for` and never around it. Otherwise a thread pool could
+// lock itself up: callers may wait for the pool's threads without helping them, and these threads
+// for the shards. Other locks may be held around it, so no thread of the pool may call a store of a
+// storage.
 class RowStore {
  public:
   virtual ~RowStore() = default;
 
-  // Copies the embedding of every key into `out`; fill(key, out) writes it for a key without a row,
-  // nobody does without fill. Positions of such keys are appended to `missing`, in no order, unless
+  // Copies the embedding of every key into `out`. fill(key, out) writes it for a key without a row;
+  // without fill nobody does. Positions of such keys are appended to `missing`, in no order, unless
   // it is null.
   using FillEmbedding = std::function<void(Key key, float* embedding)>;
   virtual Status Gather(const Key* keys, size_t n, float* out, const GatherOptions& options,
@@ -95,17 +96,17 @@ class RowStore {
                         const FillEmbedding& fill, std::vector<uint32_t>* missing,
                         const ParallelFor& parallel_for) = 0;
 
-  // The positions of keys without a row, in no order.
+  // Returns the positions of keys without a row, in no order.
   virtual Result<std::vector<uint32_t>> Missing(const Key* keys, size_t n,
                                                 const ParallelFor& parallel_for) = 0;
 
   // Copies the counters of every row that there is to metas[i], and sets exists[i] to 1; keys
-  // without a row get zeros. All other than null, of n elements.
+  // without a row get zeros. No pointer may be null; all have n elements.
   virtual Status ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
                           const ParallelFor& parallel_for) = 0;
 
   // Finds or makes the row of every key, then calls write(i, row, is_new). A new row comes with its
-  // slots at their start and a meta of 0 updates at `now`, its embedding unset. Equal keys are
+  // slots at their start and a meta of 0 updates at `now`; its embedding is not set. Equal keys are
   // visited in order of i by one thread; different keys may be visited at once. Errors:
   // kResourceExhausted if the store would hold more than max_rows (0: no limit); then nothing has
   // changed.
@@ -113,7 +114,7 @@ class RowStore {
   virtual Status Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
                         const WriteRow& write, const ParallelFor& parallel_for) = 0;
 
-  // The same as a whole or not at all, and as durable as the store makes a call.
+  // Does what Upsert does as a whole or not at all, and as durable as the store makes a call.
   virtual Status Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
                      const WriteRow& write, const ParallelFor& parallel_for) {
     return Upsert(keys, n, max_rows, now, write, parallel_for);
@@ -125,18 +126,19 @@ class RowStore {
 
   // Sums the gradients of equal keys, in order, and applies one step to each row. Either all
   // batches are summed by key already, or none is. Keys without a row are left out. Returns how
-  // many rows it touched. Not beside another Apply or Relay.
+  // many rows it touched. It must not run beside another Apply or Relay.
   virtual Result<uint64_t> Apply(const std::vector<GradientBatch>& batches,
                                  const RowOptimizer& optimizer, const CommitStep& step,
                                  const ParallelFor& parallel_for) = 0;
 
-  // Returns how many rows there were to erase.
+  // Erases rows. Returns how many there were.
   virtual Result<uint64_t> Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) = 0;
 
-  // How often somebody other than the table has replaced rows: a storage that took in a dump.
+  // Returns how often somebody other than the table has replaced rows: a storage that took in a
+  // dump.
   virtual uint64_t replacements() const { return 0; }
-  // Erase for who has looked at the rows since replacements() was `seen`. Nothing if rows were
-  // replaced meanwhile, and nothing has changed then.
+  // Erases rows for a caller that has looked at them since replacements() was `seen`. Returns
+  // nothing if rows were replaced meanwhile, and nothing has changed then.
   virtual Result<std::optional<uint64_t>> EraseUnlessReplaced(uint64_t /*seen*/, const Key* keys,
                                                               size_t n,
                                                               const ParallelFor& parallel_for) {
@@ -146,8 +148,8 @@ class RowStore {
   }
 
   // Replaces all rows by new ones with distinct keys, the layout and the state, in one step for
-  // whoever looks from outside. write(i, row, true) fills each. Errors: see Upsert; the layout
-  // tells then whether the old rows are there or the new ones, of which some may be missing.
+  // whoever looks from outside. write(i, row, true) fills each. Errors: see Upsert. The layout then
+  // tells whether the old rows are there or the new ones, of which some may be missing.
   virtual Status Replace(std::shared_ptr<const RowLayout> layout, const TableState& state,
                          const Key* keys, size_t n, uint32_t now, const WriteRow& write,
                          const ParallelFor& parallel_for) = 0;
@@ -174,14 +176,14 @@ class RowStore {
   virtual Result<std::unique_ptr<Frozen>> Freeze() = 0;
 };
 
-// The error of an Upsert that would go beyond max_rows.
+// Returns the error of an Upsert that would go beyond max_rows.
 Status TableFull(uint64_t rows, uint64_t max_rows, uint64_t added);
 
-// Any 64-bit key, in memory. The rows are in at least `shards` shards, of 1024 at most; 0: as many
-// as suit the machine.
+// Makes a store in memory for any 64-bit key. The rows are in at least `shards` shards, of 1024 at
+// most; 0: as many as suit the machine.
 std::unique_ptr<RowStore> MakeHashStore(std::shared_ptr<const RowLayout> layout,
                                         uint32_t shards = 0);
-// Keys of a known range, in memory. See DirectIndex.
+// Makes a store in memory for keys of a known range. See DirectIndex.
 std::unique_ptr<RowStore> MakeDirectStore(std::shared_ptr<const RowLayout> layout,
                                           IndexConfig config);
 

@@ -16,7 +16,8 @@ struct ShardEntry {
   uint32_t position;  // in its batch
 };
 
-// A counting sort in two parallel passes over blocks. Reusable: keeps its memory.
+// The items of a batch by shard, made by a counting sort in two parallel passes over blocks. The
+// object can be used again, and keeps its memory.
 class ShardPartition {
  public:
   struct Source {
@@ -25,7 +26,7 @@ class ShardPartition {
     const uint32_t* positions = nullptr;  // (n) what entries say of each key; null: its index
   };
 
-  // shard_of(key) must be below shards. Each source holds fewer than 2^32 keys.
+  // Sorts the sources. shard_of(key) must be below shards. Each source holds fewer than 2^32 keys.
   template <typename ShardOf>
   void Build(const std::vector<Source>& sources, uint32_t shards, const ShardOf& shard_of,
              const ParallelFor& parallel_for) {
@@ -107,10 +108,10 @@ class ShardPartition {
     return entries;
   }
 
-  // For those who keep fewer: the entries of a shard, of which the first n remain.
+  // These are for callers that keep fewer entries of a shard, the first n of them.
   ShardEntry* entries(uint32_t shard) { return entries_.data() + starts_[shard]; }
   void Shorten(uint32_t shard, size_t n) { ends_[shard] = starts_[shard] + n; }
-  // The number of a shard's first entry among those that Build has made.
+  // Returns the number of a shard's first entry among those that Build has made.
   uint64_t offset(uint32_t shard) const { return starts_[shard]; }
 
  private:

@@ -11,7 +11,7 @@
 namespace sok {
 namespace {
 
-// Every shard's entries, by one loop over the sources in order.
+// Returns every shard's entries, by one loop over the sources in order.
 std::vector<std::vector<ShardEntry>> Expected(const std::vector<std::vector<Key>>& sources,
                                               uint32_t shards) {
   std::vector<std::vector<ShardEntry>> expected(shards);

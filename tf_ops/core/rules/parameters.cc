@@ -7,8 +7,8 @@
 namespace sok {
 namespace {
 
-// What the value should have been, or nullptr if it is right. Checked in float32, which the rows
-// are computed in: 1 - 1e-9 is 1 there.
+// Returns what the value should have been, or nullptr if it is right. It is checked in float32,
+// which the rows are computed in: 1 - 1e-9 is 1 there.
 const char* Violation(Range range, float x) {
   if (range == Range::kOptional && std::isnan(x)) return nullptr;
   if (!std::isfinite(x)) return "a finite float32";

@@ -25,7 +25,7 @@ enum class Range {
 
 struct Parameter {
   const char* name;
-  double default_value;  // NaN, unless the range is kOptional: there is none, it must be given
+  double default_value;  // NaN, unless the range is kOptional, says that there is no default
   Range range;
 };
 
@@ -34,7 +34,7 @@ class Values {
  public:
   explicit Values(std::vector<Hyper> hypers) : hypers_(std::move(hypers)) {}
 
-  // The name is one of the rule's parameters.
+  // Returns a value in float64. The name is one of the rule's parameters.
   double Exact(const char* name) const {
     for (const Hyper& hyper : hypers_) {
       if (hyper.name == name) return hyper.value;
@@ -43,14 +43,14 @@ class Values {
   }
   float operator[](const char* name) const { return static_cast<float>(Exact(name)); }
 
-  // In the order of the rule's parameters.
+  // The values are in the order of the rule's parameters.
   const std::vector<Hyper>& all() const { return hypers_; }
 
  private:
   std::vector<Hyper> hypers_;
 };
 
-// The parameters, each with its default.
+// Returns the parameters, each with its default.
 std::vector<Hyper> Defaults(const std::vector<Parameter>& parameters);
 
 // A parameter that is not in `hypers` takes its default. `owner` begins the messages, a form that
@@ -60,7 +60,7 @@ Result<Values> BindParameters(const std::string& owner, const ErrorField& name,
                               const std::vector<Parameter>& parameters,
                               const std::vector<Hyper>& hypers);
 
-// The names of items that have one, as a message lists them.
+// Returns the names of items that have one, as a message lists them.
 template <typename Items>
 std::string JoinNames(const Items& items) {
   std::string joined;

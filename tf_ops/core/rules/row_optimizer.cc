@@ -53,8 +53,8 @@ constexpr Entry EntryOf(const char* name) {
   return {name, Rule::Parameters, Make<Rule>, HasRate<Rule>::value};
 }
 
-// Sorted by name. Those of "kv_" are the rules of sok_embed.kv, and "v1_" is a formula of
-// tf.compat.v1.train that Keras does not have. "group_ftrl" is DeepRec's.
+// The entries are sorted by name. Those of "kv_" are the rules of sok_embed.kv, and "v1_" is a
+// formula of tf.compat.v1.train that Keras does not have. "group_ftrl" is DeepRec's.
 constexpr Entry kRegistry[] = {
     EntryOf<Adagrad>("adagrad"),
     EntryOf<Adam>("adam"),

@@ -1,4 +1,5 @@
-// What a row optimizer is: a pure function on rows. One header a rule stands beside this one.
+// What a row optimizer is: a pure function on rows. Each rule has a header of its own in keras/,
+// torch/ or v1/.
 #pragma once
 
 #include <cstddef>
@@ -25,17 +26,17 @@ struct Slot {
 struct Step {
   int64_t number;  // 1 for the first: t of Adam's bias correction
   float scale;     // gradients are multiplied by this first (1/workers, 1/accumulation steps)
-  // (n) t of each row by itself, at least 1; then `number` is not used.
+  // (n) t of each row by itself, at least 1; if given, `number` is not used.
   const uint32_t* row_numbers = nullptr;
 };
 
-// One rule, with its parameters bound. Made for each commit, so construction is cheap.
+// One rule, with its parameters bound. One is made for each commit, so construction is cheap.
 // Thread-safe: all methods are const and write only to the rows they are given.
 class RowOptimizer {
  public:
   virtual ~RowOptimizer() = default;
 
-  // The slots of a row, in the order in which they follow its embedding in memory.
+  // Returns the slots of a row, in the order in which they follow its embedding in memory.
   virtual std::vector<Slot> slots(int dim) const = 0;
 
   // Applies one step to n distinct rows. rows[i] is an embedding of dim floats, followed at once by
@@ -45,10 +46,11 @@ class RowOptimizer {
                      int dim) const = 0;
 };
 
-// The names that MakeRowOptimizer knows, sorted.
+// Returns the names that MakeRowOptimizer knows, sorted.
 std::vector<std::string> RowOptimizerNames();
 
-// The parameters that the rule understands, with its defaults. Empty for an unknown rule.
+// Returns the parameters that the rule understands, with its defaults. The list is empty for an
+// unknown rule.
 std::vector<Hyper> RowOptimizerDefaults(const std::string& rule);
 
 // A parameter that is not in `hypers` takes its default. The schedule, if there is one, is copied;

@@ -19,7 +19,8 @@ namespace {
 
 using Numbers = std::map<std::string, double>;
 using Row64 = std::vector<double>;
-// One step of one row in float64: hyperparameters, step number, gradient, weights, slots.
+// Makes one step of one row in float64, from hyperparameters, step number, gradient, weights and
+// slots.
 using Reference =
     std::function<void(const Numbers&, double, const Row64&, Row64&, std::vector<Row64>&)>;
 
@@ -33,7 +34,7 @@ struct Rule {
 
 double Sign(double x) { return (x > 0) - (x < 0); }
 
-// The formulas of Keras 3, written with its names.
+// The functions below are the formulas of Keras 3, written with its names.
 void Sgd(const Numbers& h, double, const Row64& g, Row64& w, std::vector<Row64>&) {
   for (size_t j = 0; j < w.size(); ++j) w[j] -= g[j] * h.at("learning_rate");
 }
@@ -47,7 +48,7 @@ void Momentum(const Numbers& h, double, const Row64& g, Row64& w, std::vector<Ro
   }
 }
 
-// The formula of tf.compat.v1.train.MomentumOptimizer.
+// This is the formula of tf.compat.v1.train.MomentumOptimizer.
 void V1Momentum(const Numbers& h, double, const Row64& g, Row64& w, std::vector<Row64>& slots) {
   const double lr = h.at("learning_rate"), momentum = h.at("momentum");
   for (size_t j = 0; j < w.size(); ++j) {
@@ -64,7 +65,7 @@ void Adagrad(const Numbers& h, double, const Row64& g, Row64& w, std::vector<Row
   }
 }
 
-// FBGEMM's formula.
+// This is FBGEMM's formula.
 void RowwiseAdagrad(const Numbers& h, double, const Row64& g, Row64& w, std::vector<Row64>& slots) {
   double squares = 0;
   for (double x : g) squares += x * x;
@@ -127,7 +128,8 @@ void Ftrl(const Numbers& h, double, const Row64& g, Row64& w, std::vector<Row64>
   }
 }
 
-// DeepRec's formula, of tensorflow/core/kernels/training_ali_ops.cc: the row's norm decides.
+// This is DeepRec's formula, of tensorflow/core/kernels/training_ali_ops.cc: the row's norm
+// decides.
 void GroupFtrl(const Numbers& h, double, const Row64& g, Row64& w, std::vector<Row64>& slots) {
   const double lr = h.at("learning_rate"), power = -h.at("learning_rate_power");
   const double l1 = h.at("l1_regularization_strength");
@@ -198,7 +200,7 @@ const Numbers kFtrl = {{"learning_rate", 0.001},
                        {"l2_shrinkage_regularization_strength", 0},
                        {"beta", 0}};
 
-// Sorted by name, as RowOptimizerNames is.
+// The rules are sorted by name, as RowOptimizerNames is.
 const std::vector<Rule>& Rules() {
   static const std::vector<Rule> rules = {
       {"adagrad",
@@ -301,7 +303,7 @@ std::unique_ptr<RowOptimizer> MakeOrDie(const std::string& rule, const Numbers& 
   return std::move(made.value());
 }
 
-// Rows as they lie in a table, of their embeddings and slots, each between two guards, in an order
+// Holds rows as they lie in a table: embeddings and slots, each row between two guards, in an order
 // that is not that of memory, at addresses that are aligned to a float and no more.
 struct Rows {
   Rows(const RowOptimizer& optimizer, size_t n, int dim, std::mt19937& random)
@@ -386,8 +388,8 @@ void CheckAgainstReference(const Rule& rule, const Numbers& changes, int dim) {
       row += slot.size();
     }
   }
-  // 12 steps of float32 rounding, each of about 6e-8. Ftrl's linear is a sum of terms of the order
-  // of w / learning_rate, 1000 by default, that cancel.
+  // There are 12 steps of float32 rounding, each of about 6e-8. Ftrl's linear is a sum of terms of
+  // the order of w / learning_rate, 1000 by default, that cancel.
   CHECK(in_weights < 1e-5);
   const bool is_ftrl = rule.name == "ftrl" || rule.name == "group_ftrl";
   CHECK(in_slots < (is_ftrl ? 2e-4 : 1e-5));

@@ -41,14 +41,14 @@
 
 namespace sok {
 
-// 0 of 0 / 0, which a row without any gradient makes of an epsilon of 0: its weight stays as it is,
-// where the formula has NaN.
+// Divides, and returns 0 for 0 / 0. A row without any gradient gives that with an epsilon of 0: its
+// weight stays as it is, where the formula has NaN.
 inline float QuotientOrZero(float numerator, float denominator) {
   return denominator == 0.0f ? 0.0f : numerator / denominator;
 }
 
-// The sum of the squares of scaled elements, in eight partial sums, which the compiler may keep in
-// one register.
+// Returns the sum of the squares of scaled elements, in eight partial sums, which the compiler may
+// keep in one register.
 inline float SquaredSum(const float* gradient, float scale, int dim) {
   constexpr int kLanes = 8;
   float sums[kLanes] = {};
@@ -66,8 +66,8 @@ inline float SquaredSum(const float* gradient, float scale, int dim) {
   return ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
 }
 
-// Rows lie anywhere in memory. Asks for the cache lines of a row that is to be updated soon; the
-// hardware's own prefetcher follows on a row that is longer than kMostLines.
+// Asks for the cache lines of a row that is to be updated soon, since rows lie anywhere in memory.
+// The hardware's own prefetcher follows on a row that is longer than kMostLines.
 inline void PrefetchRow(const float* row, size_t floats) {
   constexpr uintptr_t kLine = 64;
   constexpr uintptr_t kMostLines = 16;
@@ -97,7 +97,7 @@ struct HasRate<Rule, std::void_t<decltype(Rule::kRate)>> : std::true_type {};
 template <typename Rule>
 class RuleOptimizer final : public RowOptimizer {
  public:
-  // The schedule is for a rule that has a kRate.
+  // A schedule is given only for a rule that has a kRate.
   RuleOptimizer(const Values& values, const Schedule* schedule)
       : rule_(values),
         learning_rate_(values["learning_rate"]),
@@ -128,19 +128,21 @@ class RuleOptimizer final : public RowOptimizer {
   }
 
  private:
-  // A rule after its Begin.
+  // A rule after its Begin, and the step number of that.
   struct Begun {
     uint32_t number = 0;
     std::optional<Rule> rule;
   };
 
-  // Rows between a prefetch and its use.
+  // So many rows lie between a prefetch and its use.
   static constexpr size_t kAhead = 12;
 
-  // Numbers whose Begun is kept. Rows of one commit are mostly young and share a few numbers.
+  // So many Begun are kept, by their numbers. Rows of one commit are mostly young and share a few
+  // numbers.
   static constexpr size_t kBegun = 64;
 
-  // Begin takes powers and cosines, as long as an update of a short row.
+  // Applies a step in which each row has a number of its own. Begin takes powers and cosines, which
+  // cost as much as an update of a short row, so rules that have begun are kept.
   void ApplyByNumber(const Step& step, float* const* rows, const float* const* gradients, size_t n,
                      int dim) const {
     Begun begun[kBegun];
@@ -185,7 +187,7 @@ class RuleOptimizer final : public RowOptimizer {
     }
   }
 
-  // Decoupled from the gradient, as in Keras' base optimizer.
+  // The decay is decoupled from the gradient, as in Keras' base optimizer.
   void Decay(float* w, int dim) const {
     const float weight_decay = weight_decay_;  // not reloaded after each store to w
     const float learning_rate = learning_rate_;

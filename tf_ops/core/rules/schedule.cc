@@ -110,7 +110,7 @@ struct Schedule::Kind {
   double (*rate)(const double* values, double initial, double step);
 };
 
-// Sorted by name.
+// The entries are sorted by name.
 const Schedule::Kind Schedule::kKinds[] = {
     {"cosine_decay", CosineParameters, CosineDecay},
     {"exponential_decay", RateParameters, ExponentialDecay},

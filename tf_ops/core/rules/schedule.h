@@ -13,10 +13,10 @@ namespace sok {
 // One schedule, with its parameters bound. Names, parameters and formulas are those of Keras'
 // classes (keras.optimizers.schedules.ExponentialDecay is "exponential_decay") and, for the two
 // that Keras 3 no longer has, of tf.compat.v1.train: natural_exp_decay is
-// "natural_exponential_decay", linear_cosine_decay has its own name.
-// Computed in float64, where Keras takes the float32 of its learning rate.
+// "natural_exponential_decay", linear_cosine_decay has its own name. All is computed in float64,
+// where Keras takes the float32 of its learning rate.
 //
-// A value: cheap to copy, and thread-safe.
+// A schedule is a value: cheap to copy, and thread-safe.
 class Schedule {
  public:
   // Errors: kInvalidArgument for an unknown schedule or parameter, with the list of the known ones,
@@ -26,8 +26,8 @@ class Schedule {
 
   const char* name() const;
 
-  // The learning rate of an update, from the one that the schedule starts from; step is 0 for the
-  // first update.
+  // Returns the learning rate of an update, from the one that the schedule starts from; step is 0
+  // for the first update.
   double operator()(double initial, int64_t step) const;
 
  private:
@@ -46,11 +46,12 @@ class Schedule {
   double values_[kMostParameters] = {};  // in the order of the kind's parameters
 };
 
-// The names that Schedule::Make knows, sorted.
+// Returns the names that Schedule::Make knows, sorted.
 std::vector<std::string> ScheduleNames();
 
-// The parameters that the schedule understands, with its defaults. NaN: decay_steps and decay_rate
-// have none and must be given; a warmup_target is optional. Empty for an unknown schedule.
+// Returns the parameters that the schedule understands, with its defaults. NaN stands for none:
+// decay_steps and decay_rate must be given, and a warmup_target is optional. The list is empty for
+// an unknown schedule.
 std::vector<Hyper> ScheduleDefaults(const std::string& name);
 
 }  // namespace sok

@@ -25,7 +25,7 @@ std::string ErrorOf(const std::string& name, const std::vector<Hyper>& parameter
   return made.status().message();
 }
 
-// The required parameters of each schedule, by its name.
+// Returns the required parameters of each schedule, by its name.
 const std::map<std::string, std::vector<Hyper>>& Required() {
   static const std::map<std::string, std::vector<Hyper>> required = {
       {"cosine_decay", {{"decay_steps", 10}}},

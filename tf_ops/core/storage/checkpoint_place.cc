@@ -13,7 +13,7 @@
 namespace sok {
 namespace {
 
-// RocksDB writes to this with ".tmp" behind it first.
+// RocksDB writes to this name with ".tmp" behind it first.
 constexpr char kStaging[] = "/sok-checkpoint";
 
 std::string ParentOf(std::string path) {
@@ -27,15 +27,16 @@ bool Same(const struct stat& a, const struct stat& b) {
   return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-// Files beyond `path` are none of ours: nothing is followed.
+// This removes what is at `path` and in it, and follows no links: files beyond it are none of ours.
 void RemoveFolder(const std::string& path) {
   std::error_code ignored;
   std::filesystem::remove_all(path, ignored);
 }
 
-// Where the folder of the storage is on another file system: RocksDB copies the files, to a folder
-// "<path>.tmp" first, which it empties before and leaves behind if it fails. Whatever is there
-// already may be somebody's, so the name is taken, in one step, only where it is free.
+// Makes the checkpoint where the folder of the storage is on another file system. There RocksDB
+// copies the files, to a folder "<path>.tmp" first, which it empties before and leaves behind if it
+// fails. Whatever is there already may be somebody's, so the name is taken, in one step, only where
+// it is free.
 Status CheckpointInPlace(const Database& database, const std::string& path) {
   std::string unfinished = path;
   while (unfinished.size() > 1 && unfinished.back() == '/') unfinished.pop_back();
@@ -90,7 +91,7 @@ Status MakeCheckpoint(const Database& database, const std::string& folder,
   if (std::rename(staging.c_str(), path.c_str()) == 0) return SyncFolder(ParentOf(path));
   const int error = errno;
   RemoveUnfinishedCheckpoints(folder);
-  // The same device under two mounts.
+  // The device may be the same under two mounts.
   if (error == EXDEV) return CheckpointInPlace(database, path);
   return SystemError(error, "move the finished checkpoint to", path);
 }

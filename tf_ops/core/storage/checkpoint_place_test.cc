@@ -93,7 +93,7 @@ TEST_CASE("a checkpoint on another file system leaves what is beside it alone") 
   auto opened = RowDatabase::Open({folder / "rows", /*read_only=*/false, nullptr});
   REQUIRE(opened.ok());
   const Database& database = *opened.value();
-  // As for a storage in a folder from where no file can be moved or linked.
+  // This is done as for a storage in a folder from where no file can be moved or linked.
   const auto checkpoint = [&](const std::string& path) {
     return MakeCheckpoint(database, folder / "elsewhere", path);
   };

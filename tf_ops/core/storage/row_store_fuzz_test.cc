@@ -1,4 +1,4 @@
-// All operations of the stores at random, against maps of the standard library.
+// Runs all operations of the stores at random, and compares with maps of the standard library.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -11,7 +11,8 @@ namespace sok {
 Status CountLive(const Database& database, int group, const Expiry& expiry, GroupMeta* meta) {
   auto view = database.Look(group);
   if (!view.ok()) return view.status();
-  // Not before: rows that the view has not, as they have expired, must have expired by this time.
+  // The time is taken after the view: rows that the view leaves out because they have expired must
+  // have expired by this time.
   const uint32_t now = expiry.Now();
   uint64_t rows = 0;
   Status status = view.value()->ForEach([&](int, Key, std::string_view bytes) {

@@ -1,4 +1,4 @@
-// How many rows the groups of a database have. Included by the sources of Storage only.
+// Counts the rows that the groups of a database have. Included by the sources of Storage only.
 #pragma once
 
 #include "core/base/expiry.h"
@@ -12,7 +12,7 @@ namespace sok {
 // how many there are and when that was.
 Status CountLive(const Database& database, int group, const Expiry& expiry, GroupMeta* meta);
 
-// The descriptions of all groups that the database has, with their rows counted anew.
+// Returns the descriptions of all groups that the database has, with their rows counted anew.
 Result<NamedValues> CountAllGroups(const Database& database, const Expiry& expiry);
 
 }  // namespace sok

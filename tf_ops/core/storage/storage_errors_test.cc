@@ -1,4 +1,4 @@
-// Errors of the disk: nothing that was written is lost, and the storage goes on once there is room.
+// Errors of the disk lose nothing that was written, and the storage goes on once there is room.
 #include <doctest/doctest.h>
 
 #include <string>
@@ -36,7 +36,7 @@ class Disk {
     const std::vector<float> rows(n * kDim, value);
     return table->Assign(keys.data(), n, rows.data(), ProcessPool());
   }
-  // How many of the keys below n have the value.
+  // Returns how many of the keys below n have the value.
   size_t Count(size_t n, float value) {
     std::vector<Key> keys(n);
     for (size_t i = 0; i < n; ++i) keys[i] = i;

@@ -1,4 +1,4 @@
-// Rows that expire while a cache that is too small gives rows away.
+// Rows expire while a cache that is too small gives rows away.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -49,7 +49,8 @@ class CountingTable {
         table_->Update(keys.data(), keys.size(), gradients.data(), "sgd", *sgd, {}, parallel_for)
             .ok());
   }
-  // The counts of rows; a row whose floats differ from each other fails the test.
+  // Returns how often each row was updated; a row whose floats differ from each other fails the
+  // test.
   std::vector<float> Look(const std::vector<Key>& keys) {
     std::vector<float> rows(keys.size() * kDim);
     REQUIRE(table_->Lookup(keys.data(), keys.size(), false, rows.data(), ProcessPool()).ok());
@@ -116,7 +117,7 @@ TEST_CASE("rows that live on after a count has left them out are counted again")
     const std::vector<Key> keys = Range(0, 500);
     table.Update(keys);
     table.now += kTtl - 1;
-    // The rows expire, and are counted, when the update has asked for the time.
+    // The rows expire, and are counted, after the update has asked for the time.
     bool counted = false;
     table.Update(keys, [&](int64_t n, int64_t cost, const auto& fn) {
       if (!std::exchange(counted, true)) {
@@ -170,7 +171,7 @@ TEST_CASE("what has expired once stays so when the clock is set back, and size()
           CHECK(table.Remove(keys) == 500);
           CHECK(table.size() == 0);
         }
-        // Once the clock has caught up, time goes on.
+        // Time goes on once the clock has caught up.
         table.Update(others);
         table.now += back + kTtl - 1;
         CHECK(table.Count() == 100);
@@ -275,7 +276,7 @@ TEST_CASE("a journal from before a clock was set back is counted when it is take
     CHECK(table_in(late)->size() == 0);
     CHECK(Value(late->Survey(0)).rows == 0);
   }
-  // The process has caught up with the time of that count, and has counted, when it is killed.
+  // The process is killed when it has caught up with the time of that count, and has counted.
   now = 1000 + 3 * kTtl;
   CHECK(Value(table->Freeze()).size() == 0);
   REQUIRE(table->Assign(keys.data(), 20, rows.data(), SerialFor).ok());
@@ -341,7 +342,7 @@ TEST_CASE("an open that fails removes no rows by the TTL that it was to set") {
     failing.ttl = kTtl;
     const auto compacted = [&](const Database::Options& given) {
       auto opened = RowDatabase::Open(given);
-      // RocksDB may do so in the background.
+      // RocksDB may do this in the background.
       if (opened.ok()) REQUIRE(opened.value()->Compact().ok());
       faults->first = faults->calls;  // the next one, which sets the TTL
       return opened;

@@ -28,17 +28,17 @@ namespace fs = std::filesystem;
 constexpr int kDim = 256;
 constexpr size_t kKeys = 1500;  // their rows take 3 MiB, and the cache has one
 
-// What every element of each row is; a key without a row is not in it.
+// Maps each key that has a row to the value of every element of the row.
 using Rows = std::map<Key, float>;
 
 struct Mode {
   bool write_through;
   bool last;      // the fault stays until it is mended
   bool happened;  // a publication that fails is there all the same
-  bool spills;    // else what leaves the cache goes to the database at once
+  bool spills;    // if not, what leaves the cache goes to the database at once
 };
 
-// One program of calls, in which one call of the database fails.
+// Runs one program of calls, in which one call of the database fails.
 class Run {
  public:
   Run(const Mode& mode, int64_t first) : mode_(mode) {
@@ -168,7 +168,7 @@ class Run {
     step.hypers = {{"learning_rate", 1.0}, {"momentum", 0.0}};
     return table.Commit(step, ProcessPool()).status();
   }
-  // A path where nothing is.
+  // Returns a path where there is nothing.
   std::string Fresh(const std::string& name) {
     const std::string path = folder_ / name;
     fs::remove_all(path);
@@ -198,7 +198,7 @@ class Run {
   }
   // What is in the folder, as if the process had been killed now. It can be trained on and moved.
   Rows Stored() {
-    // RocksDB may remove a file meanwhile, which it does not need.
+    // RocksDB may meanwhile remove a file that it does not need.
     std::error_code gone;
     std::string copy;
     do {
@@ -290,7 +290,7 @@ TEST_CASE(
   for (const bool write_through : {false, true}) {
     for (const bool last : {false, true}) {
       for (int64_t first = 0;; ++first) {
-        // Both of these by turns: each place meets either over the modes.
+        // Tries both of these by turns, so that over the modes each place meets either.
         const Mode mode{write_through, last, (first + last) % 2 == 0, (first / 2) % 2 == 0};
         CAPTURE(write_through);
         CAPTURE(last);

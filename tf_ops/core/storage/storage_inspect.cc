@@ -1,4 +1,4 @@
-// What a storage holds, for people and tools.
+// Says what a storage holds, for people and tools.
 #include <cstdlib>
 #include <cstring>
 #include <shared_mutex>

@@ -16,8 +16,8 @@ namespace {
 
 constexpr size_t kReadTogether = 1024;
 
-// How many rows more each group has with the journal than in the database. What had expired when
-// the database's rows were counted is not among those.
+// Counts how many rows more each group has with the journal than in the database. Rows that had
+// expired when the database's rows were counted are not among those.
 Status CountAdded(const Database& database, const JournalReader& journal, const Expiry& expiry,
                   const std::map<int, GroupMeta>& groups, std::map<int, int64_t>* added) {
   const std::vector<JournalReader::Place>& places = journal.places();
@@ -43,7 +43,7 @@ Status CountAdded(const Database& database, const JournalReader& journal, const 
       bool counted = places[first + i].size > 0;
       const auto group = groups.find(number);
       if (counted && expiry.ttl() > 0 && group != groups.end()) {
-        // By a clock that was set back the journal may have rows that had expired at that count.
+        // After a clock was set back the journal may have rows that had expired at that count.
         if (status = journal.Read(places[first + i], &value); !status.ok()) return status;
         RowHeader header;
         if (value.size() >= sizeof(header)) {
@@ -67,7 +67,7 @@ Result<std::map<int, GroupMeta>> ParseGroups(const std::map<std::string, std::st
   return groups;
 }
 
-// The journal's descriptions of groups, with the rows that there are.
+// Returns the journal's descriptions of groups, with the numbers of rows that there are.
 Result<NamedValues> Describe(const Database& database, const JournalReader& journal,
                              const Expiry& expiry) {
   auto stored = database.ReadMeta(kGroupMetaPrefix);
@@ -121,7 +121,8 @@ Result<uint64_t> TakeInJournal(Database* database, const Expiry& expiry, uint64_
     database->ShowJournal(std::move(journal), std::move(meta.value()));
     return last + 1;
   }
-  if (last > applied) {  // also without a record: segments follow each other without a gap
+  // This holds also without a record: segments follow each other without a gap.
+  if (last > applied) {
     auto meta = Describe(*database, *journal, expiry);
     if (!meta.ok()) return meta.status();
     meta.value()[kJournalName] = std::to_string(last);

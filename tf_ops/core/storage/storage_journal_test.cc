@@ -45,7 +45,7 @@ std::shared_ptr<Table> TableOf(Storage& storage) {
   return Value(storage.OpenTable(config, "", {}, std::nullopt));
 }
 
-// Random calls on a table and on a map.
+// Makes random calls on a table and on a map.
 class Calls {
  public:
   explicit Calls(uint64_t seed) : random_(seed) {}
@@ -89,7 +89,7 @@ Rows RowsOf(Table& table) {
   return rows;
 }
 
-// The rows of a storage, as three ways of reading find them.
+// Returns the rows of a storage, as three ways of reading find them.
 Rows RowsAt(const std::string& path, bool read_only) {
   const auto storage = Value(Storage::Open(At(path, /*write_through=*/false, read_only)));
   REQUIRE(Value(storage->Groups()).at(0).meta.rows == Value(storage->Survey(0)).rows);
@@ -107,7 +107,7 @@ Rows RowsAt(const std::string& path, bool read_only) {
   return rows;
 }
 
-// What a process that is killed now would leave.
+// Returns a folder with what a process that is killed now would leave.
 std::string Killed(const TestFolder& folder, const std::string& name) {
   fs::remove_all(folder / name);
   fs::copy(folder / "rows", folder / name, fs::copy_options::recursive);
@@ -216,7 +216,7 @@ TEST_CASE("a restore is durable when it returns, and a journal from before does 
   CHECK(RowsOf(*table) == expected);
 }
 
-// A storage after some calls, with another flush before some more.
+// Makes a storage with some calls, another flush, and some more calls.
 class TwoSegments {
  public:
   TwoSegments() {

@@ -1,4 +1,4 @@
-// Moving rows between storages by way of files.
+// Moves rows between storages by way of files.
 #include <algorithm>
 #include <climits>
 #include <cstring>
@@ -17,7 +17,7 @@ namespace {
 
 // Rows of this layout have no slots, whatever the group's own is.
 constexpr uint32_t kNoLayout = UINT32_MAX;
-// A dump tells how far it is that often.
+// A dump says how far it is after so many rows each.
 constexpr uint64_t kReportRows = 16384;
 constexpr size_t kBatchBytes = size_t{4} << 20;
 
@@ -132,7 +132,7 @@ Result<std::map<int, GroupMeta>> Storage::Reconcile(const std::vector<Arrival>& 
         meta.state = theirs;
         ++meta.layout;  // the rows that are here have no slots
       }
-      // A table that is open counts by itself.
+      // The table of a group that is open counts its steps by itself.
       if (groups_.count(arrival.group) == 0) {
         meta.state.steps = std::max(meta.state.steps, theirs.steps);
       }
@@ -143,7 +143,7 @@ Result<std::map<int, GroupMeta>> Storage::Reconcile(const std::vector<Arrival>& 
 }
 
 Status Storage::TakeIn(std::map<int, GroupMeta> groups, const AddRows& add) {
-  // From here on nothing is pending but what arrives, so that it can be dropped again.
+  // From here on nothing is pending but the rows that arrive, so that it can be dropped again.
   Status status = FlushAtRest();
   if (!status.ok()) return status;
   Database& database = *core_->database;
@@ -230,7 +230,7 @@ Result<uint64_t> Storage::Load(const std::string& path, const DumpProgress& prog
     }
     arrivals.push_back({group.group, group.dim, std::move(meta.value())});
   }
-  // One half of the work is to check the file, before anything changes.
+  // Half of the work is to check the file, before anything changes.
   const auto half = [&](uint64_t offset) -> DumpProgress {
     if (!progress) return nullptr;
     return [&progress, offset](uint64_t done, uint64_t total) {

@@ -54,7 +54,7 @@ Rows RowsOf(Table& table) {
   return rows;
 }
 
-// The same calls to a table in memory and to one on disk.
+// Makes the same calls to a table in memory and to one on disk.
 class Twins {
  public:
   Twins(const StorageOptions& options, uint32_t seed, size_t keys)
@@ -127,7 +127,7 @@ class Twins {
     REQUIRE(got == expected);
   }
 
-  // A round trip through an export.
+  // Makes a round trip through an export.
   void Restore() {
     const OwnedContents contents = Owned(Value(disk_->Freeze()), kDim);
     for (Table* table : {memory_.get(), disk_.get()}) {
@@ -188,7 +188,8 @@ TEST_CASE("a table on disk holds the same bits as one in memory, through flushes
       options.cache_bytes = uint64_t{1} << 20;  // a tenth of the rows
       options.write_through = write_through;
       options.reset_slots = true;  // the rule changes now and then
-      // Less than a segment a shard, so that rows are pushed out to the database all the time.
+      // The spill holds less than a segment a shard, so that rows are pushed out to the database
+      // all the time.
       if (small_spill) options.spill_rows = 30000;
       Twins twins(options, seed, 200000);
       std::string rule = "adam";

@@ -1,4 +1,4 @@
-// Threads that share the tables of a storage: no update is lost, whatever is evicted or flushed.
+// Threads that share the tables of a storage lose no update, whatever is spilled or flushed.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -28,10 +28,10 @@ constexpr int kDim = 24;
 constexpr size_t kKeys = 24000;  // four times what the cache holds
 constexpr size_t kBatch = 400;
 
-// How often each key was updated, by all threads.
+// Counts how often each key was updated, by all threads.
 using Counts = std::vector<std::atomic<int>>;
 
-// Steps of one thread: a lookup, and mostly an update that takes 1 off every element.
+// Makes the steps of one thread: a lookup, and mostly an update that takes 1 off every element.
 void Train(Table& table, const RowOptimizer& sgd, uint32_t seed, int steps, Counts* counts) {
   std::mt19937 rng(seed);
   std::vector<Key> keys(kBatch);
@@ -202,7 +202,7 @@ TEST_CASE("rows on their way from memory to the database are counted once") {
     REQUIRE(table->Assign(coming, comers, rows.data(), ProcessPool()).ok());
     std::atomic<bool> done{false};
     std::thread looker([&] {
-      // The cache fills with residents, and the new rows leave it.
+      // The cache fills with rows that stay, and the new rows leave it.
       std::mt19937 rng(seed + life);
       std::vector<Key> batch(3000);
       std::vector<float> out(batch.size() * dim);
@@ -231,7 +231,7 @@ TEST_CASE("no calls on a storage wait for each other through a pool whose caller
   constexpr size_t keys_in_all = 4000;
   for (const bool write_through : {false, true}) {
     CAPTURE(write_through);
-    // Shared with the threads, which nobody can end where they stand still.
+    // This is shared with the threads, since nobody can end those that stand still.
     struct Shared {
       TestFolder folder;
       std::shared_ptr<Storage> storage;
@@ -255,7 +255,7 @@ TEST_CASE("no calls on a storage wait for each other through a pool whose caller
     shared->table = Value(shared->storage->OpenTable(config, "kv_sgd", {}, std::nullopt));
     shared->sgd = Value(MakeRowOptimizer("kv_sgd", {{"gamma", 1.0}}));
 
-    // What a thread does over and over, with keys of its own choice.
+    // Says what a thread does over and over, with keys of its own choice.
     using Call = std::function<Status(const std::vector<Key>& keys, std::vector<float>& rows)>;
     std::vector<std::thread> threads;
     const auto start = [&](int steps, uint32_t seed, Call call) {

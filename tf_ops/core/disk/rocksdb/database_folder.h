@@ -1,4 +1,5 @@
-// The folder that RocksDB makes a database in.
+// Looks into the folder that RocksDB has a database in. Every function may be called at any time,
+// from any thread, without opening the database.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +9,14 @@
 
 namespace sok {
 
-// kInvalidArgument unless RocksDB may make a database there: nothing, an empty folder, or what a
-// process left that died doing it.
+// Returns kInvalidArgument unless RocksDB may make a database there: unless there is nothing, an
+// empty folder, or what a process left that died while it made one.
 Status CheckNew(const std::string& path);
 
-// Whether RocksDB has made a database there.
+// Returns whether RocksDB has made a database there.
 bool HoldsDatabase(const std::string& path);
 
-// The bytes of its tables and of its write-ahead log.
+// Returns the bytes of the database's tables and of its write-ahead log.
 uint64_t DatabaseBytes(const std::string& path);
 
 }  // namespace sok

@@ -19,8 +19,8 @@ class ExpiryFilter final : public rocksdb::CompactionFilter {
  public:
   explicit ExpiryFilter(std::shared_ptr<const Expiry> expiry) : expiry_(std::move(expiry)) {}
 
-  // A newer version of the row, should there be one elsewhere, is looked at by itself. If only this
-  // one goes, older ones may come to light: they were updated earlier, so they have expired too.
+  // A newer version of the row, if there is one elsewhere, is looked at by itself. If only this one
+  // goes, older ones may come to light: they were updated earlier, so they have expired too.
   bool Filter(int /*level*/, const rocksdb::Slice& /*key*/, const rocksdb::Slice& value,
               std::string* /*new_value*/, bool* /*value_changed*/) const override {
     if (value.size() < sizeof(RowHeader)) return false;
@@ -51,7 +51,8 @@ rocksdb::DBOptions DatabaseOptions() {
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;
   options.avoid_unnecessary_blocking_io = true;
-  // Space that was set aside and is not used counts on a small disk: 39 MB for a new database.
+  // RocksDB is kept from setting space aside, which counts on a small disk: 39 MB for a new
+  // database.
   options.allow_fallocate = false;
   return options;
 }
@@ -61,7 +62,8 @@ rocksdb::ColumnFamilyOptions RowOptions(const std::shared_ptr<rocksdb::Cache>& b
   rocksdb::BlockBasedTableOptions table;
   table.block_cache = block_cache;
   table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
-  // Index and filters in parts, in the block cache: their memory does not grow with the table.
+  // Index and filters lie in parts in the block cache, so that their memory does not grow with the
+  // table.
   table.index_type = rocksdb::BlockBasedTableOptions::kTwoLevelIndexSearch;
   table.partition_filters = true;
   table.cache_index_and_filter_blocks = true;

@@ -1,4 +1,5 @@
-// How RocksDB is set up for rows, and its errors as ours.
+// How RocksDB is set up for rows, and how its errors become ours. Every function may be called from
+// any thread. Errors of RocksDB become a Status in FromRocksdb alone.
 #pragma once
 
 #include <rocksdb/compaction_filter.h>
@@ -14,21 +15,23 @@ namespace sok {
 
 class Expiry;
 
-// Removes expired rows while RocksDB rewrites files.
+// Makes a filter that removes expired rows while RocksDB rewrites files.
 std::unique_ptr<rocksdb::CompactionFilter> MakeExpiryFilter(std::shared_ptr<const Expiry> expiry);
 
-// Memory that RocksDB takes beside the rows' cache: a block cache of kBlockCacheBytes and memtables
-// of at most kMemtableBytes.
+// RocksDB takes so much memory beside the cached rows: a block cache of kBlockCacheBytes and
+// memtables of at most kMemtableBytes.
 constexpr size_t kBlockCacheBytes = size_t{32} << 20;
 constexpr size_t kMemtableBytes = size_t{96} << 20;
 
 rocksdb::DBOptions DatabaseOptions();
-// ttl: how old files get before they are rewritten; 0: any age.
+// Files that are `ttl` seconds old are rewritten, so that a filter sees their rows; 0: files of any
+// age stay.
 rocksdb::ColumnFamilyOptions RowOptions(const std::shared_ptr<rocksdb::Cache>& block_cache,
                                         const rocksdb::CompactionFilter* filter, uint32_t ttl);
 rocksdb::ColumnFamilyOptions MetaOptions();
 
-// what: of the attempt, such as "open the storage '/data/rows'".
+// Returns the Status of an attempt that failed. `what` names the attempt, such as "open the storage
+// '/data/rows'".
 Status FromRocksdb(const rocksdb::Status& status, const std::string& what);
 
 }  // namespace sok

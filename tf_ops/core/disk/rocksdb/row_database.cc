@@ -50,7 +50,7 @@ Status InUse(const std::string& path, const std::string& holder) {
                     holder + "; close the storage there, or give this one a folder of its own");
 }
 
-// Whether it could not be opened because somebody has it open.
+// Returns whether the database could not be opened because somebody has it open.
 bool IsLocked(const rocksdb::Status& status) {
   const std::string text = status.ToString();
   const auto says = [&](const char* part) { return text.find(part) != std::string::npos; };
@@ -62,7 +62,7 @@ Status Foreign(const std::string& path) {
   return InvalidArgument("'" + path + "' is a RocksDB database, but no storage of sok-embed");
 }
 
-// For who reads many rows once.
+// Reading options for a caller that reads many rows once.
 rocksdb::ReadOptions WholeRead() {
   rocksdb::ReadOptions reading;
   reading.fill_cache = false;
@@ -204,11 +204,12 @@ Status RowDatabase::Recover() {
   if (Status status = CheckNotStuck(); !status.ok()) return status;
   if (Status status = CheckFolder(); !status.ok()) return status;
   // RocksDB 7.8 goes wrong when it ingests files after such an error, so it is opened anew. What is
-  // pending has no log, and is saved as files before.
+  // pending has no log, and is saved as files before that.
   if (handles_ != nullptr && has_pending()) {
     rocksdb::Status status = handles_->Call(Resume);
     if (status.ok()) {
-      // It must not wait for compactions first: those may fail for as long as the disk is full.
+      // This flush must not wait for compactions first: those may fail for as long as the disk is
+      // full.
       rocksdb::FlushOptions flushing;
       flushing.allow_write_stall = true;
       status =
@@ -218,7 +219,8 @@ Status RowDatabase::Recover() {
   }
   if (handles_ != nullptr) handles_->db->DisableManualCompaction();
   std::lock_guard<std::mutex> none_compacting(compacting_);
-  if (Status status = CheckNotStuck(); !status.ok()) return status;  // by what was compacting
+  // What was compacting may have met the end of memory.
+  if (Status status = CheckNotStuck(); !status.ok()) return status;
   handles_.reset();
   auto handles = OpenHandles(options_, /*create=*/false);
   if (!handles.ok()) {
@@ -231,8 +233,8 @@ Status RowDatabase::Recover() {
 }
 
 Status RowDatabase::StartPendingAnew() {
-  // Nobody sees what was pending any more, however this ends. Where it fails, pending_unusable has
-  // the next Recover see to the rest.
+  // Nobody sees what was pending any more, however this ends. If it fails, pending_unusable has the
+  // next Recover do the rest.
   pending_rows_ = 0;
   handles_->pending_unusable = true;
   return OrNoMemory([this] { return MakePendingAnew(); });
@@ -256,7 +258,8 @@ Status RowDatabase::MakePendingAnew() {
     h.pending_unusable = false;
     return Status();
   }
-  if (made.IsInvalidArgument()) {  // that of before: an error has kept it from being dropped
+  // There is one already, which an error has kept from being dropped.
+  if (made.IsInvalidArgument()) {
     return Status(Code::kInternal, "could not make room for pending rows in '" + path_ + "': " +
                                        made.ToString() + "; the next call opens the storage again");
   }
@@ -267,7 +270,7 @@ Status RowDatabase::Read(const RowKey* keys, size_t n, const Found& found) const
   if (Status status = CheckNotStuck(); !status.ok()) return status;
   if (journal_ == nullptr && !has_pending()) return ReadPublished(keys, n, found);
   const Handles& h = *handles_;
-  std::vector<size_t> rest;  // what is not newer than published
+  std::vector<size_t> rest;  // positions of keys without a newer version than the published one
   if (journal_ != nullptr) {
     std::string value;
     for (size_t i = 0; i < n; ++i) {
@@ -334,7 +337,7 @@ Status RowDatabase::WritePending(const RowBatch& batch) {
   rocksdb::WriteOptions options;
   options.disableWAL = true;
   auto status = handles_->Write(options, &writes);
-  // Perhaps it stopped for an error that is over by now.
+  // RocksDB may have stopped for an error that is over by now.
   if (!status.ok() && usable() && handles_->errors->failed() && handles_->Call(Resume).ok()) {
     status = handles_->Write(options, &writes);
   }
@@ -369,7 +372,7 @@ Status RowDatabase::WritePublished(const RowBatch& batch, const Meta& meta, bool
   return FromRocksdb(status, "write rows to '" + path_ + "'");
 }
 
-// In the order of the keys.
+// Iterates over rows that are newer than published ones, in the order of the keys.
 class RowDatabase::NewerRows {
  public:
   virtual ~NewerRows() = default;
@@ -454,7 +457,7 @@ class RowDatabase::RowView final : public View {
       const std::string_view value = order < 0 ? ViewOf(published_->value()) : newer_->value();
       if (key.size() == RowKey::kBytes && !value.empty()) {
         Status status = fn(RowKey::Group(key), RowKey::KeyOf(key), value);
-        // What fn does may have the database stuck.
+        // fn may have called the database and found it stuck.
         if (status.ok()) status = database_.CheckNotStuck();
         if (!status.ok()) return status;
       }

@@ -1,8 +1,11 @@
 // Rows in RocksDB.
 //
-// Published rows are the default column family, so that any RocksDB client finds them; pending rows
-// are a column family without a write-ahead log, which every Open drops; a large publication writes
-// sorted files and has them ingested, which is atomic over column families.
+// Published rows are the default column family, so that any RocksDB client finds them. Pending rows
+// are a column family without a write-ahead log, which every Open drops. A large publication writes
+// sorted files and has RocksDB ingest them, which is atomic over column families.
+//
+// Threads and errors are as Database says. Once memory has ended within a call of RocksDB, every
+// method returns an error until the process ends.
 #pragma once
 
 #include <atomic>
@@ -60,12 +63,12 @@ class RowDatabase final : public Database {
               std::unique_ptr<Handles> handles);
   // Opens all that is there.
   static Result<std::unique_ptr<Handles>> OpenHandles(const Options& options, bool create);
-  // Throws nothing, even where memory ends.
+  // Drops all pending rows. Throws nothing, even where memory ends.
   Status StartPendingAnew();
   Status MakePendingAnew();
   class NewerRows;
   class RowView;
-  // Rows that hide the published ones; null: there are none.
+  // Returns the rows that hide the published ones, or null if there are none.
   std::unique_ptr<NewerRows> IterateNewer() const;
 
   const Options options_;
@@ -74,15 +77,16 @@ class RowDatabase final : public Database {
   std::unique_ptr<Handles> handles_;
   std::atomic<uint64_t> pending_rows_{0};
   std::atomic<uint64_t> writes_in_doubt_{0};
-  // The mark of the publication that is under way or was the last to fail; empty: it has none.
+  // The mark of the publication that is under way or was the last to fail; empty if that one has
+  // none.
   std::string failed_publication_;
   const FolderIdentity folder_;
   std::mutex compacting_;  // held by Compact, beside which the database must not be closed
-  std::unique_ptr<JournalReader> journal_;  // that readers see; null: none
+  std::unique_ptr<JournalReader> journal_;  // readers see this journal; null: there is none
   Meta journal_meta_;
 };
 
-// Writes what it gets to sorted files, with the pending rows between it.
+// Writes the rows that it gets, with the pending rows between them, to sorted files.
 class RowDatabase::RowPublication final : public Database::Publication {
  public:
   explicit RowPublication(RowDatabase* database);
@@ -94,7 +98,7 @@ class RowDatabase::RowPublication final : public Database::Publication {
  private:
   struct Writing;
   Status Put(std::string_view key, std::string_view value);
-  // Takes over the pending rows before `key`, and leaves out that of the key itself.
+  // Takes over the pending rows before `key` (null: all), and leaves out that of the key itself.
   Status PutPendingBefore(const RowKey* key);
 
   RowDatabase& database_;

@@ -1,4 +1,4 @@
-// What RowDatabase keeps of RocksDB. Included by its sources only.
+// The objects of RocksDB that a RowDatabase has open. Included by its sources only.
 #pragma once
 
 #include <rocksdb/cache.h>
@@ -18,18 +18,20 @@ namespace sok {
 // Files that a publication has not finished begin with this.
 constexpr char kPublishPrefix[] = "sok-publish-";
 
-// Remembers that RocksDB ran into an error that stopped its writes.
+// Notes that RocksDB ran into an error that stopped its writes.
 class ErrorListener final : public rocksdb::EventListener {
  public:
   void OnBackgroundError(rocksdb::BackgroundErrorReason, rocksdb::Status* status) override {
     failed_ = true;
-    // RocksDB resumes after a full disk, but holds other errors of the disk for the end, as of a
-    // compaction that could not write. What was to be written is in memory all the same.
+    // RocksDB goes on after a full disk, but takes other errors of the disk for final, such as that
+    // of a compaction that could not write. What was to be written is in memory all the same, so
+    // these are made errors that it can recover from.
     if (status->IsIOError() && status->severity() == rocksdb::Status::kFatalError) {
       *status = rocksdb::Status(*status, rocksdb::Status::kHardError);
     }
   }
-  // RocksDB would try to go on by itself every few seconds, and be busy meanwhile. Recover decides.
+  // RocksDB would try to go on by itself every few seconds, and be busy meanwhile. Here Recover
+  // decides when to try.
   void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason, rocksdb::Status,
                             bool* auto_recovery) override {
     *auto_recovery = false;
@@ -41,14 +43,15 @@ class ErrorListener final : public rocksdb::EventListener {
 };
 
 struct RowDatabase::Handles {
-  // In this order: the database goes first, then what it uses.
+  // The members stand in this order because the last goes first: the database, then what it uses.
   std::unique_ptr<rocksdb::CompactionFilter> filter;
   std::shared_ptr<rocksdb::Cache> block_cache;
   rocksdb::ColumnFamilyOptions row_options;
   std::shared_ptr<ErrorListener> errors = std::make_shared<ErrorListener>();
-  bool pending_unusable = false;  // it could be neither dropped nor made
-  // Memory ended within a write. RocksDB's other writers wait for one that is gone, for ever, so
-  // nobody may come near it any more: not to close it either.
+  // The column family of pending rows could be neither dropped nor made.
+  bool pending_unusable = false;
+  // Memory ended within a write. RocksDB's other writers wait for that writer, which is gone, for
+  // ever, so nobody may call RocksDB any more, not even to close it.
   std::atomic<bool> stuck{false};
   std::unique_ptr<rocksdb::DB> db;
   rocksdb::ColumnFamilyHandle* published = nullptr;
@@ -64,7 +67,7 @@ struct RowDatabase::Handles {
     return rocksdb::Status::Aborted(
         "its disk failed meanwhile, and the storage is opened again; try again");
   }
-  // Every call of RocksDB that writes, or waits for who does, goes through here: fn(db).
+  // Every call of RocksDB that writes, or waits for writers, goes through here as fn(db).
   template <typename Fn>
   rocksdb::Status Call(const Fn& fn) {
     if (stuck) return Stuck();
@@ -76,14 +79,15 @@ struct RowDatabase::Handles {
     try {
       return Stuck();
     } catch (const std::bad_alloc&) {
-      return rocksdb::Status::Aborted(rocksdb::Status::kMemoryLimit);  // which needs none
+      // This status needs no memory.
+      return rocksdb::Status::Aborted(rocksdb::Status::kMemoryLimit);
     }
   }
   rocksdb::Status Write(const rocksdb::WriteOptions& options, rocksdb::WriteBatch* batch) {
     return Call([&](rocksdb::DB* open) { return open->Write(options, batch); });
   }
 
-  // An iterator that is left alone as well once the database is stuck: to free it may wait, too.
+  // An iterator that is not freed once the database is stuck: freeing it may wait, too.
   struct FreeUnlessStuck {
     void operator()(rocksdb::Iterator* iterator) const {
       if (!handles->stuck) delete iterator;
@@ -91,7 +95,7 @@ struct RowDatabase::Handles {
     const Handles* handles = nullptr;
   };
   using Iterator = std::unique_ptr<rocksdb::Iterator, FreeUnlessStuck>;
-  // Expects that the database is not stuck.
+  // Returns an iterator over a column family. The database must not be stuck.
   Iterator Iterate(const rocksdb::ReadOptions& options, rocksdb::ColumnFamilyHandle* family) const {
     return Iterator(db->NewIterator(options, family), {this});
   }

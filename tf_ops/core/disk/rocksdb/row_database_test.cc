@@ -48,7 +48,7 @@ Rows RowsOf(const Database& database) {
                          return Status();
                        })
               .ok());
-  // The same by key.
+  // Returns the rows by key.
   std::vector<RowKey> keys;
   for (Key key = 0; key < 100; ++key) keys.emplace_back(3, key);
   Rows read;
@@ -102,7 +102,7 @@ TEST_CASE("pending rows hide published ones until they are dropped, published, o
     publication.reset();
     const Rows expected = {{0, 7.0f}, {1, 1.0f}, {2, 7.0f}, {4, 40.0f}, {50, 7.0f}};
     CHECK(RowsOf(*database) == expected);
-    // And later writes are newer than what was ingested.
+    // Later writes are newer than what was ingested.
     REQUIRE(database->WritePublished(Batch({{2, 8.0f}}), {}, false).ok());
     CHECK(RowsOf(*database).at(2) == 8.0f);
     database.reset();

@@ -22,7 +22,7 @@ rocksdb::Slice SliceOf(std::string_view view) { return {view.data(), view.size()
 }  // namespace
 
 struct RowDatabase::RowPublication::Writing {
-  Handles::Iterator pending;  // null: nothing is
+  Handles::Iterator pending;  // null: nothing is pending
   std::unique_ptr<rocksdb::SstFileWriter> writer;
   std::vector<std::string> files;
   std::string value;  // scratch
@@ -79,7 +79,7 @@ Status RowDatabase::RowPublication::PutPendingBefore(const RowKey* key) {
     const rocksdb::Slice found = pending->key();
     const int order = key == nullptr ? -1 : found.compare(SliceOf(key->view()));
     if (order > 0) break;
-    if (order == 0) continue;  // what is added is newer
+    if (order == 0) continue;  // the row that is added is newer
     const rocksdb::Slice value = pending->value();
     error_ = Put({found.data(), found.size()}, {value.data(), value.size()});
   }
@@ -108,7 +108,8 @@ Status RowDatabase::RowPublication::Finish(Meta meta) {
   rocksdb::Status status;
   if (writing_->writer != nullptr) status = writing_->CloseFile();
   const size_t row_files = writing_->files.size();
-  // Tells publications apart. Should this one fail at its end, the mark says whether it happened.
+  // This mark tells publications apart. If this one fails at its end, the mark says whether it
+  // happened.
   std::random_device random;
   const std::string mark = std::to_string(uint64_t{random()} << 32 | random());
   meta[kPublicationName] = mark;
@@ -140,7 +141,7 @@ Status RowDatabase::RowPublication::Finish(Meta meta) {
       return error_;
     }
     if (!arguments.empty()) {
-      // Before the call, after which memory may be short.
+      // The mark is kept before the call, after which memory may be short.
       database_.failed_publication_ = mark;
       status = h.Call([&](rocksdb::DB* db) { return db->IngestExternalFiles(arguments); });
       if (status.ok()) {
@@ -154,8 +155,8 @@ Status RowDatabase::RowPublication::Finish(Meta meta) {
     error_ = FromRocksdb(status, "publish rows of '" + database_.path_ + "'");
     return error_;
   }
-  // It is published now: nothing may fail any more. Should what was pending refuse to go, the next
-  // Recover sees to it.
+  // The rows are published now, so nothing may fail any more. If the pending rows cannot be
+  // dropped, the next Recover sees to it.
   if (database_.has_pending()) static_cast<void>(database_.StartPendingAnew());
   return error_;
 }

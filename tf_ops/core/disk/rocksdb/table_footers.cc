@@ -12,8 +12,9 @@
 namespace sok {
 namespace {
 
-// rocksdb/table/format.h, format versions 1 to 5: type of checksums, two handles of two varints
-// each, zeros up to 41 bytes, version, magic number. Later versions have a checksum.
+// The layout is that of rocksdb/table/format.h, format versions 1 to 5: type of checksums, two
+// handles of two varints each, zeros up to 41 bytes, version, magic number. Later versions have a
+// checksum.
 constexpr uint64_t kMagic = 0x88e241b785f4cff7;
 constexpr size_t kFooterBytes = 53;
 constexpr size_t kVersionAt = 41;
@@ -21,7 +22,7 @@ constexpr size_t kMagicAt = 45;
 constexpr uint32_t kLastVersion = 5;
 constexpr uint64_t kTrailerBytes = 5;  // of every block
 
-// The varint at *at, which moves behind it; false if there is none before the end.
+// Reads the varint at *at, and moves *at behind it. Returns false if there is none before the end.
 bool ReadVarint(const unsigned char* bytes, size_t end, size_t* at, uint64_t* value) {
   *value = 0;
   for (int shift = 0; shift < 64 && *at < end; shift += 7) {
@@ -34,7 +35,7 @@ bool ReadVarint(const unsigned char* bytes, size_t end, size_t* at, uint64_t* va
 
 Status CheckFooter(const std::string& path) {
   const auto file = InputFile::Open(path);
-  if (!file.ok()) return Status();  // RocksDB's own message serves, if it wants the file
+  if (!file.ok()) return Status();  // RocksDB's own message will do, if it wants the file
   const uint64_t bytes = file.value()->bytes();
   unsigned char footer[kFooterBytes];
   if (bytes < kFooterBytes ||

@@ -1,5 +1,5 @@
-// What RocksDB believes without a checksum: where the footer of a table file says that its first
-// blocks are.
+// Checks what RocksDB believes without a checksum: where the footer of a table file says that its
+// first blocks are.
 #pragma once
 
 #include <string>

@@ -24,7 +24,7 @@ std::vector<Key> SomeKeys() {
   return keys;
 }
 
-// A storage of two table files at least.
+// Makes a storage of at least two table files.
 void MakeStorage(const std::string& path) {
   StorageOptions options;
   options.path = path;
@@ -50,7 +50,7 @@ std::vector<std::string> TablesIn(const std::string& path) {
   return tables;
 }
 
-// Opens it and reads everything; whatever comes of it is a Status.
+// Opens the storage and reads everything; the result is always a Status.
 Status Use(const std::string& path) {
   StorageOptions options;
   options.path = path;

@@ -8,13 +8,13 @@
 
 namespace sok {
 
-// kSquareRoot: learning_rate_power is -0.5, its default, and the power a square root, which has a
-// vector instruction.
+// With kSquareRoot learning_rate_power is -0.5, its default, and the power a square root, which has
+// a vector instruction.
 template <bool kSquareRoot>
 struct Ftrl {
   static constexpr int kSlots = 2;
 
-  // The learning rate divides.
+  // The learning rate must be positive, since the formula divides by it.
   static std::vector<Parameter> Parameters() {
     return {{"learning_rate", 0.001, Range::kPositive},
             {"learning_rate_power", -0.5, Range::kNonPositive},

@@ -42,7 +42,8 @@ struct GroupFtrl : Ftrl<kSquareRoot> {
       const float shrunk = g + rule.twice_shrinkage * w[j];
       const float quadratic =
           rule.Power(accumulator[j] + shrunk * shrunk) / rule.learning_rate + rule.twice_l2;
-      // 0 / 0 where no gradient has come yet and the accumulator starts at 0: no step is taken.
+      // This is 0 / 0 where no gradient has come yet and the accumulator starts at 0: then no step
+      // is taken.
       w[j] = quadratic == 0.0f ? w[j] : factor * linear[j] / quadratic;
       accumulator[j] += g * g;
     }

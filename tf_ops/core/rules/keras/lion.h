@@ -29,7 +29,7 @@ struct Lion {
     m = m * beta_2 + g * (1.0f - beta_2);
   }
 
-  // NaN of NaN, and 0 of 0.
+  // Returns NaN for NaN, and 0 for 0.
   static float Sign(float x) { return x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : x); }
 
   float learning_rate;

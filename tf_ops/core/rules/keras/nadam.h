@@ -31,11 +31,11 @@ struct Nadam : Adam {
     w -= (m * momentum_rate + g * gradient_rate) / (std::sqrt(v * velocity_scale) + epsilon);
   }
 
-  // By how much beta_1 is smaller at a step than it is in the end.
+  // Returns by how much beta_1 is smaller at a step than it is in the end.
   static double Warmup(double step) { return 1.0 - 0.5 * std::pow(0.96, step); }
 
-  // The product of the warm-ups of steps 1 to step_number. Beyond the last one that is kept they
-  // are 1 in float64.
+  // Returns the product of the warm-ups of steps 1 to step_number. Beyond the last one that is kept
+  // they are 1 in float64.
   static double WarmupProduct(int64_t step_number) {
     constexpr int64_t kKept = 1024;
     static const std::array<double, kKept + 1> products = [] {
@@ -47,7 +47,7 @@ struct Nadam : Adam {
     return products[static_cast<size_t>(std::clamp<int64_t>(step_number, 0, kKept))];
   }
 
-  // The learning rate with what multiplies the momentum, and the gradient.
+  // The learning rate times what multiplies the momentum, and times what multiplies the gradient.
   float momentum_rate = 0.0f;
   float gradient_rate = 0.0f;
   float velocity_scale = 1.0f;

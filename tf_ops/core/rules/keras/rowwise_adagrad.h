@@ -34,7 +34,8 @@ struct RowwiseAdagrad {
     float& accumulator = row[dim];
     accumulator += SquaredSum(gradient, scale, dim) / static_cast<float>(dim);
     const float denominator = std::sqrt(accumulator) + epsilon;
-    // 0 / 0 before the first gradient that is not 0, if epsilon and the accumulator start at 0.
+    // This is 0 / 0 before the first gradient that is not 0, if epsilon and the accumulator start
+    // at 0.
     const float rate = denominator > 0.0f ? learning_rate / denominator : 0.0f;
 #pragma GCC ivdep
     for (int j = 0; j < dim; ++j) row[j] -= rate * (gradient[j] * scale);

@@ -21,7 +21,7 @@ struct KvFtrl {
   static constexpr int kSlots = 2;
   static constexpr const char* kRate = "alpha";
 
-  // alpha divides.
+  // alpha must be positive, since the formula divides by it.
   static std::vector<Parameter> Parameters() {
     return {{"alpha", 5e-3, Range::kPositive},
             {"beta", 0.0, Range::kNonNegative},

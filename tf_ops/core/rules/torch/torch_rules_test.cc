@@ -19,8 +19,8 @@ namespace {
 
 using Numbers = std::map<std::string, double>;
 
-// One coordinate of one update in float64: hyperparameters, learning rate, update number, gradient,
-// weight, slots.
+// Updates one coordinate in float64, from hyperparameters, learning rate, update number, gradient,
+// weight and slots.
 using Reference = std::function<void(const Numbers&, double, double, double, double&, double*)>;
 
 struct Rule {
@@ -89,7 +89,7 @@ const Numbers kAdam = {
 const Numbers kAdamW = {
     {"gamma", 1e-3}, {"beta1", 0.9}, {"beta2", 0.999}, {"lambda", 1e-2}, {"epsilon", 1e-8}};
 
-// Sorted by name, as RowOptimizerNames is.
+// The rules are sorted by name, as RowOptimizerNames is.
 const std::vector<Rule>& Rules() {
   static const std::vector<Rule> rules = {
       {"kv_adagrad",
@@ -146,7 +146,7 @@ Schedule Halving() {
   return Schedule::Make("exponential_decay", {{"decay_steps", 40}, {"decay_rate", 0.5}}).value();
 }
 
-// Rows of the weights and then the slots, in float32 and in float64.
+// Holds rows of the weights and then the slots, in float32 and in float64.
 struct Rows {
   Rows(const RowOptimizer& optimizer, size_t n, int dim, std::mt19937& random) {
     size_t width = dim;
@@ -205,7 +205,7 @@ void CheckAgainstReference(const Rule& rule, const Numbers& changes, int dim, bo
       rows.push_back(table.floats[chosen[u]].data());
       pointers.push_back(gradients[u].data());
     }
-    // A number that would show.
+    // This number would show in the results if it were used.
     optimizer->Apply({1000, scale, numbers.data()}, rows.data(), pointers.data(), rows.size(), dim);
     for (size_t u = 0; u < chosen.size(); ++u) {
       const double t = numbers[u];
@@ -221,7 +221,7 @@ void CheckAgainstReference(const Rule& rule, const Numbers& changes, int dim, bo
   }
   double most = 0;
   for (size_t i = 0; i < kRows; ++i) {
-    // Its alpha is 0 to a float, and the reference divides by it.
+    // The rule's alpha is 0 to a float, and the reference divides by it.
     if (i == 4 && scheduled && rule.name == "kv_ftrl") continue;
     for (size_t j = 0; j < table.exact[i].size(); ++j) {
       const double exact = table.exact[i][j];
@@ -229,7 +229,8 @@ void CheckAgainstReference(const Rule& rule, const Numbers& changes, int dim, bo
       most = std::max(most, std::isfinite(distance) ? distance : HUGE_VAL);
     }
   }
-  // 100 roundings of float32, each of at most 6e-8, if they all went one way; they do not.
+  // This allows for 100 roundings of float32, each of at most 6e-8, if they all went one way; they
+  // do not.
   CHECK(most < 1e-5);
 }
 
@@ -276,7 +277,7 @@ TEST_CASE("a kv rule follows its formula in float64, each row by its own number"
 
 TEST_CASE("a row's own number counts as the step's would, for every rule") {
   constexpr int kDim = 19;
-  // More numbers than a commit keeps, and numbers that push one another out.
+  // There are more numbers than a commit keeps, and numbers that push one another out.
   std::vector<uint32_t> numbers;
   for (uint32_t i = 0; i < 300; ++i) numbers.push_back(1 + (i % 3 == 0 ? 64 * i : i % 90));
   for (const std::string& name : RowOptimizerNames()) {
@@ -301,7 +302,8 @@ TEST_CASE("a row's own number counts as the step's would, for every rule") {
   }
 }
 
-// The weights of one row of 8 after one update with a gradient of the value everywhere.
+// Returns the weights of one row of 8 after one update with a gradient whose elements have this
+// value.
 std::vector<float> After(const RowOptimizer& optimizer, float start, float gradient,
                          int64_t number = 1) {
   std::vector<float> row(8 * (1 + optimizer.slots(8).size()), 0.0f);
@@ -322,7 +324,7 @@ TEST_CASE("a first gradient of 0 leaves the weights, epsilon or not, where nothi
     if (rule.defaults.count("lambda")) numbers["lambda"] = 0;
     CHECK(After(*MakeOrDie(rule.name, numbers), 0.5f, 0.0f) == std::vector<float>(8, 0.5f));
   }
-  // As the formula has it.
+  // Here the weight becomes 0, as the formula has it.
   CHECK(After(*MakeOrDie("kv_ftrl", {{"beta", 1}}), 0.5f, 0.0f) == std::vector<float>(8, 0.0f));
   CHECK(After(*MakeOrDie("kv_ftrl", {{"lambda1", 1}}), 0.5f, 0.0f) == std::vector<float>(8, 0.5f));
 }
