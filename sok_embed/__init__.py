@@ -75,7 +75,7 @@ __all__ = [
     "size",
 ]
 
-# The module of each of these names that is not a module itself.
+# Says in which module each of these names is, for those that are no modules themselves.
 _HOMES = {
     "AdaptiveEmbedding": "layers",
     "AdaptiveTable": "adaptive_table",
@@ -110,7 +110,7 @@ def __dir__() -> list[str]:
 
 
 def _import_all() -> None:
-    _importlib.import_module("sok_embed.tf_ops")  # which refuses another backend of Keras
+    _importlib.import_module("sok_embed.tf_ops")  # this refuses another backend of Keras
     for name in __all__:
         __getattr__(name)
 

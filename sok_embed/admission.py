@@ -42,7 +42,7 @@ class FrequencyAdmission:
         _set_integer(self, "min_count", 1, _UINT32)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments and the kind, as JSON can hold them; see `from_config`."""
+        """Returns the arguments and the kind, as JSON can hold them; see `from_config`."""
         return {"kind": self.kind, **asdict(self)}
 
 
@@ -96,7 +96,7 @@ class CountingBloomAdmission:
             )
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments and the kind, as JSON can hold them; see `from_config`."""
+        """Returns the arguments and the kind, as JSON can hold them; see `from_config`."""
         return {"kind": self.kind, **asdict(self)}
 
 

@@ -1,4 +1,4 @@
-"""What a Keras optimizer makes of the gradient of an anchor.
+"""Tells an anchor what a Keras optimizer makes of its gradient.
 
 Keras hands the code of a variable its value only, never its gradient. But whichever optimizer it
 is, once it has unscaled, accumulated, clipped and summed a gradient over replicas, it calls a
@@ -23,7 +23,7 @@ class AnchorConstraint(keras.constraints.Constraint):
     """The base of what makes a variable an anchor: its constraint."""
 
     def on_update(self, update: Update) -> None:
-        """Called once an update of the anchor by a Keras optimizer, where Keras would make it.
+        """Is called once for each update of the anchor by a Keras optimizer, in the update's place.
 
         That is inside of the branch that ends a window of accumulated gradients, and after sums
         over replicas.
@@ -31,12 +31,12 @@ class AnchorConstraint(keras.constraints.Constraint):
         raise NotImplementedError
 
     def on_assignment(self, value: Any) -> Any:
-        """Called with what the anchor is changed by, or set to, otherwise. Returns it."""
+        """Is called with what else the anchor is changed by, or set to. Returns that."""
         raise NotImplementedError
 
 
 def is_anchor(variable: Any) -> bool:
-    """Whether a variable stands for a table."""
+    """Returns whether a variable stands for a table."""
     return isinstance(getattr(variable, "constraint", None), AnchorConstraint)
 
 
@@ -59,7 +59,7 @@ class Update(NamedTuple):
 
 
 def watch(variable: tf.Variable, constraint: AnchorConstraint) -> None:
-    """Has the updates of an anchor by Keras optimizers told, in the place of being made.
+    """Has updates of an anchor by Keras optimizers reported to its constraint, not made.
 
     Other assignments are made as ever, if they are allowed. Watching it again changes nothing.
 

@@ -76,7 +76,7 @@ class BroadcastVariables(keras.callbacks.Callback):
         self.root_rank = root_rank
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcasts. Keras has built the model and its optimizer by now."""
+        """Broadcasts the weights. Keras has built the model and its optimizer by now."""
         communicator = communicators.current()
         if communicator.size == 1:
             return
@@ -91,9 +91,9 @@ class BroadcastVariables(keras.callbacks.Callback):
             variable.assign(value)
 
 
-# How the tables stand, by the names that they have in `AdaptiveTable.stats`.
+# These say how the tables stand, by the names that they have in `AdaptiveTable.stats`.
 _STATES = ("sketch_saturation", "own_bytes", "static_bytes", "sketch_bytes")
-# What happened in an epoch.
+# These say what happened in an epoch.
 _EVENTS = ("promoted", "demoted")
 
 

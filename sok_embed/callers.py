@@ -23,7 +23,8 @@ from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.utils import rng_utils
 
 _FUNCTIONAL = os.path.join("keras", "src", "models", "functional.py")
-# Calls between `fit` and the metrics of a layer in it, of Keras and of its wrappers.
+# At most so many calls are between `fit` and the metrics of a layer in it, those of Keras and of
+# its wrappers.
 _FIT_IS_NEAR = 14
 _LAYER = os.path.join("keras", "src", "layers", "layer.py")
 _LAYER_OF_TENSORFLOW = os.path.join("keras", "src", "backend", "tensorflow", "layer.py")
@@ -88,7 +89,7 @@ class LoadedWeights(NamedTuple):
 
 
 def _callers() -> Iterator[FrameType]:
-    """Those who have called, from the inside."""
+    """Yields the frames of those who have called, from the inside."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -96,7 +97,7 @@ def _callers() -> Iterator[FrameType]:
 
 
 def _running(name: str, file: str = "") -> Iterator[FrameType]:
-    """The calls of functions of a name, from the inside, in files whose paths end with `file`."""
+    """Yields calls of functions of a name, from the inside, in files that end with `file`."""
     for frame in _callers():
         code = frame.f_code
         if code.co_name == name and code.co_filename.endswith(file):
@@ -109,12 +110,12 @@ def global_seed() -> int:
 
 
 def computing_shapes() -> bool:
-    """Whether Keras runs a layer for the shapes of its outputs, with no values."""
+    """Returns whether Keras runs a layer for the shapes of its outputs, with no values."""
     return bool(in_symbolic_scope())
 
 
 def building_from_file() -> bool:
-    """Whether Keras is building a model from the shapes that it finds in a file.
+    """Returns whether Keras is building a model from the shapes that it finds in a file.
 
     A subclassed model is called for that with placeholders, which are float32 whatever the model
     takes. Nothing is computed.
@@ -123,12 +124,12 @@ def building_from_file() -> bool:
 
 
 def loading_model() -> bool:
-    """Whether Keras is loading a whole model, whose config is the file's and not the caller's."""
+    """Returns whether Keras is loading a whole model, with the config that the file has."""
     return any(any(_running(f"_load_model_from_{kind}")) for kind in ("fileobj", "dir"))
 
 
 def loading_weights() -> LoadedWeights | None:
-    """The outermost object that Keras is loading weights into, if it is."""
+    """Returns the outermost object that Keras is loading weights into, if it is."""
     outermost = None
     for frame in _running("_load_state"):
         found = frame.f_locals
@@ -140,7 +141,7 @@ def loading_weights() -> LoadedWeights | None:
 
 
 def tracing_default_signature() -> bool:
-    """Whether Keras is tracing a model with a signature that it made up from shapes."""
+    """Returns whether Keras is tracing a model with a signature that it made up from shapes."""
     if tf.executing_eagerly():
         return False
     for frame in _callers():
@@ -158,7 +159,7 @@ def tracing_default_signature() -> bool:
 
 
 def functional_calls(layer: keras.layers.Layer) -> Iterator[FunctionalCall]:
-    """The functional models that are running, from the inside: each may be a layer of the next.
+    """Yields the functional models that are running, from the inside: each may be in the next.
 
     Args:
         layer: The one whose `call` is running.
@@ -179,7 +180,7 @@ def functional_calls(layer: keras.layers.Layer) -> Iterator[FunctionalCall]:
 
 
 def asking_functions_of_keras() -> set[str]:
-    """The names of Keras' functions that are running, and of their files without folders."""
+    """Returns the names of Keras' functions that are running, and of their files."""
     asking: set[str] = set()
     for frame in _callers():
         code = frame.f_code
@@ -189,7 +190,7 @@ def asking_functions_of_keras() -> set[str]:
 
 
 def saving_to_hdf5() -> HDF5Saving | None:
-    """The model that Keras is saving in HDF5, if it is."""
+    """Returns the model that Keras is saving in HDF5, if it is."""
     for frame in _running("save_model_to_hdf5"):
         found = frame.f_locals
         return HDF5Saving(found["model"], found["filepath"], bool(found.get("opened_new_file")))
@@ -197,7 +198,7 @@ def saving_to_hdf5() -> HDF5Saving | None:
 
 
 def callbacks_at_start_of_fit() -> list[Any]:
-    """The callbacks of `fit` if it is what resets the metrics that are asked for, else none.
+    """Returns the callbacks of `fit` if `fit` is resetting the metrics, else none.
 
     It does so before each epoch, and whether or not the model has been traced before.
     """
@@ -211,7 +212,7 @@ def callbacks_at_start_of_fit() -> list[Any]:
 
 
 def fitting_optimizer() -> keras.optimizers.Optimizer | None:
-    """The optimizer of the model whose `train_step` is running or being traced, if one is."""
+    """Returns the optimizer of the model whose `train_step` is running or traced, if one is."""
     for frame in _running("train_step"):
         model = frame.f_locals.get("self")
         if isinstance(model, keras.Model):
@@ -220,7 +221,7 @@ def fitting_optimizer() -> keras.optimizers.Optimizer | None:
 
 
 def applying_keras_optimizer() -> keras.optimizers.Optimizer | None:
-    """The optimizer of Keras whose step is being applied on this thread, if one is.
+    """Returns Keras' optimizer whose step is being applied on this thread, if one is.
 
     Keras enters a name scope with the optimizer as its caller around `apply`.
     """
@@ -231,7 +232,7 @@ def applying_keras_optimizer() -> keras.optimizers.Optimizer | None:
 
 
 def loss_scaling_optimizer() -> Any:
-    """The innermost `keras.optimizers.LossScaleOptimizer` that is running, or `None`."""
+    """Returns the innermost `keras.optimizers.LossScaleOptimizer` that is running, or `None`."""
     for frame in _callers():
         if frame.f_code.co_filename.endswith(_LOSS_SCALING):
             return frame.f_locals.get("self")
@@ -239,7 +240,7 @@ def loss_scaling_optimizer() -> Any:
 
 
 def keras_update() -> KerasUpdate | None:
-    """The update of a variable that an optimizer of Keras is making, if one is."""
+    """Returns the update of a variable that an optimizer of Keras is making, if one is."""
     callers = _callers()
     for frame in callers:
         if frame.f_code.co_name == "apply_grad_to_update_var":
@@ -254,12 +255,12 @@ def keras_update() -> KerasUpdate | None:
 
 
 def decaying_weights() -> bool:
-    """Whether an optimizer of Keras is taking its weight decay off."""
+    """Returns whether an optimizer of Keras is taking its weight decay off."""
     return any(_running("weight_decay_fn"))
 
 
 def applying_v1_optimizers() -> Iterator[Any]:
-    """Optimizers of `tf.compat.v1.train` whose `apply_gradients` is running, from the inside."""
+    """Yields optimizers of `tf.compat.v1.train` that run `apply_gradients`, from the inside."""
     for frame in _callers():
         if frame.f_code.co_name in ("apply_gradients", "_distributed_apply"):
             optimizer = frame.f_locals.get("self")
@@ -268,7 +269,7 @@ def applying_v1_optimizers() -> Iterator[Any]:
 
 
 def v1_gradient(variable: Any) -> tf.Tensor | None:
-    """What an optimizer of `tf.compat.v1.train` is updating a variable by, if one is."""
+    """Returns what a `tf.compat.v1.train` optimizer is updating a variable by, if one is."""
     for frame in _running("update_op"):
         if getattr(frame.f_locals.get("self"), "_v", None) is variable:
             gradient: tf.Tensor = frame.f_locals["g"]

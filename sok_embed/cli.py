@@ -26,7 +26,7 @@ class _Group(click.Group):
         try:
             return super().invoke(context)
         except BrokenPipeError:
-            raise  # the reader of our output has gone, which click sees to
+            raise  # the reader of our output has gone, which click deals with
         except (OSError, RuntimeError, ValueError) as error:
             if isinstance(error, click.exceptions.Exit | click.exceptions.Abort):
                 raise
@@ -35,7 +35,7 @@ class _Group(click.Group):
 
 
 def _printable(text: str) -> str:
-    """The text, with a sign in the place of bytes of paths that are no UTF-8."""
+    """Returns the text, with a sign in the place of bytes of paths that are no UTF-8."""
     return os.fsencode(text).decode(errors="replace")
 
 
@@ -112,7 +112,7 @@ def inspect(path: str, group: int | None, as_json: bool) -> None:
                 click.echo(f"\n{heading}\n{_table(shown)}")
 
 
-# A negative key is no option.
+# Numbers are no options, so that a key may be negative.
 @main.command(context_settings={"ignore_unknown_options": True})
 @_folder
 @click.argument("group", type=_group_number)
@@ -192,7 +192,7 @@ def load(path: str, file: str, damo: bool, ttl: int | None, as_json: bool) -> No
     if ttl is None and not _core.holds_storage(path):
         ttl = theirs or 0
     with kv.Storage(path, ttl) as storage, _bar("load") as progress, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the TTL is printed
+        warnings.simplefilter("ignore")  # the TTL is printed below
         rows = (storage.load_damo if damo else storage.load)(file, progress)
         ttl = storage.ttl
     text = f"{rows:,} rows from {file}"
@@ -208,7 +208,7 @@ def load(path: str, file: str, damo: bool, ttl: int | None, as_json: bool) -> No
 @_as_json
 def compact(path: str, as_json: bool) -> None:
     """Rewrite the files of PATH without expired and superseded rows."""
-    _opened(path).close()  # which does not make the folder
+    _opened(path).close()  # this does not make the folder
     before = _core.file_bytes(path)
     with kv.Storage(path, ttl=None) as storage:
         storage.compact()
@@ -262,7 +262,7 @@ def _opened(path: str) -> kv.Storage:
 
 @contextmanager
 def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, if that is a terminal."""
+    """Makes a progress bar on stderr, if that is a terminal."""
     with tqdm(desc=what, unit_scale=True, disable=None, leave=False) as bar:
 
         def show(done: int, total: int) -> None:
@@ -292,13 +292,13 @@ def _survey(storage: kv.Storage, group: kv.Group) -> dict[str, Any]:
 
 
 def _age_labels(limits: Sequence[int]) -> list[str]:
-    """Of rows updated within each limit, in seconds, and before the last."""
+    """Names the rows updated within each limit, in seconds, and those before the last."""
     names = [f"{limit // 86400} d" if limit >= 86400 else f"{limit // 3600} h" for limit in limits]
     return [*(f"within {name}" for name in names), f"over {names[-1]} ago"]
 
 
 def _update_label(i: int) -> str:
-    """Of a bucket of update counts: 0, 1, 2-3, 4-7 and so on."""
+    """Names a range of update counts: 0, 1, 2-3, 4-7 and so on."""
     return str(i) if i < 2 else f"{2 ** (i - 1)}-{2**i - 1}"
 
 
@@ -315,7 +315,7 @@ def _overview(survey: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _named_slots(group: kv.Group, floats: list[float]) -> dict[str, list[float]]:
-    """The slots by name; none for a row that has not been updated by this optimizer."""
+    """Returns the slots by name; none for a row that this optimizer has not updated."""
     named = {}
     for name, width in group.slots if floats else ():
         named[name], floats = floats[:width], floats[width:]
@@ -327,7 +327,7 @@ def _numbers(value: Any) -> str:
 
 
 def _table(rows: Sequence[tuple[str, ...]], right: bool = True) -> str:
-    """The rows in columns; all but the first to the right."""
+    """Lays the rows out in columns; all but the first to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

@@ -36,11 +36,11 @@ class TrainedTable(Protocol):
         """Applies the gradients that wait; arguments and result are those of `tf_ops.commit`."""
 
     def step_count(self) -> tf.Tensor:
-        """The number of commits that found gradients, an int64 scalar."""
+        """Returns the number of commits that found gradients, an int64 scalar."""
 
 
 def applying_optimizer() -> Any:
-    """The optimizer whose step is being applied on this thread, or `None`."""
+    """Returns the optimizer whose step is being applied on this thread, or `None`."""
     optimizer = callers.applying_keras_optimizer()
     if optimizer is not None:
         return optimizer
@@ -121,7 +121,7 @@ class Commit(AnchorConstraint):
         redeemed = update.gradient if update.gradient.shape.rank == 1 else None
         optimizer = update.optimizer
         committed = self._commit(optimizer, update.variable, redeemed, update.learning_rate)
-        # What the optimizer keeps of anchors is read by nobody, but for what it accumulates.
+        # Nobody reads what the optimizer keeps of anchors, but for what it accumulates.
         accumulators = {id(each) for each in getattr(optimizer, "_accumulated_gradients", [])}
         shape = (tf_ops.ANCHOR_SIZE,)
         variables = [each for each in optimizer.variables if tuple(each.shape) == shape]
@@ -135,7 +135,7 @@ class Commit(AnchorConstraint):
         if tf.get_static_value(number) != 0:
             return
         told, self._was_told = self._was_told, False
-        # Most steps of one that accumulates update nothing.
+        # Most steps of an optimizer that accumulates update nothing.
         if told or applying.gradient_accumulation_steps:
             return
         raise RuntimeError(
@@ -197,14 +197,14 @@ class Commit(AnchorConstraint):
         )
 
     def _own_rate(self, optimizer: keras.optimizers.Optimizer) -> Any:
-        """That of an optimizer of the layer's own, whose steps are those of the table."""
+        """Returns the rate of an optimizer of the layer's own, which counts the table's steps."""
         rate = optimizer._learning_rate
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             return rate(self._table.step_count())
         return optimizer.learning_rate
 
     def _slot_sources(self, optimizer: Any) -> dict[str, list[tf.Tensor]]:
-        """An argument of the commit, if the optimizer has slots of the static variable."""
+        """Returns an argument of the commit, if the optimizer has slots of the static variable."""
         static = self._static() if callable(self._static) else self._static
         slots = None if static is None else slot_variables(optimizer, static)
         return {"slot_sources": [slot.handle for slot in slots]} if slots else {}
@@ -215,12 +215,12 @@ def _is_keras(optimizer: Any) -> bool:
 
 
 def _calls_a_step(optimizer: Any) -> int:
-    """How many calls an optimizer accumulates the gradients of; it counts calls, not steps."""
+    """Returns how many calls an optimizer accumulates gradients of; it counts calls, not steps."""
     return (optimizer.gradient_accumulation_steps if _is_keras(optimizer) else None) or 1
 
 
 def _clip_value(optimizers: list[Any], table: str) -> float | None:
-    """What optimizers, one after another, clip each element to, if the last one that clips does."""
+    """Returns what optimizers, one after another, clip elements to, if the last that clips does."""
     value: float | None = None
     for optimizer in filter(_is_keras, optimizers):
         by_norm = bool(optimizer.clipnorm or optimizer.global_clipnorm)
@@ -242,7 +242,7 @@ def _clip_value(optimizers: list[Any], table: str) -> float | None:
 
 
 def _step(optimizer: Any) -> Any:
-    """The number of the step that is being applied, 1 for the first; 0 if it is not known."""
+    """Returns the number of the step that is being applied, 1 for the first; 0 if not known."""
     if _is_keras(optimizer):
         return tf.cast(optimizer.iterations, tf.int64) + 1
     return v1_optimizers.step(optimizer)

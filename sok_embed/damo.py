@@ -37,7 +37,7 @@ _SCHEDULES = {
 # Damo's documentation, or its code, has another name for a parameter of these.
 _PARAMETERS = {"ftrl": {"gamma": "alpha"}, "polynomial_decay": {"decay_rate": "power"}}
 
-# One for every call of every initializer, so that no two draw the same.
+# Each call of each initializer takes one of these, so that no two draw the same.
 _draws = itertools.count()
 
 
@@ -75,11 +75,11 @@ class Parameters:
         self._values[key] = value
 
     def to_json(self) -> str:
-        """The values as a JSON object, in the order in which they came."""
+        """Returns the values as a JSON object, in the order in which they came."""
         return json.dumps(self._values)
 
     def to_dict(self) -> dict[str, Any]:
-        """A copy of the values."""
+        """Returns a copy of the values."""
         return dict(self._values)
 
     def __repr__(self) -> str:
@@ -154,14 +154,14 @@ class PyStorage:
                 "Expected load_from_checkpoint before the first PyEmbedding of the storage. "
                 f"Received: a storage in use, '{self.storage.path}'. Load it right after PyStorage."
             )
-        kv.Storage(path, ttl=None, read_only=True).close()  # raises if it is none
+        kv.Storage(path, ttl=None, read_only=True).close()  # this raises if there is no checkpoint
         given, ttl, cache_bytes = (
             self.storage.get_config()["path"],
             self.storage.ttl,
             self.storage.cache_bytes,
         )
         folder = os.path.realpath(self.storage.path)
-        # Beside the folder, so that it can take its place in one step.
+        # The copy is made beside the folder, so that it can take the folder's place in one step.
         copy = tempfile.mkdtemp(prefix=f"{os.path.basename(folder)}.", dir=os.path.dirname(folder))
         try:
             shutil.copytree(path, copy, dirs_exist_ok=True)
@@ -233,14 +233,14 @@ class PyInitializer:
 
     def __init__(self, params: Parameters | None = None) -> None:
         self._name, self._parameters = _taken_apart(params, "zeros", _INITIALIZERS)
-        # Under this name, Damo's has no bounds of its own.
+        # Damo's initializer of this name has no bounds of its own.
         self._scaled = (params.to_dict().get("name") if params else None) == "uniform" and not (
             self._parameters.keys() & {"min", "max"}
         )
         self.for_dimension(1)
 
     def for_dimension(self, dimension: int) -> kv.Initializer:
-        """The initializer of vectors of a length."""
+        """Returns the initializer of vectors of a length."""
         parameters = dict(self._parameters)
         if self._scaled:
             parameters["max"] = dimension**-0.5
@@ -335,7 +335,7 @@ class PyEmbedding:
 def _taken_apart(
     params: Parameters | None, default: str, spellings: dict[str, str]
 ) -> tuple[str, dict[str, Any]]:
-    """The name and the other parameters, as `sok_embed.kv` spells them."""
+    """Returns the name and the other parameters, as `sok_embed.kv` spells them."""
     values = params.to_dict() if params is not None else {}
     name = values.pop("name", default)
     name = spellings.get(name, name)

@@ -55,12 +55,12 @@ class LayerWithRows(keras.layers.Layer):
         return True
 
     def _rows_are_kept(self) -> bool:
-        """Whether rows lie in storages, and stay there whatever weights are set."""
+        """Returns whether rows lie in storages, and stay there whatever weights are set."""
         return False
 
     @property
     def metrics(self) -> Any:
-        """As Keras has them. `fit` asks for them before its first step, and that is checked here.
+        """Returns metrics as Keras has them. `fit` asks before its first step, so checks are here.
 
         Raises:
             ValueError: For callbacks that would take dense weights alone at the end of the epoch.
@@ -70,7 +70,7 @@ class LayerWithRows(keras.layers.Layer):
         return super().metrics
 
     def get_config(self) -> dict[str, Any]:
-        """As Keras has it; raises for HDF5, which writes configs first and weights later."""
+        """Returns the config; raises for HDF5, which writes configs first and weights later."""
         self._check_dense_alone()
         return super().get_config()
 
@@ -112,7 +112,7 @@ class LayerWithRows(keras.layers.Layer):
             raise ValueError(f"Layer '{self.name}': {reason}")
 
     def _reason(self, asking: set[str]) -> str | None:
-        """Why those who ask must not have the variables, by files and functions of Keras."""
+        """Returns why those who ask must not have the variables, by what of Keras is running."""
         for file, name in (("legacy_h5_format.py", "HDF5"), ("orbax_checkpoint.py", "Orbax")):
             if file in asking:
                 return (
@@ -120,7 +120,7 @@ class LayerWithRows(keras.layers.Layer):
                     f"{_INSTEAD}"
                 )
         if "early_stopping.py" in asking:
-            # Frozen rows are those of every epoch.
+            # If no row is trained, the rows are those of every epoch.
             return _EARLY_STOPPING if self.trainable else None
         setting = asking & {"set_weights", "set_state_tree"}
         if setting and not self._rows_are_kept():

@@ -67,7 +67,7 @@ def DistributedOptimizer(optimizer: Any) -> keras.optimizers.Optimizer:  # noqa:
 
 
 def _config(optimizer: Any) -> dict[str, Any]:
-    """The config, with a learning rate that is a function as it is: it has no config."""
+    """Returns the config, with a learning rate that is a function as it is: it has no config."""
     rate = optimizer._learning_rate
     schedules = keras.optimizers.schedules
     if not callable(rate) or isinstance(rate, schedules.LearningRateSchedule):
@@ -87,7 +87,8 @@ class _AveragesGradients:
     """
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
-        object.__setattr__(self, "_applied_to", trainable_variables)  # Keras must not track it
+        # `object` sets it, since Keras must not track it.
+        object.__setattr__(self, "_applied_to", trainable_variables)
         try:
             super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
         finally:
@@ -107,7 +108,7 @@ class _AveragesScaledGradients:
 
 
 def averages_gradients(optimizer: Any) -> bool:
-    """Whether `DistributedOptimizer` made the optimizer."""
+    """Returns whether `DistributedOptimizer` made the optimizer."""
     return issubclass(type(optimizer), (_AveragesGradients, _AveragesScaledGradients))
 
 
@@ -147,7 +148,7 @@ def average_gradients(gradients: Any, variables: Any = None) -> list[Any]:
 def _with_norm_of_all(
     gradient: tf.Tensor, communicator: communicators.Communicator, name: str
 ) -> tf.Tensor:
-    """The gradient of an anchor with the norm of the average over workers.
+    """Returns the gradient of an anchor with the norm of the average over workers.
 
     No row is on two workers, so squares of norms add up.
     """
@@ -169,7 +170,7 @@ def _check_scaled(inner: keras.optimizers.Optimizer) -> None:
 
 
 def _sum_equal(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """The same gradient with distinct indices."""
+    """Returns the same gradient with distinct indices."""
     indices, positions = tf.unique(slices.indices)
     values = tf.math.unsorted_segment_sum(slices.values, positions, tf.size(indices))
     return tf.IndexedSlices(values, indices, slices.dense_shape)

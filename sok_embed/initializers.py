@@ -27,7 +27,7 @@ _ALIASES = {
     "xavier_normal": "glorot_normal",
 }
 
-# The standard deviation of a standard normal distribution truncated at -2 and 2.
+# This is the standard deviation of a standard normal distribution truncated at -2 and 2.
 _TRUNCATED_STDDEV = 0.87962566103423978
 
 
@@ -83,7 +83,7 @@ def row_initializer(identifier: Any, dim: int) -> RowInitializer:
     except (KeyError, TypeError, ValueError) as error:
         raise _unsupported(identifier) from error
     for known, make in _TWINS.items():
-        # A subclass with values of its own is none of these.
+        # A subclass with values of its own is none of the supported classes.
         if isinstance(initializer, known) and type(initializer).__call__ is known.__call__:
             return make(initializer, dim)
     raise _unsupported(identifier)
@@ -107,7 +107,7 @@ def derive_seed(name: str) -> int:
 
 
 def seed_as_int64(seed: int) -> int:
-    """The number in [-2^63, 2^63) with the lowest 64 bits of a seed: what an op's attribute holds.
+    """Returns a seed's lowest 64 bits as a number in [-2^63, 2^63), for the attribute of an op.
 
     Example:
     >>> seed_as_int64(2**64 - 1)
@@ -147,7 +147,7 @@ def _truncated_normal(initializer: Any, dim: int) -> RowInitializer:
 
 
 def _variance_scaling(initializer: Any, dim: int) -> RowInitializer:
-    # fan_in = fan_out = dim, so that all three modes divide by dim.
+    # With fan_in = fan_out = dim all three modes divide by dim.
     stddev = math.sqrt(initializer.scale / max(1.0, dim))
     if initializer.distribution == "truncated_normal":
         return _random("truncated_normal", 0.0, stddev / _TRUNCATED_STDDEV, initializer)
@@ -170,7 +170,8 @@ _TWINS: dict[type[Any], Callable[[Any, int], RowInitializer]] = {
     keras.initializers.RandomUniform: _uniform,
     keras.initializers.RandomNormal: _normal,
     keras.initializers.TruncatedNormal: _truncated_normal,
-    keras.initializers.VarianceScaling: _variance_scaling,  # Glorot's, He's and Lecun's too
+    # These include Glorot's, He's and Lecun's.
+    keras.initializers.VarianceScaling: _variance_scaling,
 }
 
 

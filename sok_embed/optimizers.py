@@ -129,7 +129,7 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):
         self.assign_sub(variable, ops.multiply(rate, gradient))
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         return {
             **super().get_config(),
             "initial_accumulator_value": self.initial_accumulator_value,
@@ -174,7 +174,7 @@ class GroupFtrl(keras.optimizers.Ftrl):
 
 
 def _variable_path(variable: Any) -> str:
-    # As Keras names optimizer variables. A tf.Variable has no path.
+    # The name is made as Keras names optimizer variables. A tf.Variable has no path.
     path: str = getattr(variable, "path", variable.name)
     return path.replace("/", "_").replace(":", "_")
 
@@ -239,7 +239,8 @@ def _attributes(optimizer: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(optimizer, name) for name in names}
 
 
-# The rule and the hyperparameters of an instance of each class, weight decay apart.
+# Each function returns the rule and the hyperparameters of an instance of the class, but for the
+# weight decay.
 _TWINS: dict[type[Any], Callable[[Any], tuple[str, dict[str, Any]]]] = {
     keras.optimizers.SGD: _sgd,
     keras.optimizers.Adagrad: _adagrad("adagrad"),
@@ -307,7 +308,7 @@ def row_rule(optimizer: Any) -> RowRule:
 def _known(
     optimizer: Any, twins: dict[type[Any], Any], formula: tuple[str, ...], remedy: str
 ) -> type[Any]:
-    """The class among `twins` whose formula an optimizer has; raises if there is none."""
+    """Returns the class among `twins` whose formula an optimizer has; raises if there is none."""
     cls = type(optimizer)
     supported = ", ".join(twin.__name__ for twin in twins)
     known = next((base for base in cls.__mro__ if base in twins), None)
@@ -386,7 +387,7 @@ def _check_rate(optimizer: keras.optimizers.Optimizer) -> None:
     rate = optimizer._learning_rate
     if not isinstance(rate, keras.Variable):
         return
-    with tf.init_scope():  # also where a function is traced
+    with tf.init_scope():  # this works also where a function is traced
         value = float(rate)
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(
@@ -430,7 +431,7 @@ def warn_of_ignored(optimizer: keras.optimizers.Optimizer, table: str) -> None:
 
 
 def serialize(optimizer: keras.optimizers.Optimizer | None) -> dict[str, Any] | None:
-    """The config of an optimizer, from which `get` makes an equal one. `None` for `None`."""
+    """Returns the config of an optimizer, from which `get` makes an equal one, or `None`."""
     if optimizer is None:
         return None
     config: dict[str, Any] = keras.optimizers.serialize(optimizer)

@@ -63,7 +63,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def _locked_folder(folder: str, name: str) -> tuple[str, int]:
-    """A new folder that is locked as long as this process lives, and the lock's descriptor."""
+    """Makes a folder that is locked while this process lives. Returns it and the lock."""
     while True:
         work = tempfile.mkdtemp(prefix=f".{name}.", suffix=_SUFFIX, dir=folder)
         lock = os.open(work, os.O_RDONLY | os.O_DIRECTORY)

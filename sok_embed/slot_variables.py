@@ -10,7 +10,7 @@ import tensorflow as tf
 from sok_embed.kv import _core
 from sok_embed.optimizers import row_rule
 
-# Rule -> the names of slots of an optimizer of tf.compat.v1.train.
+# Maps a rule to the names of the slots of an optimizer of tf.compat.v1.train.
 _V1_SLOTS = {
     "sgd": (),
     "v1_momentum": ("momentum",),
@@ -65,6 +65,6 @@ def _keras_slots(optimizer: Any, variable: Any, rule: str) -> list[Any]:
 
 
 def _slots_of_all_variables(optimizer: Any, slot: str) -> Any:
-    """The list in which an optimizer of Keras keeps a slot, which has the slot's name in plural."""
+    """Returns the list in which an optimizer of Keras keeps a slot: its attribute is the plural."""
     plural = "velocities" if slot == "velocity" else f"{slot}s"
     return getattr(optimizer, f"_{plural}" if hasattr(optimizer, f"_{plural}") else plural)

@@ -33,7 +33,7 @@ class GroupFtrlOptimizer(tf.compat.v1.train.FtrlOptimizer):
 
 
 def applying_optimizer() -> Any:
-    """The `tf.compat.v1.train.Optimizer` whose `apply_gradients` is running, or `None`.
+    """Returns the `tf.compat.v1.train.Optimizer` that runs `apply_gradients`, or `None`.
 
     Of one that wraps another, as Horovod's does, it is the inner one, whose formula it is.
     """
@@ -41,7 +41,7 @@ def applying_optimizer() -> Any:
 
 
 def averages_gradients() -> bool:
-    """Whether the running `apply_gradients` is called by an optimizer of Horovod."""
+    """Returns whether the running `apply_gradients` is called by an optimizer of Horovod."""
     return any(
         type(optimizer).__module__.startswith("horovod")
         for optimizer in callers.applying_v1_optimizers()
@@ -49,7 +49,7 @@ def averages_gradients() -> bool:
 
 
 def arrived_gradient(variable: Any) -> tf.Tensor | None:
-    """What the running update of a variable was given as its gradient.
+    """Returns what the running update of a variable was given as its gradient.
 
     Returns:
         `None` where it names no deposits: that of a scalar; an average over workers, which may have
@@ -62,7 +62,7 @@ def arrived_gradient(variable: Any) -> tf.Tensor | None:
 
 
 def _value(optimizer: Any, argument: str, prepared: str) -> Any:
-    """What the constructor was given, as float32 has it, or the tensor that stands for it."""
+    """Returns what the constructor was given, as float32 has it, or the tensor in its place."""
     value = getattr(optimizer, argument)
     if callable(value):
         tensor = getattr(optimizer, prepared, None)
@@ -97,7 +97,7 @@ def _adam(optimizer: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _rmsprop(optimizer: Any) -> tuple[str, dict[str, Any]]:
-    # There is a slot of the momentum without momentum too.
+    # TensorFlow's optimizer has a slot of the momentum without momentum too.
     name = "rmsprop_centered_momentum" if optimizer._centered else "rmsprop_momentum"
     return name, {
         "rho": _value(optimizer, "_decay", "_decay_tensor"),
@@ -123,7 +123,7 @@ def _group_ftrl(optimizer: Any) -> tuple[str, dict[str, Any]]:
     return "group_ftrl", _ftrl(optimizer)[1]
 
 
-# The rule and the hyperparameters of an instance of each class.
+# Each function returns the rule and the hyperparameters of an instance of the class.
 TWINS: dict[type[Any], Callable[[Any], tuple[str, dict[str, Any]]]] = {
     v1.GradientDescentOptimizer: _gradient_descent,
     v1.MomentumOptimizer: _momentum,
@@ -134,7 +134,7 @@ TWINS: dict[type[Any], Callable[[Any], tuple[str, dict[str, Any]]]] = {
     GroupFtrlOptimizer: _group_ftrl,
 }
 
-# What makes the formula of a class.
+# These methods make the formula of a class.
 FORMULA = (
     "_apply_dense",
     "_apply_sparse",
@@ -147,12 +147,12 @@ FORMULA = (
 )
 
 
-# Below it a float32 power of a beta loses digits, and soon is 0.
+# Below this a float32 power of a beta loses digits, and soon is 0.
 _LEAST_POWER = 1e-37
 
 
 def learning_rate(optimizer: Any) -> tf.Tensor:
-    """The rate of the running `apply_gradients`, a scalar, as `step` and the rule need it.
+    """Returns the rate of the running `apply_gradients`, as `step` and the rule need it.
 
     Adam multiplies float32 powers of its betas from step to step, and the rule takes exact ones.
     The bias corrections differ by 1e-5, which the rate makes up for.
@@ -167,7 +167,7 @@ def learning_rate(optimizer: Any) -> tf.Tensor:
 
 
 def step(optimizer: Any) -> tf.Tensor | int:
-    """The number of the running step, which is 1 for the first.
+    """Returns the number of the running step, which is 1 for the first.
 
     Adam alone knows it, by the powers of its betas.
 
@@ -189,7 +189,7 @@ def _adam_powers(optimizer: Any) -> list[tf.Tensor]:
 
 
 def _exponent(power: tf.Tensor, beta: tf.Tensor) -> tf.Tensor:
-    # 0 of a beta of 0.
+    # This is 0 if the beta is 0.
     logarithm = tf.math.log(tf.maximum(power, _LEAST_POWER))
     return tf.cast(tf.round(logarithm / tf.math.log(tf.cast(beta, tf.float64))), tf.int64)
 

@@ -16,7 +16,7 @@ _NO_BUCKETS = np.zeros([0], np.int64)
 
 
 def static_buckets(ids: tf.Tensor, num_buckets: int) -> tf.Tensor:
-    """Which static row each id has: as `tf.strings.to_hash_bucket_fast` of its decimal digits.
+    """Returns each id's static row: `tf.strings.to_hash_bucket_fast` of its decimal digits.
 
     Args:
         ids: int32, int64 or string, of any shape.
@@ -83,7 +83,7 @@ def adaptive_mask_gather(
             raise TypeError(
                 f"Expected static to be a variable, or its handle. Received: {static!r}."
             )
-        static.sparse_read(tf.zeros([0], tf.int64))  # tells the gradient tape of the variable
+        static.sparse_read(tf.zeros([0], tf.int64))  # this tells the gradient tape of the variable
         handle = static.handle
     embeddings, _, own, _ = ops.sok_embed_adaptive_mask_gather(
         table=table,

@@ -18,7 +18,7 @@ _NO_MASK = np.zeros([0], np.int32)
 
 
 def anonymous_adaptive_table(table_name: str, dim: int, **attributes: Any) -> tf.Tensor:
-    """A new adaptive table, which goes with the last copy of its handle.
+    """Makes a new adaptive table, which goes with the last copy of its handle.
 
     Args:
         table_name: For messages.
@@ -35,13 +35,13 @@ def anonymous_adaptive_table(table_name: str, dim: int, **attributes: Any) -> tf
 
 
 def adaptive_tables(table: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Handles of the two tables, of own rows and of static rows by bucket, to read from."""
+    """Returns handles of the two tables, of own rows and of static rows by bucket, to read from."""
     own, static = ops.sok_embed_adaptive_tables(table=table)
     return own, static
 
 
 def adaptive_buckets(keys: tf.Tensor, num_buckets: int) -> tf.Tensor:
-    """Which static row of an adaptive table each key shares.
+    """Returns the static row of an adaptive table that each key shares.
 
     Args:
         keys: int64, of any shape.
@@ -135,7 +135,7 @@ def adaptive_commit(
     plain: bool = True,
     clipped_to: float = 0.0,
 ) -> tf.Tensor:
-    """As `commit`, of own and static rows; then counts halve and old rows go, if it is time."""
+    """Does what `commit` does, on own and static rows; then halves counts and drops old rows."""
     return ops.sok_embed_adaptive_commit(
         table=table,
         anchor=anchor,
@@ -234,6 +234,6 @@ def adaptive_drop_deposits(table: tf.Tensor) -> tf.Tensor:
 
 
 def adaptive_stats(table: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Names, string `[k]`, and values, float64 `[k]`, of an adaptive table's figures."""
+    """Returns names, string `[k]`, and values, float64 `[k]`, of an adaptive table's figures."""
     names, values = ops.sok_embed_adaptive_stats(table=table)
     return names, values

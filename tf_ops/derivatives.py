@@ -12,13 +12,13 @@ from sok_embed.tf_ops.native import number_in_graph, ops
 
 
 def _learn_nothing(turns: Any, attribute: str) -> None:
-    """The op that was traced stays in the graph and runs, with the keys of the first turn."""
+    """Keeps the op that was traced, which stays in the graph and runs too, from learning."""
     turns.op._set_attr(attribute, AttrValue(b=False))
 
 
 @pfor.RegisterPFor("SokEmbed>Lookup")
 def _lookup_of_all_turns(turns: Any) -> list[Any]:
-    """One lookup of the keys of all turns of a loop, in the place of one a turn."""
+    """Looks the keys of all turns of a loop up at once, in the place of one lookup a turn."""
     keys, stacked, _ = turns.input(1)
     embeddings, receipt = ops.sok_embed_lookup(
         table=turns.unstacked_input(0),
@@ -33,7 +33,7 @@ def _lookup_of_all_turns(turns: Any) -> list[Any]:
 
 @pfor.RegisterPFor("SokEmbed>AdaptiveLookup")
 def _adaptive_lookup_of_all_turns(turns: Any) -> list[Any]:
-    # Keys, and what has their shape.
+    # The inputs that the turns have one each of: keys, and what has their shape.
     together = [1]
     for place, attribute in ((2, "has_counts"), (3, "has_mask")):
         if turns.get_attr(attribute):

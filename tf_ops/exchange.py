@@ -55,7 +55,7 @@ def expand(rows: tf.Tensor, inverse: tf.Tensor) -> tf.Tensor:
 
 
 def expand_gradient(gradients: tf.Tensor, inverse: tf.Tensor, distinct: tf.Tensor) -> tf.Tensor:
-    """The gradient of `expand`: sums of gradients of equal `inverse`, in float32.
+    """Computes the gradient of `expand`: sums of gradients of equal `inverse`, in float32.
 
     Args:
         gradients: `[n, dim]`, float32 or bfloat16.

@@ -10,11 +10,12 @@ import tensorflow as tf
 
 from sok_embed.tf_ops.native import ops
 
-# There SGD and Adagrad of Keras were seen 1.3 to 5 times as fast with a sparse gradient, and Adam,
-# which an op cannot know of, a third as fast; see docs/decisions/hashed-weights.md.
+# Below this share of the weight a step takes a sparse gradient. There SGD and Adagrad of Keras were
+# seen 1.3 to 5 times as fast with one, and Adam, which an op cannot know of, a third as fast; see
+# docs/decisions/hashed-weights.md.
 _SPARSE_BELOW = 1 / 256
-# What a batch is taken to have where a graph is traced without knowing it: rows of so many ids as
-# the trace says, or ids.
+# Where a graph is traced without knowing its batches, they are taken to have so many rows, of as
+# many ids as the trace says, or so many ids.
 _NOMINAL_ROWS = 512
 _NOMINAL_ENTRIES = 8_192
 
@@ -122,7 +123,7 @@ def hashed_bag(
     # A variable that is updated sparsely is copied whenever it is read as a whole. The gradient of
     # factors needs the weight as it was: that is worth the copy.
     if gradient != "dense" and not scaled and _in_reach(weight):
-        weight.sparse_read(tf.zeros([0], tf.int64))  # tells the gradient tape of the variable
+        weight.sparse_read(tf.zeros([0], tf.int64))  # this tells the gradient tape of the variable
         bags, _ = ops.sok_embed_resource_hashed_bag(
             weight=weight.handle, T=weight.dtype, **arguments
         )
@@ -132,7 +133,7 @@ def hashed_bag(
 
 
 def row_splits(rows: tf.Tensor, num_rows: tf.Tensor | int) -> tf.Tensor:
-    """Where the entries of each row begin and end, for entries sorted by row.
+    """Returns where the entries of each row begin and end, for entries sorted by row.
 
     Args:
         rows: int64 `[n]`, non-decreasing, in `[0, num_rows)`: the first column of the indices of a
@@ -151,7 +152,7 @@ def row_splits(rows: tf.Tensor, num_rows: tf.Tensor | int) -> tf.Tensor:
 def hash_slots(
     ids: tf.Tensor, size: int, *, embedding_dim: int, spec: HashSpec = _MIXED
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Where the elements of rows lie in a weight, and their signs.
+    """Returns where the elements of rows lie in a weight, and their signs.
 
     Args:
         ids: int64 `[n]`.
@@ -199,7 +200,7 @@ def _checked(gradient: str) -> str:
 
 
 def _as_weight(weight: Any) -> Any:
-    """A tensor or a variable of TensorFlow."""
+    """Returns a tensor or a variable of TensorFlow."""
     if isinstance(weight, keras.Variable):
         return weight.value
     is_tensor = tf.is_tensor(weight) or isinstance(weight, tf.Variable)
@@ -207,7 +208,7 @@ def _as_weight(weight: Any) -> Any:
 
 
 def _as_scales(scales: Any, dtype: tf.DType) -> Any:
-    """Factors in the dtype of the output."""
+    """Returns factors in the dtype of the output."""
     if scales is None:
         return np.zeros([], dtype.as_numpy_dtype)
     scales = tf.convert_to_tensor(scales)
@@ -219,7 +220,7 @@ def _as_scales(scales: Any, dtype: tf.DType) -> Any:
 
 
 def _touches_few(size: int | None, ids: tf.TensorShape, dim: int, share: float) -> bool:
-    """Whether a batch touches less than a share of the weight, on one replica.
+    """Returns whether a batch touches less than a share of the weight, on one replica.
 
     Slices of several replicas are joined, and optimizers take equal slots one by one.
     """
@@ -229,7 +230,7 @@ def _touches_few(size: int | None, ids: tf.TensorShape, dim: int, share: float) 
 
 
 def _entries(ids: tf.TensorShape) -> int:
-    """How many ids a batch has, or is taken to have where a graph is traced without knowing it."""
+    """Returns how many ids a batch has, or is taken to have where a graph does not say."""
     if ids.is_fully_defined():
         return int(ids.num_elements())
     if ids.rank == 2 and ids[1] is not None:
@@ -238,7 +239,7 @@ def _entries(ids: tf.TensorShape) -> int:
 
 
 def _in_reach(weight: Any) -> bool:
-    """Whether the op can read a weight in place: a variable of this process' memory."""
+    """Returns whether the op can read a weight in place: a variable of this process' memory."""
     return (
         isinstance(weight, tf.Variable)
         and not isinstance(weight, tf.distribute.DistributedValues)
@@ -265,7 +266,8 @@ def _hashed_bag_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[Any]:
     whole = {**arguments, "winners": op.outputs[1], "size": size, **attributes}
     if _gives_slices(op):
         slots, sums = ops.sok_embed_hashed_bag_sparse_gradient(**whole)
-        # int32 where it has room, as the slices of TensorFlow's own ops, which these may meet.
+        # Indices are int32 where they fit, as in the slices of TensorFlow's own ops, which these
+        # may be added to.
         shape = tf.cast(size, tf.int64 if op.get_attr("wide_shape") else tf.int32)
         of_weight: Any = tf.IndexedSlices(sums, slots, tf.reshape(shape, [1]))
     else:
@@ -291,7 +293,7 @@ def _sparse_gradient_gradient(op: Any, _: Any, tangent: tf.Tensor) -> list[Any]:
 
 
 def _second_gradient(op: Any, tangent: tf.Tensor) -> list[Any]:
-    """The gradient of the weight is linear in what comes from above: its own is a forward pass."""
+    """Differentiates the weight's gradient, linear in what comes from above, by a forward pass."""
     upstream, ids, offsets, scales, _, _ = op.inputs
     attributes = {name: op.get_attr(name) for name in _ATTRIBUTES}
     del attributes["T"]
@@ -312,7 +314,7 @@ def _second_gradient(op: Any, tangent: tf.Tensor) -> list[Any]:
 
 
 def _gives_slices(op: Any) -> bool:
-    """Whether the gradient that is asked for is to be sparse.
+    """Returns whether the gradient that is asked for is to be sparse.
 
     A function that was traced before may be called several times in a step, and the slices of
     several calls are only appended to each other. So "auto" stands for slices in the function that

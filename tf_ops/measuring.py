@@ -1,4 +1,4 @@
-"""Which deposits of a graph need the norm of what they hold.
+"""Finds out which deposits of a graph need the norm of what they hold.
 
 A norm costs a pass over the gradients. In nearly all steps nobody looks at it: the gradient of the
 anchor goes to a commit, and into what the optimizer keeps of the anchor. That is seen once a
@@ -17,7 +17,8 @@ from tensorflow.python.framework import func_graph, ops
 
 _COMMITS = ("SokEmbed>Commit", "SokEmbed>AdaptiveCommit")
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-# What a factor passes through unchanged. The last two do if the gradient is one operand alone.
+# A factor passes through these unchanged; through the last two only if the gradient is one operand
+# alone.
 _LINEAR = ("Identity", "IdentityN", "AddN", "AddV2", "Mul", "RealDiv")
 _CHECKS = ("CheckNumerics", "CheckNumericsV2", "Print", "Assert")
 _LABEL = "_sok_embed_deposits"
@@ -39,7 +40,7 @@ class _Deposits:
             self._unused.add(change.op)
 
     def tell(self, graph: tf.Graph) -> None:
-        """Has those whose norm nobody looks at measure none."""
+        """Tells deposits whose norm nobody looks at to measure none."""
         if self._last is None:
             return
         # A function hands out copies of its results, which are made last: a copy that is older, and
@@ -54,7 +55,7 @@ class _Deposits:
 
 
 def _is_unread(deposit: tf.Operation, slots: set[int], unused: set[tf.Operation]) -> bool:
-    """Whether the gradient goes to commits and slots alone, and names what a factor was made to."""
+    """Returns whether only commits and slots get the gradient, and commits a multiple of it."""
     reached = {id(deposit.outputs[0])}
     waiting = deque(deposit.outputs)
     commits = []
@@ -79,7 +80,7 @@ def _is_unread(deposit: tf.Operation, slots: set[int], unused: set[tf.Operation]
 
 
 def _made_of(consumer: tf.Operation, tensor: tf.Tensor) -> list[tf.Tensor]:
-    """The outputs that an input goes into."""
+    """Returns the outputs of an op that an input goes into."""
     outputs = list(consumer.outputs)
     if consumer.type != "IdentityN":
         return outputs
@@ -88,7 +89,7 @@ def _made_of(consumer: tf.Operation, tensor: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _reads(operation: tf.Operation) -> bool:
-    """Whether an op may do more than make outputs, or runs a function: a branch, a loop, a call."""
+    """Returns whether an op may do more than make outputs, or runs a function: a branch, a loop."""
     if operation.op_def.is_stateful or not operation.outputs or operation.type in _CHECKS:
         return True
     return any(
@@ -98,7 +99,7 @@ def _reads(operation: tf.Operation) -> bool:
 
 
 def _is_multiple(commit: tf.Operation, reached: set[int]) -> bool:
-    """Whether what a commit is given of deposits was added up and multiplied by what is not."""
+    """Returns whether a commit is given sums and multiples of deposits' gradients alone."""
     waiting = [tensor for tensor in commit.inputs if id(tensor) in reached]
     seen: set[int] = set()
     while waiting:

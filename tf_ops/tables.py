@@ -15,16 +15,16 @@ import tensorflow as tf
 from sok_embed.tf_ops.measuring import note_deposit
 from sok_embed.tf_ops.native import number_in_graph, ops
 
-# The length of an anchor whose gradient names deposits, as tickets.h of the core has it.
+# The length of an anchor whose gradient names deposits: kAnchorSize in tickets.h of the core.
 ANCHOR_SIZE = 192
-# How many of its last elements have the norm of what was deposited.
+# So many of its last elements have the norm of what was deposited.
 ANCHOR_COORDINATES = 64
 
 _NOTHING = np.zeros([0], np.float32)
 
 
 def table_handle(shared_name: str, dim: int, **attributes: Any) -> tf.Tensor:
-    """The table of a name, made at the first call. For TF1 graphs, where handles are not captured.
+    """Returns the table of a name, made at the first call: for TF1 graphs, which capture no handle.
 
     Args:
         shared_name: The name in TensorFlow's resource manager.
@@ -45,7 +45,7 @@ def table_handle(shared_name: str, dim: int, **attributes: Any) -> tf.Tensor:
 
 
 def anonymous_table(table_name: str, dim: int, **attributes: Any) -> tf.Tensor:
-    """A new table, which goes with the last copy of its handle. Arguments as `table_handle`."""
+    """Makes a table, which goes with the last copy of its handle. Arguments as `table_handle`."""
     return ops.sok_embed_anonymous_table(table_name=table_name, dim=dim, **attributes)
 
 
@@ -108,7 +108,7 @@ def _lookup_gradient(op: Any, upstream: tf.Tensor, _: Any) -> tuple[None, None, 
 
 
 def has_marks(anchor: tf.Tensor) -> bool:
-    """Whether the gradient of an anchor names the deposits, which that of a scalar does not."""
+    """Returns whether the gradient of an anchor names the deposits; that of a scalar does not."""
     return anchor.shape.rank == 1
 
 
@@ -308,21 +308,21 @@ class Metadata(NamedTuple):
 
 
 def metadata(table: tf.Tensor, keys: tf.Tensor) -> Metadata:
-    """Which keys, of any shape, have a row, and its counters. Makes no rows."""
+    """Says which keys, of any shape, have a row, and returns its counters. Makes no rows."""
     return Metadata(*ops.sok_embed_metadata(table=table, keys=keys))
 
 
 def size(table: tf.Tensor) -> tf.Tensor:
-    """The number of rows, an int64 scalar."""
+    """Returns the number of rows, an int64 scalar."""
     return ops.sok_embed_size(table=table)
 
 
 def steps(table: tf.Tensor) -> tf.Tensor:
-    """The number of commits that found gradients, an int64 scalar."""
+    """Returns the number of commits that found gradients, an int64 scalar."""
     return ops.sok_embed_steps(table=table)
 
 
 def stats(table: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Names, string `[k]`, and values, int64 `[k]`, of a table's figures."""
+    """Returns names, string `[k]`, and values, int64 `[k]`, of a table's figures."""
     names, values = ops.sok_embed_stats(table=table)
     return names, values

@@ -47,11 +47,11 @@ class Communicator(ABC):
 
     @abstractmethod
     def all_reduce(self, tensor: tf.Tensor, name: str, average: bool = False) -> tf.Tensor:
-        """The sum, or the average, of a tensor of one shape over all workers."""
+        """Sums, or averages, a tensor of one shape over all workers."""
 
     @abstractmethod
     def broadcast(self, tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
-        """The tensor of worker `root_rank`, on every worker."""
+        """Returns the tensor of worker `root_rank`, on every worker."""
 
     @abstractmethod
     def barrier(self) -> None:

@@ -12,8 +12,8 @@ from sok_embed.communicators.local import LocalCommunicator
 _current: Communicator | None = None
 
 
-# What launchers say to a process about how many they started. With horovodrun, and with Open MPI's
-# mpirun, there is a rank too, and nobody looks here.
+# Launchers say in these variables how many processes they started. With horovodrun, and with Open
+# MPI's mpirun, there is a rank too, and nobody looks here.
 _SIZES = (
     *("PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE"),  # MPICH, Intel MPI, MVAPICH
     *("OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE"),
@@ -39,7 +39,7 @@ def _number(variable: str) -> int | None:
 
 
 def _slurm_size() -> str | None:
-    """The variable that says how many tasks srun started beside this one, if srun did."""
+    """Returns the variable that says how many tasks srun started beside this one, if any."""
     # An allocation by itself sets SLURM_NTASKS, also for a shell in it.
     step = _number("SLURM_STEP_ID")
     if _number("SLURM_PROCID") is None or step is None or step >= _SLURM_RESERVED_STEPS:
@@ -48,7 +48,7 @@ def _slurm_size() -> str | None:
 
 
 def _tensorflow_trainers() -> int:
-    """How many processes train, by the cluster of TF_CONFIG, if this is one of them; else 1."""
+    """Returns how many processes train, by TF_CONFIG, if this is one of them; else 1."""
     try:
         config = json.loads(os.environ.get("TF_CONFIG", "{}"))
         cluster = config.get("cluster", {})
@@ -56,7 +56,7 @@ def _tensorflow_trainers() -> int:
             return 1  # an evaluator works alone, a parameter server has no layers
         return sum(len(cluster.get(task, ())) for task in _TF_TRAINERS)
     except (ValueError, TypeError, AttributeError):
-        return 1  # not what TensorFlow would understand either
+        return 1  # TensorFlow would not understand it either
 
 
 def _refuse_other_launchers() -> None:
@@ -118,15 +118,15 @@ def init(communicator: str | Communicator = "auto") -> Communicator:
 
 
 def current() -> Communicator:
-    """The communicator that `init` chose; calls `init("auto")` if nobody has."""
+    """Returns the communicator that `init` chose; calls `init("auto")` if nobody has."""
     return _current if _current is not None else init()
 
 
 def rank() -> int:
-    """The number of this worker, in `[0, size())`."""
+    """Returns the number of this worker, in `[0, size())`."""
     return current().rank
 
 
 def size() -> int:
-    """How many workers there are."""
+    """Returns how many workers there are."""
     return current().size

@@ -64,7 +64,7 @@ class HorovodCommunicator(Communicator):
 
 
 def _as_carried(tensor: Any) -> Any:
-    """A tensor or slices in a type that Horovod carries; bfloat16 is none."""
+    """Returns a tensor or slices in a type that Horovod carries; bfloat16 is none."""
     return _cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 MOST_DIMENSION = 2**20
 UINT32 = 2**32
-# What messages say about floats that were given as ids.
+# Messages say this about floats that were given as ids.
 FLOATS_ROUND = (
     "float32 holds ids up to 2**24 exactly, float64 up to 2**53, and NaN is no id. Read them as "
     "integers; where all are small, pass x.astype('int64')"
@@ -21,7 +21,7 @@ UINT64 = 2**64
 
 
 def check_keys(keys: Any) -> npt.NDArray[np.uint64]:
-    """The keys, of any shape, as uint64 [n]."""
+    """Returns the keys, of any shape, as uint64 [n]."""
     if not isinstance(keys, np.ndarray) or keys.dtype not in (np.uint64, np.int64):
         floats = isinstance(keys, np.ndarray) and np.issubdtype(keys.dtype, np.floating)
         remedy = f". {FLOATS_ROUND}." if floats else ". Convert them: np.asarray(keys, np.uint64)."
@@ -36,7 +36,7 @@ def check_keys(keys: Any) -> npt.NDArray[np.uint64]:
 def check_floats(
     name: str, values: Any, size: int | None, writable: bool = False
 ) -> npt.NDArray[np.float32]:
-    """The values as a view [size]."""
+    """Returns the values as a view [size]."""
     if not isinstance(values, np.ndarray) or values.dtype != np.float32:
         raise TypeError(
             f"Expected {name} to be a NumPy array of float32. Received: {described(values)}. "
@@ -68,14 +68,14 @@ def check_type(name: str, value: Any, *types: type[Any]) -> None:
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """The value as a bool."""
+    """Returns the value as a bool."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     raise ValueError(f"Expected {name} to be True or False. Received: {value!r}.")
 
 
 def check_number(name: str, value: Any, flags: bool = False) -> float:
-    """The value as a float; True and False only with `flags`."""
+    """Returns the value as a float; takes True and False only with `flags`."""
     is_flag = isinstance(value, bool | np.bool_)
     if isinstance(value, int | float | np.integer | np.floating | np.bool_):
         if flags or not is_flag:
@@ -84,7 +84,7 @@ def check_number(name: str, value: Any, flags: bool = False) -> float:
 
 
 def check_seconds(name: str, time: Any) -> int:
-    """A time in whole seconds since 1970."""
+    """Returns a time in whole seconds since 1970."""
     seconds = time.timestamp() if isinstance(time, datetime) else check_number(name, time)
     if not 0 <= seconds < UINT32:
         raise ValueError(f"Expected {name} between 1970 and 2106. Received: {time!r}.")
@@ -97,7 +97,7 @@ def check_parameters(
     more: Mapping[str, float],
     flags: bool = False,
 ) -> dict[str, float]:
-    """All parameters of `owner` in one dict, without the underscore of `lambda_`."""
+    """Returns all parameters of `owner` in one dict, without the underscore of `lambda_`."""
     given = {**(parameters or {}), **more}
     return {
         name.removesuffix("_"): check_number(f"{owner}: {name.removesuffix('_')}", value, flags)
@@ -106,7 +106,7 @@ def check_parameters(
 
 
 def check_path(path: str | bytes | os.PathLike[Any]) -> str:
-    """The path as a str, with surrogates for bytes that are no UTF-8, as Python has them."""
+    """Returns the path as a str, with surrogates for bytes that are no UTF-8."""
     if not isinstance(path, str | bytes | os.PathLike):
         raise TypeError(f"Expected a path. Received: {described(path)}.")
     decoded = os.fsdecode(path)
@@ -123,18 +123,18 @@ def check_path(path: str | bytes | os.PathLike[Any]) -> str:
 
 
 def described(value: Any) -> str:
-    """The value for a message: of an array its dtype, of anything else value and type."""
+    """Returns the value for a message: of an array its dtype, else value and type."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype}"
     return f"{value!r} of type {type(value).__name__}"
 
 
 def unknown_name(what: str, known: Any, received: Any) -> ValueError:
-    """The error for a name that is none of those known."""
+    """Returns the error for a name that is none of those known."""
     names = ", ".join(known) or "none"
     return ValueError(f"Expected {what} of {names}. Received: {received!r}.")
 
 
 def shown_arguments(name: str, parameters: Mapping[str, Any]) -> str:
-    """A name and its parameters as in a call, for `repr`."""
+    """Returns a name and its parameters as in a call, for `repr`."""
     return ", ".join([repr(name), *(f"{key}={value!r}" for key, value in parameters.items())])

@@ -26,7 +26,7 @@ class Dump(NamedTuple):
 
 
 def read_dump(path: str | bytes | os.PathLike[Any]) -> Dump:
-    """What a dump says of itself; its rows are neither read nor checked.
+    """Reads what a dump says of itself; its rows are neither read nor checked.
 
     Args:
         path: What `Storage.dump` wrote.

@@ -201,7 +201,7 @@ class Embedding:
         else:
             found = weights
             flat = self._vectors("weights", weights, keys.shape, writable=True)
-            if np.may_share_memory(wanted, flat):  # exact, since both are contiguous
+            if np.may_share_memory(wanted, flat):  # this is exact, since both are contiguous
                 raise ValueError(
                     "Expected weights with memory of their own. Received: an array that overlaps "
                     "the keys, which would change while they are read. Pass a copy of the keys."
@@ -216,7 +216,7 @@ class Embedding:
         return found if weights is None else None
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Whether keys have a row. No row is made, and no admission counts.
+        """Returns whether keys have a row. No row is made, and no admission counts.
 
         Args:
             keys: uint64 or int64 of any shape.
@@ -230,7 +230,7 @@ class Embedding:
         return self.metadata(keys).exists
 
     def metadata(self, keys: Keys) -> Metadata:
-        """Which keys have a row, and how often and when it was updated. No row is made.
+        """Says which keys have a row, and how often and when it was updated. No row is made.
 
         Args:
             keys: uint64 or int64 of any shape.
@@ -316,12 +316,12 @@ class Embedding:
         return self._table.remove(wanted)
 
     def stats(self) -> dict[str, int]:
-        """Figures: `rows`, bytes in memory, `steps` and others of `sok_embed.Table.stats`."""
+        """Returns figures: `rows`, bytes in memory, `steps`, as `sok_embed.Table.stats` does."""
         self.storage.ready()
         return self._table.stats()
 
     def __len__(self) -> int:
-        """The number of rows; with a TTL, some that have expired may be among them."""
+        """Returns the number of rows; with a TTL, some that have expired may be among them."""
         self.storage.ready()
         if self.storage.closed:
             raise RuntimeError(
@@ -331,7 +331,7 @@ class Embedding:
         return self._table.size()
 
     def __bool__(self) -> bool:
-        return True  # also without rows
+        return True  # true also without rows
 
     def __repr__(self) -> str:
         return f"<Embedding of {self.dimension}, group {self.group} of '{self.storage.path}'>"
@@ -357,7 +357,7 @@ def _admission_arguments(admission: Admission | None) -> tuple[str, int, int, fl
         admission.kind,
         admission.min_count,
         admission.capacity,
-        float(np.float32(admission.false_positive_rate)),  # as ops have it
+        float(np.float32(admission.false_positive_rate)),  # rounded as ops round it
         admission.counter_bits,
     )
 

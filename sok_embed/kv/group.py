@@ -7,7 +7,7 @@ from typing import Any
 
 from sok_embed.kv import _core
 
-GROUPS = 256  # the most that a storage has
+GROUPS = 256  # a storage has so many at most
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Group:
 
 
 def group_of(number: int, meta: dict[str, Any], rows: int | None = None) -> Group:
-    """The group that the core describes so.
+    """Makes the group that the core describes so.
 
     Args:
         number: Of the group.

@@ -69,7 +69,7 @@ class Initializer:
         self.draw(0, dimension=1)
 
     def bounds(self, dimension: int) -> tuple[str, float, float]:
-        """The distribution for vectors of a length.
+        """Returns the distribution for vectors of a length.
 
         Args:
             dimension: The length of a vector.
@@ -87,7 +87,7 @@ class Initializer:
         return self.name, _float32(a), _float32(b)
 
     def draw(self, key: int, *, dimension: int, group: int = 0) -> npt.NDArray[np.float32]:
-        """The vector that a key starts from.
+        """Returns the vector that a key starts from.
 
         Args:
             key: Of 64 bits, signed or not.
@@ -107,5 +107,5 @@ class Initializer:
 
 
 def _float32(value: float) -> float:
-    """As ops have it: a layer that opens the group must draw the same."""
+    """Rounds as ops do: a layer that opens the group must draw the same."""
     return float(np.float32(value))

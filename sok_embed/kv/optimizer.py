@@ -63,7 +63,7 @@ class Schedule:
         self(1.0, 0)
 
     def __call__(self, initial: float, step: int) -> float:
-        """The learning rate of an update.
+        """Returns the learning rate of an update.
 
         Args:
             initial: The learning rate that the schedule starts from.
@@ -132,7 +132,7 @@ class Optimizer:
         self.parameters = {**dict(_core.rule_defaults(self.rule)), **given}
 
     def slot_floats(self, dimension: int) -> int:
-        """How many float32 the optimizer keeps of a row, beside its vector of `dimension`."""
+        """Returns how many float32 the optimizer keeps of a row, beside its `dimension`."""
         return self._native.slot_floats(
             check_integer("dimension", dimension, 1, MOST_DIMENSION + 1)
         )

@@ -27,7 +27,7 @@ from sok_embed.kv.worker_folder import worker_folder
 
 _DURABILITIES = ("checkpoint", "update")
 _CONFIG = ("path", "cache_bytes", "durability", "read_only")
-_NOT_ARGUMENTS = ("ttl", "id")  # what configs have beside them
+_NOT_ARGUMENTS = ("ttl", "id")  # configs have this beside the arguments
 
 _Progress = Callable[[int, int], Any]
 
@@ -257,7 +257,7 @@ class Storage:
     def load_damo(
         self, path: str | bytes | os.PathLike[Any], progress: _Progress | None = None
     ) -> int:
-        """The same as `load` for what `dump` of Damo-Embedding wrote: vectors alone.
+        """Does what `load` does for what `dump` of Damo-Embedding wrote: vectors alone.
 
         What the optimizer keeps starts anew, as do the counts of updates. The rows count as updated
         now.
@@ -279,7 +279,7 @@ class Storage:
         return [group_of(number, json.loads(text)) for number, text in self.ready().groups()]
 
     def ready(self) -> _core.Storage:
-        """The core's storage, with its clock set; for embeddings, layers and tools.
+        """Returns the core's storage, with its clock set; for embeddings, layers and tools.
 
         Raises:
             RuntimeError: In a process that was forked after the storage was opened.
@@ -296,7 +296,7 @@ class Storage:
         return self._native
 
     def get_config(self) -> dict[str, Any]:
-        """How the folder was opened, as JSON can hold it; what the folder says itself is left out.
+        """Returns how the folder was opened, as JSON; what the folder says itself is left out.
 
         So that a config changes nothing in a folder, there is no TTL and no `reset_slots`. A clock
         is no JSON.
@@ -311,7 +311,7 @@ class Storage:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Storage:
-        """The storage of a config, which this process may have open; or else it is opened.
+        """Returns the storage of a config, which this process may have open; or else opens it.
 
         Args:
             config: What `get_config` returned. Only path and id count for a storage that is open. A
@@ -380,7 +380,7 @@ def _watched(progress: _Progress | None) -> Callable[[int, int], bool] | None:
 
 
 def _is_that_of(storage: Storage, id: str | None) -> bool:
-    """Whether rows that were saved as those of the storage `id`, if it is known, may be here."""
+    """Returns whether rows that were saved as those of the storage `id` may be here."""
     return not id or not storage.id or id == storage.id
 
 
@@ -395,7 +395,7 @@ def warn_of_another(storage: Storage, id: str | None) -> None:
 
 
 def _checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of the constructor that a config has."""
+    """Returns the arguments of the constructor that a config has."""
     unknown = sorted(set(config) - {*_CONFIG, *_NOT_ARGUMENTS})
     path = config.get("path")
     if unknown or not isinstance(path, str) or not path or "\0" in path:
@@ -427,7 +427,7 @@ def _finish(native: _core.Storage, process: int) -> None:
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: what the parent has open is not to be found here."""
+    """Makes a forked child forget what its parent has open."""
     global _open_lock
     _open_lock = threading.RLock()  # another thread of the parent may have held the old one
     _open_storages.clear()

@@ -12,7 +12,7 @@ _WORKER_FOLDER = re.compile(r"worker-\d+-of-(?P<size>\d+)")
 
 
 def worker_folder(path: str) -> str:
-    """The folder of this worker: `path`, or one in there if there are several workers."""
+    """Returns the folder of this worker: `path`, or one in there if there are several workers."""
     communicator = communicators.current()
     rank, size = communicator.rank, communicator.size
     try:

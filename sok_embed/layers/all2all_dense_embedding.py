@@ -16,7 +16,7 @@ from sok_embed.layers.table_layer import TableLayer
 
 @keras.saving.register_keras_serializable(package="sok_embed")
 class All2AllDenseEmbedding(TableLayer):
-    """An embedding of a fixed number of keys a slot, sharded over the workers.
+    """Embeds a fixed number of keys for each feature field, with rows spread over the workers.
 
     The arguments are those of SparseOperationKit's layer of this name. The row of a key lives on
     worker `key % size`. Each call sends the distinct keys of the batch to their owners and gets
@@ -165,16 +165,16 @@ class All2AllDenseEmbedding(TableLayer):
             )
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """The shape of the input and `embedding_vec_size`."""
+        """Returns the shape of the input and `embedding_vec_size`."""
         self._check_shape(input_shape)
         return (*input_shape, self.embedding_vec_size)
 
     def compute_output_spec(self, inputs: Any, training: bool = True) -> keras.KerasTensor:
-        """The shape and the dtype of the output."""
+        """Returns the shape and the dtype of the output."""
         return self._output_spec(inputs)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         return {
             **super().get_config(),
             "max_vocabulary_size_per_gpu": self.max_vocabulary_size_per_gpu,

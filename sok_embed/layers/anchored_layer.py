@@ -53,7 +53,7 @@ class AnchoredLayer(LayerWithRows):
         self._dim = dim
 
     def _choose_seed(self, seed: int | None) -> int:
-        """That of the initializer, unless one is given; from the name if neither has one."""
+        """Returns the seed: the one given, else the initializer's, else one made from the name."""
         if seed is None:
             seed = self._row_initializer.seed
         if seed is None:
@@ -73,8 +73,8 @@ class AnchoredLayer(LayerWithRows):
         return self._table_lookup.begin(self.trainable, check_training(self.name, training))
 
     def count_params(self) -> int:
-        """The numbers in the vectors of the rows on this worker; in a summary, with their bytes."""
-        super().count_params()  # raises for a layer that is not built
+        """Counts the numbers in the vectors of this worker's rows; a summary shows bytes too."""
+        super().count_params()  # this raises for a layer that is not built
         stats = self.table.stats()
         rows = int(stats["rows"] + stats.get("static_rows", 0))
         return RowCount(rows, self._dim, int(stats["bytes"]))
@@ -122,7 +122,7 @@ class AnchoredLayer(LayerWithRows):
             return super().from_config(config)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that all layers with rows share."""
+        """Returns the arguments that all layers with rows share."""
         return {
             **super().get_config(),
             "optimizer": optimizers.serialize(self.optimizer),
@@ -145,7 +145,7 @@ def check_strategy(layer: str) -> None:
     if not tf.distribute.has_strategy() or isinstance(strategy, one_process):
         return
     name = type(strategy).__name__
-    if name == "CollectiveAllReduceStrategy":  # what TensorFlow calls it inside
+    if name == "CollectiveAllReduceStrategy":  # TensorFlow calls it so inside
         name = "MultiWorkerMirroredStrategy"
     raise ValueError(
         f"Layer '{layer}': expected no tf.distribute strategy, a MirroredStrategy or a "

@@ -15,7 +15,7 @@ def check_bool(name: str, value: Any) -> None:
 
 
 def check_training(layer: str, training: Any) -> bool:
-    """Whether a call is for training. Raises ValueError for a tensor."""
+    """Returns whether a call is for training. Raises ValueError for a tensor."""
     if training is None or isinstance(training, (bool, np.bool_, int)):
         return bool(training)
     raise ValueError(
@@ -26,7 +26,7 @@ def check_training(layer: str, training: Any) -> bool:
 
 
 def serialize_initializer(identifier: Any) -> Any:
-    """What `get_config` says of an initializer: a name or a config as it is, else its config."""
+    """Returns what `get_config` says of an initializer: a name or a config, or its config."""
     if isinstance(identifier, (str, dict)):
         return identifier
     return keras.initializers.serialize(keras.initializers.get(identifier))

@@ -12,14 +12,14 @@ COMBINERS = ("sum", "mean", "sqrtn")
 
 
 def flat_values(ids: Any) -> tf.Tensor:
-    """The ids as a dense tensor; those of ragged and sparse ones in the order of their rows."""
+    """Returns the ids as a dense tensor; those of ragged and sparse ones in row order."""
     if isinstance(ids, tf.RaggedTensor):
         return ids.flat_values
     return ids.values if isinstance(ids, tf.SparseTensor) else ids
 
 
 def rows_of(ids: Any) -> tf.Tensor | None:
-    """Where the innermost rows of ragged and sparse ids begin and end, int64; else `None`.
+    """Returns where the innermost rows of ragged and sparse ids begin and end, or `None`.
 
     Raises:
         tf.errors.InvalidArgumentError: For a sparse tensor whose rows are in no order.

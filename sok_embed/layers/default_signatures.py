@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-# Float types to the least integer that another one rounds to.
+# Maps float types to the least integer that another one rounds to.
 _ROUNDED = {tf.bfloat16: 2**8, tf.float16: 2**11, tf.float32: 2**24, tf.float64: 2**53}
 
 
 def check_exact(floats: tf.Tensor) -> tf.Tensor:
-    """Floats that are whole and small enough to be the ids that were meant; others fail if served.
+    """Checks that floats are whole and small enough to be ids; others fail when they are served.
 
     Raises:
         tf.errors.InvalidArgumentError: When the graph runs, with what to do.

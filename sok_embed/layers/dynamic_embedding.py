@@ -121,19 +121,19 @@ class DynamicEmbedding(TableLayer):
         return self._lookup(self._to_keys(inputs), training)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Where keys are not 0, if `mask_zero`."""
+        """Returns where keys are not 0, if `mask_zero`."""
         return ops.not_equal(inputs, 0) if self.mask_zero else None
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """The shape of the input and `output_dim`."""
+        """Returns the shape of the input and `output_dim`."""
         return (*input_shape, self.output_dim)
 
     def compute_output_spec(self, inputs: Any, training: bool | None = None) -> keras.KerasTensor:
-        """The shape and the dtype of the output."""
+        """Returns the shape and the dtype of the output."""
         return self._output_spec(inputs)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         return {
             **super().get_config(),
             "output_dim": self.output_dim,

@@ -28,7 +28,7 @@ def refuse_cast_floats(layer: keras.layers.Layer) -> None:
         ValueError: Naming the model, its input and the dtype that it was given.
     """
     if callers.computing_shapes():
-        return  # under MirroredStrategy with placeholders of any dtype
+        return  # under MirroredStrategy placeholders may have any dtype
     for call in callers.functional_calls(layer):
         _check(layer, call)
 
@@ -56,7 +56,7 @@ def _check(layer: Any, call: callers.FunctionalCall) -> None:
 
 
 def _sources(called: Any, functional: Any) -> Iterator[Any]:
-    """The inputs of a functional model that the first argument of one of its layers comes from."""
+    """Returns the inputs of a functional model that a layer's first argument comes from."""
     own = {id(node) for nodes in functional._nodes_by_depth.values() for node in nodes}
     waiting = [
         tensor

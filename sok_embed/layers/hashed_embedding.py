@@ -113,7 +113,7 @@ class HashedEmbedding(HashedLayer):
         super()._check_ids(ids)
 
     def _embed(self, ids: tf.Tensor) -> tf.Tensor:
-        """Bags of one each: `[...]` to `[..., embedding_dim]`."""
+        """Makes bags of one each: `[...]` to `[..., embedding_dim]`."""
         rows = self._lookup(tf.reshape(ids, [-1, 1]), mode="sum")
         shape = tf.concat([tf.shape(ids, tf.int64), [self.embedding_dim]], 0)
         embeddings = tf.reshape(rows, shape)
@@ -121,17 +121,17 @@ class HashedEmbedding(HashedLayer):
         return embeddings
 
     def compute_mask(self, input: Any, mask: Any = None) -> Any:
-        """Where ids are not 0, if `mask_zero`."""
+        """Returns where ids are not 0, if `mask_zero`."""
         if not self.mask_zero or _is_ragged(input):
             return None
         return ops.not_equal(input, 0)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """The shape of the input and `embedding_dim`."""
+        """Returns the shape of the input and `embedding_dim`."""
         return (*input_shape, self.embedding_dim)
 
     def compute_output_spec(self, input: Any) -> keras.KerasTensor:
-        """The shape and the dtype of the output; raises as a call does."""
+        """Returns the shape and the dtype of the output; raises as a call does."""
         self._check_ids(input)
         return keras.KerasTensor(
             self.compute_output_shape(input.shape),
@@ -141,7 +141,7 @@ class HashedEmbedding(HashedLayer):
         )
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         return {**super().get_config(), "mask_zero": self.mask_zero}
 
 

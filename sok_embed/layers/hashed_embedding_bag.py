@@ -171,7 +171,7 @@ class HashedEmbeddingBag(HashedLayer):
         return outputs
 
     def _as_floats(self, weights: Any) -> Any:
-        """Weights of entries in the compute dtype."""
+        """Returns the weights of entries in the compute dtype."""
         if weights is None:
             return None
         if not hasattr(weights, "dtype"):
@@ -242,7 +242,7 @@ class HashedEmbeddingBag(HashedLayer):
         offsets_shape: Any = None,
         per_sample_weights_shape: Any = None,
     ) -> tuple[int | None, int]:
-        """`[B, embedding_dim]`."""
+        """Returns `[B, embedding_dim]`."""
         if len(input_shape) == 2:
             return (input_shape[0], self.embedding_dim)
         bags = None if offsets_shape is None else offsets_shape[0]
@@ -253,13 +253,13 @@ class HashedEmbeddingBag(HashedLayer):
     def compute_output_spec(
         self, input: Any, offsets: Any = None, per_sample_weights: Any = None
     ) -> keras.KerasTensor:
-        """The shape and the dtype of the output; raises as a call does."""
+        """Returns the shape and the dtype of the output; raises as a call does."""
         self._check(input, offsets, per_sample_weights)
         shape = self.compute_output_shape(input.shape, None if offsets is None else offsets.shape)
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         return {
             **super().get_config(),
             "mode": self.mode,

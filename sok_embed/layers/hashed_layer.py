@@ -121,7 +121,7 @@ class HashedLayer(keras.layers.Layer):
         size = self._config_size
         given: int | None = None
         if isinstance(weight, HashedLayer):
-            # All who share hold the layer that has the variable.
+            # All layers that share hold the layer that has the variable.
             owner = weight if weight.weight_layer is None else weight.weight_layer
             self.weight_layer = owner
             self._users = owner._users
@@ -209,7 +209,7 @@ class HashedLayer(keras.layers.Layer):
         )
 
     def stands_for(self, other: HashedLayer) -> bool:
-        """Whether both are the same table: equal ids have equal rows."""
+        """Returns whether both are the same table: equal ids have equal rows."""
         return self._signature() == other._signature()
 
     @property
@@ -245,7 +245,7 @@ class HashedLayer(keras.layers.Layer):
         per_sample_weights: tf.Tensor | None = None,
         **options: Any,
     ) -> tf.Tensor:
-        """Bags of checked ids, `[B, embedding_dim]` in the compute dtype."""
+        """Reduces bags of checked ids to `[B, embedding_dim]` in the compute dtype."""
         gradient = {None: "auto", False: "dense", True: "sparse"}[self.sparse_gradient]
         if gradient == "auto":
             if self._users.only_call():
@@ -254,7 +254,7 @@ class HashedLayer(keras.layers.Layer):
             else:
                 gradient = "dense"
         return tf_ops.hashed_bag(
-            # Without a copy: in a StatelessScope a tensor, else the tf.Variable itself.
+            # This makes no copy: it is a tensor in a StatelessScope, else the tf.Variable itself.
             self.weight.value,
             ids,
             offsets,
@@ -268,7 +268,7 @@ class HashedLayer(keras.layers.Layer):
         )
 
     def _as_ids(self, ids: Any, beside: Any = None) -> Any:
-        """A tensor of any kind. Python integers take the dtype of what goes with them, or int64."""
+        """Makes a tensor. Python integers take the dtype of what goes with them, or int64."""
         if isinstance(ids, keras.Variable):
             ids = ids.value
         if tf.is_tensor(ids) or isinstance(ids, np.ndarray):
@@ -331,7 +331,7 @@ class HashedLayer(keras.layers.Layer):
         super().load_own_variables({name: store[name] for name in names - {"signature"}})
 
     def _signature(self) -> dict[str, Any]:
-        """What the weight means something under; the seed plays a part in some of it only."""
+        """Returns what the weight's meaning depends on; the seed matters to some hashes only."""
         names = ("hash", "seed", "sign", "block_size", "num_embeddings", "embedding_dim")
         signature = {name: getattr(self, name) for name in names}
         if self.hash != "mixed" and not self.sign:
@@ -339,11 +339,11 @@ class HashedLayer(keras.layers.Layer):
         return signature
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that all hashed layers share."""
+        """Returns the arguments that all hashed layers share."""
         weight = None
         if self.weight_layer is not None:
-            # The second time in a file Keras gives the layer an id, by which it is found again
-            # wherever else the file has it, before this layer or after it.
+            # When Keras meets a layer a second time in a file, it gives it an id, by which it is
+            # found again wherever else the file has it, before this layer or after it.
             keras.saving.serialize_keras_object(self.weight_layer)
             weight = keras.saving.serialize_keras_object(self.weight_layer)
         elif self._initializer is not None:
@@ -369,7 +369,7 @@ def _names_a_hashed_layer(config: Mapping[str, Any]) -> bool:
 
 
 def _as_weight(weight: Any) -> Any:
-    """The values that a weight starts from, as an array of one dimension."""
+    """Returns the values that a weight starts from, as an array of one dimension."""
     values = np.asarray(weight)
     name = values.dtype.name
     is_number = np.issubdtype(values.dtype, np.floating) or np.issubdtype(values.dtype, np.integer)

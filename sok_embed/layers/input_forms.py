@@ -21,7 +21,7 @@ class Form(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Any) -> Form:
-        """That of a tensor, an array or a symbolic tensor."""
+        """Returns the form of a tensor, an array or a symbolic tensor."""
         is_ragged = isinstance(tensor, tf.RaggedTensor) or getattr(tensor, "ragged", False)
         is_sparse = isinstance(tensor, tf.SparseTensor) or getattr(tensor, "sparse", False)
         kind = "ragged" if is_ragged else "sparse" if is_sparse else "dense"
@@ -34,7 +34,7 @@ class Form(NamedTuple):
 
 
 def values_beside(name: str, tensor: Any, ids: tf.RaggedTensor | tf.SparseTensor) -> Any:
-    """The flat values of a tensor that lie where the ids do; of a flat tensor, itself.
+    """Returns the flat values of a tensor that lie where the ids do; a flat tensor as it is.
 
     Args:
         name: What the tensor is called in the message.
@@ -75,7 +75,7 @@ def values_beside(name: str, tensor: Any, ids: tf.RaggedTensor | tf.SparseTensor
 
 
 def shape_text(shape: Any) -> str:
-    """A shape as messages show it."""
+    """Returns a shape as messages show it."""
     if shape is None:
         return "of unknown rank"
     return f"[{', '.join('None' if size is None else str(size) for size in shape)}]"

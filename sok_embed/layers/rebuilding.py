@@ -18,7 +18,7 @@ _checked: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def true_ids(inputs: Any, dtype: tf.DType = tf.int64) -> Any:
-    """The inputs; a placeholder of floats that stands for integers, as those."""
+    """Returns the inputs; a placeholder of floats that stands for integers, as integers."""
     if not tf.is_tensor(inputs) or not inputs.dtype.is_floating:
         return inputs
     if callers.building_from_file():
@@ -72,7 +72,7 @@ def check_rebuilt() -> None:
 
 
 def _unbuilt_layers(model: keras.Model, store: Any) -> Iterator[keras.layers.Layer]:
-    """The layers that a file has weights of, and that have no variables to take them."""
+    """Yields the layers that a file has weights of, and that have no variables to take them."""
     paths: list[str] = []
 
     def add(path: str, entry: Any) -> None:
@@ -90,7 +90,7 @@ def _unbuilt_layers(model: keras.Model, store: Any) -> Iterator[keras.layers.Lay
 
 
 def _at_path(obj: Any, path: list[str]) -> Any:
-    """What Keras means by a path in its files: attributes, and classes in containers."""
+    """Finds what Keras means by a path in its files: attributes, and classes in containers."""
     for name in path:
         if isinstance(obj, (list, tuple, dict)):
             obj = _children(obj.values() if isinstance(obj, dict) else obj).get(name)
@@ -100,7 +100,7 @@ def _at_path(obj: Any, path: list[str]) -> Any:
 
 
 def _children(container: Any) -> dict[str, Any]:
-    """The layers and containers in a container, numbered as Keras numbers those of one class."""
+    """Returns the layers and containers in a container, numbered as Keras numbers them."""
     children: dict[str, Any] = {}
     counts: dict[str, int] = {}
     for child in container:

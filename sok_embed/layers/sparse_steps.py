@@ -6,7 +6,7 @@ import keras
 
 
 def sparse_below(optimizer: keras.optimizers.Optimizer | None) -> dict[str, float]:
-    """The share of a weight below which a step is faster with slices, as `hashed_bag` takes it.
+    """Returns the share of a weight below which a step is faster with slices.
 
     Measured by `benchmarks/hashed_bag.py --sparse-gradient`. All but the simplest optimizers of
     Keras move every slot in each step, and make slices dense several times on their way.

@@ -32,11 +32,11 @@ class WeightUsers:
         self._seeds.append(layer.seed)
 
     def next_seed(self) -> int:
-        """The smallest that no layer has had."""
+        """Returns the smallest seed that no layer has had."""
         return next(seed for seed in range(len(self._seeds) + 1) if seed not in self._seeds)
 
     def clash(self, layer: Any) -> Any | None:
-        """Another layer whose rows lie where those of this layer do, and mean something else."""
+        """Returns another layer whose rows lie where this one's do, and mean something else."""
         if self._find_clash(layer) is not None:
             gc.collect()  # it may be gone but for cycles of references
         return self._find_clash(layer)
@@ -49,13 +49,13 @@ class WeightUsers:
         return None
 
     def only_call(self) -> bool:
-        """Whether the call that begins is the only one of its step, as far as one can see."""
+        """Returns whether the call that begins is seen to be the only one of its step."""
         if len(self._seeds) > 1 or tf.distribute.get_strategy().num_replicas_in_sync > 1:
             return False
         if tf.executing_eagerly():
             self._calls = [ids for ids in self._calls if ids() is not None]
             return not self._calls
-        # Of branches, loops and functions that another graph calls, gradients are dense anyway.
+        # In branches, loops and functions that another graph calls, gradients are dense anyway.
         graph = tf.compat.v1.get_default_graph()
         if graph in self._graphs:
             return False
@@ -63,7 +63,7 @@ class WeightUsers:
         return True
 
     def watch(self, ids: tf.Tensor) -> tf.Tensor:
-        """The ids of a call, in a tensor that nobody holds but an eager tape that records it."""
+        """Makes a tensor of a call's ids that nobody holds but an eager tape that records it."""
         if tf.executing_eagerly():
             ids = tf.identity(ids)
             self._calls.append(weakref.ref(ids))

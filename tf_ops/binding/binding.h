@@ -26,8 +26,8 @@ namespace sok::binding {
 
 namespace nb = nanobind;
 
-// One-dimensional, one after another, in the machine's memory. As arguments they are taken with
-// .noconvert(): a copy of another dtype would be written to in vain.
+// Arrays are one-dimensional and contiguous, in the machine's memory. As arguments they are taken
+// with .noconvert(): a copy of another dtype would be written to in vain.
 template <typename T>
 using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using KeysIn = Array<const Key>;
@@ -41,13 +41,13 @@ using NamedNumbers = std::vector<std::pair<std::string, double>>;
 std::vector<Hyper> ToHypers(const NamedNumbers& numbers);
 NamedNumbers FromHypers(const std::vector<Hyper>& hypers);
 
-// A new NumPy array of these numbers.
+// Makes a new NumPy array of these numbers.
 FloatsNew ToNumpy(std::vector<float> numbers);
 
-// A path as the system has it: str, bytes or os.PathLike, as open() takes them, also what is no
-// UTF-8. ValueError for one with a NUL in it.
+// Returns a path as the system has it: str, bytes or os.PathLike, as open() takes them, also what
+// is no UTF-8. Raises ValueError for one with a NUL in it.
 std::string ToPath(nb::handle path);
-// The other way round, as os.fsdecode.
+// Turns a path into a Python str, as os.fsdecode does.
 nb::object FromPath(std::string_view path);
 
 // The names in the core of the rules of sok_embed.kv begin so.
@@ -67,7 +67,8 @@ T Value(Result<T> result) {
   Check(result.status());
   return std::move(result.value());
 }
-// ValueError unless `name`, an array of n floats, has as many as n should be; `reason` says why.
+// Raises ValueError unless `name`, an array of n floats, has as many as n should be; `reason` says
+// why.
 void CheckSize(const char* name, size_t n, size_t expected, const std::string& reason);
 
 // Runs fn, and never returns if Python ends the thread in there.
@@ -80,7 +81,8 @@ auto OrWaitForEver(const Fn& fn) {
   }
 }
 
-// RuntimeError on a thread that is inside of a progress callback: what it waits for, waits for it.
+// Raises RuntimeError on a thread that is inside of a progress callback: what it would wait for
+// waits for it.
 void CheckNotReporting();
 
 // Gives the GIL away for as long as it lives. A daemon thread that wants it back while the
@@ -98,7 +100,7 @@ class GilReleased {
   PyThreadState* const state_;
 };
 
-// The other way round, for a thread that may be any.
+// Takes the GIL for as long as it lives, on a thread that may be any.
 class GilAcquired {
  public:
   GilAcquired() {
@@ -119,8 +121,9 @@ auto Unlocked(const Fn& fn) {
   return fn();
 }
 
-// The callback, which may be None, in the form that the core takes. What it raises, and what comes
-// in through Python's signal handlers, stops the work; Rethrow is for once it has ended.
+// Holds the callback, which may be None, in the form that the core takes. What it raises, and what
+// comes in through Python's signal handlers, stops the work; Rethrow raises it once the work has
+// ended.
 class Progress {
  public:
   explicit Progress(nb::object callback) : callback_(std::move(callback)) {}

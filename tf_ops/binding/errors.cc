@@ -9,7 +9,7 @@
 namespace sok::binding {
 namespace {
 
-// Made with the module, which lives as long as the interpreter.
+// The exceptions are made with the module, which lives as long as the interpreter.
 PyObject* storage_error = nullptr;
 PyObject* storage_locked_error = nullptr;
 PyObject* corruption_error = nullptr;

@@ -48,7 +48,7 @@ void Apply(const PyOptimizer& self, const FloatsOut& row, const FloatsIn& gradie
   self.optimizer->Apply({number, 1.0f}, &rows, &gradients, 1, layout.dim());
 }
 
-// The names of a rule's slots, in the order in which they follow an embedding.
+// Returns the names of a rule's slots, in the order in which they follow an embedding.
 std::vector<std::string> RuleSlots(const std::string& rule) {
   std::vector<std::string> names;
   const auto made = MakeRowOptimizer(rule, {});

@@ -4,7 +4,7 @@
 namespace sok::binding {
 namespace {
 
-// On this thread, a callback runs.
+// Whether a callback runs on this thread.
 thread_local bool reporting = false;
 
 struct Reporting {

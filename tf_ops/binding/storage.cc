@@ -141,7 +141,7 @@ nb::dict DiskUse(PyStorage& self) {
   return dict;
 }
 
-// What is known of one group of a dump: its number, dim, slot floats, rows and description.
+// Returns what is known of one group of a dump: its number, dim, slot floats, rows and description.
 using DumpedGroup = std::tuple<int, int, int, uint64_t, std::string>;
 
 std::vector<DumpedGroup> DumpGroups(nb::handle given) {

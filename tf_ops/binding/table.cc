@@ -12,7 +12,7 @@
 namespace sok::binding {
 namespace {
 
-// The stores number the keys of a batch with 32 bits.
+// Raises ValueError for more keys than the stores, which number them with 32 bits, can take.
 void CheckCount(const KeysIn& keys) {
   if (keys.size() <= UINT32_MAX) return;
   Raise(InvalidArgument("expected at most " + std::to_string(UINT32_MAX) + " keys, got " +

@@ -120,7 +120,7 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
         tf::DataTypeString(rows.dtype()) + " of shape " + rows.shape().DebugString());
   }
 
-  // Copies the slots of the static rows: one lock at a time, since optimizers take them in another
+  // Copies the slots of the static rows, one lock at a time, since optimizers take them in another
   // order.
   static absl::Status CopySlots(const SlotSources& sources, MaskGather* gather) {
     for (const auto& source : sources) {
@@ -154,7 +154,7 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
     return ToAbsl(gather.MakeRows(pool));
   }
 
-  // Takes the gradients of the whole batch, of which own rows get theirs.
+  // Makes the receipt that takes the gradients of the whole batch, of which own rows get theirs.
   static Receipt::Deposit DepositInto(const std::shared_ptr<Table>& table, const tf::Tensor& keys,
                                       const tf::Tensor& own, DepositOrder order) {
     return

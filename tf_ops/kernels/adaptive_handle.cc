@@ -1,5 +1,5 @@
-// SokEmbed>AnonymousAdaptiveTable: a new one at every call, which goes with the last copy of its
-// handle. SokEmbed>AdaptiveTables: the two tables that it consists of.
+// SokEmbed>AnonymousAdaptiveTable makes a new table at every call, which goes with the last copy of
+// its handle. SokEmbed>AdaptiveTables returns the two tables that it consists of.
 #include <algorithm>
 #include <memory>
 #include <string>

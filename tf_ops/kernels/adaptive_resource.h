@@ -27,7 +27,7 @@ class AdaptiveResource : public tensorflow::ResourceBase {
   std::shared_ptr<AdaptiveTable> table_;
 };
 
-// The adaptive table of input 0.
+// Finds the adaptive table of input 0.
 inline absl::Status GetAdaptive(tensorflow::OpKernelContext* ctx,
                                 tensorflow::core::RefCountPtr<AdaptiveResource>* resource) {
   TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(0), "table"));

@@ -1,4 +1,5 @@
-// SokEmbed>AdaptiveStaticGradient: what of a lookup's gradients belongs to the static variable.
+// SokEmbed>AdaptiveStaticGradient returns the part of a lookup's gradients that belongs to the
+// static variable.
 #include <algorithm>
 #include <vector>
 

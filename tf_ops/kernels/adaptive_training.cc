@@ -18,8 +18,8 @@ namespace sok {
 namespace tf = tensorflow;
 using tf::shape_inference::InferenceContext;
 
-// Without counts they are ones, without a mask it is all -1. The anchor is not read: it is what the
-// embeddings depend on, as far as gradients are concerned.
+// Without counts each key counts once, and without a mask it is -1 everywhere. The anchor is not
+// read: it is what the embeddings depend on, as far as gradients are concerned.
 REGISTER_OP("SokEmbed>AdaptiveLookup")
     .Input("table: resource")
     .Input("keys: int64")

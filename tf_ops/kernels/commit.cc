@@ -67,8 +67,8 @@ void CommitKernel::Compute(tf::OpKernelContext* ctx) {
   CommitOutcome outcome;
   std::string name;
   OP_REQUIRES_OK(ctx, Run(ctx, options, &outcome, &name));
-  // A zero, whatever the optimizer has made of the anchor: Ftrl without an initial accumulator
-  // makes 0 / 0 of it.
+  // The new value is zero, whatever the optimizer has made of the anchor: Ftrl without an initial
+  // accumulator makes 0 / 0 of it.
   tf::Tensor* anchor = nullptr;
   OP_REQUIRES_OK(ctx, ctx->allocate_output(0, ctx->input(1).shape(), &anchor));
   anchor->flat<float>().setZero();
@@ -101,7 +101,8 @@ absl::Status BindSlots(tf::OpKernelContext* ctx, const tf::OpInputList& handles,
 
 }  // namespace
 
-// What a commit does on its way, for tables whose next lookup comes before their next commit.
+// Binds slots as a commit does on its way, for tables whose next lookup comes before their next
+// commit.
 REGISTER_OP("SokEmbed>BindSlots")
     .Input("table: resource")
     .Input("slot_sources: num_slot_sources * resource")

@@ -30,14 +30,14 @@ namespace sok {
 
 absl::Status CommitShape(tensorflow::shape_inference::InferenceContext* c);
 
-// Input 0 is what is committed.
+// A kernel that commits. Input 0 is what is committed.
 class CommitKernel : public tensorflow::OpKernel {
  public:
   explicit CommitKernel(tensorflow::OpKernelConstruction* ctx);
   void Compute(tensorflow::OpKernelContext* ctx) override;
 
  protected:
-  // Commits, and says under which name.
+  // Commits, and sets the name of what it has committed.
   virtual absl::Status Run(tensorflow::OpKernelContext* ctx, const CommitOptions& options,
                            CommitOutcome* outcome, std::string* name) = 0;
 

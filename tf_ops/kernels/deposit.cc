@@ -14,10 +14,11 @@ namespace sok {
 
 namespace tf = tensorflow;
 
-// Not stateful, and without a resource among its inputs, on purpose: inside of a tf.function it
-// then runs if, and only if, somebody uses its output, the gradient of the layer's anchor. A
+// The op is not stateful, and has no resource among its inputs, on purpose: inside of a tf.function
+// it then runs if, and only if, somebody uses its output, the gradient of the layer's anchor. A
 // gradient that is taken for other variables leaves no deposit behind. Deposits of one graph have
-// numbers of their own: TensorFlow would merge those that are equal, and half the step were lost.
+// numbers of their own: TensorFlow would merge those that are equal, and half the step would be
+// lost.
 REGISTER_OP("SokEmbed>Deposit")
     .Input("receipt: variant")
     .Input("gradients: dtype")

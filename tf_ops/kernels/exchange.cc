@@ -1,4 +1,4 @@
-// SokEmbed>UniqueAndPartition, SokEmbed>Expand and its gradient: the local half of an exchange.
+// SokEmbed>UniqueAndPartition, SokEmbed>Expand and its gradient are the local half of an exchange.
 #include "core/exchange/exchange.h"
 
 #include <string>
@@ -88,7 +88,8 @@ class UniqueAndPartitionOp : public tf::OpKernel {
     const Exchange exchange = UniqueAndPartition(wide.keys, wide.n, static_cast<uint32_t>(owners_),
                                                  inverse->flat<int32_t>().data(), IntraOpPool(ctx),
                                                  static_cast<uint64_t>(buckets_));
-    // Refused here, where they came from, and not by the worker that they would go to.
+    // Keys out of range are refused here, where they came from, and not by the worker that they
+    // would go to.
     OP_REQUIRES_OK(ctx, ToAbsl(CheckKeysBelow(exchange.keys.data(), exchange.keys.size(),
                                               static_cast<uint64_t>(key_limit_))));
     const auto distinct = static_cast<int64_t>(exchange.keys.size());

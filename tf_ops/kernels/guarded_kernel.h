@@ -11,7 +11,7 @@
 
 namespace sok {
 
-// The status of the exception that is being handled.
+// Returns the status of the exception that is being handled.
 inline absl::Status CaughtStatus() {
   try {
     throw;
@@ -40,7 +40,7 @@ class Guarded final : public Kernel {
 
 }  // namespace sok
 
-// name: of the op, without "SokEmbed>".
+// Registers a kernel. `name` is that of the op, without "SokEmbed>".
 #define SOK_REGISTER_KERNEL(name, kernel)                                          \
   REGISTER_KERNEL_BUILDER(Name("SokEmbed>" name).Device(::tensorflow::DEVICE_CPU), \
                           ::sok::Guarded<kernel>)

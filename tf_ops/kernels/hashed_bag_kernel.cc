@@ -80,7 +80,7 @@ absl::Status HashedBagKernel::ReadBags(tf::OpKernelContext* ctx, const tf::Tenso
     std::copy_n(splits.value().data(), count, read->splits.flat<int64_t>().data());
   }
   read->ids = KeysOf(ids);
-  // Every Key is made of the bits of an int64.
+  // Every Key comes from the bits of an int64.
   const auto* wide = reinterpret_cast<const int64_t*>(read->ids.keys);
   TF_RETURN_IF_ERROR(ToAbsl(CheckIds(wide, n, options_.num_embeddings, IntraOpPool(ctx))));
   read->bags = {wide, Int64s(read->splits), read->splits.NumElements() - 1, padding_};

@@ -13,7 +13,7 @@
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
-// The attributes that the ops share. Without `scaled` their input scales says nothing.
+// The attributes that the ops share. Without `scaled` the input `scales` is not read.
 #define SOK_HASHED_BAG_ATTRS                         \
   Attr("T: {float, bfloat16, half, double}")         \
       .Attr("Tout: {float, bfloat16, half, double}") \
@@ -36,14 +36,15 @@ inline const int64_t* Int64s(const tensorflow::Tensor& tensor) {
   return tensor.flat<int64_t>().data();
 }
 
-// The elements of T, BFloat16 for TensorFlow's bfloat16 and Float16 for its half.
+// Returns a tensor's elements as T, which is BFloat16 for TensorFlow's bfloat16 and Float16 for its
+// half.
 template <typename T>
 T* Elements(const tensorflow::Tensor& tensor) {
   return static_cast<T*>(tensor.data());
 }
 
-// A tensor's floats as what sums are computed in: float32 and float64 as they are, the others
-// widened.
+// Holds a tensor's floats in the type that sums are computed in: float32 and float64 as they are,
+// the others widened.
 template <typename Sum>
 class WideFloats {
  public:
@@ -85,19 +86,19 @@ void WithTypes(tensorflow::DataType weight, tensorflow::DataType out, const Fn& 
   WithType(weight, [&](auto t) { WithType(out, [&](auto o) { fn(t, o); }); });
 }
 
-// Bags out of a kernel's inputs, with the memory that they point to.
+// Holds the bags of a kernel's inputs, with the memory that they point to.
 struct InputBags {
   Bags bags;
-  LookupKeys ids;             // ids are no keys, but widened alike
+  LookupKeys ids;             // ids are no keys, but are widened in the same way
   tensorflow::Tensor splits;  // int64
 };
 
-// What all of these kernels are made with, and how they read their inputs.
+// The base of these kernels: how they are made, and how they read their inputs.
 class HashedBagKernel : public tensorflow::OpKernel {
  public:
   explicit HashedBagKernel(tensorflow::OpKernelConstruction* ctx);
 
-  // Calls Run; what is out of memory is an error, and not the end of the process.
+  // Calls Run, and makes what is out of memory an error, and not the end of the process.
   void Compute(tensorflow::OpKernelContext* ctx) override;
 
  protected:
@@ -108,15 +109,15 @@ class HashedBagKernel : public tensorflow::OpKernel {
   absl::Status ReadBags(tensorflow::OpKernelContext* ctx, const tensorflow::Tensor& ids,
                         const tensorflow::Tensor& offsets, InputBags* read) const;
 
-  // Whether there is a factor for each id of a sum, if there are factors at all.
+  // Checks that there is a factor for each id of a sum, if there are factors at all.
   absl::Status CheckScales(const tensorflow::Tensor& scales, const tensorflow::Tensor& ids) const;
 
   absl::Status CheckUpstream(const tensorflow::Tensor& upstream, const Bags& bags) const;
 
-  // Whether winners can be those of a forward pass over the bags.
+  // Checks that winners can be those of a forward pass over the bags.
   absl::Status CheckWinners(const tensorflow::Tensor& winners, const Bags& bags) const;
 
-  // The inputs of a gradient: gradients of the output, ids, offsets, scales, winners and, for
+  // Reads the inputs of a gradient: gradients of the output, ids, offsets, scales, winners and, for
   // those of the weight, its size.
   struct GradientInputs {
     InputBags read;

@@ -1,4 +1,4 @@
-// SokEmbed>Lookup: embeddings of keys, and the receipt for their gradients.
+// SokEmbed>Lookup returns embeddings of keys, and the receipt for their gradients.
 #include <string>
 
 #include "core/base/bfloat16.h"
@@ -91,8 +91,8 @@ class LookupOp : public tf::OpKernel {
 SOK_REGISTER_KERNEL("Lookup", LookupOp);
 
 // An eager tape makes a zero for the gradient of every output, also of the receipt. Nobody reads
-// it: it is empty.
-using tf::TypeIndex;  // which the macro takes for granted
+// that zero, so it is empty.
+using tf::TypeIndex;  // the macro takes this for granted
 REGISTER_UNARY_VARIANT_UNARY_OP_FUNCTION(tf::ZEROS_LIKE_VARIANT_UNARY_OP, tf::DEVICE_CPU, Receipt,
                                          [](tf::OpKernelContext*, const Receipt&, Receipt*) {
                                            return absl::OkStatus();

@@ -1,4 +1,4 @@
-// Small outputs of ops.
+// Sets small outputs of ops.
 #pragma once
 
 #include <utility>
@@ -15,7 +15,7 @@ inline absl::Status PutScalar(tensorflow::OpKernelContext* ctx, int64_t value) {
   return absl::OkStatus();
 }
 
-// Names as the first output, their values as the second.
+// Sets names as the first output, and their values as the second.
 template <typename T>
 absl::Status PutNamed(tensorflow::OpKernelContext* ctx,
                       const std::vector<std::pair<const char*, T>>& items) {

@@ -1,4 +1,4 @@
-// What a lookup hands to the deposit that belongs to it.
+// A receipt: what a lookup hands to the deposit that belongs to it.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +36,7 @@ struct Receipt {
   std::string DebugString() const { return "receipt of a lookup in '" + table_name + "'"; }
 };
 
-// The receipt of a lookup of n embeddings, which takes the gradients of `keys`.
+// Makes the receipt of a lookup of n embeddings, which takes the gradients of `keys`.
 inline Receipt ReceiptOf(const std::shared_ptr<Table>& table, const std::string& name, size_t n,
                          LookupKeys keys) {
   return {name, n, table->dim(),

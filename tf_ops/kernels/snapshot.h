@@ -1,4 +1,4 @@
-// How the contents of a table go out of an op, and come back into one.
+// Puts the contents of a table out of an op, and takes them back into one.
 #pragma once
 
 #include <string>

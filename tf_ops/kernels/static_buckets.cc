@@ -1,4 +1,5 @@
-// SokEmbed>StaticBuckets: which static row an id has, as TensorFlow's hash-bucket columns say.
+// SokEmbed>StaticBuckets returns the static row of each id, as TensorFlow's hash-bucket columns
+// choose it.
 #include <string>
 
 #include "core/adaptive/decimal_fingerprint.h"
@@ -21,7 +22,8 @@ REGISTER_OP("SokEmbed>StaticBuckets")
     .Attr("num_buckets: int >= 1")
     .SetShapeFn(tf::shape_inference::UnchangedShape);
 
-// The FarmHash fingerprint of the string, of an integer's decimal digits, modulo num_buckets.
+// The bucket is the FarmHash fingerprint of the string, or of an integer's decimal digits, modulo
+// num_buckets.
 class StaticBucketsOp : public tf::OpKernel {
  public:
   explicit StaticBucketsOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -62,7 +64,8 @@ class StaticBucketsOp : public tf::OpKernel {
   }
 
  private:
-  // fingerprints(begin, end, to) writes those of ids [begin, end) to to[begin], ….
+  // Computes buckets. fingerprints(begin, end, to) writes those of ids [begin, end) to to[begin],
+  // ….
   template <typename Fingerprints>
   void Fill(tf::OpKernelContext* ctx, int64_t n, int64_t* out,
             const Fingerprints& fingerprints) const {

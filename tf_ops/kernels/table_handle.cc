@@ -1,5 +1,5 @@
-// SokEmbed>TableHandle: the table of a name, made at the first call.
-// SokEmbed>AnonymousTable: a new table at every call, which goes with the last copy of its handle.
+// SokEmbed>TableHandle returns the table of a name, made at the first call. SokEmbed>AnonymousTable
+// makes a new table at every call, which goes with the last copy of its handle.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -50,7 +50,7 @@ class TablePlace {
  public:
   absl::Status Read(tf::OpKernelConstruction* ctx);
   int dim() const { return config_.dim; }
-  // A new resource of that name.
+  // Makes a new resource of that name.
   Result<TableResource*> Open(const std::string& name) const;
 
  private:
@@ -59,7 +59,7 @@ class TablePlace {
   absl::Status ReadEviction(tf::OpKernelConstruction* ctx);
 
   std::string storage_;     // the folder; empty: in memory
-  std::string storage_id_;  // of the storage whose rows are meant; empty: any
+  std::string storage_id_;  // the id of the storage whose rows are meant; empty: any
   std::optional<AdmissionConfig> admission_;
   std::optional<EvictionConfig> eviction_;
 };
@@ -164,7 +164,7 @@ Result<std::shared_ptr<Storage>> TablePlace::OpenStorage() const {
     }
     return open;
   }
-  // Nobody trains here: a saved model is served.
+  // Nobody trains here, where a saved model is served.
   StorageOptions options;
   options.path = storage_;
   options.read_only = true;

@@ -18,7 +18,7 @@ absl::Status ToAbsl(const Status& status, const std::string& table_name) {
   std::string named;
   std::string_view message = status.text();
   if (!table_name.empty()) {
-    // Where memory has ended, what the error says is more than the name.
+    // If memory ends here, the error goes without the table's name: what it says matters more.
     try {
       named = "table '" + table_name + "': " + status.message();
       message = named;
@@ -65,7 +65,7 @@ absl::Status ExpectScalar(const tf::Tensor& tensor, const char* what) {
 ParallelFor IntraOpPool(tf::OpKernelContext* ctx) {
   tsl::thread::ThreadPool* pool = ctx->device()->tensorflow_cpu_worker_threads()->workers;
   return [pool](int64_t total, int64_t unit_cost, const std::function<void(int64_t, int64_t)>& fn) {
-    // TensorFlow's threads let no exception through: it waits for the caller.
+    // TensorFlow's threads let no exception through, so it is kept for the caller.
     std::mutex mu;
     std::exception_ptr failure;
     const auto caught = [&](int64_t begin, int64_t end) {

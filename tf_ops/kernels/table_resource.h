@@ -22,7 +22,7 @@ using SlotSources = std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>>;
 // A table under a name in TensorFlow's resource manager.
 class TableResource : public tensorflow::ResourceBase {
  public:
-  // storage: that of the table, if it lies in one; null else.
+  // `storage` is that of the table, if it lies in one; else it is null.
   TableResource(std::string name, std::shared_ptr<Storage> storage, std::shared_ptr<Table> table)
       : name_(std::move(name)), storage_(std::move(storage)), table_(std::move(table)) {}
 
@@ -31,11 +31,11 @@ class TableResource : public tensorflow::ResourceBase {
 
   const std::string& name() const { return name_; }
   const std::shared_ptr<Table>& table() const { return table_; }
-  // Whether its rows lie in a storage, whose lookups wait for more than locks of shards.
+  // Returns whether the rows lie in a storage, whose lookups wait for more than locks of shards.
   bool stored() const { return storage_ != nullptr; }
 
-  // Where rows that start as static rows have their slots from. Null before the first commit that
-  // knew it.
+  // Returns the variables that rows which start as static rows copy their slots from; null before
+  // the first commit that knew them.
   std::shared_ptr<const SlotSources> slot_sources() const {
     std::lock_guard<std::mutex> guard(mu_);
     return slot_sources_;
@@ -45,7 +45,8 @@ class TableResource : public tensorflow::ResourceBase {
     slot_sources_.swap(sources);
   }
 
-  // Whether step number `step` is a multiple of `every` that this has not said yes to before.
+  // Returns whether step number `step` is a multiple of `every` that this has not said yes to
+  // before.
   bool BeginsStep(int64_t step, int64_t every) {
     std::lock_guard<std::mutex> guard(mu_);
     if (step == 0 || step % every != 0 || step == begun_) return false;
@@ -62,22 +63,22 @@ class TableResource : public tensorflow::ResourceBase {
   std::shared_ptr<const SlotSources> slot_sources_;
 };
 
-// The core's error as TensorFlow's, with the table's name in front if there is one.
+// Returns the core's error as TensorFlow's, with the table's name in front if there is one.
 absl::Status ToAbsl(const Status& status, const std::string& table_name = "");
 
-// The table of input 0.
+// Finds the table of input 0.
 absl::Status GetTable(tensorflow::OpKernelContext* ctx,
                       tensorflow::core::RefCountPtr<TableResource>* resource);
 
-// kInvalidArgument unless the tensor has one element. Shape functions do not run eagerly, and
-// TensorFlow aborts the process where a kernel reads a scalar from a tensor that is none.
+// Returns kInvalidArgument unless the tensor has one element. Shape functions do not run eagerly,
+// and TensorFlow aborts the process where a kernel reads a scalar from a tensor that is none.
 absl::Status ExpectScalar(const tensorflow::Tensor& tensor, const char* what);
 
-// TensorFlow's intra-op pool.
+// Returns a ParallelFor on TensorFlow's intra-op pool.
 ParallelFor IntraOpPool(tensorflow::OpKernelContext* ctx);
 
-// The keys of a tensor as the core's 64 bits. int32 keys are widened, keeping their sign; the
-// others are not copied.
+// Returns the keys of a tensor as the core's 64 bits. int32 keys are widened, keeping their sign;
+// the others are not copied.
 LookupKeys KeysOf(const tensorflow::Tensor& keys);
 
 // Owns `tensor`'s buffer for as long as the pointer lives.
