@@ -36,7 +36,7 @@ def peak_of_steps(
     gc.collect()
     start = _status("VmRSS")
     variable, step = make()
-    # Forgets the highest mark so far (proc(5)): it has the copies that made the variable.
+    # This forgets the highest mark so far (proc(5)), which has the copies that made the variable.
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     for batch in batches:
         step(batch)
@@ -70,7 +70,7 @@ def peaks_in_processes(names: Sequence[str], script: str, arguments: Sequence[st
 
 
 def _status(field: str) -> int:
-    """Bytes of a field of /proc/self/status."""
+    """Returns bytes of a field of /proc/self/status."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     found = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
     assert found is not None, field

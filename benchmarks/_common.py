@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-# Before TensorFlow is imported: it says much at its start.
+# This must be set before TensorFlow is imported, which says much at its start.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
@@ -27,7 +27,7 @@ Keys = npt.NDArray[np.int64]
 
 
 def options(description: str) -> argparse.ArgumentParser:
-    """The options that all benchmarks take."""
+    """Returns the options that all benchmarks take."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--dim", type=int, nargs="+", default=[16, 64], help="floats a row")
     parser.add_argument("--keys", type=int, default=1_000_000, help="rows in the table")
@@ -53,7 +53,7 @@ def use_threads(threads: int) -> None:
 
 
 def distinct_keys(count: int, rng: np.random.Generator) -> Keys:
-    """Random keys of 63 bits, `[count]`, none twice."""
+    """Returns random keys of 63 bits, `[count]`, none twice."""
     keys = np.unique(rng.integers(0, 2**63 - 1, count + 16, dtype=np.int64))
     return rng.permutation(keys)[:count]
 
@@ -70,7 +70,7 @@ def positions(dist: str, count: int, shape: tuple[int, ...], rng: np.random.Gene
 def interleaved(
     contenders: Mapping[str, Callable[[int], object]], calls: int, repeats: int
 ) -> dict[str, float]:
-    """The median seconds of a call, for each contender, timed in turns: A B C A B C ….
+    """Returns the median seconds of a call for each contender, timed in turns: A B C A B C ….
 
     Args:
         contenders: Functions of the number of the call, in `[0, calls)`.
@@ -90,12 +90,12 @@ def interleaved(
 
 
 def rates(seconds: dict[str, float], batch: int) -> dict[str, float]:
-    """Million keys a second."""
+    """Returns million keys a second."""
     return {name: round(batch / value / 1e6, 3) for name, value in seconds.items()}
 
 
 def ratios(rate: dict[str, float], ours: str = "sok_embed") -> dict[str, float]:
-    """How many times as fast as each rival ours is."""
+    """Returns how many times as fast as each rival ours is."""
     return {name: round(rate[ours] / value, 3) for name, value in rate.items() if name != ours}
 
 

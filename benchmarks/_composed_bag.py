@@ -23,7 +23,7 @@ Bag = Callable[[Any, tf.Tensor], tf.Tensor]
 def composed_bag(
     size: int, dim: int, block_size: int, gradient: Literal["gather", "bincount"]
 ) -> Bag:
-    """A function of a weight `[size]` and ids int64 `[bags, n]`, to sums `[bags, dim]`.
+    """Returns a function of a weight `[size]` and ids int64 `[bags, n]`, to sums `[bags, dim]`.
 
     Args:
         size: Slots of the weight, below 2**31: what then fits in int32 is faster.
@@ -57,7 +57,7 @@ def composed_bag(
 
 
 def slots(ids: tf.Tensor, size: int, dim: int, block_size: int) -> tf.Tensor:
-    """The slot of each element, int32 `[bags, n, dim]`."""
+    """Returns the slot of each element, int32 `[bags, n, dim]`."""
     blocks = dim // block_size
     salts = _uint64([(block + 1) * _GOLDEN & _MASK for block in range(blocks)])
     keys = _mix64(tf.bitcast(ids, tf.uint64) ^ _mix64(_uint64(_GOLDEN)))

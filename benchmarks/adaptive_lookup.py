@@ -40,7 +40,7 @@ TARGETS = {
     ("mask_gather", "dynamic"): 0.7,
     ("adaptive", "dynamic"): 0.7,
     ("mask_gather", "composed"): 3.0,
-    ("hashed_gather", "hashed_composed"): 0.0,  # no target
+    ("hashed_gather", "hashed_composed"): 0.0,  # this one has no target
 }
 
 
@@ -55,7 +55,7 @@ class Batch(NamedTuple):
 def contenders(
     keys: Any, rows: Any, is_own: Any, num_buckets: int
 ) -> dict[str, Callable[[Batch], tf.Tensor]]:
-    """Functions from batches to embeddings; those of own rows are `rows`."""
+    """Returns functions from batches to embeddings; those of own rows are `rows`."""
     dim = rows.shape[1]
     zero = {"initializer": "constant", "initializer_a": 0.0}
     everything = tf_ops.anonymous_table("dynamic", dim, **zero)
@@ -136,8 +136,8 @@ def run(dim: int, dist: str, arguments: Any) -> bool:
     batches = batches_of(keys, is_own, arguments.buckets, arguments.own, arguments, dist)
     for batch in batches:
         check(functions, batch)
-    # A function without arguments for each batch: finding the trace of a call takes longer than
-    # reading some thousand rows.
+    # There is a function without arguments for each batch, since finding the trace of a call takes
+    # longer than reading some thousand rows.
     traces = {
         name: [tf.function(partial(function, batch)).get_concrete_function() for batch in batches]
         for name, function in functions.items()

@@ -55,7 +55,7 @@ def run(dim: int, arguments: Any) -> bool:
     def new_table() -> sok.Table:
         return sok.Table(dim, row_initializer("zeros", dim))
 
-    warm = new_table()  # what a step takes of TensorFlow's memory is not the table's
+    warm = new_table()  # the memory that a step takes of TensorFlow's is not the table's
     for _ in range(3):
         warm.assign(keys_at(0, batch), rows)
         warm.remove(keys_at(0, batch))

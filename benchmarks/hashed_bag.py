@@ -33,7 +33,8 @@ from _gradient_sweep import OPTIMIZERS, sweep
 import sok_embed
 
 LEARNING_RATE = 0.1
-# Ours, its rivals, and how many times as fast as the fastest of them it is to be, if that was set.
+# Names ours, its rivals, and how many times as fast as the fastest of them it is to be, if that was
+# set.
 TARGETS = {
     "full_table": ("block_16", ("full_lookup_sparse", "full_lookup_ragged"), 1.5),
     "composed": ("block_1", ("composed_1",), 4.0),
@@ -99,12 +100,12 @@ def _full(how: str, case: Case, table: Any, ids: tf.Tensor) -> tf.Tensor:
 
 
 def forward(one: Contender) -> Any:
-    """The bags of ids, compiled."""
+    """Returns the bags of ids, compiled."""
     return tf.function(lambda ids: one.bags(one.variable.value, ids), jit_compile=one.jit)
 
 
 def training_step(one: Contender, targets: tf.Tensor) -> Any:
-    """A compiled step that trains the variable, and returns the loss before it."""
+    """Returns a compiled step that trains the variable, and returns the loss before it."""
     optimizer = keras.optimizers.SGD(LEARNING_RATE)
     optimizer.build([one.variable])
 
@@ -153,12 +154,14 @@ def run(dim: int, dist: str, arguments: Any) -> bool:
     case = shapes(dim, arguments)
     shape = (arguments.batches, case.bags, case.ids_a_bag)
     batches = tensors(list(positions(dist, case.num_embeddings, shape, rng)))
-    # Out of reach, so that gradients of one slot have one sign: sums that cancel round badly.
+    # Targets are out of reach, so that gradients of one slot have one sign: sums that cancel round
+    # badly.
     targets = tf.constant(rng.uniform(9.0, 10.0, (case.bags, dim)).astype(np.float32))
     names = ["full_lookup_sparse", "full_lookup_ragged", "full_gather"]
     names += [f"composed_{z}{how}" for z in (1, 16) for how in ("", "_bincount", "_xla")]
     names += [name for name, options in OURS.items() if dim % options["block_size"] == 0]
-    start = keras.initializers.RandomUniform(-0.05, 0.05, arguments.seed)  # alike each time
+    # All contenders start alike each time.
+    start = keras.initializers.RandomUniform(-0.05, 0.05, arguments.seed)
     contenders = {name: contender(name, case, start) for name in names}
     steps = {name: training_step(one, targets) for name, one in contenders.items()}
     check_agreement(case, steps, contenders, (batches[0], targets), start)
@@ -211,7 +214,7 @@ def _call(function: Any, batches: list[tf.Tensor], i: int) -> tf.Tensor:
 
 
 def shapes(dim: int, arguments: Any) -> Case:
-    """The case that the arguments ask for."""
+    """Returns the case that the arguments ask for."""
     size = int(arguments.keys * dim * arguments.compression)
     return Case(arguments.keys, dim, size, arguments.batch // arguments.bag, arguments.bag)
 
@@ -260,7 +263,8 @@ def main() -> None:
     if any(dim % 16 for dim in arguments.dim):
         parser.error(f"--dim: expected multiples of 16. Received: {arguments.dim}.")
     use_threads(arguments.threads)
-    tf.get_logger().setLevel("ERROR")  # it takes the many contenders for one that is retraced
+    # TensorFlow takes the many contenders for one that is retraced.
+    tf.get_logger().setLevel("ERROR")
     if arguments.sparse_gradient:
         sweep(arguments)
     elif arguments.peak_of:

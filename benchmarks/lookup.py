@@ -35,7 +35,7 @@ TARGETS = {(16, "uniform"): 0.5, (64, "uniform"): 1.0}
 
 
 def contenders(keys: Any, rows: Any) -> dict[str, Callable[[tf.Tensor], tf.Tensor]]:
-    """Functions from keys, or row numbers for `gather`, to the same embeddings."""
+    """Returns functions from keys, or row numbers for `gather`, to the same embeddings."""
     dim = rows.shape[1]
     layer = sok_embed.DynamicEmbedding(dim)
     layer.build()

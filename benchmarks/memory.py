@@ -26,13 +26,13 @@ SLOTS = {"sgd": 0, "adagrad": 1, "adam": 2}
 
 
 def resident_bytes() -> int:
-    """The resident set of this process."""
+    """Returns the resident set of this process."""
     with open("/proc/self/statm", encoding="ascii") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def training(dim: int, optimizer: str, name: str) -> tuple[Any, Callable[[tf.Tensor], tf.Tensor]]:
-    """A layer and a function that trains it on keys."""
+    """Returns a layer and a function that trains it on keys."""
     import keras
 
     layer = sok_embed.DynamicEmbedding(dim, name=name)

@@ -32,7 +32,7 @@ Run = Callable[[int], None]
 
 
 def steps_of(case: dict[str, Any]) -> Run:
-    """What trains for a number of steps with the table of a model."""
+    """Returns a function that trains for a number of steps with the table of a model."""
     rng = np.random.default_rng(0)
     keys = distinct_keys(case["keys"], rng)
     layer = sok_embed.DynamicEmbedding(case["dim"])
@@ -51,7 +51,7 @@ def steps_of(case: dict[str, Any]) -> Run:
 
 
 def fit_of(case: dict[str, Any]) -> Run:
-    """What fits a small model for a number of steps."""
+    """Returns a function that fits a small model for a number of steps."""
     rng = np.random.default_rng(0)
     model = keras.Sequential(
         [

@@ -35,7 +35,7 @@ import numpy as np
 from _common import distinct_keys, positions, report
 
 LEARNING = {"gamma": 1e-3, "beta1": 0.9, "beta2": 0.999, "lambda": 1e-2, "epsilon": 1e-8}
-# Contender, case: times Damo-Embedding's rate.
+# For a contender and a case: how many times Damo-Embedding's rate it is to reach.
 TARGETS = {
     ("all cached", "insert"): 5,
     ("all cached", "uniform"): 20,
@@ -49,7 +49,7 @@ Step = Callable[[Any], None]
 
 
 def ours(folder: str, arguments: argparse.Namespace, cached: float, durability: str) -> Any:
-    """A lookup, and a lookup with an update, of a batch of keys."""
+    """Returns a lookup, and a lookup with an update, of a batch of keys."""
     from sok_embed import kv
 
     row_bytes = 4 * 3 * arguments.dim + 32
@@ -67,7 +67,7 @@ def ours(folder: str, arguments: argparse.Namespace, cached: float, durability: 
 
 
 def damo(folder: str, arguments: argparse.Namespace) -> Any:
-    """The same with Damo-Embedding 1.1.12."""
+    """Returns the same calls of Damo-Embedding 1.1.12."""
     import damo as rival
 
     config = {
@@ -101,7 +101,7 @@ def damo(folder: str, arguments: argparse.Namespace) -> Any:
 
 
 def work(pipe: Any, name: str, folder: str, arguments: argparse.Namespace) -> None:
-    """A contender: answers the name of a case and how many steps with the seconds of each."""
+    """Is a contender: answers the name of a case and a number of steps with the seconds of each."""
     keys = distinct_keys(arguments.keys, np.random.default_rng(arguments.seed))
     rng = np.random.default_rng(arguments.seed + 1)
     if name == "damo":
@@ -110,7 +110,7 @@ def work(pipe: Any, name: str, folder: str, arguments: argparse.Namespace) -> No
         cached = 0.1 if name.startswith("tenth") else 1.5
         durability = "update" if name.endswith("update") else "checkpoint"
         lookup, update = ours(folder, arguments, cached, durability)
-    # One law for all steps: what is frequent stays so.
+    # One law holds for all steps, so that what is frequent stays so.
     log = keys[positions("zipf", arguments.keys, (256, arguments.batch), rng)]
     gradients = rng.standard_normal([arguments.batch, arguments.dim], np.float32)
 
@@ -143,7 +143,7 @@ def work(pipe: Any, name: str, folder: str, arguments: argparse.Namespace) -> No
 
 
 def has_damo() -> bool:
-    """Whether the rival is there."""
+    """Returns whether the rival is there."""
     import importlib.util
 
     return importlib.util.find_spec("damo") is not None

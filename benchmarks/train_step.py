@@ -44,7 +44,7 @@ Step = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def training_step(layer: Any, optimizer: Any) -> Step:
-    """A compiled step that trains a layer, and returns the loss before it."""
+    """Returns a compiled step that trains a layer, and returns the loss before it."""
     model = keras.Sequential([keras.Input((), dtype="int64"), layer])
     variables = model.trainable_variables
     optimizer.build(variables)
@@ -71,7 +71,8 @@ def run(dim: int, dist: str, optimizer: str, arguments: Any) -> bool:
     keys = distinct_keys(arguments.keys, rng)
     rows = rng.uniform(-0.05, 0.05, (len(keys), dim)).astype(np.float32)
     drawn = positions(dist, len(keys), (arguments.batches, arguments.batch), rng)
-    # Out of reach, so that gradients of equal keys have one sign: sums that cancel round badly.
+    # Targets are out of reach, so that gradients of equal keys have one sign: sums that cancel
+    # round badly.
     targets = tf.constant(rng.uniform(9.0, 10.0, arguments.batch).astype(np.float32))
     inputs = {"sok_embed": tensors(list(keys[drawn])), "keras": tensors(list(drawn))}
 

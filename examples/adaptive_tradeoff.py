@@ -133,7 +133,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def open_clicks(options: argparse.Namespace, seed: int) -> Source:
-    """The file of `--data`; without it, clicks that this seed draws."""
+    """Returns the file of `--data`; without it, clicks that this seed draws."""
     samples = getattr(options, "samples", None)
     if options.data is None:
         return Generated(SAMPLES if samples is None else samples, seed, LARGE)
@@ -141,7 +141,7 @@ def open_clicks(options: argparse.Namespace, seed: int) -> Source:
 
 
 def settings(options: argparse.Namespace) -> Iterator[Setting]:
-    """What there is to compare; own rows only come first."""
+    """Yields what there is to compare; own rows only come first."""
     import sok_embed
     from sok_embed.admission import CountingBloomAdmission, FrequencyAdmission
 
@@ -183,7 +183,7 @@ def measure(
     shuffle = options.data is not None  # generated clicks come in the order of time
     layer, auc = train_and_test(setting.make, train, test, options, seed, shuffle)
     stats = layer.table.stats()
-    if setting.kind == "static rows only":  # nothing is counted: the sketch is not needed
+    if setting.kind == "static rows only":  # nothing is counted, so the sketch is not needed
         parts = {"static": stats["static_bytes"]}
     elif setting.kind == "adaptive":
         parts = {part: stats[f"{part}_bytes"] for part in ("own", "static", "sketch")}

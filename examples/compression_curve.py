@@ -40,7 +40,7 @@ _LINES = ("#2a62b8", "#3c9a74", "#c4572b")
 
 
 def compression(text: str) -> Fraction:
-    """A number in (0, 1], also as a fraction: `1/64`."""
+    """Reads a number in (0, 1], also as a fraction: `1/64`."""
     try:
         value = Fraction(text)
     except (ValueError, ZeroDivisionError):
@@ -128,7 +128,7 @@ def auc(
     test: Rows,
     options: argparse.Namespace,
 ) -> float:
-    """The test AUC of a model over a `HashedEmbedding` of these arguments; over a table: `None`."""
+    """Returns the test AUC over a `HashedEmbedding` of these arguments; over a table: `None`."""
     import keras
 
     import sok_embed
@@ -143,7 +143,7 @@ def auc(
 
 
 def markdown(figures: dict[str, Any]) -> str:
-    """The table of a run."""
+    """Makes the table of a run."""
     kinds = figures["test_auc"]
     lines = ["| Compression | Numbers kept |" + "".join(f" {kind} |" for kind in kinds)]
     lines.append("|---|---|" + "---|" * len(kinds))

@@ -37,7 +37,7 @@ DEBIAN_KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 ARCHIVE = f"rocksdb_{VERSION}.orig.tar.gz"
 SHA256 = "b85408a374770897332bf15e51620a5f35720dd416a4749e3899057f9cfaf84d"
 
-# Parts that the core does not use and that nothing else in RocksDB needs: regular expressions of
+# The core does not use these parts, and nothing else in RocksDB needs them: regular expressions of
 # sources, without their suffix. They are a fifth of the time.
 LEFT_OUT = (
     "db/c",
@@ -56,7 +56,7 @@ LEFT_OUT = (
     "utilities/write_batch_with_index/.*",
 )
 
-# Changes to the source: (file, text that must occur once, its replacement).
+# The changes to the source: (file, text that must occur once, its replacement).
 LEFT_FILE = "      minHeap_.pop();\n    }\n"
 FOR_ATOMICITY = "    // intended for atomicity.\n"
 RESUME = "Status DBImpl::ResumeImpl(DBRecoverContext context) {\n  mutex_.AssertHeld();\n"
@@ -74,7 +74,7 @@ PATCHES = (
         SOURCES_END,
         f'list(FILTER SOURCES EXCLUDE REGEX "^({"|".join(LEFT_OUT)})[.]cc$")\n{SOURCES_END}',
     ),
-    (  # all that ties the rest to transactions
+    (  # this is all that ties the rest to transactions
         "utilities/transactions/snapshot_checker.cc",
         "#else\n\nWritePreparedSnapshotChecker::",
         "#elif 0\n\nWritePreparedSnapshotChecker::",
@@ -136,18 +136,19 @@ CMAKE_ARGUMENTS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DCMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG -w",
     "-DCMAKE_POSITION_INDEPENDENT_CODE=ON",
-    # A dozen sources at a time: RocksDB's headers cost as much as its code. Upstream's tests build
-    # all of it as one.
+    # A dozen sources are compiled at a time, since RocksDB's headers cost as much as its code.
+    # Upstream's tests build all of it as one.
     "-DCMAKE_UNITY_BUILD=ON",
     "-DCMAKE_UNITY_BUILD_BATCH_SIZE=12",
     "-DROCKSDB_BUILD_SHARED=OFF",
     "-DUSE_RTTI=ON",  # the core derives from its classes
-    # Not tuned to this machine. TensorFlow's wheels want AVX, so checksums may have SSE 4.2.
+    # The build is not tuned to this machine. TensorFlow's wheels want AVX, so checksums may have
+    # SSE 4.2.
     "-DPORTABLE=ON",
     *(["-DFORCE_SSE42=ON"] if platform.machine() in {"x86_64", "AMD64"} else []),
     "-DFAIL_ON_WARNINGS=OFF",
     "-DCCACHE_FOUND=OFF",  # CMAKE_CXX_COMPILER_LAUNCHER says whether there is one
-    # No compression either, and so no libraries of others: rows are written without.
+    # There is no compression either, and so no libraries of others: rows are written without.
     *(f"-DWITH_{part}=OFF" for part in ("GFLAGS", "LIBURING", "JEMALLOC", "NUMA", "TBB")),
     *(f"-DWITH_{part}=OFF" for part in ("SNAPPY", "LZ4", "ZLIB", "ZSTD", "BZ2")),
     *(f"-DWITH_{part}=OFF" for part in ("TESTS", "BENCHMARK_TOOLS", "CORE_TOOLS", "TOOLS", "JNI")),
@@ -167,7 +168,7 @@ def compiler() -> str:
 
 
 def cache_directory() -> Path:
-    """The folder of the build: another recipe, compiler or machine has another one."""
+    """Returns the folder of the build: another recipe, compiler or machine has another one."""
     command = [*shlex.split(compiler()), "--version"]
     version = ""
     if shutil.which(command[0]):
@@ -204,7 +205,7 @@ def parallel_jobs() -> int:
 
 
 def mirrors() -> Iterator[str]:
-    """Where Debian's packages come from on this machine, then Debian's own address."""
+    """Yields where Debian's packages come from on this machine, then Debian's own address."""
     listed = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(REPO_URI) $(LABEL)", "Identifier: Packages"],
         capture_output=True,
@@ -244,7 +245,7 @@ def download_from(mirror: str, work: Path, log: Path) -> Path:
     }
     apt_get = ["apt-get", "--quiet", *(f"--option={key}={val}" for key, val in settings.items())]
     with log.open("ab") as stream:
-        # A hook of the machine's may fail after the lists have come; what counts is the source.
+        # A hook of the machine may fail after the lists have come; what counts is the source.
         for arguments, check in (
             (("update",), False),
             (("source", "--download-only", "rocksdb"), True),
@@ -314,7 +315,7 @@ def build(cache: Path, source: Path | None, replace: bool) -> None:
         tree = unpack(source or download(work, log), work)
         patch(tree)
         binary = work / "build"
-        # Not the job server of a make that may have started this.
+        # The job server must not be that of a make that may have started this.
         env = {name: val for name, val in os.environ.items() if not name.startswith("MAKE")}
         configure = ["cmake", "-S", str(tree), "-B", str(binary), *CMAKE_ARGUMENTS]
         if shutil.which("ninja"):
@@ -349,7 +350,7 @@ def publish(tree: Path, library: Path, cache: Path, replace: bool) -> None:
 
 
 def ensure(source: Path | None = None, rebuild: bool = False) -> Path:
-    """The folder with include/ and lib/librocksdb.a; built if it is not there yet.
+    """Returns the folder with include/ and lib/librocksdb.a; builds it if it is not there yet.
 
     Args:
         source: RocksDB's source archive. Default: it comes through apt-get.

@@ -23,12 +23,12 @@ SECONDS_BETWEEN_LINES = 15.0
 STEPS = re.compile(r"\[ *(\d+)/(\d+)\]")
 PERCENT = re.compile(r"\[ *(\d+)%\]")
 # Pip tells what it does: "Downloading tensorflow", "Installing collected packages". Not every line
-# does; warnings are none of it.
+# does, and warnings never do.
 DOING = re.compile(r"\s*([A-Z][a-z]+ing\b.*)")
 
 
 def tail(log: Path, size: int = 8192, since: int = 0) -> list[str]:
-    """The last lines of a log, from the byte `since` on; without colours and half a first line."""
+    """Returns the last lines of a log, from the byte `since` on, without colours."""
     with log.open("rb") as stream:
         start = max(since, stream.seek(0, os.SEEK_END) - size)
         stream.seek(start)
@@ -38,7 +38,7 @@ def tail(log: Path, size: int = 8192, since: int = 0) -> list[str]:
 
 
 def position(lines: Sequence[str]) -> str:
-    """How far a build is, or what it does where it does not count."""
+    """Says how far a build is, or what it does where it does not count."""
     for line in reversed(lines):
         if found := STEPS.search(line):
             done, steps = map(int, found.groups())

@@ -26,7 +26,7 @@ RULES = {
 
 
 def new_table(**attributes: Any) -> tf.Tensor:
-    """Rows that begin by the table's own initializer would show: they begin as 7."""
+    """Makes a table; rows that begin by its own initializer would show: they begin as 7."""
     given = {"initializer": "constant", "initializer_a": 7.0, **attributes}
     return tf_ops.anonymous_table("gather", DIM, **given)
 

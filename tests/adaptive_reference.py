@@ -195,7 +195,7 @@ class AdaptiveReference:
 
 
 def make(**arguments: Any) -> sok_embed.AdaptiveEmbedding:
-    """A layer of few buckets, so that keys share them, and whose counts are exact."""
+    """Makes a layer of few buckets, so that keys share them, and whose counts are exact."""
     given = {"output_dim": DIM, "static_buckets": BUCKETS, "name": "emb"}
     return sok_embed.AdaptiveEmbedding(**{**given, "sketch_capacity": 1000, **arguments})
 
@@ -216,6 +216,6 @@ def train_step(
 
 
 def random_batch(random: np.random.Generator, shape: Any = (4, 5)) -> tuple[Any, Any]:
-    """Keys, some of them often, and gradients of the order of 1."""
+    """Draws keys, some of them often, and gradients of the order of 1."""
     keys = np.clip(np.rint(random.normal(scale=6, size=shape)), KEYS[0], KEYS[-1]).astype(np.int64)
     return keys, random.normal(size=(*shape, DIM)).astype(np.float32)

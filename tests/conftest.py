@@ -2,7 +2,7 @@
 
 import os
 
-# Before TensorFlow is imported, here and in processes that a test starts.
+# This is set before TensorFlow is imported, here and in processes that a test starts.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-# Lets tests import the helper modules beside this file; last, so that they shadow nothing.
+# This lets tests import the helper modules beside this file; it comes last, so that they shadow
+# nothing.
 sys.path.append(str(Path(__file__).parent))
 
 import keras

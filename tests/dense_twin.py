@@ -31,12 +31,12 @@ class WeightOfRows(keras.layers.Layer):
 
 
 def table_layer(**arguments: Any) -> DynamicEmbedding:
-    """Rows that start as those of a `WeightOfRows`."""
+    """Makes rows that start as those of a `WeightOfRows`."""
     return DynamicEmbedding(DIM, keras.initializers.Constant(START), **arguments)
 
 
 def adaptive_layer(promote_after: int) -> AdaptiveEmbedding:
-    """The same with one static row, and own rows of the keys that were seen so often."""
+    """Does the same with one static row, and own rows of the keys that were seen so often."""
     start = keras.initializers.Constant(START)
     return AdaptiveEmbedding(DIM, 1, promote_after=promote_after, embeddings_initializer=start)
 
@@ -61,7 +61,7 @@ class Model(keras.Model):
 
 
 def contents(model: Any) -> list[np.ndarray]:
-    """The rows of all keys, and the dense weight."""
+    """Returns the rows of all keys, and the dense weight."""
     layer = model.layer
     is_weight = isinstance(layer, WeightOfRows)
     rows = np.asarray(layer.rows) if is_weight else layer.table.lookup(np.arange(KEYS))
@@ -69,5 +69,5 @@ def contents(model: Any) -> list[np.ndarray]:
 
 
 def loss_of(model: Any, keys: Any, targets: Any) -> Any:
-    """A scalar in float32."""
+    """Makes a scalar in float32."""
     return tf.reduce_sum((tf.cast(model(keys, training=True), tf.float32) - targets) ** 2)

@@ -16,8 +16,9 @@ IDS = 60
 PADDING = 7
 MODES = ("sum", "mean", "max")
 
-# Dimension, slots of the weight, spec. Block sizes divide the dimension, do not, and exceed it;
-# blocks run over the end of the weight, and over a weight that is shorter than they are.
+# A case has a dimension, slots of the weight, and a spec. Block sizes divide the dimension, do not,
+# and exceed it; blocks run over the end of the weight, and over a weight that is shorter than they
+# are.
 MAPPINGS = {
     "mixed": (16, 101, {}),
     "mixed_dim_1": (1, 13, {"seed": 5}),
@@ -80,7 +81,7 @@ def _layouts(random: np.random.Generator) -> Iterator[tuple[np.ndarray, Any, boo
 
 
 def forward(bags: Bags, weight: Any = None, factors: Any = None, **options: Any) -> tf.Tensor:
-    """The op on the bags, with tensors instead of their weight and weights of entries."""
+    """Runs the op on the bags, with tensors instead of their weight and weights of entries."""
     if factors is None and bags.per_sample_weights is not None:
         factors = tf.cast(bags.per_sample_weights, options.get("dtype") or bags.weight.dtype)
     return tf_ops.hashed_bag(

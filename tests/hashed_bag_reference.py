@@ -18,7 +18,7 @@ _SIGN = 0xD1B54A32D192ED03
 
 
 def mix64(x: int) -> int:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
+    """Is the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
     x &= _WRAP
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WRAP
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WRAP
@@ -26,7 +26,7 @@ def mix64(x: int) -> int:
 
 
 def original_hash(a: int, b: int) -> int:
-    """The hash of the PyTorch project; sums and products wrap before they are divided."""
+    """Is the hash of the PyTorch project; sums and products wrap before they are divided."""
     return ((a * 9824516537 + b * 57857966300227 + 104729) & _WRAP) % 117130198221199
 
 
@@ -34,7 +34,7 @@ def original_hash(a: int, b: int) -> int:
 def slot_and_sign(
     row: int, d: int, size: int, dim: int, hash: str, seed: int, sign: bool, block_size: int
 ) -> tuple[int, int]:
-    """Where element `d` of row `row` lies in a weight of `size` slots, and its factor, 1 or -1."""
+    """Returns where element `d` of row `row` lies in a weight, and its factor, 1 or -1."""
     key = mix64(row ^ mix64(seed + _GOLDEN))
     block, place = divmod(d, block_size)
     if hash == "mixed":
@@ -100,7 +100,7 @@ class Bags:
         self.rows = self.weight[slots] * self._signs
 
     def bags(self) -> Iterator[list[int]]:
-        """The places in the flat ids of each bag, without padding."""
+        """Yields the places in the flat ids of each bag, without padding."""
         if self.offsets is None:
             splits = np.arange(len(self.ids) + 1) * self.ids.shape[1]
         elif self.include_last_offset:
@@ -120,7 +120,7 @@ class Bags:
         return [bag[int(np.argmax(self.rows[bag, d]))] for d in range(self.dim)]
 
     def forward(self) -> np.ndarray:
-        """The output, `[B, dim]`."""
+        """Returns the output, `[B, dim]`."""
         outputs = []
         for bag in self.bags():
             total = np.zeros(self.dim, self.weight.dtype)
@@ -145,7 +145,7 @@ class Bags:
                 continue
             share = above / len(bag) if self.mode == "mean" and bag else above
             for i in bag:
-                # add.at: one entry may use a slot twice.
+                # add.at is needed, since one entry may use a slot twice.
                 np.add.at(of_weight, self._slots[i], self._factor(i) * self._signs[i] * share)
                 of_factors[i] = np.dot(above, self.rows[i])
         return of_weight, of_factors.reshape(self.ids.shape)

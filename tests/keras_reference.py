@@ -46,9 +46,9 @@ OPTIMIZERS = {
     "lion_weight_decay": lambda: keras.optimizers.Lion(0.001, weight_decay=0.1),
     "rowwise_adagrad": lambda: sok_embed.optimizers.RowwiseAdagrad(0.1),
 }
-# One without slots, one with slots and a step count.
+# One of these is without slots, one with slots and a step count.
 TWO = ("sgd", "adam")
-# One of each rule that has no variant among them.
+# These are one of each rule that has no variant among them.
 EIGHT = ("sgd", "momentum", "adagrad", "rmsprop", "adam", "adamw", "ftrl", "lion")
 
 
@@ -139,11 +139,11 @@ def fit_eagerly(model: keras.Model, keys: np.ndarray, targets: np.ndarray) -> No
 
 
 def make_model(embedding: keras.layers.Layer, calls: int = 1) -> keras.Model:
-    """A linear model of the embeddings of LENGTH keys, which are looked up `calls` times."""
+    """Makes a linear model of the embeddings of LENGTH keys, looked up `calls` times."""
     inputs = keras.Input((LENGTH,), dtype="int64")
     embedded = embedding(inputs)
     if calls == 2:
-        # The same keys in another order, so that their gradients differ.
+        # The second call reads the same keys in another order, so that their gradients differ.
         embedded = embedded + embedding(inputs[:, ::-1])
     outputs = keras.layers.Dense(1, name="dense")(keras.layers.Flatten()(embedded))
     return keras.Model(inputs, outputs)

@@ -153,8 +153,8 @@ class Case:
         if drawn["change"] == "retrace" and drawn["mode"] in ("fit", "fit_eagerly"):
             drawn["change"] = "none"
         if drawn["calls"] in ("map_fn", "while", "rnn") and drawn["gradients"] in SEVERAL:
-            # TensorFlow raises of a loop that several tapes, or a persistent one, have recorded, if
-            # resources other than variables are used in it.
+            # TensorFlow raises for a loop that several tapes, or a persistent one, have recorded,
+            # if resources other than variables are used in it.
             drawn["gradients"] = "plain"
         return Case(**drawn)
 
@@ -181,7 +181,7 @@ class Case:
         return sok_embed.DistributedOptimizer(made) if sok_embed.size() > 1 else made
 
     def loss(self, model: Model, keys: Any, targets: Any, number: Any) -> Any:
-        """Of as many calls of the layer as the case says, and of the second part of the model."""
+        """Returns the loss of the calls of the layer that the case has, and of the second part."""
         loss = self.loss_of_calls(model, keys, targets, number)
         if self.model != "one":
             vectors = model.second(model.other_layer((keys * 5) % KEYS, training=True))
@@ -294,7 +294,7 @@ class Trained(Model):
         return {"loss": self.case.step(self, self.optimizer, keys, targets, number[0, 0])}
 
     def contents(self) -> list[np.ndarray]:
-        """The rows of all keys of all tables, and the dense weights."""
+        """Returns the rows of all keys of all tables, and the dense weights."""
         layers = {id(layer): layer for layer in (self.layer, self.other_layer)}.values()
         dense = [self.dense, *([self.second] if self.case.model != "one" else [])]
         keys = tf.range(KEYS, dtype=tf.int64)
@@ -308,7 +308,7 @@ def layer_of(case: Case) -> Any:
 
 
 def data_of(case: Case, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Keys and targets of each step, others on each worker."""
+    """Draws keys and targets of each step, others on each worker."""
     random = np.random.default_rng([seed, sok_embed.rank()])
     keys, targets = [], []
     for number in range(STEPS):
@@ -368,7 +368,7 @@ def train(make: Any, case: Case, seed: int) -> list[np.ndarray]:
 def train_replicas(
     make: Any, case: Case, keys: np.ndarray, targets: np.ndarray
 ) -> list[np.ndarray]:
-    """The same by `fit` on two replicas; Keras builds models under a strategy by their inputs."""
+    """Runs the program by `fit` on two replicas; Keras builds models by their inputs there."""
     with keras_reference.mirrored().scope():
         parts = Trained(make(), case, None)
         inputs = keras.Input((2,), dtype="int64")
@@ -379,7 +379,7 @@ def train_replicas(
 
 
 def difference(case: Case, seed: int) -> float:
-    """The largest between the table and the weight after the program."""
+    """Returns the largest difference between the table and the weight after the program."""
     keras.utils.clear_session(free_memory=False)
     found, expected = (train(make, case, seed) for make in (lambda: layer_of(case), WeightOfRows))
     both = np.concatenate(

@@ -55,7 +55,7 @@ def model_of(layer: keras.layers.Layer, optimizer: Any = None, dense: bool = Tru
 
 
 def train(model: Any, epochs: int = 1, keys: np.ndarray = KEYS) -> list[float]:
-    """The loss of each epoch. Without a graph, which takes longer to build than these steps."""
+    """Returns the loss of each epoch. It trains without a graph, which takes longer to build."""
     model.run_eagerly = True
     history = model.fit(
         keys, TARGETS[: len(keys)], batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0

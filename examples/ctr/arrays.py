@@ -21,12 +21,12 @@ class Rows(NamedTuple):
     labels: np.ndarray  # (rows,)
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """What the model takes."""
+        """Returns what the model takes."""
         return {"keys": self.keys, **({"dense": self.dense} if self.dense.shape[1] else {})}
 
 
 def collect(source: Source, split: Split, to_inputs: Callable[..., Any] | None = None) -> Rows:
-    """All rows of a split. `to_inputs` makes of a block of keys what the embedding gets."""
+    """Returns all rows of a split. `to_inputs` makes of a block of keys what the embedding gets."""
     batches = list(source.batches(split, _BLOCK))
     keys = [batch.keys if to_inputs is None else to_inputs(batch.keys) for batch in batches]
     return Rows(
@@ -44,7 +44,7 @@ def train_and_test(
     seed: int,
     shuffle: bool,
 ) -> tuple[Any, float]:
-    """The embedding layer of a model that was trained from this seed, and the model's test AUC.
+    """Returns the embedding layer of a model trained from this seed, and the model's test AUC.
 
     `options` are those of `add_training`. `shuffle` does so anew in each epoch.
     """

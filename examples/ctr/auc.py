@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def exact_auc(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float:
-    """The probability that a positive row scores above a negative one, ties counting half.
+    """Returns the probability that a positive row scores above a negative one, ties counting half.
 
     Mann and Whitney's U from average ranks. `nan` when one of the classes is missing.
 

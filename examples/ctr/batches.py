@@ -45,7 +45,7 @@ class Source(Protocol):
     dense_width: int
 
     def rows(self, split: Split) -> int:
-        """Rows of a split over all workers."""
+        """Returns the rows of a split over all workers."""
 
     def batches(
         self, split: Split, batch_size: int, rank: int = 0, size: int = 1, epoch: int = 0
@@ -58,12 +58,12 @@ class Source(Protocol):
 
 
 def steps(rows: int, batch_size: int) -> int:
-    """The number of global batches that `rows` rows make."""
+    """Returns the number of global batches that `rows` rows make."""
     return -(-rows // batch_size)
 
 
 def share(rows: int, rank: int, size: int) -> slice:
-    """The part of `rows` rows that worker `rank` of `size` takes: contiguous, sizes differ by 1."""
+    """Returns the part of `rows` rows that worker `rank` of `size` takes; sizes differ by 1."""
     return slice(rows * rank // size, rows * (rank + 1) // size)
 
 

@@ -12,7 +12,7 @@ _BLOCK = 65_536
 
 
 def best_possible_auc(source: Source) -> float | None:
-    """The test AUC of the logits that generated labels were drawn from; none for real clicks."""
+    """Returns the test AUC of the logits that generated labels come from; none for real clicks."""
     if not isinstance(source, Generated):
         return None
     scores, labels = [], []

@@ -43,7 +43,7 @@ class Criteo:
             )
 
     def rows(self, split: Split) -> int:
-        """Rows of a split over all workers."""
+        """Returns the rows of a split over all workers."""
         return self._rows[split]
 
     def batches(

@@ -13,7 +13,7 @@ from ctr.batches import Source
 
 EmbeddingKind = Literal["hash", "static"]
 
-# Rows read at a time while the static vocabulary is collected.
+# So many rows are read at a time while the static vocabulary is collected.
 _BLOCK = 65_536
 
 
@@ -28,15 +28,15 @@ class HashRows:
         )
 
     def inputs(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What the layer gets for a block of keys: the keys."""
+        """Returns what the layer gets for a block of keys: the keys."""
         return keys
 
     def rows(self) -> int:
-        """Rows in the part of the table that this worker owns."""
+        """Returns the rows in the part of the table that this worker owns."""
         return int(self.layer.table.size())
 
     def table_bytes(self, optimizer: keras.optimizers.Optimizer) -> int:
-        """Memory of the part of the table that this worker owns, optimizer slots in the rows."""
+        """Returns the bytes of the part of the table that this worker owns, slots included."""
         return int(self.layer.table.stats()["bytes"])
 
 
@@ -58,18 +58,18 @@ class StaticRows:
         )
 
     def inputs(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The row number of each key of a `[rows, fields]` block."""
+        """Returns the row number of each key of a `[rows, fields]` block."""
         vocabulary = self._vocabulary
         position = np.searchsorted(vocabulary, keys)
         known = vocabulary[np.minimum(position, len(vocabulary) - 1)] == keys
         return np.where(known, position, len(vocabulary) + np.arange(keys.shape[1]))
 
     def rows(self) -> int:
-        """Rows of the table: the vocabulary and one row a field for unknown keys."""
+        """Returns the rows of the table: the vocabulary and one a field for unknown keys."""
         return self._rows
 
     def table_bytes(self, optimizer: keras.optimizers.Optimizer) -> int:
-        """Memory of the table and of the slots that the optimizer keeps beside it."""
+        """Returns the bytes of the table and of the slots that the optimizer keeps beside it."""
         shape = (self._rows, self._dim)
         slots = sum(tuple(variable.shape) == shape for variable in optimizer.variables)
         return (1 + slots) * self._rows * self._dim * 4

@@ -12,8 +12,8 @@ from ctr.batches import Batch, Split, rebatch, take
 from ctr.keys import field_keys, uniform
 
 DENSE = 13
-# Rows are drawn in chunks of this size from (seed, chunk number): row t is the same whatever the
-# batch size, the number of workers and the number of rows asked for.
+# Rows are drawn in chunks of this size from (seed, chunk number), so that row t is the same
+# whatever the batch size, the number of workers and the number of rows asked for.
 CHUNK = 8192
 
 ZIPF_EXPONENT = 1.05
@@ -33,8 +33,8 @@ class Vocabulary(NamedTuple):
 CRITEO_LIKE = Vocabulary(
     np.geomspace(8, 40_000, 26), 100_000, pairs=((0, 5), (2, 8), (4, 10), (7, 12)), id_scale=0.35
 )
-# Fields of users, pages or search terms, of whose ids most come once. The 8 fields together have as
-# much to say as the 26: the variance of the sum of their effects is the same.
+# These are fields of users, pages or search terms, of whose ids most come once. The 8 fields
+# together have as much to say as the 26: the variance of the sum of their effects is the same.
 LARGE = Vocabulary(
     np.geomspace(100, 4_000_000, 8),
     250_000,
@@ -69,7 +69,7 @@ class Generated:
         self._dense_weights = DENSE_SCALE * signs
 
     def rows(self, split: Split) -> int:
-        """Rows of a split over all workers."""
+        """Returns the rows of a split over all workers."""
         return self._rows[split]
 
     def batches(
@@ -80,17 +80,17 @@ class Generated:
             yield take(batch, rank, size)
 
     def id_effects(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The planted effect of each key on the logit, in the shape of `keys`."""
+        """Returns the planted effect of each key on the logit, in the shape of `keys`."""
         return self._vocabulary.id_scale * (2.0 * uniform(keys, self._seed) - 1.0)
 
     def pair_effects(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The planted effects of pairs of ids, `[rows, pairs]`, from keys `[rows, fields]`."""
+        """Returns planted effects of pairs of ids, `[rows, pairs]`, from keys `[rows, fields]`."""
         signs = np.where(uniform(keys, self._seed + 1) < 0.5, -1.0, 1.0)
         pairs = self._vocabulary.pairs
         return np.stack([PAIR_SCALE * signs[:, a] * signs[:, b] for a, b in pairs], axis=1)
 
     def true_logits(self, batch: Batch) -> NDArray[np.float64]:
-        """The logits that the labels were drawn from: no model can rank better on average."""
+        """Returns the logits that labels were drawn from: no model can rank better on average."""
         return (
             BIAS
             + batch.dense.astype(np.float64) @ self._dense_weights
@@ -123,7 +123,7 @@ class Generated:
 def ids_at(
     row_numbers: NDArray[np.int64], vocabulary: Vocabulary = CRITEO_LIKE
 ) -> NDArray[np.float64]:
-    """How many ids each field has when a row is drawn, `[rows, fields]`."""
+    """Returns how many ids each field has when a row is drawn, `[rows, fields]`."""
     start = vocabulary.start_ids
     growth = np.where(start > CLOSED_SET, start / vocabulary.growth_rows, 0.0)
     return start + row_numbers[:, None] * growth

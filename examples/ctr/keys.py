@@ -28,7 +28,7 @@ def mix64(values: ArrayLike) -> NDArray[np.uint64]:
 
 
 def field_keys(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Keys of a block of ids, `[rows, fields]`: `mix64(id ^ mix64((field + 1) * golden))`.
+    """Makes keys of a block of ids, `[rows, fields]`: `mix64(id ^ mix64((field + 1) * golden))`.
 
     Within a field the map is a bijection: two ids never share a key. Ids of different fields meet
     with a probability of 2**-64 a pair.
@@ -43,6 +43,6 @@ def field_keys(ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def uniform(keys: NDArray[np.int64], salt: int) -> NDArray[np.float64]:
-    """A number in [0, 1) for each key: a function of (key, salt) alone."""
+    """Returns a number in [0, 1) for each key: a function of (key, salt) alone."""
     salted = keys.view(np.uint64) ^ mix64(np.uint64(salt))
     return (mix64(salted) >> np.uint64(11)).astype(np.float64) * 2.0**-53

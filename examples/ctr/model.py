@@ -51,7 +51,7 @@ class BatchLoss(keras.metrics.Metric):
         self._latest.assign(keras.ops.sum(losses) / keras.ops.maximum(rows, 1))
 
     def result(self) -> Any:
-        """The loss kept."""
+        """Returns the loss kept."""
         return self._latest
 
 

@@ -49,7 +49,7 @@ class MovieLens:
         self._splits: dict[Split, Batch] = {"train": _batch(train), "test": _batch(test)}
 
     def rows(self, split: Split) -> int:
-        """Rows of a split over all workers."""
+        """Returns the rows of a split over all workers."""
         return len(self._splits[split])
 
     def batches(

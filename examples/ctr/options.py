@@ -39,7 +39,7 @@ def add_training(
 
 
 def positive_int(text: str) -> int:
-    """A whole number from 1 on."""
+    """Reads a whole number from 1 on."""
     try:
         number = int(text)
     except ValueError:
@@ -50,7 +50,7 @@ def positive_int(text: str) -> int:
 
 
 def seed(text: str) -> int:
-    """A whole number from 0 on, which numpy and Keras both take."""
+    """Reads a whole number from 0 on, which numpy and Keras both take."""
     try:
         number = int(text)
     except ValueError:
@@ -63,7 +63,7 @@ def seed(text: str) -> int:
 
 
 def positive_float(text: str) -> float:
-    """A finite number above 0."""
+    """Reads a finite number above 0."""
     try:
         number = float(text)
     except ValueError:

@@ -27,7 +27,7 @@ class Pipeline:
         self._failure = ""
 
     def dataset(self, split: Split) -> tf.data.Dataset:
-        """The batches of a split. Each pass over the dataset is the next epoch."""
+        """Returns the batches of a split. Each pass over the dataset is the next epoch."""
         source = self._source
         epochs = itertools.count()
         inputs = {"keys": tf.TensorSpec((None, source.fields), tf.int64)}
@@ -48,8 +48,9 @@ class Pipeline:
         except tf.errors.OpError:
             if not self._failure:
                 raise
-        # Raised only here, where TensorFlow's error is gone: its traceback holds the iterator, and
-        # one whose prefetching thread still waits for Python when Python ends never returns.
+        # The error is raised only here, where TensorFlow's is gone: its traceback holds the
+        # iterator, and one whose prefetching thread still waits for Python when Python ends never
+        # returns.
         if self._failure:
             raise InputError(self._failure)
 

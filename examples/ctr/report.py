@@ -23,7 +23,7 @@ _TICKS = [1, 2, 5, 10]  # and their powers of ten
 
 
 def peak_memory_bytes() -> int:
-    """The largest resident memory this process has had."""
+    """Returns the largest resident memory this process has had."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
 
@@ -36,7 +36,7 @@ def figures(
     memory_bytes: int,
     ceiling: float | None,
 ) -> dict[str, Any]:
-    """The run in plain values, ready for JSON: a figure that could not be taken is null."""
+    """Returns the run in plain values, ready for JSON: a figure that could not be taken is null."""
     return {
         "source": source,
         "workers": workers,
@@ -53,7 +53,7 @@ def figures(
 
 
 def text(run: dict[str, Any]) -> str:
-    """The figures for a person."""
+    """Lays out the figures for a person."""
     auc, ceiling, speed = run["test_auc"], run["best_possible_test_auc"], run["keys_per_second"]
     best = "" if ceiling is None else f"  (the planted signal itself: {ceiling:.4f})"
     workers = "1 worker" if run["workers"] == 1 else f"{run['workers']} workers"
@@ -83,7 +83,7 @@ def write(run: dict[str, Any], outcome: Outcome, output: Path) -> tuple[Path, Pa
 
 
 def draw(outcome: Outcome, title: str) -> Figure:
-    """The loss and the rows by step; of a run of any length, one step too."""
+    """Draws the loss and the rows by step; of a run of any length, one step too."""
     number = np.arange(1, len(outcome.losses) + 1)
     figure = Figure(figsize=(10, 3.8), facecolor=_SURFACE, layout="tight")
     left, right = figure.subplots(1, 2)
@@ -119,7 +119,7 @@ def draw(outcome: Outcome, title: str) -> Figure:
 
 
 def _trailing_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """The mean of up to `window` values up to each place."""
+    """Returns the mean of up to `window` values up to each place."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     stop = np.arange(1, len(values) + 1)
     start = np.maximum(stop - window, 0)

@@ -13,6 +13,6 @@ def note(line: str) -> None:
 
 
 def spread(values: Sequence[float], sign: str = "") -> str:
-    """Mean and standard deviation over the seeds. `sign="+"` writes a plus too."""
+    """Returns mean and standard deviation over the seeds. `sign="+"` writes a plus too."""
     deviation = f" ± {stdev(values):.4f}" if len(values) > 1 else ""
     return f"{mean(values):{sign}.4f}{deviation}"

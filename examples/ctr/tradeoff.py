@@ -15,7 +15,7 @@ from matplotlib.ticker import NullFormatter
 from ctr.arrays import Rows
 from ctr.seeds import note, spread
 
-# What is looked for: a third of the memory of own rows only, and an AUC that is as good.
+# The aim is a third of the memory of own rows only, and an AUC that is as good.
 SHARE = 1 / 3
 MARGIN = 0.002
 _SURFACE, _INK, _MUTED = "#ffffff", "#1c1c1c", "#6b6b6b"
@@ -29,7 +29,7 @@ _MARKS = {
 
 
 def count_ids(train: Rows, test: Rows) -> dict[str, Any]:
-    """How many ids the training rows have, how rare they are, and how many test ids are new."""
+    """Says how many ids the training rows have, how rare they are, and how many ids are new."""
     ids, counts = np.unique(train.keys, return_counts=True)
     place = np.minimum(np.searchsorted(ids, test.keys), len(ids) - 1)
     return {
@@ -41,7 +41,7 @@ def count_ids(train: Rows, test: Rows) -> dict[str, Any]:
 
 
 def filter_bytes(admission: Any, waiting: int, counter_bytes: int) -> int:
-    """Memory of a filter: a counter for each id that waits, or that of a counting Bloom filter.
+    """Returns the bytes of a filter: a counter for each id that waits, or a Bloom filter's.
 
     The latter has `m` counters for `capacity` ids: of the rate of false positives `p`, that is
     `m = -k capacity / log(1 - p**(1 / k))` with `k = round(-log2 p)`.
@@ -54,7 +54,7 @@ def filter_bytes(admission: Any, waiting: int, counter_bytes: int) -> int:
 
 
 def summary(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of each setting: means over the seeds, and what differs from own rows only, seed by seed."""
+    """Returns means over the seeds for each setting, and differences from own rows only."""
     (own,) = (each["runs"] for each in report["settings"] if each["kind"] == "own rows only")
     rows = []
     for setting in report["settings"]:
@@ -80,7 +80,7 @@ def summary(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """The table of a run."""
+    """Makes the table of a run."""
     ids = [each["ids"] for each in report["ids"]]
     once, twice, new = (
         mean(each[name] for each in report["ids"]) for name in ("once", "twice", "new_in_test")
@@ -123,7 +123,7 @@ def write(report: dict[str, Any], output: Path) -> None:
 
 
 def _draw(report: dict[str, Any], path: Path) -> None:
-    """A point for each setting, with the lowest and the highest seed; by memory and by rows.
+    """Draws a point for each setting, with the lowest and the highest seed; by memory and by rows.
 
     Up is the difference from own rows only, seed by seed: what the clicks of a seed are like moves
     all settings alike.

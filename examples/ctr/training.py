@@ -114,14 +114,14 @@ def train(plan: Plan, source: Source, workers: Workers, show: bool = True) -> Ou
 
 
 def make_optimizer(name: str, learning_rate: float) -> keras.optimizers.Optimizer:
-    """A Keras optimizer by its name; `momentum` is SGD with a momentum of 0.9."""
+    """Makes a Keras optimizer by its name; `momentum` is SGD with a momentum of 0.9."""
     if name == "momentum":
         return keras.optimizers.SGD(learning_rate, momentum=_MOMENTUM)
     return keras.optimizers.get({"class_name": name, "config": {"learning_rate": learning_rate}})
 
 
 def evaluate(model: keras.Model, tests: tf.data.Dataset, workers: Workers) -> float:
-    """The AUC over the test rows of all workers, from every prediction, without buckets."""
+    """Returns the AUC over the test rows of all workers, from every prediction, without buckets."""
     logits, labels = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
 
     @tf.function(reduce_retracing=True)
@@ -135,7 +135,7 @@ def evaluate(model: keras.Model, tests: tf.data.Dataset, workers: Workers) -> fl
 
 
 def _keys_per_second(recorder: Recorder, source: Source, plan: Plan) -> float | None:
-    """Keys of all workers over the time from the end of the first step to the end of the last."""
+    """Returns keys of all workers a second, from the end of the first step to that of the last."""
     seconds = recorder.ended - recorder.first_step_ended
     rows = plan.epochs * source.rows("train") - min(plan.batch_size, source.rows("train"))
     return rows * source.fields / seconds if seconds > 0 else None

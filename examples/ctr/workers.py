@@ -26,7 +26,7 @@ class Workers:
     size: int = 1
 
     def gather(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """The rows of all workers, in the order of the ranks; a call that all workers make."""
+        """Returns the rows of all workers, in the order of the ranks; all workers must call it."""
         if self.size == 1:
             return rows
         import horovod.tensorflow as hvd
@@ -34,11 +34,11 @@ class Workers:
         return np.asarray(hvd.allgather(rows))
 
     def total(self, figure: float) -> float:
-        """The sum of a figure over all workers; a call that all workers make."""
+        """Returns the sum of a figure over all workers; all workers must call it."""
         return float(self.gather(np.array([figure], np.float64)).sum())
 
     def optimizer(self, optimizer: Any) -> Any:
-        """The optimizer, averaging dense gradients when there are several workers."""
+        """Returns the optimizer, which averages dense gradients when there are several workers."""
         if self.size == 1:
             return optimizer
         import sok_embed
@@ -46,7 +46,7 @@ class Workers:
         return sok_embed.DistributedOptimizer(optimizer)
 
     def callbacks(self) -> list[Any]:
-        """What `fit` needs for all workers to start alike."""
+        """Returns what `fit` needs for all workers to start alike."""
         if self.size == 1:
             return []
         import sok_embed
@@ -55,7 +55,7 @@ class Workers:
 
 
 def started_by_horovod() -> bool:
-    """Whether this process is one of the workers that `launch` started."""
+    """Returns whether this process is one of the workers that `launch` started."""
     return "HOROVOD_RANK" in os.environ
 
 

@@ -17,7 +17,7 @@ def test_a_key_takes_at_most_1_4_times_its_bytes_also_just_after_growth():
     done = measure("--keys", "1000000", "--dim", "16", "--optimizer", "adam", "--check")
     assert done.stdout, done.stderr[-2000:]
     case = json.loads(done.stdout)
-    # int64 key, embedding, and Adam's two slots.
+    # A key takes so many bytes at least: int64 key, embedding, and Adam's two slots.
     assert case["bytes_of_key_row_slots"] == 8 + 4 * 16 * 3
     assert case["ratio"] <= 1.4
     assert case["after_growth"]["ratio"] <= 1.4
@@ -25,7 +25,7 @@ def test_a_key_takes_at_most_1_4_times_its_bytes_also_just_after_growth():
 
 
 def test_a_target_that_is_missed_is_an_exit_status_of_1():
-    # Rows of 4 bytes: the index and the counters weigh more than what is kept.
+    # In rows of 4 bytes the index and the counters weigh more than what is kept.
     arguments = ("--keys", "100000", "--dim", "1", "--optimizer", "sgd")
     assert measure(*arguments).returncode == 0
     assert measure(*arguments, "--check").returncode == 1

@@ -219,7 +219,8 @@ def test_set_weights_is_refused_but_where_the_rows_are_the_same(kind):
         with pytest.raises(ValueError, match=r"'emb'.*sets dense weights alone.*dense_only"):
             change()
     np.testing.assert_array_equal(predict(model, kind), before)
-    model.layers[-1].set_weights(model.layers[-1].get_weights())  # of a layer without a table
+    # The file is of a layer without a table.
+    model.layers[-1].set_weights(model.layers[-1].get_weights())
     with sok.dense_only():
         model.set_weights([2 * weight for weight in weights])
         with sok.dense_only():

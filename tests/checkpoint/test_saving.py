@@ -114,7 +114,7 @@ def test_weights_alone_carry_the_table(tmp_path):
 
 
 def test_loading_weights_of_another_dim_is_an_error_that_leaves_the_table():
-    # The layer alone: Keras would already refuse the kernel of the Dense layer.
+    # This compares the layer alone: Keras would already refuse the kernel of the Dense layer.
     saved = {}
     trained_model().get_layer("emb").save_own_variables(saved)
     other = trained_model(dim=DIM + 1)
@@ -226,7 +226,7 @@ def test_a_saved_model_predicts_the_same_in_another_process(tmp_path, save):
     command = [sys.executable, "-c", textwrap.dedent(LOAD), *paths]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    # float32; the Dense layer may be fused otherwise in a signature.
+    # This allows for float32; the Dense layer may be fused otherwise in a signature.
     np.testing.assert_allclose(np.load(tmp_path / "outputs.npy"), expected, rtol=1e-5, atol=1e-6)
 
 

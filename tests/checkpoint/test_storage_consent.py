@@ -33,7 +33,7 @@ def model_over(storage, **arguments):
 
 
 def saved(path, folder, train=True, **arguments):
-    """A model file over a storage; the storage is closed."""
+    """Makes a model file over a storage; the storage is closed."""
     with kv.Storage(folder, **arguments) as storage:
         model = model_over(storage)
         if train:
@@ -43,7 +43,7 @@ def saved(path, folder, train=True, **arguments):
 
 
 def changed(path, /, **changes):
-    """The file with other values in the config of the storage."""
+    """Writes the file with other values in the config of the storage."""
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     config = json.loads(members["config.json"])
@@ -117,7 +117,7 @@ def test_a_storage_that_is_open_is_leave(tmp_path):
 @pytest.mark.parametrize("ttl", [DAY, 0, 2**31])
 def test_a_config_never_changes_the_ttl(ttl):
     saved("model.keras", "rows", ttl=90 * DAY)
-    changed("model.keras", ttl=ttl)  # older files have one
+    changed("model.keras", ttl=ttl)  # files of older versions have one
     keras.models.load_model("model.keras").layers[0].storage.close()
     assert rows_of("rows")[1] == 90 * DAY
 
@@ -178,7 +178,7 @@ def test_rows_in_a_file_do_not_take_the_place_of_those_in_a_storage():
         keras.models.load_model("model.keras")
     kv.Storage.from_config({"path": "rows"}).close()  # the traceback holds it
     assert rows_of("rows") == before
-    # Who asks for it gets it.
+    # Whoever asks for it gets it.
     with kv.Storage("rows") as storage:
         model = model_over(storage)
         model.load_weights("memory.keras")

@@ -176,7 +176,7 @@ def test_dense_weights_that_cannot_come_back_are_an_error(tmp_path):
     text = r"(?s)expected every layer .* built.*dense.*call the model.*load_weights"
     with pytest.raises(ValueError, match=text):
         keras.models.load_model(tmp_path / "model.keras")
-    # What the message tells to do.
+    # The message tells to do this.
     again = make()
     again(next(iter(data))[0])
     again.load_weights(tmp_path / "model.keras")

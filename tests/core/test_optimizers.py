@@ -10,11 +10,12 @@ from sok_embed import DynamicEmbedding, optimizers
 from sok_embed.kv import _core
 from sok_embed.optimizers import GroupFtrl, RowRule, RowwiseAdagrad, row_rule
 
-# What Keras has in every optimizer's config, and a rule does not: the learning rate travels with
+# Keras has these in every optimizer's config, and a rule has not: the learning rate travels with
 # each commit, the rest is not part of the formula.
 BASE_CONFIG = set(keras.optimizers.Optimizer(learning_rate=0.1).get_config()) - {"weight_decay"}
 
-# An optimizer; its rule; the entries of its config that choose the rule, not a parameter of it.
+# Each entry has an optimizer; its rule; the entries of its config that choose the rule, and are no
+# parameters of it.
 TWINS = [
     (keras.optimizers.SGD(), "sgd", {"momentum", "nesterov"}),
     (keras.optimizers.SGD(nesterov=True), "sgd", {"momentum", "nesterov"}),
@@ -46,11 +47,12 @@ TWINS = [
 
 
 def test_each_rule_of_a_keras_optimizer_is_in_the_tables_of_the_tests():
-    # Those of the numpy API and of tf.compat.v1.train have tables of their own.
+    # Rules of the numpy API and of tf.compat.v1.train have tables of their own.
     rules = {name for name in _core.rule_names() if not name.startswith(("kv_", "v1_"))}
     assert {name for _, name, _ in TWINS} == rules
     compared = {row_rule(make()).name for make in keras_reference.OPTIMIZERS.values()}
-    assert compared == rules - {"group_ftrl"}  # which Keras does not have: see test_group_ftrl.py
+    # Keras does not have this one: see test_group_ftrl.py.
+    assert compared == rules - {"group_ftrl"}
 
 
 @pytest.mark.parametrize(("optimizer", "name", "structural"), TWINS)
@@ -183,7 +185,8 @@ def test_a_learning_rate_is_at_least_0_and_finite(rate):
             ValueError, match="learning rate of at least 0. Received: learning_rate="
         ):
             make()
-    # That of a model is seen by the step that would take it, before any row has moved.
+    # The rate of a model's optimizer is seen by the step that would take it, before any row has
+    # moved.
     layer = DynamicEmbedding(2)
     model = keras.Sequential([keras.Input((1,), dtype="int64"), layer])
     model.compile(keras.optimizers.SGD(rate), "mse")

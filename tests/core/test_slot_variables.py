@@ -72,7 +72,7 @@ def test_slots_of_a_variable_are_those_of_rows_that_are_trained_alike(make_optim
     table = Table(DIM, RowInitializer("constant", 0.0, 0.0, None))
     table.assign(range(ROWS), random_rows())
     anchor = make_anchor(optimizer, Commit(table, None, static=variable))
-    # Beside another variable, so that an index counts.
+    # The variable has another one beside it, so that its index counts.
     other = make_variable(optimizer, np.ones([2, 2], np.float32))
     for step in range(4):
         gradient = tf.constant(random_rows(10 + step))
@@ -131,7 +131,7 @@ def test_there_are_none_of_a_variable_that_is_no_resource():
 
 
 def committed(optimizer, own=None, make_static=lambda variable: variable):
-    """The slots of a variable, and what a step of its optimizer commits."""
+    """Returns the slots of a variable, and what a step of its optimizer commits."""
     recorder = Recorder()
     variable = make_variable(optimizer, random_rows())
     anchor = make_anchor(optimizer, Commit(recorder, own, make_static(variable)))

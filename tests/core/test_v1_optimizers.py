@@ -18,7 +18,7 @@ DIM = 3
 BATCH = 32
 RATES = [0.1, 0.1, 0.05, 0.2, 0.01, 0.15]
 
-# What makes an optimizer of a learning rate.
+# Each function makes an optimizer of a learning rate.
 OPTIMIZERS = {
     "gradient_descent": v1.train.GradientDescentOptimizer,
     "momentum": lambda rate: v1.train.MomentumOptimizer(rate, 0.9),
@@ -72,7 +72,7 @@ def random_start():
 
 
 def batches(steps, every_key):
-    """Keys that repeat, and targets. Sparse updates of v1's Adam touch all rows of a variable."""
+    """Yields keys that repeat, and targets. v1's sparse Adam touches all rows of a variable."""
     random = np.random.default_rng(5)
     for _ in range(steps):
         keys = random.integers(0, VOCABULARY, BATCH)
@@ -199,7 +199,7 @@ def test_adam_goes_on_when_the_power_of_its_first_beta_is_0():
         for batch in batches(300, every_key=True):
             both.step(*batch, 0.01)
         assert both.session.run(both.optimizer._get_beta_accumulators()[0]) < 1e-37
-        both.assert_equal(atol=3e-6)  # 300 steps of rounding
+        both.assert_equal(atol=3e-6)  # this allows for 300 steps of rounding
 
 
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.99), (0.5, 0.9), (0.99, 0.5), (0.9, 0.0)])
@@ -220,7 +220,7 @@ def test_adams_powers_tell_the_step_and_its_size(betas):
         if powers[0] > 1e-30:
             assert told == number
         assert told != 1 or number == 1
-        # The rule's step: Adam (section 2), with the powers of v1.
+        # This is the rule's step: Adam (section 2), with the powers of v1.
         exact = np.float64(betas) ** told if told else np.zeros(2)
         expected = 0.1 * np.sqrt(1 - np.float64(powers[1])) / (1 - np.float64(powers[0]))
         np.testing.assert_allclose(

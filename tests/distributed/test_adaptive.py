@@ -23,7 +23,7 @@ def test_workers_train_like_one(one: Results, many: Results, scenario: str) -> N
         keys, rows = one.table(scenario, table)
         got_keys, got_rows = many.table(scenario, table)
         np.testing.assert_array_equal(got_keys, keys, err_msg=table)
-        # float32, in which gradients are summed in another order.
+        # This allows for float32, in which gradients are summed in another order.
         np.testing.assert_allclose(got_rows, rows, rtol=0, atol=1e-5, err_msg=table)
         _, untrained = one.table(scenario, table, "untrained")
         if (scenario, table) != ("adaptive_all_own", "static"):

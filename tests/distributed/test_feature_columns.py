@@ -30,7 +30,7 @@ def test_first_own_rows_are_static_rows_bit_for_bit(many: Results, scenario: str
         np.testing.assert_array_equal(worker["after"], worker["before"])
         assert np.all(worker["columns.keys"] % many.workers == rank)
         keys.extend(worker["columns.keys"])
-    # Every id of the batches whose mask is 1, filtered or not, by the third pass.
+    # These are the ids of the batches whose mask is 1, filtered or not, by the third pass.
     assert len(keys) == len(set(keys)) > 20
 
 

@@ -21,7 +21,7 @@ def test_workers_train_like_one(one: Results, many: Results, scenario: str) -> N
     # Every slot of 50 is trained in five batches of 12 bags.
     (alone,) = one.of(scenario)
     assert (np.abs(alone["weight.bag.0"] - alone["start.weight.bag.0"]) > 1e-4).mean() > 0.95
-    # float32, in which the workers' sums are added in another order.
+    # This allows for float32, in which the workers' sums are added in another order.
     assert_equal_weights(one, many, scenario, atol=1e-5)
 
 

@@ -23,7 +23,7 @@ LAUNCHERS = [
 
 @pytest.fixture(autouse=True)
 def a_process_that_nobody_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
-    # By its full name: the package has a function of the module's name.
+    # The module is asked for by its full name: the package has a function of the module's name.
     module = importlib.import_module("sok_embed.communicators.current")
     monkeypatch.setattr(module, "_current", None)
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
@@ -109,7 +109,7 @@ def import_horovod(monkeypatch: pytest.MonkeyPatch, fake: FakeHorovod) -> None:
 def test_horovod_that_is_initialised_with_several_workers_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("PMI_SIZE", "2")  # of a launcher that Horovod knows
+    monkeypatch.setenv("PMI_SIZE", "2")  # a launcher that Horovod knows sets it
     import_horovod(monkeypatch, FakeHorovod(size=2))
     assert sok_embed.init().size == 2
 

@@ -24,7 +24,7 @@ class Sample:
 
 
 def runnable_samples() -> list[Sample]:
-    """The Python blocks that follow a line `<!-- runnable -->`."""
+    """Returns the Python blocks that follow a line `<!-- runnable -->`."""
     samples = []
     for page in PAGES:
         text = page.read_text()
@@ -35,17 +35,17 @@ def runnable_samples() -> list[Sample]:
 
 
 def prose(page: Path) -> str:
-    """The text of a page without its code blocks."""
+    """Returns the text of a page without its code blocks."""
     return _FENCED.sub("", page.read_text())
 
 
 def links(page: Path) -> list[str]:
-    """The targets of the links of a page, without those to other sites."""
+    """Returns the targets of the links of a page, without those to other sites."""
     return [link for link in _LINK.findall(prose(page)) if "://" not in link]
 
 
 def anchors(page: Path) -> set[str]:
-    """What `#…` may name in a page: its headings as GitHub writes them."""
+    """Returns what `#…` may name in a page: its headings as GitHub writes them."""
     return {
         re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
         for heading in _HEADING.findall(prose(page))

@@ -9,7 +9,7 @@ from sok_embed.kv import _core
 
 INTERNALS = ROOT / "docs/internals.md"
 DEVELOPING = ROOT / "docs/developing.md"
-# What a build makes or a user brings.
+# A build makes these, or a user brings them.
 NOT_OF_THE_TREE = (".venv/", "build/", "include/", "lib/")
 
 _CODE = re.compile(r"`([^`\n]+)`")
@@ -18,12 +18,12 @@ _PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)+/?|[\w.-]+/")
 
 
 def code_in(page) -> list[str]:
-    """What stands in backquotes in a page, outside of its code blocks."""
+    """Returns what stands in backquotes in a page, outside of its code blocks."""
     return _CODE.findall(_FENCED.sub("", page.read_text()))
 
 
 def paths_in(page) -> list[str]:
-    """The paths that a page names: words with a slash, without patterns such as <rule>.h."""
+    """Returns the paths that a page names: words with a slash, but no patterns such as <rule>.h."""
     words = [word for code in code_in(page) for word in code.split()]
     return [word for word in words if _PATH.fullmatch(word)]
 
@@ -36,12 +36,12 @@ def test_each_path_exists(page):
 
 
 def places_of(path: str) -> list:
-    """Where a path may lead: from the root, or, as headers are included, from the core."""
+    """Returns where a path may lead: from the root, or, as headers are included, from the core."""
     return [start / path for start in (ROOT, ROOT / "tf_ops/core") if (start / path).exists()]
 
 
 def steps() -> list[tuple[str, str]]:
-    """The functions that tables of the page on internals name, each with its file."""
+    """Returns the functions that tables of the page on internals name, each with its file."""
     found = []
     for line in INTERNALS.read_text().splitlines():
         cells = [cell.strip() for cell in line.split("|")]
@@ -67,8 +67,8 @@ def test_the_page_on_internals_names_each_flag_of_a_cached_row():
     assert [flag for flag in flags if f"| `{flag}` |" not in INTERNALS.read_text()] == []
 
 
-# Where a rule must have a line: the independent reference that it is compared with, and its row in
-# the documentation. Rules of the numpy API have a prefix in the registry that users do not see.
+# A rule must have a line in each of these: where it is compared with an independent reference, and
+# in the documentation. Rules of the numpy API have a prefix in the registry that users do not see.
 NUMPY = "kv_"
 
 

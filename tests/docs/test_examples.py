@@ -34,7 +34,7 @@ def fresh_keras():
 
 
 def promises(code: str) -> list[str]:
-    """The comments behind the calls of `print`, in order."""
+    """Returns the comments behind the calls of `print`, in order."""
     calls = [
         node
         for node in ast.walk(ast.parse(code))

@@ -42,7 +42,7 @@ NAMES = [(module, name) for module in MODULES for name in public_names(module)]
 
 
 def mentioned(name: str) -> bool:
-    """Whether the reference has the name at the start of code, or at the end of a dotted path."""
+    """Returns whether the reference has the name at the start of code, or after a dotted path."""
     return re.search(rf"`(?:[\w.]+\.)?{re.escape(name)}[`(]", REFERENCE) is not None
 
 
@@ -91,14 +91,14 @@ def test_each_field_of_what_an_op_returns_is_in_the_reference(cls):
 
 
 def registered_rules() -> dict[str, Path]:
-    """The rules of layers in the core's registry, and the header of each."""
+    """Returns the rules of layers in the core's registry, and the header of each."""
     folder = ROOT / "tf_ops/core/rules"
     names = re.findall(
         r'^    (?:\{|EntryOf<\w+>\()"(\w+)"',
         (folder / "row_optimizer.cc").read_text(),
         re.MULTILINE,
     )
-    # Those of the numpy API are in the reference by the names that it has for them.
+    # Rules of the numpy API are in the reference by the names that users have for them.
     headers = {path.stem: path for path in folder.glob("keras/*.h")}
     headers |= {f"v1_{path.stem}": path for path in folder.glob("v1/*.h")}
     return {name: headers.get(name, folder) for name in names if not name.startswith("kv_")}

@@ -11,7 +11,7 @@ from sok_embed import feature_column as fc
 
 v1 = tf.compat.v1
 
-# The optimizers of tf.compat.v1.train whose rules rows follow.
+# Rows follow the rules of these optimizers of tf.compat.v1.train.
 OPTIMIZERS = {
     "sgd": lambda: v1.train.GradientDescentOptimizer(0.1),
     "momentum": lambda: v1.train.MomentumOptimizer(0.05, 0.9),
@@ -124,7 +124,7 @@ class GraphModel:
         return fed
 
     def train(self, rows: Any, mask: Any = None, weights: Any = None) -> np.ndarray:
-        """A step. Returns the embeddings before it."""
+        """Makes a step. Returns the embeddings before it."""
         output, _ = self.session.run((self.output, self.step), self.feed(rows, mask, weights))
         return output
 

@@ -12,7 +12,8 @@ from graph_model import GraphModel, bucket_of, start, v1
 IDS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
 MASK = [1, 0, 1, 0, 1, 0, 0, 1, 0, 1]
 
-# Of DeepRec's documentation, but for the import and `install()`, and for keeping what it prints.
+# This is DeepRec's documented example, but for the import and `install()`, and for keeping what it
+# prints.
 SCRIPT = """
 import tensorflow.compat.v1 as tf
 import sok_embed.feature_column
@@ -69,7 +70,7 @@ def test_the_example_gives_what_numpy_gives(tmp_path):
     for step in range(3):
         embeddings = model.lookup(IDS, MASK)
         np.testing.assert_allclose(got["emb"][step], embeddings, rtol=0, atol=1e-6)
-        # A sum of 30 numbers in float32.
+        # This allows for a sum of 30 numbers in float32.
         np.testing.assert_allclose(got["loss"][step], 2 * embeddings.sum(), rtol=1e-6)
         model.train(IDS, MASK, np.full((10, 3), 2.0))
     assert sorted(got["keys"]) == sorted(model.rows) == [0, 1, 3, 5, 8]
@@ -82,7 +83,7 @@ def test_the_example_gives_what_numpy_gives(tmp_path):
 @pytest.mark.parametrize("slots", ["copy", "zero"])
 def test_ids_that_share_static_rows_and_change_their_masks_give_what_numpy_gives(slots):
     random = np.random.default_rng(5)
-    static = start(6, 4)  # so few that each is shared
+    static = start(6, 4)  # there are so few that each is shared
     ours = GraphModel(
         static,
         lambda: v1.train.FtrlOptimizer(

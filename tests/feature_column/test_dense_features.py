@@ -54,7 +54,7 @@ def test_with_every_mask_0_it_trains_as_tensorflows_column(optimizer):
         layer = make_layer(plain)
         fit(make_model(layer, optimizer), 0)
         weights.append(next(w for w in layer.weights if w.shape == STATIC.shape).numpy())
-    # Rules that divide by the root of the mean square blow the rounding of small gradients up.
+    # Rules that divide by the root of the mean square make much of the rounding of small gradients.
     np.testing.assert_allclose(*weights, rtol=0, atol=5e-5)
     assert np.abs(weights[0] - STATIC).max() > 1e-3
 
@@ -72,7 +72,7 @@ def test_flips_of_masks_under_fit(slots):
     static = layer.static_rows("c_embedding").numpy()
     before = model.predict({"c": IDS, "mask": np.zeros_like(IDS, np.int32)}, verbose=0)
     assert layer.tables["c_embedding"].size() == 0
-    # A step that moves nothing.
+    # This step moves nothing.
     model.optimizer.learning_rate = 0.0
     fit(model, 1, epochs=1)
     keys, rows = layer.tables["c_embedding"].export()
@@ -224,7 +224,7 @@ def test_all_columns_of_tensorflow_give_what_their_input_layer_gives():
         for variable in v1.global_variables():
             if variable.shape.rank != 2:
                 continue
-            # input_layer/<column>/embedding_weights
+            # The name reads: input_layer/<column>/embedding_weights
             scope = variable.op.name.split("/")[1]
             variable.load(weights[f"{scope}_embedding_weights"], session)
         expected = session.run(output)

@@ -20,7 +20,7 @@ WEIGHTS = [0.5, 2.0, 1.0, 1.5, 0.25, 1.0, 3.0, 0.25, 0.5, 1.0]
 
 
 def trained(output, variables, optimizer="adagrad", steps=4):
-    """The outputs of some steps of a graph, and what some tensors are after them."""
+    """Returns the outputs of some steps of a graph, and what some tensors are after them."""
     size = tf.cast(tf.size(output), tf.float32)
     target = tf.reshape(tf.sin(tf.range(size)), tf.shape(output))
     step = OPTIMIZERS[optimizer]().minimize(tf.reduce_sum(tf.square(output - target)))
@@ -185,8 +185,8 @@ def test_a_regularizer_of_the_scope_is_an_error():
             fc.input_layer(given, [dense])
 
 
-# DeepRec's documentation of embedding variables, but for the import and `install()`, for another
-# optimizer than Ftrl, whose rule differs there, and for keeping what it prints.
+# This is DeepRec's documentation of embedding variables, but for the import and `install()`, for
+# another optimizer than Ftrl, whose rule differs there, and for keeping what it prints.
 BEGIN = """
 import sys, numpy
 import tensorflow.compat.v1 as tf

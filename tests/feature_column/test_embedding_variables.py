@@ -22,7 +22,7 @@ def ours(**arguments):
 
 
 def trained(make, look_up, optimizer, steps=4):
-    """The outputs of some steps, and the variable or the rows after them."""
+    """Returns the outputs of some steps, and the variable or the rows after them."""
     with tf.Graph().as_default(), v1.Session() as session:
         table = make()
         output = look_up(table)

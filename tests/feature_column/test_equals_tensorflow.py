@@ -69,7 +69,7 @@ def test_no_ids_at_all():
 
 
 def sequence_output(library, columns, features, masks=None):
-    """What TensorFlow's sequence columns give, which have no layer any more in TensorFlow."""
+    """Returns what TensorFlow's sequence columns give, which have no layer any more."""
     if library is fc:
         return fc.sequence_input_layer(features, columns, adaptive_mask_tensors=masks)
     return columns[0]._get_sequence_dense_tensor(fc_v1._LazyBuilder(features))

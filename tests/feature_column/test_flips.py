@@ -41,7 +41,8 @@ def test_the_first_own_row_is_the_static_row(column, optimizer):
     if "filter" not in str(column):
         assert set(model.own_rows()) == {7, 8, 2**40}
         return
-    # Held back, they read and train their static rows until they have been seen often enough.
+    # Ids that are held back read and train their static rows until they have been seen often
+    # enough.
     while set(model.own_rows()) != {7, 8, 2**40}:
         without = sorted({7, 8, 2**40} - set(model.own_rows()))
         before = dict(zip(without, static_rows_of(model, without), strict=True))

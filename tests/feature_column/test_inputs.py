@@ -123,7 +123,7 @@ def test_shared_columns_share_own_rows():
         session.run((output, step))
         keys, rows = fc.own_rows("s")
         assert keys == [7]
-        # Both columns' gradients, summed.
+        # The gradients of both columns are summed.
         np.testing.assert_allclose(rows[0], start_of_7 - 0.2, rtol=0, atol=1e-6)
         assert len([v for v in v1.global_variables() if v.shape.rank == 2]) == 1
 

@@ -169,7 +169,7 @@ def test_rows_go_some_steps_after_their_last_update():
         model.train([[2]], 1)
         sizes.append(set(model.own_rows()))
     assert sizes[0] == {1, 2} and sizes[-1] == {2}
-    # Back at its static row.
+    # The id is back at its static row.
     np.testing.assert_array_equal(model.embed([[1]], 0)[0], STATIC[bucket_of(1, 4)])
 
 
@@ -177,7 +177,7 @@ def test_rows_of_nearly_zero_go():
     option = Option(evict_option=fc.L2WeightEvict(0.5, every=1))
     model = GraphModel(np.zeros([4, 3], np.float32), "sgd", column={"ev_option": option})
     model.train([[1], [2], [3]], 1)
-    # Targets are sin(0 … 8), the rate 0.1: only what they say moves rows away from zero.
+    # Targets are sin(0 … 8), and the rate is 0.1: only they move rows away from zero.
     moved = {i + 1: 0.2 * np.sin(np.arange(3 * i, 3 * i + 3)) for i in range(3)}
     assert set(model.own_rows()) == {i for i, row in moved.items() if np.linalg.norm(row) >= 0.5}
     for _ in range(3):

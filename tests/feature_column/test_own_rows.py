@@ -15,7 +15,7 @@ WEIGHTS = [0.5, 2.0, -1.0, 1.5, 0.0, 1.0, 3.0, 0.25, -0.5, 1.0]
 
 
 def dense_twin(optimizer, rows, weights, steps, **arguments):
-    """A variable with a row for each id, under TensorFlow's own lookup and optimizer."""
+    """Trains a variable with a row for each id, under TensorFlow's own lookup and optimizer."""
     ids = sorted({i for row in rows for i in row})
     begin = np.stack([STATIC[bucket_of(i, len(STATIC))] for i in ids])
     with tf.Graph().as_default(), v1.Session() as session:

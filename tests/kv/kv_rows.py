@@ -11,7 +11,7 @@ import numpy as np
 
 from sok_embed import kv
 
-# The environment of processes that tests start.
+# Processes that tests start have this environment.
 ENVIRONMENT = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
 
 
@@ -20,7 +20,7 @@ def keys(*numbers: int) -> np.ndarray:
 
 
 def sgd(storage, dimension=2, **more):
-    """An embedding of zeros from which each update takes its gradient away."""
+    """Makes an embedding of zeros from which each update takes its gradient away."""
     return kv.Embedding(
         storage, kv.Optimizer("sgd", gamma=1), kv.Initializer("zeros"), dimension, **more
     )
@@ -35,12 +35,12 @@ def ones(n: int, dimension: int = 2) -> np.ndarray:
 
 
 def peek(embedding, *numbers: int) -> np.ndarray:
-    """The vectors of keys, without a row being made."""
+    """Returns the vectors of keys, without a row being made."""
     return embedding.lookup(keys(*numbers), train=False)
 
 
 def row(storage, key: int, group: int = 0):
-    """What the core has of a key: update_num, update_time, floats; or None."""
+    """Returns what the core has of a key: update_num, update_time, floats; or None."""
     return storage.ready().get(group, key % 2**64)
 
 

@@ -16,7 +16,7 @@ def test_a_row_is_made_at_the_third_lookup(storage, rule):
         assert embedding.lookup(keys(1)).tolist() == [[0, 0]]
         embedding.apply_gradients(keys(1), ones(1))
         assert len(embedding) == (seen == 3)
-    # Gradients before the row are dropped.
+    # Gradients before the row is made are dropped.
     assert embedding.lookup(keys(1)).tolist() == [[-1, -1]]
 
 

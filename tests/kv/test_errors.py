@@ -70,7 +70,7 @@ def test_weights_that_cannot_be_written_to(embedding):
 
 
 def test_weights_that_lie_over_the_keys(embedding):
-    # 4 keys, and 8 floats in the same 32 bytes.
+    # There are 4 keys, and 8 floats in the same 32 bytes.
     memory = np.zeros(4, np.uint64)
     for weights in (memory.view(np.float32), memory.view(np.float32).reshape(4, 2)):
         with pytest.raises(ValueError, match="memory of their own.*overlaps the keys"):

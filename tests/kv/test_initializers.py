@@ -10,7 +10,7 @@ from sok_embed import kv
 
 DRAWS = 4000
 DIMENSION = 16
-# The standard deviation of a standard normal distribution truncated at -2 and 2.
+# This is the standard deviation of a standard normal distribution truncated at -2 and 2.
 TRUNCATED_STDDEV = 0.87962566103423978
 
 
@@ -29,7 +29,7 @@ def test_uniform_fills_its_range(parameters, low, high):
     span = high - low
     assert low <= drawn.min() < low + span / 1000
     assert high - span / 1000 < drawn.max() < high
-    # Five standard errors of the mean of 64000 draws.
+    # This allows for five standard errors of the mean of 64000 draws.
     assert abs(drawn.mean() - (low + high) / 2) < 5 * span / math.sqrt(12 * drawn.size)
     counts, _ = np.histogram(drawn, 10, (low, high))
     assert abs(counts - drawn.size / 10).max() < 5 * math.sqrt(drawn.size / 10)

@@ -63,7 +63,8 @@ def lion(p, rate, t, g, w, m):
     return w - rate * (direction + p["lambda"] * w), p["beta2"] * m + (1 - p["beta2"]) * g
 
 
-# Rule, slots, the parameter that is the learning rate, and the defaults of Damo-Embedding.
+# An entry has the rule, slots, the parameter that is the learning rate, and the defaults of
+# Damo-Embedding.
 ADAM = {"gamma": 1e-3, "beta1": 0.9, "beta2": 0.999, "lambda": 0.0, "epsilon": 1e-8}
 RULES = {
     "sgd": (sgd, 0, "gamma", {"gamma": 1e-3, "lambda": 0.0}),

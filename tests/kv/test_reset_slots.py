@@ -14,7 +14,7 @@ def trained(storage, optimizer, **more):
 
 
 def folder_of_adagrad(tmp_path, updates=5):
-    """Rows with slots, some of them in the files only."""
+    """Makes rows with slots, some of them in the files only."""
     path = tmp_path / "rows"
     with kv.Storage(path) as storage:
         for _ in range(updates):

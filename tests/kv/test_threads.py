@@ -15,7 +15,7 @@ KEYS = 500
 
 @pytest.mark.parametrize("durability", ["checkpoint", "update"])
 def test_no_update_is_lost(tmp_path, durability):
-    # A cache of two rows in three, so that rows move between it and the disk.
+    # The cache holds two rows in three, so that rows move between it and the disk.
     dimension = 64
     with kv.Storage(tmp_path / "rows", cache_bytes=1 << 20, durability=durability) as storage:
         embedding = sgd(storage, dimension)
@@ -30,7 +30,7 @@ def test_no_update_is_lost(tmp_path, durability):
                 for step in range(STEPS):
                     chosen = random.integers(0, KEYS, 40).astype(np.uint64)
                     found = embedding.lookup(chosen)
-                    # Each row is an integer number of updates, all of it.
+                    # Each row is an integer number of updates, in all of its elements.
                     assert (found == found[:, :1]).all()
                     assert (found == np.round(found)).all()
                     embedding.apply_gradients(chosen, np.ones((40, dimension), np.float32))

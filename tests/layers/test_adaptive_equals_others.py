@@ -67,7 +67,7 @@ def test_without_promotions_it_trains_like_a_keras_embedding_of_buckets(optimize
         fit(model, inputs, targets)
     assert ours.table.size() == 0
     assert np.abs(ours.table.lookup(samples) - start).max() > 1e-2
-    # float32; gradients of a row are summed in another order.
+    # This allows for float32; gradients of a row are summed in another order.
     np.testing.assert_allclose(
         ours.table.lookup(samples), theirs.get_weights()[0], rtol=0, atol=1e-5
     )

@@ -48,7 +48,7 @@ def call(request):
 
 
 def trained(**arguments):
-    """A layer in which some of the keys have rows of their own, which are unlike static ones."""
+    """Makes a layer in which some of the keys have rows of their own, unlike static ones."""
     layer = make(promote_after=2, **arguments)
     gradients = np.random.default_rng(0).normal(size=(5, DIM))
     keys = np.array([3, 3, 19, 7, 7])
@@ -77,7 +77,7 @@ def test_all_kinds_combine_to_equal_rows(call, combiner, dtype):
     flat = FLAT.astype(dtype)
     for inputs in (ragged_of(flat), ragged_of(flat, tf.int32), sparse_of(flat)):
         outputs = call(layer, inputs)
-        # float32 sums of up to four.
+        # This allows for float32 sums of up to four.
         np.testing.assert_allclose(outputs, expected, rtol=0, atol=1e-6)
     for row, whole in zip(ROWS, expected, strict=True):
         outputs = call(layer, np.array([row], dtype))

@@ -10,7 +10,7 @@ from keras import optimizers as ko
 
 
 def make(**arguments):
-    """A layer whose table counts its steps."""
+    """Makes a layer whose table counts its steps."""
     return make_layer(optimizer=ko.SGD(0.5), **arguments)
 
 
@@ -48,7 +48,7 @@ def test_a_key_that_was_used_less_takes_no_row_away():
     see(layer, 1, 1, 1, 2, 2, 2)
     see(layer, 3, 3)
     assert own_keys(layer) == [1, 2]
-    see(layer, 3)  # as often as the others by now
+    see(layer, 3)  # it has come as often as the others by now
     assert own_keys(layer) == [2, 3]
 
 
@@ -88,7 +88,7 @@ def test_random_batches_never_exceed_the_limit():
     for _ in range(30):
         see(layer, *random.zipf(1.3, 12).clip(max=50).tolist())
         assert layer.table.size() <= 5
-    # The most frequent keys of all.
+    # These are the most frequent keys of all.
     assert {1, 2} <= set(own_keys(layer))
 
 

@@ -66,7 +66,7 @@ def test_a_key_of_both_kinds_has_two_rows_in_one_call():
     start = layer.table.lookup([7])[0]
     gradients = np.array([[1.0], [2], [4]]) * np.ones(DIM)
     train_step(layer, ko.SGD(1.0), np.array([7, 7, 7]), gradients, mask=np.array([0, 1, -1]))
-    # The third has the row that the second asked for.
+    # The third occurrence has the row that the second asked for.
     np.testing.assert_allclose(layer.table.lookup([7])[0], start - 6, rtol=0, atol=1e-6)
     np.testing.assert_allclose(layer.table.lookup_static([7])[0], start - 1, rtol=0, atol=1e-6)
 
@@ -215,7 +215,7 @@ def test_padding_of_keras_is_no_route_and_goes_on_to_the_next_layer():
     model = keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(embeddings))
     pooled = model(keys)
     kept = layer(keys).numpy()[keys != 0].reshape(2, 2, DIM)
-    # float32, the same operations.
+    # This allows for float32, with the same operations.
     np.testing.assert_allclose(pooled, kept.mean(1), rtol=1e-6)
 
 

@@ -22,7 +22,7 @@ NAMES = {
     "static_bytes",
     "sketch_bytes",
 }
-# In three steps an epoch.
+# There are three steps an epoch.
 KEYS = np.array([[1, 2], [1, 3], [1, 4]])
 
 

@@ -25,7 +25,7 @@ def train(layer, model, optimizer, steps=STEPS, seed=0, check=True):
         model.deposit(keys, gradients)
         model.commit()
         if check:
-            # Adam divides by the root of squares: rows of the order of 1 with errors of its 1e-7.
+            # Adam divides by the root of squares, so rows of the order of 1 get errors of its 1e-7.
             model.assert_equal(layer, atol=1e-5)
 
 
@@ -44,7 +44,7 @@ def test_rows_follow_an_optimizer_of_the_layers_own(rule):
     case = CASES[rule]
     layer = make(promote_after=3, optimizer=case.optimizer(case.rate))
     model = AdaptiveReference(layer, case.rule(case.rate), 3)
-    # What the model has is none of its business.
+    # The layer does not care what the model has.
     train(layer, model, ko.SGD(100.0))
 
 
@@ -85,7 +85,7 @@ def test_a_demoted_row_moves_its_static_row(blend):
     model = AdaptiveReference(layer, case.rule(case.rate), 3, demote_blend=blend)
     optimizer = case.optimizer(case.rate)
     train(layer, model, optimizer)
-    # One a bucket: in which order keys of one bucket blend is nobody's to say.
+    # There is one key a bucket: in which order keys of one bucket blend is not defined.
     keys = np.array(sorted(model.rows))
     _, first = np.unique(layer.table.buckets(keys), return_index=True)
     gone = keys[first]
@@ -130,5 +130,5 @@ def test_gradient_accumulation_applies_both_tables_in_its_last_call():
         np.testing.assert_array_equal(layer.table.lookup([1, 2]), start)
         train_step(layer, optimizer, np.array([1, 1, 2]), np.ones((3, DIM), np.float32))
     moved = start - layer.table.lookup([1, 2])
-    # Means over the two calls: key 1 has 4 gradients, key 2 has 2.
+    # The gradients are means over the two calls: key 1 has 4, key 2 has 2.
     np.testing.assert_allclose(moved, [[1.0] * DIM, [0.5] * DIM], rtol=0, atol=1e-6)

@@ -209,7 +209,7 @@ def test_a_saved_model_predicts_the_same_in_another_process(tmp_path, save):
     command = [sys.executable, "-c", textwrap.dedent(LOAD), *paths]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    # float32; the Dense layer may be fused otherwise in a signature.
+    # This allows for float32; the Dense layer may be fused otherwise in a signature.
     np.testing.assert_allclose(np.load(tmp_path / "outputs.npy"), expected, rtol=1e-5, atol=1e-6)
 
 

@@ -68,14 +68,14 @@ def test_a_key_gets_its_row_when_it_was_trained_on_often_enough(tmp_path, make, 
         keys = random.integers(0, 40, (4, LENGTH))
         shaped = keys if make is dynamic else keys[:, None]
         with tf.GradientTape() as tape:
-            # A gradient of 1 for each number of each occurrence.
+            # There is a gradient of 1 for each number of each occurrence.
             loss = tf.reduce_sum(layer(shaped, training=True))
         tape.gradient(loss, layer.anchor.value)
         layer.anchor.constraint(layer.anchor)
         expected.step(keys, 0.5)
         assert layer.table.size() == len(expected.rows)
         np.testing.assert_array_equal(np.sort(layer.table.export()[0]), sorted(expected.rows))
-        # Equal keys are summed before the rate is applied: rows of the order of 1.
+        # Equal keys are summed before the rate is applied; rows are of the order of 1.
         np.testing.assert_allclose(
             layer.table.lookup(every), expected.lookup(every), rtol=0, atol=1e-6
         )

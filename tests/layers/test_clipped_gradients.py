@@ -74,7 +74,7 @@ WAYS = {
     "every_second": every_second,
     "several_of_a_tape": several_of_a_tape,
 }
-# Rules by which a row without a gradient rests in a dense weight too.
+# By these rules a row without a gradient rests in a dense weight too.
 RULES = {"sgd": (keras.optimizers.SGD, 0.05), "adagrad": (keras.optimizers.Adagrad, 0.1)}
 OTHERS = {
     "alone": {},
@@ -271,7 +271,7 @@ def test_the_norm_of_all_gradients_is_that_of_the_dense_model(in_function):
                 losses = [loss_of(model, (keys + i) % KEYS, targets) for i in range(3)]
             taken = tape.gradient(losses, model.trainable_variables)
             optimizer.apply(taken, model.trainable_variables)
-            # Also of gradients that were applied.
+            # This holds also for gradients that were applied.
             norm = tf.linalg.global_norm(taken)
             tf.py_function(lambda norm: norms[name].append(float(norm)), [norm], [])
 

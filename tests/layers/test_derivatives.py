@@ -55,7 +55,7 @@ def test_a_lookup_within_a_vectorized_map_trains_rows(make, in_function):
                 lambda turn: tf.reduce_sum(layer(turn[0], training=True) ** 2 * turn[1][:, None]),
                 (keys, upstream),
             )
-            # The same keys in each turn.
+            # Each turn has the same keys.
             losses += tf.vectorized_map(
                 lambda up: tf.reduce_sum(layer(keys[0], training=True)) * up[0], upstream
             )

@@ -58,7 +58,7 @@ class Subclassed(keras.Model):
 
 
 def functional_inside():
-    """A subclassed model around a functional one, whose `keras.Input` casts what it is given."""
+    """Makes a subclassed model around a functional one, whose `keras.Input` casts its inputs."""
     inputs = keras.Input((2,), dtype="int64", name="ids")
     return Subclassed(keras.Model(inputs, LAYERS["dynamic"]()(inputs)))
 
@@ -122,7 +122,7 @@ WAYS = [
 
 
 def serve(path, ids):
-    """What a SavedModel answers to int64 ids by its only endpoint of that dtype."""
+    """Returns what a SavedModel answers to int64 ids by its only endpoint of that dtype."""
     loaded = tf.saved_model.load(path)
     for signature in loaded.signatures.values():
         (spec,) = signature.structured_input_signature[1].values()

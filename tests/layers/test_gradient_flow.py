@@ -51,7 +51,7 @@ def test_a_gradient_waits_in_the_table_until_it_is_applied(layer, wrap):
 
 
 def test_in_a_tf_function_a_gradient_for_other_variables_leaves_no_deposit(layer):
-    # As in a GAN: the generator's step differentiates through the discriminator's table.
+    # This is as in a GAN: the generator's step differentiates through the discriminator's table.
     other = tf.Variable(3.0)
 
     @tf.function

@@ -71,7 +71,7 @@ def test_rows_follow_the_formula_in_float64(case):
             rows[key] = step(*rows[key], gradient, h)
     expected = np.stack([row for row, _, _ in rows])
     got = trained(layer, GroupFtrl(**h), batches())
-    # 30 steps in float32.
+    # This allows for 30 steps in float32.
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(np.all(got == 0, 1), np.all(expected == 0, 1))
     np.testing.assert_array_equal(got[-2:], start[-2:])

@@ -64,7 +64,7 @@ def test_all_kinds_of_inputs_give_equal_bags(call, mode, dtype):
     np.testing.assert_array_equal(
         call(with_last, ids, offsets_of(dtype=dtype, last=True)), expected
     )
-    # As rows, padded.
+    # These are the bags as rows, padded.
     rows = np.full((len(BAGS), 4), 7, dtype)
     for row, bag in zip(rows, BAGS, strict=True):
         row[: len(bag)] = bag
@@ -86,7 +86,7 @@ def test_all_kinds_take_weights_of_entries(call, weights_dtype):
         )
         np.testing.assert_array_equal(call(layer, kind(ids), per_sample_weights=weights), expected)
     one = call(layer, ids[None], per_sample_weights=weights[None])
-    # float32 sums, in another order.
+    # This allows for float32 sums, in another order.
     np.testing.assert_allclose(one[0], tf.reduce_sum(expected, 0), rtol=0, atol=1e-6)
 
 

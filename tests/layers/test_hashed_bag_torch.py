@@ -11,7 +11,8 @@ from sok_embed import HashedEmbeddingBag
 torch = pytest.importorskip("torch")
 
 IDS, DIM = 12, 5
-# float32; a bag has at most six entries of a magnitude of 1, and gradients sum a few of them.
+# This allows for float32; a bag has at most six entries of a magnitude of 1, and gradients sum a
+# few of them.
 TOLERANCE = {"rtol": 1e-6, "atol": 2e-6}
 TABLE = np.random.default_rng(0).normal(size=(IDS, DIM)).astype(np.float32)
 
@@ -80,7 +81,7 @@ def test_rows_are_taken_with_include_last_offset():
 
 
 def test_the_first_of_equal_entries_wins_as_in_torch():
-    # Equal values within a column, so that only one of several entries may get the gradient.
+    # Values are equal within a column, so that only one of several entries may get the gradient.
     random = np.random.default_rng(2)
     table = random.integers(0, 2, (IDS, DIM)).astype(np.float32)
     for ids in itertools.islice(itertools.permutations(range(6)), 0, 720, 97):

@@ -24,7 +24,7 @@ class Case:
 
     cls: type[keras.layers.Layer]
     output: tuple[int, ...]
-    # Arguments that differ from their defaults.
+    # These arguments differ from their defaults.
     special: dict[str, Any]
 
     def make(self, **arguments: Any) -> keras.layers.Layer:
@@ -114,7 +114,8 @@ def test_the_weight_starts_uniform_within_the_root_of_one_by_the_rows(case):
     values, bound = layer.weight.numpy(), 1 / 50
     assert len(values) == 20_000
     assert np.abs(values).max() <= bound
-    # The standard deviation of a uniform variable, within 4 of its own.
+    # The values have the standard deviation of a uniform variable, within 4 deviations of its
+    # estimate.
     assert values.std() == pytest.approx(bound / 3**0.5, rel=0.015)
     assert abs(values.mean()) < 4 * bound / (3 * 20_000) ** 0.5
 
@@ -246,7 +247,7 @@ def test_a_dtype_policy_decides_the_weight_and_the_output(case, policy):
     exact = case.make(dtype="float64", seed=0)
     exact.build()
     exact.set_weights([np.asarray(layer.weight, np.float64)])
-    # Three entries of at most 1/6, summed in 24 bits, rounded to 8, 11 or 24.
+    # A sum has three entries of at most 1/6, is made in 24 bits, and is rounded to 8, 11 or 24.
     tolerance = {"bfloat16": 2e-3, "float16": 2.5e-4, "float32": 1e-7, "float64": 0}[compute]
     np.testing.assert_allclose(tf.cast(layer(ids), tf.float64), exact(ids), rtol=0, atol=tolerance)
 

@@ -28,7 +28,7 @@ def gradient_of(layer, loss):
 
 
 def after_adagrad(layer, gradient) -> np.ndarray:
-    """The weight after a rule that squares the gradient."""
+    """Returns the weight after a rule that squares the gradient."""
     keras.optimizers.Adagrad(1.0).apply([gradient], [layer.weight])
     return layer.weight.numpy()
 

@@ -74,7 +74,7 @@ def test_each_optimizer_trains_it_as_what_is_composed_of_ops(make_optimizer):
     assert np.abs(expected - START).max() > 1e-3
     for sparse_gradient in (False, True):
         trained = train(ours(sparse_gradient=sparse_gradient), make_optimizer)
-        # As keras_reference: float32, the sums of a slot in another order.
+        # This is as in keras_reference: float32, the sums of a slot in another order.
         np.testing.assert_allclose(trained, expected, rtol=0, atol=1e-5)
 
 
@@ -133,7 +133,7 @@ def test_replicas_of_a_mirrored_strategy_choose_no_slices_by_themselves():
             model.add(layer)
             model.compile(keras.optimizers.Adagrad(0.1), "mse")
         ids, targets = (array[: 2 * BATCH] for array in batches())
-        # A batch of a static size for each replica.
+        # Each replica gets a batch of a static size.
         data = tf.data.Dataset.from_tensor_slices((ids, targets))
         model.fit(data.batch(BATCH, drop_remainder=True), shuffle=False, verbose=0)
         return HashedEmbedding(IDS, DIM, weight=layer, seed=0)(np.arange(IDS)).numpy()

@@ -21,7 +21,7 @@ def sharing(weight, **arguments):
 
 
 def model_of(owner, sharer, hidden=0):
-    """A model of both; with hidden layers above the owner Keras lists the sharer first."""
+    """Makes a model of both; with hidden layers above the owner Keras lists the sharer first."""
     inputs = [keras.Input((3,), dtype="int64", name=name) for name in "ab"]
     first, second = owner(inputs[0]), sharer(inputs[1])
     for _ in range(hidden):
@@ -71,7 +71,7 @@ def test_layers_of_one_weight_hash_their_ids_each_in_its_own_way():
     ids = np.arange(100)[:, None]
     rows = [layer(ids).numpy() for layer in (owner, *twins)]
     for a, b in ((0, 1), (0, 2), (1, 2)):
-        # 200 values: two layers agree by chance in one element of 200.
+        # There are 200 values, so two layers agree by chance in one element of 200.
         assert (rows[a] == rows[b]).mean() < 0.03
 
 
@@ -133,7 +133,7 @@ def test_a_shared_weight_is_trained_once_with_the_gradients_of_all_its_layers():
         losses = [tf.reduce_sum(owner(first) ** 2), tf.reduce_sum(sharer(second) ** 2)]
         both = losses[0] + losses[1]
     of_both, *of_each = (tape.gradient(y, owner.weight.value) for y in (both, *losses))
-    # float32 sums in another order.
+    # This allows for float32 sums in another order.
     np.testing.assert_allclose(of_both, of_each[0] + of_each[1], rtol=0, atol=1e-6)
     model = model_of(owner, sharer)
     assert sum(weight is owner.weight for weight in model.trainable_weights) == 1
@@ -143,7 +143,7 @@ LARGE = 10**7
 
 
 def kind_of_gradient(layer, calls):
-    """Of the gradient of a step that calls the layer so often."""
+    """Returns the kind of the gradient of a step that calls the layer so often."""
     with tf.GradientTape() as tape:
         loss = sum(tf.reduce_sum(layer(tf.constant([[i, 2]]))) for i in range(calls))
     return type(tape.gradient(loss, layer.weight.value))

@@ -12,7 +12,7 @@ MAKERS = {
     "HashedEmbedding": lambda **given: sok.HashedEmbedding(1000, 4, **given),
     "HashedEmbeddingBag": lambda **given: sok.HashedEmbeddingBag(1000, 4, **given),
 }
-# What Keras 2 and 3 have beside output_dim, and a word of the remedy.
+# Keras 2 and 3 have these beside output_dim; each comes with a word of the remedy.
 ARGUMENTS = {
     "input_dim": "Any integer|num_embeddings",
     "input_length": "keras.Input",

@@ -108,7 +108,7 @@ def test_a_step_without_keys_changes_no_row():
 def test_fit_goes_through_empty_batches():
     layer = DynamicEmbedding(DIM, "zeros")
     model = keras.Sequential([keras.Input((), dtype="int64"), layer])
-    # The sum, as the mean over no samples is 0 / 0 in Keras.
+    # The loss is the sum, as the mean over no samples is 0 / 0 in Keras.
     model.compile(ko.SGD(1.0), keras.losses.MeanAbsoluteError(reduction="sum"))
 
     def batches():
@@ -118,7 +118,7 @@ def test_fit_goes_through_empty_batches():
     signature = (tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, DIM], tf.float32))
     data = tf.data.Dataset.from_generator(batches, output_signature=signature)
     model.fit(data, verbose=0)
-    # Each sample has a gradient of -1 / DIM; exact in binary.
+    # Each sample has a gradient of -1 / DIM, which is exact in binary.
     expected = np.array([[2.0], [2.0], [1.0]]) / DIM * np.ones(DIM)
     np.testing.assert_array_equal(layer.table.lookup([0, 1, 2]), expected)
 
@@ -132,7 +132,7 @@ def test_a_first_step_without_keys_makes_no_rows():
 def test_ten_million_keys_get_rows_that_start_where_they_were_promised_to():
     count, dim = 10_000_000, 2
     table = Table(dim, RowInitializer("uniform", -1.0, 1.0, None), seed=3)
-    # Odd multiplier: distinct keys, spread over 64 bits.
+    # An odd multiplier keeps keys distinct, and spreads them over 64 bits.
     keys = np.arange(count, dtype=np.int64) * np.int64(0x1E3779B97F4A7C15)
     sample = keys[np.random.default_rng(0).integers(0, count, 100_000)]
     before = table.lookup(sample)
@@ -140,7 +140,8 @@ def test_ten_million_keys_get_rows_that_start_where_they_were_promised_to():
         tf_ops.lookup(table.resource_handle, part, dim, make_rows=True)
     assert table.size() == count
     np.testing.assert_array_equal(table.lookup(sample), before)
-    # 16 bytes of a row, its key and its place in the index, with room to grow: far below 2 GB.
+    # A row takes 16 bytes, and its key and place in the index more, with room to grow: far below 2
+    # GB.
     assert table.stats()["bytes"] < 1e9
     # Rows are where their keys say: a change of one key shows in no other.
     table.assign(sample[:1], np.full((1, dim), 9.0, np.float32))

@@ -48,8 +48,8 @@ class Case:
         )
 
     def fit(self, model: keras.Model, keys: np.ndarray, **arguments: Any) -> None:
-        # Without a graph, which takes longer to build than these few steps do. What fit does in a
-        # graph is the subject of test_training_equals_keras.py.
+        # This trains without a graph, which takes longer to build than these few steps do. What fit
+        # does in a graph is the subject of test_training_equals_keras.py.
         model.run_eagerly = True
         targets = np.linspace(-1, 1, len(keys)).astype(np.float32)[:, None]
         model.fit(keys, targets, verbose=0, shuffle=False, **arguments)
@@ -65,7 +65,7 @@ CASES = {
     "dynamic_input": Case(
         All2AllDenseEmbedding, {**SHARDED, "nnz_per_slot": 1, "dynamic_input": True}, None
     ),
-    # So many buckets that no two of the keys have one in common.
+    # There are so many buckets that no two of the keys have one in common.
     "adaptive": Case(
         AdaptiveEmbedding,
         {"output_dim": DIM, "static_buckets": 10**6, "promote_after": 1, "sketch_capacity": 1000},
@@ -203,7 +203,7 @@ def test_a_dtype_policy_decides_the_output_and_rows_stay_float32(case, policy, c
     assert symbolic.dtype == compute
     assert outputs.dtype == tf.as_dtype(compute)
     assert layer.table.lookup(keys).dtype == np.float32
-    # Rounding to the nearest bfloat16, as tf.cast does it.
+    # This rounds to the nearest bfloat16, as tf.cast does it.
     np.testing.assert_array_equal(outputs, tf.cast(layer.table.lookup(keys), compute))
 
 
@@ -403,7 +403,7 @@ def test_mask_zero_gives_what_keras_embedding_gives_to_a_pooling_layer():
     theirs.build()
     theirs.set_weights([ours.table.lookup(np.arange(6))])
     pooling = keras.layers.GlobalAveragePooling1D()
-    # float32, the same operations.
+    # This allows for float32, with the same operations.
     np.testing.assert_allclose(pooling(ours(keys)), pooling(theirs(keys)), rtol=1e-6)
 
 

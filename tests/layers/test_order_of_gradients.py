@@ -18,7 +18,7 @@ def dynamic():
 
 
 def adaptive():
-    # Rows of their own from the first sight on.
+    # Keys have rows of their own from the first sight on.
     return AdaptiveEmbedding(DIM, 1000, promote_after=1, embeddings_initializer="zeros")
 
 
@@ -120,7 +120,7 @@ def test_replicas_can_be_repeated_bit_by_bit():
 
 
 def test_fit_can_be_repeated_bit_by_bit():
-    # A layer that is called twice on keys in common: its two deposits come as threads have it.
+    # A layer is called twice on keys in common: its two deposits come as threads have it.
     random = np.random.default_rng(5)
     left, right = random.integers(0, 40, (2, 128, 3))
     targets = random.normal(size=(128, 1)).astype(np.float32)

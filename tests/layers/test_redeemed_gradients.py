@@ -30,7 +30,7 @@ def loss_of(layer: Any, keys: Any, targets: Any) -> Any:
 
 
 def gradients(tape: tf.GradientTape, loss: Any, layer: Any) -> list[Any]:
-    """Those of a dense layer as Keras would apply them to a dense weight: summed by key."""
+    """Sums gradients of a dense layer by key, as Keras would apply them to a dense weight."""
     return [tf.convert_to_tensor(g) for g in tape.gradient(loss, layer.trainable_variables)]
 
 
@@ -147,7 +147,7 @@ WAYS = {
 }
 
 
-# Rules by which a row without a gradient rests in the dense layer too.
+# By these rules a row without a gradient rests in the dense layer too.
 RULES = {
     "sgd": lambda: keras.optimizers.SGD(0.02),
     "adagrad": lambda: keras.optimizers.Adagrad(0.1),
@@ -255,7 +255,7 @@ def test_gradients_that_nobody_applies_cost_memory_for_some_steps(layer):
 
 def test_gradients_of_a_place_that_is_used_again_are_told_apart(layer):
     optimizer = keras.optimizers.SGD(1.0)
-    taken = [take(layer) for _ in range(72)]  # of which 8 share a place with an earlier one
+    taken = [take(layer) for _ in range(72)]  # 8 of these share a place with an earlier one
     for i, each in enumerate(taken[64:]):
         optimizer.apply(each, layer.trainable_variables)
         np.testing.assert_array_equal(rows_of(layer)[1], [-(i + 1.0)] * DIM)

@@ -22,7 +22,7 @@ def layer():
 
 
 def changed(contents, field, value):
-    """The export with one field that `value` has made of the old one."""
+    """Returns the export with one field that `value` has made of the old one."""
     return contents._replace(**{field: value(np.array(getattr(contents, field)))})
 
 
@@ -64,7 +64,7 @@ def test_a_table_refuses_rows_that_no_training_leaves(layer, case):
 
 
 def test_a_rule_of_the_same_width_does_not_take_the_others_slots():
-    # Its slots are "accumulator" and "linear"; Adam's first one goes below 0.
+    # The slots of Ftrl are "accumulator" and "linear"; Adam's first one goes below 0.
     contents = trained(DynamicEmbedding(DIM)).table.export(slots=True)
     assert (contents.slots < 0).any()
     with pytest.raises(ValueError, match="'accumulator' of key"):

@@ -73,7 +73,7 @@ def test_replicas_of_a_mirrored_strategy_train_one_table(make_optimizer):
     assert trained.table.stats()["steps"] == TEN
 
 
-# Documents Keras: its accumulation merges replicas inside of a condition, which tf.distribute
+# This documents Keras: its accumulation merges replicas inside of a condition, which tf.distribute
 # refuses, with any layer. If it fails, Batches under both can be compared like the rest.
 def test_keras_does_not_accumulate_gradients_under_a_mirrored_strategy():
     with mirrored().scope():
@@ -103,6 +103,6 @@ def test_two_models_that_share_a_layer_train_it_in_turns_with_sgd():
             tables.append(layer.table.lookup(np.arange(VOCABULARY)))
         else:
             tables.append(layer.get_weights()[0])
-    # As Trained.assert_equal.
+    # The tolerance is that of Trained.assert_equal.
     np.testing.assert_allclose(*tables, rtol=0, atol=1e-5)
     assert np.abs(tables[0] - batches.start).max() > 1e-3

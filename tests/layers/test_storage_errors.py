@@ -94,7 +94,7 @@ def test_a_storage_that_is_closed_under_a_layer_is_named(tmp_path, eagerly):
     storage.close()
     model.compile("sgd", "mse", run_eagerly=eagerly)
     text = f"storage '{tmp_path / 'rows'}' is closed, and its tables with it; open it again"
-    # A graph, and a lookup in an eager model, raise TensorFlow's error; the table Python's.
+    # A graph, and a lookup in an eager model, raise TensorFlow's error; the table raises Python's.
     closed = (tf.errors.FailedPreconditionError, RuntimeError)
     for use in (
         lambda: model.fit(KEYS, TARGETS, verbose=0),

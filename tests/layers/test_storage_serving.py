@@ -95,7 +95,7 @@ def test_a_served_model_opens_the_storage_only_to_read(tmp_path, save):
     with kv.Storage(tmp_path / "rows", read_only=True):
         done = run(SERVE, *paths)
     assert done.returncode == 0, done.stderr[-2000:]
-    # float32; the dense layer may be fused otherwise in a signature.
+    # This allows for float32; the dense layer may be fused otherwise in a signature.
     np.testing.assert_allclose(np.load(tmp_path / "outputs.npy"), expected, rtol=1e-5, atol=1e-6)
     after = {file.name: file.read_bytes() for file in (tmp_path / "rows").iterdir()}
     assert after == before
@@ -114,7 +114,7 @@ def test_a_model_cannot_be_served_beside_the_process_that_trains_it(tmp_path, st
 
 
 def saved_with_rows(tmp_path):
-    """A model file, the folder of its rows, and how many there are; the folder is closed."""
+    """Makes a model file and the folder of its rows; says how many there are."""
     with kv.Storage(tmp_path / "rows") as storage:
         model = model_of(dynamic(storage=storage))
         train(model)
@@ -171,7 +171,7 @@ def test_a_saved_model_is_not_served_with_the_rows_of_another_storage(tmp_path):
     done = run(SERVE, *paths)
     assert done.returncode != 0
     assert f"expected the storage {storage.id} in '{folder}'" in done.stderr
-    # Whoever opens it before means it: the rows of a dump, as here.
+    # Whoever opens it before means it: the rows come from a dump, as here.
     opened = (
         f"    import sok_embed\n    storage = sok_embed.Storage({str(folder)!r}, read_only=True)\n"
     )

@@ -41,7 +41,7 @@ def test_rows_on_disk_train_to_the_bit_as_rows_in_memory(storage, make, optimize
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_in_a_graph_too_under_a_cache_that_is_too_small(tmp_path, policy):
-    # 60 000 rows of 16 floats and Adam's two slots: more than ten times the cache.
+    # There are 60 000 rows of 16 floats and Adam's two slots: more than ten times the cache.
     keys = RANDOM.permutation(60_000).reshape(-1, LENGTH)
     targets = np.resize(TARGETS, (len(keys), 1))
     found = []
@@ -182,7 +182,7 @@ def test_another_process_goes_on_and_its_interpreter_closes_the_storage(tmp_path
     np.save(tmp_path / "targets.npy", TARGETS)
     done = run(GO_ON, *(tmp_path / name for name in ("model.keras", "keys.npy", "targets.npy")))
     assert done.returncode == 0, done.stderr[-2000:]
-    # float32: kernels of the dense layer may split the sum otherwise there.
+    # This allows for float32: kernels of the dense layer may split the sum otherwise there.
     (loss,) = [line for line in done.stdout.splitlines() if line.startswith("loss")]
     assert float(loss.split()[1]) == pytest.approx(expected.history["loss"][1], rel=1e-5)
     with kv.Storage(tmp_path / "rows", read_only=True) as storage:
@@ -223,7 +223,8 @@ def test_saving_flushes(tmp_path, storage):
     ):
         train(model)
         save()
-        # What a kill at this moment would leave. A copy, because the folder is locked.
+        # This is what a kill at this moment would leave. It is a copy, because the folder is
+        # locked.
         copied = tmp_path / f"copy-{number}"
         copied.mkdir()
         for file in (tmp_path / "rows").iterdir():

@@ -11,7 +11,7 @@ DIM, IDS = 4, np.arange(300).reshape(100, 3)
 
 
 def cells_of(model):
-    """What stands in the column of the parameters, line by line."""
+    """Returns what stands in the column of the parameters, line by line."""
     lines = []
     model.summary(print_fn=lambda text, **_: lines.extend(text.splitlines()))
     rows = [line.split("│") for line in lines if line.startswith("│")]

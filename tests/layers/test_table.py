@@ -29,7 +29,7 @@ def trained_layer(optimizer=None, keys=(1, 2, 2, 3), steps=2):
 
 
 def by_key(contents):
-    """An export with slots, in the order of its keys."""
+    """Returns an export with slots, in the order of its keys."""
     order = np.argsort(contents.keys)
     arrays = {
         name: getattr(contents, name)[order]
@@ -79,7 +79,7 @@ def test_of_equal_keys_assign_takes_the_last():
 
 
 def test_of_many_equal_keys_assign_takes_the_last():
-    # Enough for several threads, which must not race for the last word.
+    # There are enough for several threads, which must not race for the last word.
     seed = 4
     keys = np.random.default_rng(seed).integers(0, 1000, 200_000)
     values = np.arange(len(keys), dtype=np.float32)
@@ -345,7 +345,7 @@ def test_the_memory_of_a_table_goes_with_it():
     after_one = peak()
     for _ in range(9):
         fill()
-    # Each table takes 26 MB of rows. 9 that stay would add 230 MB.
+    # Each table takes 26 MB of rows, so 9 that stay would add 230 MB.
     assert peak() - after_one < 100_000
 
 

@@ -31,7 +31,7 @@ def test_fit_trains_rows_like_a_static_layer(make_optimizer):
     assert trained.table.stats()["steps"] == STEPS
 
 
-# The others square the gradients of equal keys one by one: see the next test.
+# The other rules square the gradients of equal keys one by one: see the next test.
 @each(("sgd", "momentum", "nesterov", "lion"))
 def test_a_table_trains_like_the_plain_keras_layer_where_a_rule_is_linear_in_slices(make_optimizer):
     trained = train_both(make_optimizer, reference=keras.layers.Embedding)
@@ -39,8 +39,8 @@ def test_a_table_trains_like_the_plain_keras_layer_where_a_rule_is_linear_in_sli
     assert trained.table.stats()["steps"] == STEPS == 50
 
 
-# Documents Keras, not this package. If it fails, Keras sums the gradients of equal indices now,
-# and SummedGradientEmbedding can give way to keras.layers.Embedding.
+# This documents Keras, not this package. If it fails, Keras sums the gradients of equal indices
+# now, and SummedGradientEmbedding can give way to keras.layers.Embedding.
 @pytest.mark.parametrize("cls", [ko.Adagrad, ko.RMSprop, ko.Adam, ko.AdamW, ko.Ftrl])
 def test_keras_squares_the_gradients_of_equal_indices_one_by_one(cls):
     values = []
@@ -71,7 +71,7 @@ def test_reduce_lr_on_plateau_reaches_the_rows():
     rates = []
 
     def train(model, keys, targets):
-        # min_delta=10: no epoch counts as better, so that the rate falls after each.
+        # With min_delta=10 no epoch counts as better, so that the rate falls after each.
         plateau = keras.callbacks.ReduceLROnPlateau("loss", 0.3, patience=1, min_delta=10.0)
         fit(model, keys, targets, epochs=5, callbacks=[plateau])
         rates.append(float(model.optimizer.learning_rate))
@@ -243,7 +243,7 @@ def test_all2all_dense_embedding_trains_like_a_static_layer():
         else:
             layer.set_weights([batches.start])
         fit(model, batches.keys.reshape(-1, 2, LENGTH // 2), batches.targets)
-    # As Trained.assert_equal.
+    # The tolerance is that of Trained.assert_equal.
     np.testing.assert_allclose(
         ours.table.lookup(np.arange(VOCABULARY)), theirs.get_weights()[0], rtol=0, atol=1e-5
     )

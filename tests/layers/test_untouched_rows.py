@@ -19,7 +19,7 @@ import sok_embed
 
 
 def test_rows_rest_where_the_batch_does_not_contain_their_key_with_sgd():
-    # Without slots, a row without gradient rests in Keras as well.
+    # Without slots, a row without a gradient rests in Keras as well.
     train_both(OPTIMIZERS["sgd"], batches=Batches(absent=(0, 7, 49))).assert_equal()
 
 
@@ -51,7 +51,7 @@ def test_keras_moves_absent_rows_with_adam_and_a_table_does_not():
 
 
 def coefficient_batches(random, steps, keys_per_step):
-    """Keys `[n]` with repeats and absences, and the gradient `[n, DIM]` that each gets."""
+    """Yields keys `[n]` with repeats and absences, and the gradient `[n, DIM]` of each."""
     for _ in range(steps):
         keys = random.integers(0, VOCABULARY, keys_per_step)
         yield keys, random.normal(size=(keys_per_step, DIM)).astype(np.float32)
@@ -79,7 +79,7 @@ def test_rowwise_adagrad_follows_its_formula_in_float64():
             expected[key] -= 0.1 * gradient / (np.sqrt(sums[key]) + 1e-3)
     optimizer = sok_embed.optimizers.RowwiseAdagrad(0.1, 0.2, 1e-3)
     train_on_coefficients(layer, optimizer, batches)
-    # 50 steps in float32 of at most 0.1 each.
+    # This allows for 50 steps in float32 of at most 0.1 each.
     np.testing.assert_allclose(
         layer.table.lookup(np.arange(VOCABULARY)), expected, rtol=1e-5, atol=1e-5
     )
@@ -99,7 +99,8 @@ def test_adam_with_absent_keys_is_lazy_adam_in_float64():
             alpha = 0.01 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
             expected[key] -= alpha * m[key] / (np.sqrt(v[key]) + 1e-7)
     train_on_coefficients(layer, ko.Adam(0.01), batches)
-    # 50 steps in float32 of at most 0.01 each, and 1 - 0.999 in float32 has an error of 1e-5.
+    # This allows for 50 steps in float32 of at most 0.01 each; 1 - 0.999 in float32 has an error of
+    # 1e-5.
     np.testing.assert_allclose(
         layer.table.lookup(np.arange(VOCABULARY)), expected, rtol=1e-5, atol=1e-5
     )

@@ -26,7 +26,7 @@ def test_norms_are_right_after_many_gradients_that_nobody_applied(clip, in_funct
             if not clip:
                 taken, _ = tf.clip_by_global_norm(taken, 1.3)
             elif in_function and i < skipped:
-                # What nobody needs would not be taken.
+                # Gradients that nobody needs would not be taken.
                 tf.py_function(lambda *_: None, taken, [])
         optimizer.apply(taken, model.trainable_variables)
 

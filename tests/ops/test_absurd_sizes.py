@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-# In a process with little memory, so that a machine with a lot of it tests the same.
+# This runs in a process with little memory, so that a machine with a lot of it tests the same.
 PROGRAM = """
 import resource
 import tempfile

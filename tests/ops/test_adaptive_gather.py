@@ -119,7 +119,7 @@ def test_admission_counts_each_occurrence_of_mask_1_in_lookups_that_make_rows(wr
     assert tf_ops.size(table) == 0
     run(keys, tf.constant([1, 0, 0, 0, 0, 0]), True)
     assert sorted(rows_of(table)) == [8]
-    # Twice before, and the third time here: in the second of two places.
+    # The key was seen twice before, and the third time here: in the second of two places.
     run(tf.constant([10, 9, 9], tf.int64), tf.constant([1, 1, 1]), True)
     assert sorted(rows_of(table)) == [8, 9]
     np.testing.assert_array_equal(rows_of(table)[9], static.numpy()[2])
@@ -168,7 +168,8 @@ def test_rows_made_after_a_commit_copy_the_slots_that_it_named(wrap, table, rule
     step([1, 2], [])
     np.testing.assert_array_equal(slots_of_row(1), fresh)  # nobody knew of slots
     step([3], [slot.handle for slot in slots])
-    np.testing.assert_array_equal(slots_of_row(3), fresh)  # made before the commit said so
+    # This row was made before the commit said so.
+    np.testing.assert_array_equal(slots_of_row(3), fresh)
     slots[0].assign_add(tf.ones_like(slots[0]))  # the ones of the time at which a row is made
     wrap(lambda: gather(table, static, [4, 11, 4], [1, 1, 0], copy_slots=copy))()
     for key in (4, 11):

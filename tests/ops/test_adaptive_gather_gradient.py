@@ -31,7 +31,7 @@ def wrap(request):
 
 
 def batches(seed, steps, shape=(6, 4), keys=40):
-    """Keys of which some come often, masks, and gradients of the order of 1."""
+    """Yields keys of which some come often, masks, and gradients of the order of 1."""
     random = np.random.default_rng(seed)
     for _ in range(steps):
         ids = np.minimum(random.zipf(1.3, shape), keys) - 5
@@ -70,10 +70,10 @@ def test_slices_of_the_variable_sum_to_the_dense_gradient(wrap, make_rows, dtype
                 expected[key % BUCKETS] += g
                 shared += 1
                 buckets.add(int(key) % BUCKETS)
-        # Each once: optimizers that square a gradient must square the sum.
+        # Each index is there once: optimizers that square a gradient must square the sum.
         assert sorted(slices.indices.numpy()) == sorted(buckets)
         assert tuple(slices.dense_shape.numpy()) == (BUCKETS, DIM)
-        # Sums of 24 float32 at most, of the order of 1.
+        # This allows for sums of 24 float32 at most, of the order of 1.
         np.testing.assert_allclose(tf.convert_to_tensor(slices), expected, rtol=0, atol=1e-5)
         assert of_anchor == 0.0
         assert pending(table) == keys.size - shared
@@ -107,10 +107,10 @@ def test_steps_of_both_kinds_of_rows_equal_numpy(wrap, rule, min_count, storage,
     for keys, mask, gradients in batches(2, 8):
         found, _, committed = step(tf.constant(keys), tf.constant(mask), tf.constant(gradients))
         expected = model.step(keys, keys % BUCKETS, mask, gradients)
-        # 1e-5: a few float32 steps of the order of 1.
+        # 1e-5 allows for a few float32 steps of the order of 1.
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
         assert committed == 0.0
-        # The static rows' own optimizer: the model, so that only own rows are in question.
+        # The static rows' own optimizer is the model's, so that only own rows are in question.
         static.assign(np.array([row.embedding for row in model.static]))
         for i, slot in enumerate(slots):
             slot.assign(np.array([row.slots[i] for row in model.static]))
@@ -266,7 +266,7 @@ def test_the_fed_gradient_of_the_static_rows_is_that_of_finite_differences():
         ahead[bucket, column] += step
         behind[bucket, column] -= step
         numeric = (read(ahead)[0] - read(behind)[0]) / (2 * step)
-        # Quadratic, so exact but for float32 sums of the order of 10.
+        # The loss is quadratic, so this is exact but for float32 sums of the order of 10.
         np.testing.assert_allclose(analytic[bucket, column], numeric, rtol=0, atol=1e-3)
 
 
@@ -277,6 +277,6 @@ def test_a_row_removed_between_lookup_and_commit_does_not_start_as_the_tables_ow
     _, of_anchor = tape.gradient(loss, [static, anchor])
     tf_ops.remove(table, tf.constant([4]))
     commit(table, of_anchor, "sgd")
-    # Never from the initializer's 7: it is gone, or it is the static row with the step.
+    # No row starts from the initializer's 7: it is gone, or it is the static row with the step.
     for row in rows_of(table).values():
         np.testing.assert_allclose(row, static.numpy()[4] - 0.25, rtol=0, atol=1e-6)

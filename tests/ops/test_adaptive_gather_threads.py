@@ -10,7 +10,7 @@ from adaptive_gather_model import DIM, gather, new_static, new_table
 from sok_embed import kv, tf_ops
 
 KEYS = np.arange(50_000, dtype=np.int64)
-SECONDS = 60  # in which all calls together must end
+SECONDS = 60  # all calls together must end in this time
 
 
 def test_gathers_assignments_and_flushes_do_not_wait_for_each_other_for_good(tmp_path):
@@ -35,7 +35,7 @@ def test_gathers_assignments_and_flushes_do_not_wait_for_each_other_for_good(tmp
             call(seed)
 
     work = [(look_up, 10)] * 6 + [(assign, 10), (lambda _: storage.flush(), 20)]
-    # Daemons, since threads that wait for good would keep the process, too.
+    # The threads are daemons, since those that wait for good would keep the process, too.
     threads = [threading.Thread(target=repeat, args=each, daemon=True) for each in work]
     deadline = time.monotonic() + SECONDS
     for thread in threads:

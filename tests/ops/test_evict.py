@@ -18,7 +18,7 @@ def new_table(**attributes):
 
 
 def step(table, keys):
-    """A step with gradients of zero; returns the anchor after it."""
+    """Makes a step with gradients of zero; returns the anchor after it."""
     receipt = tf_ops.lookup(table, tf.constant(keys, tf.int64), DIM, True).receipt
     anchor = tf_ops.deposit(receipt, tf.zeros((len(keys), DIM)))
     return tf_ops.commit(table, anchor, "sgd", [], tf.zeros(0, tf.float64))
@@ -114,7 +114,7 @@ def test_a_session_evicts_after_its_step():
                 sorted(session.run(evicted, {keys: ids}).tolist())
                 for ids in ([1, 2], [2], [5], [2, 6], [6], [6])
             ]
-    # In steps 2, 4 and 6, rows of two steps ago or more.
+    # In steps 2, 4 and 6 rows go that were trained two steps ago or more.
     assert found == [[], [], [], [1], [], [2, 5]]
 
 

@@ -18,7 +18,7 @@ def slots_of(block_size=1, **spec):
 
 
 def repetitions(rows):
-    """How many of the rows one before them equals."""
+    """Returns how many of the rows one before them equals."""
     # One 64-bit number a row, a sum with odd random factors, sorts faster than the row does. Two
     # different rows of a million have the same one with a probability of 1e12 / 2**65.
     factors = np.random.default_rng(0).integers(0, 2**63, rows.shape[1], np.uint64) * 2 + 1
@@ -28,7 +28,8 @@ def repetitions(rows):
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_mixed_maps_no_two_of_a_million_ids_to_the_same_slots(seed):
-    # 250,000**16 tuples: two equal ones are not to be expected in the life of the universe.
+    # There are 250,000**16 tuples: two equal ones are not to be expected in the life of the
+    # universe.
     slots, _ = slots_of(seed=seed)
     assert repetitions(slots) == 0
 
@@ -45,14 +46,15 @@ def chi_square(values, cells):
 
 
 def bound_of_99_percent(cells):
-    """The quantile of chi-square with cells - 1 degrees of freedom (Wilson and Hilferty 1931)."""
+    """Returns chi-square's quantile for cells - 1 degrees of freedom (Wilson and Hilferty 1931)."""
     degrees = cells - 1
     part = 2 / (9 * degrees)
     return degrees * (1 - part + 2.3263478740408408 * part**0.5) ** 3
 
 
 def test_the_bound_is_that_of_the_tables():
-    # NIST, upper critical values: 135.807 at 100 degrees, within the formula's 0.01 %.
+    # The reference is NIST's table of upper critical values: 135.807 at 100 degrees, within the
+    # formula's 0.01 %.
     assert bound_of_99_percent(101) == pytest.approx(135.807, rel=1e-3)
 
 
@@ -72,7 +74,7 @@ def test_mixed_uses_all_slots_alike_in_each_dimension():
 
 def test_seeds_hash_independently_of_each_other():
     first, second = slots_of()[0][:, 0], slots_of(seed=1)[0][:, 0]
-    # Pairs of slots, in 64 x 64 cells.
+    # These count pairs of slots, in 64 x 64 cells.
     pairs = (first * 64 // SIZE) * 64 + second * 64 // SIZE
     assert chi_square(pairs, 64 * 64) < bound_of_99_percent(64 * 64)
 
@@ -81,11 +83,11 @@ def test_seeds_hash_independently_of_each_other():
 def test_signs_are_even_and_independent_of_dimension_and_slot(block_size):
     slots, signs = slots_of(sign=True, block_size=block_size)
     negative = signs < 0
-    # 4 standard deviations of a fair coin, 0.5 / sqrt(n): once in 16,000.
+    # The bound is 4 standard deviations of a fair coin, 0.5 / sqrt(n): it is passed once in 16,000.
     assert abs(negative.mean() - 0.5) < 2 / np.sqrt(negative.size)
     by_dimension = negative.mean(axis=0)
     np.testing.assert_allclose(by_dimension, 0.5, rtol=0, atol=2.5 / np.sqrt(IDS))
-    # Neighbouring dimensions, and sign and upper half of the slots.
+    # These pair neighbouring dimensions, and sign and upper half of the slots.
     neighbours = (negative[:, 1:] ^ negative[:, :-1]).mean(axis=0)
     np.testing.assert_allclose(neighbours, 0.5, rtol=0, atol=2.5 / np.sqrt(IDS))
     upper = (negative ^ (slots >= SIZE // 2)).mean(axis=0)

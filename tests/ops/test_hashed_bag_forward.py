@@ -22,7 +22,7 @@ def test_float64_equals_the_reference_exactly(mapping, mode):
 @pytest.mark.parametrize("mode", MODES)
 @each_mapping()
 def test_float32_equals_the_reference_within_a_millionth(mapping, mode):
-    # At most 9 entries of a magnitude of 1, each rounded to 24 bits.
+    # A bag has at most 9 entries of a magnitude of 1, each rounded to 24 bits.
     for bags in cases(mapping, mode, "float32", "int32"):
         np.testing.assert_allclose(forward(bags), bags.forward(), rtol=1e-6, atol=1e-6)
 
@@ -44,7 +44,7 @@ def test_narrow_floats_are_summed_in_float32_and_rounded_once(mode, out, of_weig
             weight=rounded(bags.weight, of_weight),
             per_sample_weights=rounded(bags.per_sample_weights, out),
         )
-        # float32: as above. Of the others, half of the last of 8 or 11 bits besides.
+        # float32 is as above. The others add half of the last of 8 or 11 bits.
         tolerance = {"float32": 1e-6, "bfloat16": 2**-8, "float16": 2**-11 + 1e-6}[out]
         np.testing.assert_allclose(
             tf.cast(outputs, tf.float32), reference.forward(), rtol=tolerance, atol=1e-6
@@ -98,7 +98,7 @@ def test_shapes_are_inferred():
 
 
 def test_repeated_calls_give_the_same_bits():
-    # Enough for every thread of the pool to have a part.
+    # There are enough for every thread of the pool to have a part.
     random = np.random.default_rng(0)
     weight = tf.constant(random.normal(size=5000).astype(np.float32))
     ids = tf.constant(random.integers(0, 10**6, (3000, 20)))
@@ -147,7 +147,7 @@ def test_slots_beyond_32_bits_are_those_of_the_reference(hash, size):
     ],
 )
 def test_the_original_hash_of_the_reference_is_that_of_the_pytorch_project(a, b, expected):
-    # The values that its kernels give.
+    # These are the values that its kernels give.
     assert original_hash(a, b) == expected
 
 

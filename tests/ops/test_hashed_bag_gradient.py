@@ -14,7 +14,7 @@ FEW = ("mixed", "mixed_blocks_of_5_signed", "original", "modulo_blocks_of_5")
 
 
 def gradients(bags, upstream, weight=None, **options):
-    """Of the weight and, if there are any, of the weights of the entries."""
+    """Returns gradients of the weight and, if there are any, of the weights of the entries."""
     weight = tf.constant(bags.weight) if weight is None else weight
     factors = bags.per_sample_weights
     sources = [weight] if factors is None else [weight, tf.constant(factors)]
@@ -37,7 +37,7 @@ def dense(gradient):
 @pytest.mark.parametrize("mode", MODES)
 @each_mapping()
 def test_gradients_equal_the_reference(mapping, mode, gradient):
-    # float64: only the order of the sums differs.
+    # In float64 only the order of the sums differs.
     for bags in cases(mapping, mode):
         upstream = upstream_of(bags)
         of_weight, *of_factors = gradients(bags, upstream, gradient=gradient)
@@ -50,7 +50,7 @@ def test_gradients_equal_the_reference(mapping, mode, gradient):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_in_float32_are_within_a_millionth(mode):
-    # Sums of at most some tens of terms of a magnitude of 1, in 24 bits.
+    # These are sums of at most some tens of terms of a magnitude of 1, in 24 bits.
     for bags in cases("mixed_blocks_of_4", mode, "float32", "int32"):
         upstream = upstream_of(bags)
         of_weight, *of_factors = gradients(bags, upstream)
@@ -72,8 +72,8 @@ def test_gradients_equal_finite_differences(mapping, mode):
             lambda *tensors, b=bags: forward(b, *tensors), arguments, delta=1e-4
         )
         for got, expected in zip(theoretical, numerical, strict=True):
-            # Linear but for max, whose steps are too small to change a winner here: what is left
-            # is the rounding of differences, 1e-16 / 1e-4.
+            # The functions are linear but for max, whose steps are too small to change a winner
+            # here: what is left is the rounding of differences, 1e-16 / 1e-4.
             np.testing.assert_allclose(got, expected, rtol=0, atol=1e-9)
 
 
@@ -88,7 +88,7 @@ def test_sparse_gradients_are_the_dense_ones_at_distinct_ascending_slots(mapping
         slots = sparse.indices.numpy()
         assert (np.diff(slots) > 0).all()
         np.testing.assert_array_equal(sparse.dense_shape, bags.weight.shape)
-        # float64: the order of the sums is another.
+        # In float64 the order of the sums is another.
         np.testing.assert_allclose(dense(sparse), whole, rtol=1e-12, atol=1e-12)
         untouched = np.setdiff1d(np.arange(len(bags.weight)), slots)
         np.testing.assert_array_equal(whole.numpy()[untouched], 0)

@@ -14,7 +14,7 @@ WEIGHT, FACTORS = RANDOM.normal(size=SIZE), RANDOM.normal(size=(2, 3))
 
 
 def composed(weight, factors, mode):
-    """The same bags, of ops whose gradients have gradients."""
+    """Reduces the same bags by ops whose gradients have gradients."""
     slots, _ = tf_ops.hash_slots(np.ravel(IDS), SIZE, embedding_dim=4)
     rows = tf.reshape(tf.gather(tf.convert_to_tensor(weight), slots), [2, 3, 4])
     if factors is not None:
@@ -23,7 +23,7 @@ def composed(weight, factors, mode):
 
 
 def penalty_gradients(bags, scaled):
-    """Of the squared norm of a gradient, as a gradient penalty has it."""
+    """Returns gradients of the squared norm of a gradient, as a gradient penalty has it."""
     weight = tf.Variable(WEIGHT)
     sources = [weight, tf.Variable(FACTORS)] if scaled else [weight]
     with tf.GradientTape() as outer:
@@ -42,7 +42,7 @@ def test_second_derivatives_equal_those_of_a_gather(mode, scaled, gradient):
 
     expected = penalty_gradients(lambda w, f=None: composed(w, f, mode), scaled)
     for got, wanted in zip(penalty_gradients(ours, scaled), expected, strict=True):
-        # float64: only the order of sums differs.
+        # In float64 only the order of sums differs.
         np.testing.assert_allclose(got, wanted, rtol=1e-11, atol=1e-11)
 
 

@@ -17,7 +17,7 @@ NEEDED_GB = 20
 
 
 def free_gb():
-    """What processes can still take, or 0 where the system does not tell."""
+    """Returns what processes can still take, or 0 where the system does not tell."""
     meminfo = Path("/proc/meminfo")
     found = re.search(r"MemAvailable:\s+(\d+)", meminfo.read_text()) if meminfo.exists() else None
     return int(found[1]) * 1024 / 1e9 if found else 0.0
@@ -45,8 +45,8 @@ def test_bags_and_their_sparse_gradients_are_right(weight, hash, mode):
     slots, signs = slots_and_signs(ids.reshape(-1).tolist(), SIZE, dim, **spec)
     touched = np.unique(slots)
     assert touched[-1] >= 2**31 > touched[0]
-    # Multiples of 1/8 of at most 5 bits: sums of five are exact in bfloat16, and so are those of
-    # the gradients.
+    # Values are multiples of 1/8 of at most 5 bits: sums of five are exact in bfloat16, and so are
+    # those of the gradients.
     values = random.integers(-15, 16, len(touched)) / 8
     weight.scatter_update(tf.IndexedSlices(tf.constant(values, tf.bfloat16), touched))
 

@@ -261,7 +261,7 @@ def test_a_tf1_optimizer_commits_through_the_constraint_of_the_anchor():
                 session.run(train, feed)
             after, anchor_value, steps = session.run([found, anchor, tf_ops.steps(table)], feed)
     sums = np.array([[3.0], [3.0], [4.0]])
-    # Three float32 subtractions.
+    # This allows for three float32 subtractions.
     np.testing.assert_allclose(after, before - 3 * 0.5 * sums, rtol=0, atol=1e-6)
     assert anchor_value == 0.0 and steps == 3
 
@@ -279,7 +279,7 @@ def test_unique_and_partition_groups_distinct_keys_by_owner(wrap, dtype, owners,
     assert unique.dtype == keys.dtype
     np.testing.assert_array_equal(np.sort(unique), np.unique(keys))
     np.testing.assert_array_equal(unique[inverse], keys)
-    # Floor modulo of the key as a signed number, in Python's integers.
+    # This is floor modulo of the key as a signed number, in Python's integers.
     expected = [int(key) % owners for key in unique.astype(np.int64)]
     np.testing.assert_array_equal(np.repeat(np.arange(owners), splits), expected)
 
@@ -324,7 +324,7 @@ def test_the_gradient_of_expand_is_that_of_finite_differences():
     inverse = tf.constant([2, 0, 0, 1, 2, 2])
     rows = tf.constant(np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32))
     analytic, numeric = tf.test.compute_gradient(lambda r: tf_ops.expand(r, inverse), [rows])
-    # Linear; the difference quotient of float32 with TensorFlow's step of 2^-10.
+    # The function is linear; the difference quotient is of float32 with TensorFlow's step of 2^-10.
     np.testing.assert_allclose(analytic[0], numeric[0], rtol=0, atol=2e-3)
 
 
@@ -339,7 +339,7 @@ def test_expand_gradient_sums_in_float32(wrap, dtype, n):
     expected = np.zeros((distinct, 3))
     np.add.at(expected, inverse, tf.cast(gradients, tf.float64).numpy())
     assert sums.dtype == tf.float32
-    # Sums of some 600 float32 numbers of size 1.
+    # This allows for sums of some 600 float32 numbers of size 1.
     np.testing.assert_allclose(sums, expected, rtol=0, atol=1e-4)
 
 

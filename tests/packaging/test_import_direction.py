@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Folder -> the package that it is installed as.
+# Maps a folder to the package that it is installed as.
 FOLDERS = {
     "tf_ops": "sok_embed.tf_ops",
     "feature_column": "sok_embed.feature_column",
@@ -38,7 +38,7 @@ PYTHON = r"(?:nanobind|pybind11|binding)/|Python\.h"
 # Whoever includes the core needs none of the packages that it is built with.
 OF_THE_CORE = r"(?:rocksdb|nlohmann)/|xxhash\.h"
 
-# Room of tf_ops -> what none of its sources includes.
+# Maps a room of tf_ops to what none of its sources includes.
 FOREIGN_HEADERS = {
     "core": rf"(?:{TENSORFLOW}|{PYTHON}|cuda|cub/|nccl|thrust/)",
     "kernels": rf"(?:{PYTHON}|{OF_THE_CORE})",
@@ -46,8 +46,8 @@ FOREIGN_HEADERS = {
 }
 
 
-# Rooms of the core, the lowest first: each includes itself and those before it. Folders within a
-# room belong to it, unless they stand here.
+# The rooms of the core, the lowest first: each includes itself and those before it. Folders within
+# a room belong to it, unless they stand here.
 ROOMS_OF_THE_CORE = (
     "base",
     "rules",
@@ -85,7 +85,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports_of(source: str, module: str, is_package: bool, known: set[str]) -> Iterator[str]:
-    """The modules of sok_embed that a source imports, inside functions too."""
+    """Yields the modules of sok_embed that a source imports, inside functions too."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -164,7 +164,7 @@ def test_no_room_includes_what_belongs_to_another(room):
 
 
 def room_of(source: str) -> int:
-    """The place in ROOMS_OF_THE_CORE of a source or header, by its path below `core/`."""
+    """Returns the place in ROOMS_OF_THE_CORE of a source or header, by its path below `core/`."""
     folders = [source.split("/")[:-1]]
     while folders[-1]:
         name = "/".join(folders[-1])

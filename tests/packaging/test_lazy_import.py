@@ -7,7 +7,7 @@ import pytest
 
 import sok_embed
 
-# What must be there wherever TensorFlow or Keras is.
+# These must be there wherever TensorFlow or Keras is.
 REGISTERED = """
 import keras, tensorflow as tf
 assert "sok_embed>DynamicEmbedding" in keras.saving.get_custom_objects()
@@ -63,7 +63,7 @@ def test_layers_and_ops_are_known_in_whatever_order_modules_are_imported(imports
 
 
 def test_another_backend_of_keras_is_refused_where_it_matters(tmp_path):
-    # Without the packages that other backends need.
+    # This leaves out the packages that other backends need.
     (tmp_path / "keras").mkdir()
     (tmp_path / "keras" / "__init__.py").write_text("from keras import backend")
     (tmp_path / "keras" / "backend.py").write_text("def backend():\n    return 'jax'\n")

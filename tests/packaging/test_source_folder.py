@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# As after `pip install .`: no editable install leads from the sources to what is built.
+# This is as after `pip install .`: no editable install leads from the sources to what is built.
 PROGRAM = """
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder)]

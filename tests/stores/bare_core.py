@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from types import ModuleType
 
-# As it was built in this tree.
+# The library is taken as it was built in this tree.
 CORE_PATH = Path(__file__).resolve().parents[2] / "sok_embed" / "kv" / "_core.so"
 
 

@@ -114,7 +114,7 @@ def one_run(
 
 
 def faulty(outside: Path) -> dict[str, str]:
-    """The environment of a process whose calls on the disk may fail."""
+    """Returns the environment of a process whose calls on the disk may fail."""
     library = outside / "faulty.so"
     command = ["gcc", "-O1", "-shared", "-fPIC", "-o", library, FAULTY, "-ldl"]
     subprocess.run(command, check=True)
@@ -135,7 +135,7 @@ def run_python(
 
 
 def examine(core: ModuleType, folder: Path, calls: int) -> str:
-    """What a folder holds that it may not hold after a life, or nothing."""
+    """Returns what a folder holds that it may not hold after a life, or nothing."""
     with open(folder.parent / "kept", "rb") as file:
         kept = pickle.load(file)
     now = time_at(1 + calls)

@@ -64,7 +64,8 @@ class FaultyDisk:
         error = int(random.choice([errno.EIO, errno.EROFS, errno.ENOSPC]))
         after = int(random.choice([1, 10, 300]) * random.random())
         once, reads = bool(random.random() < 0.3), bool(random.random() < 0.3)
-        # All kinds of calls, or of those that write, sync and make names, one kind alone.
+        # Either calls of all kinds fail, or one kind alone: those that write, that sync, or that
+        # make names.
         kinds = int(random.choice([7, 7, 7, 1, 2, 2, 4]))
         self.broken = True
         self._library.break_files(error, ctypes.c_long(after), once, reads, kinds)
@@ -76,7 +77,7 @@ class FaultyDisk:
         self._library.break_files(error, ctypes.c_long(calls), once, True, 7)
 
     def count(self) -> int:
-        """How many calls there were since it broke down."""
+        """Returns how many calls there were since it broke down."""
         return self._library.calls_on_files()
 
     def mend(self) -> str:
@@ -112,7 +113,7 @@ class Attempt:
             return
         except (self._core.StorageError, PermissionError) as error:
             self._expected(error, "opening")
-        # Out here nothing holds on to the storage that could not be opened as a whole.
+        # Here nothing holds on to the storage that could not be opened as a whole.
         say(f"{self.disk.mend()}, to open")
         self._worker.open(time_at(number))
 

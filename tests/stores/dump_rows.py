@@ -30,7 +30,7 @@ class DumpedRows:
 
 
 def read_dump(path: Path) -> dict[int, DumpedRows]:
-    """The groups of a dump that have rows."""
+    """Returns the groups of a dump that have rows."""
     content = path.read_bytes()
     index_at, length, _, _, end = _FOOTER.unpack_from(content, len(content) - _FOOTER.size)
     assert content[:8] == b"SOKDUMP\n" and end == b"SOKDEND\n" and length == len(content)

@@ -14,7 +14,7 @@ import numpy as np
 from broken_disk_worker import Attempt, say
 from storage_work import KINDS, call_at
 
-# What is there before: rows in files of several levels, in RocksDB's memory, in the spill file and
+# This is there before: rows in files of several levels, in RocksDB's memory, in the spill file and
 # in the cache, and a dump; with a survey, pending rows too.
 BEFORE = (
     *("update", "flush", "compact", "assign", "flush", "update", "dump", "flush", "remove"),
@@ -22,7 +22,7 @@ BEFORE = (
 )
 BEFORE_WITHOUT_PENDING = tuple(kind for kind in BEFORE if kind != "survey")
 WAYS = tuple(itertools.product((BEFORE, BEFORE_WITHOUT_PENDING), (True, False)))
-# What is made after the call: what it left behind must not show in these either.
+# This is made after the call: what it left behind must not show in these either.
 AFTER = ("remove", "update", "flush", "reopen")
 NEVER = 1 << 40
 

@@ -29,7 +29,7 @@ def assign(table: Any, value: float) -> None:
 
 
 def value_of(table: Any) -> float:
-    """What all rows hold."""
+    """Returns what all rows hold."""
     rows = np.empty((KEYS.size, GROUP.dim), np.float32)
     exists = np.empty(KEYS.size, np.uint8)
     table.lookup(KEYS, rows.reshape(-1), False, exists)

@@ -25,7 +25,7 @@ NEVER = 1 << 40
 
 
 def number_there(table: Any) -> int:
-    """Which restore a table holds the rows of, to the last bit."""
+    """Returns which restore a table holds the rows of, to the last bit."""
     export = table.export(slots=True)
     number = int(export.steps)
     wanted = export_of(1, number)
@@ -82,7 +82,7 @@ def fail(folder: Path, durability: str, after: int, once: bool) -> int:
 
 def main(folder: str, durability: str, places: int) -> None:
     calls = fail(Path(folder), durability, NEVER, once=True)
-    # At the end more depends on each of them.
+    # Towards the end of a restore more depends on each call.
     for after in sorted({int(calls * (i / places) ** 0.5) for i in range(1, places)}):
         for once in (True, False):
             fail(Path(folder), durability, after, once)

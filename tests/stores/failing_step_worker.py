@@ -65,7 +65,7 @@ class Steps:
 
     @staticmethod
     def _state(storage: Any) -> State:
-        """What a storage says of its groups, and of one row."""
+        """Returns what a storage says of its groups, and of one row."""
         row = storage.get(3, 5)
         told: State = {}
         for number, text in storage.groups():

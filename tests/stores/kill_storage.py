@@ -111,7 +111,7 @@ class Killer:
             stderr=subprocess.PIPE,
             text=True,
         )
-        # The line to wait for, and how long the call that follows may take.
+        # The test waits for this line, and knows how long the call that follows may take.
         wanted, most = "opening", 0.05
         if kind == "anywhere":
             wanted, most = "opened", 1.0
@@ -142,7 +142,7 @@ class Killer:
         )
 
     def _candidates(self, run: Run) -> list[Replay]:
-        """What may be there, by what the worker has said."""
+        """Returns what may be there, by what the worker has said."""
         replay = self._replay
         flushed = [replay.copy()]
         self._checkpoints = {}
@@ -212,7 +212,7 @@ class Killer:
         call = self._call(run.begun)
         under_way = run.begun > run.done and call.kind == "dump"
         if under_way and (self._folder / f"dump-{call.file}").exists():
-            # At the worker's moment, which knows of all rows that it made.
+            # The file is of the worker's moment, which knows of all rows that it made.
             rows = {g.number: self._replay.rows(g.number, call.now) for g in GROUPS}
             if self._dump_difference(call.file, rows) is None:
                 dumps[call.file] = rows

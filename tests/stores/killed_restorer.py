@@ -17,7 +17,7 @@ CACHE_BYTES = 1 << 20  # a third of the rows
 
 
 def contents_of(seed: int, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of a restore: keys [n], floats [n, 2 * DIM] with the slots, counts of updates [n]."""
+    """Returns a restore's keys [n], floats [n, 2 * DIM] with slots, and update counts [n]."""
     random = np.random.default_rng([seed, number])
     n = int(random.integers(1_000, 6_000))
     keys = random.choice(10_000, n, replace=False).astype(np.int64) - 5_000
@@ -26,7 +26,7 @@ def contents_of(seed: int, number: int) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def export_of(seed: int, number: int) -> Any:
-    """The same as a table takes it."""
+    """Returns the same as a table takes it."""
     from sok_embed import tf_ops
 
     keys, floats, updates = contents_of(seed, number)

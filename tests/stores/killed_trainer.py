@@ -49,7 +49,7 @@ GROUPS = (
 
 
 def batch_of(seed: int, step: int, group: Group) -> tuple[np.ndarray, np.ndarray]:
-    """Keys, some of them twice and some above 2**63, and their gradients; of steps from 1."""
+    """Returns keys of a step, some of them twice and some above 2**63, and their gradients."""
     random = np.random.default_rng([seed, step, group.number])
     positions = random.integers(0, KEYS, BATCH)
     gradients = random.integers(-3, 4, (BATCH, 1)) + np.arange(group.dim) % 2
@@ -62,7 +62,7 @@ def key_at(positions: np.ndarray) -> np.ndarray:
 
 
 def flushes(step: int) -> bool:
-    """Whether a flush follows a step: small ones early, then large ones."""
+    """Returns whether a flush follows a step: small ones early, then large ones."""
     return step % LARGE_FLUSH in (0, 2, 3)
 
 
@@ -86,7 +86,7 @@ class Replay:
         self._order, self._sorted = order, key_at(order)
 
     def positions(self, keys: np.ndarray) -> np.ndarray:
-        """Where keys are in `rows`; a key that nobody trained on is an error."""
+        """Returns where keys are in `rows`; a key that nobody trained on is an error."""
         found = self._order[np.searchsorted(self._sorted, keys).clip(max=KEYS - 1)]
         assert (key_at(found) == keys).all(), "there are keys that nobody trained on"
         return found

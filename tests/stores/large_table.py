@@ -25,7 +25,7 @@ SEED = 5
 
 
 def make_model(storage: kv.Storage | None, dim: int, keys_a_sample: int) -> Any:
-    """The sum of a sample's vectors, and a dense layer; the same weights in each process."""
+    """Makes a sum of a sample's vectors, and a dense layer with the same weights each time."""
     keras.utils.set_random_seed(SEED)
     model = keras.Sequential(
         [
@@ -54,7 +54,7 @@ def batches() -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def digests(table: sok_embed.Table) -> dict[str, str]:
-    """Of keys, vectors, slots and update counts, ascending by key."""
+    """Returns checksums of keys, vectors, slots and update counts, ascending by key."""
     contents = table.export(slots=True)
     order = np.argsort(contents.keys)
     return {
@@ -64,7 +64,7 @@ def digests(table: sok_embed.Table) -> dict[str, str]:
 
 
 def status(field: str) -> int:
-    """A figure of /proc/self/status, in bytes."""
+    """Returns a figure of /proc/self/status, in bytes."""
     with open("/proc/self/status") as lines:
         for line in lines:
             if line.startswith(field + ":"):

@@ -44,7 +44,7 @@ def value_of(table: Any, keys: np.ndarray) -> float:
 
 
 def in_child(call: Callable[[], float]) -> float | None:
-    """What a call returns in a process of its own; None if RocksDB has ended the process there."""
+    """Returns what a call returns in a process of its own; None if RocksDB ended the process."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -75,7 +75,7 @@ def main(core_path: str, folder: str, durability: str, kind: str) -> None:
     os.makedirs(folder)
 
     def life(call: Callable[[Any, Any], None], before: float) -> float:
-        """What the rows are after a call, and after a kill; -1: nothing can go on."""
+        """Returns what the rows are after a call, and after a kill; -1: nothing can go on."""
         storage = core.Storage(rows, None, 1 << 20, through, False)
         table = GROUP.open_table(storage)
         if kind == "load":

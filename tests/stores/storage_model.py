@@ -36,7 +36,8 @@ from dump_rows import DumpedRows, read_dump
 from table_model import GroupConfig, Rows, TableModel, gradients_of, key_at
 
 KEYS = 12_000
-# Later than the present: what the library does before it is told the time, finds no row expired.
+# The time is later than the present: what the library does before it is told the time, finds no row
+# expired.
 START = 2_000_000_000
 TTLS = (0, 100, 1_000)
 SPILLS = (None, 0, 300, 3_000)  # rows that may wait in the spill; None: more than there are
@@ -133,7 +134,7 @@ class Life:
         """Makes a step. Returns what it was."""
         random = np.random.default_rng([self.seed, number])
         if random.random() < 0.4:
-            # Seldom so long that everything expires.
+            # Seldom a step takes so long that everything expires.
             self._wait(int(random.integers(0, 60)) if random.random() < 0.95 else 1_000)
         side = self.sides[int(random.random() < 0.2)]
         name = random.choice(_NAMES, p=_CHANCES)
@@ -158,7 +159,7 @@ def _pick(side: Side, random: np.random.Generator) -> tuple[GroupConfig, Any, Ta
 
 
 def _positions(life: Life, random: np.random.Generator) -> np.ndarray:
-    """Of a batch: some twice, from a window of the keys that may be all of them."""
+    """Draws a batch of positions: some twice, from a window of the keys that may be all."""
     width = int(random.integers(1, KEYS + 1))
     first = int(random.integers(0, KEYS - width + 1))
     most = random.choice([10, 1_000, 6_000])
@@ -188,7 +189,7 @@ def _equal(found: np.ndarray, wanted: np.ndarray, what: str, positions: np.ndarr
 
 
 def _within_limit(side: Side, model: TableModel, fresh: int, now: int) -> bool | None:
-    """Whether so many new rows fit; None: rows that have expired may be counted or not."""
+    """Returns whether so many new rows fit; None if that depends on rows that have expired."""
     limit = model.config.max_rows
     if limit == 0 or fresh + int(model.there.sum()) + model.outlived <= limit:
         return True
@@ -298,7 +299,7 @@ def compact(life: Life, side: Side, random: np.random.Generator) -> None:
 
 
 def count(life: Life, side: Side, random: np.random.Generator) -> None:
-    """What storages and tables say of themselves."""
+    """Compares what storages and tables say of themselves."""
     described = {number: json.loads(text) for number, text in side.storage.groups()}
     for group in side.groups:
         model, table = side.models[group.number], side.tables[group.number]
@@ -312,7 +313,7 @@ def count(life: Life, side: Side, random: np.random.Generator) -> None:
 
 
 def survey(life: Life, side: Side, random: np.random.Generator) -> None:
-    """The rows of a group by age and updates."""
+    """Compares the rows of a group by age and updates."""
     group, _, model = _pick(side, random)
     said = side.storage.survey(group.number)
     live = side.live(group.number, life.now)
@@ -548,7 +549,7 @@ def child(arguments: argparse.Namespace, seed: int, steps: int, without: set[int
 
 
 def failing_step(done: Any) -> int:
-    """The last step that a life began."""
+    """Returns the last step that a life began."""
     begun = [line for line in done.stderr.splitlines() if line.endswith(": begins")]
     return int(begun[-1].split(":")[0]) if begun else 0
 

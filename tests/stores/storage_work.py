@@ -15,7 +15,8 @@ from table_model import GroupConfig, Rows, TableModel, gradients_of
 KEYS = 7_000
 CACHE_BYTES = 1 << 20  # less than the rows of one large call
 GROUPS = (GroupConfig(0, 64), GroupConfig(5, 24, momentum=True))
-# Later than the present: what the library does before it is told the time, finds no row expired.
+# The time is later than the present: what the library does before it is told the time, finds no row
+# expired.
 START = 2_000_000_000
 SECONDS_A_CALL = 7
 FILES = 2  # of dumps, which replace each other
@@ -35,7 +36,7 @@ SHARES = {
 }
 KINDS = list(SHARES)
 _CHANCES = np.array(list(SHARES.values())) / sum(SHARES.values())
-# These have everything before them survive, whatever the durability.
+# These calls have everything before them survive, whatever the durability.
 FLUSHING = {"flush", "load", "checkpoint", "compact", "reopen", "close"}
 
 
@@ -68,11 +69,11 @@ def time_at(number: int) -> int:
 
 
 def call_at(seed: int, number: int) -> Call:
-    """The call of a number."""
+    """Returns the call of a number."""
     random = np.random.default_rng([seed, number])
     kind = str(random.choice(KINDS, p=_CHANCES))
     group = GROUPS[int(random.integers(len(GROUPS)))]
-    # Now and then all that there are: more than the cache holds.
+    # Now and then there are all keys: more than the cache holds.
     n = KEYS if random.random() < 0.2 else int(random.integers(1, 3_000))
     positions = random.integers(0, KEYS, n)
     return Call(
@@ -118,7 +119,7 @@ class Replay:
         return model.rows(model.live(now, self.ttl))
 
     def makes_rows(self, call: Call) -> bool:
-        """Whether there are keys without a row among those of a call."""
+        """Returns whether there are keys without a row among those of a call."""
         model = self.models[call.group.number]
         return bool(model.to_update(call.positions, call.now, self.ttl).size)
 

@@ -64,7 +64,7 @@ class GroupConfig:
         )
 
     def starts(self, core: ModuleType, rows: int) -> np.ndarray:
-        """What each row starts from: float32 [rows, dim]. No two are alike."""
+        """Returns what each row starts from: float32 [rows, dim]. No two are alike."""
         initializer = core.Initializer("uniform", -1.0, 1.0, 7, self.number)
         starts = np.empty((rows, self.dim), np.float32)
         for start, key in zip(starts, key_at(np.arange(rows)).tolist(), strict=True):
@@ -127,7 +127,7 @@ class TableModel:
         self._order, self._sorted = order, key_at(order)
 
     def positions(self, keys: np.ndarray) -> np.ndarray:
-        """Where keys are; a key that nobody used is an error."""
+        """Returns where keys are; a key that nobody used is an error."""
         found = self._order[np.searchsorted(self._sorted, keys).clip(max=len(self._order) - 1)]
         assert (key_at(found) == keys).all(), "there are keys that nobody used"
         return found
@@ -144,7 +144,7 @@ class TableModel:
         return self.there & (self.times + ttl > now) if ttl else self.there.copy()
 
     def vectors(self, positions: np.ndarray, now: int, ttl: int) -> np.ndarray:
-        """What a lookup that makes no rows returns: float32 [n, dim]."""
+        """Returns what a lookup that makes no rows returns: float32 [n, dim]."""
         live = self.live(now, ttl)[positions]
         return np.where(
             live[:, None], self.floats[positions, : self.config.dim], self.starts[positions]
@@ -159,7 +159,7 @@ class TableModel:
         return self._admitted(missing)
 
     def to_update(self, positions: np.ndarray, now: int, ttl: int) -> np.ndarray:
-        """Of the keys of an update, those without a row that get one, distinct."""
+        """Returns those keys of an update without a row that get one, distinct."""
         missing = positions[~self.live(now, ttl)[positions]]
         return np.unique(missing) if self.config.min_count == 1 else self._admitted(missing)
 
@@ -234,7 +234,7 @@ class TableModel:
         return int(live.sum())
 
     def rows(self, chosen: np.ndarray) -> Rows:
-        """A copy of the rows of a mask."""
+        """Returns a copy of the rows of a mask."""
         positions = np.flatnonzero(chosen)
         return Rows(
             positions, self.floats[positions], self.updates[positions], self.times[positions]

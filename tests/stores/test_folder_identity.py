@@ -62,7 +62,7 @@ def vectors_in(folder) -> np.ndarray:
 
 
 def opens_elsewhere(folder) -> str:
-    """What another process is told."""
+    """Returns what another process is told."""
     return run("print(opens(sys.argv[2]))", folder)
 
 

@@ -68,13 +68,13 @@ class Run:
         return any(line[0] == "opened" for line in self._lines)
 
     def last(self, what: str, group: Group) -> int:
-        """The last step of which it said this; before, the one that the group began from."""
+        """Returns the last step of which it said this, or the one that the group began from."""
         said = [int(step) for said, step in self._lines if said == what]
         return max([self._steps[group.number], *said])
 
 
 def steps_that_may_be_there(run: Run, durability: str, group: Group) -> set[int]:
-    """Of the last call that returned, or of the one that was under way."""
+    """Returns the steps that may be there: of the last call that returned, or one under way."""
     if durability == "update":
         trained = run.last(f"trained-{group.number}", group)
         return {trained, trained + 1}
@@ -82,7 +82,7 @@ def steps_that_may_be_there(run: Run, durability: str, group: Group) -> set[int]
 
 
 def as_other_clients_read_it(folder: Path) -> dict[bytes, bytes]:
-    """All rows, by rocksdict; and RocksDB's own tool finds as many and no fault."""
+    """Reads all rows by rocksdict; RocksDB's own tool must find as many and no fault."""
     rocksdict = pytest.importorskip("rocksdict")
     database = rocksdict.Rdict(
         str(folder),
@@ -140,7 +140,7 @@ def assert_vectors(storage: kv.Storage, replay: Replay, group: Group, rows: int)
 
 
 def assert_same_bytes(clients: dict[bytes, bytes], dumped: dict[int, DumpedRows]) -> None:
-    """What the other clients read is what was dumped, row by row."""
+    """Compares what the other clients read with what was dumped, row by row."""
     assert len(clients) == sum(rows.keys.size for rows in dumped.values())
     for number, rows in dumped.items():
         for key, updates, floats in zip(rows.keys, rows.updates, rows.floats, strict=True):

@@ -17,7 +17,7 @@ from sok_embed import kv
 
 PROGRAM = Path(__file__).with_name("large_table.py")
 MOVIELENS = Path(__file__).resolve().parents[3] / "shared/data/ml-100k/u.data"
-# What tables-on-disk.md grants RocksDB, 128 MiB, the index of the cache, and TensorFlow's tensors
+# tables-on-disk.md grants this: RocksDB's 128 MiB, the index of the cache, and TensorFlow's tensors
 # of one step.
 GRANTED = CACHE_BYTES + 200 * 10**6
 

@@ -18,7 +18,7 @@ from sharded.registry import Here, scenario
 
 BUCKETS = 31
 EVERY_KEY = np.arange(-45, 45)
-# Flat keys, row lengths, targets.
+# A batch has flat keys, row lengths, targets.
 ANY_RAGGED = [
     tf.TensorSpec([None], tf.int64),
     tf.TensorSpec([None], tf.int64),
@@ -190,7 +190,7 @@ def adaptive_initial_rows(here: Here) -> dict[str, Any]:
 
 @scenario
 def adaptive_wrong_mask(here: Here) -> dict[str, Any]:
-    """An error on each worker, before anything travels."""
+    """Makes an error on each worker, before anything travels."""
     try:
         _layer()(EVERY_KEY, training=True, mask=np.full(EVERY_KEY.shape, 2))
     except tf.errors.InvalidArgumentError as error:

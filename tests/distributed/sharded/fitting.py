@@ -41,7 +41,7 @@ def _fit_all_layers(here: Here, optimizer: str) -> dict[str, Any]:
     targets = np.random.default_rng(1).normal(size=(SAMPLES, 1))
     fit(model, all_layers_inputs(0), targets, here)
     saved = contents(model)
-    # Other keys too, and not as many on each worker as there are workers.
+    # There are other keys too, and not as many on each worker as there are workers.
     saved["predictions"] = model.predict(all_layers_inputs(5, 17), batch_size=8, verbose=0)
     saved["sizes_after_predict"] = [model.get_layer(name).table.size() for name in TABLES]
     return saved

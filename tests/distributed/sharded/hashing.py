@@ -13,13 +13,13 @@ from sharded.registry import Here, scenario
 
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.5),
-    # Squares the gradient: slots that several workers have must be summed before.
+    # This rule squares the gradient: slots that several workers have must be summed before.
     "adagrad": lambda: keras.optimizers.Adagrad(0.1),
 }
 
 
 def _bag(**arguments: Any) -> sok_embed.HashedEmbeddingBag:
-    # So few slots that the workers' batches have many in common.
+    # There are so few slots that the workers' batches have many in common.
     return sok_embed.HashedEmbeddingBag(80, 6, size=50, name="bag", **arguments)
 
 

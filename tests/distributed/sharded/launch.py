@@ -53,7 +53,8 @@ def launch(
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(STALL_LIMIT_S // 2),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(STALL_LIMIT_S),
     }
-    # A file and not a pipe: a worker that outlives horovodrun would keep a pipe open.
+    # The output goes to a file and not to a pipe: a worker that outlives horovodrun would keep a
+    # pipe open.
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command,
@@ -93,7 +94,7 @@ def _descendants(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # pid (name) state parent …; a name may hold blanks and brackets.
+            # The line reads: pid (name) state parent …; a name may hold blanks and brackets.
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue  # it has ended

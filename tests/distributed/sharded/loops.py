@@ -18,7 +18,7 @@ Step = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def step_of(model: Any, optimizer: Any) -> Step:
-    """A step whose loss is the sum over this worker's samples, times `weight`.
+    """Makes a step whose loss is the sum over this worker's samples, times `weight`.
 
     With a weight of workers / samples of all, the average of the losses of all workers is the mean
     over all samples, however they are spread.
@@ -101,7 +101,7 @@ def retracing_on_one_worker(here: Here) -> dict[str, Any]:
 
 
 def _called_twice(here: Here, compiled: bool) -> dict[str, Any]:
-    """The same layer on two inputs that have keys in common."""
+    """Calls the same layer on two inputs that have keys in common."""
     left, right = keras.Input((3,), dtype="int64"), keras.Input((3,), dtype="int64")
     layer = sok_embed.DynamicEmbedding(4, name="dynamic")
     joined = keras.layers.Concatenate()([layer(left), layer(right)])
@@ -135,7 +135,7 @@ def called_twice_eager(here: Here) -> dict[str, Any]:
 
 @scenario
 def repeated(here: Here) -> dict[str, Any]:
-    """The same training three times, whose backward passes come as threads have it."""
+    """Trains the same three times, with backward passes that come as threads have it."""
     runs = [_called_twice(here, compiled=True) for _ in range(3)]
     return {
         f"{number}.{name}": value for number, run in enumerate(runs) for name, value in run.items()
@@ -144,7 +144,7 @@ def repeated(here: Here) -> dict[str, Any]:
 
 @scenario
 def keys_of_one_owner(here: Here) -> dict[str, Any]:
-    """A table with an optimizer of its own, and steps whose keys all live on worker 0."""
+    """Trains a table with an optimizer of its own, by steps whose keys all live on worker 0."""
     layer = sok_embed.DynamicEmbedding(4, name="dynamic", optimizer=keras.optimizers.Adam(0.05))
     model = keras.Sequential(
         [keras.Input((2,), dtype="int64"), layer, keras.layers.Flatten(), dense()]

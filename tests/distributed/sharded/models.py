@@ -17,7 +17,7 @@ SAMPLES = GLOBAL_BATCH * STEPS
 PLACES = 60  # of the table without a hash, over all workers
 TABLES = ("dynamic", "hashed", "direct")
 
-# High enough that a wrong factor of a gradient moves rows by far more than rounding does.
+# The rate is so high that a wrong factor of a gradient moves rows by far more than rounding does.
 OPTIMIZERS = {"sgd": lambda: keras.optimizers.SGD(0.5), "adam": lambda: keras.optimizers.Adam(0.05)}
 
 Inputs = dict[str, npt.NDArray[np.int64]]
@@ -28,7 +28,7 @@ def dense(name: str = "dense") -> Any:
 
 
 def all_layers_model(here: Here) -> Any:
-    """A model with a table of each kind."""
+    """Makes a model with a table of each kind."""
     layers = {
         "dynamic": sok_embed.DynamicEmbedding(4, name="dynamic"),
         "hashed": sok_embed.All2AllDenseEmbedding(1000, 3, 2, 2, name="hashed"),

@@ -19,7 +19,7 @@ from sok_embed.distributed_optimizer import average_gradients
 
 @scenario
 def averages(here: Here) -> dict[str, Any]:
-    """A dense gradient, none, and slices of another number on each worker."""
+    """Averages a dense gradient, none, and slices of another number on each worker."""
     count = here.rank + 1
     slices = tf.IndexedSlices(
         tf.fill([count, 2], float(here.rank + 1)), tf.range(count), tf.constant([5, 2])
@@ -51,7 +51,7 @@ def saving(here: Here) -> dict[str, Any]:
             saved["is_plain"] = type(loaded.optimizer) is keras.optimizers.Adam
         except ValueError as error:
             saved["refusal"] = str(error)
-    # What the refusal says to do instead.
+    # The refusal says to do this instead.
     table = model.get_layer("dynamic").table
     kept = table.export(slots=True)
     table.remove(kept.keys)

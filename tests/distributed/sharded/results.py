@@ -23,7 +23,7 @@ class Results:
         self._ended = ended
 
     def of(self, scenario: str) -> list[Arrays]:
-        """The arrays that each worker saved, by rank. Fails the test if a worker has none."""
+        """Returns the arrays that each worker saved, by rank. Fails the test if one has none."""
         return [self._load(scenario, rank) for rank in range(self.workers)]
 
     def _load(self, scenario: str, rank: int) -> Arrays:
@@ -43,7 +43,7 @@ class Results:
     def table(
         self, scenario: str, name: str, values: str = "rows"
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Keys, in order, and rows of all shards of a table."""
+        """Returns keys, in order, and rows of all shards of a table."""
         shards = self.of(scenario)
         keys = np.concatenate([shard[f"{name}.keys"] for shard in shards])
         rows = np.concatenate([shard[f"{name}.{values}"] for shard in shards])

@@ -35,7 +35,7 @@ def initial_rows(here: Here) -> dict[str, Any]:
 
 @scenario
 def every_input_form(here: Here) -> dict[str, Any]:
-    """An empty batch, int32 and uint64 keys, a scalar, and key types of the dense layer."""
+    """Looks up an empty batch, int32 and uint64 keys, a scalar, and keys of the dense layer."""
     layer = sok_embed.DynamicEmbedding(2, name="dynamic")
     dynamic = sok_embed.All2AllDenseEmbedding(
         10, 2, 1, 1, dynamic_input=True, key_dtype=tf.uint64, name="hashed"
