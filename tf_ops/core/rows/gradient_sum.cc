@@ -29,13 +29,13 @@ const float* GradientOf(const GradientBatch& batch, uint32_t position, int dim) 
 
 uint32_t GradientSum::Unique(uint32_t row) {
   const size_t mask = table_.size() - 1;
-  for (size_t slot = Mix64(row) & mask;; slot = (slot + 1) & mask) {
-    if (table_[slot] == 0) {
+  for (size_t cell = Mix64(row) & mask;; cell = (cell + 1) & mask) {
+    if (table_[cell] == 0) {
       rows_.push_back(row);
       counts_.push_back(0);
-      table_[slot] = static_cast<uint32_t>(rows_.size());
+      table_[cell] = static_cast<uint32_t>(rows_.size());
     }
-    if (rows_[table_[slot] - 1] == row) return table_[slot] - 1;
+    if (rows_[table_[cell] - 1] == row) return table_[cell] - 1;
   }
 }
 
@@ -56,9 +56,9 @@ void GradientSum::Build(const ShardEntry* entries, const uint32_t* row_numbers, 
     Take(entries, row_numbers, n, *batches[0].grouped);
     return;
   }
-  size_t slots = 16;
-  while (slots < 2 * n) slots *= 2;
-  table_.assign(slots, 0);
+  size_t cells = 16;
+  while (cells < 2 * n) cells *= 2;
+  table_.assign(cells, 0);
   unique_.resize(n);
   rows_.clear();
   counts_.clear();

@@ -48,19 +48,19 @@ void Add(const T* gradient, int dim, float* sum) {
   for (int j = 0; j < dim; ++j) sum[j] += ToFloat(gradient[j]);
 }
 
-size_t SlotsFor(size_t n) {
-  size_t slots = 16;
-  while (slots < 2 * n) slots *= 2;
-  return slots;
+size_t CellsFor(size_t n) {
+  size_t cells = 16;
+  while (cells < 2 * n) cells *= 2;
+  return cells;
 }
 
 // Returns where in an index of the entries' keys a key is, or the free cell where it would be.
-size_t SlotOf(const std::vector<uint32_t>& index, const ShardEntry* entries, Key key) {
+size_t CellOf(const std::vector<uint32_t>& index, const ShardEntry* entries, Key key) {
   const size_t mask = index.size() - 1;
   // The low bits are mixed anew, since the shard has been chosen by the bits of the key's hash.
-  size_t slot = Mix64(key ^ 0x9e3779b97f4a7c15ull) & mask;
-  while (index[slot] != 0 && entries[index[slot] - 1].key != key) slot = (slot + 1) & mask;
-  return slot;
+  size_t cell = Mix64(key ^ 0x9e3779b97f4a7c15ull) & mask;
+  while (index[cell] != 0 && entries[index[cell] - 1].key != key) cell = (cell + 1) & mask;
+  return cell;
 }
 
 }  // namespace
@@ -106,7 +106,7 @@ double GroupedGradients::GroupShard(uint32_t shard, const GradientBatch& batch,
   const float** const gradients = gradients_.data() + partition_.offset(shard);
   // Distinct keys move to the front; numbers[i] says which of them entry i was. A key that comes
   // again, or whose gradient is not float32, needs a sum, and `places` says where.
-  index.assign(SlotsFor(n), 0);
+  index.assign(CellsFor(n), 0);
   numbers.resize(n);
   from.resize(n);
   places.clear();
@@ -114,16 +114,16 @@ double GroupedGradients::GroupShard(uint32_t shard, const GradientBatch& batch,
   for (size_t i = 0; i < n; ++i) {
     const Key key = entries[i].key;
     from[i] = entries[i].position;
-    const size_t slot = SlotOf(index, entries, key);
-    if (index[slot] != 0) {
-      numbers[i] = index[slot] - 1;
+    const size_t cell = CellOf(index, entries, key);
+    if (index[cell] != 0) {
+      numbers[i] = index[cell] - 1;
       if (places[numbers[i]] == kNone) places[numbers[i]] = summed++;
       continue;
     }
     numbers[i] = distinct;
     places.push_back(batch.gradients != nullptr ? kNone : summed++);
     entries[distinct] = {key, 0, static_cast<uint32_t>(partition_.offset(shard)) + distinct};
-    index[slot] = ++distinct;
+    index[cell] = ++distinct;
   }
   partition_.Shorten(shard, distinct);
 
@@ -152,10 +152,10 @@ double GroupedGradients::Dot(const GroupedGradients& other) {
   if (indexes_.empty()) {
     indexes_.resize(partition_.shards());
     for (uint32_t s = 0; s < partition_.shards(); ++s) {
-      indexes_[s].assign(SlotsFor(partition_.size(s)), 0);
+      indexes_[s].assign(CellsFor(partition_.size(s)), 0);
       for (uint32_t i = 0; i < partition_.size(s); ++i) {
         const ShardEntry* entries = partition_.begin(s);
-        indexes_[s][SlotOf(indexes_[s], entries, entries[i].key)] = i + 1;
+        indexes_[s][CellOf(indexes_[s], entries, entries[i].key)] = i + 1;
       }
     }
   }
@@ -163,7 +163,7 @@ double GroupedGradients::Dot(const GroupedGradients& other) {
   for (uint32_t s = 0; s < partition_.shards(); ++s) {
     const ShardEntry *own = partition_.begin(s), *theirs = other.partition_.begin(s);
     for (size_t i = 0; i < other.partition_.size(s); ++i) {
-      const uint32_t found = indexes_[s][SlotOf(indexes_[s], own, theirs[i].key)];
+      const uint32_t found = indexes_[s][CellOf(indexes_[s], own, theirs[i].key)];
       if (found == 0) continue;
       sum += Product(gradient(own[found - 1].position), other.gradient(theirs[i].position), dim_);
     }

@@ -91,11 +91,11 @@ void HashIndex::Move(uint64_t groups) {
 }
 
 uint32_t HashIndex::Erase(Key key, uint64_t hash) {
-  HashSlots& slots = Of(hash);
-  const uint32_t slot = slots.Find(key, hash);
-  if (slot == kNone) return kNone;
-  const uint32_t row = slots.RowAt(slot);
-  slots.Erase(slot);
+  HashSlots& array = Of(hash);
+  const uint32_t cell = array.Find(key, hash);
+  if (cell == kNone) return kNone;
+  const uint32_t row = array.RowAt(cell);
+  array.Erase(cell);
   return row;
 }
 

@@ -53,15 +53,15 @@ class HashIndex {
   // Returns the row of the key, or kNone. Nothing may have changed since Place.
   uint32_t Resolve(Key key, uint64_t hash, uint32_t candidate) const {
     if (candidate >= HashSlots::kElsewhere) return candidate == kNone ? kNone : Find(key, hash);
-    const HashSlots& slots = arrays_[candidate >> kWhichBit];
-    const uint32_t slot = candidate & kPlaceMask;
-    return slots.KeyAt(slot) == key ? slots.RowAt(slot) : Find(key, hash);
+    const HashSlots& array = arrays_[candidate >> kWhichBit];
+    const uint32_t cell = candidate & kPlaceMask;
+    return array.KeyAt(cell) == key ? array.RowAt(cell) : Find(key, hash);
   }
 
   uint32_t Find(Key key, uint64_t hash) const {
-    const HashSlots& slots = Of(hash);
-    const uint32_t slot = slots.Find(key, hash);
-    return slot == kNone ? kNone : slots.RowAt(slot);
+    const HashSlots& array = Of(hash);
+    const uint32_t cell = array.Find(key, hash);
+    return cell == kNone ? kNone : array.RowAt(cell);
   }
 
   // Makes room for `more` keys beyond those that are there. On an error nothing has changed.
@@ -84,7 +84,7 @@ class HashIndex {
   // Calls fn(key, row) for every key, in the order of the cells.
   template <typename Fn>
   void ForEach(const Fn& fn) const {
-    for (const HashSlots& slots : arrays_) slots.ForEach(fn);
+    for (const HashSlots& array : arrays_) array.ForEach(fn);
   }
 
  private:

@@ -127,7 +127,7 @@ TEST_CASE("a hash index does what an unordered_map does, with keys of every kind
   SUBCASE("few") { Fuzz({0, 1, ~Key{0}, Key{1} << 63}, rng); }
 }
 
-TEST_CASE("a key that was erased from a full group is not found by what its slot still holds") {
+TEST_CASE("a key that was erased from a full group is not found by what its cell still holds") {
   // There are 100 keys of one first group and as many tags; the group holds sixteen of them.
   HashIndex index;
   REQUIRE(index.Reserve(10000).ok());
@@ -168,7 +168,7 @@ TEST_CASE("erasing and inserting in turn does not make a hash index grow without
     most_bytes = std::max(most_bytes, index.bytes());
   }
   CHECK(index.size() == kLive);
-  CHECK(most_bytes <= 64 * kLive);  // 13 bytes a slot, at most twice 137 groups of 16
+  CHECK(most_bytes <= 64 * kLive);  // 13 bytes a cell, at most twice 137 groups of 16
 }
 
 TEST_CASE("ForEach visits the keys that are there, each once, and none that was erased") {

@@ -56,8 +56,8 @@ uint32_t HashSlots::Find(Key key, uint64_t hash) const {
   for (uint64_t step = 1;;) {
     const ControlGroup control(control_ + group * kGroupWidth);
     for (uint32_t match = control.Match(tag); match != 0; match &= match - 1) {
-      const auto slot = static_cast<uint32_t>(group * kGroupWidth + __builtin_ctz(match));
-      if (KeyAt(slot) == key) return slot;
+      const auto cell = static_cast<uint32_t>(group * kGroupWidth + __builtin_ctz(match));
+      if (KeyAt(cell) == key) return cell;
     }
     if (control.MatchEmpty() != 0) return kNone;
     group = Next(group, &step);
@@ -69,11 +69,11 @@ void HashSlots::Insert(Key key, uint64_t hash, uint32_t row) {
   for (uint64_t step = 1;;) {
     const uint32_t free = ControlGroup(control_ + group * kGroupWidth).MatchFree();
     if (free != 0) {
-      const auto slot = static_cast<uint32_t>(group * kGroupWidth + __builtin_ctz(free));
-      used_ += control_[slot] == kEmpty;
-      control_[slot] = Tag(hash);
-      std::memcpy(EntryAt(slot), &key, sizeof(key));
-      std::memcpy(EntryAt(slot) + sizeof(key), &row, sizeof(row));
+      const auto cell = static_cast<uint32_t>(group * kGroupWidth + __builtin_ctz(free));
+      used_ += control_[cell] == kEmpty;
+      control_[cell] = Tag(hash);
+      std::memcpy(EntryAt(cell), &key, sizeof(key));
+      std::memcpy(EntryAt(cell) + sizeof(key), &row, sizeof(row));
       ++size_;
       return;
     }
@@ -81,11 +81,11 @@ void HashSlots::Insert(Key key, uint64_t hash, uint32_t row) {
   }
 }
 
-void HashSlots::Erase(uint32_t slot) {
+void HashSlots::Erase(uint32_t cell) {
   // A group with an empty cell ends every search that reaches it, so this cell may become empty.
-  const uint32_t group = slot / kGroupWidth * kGroupWidth;
+  const uint32_t group = cell / kGroupWidth * kGroupWidth;
   const bool ends_searches = ControlGroup(control_ + group).MatchEmpty() != 0;
-  control_[slot] = ends_searches ? kEmpty : kErased;
+  control_[cell] = ends_searches ? kEmpty : kErased;
   used_ -= ends_searches;
   --size_;
 }
@@ -95,12 +95,12 @@ void HashSlots::MoveGroup(uint64_t first, HashSlots* to) {
   for (uint64_t step = 1;;) {
     const ControlGroup control(control_ + group * kGroupWidth);
     for (uint32_t full = control.MatchFull(); full != 0; full &= full - 1) {
-      const auto slot = static_cast<uint32_t>(group * kGroupWidth + __builtin_ctz(full));
-      const Key key = KeyAt(slot);
+      const auto cell = static_cast<uint32_t>(group * kGroupWidth + __builtin_ctz(full));
+      const Key key = KeyAt(cell);
       const uint64_t hash = HashOfKey(key);
       if (FirstGroup(hash) != first) continue;
-      to->Insert(key, hash, RowAt(slot));
-      Erase(slot);
+      to->Insert(key, hash, RowAt(cell));
+      Erase(cell);
     }
     if (control.MatchEmpty() != 0) return;
     group = Next(group, &step);

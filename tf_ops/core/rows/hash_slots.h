@@ -46,23 +46,23 @@ class alignas(64) HashSlots {
   uint32_t Candidate(uint64_t hash, uint64_t group) const {
     const ControlGroup control(control_ + group * kGroupWidth);
     const uint32_t match = control.Match(Tag(hash));
-    const auto slot =
+    const auto cell =
         static_cast<uint32_t>(group * kGroupWidth + __builtin_ctz(match | 1u << (kGroupWidth - 1)));
     // This is done in arithmetic: nobody can predict a branch on the match where many keys are
     // absent. For those entry 0 is prefetched, an address that is valid and in the cache already.
     const uint32_t absent = match == 0, goes_on = control.MatchEmpty() == 0;
-    __builtin_prefetch(EntryAt(slot & (absent - 1)));
-    return (slot | (0 - absent)) - (absent & goes_on);
+    __builtin_prefetch(EntryAt(cell & (absent - 1)));
+    return (cell | (0 - absent)) - (absent & goes_on);
   }
 
-  Key KeyAt(uint32_t slot) const {
+  Key KeyAt(uint32_t cell) const {
     Key key;
-    std::memcpy(&key, EntryAt(slot), sizeof(key));
+    std::memcpy(&key, EntryAt(cell), sizeof(key));
     return key;
   }
-  uint32_t RowAt(uint32_t slot) const {
+  uint32_t RowAt(uint32_t cell) const {
     uint32_t row;
-    std::memcpy(&row, EntryAt(slot) + sizeof(Key), sizeof(row));
+    std::memcpy(&row, EntryAt(cell) + sizeof(Key), sizeof(row));
     return row;
   }
 
@@ -72,7 +72,7 @@ class alignas(64) HashSlots {
   // Inserts a key. It must be absent, and used() below the capacity afterwards.
   void Insert(Key key, uint64_t hash, uint32_t row);
 
-  void Erase(uint32_t slot);
+  void Erase(uint32_t cell);
 
   // Moves the keys whose first group is `group` to another array.
   void MoveGroup(uint64_t group, HashSlots* to);
@@ -95,8 +95,8 @@ class alignas(64) HashSlots {
       Prefetch(ahead);
       const ControlGroup control(control_ + group * kGroupWidth);
       for (uint32_t full = control.MatchFull(); full != 0; full &= full - 1) {
-        const auto slot = static_cast<uint32_t>(group * kGroupWidth + __builtin_ctz(full));
-        fn(KeyAt(slot), RowAt(slot));
+        const auto cell = static_cast<uint32_t>(group * kGroupWidth + __builtin_ctz(full));
+        fn(KeyAt(cell), RowAt(cell));
       }
       group = Wrapped(group + stride);
       ahead = Wrapped(ahead + stride);
@@ -111,8 +111,8 @@ class alignas(64) HashSlots {
   alignas(kGroupWidth) static constexpr uint8_t kEmptyGroup[kGroupWidth] = {};
 
   static uint8_t Tag(uint64_t hash) { return static_cast<uint8_t>(hash) | kFull; }
-  const char* EntryAt(uint32_t slot) const { return entries_ + slot * kEntryBytes; }
-  char* EntryAt(uint32_t slot) { return entries_ + slot * kEntryBytes; }
+  const char* EntryAt(uint32_t cell) const { return entries_ + cell * kEntryBytes; }
+  char* EntryAt(uint32_t cell) { return entries_ + cell * kEntryBytes; }
 
   uint64_t Wrapped(uint64_t group) const { return group < groups_ ? group : group - groups_; }
   // Returns the group where a search goes on after its `step`-th one. It takes triangular steps
