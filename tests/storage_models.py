@@ -1,4 +1,4 @@
-"""Small models over one layer, in memory or in a storage, and what is compared of them."""
+"""Makes small models with one layer of embeddings, trains them and compares what they hold."""
 
 from __future__ import annotations
 
@@ -39,7 +39,11 @@ def all2all(**arguments: Any) -> keras.layers.Layer:
 
 
 def model_of(layer: keras.layers.Layer, optimizer: Any = None, dense: bool = True) -> Any:
-    """Without `dense`, the output is the sum of the rows: nothing but them is trained."""
+    """Returns a model of a layer of embeddings with a dense layer of one output on it.
+
+    Without `dense` the dense layer has only ones and is not trained: the output is the sum of a
+    sample's embeddings, and training changes nothing but them.
+    """
     inputs = keras.Input((LENGTH,), dtype="int64")
     shaped = keras.layers.Reshape((1, LENGTH))(inputs) if "All2All" in str(type(layer)) else inputs
     flat = keras.layers.Flatten()(layer(shaped))
@@ -55,7 +59,10 @@ def model_of(layer: keras.layers.Layer, optimizer: Any = None, dense: bool = Tru
 
 
 def train(model: Any, epochs: int = 1, keys: np.ndarray = KEYS) -> list[float]:
-    """Returns the loss of each epoch. It trains without a graph, which takes longer to build."""
+    """Trains a model and returns the loss of each epoch.
+
+    It runs eagerly: tracing a graph would take longer than these few steps.
+    """
     model.run_eagerly = True
     history = model.fit(
         keys, TARGETS[: len(keys)], batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0
@@ -64,6 +71,7 @@ def train(model: Any, epochs: int = 1, keys: np.ndarray = KEYS) -> list[float]:
 
 
 def contents_of(model: Any, layer: str = "emb") -> list[Any]:
+    """Returns all that the table of a layer holds, in the order of the keys."""
     contents = model.get_layer(layer).table.export(slots=True)
     order = np.argsort(contents.keys)
     arrays = [getattr(contents, n)[order] for n in ("keys", "embeddings", "slots", "update_nums")]
@@ -71,12 +79,13 @@ def contents_of(model: Any, layer: str = "emb") -> list[Any]:
 
 
 def assert_same(one: list[Any], two: list[Any]) -> None:
-    """Not nearly: to the bit."""
+    """Asserts that two results of `contents_of` are equal to the bit, not only nearly."""
     for ours, theirs in zip(one, two, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
 def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs the text of a Python program in a process of its own, with `arguments` in sys.argv."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},

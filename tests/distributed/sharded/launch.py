@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-# Horovod ends workers that have waited this long for one that does not come.
+# When one worker does not come to a collective operation, Horovod ends the others after this time.
 STALL_LIMIT_S = 20
 
 
@@ -29,7 +29,7 @@ class Ended:
     """How a run ended.
 
     Attributes:
-        status: The exit status; negative: the signal that ended it.
+        status: The exit status, or the negative number of the signal that ended the run.
         timed_out: Whether it ran past its limit and was killed.
         output: What all ranks printed, stdout and stderr, each line with its rank.
     """
@@ -42,7 +42,7 @@ class Ended:
 def launch(
     script: Path, workers: int, arguments: Sequence[str] = (), limit_s: float = 120
 ) -> Ended:
-    """Runs a script on `workers` processes: under Horovod, or by itself if `workers` is 1."""
+    """Runs a script on `workers` processes under Horovod, or without it if `workers` is 1."""
     command = [sys.executable, str(script), *arguments]
     if workers > 1:
         horovodrun = Path(sys.executable).with_name("horovodrun")
@@ -91,13 +91,14 @@ def _signal(pid: int) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
+    # Linux tells the parent of each process; the children are found by asking all of them.
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # The line reads: pid (name) state parent …; a name may hold blanks and brackets.
+            # The file reads "pid (name) state parent ...", and a name may hold blanks and brackets.
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended meanwhile
         children.setdefault(parent, []).append(int(stat.parent.name))
     found, waiting = [], [pid]
     while waiting:

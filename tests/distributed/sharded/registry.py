@@ -1,4 +1,4 @@
-"""The scenarios, by name, and where a worker stands."""
+"""Collects the scenarios: functions that every worker runs, and whose results tests compare."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Here:
-    """This worker among the workers."""
+    """Tells a scenario which worker it runs on.
+
+    Attributes:
+        rank: The number of this worker, from 0.
+        size: How many workers there are.
+    """
 
     rank: int
     size: int
@@ -20,6 +25,6 @@ SCENARIOS: dict[str, Scenario] = {}
 
 
 def scenario(function: Scenario) -> Scenario:
-    """Has every worker run the function. What it returns is saved, an array a name."""
+    """Registers a function that every worker runs; the arrays it returns are saved by name."""
     SCENARIOS[function.__name__] = function
     return function

@@ -1,4 +1,5 @@
-// Makes batches of bags for tests, and computes their sums and gradients in the plain way.
+// Makes batches of bags for tests, and computes their sums and gradients in the plain way: one
+// entry and one element after the other, as the definition says.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +44,8 @@ struct BagCase {
     return weight[slots.Slot(id, d)] * (slots.Minus(id, d) ? -1 : 1);
   }
 
-  // Returns the vectors (bags, dim), and the winners of kMax in the same shape.
+  // Returns the vectors of the bags, of shape (bags, dim). Writes the entries that a maximum came
+  // from, or -1, to `winners`, in the same shape.
   std::vector<double> Forward(bool scaled, std::vector<int64_t>* winners) const {
     const int dim = slots.dim();
     std::vector<double> out(upstream.size(), 0);
@@ -69,7 +71,7 @@ struct BagCase {
     return out;
   }
 
-  // Returns the gradient (size) of the weight.
+  // Returns the gradient of the weight, one number for each of its elements.
   std::vector<double> WeightGradient(bool scaled, const std::vector<int64_t>& winners) const {
     const int dim = slots.dim();
     std::vector<double> sums(weight.size(), 0);

@@ -1,3 +1,6 @@
+// Tests that the fast gradients of bags equal those of bag_test_cases.h, which loops over entries
+// and elements one by one: "the plain way". The fast ones work in blocks and rounds and on many
+// threads.
 #include "core/bags/gradient.h"
 
 #include <doctest/doctest.h>
@@ -13,8 +16,9 @@ namespace {
 
 constexpr BagMode kModes[] = {BagMode::kSum, BagMode::kMean, BagMode::kMax};
 
-// Sums of up to 10,000 values below 1 in another order have partial sums of about 100, whose
-// roundings of 1e-14 add up to 1e-12.
+// Requires two gradients to be equal but for rounding. They may add the same values, up to 10,000
+// of them between -1 and 1, in different orders: partial sums are about 100, each addition rounds
+// by about 1e-14, and these errors add up to about 1e-12, well below the limit.
 void RequireClose(const std::vector<double>& got, const std::vector<double>& expected) {
   REQUIRE(got.size() == expected.size());
   for (size_t i = 0; i < got.size(); ++i) {
@@ -55,8 +59,8 @@ void CheckBoth(const BagCase& c, bool scaled) {
   const std::vector<double> sparse = Sparse(gradient, SerialFor);
   RequireClose(dense, expected);
   RequireClose(sparse, expected);
-  // The sums are in the order of the entries, as in the plain way; winners come in the order of
-  // elements.
+  // For sums and means, sparse gradients add in the order of the entries, as the plain way does,
+  // and are equal to the bit. For maxima they add in the order of the vectors' elements.
   if (c.mode != BagMode::kMax) REQUIRE(sparse == expected);
   REQUIRE(Dense(gradient, ThreadedFor) == dense);
   REQUIRE(Sparse(gradient, ThreadedFor) == sparse);
@@ -66,8 +70,8 @@ TEST_CASE("gradients equal the plain way, over modes, hashes, blocks, signs, pad
   for (BagMode mode : kModes) {
     for (SlotHash hash : {SlotHash::kMixed, SlotHash::kOriginal, SlotHash::kModulo}) {
       for (int64_t block_size : {1, 5, 8, 16}) {
-        // The sizes make less than a block; groups of entries; and ranges of slots, the last one
-        // short.
+        // The weight has less than a block; then so few slots that groups of entries are
+        // summed apart and then added; then several ranges of slots, the last one short.
         for (int64_t size : {1, 3, 40, 3000, 70001}) {
           for (bool sign : {false, true}) {
             CheckBoth(BagCase(BagOptions(size, 37, block_size, sign, hash), mode, 60, sign), false);
@@ -89,7 +93,8 @@ TEST_CASE("gradients of scaled entries equal the plain way") {
 }
 
 TEST_CASE("a batch of several chunks and rounds is summed whole") {
-  // Blocks come in rounds of 2^19 / 16 entries, elements in rounds of 2^21 / 256.
+  // A round takes 2^19 / 16 entries of vectors with 16 blocks, or 2^21 / 256 entries of vectors
+  // with 256 separate elements. Each batch here has more.
   CheckBoth(BagCase(BagOptions(300000, 256, 16, true), BagMode::kSum, 12000), false);
   CheckBoth(BagCase(BagOptions(5000000, 256, 1, false), BagMode::kMean, 4000), false);
   CheckBoth(BagCase(BagOptions(2000, 256, 1, false), BagMode::kMax, 4000), false);

@@ -6,7 +6,8 @@
 
 namespace sok {
 
-// nlohmann's parser calls this with each value in turn. All methods return whether to go on.
+// Takes the values of a text from nlohmann's parser, which calls one method for each value, in the
+// order of the text, and stops when a method returns false.
 class FlatJson::Reader final : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit Reader(std::map<std::string, Value>* values) : values_(*values) {}
@@ -33,10 +34,11 @@ class FlatJson::Reader final : public nlohmann::json_sax<nlohmann::json> {
   static constexpr size_t kLongestPath = 256;
   struct Container {
     size_t path_size;
-    int64_t next;  // place in an array; or kObject
+    int64_t next;  // the place of an array's next value; kObject in an object
   };
 
-  // Each value has its whole path: without limits a short text would take memory without limit.
+  // Each value is stored with its whole path. Without a limit of their length, the paths of a short
+  // text that is nested deeply would take the square of its length.
   bool PathOfChild(const std::string& name) {
     path_.resize(open_.back().path_size);
     if (path_.size() + 1 + name.size() > kLongestPath) return false;

@@ -1,8 +1,10 @@
-// Reads JSON without a tree.
+// Reads JSON into a flat map instead of a tree.
 //
-// The destructor of a tree of nlohmann's asks for memory as soon as it has a child, and may not
-// throw, so where memory ends it ends the process. Whatever runs while a storage is open reads
-// through this, and writes values that have no child.
+// The trees of nlohmann/json, the library that parses the text, can end the process: where memory
+// has run out, the destructor of a tree with children asks for more, and may not throw. Code that
+// runs while a storage is open must survive that, so it reads JSON through this class, and writes
+// only values of nlohmann's that have no children. Objects do not change after Parse, and any
+// number of threads may read one at once. Functions report errors by what they return.
 #pragma once
 
 #include <cstdint>
@@ -15,21 +17,22 @@
 
 namespace sok {
 
-// Holds the values of a JSON text by their paths, such as "/initializer/kind" and "/slots/0/width";
-// the text's own path is empty. Of equal paths the last value counts.
+// Holds the values of a JSON text by their paths, such as "/initializer/kind" and "/slots/0/width".
+// The path of the outermost value is empty. Where a text has two values of one path, the last one
+// counts.
 class FlatJson {
  public:
-  // Returns nothing for a text that is not JSON, is nested more than 16 deep, or has a path of more
-  // than 256 bytes.
+  // Returns the values of a text. Returns nullopt if it is not JSON, is nested more than 16 deep,
+  // or has a path of more than 256 bytes.
   static std::optional<FlatJson> Parse(const std::string& text);
 
   bool has(const std::string& path) const { return values_.count(path) > 0; }
-  // Returns whether an object or an array is there.
+  // Returns whether an object or an array is at the path.
   bool has_container(const std::string& path) const {
     return GetIf<std::monostate>(path) != nullptr;
   }
-  // Reads the value at a path. Returns false if there is none, or one of another kind, or one that
-  // T cannot hold.
+  // Writes the value at a path to the second argument. Returns false, and writes nothing, if there
+  // is no value, or one of another kind, or a number that T cannot hold.
   bool Get(const std::string& path, std::string* text) const;
   template <typename T>
   bool Get(const std::string& path, T* number) const {
@@ -50,7 +53,8 @@ class FlatJson {
 
  private:
   class Reader;
-  // A negative integer is an int64_t, any other a uint64_t; objects and arrays are a monostate.
+  // A negative integer is an int64_t, and any other integer a uint64_t. The place of an object or
+  // an array has a monostate.
   using Value =
       std::variant<std::monostate, std::nullptr_t, bool, uint64_t, int64_t, double, std::string>;
 

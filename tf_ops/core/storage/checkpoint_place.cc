@@ -13,7 +13,8 @@
 namespace sok {
 namespace {
 
-// RocksDB writes to this name with ".tmp" behind it first.
+// A checkpoint grows in the folder of its storage under this name. RocksDB writes to the name with
+// ".tmp" behind it first.
 constexpr char kStaging[] = "/sok-checkpoint";
 
 std::string ParentOf(std::string path) {
@@ -27,7 +28,8 @@ bool Same(const struct stat& a, const struct stat& b) {
   return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-// This removes what is at `path` and in it, and follows no links: files beyond it are none of ours.
+// Removes what is at `path` and all that is in it. Follows no links, since files beyond a link are
+// none of ours.
 void RemoveFolder(const std::string& path) {
   std::error_code ignored;
   std::filesystem::remove_all(path, ignored);
@@ -91,7 +93,7 @@ Status MakeCheckpoint(const Database& database, const std::string& folder,
   if (std::rename(staging.c_str(), path.c_str()) == 0) return SyncFolder(ParentOf(path));
   const int error = errno;
   RemoveUnfinishedCheckpoints(folder);
-  // The device may be the same under two mounts.
+  // Two mounts of one device look like one file system, but no file can be moved between them.
   if (error == EXDEV) return CheckpointInPlace(database, path);
   return SystemError(error, "move the finished checkpoint to", path);
 }

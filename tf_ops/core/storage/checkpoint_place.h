@@ -1,5 +1,8 @@
-// Says where checkpoints and dumps of a storage may go, and removes what is left of one that was
-// killed.
+// Makes the checkpoints of a storage: says which paths checkpoints and dumps may have, and removes
+// what is left of a checkpoint whose process was killed.
+//
+// MakeCheckpoint and RemoveUnfinishedCheckpoints must not run at once for one folder: Storage calls
+// the former under its mutex, the latter while it opens.
 #pragma once
 
 #include <string>
@@ -9,17 +12,20 @@
 
 namespace sok {
 
-// Returns kInvalidArgument if `path` would lie in the folder of the storage, by whatever name: it
-// could take the place of one of its files.
+// Returns kInvalidArgument if `path` lies in `folder`, the folder of a storage, or below it, also
+// where it gets there through links or "..": what is written there could take the place of a file
+// of the storage. `what` names the thing that is to be written, for the message.
 Status CheckOutside(const std::string& path, const std::string& folder, const char* what);
 
-// Makes a checkpoint of a database, first in the database's own folder where the file system can
-// move it from there to `path`: what a killed process leaves then lies where the next one finds it.
-// Errors: those of Database::Checkpoint; kInvalidArgument if there is something at `path`, or at
-// "<path>.tmp" on another file system, or if `path` is in the database's folder.
+// Makes a checkpoint at `path` of a database whose storage lies in `folder`. If both are on one
+// file system, the checkpoint grows in `folder` and is moved to `path` when it is complete, so that
+// what a killed process leaves lies where RemoveUnfinishedCheckpoints finds it. Otherwise it grows
+// in "<path>.tmp". Errors: those of Database::Checkpoint; kInvalidArgument if something is at
+// `path` or, on another file system, at "<path>.tmp", or if `path` lies in `folder`.
 Status MakeCheckpoint(const Database& database, const std::string& folder, const std::string& path);
 
-// Removes what is left of killed checkpoints. The caller must hold the lock of the folder.
+// Removes from `folder` what checkpoints left there whose process was killed. The caller must hold
+// the lock of the folder.
 void RemoveUnfinishedCheckpoints(const std::string& folder);
 
 }  // namespace sok

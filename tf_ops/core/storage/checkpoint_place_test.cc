@@ -1,5 +1,5 @@
-// Checkpoints and dumps lie outside of the folder that they are made from, and killed ones leave
-// nothing for long.
+// Tests that checkpoints and dumps lie outside of the folder of their storage, that they take the
+// place of nothing, and that what a killed checkpoint leaves is removed.
 #include "core/storage/checkpoint_place.h"
 
 #include <doctest/doctest.h>
@@ -49,7 +49,7 @@ TEST_CASE("a checkpoint or a dump in the storage's own folder is refused, by any
   CHECK(OpenStorage(folder / "rows-2") != nullptr);
 }
 
-TEST_CASE("what a killed checkpoint left goes when the storage is opened, or at the next one") {
+TEST_CASE("what a killed checkpoint left goes when the storage is opened or the next one is made") {
   const TestFolder folder;
   const std::string rows = folder / "rows";
   OpenStorage(rows);
@@ -93,7 +93,8 @@ TEST_CASE("a checkpoint on another file system leaves what is beside it alone") 
   auto opened = RowDatabase::Open({folder / "rows", /*read_only=*/false, nullptr});
   REQUIRE(opened.ok());
   const Database& database = *opened.value();
-  // This is done as for a storage in a folder from where no file can be moved or linked.
+  // The folder "elsewhere" does not exist, so that no file can be moved from it: the checkpoint is
+  // made as if the storage lay on another file system.
   const auto checkpoint = [&](const std::string& path) {
     return MakeCheckpoint(database, folder / "elsewhere", path);
   };
