@@ -36,8 +36,9 @@ def test_each_path_exists(page):
 
 
 def places_of(path: str) -> list:
-    """Returns where a path may lead: from the root, or, as headers are included, from the core."""
-    return [start / path for start in (ROOT, ROOT / "tf_ops/core") if (start / path).exists()]
+    """Returns where a path may lead: from the root, from tf_ops (as in includes), from the core."""
+    starts = (ROOT, ROOT / "tf_ops", ROOT / "tf_ops/core")
+    return [start / path for start in starts if (start / path).exists()]
 
 
 def steps() -> list[tuple[str, str]]:
