@@ -83,4 +83,4 @@ class _Watch(importlib.abc.MetaPathFinder):
                 sys.meta_path.remove(self)
                 _try(self._act)
 
-        setattr(loader, "exec_module", exec_module)  # noqa: B010  # of this one loader
+        setattr(loader, "exec_module", exec_module)  # noqa: B010  # only this loader changes

@@ -150,7 +150,7 @@ class GroupFtrl(keras.optimizers.Ftrl):
     shrunk = g + 2 * l2_shrinkage * w
     total = accumulator + shrunk ** 2
     linear += shrunk - (total ** -power - accumulator ** -power) / learning_rate * w
-    norm = sqrt(sum(linear ** 2))                                   # of the row
+    norm = sqrt(sum(linear ** 2))                                   # one norm for each row
     eta = total ** -power / learning_rate + 2 * l2 + beta / learning_rate
     w = (l1 - norm) / (eta * norm) * linear if norm > l1 else 0
     accumulator += g ** 2

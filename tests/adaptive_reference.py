@@ -28,7 +28,7 @@ class Row:
 
 
 class Sgd:
-    """Without momentum."""
+    """The rule of SGD without momentum."""
 
     starts: tuple[float, ...] = ()
 

@@ -28,7 +28,7 @@ tf.get_logger().setLevel(logging.ERROR)
 
 
 def pytest_collection_modifyitems(items):
-    """Where several processes run the tests, those that share what takes long stay in one."""
+    """Keeps the tests of a file, or of all workers, in one process: they share what takes long."""
     for item in items:
         folder = item.path.parent
         group = folder if folder.name == "distributed" else item.path

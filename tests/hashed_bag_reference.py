@@ -116,7 +116,7 @@ class Bags:
         return self.per_sample_weights.reshape(-1)[i].astype(self.weight.dtype)
 
     def _winners(self, bag: list[int]) -> list[int]:
-        """For each dimension the place of the greatest value, the first of equal ones."""
+        """Returns for each dimension the place of the greatest value, the first of equal ones."""
         return [bag[int(np.argmax(self.rows[bag, d]))] for d in range(self.dim)]
 
     def forward(self) -> np.ndarray:

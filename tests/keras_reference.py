@@ -133,7 +133,7 @@ def fit(model: keras.Model, keys: np.ndarray, targets: np.ndarray, **arguments: 
 
 
 def fit_eagerly(model: keras.Model, keys: np.ndarray, targets: np.ndarray) -> None:
-    """As `fit`, without a graph: faster where there are few batches."""
+    """Does what `fit` does without a graph, which is faster where there are few batches."""
     model.run_eagerly = True
     fit(model, keys, targets)
 

@@ -25,13 +25,13 @@ _LABEL = "_sok_embed_deposits"
 
 
 class _Deposits:
-    """Those of a graph that is being traced, and where their gradients may go."""
+    """Collects the deposits of a graph that is being traced, and where their gradients may go."""
 
     def __init__(self) -> None:
         self.made: list[tf.Operation] = []
         self._slots: set[int] = set()  # ids of handles
         self._unused: set[tf.Operation] = set()
-        self._last: tf.Operation | None = None  # of the last update
+        self._last: tf.Operation | None = None  # the last update
 
     def may_reach(self, last: tf.Operation, change: Any, variables: list[Any]) -> None:
         self._slots.update(id(variable.value.handle) for variable in variables)

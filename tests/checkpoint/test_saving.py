@@ -57,7 +57,7 @@ def assert_same_tables(one, two):
 
 
 def assert_same_training(one, two):
-    """Not nearly: what is restored is bit by bit what was saved, and so is what follows."""
+    """Asserts that two models are equal to the bit, and still are once both were trained."""
     assert_same_tables(one, two)
     for model in (one, two):
         train(model)

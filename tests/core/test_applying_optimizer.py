@@ -37,7 +37,7 @@ def test_the_keras_optimizer_of_a_layer_wins_over_a_v1_optimizer():
     hypers = dict(
         zip(recorder.arguments["hyper_names"], recorder.arguments["hypers"].numpy(), strict=True)
     )
-    assert hypers["learning_rate"] == 0.25  # of the table's steps
+    assert hypers["learning_rate"] == 0.25  # the rate of the table's optimizer
     assert applying_optimizer() is None
 
 

@@ -50,5 +50,5 @@ def two(results_of: Callable[[int], Results]) -> Results:
 
 @pytest.fixture
 def horovod() -> None:
-    """For a test that starts workers by itself."""
+    """Skips a test that starts workers by itself if there is no Horovod."""
     require_horovod()

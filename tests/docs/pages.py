@@ -16,7 +16,7 @@ _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 @dataclass(frozen=True)
 class Sample:
     page: Path
-    line: int  # of its first line, for messages
+    line: int  # the number of its first line, for messages
     code: str
 
     def __str__(self) -> str:

@@ -40,4 +40,4 @@ def test_a_longer_run_shows_both_lines_by_name():
     losses, _ = picture(400)
     names = [text.get_text() for text in losses.get_legend().get_texts()]
     assert names == ["each step", "mean of the last 16 steps"]
-    assert all(line.get_alpha() is None for line in losses.lines)  # or the legend is too pale
+    assert all(line.get_alpha() is None for line in losses.lines)  # else the legend is pale

@@ -66,7 +66,7 @@ def test_vectors(embedding, wrong, error, message):
 def test_weights_that_cannot_be_written_to(embedding):
     with pytest.raises(ValueError, match="can be written to. Received: a read-only array"):
         embedding.lookup(keys(1, 2), READ_ONLY)
-    embedding.assign(keys(1, 2), READ_ONLY)  # which reads
+    embedding.assign(keys(1, 2), READ_ONLY)  # assign reads first
 
 
 def test_weights_that_lie_over_the_keys(embedding):

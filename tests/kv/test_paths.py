@@ -172,7 +172,7 @@ def test_a_storage_of_a_relative_path_survives_a_change_of_directory(tmp_path, m
         for call in (storage.flush, storage.compact, lambda: None):
             embedding.apply_gradients(keys(1), ones(1))
             call()
-        with kv.Storage("rows") as other:  # of the same name, and none of the first
+        with kv.Storage("rows") as other:  # another folder of that name, without rows
             sgd(other).apply_gradients(keys(2), ones(1))
     for name, key, value in (("here", 1, -3), ("elsewhere", 2, -1)):
         with kv.Storage(tmp_path / name / "rows", read_only=True) as storage:

@@ -214,13 +214,14 @@ def test_a_config_does_not_lead_to_another_storage_in_the_same_folder(tmp_path):
     with kv.allow_storages(tmp_path):
         with pytest.raises(ValueError, match=f"^Expected the storage {config['id']} in "):
             kv.Storage.from_config(config)
-        with kv.Storage(tmp_path / "rows") as other:  # which was opened on purpose
+        with kv.Storage(tmp_path / "rows") as other:  # it was opened on purpose
             with pytest.warns(UserWarning, match=f"{config['id']}, and .* is another, {other.id}"):
                 assert kv.Storage.from_config(config) is other
         for name in ("moved", "copy"):
             with kv.Storage.from_config({**config, "path": str(tmp_path / name)}) as same:
                 assert peek(sgd(same), 1).tolist() == [[1, 1]]
-        with kv.Storage.from_config({"path": str(tmp_path / "rows")}):  # as older configs are
+        # Configs of older versions have only a path.
+        with kv.Storage.from_config({"path": str(tmp_path / "rows")}):
             pass
 
 

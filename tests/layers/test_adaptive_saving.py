@@ -67,7 +67,7 @@ def assert_same(one, two):
 
 
 def assert_same_training(one, two):
-    """Not nearly: what is restored is bit by bit what was saved, and so is what follows."""
+    """Asserts that two models are equal to the bit, and still are once both were trained."""
     assert_same(contents(one), contents(two))
     before = one.get_layer("emb").table.size()
     for model in (one, two):

@@ -24,7 +24,7 @@ class Admitted:
     """SGD on rows that a key gets at its `min_count`-th occurrence, in NumPy."""
 
     def __init__(self, start: Any, min_count: int) -> None:
-        self._start = start  # of a key
+        self._start = start  # the vector that training of a key starts from
         self._min_count = min_count
         self.seen: dict[int, int] = {}
         self.rows: dict[int, np.ndarray] = {}

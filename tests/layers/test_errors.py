@@ -94,7 +94,7 @@ def test_a_key_out_of_range_without_a_hash_table_is_refused(key, training):
         layer(keys, training=training)
     assert f"table 'direct': expected keys in [0, 10), got {key}" in str(error.value)
     assert "hash" in str(error.value)
-    assert layer.table.size() == 1  # of key 0: the batch has made no row
+    assert layer.table.size() == 1  # key 0 alone: the batch has made no row
 
 
 def test_a_key_out_of_range_ends_fit_with_an_error():

@@ -55,7 +55,7 @@ def batches():
     random = np.random.default_rng(11)
     for _ in range(STEPS):
         keys = random.integers(0, VOCABULARY - 2, BATCH)  # two rows are never trained
-        scale = 0.1 + keys[:, None] / VOCABULARY  # so that some become zero and others do not
+        scale = 0.1 + keys[:, None] / VOCABULARY  # some become zero, others do not
         yield keys, (random.normal(size=(BATCH, DIM)) * scale).astype(np.float32)
 
 

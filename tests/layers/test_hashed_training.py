@@ -88,7 +88,7 @@ def test_each_mode_trains_as_what_is_composed_of_ops(make_optimizer, mode):
 
 
 def fit(make_layer: Callable[[], Any], make_optimizer: Any, strategy: Any = None) -> np.ndarray:
-    """By Keras' fit, in a graph, on one replica or on those of the strategy."""
+    """Trains by Keras' fit, in a graph, on one replica or on those of the strategy."""
     with contextlib.nullcontext() if strategy is None else strategy.scope():
         layer = make_layer()
         model = keras.Sequential([keras.Input((LENGTH,), dtype="int64"), layer])

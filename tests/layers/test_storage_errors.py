@@ -36,7 +36,7 @@ def test_a_layer_that_could_not_be_made_leaves_its_group_to_others(storage):
 
 
 def test_a_layer_that_is_gone_leaves_its_group_to_others(storage):
-    """As when the cell of a notebook is run again: Keras gives the next layer another name."""
+    """A cell of a notebook that is run again does this; the second layer gets another name."""
     layer = DynamicEmbedding(DIM, storage=storage, seed=1)
     layer(KEYS, training=True)
     del layer

@@ -62,7 +62,7 @@ def test_the_same_process_refuses_another_rule_and_goes_on_with_the_old_one(tmp_
 
 
 def test_a_new_optimizer_of_the_same_rule_goes_on_as_it_does_in_a_new_process(tmp_path):
-    """With its learning rate; the slots and the number of the step are the table's."""
+    """The learning rate is the new optimizer's, slots and steps are the table's."""
     with kv.Storage(tmp_path / "one") as storage:
         model = model_of(dynamic(storage=storage), ko.Adam(0.01), dense=False)
         train(model)

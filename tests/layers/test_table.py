@@ -334,7 +334,7 @@ def test_tables_of_one_name_are_two_tables():
 def test_the_memory_of_a_table_goes_with_it():
     import resource
 
-    def peak():  # in KiB
+    def peak():  # KiB
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     def fill():

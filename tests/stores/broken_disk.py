@@ -34,7 +34,7 @@ from storage_work import CACHE_BYTES, time_at
 WORKER = Path(__file__).with_name("broken_disk_worker.py")
 FAULTY = Path(__file__).with_name("faulty_files.c")
 FILE_SYSTEMS = ("tmpfs", "ext4", "faulty")
-MEGABYTES = 64  # of a disk
+MEGABYTES = 64  # the size of a disk
 CALLS = 60
 NAMESPACE = ["unshare", "--mount", "--propagation", "private"]
 

@@ -142,7 +142,7 @@ class Attempt:
     def call(self, call: Call) -> None:
         """Makes a call, which may fail if the disk is broken."""
         if call.kind == "dump" and len(self.states.present) > 1:
-            return  # of which of them?
+            return  # several states are possible: nobody knows which is dumped
         try:
             if call.kind == "reopen":
                 self._worker.close()
@@ -153,7 +153,7 @@ class Attempt:
             self._expected(error, f"{call.kind} {call.number}")
             self.states.failed(call)
             if call.kind in CHANGING:
-                self._calls_left -= 2  # so that the states do not become too many
+                self._calls_left -= 2  # keeps the possible states few
         else:
             say(f"done {call.kind} {call.number}")
             self.states.done(call)

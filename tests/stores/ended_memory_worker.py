@@ -25,7 +25,7 @@ GROUP = GroupConfig(3, 8)
 KEYS = np.arange(500, dtype=np.uint64)
 BEFORE = 2.0  # what every element of every row is; 0: there is no row
 AFTER = {"update": 1.0, "assign": 5.0, "remove": 0.0, "flush": BEFORE, "dump": BEFORE}
-SECONDS = 20  # in which each call must end
+SECONDS = 20  # a call that takes longer hangs
 NEVER = 1 << 40
 
 

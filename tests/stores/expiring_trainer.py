@@ -39,7 +39,7 @@ class Trainer:
         self.model.update(positions, gradients, self.now, TTL, False)
 
     def look_up(self, positions: np.ndarray) -> int:
-        """Without making rows. Returns how many vectors differ."""
+        """Looks keys up without making rows, and returns how many vectors are wrong."""
         found = np.empty((positions.size, GROUP.dim), np.float32)
         self._table.lookup(key_at(positions), found.reshape(-1), False)
         return int((found != self.model.vectors(positions, self.now, TTL)).any(1).sum())

@@ -56,7 +56,7 @@ class FailingCall:
         calls = attempt.disk.count()
         say(attempt.disk.mend())
         if once or attempt.states.rows_in_doubt:
-            attempt.compare(number)  # which writes all rows to RocksDB, so not in every life
+            attempt.compare(number)  # not in every life: it writes all rows
         for later, kind in enumerate(AFTER, number + 1):
             attempt.call(replace(call_at(self._seed, later), kind=kind))
             attempt.compare(later)

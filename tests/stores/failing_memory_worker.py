@@ -53,7 +53,7 @@ def main(core_path: str, folder: str, durability: str, kind: str, after: int) ->
     storage.dump(f"{folder}/dump")
     assign(table, BEFORE)
     storage.flush()
-    if kind in ("survey", "flush"):  # of rows that RocksDB does not know yet
+    if kind in ("survey", "flush"):  # then RocksDB does not know the rows
         table.remove(KEYS)
         storage.flush()
         assign(table, BEFORE)

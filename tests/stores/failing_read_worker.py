@@ -21,7 +21,7 @@ from table_model import GroupConfig
 
 GROUP = GroupConfig(0, 64)
 KEYS = np.arange(60_000, dtype=np.uint64)
-READ_KEYS = 100  # in two to seven blocks of a file
+READ_KEYS = 100  # they lie in two to seven blocks of a file
 ONE_BYTE = ctypes.c_size_t(1)  # any allocation may fail
 UNKNOWN = np.uint64(1 << 40)  # added to a key that has a row, that of one without
 
@@ -31,7 +31,7 @@ def rows_of(keys: np.ndarray) -> np.ndarray:
 
 
 class Reads:
-    """Of a table: what they fill is made before memory fails, and read after it."""
+    """Reads a table into arrays that are made before memory fails and compared after it."""
 
     def __init__(self, table: Any, keys: np.ndarray) -> None:
         self.table, self.keys = table, keys

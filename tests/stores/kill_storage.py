@@ -32,14 +32,14 @@ from storage_work import CACHE_BYTES, FLUSHING, GROUPS, KEYS, KINDS, Call, Repla
 from table_model import Rows, TableModel, key_at
 
 WORKER = Path(__file__).with_name("killed_worker.py")
-CALLS = 60  # of a process, if nobody kills it
+CALLS = 60  # what a process does if nobody kills it
 NEW_FOLDER_AFTER = 25  # kills
 DURABILITIES = ("checkpoint", "update")
 TTLS = (0, 140)  # the life of 20 calls
 
 
 class Difference(AssertionError):
-    """What is in a folder is not what was promised."""
+    """Says that a folder does not hold what was promised."""
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Killer:
         self._ttl = ttl
         self._seed = seed
         self._random = np.random.default_rng([seed, 0])
-        self._first = 1  # of the next worker's calls
+        self._first = 1  # the number of the next worker's first call
         self._replay = Replay.of(core, ttl)
         self._checkpoints: dict[int, Replay] = {}
         self._seconds = collections.defaultdict[str, float](lambda: 0.02)
@@ -157,7 +157,7 @@ class Killer:
             return [replay] if self._durability == "update" else flushed
         call = self._call(run.begun)
         after = replay.copy()
-        if call.kind != "dump":  # which changes a file and no row: see _check_dumps
+        if call.kind != "dump":  # a dump changes no row: see _check_dumps
             after.apply(call)
         if call.kind == "checkpoint":
             self._checkpoints[run.begun] = after
@@ -232,7 +232,7 @@ class Killer:
         return None
 
     def _check_checkpoints(self, run: Run) -> None:
-        """Those that were made are whole, as is the one that was under way if it has its name."""
+        """Checks that checkpoints are whole; one that was under way may be missing."""
         for number, replay in self._checkpoints.items():
             path = self._folder / f"checkpoint-{number}"
             if not path.exists():
@@ -260,7 +260,7 @@ class Found:
         self._rows = read_dump(path)
 
     def difference(self, replay: Replay, now: int) -> str | None:
-        """In which way it is not as the replay; `None` if it is."""
+        """Returns in which way the storage is not as the replay; `None` if it is."""
         for number, model in replay.models.items():
             steps, rows = self._steps.get(number, 0), self._rows.get(number)
             if steps != model.steps:
@@ -275,7 +275,7 @@ class Found:
         return None
 
     def settle(self, replay: Replay) -> None:
-        """What a lookup had made and nobody flushed, and is not there, never was."""
+        """Removes rows from the replay that a lookup made and no flush had, if they are gone."""
         for number, model in replay.models.items():
             there = np.zeros(KEYS, bool)
             if number in self._rows:
@@ -287,7 +287,7 @@ class Found:
 def rows_difference(
     found: DumpedRows | None, wanted: Rows, model: TableModel, may_lack: np.ndarray | None
 ) -> str | None:
-    """In which way rows are not those wanted, of which those of a mask may be missing."""
+    """Returns how rows differ from those wanted; those of the mask `may_lack` may be missing."""
     if found is None:
         empty = np.empty(0, np.uint64)
         found = DumpedRows(empty, empty, empty, np.empty((0, model.config.floats), np.float32))

@@ -24,7 +24,7 @@ from table_model import GroupConfig
 
 GROUP = GroupConfig(0, 32)
 BEFORE, AFTER = 1.0, 3.0  # what every element of every row is; 0: there is no row
-SECONDS = 20  # in which each call must end
+SECONDS = 20  # a call that takes longer hangs
 NEVER = 1 << 40
 LIMIT_STEP = 1 << 20  # bytes
 

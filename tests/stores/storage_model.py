@@ -3,7 +3,7 @@
     python tests/stores/storage_model.py --operations 10000000
     python tests/stores/storage_model.py --seed 17              # one life again
     python tests/stores/storage_model.py --seed 17 --stop-at 95 # its first 95 steps
-    python tests/stores/storage_model.py --seed 17 --shrink     # which steps are needed to fail
+    python tests/stores/storage_model.py --seed 17 --shrink     # finds a short life that fails
 
 A life is a process that makes a few hundred steps. What a step does depends on the seed and the
 number of the step alone, so that steps can be left out. An operation, where they are counted, is
@@ -616,7 +616,7 @@ def main(arguments: argparse.Namespace) -> int:
             total["lives"] += 1
         else:
             failures += 1
-            total["operations"] += 1 + 5_000_000 // 20  # so that it ends
+            total["operations"] += 1 + 5_000_000 // 20  # a run of failures ends, too
             lines = done.stderr.splitlines()
             print(f"seed {seed} failed with {done.returncode}, step {failing_step(done)}:")
             print("\n".join(lines[-12:]), flush=True)

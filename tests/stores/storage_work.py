@@ -19,7 +19,7 @@ GROUPS = (GroupConfig(0, 64), GroupConfig(5, 24, momentum=True))
 # expired.
 START = 2_000_000_000
 SECONDS_A_CALL = 7
-FILES = 2  # of dumps, which replace each other
+FILES = 2  # dumps replace each other in these files
 
 SHARES = {
     "look_up": 10,
@@ -64,7 +64,7 @@ class Call:
 
 
 def time_at(number: int) -> int:
-    """When a call is made: seconds since 1970."""
+    """Returns the time of a call, in seconds since 1970."""
     return START + SECONDS_A_CALL * number
 
 

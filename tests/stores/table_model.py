@@ -45,7 +45,7 @@ class GroupConfig:
 
     @property
     def floats(self) -> int:
-        """Of a row, with what the rule keeps."""
+        """The number of floats in a row, with those that the rule keeps."""
         return 2 * self.dim if self.momentum else self.dim
 
     def open_table(self, storage: Any) -> Any:

@@ -80,7 +80,7 @@ def test_errors_of_ended_memory_say_whether_rows_changed(library, tmp_path, dura
 
 def test_reads_whose_allocations_fail_raise_or_read_what_is_there(library, tmp_path):
     raised = int(run_worker(library, READ_WORKER, tmp_path))
-    assert raised > 1_000  # of 2,400
+    assert raised > 1_000  # 2,400 reads are tried
 
 
 def run_worker(library, worker, tmp_path, *arguments):

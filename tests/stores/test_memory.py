@@ -36,7 +36,7 @@ def train(*arguments: object) -> Any:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """What training said: rows in memory, rows on disk."""
+    """Returns what training printed, first with rows in memory, then with rows on disk."""
     return train(), train(tmp_path_factory.mktemp("large") / "rows")
 
 

@@ -4,7 +4,7 @@
 namespace sok::binding {
 namespace {
 
-// Whether a callback runs on this thread.
+// True while a callback runs on this thread.
 thread_local bool reporting = false;
 
 struct Reporting {

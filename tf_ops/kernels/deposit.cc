@@ -26,7 +26,7 @@ REGISTER_OP("SokEmbed>Deposit")
     .Attr("dtype: {float, bfloat16}")
     .Attr("number: int = 0")
     .Attr("marks: bool = false")    // the anchor is a vector of kAnchorSize, else a scalar
-    .Attr("measures: bool = true")  // whether somebody may want its norm
+    .Attr("measures: bool = true")  // true if somebody may want the norm
     .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
       bool marks;
       TF_RETURN_IF_ERROR(c->GetAttr("marks", &marks));

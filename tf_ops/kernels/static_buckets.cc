@@ -76,7 +76,7 @@ class StaticBucketsOp : public tf::OpKernel {
     });
   }
 
-  Remainder remainder_{1};  // by the number of buckets
+  Remainder remainder_{1};  // divides by the number of buckets
 };
 
 SOK_REGISTER_KERNEL("StaticBuckets", StaticBucketsOp);

@@ -107,7 +107,7 @@ def adaptive_masked(here: Here) -> dict[str, Any]:
 def adaptive_ragged(here: Here) -> dict[str, Any]:
     """Rows of keys are combined; some of them, and all of one worker's in a step, are empty."""
     keys, targets = keys_and_targets()
-    # Of the first 12 rows only every sixth has keys, so that a worker has none in that step.
+    # Only every sixth of the first 12 rows has keys, so that a worker has none in that step.
     lengths = np.random.default_rng(6).integers(0, 4, len(keys))
     lengths[:12] = np.where(np.arange(12) % 6 == 0, 3, 0)
     layer = _layer(combiner="mean")

@@ -109,7 +109,7 @@ def an_overflow_on_one_worker(here: Here) -> dict[str, Any]:
     model.compile(sok_embed.DistributedOptimizer(scaling), "mse")
     keys, targets = keys_and_targets()
     targets = targets[:48].copy()
-    targets[GLOBAL_BATCH] = np.inf  # in the share of one worker, in the second step
+    targets[GLOBAL_BATCH] = np.inf  # one worker meets it, in the second step
     fit(model, keys[:48], targets, here)
     return {**contents(model), "scale": float(model.optimizer.dynamic_scale)}
 

@@ -14,7 +14,7 @@ from sharded.registry import Here
 GLOBAL_BATCH = 12
 STEPS = 5
 SAMPLES = GLOBAL_BATCH * STEPS
-PLACES = 60  # of the table without a hash, over all workers
+PLACES = 60  # rows, over all workers, of the table without a hash
 TABLES = ("dynamic", "hashed", "direct")
 
 # The rate is so high that a wrong factor of a gradient moves rows by far more than rounding does.

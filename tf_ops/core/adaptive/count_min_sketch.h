@@ -24,7 +24,7 @@
 namespace sok {
 
 struct SketchConfig {
-  uint64_t groups;           // of this sketch, at least 1
+  uint64_t groups;           // how many this sketch has, at least 1
   uint64_t cells_per_group;  // a positive multiple of CountMinSketch::kRows
   int cell_bits;             // 8 or 16
 };

@@ -42,7 +42,7 @@ void FingerprintsOfDigits(const int64_t* ids, size_t n, uint64_t* fingerprints) 
   size_t i = 0;
   for (; n - i >= kChunk; i += kChunk) {
     uint64_t numbers[kChunk], negative[kChunk];
-    size_t few = 0;  // of the numbers with few digits
+    size_t few = 0;  // how many numbers have few digits
     for (size_t j = 0; j < kChunk; ++j) {
       const auto bits = static_cast<uint64_t>(ids[i + j]);
       negative[j] = bits >> 63;

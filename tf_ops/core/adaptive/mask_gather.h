@@ -44,9 +44,9 @@ struct MaskedLookup {
   int64_t* hashed = nullptr;
   bool* own = nullptr;  // (n) out: whether each embedding is of an own row
   size_t n = 0;
-  // Whether the table lies in a storage. Its lookups then wait for whoever holds the storage, and
-  // must not do that in a pool: others wait for the pool while they hold the storage. So the pool
-  // works within the lookup instead.
+  // True for a table in a storage. Its lookups wait for whoever holds the storage, and must not do
+  // that in a pool: others wait for the pool while they hold the storage. So the pool works within
+  // the lookup instead.
   bool stored = false;
 };
 

@@ -79,7 +79,7 @@ class AdaptiveModel {
 
   uint64_t Demote(std::set<Key> keys) {
     uint64_t demoted = 0;
-    for (Key key : keys) {  // in order of the keys
+    for (Key key : keys) {  // `keys` ascend
       const auto row = own_.find(key);
       if (row == own_.end()) continue;
       ModelRow& shared = Shared(key);

@@ -31,8 +31,9 @@ void AddTo(Sum* to, const Sum* values, int n) {
   }
 }
 
-// As with SlotPartition, ranges of slots have one writer each. What a block has beyond the end of
-// its range goes to that range's halo, which the next range gets when all are done.
+// Computes the gradient of a weight by blocks. Each range of slots has one writer, as in
+// SlotPartition. The part of a block that lies beyond the end of its range goes to the range's
+// halo, which is added to the next range when all ranges are done.
 template <typename Sum>
 class BlockGradient {
  public:

@@ -42,7 +42,7 @@ void MaxOfBag(const Bags& bags, int64_t bag, int dim, RowReader<T>* reader,
     if (bags.padded(e)) continue;
     const Sum* row = reader->Read(static_cast<uint64_t>(bags.ids[e]));
     for (int d = 0; d < dim; ++d) {
-      // As in tf.reduce_max, a NaN wins against numbers.
+      // A NaN wins against numbers, as it does in tf.reduce_max.
       const bool wins = first || row[d] > best[d] || (row[d] != row[d] && best[d] == best[d]);
       best[d] = wins ? row[d] : best[d];
       winners[d] = wins ? e : winners[d];

@@ -29,7 +29,7 @@ class GroupedGradient {
   // Computes the gradient of the weight into sums (slots.size()).
   void Run(Sum* sums, const ParallelFor& parallel_for) const {
     const int64_t size = slots_.size(), units = contributions_.units();
-    Scratch<Sum> scratch;  // of all groups but the first
+    Scratch<Sum> scratch;  // the sums of all groups but the first
     scratch.Resize((groups_ - 1) * size);
     const auto of_group = [&](int64_t g) {
       return g == 0 ? sums : scratch.data() + (g - 1) * size;
@@ -50,7 +50,7 @@ class GroupedGradient {
   }
 
  private:
-  static constexpr int64_t kMaxSize = int64_t{1} << 21;  // of the weight
+  static constexpr int64_t kMaxSize = int64_t{1} << 21;  // of a weight that fits into the cache
   static constexpr int64_t kMaxGroups = 8;
   static constexpr int64_t kChunkElements = 4096;
 

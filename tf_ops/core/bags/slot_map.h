@@ -37,7 +37,7 @@ Result<SlotHash> SlotHashNamed(const std::string& name);
 struct SlotMapOptions {
   SlotHash hash = SlotHash::kMixed;
   uint64_t seed = 0;
-  int64_t size = 0;  // of the weight, in elements
+  int64_t size = 0;  // the number of the weight's elements
   int64_t num_embeddings = 0;
   int64_t dim = 0;
   int64_t block_size = 1;
@@ -102,7 +102,7 @@ class SlotMap {
   SlotHash hash_;
   uint64_t seed_key_;
   uint64_t size_;
-  Remainder remainder_;  // by size
+  Remainder remainder_;  // divides by the size
   int dim_;
   int block_size_;
   int blocks_;

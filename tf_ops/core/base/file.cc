@@ -19,7 +19,7 @@
 namespace sok {
 namespace {
 
-constexpr size_t kLongestStem = 200;  // of the temporary name, which may have 255 bytes in all
+constexpr size_t kLongestStem = 200;  // a temporary name may have 255 bytes in all
 
 std::string FolderOf(const std::string& path) {
   const size_t slash = path.rfind('/');

@@ -195,7 +195,7 @@ TEST_CASE("a normal has tails") {
   double most = 0;
   for (double x : Sample(MakeOrDie("normal", 0, 1), 100000, 16))
     most = std::max(most, std::fabs(x));
-  CHECK(most > 4.5);  // of 1.6 M elements; the chance of fewer is below 1 in 40000
+  CHECK(most > 4.5);  // all 1.6 M elements are smaller in less than 1 of 40000 runs
   CHECK(most < 6.5);
 }
 

@@ -60,8 +60,8 @@ class CacheMemory {
   std::atomic<uint64_t> used_{0};
   std::mutex mu_;            // guards the three below
   size_t blocks_ = 0;        // how many blocks of kBlockBytes there are, free or not
-  Arena arena_;              // of blocks of kBlockBytes
-  std::vector<char*> free_;  // of kBlockBytes; longer ones go back to the system
+  Arena arena_;              // has the blocks of kBlockBytes
+  std::vector<char*> free_;  // blocks of kBlockBytes; the system takes longer ones back
   std::mutex holders_mu_;
   std::vector<Holder*> holders_;
 };

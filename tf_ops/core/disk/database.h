@@ -40,8 +40,8 @@ class Database {
   // kInvalidArgument for a folder with other things in it; kNotFound, kPermissionDenied, kDataLoss.
   using Opener = std::function<Result<std::unique_ptr<Database>>(const Options&)>;
   struct DiskUse {
-    uint64_t file_bytes = 0;    // of published rows
-    uint64_t memory_bytes = 0;  // that the database takes
+    uint64_t file_bytes = 0;    // files of published rows
+    uint64_t memory_bytes = 0;  // all memory that the database takes
   };
   using Meta = NamedValues;
 

@@ -90,7 +90,7 @@ TEST_CASE("the description of a group of a storage is read whatever its order an
   for (int i = 0; i < 2000; ++i) {
     const GroupMeta meta = metas.Next();
     nlohmann::json sorted = TreeOf(meta);
-    sorted["later"] = {{"a", {1, 2}}, {"dim", 0}};  // of a later version
+    sorted["later"] = {{"a", {1, 2}}, {"dim", 0}};  // a later version writes it
     for (const std::string& text :
          {meta.ToJson(), sorted.dump(i % 5), sorted.dump(-1, ' ', true)}) {
       CHECK(Value(GroupMeta::FromJson(text)).ToJson() == meta.ToJson());

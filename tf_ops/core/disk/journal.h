@@ -29,16 +29,17 @@ struct JournalSegmentHeader {
 
   char magic[8];
   uint64_t number;
-  uint64_t storage;  // whose calls these are, by its id
+  uint64_t storage;  // the id of the storage whose calls these are
 };
 
 // Stands in front of a record. Behind it come named values of `meta_bytes`, then rows as RowBatch
 // has them.
 struct JournalRecordHeader {
-  uint64_t bytes;  // of what follows the header
+  uint64_t bytes;  // the length of what follows the header
   uint64_t meta_bytes;
   uint64_t checksum;  // XXH3 of what follows the header, seeded with the segment's number
-  // Of the header up to here, so that a damaged length is not taken for the end of the file.
+  // XXH3 of the header up to here. It keeps a damaged length from being taken for the end of the
+  // file.
   uint64_t head_checksum;
 };
 
@@ -126,7 +127,7 @@ class Journal {
   bool can_allocate_ = true;  // the file system can set space aside
   bool broken_ = false;
   uint64_t earlier_bytes_ = 0;      // the bytes of the segments before, which are closed
-  uint64_t full_bytes_ = 0;         // so many bytes make it full, as the disk is
+  uint64_t full_bytes_ = 0;         // the journal is full at this length; the free space decides
   std::vector<uint64_t> segments_;  // their numbers, ascending
 };
 

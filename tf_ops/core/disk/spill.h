@@ -94,7 +94,7 @@ class Spill {
 
  private:
   struct Segment {
-    uint32_t number = kNone;  // in the file; kNone: not in use
+    uint32_t number = kNone;  // its number in the file; kNone: not in use
     uint64_t filled = 0;      // says in which order the segments began to be filled
     uint32_t rows = 0;        // how many rows were written
     uint32_t valid_rows = 0;

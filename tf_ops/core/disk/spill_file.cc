@@ -15,7 +15,7 @@ namespace sok {
 
 Result<std::unique_ptr<SpillFile>> SpillFile::Open(const std::string& folder, uint64_t most_rows) {
   int file = open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-  if (file < 0) {  // not every file system can make one without a name
+  if (file < 0) {  // some file systems make no file without a name
     std::string name = folder + "/sok-spill-XXXXXX";
     file = mkostemp(name.data(), O_CLOEXEC);
     if (file >= 0) unlink(name.c_str());

@@ -134,7 +134,7 @@ TEST_CASE("the oldest segment of a spill goes with its rows, once the dirty ones
   CHECK(spill.Find(899) != Spill::kNone);
   while (Value(spill.DropOldest(take, [] { return Status(); }))) {
   }
-  CHECK(spill.Find(899) != Spill::kNone);  // in the segment that is being filled
+  CHECK(spill.Find(899) != Spill::kNone);  // it lies in the segment that is being filled
 }
 
 TEST_CASE("rows too long for a segment are not spilled") {

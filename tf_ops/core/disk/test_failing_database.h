@@ -15,9 +15,8 @@ namespace sok {
 // a run.
 struct PlantedFaults {
   int64_t first = -1;  // the number of the first call that fails; -1: none
-  bool last = false;   // whether all after it fail, too, until Mend
-  // Whether a call that publishes has happened before it fails, as it may if only the last sync
-  // fails.
+  bool last = false;   // all calls after it fail, too, until Mend
+  // True if a call that publishes takes effect before it fails, as one may whose last sync fails.
   bool happened = false;
   std::atomic<int64_t> calls{0};
   std::atomic<bool> hit{false};
@@ -87,7 +86,7 @@ class FailingDatabase final : public Database {
   bool has_pending() const override { return inner_->has_pending(); }
 
   Status Recover() override {
-    if (faults_->Next()) {  // by then RocksDB is closed, and was not opened again
+    if (faults_->Next()) {  // RocksDB is closed by now, and not open again
       usable_ = false;
       return Fail();
     }
@@ -184,7 +183,7 @@ class FailingDatabase final : public Database {
   const std::shared_ptr<PlantedFaults> faults_;
   std::atomic<bool> failed_{false};
   std::atomic<bool> usable_{true};
-  std::atomic<bool> planted_{false};  // whether the last write was to fail
+  std::atomic<bool> planted_{false};  // the last write was to fail
   std::atomic<uint64_t> in_doubt_{0};
   Outcome last_finish_ = Outcome::kByInner;
 };

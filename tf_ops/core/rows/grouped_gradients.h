@@ -43,13 +43,13 @@ class GroupedGradients {
   ShardPartition partition_;
   // (keys of the batch) by position; null where no distinct key has its gradient.
   std::vector<const float*> gradients_;
-  std::vector<std::vector<float>> sums_;  // by shard
+  std::vector<std::vector<float>> sums_;  // a vector for each shard
   // For each row of the batch's gradients, whether it is not among those that stay where they are.
   std::vector<uint8_t> summed_;
   // The squares of the sums of each shard, and of each block of other rows.
   std::vector<double> squares_;
   double square_ = 0.0;
-  std::vector<Index> indexes_;  // by shard, once somebody has asked for a product
+  std::vector<Index> indexes_;  // one for each shard, once a product was asked for
 };
 
 // Keeps the memory of objects that are done, for those to come. Thread-safe.

@@ -93,7 +93,7 @@ void Fuzz(std::vector<Key> keys, std::mt19937_64& rng) {
   keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
   IndexConfig config;
   config.shard_bits = 3;
-  HashIndex index(config, rng() % 8);  // of any of the sizes that shards have
+  HashIndex index(config, rng() % 8);  // one of the sizes that shards have
   Rows expected;
   for (int phase = 0; phase < 12; ++phase) {
     const uint64_t erase_percent = phase % 2 == 0 ? 20 : 80;  // grow and shrink in turn

@@ -30,7 +30,7 @@ struct GradientBatch {
   const uint32_t* positions = nullptr;
   // The same gradients, summed by key, by the shards of the store. Null: they are not summed yet.
   const GroupedGradients* grouped = nullptr;
-  float factor = 1.0f;  // that the gradients are multiplied by
+  float factor = 1.0f;  // multiplies the gradients
 };
 
 // A row as an exporter or an importer sees it.

@@ -13,7 +13,7 @@ namespace sok {
 struct ShardEntry {
   Key key;
   uint32_t batch;
-  uint32_t position;  // in its batch
+  uint32_t position;  // the key's place in the batch
 };
 
 // The items of a batch by shard, made by a counting sort in two parallel passes over blocks. The

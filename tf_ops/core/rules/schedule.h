@@ -43,7 +43,7 @@ class Schedule {
   explicit Schedule(const Kind* kind) : kind_(kind) {}
 
   const Kind* kind_;
-  double values_[kMostParameters] = {};  // in the order of the kind's parameters
+  double values_[kMostParameters] = {};  // the kind's parameters, in their order
 };
 
 // Returns the names that Schedule::Make knows, sorted.

@@ -93,7 +93,7 @@ TEST_CASE("a flush that fills the disk loses nothing, and succeeds once there is
       const FileSizeLimit full(8 << 20);
       if (!write_through) REQUIRE_FALSE(disk.storage->Flush().ok());
       for (Key first = 0; first < 30000; first += 1000) {
-        (void)disk.Assign(first, 500, 3.0f);  // as far as it goes
+        (void)disk.Assign(first, 500, 3.0f);  // fails once the disk is full
       }
     }
     REQUIRE(disk.storage->Flush().ok());

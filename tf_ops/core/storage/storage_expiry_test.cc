@@ -258,13 +258,14 @@ TEST_CASE("a journal from before a clock was set back is counted when it is take
     REQUIRE(storage->Compact().ok());
     REQUIRE(storage->Close().ok());
   }
-  now = 1000 + kTtl;  // by the clock of another machine
+  now = 1000 + kTtl;  // the clock of another machine
   const auto storage = open("storage", false);
   const auto table = table_in(storage);
   REQUIRE(table->Assign(keys.data(), 300, rows.data(), SerialFor).ok());
   CHECK(table->size() == 300);
   const auto copy = [&](const std::string& name) {
-    std::filesystem::copy(folder / "storage", folder / name);  // as if it had been killed
+    // A killed process would leave the same files.
+    std::filesystem::copy(folder / "storage", folder / name);
     return name;
   };
   for (const bool read_only : {true, false}) {

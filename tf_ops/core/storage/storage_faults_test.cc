@@ -278,7 +278,7 @@ class Run {
   const std::shared_ptr<PlantedFaults> faults_ = std::make_shared<PlantedFaults>();
   std::shared_ptr<Storage> storage_;
   std::shared_ptr<Table> table_;
-  Rows rows_;      // as the calls that returned have left them
+  Rows rows_;      // what the calls that returned have left
   Rows promised_;  // what must survive the process
 };
 

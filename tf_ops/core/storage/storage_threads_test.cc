@@ -278,7 +278,7 @@ TEST_CASE("no calls on a storage wait for each other through a pool whose caller
         shared->over.notify_all();
       });
     };
-    Shared* const s = shared.get();  // which the threads keep
+    Shared* const s = shared.get();  // the threads keep the object
     const ParallelFor pool = s->pool.parallel_for();
     for (uint32_t t = 0; t < 4; ++t) {
       start(150, t, [=](const auto& keys, auto& rows) {

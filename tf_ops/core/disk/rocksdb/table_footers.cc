@@ -20,7 +20,7 @@ constexpr size_t kFooterBytes = 53;
 constexpr size_t kVersionAt = 41;
 constexpr size_t kMagicAt = 45;
 constexpr uint32_t kLastVersion = 5;
-constexpr uint64_t kTrailerBytes = 5;  // of every block
+constexpr uint64_t kTrailerBytes = 5;  // the bytes behind every block
 
 // Reads the varint at *at, and moves *at behind it. Returns false if there is none before the end.
 bool ReadVarint(const unsigned char* bytes, size_t end, size_t* at, uint64_t* value) {
