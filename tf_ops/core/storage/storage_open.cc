@@ -75,6 +75,57 @@ Status Describe(Database* database, const Expiry& expiry, uint64_t id,
   return database->WritePublished({}, values, /*sync=*/true);
 }
 
+Status CheckOnDisk(const TableConfig& config) {
+  if (config.step_clock) {
+    return InvalidArgument(
+        "expected a table in memory with step_clock: rows in a storage have the "
+        "storage's clock");
+  }
+  if (config.group < 0 || config.group >= Storage::kGroups) {
+    return InvalidArgument("expected a group in [0, 256), got " + std::to_string(config.group));
+  }
+  if (config.direct) {
+    return InvalidArgument("a table on disk finds its rows by hash; expected direct to be false");
+  }
+  return Status();
+}
+
+// The error of a group whose rows have the slots of another rule than the one that it is opened
+// with.
+Status OtherRule(const std::string& group, const std::string& trained, const std::string& rule,
+                 bool is_open) {
+  if (is_open) {
+    return InvalidArgument(
+        "{group} is open with optimizer '{open}', got '{got}'; give the other optimizer a group of "
+        "its own, or close the storage before its slots are reset",
+        {{"group", group}, {"open", RuleName{trained}}, {"got", RuleName{rule}}});
+  }
+  return InvalidArgument(
+      "{group} was made with optimizer '{made}', got '{got}'; to read the rows, open the storage "
+      "with read_only=True; to train them, give the other optimizer a group of its own, or pass "
+      "reset_slots=True, which drops what the first keeps of the rows",
+      {{"group", group}, {"made", RuleName{trained}}, {"got", RuleName{rule}}});
+}
+
+// Has the description of a group say what new rows start from, and what goes when it is full.
+void DescribeAs(const TableConfig& config, const std::optional<EvictionConfig>& eviction,
+                GroupMeta* meta) {
+  meta->dim = config.dim;
+  meta->initializer = config.initializer;
+  meta->initializer_a = config.initializer_a;
+  meta->initializer_b = config.initializer_b;
+  meta->seed = config.seed;
+  meta->eviction = eviction;
+}
+
+// Null without a config.
+Result<std::shared_ptr<Eviction>> EvictionOf(const std::optional<EvictionConfig>& config) {
+  if (!config.has_value()) return std::shared_ptr<Eviction>();
+  auto made = MakeEviction(*config);
+  if (!made.ok()) return made.status();
+  return std::shared_ptr<Eviction>(std::move(made.value()));
+}
+
 // A folder's database, and what the folder says of itself.
 struct OpenedFolder {
   std::shared_ptr<StorageCore> core;
@@ -250,17 +301,7 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
                                                   const std::optional<AdmissionConfig>& admission,
                                                   bool reset_slots,
                                                   const std::optional<EvictionConfig>& eviction) {
-  if (config.step_clock) {
-    return InvalidArgument(
-        "expected a table in memory with step_clock: rows in a storage have the "
-        "storage's clock");
-  }
-  if (config.group < 0 || config.group >= kGroups) {
-    return InvalidArgument("expected a group in [0, 256), got " + std::to_string(config.group));
-  }
-  if (config.direct) {
-    return InvalidArgument("a table on disk finds its rows by hash; expected direct to be false");
-  }
+  if (Status status = CheckOnDisk(config); !status.ok()) return status;
   const std::string group = "group " + std::to_string(config.group) + " of '" + path() + "'";
   std::lock_guard<std::mutex> guard(mu_);
   auto gate = core_->Enter(/*to_write=*/false);
@@ -288,18 +329,9 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
   // Who only reads needs no optimizer.
   const bool other_rule =
       !core_->read_only && !rule.empty() && !meta.state.rule.empty() && meta.state.rule != rule;
-  if (other_rule && !reset_slots && !this->reset_slots()) {
-    return InvalidArgument(
-        "{group} was made with optimizer '{made}', got '{got}'; to read the rows, open the storage "
-        "with read_only=True; to train them, give the other optimizer a group of its own, or pass "
-        "reset_slots=True, which drops what the first keeps of the rows",
-        {{"group", group}, {"made", RuleName{meta.state.rule}}, {"got", RuleName{rule}}});
-  }
-  if (other_rule && open != groups_.end()) {
-    return InvalidArgument(
-        "{group} is open with optimizer '{open}', got '{got}'; give the other optimizer a group of "
-        "its own, or close the storage before its slots are reset",
-        {{"group", group}, {"open", RuleName{meta.state.rule}}, {"got", RuleName{rule}}});
+  const bool may_reset = reset_slots || this->reset_slots();
+  if (other_rule && (!may_reset || open != groups_.end())) {
+    return OtherRule(group, meta.state.rule, rule, /*is_open=*/may_reset);
   }
   if (open != groups_.end()) {
     Status status = CheckSame(open->second, config, rule, admission, eviction);
@@ -307,12 +339,7 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
     return open->second.table;
   }
 
-  meta.dim = config.dim;
-  meta.initializer = config.initializer;
-  meta.initializer_a = config.initializer_a;
-  meta.initializer_b = config.initializer_b;
-  meta.seed = config.seed;
-  meta.eviction = eviction;
+  DescribeAs(config, eviction, &meta);
   if (!rule.empty()) {
     auto optimizer = MakeRowOptimizer(rule, hypers);
     if (!optimizer.ok()) return optimizer.status();
@@ -327,16 +354,12 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
     if (!opened.ok()) return opened.status();
     made.admission = std::move(opened.value());
   }
-  std::shared_ptr<Eviction> evicting;
-  if (eviction.has_value()) {
-    auto made_eviction = MakeEviction(*eviction);
-    if (!made_eviction.ok()) return made_eviction.status();
-    evicting = std::move(made_eviction.value());
-  }
+  auto evicting = EvictionOf(eviction);
+  if (!evicting.ok()) return evicting.status();
   auto store = std::make_unique<DiskStore>(core_, config.group, meta);
   made.store = store.get();
   auto table = Table::Over(std::move(store), config, meta.state, core_->expiry, made.admission,
-                           KeptSlots{group, reset_slots_}, std::move(evicting));
+                           KeptSlots{group, reset_slots_}, std::move(evicting.value()));
   if (!table.ok()) return table.status();
   made.table = std::move(table.value());
   // From here on nothing can be wrong with the arguments.

@@ -5,6 +5,23 @@
 #include "core/tables/table.h"
 
 namespace sok {
+namespace {
+
+// Takes the factor that all batches have out of them, and returns it: nearly always there is one,
+// which the step takes along. 1 if there are several.
+float TakeCommonFactor(std::vector<GradientBatch>* batches) {
+  const auto first = std::find_if(batches->begin(), batches->end(),
+                                  [](const GradientBatch& batch) { return batch.n > 0; });
+  const float factor = first == batches->end() ? 1.0f : first->factor;
+  const bool is_common = std::all_of(first, batches->end(), [factor](const GradientBatch& batch) {
+    return batch.n == 0 || batch.factor == factor;
+  });
+  if (!is_common) return 1.0f;
+  for (GradientBatch& batch : *batches) batch.factor = 1.0f;
+  return factor;
+}
+
+}  // namespace
 
 std::shared_ptr<GroupedGradients> Table::Group(const LookupKeys& keys, const float* gradients,
                                                const BFloat16* gradients_bf16,
@@ -105,19 +122,9 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
     batches.push_back({keys.keys, deposit.gradients, deposit.gradients_bf16, keys.n, keys.positions,
                        keys.grouped.get(), deposit.factor * keys.factor});
   }
-  // Nearly always there is one factor, which the step takes along.
-  const auto first = std::find_if(batches.begin(), batches.end(),
-                                  [](const GradientBatch& batch) { return batch.n > 0; });
-  const float factor = first == batches.end() ? 1.0f : first->factor;
-  const bool one_factor = std::all_of(first, batches.end(), [factor](const GradientBatch& batch) {
-    return batch.n == 0 || batch.factor == factor;
-  });
-  if (one_factor) {
-    for (GradientBatch& batch : batches) batch.factor = 1.0f;
-  }
   CommitStep step;
   step.number = history_.StepOf(who, after.steps);
-  step.scale = options.scale * (one_factor ? factor : 1.0f);
+  step.scale = options.scale * TakeCommonFactor(&batches);
   step.clip_value = options.clip_value;
   step.now = now;
   auto rows = ApplyStep(batches, *optimizer.value(), std::move(step), after, parallel_for);
