@@ -1,8 +1,9 @@
 """Tells an anchor what a Keras optimizer makes of its gradient.
 
-Keras hands the code of a variable its value only, never its gradient. But whichever optimizer it
-is, once it has unscaled, accumulated, clipped and summed a gradient over replicas, it calls a
-method of the variable to change it. An anchor's methods look who calls.
+Keras calls the constraint of a variable with the variable's value, and never with its gradient. But
+every Keras optimizer changes a variable by calling one of the variable's methods, after it has
+unscaled, accumulated and clipped the gradient and summed it over replicas. Those methods of an
+anchor are replaced here: they look at the call stack to find the optimizer and the gradient.
 """
 
 from __future__ import annotations
@@ -20,18 +21,21 @@ _MARK = "_sok_embed_is_watched"
 
 
 class AnchorConstraint(keras.constraints.Constraint):
-    """The base of what makes a variable an anchor: its constraint."""
+    """Base of the constraint of an anchor. A variable with such a constraint is an anchor."""
 
     def on_update(self, update: Update) -> None:
-        """Is called once for each update of the anchor by a Keras optimizer, in the update's place.
+        """Is called instead of each update that a Keras optimizer would make to the anchor.
 
-        That is inside of the branch that ends a window of accumulated gradients, and after sums
-        over replicas.
+        With gradient accumulation, it is called only in the step that applies the accumulated
+        gradients. Gradients are summed over replicas by then.
         """
         raise NotImplementedError
 
     def on_assignment(self, value: Any) -> Any:
-        """Is called with what else the anchor is changed by, or set to. Returns that."""
+        """Is called with the argument of every other assignment, but not for weight decay.
+
+        Returns the value to assign, or raises if the assignment is not allowed.
+        """
         raise NotImplementedError
 
 
@@ -44,10 +48,10 @@ class Update(NamedTuple):
     """What an optimizer changes a variable by.
 
     Attributes:
-        optimizer: The Keras optimizer whose formula it is.
-        gradient: What the formula is given.
-        learning_rate: As the formula is given it.
-        variable: That it is to change.
+        optimizer: The Keras optimizer that computes the update; within a wrapper, the inner one.
+        gradient: The gradient as the optimizer's update step receives it.
+        learning_rate: The learning rate that the update step receives.
+        variable: The variable that the update would change.
         change: What Keras would change it by, or set it to.
     """
 
@@ -59,14 +63,15 @@ class Update(NamedTuple):
 
 
 def watch(variable: tf.Variable, constraint: AnchorConstraint) -> None:
-    """Has updates of an anchor by Keras optimizers reported to its constraint, not made.
+    """Has updates of an anchor by Keras optimizers reported to its constraint, and not made.
 
-    Other assignments are made as ever, if they are allowed. Watching it again changes nothing.
+    Other assignments are made if `constraint.on_assignment` allows them. Watching it again changes
+    nothing.
 
     Args:
-        variable: A native variable, or one with a copy for each replica. Optimizers of
-            `tf.compat.v1.train`, which are given native ones, call the constraint of them.
-        constraint: That of the anchor.
+        variable: A `tf.Variable`, or a distributed one with a copy for each replica. The former is
+            given the constraint too, which optimizers of `tf.compat.v1.train` call.
+        constraint: The anchor's constraint.
     """
     parts = _parts(variable)
     if hasattr(parts[0], _MARK):
@@ -91,7 +96,7 @@ def _told(
     def changed(value: Any, *args: Any, **kwargs: Any) -> Any:
         update = callers.keras_update()
         if update is None:
-            # What Keras takes off is a share of the variable, which is 0.
+            # Weight decay subtracts a share of the anchor, which is 0.
             allowed = value if callers.decaying_weights() else constraint.on_assignment(value)
             return method(allowed, *args, **kwargs)
         if tells:

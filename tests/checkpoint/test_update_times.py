@@ -16,7 +16,7 @@ from sok_embed.initializers import RowInitializer
 
 DIM = 2
 KEYS = np.array([5, -7, 2**40, 0])
-# Of a Sunday in 2020, seconds apart.
+# Times on a Sunday in 2020, seconds apart.
 TIMES = 1_600_000_000 + np.array([3, 0, 77, 12])
 COUNTS = np.array([4, 1, 2**32 - 1, 9])
 ONCE = admission.FrequencyAdmission(2)  # what was seen once is on its way

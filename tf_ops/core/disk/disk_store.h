@@ -1,11 +1,11 @@
 // One group's rows on disk, behind a write-back cache in memory.
 //
-// A key's newest version lies in the cache if it is there, else in the database. What the cache
-// holds is found by index, like the memory store's rows; a clock chooses what leaves, for the
-// spill, a file whose places are in memory too; misses of a batch are read from there, the rest
-// with one sorted MultiGet a shard. What is newer than the database goes there when the storage is
-// flushed, or when the spill has no room for it. Where every call is durable, its rows are in the
-// storage's journal as well until then.
+// A key's newest version lies in the cache if it is there, else in the spill, else in the database.
+// What the cache holds is found by index, like the memory store's rows; a clock chooses what
+// leaves, for the spill, a file whose places are in memory too; misses of a batch are read from
+// there, the rest with one sorted MultiGet a shard. What is newer than the database goes there when
+// the storage is flushed, or when the spill has no room for it. Where every call is durable, its
+// rows are in the storage's journal as well until then.
 #pragma once
 
 #include <algorithm>

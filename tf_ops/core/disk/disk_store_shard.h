@@ -1,4 +1,4 @@
-// A shard of DiskStore. Included by its two sources only.
+// A shard of DiskStore. Included by its sources only.
 #pragma once
 
 #include <memory>

@@ -35,19 +35,19 @@ void Spill::Clear() {
 }
 
 void Spill::FindAll(const std::vector<Key>& keys, std::vector<uint32_t>* places) const {
-  constexpr size_t kAhead = 16;
+  constexpr size_t kKeysAhead = 16;  // between a prefetch of the index and its use
   const size_t n = keys.size();
   places->assign(n, kNone);
   if (index_.size() == 0) return;
-  for (size_t i = 0; i < n + 2 * kAhead; ++i) {
+  for (size_t i = 0; i < n + 2 * kKeysAhead; ++i) {
     if (i < n) (*places)[i] = index_.Place(HashIndex::Hash(keys[i]));
-    if (i >= kAhead && i - kAhead < n) {
-      uint32_t& place = (*places)[i - kAhead];
-      place = index_.Candidate(HashIndex::Hash(keys[i - kAhead]), place);
+    if (i >= kKeysAhead && i - kKeysAhead < n) {
+      uint32_t& place = (*places)[i - kKeysAhead];
+      place = index_.Candidate(HashIndex::Hash(keys[i - kKeysAhead]), place);
     }
-    if (i >= 2 * kAhead) {
-      uint32_t& place = (*places)[i - 2 * kAhead];
-      const Key key = keys[i - 2 * kAhead];
+    if (i >= 2 * kKeysAhead) {
+      uint32_t& place = (*places)[i - 2 * kKeysAhead];
+      const Key key = keys[i - 2 * kKeysAhead];
       place = index_.Resolve(key, HashIndex::Hash(key), place);
     }
   }
@@ -74,7 +74,7 @@ uint32_t Spill::Filling() {
   const auto unused = std::find_if(segments_.begin(), segments_.end(),
                                    [](const Segment& s) { return s.number == kNone; });
   const auto s = static_cast<uint32_t>(unused - segments_.begin());
-  // The segment is made as a whole before it is in use, since memory may end here.
+  // What may fail for want of memory comes first, so that no half-made segment is left.
   Segment segment;
   segment.valid.assign((rows_per_segment_ + 63) / 64, 0);
   segment.dirty = segment.valid;
@@ -87,8 +87,8 @@ uint32_t Spill::Filling() {
 
 Status Spill::Append(const std::vector<Row>& rows) {
   Status status = index_.Reserve(static_cast<uint32_t>(rows.size()));
-  // The file may have twice the segments that its valid rows need: that keeps the work of emptying
-  // segments small.
+  // A shard may have twice the segments that its valid rows need, and two more. A tighter limit
+  // would make emptying segments more work.
   const auto in_use = [&] {
     return std::count_if(segments_.begin(), segments_.end(),
                          [](const Segment& s) { return s.number != kNone; });
@@ -173,7 +173,7 @@ Status Spill::Compact() {
     copy.row.floats = copy.floats.data();
     rows.push_back(copy.row);
   }
-  file_->ReserveAnyway(rows.size());  // until the old ones go
+  file_->ReserveAnyway(rows.size());  // they count twice until WriteRows removes the old ones
   status = WriteRows(rows);
   FreeIfEmpty(emptiest);
   return status;

@@ -23,7 +23,9 @@ class Spill {
   struct Head {
     Key key;
     RowHeader header;
-    uint64_t is_new;  // the database has no version of the row, unless it is clean
+    // 1 if the database had no version of the row when this record was written. It counts only
+    // while the record is dirty.
+    uint64_t is_new;
   };
 
   // `file` is null if nothing can be spilled.
@@ -57,7 +59,7 @@ class Spill {
   Status Append(const std::vector<Row>& rows);
   bool Reserve(size_t rows) { return file_->Reserve(rows); }
 
-  // Forgets a row, if it is there. This and the next two need no memory.
+  // Forgets a row, if it is there. Remove, Clear and Reset allocate no memory.
   void Remove(Key key);
   void Clear();
   // Clears the spill, for rows of another size from then on.
@@ -71,14 +73,14 @@ class Spill {
   void SetAllClean();
   uint64_t dirty() const { return dirty_; }
 
-  // Forgets the rows of the segment that was filled first, after fn(head, floats) has taken
-  // those that are dirty and taken() has put them somewhere. Returns false if there is no segment
-  // but the one that is being filled.
+  // Empties the oldest segment, the one whose filling began first. Calls fn(head, floats) for each
+  // of its dirty rows, then taken(), which must store what fn has collected, and forgets all rows
+  // of the segment. Returns false if there is no segment but the one that is being filled.
   template <typename Fn, typename Taken>
   Result<bool> DropOldest(const Fn& fn, const Taken& taken) {
     const uint32_t oldest = Oldest();
     if (oldest == kNone) return false;
-    // The file is read once: after taken() nothing may fail any more.
+    // Collected here, so that nothing has to read the file again, and may fail, after taken().
     std::vector<Key> keys;
     keys.reserve(segments_[oldest].valid_rows);
     Status status = ForEachOfSegment(oldest, [&](const Head& head, const float* floats) {
@@ -111,7 +113,8 @@ class Spill {
     (*bits)[i / 64] &= ~(uint64_t{1} << (i % 64));
   }
 
-  // Calls fn(head, floats) for the rows of a segment, until it returns an error.
+  // Calls fn(head, floats) for the rows of a segment, until it returns an error. fn must not change
+  // the spill.
   template <typename Fn>
   Status ForEachOfSegment(uint32_t s, const Fn& fn) const {
     const Segment& segment = segments_[s];
@@ -121,9 +124,7 @@ class Spill {
     std::vector<float> row(floats_);
     const uint32_t rows = segment.rows;
     for (uint32_t i = 0; i < rows && status.ok(); ++i) {
-      // fn may free the segment with its last row.
-      if (segments_[s].number == kNone) break;
-      if (!Bit(segments_[s].valid, i)) continue;
+      if (!Bit(segment.valid, i)) continue;
       const char* record = bytes.data() + i * record_bytes_;
       Head head;
       std::memcpy(&head, record, sizeof(head));
@@ -136,21 +137,22 @@ class Spill {
   uint32_t Oldest() const;
   // Returns a segment with room for one more row, to be filled.
   uint32_t Filling();
-  // Empties the segment with the fewest valid rows.
+  // Moves the valid rows out of the segment that has the fewest, and frees it. The segment that is
+  // being filled is left alone.
   Status Compact();
   Status WriteRows(const std::vector<Row>& rows);
   void Invalidate(uint32_t place);
   void Free(uint32_t s);
   void FreeIfEmpty(uint32_t s);
 
-  // A segment must hold so many rows at least; longer rows are not spilled.
+  // The fewest rows that a segment must hold. Rows so long that fewer fit are not spilled.
   static constexpr uint32_t kFewestRows = 16;
 
   SpillFile* const file_;
   size_t floats_ = 0;
   size_t record_bytes_ = 0;
   uint32_t rows_per_segment_ = 0;
-  int shift_ = 0;  // a place: its segment here, then its row in there
+  int shift_ = 0;  // a place is the number of its segment << shift_, plus that of the row in there
   HashIndex index_;
   std::vector<Segment> segments_;
   uint32_t filling_ = kNone;

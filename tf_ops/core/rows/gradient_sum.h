@@ -9,12 +9,13 @@
 
 namespace sok {
 
-// Sums what one shard's commit has for equal rows. The object is scratch that can be used again and
-// keeps its memory. Not thread-safe.
+// Sums the gradients that a commit has for the same row of one shard. The object is scratch that
+// can be used again and keeps its memory. Not thread-safe.
 class GradientSum {
  public:
   // Computes the sums. row_numbers[i] is the row of entries[i], or UINT32_MAX to leave the entry
-  // out. Gradients that nobody shares are not copied: gradients() then points into the batch.
+  // out. A float32 gradient that is the only one of its row, with a factor of 1, is not
+  // copied: gradients() points to where it lies. Where a batch is summed already, it points there.
   void Build(const ShardEntry* entries, const uint32_t* row_numbers, size_t n,
              const std::vector<GradientBatch>& batches, int dim);
 
@@ -29,8 +30,9 @@ class GradientSum {
             const GroupedGradients& grouped);
 
   std::vector<uint32_t> table_;   // open addressing: position in rows_ plus one, 0 if empty
-  std::vector<uint32_t> unique_;  // (n) position in rows_
-  std::vector<uint32_t> counts_;  // entries of each distinct row; later, whether it is summed
+  std::vector<uint32_t> unique_;  // (n) position in rows_, UINT32_MAX if the entry is left out
+  // Of each distinct row, first how many entries it has, then whether its gradient lies in sums_.
+  std::vector<uint32_t> counts_;
   std::vector<uint32_t> rows_;
   std::vector<const float*> gradients_;
   std::vector<float> sums_;

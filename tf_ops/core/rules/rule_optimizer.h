@@ -3,7 +3,7 @@
 // A rule is a struct of numbers, bound from its parameters:
 //
 //   static std::vector<Parameter> Parameters();     by Keras' names, with Keras' defaults; in
-//                                                   kv_*.h by those of sok_embed.kv
+//                                                   torch/ by those of sok_embed.kv
 //   explicit Rule(const Values& values);
 //   static constexpr int kSlots;                    how many follow the embedding
 //   std::vector<Slot> Slots(int dim) const;         a function of the rule, but for `initial`

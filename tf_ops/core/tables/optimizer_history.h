@@ -27,7 +27,7 @@ struct Committer {
 class OptimizerHistory {
  public:
   OptimizerHistory() = default;
-  // Of a table that keeps its slots, whoever commits.
+  // The history of a table that keeps its slots, whoever commits.
   static OptimizerHistory KeepingSlots() {
     OptimizerHistory history;
     history.keeps_slots_ = true;

@@ -346,7 +346,7 @@ class Table {
   const Initializer initializer_;
   const std::unique_ptr<RowStore> store_;
   std::shared_ptr<const Expiry> clock_;
-  // Of a step clock: commits so far, which a Restore may set back; else null.
+  // The commits so far, where the table has a step clock; a Restore may set it back. Else null.
   std::unique_ptr<std::atomic<uint32_t>> ticks_;
   std::shared_ptr<Admission> admission_;  // null: every key gets a row
   std::shared_ptr<Eviction> eviction_;    // null: rows stay

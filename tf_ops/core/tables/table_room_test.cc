@@ -178,7 +178,7 @@ TEST_CASE("assignments, updates and rows that commits make evict as lookups do")
     CHECK(place.Rows() == Keys{2, 3, 4});
     CHECK_FALSE(place.table->Assign(keys.data(), 4, values.data(), SerialFor).ok());
     CHECK(place.Rows() == Keys{2, 3, 4});
-    // Of a lookup that made no rows.
+    // The lookup made no rows.
     place.Tick();
     LookupKeys lookup = Place::Held({9});
     const auto ones = std::make_shared<const std::vector<float>>(kDim, 1.0f);
