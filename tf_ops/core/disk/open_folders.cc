@@ -20,7 +20,8 @@ struct flock WholeFile() {
 
 // ", held by process 123", or nothing. A lock of this process would go with the descriptor.
 std::string ProcessHolding(const std::string& path) {
-  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  // For reading, which others than the owner may too.
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return "";
   struct flock lock = WholeFile();
   const bool held = fcntl(file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
