@@ -72,7 +72,7 @@ class EmbeddingVariable:
 
     @property
     def anchor(self) -> tf.Variable:
-        """The variable that stands for the rows, a scalar that stays 0."""
+        """The variable that stands for the rows, whose elements stay 0."""
         assert self._embedding.anchor is not None
         return self._embedding.anchor
 

@@ -130,6 +130,40 @@ def test_rows_go_by_age_after_steps():
     assert layer.table.stats()["evicted"] == 1
 
 
+def test_rows_go_by_age_in_jobs_that_end_before_a_sixteenth_of_it():
+    age, steps = 160, 4
+    contents = None
+    for job in range(2 * age // steps):
+        layer = dynamic(eviction=MaxAge(steps=age), max_rows=None)
+        if contents is not None:
+            layer.table.restore(contents)
+        step(layer, [1] if job == 0 else [2])
+        for _ in range(steps - 1):
+            step(layer, [2])
+        contents = layer.table.export(slots=True)
+    assert held(layer) == [2]
+
+
+@pytest.mark.parametrize("way", ["remove", "evict"])
+def test_a_second_gradient_reaches_rows_that_have_gone_since(way):
+    layer = dynamic(eviction="lru", max_rows=2)
+    layer.build()
+    start = layer.table.lookup([1, 2])
+    optimizer = keras.optimizers.SGD(1.0)
+    with tf.GradientTape(persistent=True) as tape:
+        rows = layer(tf.constant([1, 2], tf.int64), training=True)
+        first, second = tf.reduce_sum(rows), 10.0 * tf.reduce_sum(rows)
+    optimizer.apply(tape.gradient(first, layer.trainable_variables), layer.trainable_variables)
+    np.testing.assert_allclose(layer.table.lookup([1, 2]), start - 1.0, atol=1e-6)
+    if way == "remove":
+        layer.table.remove([1, 2])
+    else:
+        layer(tf.constant([3, 4], tf.int64), training=True)
+    assert not layer.table.contains([1, 2]).any()
+    optimizer.apply(tape.gradient(second, layer.trainable_variables), layer.trainable_variables)
+    np.testing.assert_allclose(layer.table.lookup([1, 2]), start - 10.0, atol=1e-5)
+
+
 def test_rows_go_by_norm_after_steps():
     layer = dynamic(eviction=MinNorm(0.5, every=2), max_rows=None)
     layer.table.assign([1, 2], np.array([[0.1, 0.1], [3, 4]], np.float32))

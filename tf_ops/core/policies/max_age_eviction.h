@@ -27,10 +27,11 @@ class MaxAgeEviction final : public Eviction {
     return now < config().max_age ? 0 : uint64_t{now} - config().max_age + 1;
   }
 
-  // At most 16 times in max_age, so a row may stay a sixteenth longer.
+  // At most 16 times in max_age, so a row may stay a sixteenth longer; and at the first step, since
+  // nobody knows how long ago the process before this one has looked.
   bool Due(int64_t, uint32_t now) override {
-    if (passed_ == 0 || now < passed_) passed_ = now;  // the first step, or one after a restore
-    return now - passed_ >= std::max<uint32_t>(1, config().max_age / 16);
+    const bool knows = passed_ > 0 && passed_ <= now;
+    return !knows || now - passed_ >= std::max<uint32_t>(1, config().max_age / 16);
   }
   void Passed(uint32_t now) override { passed_ = now; }
 

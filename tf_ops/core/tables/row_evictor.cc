@@ -51,12 +51,23 @@ Result<std::vector<Key>> RowEvictor::MakeRoom(const Call& call, const std::vecto
     const std::vector<Key> keys = KeysOf(chosen.value());
     auto erased = store_->EraseUnlessReplaced(seen, keys.data(), keys.size(), parallel_for);
     if (!erased.ok() || !erased.value().has_value()) queue_.Clear();
-    if (!erased.ok()) return erased.status();
+    if (!erased.ok()) {
+      // What such an error says is about the rows that were to go, and not about this call, of
+      // which nothing has happened yet.
+      if (!HaveGone(keys, parallel_for)) return erased.status();
+      evicted_ += keys.size();
+      break;
+    }
     if (!erased.value().has_value()) continue;
     evicted_ += *erased.value();
     break;
   }
   return made;
+}
+
+bool RowEvictor::HaveGone(const std::vector<Key>& keys, const ParallelFor& parallel_for) const {
+  const auto missing = store_->Missing(keys.data(), keys.size(), parallel_for);
+  return missing.ok() && missing.value().size() == keys.size();
 }
 
 Result<std::vector<RankedKey>> RowEvictor::Choose(size_t added, uint32_t now, const KeySet& staying,
@@ -159,7 +170,8 @@ Status RowEvictor::Full(size_t added, size_t may_go) const {
                     " new keys, and by the eviction '" + policy_->config().kind + "' only " +
                     std::to_string(may_go) +
                     " rows may go: never those of keys of the same call, nor of lookups whose "
-                    "gradients wait to be applied; raise the limit, or make batches smaller");
+                    "gradients wait to be applied; raise the limit, make batches smaller, or drop "
+                    "gradients that nobody will apply");
 }
 
 }  // namespace sok

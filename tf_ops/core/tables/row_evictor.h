@@ -61,6 +61,9 @@ class RowEvictor {
   Status Fill(size_t least, uint32_t now);
   Status RanksOf(const std::vector<Key>& keys, uint32_t now, const ParallelFor& parallel_for,
                  std::vector<std::optional<uint64_t>>* ranks) const;
+  // Whether rows that could not be erased without an error are gone all the same: a store on disk
+  // could not write that down, and does so before it changes anything else.
+  bool HaveGone(const std::vector<Key>& keys, const ParallelFor& parallel_for) const;
   Status Full(size_t added, size_t may_go) const;
 
   RowStore* const store_;

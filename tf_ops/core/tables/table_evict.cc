@@ -84,12 +84,9 @@ Status Table::EvictAfterStep(int64_t step, const ParallelFor& parallel_for) {
     eviction_->Passed(now);
     return Status();
   }
-  return Status(
-      evicted.status().code(),
-      "the step has been taken, and is not to be repeated, but rows that are to go by the "
-      "eviction '" +
-          eviction_->config().kind +
-          "' are still there, for a later step: " + evicted.status().message());
+  return evicted.status().Within(
+      "the step has been taken, and is not to be repeated; to evict rows by '" +
+      eviction_->config().kind + "' after it failed: ");
 }
 
 Status Table::MakeInRoom(const Key* keys, size_t n, const std::vector<Key>& newcomers, uint32_t now,
@@ -97,7 +94,9 @@ Status Table::MakeInRoom(const Key* keys, size_t n, const std::vector<Key>& newc
   if (evictor_ == nullptr) return make();
   for (;;) {
     const uint64_t seen = store_->replacements();
+    const uint64_t evicted = evictor_->evicted();
     auto made = evictor_->MakeRoom({keys, n}, newcomers, now, parallel_for);
+    if (evictor_->evicted() != evicted) ++removals_;
     if (!made.ok()) return made.status();
     Status status = make();
     if (status.ok()) evictor_->Add(made.value(), now);
