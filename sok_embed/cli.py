@@ -8,15 +8,17 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from tqdm import tqdm
 
-from sok_embed import kv
-from sok_embed.kv import _core
+# What brings NumPy and the core is imported by the commands that need it, so that --help and
+# completion in the shell answer at once.
+if TYPE_CHECKING:
+    from sok_embed import kv
 
 _UINT64 = 2**64
+_GROUPS = 256  # as kv.GROUPS says
 
 
 class _Group(click.Group):
@@ -61,7 +63,7 @@ def _time(text: str) -> int:
 
 
 _folder = click.argument("path", type=click.Path())
-_group_number = click.IntRange(0, kv.GROUPS - 1)
+_group_number = click.IntRange(0, _GROUPS - 1)
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -85,6 +87,8 @@ def inspect(path: str, group: int | None, as_json: bool) -> None:
     if os.path.isfile(path):
         _inspect_dump(path, group, as_json)
         return
+    from sok_embed.kv import _core
+
     with _opened(path) as storage:
         groups = [known for known in storage.groups() if group in (None, known.number)]
         if group is not None and not groups:
@@ -188,6 +192,9 @@ def dump(
 @_as_json
 def load(path: str, file: str, damo: bool, ttl: int | None, as_json: bool) -> None:
     """Take the rows of FILE into PATH, which is made if there is none."""
+    from sok_embed import kv
+    from sok_embed.kv import _core
+
     theirs = None if damo else kv.read_dump(file).ttl
     if ttl is None and not _core.holds_storage(path):
         ttl = theirs or 0
@@ -208,6 +215,9 @@ def load(path: str, file: str, damo: bool, ttl: int | None, as_json: bool) -> No
 @_as_json
 def compact(path: str, as_json: bool) -> None:
     """Rewrite the files of PATH without expired and superseded rows."""
+    from sok_embed import kv
+    from sok_embed.kv import _core
+
     _opened(path).close()  # this does not make the folder
     before = _core.file_bytes(path)
     with kv.Storage(path, ttl=None) as storage:
@@ -225,6 +235,8 @@ def _shown_ttl(ttl: int | None) -> str:
 
 
 def _inspect_dump(path: str, number: int | None, as_json: bool) -> None:
+    from sok_embed import kv
+
     dump = kv.read_dump(path)
     groups = [group for group in dump.groups if number in (None, group.number)]
     if number is not None and not groups:
@@ -257,12 +269,16 @@ def _inspect_dump(path: str, number: int | None, as_json: bool) -> None:
 
 
 def _opened(path: str) -> kv.Storage:
+    from sok_embed import kv
+
     return kv.Storage(path, ttl=None, read_only=True)
 
 
 @contextmanager
 def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """Makes a progress bar on stderr, if that is a terminal."""
+    from tqdm import tqdm
+
     with tqdm(desc=what, unit_scale=True, disable=None, leave=False) as bar:
 
         def show(done: int, total: int) -> None:

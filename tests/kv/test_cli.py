@@ -187,6 +187,23 @@ def test_a_wrong_use_is_exit_status_2(path, tmp_path, monkeypatch, arguments):
     assert "Usage:" in result.stderr
 
 
+def test_the_greatest_group_is_the_last_of_a_storage(path):
+    result = run("inspect", path, "--group", kv.GROUPS - 1, code=1)
+    assert "there is no group 255 in" in result.stderr
+
+
+# Help and completion in the shell shall answer at once.
+def test_help_imports_nothing_heavy():
+    heavy = "numpy", "tensorflow", "tqdm", "sok_embed.kv"
+    done = run_python(
+        "import sys; from click.testing import CliRunner; from sok_embed.cli import main; "
+        "print(CliRunner().invoke(main, ['--help']).output); "
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    assert "inspect" in done.stdout, done.stderr
+    assert done.stdout.endswith("[]\n")
+
+
 def test_a_storage_in_use_is_refused(storage):
     sgd(storage)
     result = run("inspect", storage.path, code=1)
