@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sok_embed import contents, tf_ops
 from sok_embed.initializers import RowInitializer, seed_as_int64
-from sok_embed.table import as_errors, as_keys
+from sok_embed.tensors import as_errors, as_keys
 from sok_embed.worker_record import WorkerRecord
 
 # Figures that are no counts.

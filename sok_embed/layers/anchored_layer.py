@@ -18,7 +18,8 @@ from sok_embed.layers.float_ids import refuse_cast_floats
 from sok_embed.layers.rebuilding import plain_errors, true_ids
 from sok_embed.layers.row_count import RowCount
 from sok_embed.lookup import Call, TableLookup
-from sok_embed.table import Table, as_keys
+from sok_embed.table import Table
+from sok_embed.tensors import as_keys
 
 _INT64 = 2**63
 

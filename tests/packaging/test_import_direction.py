@@ -26,7 +26,6 @@ HEIGHTS = {
     "sok_embed.cli": 5,
     "sok_embed.feature_column": 4,
     "sok_embed.layers": 3,
-    "sok_embed.checkpoint": 2,
     "sok_embed.lookup": 2,
     "sok_embed.*": 1,
     "sok_embed.tf_ops": 0,

@@ -1,0 +1,86 @@
+"""Between Python and ops: keys as tensors, and errors of ops as Python's exceptions."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_embed import kv
+from sok_embed.kv.arguments import FLOATS_ROUND
+
+
+def as_keys(keys: Any) -> tf.Tensor:
+    """Converts integers to a tensor of keys. Python integers and lists become int64.
+
+    Raises:
+        ValueError: If they are not integers.
+    """
+    if not tf.is_tensor(keys) and not isinstance(keys, np.ndarray):
+        array = np.asarray(keys)
+        if array.size == 0:
+            array = array.astype(np.int64)
+        elif not np.issubdtype(array.dtype, np.integer):
+            _refuse_mixed_integers(keys)
+        keys = array
+    if isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
+        raise ValueError(
+            f"Expected a dense tensor of keys. Received: a {type(keys).__name__}. Pass its values, "
+            "or make it dense first with `to_tensor()` or `tf.sparse.to_dense`."
+        )
+    tensor = tf.convert_to_tensor(keys)
+    if tensor.dtype == tf.uint64:
+        return tf.bitcast(tensor, tf.int64)
+    if not tensor.dtype.is_integer:
+        remedy = (
+            f". {FLOATS_ROUND}."
+            if tensor.dtype.is_floating
+            else ". Cast them, or hash strings first, e.g. with tf.strings.to_hash_bucket_fast."
+        )
+        raise ValueError(
+            "Expected integer keys (int32, int64 or uint64). "
+            f"Received: dtype {tensor.dtype.name}{remedy}"
+        )
+    return tf.cast(tensor, tf.int64)
+
+
+def _refuse_mixed_integers(keys: Any) -> None:
+    """Raises for integers of which NumPy makes floats or objects."""
+    values = np.asarray(keys, dtype=object).ravel().tolist()
+    if all(
+        isinstance(value, (int, np.integer)) and not isinstance(value, bool) for value in values
+    ):
+        raise ValueError(
+            f"Expected integer keys of int64 or of uint64. Received: {min(values)} and "
+            f"{max(values)}, which have no common 64-bit type. Pass a NumPy array of one dtype; "
+            "the uint64 key k + 2**64 is the int64 key k."
+        )
+
+
+# What an op raises, and what becomes of it.
+_EXCEPTIONS: dict[type[Exception], type[Exception]] = {
+    tf.errors.InvalidArgumentError: ValueError,
+    tf.errors.ResourceExhaustedError: ValueError,
+    tf.errors.FailedPreconditionError: RuntimeError,
+    tf.errors.NotFoundError: FileNotFoundError,
+    tf.errors.PermissionDeniedError: PermissionError,
+    tf.errors.UnavailableError: kv.StorageLockedError,
+    tf.errors.DataLossError: kv.CorruptionError,
+}
+
+
+def as_errors(call: Any) -> Any:
+    """Runs an eager op and raises its refusals as Python's exceptions: ValueError for most."""
+    try:
+        return call()
+    except tf.errors.OpError as error:
+        exception = _EXCEPTIONS.get(type(error))
+        if exception is None:
+            raise
+        # TensorFlow puts the op around the message.
+        message = re.sub(
+            r"^\{\{function_node \S+\}\} | \[Op:\S+\](?: name: .*)?$", "", error.message
+        )
+        raise exception(message) from None
