@@ -78,11 +78,17 @@ class RowBatch {
   // Makes room for rows of so many bytes in all.
   void Reserve(size_t bytes) { bytes_.reserve(bytes); }
   void Put(const RowKey& key, const RowHeader& header, const float* floats, size_t count) {
-    const auto size = static_cast<uint32_t>(sizeof(header) + count * sizeof(float));
+    Put(key, header, floats, count, nullptr, 0);
+  }
+  // The same of a row whose slots do not lie behind its embedding.
+  void Put(const RowKey& key, const RowHeader& header, const float* embedding, size_t dim,
+           const float* slots, size_t slot_floats) {
+    const auto size = static_cast<uint32_t>(sizeof(header) + (dim + slot_floats) * sizeof(float));
     Append(key.bytes, RowKey::kBytes);
     Append(&size, sizeof(size));
     Append(&header, sizeof(header));
-    Append(floats, count * sizeof(float));
+    Append(embedding, dim * sizeof(float));
+    Append(slots, slot_floats * sizeof(float));
     ++rows_;
   }
   void Remove(const RowKey& key) {

@@ -123,10 +123,10 @@ Status DamoDumpReader::CheckLength() const {
 }
 
 Status DamoDumpReader::Verify(const DumpProgress& progress) const {
-  return ForEach([](int, Key, const float*) { return Status(); }, progress);
+  return ForEachPiece([](int, const TableContents&) { return Status(); }, progress);
 }
 
-Status DamoDumpReader::ForEach(const RowFn& fn, const DumpProgress& progress) const {
+Status DamoDumpReader::ForEachPiece(const PieceFn& fn, const DumpProgress& progress) const {
   std::array<int, dump::kGroups> dims{};  // kNoDim where there is no group
   std::array<uint64_t, dump::kGroups> rows{};
   uint64_t longest = 0;
@@ -140,6 +140,10 @@ Status DamoDumpReader::ForEach(const RowFn& fn, const DumpProgress& progress) co
 
   uint64_t offset = HeaderBytes(groups_.size());
   uint64_t begin = offset, end = offset;  // of the window, in the file
+  Key key = 0;
+  TableContents piece;
+  piece.n = 1;
+  piece.rows.keys = &key;
   while (offset < total) {
     // A record is in the window as a whole, or the window starts anew with it.
     const char* record = nullptr;
@@ -164,9 +168,10 @@ Status DamoDumpReader::ForEach(const RowFn& fn, const DumpProgress& progress) co
       needed = RecordBytes(dims[group]);
     }
     ++rows[group];
+    key = dump::Load<Key>(record);
     // Headers and records have a multiple of 4 bytes, so the floats are aligned in the window.
-    const auto* embedding = reinterpret_cast<const float*>(record + kRecordHeadBytes);
-    if (Status s = fn(group, dump::Load<Key>(record), embedding); !s.ok()) return s;
+    piece.rows.embeddings = reinterpret_cast<const float*>(record + kRecordHeadBytes);
+    if (Status s = fn(group, piece); !s.ok()) return s;
     offset += RecordBytes(dims[group]);
   }
   for (const DamoGroup& group : groups_) {

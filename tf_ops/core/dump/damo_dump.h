@@ -9,14 +9,13 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "core/base/file.h"
 #include "core/base/status.h"
-#include "core/base/types.h"
+#include "core/dump/piece.h"
 #include "core/dump/progress.h"
 
 namespace sok {
@@ -46,11 +45,10 @@ class DamoDumpReader {
   // kFailedPrecondition if progress returned false.
   Status Verify(const DumpProgress& progress = nullptr) const;
 
-  // Calls fn with every record in the order of the file, which mixes the groups, and stops at the
-  // first Status that is not OK, fn's own or that of a bad record. A caller that must change all or
-  // nothing calls Verify first. embedding (dim) is good until fn returns; fn must not throw.
-  using RowFn = std::function<Status(int group, Key key, const float* embedding)>;
-  Status ForEach(const RowFn& fn, const DumpProgress& progress = nullptr) const;
+  // Calls fn with the key and embedding of every record, one at a time, in the order of the file,
+  // which mixes the groups. Stops at the first Status that is not OK, fn's own or that of a bad
+  // record. A caller that must change all or nothing calls Verify first.
+  Status ForEachPiece(const PieceFn& fn, const DumpProgress& progress = nullptr) const;
 
  private:
   explicit DamoDumpReader(std::unique_ptr<InputFile> file) : file_(std::move(file)) {}

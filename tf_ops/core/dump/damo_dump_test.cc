@@ -42,11 +42,12 @@ std::string DamoBytes(const std::vector<DamoGroup>& groups, const std::vector<Re
 
 std::vector<Record> ReadRecords(const DamoDumpReader& reader) {
   std::vector<Record> records;
-  const Status status = reader.ForEach([&](int group, Key key, const float* embedding) {
+  const Status status = reader.ForEachPiece([&](int group, const TableContents& piece) {
     int dim = 0;
     for (const DamoGroup& g : reader.groups()) dim = g.group == group ? g.dim : dim;
-    Record record{group, key, std::vector<uint32_t>(dim)};
-    std::memcpy(record.bits.data(), embedding, dim * sizeof(float));
+    REQUIRE(piece.n == 1);
+    Record record{group, *piece.rows.keys, std::vector<uint32_t>(dim)};
+    std::memcpy(record.bits.data(), piece.rows.embeddings, dim * sizeof(float));
     records.push_back(std::move(record));
     return Status();
   });
@@ -206,12 +207,12 @@ TEST_CASE("a walk over a Damo dump reports where it is and stops when it is told
             .ok());
   CHECK(last == bytes);
   CHECK(calls == 5);
-  const auto count = [&](int, Key, const float*) { return ++rows, Status(); };
+  const auto count = [&](int, const TableContents&) { return ++rows, Status(); };
   const auto stop = [&](uint64_t, uint64_t) { return rows == 0; };
-  CHECK(reader.value()->ForEach(count, stop).code() == Code::kFailedPrecondition);
+  CHECK(reader.value()->ForEachPiece(count, stop).code() == Code::kFailedPrecondition);
   CHECK(rows == (1 << 20) / 16);
-  const Status full = reader.value()->ForEach(
-      [&](int, Key, const float*) { return Status(Code::kResourceExhausted, "full"); });
+  const Status full = reader.value()->ForEachPiece(
+      [&](int, const TableContents&) { return Status(Code::kResourceExhausted, "full"); });
   CHECK(full.message() == "full");
 }
 

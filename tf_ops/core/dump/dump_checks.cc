@@ -54,27 +54,27 @@ Status CheckDump(const DumpReader& reader, const std::string& path, const DumpPr
   std::map<int, std::vector<Key>> unordered;
   std::optional<Key> last;
   int last_group = -1;
-  Status status = reader.ForEachBlock(
-      [&](const DumpGroup& group, const DumpRows& rows) {
-        const SlotChecks& of_group = checks.at(group.group);
-        const size_t stride = static_cast<size_t>(group.dim) + group.slot_floats;
-        if (group.group != last_group) last.reset();
-        last_group = group.group;
-        for (size_t i = 0; i < rows.size; ++i) {
-          if (last.has_value() && rows.keys[i] <= *last) unordered[group.group];
+  Status status = reader.ForEachPiece(
+      [&](int group, const TableContents& piece) {
+        const SlotChecks& of_group = checks.at(group);
+        const RowColumns& rows = piece.rows;
+        if (group != last_group) last.reset();
+        last_group = group;
+        for (size_t i = 0; i < piece.n; ++i) {
+          if (last.has_value() && rows.keys[i] <= *last) unordered[group];
           last = rows.keys[i];
-          const float* row = rows.floats + i * stride;
-          const Status found = of_group.Check(rows.keys[i], row, row + group.dim);
-          if (!found.ok()) return InGroup(path, group.group, found);
+          const Status found = of_group.Check(rows.keys[i], rows.embeddings + i * of_group.dim(),
+                                              rows.slots + i * piece.slot_floats);
+          if (!found.ok()) return InGroup(path, group, found);
         }
         return Status();
       },
       progress);
   if (!status.ok() || unordered.empty()) return status;
-  status = reader.ForEachBlock([&](const DumpGroup& group, const DumpRows& rows) {
-    const auto found = unordered.find(group.group);
+  status = reader.ForEachPiece([&](int group, const TableContents& piece) {
+    const auto found = unordered.find(group);
     if (found != unordered.end()) {
-      found->second.insert(found->second.end(), rows.keys, rows.keys + rows.size);
+      found->second.insert(found->second.end(), piece.rows.keys, piece.rows.keys + piece.n);
     }
     return Status();
   });
@@ -86,8 +86,8 @@ Status CheckDump(const DumpReader& reader, const std::string& path, const DumpPr
 
 Status CheckDamoDump(const DamoDumpReader& reader, const std::string& path) {
   std::map<int, std::vector<Key>> keys;
-  Status status = reader.ForEach([&](int group, Key key, const float*) {
-    keys[group].push_back(key);
+  Status status = reader.ForEachPiece([&](int group, const TableContents& piece) {
+    keys[group].push_back(*piece.rows.keys);
     return Status();
   });
   for (auto& [group, of_group] : keys) {

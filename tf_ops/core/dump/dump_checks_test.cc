@@ -10,6 +10,7 @@
 #include "core/base/test_result.h"
 #include "core/disk/group_meta.h"
 #include "core/dump/dump_file.h"
+#include "core/dump/test_dump.h"
 #include "core/rules/row_optimizer.h"
 #include "core/storage/storage.h"
 #include "core/tables/row_checks.h"
@@ -49,7 +50,7 @@ void AddGroup(DumpWriter& writer, int group, const TableState& state,
   for (const Slot& slot : state.slots) floats += slot.width;
   REQUIRE(writer.BeginGroup({group, kDim, meta.ToJson(), floats, 0}).ok());
   for (const FileRow& row : rows) {
-    REQUIRE(writer.AddRow(row.key, row.updates, 0, row.floats.data()).ok());
+    REQUIRE(AddRow(writer, row.key, row.updates, 0, row.floats.data(), kDim).ok());
   }
 }
 

@@ -16,6 +16,7 @@
 #include "core/base/file.h"
 #include "core/base/status.h"
 #include "core/base/types.h"
+#include "core/dump/piece.h"
 #include "core/dump/progress.h"
 
 namespace sok {
@@ -43,8 +44,10 @@ class DumpWriter {
 
   // Keys are not compared with each other: a key that is added twice to a group stands twice in the
   // file. Floats keep their bits, NaN too.
-  Status AddRow(Key key, uint32_t update_num, uint32_t update_time,
-                const float* floats /* (dim + slot_floats) */);
+  //
+  // The piece has all columns, slots where the group has any; its update counts and times are in
+  // [0, 2^32 - 1].
+  Status AddRows(const TableContents& piece);
 
   // Completes the file and puts it at path in one step. When this returns OK, the file is on the
   // device. The writer takes no more calls. Should only the last step fail, syncing the folder, the
@@ -54,6 +57,7 @@ class DumpWriter {
  private:
   explicit DumpWriter(std::unique_ptr<ReplacementFile> file) : file_(std::move(file)) {}
   Status StartBlocks();
+  void PutRow(const TableContents& piece, size_t row);
   Status WriteBlock();
   Status WriteIndex();
   Status Keep(Status status);
@@ -66,15 +70,6 @@ class DumpWriter {
   size_t block_rows_ = 0;
   size_t rows_per_block_ = 0;  // 0 until the group's first row
   size_t row_floats_ = 0;
-};
-
-// Rows of one group, by column. The pointers are good until the callback returns.
-struct DumpRows {
-  size_t size = 0;
-  const Key* keys = nullptr;               // (size)
-  const uint32_t* update_nums = nullptr;   // (size)
-  const uint32_t* update_times = nullptr;  // (size)
-  const float* floats = nullptr;           // (size, dim + slot_floats): the embedding, its slots
 };
 
 // Reads a dump. Thread-safe. Goes on with the file that it opened if another takes its name.
@@ -93,11 +88,10 @@ class DumpReader {
   // The number of rows of all groups.
   uint64_t rows() const;
 
-  // Calls fn with every block in the order of the file, and stops at the first Status that is not
-  // OK, fn's own or that of a bad block: checksums are compared again. A caller that must change
-  // all or nothing calls Verify first. fn must not throw.
-  using BlockFn = std::function<Status(const DumpGroup& group, const DumpRows& rows)>;
-  Status ForEachBlock(const BlockFn& fn, const DumpProgress& progress = nullptr) const;
+  // Calls fn with the rows of every block in the order of the file, and stops at the first Status
+  // that is not OK, fn's own or that of a bad block: checksums are compared again. A caller that
+  // must change all or nothing calls Verify first.
+  Status ForEachPiece(const PieceFn& fn, const DumpProgress& progress = nullptr) const;
 
  private:
   explicit DumpReader(std::unique_ptr<InputFile> file) : file_(std::move(file)) {}
@@ -105,6 +99,7 @@ class DumpReader {
   Status ReadIndex();
   Status ParseIndex(const char* index, uint64_t bytes, uint64_t offset);
   Status CheckLengths(uint64_t index_offset) const;
+  struct Block;
   Status ReadBlock(const DumpGroup& group, uint64_t offset, uint64_t rows, char* block) const;
 
   std::unique_ptr<InputFile> file_;

@@ -26,16 +26,25 @@ void CheckGroups(const std::vector<DumpGroup>& read, const std::vector<TestGroup
 
 void CheckRows(const DumpReader& reader, const std::vector<TestGroup>& written) {
   size_t group = 0, row = 0, different = 0;
-  const Status status = reader.ForEachBlock([&](const DumpGroup& of, const DumpRows& rows) {
+  const Status status = reader.ForEachPiece([&](int of, const TableContents& piece) {
     while (row == written[group].rows.size()) ++group, row = 0;
-    CHECK(of.group == written[group].group.group);
-    const size_t width = static_cast<size_t>(of.dim + of.slot_floats);
-    REQUIRE(rows.size > 0);
-    REQUIRE(row + rows.size <= written[group].rows.size());
-    for (size_t i = 0; i < rows.size; ++i, ++row) {
-      TestRow read{rows.keys[i], rows.update_nums[i], rows.update_times[i], {}};
-      read.bits.resize(width);
-      std::memcpy(read.bits.data(), rows.floats + i * width, width * sizeof(float));
+    CHECK(of == written[group].group.group);
+    const size_t dim = written[group].group.dim, slot_floats = written[group].group.slot_floats;
+    const RowColumns& rows = piece.rows;
+    REQUIRE(piece.n > 0);
+    REQUIRE(piece.slot_floats == written[group].group.slot_floats);
+    REQUIRE(row + piece.n <= written[group].rows.size());
+    for (size_t i = 0; i < piece.n; ++i, ++row) {
+      TestRow read{rows.keys[i],
+                   static_cast<uint32_t>(rows.update_nums[i]),
+                   static_cast<uint32_t>(rows.update_times[i]),
+                   {}};
+      read.bits.resize(dim + slot_floats);
+      std::memcpy(read.bits.data(), rows.embeddings + i * dim, dim * sizeof(float));
+      if (slot_floats > 0) {
+        std::memcpy(read.bits.data() + dim, rows.slots + i * slot_floats,
+                    slot_floats * sizeof(float));
+      }
       different += !(read == written[group].rows[row]);
     }
     return Status();
@@ -123,8 +132,8 @@ TEST_CASE("blocks stay within a mebibyte") {
   REQUIRE(reader.ok());
   std::vector<size_t> sizes;
   REQUIRE(reader.value()
-              ->ForEachBlock([&](const DumpGroup&, const DumpRows& rows) {
-                sizes.push_back(rows.size);
+              ->ForEachPiece([&](int, const TableContents& piece) {
+                sizes.push_back(piece.n);
                 return Status();
               })
               .ok());
@@ -151,9 +160,9 @@ TEST_CASE("readers report where they are, and stop when they are told to") {
   CHECK(reports.back() == bytes);
 
   size_t blocks = 0;
-  const Status stopped = reader.value()->ForEachBlock(
-      [&](const DumpGroup&, const DumpRows&) { return ++blocks, Status(); },
-      [&](uint64_t, uint64_t) { return blocks < 2; });
+  const Status stopped =
+      reader.value()->ForEachPiece([&](int, const TableContents&) { return ++blocks, Status(); },
+                                   [&](uint64_t, uint64_t) { return blocks < 2; });
   CHECK(stopped.code() == Code::kFailedPrecondition);
   CHECK(blocks == 2);
 }
@@ -167,7 +176,7 @@ TEST_CASE("an error of the caller ends the walk and is handed on") {
   const auto reader = DumpReader::Open(folder / "d");
   REQUIRE(reader.ok());
   size_t blocks = 0;
-  const Status status = reader.value()->ForEachBlock([&](const DumpGroup&, const DumpRows&) {
+  const Status status = reader.value()->ForEachPiece([&](int, const TableContents&) {
     ++blocks;
     return Status(Code::kResourceExhausted, "the table is full");
   });

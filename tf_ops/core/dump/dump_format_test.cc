@@ -142,7 +142,7 @@ TEST_CASE("a block that goes bad after Verify does not reach the caller") {
   REQUIRE(reader.ok());
   REQUIRE(reader.value()->Verify().ok());
   std::fstream(folder / "d", std::ios::binary | std::ios::in | std::ios::out).seekp(75).put('x');
-  const Status status = reader.value()->ForEachBlock([](const DumpGroup&, const DumpRows&) {
+  const Status status = reader.value()->ForEachPiece([](int, const TableContents&) {
     FAIL("a bad block came through");
     return Status();
   });

@@ -192,11 +192,42 @@ Status DumpReader::ReadBlock(const DumpGroup& group, uint64_t offset, uint64_t r
 }
 
 Status DumpReader::Verify(const DumpProgress& progress) const {
-  return ForEachBlock([](const DumpGroup&, const DumpRows&) { return Status(); }, progress);
+  return ForEachPiece([](int, const TableContents&) { return Status(); }, progress);
 }
 
-Status DumpReader::ForEachBlock(const BlockFn& fn, const DumpProgress& progress) const {
-  FileBuffer block;
+// The columns of a block, as a file has them and as contents.
+struct DumpReader::Block {
+  // Reads them from a payload of n rows. Throws std::bad_alloc.
+  void Spread(const DumpGroup& group, const char* payload, size_t n) {
+    const size_t dim = group.dim, slot_floats = group.slot_floats;
+    const auto* nums = reinterpret_cast<const uint32_t*>(payload + n * sizeof(Key));
+    const auto* times = nums + n;
+    const auto* floats = reinterpret_cast<const float*>(times + n);
+    update_nums.assign(nums, nums + n);
+    update_times.assign(times, times + n);
+    piece.n = n;
+    piece.slot_floats = group.slot_floats;
+    piece.rows = {reinterpret_cast<const Key*>(payload), floats, nullptr, update_nums.data(),
+                  update_times.data()};
+    if (slot_floats == 0) return;
+    embeddings.resize(n * dim);
+    slots.resize(n * slot_floats);
+    for (size_t row = 0; row < n; ++row, floats += dim + slot_floats) {
+      std::copy_n(floats, dim, embeddings.data() + row * dim);
+      std::copy_n(floats + dim, slot_floats, slots.data() + row * slot_floats);
+    }
+    piece.rows.embeddings = embeddings.data();
+    piece.rows.slots = slots.data();
+  }
+
+  FileBuffer bytes;
+  std::vector<int64_t> update_nums, update_times;
+  std::vector<float> embeddings, slots;
+  TableContents piece;
+};
+
+Status DumpReader::ForEachPiece(const PieceFn& fn, const DumpProgress& progress) const {
+  Block block;
   uint64_t offset = dump::kHeaderBytes;
   for (const DumpGroup& group : groups_) {
     const uint64_t row_bytes = dump::RowBytes(group.dim, group.slot_floats);
@@ -204,13 +235,14 @@ Status DumpReader::ForEachBlock(const BlockFn& fn, const DumpProgress& progress)
     for (uint64_t left = group.rows; left > 0;) {
       const uint64_t n = std::min(left, per_block);
       const uint64_t bytes = n * row_bytes + dump::kBlockFrameBytes;
-      if (!block.Reserve(bytes)) return OutOfMemory(bytes, file_->path());
-      Status status = ReadBlock(group, offset, n, block.data());
+      if (!block.bytes.Reserve(bytes)) return OutOfMemory(bytes, file_->path());
+      Status status = ReadBlock(group, offset, n, block.bytes.data());
       if (!status.ok()) return status;
-      const char* keys = block.data() + dump::kBlockHeadBytes;
-      const auto* nums = reinterpret_cast<const uint32_t*>(keys + n * sizeof(Key));
-      status = fn(group, {n, reinterpret_cast<const Key*>(keys), nums, nums + n,
-                          reinterpret_cast<const float*>(nums + 2 * n)});
+      status = OrNoMemory([&] {
+        block.Spread(group, block.bytes.data() + dump::kBlockHeadBytes, n);
+        return Status();
+      });
+      if (status.ok()) status = fn(group.group, block.piece);
       offset += bytes;
       left -= n;
       if (status.ok()) status = dump::Report(progress, offset, file_->bytes(), file_->path());

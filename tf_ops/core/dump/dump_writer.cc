@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -73,7 +74,7 @@ Status DumpWriter::BeginGroup(const DumpGroup& group) {
 Status DumpWriter::StartBlocks() {
   if (groups_.empty()) {
     return Status(Code::kFailedPrecondition,
-                  "Expected BeginGroup before the first row of a dump. Received: AddRow.");
+                  "Expected BeginGroup before the first row of a dump. Received: AddRows.");
   }
   const DumpGroup& group = groups_.back();
   const uint64_t row_bytes = dump::RowBytes(group.dim, group.slot_floats);
@@ -85,23 +86,34 @@ Status DumpWriter::StartBlocks() {
   return Status();
 }
 
-Status DumpWriter::AddRow(Key key, uint32_t update_num, uint32_t update_time, const float* floats) {
+Status DumpWriter::AddRows(const TableContents& piece) {
   if (!error_.ok()) return error_;
   if (rows_per_block_ == 0) {
     if (Status status = StartBlocks(); !status.ok()) return Keep(std::move(status));
   }
+  for (size_t row = 0; row < piece.n; ++row) {
+    PutRow(piece, row);
+    if (block_rows_ < rows_per_block_) continue;
+    if (Status status = WriteBlock(); !status.ok()) return Keep(std::move(status));
+  }
+  return Status();
+}
+
+void DumpWriter::PutRow(const TableContents& piece, size_t row) {
+  const DumpGroup& group = groups_.back();
+  const RowColumns& rows = piece.rows;
   char* column = block_.data() + dump::kBlockHeadBytes;
-  dump::Store(column + block_rows_ * sizeof(Key), key);
+  dump::Store(column + block_rows_ * sizeof(Key), rows.keys[row]);
   column += rows_per_block_ * sizeof(Key);
-  dump::Store(column + block_rows_ * sizeof(uint32_t), update_num);
-  column += rows_per_block_ * sizeof(uint32_t);
-  dump::Store(column + block_rows_ * sizeof(uint32_t), update_time);
-  column += rows_per_block_ * sizeof(uint32_t);
-  const size_t bytes = row_floats_ * sizeof(float);
-  std::memcpy(column + block_rows_ * bytes, floats, bytes);
+  for (const int64_t* counts : {rows.update_nums, rows.update_times}) {
+    dump::Store(column + block_rows_ * sizeof(uint32_t), static_cast<uint32_t>(counts[row]));
+    column += rows_per_block_ * sizeof(uint32_t);
+  }
+  float* floats = reinterpret_cast<float*>(column) + block_rows_ * row_floats_;
+  std::copy_n(rows.embeddings + row * group.dim, group.dim, floats);
+  std::copy_n(rows.slots + row * group.slot_floats, group.slot_floats, floats + group.dim);
   ++groups_.back().rows;
-  if (++block_rows_ < rows_per_block_) return Status();
-  return Keep(WriteBlock());
+  ++block_rows_;
 }
 
 Status DumpWriter::WriteBlock() {

@@ -37,7 +37,7 @@ TEST_CASE("groups out of range or out of order are refused, and the writer stays
     CHECK(first.code() == Code::kInvalidArgument);
     CHECK(folder.CountFiles() == 0);
     const float zero = 0;
-    CHECK(writer->AddRow(1, 0, 0, &zero).message() == first.message());
+    CHECK(AddRow(*writer, 1, 0, 0, &zero, 1).message() == first.message());
     CHECK(writer->BeginGroup({9, 1, "", 0}).message() == first.message());
     CHECK(writer->Finish().message() == first.message());
   }
@@ -47,12 +47,12 @@ TEST_CASE("groups out of range or out of order are refused, and the writer stays
 TEST_CASE("a row before the first group and a call after Finish are refused") {
   const TestFolder folder;
   const float zero = 0;
-  CHECK(OpenWriter(folder / "a")->AddRow(1, 0, 0, &zero).code() == Code::kFailedPrecondition);
+  CHECK(AddRow(*OpenWriter(folder / "a"), 1, 0, 0, &zero, 1).code() == Code::kFailedPrecondition);
   const auto writer = OpenWriter(folder / "b");
   REQUIRE(writer->Finish().ok());
   CHECK(writer->Finish().code() == Code::kFailedPrecondition);
   CHECK(writer->BeginGroup({1, 1, "", 0}).code() == Code::kFailedPrecondition);
-  CHECK(writer->AddRow(1, 0, 0, &zero).code() == Code::kFailedPrecondition);
+  CHECK(AddRow(*writer, 1, 0, 0, &zero, 1).code() == Code::kFailedPrecondition);
   CHECK(CheckDump(folder / "b").ok());
   CHECK(folder.CountFiles() == 1);
 }
@@ -64,7 +64,7 @@ TEST_CASE("what a killed writer left goes with the next dump to the same path, a
     const float zero = 0;
     auto killed = DumpWriter::Open(folder / "d");
     const bool wrote = killed.ok() && killed.value()->BeginGroup({1, 1, "", 0}).ok() &&
-                       killed.value()->AddRow(1, 0, 0, &zero).ok();
+                       AddRow(*killed.value(), 1, 0, 0, &zero, 1).ok();
     _exit(wrote ? 0 : 1);  // without a destructor, like a kill
   }
   int status = -1;
@@ -128,7 +128,7 @@ TEST_CASE("until Finish the old file stands, and without Finish it stays") {
     const auto writer = OpenWriter(path);
     REQUIRE(writer->BeginGroup({0, 1 << 20, "", 0}).ok());
     const std::vector<float> floats(1 << 20);
-    REQUIRE(writer->AddRow(1, 0, 0, floats.data()).ok());
+    REQUIRE(AddRow(*writer, 1, 0, 0, floats.data(), 1 << 20).ok());
     CHECK(ReadAll(path) == before);
     CHECK(folder.CountFiles() == 2);
   }
@@ -171,11 +171,11 @@ TEST_CASE("after a full disk every call returns the first error") {
   Status first;
   {
     const FileSizeLimit limit(1000);
-    first = writer->AddRow(1, 0, 0, floats.data());
+    first = AddRow(*writer, 1, 0, 0, floats.data(), 1 << 20);
   }
   CHECK(first.code() == Code::kResourceExhausted);
   CHECK(folder.CountFiles() == 0);
-  CHECK(writer->AddRow(2, 0, 0, floats.data()).message() == first.message());
+  CHECK(AddRow(*writer, 2, 0, 0, floats.data(), 1 << 20).message() == first.message());
   CHECK(writer->BeginGroup({1, 1, "", 0}).message() == first.message());
   CHECK(writer->Finish().message() == first.message());
   CHECK(folder.CountFiles() == 0);

@@ -40,9 +40,13 @@ inline TestGroup RandomGroup(std::mt19937_64& random, DumpGroup group, size_t ro
   return made;
 }
 
-inline Status AddTestRow(DumpWriter& writer, const TestRow& row) {
-  return writer.AddRow(row.key, row.update_num, row.update_time,
-                       reinterpret_cast<const float*>(row.bits.data()));
+// Adds one row of a group of this dim: its floats are the embedding, then the slots.
+inline Status AddRow(DumpWriter& writer, Key key, int64_t update_num, int64_t update_time,
+                     const float* floats, int dim) {
+  TableContents piece;
+  piece.n = 1;
+  piece.rows = {&key, floats, floats + dim, &update_num, &update_time};
+  return writer.AddRows(piece);
 }
 
 inline Status WriteDump(const std::string& path, const std::vector<TestGroup>& groups) {
@@ -51,7 +55,9 @@ inline Status WriteDump(const std::string& path, const std::vector<TestGroup>& g
   for (const TestGroup& group : groups) {
     if (Status s = writer.value()->BeginGroup(group.group); !s.ok()) return s;
     for (const TestRow& row : group.rows) {
-      if (Status s = AddTestRow(*writer.value(), row); !s.ok()) return s;
+      const Status s = AddRow(*writer.value(), row.key, row.update_num, row.update_time,
+                              reinterpret_cast<const float*>(row.bits.data()), group.group.dim);
+      if (!s.ok()) return s;
     }
   }
   return writer.value()->Finish();

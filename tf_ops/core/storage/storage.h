@@ -14,11 +14,14 @@
 #include "core/base/status.h"
 #include "core/disk/durable_store.h"
 #include "core/disk/storage_core.h"
+#include "core/dump/piece.h"
 #include "core/dump/progress.h"
 #include "core/policies/admission.h"
 #include "core/tables/table.h"
 
 namespace sok {
+
+class DumpWriter;
 
 struct StorageOptions {
   std::string path;
@@ -163,7 +166,14 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // Counts the rows of a group that is not open, if those of its description were counted by
   // another TTL, or by a clock that was ahead.
   Status CountIfOutdated(int group, GroupMeta* meta) const;
+  // The description of a group as it is now; that of none, with dimension 0, if there is no such
+  // group yet.
+  Result<GroupMeta> DescriptionOf(int group);
   Result<std::shared_ptr<Admission>> OpenAdmission(int group, const AdmissionConfig& config);
+  // A group with the description, which is not open; it is not among groups_ yet.
+  Result<OpenGroup> MakeGroup(const TableConfig& config, const std::string& rule,
+                              const std::optional<AdmissionConfig>& admission,
+                              const std::optional<EvictionConfig>& eviction, const GroupMeta& meta);
   Status CheckSame(const OpenGroup& open, const TableConfig& config, const std::string& rule,
                    const std::optional<AdmissionConfig>& admission,
                    const std::optional<EvictionConfig>& eviction) const;
@@ -176,6 +186,10 @@ class Storage : public std::enable_shared_from_this<Storage> {
   Status FlushOnce();
   Status SettleAtRest();
   Result<std::map<int, GroupMeta>> GroupsAtRest() const;
+  // Writes a group and those of its rows that the filter lets through; returns how many they were.
+  // Calls `see` for each row of the group, and ends with its error.
+  Result<uint64_t> DumpGroupTo(DumpWriter* writer, int number, const GroupMeta& meta,
+                               const DumpFilter& filter, const std::function<Status()>& see) const;
   // One group of a file that is to be taken in.
   struct Arrival {
     int group;
@@ -188,8 +202,12 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // Has `write` hand over rows, then publishes them with the groups' new descriptions.
   using AddRows = std::function<Status(const std::function<Status(RowBatch*)>& write)>;
   Status TakeIn(std::map<int, GroupMeta> groups, const AddRows& add);
-  // The part of it that nothing else may run between: on an error, what is pending must be dropped.
-  // Sets the numbers of rows in the descriptions.
+  // Takes in the rows that `walk` hands to its argument. Returns how many they were; expired ones
+  // are left out.
+  Result<uint64_t> TakeInPieces(const std::vector<Arrival>& arrivals, const std::string& path,
+                                const std::function<Status(const PieceFn&)>& walk);
+  // The part of TakeIn that nothing else may run between: on an error, what is pending must be
+  // dropped. Sets the numbers of rows in the descriptions.
   Status PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows& add);
   // How to look, once the database is open again, whether a publication has happened that failed in
   // its last system calls; memory follows then. Made before it, as memory may have ended by then.

@@ -42,46 +42,62 @@ Result<uint64_t> Storage::Dump(const std::string& path, const DumpFilter& filter
   if (Status status = SettleAtRest(); !status.ok()) return status;
   auto writer = DumpWriter::Open(path);
   if (!writer.ok()) return writer.status();
-  const uint32_t now = core_->expiry->Now();
   uint64_t total = 0, seen = 0, written = 0;
-  const auto report = [&] { return !progress || progress(seen, std::max(seen, total)); };
-  const auto cancelled = [&] {
-    return Status(Code::kFailedPrecondition, "the dump to '" + path + "' was cancelled");
-  };
   for (const auto& [number, meta] : groups.value()) {
     if (filter.group < 0 || filter.group == number) total += meta.rows;
   }
+  const auto report = [&] {
+    if (!progress || progress(seen, std::max(seen, total))) return Status();
+    return Status(Code::kFailedPrecondition, "the dump to '" + path + "' was cancelled");
+  };
+  const auto see = [&] { return seen++ % kReportRows == 0 ? report() : Status(); };
   for (const auto& [number, meta] : groups.value()) {
     if (filter.group >= 0 && filter.group != number) continue;
-    const std::vector<float> start = RowLayout(meta.dim, meta.state.slots).slot_start();
-    std::vector<float> floats(meta.dim + start.size());
-    Status status = writer.value()->BeginGroup(
-        {number, meta.dim, meta.ToJson(ttl()), static_cast<int>(start.size()), 0});
-    if (!status.ok()) return status;
-    const GroupMeta& group = meta;
-    status = core_->database->ForEach(number, [&, number = number](int, Key key,
-                                                                   std::string_view bytes) {
-      if (seen++ % kReportRows == 0 && !report()) return cancelled();
-      RowValue value;
-      if (!value.Parse(bytes, group.dim)) {
-        return DamagedRow(number, key, this->path());
-      }
-      const RowMeta& row = value.header.meta;
-      if (core_->expiry->Expired(row.update_time, now) || row.update_num < filter.min_count ||
-          (filter.newer.has_value() && row.update_time <= *filter.newer)) {
-        return Status();
-      }
-      const bool has_slots = value.header.layout == group.layout && value.count == floats.size();
-      std::copy(start.begin(), start.end(), floats.begin() + group.dim);
-      std::memcpy(floats.data(), value.floats,
-                  (has_slots ? floats.size() : group.dim) * sizeof(float));
-      ++written;
-      return writer.value()->AddRow(key, row.update_num, row.update_time, floats.data());
-    });
-    if (!status.ok()) return status;
+    const auto rows = DumpGroupTo(writer.value().get(), number, meta, filter, see);
+    if (!rows.ok()) return rows.status();
+    written += rows.value();
   }
-  if (!report()) return cancelled();
-  Status status = writer.value()->Finish();
+  Status status = report();
+  if (status.ok()) status = writer.value()->Finish();
+  if (!status.ok()) return status;
+  return written;
+}
+
+Result<uint64_t> Storage::DumpGroupTo(DumpWriter* writer, int number, const GroupMeta& meta,
+                                      const DumpFilter& filter,
+                                      const std::function<Status()>& see) const {
+  const uint32_t now = core_->expiry->Now();
+  const std::vector<float> start = RowLayout(meta.dim, meta.state.slots).slot_start();
+  const size_t dim = meta.dim, slot_floats = start.size();
+  // One row, copied: values in the database are not aligned.
+  std::vector<float> floats(dim + slot_floats);
+  Key key = 0;
+  int64_t update_num = 0, update_time = 0;
+  TableContents piece;
+  piece.n = 1;
+  piece.slot_floats = static_cast<int>(slot_floats);
+  piece.rows = {&key, floats.data(), floats.data() + dim, &update_num, &update_time};
+  uint64_t written = 0;
+  Status status = writer->BeginGroup({number, meta.dim, meta.ToJson(ttl()), piece.slot_floats, 0});
+  if (!status.ok()) return status;
+  status = core_->database->ForEach(number, [&](int, Key of_row, std::string_view bytes) {
+    if (Status told = see(); !told.ok()) return told;
+    RowValue value;
+    if (!value.Parse(bytes, meta.dim)) return DamagedRow(number, of_row, this->path());
+    const RowMeta& row = value.header.meta;
+    if (core_->expiry->Expired(row.update_time, now) || row.update_num < filter.min_count ||
+        (filter.newer.has_value() && row.update_time <= *filter.newer)) {
+      return Status();
+    }
+    const bool has_slots = value.header.layout == meta.layout && value.count == floats.size();
+    std::copy(start.begin(), start.end(), floats.begin() + dim);
+    std::memcpy(floats.data(), value.floats, (has_slots ? floats.size() : dim) * sizeof(float));
+    key = of_row;
+    update_num = row.update_num;
+    update_time = row.update_time;
+    ++written;
+    return writer->AddRows(piece);
+  });
   if (!status.ok()) return status;
   return written;
 }
@@ -243,34 +259,43 @@ Result<uint64_t> Storage::Load(const std::string& path, const DumpProgress& prog
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
   if (status = ReadyToWrite(); !status.ok()) return status;
+  return TakeInPieces(arrivals, path, [&](const PieceFn& take) {
+    return reader.value()->ForEachPiece(take, half(1));
+  });
+}
+
+Result<uint64_t> Storage::TakeInPieces(const std::vector<Arrival>& arrivals,
+                                       const std::string& path,
+                                       const std::function<Status(const PieceFn&)>& walk) {
   auto groups = Reconcile(arrivals, path);
   if (!groups.ok()) return groups.status();
   const std::map<int, GroupMeta> targets = groups.value();
   const uint32_t now = core_->expiry->Now();
   uint64_t taken = 0;
-  status = TakeIn(std::move(groups.value()), [&](const auto& write) {
+  Status status = TakeIn(std::move(groups.value()), [&](const auto& write) {
     RowBatch batch;
-    Status added = reader.value()->ForEachBlock(
-        [&](const DumpGroup& group, const DumpRows& rows) {
-          const size_t stride = group.dim + group.slot_floats;
-          const uint32_t layout =
-              group.slot_floats > 0 || targets.at(group.group).state.slots.empty()
-                  ? targets.at(group.group).layout
-                  : kNoLayout;
-          for (size_t i = 0; i < rows.size; ++i) {
-            if (core_->expiry->Expired(rows.update_times[i], now)) continue;
-            ++taken;
-            const RowHeader header{RowHeader::kVersion,
-                                   static_cast<uint32_t>(group.dim),
-                                   layout,
-                                   // As Table::Restore does: clocks of machines differ.
-                                   {rows.update_nums[i], std::min(rows.update_times[i], now)}};
-            batch.Put(RowKey(group.group, rows.keys[i]), header, rows.floats + i * stride, stride);
-          }
-          return batch.bytes() < kBatchBytes ? Status() : write(&batch);
-        },
-        half(1));
-    return added.ok() ? write(&batch) : added;
+    const Status walked = walk([&](int number, const TableContents& piece) {
+      const GroupMeta& group = targets.at(number);
+      const RowColumns& rows = piece.rows;
+      const size_t dim = group.dim, slot_floats = piece.slot_floats;
+      const bool has_slots = slot_floats > 0 || group.state.slots.empty();
+      for (size_t i = 0; i < piece.n; ++i) {
+        // Rows of a file that has no counts and times are new. As Table::Restore does, a row is at
+        // most as young as now: clocks of machines differ.
+        const auto num = rows.update_nums ? static_cast<uint32_t>(rows.update_nums[i]) : 0;
+        const auto time = rows.update_times ? static_cast<uint32_t>(rows.update_times[i]) : now;
+        if (core_->expiry->Expired(time, now)) continue;
+        ++taken;
+        const RowHeader header{RowHeader::kVersion,
+                               static_cast<uint32_t>(dim),
+                               has_slots ? group.layout : kNoLayout,
+                               {num, std::min(time, now)}};
+        batch.Put(RowKey(number, rows.keys[i]), header, rows.embeddings + i * dim, dim,
+                  slot_floats > 0 ? rows.slots + i * slot_floats : nullptr, slot_floats);
+      }
+      return batch.bytes() < kBatchBytes ? Status() : write(&batch);
+    });
+    return walked.ok() ? write(&batch) : walked;
   });
   if (!status.ok()) return status;
   return taken;
@@ -289,28 +314,9 @@ Result<uint64_t> Storage::LoadDamo(const std::string& path, const DumpProgress& 
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
   if (status = ReadyToWrite(); !status.ok()) return status;
-  auto groups = Reconcile(arrivals, path);
-  if (!groups.ok()) return groups.status();
-  std::map<int, int> dims;
-  for (const Arrival& arrival : arrivals) dims[arrival.group] = arrival.dim;
-  const uint32_t now = core_->expiry->Now();
-  uint64_t taken = 0;
-  status = TakeIn(std::move(groups.value()), [&](const auto& write) {
-    RowBatch batch;
-    Status added = reader.value()->ForEach(
-        [&](int group, Key key, const float* embedding) {
-          const int dim = dims.at(group);
-          const RowHeader header{
-              RowHeader::kVersion, static_cast<uint32_t>(dim), kNoLayout, {0, now}};
-          batch.Put(RowKey(group, key), header, embedding, dim);
-          ++taken;
-          return batch.bytes() < kBatchBytes ? Status() : write(&batch);
-        },
-        progress);
-    return added.ok() ? write(&batch) : added;
+  return TakeInPieces(arrivals, path, [&](const PieceFn& take) {
+    return reader.value()->ForEachPiece(take, progress);
   });
-  if (!status.ok()) return status;
-  return taken;
 }
 
 }  // namespace sok

@@ -118,6 +118,14 @@ void DescribeAs(const TableConfig& config, const std::optional<EvictionConfig>& 
   meta->eviction = eviction;
 }
 
+// Has it say by which rule its rows are trained, unless it says so already.
+void DescribeRule(const std::string& rule, const RowOptimizer& optimizer, bool other_rule,
+                  GroupMeta* meta) {
+  if (!meta->state.rule.empty() && !other_rule) return;
+  meta->state = {rule, optimizer.slots(meta->dim), 0};
+  if (meta->rows > 0 || other_rule) ++meta->layout;  // those rows have no slots
+}
+
 // Null without a config.
 Result<std::shared_ptr<Eviction>> EvictionOf(const std::optional<EvictionConfig>& config) {
   if (!config.has_value()) return std::shared_ptr<Eviction>();
@@ -295,6 +303,44 @@ Result<std::shared_ptr<Admission>> Storage::OpenAdmission(int group,
   return admission;
 }
 
+Result<GroupMeta> Storage::DescriptionOf(int group) {
+  const auto open = groups_.find(group);
+  if (open != groups_.end()) return open->second.store->meta();
+  auto stored = core_->database->ReadMeta(GroupMetaName(group));
+  if (!stored.ok()) return stored.status();
+  if (stored.value().empty()) {
+    if (!core_->read_only) return GroupMeta();
+    return Status(Code::kNotFound, "there is no group " + std::to_string(group) + " of '" + path() +
+                                       "', which was opened read-only, so it cannot be made");
+  }
+  auto meta = GroupMeta::FromJson(stored.value().begin()->second);
+  if (!meta.ok()) return meta.status();
+  if (Status status = CountIfOutdated(group, &meta.value()); !status.ok()) return status;
+  return meta;
+}
+
+Result<Storage::OpenGroup> Storage::MakeGroup(const TableConfig& config, const std::string& rule,
+                                              const std::optional<AdmissionConfig>& admission,
+                                              const std::optional<EvictionConfig>& eviction,
+                                              const GroupMeta& meta) {
+  OpenGroup made{nullptr, nullptr, config, rule, nullptr, eviction};
+  if (admission.has_value()) {
+    auto opened = OpenAdmission(config.group, *admission);
+    if (!opened.ok()) return opened.status();
+    made.admission = std::move(opened.value());
+  }
+  auto evicting = EvictionOf(eviction);
+  if (!evicting.ok()) return evicting.status();
+  auto store = std::make_unique<DiskStore>(core_, config.group, meta);
+  made.store = store.get();
+  const std::string group = "group " + std::to_string(config.group) + " of '" + path() + "'";
+  auto table = Table::Over(std::move(store), config, meta.state, core_->expiry, made.admission,
+                           KeptSlots{group, reset_slots_}, std::move(evicting.value()));
+  if (!table.ok()) return table.status();
+  made.table = std::move(table.value());
+  return made;
+}
+
 Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
                                                   const std::string& rule,
                                                   const std::vector<Hyper>& hypers,
@@ -308,20 +354,9 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
   if (!gate.ok()) return gate.status();
 
   const auto open = groups_.find(config.group);
-  auto stored = core_->database->ReadMeta(GroupMetaName(config.group));
-  if (!stored.ok()) return stored.status();
-  GroupMeta meta;
-  if (open != groups_.end()) {
-    meta = open->second.store->meta();
-  } else if (!stored.value().empty()) {
-    auto parsed = GroupMeta::FromJson(stored.value().begin()->second);
-    if (!parsed.ok()) return parsed.status();
-    meta = std::move(parsed.value());
-    if (Status status = CountIfOutdated(config.group, &meta); !status.ok()) return status;
-  } else if (core_->read_only) {
-    return Status(Code::kNotFound,
-                  "there is no " + group + ", which was opened read-only, so it cannot be made");
-  }
+  auto described = DescriptionOf(config.group);
+  if (!described.ok()) return described.status();
+  GroupMeta& meta = described.value();
   if (meta.dim != 0 && meta.dim != config.dim) {
     return InvalidArgument(group + " has dimension " + std::to_string(meta.dim) + ", got " +
                            std::to_string(config.dim) + "; give the other a group of its own");
@@ -343,28 +378,14 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
   if (!rule.empty()) {
     auto optimizer = MakeRowOptimizer(rule, hypers);
     if (!optimizer.ok()) return optimizer.status();
-    if ((meta.state.rule.empty() || other_rule) && !core_->read_only) {
-      meta.state = {rule, optimizer.value()->slots(config.dim), 0};
-      if (meta.rows > 0 || other_rule) ++meta.layout;  // those rows have no slots
-    }
+    if (!core_->read_only) DescribeRule(rule, *optimizer.value(), other_rule, &meta);
   }
-  OpenGroup made{nullptr, nullptr, config, rule, nullptr, eviction};
-  if (admission.has_value()) {
-    auto opened = OpenAdmission(config.group, *admission);
-    if (!opened.ok()) return opened.status();
-    made.admission = std::move(opened.value());
-  }
-  auto evicting = EvictionOf(eviction);
-  if (!evicting.ok()) return evicting.status();
-  auto store = std::make_unique<DiskStore>(core_, config.group, meta);
-  made.store = store.get();
-  auto table = Table::Over(std::move(store), config, meta.state, core_->expiry, made.admission,
-                           KeptSlots{group, reset_slots_}, std::move(evicting.value()));
-  if (!table.ok()) return table.status();
-  made.table = std::move(table.value());
-  // From here on nothing can be wrong with the arguments.
+  auto made = MakeGroup(config, rule, admission, eviction, meta);
+  if (!made.ok()) return made.status();
+  // From here on nothing can be wrong with the arguments. mu_ keeps the storage open, and the group
+  // closed, without the gate.
   if (other_rule) {
-    gate.value().unlock();  // mu_ keeps the storage open, and the group closed
+    gate.value().unlock();
     // Which publishes the description, too: a record of it could fail when it has happened.
     if (Status status = ResetSlots(config.group, meta); !status.ok()) return status;
     gate.value().lock();
@@ -374,9 +395,9 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
       gate = core_->Enter(/*to_write=*/true);
       if (!gate.ok()) return gate.status();
     }
-    if (Status status = made.store->RecordMeta(); !status.ok()) return status;
+    if (Status status = made.value().store->RecordMeta(); !status.ok()) return status;
   }
-  return groups_.emplace(config.group, std::move(made)).first->second.table;
+  return groups_.emplace(config.group, std::move(made.value())).first->second.table;
 }
 
 }  // namespace sok

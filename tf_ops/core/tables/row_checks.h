@@ -23,6 +23,7 @@ class SlotChecks {
 
   // kInvalidArgument, with the key, the slot and the value. embedding (dim), slots (all of them).
   Status Check(Key key, const float* embedding, const float* slots) const;
+  int dim() const { return dim_; }
 
  private:
   struct Squares {

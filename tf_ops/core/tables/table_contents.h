@@ -2,8 +2,9 @@
 // writes it, Table::Restore reads it.
 //
 // The rows are columns in memory of the caller's, the tensors of an op or the arrays of a test: a
-// table that fills half of the memory is not copied twice. A dump, whose rows lie on disk, has them
-// in pieces: see DumpRows.
+// table that fills half of the memory is not copied twice. A dump, whose rows lie on disk, is
+// written and read in pieces: contents of some rows each, without what stands in the group's
+// description, the rule and its steps.
 #pragma once
 
 #include <cstddef>

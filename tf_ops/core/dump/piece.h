@@ -1,0 +1,15 @@
+// How rows come out of a dump: some at a time.
+#pragma once
+
+#include <functional>
+
+#include "core/base/status.h"
+#include "core/tables/table_contents.h"
+
+namespace sok {
+
+// Gets rows of one group. Their columns are good until it returns; those that the file does not
+// have are null. It must not throw. A Status that is not OK ends the walk.
+using PieceFn = std::function<Status(int group, const TableContents& piece)>;
+
+}  // namespace sok
