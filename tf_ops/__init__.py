@@ -23,7 +23,7 @@ from sok_embed.tf_ops.adaptive_tables import (
     anonymous_adaptive_table,
 )
 from sok_embed.tf_ops.exchange import expand, expand_gradient, unique_and_partition
-from sok_embed.tf_ops.hashed_bags import HashSpec, hash_slots, hashed_bag, row_splits
+from sok_embed.tf_ops.hashed_bags import HashSpec, hash_positions, hashed_bag, row_splits
 from sok_embed.tf_ops.measuring import note_update
 from sok_embed.tf_ops.tables import (
     ANCHOR_COORDINATES,
@@ -77,7 +77,7 @@ __all__ = [
     "expand",
     "expand_gradient",
     "export",
-    "hash_slots",
+    "hash_positions",
     "hashed_bag",
     "lookup",
     "metadata",

@@ -27,8 +27,8 @@ _FLOATS = (tf.float32, tf.bfloat16, tf.float16, tf.float64)
 class HashSpec(NamedTuple):
     """How the elements of a virtual table are placed in a weight.
 
-    Element `(id, d)` is `sign(id, d) * weight[slot(id, d)]`, and `block_size` neighbouring
-    elements have neighbouring slots.
+    Element `(id, d)` is `sign(id, d) * weight[position(id, d)]`, and `block_size` neighbouring
+    elements have neighbouring positions.
 
     Attributes:
         hash: `"mixed"`, a 64-bit hash of seed, id and block; `"original"`, that of the PyTorch
@@ -71,7 +71,7 @@ def hashed_bag(
 
     Args:
         weight: `[size]`, float32, bfloat16, float16 or float64. From a variable with a sparse
-            gradient only the slots of the batch are read.
+            gradient only the positions of the batch are read.
         ids: int32 or int64, `[n]` with offsets; `[b, k]` without, for `b` bags of `k`.
         offsets: int32 or int64, `[b]`: where each bag begins in `ids`.
         per_sample_weights: The shape of `ids` and the dtype of the output: factors of the rows.
@@ -83,7 +83,7 @@ def hashed_bag(
         padding_idx: The id that takes no part.
         include_last_offset: Whether `offsets` is `[b + 1]`, its last one the number of ids.
         dtype: Of the output. float64 goes with a weight of float64 only. `None`: the weight's.
-        gradient: Of the weight: `"dense"`; `"sparse"`, a `tf.IndexedSlices` of distinct slots,
+        gradient: Of the weight: `"dense"`; `"sparse"`, a `tf.IndexedSlices` of distinct positions,
             ascending; `"auto"`, sparse where the batch touches a small part of the weight, and the
             gradient is taken in the function that makes the call.
         sparse_below: With `"auto"`: how small a part.
@@ -149,7 +149,7 @@ def row_splits(rows: tf.Tensor, num_rows: tf.Tensor | int) -> tf.Tensor:
     return ops.sok_embed_row_splits(rows=rows, num_rows=tf.cast(num_rows, tf.int64))
 
 
-def hash_slots(
+def hash_positions(
     ids: tf.Tensor, size: int, *, embedding_dim: int, spec: HashSpec = _MIXED
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns where the elements of rows lie in a weight, and their signs.
@@ -161,15 +161,15 @@ def hash_slots(
         spec: How rows are placed.
 
     Returns:
-        int64 `[n, embedding_dim]`, slots in `[0, size)`, and int8 of the same shape, 1 or -1.
+        int64 `[n, embedding_dim]`, positions in `[0, size)`, and int8 of the same shape, 1 or -1.
     """
-    slots, signs = ops.sok_embed_hash_slots(
+    positions, signs = ops.sok_embed_hash_positions(
         ids=tf.cast(ids, tf.int64),
         size=tf.constant(size, tf.int64),
         embedding_dim=embedding_dim,
         **_attributes(spec),
     )
-    return slots, signs
+    return positions, signs
 
 
 def _attributes(spec: HashSpec) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def _as_scales(scales: Any, dtype: tf.DType) -> Any:
 def _touches_few(size: int | None, ids: tf.TensorShape, dim: int, share: float) -> bool:
     """Returns whether a batch touches less than a share of the weight, on one replica.
 
-    Slices of several replicas are joined, and optimizers take equal slots one by one.
+    Slices of several replicas are joined, and optimizers take equal positions one by one.
     """
     if size is None or tf.distribute.get_strategy().num_replicas_in_sync > 1:
         return False
@@ -265,11 +265,11 @@ def _hashed_bag_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[Any]:
     arguments = {"upstream": upstream, "ids": ids, "offsets": offsets, "scales": scales}
     whole = {**arguments, "winners": op.outputs[1], "size": size, **attributes}
     if _gives_slices(op):
-        slots, sums = ops.sok_embed_hashed_bag_sparse_gradient(**whole)
+        positions, sums = ops.sok_embed_hashed_bag_sparse_gradient(**whole)
         # Indices are int32 where they fit, as in the slices of TensorFlow's own ops, which these
         # may be added to.
         shape = tf.cast(size, tf.int64 if op.get_attr("wide_shape") else tf.int32)
-        of_weight: Any = tf.IndexedSlices(sums, slots, tf.reshape(shape, [1]))
+        of_weight: Any = tf.IndexedSlices(sums, positions, tf.reshape(shape, [1]))
     else:
         of_weight = ops.sok_embed_hashed_bag_gradient(**whole)
     of_scales = None
@@ -288,8 +288,8 @@ def _dense_gradient_gradient(op: Any, tangent: tf.Tensor) -> list[Any]:
 
 @tf.RegisterGradient("SokEmbed>HashedBagSparseGradient")
 def _sparse_gradient_gradient(op: Any, _: Any, tangent: tf.Tensor) -> list[Any]:
-    slots, size = op.outputs[0], op.inputs[5]
-    return _second_gradient(op, tf.scatter_nd(slots[:, None], tangent, size[None]))
+    positions, size = op.outputs[0], op.inputs[5]
+    return _second_gradient(op, tf.scatter_nd(positions[:, None], tangent, size[None]))
 
 
 def _second_gradient(op: Any, tangent: tf.Tensor) -> list[Any]:

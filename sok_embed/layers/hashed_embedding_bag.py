@@ -20,12 +20,12 @@ _MODES = ("sum", "mean", "max")
 class HashedEmbeddingBag(HashedLayer):
     """Reduces bags of ids to one embedding each, whose elements are hashed into one weight.
 
-    The table of `num_embeddings` rows is virtual: element `d` of row `id` is the slot
-    `slot(id, d)` of a weight of `size` floats, which many elements share. This is the hashing trick
-    of Weinberger et al. 2009 ("Feature Hashing for Large Scale Multitask Learning") on the
+    The table of `num_embeddings` rows is virtual: element `d` of row `id` is the position
+    `position(id, d)` of a weight of `size` floats, which many elements share. This is the hashing
+    trick of Weinberger et al. 2009 ("Feature Hashing for Large Scale Multitask Learning") on the
     parameters of a layer, as Chen et al. 2015 have it ("Compressing Neural Networks with the
     Hashing Trick"; `sign` is their equation 7). With `block_size` above 1 neighbouring dimensions
-    lie in neighbouring slots, as in ROBE (Desai et al. 2022, "Random Offset Block Embedding
+    lie in neighbouring positions, as in ROBE (Desai et al. 2022, "Random Offset Block Embedding
     Array"), which is faster and about as accurate.
 
     A bag is a row of a 2-D input, of a `tf.RaggedTensor` or of a `tf.SparseTensor`, or a part of a
@@ -55,24 +55,24 @@ class HashedEmbeddingBag(HashedLayer):
     Args:
         num_embeddings: Ids are in `[0, num_embeddings)`.
         embedding_dim: The length of an embedding.
-        compression: Slots per element: the weight has `int(num_embeddings * embedding_dim *
+        compression: Positions per element: the weight has `int(num_embeddings * embedding_dim *
             compression)`. Without effect where `weight` or `size` says how many.
         mode: `"sum"`; `"mean"`, by the entries that are not padding; or `"max"`, whose gradient
             goes to the first of equal entries.
         weight: `None`: uniform in ±sqrt(1 / num_embeddings). A Keras initializer, its name or
             config. A 1-D array of at least one float: the values to start from. A hashed layer,
             whose weight this one uses too.
-        size: Slots of the weight, instead of `compression`. `None`: as these say.
+        size: Positions of the weight, instead of `compression`. `None`: as these say.
         hash: `"mixed"`: a well-mixed hash of seed, id and block. `"original"`: that of the PyTorch
             project, for weights that were trained with it. `"modulo"`: the elements in their order,
             modulo `size`; `compression=1` is the plain table.
         seed: Of the hash, in [0, 2**63). `None`: the smallest that no layer of the weight has had.
         sign: Whether a second, independent hash gives each element its sign.
-        block_size: Dimensions that lie in neighbouring slots.
+        block_size: Dimensions that lie in neighbouring positions.
         padding_idx: An id that takes no part and gets no gradient; negative: from the end.
         include_last_offset: Whether `offsets` ends with the number of ids.
-        sparse_gradient: `None`: the gradient is a `tf.IndexedSlices` of distinct slots where a step
-            calls the weight once and that was measured to be faster: for a small part of the
+        sparse_gradient: `None`: the gradient is a `tf.IndexedSlices` of distinct positions where a
+            step calls the weight once and that was measured to be faster: for a small part of the
             weight, under SGD and Adagrad, or under an optimizer that cannot be seen because no
             `fit` is running. `True`: always; slices of several calls in a step, and of replicas,
             are then not added up, which optimizers that square gradients mistake. `False`: never.

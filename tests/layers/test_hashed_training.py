@@ -31,7 +31,7 @@ class ComposedBag(keras.layers.Layer):
         self.weight = self.add_weight(name="weight", shape=(SIZE,), initializer="zeros")
 
     def call(self, ids: tf.Tensor) -> tf.Tensor:
-        slots, signs = tf_ops.hash_slots(
+        slots, signs = tf_ops.hash_positions(
             tf.reshape(ids, [-1]), SIZE, embedding_dim=DIM, spec=tf_ops.HashSpec(**SPEC)
         )
         # Without the product the gradient is an IndexedSlices with a slot as often as it is used.

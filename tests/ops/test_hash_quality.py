@@ -13,7 +13,7 @@ SIZE = IDS * DIM // 64
 def slots_of(block_size=1, **spec):
     ids = tf.range(IDS, dtype=tf.int64)
     spec = tf_ops.HashSpec(block_size=block_size, **spec)
-    slots, signs = tf_ops.hash_slots(ids, SIZE, embedding_dim=DIM, spec=spec)
+    slots, signs = tf_ops.hash_positions(ids, SIZE, embedding_dim=DIM, spec=spec)
     return slots.numpy(), signs.numpy()
 
 

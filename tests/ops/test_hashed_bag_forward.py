@@ -116,7 +116,7 @@ def test_repeated_calls_give_the_same_bits():
 def test_hash_slots_are_those_of_the_reference(mapping):
     dim, size, spec = MAPPINGS[mapping]
     ids = [0, 1, 2, 59, 2**31, 2**40 + 1, 2**62 // dim]
-    slots, signs = tf_ops.hash_slots(
+    slots, signs = tf_ops.hash_positions(
         tf.constant(ids, tf.int64), size, embedding_dim=dim, spec=tf_ops.HashSpec(**spec)
     )
     expected_slots, expected_signs = slots_and_signs(ids, size, dim, **spec)
@@ -130,7 +130,7 @@ def test_hash_slots_are_those_of_the_reference(mapping):
 def test_slots_beyond_32_bits_are_those_of_the_reference(hash, size):
     ids = np.random.default_rng(1).integers(0, 2**55, 20)
     spec = {"hash": hash, "block_size": 3, "seed": 4}
-    slots, _ = tf_ops.hash_slots(ids, size, embedding_dim=8, spec=tf_ops.HashSpec(**spec))
+    slots, _ = tf_ops.hash_positions(ids, size, embedding_dim=8, spec=tf_ops.HashSpec(**spec))
     expected, _ = slots_and_signs(ids.tolist(), size, 8, **spec)
     np.testing.assert_array_equal(slots, expected)
 

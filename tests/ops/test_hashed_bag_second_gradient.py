@@ -15,7 +15,7 @@ WEIGHT, FACTORS = RANDOM.normal(size=SIZE), RANDOM.normal(size=(2, 3))
 
 def composed(weight, factors, mode):
     """Reduces the same bags by ops whose gradients have gradients."""
-    slots, _ = tf_ops.hash_slots(np.ravel(IDS), SIZE, embedding_dim=4)
+    slots, _ = tf_ops.hash_positions(np.ravel(IDS), SIZE, embedding_dim=4)
     rows = tf.reshape(tf.gather(tf.convert_to_tensor(weight), slots), [2, 3, 4])
     if factors is not None:
         rows *= factors[:, :, None]

@@ -44,9 +44,9 @@ class HashedBagOp : public HashedBagKernel {
     OP_REQUIRES(ctx, weight.dims() == 1,
                 absl::InvalidArgumentError("expected a weight of one dimension, got shape " +
                                            weight.shape().DebugString()));
-    std::optional<SlotMap> slots;
+    std::optional<PositionMap> positions;
     InputBags read;
-    OP_REQUIRES_OK(ctx, MakeSlots(weight.NumElements(), &slots));
+    OP_REQUIRES_OK(ctx, MakePositions(weight.NumElements(), &positions));
     OP_REQUIRES_OK(ctx, ReadBags(ctx, ctx->input(1), ctx->input(2), &read));
     OP_REQUIRES_OK(ctx, CheckScales(ctx->input(3), ctx->input(1)));
     tf::TensorShape shape;
@@ -59,7 +59,7 @@ class HashedBagOp : public HashedBagKernel {
       using T = decltype(t);
       using Out = decltype(o);
       const WideFloats<typename SumOf<T>::type> scales(ctx->input(3));
-      HashedBagForward(*slots, read.bags, mode_, Elements<const T>(weight),
+      HashedBagForward(*positions, read.bags, mode_, Elements<const T>(weight),
                        scaled_ ? scales.data() : nullptr, Elements<Out>(*out),
                        max ? winners->flat<int64_t>().data() : nullptr, IntraOpPool(ctx));
     });

@@ -42,7 +42,7 @@ class HashedBagGradientOp : public HashedBagKernel {
       using Sum = typename SumOf<T>::type;
       const WideFloats<Sum> upstream(ctx->input(0)), scales(ctx->input(3));
       Write(ctx, t,
-            BagGradient<Sum>{*inputs.slots, inputs.read.bags, mode_, upstream.data(),
+            BagGradient<Sum>{*inputs.positions, inputs.read.bags, mode_, upstream.data(),
                              scaled_ ? scales.data() : nullptr, Int64s(ctx->input(4))});
     });
   }
@@ -69,7 +69,7 @@ class DenseHashedBagGradientOp : public HashedBagGradientOp {
   template <typename Sum>
   void InPlace(tf::OpKernelContext* ctx, const BagGradient<Sum>& gradient) {
     tf::Tensor* sums;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {gradient.slots.size()}, &sums));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {gradient.positions.size()}, &sums));
     DenseWeightGradient(gradient, Elements<Sum>(*sums), IntraOpPool(ctx));
   }
 
@@ -82,7 +82,7 @@ class DenseHashedBagGradientOp : public HashedBagGradientOp {
 
   template <typename T>
   void Rounded(tf::OpKernelContext* ctx, T, const BagGradient<float>& gradient) {
-    const int64_t size = gradient.slots.size();
+    const int64_t size = gradient.positions.size();
     tf::Tensor wide, *sums;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {size}, &sums));
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(tf::DT_FLOAT, {size}, &wide));
@@ -101,25 +101,25 @@ class SparseHashedBagGradientOp : public HashedBagGradientOp {
 
  private:
   void Write(tf::OpKernelContext* ctx, float t, const BagGradient<float>& gradient) override {
-    WriteSlots(ctx, t, gradient);
+    WritePositions(ctx, t, gradient);
   }
   void Write(tf::OpKernelContext* ctx, BFloat16 t, const BagGradient<float>& gradient) override {
-    WriteSlots(ctx, t, gradient);
+    WritePositions(ctx, t, gradient);
   }
   void Write(tf::OpKernelContext* ctx, Float16 t, const BagGradient<float>& gradient) override {
-    WriteSlots(ctx, t, gradient);
+    WritePositions(ctx, t, gradient);
   }
   void Write(tf::OpKernelContext* ctx, double t, const BagGradient<double>& gradient) override {
-    WriteSlots(ctx, t, gradient);
+    WritePositions(ctx, t, gradient);
   }
 
   template <typename T, typename Sum>
-  void WriteSlots(tf::OpKernelContext* ctx, T, const BagGradient<Sum>& gradient) {
+  void WritePositions(tf::OpKernelContext* ctx, T, const BagGradient<Sum>& gradient) {
     const SparseWeightGradient<Sum> sparse(gradient, IntraOpPool(ctx));
-    tf::Tensor *slots, *sums;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {sparse.size()}, &slots));
+    tf::Tensor *positions, *sums;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {sparse.size()}, &positions));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {sparse.size()}, &sums));
-    sparse.Write(slots->flat<int64_t>().data(), Elements<T>(*sums), IntraOpPool(ctx));
+    sparse.Write(positions->flat<int64_t>().data(), Elements<T>(*sums), IntraOpPool(ctx));
   }
 };
 
@@ -144,8 +144,9 @@ class HashedBagScaleGradientOp : public HashedBagKernel {
       using Sum = typename SumOf<T>::type;
       const WideFloats<Sum> upstream(ctx->input(0));
       std::vector<Sum> wide(factors->NumElements());
-      ScaleGradient<T>({*inputs.slots, inputs.read.bags, mode_, upstream.data(), nullptr, nullptr},
-                       Elements<const T>(weight), wide.data(), IntraOpPool(ctx));
+      ScaleGradient<T>(
+          {*inputs.positions, inputs.read.bags, mode_, upstream.data(), nullptr, nullptr},
+          Elements<const T>(weight), wide.data(), IntraOpPool(ctx));
       std::transform(wide.begin(), wide.end(), Elements<Out>(*factors),
                      [](Sum sum) { return Narrow<Out>(sum); });
     });
@@ -185,7 +186,7 @@ REGISTER_OP("SokEmbed>HashedBagSparseGradient")
     .Input("scales: Tout")
     .Input("winners: int64")
     .Input("size: int64")
-    .Output("slots: int64")
+    .Output("positions: int64")
     .Output("gradient: T")
     .SOK_HASHED_BAG_ATTRS.SetShapeFn(UnknownVectors);
 SOK_REGISTER_KERNEL("HashedBagSparseGradient", SparseHashedBagGradientOp);

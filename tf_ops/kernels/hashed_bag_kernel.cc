@@ -29,9 +29,9 @@ HashedBagKernel::HashedBagKernel(tf::OpKernelConstruction* ctx) : OpKernel(ctx) 
   const Result<BagMode> bag_mode = BagModeNamed(mode);
   OP_REQUIRES_OK(ctx, ToAbsl(bag_mode.status()));
   mode_ = bag_mode.value();
-  const Result<SlotHash> slot_hash = SlotHashNamed(hash);
-  OP_REQUIRES_OK(ctx, ToAbsl(slot_hash.status()));
-  options_.hash = slot_hash.value();
+  const Result<PositionHash> position_hash = PositionHashNamed(hash);
+  OP_REQUIRES_OK(ctx, ToAbsl(position_hash.status()));
+  options_.hash = position_hash.value();
   options_.seed = static_cast<uint64_t>(seed);
 }
 
@@ -43,11 +43,12 @@ void HashedBagKernel::Compute(tf::OpKernelContext* ctx) {
   }
 }
 
-absl::Status HashedBagKernel::MakeSlots(int64_t size, std::optional<SlotMap>* slots) const {
-  SlotMapOptions options = options_;
+absl::Status HashedBagKernel::MakePositions(int64_t size,
+                                            std::optional<PositionMap>* positions) const {
+  PositionMapOptions options = options_;
   options.size = size;
-  const Result<SlotMap> made = SlotMap::Make(options);
-  if (made.ok()) slots->emplace(made.value());
+  const Result<PositionMap> made = PositionMap::Make(options);
+  if (made.ok()) positions->emplace(made.value());
   return ToAbsl(made.status());
 }
 
@@ -121,7 +122,7 @@ absl::Status HashedBagKernel::CheckWinners(const tf::Tensor& winners, const Bags
 
 absl::Status HashedBagKernel::ReadGradientInputs(tf::OpKernelContext* ctx, int64_t size,
                                                  GradientInputs* inputs) const {
-  TF_RETURN_IF_ERROR(MakeSlots(size, &inputs->slots));
+  TF_RETURN_IF_ERROR(MakePositions(size, &inputs->positions));
   TF_RETURN_IF_ERROR(ReadBags(ctx, ctx->input(1), ctx->input(2), &inputs->read));
   TF_RETURN_IF_ERROR(CheckUpstream(ctx->input(0), inputs->read.bags));
   return CheckScales(ctx->input(3), ctx->input(1));

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/bags/bags.h"
-#include "core/bags/slot_map.h"
+#include "core/bags/position_map.h"
 #include "core/base/bfloat16.h"
 #include "core/base/float16.h"
 #include "kernels/table_resource.h"
@@ -104,7 +104,7 @@ class HashedBagKernel : public tensorflow::OpKernel {
  protected:
   virtual void Run(tensorflow::OpKernelContext* ctx) = 0;
 
-  absl::Status MakeSlots(int64_t size, std::optional<SlotMap>* slots) const;
+  absl::Status MakePositions(int64_t size, std::optional<PositionMap>* positions) const;
 
   absl::Status ReadBags(tensorflow::OpKernelContext* ctx, const tensorflow::Tensor& ids,
                         const tensorflow::Tensor& offsets, InputBags* read) const;
@@ -121,7 +121,7 @@ class HashedBagKernel : public tensorflow::OpKernel {
   // those of the weight, its size.
   struct GradientInputs {
     InputBags read;
-    std::optional<SlotMap> slots;
+    std::optional<PositionMap> positions;
   };
 
   absl::Status ReadGradientInputs(tensorflow::OpKernelContext* ctx, int64_t size,
@@ -129,7 +129,7 @@ class HashedBagKernel : public tensorflow::OpKernel {
 
   tensorflow::DataType weight_type_, out_type_;
   BagMode mode_;
-  SlotMapOptions options_;  // but for the size
+  PositionMapOptions options_;  // but for the size
   int64_t padding_;
   bool ends_;
   bool scaled_;

@@ -8,7 +8,7 @@
 
 #include "core/bags/bags.h"
 #include "core/bags/gradient.h"
-#include "core/bags/slot_map.h"
+#include "core/bags/position_map.h"
 #include "core/base/test_result.h"
 #include "core/base/test_threads.h"
 
@@ -16,14 +16,14 @@ namespace sok {
 
 // A batch of bags of 0 to 6 ids, with a weight, gradients and factors.
 struct BagCase {
-  SlotMap slots;
+  PositionMap positions;
   BagMode mode;
   std::vector<int64_t> ids, splits{0};
   std::vector<double> weight, upstream, scales;
   Bags bags;
 
-  BagCase(const SlotMapOptions& options, BagMode bag_mode, int64_t count, bool padding = false)
-      : slots(Value(SlotMap::Make(options))), mode(bag_mode) {
+  BagCase(const PositionMapOptions& options, BagMode bag_mode, int64_t count, bool padding = false)
+      : positions(Value(PositionMap::Make(options))), mode(bag_mode) {
     std::mt19937_64 random(TestSeed());
     const auto uniform = [&] { return static_cast<double>(random() >> 11) * 0x1p-52 - 1; };
     for (int64_t bag = 0; bag < count; ++bag) {
@@ -41,13 +41,13 @@ struct BagCase {
 
   double Element(int64_t entry, int d) const {
     const auto id = static_cast<uint64_t>(ids[entry]);
-    return weight[slots.Slot(id, d)] * (slots.Minus(id, d) ? -1 : 1);
+    return weight[positions.Position(id, d)] * (positions.Minus(id, d) ? -1 : 1);
   }
 
   // Returns the vectors of the bags, of shape (bags, dim). Writes the entries that a maximum came
   // from, or -1, to `winners`, in the same shape.
   std::vector<double> Forward(bool scaled, std::vector<int64_t>* winners) const {
-    const int dim = slots.dim();
+    const int dim = positions.dim();
     std::vector<double> out(upstream.size(), 0);
     winners->assign(upstream.size(), -1);
     for (int64_t bag = 0; bag < bags.bags; ++bag) {
@@ -73,7 +73,7 @@ struct BagCase {
 
   // Returns the gradient of the weight, one number for each of its elements.
   std::vector<double> WeightGradient(bool scaled, const std::vector<int64_t>& winners) const {
-    const int dim = slots.dim();
+    const int dim = positions.dim();
     std::vector<double> sums(weight.size(), 0);
     for (int64_t bag = 0; bag < bags.bags; ++bag) {
       for (int64_t e = splits[bag]; e < splits[bag + 1]; ++e) {
@@ -83,7 +83,7 @@ struct BagCase {
           double value = upstream[bag * dim + d] * (scaled ? scales[e] : 1);
           if (mode == BagMode::kMean) value /= static_cast<double>(bags.Count(bag));
           const auto id = static_cast<uint64_t>(ids[e]);
-          sums[slots.Slot(id, d)] += slots.Minus(id, d) ? -value : value;
+          sums[positions.Position(id, d)] += positions.Minus(id, d) ? -value : value;
         }
       }
     }
@@ -91,9 +91,9 @@ struct BagCase {
   }
 };
 
-inline SlotMapOptions BagOptions(int64_t size, int64_t dim, int64_t block_size, bool sign,
-                                 SlotHash hash = SlotHash::kMixed) {
-  SlotMapOptions options;
+inline PositionMapOptions BagOptions(int64_t size, int64_t dim, int64_t block_size, bool sign,
+                                     PositionHash hash = PositionHash::kMixed) {
+  PositionMapOptions options;
   options.hash = hash;
   options.size = size;
   options.num_embeddings = 500;

@@ -1,4 +1,4 @@
-// Says what each entry of a batch adds to the gradient of the weight, slot by slot.
+// Says what each entry of a batch adds to the gradient of the weight, position by position.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ template <typename Sum>
 class EntryGradients {
  public:
   EntryGradients(const BagGradient<Sum>& gradient, const ParallelFor& parallel_for)
-      : dim_(gradient.slots.dim()), rows_(gradient.upstream) {
+      : dim_(gradient.positions.dim()), rows_(gradient.upstream) {
     if (gradient.mode != BagMode::kMean) return;
     const Bags& bags = gradient.bags;
     spread_.resize(static_cast<size_t>(bags.bags) * dim_);
@@ -68,29 +68,29 @@ class Contributions {
   int64_t units() const {
     return gradient_.mode == BagMode::kMax ? gradient_.bags.bags : gradient_.bags.entries();
   }
-  int64_t dim() const { return gradient_.slots.dim(); }
+  int64_t dim() const { return gradient_.positions.dim(); }
 
-  // The slots of units [begin, end), in order. Returns how many it has written.
-  //   slots ((end - begin) * dim)
-  int64_t Slots(int64_t begin, int64_t end, uint64_t* slots) const {
+  // The positions of units [begin, end), in order. Returns how many it has written.
+  //   positions ((end - begin) * dim)
+  int64_t Positions(int64_t begin, int64_t end, uint64_t* positions) const {
     const Bags& bags = gradient_.bags;
-    const SlotMap& map = gradient_.slots;
+    const PositionMap& map = gradient_.positions;
     int64_t n = 0;
     for (int64_t unit = begin; unit < end; ++unit) {
       if (gradient_.mode == BagMode::kMax) {
         const int64_t* winners = gradient_.winners + unit * map.dim();
         for (int d = 0; d < map.dim(); ++d) {
-          if (winners[d] >= 0) slots[n++] = map.Slot(IdOf(winners[d]), d);
+          if (winners[d] >= 0) positions[n++] = map.Position(IdOf(winners[d]), d);
         }
       } else if (!bags.padded(unit)) {
-        map.Slots(IdOf(unit), slots + n);
+        map.Positions(IdOf(unit), positions + n);
         n += map.dim();
       }
     }
     return n;
   }
 
-  // Calls fn(values, n) for parts of what goes to these slots, in the same order.
+  // Calls fn(values, n) for parts of what goes to these positions, in the same order.
   template <typename Fn>
   void Values(int64_t begin, int64_t end, Fn&& fn) const {
     if (gradient_.mode == BagMode::kMax) {
@@ -105,7 +105,7 @@ class Contributions {
 
   template <typename Fn>
   void ValuesOfEntries(int64_t begin, int64_t end, Fn&& fn) const {
-    const SlotMap& map = gradient_.slots;
+    const PositionMap& map = gradient_.positions;
     const int dim = map.dim();
     const bool plain = gradient_.scales == nullptr && !map.sign();
     std::vector<uint64_t> signs(map.sign_words());
@@ -130,7 +130,7 @@ class Contributions {
 
   template <typename Fn>
   void ValuesOfWinners(int64_t begin, int64_t end, Fn&& fn) const {
-    const SlotMap& map = gradient_.slots;
+    const PositionMap& map = gradient_.positions;
     std::vector<Sum> values(map.dim());
     for (int64_t bag = begin; bag < end; ++bag) {
       const Sum* upstream = entry_gradients_.of_bag(bag);

@@ -55,13 +55,13 @@ void MaxOfBag(const Bags& bags, int64_t bag, int dim, RowReader<T>* reader,
 }  // namespace
 
 template <typename T, typename Out>
-void HashedBagForward(const SlotMap& slots, const Bags& bags, BagMode mode, const T* weight,
+void HashedBagForward(const PositionMap& positions, const Bags& bags, BagMode mode, const T* weight,
                       const typename SumOf<T>::type* scales, Out* out, int64_t* winners,
                       const ParallelFor& parallel_for) {
-  const int dim = slots.dim();
+  const int dim = positions.dim();
   const int64_t mean_entries = bags.entries() / std::max<int64_t>(bags.bags, 1) + 1;
   parallel_for(bags.bags, mean_entries * (10 + 2 * dim), [&](int64_t begin, int64_t end) {
-    RowReader<T> reader(slots, weight);
+    RowReader<T> reader(positions, weight);
     std::vector<typename SumOf<T>::type> result(dim);
     for (int64_t bag = begin; bag < end; ++bag) {
       if (mode == BagMode::kMax) {
@@ -73,8 +73,8 @@ void HashedBagForward(const SlotMap& slots, const Bags& bags, BagMode mode, cons
   });
 }
 
-#define SOK_INSTANTIATE(T, Out)                                                  \
-  template void HashedBagForward(const SlotMap&, const Bags&, BagMode, const T*, \
+#define SOK_INSTANTIATE(T, Out)                                                      \
+  template void HashedBagForward(const PositionMap&, const Bags&, BagMode, const T*, \
                                  const SumOf<T>::type*, Out*, int64_t*, const ParallelFor&)
 #define SOK_INSTANTIATE_OUTPUTS(T) \
   SOK_INSTANTIATE(T, float);       \

@@ -4,9 +4,9 @@
 
 #include "core/bags/block_gradient.h"
 #include "core/bags/contributions.h"
-#include "core/bags/grouped_gradient.h"
+#include "core/bags/position_partition.h"
 #include "core/bags/row_reader.h"
-#include "core/bags/slot_partition.h"
+#include "core/bags/split_gradient.h"
 
 namespace sok {
 namespace {
@@ -21,15 +21,15 @@ int FloorLog2(int64_t x) {
   return log;
 }
 
-// Returns the bits of a range of slots, few enough for its sums to stay in a core's cache and for
-// many cores to have ranges of their own.
+// Returns the bits of a range of positions, few enough for its sums to stay in a core's cache and
+// for many cores to have ranges of their own.
 int DenseShift(int64_t size) {
   int shift = std::clamp(FloorLog2(size / 16 + 1), 10, 16);
   while (((size - 1) >> shift) >= 1024) ++shift;
   return shift;
 }
 
-// Returns the bits of a range of slots that gets about 2^14 of the contributions.
+// Returns the bits of a range of positions that gets about 2^14 of the contributions.
 int SparseShift(int64_t size, int64_t elements) {
   const int64_t shards = std::clamp<int64_t>(elements >> 14, 1, 4096);
   return std::min(FloorLog2((size - 1) / shards + 1) + 1, 32);
@@ -43,10 +43,11 @@ void SortByLocal(int bits, Record* records, int64_t n, std::vector<Record>* scra
   scratch->resize(n);
   Record *from = records, *to = scratch->data();
   for (int low = 0; low < bits; low += kDigit) {
-    uint32_t starts[kMask + 2] = {};
-    for (int64_t i = 0; i < n; ++i) ++starts[(from[i].local >> low & kMask) + 1];
-    for (uint32_t digit = 0; digit < kMask; ++digit) starts[digit + 1] += starts[digit];
-    for (int64_t i = 0; i < n; ++i) to[starts[from[i].local >> low & kMask]++] = from[i];
+    uint32_t starts[kMask + 2];
+    CountingSort sort(starts, kMask + 1);
+    for (int64_t i = 0; i < n; ++i) sort.Count(from[i].local >> low & kMask);
+    sort.Start();
+    for (int64_t i = 0; i < n; ++i) to[sort.Take(from[i].local >> low & kMask)] = from[i];
     std::swap(from, to);
   }
   if (from != records) std::copy(from, from + n, records);
@@ -71,7 +72,7 @@ int64_t SumEqual(Record* records, int64_t n) {
 template <typename Sum>
 void DenseWeightGradient(const BagGradient<Sum>& gradient, Sum* sums,
                          const ParallelFor& parallel_for) {
-  const int64_t size = gradient.slots.size();
+  const int64_t size = gradient.positions.size();
   const int shift = DenseShift(size);
   const EntryGradients<Sum> entry_gradients(gradient, parallel_for);
   if (BlockGradient<Sum>::Suits(gradient, shift)) {
@@ -79,9 +80,9 @@ void DenseWeightGradient(const BagGradient<Sum>& gradient, Sum* sums,
     return;
   }
   const Contributions<Sum> contributions(gradient, entry_gradients);
-  const GroupedGradient<Sum> grouped(gradient, contributions);
-  if (grouped.suits()) return grouped.Run(sums, parallel_for);
-  SlotPartition<Sum> partition(size, shift);
+  const SplitGradient<Sum> split(gradient, contributions);
+  if (split.suits()) return split.Run(sums, parallel_for);
+  PositionPartition<Sum> partition(size, shift);
   const int64_t round = std::max<int64_t>(1, kRoundElements / contributions.dim());
   int64_t begin = 0;
   do {
@@ -107,8 +108,8 @@ SparseWeightGradient<Sum>::SparseWeightGradient(const BagGradient<Sum>& gradient
   const EntryGradients<Sum> entry_gradients(gradient, parallel_for);
   const Contributions<Sum> contributions(gradient, entry_gradients);
   const int64_t elements = contributions.units() * contributions.dim();
-  shift_ = SparseShift(gradient.slots.size(), elements);
-  SlotPartition<Sum> partition(gradient.slots.size(), shift_);
+  shift_ = SparseShift(gradient.positions.size(), elements);
+  PositionPartition<Sum> partition(gradient.positions.size(), shift_);
   partition.Build(contributions, 0, contributions.units(), parallel_for);
   const int64_t shards = partition.shards();
   firsts_.assign(1, 0);
@@ -118,9 +119,9 @@ SparseWeightGradient<Sum>::SparseWeightGradient(const BagGradient<Sum>& gradient
   sums_.Resize(firsts_.back());
   starts_.assign(shards + 1, 0);
   parallel_for(shards, elements / shards * 10 + 100, [&](int64_t first, int64_t last) {
-    std::vector<SlotValue<Sum>> scratch;
+    std::vector<PositionValue<Sum>> scratch;
     for (int64_t s = first; s < last; ++s) {
-      SlotValue<Sum>* records = sums_.data() + firsts_[s];
+      PositionValue<Sum>* records = sums_.data() + firsts_[s];
       const int64_t n = firsts_[s + 1] - firsts_[s];
       partition.ForEach(static_cast<uint32_t>(s),
                         [next = records](const auto& record) mutable { *next++ = record; });
@@ -133,14 +134,14 @@ SparseWeightGradient<Sum>::SparseWeightGradient(const BagGradient<Sum>& gradient
 
 template <typename Sum>
 template <typename Out>
-void SparseWeightGradient<Sum>::Write(int64_t* slots, Out* sums,
+void SparseWeightGradient<Sum>::Write(int64_t* positions, Out* sums,
                                       const ParallelFor& parallel_for) const {
   const auto shards = static_cast<int64_t>(starts_.size()) - 1;
   parallel_for(shards, size() / shards + 100, [&](int64_t first, int64_t last) {
     for (int64_t shard = first; shard < last; ++shard) {
-      const SlotValue<Sum>* next = sums_.data() + firsts_[shard];
+      const PositionValue<Sum>* next = sums_.data() + firsts_[shard];
       for (int64_t i = starts_[shard]; i < starts_[shard + 1]; ++i, ++next) {
-        slots[i] = shard << shift_ | next->local;
+        positions[i] = shard << shift_ | next->local;
         sums[i] = Narrow<Out>(next->value);
       }
     }
@@ -152,9 +153,9 @@ void ScaleGradient(const BagGradient<typename SumOf<T>::type>& gradient, const T
                    typename SumOf<T>::type* factors, const ParallelFor& parallel_for) {
   using Sum = typename SumOf<T>::type;
   const Bags& bags = gradient.bags;
-  const int dim = gradient.slots.dim();
+  const int dim = gradient.positions.dim();
   parallel_for(bags.entries(), 10 + 3 * dim, [&](int64_t begin, int64_t end) {
-    RowReader<T> reader(gradient.slots, weight);
+    RowReader<T> reader(gradient.positions, weight);
     BagFinder finder(bags, begin);
     for (int64_t e = begin; e < end; ++e) {
       Sum sum{0};

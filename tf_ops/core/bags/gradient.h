@@ -1,7 +1,7 @@
 // From gradients of bags to gradients of the weight and of the entries' factors.
 //
-// Each slot's contributions are summed once, in an order that the sizes of batch and weight decide
-// and the number of threads does not: results are the same bit for bit in every run. Sparse
+// Each position's contributions are summed once, in an order that the sizes of batch and weight
+// decide and the number of threads does not: results are the same bit for bit in every run. Sparse
 // gradients are summed in the order of the entries.
 #pragma once
 
@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/bags/bags.h"
+#include "core/bags/position_map.h"
 #include "core/bags/scratch.h"
-#include "core/bags/slot_map.h"
 #include "core/base/types.h"
 
 namespace sok {
@@ -18,7 +18,7 @@ namespace sok {
 // Points to what the gradients are functions of. Sum is float or double.
 template <typename Sum>
 struct BagGradient {
-  const SlotMap& slots;
+  const PositionMap& positions;
   const Bags& bags;
   BagMode mode;
   const Sum* upstream;     // (bags, dim) gradients of the output
@@ -26,37 +26,37 @@ struct BagGradient {
   const int64_t* winners;  // (bags, dim) with kMax: those of the forward pass; else null
 };
 
-// Computes the gradient of the weight into sums (slots.size()).
+// Computes the gradient of the weight into sums (positions.size()).
 template <typename Sum>
 void DenseWeightGradient(const BagGradient<Sum>& gradient, Sum* sums,
                          const ParallelFor& parallel_for);
 
-// What goes to one slot of a range of slots.
+// What goes to one position of a range of positions.
 template <typename Sum>
-struct SlotValue {
-  uint32_t local;  // the slot minus the first one of the range
+struct PositionValue {
+  uint32_t local;  // the position minus the first one of the range
   Sum value;
 };
 
-// The gradient of the weight at those slots alone that the batch touches, ascending. It takes 16
-// bytes of scratch (32 with double) for each element of the batch.
+// The gradient of the weight at those positions alone that the batch touches, ascending. It takes
+// 16 bytes of scratch (32 with double) for each element of the batch.
 template <typename Sum>
 class SparseWeightGradient {
  public:
   SparseWeightGradient(const BagGradient<Sum>& gradient, const ParallelFor& parallel_for);
 
-  // Returns how many slots the batch touches.
+  // Returns how many positions the batch touches.
   int64_t size() const { return starts_.back(); }
 
-  // Writes those slots (size()) and their sums (size()).
+  // Writes those positions (size()) and their sums (size()).
   template <typename Out>
-  void Write(int64_t* slots, Out* sums, const ParallelFor& parallel_for) const;
+  void Write(int64_t* positions, Out* sums, const ParallelFor& parallel_for) const;
 
  private:
-  int shift_;                     // slot = shard << shift_ | local
-  Scratch<SlotValue<Sum>> sums_;  // those of shard s begin at firsts_[s]
-  std::vector<int64_t> firsts_;   // (shards + 1)
-  std::vector<int64_t> starts_;   // (shards + 1) where each shard's part of the output begins
+  int shift_;                         // position = shard << shift_ | local
+  Scratch<PositionValue<Sum>> sums_;  // those of shard s begin at firsts_[s]
+  std::vector<int64_t> firsts_;       // (shards + 1)
+  std::vector<int64_t> starts_;       // (shards + 1) where each shard's part of the output begins
 };
 
 // Computes the gradient of each entry's factor into factors (entries): the gradient of its bag

@@ -28,24 +28,24 @@ void RequireClose(const std::vector<double>& got, const std::vector<double>& exp
 }
 
 BagGradient<double> GradientOf(const BagCase& c, bool scaled, const std::vector<int64_t>& winners) {
-  return {c.slots,       c.bags, c.mode, c.upstream.data(), scaled ? c.scales.data() : nullptr,
+  return {c.positions,   c.bags, c.mode, c.upstream.data(), scaled ? c.scales.data() : nullptr,
           winners.data()};
 }
 
 std::vector<double> Dense(const BagGradient<double>& gradient, const ParallelFor& parallel_for) {
-  std::vector<double> sums(gradient.slots.size(), 99);
+  std::vector<double> sums(gradient.positions.size(), 99);
   DenseWeightGradient(gradient, sums.data(), parallel_for);
   return sums;
 }
 
 std::vector<double> Sparse(const BagGradient<double>& gradient, const ParallelFor& parallel_for) {
   const SparseWeightGradient<double> sparse(gradient, parallel_for);
-  std::vector<int64_t> slots(sparse.size());
-  std::vector<double> values(sparse.size()), sums(gradient.slots.size(), 0);
-  sparse.Write(slots.data(), values.data(), parallel_for);
-  for (size_t i = 0; i < slots.size(); ++i) {
-    if (i > 0) REQUIRE(slots[i] > slots[i - 1]);
-    sums[slots[i]] = values[i];
+  std::vector<int64_t> positions(sparse.size());
+  std::vector<double> values(sparse.size()), sums(gradient.positions.size(), 0);
+  sparse.Write(positions.data(), values.data(), parallel_for);
+  for (size_t i = 0; i < positions.size(); ++i) {
+    if (i > 0) REQUIRE(positions[i] > positions[i - 1]);
+    sums[positions[i]] = values[i];
   }
   return sums;
 }
@@ -68,10 +68,11 @@ void CheckBoth(const BagCase& c, bool scaled) {
 
 TEST_CASE("gradients equal the plain way, over modes, hashes, blocks, signs, padding and sizes") {
   for (BagMode mode : kModes) {
-    for (SlotHash hash : {SlotHash::kMixed, SlotHash::kOriginal, SlotHash::kModulo}) {
+    for (PositionHash hash :
+         {PositionHash::kMixed, PositionHash::kOriginal, PositionHash::kModulo}) {
       for (int64_t block_size : {1, 5, 8, 16}) {
-        // The weight has less than a block; then so few slots that groups of entries are
-        // summed apart and then added; then several ranges of slots, the last one short.
+        // The weight has less than a block; then so few positions that groups of entries are
+        // summed apart and then added; then several ranges of positions, the last one short.
         for (int64_t size : {1, 3, 40, 3000, 70001}) {
           for (bool sign : {false, true}) {
             CheckBoth(BagCase(BagOptions(size, 37, block_size, sign, hash), mode, 60, sign), false);
@@ -100,7 +101,7 @@ TEST_CASE("a batch of several chunks and rounds is summed whole") {
   CheckBoth(BagCase(BagOptions(2000, 256, 1, false), BagMode::kMax, 4000), false);
 }
 
-TEST_CASE("without entries the gradient is zero, or has no slots") {
+TEST_CASE("without entries the gradient is zero, or has no positions") {
   const BagCase c(BagOptions(3000, 4, 1, false), BagMode::kSum, 0);
   const BagGradient<double> gradient = GradientOf(c, false, {});
   CHECK(Dense(gradient, ThreadedFor) == std::vector<double>(3000, 0));
@@ -109,15 +110,15 @@ TEST_CASE("without entries the gradient is zero, or has no slots") {
   CHECK(Dense(GradientOf(blocks, false, {}), ThreadedFor) == std::vector<double>(3000, 0));
 }
 
-TEST_CASE("slots beyond 2^32 are told apart") {
+TEST_CASE("positions beyond 2^32 are told apart") {
   const int64_t size = (int64_t{1} << 40) + 3;
-  SlotMapOptions options = BagOptions(size, 8, 1, false);
-  const SlotMap slots = Value(SlotMap::Make(options));
+  PositionMapOptions options = BagOptions(size, 8, 1, false);
+  const PositionMap positions = Value(PositionMap::Make(options));
   const int64_t ids[] = {1, 2, 1}, splits[] = {0, 3};
   const Bags bags{ids, splits, 1, -1};
   const std::vector<double> upstream = {1, 2, 3, 4, 5, 6, 7, 8};
   const SparseWeightGradient<double> sparse(
-      BagGradient<double>{slots, bags, BagMode::kSum, upstream.data(), nullptr, nullptr},
+      BagGradient<double>{positions, bags, BagMode::kSum, upstream.data(), nullptr, nullptr},
       ThreadedFor);
   REQUIRE(sparse.size() == 16);
   std::vector<int64_t> found(16);
@@ -125,8 +126,8 @@ TEST_CASE("slots beyond 2^32 are told apart") {
   sparse.Write(found.data(), sums.data(), ThreadedFor);
   for (int64_t id : {1, 2}) {
     for (int d = 0; d < 8; ++d) {
-      const auto slot = static_cast<int64_t>(slots.Slot(id, d));
-      const auto at = std::find(found.begin(), found.end(), slot);
+      const auto position = static_cast<int64_t>(positions.Position(id, d));
+      const auto at = std::find(found.begin(), found.end(), position);
       REQUIRE(at != found.end());
       CHECK(sums[at - found.begin()] == upstream[d] * (id == 1 ? 2 : 1));
     }

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/bags/bags.h"
-#include "core/bags/slot_map.h"
+#include "core/bags/position_map.h"
 
 namespace sok {
 
@@ -17,36 +17,36 @@ class RowReader {
   using Sum = typename SumOf<T>::type;
 
   // Both arguments must outlive the reader.
-  RowReader(const SlotMap& slots, const T* weight)
-      : slots_(slots),
+  RowReader(const PositionMap& positions, const T* weight)
+      : positions_(positions),
         weight_(weight),
         // A block that is longer than the weight could wrap more than once.
-        whole_blocks_(slots.block_size() > 1 && slots.block_size() <= slots.size()),
-        places_(whole_blocks_ ? slots.blocks() : slots.dim()),
-        signs_(slots.sign() ? slots.sign_words() : 0),
-        row_(slots.dim()) {}
+        whole_blocks_(positions.block_size() > 1 && positions.block_size() <= positions.size()),
+        places_(whole_blocks_ ? positions.blocks() : positions.dim()),
+        signs_(positions.sign() ? positions.sign_words() : 0),
+        row_(positions.dim()) {}
 
   // Returns the elements (dim) of an id, minus signs included. They are valid until the next call.
   const Sum* Read(uint64_t id) {
     if (whole_blocks_) {
       ReadBlocks(id);
     } else {
-      slots_.Slots(id, places_.data());
-      for (int d = 0; d < slots_.dim(); ++d) row_[d] = Widen(weight_[places_[d]]);
+      positions_.Positions(id, places_.data());
+      for (int d = 0; d < positions_.dim(); ++d) row_[d] = Widen(weight_[places_[d]]);
     }
-    if (slots_.sign()) {
-      slots_.SignWords(id, signs_.data());
-      ApplySigns(signs_.data(), 0, slots_.dim(), row_.data());
+    if (positions_.sign()) {
+      positions_.SignWords(id, signs_.data());
+      ApplySigns(signs_.data(), 0, positions_.dim(), row_.data());
     }
     return row_.data();
   }
 
  private:
   void ReadBlocks(uint64_t id) {
-    slots_.Bases(id, places_.data());
-    const int64_t size = slots_.size();
-    const int dim = slots_.dim(), block_size = slots_.block_size();
-    for (int k = 0, begin = 0; k < slots_.blocks(); ++k, begin += block_size) {
+    positions_.Bases(id, places_.data());
+    const int64_t size = positions_.size();
+    const int dim = positions_.dim(), block_size = positions_.block_size();
+    for (int k = 0, begin = 0; k < positions_.blocks(); ++k, begin += block_size) {
       const int length = std::min(block_size, dim - begin);
       const auto base = static_cast<int64_t>(places_[k]);
       const int unwrapped = static_cast<int>(std::min<int64_t>(length, size - base));
@@ -55,7 +55,7 @@ class RowReader {
     }
   }
 
-  const SlotMap& slots_;
+  const PositionMap& positions_;
   const T* weight_;
   const bool whole_blocks_;
   std::vector<uint64_t> places_;

@@ -5,6 +5,7 @@
 
 #include "core/base/adaptive_bucket.h"
 #include "core/base/bfloat16.h"
+#include "core/base/grouping.h"
 #include "core/base/hash.h"
 #include "core/rows/shard_partition.h"
 
@@ -21,22 +22,18 @@ struct ShardKeys {
   std::vector<uint32_t> per_owner;  // (owners) how many, then where the next one goes
 };
 
-uint64_t HashOf(Key key) { return Mix64(key + 0x9e3779b97f4a7c15ull); }
+uint32_t ShardOf(Key key) {
+  return static_cast<uint32_t>(Mix64(key + 0x9e3779b97f4a7c15ull) >> 59);
+}
 
 void FindDistinct(const ShardEntry* entries, size_t n, ShardKeys* found) {
-  size_t slots = 16;
-  while (slots < 2 * n) slots *= 2;
-  std::vector<uint32_t> table(slots, 0);  // position in keys plus one
+  DistinctIndex index;
+  index.Reset(n);
   found->of_entry.resize(n);
   for (size_t i = 0; i < n; ++i) {
     const Key key = entries[i].key;
-    size_t slot = HashOf(key) & (slots - 1);
-    while (table[slot] != 0 && found->keys[table[slot] - 1] != key) slot = (slot + 1) & (slots - 1);
-    if (table[slot] == 0) {
-      found->keys.push_back(key);
-      table[slot] = static_cast<uint32_t>(found->keys.size());
-    }
-    found->of_entry[i] = table[slot] - 1;
+    found->of_entry[i] = index.FindOrAdd(key, [&](uint32_t number) { return found->keys[number]; });
+    if (found->of_entry[i] == found->keys.size()) found->keys.push_back(key);
   }
 }
 
@@ -45,8 +42,7 @@ void FindDistinct(const ShardEntry* entries, size_t n, ShardKeys* found) {
 Exchange UniqueAndPartition(const Key* keys, size_t n, uint32_t owners, int32_t* inverse,
                             const ParallelFor& parallel_for, uint64_t buckets) {
   ShardPartition partition;
-  partition.Build(
-      {{keys, n}}, kShards, [](Key key) { return HashOf(key) >> 59; }, parallel_for);
+  partition.Build({{keys, n}}, kShards, ShardOf, parallel_for);
   std::vector<ShardKeys> shards(kShards);
   const int64_t shard_cost = static_cast<int64_t>(n) + 1000;
   parallel_for(kShards, shard_cost, [&](int64_t first, int64_t last) {
@@ -105,13 +101,14 @@ template void Expand(const BFloat16*, const int32_t*, size_t, int, BFloat16*, co
 template <typename T>
 void ExpandGradient(const T* gradients, const int32_t* inverse, size_t n, size_t distinct, int dim,
                     float* sums, const ParallelFor& parallel_for) {
-  // Positions are grouped by distinct row, so that each sum has one writer and a fixed order.
-  std::vector<uint32_t> starts(distinct + 1, 0);
-  for (size_t i = 0; i < n; ++i) ++starts[inverse[i] + 1];
-  for (size_t u = 0; u < distinct; ++u) starts[u + 1] += starts[u];
+  // Positions are sorted by distinct row, so that each sum has one writer and a fixed order.
+  std::vector<uint32_t> starts(distinct + 1);
+  CountingSort sort(starts.data(), static_cast<uint32_t>(distinct));
+  for (size_t i = 0; i < n; ++i) sort.Count(inverse[i]);
+  sort.Start();
   std::vector<uint32_t> positions(n);
-  std::vector<uint32_t> next(starts.begin(), starts.end() - 1);
-  for (size_t i = 0; i < n; ++i) positions[next[inverse[i]]++] = static_cast<uint32_t>(i);
+  for (size_t i = 0; i < n; ++i) positions[sort.Take(inverse[i])] = static_cast<uint32_t>(i);
+  sort.Finish();
   const int64_t mean_group = static_cast<int64_t>(n / std::max<size_t>(distinct, 1)) + 1;
   parallel_for(static_cast<int64_t>(distinct), mean_group * (10 + dim / 4),
                [&](int64_t begin, int64_t end) {

@@ -1,4 +1,4 @@
-// The local half of an exchange between workers: it groups distinct keys by their owner, puts rows
+// The local half of an exchange between workers: it sorts distinct keys by their owner, puts rows
 // back in place, and sums gradients before they travel. All functions are thread-safe.
 #pragma once
 

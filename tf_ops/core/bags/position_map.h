@@ -3,9 +3,9 @@
 // elements or for blocks of neighbours (Desai, Chou, Shrivastava 2022, "Random Offset Block
 // Embedding Array", section 3).
 //
-// Element (id, d) of the table is sign(id, d) * weight[slot(id, d)]. With k = d / block_size:
+// Element (id, d) of the table is sign(id, d) * weight[position(id, d)]. With k = d / block_size:
 //
-//   slot(id, d) = (base(id, k) + d % block_size) % size
+//   position(id, d) = (base(id, k) + d % block_size) % size
 //
 //   kMixed     base = floor(Mix64(key + (k + 1) G) size / 2^64), key = Mix64(id ^ Mix64(seed + G))
 //   kOriginal  base = ((9824516537 id + 57857966300227 k + 104729) % 117130198221199) % size
@@ -15,8 +15,9 @@
 //
 // G is 2^64 over the golden ratio, so the bases of an id are a SplitMix64 sequence that starts at
 // its key. All of it is arithmetic modulo 2^64. kOriginal is the hash of the PyTorch project
-// HashedEmbeddingBag, for weights trained there; it maps many ids to equal slots. kModulo is the
-// plain table if size is its number of elements, and shares rows by id % (size / dim) below that.
+// HashedEmbeddingBag, for weights trained there; it maps many ids to equal positions. kModulo is
+// the plain table if size is its number of elements, and shares rows by id % (size / dim) below
+// that.
 #pragma once
 
 #include <algorithm>
@@ -29,13 +30,13 @@
 
 namespace sok {
 
-enum class SlotHash { kMixed, kOriginal, kModulo };
+enum class PositionHash { kMixed, kOriginal, kModulo };
 
 // "mixed", "original" or "modulo".
-Result<SlotHash> SlotHashNamed(const std::string& name);
+Result<PositionHash> PositionHashNamed(const std::string& name);
 
-struct SlotMapOptions {
-  SlotHash hash = SlotHash::kMixed;
+struct PositionMapOptions {
+  PositionHash hash = PositionHash::kMixed;
   uint64_t seed = 0;
   int64_t size = 0;  // the number of the weight's elements
   int64_t num_embeddings = 0;
@@ -45,16 +46,16 @@ struct SlotMapOptions {
 };
 
 // A map is immutable, so it is safe to use from any number of threads.
-class SlotMap {
+class PositionMap {
  public:
   static constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull;
   static constexpr uint64_t kSignSalt = 0xd1b54a32d192ed03ull;
-  // Slots are 64 bits wide, dims and blocks are counted in 32.
+  // Positions are 64 bits wide, dims and blocks are counted in 32.
   static constexpr int64_t kMaxDim = int64_t{1} << 24;
 
   // kInvalidArgument for a size, num_embeddings, dim or block_size below 1, a dim above kMaxDim,
   // and for kModulo over a table of 2^63 elements or more.
-  static Result<SlotMap> Make(const SlotMapOptions& options);
+  static Result<PositionMap> Make(const PositionMapOptions& options);
 
   int64_t size() const { return static_cast<int64_t>(size_); }
   int dim() const { return dim_; }
@@ -63,16 +64,16 @@ class SlotMap {
   bool sign() const { return sign_; }
   int sign_words() const { return (dim_ + 63) / 64; }
 
-  // Computes bases (blocks), the slot of the first element of each block.
+  // Computes bases (blocks), the position of the first element of each block.
   void Bases(uint64_t id, uint64_t* bases) const;
 
-  // Computes slots (dim), those of the whole row.
-  void Slots(uint64_t id, uint64_t* slots) const;
+  // Computes positions (dim), those of the whole row.
+  void Positions(uint64_t id, uint64_t* positions) const;
 
   // Computes words (sign_words): bit d % 64 of words[d / 64] is set where element d has a minus.
   void SignWords(uint64_t id, uint64_t* words) const;
 
-  uint64_t Slot(uint64_t id, int d) const {
+  uint64_t Position(uint64_t id, int d) const {
     const int k = d / block_size_;
     return Wrap(Base(id, k) + static_cast<uint64_t>(d - k * block_size_));
   }
@@ -82,7 +83,7 @@ class SlotMap {
   }
 
  private:
-  explicit SlotMap(const SlotMapOptions& options);
+  explicit PositionMap(const PositionMapOptions& options);
 
   uint64_t KeyOf(uint64_t id) const { return Mix64(id ^ seed_key_); }
 
@@ -99,7 +100,7 @@ class SlotMap {
 
   uint64_t Base(uint64_t id, int k) const;
 
-  SlotHash hash_;
+  PositionHash hash_;
   uint64_t seed_key_;
   uint64_t size_;
   Remainder remainder_;  // divides by the size
@@ -110,7 +111,7 @@ class SlotMap {
 };
 
 // Changes the sign of those of n elements, from `first` on in their row, for which `words` of
-// SlotMap::SignWords say so.
+// PositionMap::SignWords say so.
 template <typename T>
 void ApplySigns(const uint64_t* words, int first, int n, T* elements) {
   for (int i = 0; i < n;) {

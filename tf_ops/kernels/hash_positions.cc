@@ -1,9 +1,9 @@
-// SokEmbed>HashSlots, which shows where a hashed bag's elements lie, and SokEmbed>RowSplits.
+// SokEmbed>HashCells, which shows where a hashed bag's elements lie, and SokEmbed>RowSplits.
 #include <string>
 #include <vector>
 
 #include "core/bags/bags.h"
-#include "core/bags/slot_map.h"
+#include "core/bags/position_map.h"
 #include "kernels/guarded_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
@@ -17,10 +17,10 @@ using tf::shape_inference::DimensionHandle;
 using tf::shape_inference::InferenceContext;
 using tf::shape_inference::ShapeHandle;
 
-REGISTER_OP("SokEmbed>HashSlots")
+REGISTER_OP("SokEmbed>HashPositions")
     .Input("ids: int64")
     .Input("size: int64")
-    .Output("slots: int64")
+    .Output("positions: int64")
     .Output("signs: int8")
     .Attr("embedding_dim: int >= 1")
     .Attr("hash: {'mixed', 'original', 'modulo'}")
@@ -37,9 +37,9 @@ REGISTER_OP("SokEmbed>HashSlots")
       return absl::OkStatus();
     });
 
-class HashSlotsOp : public tf::OpKernel {
+class HashPositionsOp : public tf::OpKernel {
  public:
-  explicit HashSlotsOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit HashPositionsOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
     std::string hash;
     int64_t seed;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("embedding_dim", &options_.dim));
@@ -47,7 +47,7 @@ class HashSlotsOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("seed", &seed));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("sign", &options_.sign));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("block_size", &options_.block_size));
-    const Result<SlotHash> named = SlotHashNamed(hash);
+    const Result<PositionHash> named = PositionHashNamed(hash);
     OP_REQUIRES_OK(ctx, ToAbsl(named.status()));
     options_.hash = named.value();
     options_.seed = static_cast<uint64_t>(seed);
@@ -59,29 +59,29 @@ class HashSlotsOp : public tf::OpKernel {
                 absl::InvalidArgumentError("expected ids of one dimension, got shape " +
                                            ctx->input(0).shape().DebugString()));
     OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(1), "size"));
-    SlotMapOptions options = options_;
+    PositionMapOptions options = options_;
     options.size = ctx->input(1).scalar<int64_t>()();
-    const Result<SlotMap> map = SlotMap::Make(options);
+    const Result<PositionMap> map = PositionMap::Make(options);
     OP_REQUIRES_OK(ctx, ToAbsl(map.status()));
     const auto ids = ctx->input(0).flat<int64_t>();
-    tf::Tensor *slots, *signs;
+    tf::Tensor *positions, *signs;
     tf::TensorShape shape;
     OP_REQUIRES_OK(ctx, tf::TensorShape::BuildTensorShape({ids.size(), options.dim}, &shape));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &slots));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &positions));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, shape, &signs));
-    Fill(map.value(), ids.data(), ids.size(), slots->flat<int64_t>().data(),
+    Fill(map.value(), ids.data(), ids.size(), positions->flat<int64_t>().data(),
          signs->flat<int8_t>().data(), IntraOpPool(ctx));
   }
 
  private:
-  static void Fill(const SlotMap& map, const int64_t* ids, int64_t n, int64_t* slots, int8_t* signs,
-                   const ParallelFor& parallel_for) {
+  static void Fill(const PositionMap& map, const int64_t* ids, int64_t n, int64_t* positions,
+                   int8_t* signs, const ParallelFor& parallel_for) {
     const int dim = map.dim();
     parallel_for(n, 10 + 4 * dim, [&](int64_t begin, int64_t end) {
       std::vector<uint64_t> words(map.sign_words());
       for (int64_t i = begin; i < end; ++i) {
         const auto id = static_cast<uint64_t>(ids[i]);
-        map.Slots(id, reinterpret_cast<uint64_t*>(slots + i * dim));
+        map.Positions(id, reinterpret_cast<uint64_t*>(positions + i * dim));
         std::fill_n(signs + i * dim, dim, int8_t{1});
         if (!map.sign()) continue;
         map.SignWords(id, words.data());
@@ -90,9 +90,9 @@ class HashSlotsOp : public tf::OpKernel {
     });
   }
 
-  SlotMapOptions options_;  // but for the size
+  PositionMapOptions options_;  // but for the size
 };
-SOK_REGISTER_KERNEL("HashSlots", HashSlotsOp);
+SOK_REGISTER_KERNEL("HashPositions", HashPositionsOp);
 
 REGISTER_OP("SokEmbed>RowSplits")
     .Input("rows: int64")

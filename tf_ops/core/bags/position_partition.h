@@ -1,4 +1,4 @@
-// Groups contributions by ranges of slots, so that each range has one writer.
+// Groups contributions by ranges of positions, so that each range has one writer.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 
 #include "core/bags/contributions.h"
 #include "core/bags/scratch.h"
+#include "core/base/grouping.h"
 #include "core/base/types.h"
 
 namespace sok {
@@ -16,12 +17,12 @@ namespace sok {
 // order of the batch, whichever thread has worked on which chunk. The object can be used again, and
 // keeps its memory.
 template <typename Sum>
-class SlotPartition {
+class PositionPartition {
  public:
-  using Record = SlotValue<Sum>;
+  using Record = PositionValue<Sum>;
 
-  // Shard s holds slots [s << shift, (s + 1) << shift). shift is at most 32.
-  SlotPartition(int64_t size, int shift)
+  // Shard s holds positions [s << shift, (s + 1) << shift). shift is at most 32.
+  PositionPartition(int64_t size, int shift)
       : shift_(shift), shards_(static_cast<uint32_t>(((size - 1) >> shift) + 1)) {}
 
   uint32_t shards() const { return shards_; }
@@ -36,10 +37,10 @@ class SlotPartition {
     starts_.resize(chunks_ * (shards_ + 1));
     capacity_ = capacity;
     parallel_for(chunks_, 4 * capacity, [&](int64_t first, int64_t last) {
-      const auto slots = std::unique_ptr<uint64_t[]>(new uint64_t[capacity]);
+      const auto positions = std::unique_ptr<uint64_t[]>(new uint64_t[capacity]);
       for (int64_t chunk = first; chunk < last; ++chunk) {
         const int64_t from = begin + chunk * units;
-        SortChunk(contributions, chunk, from, std::min(from + units, end), slots.get());
+        SortChunk(contributions, chunk, from, std::min(from + units, end), positions.get());
       }
     });
   }
@@ -73,25 +74,22 @@ class SlotPartition {
   }
 
   void SortChunk(const Contributions<Sum>& contributions, int64_t chunk, int64_t begin, int64_t end,
-                 uint64_t* slots) {
-    const int64_t n = contributions.Slots(begin, end, slots);
-    uint32_t* starts = &starts_[chunk * (shards_ + 1)];
-    std::fill_n(starts, shards_ + 1, 0);
-    // Entries are counted one place up and summed, then the starts move as records are put down: in
-    // the end a shard begins where the one before it has ended.
-    for (int64_t i = 0; i < n; ++i) ++starts[(slots[i] >> shift_) + 1];
-    for (uint32_t shard = 1; shard <= shards_; ++shard) starts[shard] += starts[shard - 1];
+                 uint64_t* positions) {
+    const int64_t n = contributions.Positions(begin, end, positions);
+    CountingSort sort(&starts_[chunk * (shards_ + 1)], shards_);
+    for (int64_t i = 0; i < n; ++i) sort.Count(positions[i] >> shift_);
+    sort.Start();
     Record* records = records_.data() + chunk * capacity_;
     const uint64_t mask = (uint64_t{1} << shift_) - 1;
-    contributions.Values(begin, end, [&, next = slots](const Sum* values, int count) mutable {
+    contributions.Values(begin, end, [&, next = positions](const Sum* values, int count) mutable {
       for (int i = 0; i < count; ++i) {
-        const uint64_t slot = next[i];
-        records[starts[slot >> shift_]++] = {static_cast<uint32_t>(slot & mask), values[i]};
+        const uint64_t position = next[i];
+        records[sort.Take(position >> shift_)] = {static_cast<uint32_t>(position & mask),
+                                                  values[i]};
       }
       next += count;
     });
-    std::copy_backward(starts, starts + shards_, starts + shards_ + 1);
-    starts[0] = 0;
+    sort.Finish();
   }
 
   const int shift_;

@@ -1,5 +1,5 @@
 // Computes the dense gradient of a weight that fits into the cache. The entries are cut into
-// groups; each group has sums of its own for all slots, and these are added up in the end.
+// groups; each group has sums of its own for all positions, and these are added up in the end.
 #pragma once
 
 #include <algorithm>
@@ -15,20 +15,20 @@ namespace sok {
 // The sizes of the batch and the weight alone decide on the groups, which are added in order: the
 // number of threads changes nothing.
 template <typename Sum>
-class GroupedGradient {
+class SplitGradient {
  public:
   // Both arguments must outlive this object.
-  GroupedGradient(const BagGradient<Sum>& gradient, const Contributions<Sum>& contributions)
-      : slots_(gradient.slots),
+  SplitGradient(const BagGradient<Sum>& gradient, const Contributions<Sum>& contributions)
+      : positions_(gradient.positions),
         contributions_(contributions),
         groups_(Groups(gradient, contributions)) {}
 
-  // Returns whether the batch touches the weight so often that sums for all slots are no waste.
+  // Returns whether the batch touches the weight so often that sums for all positions are no waste.
   bool suits() const { return groups_ >= 2; }
 
-  // Computes the gradient of the weight into sums (slots.size()).
+  // Computes the gradient of the weight into sums (positions.size()).
   void Run(Sum* sums, const ParallelFor& parallel_for) const {
-    const int64_t size = slots_.size(), units = contributions_.units();
+    const int64_t size = positions_.size(), units = contributions_.units();
     Scratch<Sum> scratch;  // the sums of all groups but the first
     scratch.Resize((groups_ - 1) * size);
     const auto of_group = [&](int64_t g) {
@@ -55,19 +55,19 @@ class GroupedGradient {
   static constexpr int64_t kChunkElements = 4096;
 
   static int64_t Groups(const BagGradient<Sum>& gradient, const Contributions<Sum>& contributions) {
-    const int64_t size = gradient.slots.size();
+    const int64_t size = gradient.positions.size();
     if (size > kMaxSize) return 0;
     const int64_t units = contributions.units();
     return std::min({kMaxGroups, units, units * contributions.dim() / size});
   }
 
   void Add(int64_t begin, int64_t end, Sum* sums) const {
-    const int64_t dim = slots_.dim();
+    const int64_t dim = positions_.dim();
     const int64_t chunk = std::max<int64_t>(1, kChunkElements / dim);
     std::vector<uint64_t> places(chunk * dim);
     for (int64_t from = begin; from < end; from += chunk) {
       const int64_t to = std::min(from + chunk, end);
-      contributions_.Slots(from, to, places.data());
+      contributions_.Positions(from, to, places.data());
       contributions_.Values(from, to, [&, at = places.data()](const Sum* values, int n) mutable {
         for (int i = 0; i < n; ++i) sums[at[i]] += values[i];
         at += n;
@@ -75,7 +75,7 @@ class GroupedGradient {
     }
   }
 
-  const SlotMap& slots_;
+  const PositionMap& positions_;
   const Contributions<Sum>& contributions_;
   const int64_t groups_;
 };

@@ -1,4 +1,4 @@
-#include "core/bags/slot_map.h"
+#include "core/bags/position_map.h"
 
 #include <algorithm>
 
@@ -25,7 +25,8 @@ uint64_t Original(uint64_t id, uint64_t k) {
 // Computes the bases (blocks) of kMixed, for a size below 2^32.
 SOK_VECTOR_CLONES void NarrowMixedBases(uint64_t key, uint64_t size, int blocks, uint64_t* bases) {
   for (int k = 0; k < blocks; ++k) {
-    bases[k] = MulHiNarrow(Mix64(key + (static_cast<uint64_t>(k) + 1) * SlotMap::kGolden), size);
+    bases[k] =
+        MulHiNarrow(Mix64(key + (static_cast<uint64_t>(k) + 1) * PositionMap::kGolden), size);
   }
 }
 
@@ -37,14 +38,14 @@ Status AtLeastOne(const char* what, int64_t value) {
 
 }  // namespace
 
-Result<SlotHash> SlotHashNamed(const std::string& name) {
-  if (name == "mixed") return SlotHash::kMixed;
-  if (name == "original") return SlotHash::kOriginal;
-  if (name == "modulo") return SlotHash::kModulo;
+Result<PositionHash> PositionHashNamed(const std::string& name) {
+  if (name == "mixed") return PositionHash::kMixed;
+  if (name == "original") return PositionHash::kOriginal;
+  if (name == "modulo") return PositionHash::kModulo;
   return InvalidArgument("expected the hash mixed, original or modulo, got " + name);
 }
 
-Result<SlotMap> SlotMap::Make(const SlotMapOptions& options) {
+Result<PositionMap> PositionMap::Make(const PositionMapOptions& options) {
   for (const Status& status :
        {AtLeastOne("a weight size", options.size),
         AtLeastOne("num_embeddings", options.num_embeddings),
@@ -55,15 +56,15 @@ Result<SlotMap> SlotMap::Make(const SlotMapOptions& options) {
     return InvalidArgument("expected embedding_dim of at most " + std::to_string(kMaxDim) +
                            ", got " + std::to_string(options.dim));
   }
-  if (options.hash == SlotHash::kModulo && options.num_embeddings > INT64_MAX / options.dim) {
+  if (options.hash == PositionHash::kModulo && options.num_embeddings > INT64_MAX / options.dim) {
     return InvalidArgument("expected fewer than 2^63 elements with the hash modulo, got " +
                            std::to_string(options.num_embeddings) + " embeddings of " +
                            std::to_string(options.dim));
   }
-  return SlotMap(options);
+  return PositionMap(options);
 }
 
-SlotMap::SlotMap(const SlotMapOptions& options)
+PositionMap::PositionMap(const PositionMapOptions& options)
     : hash_(options.hash),
       seed_key_(Mix64(options.seed + kGolden)),
       size_(static_cast<uint64_t>(options.size)),
@@ -73,21 +74,21 @@ SlotMap::SlotMap(const SlotMapOptions& options)
       blocks_((dim_ + block_size_ - 1) / block_size_),
       sign_(options.sign) {}
 
-uint64_t SlotMap::Base(uint64_t id, int k) const {
+uint64_t PositionMap::Base(uint64_t id, int k) const {
   const auto block = static_cast<uint64_t>(k);
   switch (hash_) {
-    case SlotHash::kMixed:
+    case PositionHash::kMixed:
       return MulHi(Mix64(KeyOf(id) + (block + 1) * kGolden), size_);
-    case SlotHash::kOriginal:
+    case PositionHash::kOriginal:
       return remainder_(Original(id, block));
-    case SlotHash::kModulo:
+    case PositionHash::kModulo:
       break;
   }
   return remainder_(id * static_cast<uint64_t>(dim_) + block * static_cast<uint64_t>(block_size_));
 }
 
-void SlotMap::Bases(uint64_t id, uint64_t* bases) const {
-  if (hash_ != SlotHash::kMixed) {
+void PositionMap::Bases(uint64_t id, uint64_t* bases) const {
+  if (hash_ != PositionHash::kMixed) {
     for (int k = 0; k < blocks_; ++k) bases[k] = Base(id, k);
     return;
   }
@@ -101,18 +102,18 @@ void SlotMap::Bases(uint64_t id, uint64_t* bases) const {
   }
 }
 
-void SlotMap::Slots(uint64_t id, uint64_t* slots) const {
-  Bases(id, slots);
+void PositionMap::Positions(uint64_t id, uint64_t* positions) const {
+  Bases(id, positions);
   if (block_size_ == 1) return;
   // This goes from the end, so that no base is overwritten before it has been read.
   for (int k = blocks_ - 1; k >= 0; --k) {
     const int begin = k * block_size_, end = std::min(begin + block_size_, dim_);
-    const uint64_t base = slots[k];
-    for (int d = begin; d < end; ++d) slots[d] = Wrap(base + static_cast<uint64_t>(d - begin));
+    const uint64_t base = positions[k];
+    for (int d = begin; d < end; ++d) positions[d] = Wrap(base + static_cast<uint64_t>(d - begin));
   }
 }
 
-void SlotMap::SignWords(uint64_t id, uint64_t* words) const {
+void PositionMap::SignWords(uint64_t id, uint64_t* words) const {
   const uint64_t key = KeyOf(id);
   for (int word = 0; word < sign_words(); ++word) words[word] = SignWord(key, word);
 }
