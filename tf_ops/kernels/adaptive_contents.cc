@@ -66,7 +66,7 @@ class AdaptiveExportOp : public AdaptiveOp {
     const AdaptiveTable::Snapshot& snapshot = frozen.value();
     TF_RETURN_IF_ERROR(PutSnapshot(ctx, 0, name, snapshot.own, table.dim(), true));
     TF_RETURN_IF_ERROR(
-        PutSnapshot(ctx, kContentsTensors, name, snapshot.shared, table.dim(), true));
+        PutSnapshot(ctx, kContentsTensors, name, snapshot.statics, table.dim(), true));
     tf::Tensor *cells, *counters;
     const auto bytes = static_cast<int64_t>(snapshot.sketch.size());
     const auto count = static_cast<int64_t>(snapshot.counters.size());
@@ -98,7 +98,7 @@ class AdaptiveRestoreOp : public AdaptiveOp {
     AdaptiveContents contents;
     TF_RETURN_IF_ERROR(ReadContents(ctx, 1, name, table.dim(), &contents.own));
     TF_RETURN_IF_ERROR(
-        ReadContents(ctx, 1 + kContentsTensors, name, table.dim(), &contents.shared));
+        ReadContents(ctx, 1 + kContentsTensors, name, table.dim(), &contents.statics));
     const tf::Tensor& cells = ctx->input(1 + 2 * kContentsTensors);
     const auto counters = ctx->input(2 + 2 * kContentsTensors).flat<int64_t>();
     contents.sketch = {static_cast<const char*>(cells.data()),
@@ -174,11 +174,11 @@ class AdaptiveStatsOp : public AdaptiveOp {
   absl::Status Run(tf::OpKernelContext* ctx, AdaptiveTable& table, const std::string&) override {
     const AdaptiveStats stats = table.Stats();
     const uint64_t own = stats.own.index_bytes + stats.own.row_bytes;
-    const uint64_t shared = stats.shared.index_bytes + stats.shared.row_bytes;
+    const uint64_t statics = stats.statics.index_bytes + stats.statics.row_bytes;
     const auto number = [](uint64_t value) { return static_cast<double>(value); };
     return PutNamed<double>(ctx, {{"rows", number(stats.own.rows)},
                                   {"max_rows", number(stats.own.max_rows)},
-                                  {"static_rows", number(stats.shared.rows)},
+                                  {"static_rows", number(stats.statics.rows)},
                                   {"static_buckets", number(table.config().static_buckets)},
                                   {"promoted", number(stats.promoted)},
                                   {"demoted", number(stats.demoted)},
@@ -186,12 +186,12 @@ class AdaptiveStatsOp : public AdaptiveOp {
                                   {"own_lookups", number(stats.own_lookups)},
                                   {"sketch_saturation", stats.sketch_saturation},
                                   {"own_bytes", number(own)},
-                                  {"static_bytes", number(shared)},
+                                  {"static_bytes", number(statics)},
                                   {"sketch_bytes", number(stats.sketch_bytes)},
-                                  {"bytes", number(own + shared + stats.sketch_bytes)},
+                                  {"bytes", number(own + statics + stats.sketch_bytes)},
                                   {"steps", number(stats.own.steps)},
                                   {"pending_gradients", number(stats.own.pending_gradients +
-                                                               stats.shared.pending_gradients)}});
+                                                               stats.statics.pending_gradients)}});
   }
 };
 SOK_REGISTER_KERNEL("AdaptiveStats", AdaptiveStatsOp);

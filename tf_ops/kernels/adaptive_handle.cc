@@ -96,14 +96,14 @@ class AnonymousAdaptiveTableOp : public tf::OpKernel {
                     std::to_string(config_.owner) + " of " + std::to_string(config_.owners)));
     auto own = Table::Make(rows_);
     OP_REQUIRES_OK(ctx, ToAbsl(own.status(), name_));
-    TableConfig shared_rows = rows_;
-    shared_rows.direct = true;
-    shared_rows.owners = config_.owners;
-    shared_rows.owner = config_.owner;
-    shared_rows.max_rows = (config_.static_buckets + config_.owners - 1) / config_.owners;
-    auto shared = Table::Make(shared_rows);
-    OP_REQUIRES_OK(ctx, ToAbsl(shared.status(), name_));
-    auto table = AdaptiveTable::Make(std::move(own.value()), std::move(shared.value()), config_);
+    TableConfig static_rows = rows_;
+    static_rows.direct = true;
+    static_rows.owners = config_.owners;
+    static_rows.owner = config_.owner;
+    static_rows.max_rows = (config_.static_buckets + config_.owners - 1) / config_.owners;
+    auto statics = Table::Make(static_rows);
+    OP_REQUIRES_OK(ctx, ToAbsl(statics.status(), name_));
+    auto table = AdaptiveTable::Make(std::move(own.value()), std::move(statics.value()), config_);
     OP_REQUIRES_OK(ctx, ToAbsl(table.status(), name_));
     PutHandle(ctx, 0,
               tf::ResourceHandle::MakeRefCountingHandle(
@@ -138,7 +138,7 @@ class AdaptiveTablesOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, GetAdaptive(ctx, &resource));
     const AdaptiveTable& table = *resource->table();
     int output = 0;
-    for (const auto& part : {table.own(), table.shared()}) {
+    for (const auto& part : {table.own(), table.statics()}) {
       PutHandle(ctx, output++,
                 tf::ResourceHandle::MakeRefCountingHandle(
                     new TableResource(resource->name(), nullptr, part), ctx->device()->name()));

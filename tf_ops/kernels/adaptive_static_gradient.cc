@@ -61,23 +61,23 @@ class AdaptiveStaticGradientOp : public tf::OpKernel {
   void Run(tf::OpKernelContext* ctx, const T* gradients) {
     const auto own = ctx->input(0).flat<bool>();
     const int64_t* bucket = ctx->input(1).flat<int64_t>().data();
-    std::vector<Key> shared;
-    std::vector<T> theirs;  // (shared, dim)
+    std::vector<Key> statics;
+    std::vector<T> theirs;  // (statics, dim)
     for (int64_t i = 0; i < own.size(); ++i) {
       if (own(i)) continue;
-      shared.push_back(static_cast<Key>(bucket[i]));
+      statics.push_back(static_cast<Key>(bucket[i]));
       theirs.insert(theirs.end(), gradients + i * dim_, gradients + (i + 1) * dim_);
     }
-    std::vector<int32_t> inverse(shared.size());
+    std::vector<int32_t> inverse(statics.size());
     const ParallelFor parallel_for = IntraOpPool(ctx);
     const std::vector<Key> distinct =
-        UniqueAndPartition(shared.data(), shared.size(), 1, inverse.data(), parallel_for).keys;
+        UniqueAndPartition(statics.data(), statics.size(), 1, inverse.data(), parallel_for).keys;
     const auto rows = static_cast<int64_t>(distinct.size());
     tf::Tensor *values, *indices;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {rows, dim_}, &values));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {rows}, &indices));
     std::copy(distinct.begin(), distinct.end(), indices->flat<int64_t>().data());
-    ExpandGradient(theirs.data(), inverse.data(), shared.size(), distinct.size(), dim_,
+    ExpandGradient(theirs.data(), inverse.data(), statics.size(), distinct.size(), dim_,
                    values->flat<float>().data(), parallel_for);
   }
 

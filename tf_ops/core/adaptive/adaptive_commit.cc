@@ -34,7 +34,7 @@ Status AdaptiveTable::Deposit(AdaptiveKeys batch, std::shared_ptr<const void> ho
     auto split = Split(batch, parallel_for);
     if (!split.ok()) return split.status();
     for (const auto& [table, part] : PartsOf(split.value().get())) {
-      part->grouped = table->Group(*part, gradients, gradients_bf16, parallel_for);
+      part->summed = table->SumByKey(*part, gradients, gradients_bf16, parallel_for);
     }
     batch.split = std::move(split.value());
   }
@@ -49,7 +49,7 @@ uint64_t AdaptiveTable::DropDeposits() {
 }
 
 uint64_t AdaptiveTable::DropDepositsLocked() {
-  return deposits_.Drop() + own_->DropDeposits() + shared_->DropDeposits();
+  return deposits_.Drop() + own_->DropDeposits() + statics_->DropDeposits();
 }
 
 Result<std::shared_ptr<AdaptiveSplit>> AdaptiveTable::Split(const AdaptiveKeys& batch,
@@ -61,11 +61,11 @@ Result<std::shared_ptr<AdaptiveSplit>> AdaptiveTable::Split(const AdaptiveKeys& 
   std::vector<uint8_t> is_own(batch.n, 1);
   for (uint32_t i : missing.value()) is_own[i] = 0;
   for (size_t i = 0; batch.mask != nullptr && i < batch.n; ++i) is_own[i] &= batch.mask[i] != 0;
-  auto own = std::make_shared<Share>(), shared = std::make_shared<Share>();
+  auto own = std::make_shared<Share>(), statics = std::make_shared<Share>();
   own->Reserve(batch.n - missing.value().size());
-  shared->Reserve(missing.value().size());
+  statics->Reserve(missing.value().size());
   for (size_t i = 0; i < batch.n; ++i) {
-    Share& share = is_own[i] != 0 ? *own : *shared;
+    Share& share = is_own[i] != 0 ? *own : *statics;
     share.keys.push_back(is_own[i] != 0 ? batch.keys[i]
                                         : AdaptiveBucket(batch.keys[i], config_.static_buckets));
     share.positions.push_back(static_cast<uint32_t>(i));
@@ -78,19 +78,19 @@ Result<std::shared_ptr<AdaptiveSplit>> AdaptiveTable::Split(const AdaptiveKeys& 
     keys->hold = std::move(share);
   };
   keys_of(std::move(own), &split->own);
-  keys_of(std::move(shared), &split->shared);
+  keys_of(std::move(statics), &split->statics);
   split->own.leave_absent = true;
   return split;
 }
 
 std::array<std::pair<Table*, LookupKeys*>, 2> AdaptiveTable::PartsOf(AdaptiveSplit* split) const {
-  return {std::pair(own_.get(), &split->own), std::pair(shared_.get(), &split->shared)};
+  return {std::pair(own_.get(), &split->own), std::pair(statics_.get(), &split->statics)};
 }
 
 Status AdaptiveTable::Route(const Deposits& deposits, const ParallelFor& parallel_for) {
   // Also of nothing, so that both tables count the same steps.
   own_->Deposit({}, nullptr, nullptr, nullptr);
-  shared_->Deposit({}, nullptr, nullptr, nullptr);
+  statics_->Deposit({}, nullptr, nullptr, nullptr);
   for (const auto& deposit : deposits) {
     std::shared_ptr<AdaptiveSplit> split = deposit.keys.split;
     if (split == nullptr || split->changes != changes_) {
@@ -115,24 +115,24 @@ Result<CommitOutcome> AdaptiveTable::Commit(const CommitOptions& options,
   if (!redeemed.ok()) return redeemed.status();
   CommitOptions of_both = options;
   of_both.redeemed = nullptr;  // what they get is redeemed
-  if (!redeemed.value().empty() || shared_->has_deposits() || own_->has_deposits()) {
+  if (!redeemed.value().empty() || statics_->has_deposits() || own_->has_deposits()) {
     Status status = Route(redeemed.value(), parallel_for);
     if (!status.ok()) {
       own_->DropDeposits();
-      shared_->DropDeposits();
+      statics_->DropDeposits();
       return status;
     }
   }
-  auto shared = shared_->Commit(of_both, parallel_for);
+  auto statics = statics_->Commit(of_both, parallel_for);
   auto own = own_->Commit(of_both, parallel_for);
-  if (!shared.ok()) return shared;
+  if (!statics.ok()) return statics;
   if (!own.ok()) return own;
   if (own.value().stepped) {
     Status status = AfterStep(parallel_for);
     if (!status.ok()) return status;
   }
   CommitOutcome outcome = own.value();
-  outcome.rows += shared.value().rows;
+  outcome.rows += statics.value().rows;
   return outcome;
 }
 
@@ -180,7 +180,7 @@ Status AdaptiveTable::Demoted(const EvictedRows& rows, const ParallelFor& parall
   }
   const int dim = this->dim();
   const auto share = static_cast<float>(config_.demote_blend);
-  return shared_->Visit(
+  return statics_->Visit(
       buckets.data(), buckets.size(),
       [&](size_t i, float* row, int) {
         const float* own = rows.embeddings.data() + size_t{order[i]} * dim;
@@ -198,15 +198,15 @@ Result<AdaptiveTable::Snapshot> AdaptiveTable::Freeze() {
                        static_cast<int64_t>(own_lookups_)};
   auto own = own_->Freeze();
   if (!own.ok()) return own.status();
-  auto shared = shared_->Freeze();
-  if (!shared.ok()) return shared.status();
+  auto statics = statics_->Freeze();
+  if (!statics.ok()) return statics.status();
   snapshot.own = std::move(own.value());
-  snapshot.shared = std::move(shared.value());
+  snapshot.statics = std::move(statics.value());
   return Result<Snapshot>(std::move(snapshot));
 }
 
 Status AdaptiveTable::CheckContents(const AdaptiveContents& contents) const {
-  const TableContents &own = contents.own, &shared = contents.shared;
+  const TableContents &own = contents.own, &statics = contents.statics;
   const std::vector<int64_t>& counters = contents.counters;
   if (counters.size() != kCounters || counters[0] != kCountersVersion) {
     return InvalidArgument("expected " + std::to_string(kCounters) + " counters of version " +
@@ -214,9 +214,9 @@ Status AdaptiveTable::CheckContents(const AdaptiveContents& contents) const {
                            std::to_string(counters.size()) +
                            (counters.empty() ? "" : " of version " + std::to_string(counters[0])));
   }
-  if (own.rule != shared.rule || own.slot_floats != shared.slot_floats) {
-    return InvalidArgument("expected own and static rows of one rule, got '{own}' and '{shared}'",
-                           {{"own", RuleName{own.rule}}, {"shared", RuleName{shared.rule}}});
+  if (own.rule != statics.rule || own.slot_floats != statics.slot_floats) {
+    return InvalidArgument("expected own and static rows of one rule, got '{own}' and '{statics}'",
+                           {{"own", RuleName{own.rule}}, {"statics", RuleName{statics.rule}}});
   }
   if (config_.max_rows > 0 && own.n > config_.max_rows) {
     return Status(Code::kResourceExhausted,
@@ -226,9 +226,9 @@ Status AdaptiveTable::CheckContents(const AdaptiveContents& contents) const {
   if (*std::min_element(counters.begin(), counters.end()) < 0) {
     return InvalidArgument("expected counters of at least 0, got a negative one");
   }
-  if (std::min(own.steps, shared.steps) < 0) {
+  if (std::min(own.steps, statics.steps) < 0) {
     return InvalidArgument("expected a number of steps of at least 0, got " +
-                           std::to_string(std::min(own.steps, shared.steps)));
+                           std::to_string(std::min(own.steps, statics.steps)));
   }
   return CheckBatch({nullptr, own.rows.keys, nullptr, nullptr, own.n});
 }
@@ -242,13 +242,13 @@ Result<RestoreOutcome> AdaptiveTable::Restore(const AdaptiveContents& contents,
   if (!loaded.ok()) return loaded.status();
   if (Status status = loaded.value()->Load(contents.sketch); !status.ok()) return status;
   // They count the same steps.
-  TableContents own = contents.own, shared = contents.shared;
-  own.steps = shared.steps = std::max(own.steps, shared.steps);
+  TableContents own = contents.own, statics = contents.statics;
+  own.steps = statics.steps = std::max(own.steps, statics.steps);
   // The static rows come first, which checks them.
   if (const auto checked = own_->CheckRestore(own, parallel_for); !checked.ok()) {
     return checked.status();
   }
-  auto outcome = shared_->Restore(shared, parallel_for);
+  auto outcome = statics_->Restore(statics, parallel_for);
   if (!outcome.ok()) return outcome;
   const auto of_own = own_->Restore(own, parallel_for);
   if (!of_own.ok()) return of_own;
@@ -270,7 +270,7 @@ AdaptiveStats AdaptiveTable::Stats() {
   std::lock_guard<std::mutex> guard(mu_);
   AdaptiveStats stats{};
   stats.own = own_->Stats();
-  stats.shared = shared_->Stats();
+  stats.statics = statics_->Stats();
   stats.own.max_rows = config_.max_rows;
   stats.own.pending_gradients += deposits_.gradients();
   stats.promoted = promoted_;

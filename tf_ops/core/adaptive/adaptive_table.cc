@@ -10,7 +10,7 @@
 namespace sok {
 namespace {
 
-constexpr int32_t kOwn = 1, kShared = 0;
+constexpr int32_t kOwn = 1, kStatic = 0;
 constexpr size_t kBlock = 4096;  // keys that one thread reads at a time
 
 // Adds counts that are at least 0. The sum stays at UINT32_MAX where it would be more.
@@ -28,23 +28,23 @@ int32_t MaskOf(const AdaptiveKeys& batch, size_t i) {
 
 }  // namespace
 
-AdaptiveTable::AdaptiveTable(std::shared_ptr<Table> own, std::shared_ptr<Table> shared,
+AdaptiveTable::AdaptiveTable(std::shared_ptr<Table> own, std::shared_ptr<Table> statics,
                              const AdaptiveConfig& config, std::unique_ptr<CountMinSketch> sketch)
     : own_(std::move(own)),
-      shared_(std::move(shared)),
+      statics_(std::move(statics)),
       config_(config),
       sketch_(std::move(sketch)) {}
 
 Result<std::unique_ptr<AdaptiveTable>> AdaptiveTable::Make(std::shared_ptr<Table> own,
-                                                           std::shared_ptr<Table> shared,
+                                                           std::shared_ptr<Table> statics,
                                                            const AdaptiveConfig& config) {
-  if (config.static_buckets < 1 || config.owner >= config.owners || own->dim() != shared->dim()) {
+  if (config.static_buckets < 1 || config.owner >= config.owners || own->dim() != statics->dim()) {
     return InvalidArgument(
         "expected static_buckets of at least 1, an owner below owners and two "
         "tables of one dim, got " +
         std::to_string(config.static_buckets) + ", " + std::to_string(config.owner) + " of " +
         std::to_string(config.owners) + ", " + std::to_string(own->dim()) + " and " +
-        std::to_string(shared->dim()));
+        std::to_string(statics->dim()));
   }
   if (!(config.demote_blend >= 0 && config.demote_blend <= 1)) {
     return InvalidArgument("expected demote_blend in [0, 1], got " +
@@ -71,7 +71,7 @@ Result<std::unique_ptr<AdaptiveTable>> AdaptiveTable::Make(std::shared_ptr<Table
                            std::to_string(config.promote_after));
   }
   std::unique_ptr<AdaptiveTable> table(
-      new AdaptiveTable(std::move(own), std::move(shared), config, std::move(made.value())));
+      new AdaptiveTable(std::move(own), std::move(statics), config, std::move(made.value())));
   if (config.ttl > 0) {
     EvictionConfig too_old;
     too_old.kind = "max_age";
@@ -85,14 +85,14 @@ Result<std::unique_ptr<AdaptiveTable>> AdaptiveTable::Make(std::shared_ptr<Table
 
 SketchConfig AdaptiveTable::SketchOf(const AdaptiveConfig& config) {
   SketchConfig sketch;
-  sketch.groups = (config.static_buckets + config.owners - 1) / config.owners;
-  sketch.cells_per_group =
-      CountMinSketch::CellsPerGroup(config.sketch_capacity, config.static_buckets);
+  sketch.buckets = (config.static_buckets + config.owners - 1) / config.owners;
+  sketch.cells_per_bucket =
+      CountMinSketch::CellsPerBucket(config.sketch_capacity, config.static_buckets);
   sketch.cell_bits = config.counter_bits;
   return sketch;
 }
 
-uint32_t AdaptiveTable::GroupOf(Key key) const {
+uint32_t AdaptiveTable::SketchBucketOf(Key key) const {
   return static_cast<uint32_t>(AdaptiveBucket(key, config_.static_buckets) / config_.owners);
 }
 
@@ -131,44 +131,44 @@ Status AdaptiveTable::Read(const AdaptiveKeys& batch, size_t begin, size_t end, 
                            std::vector<uint32_t>* missing) const {
   const size_t n = end - begin;
   // Scratch that a thread keeps from one block to the next.
-  thread_local std::vector<uint32_t> asking, absent, shared;  // positions in the batch
+  thread_local std::vector<uint32_t> asking, absent, statics;  // positions in the batch
   thread_local std::vector<Key> keys, buckets;
   absent.clear();
-  shared.clear();
+  statics.clear();
   Status status;
   if (batch.mask == nullptr) {
     status = own_->Find(batch.keys + begin, n, {}, out + begin * dim(), &absent, SerialFor);
     for (uint32_t& i : absent) i += static_cast<uint32_t>(begin);
   } else {
     asking.resize(n);
-    shared.resize(n);
+    statics.resize(n);
     keys.resize(n);
     size_t asked = 0, sharing = 0;
     for (size_t i = begin; i < end; ++i) {
       // Written without a branch on the mask, which nobody can predict.
-      const bool shares = batch.mask[i] == kShared;
+      const bool shares = batch.mask[i] == kStatic;
       keys[asked] = batch.keys[i];
       asking[asked] = static_cast<uint32_t>(i);
-      shared[sharing] = static_cast<uint32_t>(i);
+      statics[sharing] = static_cast<uint32_t>(i);
       asked += !shares;
       sharing += shares;
     }
-    shared.resize(sharing);
+    statics.resize(sharing);
     GatherOptions asking_only;
     asking_only.places = asking.data();
     status = own_->Find(keys.data(), asked, asking_only, out, &absent, SerialFor);
     for (uint32_t& i : absent) i = asking[i];
   }
   if (!status.ok()) return status;
-  shared.insert(shared.end(), absent.begin(), absent.end());
-  buckets.resize(shared.size());
-  for (size_t i = 0; i < shared.size(); ++i) {
-    buckets[i] = AdaptiveBucket(batch.keys[shared[i]], config_.static_buckets);
+  statics.insert(statics.end(), absent.begin(), absent.end());
+  buckets.resize(statics.size());
+  for (size_t i = 0; i < statics.size(); ++i) {
+    buckets[i] = AdaptiveBucket(batch.keys[statics[i]], config_.static_buckets);
   }
   if (missing != nullptr) *missing = absent;
   GatherOptions sharing_only;
-  sharing_only.places = shared.data();
-  return shared_->Find(buckets.data(), buckets.size(), sharing_only, out, nullptr, SerialFor);
+  sharing_only.places = statics.data();
+  return statics_->Find(buckets.data(), buckets.size(), sharing_only, out, nullptr, SerialFor);
 }
 
 template <typename T>
@@ -218,7 +218,7 @@ Status AdaptiveTable::Learn(const AdaptiveKeys& batch, std::vector<uint32_t> mis
   const std::vector<uint32_t> counted = CountLookups(batch, missing);
   if (counted.empty()) return Status();
   std::vector<Newcomer> newcomers = Newcomers(batch, counted, missing, parallel_for);
-  return newcomers.empty() ? Status() : Admit(batch, std::move(newcomers), parallel_for);
+  return newcomers.empty() ? Status() : Promote(batch, std::move(newcomers), parallel_for);
 }
 
 std::vector<uint32_t> AdaptiveTable::CountLookups(const AdaptiveKeys& batch,
@@ -226,10 +226,10 @@ std::vector<uint32_t> AdaptiveTable::CountLookups(const AdaptiveKeys& batch,
   std::vector<uint32_t> with_use;
   uint64_t read = 0, absent = 0;
   for (size_t i = 0; i < batch.n; ++i) {
-    const bool shared = MaskOf(batch, i) == kShared;
+    const bool statics = MaskOf(batch, i) == kStatic;
     read += CountOf(batch, i);
-    if (shared) absent += CountOf(batch, i);
-    if (config_.max_rows > 0 && !shared) with_use.push_back(static_cast<uint32_t>(i));
+    if (statics) absent += CountOf(batch, i);
+    if (config_.max_rows > 0 && !statics) with_use.push_back(static_cast<uint32_t>(i));
   }
   for (uint32_t i : missing) absent += CountOf(batch, i);
   lookups_ += read;
@@ -268,8 +268,8 @@ std::vector<AdaptiveTable::Newcomer> AdaptiveTable::Newcomers(const AdaptiveKeys
   return newcomers;
 }
 
-Status AdaptiveTable::Admit(const AdaptiveKeys& batch, std::vector<Newcomer> newcomers,
-                            const ParallelFor& parallel_for) {
+Status AdaptiveTable::Promote(const AdaptiveKeys& batch, std::vector<Newcomer> newcomers,
+                              const ParallelFor& parallel_for) {
   EvictedRows gone;
   if (config_.max_rows > 0 && own_->size() + newcomers.size() > config_.max_rows) {
     auto made = MakeRoom(batch, &newcomers, parallel_for);
@@ -290,16 +290,16 @@ Status AdaptiveTable::Admit(const AdaptiveKeys& batch, std::vector<Newcomer> new
 
 std::vector<uint32_t> AdaptiveTable::Count(const std::vector<Key>& keys,
                                            const std::vector<uint32_t>& counts) {
-  std::vector<uint32_t> groups(keys.size()), estimates(keys.size());
-  for (size_t i = 0; i < keys.size(); ++i) groups[i] = GroupOf(keys[i]);
-  sketch_->Add(keys.data(), groups.data(), counts.data(), keys.size(), estimates.data());
+  std::vector<uint32_t> buckets(keys.size()), estimates(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) buckets[i] = SketchBucketOf(keys[i]);
+  sketch_->Add(keys.data(), buckets.data(), counts.data(), keys.size(), estimates.data());
   return estimates;
 }
 
 std::vector<uint32_t> AdaptiveTable::Estimate(const std::vector<Key>& keys) const {
-  std::vector<uint32_t> groups(keys.size()), estimates(keys.size());
-  for (size_t i = 0; i < keys.size(); ++i) groups[i] = GroupOf(keys[i]);
-  sketch_->Estimate(keys.data(), groups.data(), keys.size(), estimates.data());
+  std::vector<uint32_t> buckets(keys.size()), estimates(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) buckets[i] = SketchBucketOf(keys[i]);
+  sketch_->Estimate(keys.data(), buckets.data(), keys.size(), estimates.data());
   return estimates;
 }
 
@@ -308,7 +308,7 @@ Result<EvictedRows> AdaptiveTable::MakeRoom(const AdaptiveKeys& batch,
                                             const ParallelFor& parallel_for) {
   if (!least_used_.filled()) {
     std::vector<Key> keys;
-    Status status = own_->ForEachRow([&](Key key, RowView) { keys.push_back(key); });
+    Status status = own_->ForEachRow([&](Key key, RowRef) { keys.push_back(key); });
     if (!status.ok()) return status;
     const std::vector<uint32_t> uses = Estimate(keys);
     least_used_.Begin(keys.size());
@@ -357,7 +357,7 @@ Status AdaptiveTable::Promote(const std::vector<Key>& keys, const ParallelFor& p
   const std::vector<Key> buckets = BucketsOf(keys);
   const int dim = this->dim();
   std::vector<std::vector<float>> starts(keys.size());  // static rows with their slots
-  Status status = shared_->Visit(
+  Status status = statics_->Visit(
       buckets.data(), buckets.size(),
       [&](size_t i, float* row, int slot_floats) {
         starts[i].assign(row, row + dim + slot_floats);

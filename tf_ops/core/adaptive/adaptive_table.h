@@ -71,7 +71,7 @@ struct AdaptiveConfig {
 // Which gradients of a deposit are those of own rows and which those of static rows.
 struct AdaptiveSplit {
   uint64_t changes = 0;  // AdaptiveTable's when it was so
-  LookupKeys own, shared;
+  LookupKeys own, statics;
 };
 
 // Keys of one lookup, for the deposit that follows it.
@@ -87,23 +87,23 @@ struct AdaptiveKeys {
   DepositOrder order = {};
   std::shared_ptr<AdaptiveSplit> split = nullptr;  // of a deposit whose norm is asked for
 
-  double square() const { return split->own.square() + split->shared.square(); }
+  double square() const { return split->own.square() + split->statics.square(); }
   double Dot(const AdaptiveKeys& other) {
-    return split->own.grouped->Dot(*other.split->own.grouped) +
-           split->shared.grouped->Dot(*other.split->shared.grouped);
+    return split->own.summed->Dot(*other.split->own.summed) +
+           split->statics.summed->Dot(*other.split->statics.summed);
   }
 };
 
 // What an adaptive table holds: see TableContents.
 struct AdaptiveContents {
-  TableContents own, shared;
+  TableContents own, statics;
   std::string_view sketch;  // CountMinSketch::Dump
   // A version, then the figures that Stats has: promoted, demoted, lookups, own_lookups.
   std::vector<int64_t> counters;
 };
 
 struct AdaptiveStats {
-  TableStats own, shared;
+  TableStats own, statics;
   uint64_t promoted, demoted;     // keys that got and that lost a row, ever
   uint64_t lookups, own_lookups;  // keys that lookups for training read, and those of own rows
   uint64_t sketch_bytes;
@@ -113,11 +113,11 @@ struct AdaptiveStats {
 // Thread-safe. Lookups run beside lookups, but for their counting.
 class AdaptiveTable {
  public:
-  // own: any key, without limit. shared: direct, for the buckets of this owner. Both of one dim,
+  // own: any key, without limit. statics: direct, for the buckets of this owner. Both of one dim,
   // and for nobody else to train. Errors: kInvalidArgument for a value out of its range,
   // kResourceExhausted.
   static Result<std::unique_ptr<AdaptiveTable>> Make(std::shared_ptr<Table> own,
-                                                     std::shared_ptr<Table> shared,
+                                                     std::shared_ptr<Table> statics,
                                                      const AdaptiveConfig& config);
 
   // Copies embeddings into out (n, dim). With training it counts and makes rows; else it changes
@@ -150,7 +150,7 @@ class AdaptiveTable {
   // made as long as it lives; its thread must not use the table otherwise.
   struct Snapshot {
     std::unique_lock<std::mutex> lock;
-    Table::Snapshot own, shared;
+    Table::Snapshot own, statics;
     std::string sketch;
     std::vector<int64_t> counters;
   };
@@ -165,7 +165,7 @@ class AdaptiveTable {
   int dim() const { return own_->dim(); }
   const AdaptiveConfig& config() const { return config_; }
   const std::shared_ptr<Table>& own() const { return own_; }
-  const std::shared_ptr<Table>& shared() const { return shared_; }
+  const std::shared_ptr<Table>& statics() const { return statics_; }
   AdaptiveStats Stats();
 
  private:
@@ -175,7 +175,7 @@ class AdaptiveTable {
     RankedKey used;  // its rank is its count
     bool forced;     // by a mask of 1
   };
-  AdaptiveTable(std::shared_ptr<Table> own, std::shared_ptr<Table> shared,
+  AdaptiveTable(std::shared_ptr<Table> own, std::shared_ptr<Table> statics,
                 const AdaptiveConfig& config, std::unique_ptr<CountMinSketch> sketch);
   static SketchConfig SketchOf(const AdaptiveConfig& config);
   Status CheckBatch(const AdaptiveKeys& batch) const;
@@ -184,7 +184,7 @@ class AdaptiveTable {
   template <typename T>
   Status Read(const AdaptiveKeys& batch, size_t begin, size_t end, T* out,
               std::vector<uint32_t>* missing) const;
-  uint32_t GroupOf(Key key) const;
+  uint32_t SketchBucketOf(Key key) const;
   std::vector<Key> BucketsOf(const std::vector<Key>& keys) const;
 
   // The rest is for who holds mu_.
@@ -202,8 +202,8 @@ class AdaptiveTable {
                                   const std::vector<uint32_t>& missing,
                                   const ParallelFor& parallel_for);
   // Makes their rows, as far as there is room or can be made.
-  Status Admit(const AdaptiveKeys& batch, std::vector<Newcomer> newcomers,
-               const ParallelFor& parallel_for);
+  Status Promote(const AdaptiveKeys& batch, std::vector<Newcomer> newcomers,
+                 const ParallelFor& parallel_for);
   // Estimates after each of the distinct keys was seen `counts` times more.
   std::vector<uint32_t> Count(const std::vector<Key>& keys, const std::vector<uint32_t>& counts);
   std::vector<uint32_t> Estimate(const std::vector<Key>& keys) const;
@@ -227,7 +227,7 @@ class AdaptiveTable {
   Status AfterStep(const ParallelFor& parallel_for);
 
   const std::shared_ptr<Table> own_;
-  const std::shared_ptr<Table> shared_;
+  const std::shared_ptr<Table> statics_;
   const AdaptiveConfig config_;
 
   DepositQueue<AdaptiveKeys> deposits_;

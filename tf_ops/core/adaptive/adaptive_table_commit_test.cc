@@ -29,8 +29,8 @@ std::vector<float> Moved(std::vector<float> row, float by) {
 RowContents OwnRow(AdaptiveTable& table, Key key) {
   return ContentsOf(Value(table.own()->Freeze())).at(key);
 }
-RowContents SharedRow(AdaptiveTable& table, Key key) {
-  return ContentsOf(Value(table.shared()->Freeze())).at(AdaptiveBucket(key, kBuckets));
+RowContents StaticRow(AdaptiveTable& table, Key key) {
+  return ContentsOf(Value(table.statics()->Freeze())).at(AdaptiveBucket(key, kBuckets));
 }
 
 }  // namespace
@@ -39,15 +39,15 @@ TEST_CASE("a gradient goes to the own row if there is one, else to the static ro
   const auto table = MakeTable(2);
   const auto keys = KeysOfBucket(3, kBuckets, 3);
   Look(*table, Times(keys[0], 2), true);
-  const auto start = SeeShared(*table, keys[0]);
+  const auto start = SeeStatic(*table, keys[0]);
   DepositOnes(*table, {{keys[0], keys[1], keys[2], keys[1]}, {}, {}});
   const CommitOutcome outcome = CommitOn(*table, Options("sgd"), ThreadedFor);
   CHECK(outcome.rows == 2);
   CHECK(See(*table, keys[0]) == Moved(start, -0.5f));
-  CHECK(SeeShared(*table, keys[0]) == Moved(start, -1.5f));
+  CHECK(SeeStatic(*table, keys[0]) == Moved(start, -1.5f));
   CHECK(See(*table, keys[1]) == Moved(start, -1.5f));
   CHECK(table->own()->steps() == 1);
-  CHECK(table->shared()->steps() == 1);
+  CHECK(table->statics()->steps() == 1);
 }
 
 TEST_CASE("a gradient of a place with a mask of 0 goes to the static row, whoever has a row") {
@@ -58,7 +58,7 @@ TEST_CASE("a gradient of a place with a mask of 0 goes to the static row, whoeve
   DepositOnes(*table, {{key, key, key}, {}, {0, 1, -1}});
   CommitOn(*table, Options("sgd"));
   CHECK(See(*table, key) == Moved(start, -1.0f));
-  CHECK(SeeShared(*table, key) == Moved(start, -0.5f));
+  CHECK(SeeStatic(*table, key) == Moved(start, -0.5f));
 }
 
 TEST_CASE("a gradient of a lookup before the row was made or taken away follows the row") {
@@ -69,11 +69,11 @@ TEST_CASE("a gradient of a lookup before the row was made or taken away follows 
   Look(*table, Times(key, 2), true);
   CommitOn(*table, Options("sgd"));
   CHECK(See(*table, key) == Moved(start, -0.5f));
-  CHECK(SeeShared(*table, key) == start);
+  CHECK(SeeStatic(*table, key) == start);
   DepositOnes(*table, {{key}, {}, {1}});
   REQUIRE(Value(table->Demote(&key, 1, SerialFor)) == 1);
   CommitOn(*table, Options("sgd"));
-  CHECK(SeeShared(*table, key) == Moved(start, -0.5f));
+  CHECK(SeeStatic(*table, key) == Moved(start, -0.5f));
   CHECK(table->own()->size() == 0);
 }
 
@@ -89,11 +89,11 @@ TEST_CASE("bfloat16 gradients are summed in float32") {
   }
   const auto hold = std::make_shared<const std::vector<BFloat16>>(halves);
   REQUIRE(table->Deposit(batch.View(), hold, nullptr, hold->data()).ok());
-  const auto shared = SeeShared(*table, 77);
+  const auto statics = SeeStatic(*table, 77);
   CommitOn(*table, Options("sgd", 1.0));
   for (int j = 0; j < kAdaptiveDim; ++j) {
     CHECK(See(*table, key)[j] == start[j] - 257.5f);
-    CHECK(SeeShared(*table, 77)[j] == shared[j] - 2.0f);
+    CHECK(SeeStatic(*table, 77)[j] == statics[j] - 2.0f);
   }
   CHECK(hold.use_count() == 1);
 }
@@ -101,13 +101,13 @@ TEST_CASE("bfloat16 gradients are summed in float32") {
 TEST_CASE("the scale multiplies the gradients of both kinds of rows") {
   const auto table = MakeTable(1);
   Look(*table, Times(1, 1), true);
-  const auto own = See(*table, 1), shared = SeeShared(*table, 2);
+  const auto own = See(*table, 1), statics = SeeStatic(*table, 2);
   DepositOnes(*table, {{1, 2}, {}, {-1, 0}});
   CommitOptions options = Options("sgd");
   options.scale = 0.25f;
   CommitOn(*table, options);
   CHECK(See(*table, 1) == Moved(own, -0.125f));
-  CHECK(SeeShared(*table, 2) == Moved(shared, -0.125f));
+  CHECK(SeeStatic(*table, 2) == Moved(statics, -0.125f));
 }
 
 TEST_CASE("a commit without deposits does nothing and counts no step") {
@@ -126,7 +126,7 @@ TEST_CASE("both kinds of rows count the same steps, though one of them has no gr
   DepositOnes(*table, {{2}, {}, {0}});
   CommitOn(*table, Options("adagrad"));
   CHECK(table->own()->steps() == 2);
-  CHECK(table->shared()->steps() == 2);
+  CHECK(table->statics()->steps() == 2);
   CHECK(OwnRow(*table, 1).slots.size() == kAdaptiveDim);
   CHECK(OwnRow(*table, 1).update_num == 1);
 }
@@ -142,20 +142,20 @@ TEST_CASE("slots of a new row are those of its static row, or start anew") {
         CommitOn(*table, Options(rule));
       }
       Look(*table, Times(key, 2), true);
-      const RowContents shared = SharedRow(*table, key), own = OwnRow(*table, key);
-      REQUIRE(!shared.slots.empty());
-      CHECK(own.embedding == shared.embedding);
+      const RowContents statics = StaticRow(*table, key), own = OwnRow(*table, key);
+      REQUIRE(!statics.slots.empty());
+      CHECK(own.embedding == statics.embedding);
       const auto start = Value(table->own()->Freeze()).slot_start();
       CHECK((own.slots != start) == copy);
-      if (copy) CHECK(own.slots == shared.slots);
+      if (copy) CHECK(own.slots == statics.slots);
       // From here on the two are trained on their own, by equal steps.
       DepositOnes(*table, {{key, key}, {}, {0, 1}});
       CommitOn(*table, Options(rule));
       if (copy) {
-        CHECK(OwnRow(*table, key).slots == SharedRow(*table, key).slots);
-        CHECK(See(*table, key) == SeeShared(*table, key));
+        CHECK(OwnRow(*table, key).slots == StaticRow(*table, key).slots);
+        CHECK(See(*table, key) == SeeStatic(*table, key));
       } else {
-        CHECK(OwnRow(*table, key).slots != SharedRow(*table, key).slots);
+        CHECK(OwnRow(*table, key).slots != StaticRow(*table, key).slots);
       }
     }
   }
@@ -166,11 +166,11 @@ TEST_CASE("the step in which a row is made gives it that step's gradient, as Ada
   const Key key = 9;
   DepositOnes(*table, {{key}, {}, {}});
   CommitOn(*table, Options("adagrad"));
-  const auto start = SeeShared(*table, key);
+  const auto start = SeeStatic(*table, key);
   Look(*table, Times(key, 2), true);
   DepositOn(*table, Times(key, 2), {1, 2, 3, 1, 2, 3});
   CommitOn(*table, Options("adagrad"));
-  CHECK(SeeShared(*table, key) == start);
+  CHECK(SeeStatic(*table, key) == start);
   for (int j = 0; j < kAdaptiveDim; ++j) {
     const double g = 2.0 * (j + 1), accumulator = 0.1 + 1 + g * g;
     CHECK(OwnRow(*table, key).slots[j] == doctest::Approx(accumulator));
@@ -181,7 +181,7 @@ TEST_CASE("the step in which a row is made gives it that step's gradient, as Ada
 TEST_CASE("deposits wait for the optimizer that is given them") {
   const auto table = MakeTable(1);
   Look(*table, Times(1, 1), true);
-  const auto own = See(*table, 1), shared = SeeShared(*table, 2);
+  const auto own = See(*table, 1), statics = SeeStatic(*table, 2);
   std::vector<float> given_first(kAnchorSize), given_second(kAnchorSize);
   CommitOptions first = Options("sgd", 1.0), second = first;
   first.optimizer = 7;
@@ -194,11 +194,11 @@ TEST_CASE("deposits wait for the optimizer that is given them") {
   CHECK(CommitOn(*table, second).rows == 1);
   CHECK(table->Stats().own.pending_gradients == 2);
   CHECK(See(*table, 1) == Moved(own, -1.0f));
-  CHECK(SeeShared(*table, 2) == shared);
+  CHECK(SeeStatic(*table, 2) == statics);
   DepositOnes(*table, {{1, 2}, {}, {-1, 0}}, given_first.data());
   CHECK(CommitOn(*table, first).rows == 2);
   CHECK(See(*table, 1) == Moved(Moved(own, -1.0f), -2.0f));
-  CHECK(SeeShared(*table, 2) == Moved(shared, -2.0f));
+  CHECK(SeeStatic(*table, 2) == Moved(statics, -2.0f));
   CHECK(table->Stats().own.pending_gradients == 0);
   CHECK(table->own()->steps() == 1);
 }
@@ -206,16 +206,16 @@ TEST_CASE("deposits wait for the optimizer that is given them") {
 TEST_CASE("gradients that were deposited in the static table alone are committed along") {
   const auto table = MakeTable(1);
   const Key bucket = 2;
-  const auto start = SeeShared(*table, KeysOfBucket(bucket, kBuckets, 1)[0]);
+  const auto start = SeeStatic(*table, KeysOfBucket(bucket, kBuckets, 1)[0]);
   const auto ones = std::make_shared<const std::vector<float>>(kAdaptiveDim, 1.0f);
   LookupKeys keys;
   keys.keys = &bucket;
   keys.n = 1;
-  table->shared()->Deposit(keys, ones, ones->data(), nullptr);
+  table->statics()->Deposit(keys, ones, ones->data(), nullptr);
   CHECK(CommitOn(*table, Options("sgd")).rows == 1);
-  CHECK(SeeShared(*table, KeysOfBucket(bucket, kBuckets, 1)[0]) == Moved(start, -0.5f));
+  CHECK(SeeStatic(*table, KeysOfBucket(bucket, kBuckets, 1)[0]) == Moved(start, -0.5f));
   CHECK(table->own()->steps() == 1);
-  CHECK(table->shared()->steps() == 1);
+  CHECK(table->statics()->steps() == 1);
 }
 
 TEST_CASE("a commit of an optimizer that is given no gradients is no step, whatever waits") {
@@ -226,8 +226,8 @@ TEST_CASE("a commit of an optimizer that is given no gradients is no step, whate
   options.redeemed = nothing.data();
   CommitOn(*table, options);
   CHECK(table->own()->steps() == 0);
-  CHECK(table->shared()->steps() == 0);
-  CHECK(Value(table->shared()->Freeze()).state().rule.empty());
+  CHECK(table->statics()->steps() == 0);
+  CHECK(Value(table->statics()->Freeze()).state().rule.empty());
 }
 
 TEST_CASE("another rule starts the slots of both kinds of rows anew") {
@@ -239,11 +239,11 @@ TEST_CASE("another rule starts the slots of both kinds of rows anew") {
   const CommitOutcome outcome = CommitOn(*table, Options("adam"));
   CHECK(outcome.restarted);
   CHECK(outcome.previous == "adagrad");
-  CHECK(SharedRow(*table, 2).slots == std::vector<float>(2 * kAdaptiveDim, 0.0f));
+  CHECK(StaticRow(*table, 2).slots == std::vector<float>(2 * kAdaptiveDim, 0.0f));
   CHECK(OwnRow(*table, 1).slots.size() == 2 * kAdaptiveDim);
   CHECK(table->own()->steps() == 1);
   Look(*table, Times(2, 1), true);
-  CHECK(OwnRow(*table, 2).slots == SharedRow(*table, 2).slots);
+  CHECK(OwnRow(*table, 2).slots == StaticRow(*table, 2).slots);
 }
 
 TEST_CASE("the step that another rule begins with decays counts as any other") {
@@ -271,7 +271,7 @@ TEST_CASE("an unknown rule or parameter is an error that drops the deposits and 
     REQUIRE_FALSE(outcome.ok());
     CHECK(outcome.status().code() == Code::kInvalidArgument);
     CHECK(table->Stats().own.pending_gradients == 0);
-    CHECK(table->Stats().shared.pending_gradients == 0);
+    CHECK(table->Stats().statics.pending_gradients == 0);
     CHECK(Same(ContentsOf(*table), before));
   }
 }

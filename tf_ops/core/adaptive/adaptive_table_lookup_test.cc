@@ -19,7 +19,7 @@ std::unique_ptr<AdaptiveTable> MakeTable(uint32_t promote_after) {
 }
 
 // Trains the static row of a key, so that it is not what the initializer made.
-void TrainShared(AdaptiveTable& table, Key key) {
+void TrainStatic(AdaptiveTable& table, Key key) {
   DepositOnes(table, {{key}, {}, {0}});
   CommitOn(table, Options("sgd"));
 }
@@ -113,12 +113,12 @@ TEST_CASE("a count of any size saturates and does not wrap") {
 TEST_CASE("a new row is its static row, bit for bit, and the lookup that makes it reads that") {
   for (const ParallelFor& parallel_for : {ParallelFor(SerialFor), ParallelFor(ThreadedFor)}) {
     const auto table = MakeTable(2);
-    for (Key key = 0; key < 50; ++key) TrainShared(*table, key);
+    for (Key key = 0; key < 50; ++key) TrainStatic(*table, key);
     for (Key key = 0; key < 50; ++key) {
-      const auto shared = SeeShared(*table, key);
-      CHECK(Look(*table, Times(key, 2), true, parallel_for) == Repeated(shared, 2));
+      const auto statics = SeeStatic(*table, key);
+      CHECK(Look(*table, Times(key, 2), true, parallel_for) == Repeated(statics, 2));
       CHECK(table->own()->size() == key + 1);
-      CHECK(See(*table, key) == shared);
+      CHECK(See(*table, key) == statics);
     }
   }
 }
@@ -135,7 +135,7 @@ TEST_CASE("a large batch of many keys that are new at once gets all its rows") {
   const auto before = Look(*table, batch, false);
   CHECK(Look(*table, batch, true, ThreadedFor) == before);
   CHECK(table->own()->size() == kKeys);
-  CHECK(table->shared()->size() == 101);
+  CHECK(table->statics()->size() == 101);
   CHECK(Look(*table, batch, false, ThreadedFor) == before);
   CHECK(table->Stats().promoted == kKeys);
 }
@@ -143,7 +143,7 @@ TEST_CASE("a large batch of many keys that are new at once gets all its rows") {
 TEST_CASE("a lookup that is not for training changes nothing, whatever its mask and counts") {
   const auto table = MakeTable(1);
   Look(*table, {{1}, {}, {}}, true);
-  TrainShared(*table, 2);
+  TrainStatic(*table, 2);
   const AdaptiveState before = ContentsOf(*table);
   const AdaptiveStats stats = table->Stats();
   for (int i = 0; i < 3; ++i) {
@@ -153,7 +153,7 @@ TEST_CASE("a lookup that is not for training changes nothing, whatever its mask 
   }
   CHECK(Same(ContentsOf(*table), before));
   CHECK(table->Stats().lookups == stats.lookups);
-  CHECK(table->Stats().shared.rows == stats.shared.rows);
+  CHECK(table->Stats().statics.rows == stats.statics.rows);
   CHECK(table->Stats().promoted == 1);
 }
 
@@ -177,9 +177,9 @@ TEST_CASE(
   CHECK(OwnKeys(*table) == std::vector<Key>{key});
   DepositOnes(*table, {{key}, {}, {-1}});
   CommitOn(*table, Options("sgd"));
-  const auto shared = SeeShared(*table, key), own = See(*table, key);
-  CHECK(own != shared);
-  std::vector<float> expected = shared;
+  const auto statics = SeeStatic(*table, key), own = See(*table, key);
+  CHECK(own != statics);
+  std::vector<float> expected = statics;
   expected.insert(expected.end(), own.begin(), own.end());
   expected.insert(expected.end(), own.begin(), own.end());
   for (const bool training : {false, true}) {
@@ -243,10 +243,10 @@ TEST_CASE("a key whose row was taken away gets it again in the next lookup, from
   const std::vector<Key> keys = {key, key, 99};
   CHECK(Value(table->Demote(keys.data(), 3, SerialFor)) == 1);
   CHECK(table->own()->size() == 0);
-  CHECK(See(*table, key) == SeeShared(*table, key));
+  CHECK(See(*table, key) == SeeStatic(*table, key));
   Look(*table, Times(key, 1), true);
   CHECK(OwnKeys(*table) == std::vector<Key>{key});
-  CHECK(See(*table, key) == SeeShared(*table, key));
+  CHECK(See(*table, key) == SeeStatic(*table, key));
   CHECK(table->Stats().promoted == 2);
   CHECK(table->Stats().demoted == 1);
 }
@@ -264,7 +264,7 @@ TEST_CASE("stats count keys that lookups for training read, and those of own row
   CHECK(table->Stats().sketch_saturation == 0);
   Look(*table, Times(2, 1), true);
   DepositOnes(*table, {{1, 5}, {}, {}});
-  CHECK(table->Stats().own.pending_gradients + table->Stats().shared.pending_gradients == 2);
+  CHECK(table->Stats().own.pending_gradients + table->Stats().statics.pending_gradients == 2);
 }
 
 }  // namespace sok

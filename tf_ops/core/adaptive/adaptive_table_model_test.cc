@@ -60,14 +60,14 @@ class Beside {
     CheckKeys();
     const AdaptiveState contents = ContentsOf(*table_);
     for (const auto& [key, row] : contents.own) CheckRow(row, model_.own().at(key));
-    for (const auto& [bucket, row] : contents.shared) CheckRow(row, model_.shared()[bucket]);
+    for (const auto& [bucket, row] : contents.statics) CheckRow(row, model_.statics()[bucket]);
     const AdaptiveStats stats = table_->Stats();
     CHECK(stats.promoted == model_.promoted());
     CHECK(stats.demoted == model_.demoted());
     CHECK(stats.lookups == model_.lookups());
     CHECK(stats.own_lookups == model_.own_lookups());
     CHECK(stats.own.steps == model_.steps());
-    CHECK(stats.shared.steps == model_.steps());
+    CHECK(stats.statics.steps == model_.steps());
   }
 
  private:
@@ -75,7 +75,7 @@ class Beside {
     std::vector<std::vector<double>> rows;
     for (Key bucket = 0; bucket < kBuckets; ++bucket) {
       std::vector<float> row(kAdaptiveDim);
-      REQUIRE(table.shared()->Lookup(&bucket, 1, false, row.data(), SerialFor).ok());
+      REQUIRE(table.statics()->Lookup(&bucket, 1, false, row.data(), SerialFor).ok());
       rows.emplace_back(row.begin(), row.end());
     }
     return rows;
@@ -164,7 +164,7 @@ TEST_CASE("all keys share the one static row of a table of one bucket") {
   config.max_rows = 3;
   const auto table = MakeAdaptive(config);
   for (Key key = 0; key < 6; ++key) {
-    const auto before = SeeShared(*table, key);
+    const auto before = SeeStatic(*table, key);
     CHECK(Look(*table, Times(key, 2), true) ==
           std::vector<float>{before[0], before[1], before[2], before[0], before[1], before[2]});
     CHECK(table->own()->size() == std::min<uint64_t>(key + 1, 3));

@@ -85,14 +85,14 @@ void RunOwners(const AdaptiveConfig& config, uint64_t owners, const std::string&
   for (const auto& table : many) {
     AdaptiveState part = ContentsOf(*table);
     sum.own.merge(part.own);
-    sum.shared.merge(part.shared);
+    sum.statics.merge(part.statics);
     CHECK(part.own.empty());
-    CHECK(part.shared.empty());
+    CHECK(part.statics.empty());
     for (size_t i = 1; i < sum.counters.size(); ++i) sum.counters[i] += part.counters[i];
   }
   sum.counters[0] = whole.counters[0];
   CHECK(sum.own == whole.own);
-  CHECK(sum.shared == whole.shared);
+  CHECK(sum.statics == whole.statics);
   CHECK(sum.counters == whole.counters);
 }
 
@@ -129,7 +129,7 @@ TEST_CASE("the key of another owner is refused with both owners named, and nothi
 TEST_CASE("an owner without buckets can be made and commits nothing") {
   const auto tables = MakeOwners(ExactConfig(kBuckets, 1), 13);
   CHECK(CommitOn(*tables[12], Options("adam")).rows == 0);
-  CHECK(ContentsOf(*tables[12]).shared.empty());
+  CHECK(ContentsOf(*tables[12]).statics.empty());
 }
 
 }  // namespace sok

@@ -172,17 +172,17 @@ TEST_CASE("the static row moves by the blend, of several keys in order of the ke
   for (float g : {1.0f, -2.0f, 4.0f}) gradients.insert(gradients.end(), kAdaptiveDim, g);
   DepositOn(*table, {keys, {}, {}}, gradients);
   CommitOn(*table, Options("sgd"));
-  auto expected = SeeShared(*table, keys[0]);
-  const auto untouched = SeeShared(*table, KeysOfBucket(1, kBuckets, 1)[0]);
+  auto expected = SeeStatic(*table, keys[0]);
+  const auto untouched = SeeStatic(*table, KeysOfBucket(1, kBuckets, 1)[0]);
   for (Key key : keys) {
     const auto own = See(*table, key);
     for (int j = 0; j < kAdaptiveDim; ++j) expected[j] += 0.25f * (own[j] - expected[j]);
   }
   const std::vector<Key> backwards = {keys[2], keys[0], keys[1], keys[0]};
   CHECK(Value(table->Demote(backwards.data(), 4, ThreadedFor)) == 3);
-  CHECK(SeeShared(*table, keys[0]) == expected);
+  CHECK(SeeStatic(*table, keys[0]) == expected);
   for (Key key : keys) CHECK(See(*table, key) == expected);
-  CHECK(SeeShared(*table, KeysOfBucket(1, kBuckets, 1)[0]) == untouched);
+  CHECK(SeeStatic(*table, KeysOfBucket(1, kBuckets, 1)[0]) == untouched);
 }
 
 TEST_CASE("a blend of 1 makes the static row that of the key, and 0 leaves it") {
@@ -194,10 +194,10 @@ TEST_CASE("a blend of 1 makes the static row that of the key, and 0 leaves it") 
     Look(*table, Times(key, 1), true);
     DepositOnes(*table, {{key}, {}, {}});
     CommitOn(*table, Options("sgd", 0.125));
-    const auto shared = SeeShared(*table, key), own = See(*table, key);
+    const auto statics = SeeStatic(*table, key), own = See(*table, key);
     REQUIRE(Value(table->Demote(&key, 1, SerialFor)) == 1);
     for (int j = 0; j < kAdaptiveDim; ++j) {
-      CHECK(See(*table, key)[j] == doctest::Approx(blend == 0 ? shared[j] : own[j]));
+      CHECK(See(*table, key)[j] == doctest::Approx(blend == 0 ? statics[j] : own[j]));
     }
   }
 }

@@ -82,7 +82,7 @@ TEST_CASE("a restored table goes on as the one that was saved, bit for bit") {
       REQUIRE(RestoreParts(saved).Into(*again, ThreadedFor).ok());
       CHECK(Same(ContentsOf(*again), saved));
       CHECK(again->Stats().own.pending_gradients == 0);
-      CHECK(again->Stats().shared.pending_gradients == 0);
+      CHECK(again->Stats().statics.pending_gradients == 0);
       const auto twin = MakeAdaptive(Config());
       REQUIRE(RestoreParts(saved).Into(*twin).ok());
       Train(*again, rule, 3, 13);
@@ -132,16 +132,16 @@ TEST_CASE("what does not fit is refused, and everything stays as it was, waiting
   CheckRefused("version", invalid, [](RestoreParts* parts) { parts->counters[0] = 2; });
   CheckRefused("one rule", invalid, [](RestoreParts* parts) { parts->own.state.rule = "adam"; });
   CheckRefused("\"none\"", invalid, [](RestoreParts* parts) {
-    parts->own.state.rule = parts->shared.state.rule = "none";
+    parts->own.state.rule = parts->statics.state.rule = "none";
   });
   CheckRefused("slot values", invalid, [](RestoreParts* parts) {
-    parts->own.state.rule = parts->shared.state.rule = "adam";
+    parts->own.state.rule = parts->statics.state.rule = "adam";
   });
   CheckRefused("header", Code::kDataLoss, [](RestoreParts* parts) { parts->sketch.clear(); });
   CheckRefused("checksum", Code::kDataLoss, [](RestoreParts* parts) { parts->sketch.back() ^= 1; });
   CheckRefused("checksum", Code::kDataLoss, [](RestoreParts* parts) { parts->sketch.pop_back(); });
   CheckRefused("[0, 5)", Code::kOutOfRange,
-               [](RestoreParts* parts) { parts->shared.keys.back() = kBuckets; });
+               [](RestoreParts* parts) { parts->statics.keys.back() = kBuckets; });
 }
 
 TEST_CASE("more own rows than max_rows are refused") {
@@ -183,7 +183,7 @@ TEST_CASE("the own rows of another owner are refused, as its static rows are") {
   const AdaptiveState before = ContentsOf(*second);
   AdaptiveState saved = ContentsOf(*first);
   CHECK(RestoreParts(saved).Into(*second).code() == Code::kInvalidArgument);
-  saved.shared.clear();
+  saved.statics.clear();
   CHECK(RestoreParts(saved).Into(*second).code() == Code::kInvalidArgument);
   CHECK(Same(ContentsOf(*second), before));
 }

@@ -39,8 +39,8 @@ std::unique_ptr<AdaptiveTable> MakeTable(AdaptiveConfig config) {
   auto own = Table::Make(of_rows);
   of_rows.direct = true;
   of_rows.max_rows = kBuckets;
-  auto shared = Table::Make(of_rows);
-  return Value(AdaptiveTable::Make(Value(std::move(own)), Value(std::move(shared)), config));
+  auto statics = Table::Make(of_rows);
+  return Value(AdaptiveTable::Make(Value(std::move(own)), Value(std::move(statics)), config));
 }
 
 AdaptiveBatch Batch(std::mt19937_64& rng) {
@@ -84,7 +84,7 @@ void Export(AdaptiveTable& table, uint64_t max_rows, Faults* faults) {
     ++faults->refused;
     return;
   }
-  for (const Table::Snapshot* part : {&frozen.value().own, &frozen.value().shared}) {
+  for (const Table::Snapshot* part : {&frozen.value().own, &frozen.value().statics}) {
     std::vector<Key> keys(part->size());
     std::vector<float> rows(keys.size() * kAdaptiveDim);
     faults->refused += !part->Write({keys.data(), rows.data()}).ok();
@@ -95,7 +95,7 @@ void Export(AdaptiveTable& table, uint64_t max_rows, Faults* faults) {
   faults->too_many += max_rows > 0 && own.size() > max_rows;
   // A snapshot is of one moment: its rows are those that were made and have not gone.
   faults->differs += static_cast<int64_t>(own.size()) != counters[1] - counters[2];
-  faults->differs += own.state().steps != frozen.value().shared.state().steps;
+  faults->differs += own.state().steps != frozen.value().statics.state().steps;
 }
 
 void InThreads(int threads, const std::function<void(int, std::mt19937_64&)>& work) {
@@ -180,13 +180,13 @@ TEST_CASE("no gradient is lost and none counts twice, whoever promotes and commi
   AdaptiveBatch all;
   for (Key key = 0; key < kKeys; ++key) all.keys.push_back(key);
   Look(*settled, all, true);
-  std::vector<std::atomic<int>> own(kKeys), shared(kBuckets);
+  std::vector<std::atomic<int>> own(kKeys), statics(kBuckets);
   InThreads(kThreads, [&](int, std::mt19937_64& rng) {
     for (int turn = 0; turn < kTurns; ++turn) {
       const AdaptiveBatch batch = Batch(rng);
       for (size_t i = 0; i < kBatch; ++i) {
         const Key key = batch.keys[i];
-        ++(batch.mask[i] != 0 ? own[key] : shared[AdaptiveBucket(key, kBuckets)]);
+        ++(batch.mask[i] != 0 ? own[key] : statics[AdaptiveBucket(key, kBuckets)]);
       }
       REQUIRE(settled->Deposit(batch.View(), ones, ones->data(), nullptr).ok());
       faults.refused += !settled->Commit(Options("sgd", 1.0), pool.run).ok();
@@ -196,7 +196,7 @@ TEST_CASE("no gradient is lost and none counts twice, whoever promotes and commi
   for (Key key = 0; key < kKeys; ++key) {
     REQUIRE(See(*settled, key)[0] == -static_cast<float>(own[key].load()));
     const uint64_t bucket = AdaptiveBucket(key, kBuckets);
-    REQUIRE(SeeShared(*settled, key)[0] == -static_cast<float>(shared[bucket].load()));
+    REQUIRE(SeeStatic(*settled, key)[0] == -static_cast<float>(statics[bucket].load()));
   }
 }
 

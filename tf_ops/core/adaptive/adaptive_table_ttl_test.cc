@@ -41,7 +41,7 @@ TEST_CASE("a row that was not updated for the ttl goes, and lookups do not keep 
   Update(*table, 2);  // at 5: 1 and 3 are four steps old
   CHECK(OwnKeys(*table) == Keys{2});
   CHECK(table->Stats().demoted == 2);
-  CHECK(See(*table, 1) == SeeShared(*table, 1));
+  CHECK(See(*table, 1) == SeeStatic(*table, 1));
   for (int step = 6; step <= 8; ++step) IdleStep(*table);
   CHECK(OwnKeys(*table) == Keys{2});
   IdleStep(*table);
@@ -72,12 +72,12 @@ TEST_CASE("a row that goes of age moves its static row by the blend") {
   Look(*table, Times(7, 1), true);
   Update(*table, 7);  // at 1
   IdleStep(*table, KeysOfBucket((AdaptiveBucket(7, kBuckets) + 1) % kBuckets, kBuckets, 1)[0]);
-  const auto own = See(*table, 7), shared = SeeShared(*table, 7);
-  REQUIRE(own != shared);
+  const auto own = See(*table, 7), statics = SeeStatic(*table, 7);
+  REQUIRE(own != statics);
   IdleStep(*table, KeysOfBucket((AdaptiveBucket(7, kBuckets) + 1) % kBuckets, kBuckets, 1)[0]);
   CHECK(table->own()->size() == 0);
   for (int j = 0; j < kAdaptiveDim; ++j) {
-    CHECK(See(*table, 7)[j] == shared[j] + 0.5f * (own[j] - shared[j]));
+    CHECK(See(*table, 7)[j] == statics[j] + 0.5f * (own[j] - statics[j]));
   }
 }
 
@@ -94,12 +94,12 @@ TEST_CASE("a gradient for a row that has gone of age goes to the static row") {
     CommitOn(*table, other);
   }
   REQUIRE(table->own()->size() == 0);
-  const auto shared = SeeShared(*table, 7);
+  const auto statics = SeeStatic(*table, 7);
   CommitOptions late = Options("sgd");
   late.redeemed = given.data();
   CommitOn(*table, late);
   CHECK(table->own()->size() == 0);
-  for (int j = 0; j < kAdaptiveDim; ++j) CHECK(See(*table, 7)[j] == shared[j] - 0.5f);
+  for (int j = 0; j < kAdaptiveDim; ++j) CHECK(See(*table, 7)[j] == statics[j] - 0.5f);
 }
 
 TEST_CASE("rows that went of age leave room for as many newcomers") {

@@ -17,7 +17,7 @@ namespace {
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "cells are copied as they lie in memory");
 
 constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull;
-// The keys of a group have a hash in common, so their cells come from another one.
+// The keys of a bucket have a hash in common, so their cells come from another one.
 constexpr uint64_t kSalt = 0xd1b54a32d192ed03ull;
 constexpr size_t kHugeFrom = 2 << 20;                // bytes
 constexpr uint64_t kLargestRow = UINT64_C(1) << 32;  // cells
@@ -41,7 +41,7 @@ uint64_t MachineBytes() {
 }
 
 std::string Text(const SketchConfig& config) {
-  return std::to_string(config.groups) + " groups of " + std::to_string(config.cells_per_group) +
+  return std::to_string(config.buckets) + " buckets of " + std::to_string(config.cells_per_bucket) +
          " cells of " + std::to_string(config.cell_bits) + " bits";
 }
 
@@ -54,26 +54,27 @@ Status NoMemory(const SketchConfig& config) {
 }
 
 Status Check(const SketchConfig& config) {
-  if (config.groups < 1) {
+  if (config.buckets < 1) {
     return InvalidArgument(
-        "Expected a count-min sketch of at least 1 group. Received: 0. Give the number of static "
+        "Expected a count-min sketch of at least 1 bucket. Received: 0. Give the number of static "
         "buckets here.");
   }
-  if (config.cells_per_group < CountMinSketch::kRows ||
-      config.cells_per_group % CountMinSketch::kRows != 0 ||
-      config.cells_per_group / CountMinSketch::kRows > kLargestRow) {
-    return InvalidArgument("Expected cells_per_group to be a positive multiple of " +
+  if (config.cells_per_bucket < CountMinSketch::kRows ||
+      config.cells_per_bucket % CountMinSketch::kRows != 0 ||
+      config.cells_per_bucket / CountMinSketch::kRows > kLargestRow) {
+    return InvalidArgument("Expected cells_per_bucket to be a positive multiple of " +
                            std::to_string(CountMinSketch::kRows) + ", at most " +
                            std::to_string(CountMinSketch::kRows * kLargestRow) +
-                           ". Received: " + std::to_string(config.cells_per_group) +
-                           ". CellsPerGroup gives it for a capacity.");
+                           ". Received: " + std::to_string(config.cells_per_bucket) +
+                           ". CellsPerBucket gives it for a capacity.");
   }
   if (config.cell_bits != 8 && config.cell_bits != 16) {
     return InvalidArgument(
         "Expected cells of 8 or 16 bits. Received: " + std::to_string(config.cell_bits) + ".");
   }
   const uint64_t cell_bytes = static_cast<uint64_t>(config.cell_bits) / 8;
-  if (config.groups > MachineBytes() / cell_bytes / config.cells_per_group) return NoMemory(config);
+  if (config.buckets > MachineBytes() / cell_bytes / config.cells_per_bucket)
+    return NoMemory(config);
   return Status();
 }
 
@@ -88,21 +89,21 @@ Result<std::unique_ptr<CountMinSketch>> CountMinSketch::Make(const SketchConfig&
   const Status status = Check(config);
   if (!status.ok()) return status;
   const size_t bytes =
-      config.groups * config.cells_per_group * static_cast<uint64_t>(config.cell_bits) / 8;
+      config.buckets * config.cells_per_bucket * static_cast<uint64_t>(config.cell_bits) / 8;
   PageBuffer memory(bytes, bytes >= kHugeFrom);
   if (memory.data() == nullptr) return NoMemory(config);
   return std::unique_ptr<CountMinSketch>(new CountMinSketch(config, std::move(memory)));
 }
 
 CountMinSketch::CountMinSketch(const SketchConfig& config, PageBuffer memory)
-    : config_(config), row_cells_(config.cells_per_group / kRows), memory_(std::move(memory)) {}
+    : config_(config), row_cells_(config.cells_per_bucket / kRows), memory_(std::move(memory)) {}
 
-uint64_t CountMinSketch::CellsPerGroup(uint64_t capacity, uint64_t all_groups) {
-  // There are eight cells a key, and eight more a group, because keys do not spread evenly: see the
-  // header.
+uint64_t CountMinSketch::CellsPerBucket(uint64_t capacity, uint64_t all_buckets) {
+  // There are eight cells a key, and eight more a bucket, because keys do not spread evenly: see
+  // the header.
   constexpr uint64_t kCellsPerKey = 8, kMore = 8, kLargest = UINT64_C(1) << 56;
   const uint64_t cells = std::min(capacity, kLargest) * kCellsPerKey;
-  const uint64_t share = cells / all_groups + (cells % all_groups != 0) + kMore;
+  const uint64_t share = cells / all_buckets + (cells % all_buckets != 0) + kMore;
   return (share + kRows - 1) / kRows * kRows;
 }
 
@@ -116,11 +117,11 @@ void CountMinSketch::WithCell(const Fn& fn) const {
 }
 
 template <typename Cell>
-void CountMinSketch::FindCells(Key key, uint32_t group, Cell** cells) const {
+void CountMinSketch::FindCells(Key key, uint32_t bucket, Cell** cells) const {
   // Each of two independent outputs of SplitMix64 gives the cells of two rows.
   const uint64_t hash = Mix64(key + kSalt);
   const uint64_t random[] = {hash, Mix64(hash + kGolden)};
-  Cell* row = reinterpret_cast<Cell*>(memory_.data()) + group * config_.cells_per_group;
+  Cell* row = reinterpret_cast<Cell*>(memory_.data()) + bucket * config_.cells_per_bucket;
   for (uint64_t r = 0; r < kRows; ++r, row += row_cells_) {
     cells[r] = row + Below(static_cast<uint32_t>(random[r / 2] >> (r % 2 * 32)), row_cells_);
     __builtin_prefetch(cells[r]);
@@ -128,34 +129,34 @@ void CountMinSketch::FindCells(Key key, uint32_t group, Cell** cells) const {
 }
 
 template <typename Cell, typename Fn>
-void CountMinSketch::ForEachKey(const Key* keys, const uint32_t* groups, size_t n,
+void CountMinSketch::ForEachKey(const Key* keys, const uint32_t* buckets, size_t n,
                                 const Fn& fn) const {
   constexpr size_t kAhead = 64;
   Cell* cells[kAhead][kRows];
   for (size_t begin = 0; begin < n; begin += kAhead) {
     const size_t end = std::min(n, begin + kAhead);
-    for (size_t i = begin; i < end; ++i) FindCells(keys[i], groups[i], cells[i - begin]);
+    for (size_t i = begin; i < end; ++i) FindCells(keys[i], buckets[i], cells[i - begin]);
     for (size_t i = begin; i < end; ++i) fn(i, cells[i - begin]);
   }
 }
 
-void CountMinSketch::Estimate(const Key* keys, const uint32_t* groups, size_t n,
+void CountMinSketch::Estimate(const Key* keys, const uint32_t* buckets, size_t n,
                               uint32_t* estimates) const {
   WithCell([&](auto* type) {
     using Cell = std::remove_pointer_t<decltype(type)>;
-    ForEachKey<Cell>(keys, groups, n, [&](size_t i, Cell* const* cells) {
+    ForEachKey<Cell>(keys, buckets, n, [&](size_t i, Cell* const* cells) {
       estimates[i] = std::min(std::min(*cells[0], *cells[1]), std::min(*cells[2], *cells[3]));
     });
   });
 }
 
-void CountMinSketch::Add(const Key* keys, const uint32_t* groups, const uint32_t* counts, size_t n,
+void CountMinSketch::Add(const Key* keys, const uint32_t* buckets, const uint32_t* counts, size_t n,
                          uint32_t* estimates) {
-  Estimate(keys, groups, n, estimates);
+  Estimate(keys, buckets, n, estimates);
   for (size_t i = 0; i < n; ++i) estimates[i] += std::min(counts[i], max() - estimates[i]);
   WithCell([&](auto* type) {
     using Cell = std::remove_pointer_t<decltype(type)>;
-    ForEachKey<Cell>(keys, groups, n, [&](size_t i, Cell* const* cells) {
+    ForEachKey<Cell>(keys, buckets, n, [&](size_t i, Cell* const* cells) {
       const auto estimate = static_cast<Cell>(estimates[i]);
       for (uint64_t r = 0; r < kRows; ++r) *cells[r] = std::max(*cells[r], estimate);
     });
@@ -190,8 +191,8 @@ double CountMinSketch::Saturation() const {
 std::string CountMinSketch::Header(std::string_view cells) const {
   std::string header(kMagic);
   AppendLittleEndian(&header, kVersion, 4);
-  AppendLittleEndian(&header, config_.groups, 8);
-  AppendLittleEndian(&header, config_.cells_per_group, 8);
+  AppendLittleEndian(&header, config_.buckets, 8);
+  AppendLittleEndian(&header, config_.cells_per_bucket, 8);
   AppendLittleEndian(&header, static_cast<uint64_t>(config_.cell_bits), 4);
   const uint64_t seed = Checksum(header.data(), header.size(), 0);
   AppendLittleEndian(&header, Checksum(cells.data(), cells.size(), seed), 8);
@@ -229,7 +230,7 @@ Status CountMinSketch::Load(std::string_view dump) {
   const SketchConfig saved = {ReadLittleEndian(dump.data() + kGroupsAt, 8),
                               ReadLittleEndian(dump.data() + kCellsPerGroupAt, 8),
                               static_cast<int>(ReadLittleEndian(dump.data() + kCellBitsAt, 4))};
-  if (saved.groups != config_.groups || saved.cells_per_group != config_.cells_per_group ||
+  if (saved.buckets != config_.buckets || saved.cells_per_bucket != config_.cells_per_bucket ||
       saved.cell_bits != config_.cell_bits) {
     return InvalidArgument("Expected a count-min sketch of " + Text(config_) +
                            ". Received: " + Text(saved) +

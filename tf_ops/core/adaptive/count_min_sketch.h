@@ -4,9 +4,9 @@
 // measurement and accounting").
 //
 // Each key has four cells, one in each of four rows of cells, and its count is at most the smallest
-// of them. The cells stand in groups. All four cells of a key lie in the group that the caller
-// names; a group has a part of each row, one after the other. So sketches that share the groups
-// among several workers count like one sketch with all groups.
+// of them. The cells stand in buckets. All four cells of a key lie in the bucket that the caller
+// names; a bucket has a part of each row, one after the other. So sketches that share the buckets
+// among several workers count like one sketch with all buckets.
 //
 // The class is not thread-safe, but const methods may run at once.
 #pragma once
@@ -24,9 +24,9 @@
 namespace sok {
 
 struct SketchConfig {
-  uint64_t groups;           // how many this sketch has, at least 1
-  uint64_t cells_per_group;  // a positive multiple of CountMinSketch::kRows
-  int cell_bits;             // 8 or 16
+  uint64_t buckets;           // how many this sketch has, at least 1
+  uint64_t cells_per_bucket;  // a positive multiple of CountMinSketch::kRows
+  int cell_bits;              // 8 or 16
 };
 
 class CountMinSketch {
@@ -37,20 +37,20 @@ class CountMinSketch {
   // is not so much memory.
   static Result<std::unique_ptr<CountMinSketch>> Make(const SketchConfig& config);
 
-  // Returns how many cells each of `all_groups` groups (at least 1), on all workers together, must
-  // have to count `capacity` keys: eight a key and eight more a group. With that, take a million
-  // keys with Zipf's exponent 1.05, draw them up to 30 million times, and count each until it
-  // reaches k = 2, 3, 5 or 10: fewer than 0.5 % of the keys then have an estimate of k without
-  // having been drawn k times, in any number of groups.
-  static uint64_t CellsPerGroup(uint64_t capacity, uint64_t all_groups);
+  // Returns how many cells each of `all_buckets` buckets (at least 1), on all workers together,
+  // must have to count `capacity` keys: eight a key and eight more a bucket. With that, take a
+  // million keys with Zipf's exponent 1.05, draw them up to 30 million times, and count each until
+  // it reaches k = 2, 3, 5 or 10: fewer than 0.5 % of the keys then have an estimate of k without
+  // having been drawn k times, in any number of buckets.
+  static uint64_t CellsPerBucket(uint64_t capacity, uint64_t all_buckets);
 
-  // Counts key i, of groups[i] < config.groups, counts[i] times. The keys must be distinct.
+  // Counts key i, of buckets[i] < config.buckets, counts[i] times. The keys must be distinct.
   // estimates[i] is its count then, at most max(), and never less than what was added since the
   // last Halve. All cells are read before any of them is raised, and a key raises only those below
   // its own estimate: the order of the keys makes no difference.
-  void Add(const Key* keys, const uint32_t* groups, const uint32_t* counts, size_t n,
+  void Add(const Key* keys, const uint32_t* buckets, const uint32_t* counts, size_t n,
            uint32_t* estimates);
-  void Estimate(const Key* keys, const uint32_t* groups, size_t n, uint32_t* estimates) const;
+  void Estimate(const Key* keys, const uint32_t* buckets, size_t n, uint32_t* estimates) const;
 
   // Halves every cell, rounded down.
   void Halve(const ParallelFor& parallel_for);
@@ -66,8 +66,8 @@ class CountMinSketch {
   //   offset  bytes  field
   //        0      4  "SOKC"
   //        4      4  version of the format, and of the hash functions that place a key's cells
-  //        8      8  groups
-  //       16      8  cells of a group
+  //        8      8  buckets
+  //       16      8  cells of a bucket
   //       24      4  bits of a cell
   //       28      8  XXH3-64 of the cells, seeded with XXH3-64 of the header up to here
   //       36         cells
@@ -84,19 +84,19 @@ class CountMinSketch {
   // Calls fn(i, cells) for the i-th key, where cells[r] points to its cell of row r, with the
   // memory of the next keys on its way.
   template <typename Cell, typename Fn>
-  void ForEachKey(const Key* keys, const uint32_t* groups, size_t n, const Fn& fn) const;
+  void ForEachKey(const Key* keys, const uint32_t* buckets, size_t n, const Fn& fn) const;
   template <typename Cell>
-  void FindCells(Key key, uint32_t group, Cell** cells) const;
+  void FindCells(Key key, uint32_t bucket, Cell** cells) const;
   // Calls fn with a null pointer of a cell's type.
   template <typename Fn>
   void WithCell(const Fn& fn) const;
 
-  uint64_t cells() const { return config_.groups * config_.cells_per_group; }
+  uint64_t cells() const { return config_.buckets * config_.cells_per_bucket; }
   uint64_t cells_bytes() const { return cells() * static_cast<uint64_t>(config_.cell_bits) / 8; }
   std::string Header(std::string_view cells) const;
 
   const SketchConfig config_;
-  const uint64_t row_cells_;  // cells of a row within a group
+  const uint64_t row_cells_;  // cells of a row within a bucket
   PageBuffer memory_;
 };
 

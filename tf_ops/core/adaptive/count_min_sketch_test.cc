@@ -24,30 +24,30 @@ constexpr uint64_t kSeed = 20240919;
 
 struct Batch {
   std::vector<Key> keys;
-  std::vector<uint32_t> groups;
+  std::vector<uint32_t> buckets;
   std::vector<uint32_t> counts;
 
-  void Append(Key key, uint32_t group, uint32_t count) {
+  void Append(Key key, uint32_t bucket, uint32_t count) {
     keys.push_back(key);
-    groups.push_back(group);
+    buckets.push_back(bucket);
     counts.push_back(count);
   }
 };
 
-std::unique_ptr<CountMinSketch> Make(uint64_t groups, uint64_t cells_per_group, int cell_bits) {
-  return Value(CountMinSketch::Make({groups, cells_per_group, cell_bits}));
+std::unique_ptr<CountMinSketch> Make(uint64_t buckets, uint64_t cells_per_bucket, int cell_bits) {
+  return Value(CountMinSketch::Make({buckets, cells_per_bucket, cell_bits}));
 }
 
 std::vector<uint32_t> Add(CountMinSketch* sketch, const Batch& batch) {
   std::vector<uint32_t> estimates(batch.keys.size());
-  sketch->Add(batch.keys.data(), batch.groups.data(), batch.counts.data(), batch.keys.size(),
+  sketch->Add(batch.keys.data(), batch.buckets.data(), batch.counts.data(), batch.keys.size(),
               estimates.data());
   return estimates;
 }
 
 std::vector<uint32_t> Estimate(const CountMinSketch& sketch, const Batch& batch) {
   std::vector<uint32_t> estimates(batch.keys.size());
-  sketch.Estimate(batch.keys.data(), batch.groups.data(), batch.keys.size(), estimates.data());
+  sketch.Estimate(batch.keys.data(), batch.buckets.data(), batch.keys.size(), estimates.data());
   return estimates;
 }
 
@@ -58,10 +58,10 @@ std::map<Key, uint32_t> Draw(std::mt19937_64* rng, size_t draws, uint64_t distin
   return counts;
 }
 
-Batch InGroups(const std::map<Key, uint32_t>& counts, uint64_t groups) {
+Batch InGroups(const std::map<Key, uint32_t>& counts, uint64_t buckets) {
   Batch batch;
   for (const auto& [key, count] : counts) {
-    batch.Append(key, static_cast<uint32_t>(key % groups), count);
+    batch.Append(key, static_cast<uint32_t>(key % buckets), count);
   }
   return batch;
 }
@@ -69,7 +69,7 @@ Batch InGroups(const std::map<Key, uint32_t>& counts, uint64_t groups) {
 TEST_CASE("counts are exact where keys share no cells") {
   for (int bits : {8, 16}) {
     CAPTURE(bits);
-    // Gives each key a group of its own, so that nothing can collide.
+    // Gives each key a bucket of its own, so that nothing can collide.
     const auto sketch = Make(1000, 4, bits);
     Batch batch;
     for (uint32_t i = 0; i < 1000; ++i) batch.Append(~Key{i}, i, i % 7);
@@ -87,14 +87,14 @@ TEST_CASE("counts are exact where keys share no cells") {
   }
 }
 
-TEST_CASE("a key of another group is never in the way") {
+TEST_CASE("a key of another bucket is never in the way") {
   const auto sketch = Make(3, 4, 8);
   Batch batch;
   batch.Append(5, 1, 9);
   CHECK(Add(sketch.get(), batch) == std::vector<uint32_t>{9});
   Batch others;
-  for (uint32_t group : {0, 1, 2}) others.Append(5 + group, group, 0);
-  // Groups of four cells have one for each row, so all keys of a group share them.
+  for (uint32_t bucket : {0, 1, 2}) others.Append(5 + bucket, bucket, 0);
+  // Groups of four cells have one for each row, so all keys of a bucket share them.
   CHECK(Estimate(*sketch, others) == std::vector<uint32_t>{0, 9, 0});
 }
 
@@ -112,8 +112,8 @@ TEST_CASE("a sketch over workers counts as one that is not") {
       Batch mine;
       std::vector<uint32_t> of_mine;
       for (size_t i = 0; i < batch.keys.size(); ++i) {
-        if (batch.groups[i] % kWorkers != w) continue;
-        mine.Append(batch.keys[i], batch.groups[i] / kWorkers, batch.counts[i]);
+        if (batch.buckets[i] % kWorkers != w) continue;
+        mine.Append(batch.keys[i], batch.buckets[i] / kWorkers, batch.counts[i]);
         of_mine.push_back(expected[i]);
       }
       REQUIRE(Add(parts[w].get(), mine) == of_mine);
@@ -125,14 +125,14 @@ TEST_CASE("a count is never below the truth, and that of most keys is the truth"
   constexpr uint64_t kDistinct = 3000;
   CAPTURE(kSeed);
   for (int bits : {8, 16}) {
-    for (uint64_t groups : {1, 7, 1000, 5000}) {
+    for (uint64_t buckets : {1, 7, 1000, 5000}) {
       CAPTURE(bits);
-      CAPTURE(groups);
+      CAPTURE(buckets);
       std::mt19937_64 rng(kSeed);
-      const auto sketch = Make(groups, CountMinSketch::CellsPerGroup(kDistinct, groups), bits);
+      const auto sketch = Make(buckets, CountMinSketch::CellsPerBucket(kDistinct, buckets), bits);
       std::unordered_map<Key, uint32_t> truth;
       for (int step = 0; step < 20; ++step) {
-        const Batch batch = InGroups(Draw(&rng, 1000, kDistinct), groups);
+        const Batch batch = InGroups(Draw(&rng, 1000, kDistinct), buckets);
         const std::vector<uint32_t> estimates = Add(sketch.get(), batch);
         size_t exact = 0;
         for (size_t i = 0; i < batch.keys.size(); ++i) {
@@ -144,7 +144,7 @@ TEST_CASE("a count is never below the truth, and that of most keys is the truth"
       }
       Batch all;
       for (const auto& [key, count] : truth) {
-        all.Append(key, static_cast<uint32_t>(key % groups), count);
+        all.Append(key, static_cast<uint32_t>(key % buckets), count);
       }
       const std::vector<uint32_t> estimates = Estimate(*sketch, all);
       for (size_t i = 0; i < all.keys.size(); ++i) REQUIRE(estimates[i] >= all.counts[i]);
@@ -162,7 +162,7 @@ TEST_CASE("the order of a batch makes no difference, whatever collides") {
     std::iota(order.begin(), order.end(), size_t{0});
     std::shuffle(order.begin(), order.end(), rng);
     Batch shuffled;
-    for (size_t i : order) shuffled.Append(batch.keys[i], batch.groups[i], batch.counts[i]);
+    for (size_t i : order) shuffled.Append(batch.keys[i], batch.buckets[i], batch.counts[i]);
     const std::vector<uint32_t> estimates = Add(one.get(), batch);
     const std::vector<uint32_t> of_shuffled = Add(other.get(), shuffled);
     for (size_t i = 0; i < order.size(); ++i) REQUIRE(of_shuffled[i] == estimates[order[i]]);
@@ -277,15 +277,15 @@ TEST_CASE("a dump of another config is refused, and nothing has changed") {
   for (const auto& other : {Make(4, 8, 8), Make(3, 4, 8), Make(3, 8, 16), Make(6, 4, 8)}) {
     const Status status = sketch->Load(other->Dump());
     CHECK(status.code() == Code::kInvalidArgument);
-    CHECK(status.message().find("Expected a count-min sketch of 3 groups of 8 cells of 8 bits.") ==
+    CHECK(status.message().find("Expected a count-min sketch of 3 buckets of 8 cells of 8 bits.") ==
           0);
   }
   CHECK(sketch->Dump() == before);
 }
 
 TEST_CASE("a config that cannot be is an error") {
-  const auto code = [](uint64_t groups, uint64_t cells, int bits) {
-    return CountMinSketch::Make({groups, cells, bits}).status().code();
+  const auto code = [](uint64_t buckets, uint64_t cells, int bits) {
+    return CountMinSketch::Make({buckets, cells, bits}).status().code();
   };
   CHECK(code(0, 8, 8) == Code::kInvalidArgument);
   CHECK(code(1, 0, 8) == Code::kInvalidArgument);
@@ -297,14 +297,14 @@ TEST_CASE("a config that cannot be is an error") {
   CHECK(code(1, 4, 8) == Code::kOk);
 }
 
-TEST_CASE("a capacity has eight cells a key and eight more a group") {
-  CHECK(CountMinSketch::CellsPerGroup(1000000, 1) == 8000008);
-  CHECK(CountMinSketch::CellsPerGroup(1000000, 1000) == 8008);
-  CHECK(CountMinSketch::CellsPerGroup(1000000, 1000000) == 16);
-  CHECK(CountMinSketch::CellsPerGroup(1000000, 700000) == 20);
-  CHECK(CountMinSketch::CellsPerGroup(1, 1000000) == 12);
-  CHECK(CountMinSketch::CellsPerGroup(0, 1) == 8);
-  CHECK(CountMinSketch::CellsPerGroup(UINT64_MAX, 1) % CountMinSketch::kRows == 0);
+TEST_CASE("a capacity has eight cells a key and eight more a bucket") {
+  CHECK(CountMinSketch::CellsPerBucket(1000000, 1) == 8000008);
+  CHECK(CountMinSketch::CellsPerBucket(1000000, 1000) == 8008);
+  CHECK(CountMinSketch::CellsPerBucket(1000000, 1000000) == 16);
+  CHECK(CountMinSketch::CellsPerBucket(1000000, 700000) == 20);
+  CHECK(CountMinSketch::CellsPerBucket(1, 1000000) == 12);
+  CHECK(CountMinSketch::CellsPerBucket(0, 1) == 8);
+  CHECK(CountMinSketch::CellsPerBucket(UINT64_MAX, 1) % CountMinSketch::kRows == 0);
 }
 
 // Counts keys of Zipf's distribution until they reach k, as promotion does.
@@ -320,11 +320,11 @@ TEST_CASE("few keys reach k before they were drawn so often") {
   std::discrete_distribution<Key> zipf(weights.begin(), weights.end());
   std::vector<Key> draws(kDraws);
   for (Key& key : draws) key = zipf(rng);
-  for (uint64_t groups : {20, 2000, 20000}) {
+  for (uint64_t buckets : {20, 2000, 20000}) {
     for (uint32_t k : {2u, 3u, 10u}) {
-      CAPTURE(groups);
+      CAPTURE(buckets);
       CAPTURE(k);
-      const auto sketch = Make(groups, CountMinSketch::CellsPerGroup(kDistinct, groups), 8);
+      const auto sketch = Make(buckets, CountMinSketch::CellsPerBucket(kDistinct, buckets), 8);
       std::vector<uint32_t> truth(kDistinct);
       std::vector<bool> promoted(kDistinct);
       for (size_t begin = 0; begin < kDraws; begin += kBatch) {
@@ -333,9 +333,9 @@ TEST_CASE("few keys reach k before they were drawn so often") {
         Batch batch;
         for (const auto& [key, count] : counts) {
           truth[key] += count;
-          // A multiplication spreads the keys over the groups.
-          const auto group = static_cast<uint32_t>((key * 0x9e3779b97f4a7c15ull >> 32) % groups);
-          if (!promoted[key]) batch.Append(key, group, count);
+          // A multiplication spreads the keys over the buckets.
+          const auto bucket = static_cast<uint32_t>((key * 0x9e3779b97f4a7c15ull >> 32) % buckets);
+          if (!promoted[key]) batch.Append(key, bucket, count);
         }
         const std::vector<uint32_t> estimates = Add(sketch.get(), batch);
         for (size_t i = 0; i < estimates.size(); ++i) {

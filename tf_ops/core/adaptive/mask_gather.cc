@@ -62,16 +62,16 @@ Status MaskGather::CheckBuckets(size_t begin, size_t end, const StaticRows& rows
   return Status();
 }
 
-void MaskGather::HashShared(size_t begin, size_t end, const StaticRows& rows) {
+void MaskGather::HashStatic(size_t begin, size_t end, const StaticRows& rows) {
   // This is written without a branch on the mask, which nobody can predict.
-  std::vector<uint32_t> shared(end - begin);
+  std::vector<uint32_t> statics(end - begin);
   size_t sharing = 0;
   for (size_t i = begin; i < end; ++i) {
-    shared[sharing] = static_cast<uint32_t>(i);
+    statics[sharing] = static_cast<uint32_t>(i);
     sharing += lookup_.mask[i] == 0;
   }
   std::fill(lookup_.hashed + begin, lookup_.hashed + end, 0);
-  HashBuckets(lookup_.keys, shared.data(), sharing, rows.rows, lookup_.hashed);
+  HashBuckets(lookup_.keys, statics.data(), sharing, rows.rows, lookup_.hashed);
 }
 
 template <typename T>
@@ -95,7 +95,7 @@ Status MaskGather::ReadBlock(size_t begin, size_t end, const StaticRows& rows, T
   Status status = CheckMask(begin, end);
   if (status.ok()) status = CheckBuckets(begin, end, rows);
   if (!status.ok()) return status;
-  if (lookup_.given == nullptr) HashShared(begin, end, rows);
+  if (lookup_.given == nullptr) HashStatic(begin, end, rows);
   const int dim = table_->dim();
   const int64_t* bucket = buckets();
   std::vector<const float*> given(end - begin);

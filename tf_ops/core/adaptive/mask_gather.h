@@ -95,7 +95,7 @@ class MaskGather {
   Status CheckMask(size_t begin, size_t end) const;
   Status CheckBuckets(size_t begin, size_t end, const StaticRows& rows) const;
   // Hashes the keys of mask 0 among positions [begin, end).
-  void HashShared(size_t begin, size_t end, const StaticRows& rows);
+  void HashStatic(size_t begin, size_t end, const StaticRows& rows);
   template <typename T>
   void CopyStaticRows(const std::vector<uint32_t>& positions, const StaticRows& rows,
                       T* embeddings) const;

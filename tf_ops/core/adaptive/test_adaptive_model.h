@@ -33,7 +33,7 @@ class AdaptiveModel {
       : config_(config), rule_(rule), rate_(rate) {
     for (auto& weights : static_rows) {
       const size_t dim = weights.size();
-      shared_.push_back({std::move(weights), std::vector<double>(dim, kSlotStart)});
+      statics_.push_back({std::move(weights), std::vector<double>(dim, kSlotStart)});
     }
   }
 
@@ -43,7 +43,7 @@ class AdaptiveModel {
     std::vector<double> out;
     for (size_t i = 0; i < keys.size(); ++i) {
       const ModelRow& row =
-          mask[i] != 0 && own_.count(keys[i]) > 0 ? own_[keys[i]] : Shared(keys[i]);
+          mask[i] != 0 && own_.count(keys[i]) > 0 ? own_[keys[i]] : Static(keys[i]);
       out.insert(out.end(), row.weights.begin(), row.weights.end());
     }
     if (training) Learn(keys, counts, mask);
@@ -64,7 +64,7 @@ class AdaptiveModel {
     deposited_ = false;
     std::map<ModelRow*, std::vector<double>> sums;
     for (const auto& [key, mask, gradient] : deposits_) {
-      ModelRow* row = mask != 0 && own_.count(key) > 0 ? &own_[key] : &Shared(key);
+      ModelRow* row = mask != 0 && own_.count(key) > 0 ? &own_[key] : &Static(key);
       std::vector<double>& sum = sums[row];
       sum.resize(gradient.size());
       for (size_t j = 0; j < gradient.size(); ++j) sum[j] += gradient[j];
@@ -82,9 +82,9 @@ class AdaptiveModel {
     for (Key key : keys) {  // `keys` ascend
       const auto row = own_.find(key);
       if (row == own_.end()) continue;
-      ModelRow& shared = Shared(key);
-      for (size_t j = 0; j < shared.weights.size(); ++j) {
-        shared.weights[j] += config_.demote_blend * (row->second.weights[j] - shared.weights[j]);
+      ModelRow& statics = Static(key);
+      for (size_t j = 0; j < statics.weights.size(); ++j) {
+        statics.weights[j] += config_.demote_blend * (row->second.weights[j] - statics.weights[j]);
       }
       own_.erase(row);
       ++demoted;
@@ -94,7 +94,7 @@ class AdaptiveModel {
   }
 
   const std::unordered_map<Key, ModelRow>& own() const { return own_; }
-  const std::vector<ModelRow>& shared() const { return shared_; }
+  const std::vector<ModelRow>& statics() const { return statics_; }
   uint64_t promoted() const { return promoted_; }
   uint64_t demoted() const { return demoted_; }
   uint64_t lookups() const { return lookups_; }
@@ -108,7 +108,7 @@ class AdaptiveModel {
     std::vector<double> gradient;
   };
 
-  ModelRow& Shared(Key key) { return shared_[AdaptiveBucket(key, config_.static_buckets)]; }
+  ModelRow& Static(Key key) { return statics_[AdaptiveBucket(key, config_.static_buckets)]; }
 
   void Learn(const std::vector<Key>& keys, const std::vector<int64_t>& counts,
              const std::vector<int32_t>& mask) {
@@ -135,7 +135,7 @@ class AdaptiveModel {
     const std::set<Key> in_use(keys.begin(), keys.end());
     if (config_.max_rows > 0) leaving = MakeRoom(in_use, &newcomers);
     for (const auto& [unused_forced, unused_count, key] : newcomers) {
-      ModelRow row = Shared(key);
+      ModelRow row = Static(key);
       if (!config_.copy_slots) row.slots.assign(row.slots.size(), kSlotStart);
       own_[key] = std::move(row);
       ++promoted_;
@@ -195,7 +195,7 @@ class AdaptiveModel {
   const Rule rule_;
   const double rate_;
   std::unordered_map<Key, ModelRow> own_;
-  std::vector<ModelRow> shared_;
+  std::vector<ModelRow> statics_;
   std::unordered_map<Key, uint64_t> counts_;
   std::vector<Waiting> deposits_;
   bool deposited_ = false;

@@ -46,9 +46,9 @@ inline Result<std::unique_ptr<AdaptiveTable>> TryAdaptive(const AdaptiveConfig& 
   rows.owners = config.owners;
   rows.owner = config.owner;
   rows.max_rows = (config.static_buckets + config.owners - 1) / config.owners;
-  auto shared = Table::Make(rows);
-  if (!shared.ok()) return shared.status();
-  return AdaptiveTable::Make(std::move(own.value()), std::move(shared.value()), config);
+  auto statics = Table::Make(rows);
+  if (!statics.ok()) return statics.status();
+  return AdaptiveTable::Make(std::move(own.value()), std::move(statics.value()), config);
 }
 
 inline std::unique_ptr<AdaptiveTable> MakeAdaptive(const AdaptiveConfig& config,
@@ -148,8 +148,8 @@ inline RowsByKey ContentsOf(const Table::Snapshot& snapshot) {
 
 // Everything that a table holds, in an order that says nothing of where it lay.
 struct AdaptiveState {
-  RowsByKey own, shared;
-  TableState own_state, shared_state;
+  RowsByKey own, statics;
+  TableState own_state, statics_state;
   int64_t step_clock;  // of own rows
   std::vector<float> slot_start;
   std::string sketch;
@@ -158,16 +158,16 @@ struct AdaptiveState {
 
 inline AdaptiveState ContentsOf(AdaptiveTable& table) {
   const AdaptiveTable::Snapshot snapshot = Value(table.Freeze());
-  return {ContentsOf(snapshot.own),  ContentsOf(snapshot.shared),
-          snapshot.own.state(),      snapshot.shared.state(),
+  return {ContentsOf(snapshot.own),  ContentsOf(snapshot.statics),
+          snapshot.own.state(),      snapshot.statics.state(),
           snapshot.own.step_clock(), snapshot.own.slot_start(),
           snapshot.sketch,           snapshot.counters};
 }
 
 inline bool Same(const AdaptiveState& a, const AdaptiveState& b) {
-  return a.own == b.own && a.shared == b.shared && a.own_state.rule == b.own_state.rule &&
-         a.own_state.steps == b.own_state.steps && a.shared_state.rule == b.shared_state.rule &&
-         a.shared_state.steps == b.shared_state.steps && a.sketch == b.sketch &&
+  return a.own == b.own && a.statics == b.statics && a.own_state.rule == b.own_state.rule &&
+         a.own_state.steps == b.own_state.steps && a.statics_state.rule == b.statics_state.rule &&
+         a.statics_state.steps == b.statics_state.steps && a.sketch == b.sketch &&
          a.counters == b.counters;
 }
 
@@ -192,15 +192,15 @@ inline OwnedContents RestoreRows(const RowsByKey& rows, const TableState& state,
 struct RestoreParts {
   explicit RestoreParts(const AdaptiveState& from)
       : own(RestoreRows(from.own, from.own_state, from.step_clock, from.slot_start)),
-        shared(RestoreRows(from.shared, from.shared_state, from.step_clock, from.slot_start)),
+        statics(RestoreRows(from.statics, from.statics_state, from.step_clock, from.slot_start)),
         sketch(from.sketch),
         counters(from.counters) {}
   Status Into(AdaptiveTable& table, const ParallelFor& parallel_for = SerialFor) const {
-    OwnedContents of_own = own, of_shared = shared;
-    return table.Restore({of_own.View(), of_shared.View(), sketch, counters}, parallel_for)
+    OwnedContents of_own = own, of_statics = statics;
+    return table.Restore({of_own.View(), of_statics.View(), sketch, counters}, parallel_for)
         .status();
   }
-  OwnedContents own, shared;
+  OwnedContents own, statics;
   std::string sketch;
   std::vector<int64_t> counters;
 };
@@ -215,7 +215,7 @@ inline std::vector<Key> OwnKeys(AdaptiveTable& table) {
 inline std::vector<float> See(AdaptiveTable& table, Key key) {
   return Look(table, {{key}, {}, {}}, false);
 }
-inline std::vector<float> SeeShared(AdaptiveTable& table, Key key) {
+inline std::vector<float> SeeStatic(AdaptiveTable& table, Key key) {
   return Look(table, {{key}, {}, {0}}, false);
 }
 
