@@ -117,7 +117,7 @@ std::vector<uint32_t> CacheRows::Victims(size_t wanted) {
   return victims;
 }
 
-uint32_t CacheRows::EvictableBlock() {
+uint32_t CacheRows::SpillableBlock() {
   for (size_t tried = 0; tried < blocks_.size(); ++tried) {
     if (hand_block_ >= blocks_.size()) hand_block_ = 0;
     const uint32_t block = hand_block_++;

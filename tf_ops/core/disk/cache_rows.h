@@ -91,7 +91,7 @@ class CacheRows {
   std::vector<uint32_t> Victims(size_t wanted);
 
   // Returns a block whose rows may all leave the cache, or UINT32_MAX if there is none.
-  uint32_t EvictableBlock();
+  uint32_t SpillableBlock();
   // Gives back a block that has no live row.
   void Release(uint32_t block);
   // Gives all of them back, and starts again with another layout. Needs no memory.

@@ -157,7 +157,7 @@ TEST_CASE("rows that are pinned, kept or being written are no victims, nor is th
   const std::vector<uint32_t> rows = cache.Fill();
   for (RowState state : {kRowPinned, kRowKept}) {
     const uint32_t staying = rows[3];
-    const uint32_t evictable = cache.rows.EvictableBlock();
+    const uint32_t evictable = cache.rows.SpillableBlock();
     CHECK(evictable != CacheRows::kNone);
     cache.rows.Mark(staying, state);
     const std::vector<uint32_t> victims = cache.rows.Victims(rows.size());
@@ -166,7 +166,7 @@ TEST_CASE("rows that are pinned, kept or being written are no victims, nor is th
     CHECK(cache.rows.state(staying) == (kRowLive | state));
     for (int i = 0; i < 4; ++i) {
       bool has_staying = false;
-      cache.rows.ForEachOfBlock(cache.rows.EvictableBlock(),
+      cache.rows.ForEachOfBlock(cache.rows.SpillableBlock(),
                                 [&](uint32_t row) { has_staying |= row == staying; });
       CHECK_FALSE(has_staying);
     }
@@ -174,13 +174,13 @@ TEST_CASE("rows that are pinned, kept or being written are no victims, nor is th
   }
   for (uint32_t row : rows) cache.rows.Mark(row, kRowKept);
   CHECK(cache.rows.Victims(5).empty());
-  CHECK(cache.rows.EvictableBlock() == CacheRows::kNone);
+  CHECK(cache.rows.SpillableBlock() == CacheRows::kNone);
 }
 
 TEST_CASE("there are no victims in an empty cache") {
   Cache cache(16);
   CHECK(cache.rows.Victims(3).empty());
-  CHECK(cache.rows.EvictableBlock() == CacheRows::kNone);
+  CHECK(cache.rows.SpillableBlock() == CacheRows::kNone);
   REQUIRE(cache.rows.Grow(false));
   CHECK(cache.rows.Victims(3).empty());
 }
@@ -191,7 +191,7 @@ TEST_CASE("a block that is given back leaves the others as they are, and its pla
   const size_t rows_per_block = cache.rows.free() / 3;
   const std::vector<uint32_t> rows = cache.Fill();
   for (uint32_t row : rows) *cache.rows.row(row) = static_cast<float>(row);
-  const uint32_t block = cache.rows.EvictableBlock();
+  const uint32_t block = cache.rows.SpillableBlock();
   REQUIRE(block != CacheRows::kNone);
   std::vector<uint32_t> gone;
   cache.rows.ForEachOfBlock(block, [&](uint32_t row) { gone.push_back(row); });

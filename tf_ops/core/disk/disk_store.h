@@ -137,10 +137,10 @@ class DiskStore final : public DurableStore {
   Status MakeRoomBeyondBudget(Shard& shard, size_t wanted);
   Status NoMemory(const Shard& shard) const;
   // Takes rows out of the cache, to the spill or the database.
-  Status Evict(Shard& shard, const std::vector<uint32_t>& rows);
+  Status SpillRows(Shard& shard, const std::vector<uint32_t>& rows);
   // Finds room in the spill for more rows, or returns false.
   Result<bool> ReserveSpill(Shard& shard, size_t rows);
-  Status EvictBlock(Shard& shard);
+  Status SpillBlock(Shard& shard);
   RowHeader HeaderOf(const Shard& shard, uint32_t row) const;
   void AddSpillRow(const Spill::Head& head, const float* floats, size_t n, RowBatch* batch) const;
   void AddToBatch(const Shard& shard, uint32_t row, RowBatch* batch) const;
@@ -165,6 +165,10 @@ class DiskStore final : public DurableStore {
   Status KeepAll(const ShardPartition& partition, uint32_t now, const ParallelFor& parallel_for);
   // Serial: where memory has ended, a thread pool may not take work.
   void ReleaseAll(const ShardPartition& partition);
+  // Leaves each row once in shard.found. With a journal, removals[s] becomes the record of how
+  // those of shard s go.
+  Status CollectRemovals(const ShardPartition& partition, const ParallelFor& parallel_for,
+                         std::vector<RowBatch>* removals);
   // Removes the rows in shard.found, each there once, from the database, for who holds all of their
   // shards. Serial: pieces of other calls, on a pool that would be waited for, want those shards.
   Status EraseKept(const ShardPartition& partition);

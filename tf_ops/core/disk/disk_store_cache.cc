@@ -21,7 +21,7 @@ bool DiskStore::Shard::GiveUpBlock() {
   std::unique_lock<SharedMutex> lock(mu, std::try_to_lock);
   if (!lock.owns_lock() || rows.blocks() <= 1) return false;
   const uint64_t before = held();
-  return store->EvictBlock(*this).ok() && held() < before;
+  return store->SpillBlock(*this).ok() && held() < before;
 }
 
 Status DiskStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,
@@ -158,7 +158,7 @@ Status DiskStore::MakeRoom(Shard& shard, size_t wanted) {
     const std::vector<uint32_t> victims =
         rows.Victims(std::max(wanted - rows.free(), kFewestVictims));
     if (!victims.empty()) {
-      Status status = Evict(shard, victims);
+      Status status = SpillRows(shard, victims);
       if (!status.ok()) return status;
     } else if (!rows.Grow(/*beyond_budget=*/true)) {
       return NoMemory(shard);
@@ -181,7 +181,7 @@ Status DiskStore::NoMemory(const Shard& shard) const {
                                               " bytes were asked for");
 }
 
-Status DiskStore::Evict(Shard& shard, const std::vector<uint32_t>& rows) {
+Status DiskStore::SpillRows(Shard& shard, const std::vector<uint32_t>& rows) {
   Spill& spill = *shard.spill;
   std::vector<Spill::Row> leaving;
   for (uint32_t row : rows) {
@@ -241,12 +241,12 @@ Result<bool> DiskStore::ReserveSpill(Shard& shard, size_t rows) {
   return true;
 }
 
-Status DiskStore::EvictBlock(Shard& shard) {
-  const uint32_t block = shard.rows.EvictableBlock();
+Status DiskStore::SpillBlock(Shard& shard) {
+  const uint32_t block = shard.rows.SpillableBlock();
   if (block == CacheRows::kNone) return Status();
   std::vector<uint32_t> rows;
   shard.rows.ForEachOfBlock(block, [&](uint32_t row) { rows.push_back(row); });
-  Status status = Evict(shard, rows);
+  Status status = SpillRows(shard, rows);
   if (status.ok()) shard.rows.Release(block);
   return status;
 }
@@ -254,7 +254,7 @@ Status DiskStore::EvictBlock(Shard& shard) {
 Status DiskStore::Trim(Shard& shard) {
   while (core_->memory.used() > core_->memory.budget() && shard.rows.blocks() > 1) {
     const size_t before = shard.rows.blocks();
-    Status status = EvictBlock(shard);
+    Status status = SpillBlock(shard);
     if (!status.ok() || shard.rows.blocks() == before) return status;
   }
   return Status();

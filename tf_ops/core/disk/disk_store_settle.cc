@@ -219,7 +219,7 @@ class DiskStore::FrozenStore final : public Frozen {
   }
   uint64_t size() const override { return size_; }
   uint32_t now() const { return now_; }
-  Status ForEach(const std::function<void(Key, RowView)>& fn) const override {
+  Status ForEach(const std::function<void(Key, RowRef)>& fn) const override {
     const auto layout = store_.layout();
     const std::vector<float>& start = layout->slot_start();
     const size_t dim = store_.dim_;

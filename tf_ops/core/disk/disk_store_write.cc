@@ -373,6 +373,22 @@ Result<uint64_t> DiskStore::Erase(const Key* keys, size_t n, const ParallelFor& 
   }
 }
 
+Status DiskStore::CollectRemovals(const ShardPartition& partition, const ParallelFor& parallel_for,
+                                  std::vector<RowBatch>* removals) {
+  removals->resize(shard_count());
+  return ForEachShard(
+      partition, parallel_for,
+      [&](Shard& shard, const ShardEntry* entries, size_t) {
+        LeaveDistinct(&shard.found);
+        if (core_->journal == nullptr) return Status();
+        RowBatch& of_shard = (*removals)[NumberOf(entries)];
+        of_shard.Reserve(shard.found.size() * RowBatch::kBytesBesideFloats);
+        for (uint32_t row : shard.found) of_shard.Remove(RowKey(group_, shard.rows.key(row)));
+        return Status();
+      },
+      /*keep_room=*/true);
+}
+
 Result<std::optional<uint64_t>> DiskStore::EraseUnlessReplaced(uint64_t seen, const Key* keys,
                                                                size_t n,
                                                                const ParallelFor& parallel_for) {
@@ -382,22 +398,10 @@ Result<std::optional<uint64_t>> DiskStore::EraseUnlessReplaced(uint64_t seen, co
   if (replacements_ != seen) return std::optional<uint64_t>();
   ShardPartition partition;
   Partition({{keys, n}}, parallel_for, &partition);
-  std::vector<RowBatch> all(shard_count());
   Status status = KeepAll(partition, core_->expiry->Now(), parallel_for);
   if (!status.ok()) return status;
-  status = OrNoMemory([&] {
-    return ForEachShard(
-        partition, parallel_for,
-        [&](Shard& shard, const ShardEntry* entries, size_t) {
-          LeaveDistinct(&shard.found);
-          if (core_->journal == nullptr) return Status();
-          RowBatch& removals = all[NumberOf(entries)];
-          removals.Reserve(shard.found.size() * RowBatch::kBytesBesideFloats);
-          for (uint32_t row : shard.found) removals.Remove(RowKey(group_, shard.rows.key(row)));
-          return Status();
-        },
-        /*keep_room=*/true);
-  });
+  std::vector<RowBatch> removals;
+  status = OrNoMemory([&] { return CollectRemovals(partition, parallel_for, &removals); });
   if (!status.ok()) {
     ReleaseAll(partition);
     return status;
@@ -432,7 +436,7 @@ Result<std::optional<uint64_t>> DiskStore::EraseUnlessReplaced(uint64_t seen, co
     ReleaseAll(partition);
     return status;
   }
-  if (erased > 0) status = Record(std::move(call.value().room), all);
+  if (erased > 0) status = Record(std::move(call.value().room), removals);
   if (!status.ok()) return status;
   return std::optional<uint64_t>(erased);
 }
@@ -451,61 +455,6 @@ Status DiskStore::EraseKept(const ShardPartition& partition) {
     }
   }
   return Write(gone);
-}
-
-Result<bool> DiskStore::Relay(std::shared_ptr<const RowLayout> layout, const TableState& state,
-                              const ParallelFor& /*parallel_for*/) {
-  {
-    // Whatever has to be mended first.
-    const auto entrance = core_->Enter(/*to_write=*/true);
-    if (!entrance.ok()) return entrance.status();
-  }
-  std::lock_guard<SharedMutex> gate(core_->gate);
-  if (Status status = core_->CheckWritable(); !status.ok()) return status;
-  std::vector<Slot> slots = layout->slots();
-  TableState reached = state;
-  if (layout->SameShape(*this->layout())) {
-    SetLayout(std::move(layout), std::move(slots));
-    SetState(std::move(reached));
-    return false;
-  }
-  // Rows of the old layout go to the database, where the layout's number tells them apart.
-  if (Status status = Settle(); !status.ok()) return status;
-  if (core_->journal != nullptr) {
-    // Before anything has changed.
-    GroupMeta after = meta();
-    after.layout = layout_number() + 1;
-    after.state = state;
-    auto room = core_->journal->Reserve(0);
-    if (!room.ok()) return room.status();
-    const NamedValues named = {{GroupMetaName(group_), after.ToJson()}};
-    if (Status status = core_->journal->Append(std::move(room.value()), named, {}); !status.ok()) {
-      return status;
-    }
-  }
-  SetLayout(std::move(layout), std::move(slots));
-  SetState(std::move(reached));
-  return true;
-}
-
-void DiskStore::SetLayout(std::shared_ptr<const RowLayout> layout, std::vector<Slot> slots) {
-  const bool reshape = !layout->SameShape(*this->layout());
-  for (const auto& shard : shards_) {
-    std::lock_guard<SharedMutex> lock(shard->mu);
-    if (reshape) {
-      shard->Reset(layout);
-    } else {
-      shard->rows.set_layout(layout);
-    }
-  }
-  std::lock_guard<std::mutex> guard(meta_mu_);
-  if (reshape) {
-    ++layout_number_;
-    state_.rule.clear();  // until the first commit in the new layout
-    state_.steps = 0;
-  }
-  state_.slots = std::move(slots);
-  layout_ = std::move(layout);
 }
 
 }  // namespace sok

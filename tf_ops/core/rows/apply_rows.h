@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "core/rows/gradient_sum.h"
-#include "core/rows/grouped_gradients.h"
 #include "core/rows/row_store.h"
 #include "core/rows/shard_partition.h"
+#include "core/rows/summed_gradients.h"
 #include "core/rules/row_optimizer.h"
 
 namespace sok {
@@ -18,10 +18,10 @@ namespace sok {
 inline const ShardPartition& PartitionOf(const RowStore& store,
                                          const std::vector<GradientBatch>& batches,
                                          const ParallelFor& parallel_for, ShardPartition* joined) {
-  if (batches.size() == 1 && batches[0].grouped != nullptr) return batches[0].grouped->partition();
-  if (!batches.empty() && batches[0].grouped != nullptr) {
+  if (batches.size() == 1 && batches[0].summed != nullptr) return batches[0].summed->partition();
+  if (!batches.empty() && batches[0].summed != nullptr) {
     std::vector<const ShardPartition*> parts;
-    for (const GradientBatch& batch : batches) parts.push_back(&batch.grouped->partition());
+    for (const GradientBatch& batch : batches) parts.push_back(&batch.summed->partition());
     joined->Join(parts, parallel_for);
     return *joined;
   }

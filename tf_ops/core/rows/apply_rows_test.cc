@@ -67,7 +67,7 @@ class Commits {
     for (Key key = 0; key < kKeys; ++key) expected_[key] = Row64();
     std::vector<Key> keys;
     for (const auto& [key, row] : expected_) keys.push_back(key);
-    const auto zero = [](size_t, RowView row, bool) { std::fill_n(row.embedding, kDim, 0.0f); };
+    const auto zero = [](size_t, RowRef row, bool) { std::fill_n(row.embedding, kDim, 0.0f); };
     REQUIRE(store_->Upsert(keys.data(), keys.size(), 0, kNow - 1, zero, SerialFor).ok());
   }
 
@@ -86,7 +86,7 @@ class Commits {
   }
 
   void Check() {
-    const Status status = Value(store_->Freeze())->ForEach([&](Key key, RowView row) {
+    const Status status = Value(store_->Freeze())->ForEach([&](Key key, RowRef row) {
       const Row64& expected = expected_.at(key);
       for (int j = 0; j < kDim; ++j) {
         REQUIRE(row.embedding[j] == doctest::Approx(expected.w[j]).epsilon(1e-4));
@@ -159,7 +159,7 @@ TEST_CASE("a row's count of updates stays at the most that there is") {
   for (bool sequential : {false, true}) {
     const auto store = MakeHashStore(std::make_shared<const RowLayout>(1, std::vector<Slot>()));
     const Key key = 7;
-    const auto write = [](size_t, RowView row, bool) {
+    const auto write = [](size_t, RowRef row, bool) {
       *row.embedding = 0.0f;
       row.meta->update_num = UINT32_MAX - 1;
     };

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include "core/base/hash.h"
-#include "core/rows/grouped_gradients.h"
+#include "core/rows/summed_gradients.h"
 
 namespace sok {
 namespace {
@@ -21,44 +20,39 @@ void Add(const T* gradient, float factor, int dim, float* sum) {
 
 // Returns the gradient of an entry, or null if it is not float32.
 const float* GradientOf(const GradientBatch& batch, uint32_t position, int dim) {
-  if (batch.grouped != nullptr) return batch.grouped->gradient(position);
+  if (batch.summed != nullptr) return batch.summed->gradient(position);
   return batch.gradients == nullptr ? nullptr : batch.gradients + size_t{position} * dim;
 }
 
 }  // namespace
 
 uint32_t GradientSum::Unique(uint32_t row) {
-  const size_t mask = table_.size() - 1;
-  for (size_t cell = Mix64(row) & mask;; cell = (cell + 1) & mask) {
-    if (table_[cell] == 0) {
-      rows_.push_back(row);
-      counts_.push_back(0);
-      table_[cell] = static_cast<uint32_t>(rows_.size());
-    }
-    if (rows_[table_[cell] - 1] == row) return table_[cell] - 1;
+  const uint32_t unique = index_.FindOrAdd(row, [this](uint32_t number) { return rows_[number]; });
+  if (unique == rows_.size()) {
+    rows_.push_back(row);
+    counts_.push_back(0);
   }
+  return unique;
 }
 
 void GradientSum::Take(const ShardEntry* entries, const uint32_t* row_numbers, size_t n,
-                       const GroupedGradients& grouped) {
+                       const SummedGradients& summed) {
   rows_.clear();
   gradients_.clear();
   for (size_t i = 0; i < n; ++i) {
     if (row_numbers[i] == kLeftOut) continue;
     rows_.push_back(row_numbers[i]);
-    gradients_.push_back(grouped.gradient(entries[i].position));
+    gradients_.push_back(summed.gradient(entries[i].position));
   }
 }
 
 void GradientSum::Build(const ShardEntry* entries, const uint32_t* row_numbers, size_t n,
                         const std::vector<GradientBatch>& batches, int dim) {
-  if (batches.size() == 1 && batches[0].grouped != nullptr && batches[0].factor == 1.0f) {
-    Take(entries, row_numbers, n, *batches[0].grouped);
+  if (batches.size() == 1 && batches[0].summed != nullptr && batches[0].factor == 1.0f) {
+    Take(entries, row_numbers, n, *batches[0].summed);
     return;
   }
-  size_t cells = 16;
-  while (cells < 2 * n) cells *= 2;
-  table_.assign(cells, 0);
+  index_.Reset(n);
   unique_.resize(n);
   rows_.clear();
   counts_.clear();

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/base/grouping.h"
 #include "core/rows/row_store.h"
 #include "core/rows/shard_partition.h"
 
@@ -27,9 +28,9 @@ class GradientSum {
   uint32_t Unique(uint32_t row);
   // Takes gradients that are summed already.
   void Take(const ShardEntry* entries, const uint32_t* row_numbers, size_t n,
-            const GroupedGradients& grouped);
+            const SummedGradients& summed);
 
-  std::vector<uint32_t> table_;   // open addressing: position in rows_ plus one, 0 if empty
+  DistinctIndex index_;           // of rows_
   std::vector<uint32_t> unique_;  // (n) position in rows_, UINT32_MAX if the entry is left out
   // Of each distinct row, first how many entries it has, then whether its gradient lies in sums_.
   std::vector<uint32_t> counts_;

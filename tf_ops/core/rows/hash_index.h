@@ -6,7 +6,7 @@
 
 #include "core/base/status.h"
 #include "core/base/types.h"
-#include "core/rows/hash_slots.h"
+#include "core/rows/hash_cells.h"
 #include "core/rows/index_config.h"
 
 namespace sok {
@@ -16,13 +16,13 @@ namespace sok {
 // A lookup is three steps apart, so that a batch can run each step over many keys and the memory
 // reads of one key overlap with those of the others: Hash and Place, then Candidate, then Resolve.
 //
-// It grows and shrinks piece by piece: Reserve and Trim move some groups of keys from an array to
+// It grows and shrinks piece by piece: Reserve and Trim move some bins of keys from an array to
 // one of another size, a number that is in proportion to their argument. In between a key's hash
 // says in which of the two arrays it is. The shards of a table have different sizes to choose from,
 // so that they do not all grow at once.
 class HashIndex {
  public:
-  static constexpr uint32_t kNone = HashSlots::kNone;
+  static constexpr uint32_t kNone = HashCells::kNone;
 
   HashIndex() = default;
   HashIndex(const IndexConfig& config, uint32_t shard)
@@ -38,9 +38,9 @@ class HashIndex {
   // Returns where a key with the hash would be. Prefetches what Candidate reads.
   uint32_t Place(uint64_t hash) const {
     const uint32_t which = WhichOf(hash);
-    const uint64_t group = arrays_[which].FirstGroup(hash);
-    arrays_[which].PrefetchControl(group);
-    return which << kWhichBit | static_cast<uint32_t>(group);
+    const uint64_t bin = arrays_[which].FirstBin(hash);
+    arrays_[which].PrefetchControl(bin);
+    return which << kWhichBit | static_cast<uint32_t>(bin);
   }
 
   // Returns what Resolve wants to know of the key at a place, or kNone if there is no such key.
@@ -52,14 +52,14 @@ class HashIndex {
 
   // Returns the row of the key, or kNone. Nothing may have changed since Place.
   uint32_t Resolve(Key key, uint64_t hash, uint32_t candidate) const {
-    if (candidate >= HashSlots::kElsewhere) return candidate == kNone ? kNone : Find(key, hash);
-    const HashSlots& array = arrays_[candidate >> kWhichBit];
+    if (candidate >= HashCells::kElsewhere) return candidate == kNone ? kNone : Find(key, hash);
+    const HashCells& array = arrays_[candidate >> kWhichBit];
     const uint32_t cell = candidate & kPlaceMask;
     return array.KeyAt(cell) == key ? array.RowAt(cell) : Find(key, hash);
   }
 
   uint32_t Find(Key key, uint64_t hash) const {
-    const HashSlots& array = Of(hash);
+    const HashCells& array = Of(hash);
     const uint32_t cell = array.Find(key, hash);
     return cell == kNone ? kNone : array.RowAt(cell);
   }
@@ -77,14 +77,14 @@ class HashIndex {
   // `erased` says how many keys went since the last call. What was reserved is reserved no more.
   void Trim(uint32_t erased);
 
-  uint32_t size() const { return slots().size() + leaving().size(); }
+  uint32_t size() const { return cells().size() + leaving().size(); }
   // Returns the memory that is or will soon be resident.
   size_t bytes() const;
 
   // Calls fn(key, row) for every key, in the order of the cells.
   template <typename Fn>
   void ForEach(const Fn& fn) const {
-    for (const HashSlots& array : arrays_) array.ForEach(fn);
+    for (const HashCells& array : arrays_) array.ForEach(fn);
   }
 
  private:
@@ -94,26 +94,26 @@ class HashIndex {
   static constexpr int kWhichBit = 31;
   static constexpr uint32_t kPlaceMask = (uint32_t{1} << kWhichBit) - 1;
 
-  bool moving() const { return leaving().groups() != 0; }
+  bool moving() const { return leaving().bins() != 0; }
   // This is done in arithmetic: where some shards of a table grow, nobody can predict a branch.
-  uint32_t WhichOf(uint64_t hash) const { return leaving().FirstGroup(hash) >= moved_; }
-  const HashSlots& Of(uint64_t hash) const { return arrays_[WhichOf(hash)]; }
-  HashSlots& Of(uint64_t hash) { return arrays_[WhichOf(hash)]; }
+  uint32_t WhichOf(uint64_t hash) const { return leaving().FirstBin(hash) >= moved_; }
+  const HashCells& Of(uint64_t hash) const { return arrays_[WhichOf(hash)]; }
+  HashCells& Of(uint64_t hash) { return arrays_[WhichOf(hash)]; }
 
   bool Holds(uint32_t more) const;
-  // Returns the least number of groups to choose from in which so many keys fill at most so many
+  // Returns the least number of bins to choose from in which so many keys fill at most so many
   // sixteenths of the cells.
-  uint64_t GroupsFor(uint64_t keys, uint64_t sixteenths, uint64_t least) const;
-  bool StartMoving(uint64_t groups);
-  void Move(uint64_t groups);
+  uint64_t BinsFor(uint64_t keys, uint64_t sixteenths, uint64_t least) const;
+  bool StartMoving(uint64_t bins);
+  void Move(uint64_t bins);
 
-  HashSlots& slots() { return arrays_[0]; }
-  const HashSlots& slots() const { return arrays_[0]; }
-  HashSlots& leaving() { return arrays_[1]; }
-  const HashSlots& leaving() const { return arrays_[1]; }
+  HashCells& cells() { return arrays_[0]; }
+  const HashCells& cells() const { return arrays_[0]; }
+  HashCells& leaving() { return arrays_[1]; }
+  const HashCells& leaving() const { return arrays_[1]; }
 
-  HashSlots arrays_[2];  // the array that stays, and the one that keys move from, if they do
-  // Keys whose first group in the array that is left is below this are in the one that stays.
+  HashCells arrays_[2];  // the array that stays, and the one that keys move from, if they do
+  // Keys whose first bin in the array that is left is below this are in the one that stays.
   uint64_t moved_ = kAll;
   uint32_t phase_ = 0;  // sizes are powers of two times 1 + phase / 2^kPhaseBits
 };

@@ -49,7 +49,7 @@ std::vector<Key> RegularKeys() {
   return keys;
 }
 
-// Returns keys that all want one group and have one tag.
+// Returns keys that all want one bin and have one tag.
 std::vector<Key> CollidingKeys() {
   std::vector<Key> keys;
   for (uint64_t i = 0; i < 500; ++i) keys.push_back(KeyOfHash(i << 48 | 0x2a5));
@@ -127,8 +127,8 @@ TEST_CASE("a hash index does what an unordered_map does, with keys of every kind
   SUBCASE("few") { Fuzz({0, 1, ~Key{0}, Key{1} << 63}, rng); }
 }
 
-TEST_CASE("a key that was erased from a full group is not found by what its cell still holds") {
-  // There are 100 keys of one first group and as many tags; the group holds sixteen of them.
+TEST_CASE("a key that was erased from a full bin is not found by what its cell still holds") {
+  // There are 100 keys of one first bin and as many tags; the bin holds sixteen of them.
   HashIndex index;
   REQUIRE(index.Reserve(10000).ok());
   std::vector<Key> keys;
@@ -168,7 +168,7 @@ TEST_CASE("erasing and inserting in turn does not make a hash index grow without
     most_bytes = std::max(most_bytes, index.bytes());
   }
   CHECK(index.size() == kLive);
-  CHECK(most_bytes <= 64 * kLive);  // 13 bytes a cell, at most twice 137 groups of 16
+  CHECK(most_bytes <= 64 * kLive);  // 13 bytes a cell, at most twice 137 bins of 16
 }
 
 TEST_CASE("ForEach visits the keys that are there, each once, and none that was erased") {
@@ -199,7 +199,7 @@ TEST_CASE("Reserve changes nothing that can be seen but the size of the index") 
 }
 
 constexpr uint32_t kMany = 60000;
-// A step that comes with one key does no more than move some groups of 208 bytes. That may touch a
+// A step that comes with one key does no more than move some bins of 208 bytes. That may touch a
 // page of control bytes and one of entries for the first time, or give one small array back.
 const size_t kMostBytesAStep = 4 * PageBuffer(1, false).page_bytes();
 

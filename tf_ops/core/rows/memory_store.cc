@@ -38,7 +38,7 @@ class MemoryStore<Index>::FrozenStore final : public Frozen {
     for (const auto& shard : store_.shards_) size_ += shard->index.size();
   }
   uint64_t size() const override { return size_; }
-  Status ForEach(const std::function<void(Key, RowView)>& fn) const override {
+  Status ForEach(const std::function<void(Key, RowRef)>& fn) const override {
     for (const auto& shard : store_.shards_) {
       const RowSlabs& rows = shard->rows;
       shard->index.ForEach([&](Key key, uint32_t row) {
@@ -123,7 +123,7 @@ Status MemoryStore<Index>::Upsert(const Key* keys, size_t n, uint64_t max_rows, 
                                   const WriteRow& write, const ParallelFor& parallel_for) {
   ShardPartition partition;
   Partition({{keys, n}}, parallel_for, &partition);
-  std::unique_lock<std::mutex> admission(admission_mu_, std::defer_lock);
+  std::unique_lock<std::mutex> admission(limit_mu_, std::defer_lock);
   if (max_rows > 0) admission.lock();
   if (max_rows > 0 && size() + n > max_rows) {
     const uint64_t added = CountNew(partition, parallel_for);

@@ -78,7 +78,7 @@ class MemoryStore final : public RowStore {
   const int dim_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::atomic<uint64_t> size_{0};
-  std::mutex admission_mu_;         // one Upsert at a time where there is a limit to keep
+  std::mutex limit_mu_;             // one Upsert at a time where there is a limit to keep
   ShardPartition apply_partition_;  // scratch of Apply
   mutable std::mutex layout_mu_;    // guards the two below
   std::shared_ptr<const RowLayout> layout_;

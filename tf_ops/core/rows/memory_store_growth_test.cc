@@ -39,7 +39,7 @@ void Put(RowStore& store, const std::vector<Key>& keys, const std::vector<float>
   REQUIRE(store
               .Upsert(
                   keys.data(), keys.size(), 0, 1,
-                  [&](size_t i, RowView row, bool) { std::fill_n(row.embedding, dim, values[i]); },
+                  [&](size_t i, RowRef row, bool) { std::fill_n(row.embedding, dim, values[i]); },
                   parallel_for)
               .ok());
 }
@@ -61,7 +61,7 @@ void CheckSame(RowStore& store, const std::unordered_map<Key, float>& expected, 
   REQUIRE(wrong == 0);
   std::unordered_map<Key, float> found;
   const auto frozen = Value(store.Freeze());
-  const Status status = frozen->ForEach([&](Key key, RowView row) {
+  const Status status = frozen->ForEach([&](Key key, RowRef row) {
     if (!found.emplace(key, row.embedding[kDim - 1]).second) ++wrong;
   });
   REQUIRE(status.ok());

@@ -17,23 +17,49 @@ void ForEachBit(uint64_t bits, const Fn& fn) {
   for (; bits != 0; bits &= bits - 1) fn(static_cast<size_t>(__builtin_ctzll(bits)));
 }
 
-// Is FindRange, made once for rows of which some are given and once for none, which is faster.
-template <bool kGiven, typename Index, typename Shard, typename HashOf, typename ShardOf,
-          typename Found, typename Absent>
-void FindGroups(const Key* keys, size_t begin, size_t end, const float* const* given,
-                int prefetch_floats, const HashOf& hash_of, const ShardOf& shard_of,
-                const Found& found, const Absent& absent) {
-  // Groups of keys pass through four stages, each a group after the one before, so that reads of
-  // control bytes, of entries and of rows are under way all the time. Which keys are there goes on
-  // as bits: a branch on each could not be predicted where many are absent.
-  constexpr size_t kKeys = 32, kStages = 4;
+// Finds keys block by block. The blocks pass through four stages, each one block after the other,
+// so that reads of control bytes, of entries and of rows are under way all the time. Which keys are
+// there goes on as bits: a branch on each could not be predicted where many are absent. It is made
+// once for batches of which some rows are given, and once for others, which is faster.
+template <bool kGiven, typename Index, typename Shard, typename HashOf, typename ShardOf>
+class PipelinedFind {
+ public:
+  // The arguments are those of FindRange.
+  PipelinedFind(const Key* keys, const float* const* given, int prefetch_floats,
+                const HashOf& hash_of, const ShardOf& shard_of)
+      : keys_(keys),
+        given_(given),
+        prefetch_floats_(prefetch_floats),
+        hash_of_(hash_of),
+        shard_of_(shard_of) {}
+
+  template <typename Found, typename Absent>
+  void Run(size_t begin, size_t end, const Found& found, const Absent& absent) {
+    Block ring[kStages];
+    const size_t blocks = (end - begin + kKeys - 1) / kKeys;
+    for (size_t b = 0; b < blocks + kStages - 1; ++b) {
+      if (b < blocks) {
+        Block& block = ring[b % kStages];
+        block.first = begin + b * kKeys;
+        block.size = std::min(kKeys, end - block.first);
+        TakeGiven(block);
+        Hash(block);
+      }
+      if (b >= 1 && b - 1 < blocks) Probe(ring[(b - 1) % kStages]);
+      if (b >= 2 && b - 2 < blocks) Resolve(ring[(b - 2) % kStages]);
+      if (b >= 3) Report(ring[(b - 3) % kStages], found, absent);
+    }
+  }
+
+ private:
+  static constexpr size_t kKeys = 32, kStages = 4;
   struct Pending {
     uint64_t hash;
     const Shard* shard;
     const float* row;
-    uint32_t slot;  // its place, then its candidate; once resolved, the row's number
+    uint32_t at;  // its place, then its candidate; once resolved, the row's number
   };
-  struct Group {
+  struct Block {
     size_t first, size;
     uint64_t wanted;  // bits of the keys whose rows are not given
     uint64_t there;   // bits of the keys that have a row
@@ -41,78 +67,78 @@ void FindGroups(const Key* keys, size_t begin, size_t end, const float* const* g
 
     uint64_t all() const { return (uint64_t{1} << size) - 1; }
   };
-  Group ring[kStages];
-  const auto take_given = [&](Group& group) {
-    group.wanted = group.all();
+
+  template <typename Fn>
+  static void ForWanted(const Block& block, const Fn& fn) {
+    if constexpr (kGiven) {
+      ForEachBit(block.wanted, fn);
+    } else {
+      for (size_t j = 0; j < block.size; ++j) fn(j);
+    }
+  }
+
+  void TakeGiven(Block& block) const {
+    block.wanted = block.all();
     if constexpr (!kGiven) return;
     uint64_t wanted = 0;
-    for (size_t j = 0; j < group.size; ++j) {
-      wanted |= uint64_t{given[group.first + j] == nullptr} << j;
+    for (size_t j = 0; j < block.size; ++j) {
+      wanted |= uint64_t{given_[block.first + j] == nullptr} << j;
     }
-    ForEachBit(group.all() ^ wanted, [&](size_t j) {
-      const float* row = given[group.first + j];
-      group.keys[j] = {0, nullptr, row, Index::kNone};
-      PrefetchForCopy(row, prefetch_floats);
+    ForEachBit(block.all() ^ wanted, [&](size_t j) {
+      const float* row = given_[block.first + j];
+      block.keys[j] = {0, nullptr, row, Index::kNone};
+      PrefetchForCopy(row, prefetch_floats_);
     });
-    group.wanted = wanted;
-  };
-  const auto for_wanted = [&](const Group& group, const auto& fn) {
-    if constexpr (kGiven) {
-      ForEachBit(group.wanted, fn);
-    } else {
-      for (size_t j = 0; j < group.size; ++j) fn(j);
-    }
-  };
-  const auto hash = [&](Group& group) {
-    for_wanted(group, [&](size_t j) {
-      Pending& key = group.keys[j];
-      key.hash = hash_of(keys[group.first + j]);
-      key.shard = &shard_of(key.hash);
-      key.slot = key.shard->index.Place(key.hash);
+    block.wanted = wanted;
+  }
+
+  void Hash(Block& block) const {
+    ForWanted(block, [&](size_t j) {
+      Pending& key = block.keys[j];
+      key.hash = hash_of_(keys_[block.first + j]);
+      key.shard = &shard_of_(key.hash);
+      key.at = key.shard->index.Place(key.hash);
     });
-  };
-  const auto probe = [&](Group& group) {
+  }
+
+  static void Probe(Block& block) {
     uint64_t there = 0;
-    for_wanted(group, [&](size_t j) {
-      Pending& key = group.keys[j];
-      key.slot = key.shard->index.Candidate(key.hash, key.slot);
-      there |= uint64_t{key.slot != Index::kNone} << j;
+    ForWanted(block, [&](size_t j) {
+      Pending& key = block.keys[j];
+      key.at = key.shard->index.Candidate(key.hash, key.at);
+      there |= uint64_t{key.at != Index::kNone} << j;
     });
-    group.there = there;
-  };
-  const auto resolve = [&](Group& group) {
-    ForEachBit(group.there, [&](size_t j) {
-      Pending& key = group.keys[j];
-      key.slot = key.shard->index.Resolve(keys[group.first + j], key.hash, key.slot);
-      if (key.slot == Index::kNone) {
-        group.there ^= uint64_t{1} << j;
+    block.there = there;
+  }
+
+  void Resolve(Block& block) const {
+    ForEachBit(block.there, [&](size_t j) {
+      Pending& key = block.keys[j];
+      key.at = key.shard->index.Resolve(keys_[block.first + j], key.hash, key.at);
+      if (key.at == Index::kNone) {
+        block.there ^= uint64_t{1} << j;
         return;
       }
-      key.row = key.shard->rows.row(key.slot);
-      PrefetchForCopy(key.row, prefetch_floats);
+      key.row = key.shard->rows.row(key.at);
+      PrefetchForCopy(key.row, prefetch_floats_);
     });
-  };
-  const auto report = [&](const Group& group) {
-    ForEachBit(group.there | (group.all() ^ group.wanted), [&](size_t j) {
-      const Pending& key = group.keys[j];
-      found(group.first + j, key.shard, key.slot, key.row);
-    });
-    ForEachBit(group.wanted ^ group.there, [&](size_t j) { absent(group.first + j); });
-  };
-  const size_t groups = (end - begin + kKeys - 1) / kKeys;
-  for (size_t g = 0; g < groups + kStages - 1; ++g) {
-    if (g < groups) {
-      Group& group = ring[g % kStages];
-      group.first = begin + g * kKeys;
-      group.size = std::min(kKeys, end - group.first);
-      take_given(group);
-      hash(group);
-    }
-    if (g >= 1 && g - 1 < groups) probe(ring[(g - 1) % kStages]);
-    if (g >= 2 && g - 2 < groups) resolve(ring[(g - 2) % kStages]);
-    if (g >= 3) report(ring[(g - 3) % kStages]);
   }
-}
+
+  template <typename Found, typename Absent>
+  static void Report(const Block& block, const Found& found, const Absent& absent) {
+    ForEachBit(block.there | (block.all() ^ block.wanted), [&](size_t j) {
+      const Pending& key = block.keys[j];
+      found(block.first + j, key.shard, key.at, key.row);
+    });
+    ForEachBit(block.wanted ^ block.there, [&](size_t j) { absent(block.first + j); });
+  }
+
+  const Key* const keys_;
+  const float* const* const given_;
+  const int prefetch_floats_;
+  const HashOf& hash_of_;
+  const ShardOf& shard_of_;
+};
 
 // Calls found(i, shard, number, row) for each i in [begin, end) whose key has a row, and absent(i)
 // for the others; each of the two in order. Where given[i] is not null, that is the row, and shard
@@ -124,11 +150,13 @@ void FindRange(const Key* keys, size_t begin, size_t end, const float* const* gi
                int prefetch_floats, const HashOf& hash_of, const ShardOf& shard_of,
                const Found& found, const Absent& absent) {
   if (given == nullptr) {
-    FindGroups<false, Index, Shard>(keys, begin, end, given, prefetch_floats, hash_of, shard_of,
-                                    found, absent);
+    PipelinedFind<false, Index, Shard, HashOf, ShardOf>(keys, given, prefetch_floats, hash_of,
+                                                        shard_of)
+        .Run(begin, end, found, absent);
   } else {
-    FindGroups<true, Index, Shard>(keys, begin, end, given, prefetch_floats, hash_of, shard_of,
-                                   found, absent);
+    PipelinedFind<true, Index, Shard, HashOf, ShardOf>(keys, given, prefetch_floats, hash_of,
+                                                       shard_of)
+        .Run(begin, end, found, absent);
   }
 }
 

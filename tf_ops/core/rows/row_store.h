@@ -18,7 +18,7 @@
 
 namespace sok {
 
-class GroupedGradients;
+class SummedGradients;
 
 // Gradients that wait for a commit. The memory belongs to whoever deposited them.
 struct GradientBatch {
@@ -29,12 +29,12 @@ struct GradientBatch {
   // (n) which row of the gradients is that of keys[i]; null: row i.
   const uint32_t* positions = nullptr;
   // The same gradients, summed by key, by the shards of the store. Null: they are not summed yet.
-  const GroupedGradients* grouped = nullptr;
+  const SummedGradients* summed = nullptr;
   float factor = 1.0f;  // multiplies the gradients
 };
 
 // A row as an exporter or an importer sees it.
-struct RowView {
+struct RowRef {
   float* embedding;  // (dim), followed by the slots
   RowMeta* meta;
 };
@@ -110,7 +110,7 @@ class RowStore {
   // visited in order of i by one thread; different keys may be visited at once. Errors:
   // kResourceExhausted if the store would hold more than max_rows (0: no limit); then nothing has
   // changed.
-  using WriteRow = std::function<void(size_t i, RowView row, bool is_new)>;
+  using WriteRow = std::function<void(size_t i, RowRef row, bool is_new)>;
   virtual Status Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
                         const WriteRow& write, const ParallelFor& parallel_for) = 0;
 
@@ -171,7 +171,7 @@ class RowStore {
    public:
     virtual ~Frozen() = default;
     virtual uint64_t size() const = 0;
-    virtual Status ForEach(const std::function<void(Key key, RowView row)>& fn) const = 0;
+    virtual Status ForEach(const std::function<void(Key key, RowRef row)>& fn) const = 0;
   };
   virtual Result<std::unique_ptr<Frozen>> Freeze() = 0;
 };

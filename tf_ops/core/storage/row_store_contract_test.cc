@@ -14,8 +14,8 @@
 
 #include "core/base/test_result.h"
 #include "core/base/test_threads.h"
-#include "core/rows/grouped_gradients.h"
 #include "core/rows/row_store.h"
+#include "core/rows/summed_gradients.h"
 #include "core/rules/row_optimizer.h"
 #include "core/storage/test_row_stores.h"
 
@@ -59,7 +59,7 @@ std::vector<float> Matrix(const std::vector<float>& values, int dim) {
 
 // Sets the embedding of keys[i] to values[i] throughout.
 RowStore::WriteRow Writer(const RowStore& store, const std::vector<float>& values) {
-  return [dim = store.layout()->dim(), &values](size_t i, RowView row, bool) {
+  return [dim = store.layout()->dim(), &values](size_t i, RowRef row, bool) {
     std::fill_n(row.embedding, dim, values[i]);
   };
 }
@@ -79,7 +79,7 @@ Rows Contents(RowStore& store) {
   Rows rows;
   const auto layout = store.layout();
   const auto frozen = Value(store.Freeze());
-  const Status status = frozen->ForEach([&](Key key, RowView row) {
+  const Status status = frozen->ForEach([&](Key key, RowRef row) {
     float* const end = row.embedding + layout->dim() + layout->slot_floats();
     REQUIRE(rows.emplace(key, std::vector<float>(row.embedding, end)).second);
   });
@@ -183,7 +183,7 @@ TEST_CASE_TEMPLATE("Upsert visits equal keys in order, and only the first as new
     const auto keys = Repeated(Keys<Kind>(0, 50), 5);
     std::vector<std::vector<size_t>> visits(50);
     std::vector<int> new_visits(50);
-    const auto write = [&](size_t i, RowView row, bool is_new) {
+    const auto write = [&](size_t i, RowRef row, bool is_new) {
       if (is_new) {
         const bool at_start = row.embedding[kDim] == 0.5f && row.embedding[kDim + 1] == 0.5f;
         new_visits[i % 50] += at_start && row.meta->update_num == 0 &&
@@ -215,13 +215,13 @@ TEST_CASE_TEMPLATE("of equal keys the last one that is written stays", Kind, SOK
 TEST_CASE_TEMPLATE("a row made where one was erased starts anew", Kind, SOK_EVERY_STORE) {
   const auto store = MakeStore<Kind>({{"accumulator", 1, 0.5f}});
   const Key key = Kind::KeyAt(1);
-  const auto spoil = [](size_t, RowView row, bool) {
+  const auto spoil = [](size_t, RowRef row, bool) {
     std::fill_n(row.embedding, Kind::kDim + 1, 9.0f);
     *row.meta = RowMeta{7, 7};
   };
   REQUIRE(store->Upsert(&key, 1, 0, kNow, spoil, SerialFor).ok());
   REQUIRE(Value(store->Erase(&key, 1, SerialFor)) == 1);
-  const auto look = [](size_t, RowView row, bool is_new) {
+  const auto look = [](size_t, RowRef row, bool is_new) {
     CHECK(is_new);
     CHECK(row.embedding[Kind::kDim] == 0.5f);
     CHECK(row.meta->update_num == 0);
@@ -367,13 +367,13 @@ TEST_CASE_TEMPLATE("gradients that are summed by key before move rows as others 
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 7);
   const auto gradients = Matrix(values, Kind::kDim);
   std::vector<Rows> left;
-  for (const bool is_grouped : {false, true}) {
+  for (const bool is_summed : {false, true}) {
     const auto store = MakeStore<Kind>();
     REQUIRE(Put(*store, Keys<Kind>(0, 40), 1.0f).ok());
     GradientBatch batch{keys.data(), gradients.data(), nullptr, keys.size()};
-    GroupedGradients grouped;
-    grouped.Build(*store, batch, Kind::kDim, ThreadedFor);
-    if (is_grouped) batch.grouped = &grouped;
+    SummedGradients summed;
+    summed.Build(*store, batch, Kind::kDim, ThreadedFor);
+    if (is_summed) batch.summed = &summed;
     CommitStep step;
     step.number = 1;
     CHECK(TakeStep(*store, {batch, batch}, step, ThreadedFor) == 40);
@@ -387,7 +387,7 @@ TEST_CASE_TEMPLATE("gradients that are summed by key before move rows as others 
 TEST_CASE_TEMPLATE("counters are those of the row, and zeros where there is none", Kind,
                    SOK_EVERY_STORE) {
   const auto store = MakeStore<Kind>();
-  const auto count = [](size_t i, RowView row, bool) {
+  const auto count = [](size_t i, RowRef row, bool) {
     std::fill_n(row.embedding, Kind::kDim, 0.0f);
     *row.meta = RowMeta{static_cast<uint32_t>(i), UINT32_MAX - static_cast<uint32_t>(i)};
   };
@@ -435,7 +435,7 @@ TEST_CASE_TEMPLATE("Replace leaves the new rows alone, with the new layout", Kin
     state.slots = layout->slots();
     state.steps = 9;
     const auto keys = Keys<Kind>(150, 300);
-    const auto write = [](size_t i, RowView row, bool is_new) {
+    const auto write = [](size_t i, RowRef row, bool is_new) {
       const bool is_at_start = row.embedding[kDim] == 0.5f && row.embedding[kDim + 1] == 0.5f;
       std::fill_n(row.embedding, kDim, is_new && is_at_start ? static_cast<float>(i) : -1.0f);
       row.embedding[kDim + 1] = 4.0f;
@@ -497,7 +497,7 @@ TEST_CASE_TEMPLATE("another layout keeps embeddings and starts slots; the same s
   for (const Key key : Keys<Kind>(100, 200)) CHECK(found.at(key)[0] == 1.5f);
 
   const Key fresh = Kind::KeyAt(300);
-  const auto starts_at_8 = [](size_t, RowView row, bool) { CHECK(row.embedding[kDim] == 8.0f); };
+  const auto starts_at_8 = [](size_t, RowRef row, bool) { CHECK(row.embedding[kDim] == 8.0f); };
   REQUIRE(store->Upsert(&fresh, 1, 0, kNow, starts_at_8, SerialFor).ok());
 }
 
@@ -512,7 +512,7 @@ TEST_CASE_TEMPLATE("nothing changes what a frozen view shows, and writers go on 
   std::thread writer([&] { is_written = Put(*store, both, 2.0f).ok(); });
   for (int round = 0; round < 3; ++round) {
     Rows seen;
-    const Status status = frozen->ForEach([&](Key key, RowView row) {
+    const Status status = frozen->ForEach([&](Key key, RowRef row) {
       seen.emplace(key, std::vector<float>(row.embedding, row.embedding + Kind::kDim));
     });
     CHECK(status.ok());

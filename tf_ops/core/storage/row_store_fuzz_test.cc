@@ -93,7 +93,7 @@ class Fuzz {
     const auto keys = Batch();
     const auto values = Integers(keys.size() * kDim);
     const uint64_t max_rows = rng_() % 3 == 0 ? kKeys / 2 : 0;
-    const auto write = [&](size_t i, RowView row, bool) {
+    const auto write = [&](size_t i, RowRef row, bool) {
       std::copy_n(&values[i * kDim], kDim, row.embedding);
     };
     const Status status =
@@ -186,7 +186,7 @@ class Fuzz {
 
   void CheckContents() const {
     Reference found;
-    const Status status = Value(store_->Freeze())->ForEach([&](Key key, RowView row) {
+    const Status status = Value(store_->Freeze())->ForEach([&](Key key, RowRef row) {
       found.rows[key].assign(row.embedding, row.embedding + kDim);
       if (row.meta->update_num > 0) found.updates[key] = row.meta->update_num;
       REQUIRE(row.meta->update_time == kNow);

@@ -85,7 +85,7 @@ class Calls {
 
 Rows RowsOf(Table& table) {
   Rows rows;
-  REQUIRE(table.ForEachRow([&](Key key, RowView row) { rows[key] = row.embedding[0]; }).ok());
+  REQUIRE(table.ForEachRow([&](Key key, RowRef row) { rows[key] = row.embedding[0]; }).ok());
   return rows;
 }
 

@@ -119,7 +119,7 @@ Status RowEvictor::Fill(size_t least, uint32_t now) {
   const uint64_t limit = policy_->Limit(now);
   queue_.Begin(
       std::max<size_t>(least, std::clamp<uint64_t>(max_rows_ / 4, kFewestRanked, kMostRanked)));
-  Status status = rows.value()->ForEach([&](Key key, RowView row) {
+  Status status = rows.value()->ForEach([&](Key key, RowRef row) {
     const uint64_t rank = policy_->Rank(*row.meta, reads ? row.embedding : nullptr, dim_, now);
     // Ranks that may fall say nothing of rows that stay by now.
     if (!reads || rank < limit) queue_.Offer({rank, key});

@@ -130,7 +130,7 @@ Status Table::MakeRows(const std::vector<Key>& keys, uint32_t now,
                        const ParallelFor& parallel_for) {
   return store_->Upsert(
       keys.data(), keys.size(), config_.max_rows, now,
-      [&](size_t i, RowView row, bool is_new) {
+      [&](size_t i, RowRef row, bool is_new) {
         if (is_new) initializer_.Fill(keys[i], row.embedding, config_.dim);
       },
       parallel_for);
@@ -200,7 +200,7 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
       const int dim = config_.dim;
       return store_->Upsert(
           absent.data(), absent.size(), config_.max_rows, now,
-          [&](size_t i, RowView row, bool is_new) {
+          [&](size_t i, RowRef row, bool is_new) {
             if (is_new) std::copy_n(out + size_t{missing[i]} * dim, dim, row.embedding);
           },
           parallel_for);
@@ -254,7 +254,7 @@ Status Table::MakeRowsAs(const Key* keys, size_t n, const StartRow& start,
   const auto make = [&] {
     return store_->Upsert(
         keys, n, config_.max_rows, now,
-        [&](size_t i, RowView row, bool is_new) {
+        [&](size_t i, RowRef row, bool is_new) {
           if (is_new) start(i, row.embedding, slot_floats);
         },
         parallel_for);
@@ -274,7 +274,7 @@ Status Table::Visit(const Key* keys, size_t n, const VisitRow& visit,
   const auto make = [&] {
     return store_->Upsert(
         keys, n, config_.max_rows, now,
-        [&](size_t i, RowView row, bool is_new) {
+        [&](size_t i, RowRef row, bool is_new) {
           if (is_new) initializer_.Fill(keys[i], row.embedding, config_.dim);
           visit(i, row.embedding, slot_floats);
         },
@@ -283,7 +283,7 @@ Status Table::Visit(const Key* keys, size_t n, const VisitRow& visit,
   return MakeInRoom(keys, n, now, make, parallel_for);
 }
 
-Status Table::ForEachRow(const std::function<void(Key key, RowView row)>& fn) {
+Status Table::ForEachRow(const std::function<void(Key key, RowRef row)>& fn) {
   std::lock_guard<std::mutex> commit(commit_mu_);
   auto rows = store_->Freeze();
   return rows.ok() ? rows.value()->ForEach(fn) : rows.status();
@@ -327,7 +327,7 @@ Status Table::Assign(const Key* keys, size_t n, const float* embeddings,
   const auto make = [&] {
     return store_->Set(
         keys, n, config_.max_rows, now,
-        [&](size_t i, RowView row, bool) { std::copy_n(embeddings + i * dim, dim, row.embedding); },
+        [&](size_t i, RowRef row, bool) { std::copy_n(embeddings + i * dim, dim, row.embedding); },
         parallel_for);
   };
   return MakeInRoom(keys, n, now, make, parallel_for);

@@ -16,8 +16,8 @@
 #include "core/base/types.h"
 #include "core/policies/admission.h"
 #include "core/policies/eviction.h"
-#include "core/rows/grouped_gradients.h"
 #include "core/rows/row_store.h"
+#include "core/rows/summed_gradients.h"
 #include "core/rules/row_optimizer.h"
 #include "core/tables/deposit_queue.h"
 #include "core/tables/optimizer_history.h"
@@ -67,11 +67,11 @@ struct LookupKeys {
   bool leave_absent = false;
   float factor = 1.0f;  // that their gradients are multiplied by
   DepositOrder order = {};
-  std::shared_ptr<GroupedGradients> grouped = nullptr;  // of a deposit: its gradients by key
-  std::shared_ptr<RowClaim> claim = nullptr;            // Table::Claim; null: none
+  std::shared_ptr<SummedGradients> summed = nullptr;  // of a deposit: its gradients by key
+  std::shared_ptr<RowClaim> claim = nullptr;          // Table::Claim; null: none
 
-  double square() const { return grouped->square(); }
-  double Dot(const LookupKeys& other) { return grouped->Dot(*other.grouped); }
+  double square() const { return summed->square(); }
+  double Dot(const LookupKeys& other) { return summed->Dot(*other.summed); }
 };
 
 struct CommitOptions {
@@ -192,7 +192,7 @@ class Table {
   using VisitRow = std::function<void(size_t i, float* row, int slot_floats)>;
   Status Visit(const Key* keys, size_t n, const VisitRow& visit, const ParallelFor& parallel_for);
   // Calls fn for every row, in no order, while no commit runs. fn must not use the table.
-  Status ForEachRow(const std::function<void(Key key, RowView row)>& fn);
+  Status ForEachRow(const std::function<void(Key key, RowRef row)>& fn);
 
   // What the table knows of keys (n): exists[i] is whether there is a row, metas[i] its counters,
   // zeros without one. Makes no rows. Keys that this table cannot hold have none.
@@ -218,9 +218,9 @@ class Table {
                const BFloat16* gradients_bf16, const AnchorGradient& anchor = {},
                const ParallelFor& parallel_for = SerialFor);
   // Sums gradients by key, for deposits.
-  std::shared_ptr<GroupedGradients> Group(const LookupKeys& keys, const float* gradients,
-                                          const BFloat16* gradients_bf16,
-                                          const ParallelFor& parallel_for) const;
+  std::shared_ptr<SummedGradients> SumByKey(const LookupKeys& keys, const float* gradients,
+                                            const BFloat16* gradients_bf16,
+                                            const ParallelFor& parallel_for) const;
 
   // Sums what the optimizer redeems by key and applies the rule once. Without any it does nothing.
   // An error drops it and leaves every row's values as they were. kFailedPrecondition: the rule is
@@ -341,6 +341,8 @@ class Table {
     return (ticks_ != nullptr) == (contents.step_clock != TableContents::kSeconds);
   }
   Status MakeDepositedRows(const Deposits& deposits, uint32_t now, const ParallelFor& parallel_for);
+  // What the store is to apply. If gradients of one deposit are summed by key, all must be.
+  std::vector<GradientBatch> BatchesOf(Deposits& deposits, const ParallelFor& parallel_for);
 
   const TableConfig config_;
   const Initializer initializer_;
@@ -353,7 +355,7 @@ class Table {
   std::shared_ptr<RowsInUse> in_use_;     // null without eviction_
   std::unique_ptr<RowEvictor> evictor_;   // null without eviction_ and a limit of rows
 
-  const std::shared_ptr<GroupedGradientsPool> grouped_ = std::make_shared<GroupedGradientsPool>();
+  const std::shared_ptr<SummedGradientsPool> summed_pool_ = std::make_shared<SummedGradientsPool>();
   DepositQueue<LookupKeys> deposits_;
 
   // Guards state_, and lets one commit, assignment, eviction, export or restore run at a time.

@@ -23,13 +23,13 @@ float TakeCommonFactor(std::vector<GradientBatch>* batches) {
 
 }  // namespace
 
-std::shared_ptr<GroupedGradients> Table::Group(const LookupKeys& keys, const float* gradients,
-                                               const BFloat16* gradients_bf16,
-                                               const ParallelFor& parallel_for) const {
-  auto grouped = grouped_->Make();
-  grouped->Build(*store_, {keys.keys, gradients, gradients_bf16, keys.n, keys.positions},
-                 config_.dim, parallel_for);
-  return grouped;
+std::shared_ptr<SummedGradients> Table::SumByKey(const LookupKeys& keys, const float* gradients,
+                                                 const BFloat16* gradients_bf16,
+                                                 const ParallelFor& parallel_for) const {
+  auto summed = summed_pool_->Make();
+  summed->Build(*store_, {keys.keys, gradients, gradients_bf16, keys.n, keys.positions},
+                config_.dim, parallel_for);
+  return summed;
 }
 
 void Table::Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
@@ -42,7 +42,7 @@ void Table::Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const flo
     deposits_.Add(std::move(keys), std::move(hold), gradients, gradients_bf16);
     return;
   }
-  if (anchor.measures) keys.grouped = Group(keys, gradients, gradients_bf16, parallel_for);
+  if (anchor.measures) keys.summed = SumByKey(keys, gradients, gradients_bf16, parallel_for);
   deposits_.Add(std::move(keys), std::move(hold), gradients, gradients_bf16, anchor.gradient,
                 anchor.measures);
 }
@@ -74,6 +74,22 @@ Status Table::CheckRule(const std::string& rule) const {
       "would drop what '{trained}' keeps of every row; train on with '{trained}', give "
       "'{got}' another group, or have it dropped by the storage's reset_slots=True",
       {{"group", kept_->owner}, {"trained", RuleName{state_.rule}}, {"got", RuleName{rule}}});
+}
+
+std::vector<GradientBatch> Table::BatchesOf(Deposits& deposits, const ParallelFor& parallel_for) {
+  std::vector<GradientBatch> batches;
+  const bool summed = std::any_of(deposits.begin(), deposits.end(), [](const auto& deposit) {
+    return deposit.keys.summed != nullptr;
+  });
+  for (auto& deposit : deposits) {
+    LookupKeys& keys = deposit.keys;
+    if (summed && keys.summed == nullptr) {
+      keys.summed = SumByKey(keys, deposit.gradients, deposit.gradients_bf16, parallel_for);
+    }
+    batches.push_back({keys.keys, deposit.gradients, deposit.gradients_bf16, keys.n, keys.positions,
+                       keys.summed.get(), deposit.factor * keys.factor});
+  }
+  return batches;
 }
 
 Result<CommitOutcome> Table::Commit(const CommitOptions& options, const ParallelFor& parallel_for) {
@@ -110,18 +126,7 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
   after.rule = options.rule;
   after.steps = after.next_step();
 
-  std::vector<GradientBatch> batches;
-  const bool grouped = std::any_of(deposits.begin(), deposits.end(), [](const auto& deposit) {
-    return deposit.keys.grouped != nullptr;
-  });
-  for (auto& deposit : deposits) {
-    LookupKeys& keys = deposit.keys;
-    if (grouped && keys.grouped == nullptr) {
-      keys.grouped = Group(keys, deposit.gradients, deposit.gradients_bf16, parallel_for);
-    }
-    batches.push_back({keys.keys, deposit.gradients, deposit.gradients_bf16, keys.n, keys.positions,
-                       keys.grouped.get(), deposit.factor * keys.factor});
-  }
+  std::vector<GradientBatch> batches = BatchesOf(deposits, parallel_for);
   CommitStep step;
   step.number = history_.StepOf(who, after.steps);
   step.scale = options.scale * TakeCommonFactor(&batches);

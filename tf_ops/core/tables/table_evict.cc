@@ -58,7 +58,7 @@ Result<EvictedRows> Table::EvictBy(const std::vector<const Eviction*>& policies,
       [&](EvictedRows* chosen) {
         auto rows = store_->Freeze();
         if (!rows.ok()) return rows.status();
-        return rows.value()->ForEach([&](Key key, RowView row) {
+        return rows.value()->ForEach([&](Key key, RowRef row) {
           bool goes = false;
           for (const Eviction* policy : policies) {
             goes |= policy->Rank(*row.meta, row.embedding, dim, now) < policy->Limit(now);

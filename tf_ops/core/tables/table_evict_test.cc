@@ -75,7 +75,7 @@ Rows Evict(Table& table, uint32_t max_age, float min_l2) {
 Rows Held(Table& table) {
   Rows rows;
   REQUIRE(table
-              .ForEachRow([&](Key key, RowView row) {
+              .ForEachRow([&](Key key, RowRef row) {
                 rows[key] = {row.embedding, row.embedding + kDim};
               })
               .ok());
@@ -162,7 +162,7 @@ TEST_CASE("rows that are evicted start anew, and their slots too") {
   REQUIRE(table->Lookup(&key, 1, true, out.data(), SerialFor).ok());
   CHECK(out == std::vector<float>(kDim, 0.0f));
   REQUIRE(table
-              ->ForEachRow([](Key, RowView row) {
+              ->ForEachRow([](Key, RowRef row) {
                 CHECK(row.embedding[kDim] == doctest::Approx(0.1));
                 CHECK(row.meta->update_num == 0);
               })

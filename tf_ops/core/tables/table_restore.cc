@@ -115,7 +115,7 @@ Result<RestoreOutcome> Table::Restore(const TableContents& contents,
   const int dim = config_.dim, slot_floats = contents.slot_floats;
   Status status = store_->Replace(
       layout, state, keys, n, now,
-      [&](size_t place, RowView row, bool) {
+      [&](size_t place, RowRef row, bool) {
         const size_t i = places.empty() ? place : places[place];
         std::copy_n(contents.rows.embeddings + i * dim, dim, row.embedding);
         std::copy_n(contents.rows.slots + i * slot_floats, slot_floats, row.embedding + dim);
@@ -133,7 +133,7 @@ Result<RestoreOutcome> Table::Restore(const TableContents& contents,
 Status Table::Snapshot::Write(const WritableRowColumns& columns) const {
   const size_t size = rows_->size();
   size_t i = 0;
-  const Status status = rows_->ForEach([&](Key key, RowView row) {
+  const Status status = rows_->ForEach([&](Key key, RowRef row) {
     const size_t at = i++;
     if (at >= size) return;
     if (columns.keys != nullptr) columns.keys[at] = key;

@@ -93,7 +93,7 @@ class Place {
   }
   Keys Rows() {
     Keys keys;
-    REQUIRE(table->ForEachRow([&](Key key, RowView) { keys.push_back(key); }).ok());
+    REQUIRE(table->ForEachRow([&](Key key, RowRef) { keys.push_back(key); }).ok());
     std::sort(keys.begin(), keys.end());
     CHECK(keys.size() == table->size());
     return keys;

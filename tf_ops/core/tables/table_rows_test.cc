@@ -219,7 +219,7 @@ TEST_CASE("MakeRowsAs finds slots at their start, and keeps what is written ther
     std::map<Key, std::vector<float>> slots;
     std::map<Key, uint32_t> updates;
     REQUIRE(table
-                ->ForEachRow([&](Key key, RowView row) {
+                ->ForEachRow([&](Key key, RowRef row) {
                   slots[key].assign(row.embedding + kDim, row.embedding + 2 * kDim);
                   updates[key] = row.meta->update_num;
                 })
@@ -282,7 +282,7 @@ TEST_CASE("Visit shows rows with their slots in order, makes those that lack, an
     CHECK(Embedding(*table, 2)[0] == (second[0] * 2 + 1) * 2 + 3);
     CHECK(Embedding(*table, 2)[1] == second[1]);
     REQUIRE(table
-                ->ForEachRow([&](Key key, RowView row) {
+                ->ForEachRow([&](Key key, RowRef row) {
                   if (key == 2) CHECK(row.embedding[kDim] == doctest::Approx(2.1));
                 })
                 .ok());

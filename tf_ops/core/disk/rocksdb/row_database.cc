@@ -436,9 +436,9 @@ std::unique_ptr<RowDatabase::NewerRows> RowDatabase::IterateNewer() const {
   return std::make_unique<Pending>(handles_->Iterate(WholeRead(), handles_->pending), path_);
 }
 
-class RowDatabase::RowView final : public View {
+class RowDatabase::RowRef final : public View {
  public:
-  RowView(const RowDatabase* database, int group)
+  RowRef(const RowDatabase* database, int group)
       : database_(*database),
         group_(group),
         first_(group < 0 ? "" : std::string(1, static_cast<char>(group))),
@@ -484,7 +484,7 @@ class RowDatabase::RowView final : public View {
 
 Result<std::unique_ptr<Database::View>> RowDatabase::Look(int group) const {
   if (Status status = CheckNotStuck(); !status.ok()) return status;
-  return std::unique_ptr<View>(std::make_unique<RowView>(this, group));
+  return std::unique_ptr<View>(std::make_unique<RowRef>(this, group));
 }
 
 void RowDatabase::ShowJournal(std::unique_ptr<JournalReader> journal, Meta meta) {

@@ -67,7 +67,7 @@ class RowDatabase final : public Database {
   Status StartPendingAnew();
   Status MakePendingAnew();
   class NewerRows;
-  class RowView;
+  class RowRef;
   // Returns the rows that hide the published ones, or null if there are none.
   std::unique_ptr<NewerRows> IterateNewer() const;
 

@@ -2,7 +2,7 @@
 //
 // The layout is that of Google's "Swiss tables" (Benzaquen, Kulukundis, 2017): each cell of the
 // index has a byte, which holds seven bits of the key's hash, or says that the cell is empty or was
-// erased. Empty is 0 here, so that fresh pages of the system are empty groups already and need no
+// erased. Empty is 0 here, so that fresh pages of the system are empty bins already and need no
 // pass of their own.
 #pragma once
 
@@ -15,18 +15,18 @@
 
 namespace sok {
 
-constexpr int kGroupWidth = 16;
+constexpr int kBinWidth = 16;
 constexpr uint8_t kEmpty = 0;
 constexpr uint8_t kErased = 1;
 constexpr uint8_t kFull = 0x80;  // the bit that a cell with a key has set, beside those of its hash
 
-class ControlGroup {
+class ControlBin {
  public:
-  explicit ControlGroup(const uint8_t* bytes) {
+  explicit ControlBin(const uint8_t* bytes) {
 #ifdef __SSE2__
     bytes_ = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
 #else
-    std::memcpy(bytes_, bytes, kGroupWidth);
+    std::memcpy(bytes_, bytes, kBinWidth);
 #endif
   }
 
@@ -37,7 +37,7 @@ class ControlGroup {
         _mm_movemask_epi8(_mm_cmpeq_epi8(bytes_, _mm_set1_epi8(static_cast<char>(byte)))));
 #else
     uint32_t mask = 0;
-    for (int i = 0; i < kGroupWidth; ++i) mask |= uint32_t{bytes_[i] == byte} << i;
+    for (int i = 0; i < kBinWidth; ++i) mask |= uint32_t{bytes_[i] == byte} << i;
     return mask;
 #endif
   }
@@ -50,19 +50,19 @@ class ControlGroup {
     return static_cast<uint32_t>(_mm_movemask_epi8(bytes_));
 #else
     uint32_t mask = 0;
-    for (int i = 0; i < kGroupWidth; ++i) mask |= uint32_t(bytes_[i] >> 7) << i;
+    for (int i = 0; i < kBinWidth; ++i) mask |= uint32_t(bytes_[i] >> 7) << i;
     return mask;
 #endif
   }
 
   // Returns a bit for each cell: whether it is empty or was erased.
-  uint32_t MatchFree() const { return MatchFull() ^ ((1u << kGroupWidth) - 1); }
+  uint32_t MatchFree() const { return MatchFull() ^ ((1u << kBinWidth) - 1); }
 
  private:
 #ifdef __SSE2__
   __m128i bytes_;
 #else
-  uint8_t bytes_[kGroupWidth];
+  uint8_t bytes_[kBinWidth];
 #endif
 };
 

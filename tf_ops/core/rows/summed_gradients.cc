@@ -1,9 +1,8 @@
-#include "core/rows/grouped_gradients.h"
+#include "core/rows/summed_gradients.h"
 
 #include <algorithm>
 #include <numeric>
 
-#include "core/base/hash.h"
 #include "core/base/vector_clones.h"
 
 namespace sok {
@@ -48,25 +47,14 @@ void Add(const T* gradient, int dim, float* sum) {
   for (int j = 0; j < dim; ++j) sum[j] += ToFloat(gradient[j]);
 }
 
-size_t CellsFor(size_t n) {
-  size_t cells = 16;
-  while (cells < 2 * n) cells *= 2;
-  return cells;
-}
-
-// Returns where in an index of the entries' keys a key is, or the free cell where it would be.
-size_t CellOf(const std::vector<uint32_t>& index, const ShardEntry* entries, Key key) {
-  const size_t mask = index.size() - 1;
-  // The low bits are mixed anew, since the shard has been chosen by the bits of the key's hash.
-  size_t cell = Mix64(key ^ 0x9e3779b97f4a7c15ull) & mask;
-  while (index[cell] != 0 && entries[index[cell] - 1].key != key) cell = (cell + 1) & mask;
-  return cell;
+auto KeysOf(const ShardEntry* entries) {
+  return [entries](uint32_t number) { return entries[number].key; };
 }
 
 }  // namespace
 
-void GroupedGradients::Build(const RowStore& store, const GradientBatch& batch, int dim,
-                             const ParallelFor& parallel_for) {
+void SummedGradients::Build(const RowStore& store, const GradientBatch& batch, int dim,
+                            const ParallelFor& parallel_for) {
   dim_ = dim;
   indexes_.clear();
   store.Partition({{batch.keys, batch.n, batch.positions}}, parallel_for, &partition_);
@@ -98,34 +86,33 @@ void GroupedGradients::Build(const RowStore& store, const GradientBatch& batch, 
   square_ = std::accumulate(squares_.begin(), squares_.end(), 0.0);
 }
 
-double GroupedGradients::GroupShard(uint32_t shard, const GradientBatch& batch,
-                                    std::vector<float>* sums) {
-  thread_local std::vector<uint32_t> index, numbers, from, places;
+double SummedGradients::GroupShard(uint32_t shard, const GradientBatch& batch,
+                                   std::vector<float>* sums) {
+  thread_local DistinctIndex index;
+  thread_local std::vector<uint32_t> numbers, from, places;
   const size_t n = partition_.size(shard);
   ShardEntry* const entries = partition_.entries(shard);
   const float** const gradients = gradients_.data() + partition_.offset(shard);
   // Distinct keys move to the front; numbers[i] says which of them entry i was. A key that comes
   // again, or whose gradient is not float32, needs a sum, and `places` says where.
-  index.assign(CellsFor(n), 0);
+  index.Reset(n);
   numbers.resize(n);
   from.resize(n);
   places.clear();
-  uint32_t distinct = 0, summed = 0;
+  uint32_t summed = 0;
   for (size_t i = 0; i < n; ++i) {
     const Key key = entries[i].key;
     from[i] = entries[i].position;
-    const size_t cell = CellOf(index, entries, key);
-    if (index[cell] != 0) {
-      numbers[i] = index[cell] - 1;
+    const uint32_t distinct = index.size();
+    numbers[i] = index.FindOrAdd(key, KeysOf(entries));
+    if (numbers[i] != distinct) {
       if (places[numbers[i]] == kNone) places[numbers[i]] = summed++;
       continue;
     }
-    numbers[i] = distinct;
     places.push_back(batch.gradients != nullptr ? kNone : summed++);
     entries[distinct] = {key, 0, static_cast<uint32_t>(partition_.offset(shard)) + distinct};
-    index[cell] = ++distinct;
   }
-  partition_.Shorten(shard, distinct);
+  partition_.Shorten(shard, index.size());
 
   sums->assign(size_t{summed} * dim_, 0.0f);
   for (size_t i = 0; i < n; ++i) {
@@ -148,14 +135,14 @@ double GroupedGradients::GroupShard(uint32_t shard, const GradientBatch& batch,
   return SquareOf(sums->data(), summed, dim_);
 }
 
-double GroupedGradients::Dot(const GroupedGradients& other) {
+double SummedGradients::Dot(const SummedGradients& other) {
   if (indexes_.empty()) {
     indexes_.resize(partition_.shards());
     for (uint32_t s = 0; s < partition_.shards(); ++s) {
-      indexes_[s].assign(CellsFor(partition_.size(s)), 0);
-      for (uint32_t i = 0; i < partition_.size(s); ++i) {
-        const ShardEntry* entries = partition_.begin(s);
-        indexes_[s][CellOf(indexes_[s], entries, entries[i].key)] = i + 1;
+      indexes_[s].Reset(partition_.size(s));
+      const ShardEntry* entries = partition_.begin(s);
+      for (size_t i = 0; i < partition_.size(s); ++i) {
+        indexes_[s].FindOrAdd(entries[i].key, KeysOf(entries));
       }
     }
   }
@@ -163,16 +150,16 @@ double GroupedGradients::Dot(const GroupedGradients& other) {
   for (uint32_t s = 0; s < partition_.shards(); ++s) {
     const ShardEntry *own = partition_.begin(s), *theirs = other.partition_.begin(s);
     for (size_t i = 0; i < other.partition_.size(s); ++i) {
-      const uint32_t found = indexes_[s][CellOf(indexes_[s], own, theirs[i].key)];
-      if (found == 0) continue;
-      sum += Product(gradient(own[found - 1].position), other.gradient(theirs[i].position), dim_);
+      const uint32_t found = indexes_[s].Find(theirs[i].key, KeysOf(own));
+      if (found == DistinctIndex::kNone) continue;
+      sum += Product(gradient(own[found].position), other.gradient(theirs[i].position), dim_);
     }
   }
   return sum;
 }
 
-std::shared_ptr<GroupedGradients> GroupedGradientsPool::Make() {
-  auto made = std::make_unique<GroupedGradients>();
+std::shared_ptr<SummedGradients> SummedGradientsPool::Make() {
+  auto made = std::make_unique<SummedGradients>();
   {
     std::lock_guard<std::mutex> guard(mu_);
     if (!idle_.empty()) {
@@ -182,8 +169,8 @@ std::shared_ptr<GroupedGradients> GroupedGradientsPool::Make() {
       idle_.reserve(kMost);
     }
   }
-  const auto give_back = [pool = shared_from_this()](GroupedGradients* done) {
-    std::unique_ptr<GroupedGradients> owned(done);
+  const auto give_back = [pool = shared_from_this()](SummedGradients* done) {
+    std::unique_ptr<SummedGradients> owned(done);
     std::lock_guard<std::mutex> guard(pool->mu_);
     if (pool->idle_.size() < kMost) pool->idle_.push_back(std::move(owned));
   };

@@ -1,5 +1,5 @@
 // Compares sums by key, squares and products with plain sums in float64.
-#include "core/rows/grouped_gradients.h"
+#include "core/rows/summed_gradients.h"
 
 #include <doctest/doctest.h>
 
@@ -80,28 +80,28 @@ TEST_CASE("gradients are summed by key, and their norms and products are those o
     // Some values have squares that float32 does not hold.
     const float scale = repeat % 4 == 0 ? 1e25f : 1.0f;
     const Batch batches[] = {RandomBatch(random, dim, scale), RandomBatch(random, dim, scale)};
-    GroupedGradients grouped[2];
+    SummedGradients summed[2];
     Dense sums[2];
     for (int b = 0; b < 2; ++b) {
-      grouped[b].Build(*store, batches[b].View(), dim, b == 0 ? SerialFor : ThreadedFor);
+      summed[b].Build(*store, batches[b].View(), dim, b == 0 ? SerialFor : ThreadedFor);
       sums[b] = batches[b].Sums();
       size_t distinct = 0;
-      for (uint32_t s = 0; s < grouped[b].partition().shards(); ++s) {
-        for (size_t i = 0; i < grouped[b].partition().size(s); ++i, ++distinct) {
-          const ShardEntry& entry = grouped[b].partition().begin(s)[i];
+      for (uint32_t s = 0; s < summed[b].partition().shards(); ++s) {
+        for (size_t i = 0; i < summed[b].partition().size(s); ++i, ++distinct) {
+          const ShardEntry& entry = summed[b].partition().begin(s)[i];
           const auto& expected = sums[b].at(entry.key);
           for (int j = 0; j < dim; ++j) {
-            const double sum = grouped[b].gradient(entry.position)[j] / scale;
+            const double sum = summed[b].gradient(entry.position)[j] / scale;
             REQUIRE(sum == doctest::Approx(expected[j] / scale).epsilon(1e-4));
           }
         }
       }
       REQUIRE(distinct == sums[b].size());
-      CHECK(grouped[b].square() == doctest::Approx(Product(sums[b], sums[b])).epsilon(1e-6));
+      CHECK(summed[b].square() == doctest::Approx(Product(sums[b], sums[b])).epsilon(1e-6));
     }
-    const double tolerance = 1e-6 * std::sqrt(grouped[0].square() * grouped[1].square());
-    CHECK(std::abs(grouped[0].Dot(grouped[1]) - Product(sums[0], sums[1])) <= tolerance);
-    CHECK(std::abs(grouped[1].Dot(grouped[0]) - Product(sums[0], sums[1])) <= tolerance);
+    const double tolerance = 1e-6 * std::sqrt(summed[0].square() * summed[1].square());
+    CHECK(std::abs(summed[0].Dot(summed[1]) - Product(sums[0], sums[1])) <= tolerance);
+    CHECK(std::abs(summed[1].Dot(summed[0]) - Product(sums[0], sums[1])) <= tolerance);
   }
 }
 

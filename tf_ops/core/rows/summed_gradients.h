@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "core/base/grouping.h"
 #include "core/rows/row_store.h"
 #include "core/rows/shard_partition.h"
 
@@ -14,7 +15,7 @@ namespace sok {
 
 // Stands for the dense gradient that a static embedding would have, as far as it is not 0: a vector
 // over all keys, with a norm and with products.
-class GroupedGradients {
+class SummedGradients {
  public:
   // Sums the gradients of equal keys of a batch, in order, by the shards of the store. Gradients
   // that nobody shares are not copied: they stay where the batch has them.
@@ -29,13 +30,9 @@ class GroupedGradients {
   double square() const { return square_; }
   // Returns the sum of the products with the elements of another one of the same store. Not
   // thread-safe: the first call prepares those that follow.
-  double Dot(const GroupedGradients& other);
+  double Dot(const SummedGradients& other);
 
  private:
-  // An index of the keys of a shard, by open addressing: the number of an entry in its shard plus
-  // one, or 0 if the cell is empty.
-  using Index = std::vector<uint32_t>;
-
   // Sums a shard's gradients. Returns the square of the sums.
   double GroupShard(uint32_t shard, const GradientBatch& batch, std::vector<float>* sums);
 
@@ -49,19 +46,20 @@ class GroupedGradients {
   // The squares of the sums of each shard, and of each block of other rows.
   std::vector<double> squares_;
   double square_ = 0.0;
-  std::vector<Index> indexes_;  // one for each shard, once a product was asked for
+  // One for each shard, of its keys, once a product was asked for.
+  std::vector<DistinctIndex> indexes_;
 };
 
 // Keeps the memory of objects that are done, for those to come. Thread-safe.
-class GroupedGradientsPool : public std::enable_shared_from_this<GroupedGradientsPool> {
+class SummedGradientsPool : public std::enable_shared_from_this<SummedGradientsPool> {
  public:
   // Returns an object, with the memory that an earlier one left behind.
-  std::shared_ptr<GroupedGradients> Make();
+  std::shared_ptr<SummedGradients> Make();
 
  private:
   static constexpr size_t kMost = 4;
   std::mutex mu_;
-  std::vector<std::unique_ptr<GroupedGradients>> idle_;
+  std::vector<std::unique_ptr<SummedGradients>> idle_;
 };
 
 }  // namespace sok

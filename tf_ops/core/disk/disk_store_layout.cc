@@ -1,0 +1,65 @@
+// Changes the layout of the rows of DiskStore, which is that of a rule.
+#include <shared_mutex>
+#include <utility>
+
+#include "core/disk/disk_store.h"
+#include "core/disk/disk_store_shard.h"
+
+namespace sok {
+
+Result<bool> DiskStore::Relay(std::shared_ptr<const RowLayout> layout, const TableState& state,
+                              const ParallelFor& /*parallel_for*/) {
+  {
+    // Whatever has to be mended first.
+    const auto entrance = core_->Enter(/*to_write=*/true);
+    if (!entrance.ok()) return entrance.status();
+  }
+  std::lock_guard<SharedMutex> gate(core_->gate);
+  if (Status status = core_->CheckWritable(); !status.ok()) return status;
+  std::vector<Slot> slots = layout->slots();
+  TableState reached = state;
+  if (layout->SameShape(*this->layout())) {
+    SetLayout(std::move(layout), std::move(slots));
+    SetState(std::move(reached));
+    return false;
+  }
+  // Rows of the old layout go to the database, where the layout's number tells them apart.
+  if (Status status = Settle(); !status.ok()) return status;
+  if (core_->journal != nullptr) {
+    // Before anything has changed.
+    GroupMeta after = meta();
+    after.layout = layout_number() + 1;
+    after.state = state;
+    auto room = core_->journal->Reserve(0);
+    if (!room.ok()) return room.status();
+    const NamedValues named = {{GroupMetaName(group_), after.ToJson()}};
+    if (Status status = core_->journal->Append(std::move(room.value()), named, {}); !status.ok()) {
+      return status;
+    }
+  }
+  SetLayout(std::move(layout), std::move(slots));
+  SetState(std::move(reached));
+  return true;
+}
+
+void DiskStore::SetLayout(std::shared_ptr<const RowLayout> layout, std::vector<Slot> slots) {
+  const bool reshape = !layout->SameShape(*this->layout());
+  for (const auto& shard : shards_) {
+    std::lock_guard<SharedMutex> lock(shard->mu);
+    if (reshape) {
+      shard->Reset(layout);
+    } else {
+      shard->rows.set_layout(layout);
+    }
+  }
+  std::lock_guard<std::mutex> guard(meta_mu_);
+  if (reshape) {
+    ++layout_number_;
+    state_.rule.clear();  // until the first commit in the new layout
+    state_.steps = 0;
+  }
+  state_.slots = std::move(slots);
+  layout_ = std::move(layout);
+}
+
+}  // namespace sok
