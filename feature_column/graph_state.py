@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
 
 from sok_embed import communicators, tf_ops
+from sok_embed.admission import op_attributes
 from sok_embed.feature_column.embedding_rows import EmbeddingRows, check_same_rows
 from sok_embed.feature_column.own_rows import Evictor, open_storage, table_attributes
 from sok_embed.feature_column.own_rows_categorical import OwnRowsCategorical, own_rows_column_in
@@ -58,10 +59,7 @@ class GraphTable:
         attributes = table_attributes(column)
         if self.storage is not None:
             attributes["storage"] = os.fsencode(self.storage.path)
-        if column.ev_option.admission is not None:
-            config = column.ev_option.admission.get_config()
-            attributes["admission"] = config.pop("kind")
-            attributes |= {f"admission_{key}": value for key, value in config.items()}
+        attributes |= op_attributes(column.ev_option.admission)
         self._evict = Evictor(column, dim, lambda: static, name)
         with tf.device("/device:CPU:0"):
             self.resource_handle = tf_ops.table_handle(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from sok_embed import contents, kv, tf_ops
-from sok_embed.admission import Admission
+from sok_embed.admission import Admission, op_attributes
 from sok_embed.eviction import Eviction, check_place, core_arguments
 from sok_embed.initializers import RowInitializer, seed_as_int64
 from sok_embed.kv.storage import warn_of_another
@@ -109,10 +109,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
         if storage is not None:
             self._attributes["storage"] = os.fsencode(storage.path)
             self._attributes["storage_id"] = storage.id
-        if admission is not None:
-            config = admission.get_config()
-            self._attributes["admission"] = config.pop("kind")
-            self._attributes |= {f"admission_{name}": value for name, value in config.items()}
+        self._attributes |= op_attributes(admission)
         if eviction is not None:
             arguments = core_arguments(eviction)
             self._attributes["eviction"] = arguments.pop("kind")
