@@ -1,7 +1,10 @@
 """One process writes to a folder. Others are told so; readers change nothing."""
 
+import subprocess
+import sys
+
 import pytest
-from kv_rows import keys, ones, peek, run_python, sgd
+from kv_rows import ENVIRONMENT, keys, ones, peek, run_python, sgd
 
 from sok_embed import kv
 
@@ -63,3 +66,31 @@ def test_a_reader_changes_nothing(tmp_path):
         with pytest.raises(FileNotFoundError, match="group 9"):
             sgd(reader, group=9)
     assert snapshot(tmp_path / "rows") == before
+
+
+RACE = """
+import sys
+from sok_embed import kv
+opened = 0
+while opened < int(sys.argv[2]):
+    try:
+        storage = kv.Storage(sys.argv[1])
+    except kv.StorageLockedError:
+        continue
+    opened += 1
+    storage.close()
+"""
+
+
+def test_processes_that_open_a_folder_at_once_wait_for_each_other_or_are_told(tmp_path):
+    # RocksDB moves its log files before it looks at its lock.
+    with kv.Storage(tmp_path / "rows") as storage:
+        sgd(storage).apply_gradients(keys(1), ones(1))
+    command = [sys.executable, "-c", RACE, str(tmp_path / "rows"), "60"]
+    processes = [
+        subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors

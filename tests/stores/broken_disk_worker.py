@@ -67,13 +67,20 @@ class FaultyDisk:
         # Either calls of all kinds fail, or one kind alone: those that write, that sync, or that
         # make names.
         kinds = int(random.choice([7, 7, 7, 1, 2, 2, 4]))
+        # RocksDB can go on where only its table files fail, and must not forget what they were for.
+        files = "[0-9]*.sst" if random.random() < 0.3 else "*"
         self.broken = True
+        self._library.choose_files(files.encode())
         self._library.break_files(error, ctypes.c_long(after), once, reads, kinds)
-        return f"{errno.errorcode[error]} after {after}, once {once}, reads {reads}, kinds {kinds}"
+        return (
+            f"{errno.errorcode[error]} of {files} after {after}, once {once}, reads {reads}, "
+            f"kinds {kinds}"
+        )
 
     def break_down_after(self, calls: int, error: int, once: bool) -> None:
         """After that many, one call fails, whichever it is, or all do."""
         self.broken = True
+        self._library.choose_files(b"*")
         self._library.break_files(error, ctypes.c_long(calls), once, True, 7)
 
     def count(self) -> int:

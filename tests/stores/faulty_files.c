@@ -2,11 +2,13 @@
 
    Only files below the folder in SOK_FAULTY count. Nothing fails until break_files is called; then
    the call number `after` from there on fails with `error`, and those behind it until mend_files,
-   or only that one. Calls that only read fail if `reads` says so, others if `kinds` has theirs. */
+   or only that one. Calls that only read fail if `reads` says so, others if `kinds` has theirs.
+   After choose_files, only files whose names fit a pattern count. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -23,6 +25,7 @@ static atomic_int reads_too;
 static atomic_int kinds_only;
 static atomic_long failed;
 static atomic_long called;
+static char chosen[64] = "*";
 
 enum { kRead = 0, kWrite = 1, kSync = 2, kName = 4 };
 
@@ -36,6 +39,9 @@ void break_files(int error, long after, int once, int reads, int kinds) {
   failure = error;
 }
 
+/* Names of files without their folder, as fnmatch(3) has patterns. To be called where none fail. */
+void choose_files(const char* pattern) { snprintf(chosen, sizeof(chosen), "%s", pattern); }
+
 /* How many calls there were that could have failed, since break_files. */
 long calls_on_files(void) { return called; }
 
@@ -47,7 +53,9 @@ long mend_files(void) {
 
 static int Below(const char* path) {
   const char* folder = getenv("SOK_FAULTY");
-  return folder != NULL && strncmp(path, folder, strlen(folder)) == 0;
+  if (folder == NULL || strncmp(path, folder, strlen(folder)) != 0) return 0;
+  const char* slash = strrchr(path, '/');
+  return fnmatch(chosen, slash == NULL ? path : slash + 1, 0) == 0;
 }
 
 static int Open(int fd) {

@@ -63,6 +63,8 @@ FolderClaim::~FolderClaim() {
   OpenFolders::Remove(folder_);
 }
 
+bool FolderClaim::has_file() const { return access(FileOf(path_).c_str(), F_OK) == 0; }
+
 Status FolderClaim::LockFile() {
   const std::string path = FileOf(path_);
   file_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);

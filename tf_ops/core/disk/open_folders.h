@@ -66,7 +66,9 @@ class FolderClaim {
   FolderClaim(const FolderClaim&) = delete;
   FolderClaim& operator=(const FolderClaim&) = delete;
 
-  // Locks the folder's file. The database is open, so nobody else can be about to.
+  // Whether the folder has the file, as every folder of a storage does.
+  bool has_file() const;
+  // Locks the folder's file, which is made if there is none.
   // Errors: kUnavailable if another process has it, SystemError's.
   Status LockFile();
 

@@ -112,7 +112,10 @@ Status FromRocksdb(const rocksdb::Status& status, const std::string& what) {
   if (status.IsPathNotFound() || status.IsNotFound() || says("No such file or directory")) {
     return Status(Code::kNotFound, message);
   }
-  if (status.IsInvalidArgument()) return Status(Code::kInvalidArgument, message);
+  // An error of the disk while RocksDB reads its options makes it call them unfit, or ask for
+  // direct I/O, which nobody wants.
+  const bool of_disk = says("IO error") || says("Direct I/O");
+  if (status.IsInvalidArgument() && !of_disk) return Status(Code::kInvalidArgument, message);
   return Status(Code::kInternal, message);
 }
 

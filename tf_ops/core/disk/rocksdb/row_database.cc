@@ -44,10 +44,25 @@ rocksdb::Status Resume(rocksdb::DB* db) {
   return status;
 }
 
+// Returns whether nothing of a column family is in memory alone.
+bool IsSaved(rocksdb::DB* db, rocksdb::ColumnFamilyHandle* family) {
+  for (const auto& name : {rocksdb::DB::Properties::kNumEntriesActiveMemTable,
+                           rocksdb::DB::Properties::kNumEntriesImmMemTables}) {
+    uint64_t entries = 0;
+    if (!db->GetIntProperty(family, name, &entries) || entries > 0) return false;
+  }
+  return true;
+}
+
 Status InUse(const std::string& path, const std::string& holder) {
   return Status(Code::kUnavailable,
                 "the storage '" + path + "' is in use: its lock '" + path + "/LOCK' is taken" +
                     holder + "; close the storage there, or give this one a folder of its own");
+}
+
+Status TakeLock(const std::string& path, FolderClaim* claim) {
+  Status status = claim->LockFile();
+  return status.code() == Code::kUnavailable ? InUse(path, "; " + status.message()) : status;
 }
 
 // Returns whether the database could not be opened because somebody has it open.
@@ -162,12 +177,16 @@ Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& options) {
                       "/LOCK'" + holder +
                       "; close it there, or make a checkpoint and open that read-only");
   }
+  // RocksDB moves its log files before it looks at its own lock. A folder that is no storage of
+  // ours yet gets no file from us.
+  const bool has_lock = claim != nullptr && claim->has_file();
+  if (has_lock) {
+    if (Status status = TakeLock(path, claim.get()); !status.ok()) return status;
+  }
   auto handles = OpenHandles(options, /*create=*/!options.read_only);
   if (!handles.ok()) return handles.status();
-  if (claim != nullptr) {
-    Status status = claim->LockFile();
-    if (status.code() == Code::kUnavailable) return InUse(path, "; " + status.message());
-    if (!status.ok()) return status;
+  if (claim != nullptr && !has_lock) {
+    if (Status status = TakeLock(path, claim.get()); !status.ok()) return status;
   }
   std::unique_ptr<RowDatabase> database(
       new RowDatabase(options, std::move(claim), std::move(handles.value())));
@@ -199,23 +218,29 @@ Status RowDatabase::CheckFolder() const {
                                      "in memory is kept: put the folder back, then go on");
 }
 
+Status RowDatabase::SavePending() {
+  Handles& h = *handles_;
+  rocksdb::Status status = h.Call(Resume);
+  // This flush must not wait for compactions first: those may fail for as long as the disk is full.
+  rocksdb::FlushOptions flushing;
+  flushing.allow_write_stall = true;
+  for (int attempt = 0; attempt < kResumeAttempts && status.ok(); ++attempt) {
+    status = h.Call([&](rocksdb::DB* db) { return db->Flush(flushing, h.pending); });
+    // Where a compaction failed while RocksDB 7.8 recovered from another error, its Flush does not
+    // wait, and returns no error either.
+    if (status.ok() && IsSaved(h.db.get(), h.pending)) return Status();
+    if (status.ok()) std::this_thread::sleep_for(kResumePause);
+  }
+  return FromRocksdb(status.ok() ? Handles::Unsaved() : status, "write rows to '" + path_ + "'");
+}
+
 Status RowDatabase::Recover() {
   if (!failed()) return Status();
   if (Status status = CheckNotStuck(); !status.ok()) return status;
   if (Status status = CheckFolder(); !status.ok()) return status;
-  // RocksDB 7.8 goes wrong when it ingests files after such an error, so it is opened anew. What is
-  // pending has no log, and is saved as files before that.
+  // RocksDB 7.8 goes wrong when it ingests files after such an error, so it is opened anew.
   if (handles_ != nullptr && has_pending()) {
-    rocksdb::Status status = handles_->Call(Resume);
-    if (status.ok()) {
-      // This flush must not wait for compactions first: those may fail for as long as the disk is
-      // full.
-      rocksdb::FlushOptions flushing;
-      flushing.allow_write_stall = true;
-      status =
-          handles_->Call([&](rocksdb::DB* db) { return db->Flush(flushing, handles_->pending); });
-    }
-    if (!status.ok()) return FromRocksdb(status, "write rows to '" + path_ + "'");
+    if (Status status = SavePending(); !status.ok()) return status;
   }
   if (handles_ != nullptr) handles_->db->DisableManualCompaction();
   std::lock_guard<std::mutex> none_compacting(compacting_);

@@ -63,6 +63,8 @@ class RowDatabase final : public Database {
               std::unique_ptr<Handles> handles);
   // Opens all that is there.
   static Result<std::unique_ptr<Handles>> OpenHandles(const Options& options, bool create);
+  // Writes pending rows to files: they have no log, and go with the handles.
+  Status SavePending();
   // Drops all pending rows. Throws nothing, even where memory ends.
   Status StartPendingAnew();
   Status MakePendingAnew();

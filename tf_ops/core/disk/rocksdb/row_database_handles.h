@@ -63,6 +63,9 @@ struct RowDatabase::Handles {
         "memory ended within a write of RocksDB, which cannot go on in this process; end it, and "
         "open the storage in another with more memory or a smaller cache");
   }
+  static rocksdb::Status Unsaved() {
+    return rocksdb::Status::Aborted("RocksDB has not written what waits in its memory");
+  }
   static rocksdb::Status Paused() {
     return rocksdb::Status::Aborted(
         "its disk failed meanwhile, and the storage is opened again; try again");
