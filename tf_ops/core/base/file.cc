@@ -130,6 +130,13 @@ Status SystemError(int error, const std::string& verb, const std::string& path) 
                           std::generic_category().message(error) + "." + remedy);
 }
 
+Status SyncFile(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int error = fd < 0 || fsync(fd) != 0 ? errno : 0;
+  if (fd >= 0) close(fd);
+  return error == 0 ? Status() : SystemError(error, "bring to the device", path);
+}
+
 Status SyncFolder(const std::string& folder) {
   const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const int opened = fd < 0 ? errno : 0;

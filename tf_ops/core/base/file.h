@@ -17,6 +17,9 @@ namespace sok {
 // failed), or kInternal.
 Status SystemError(int error, const std::string& verb, const std::string& path);
 
+// Brings what a file holds to the device.
+Status SyncFile(const std::string& path);
+
 // Brings the names in a folder to the device.
 Status SyncFolder(const std::string& folder);
 

@@ -66,6 +66,12 @@ int WriteAt(int file, std::vector<iovec> parts, uint64_t offset) {
 
 }  // namespace
 
+std::string JournalSegmentName(uint64_t number) {
+  char name[24];
+  std::snprintf(name, sizeof(name), "%012llu", static_cast<unsigned long long>(number));
+  return std::string(kJournalPrefix) + name;
+}
+
 uint64_t HeadChecksum(const JournalRecordHeader& header, uint64_t segment) {
   return XXH3_64bits_withSeed(&header, offsetof(JournalRecordHeader, head_checksum), segment);
 }
@@ -118,9 +124,7 @@ void Journal::GiveBack(uint64_t bytes) {
 }
 
 std::string Journal::PathOf(uint64_t number) const {
-  char name[24];
-  std::snprintf(name, sizeof(name), "%012llu", static_cast<unsigned long long>(number));
-  return folder_ + "/" + kJournalPrefix + name;
+  return folder_ + "/" + JournalSegmentName(number);
 }
 
 Status Journal::Failed(const char* what, int error) const {

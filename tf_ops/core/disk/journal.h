@@ -22,6 +22,8 @@
 namespace sok {
 
 constexpr char kJournalPrefix[] = "sok-journal-";
+// The name of a segment's file, without its folder.
+std::string JournalSegmentName(uint64_t number);
 
 // Stands in front of a segment.
 struct JournalSegmentHeader {

@@ -19,12 +19,6 @@ std::string PathOf(const std::string& folder, const std::string& name) {
   return folder + "/" + name;
 }
 
-std::string NameOf(uint64_t number) {
-  char name[24];
-  std::snprintf(name, sizeof(name), "%012llu", static_cast<unsigned long long>(number));
-  return std::string(kJournalPrefix) + name;
-}
-
 constexpr char kRemedy[] =
     "; move the files sok-journal-* of the folder away to go on without those calls, or restore "
     "the "
@@ -52,7 +46,7 @@ std::vector<uint64_t> JournalSegments(const std::string& folder) {
 }
 
 void RemoveJournalSegment(const std::string& folder, uint64_t number) {
-  std::remove(PathOf(folder, NameOf(number)).c_str());
+  std::remove(PathOf(folder, JournalSegmentName(number)).c_str());
 }
 
 Result<std::unique_ptr<JournalReader>> JournalReader::Open(const std::string& folder,
@@ -62,11 +56,11 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const std::string& fo
   reader->last_ = applied;
   for (uint64_t number : segments) {
     if (number <= applied) continue;
-    const std::string path = PathOf(folder, NameOf(number));
+    const std::string path = PathOf(folder, JournalSegmentName(number));
     if (number != reader->last_ + 1) {
       return Status(Code::kDataLoss,
                     "the journal of '" + folder + "' is not whole: expected '" +
-                        NameOf(reader->last_ + 1) + "' before '" + path +
+                        JournalSegmentName(reader->last_ + 1) + "' before '" + path +
                         "': the calls in it are missing, or this is not the database that the "
                         "journal goes with" +
                         kRemedy);

@@ -63,6 +63,8 @@ struct StorageCore {
   std::string path;
   uint64_t id = 0;  // of the storage; 0: it has none
   bool read_only = false;
+  // Files of the journal that a read-only storage reads along with the database.
+  std::vector<std::string> shown_journal;
   // Whether rows were counted by another TTL than that of `expiry`, and are not to be counted anew
   // in the folder, which is read-only.
   bool other_ttl = false;

@@ -35,25 +35,44 @@ void RemoveFolder(const std::string& path) {
   std::filesystem::remove_all(path, ignored);
 }
 
+// Where a checkpoint for `path` grows if it cannot grow in the folder of the storage.
+std::string UnfinishedOf(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path + ".tmp";
+}
+
+// Makes a folder for a checkpoint to grow in. Whatever is there already may be somebody's, so the
+// name is taken, in one step, only where it is free.
+Status TakeName(const std::string& unfinished) {
+  if (mkdir(unfinished.c_str(), 0777) == 0) return Status();
+  if (errno != EEXIST) return SystemError(errno, "make the folder", unfinished);
+  return InvalidArgument(
+      "expected nothing at '" + unfinished +
+      "', where the checkpoint would grow, got a file or a folder there, which stays as it is; "
+      "choose another path, or move it away (a checkpoint that was killed leaves such a folder, "
+      "which can be removed)");
+}
+
 // Makes the checkpoint where the folder of the storage is on another file system. There RocksDB
 // copies the files, to a folder "<path>.tmp" first, which it empties before and leaves behind if it
-// fails. Whatever is there already may be somebody's, so the name is taken, in one step, only where
-// it is free.
+// fails.
 Status CheckpointInPlace(const Database& database, const std::string& path) {
-  std::string unfinished = path;
-  while (unfinished.size() > 1 && unfinished.back() == '/') unfinished.pop_back();
-  unfinished += ".tmp";
-  if (mkdir(unfinished.c_str(), 0777) != 0) {
-    if (errno != EEXIST) return SystemError(errno, "make the folder", unfinished);
-    return InvalidArgument(
-        "expected nothing at '" + unfinished +
-        "', where the checkpoint would grow, got a file or a folder there, which stays as it is; "
-        "choose another path, or move it away (a checkpoint that was killed leaves such a folder, "
-        "which can be removed)");
-  }
+  const std::string unfinished = UnfinishedOf(path);
+  if (Status status = TakeName(unfinished); !status.ok()) return status;
   Status status = database.Checkpoint(path);
   if (!status.ok()) RemoveFolder(unfinished);
   return status;
+}
+
+// Has a file lie in another folder too: as a link, or as a copy on another file system.
+Status TakeAlong(const std::string& name, const std::string& from, const std::string& to) {
+  const std::string source = from + "/" + name, target = to + "/" + name;
+  if (link(source.c_str(), target.c_str()) != 0) {
+    std::error_code error;
+    std::filesystem::copy_file(source, target, error);
+    if (error) return SystemError(error.value(), "copy to the checkpoint", source);
+  }
+  return SyncFile(target);
 }
 
 }  // namespace
@@ -96,6 +115,29 @@ Status MakeCheckpoint(const Database& database, const std::string& folder,
   // Two mounts of one device look like one file system, but no file can be moved between them.
   if (error == EXDEV) return CheckpointInPlace(database, path);
   return SystemError(error, "move the finished checkpoint to", path);
+}
+
+Status CheckpointOfReader(const Database& database, const std::string& folder,
+                          const std::string& path, const std::vector<std::string>& journal) {
+  if (Status status = CheckOutside(path, folder, "checkpoint"); !status.ok()) return status;
+  struct stat found;
+  if (lstat(path.c_str(), &found) == 0) {
+    return InvalidArgument("expected a path for the checkpoint that does not exist yet, got '" +
+                           path + "'");
+  }
+  // RocksDB's part becomes a folder in there, so that nobody finds it without the journal.
+  const std::string unfinished = UnfinishedOf(path), inner = unfinished + "/checkpoint";
+  if (Status status = TakeName(unfinished); !status.ok()) return status;
+  Status status = database.Checkpoint(inner);
+  for (const std::string& name : journal) {
+    if (status.ok()) status = TakeAlong(name, folder, inner);
+  }
+  if (status.ok()) status = SyncFolder(inner);
+  if (status.ok() && std::rename(inner.c_str(), path.c_str()) != 0) {
+    status = SystemError(errno, "move the finished checkpoint to", path);
+  }
+  RemoveFolder(unfinished);
+  return status.ok() ? SyncFolder(ParentOf(path)) : status;
 }
 
 void RemoveUnfinishedCheckpoints(const std::string& folder) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "core/base/status.h"
 #include "core/disk/database.h"
@@ -23,6 +24,12 @@ Status CheckOutside(const std::string& path, const std::string& folder, const ch
 // in "<path>.tmp". Errors: those of Database::Checkpoint; kInvalidArgument if something is at
 // `path` or, on another file system, at "<path>.tmp", or if `path` lies in `folder`.
 Status MakeCheckpoint(const Database& database, const std::string& folder, const std::string& path);
+
+// The same for who may not write to `folder`, beside others who do this too: nothing in there
+// changes, and the checkpoint grows in "<path>.tmp" wherever it lies. `journal` are the names of
+// files in `folder` that belong to what the database shows, and go along.
+Status CheckpointOfReader(const Database& database, const std::string& folder,
+                          const std::string& path, const std::vector<std::string>& journal);
 
 // Removes from `folder` what checkpoints left there whose process was killed. The caller must hold
 // the lock of the folder.

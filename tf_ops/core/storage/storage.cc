@@ -160,7 +160,10 @@ Status Storage::Checkpoint(const std::string& path) {
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
   Status status = FlushAtRest();
-  return status.ok() ? MakeCheckpoint(*core_->database, core_->path, path) : status;
+  if (!status.ok()) return status;
+  return core_->read_only
+             ? CheckpointOfReader(*core_->database, core_->path, path, core_->shown_journal)
+             : MakeCheckpoint(*core_->database, core_->path, path);
 }
 
 Status Storage::Compact() {

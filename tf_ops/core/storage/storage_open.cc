@@ -213,6 +213,12 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
   auto next_segment = TakeInJournal(core->database.get(), Expiry(opened.value().ttl, nullptr),
                                     core->id, options.read_only);
   if (!next_segment.ok()) return next_segment.status();
+  if (options.read_only) {
+    for (uint64_t segment : JournalSegments(options.path)) {
+      if (segment >= next_segment.value()) break;
+      core->shown_journal.push_back(JournalSegmentName(segment));
+    }
+  }
   if (!options.read_only) {
     RemoveUnfinishedCheckpoints(options.path);
     if (core->id == 0) core->id = NewId();
