@@ -66,3 +66,32 @@ def test_a_config_leads_back(rule):
 def test_an_unknown_config_is_refused():
     with pytest.raises(ValueError, match="frequency, counting_bloom. Received: 'lru'"):
         admission.from_config({"kind": "lru"})
+
+
+@pytest.mark.parametrize("gone", ["remove", "evict"])
+@pytest.mark.parametrize("given", ["assign", "load"])
+def test_a_key_that_was_given_its_row_begins_anew_once_that_has_gone(tmp_path, given, gone):
+    with kv.Storage(tmp_path / "other") as other:
+        sgd(other).assign(keys(1), ones(1))
+        other.dump(tmp_path / "dump")
+    with kv.Storage(tmp_path / "rows") as storage:
+        more = {"max_rows": 1, "eviction": "lru"} if gone == "evict" else {}
+        embedding = sgd(storage, admission=kv.FrequencyAdmission(3), **more)
+        for _ in range(2):
+            embedding.lookup(keys(1))
+        assert len(embedding) == 0
+        if given == "assign":
+            embedding.assign(keys(1), ones(1))
+        else:
+            storage.load(tmp_path / "dump")
+        assert embedding.contains(keys(1)).all()
+        if gone == "remove":
+            embedding.remove(keys(1))
+        else:
+            embedding.assign(keys(2), ones(1))
+        assert not embedding.contains(keys(1)).any()
+        for seen in range(1, 4):
+            if gone == "evict" and seen == 3:
+                embedding.remove(keys(2))
+            embedding.lookup(keys(1))
+            assert embedding.contains(keys(1)).all() == (seen == 3)

@@ -237,3 +237,32 @@ def test_a_relative_path_leads_to_the_storage_that_is_open_after_a_change_of_dir
         config = storage.get_config()
         monkeypatch.chdir(tmp_path / "there")
         assert kv.Storage.from_config(config) is storage
+
+
+def test_a_load_that_would_exceed_the_limit_of_an_open_group_changes_nothing(tmp_path):
+    with kv.Storage(tmp_path / "other") as other:
+        sgd(other).assign(keys(*range(6)), ones(6))
+        other.dump(tmp_path / "dump")
+    with kv.Storage(tmp_path / "rows") as storage:
+        embedding = sgd(storage, max_rows=5)
+        embedding.assign(keys(0, 10), 2 * ones(2))
+        with pytest.raises(kv.StorageError, match=r"limit of 5 rows, and would have 7.*max_rows"):
+            storage.load(tmp_path / "dump")
+        assert len(embedding) == 2
+        assert (peek(embedding, 0, 10) == 2).all() and not embedding.contains(keys(1)).any()
+    # Closed groups have no limit.
+    with kv.Storage(tmp_path / "rows") as storage:
+        assert storage.load(tmp_path / "dump") == 6
+        assert storage.groups()[0].rows == 7
+
+
+def test_a_load_into_a_group_with_an_eviction_leaves_it_to_newcomers(tmp_path):
+    with kv.Storage(tmp_path / "other") as other:
+        sgd(other).assign(keys(*range(6)), ones(6))
+        other.dump(tmp_path / "dump")
+    with kv.Storage(tmp_path / "rows") as storage:
+        embedding = sgd(storage, max_rows=5, eviction="lru")
+        assert storage.load(tmp_path / "dump") == 6
+        assert len(embedding) == 6
+        embedding.lookup(keys(7))
+        assert len(embedding) == 5 and embedding.stats()["evicted"] == 2

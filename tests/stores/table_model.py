@@ -167,7 +167,7 @@ class TableModel:
         distinct = np.unique(missing)
         return distinct[self._seen[distinct] >= self.config.min_count]
 
-    def make(self, fresh: np.ndarray, now: int, forget: bool = True) -> None:
+    def make(self, fresh: np.ndarray, now: int) -> None:
         """Makes rows, at distinct positions."""
         self.outlived += int(self.there[fresh].sum())
         self.there[fresh] = True
@@ -175,8 +175,7 @@ class TableModel:
         self.floats[fresh, : self.config.dim] = self.starts[fresh]
         self.updates[fresh] = 0
         self.times[fresh] = now
-        if forget:
-            self._seen[fresh] = 0
+        self._seen[fresh] = 0
 
     def update(
         self, positions: np.ndarray, gradients: np.ndarray, now: int, ttl: int, sequential: bool
@@ -211,7 +210,8 @@ class TableModel:
 
     def assign(self, positions: np.ndarray, vectors: np.ndarray, now: int, ttl: int) -> None:
         """Sets vectors. Of equal keys the last counts; slots, counts and times stay."""
-        self.make(np.unique(positions[~self.live(now, ttl)[positions]]), now, forget=False)
+        self.make(np.unique(positions[~self.live(now, ttl)[positions]]), now)
+        self._seen[positions] = 0
         last = vectors.shape[0] - 1 - np.unique(positions[::-1], return_index=True)[1]
         self.floats[positions[last], : self.config.dim] = vectors[last]
 
@@ -223,11 +223,13 @@ class TableModel:
         self.there[distinct] = False
         return removed
 
-    def take(self, rows: Rows, now: int, ttl: int) -> int:
+    def take(self, rows: Rows, now: int, ttl: int, is_open: bool = True) -> int:
         """Rows of a dump that have not expired replace those of their keys. Returns how many."""
         live = (rows.times + ttl > now) if ttl else np.ones(rows.positions.size, bool)
         positions = rows.positions[live]
         self.there[positions] = True
+        if is_open:
+            self._seen[positions] = 0
         self.floats[positions] = rows.floats[live]
         self.updates[positions] = rows.updates[live]
         self.times[positions] = rows.times[live]

@@ -202,10 +202,14 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // Has `write` hand over rows, then publishes them with the groups' new descriptions.
   using AddRows = std::function<Status(const std::function<Status(RowBatch*)>& write)>;
   Status TakeIn(std::map<int, GroupMeta> groups, const AddRows& add);
+  // Hands the rows of a file to `take`, and reports to whoever loads it how far it is.
+  using WalkFile = std::function<Status(const PieceFn& take, bool reports)>;
   // Takes in the rows that `walk` hands to its argument. Returns how many they were; expired ones
   // are left out.
   Result<uint64_t> TakeInPieces(const std::vector<Arrival>& arrivals, const std::string& path,
-                                const std::function<Status(const PieceFn&)>& walk);
+                                const WalkFile& walk);
+  // Has admissions forget the keys of such a walk, which have rows by now.
+  void ForgetWaiting(const std::map<int, GroupMeta>& targets, uint32_t now, const WalkFile& walk);
   // The part of TakeIn that nothing else may run between: on an error, what is pending must be
   // dropped. Sets the numbers of rows in the descriptions.
   Status PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows& add);
@@ -219,6 +223,8 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // Success if it has happened, else the error. A later call looks if the database cannot be
   // opened.
   Status Resolve(const Status& failed, Resolution resolution);
+  // kResourceExhausted if an open group without an eviction takes in more rows than its limit.
+  Status CheckTakes(int group, uint64_t before, uint64_t after) const;
   // Has the tables that are open forget what they knew of groups that have taken in rows.
   void FollowTakenIn(const std::map<int, GroupMeta>& groups);
 

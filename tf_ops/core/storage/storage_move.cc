@@ -21,6 +21,11 @@ constexpr uint32_t kNoLayout = UINT32_MAX;
 constexpr uint64_t kReportRows = 16384;
 constexpr size_t kBatchBytes = size_t{4} << 20;
 
+// When a row of a file was updated. Rows of a file that has no counts and times are new.
+uint32_t TimeOf(const RowColumns& rows, size_t i, uint32_t now) {
+  return rows.update_times ? static_cast<uint32_t>(rows.update_times[i]) : now;
+}
+
 bool SameSlots(const GroupMeta& a, const GroupMeta& b) {
   return RowLayout(a.dim, a.state.slots).SameShape(RowLayout(b.dim, b.state.slots));
 }
@@ -216,10 +221,25 @@ Status Storage::PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows&
   Database::Meta meta;
   for (auto& [number, group] : *groups) {
     if (!status.ok()) break;
+    const uint64_t before = group.rows;
     status = CountLive(database, number, *core_->expiry, &group);
+    if (status.ok()) status = CheckTakes(number, before, group.rows);
     meta[GroupMetaName(number)] = group.ToJson();
   }
   return status.ok() ? database.Publish(meta) : status;
+}
+
+Status Storage::CheckTakes(int group, uint64_t before, uint64_t after) const {
+  const auto open = groups_.find(group);
+  // With an eviction the next newcomers have the others go.
+  if (open == groups_.end() || open->second.eviction.has_value()) return Status();
+  const uint64_t most = open->second.config.max_rows;
+  // A table that was opened with a smaller limit than before may hold more.
+  if (most == 0 || after <= std::max(most, before)) return Status();
+  return Status(Code::kResourceExhausted,
+                "group {group} of '{path}' is open with a limit of {most} rows, and would have "
+                "{after}; raise its max_rows, or load the file before the group is opened",
+                {{"group", group}, {"path", core_->path}, {"most", most}, {"after", after}});
 }
 
 void Storage::FollowTakenIn(const std::map<int, GroupMeta>& groups) {
@@ -259,14 +279,13 @@ Result<uint64_t> Storage::Load(const std::string& path, const DumpProgress& prog
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
   if (status = ReadyToWrite(); !status.ok()) return status;
-  return TakeInPieces(arrivals, path, [&](const PieceFn& take) {
-    return reader.value()->ForEachPiece(take, half(1));
+  return TakeInPieces(arrivals, path, [&](const PieceFn& take, bool reports) {
+    return reader.value()->ForEachPiece(take, reports ? half(1) : nullptr);
   });
 }
 
 Result<uint64_t> Storage::TakeInPieces(const std::vector<Arrival>& arrivals,
-                                       const std::string& path,
-                                       const std::function<Status(const PieceFn&)>& walk) {
+                                       const std::string& path, const WalkFile& walk) {
   auto groups = Reconcile(arrivals, path);
   if (!groups.ok()) return groups.status();
   const std::map<int, GroupMeta> targets = groups.value();
@@ -274,31 +293,59 @@ Result<uint64_t> Storage::TakeInPieces(const std::vector<Arrival>& arrivals,
   uint64_t taken = 0;
   Status status = TakeIn(std::move(groups.value()), [&](const auto& write) {
     RowBatch batch;
-    const Status walked = walk([&](int number, const TableContents& piece) {
-      const GroupMeta& group = targets.at(number);
-      const RowColumns& rows = piece.rows;
-      const size_t dim = group.dim, slot_floats = piece.slot_floats;
-      const bool has_slots = slot_floats > 0 || group.state.slots.empty();
-      for (size_t i = 0; i < piece.n; ++i) {
-        // Rows of a file that has no counts and times are new. As Table::Restore does, a row is at
-        // most as young as now: clocks of machines differ.
-        const auto num = rows.update_nums ? static_cast<uint32_t>(rows.update_nums[i]) : 0;
-        const auto time = rows.update_times ? static_cast<uint32_t>(rows.update_times[i]) : now;
-        if (core_->expiry->Expired(time, now)) continue;
-        ++taken;
-        const RowHeader header{RowHeader::kVersion,
-                               static_cast<uint32_t>(dim),
-                               has_slots ? group.layout : kNoLayout,
-                               {num, std::min(time, now)}};
-        batch.Put(RowKey(number, rows.keys[i]), header, rows.embeddings + i * dim, dim,
-                  slot_floats > 0 ? rows.slots + i * slot_floats : nullptr, slot_floats);
-      }
-      return batch.bytes() < kBatchBytes ? Status() : write(&batch);
-    });
+    const Status walked = walk(
+        [&](int number, const TableContents& piece) {
+          const GroupMeta& group = targets.at(number);
+          const RowColumns& rows = piece.rows;
+          const size_t dim = group.dim, slot_floats = piece.slot_floats;
+          const bool has_slots = slot_floats > 0 || group.state.slots.empty();
+          for (size_t i = 0; i < piece.n; ++i) {
+            // As Table::Restore does, a row is at most as young as now: clocks of machines differ.
+            const auto num = rows.update_nums ? static_cast<uint32_t>(rows.update_nums[i]) : 0;
+            const uint32_t time = TimeOf(rows, i, now);
+            if (core_->expiry->Expired(time, now)) continue;
+            ++taken;
+            const RowHeader header{RowHeader::kVersion,
+                                   static_cast<uint32_t>(dim),
+                                   has_slots ? group.layout : kNoLayout,
+                                   {num, std::min(time, now)}};
+            batch.Put(RowKey(number, rows.keys[i]), header, rows.embeddings + i * dim, dim,
+                      slot_floats > 0 ? rows.slots + i * slot_floats : nullptr, slot_floats);
+          }
+          return batch.bytes() < kBatchBytes ? Status() : write(&batch);
+        },
+        /*reports=*/true);
     return walked.ok() ? write(&batch) : walked;
   });
   if (!status.ok()) return status;
+  ForgetWaiting(targets, now, walk);
   return taken;
+}
+
+void Storage::ForgetWaiting(const std::map<int, GroupMeta>& targets, uint32_t now,
+                            const WalkFile& walk) {
+  const auto admission_of = [this](int number) -> Admission* {
+    const auto open = groups_.find(number);
+    return open == groups_.end() ? nullptr : open->second.admission.get();
+  };
+  if (std::none_of(targets.begin(), targets.end(),
+                   [&](const auto& target) { return admission_of(target.first) != nullptr; })) {
+    return;
+  }
+  // The rows are there. A count that stays costs memory, and no row.
+  const Status ignored = OrNoMemory([&] {
+    return walk(
+        [&](int number, const TableContents& piece) {
+          Admission* const admission = admission_of(number);
+          for (size_t i = 0; admission != nullptr && i < piece.n; ++i) {
+            if (core_->expiry->Expired(TimeOf(piece.rows, i, now), now)) continue;
+            admission->Forget(piece.rows.keys + i, 1);
+          }
+          return Status();
+        },
+        /*reports=*/false);
+  });
+  static_cast<void>(ignored);
 }
 
 Result<uint64_t> Storage::LoadDamo(const std::string& path, const DumpProgress& progress) {
@@ -314,8 +361,8 @@ Result<uint64_t> Storage::LoadDamo(const std::string& path, const DumpProgress& 
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
   if (status = ReadyToWrite(); !status.ok()) return status;
-  return TakeInPieces(arrivals, path, [&](const PieceFn& take) {
-    return reader.value()->ForEachPiece(take, progress);
+  return TakeInPieces(arrivals, path, [&](const PieceFn& take, bool reports) {
+    return reader.value()->ForEachPiece(take, reports ? progress : nullptr);
   });
 }
 

@@ -330,7 +330,9 @@ Status Table::Assign(const Key* keys, size_t n, const float* embeddings,
         [&](size_t i, RowRef row, bool) { std::copy_n(embeddings + i * dim, dim, row.embedding); },
         parallel_for);
   };
-  return MakeInRoom(keys, n, now, make, parallel_for);
+  status = MakeInRoom(keys, n, now, make, parallel_for);
+  if (status.ok() && admission_ != nullptr) admission_->Forget(keys, n);
+  return status;
 }
 
 Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& parallel_for) {
