@@ -1,5 +1,8 @@
 """Rows expire a TTL after their last update, whether or not they have been removed yet."""
 
+import struct
+
+import numpy as np
 import pytest
 from kv_rows import adam, keys, ones, peek, row, sgd
 
@@ -114,3 +117,27 @@ def test_without_a_ttl_rows_stay(tmp_path, clock):
         embedding.apply_gradients(keys(1), ones(1))
         clock.now += 2_000_000_000
         assert peek(embedding, 1).tolist() == [[-1, -1]]
+
+
+def test_rows_without_slots_that_expired_are_there_again_without_a_ttl(tmp_path):
+    # Nothing had trained them when they expired, so they have no slots; the optimizer came later.
+    now = 1000
+    old, new = np.arange(1, 101, dtype=np.uint64), keys(1000)
+    with open(tmp_path / "damo", "wb") as file:
+        file.write(struct.pack("<iiiq", 1, 0, 2, old.size))
+        for key in old.tolist():
+            file.write(struct.pack("<qi2f", key, 0, key, key))
+    with kv.Storage(tmp_path / "a", clock=lambda: now) as storage:
+        assert storage.load_damo(tmp_path / "damo") == old.size
+    now += 50
+    with kv.Storage(tmp_path / "a", ttl=10, clock=lambda: now) as storage:
+        assert storage.groups()[0].rows == 0
+        adam(storage).apply_gradients(new, ones(1))
+    with kv.Storage(tmp_path / "a", ttl=0, clock=lambda: now) as storage:
+        embedding = adam(storage)
+        assert storage.groups()[0].rows == old.size + 1
+        np.testing.assert_array_equal(
+            embedding.lookup(old, train=False), np.repeat(old[:, None], 2, 1)
+        )
+        embedding.apply_gradients(old, ones(old.size))
+        assert embedding.metadata(old).update_nums.tolist() == [1] * old.size

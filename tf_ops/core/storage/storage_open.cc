@@ -123,7 +123,9 @@ void DescribeRule(const std::string& rule, const RowOptimizer& optimizer, bool o
                   GroupMeta* meta) {
   if (!meta->state.rule.empty() && !other_rule) return;
   meta->state = {rule, optimizer.slots(meta->dim), 0};
-  if (meta->rows > 0 || other_rule) ++meta->layout;  // those rows have no slots
+  // The rows that are there have no slots. Also where none counts: those that have expired may live
+  // again, by a longer TTL or an earlier clock.
+  ++meta->layout;
 }
 
 // Null without a config.
