@@ -13,6 +13,9 @@ from sok_embed.eviction import get as get_eviction
 from sok_embed.initializers import RowInitializer
 from sok_embed.table import Table
 
+# Operations of a random run; on large rows fewer, as each takes longer.
+OPERATIONS = int(os.environ.get("SOK_EVICTION_OPERATIONS", "6000"))
+
 ZEROS = RowInitializer("constant", 0.0, 0.0, None)
 NO_HYPERS = tf.zeros(0, tf.float64)
 
@@ -95,7 +98,7 @@ class MemoryRun:
 def test_random_steps_in_memory_keep_exactly_the_rows_of_the_simulation(kind):
     random = random_source()
     run = MemoryRun(random, kind, 300, 90)
-    while run.operations < 6_000:
+    while run.operations < OPERATIONS:
         for _ in range(random.integers(1, 3)):
             size = random.choice([1, 2, 8, 20, 40, 120], p=[0.2, 0.2, 0.25, 0.2, 0.13, 0.02])
             run.look_up(run.batch(size), takes_gradients=random.random() < 0.9)
@@ -135,7 +138,9 @@ def call(embedding, which, keys):
 
 
 @pytest.mark.parametrize("kind", ["lru", "lfu"])
-@pytest.mark.parametrize("dimension, max_rows, operations", [(2, 90, 9_000), (300, 2500, 100)])
+@pytest.mark.parametrize(
+    "dimension, max_rows, operations", [(2, 90, OPERATIONS), (300, 2500, OPERATIONS // 60)]
+)
 def test_random_steps_on_disk_keep_exactly_the_rows_of_the_simulation(
     tmp_path, kind, dimension, max_rows, operations
 ):
