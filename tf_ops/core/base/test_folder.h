@@ -6,10 +6,14 @@
 #include <sys/resource.h>
 
 #include <csignal>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <string>
+#include <system_error>
+#include <utility>
 
 #include "core/base/status.h"
 
@@ -57,6 +61,31 @@ class TestFolder {
  private:
   std::filesystem::path path_;
 };
+
+// Returns size and time of every file of a folder, by name.
+inline auto ListingOf(const std::string& path) {
+  std::map<std::string, std::pair<uint64_t, std::filesystem::file_time_type>> listing;
+  for (const auto& entry : std::filesystem::directory_iterator(path)) {
+    std::error_code gone;
+    const uint64_t bytes = entry.file_size(gone);
+    listing[entry.path().string()] = {bytes, entry.last_write_time(gone)};
+  }
+  return listing;
+}
+
+// Copies a folder without folders in it as it was at one moment. RocksDB compacts in the
+// background, and files that are copied one after another are of one moment only if none of them
+// changed meanwhile: else they are copied again.
+inline void CopyOfOneMoment(const std::string& from, const std::string& to) {
+  for (int attempt = 0; attempt < 1000; ++attempt) {
+    std::error_code gone;
+    const auto before = ListingOf(from);
+    std::filesystem::remove_all(to);
+    std::filesystem::copy(from, to, std::filesystem::copy_options::recursive, gone);
+    if (!gone && ListingOf(from) == before) return;
+  }
+  FAIL("the folder changed while it was copied, 1,000 times");
+}
 
 inline std::string ReadAll(const std::string& path) {
   std::ifstream in(path, std::ios::binary);

@@ -9,7 +9,6 @@
 #include <numeric>
 #include <optional>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -198,14 +197,8 @@ class Run {
   }
   // What is in the folder, as if the process had been killed now. It can be trained on and moved.
   Rows Stored() {
-    // RocksDB may meanwhile remove a file that it does not need.
-    std::error_code gone;
-    std::string copy;
-    do {
-      copy = Fresh("killed");
-      fs::copy(folder_ / "storage", copy, fs::copy_options::recursive, gone);
-    } while (gone == std::errc::no_such_file_or_directory);
-    REQUIRE_FALSE(gone);
+    const std::string copy = Fresh("killed");
+    CopyOfOneMoment(folder_ / "storage", copy);
     StorageOptions options;
     options.path = copy;
     const auto storage = Value(Storage::Open(options));

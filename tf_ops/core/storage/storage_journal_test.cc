@@ -110,7 +110,7 @@ Rows RowsAt(const std::string& path, bool read_only) {
 // Returns a folder with what a process that is killed now would leave.
 std::string Killed(const TestFolder& folder, const std::string& name) {
   fs::remove_all(folder / name);
-  fs::copy(folder / "rows", folder / name, fs::copy_options::recursive);
+  CopyOfOneMoment(folder / "rows", folder / name);
   return folder / name;
 }
 
@@ -289,7 +289,7 @@ TEST_CASE("a segment that a kill has left without a record leaves no gap") {
   calls.model = storage.early;
   const auto opened = Value(Storage::Open(At(path)));
   calls.Run(*TableOf(*opened));
-  fs::copy(path, storage.folder / "killed", fs::copy_options::recursive);
+  CopyOfOneMoment(path, storage.folder / "killed");
   CHECK(RowsAt(storage.folder / "killed", /*read_only=*/false) == calls.model);
 }
 
