@@ -53,13 +53,15 @@ fi
 
 echo "Installing system packages: $packages"
 export DEBIAN_FRONTEND=noninteractive
+# Another apt-get may be at work, such as the daily upgrade of a new machine.
+apt_get=(apt-get -qq -o DPkg::Lock::Timeout=600)
 # A machine that never ran apt-get update knows no packages. One unreachable source among several
 # need not matter: what counts is whether the packages can be installed.
-"${as_root[@]}" apt-get -qq update ||
+"${as_root[@]}" "${apt_get[@]}" update ||
   echo "warning: apt-get update failed, going on with the package lists at hand." >&2
 # shellcheck disable=SC2086 # a list of words
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-  apt-get -qq install --yes --no-install-recommends $packages >/dev/null ||
+  "${apt_get[@]}" install --yes --no-install-recommends $packages >/dev/null ||
   fail "apt-get could not install the packages."
 
 still_missing=$(missing_packages | sort -u | tr '\n' ' ')
