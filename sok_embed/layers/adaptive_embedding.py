@@ -10,15 +10,16 @@ from keras.src.backend import get_keras_mask
 
 from sok_embed import communicators, contents, tf_ops
 from sok_embed.adaptive_table import AdaptiveTable
+from sok_embed.input_forms import Form, values_beside
 from sok_embed.layers.adaptive_arguments import check_adaptive_arguments
 from sok_embed.layers.adaptive_inputs import check_inputs, narrow, read_route
 from sok_embed.layers.adaptive_lookup import AdaptiveLookup
 from sok_embed.layers.anchored_layer import AnchoredLayer
 from sok_embed.layers.arguments import serialize_initializer
 from sok_embed.layers.combining import combine, flat_values, rows_of
-from sok_embed.layers.input_forms import Form, values_beside
 from sok_embed.layers.keras_arguments import refuse_keras_arguments
 from sok_embed.layers.rebuilding import check_rebuilt
+from sok_embed.layers.saved_rows import check_loads_all_rows, check_saves_all_rows
 
 _PREFIX = "adaptive_"  # of the entries of a Keras file
 
@@ -245,14 +246,14 @@ class AdaptiveEmbedding(AnchoredLayer):
 
     def save_own_variables(self, store: Any) -> None:
         """Adds rows of both kinds, counts and figures to what Keras saves."""
-        self._check_saves_all_rows()
+        check_saves_all_rows(self.name)
         super().save_own_variables(store)
         contents.save(store, _PREFIX, self.table.snapshot())
 
     def load_own_variables(self, store: Any) -> None:
         """Takes rows, counts and figures out of what Keras saved."""
         check_rebuilt()
-        self._check_loads_all_rows("Load it in one process.")
+        check_loads_all_rows(self.name, "Load it in one process.")
         expected = contents.entries(tf_ops.AdaptiveExport, _PREFIX).values()
         saved = set(store.keys())
         contents.check_whole(f"Layer '{self.name}'", saved, tf_ops.AdaptiveExport, [_PREFIX])

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend import get_keras_mask
 
+from sok_embed.input_forms import Form, shape_text
 from sok_embed.layers.adaptive_arguments import check_route
-from sok_embed.layers.input_forms import Form, shape_text
 from sok_embed.layers.rebuilding import true_ids
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed import communicators, optimizers
+from sok_embed import optimizers
 from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.arguments import check_integer
 from sok_embed.dense_alone import LayerWithRows
@@ -47,7 +47,7 @@ class AnchoredLayer(LayerWithRows):
         self._convert_input_args = False
         self._allow_non_tensor_positional_args = True
         self.supports_jit = False
-        self._compute_type = _activation_type(self.compute_dtype)
+        self._compute_type = activation_type(self.compute_dtype)
         self._row_initializer = row_initializer(initializer, dim)
         self.optimizer = optimizers.get(optimizer)
         optimizers.check_own(self.optimizer, self.name)
@@ -78,7 +78,7 @@ class AnchoredLayer(LayerWithRows):
         super().count_params()  # this raises for a layer that is not built
         stats = self.table.stats()
         rows = int(stats["rows"] + stats.get("static_rows", 0))
-        return RowCount(rows, self._dim, int(stats["bytes"]))
+        return RowCount(rows, rows * self._dim, int(stats["bytes"]))
 
     def _check_key_type(self, inputs: Any) -> None:
         """Raises for inputs of a symbolic call that are no integers."""
@@ -100,22 +100,6 @@ class AnchoredLayer(LayerWithRows):
         except ValueError as error:
             raise ValueError(f"Layer '{self.name}': {error}") from None
 
-    def _check_saves_all_rows(self) -> None:
-        if communicators.size() > 1:
-            raise ValueError(
-                f"Layer '{self.name}' is sharded over {communicators.size()} workers, and a Keras "
-                "file holds one worker's part. Expected one worker. To resume, write "
-                "tf.train.Checkpoint(model=model) on every worker, each to a path of its own; to "
-                "join the rows, save `layer.table.export(slots=True)` of each."
-            )
-
-    def _check_loads_all_rows(self, how: str) -> None:
-        if communicators.size() > 1:
-            raise ValueError(
-                f"Layer '{self.name}': expected one worker to load a Keras file, which holds the "
-                f"rows of one worker. Received: {communicators.size()} workers. {how}"
-            )
-
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
         """Makes the layer that a `get_config` came from; raises what the constructor raises."""
@@ -131,7 +115,8 @@ class AnchoredLayer(LayerWithRows):
         }
 
 
-def _activation_type(dtype: str) -> tf.DType:
+def activation_type(dtype: str) -> tf.DType:
+    """Returns the dtype of vectors, for a compute dtype; raises for one that rows cannot have."""
     if dtype in ("float32", "bfloat16", "float16"):
         return tf.as_dtype(dtype)
     raise ValueError(

@@ -12,16 +12,16 @@ class RowCount(int):
     other format is that of an int.
 
     Args:
-        rows: Of the table.
-        dim: The length of a row.
+        rows: Of the table, or of all tables.
+        numbers: In their vectors.
         memory: Bytes in memory, with slots and index.
     """
 
     _text: str
 
-    def __new__(cls, rows: int, dim: int, memory: int) -> RowCount:
+    def __new__(cls, rows: int, numbers: int, memory: int) -> RowCount:
         """An int with a text beside it."""
-        count = super().__new__(cls, rows * dim)
+        count = super().__new__(cls, numbers)
         count._text = f"\n{rows:,} rows\n{readable_memory_size(memory)}"
         return count
 

@@ -1,0 +1,80 @@
+"""Who has which group of a storage: two that took one by oversight would share its rows."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+
+from sok_embed import kv
+from sok_embed.initializers import RowInitializer
+
+_holders: weakref.WeakKeyDictionary[kv.Storage, dict[int, tuple[weakref.ref[Any], str]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def hold(storage: kv.Storage, group: int, holder: Any, name: str) -> None:
+    """Notes that an object has a group, for as long as it lives.
+
+    Args:
+        storage: The storage.
+        group: Of the storage.
+        holder: A layer or a table.
+        name: What messages call it, as `"layer 'items'"`. One of the same name may take over.
+    """
+    _holders.setdefault(storage, {})[group] = (weakref.ref(holder), name)
+
+
+def stored_group(what: str, storage: kv.Storage, group: int, name: str) -> kv.Group | None:
+    """Returns what the storage has of a group.
+
+    Args:
+        what: How the message begins.
+        storage: The storage.
+        group: Of the storage.
+        name: Of who wants it, as `hold` has it.
+
+    Raises:
+        ValueError: If another has taken the group.
+    """
+    if not _is_free(storage, group, name):
+        gc.collect()  # one that is gone but for cycles of references
+    if not _is_free(storage, group, name):
+        _, taken = _holders[storage][group]
+        raise ValueError(
+            f"{what}: expected a group of its own in {storage!r}. Received: group={group}, which "
+            f"{taken} has. Pass another group=, or call one layer in both places."
+        )
+    return {each.number: each for each in storage.groups()}.get(group)
+
+
+def check_same_start(
+    what: str, storage: kv.Storage, stored: kv.Group, initializer: RowInitializer, seed: int
+) -> None:
+    """Raises ValueError if a config would change what new rows of a group start from.
+
+    Args:
+        what: How the message begins.
+        storage: The storage, which a config has named.
+        stored: What it has of the group.
+        initializer: Of the config.
+        seed: Likewise.
+    """
+    own = (initializer.kind, np.float32(initializer.a), np.float32(initializer.b), seed % 2**63)
+    kept = stored.initializer
+    theirs = (kept["kind"], np.float32(kept["a"]), np.float32(kept["b"]), kept["seed"] % 2**63)
+    if own != theirs and not storage.read_only:
+        raise ValueError(
+            f"{what}: expected the initializer that group {stored.number} of {storage!r} has, "
+            f"{kept}. Received: another, {initializer} with seed {seed}, from a config, which must "
+            "not change it. Make the model by its class, with storage=, and use "
+            "model.load_weights(file)."
+        )
+
+
+def _is_free(storage: kv.Storage, group: int, name: str) -> bool:
+    held = _holders.get(storage, {}).get(group)
+    return held is None or held[0]() is None or held[1] == name
