@@ -15,6 +15,7 @@ from sok_embed.admission import Admission, op_attributes
 from sok_embed.eviction import Eviction, check_place, core_arguments
 from sok_embed.initializers import RowInitializer, seed_as_int64
 from sok_embed.kv.storage import warn_of_another
+from sok_embed.owners import mixed_owners
 from sok_embed.tensors import as_errors, as_keys
 from sok_embed.worker_record import WorkerRecord
 
@@ -48,6 +49,8 @@ class Table(tf.saved_model.experimental.TrackableResource):
         direct: Keys are `[0, max_rows * owners)` and are found by position, without a hash.
         owners: How many workers share the keys.
         owner: The number of this worker.
+        salt: How keys are given to workers. `None`: the key modulo `owners`. An integer: as
+            `sok_embed.owners.mixed_owners` says.
         storage: The folder that rows live in; `None`: they live in memory.
         group: Of the storage, in [0, 256).
         admission: Which keys get a row; `None`: all.
@@ -70,6 +73,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
         direct: bool = False,
         owners: int = 1,
         owner: int = 0,
+        salt: int | None = None,
         storage: kv.Storage | None = None,
         group: int = 0,
         admission: Admission | None = None,
@@ -94,6 +98,10 @@ class Table(tf.saved_model.experimental.TrackableResource):
         )
         self.owners = owners
         self.owner = owner
+        self._salt = salt
+        self._owner_rule = (
+            f"key % {owners}" if salt is None else f"mixed_owners(key, {salt}, {owners})"
+        )
         self.key_limit = max_rows * owners if direct and max_rows is not None else 0
         self._attributes = {
             "initializer": initializer.kind,
@@ -115,7 +123,8 @@ class Table(tf.saved_model.experimental.TrackableResource):
             self._attributes["eviction"] = arguments.pop("kind")
             self._attributes |= {f"eviction_{key}": value for key, value in arguments.items()}
             self._attributes["step_clock"] = storage is None and not eviction.counts_seconds
-        self._track_trackable(WorkerRecord(name, owner, owners, "key % size"), "worker")
+        rule = "key % size" if salt is None else f"mixed_owners(key, {salt}, size)"
+        self._track_trackable(WorkerRecord(name, owner, owners, rule), "worker")
         # Made now and not at first use: that may be inside of a function's graph.
         with tf.init_scope():
             self.resource_handle  # noqa: B018
@@ -188,14 +197,21 @@ class Table(tf.saved_model.experimental.TrackableResource):
         tensor = as_keys(keys)
         if self.owners > 1:
             values = tensor.numpy()
-            foreign = values[values % self.owners != self.owner]
-            if foreign.size:
+            workers = self._owners_of(values)
+            foreign = workers != self.owner
+            if foreign.any():
                 raise ValueError(
                     f"Table '{self.name}': expected keys of worker {self.owner}, those with "
-                    f"key % {self.owners} == {self.owner}. Received: key {foreign[0]}, which "
-                    f"lives on worker {foreign[0] % self.owners}."
+                    f"{self._owner_rule} == {self.owner}. Received: key {values[foreign][0]}, "
+                    f"which lives on worker {workers[foreign][0]}."
                 )
         return tensor
+
+    def _owners_of(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The workers of keys."""
+        if self._salt is None:
+            return keys % self.owners
+        return mixed_owners(keys, self._salt, self.owners)
 
     def __deepcopy__(self, memo: Any) -> Any:
         # It would be a second name for the same rows.

@@ -57,6 +57,7 @@ ROOMS_OF_THE_CORE = (
     "tables",
     "adaptive",
     "bags",
+    "collection",
     "dump",
     "disk/rocksdb",
     "storage",

@@ -41,6 +41,16 @@ void FindDistinct(const ShardEntry* entries, size_t n, ShardKeys* found) {
 
 Exchange UniqueAndPartition(const Key* keys, size_t n, uint32_t owners, int32_t* inverse,
                             const ParallelFor& parallel_for, uint64_t buckets) {
+  const auto owner_of = [owners, buckets](Key key) {
+    return buckets > 0 ? static_cast<uint32_t>(AdaptiveBucket(key, buckets) % owners)
+                       : OwnerOf(key, owners);
+  };
+  return UniqueAndPartition(keys, n, owners, owner_of, inverse, parallel_for);
+}
+
+Exchange UniqueAndPartition(const Key* keys, size_t n, uint32_t owners,
+                            const std::function<uint32_t(Key key)>& owner_of, int32_t* inverse,
+                            const ParallelFor& parallel_for) {
   ShardPartition partition;
   partition.Build({{keys, n}}, kShards, ShardOf, parallel_for);
   std::vector<ShardKeys> shards(kShards);
@@ -51,9 +61,7 @@ Exchange UniqueAndPartition(const Key* keys, size_t n, uint32_t owners, int32_t*
       FindDistinct(partition.begin(s), partition.size(s), &shard);
       shard.per_owner.assign(owners, 0);
       for (Key key : shard.keys) {
-        shard.owners.push_back(buckets > 0
-                                   ? static_cast<uint32_t>(AdaptiveBucket(key, buckets) % owners)
-                                   : OwnerOf(key, owners));
+        shard.owners.push_back(owner_of(key));
         ++shard.per_owner[shard.owners.back()];
       }
     }

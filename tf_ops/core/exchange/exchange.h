@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "core/base/types.h"
@@ -29,6 +30,10 @@ struct Exchange {
 // AdaptiveBucket(key, buckets) modulo owners.
 Exchange UniqueAndPartition(const Key* keys, size_t n, uint32_t owners, int32_t* inverse,
                             const ParallelFor& parallel_for, uint64_t buckets = 0);
+// The same with another division of the keys: owner_of(key) is below owners.
+Exchange UniqueAndPartition(const Key* keys, size_t n, uint32_t owners,
+                            const std::function<uint32_t(Key key)>& owner_of, int32_t* inverse,
+                            const ParallelFor& parallel_for);
 
 // Copies rows to out (n, dim): out[i] = rows[inverse[i]]. Every inverse[i] must be below the number
 // of rows.

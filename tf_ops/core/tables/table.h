@@ -226,6 +226,14 @@ class Table {
   // An error drops it and leaves every row's values as they were. kFailedPrecondition: the rule is
   // another one, and the table keeps its slots; or DepositQueue::Redeem's.
   Result<CommitOutcome> Commit(const CommitOptions& options, const ParallelFor& parallel_for);
+  // The same for a caller that has the lock of LockCommits, which it gives up here. Threads of a
+  // pool must not wait for it: who has it may wait for the pool.
+  Result<CommitOutcome> Commit(std::unique_lock<std::mutex> lock, const CommitOptions& options,
+                               const ParallelFor& parallel_for);
+  std::unique_lock<std::mutex> LockCommits() { return std::unique_lock<std::mutex>(commit_mu_); }
+
+  // Whether lookups that make rows wait for each other, and for commits.
+  bool makes_rows_in_turn() const { return config_.max_rows > 0 || eviction_ != nullptr; }
 
   // One step of `optimizer`, whose rule is `rule`, on the rows of the keys (n) with gradients
   // (n, dim), now. Each row counts its own updates. Keys without a row get one, unless admission

@@ -93,7 +93,11 @@ std::vector<GradientBatch> Table::BatchesOf(Deposits& deposits, const ParallelFo
 }
 
 Result<CommitOutcome> Table::Commit(const CommitOptions& options, const ParallelFor& parallel_for) {
-  std::lock_guard<std::mutex> commit(commit_mu_);
+  return Commit(LockCommits(), options, parallel_for);
+}
+
+Result<CommitOutcome> Table::Commit(std::unique_lock<std::mutex> /*lock*/,
+                                    const CommitOptions& options, const ParallelFor& parallel_for) {
   auto redeemed = options.redeemed == nullptr
                       ? Result<Deposits>(deposits_.TakeAll())
                       : deposits_.Redeem(options.redeemed, options.plain, options.clipped_to);

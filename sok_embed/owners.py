@@ -1,0 +1,38 @@
+"""Which worker holds a key of a table of a collection, as `CollectionOwner` of the core says."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+
+def salt_of(table: str) -> int:
+    """What tells equal keys of two tables apart: int64, of the table's name alone."""
+    digest = hashlib.blake2b(table.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def mixed_owners(keys: npt.NDArray[np.int64], salt: int, owners: int) -> npt.NDArray[np.int64]:
+    """The workers of keys: SplitMix64's finalizer of the key and the salt, modulo `owners`.
+
+    Example:
+    >>> import numpy as np
+    >>> mixed_owners(np.array([0, 1, 2, 3]), salt_of("items"), 2).tolist()
+    [0, 0, 1, 0]
+
+    Args:
+        keys: int64 of any shape.
+        salt: Of the table.
+        owners: How many workers there are.
+
+    Returns:
+        int64 of the shape of the keys.
+    """
+    mixed = keys.astype(np.int64).view(np.uint64) ^ np.uint64(salt % 2**64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    mixed = mixed ^ (mixed >> np.uint64(31))
+    owner: npt.NDArray[np.int64] = (mixed % np.uint64(owners)).astype(np.int64)
+    return owner

@@ -1,0 +1,375 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/base/hash.h"
+#include "core/collection/test_collection.h"
+
+namespace sok {
+namespace {
+
+// Rows as doubles: (table, key) -> (dim).
+using Model = std::map<std::pair<uint32_t, Key>, std::vector<double>>;
+
+constexpr double kRate = 0.5;
+constexpr Key kKeys = 40;
+
+// Float32 sums of at most some hundred values of at most 1.
+constexpr double kTolerance = 2e-5;
+
+std::vector<double> RowOf(const std::vector<TestWorker>& workers, const CollectionPlan& plan,
+                          uint32_t table, Key key) {
+  const CollectedTable& of = plan.tables[table];
+  const TestWorker& worker = workers[CollectionOwner(key, of.salt, plan.workers)];
+  std::vector<float> row(of.dim);
+  REQUIRE(worker.collection->members()[table]
+              .table->Lookup(&key, 1, /*make_rows=*/false, row.data(), SerialFor)
+              .ok());
+  return std::vector<double>(row.begin(), row.end());
+}
+
+TestBags RandomBags(size_t dim, Combiner combiner, std::mt19937_64& rng) {
+  TestBags batch;
+  batch.bags = rng() % 7;
+  if (rng() % 2 == 0) {
+    batch.length = rng() % 4;
+    batch.keys.resize(batch.bags * batch.length);
+  } else {
+    batch.splits.push_back(0);
+    for (size_t bag = 0; bag < batch.bags; ++bag) {
+      batch.splits.push_back(batch.splits.back() + static_cast<int64_t>(rng() % 5));
+    }
+    batch.keys.resize(static_cast<size_t>(batch.splits.back()));
+  }
+  std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
+  for (Key& key : batch.keys) key = rng() % kKeys;
+  if (combiner != Combiner::kMax && rng() % 2 == 0) {
+    for (size_t i = 0; i < batch.keys.size(); ++i) batch.weights.push_back(uniform(rng) + 1.5f);
+  }
+  if (rng() % 4 != 0) {
+    for (size_t i = 0; i < batch.bags * dim; ++i) batch.upstream.push_back(uniform(rng));
+  }
+  return batch;
+}
+
+// The pooled vectors of a batch by the formulas, and what its gradients add up to.
+void Expect(const Model& before, uint32_t table, size_t dim, Combiner combiner,
+            const TestBags& batch, const std::vector<float>& pooled,
+            const std::vector<float>& weight_gradients, Model* gradients) {
+  const FeatureBags view = batch.View();
+  for (size_t bag = 0; bag < batch.bags; ++bag) {
+    std::vector<double> vector(dim, 0.0);
+    const size_t begin = view.begin(bag), end = view.end(bag);
+    double divisor = 0.0;
+    const auto weight = [&](size_t i) { return batch.weights.empty() ? 1.0 : batch.weights[i]; };
+    for (size_t i = begin; i < end; ++i) {
+      divisor += combiner == Combiner::kMean ? weight(i) : weight(i) * weight(i);
+    }
+    if (combiner == Combiner::kSqrtN) divisor = std::sqrt(divisor);
+    if (combiner == Combiner::kSum || combiner == Combiner::kMax) divisor = 1.0;
+    std::vector<size_t> winners(dim, begin);
+    for (size_t i = begin; i < end; ++i) {
+      const std::vector<double>& row = before.at({table, batch.keys[i]});
+      for (size_t j = 0; j < dim; ++j) {
+        if (combiner != Combiner::kMax) {
+          vector[j] += weight(i) * row[j] / divisor;
+        } else if (i == begin || row[j] > vector[j]) {
+          vector[j] = row[j];
+          winners[j] = i;
+        }
+      }
+    }
+    for (size_t j = 0; j < dim; ++j) {
+      REQUIRE(pooled[bag * dim + j] == doctest::Approx(vector[j]).epsilon(kTolerance));
+    }
+    if (batch.upstream.empty()) continue;
+    const float* upstream = batch.upstream.data() + bag * dim;
+    for (size_t i = begin; i < end; ++i) {
+      const std::vector<double>& row = before.at({table, batch.keys[i]});
+      std::vector<double>& sum = (*gradients)[{table, batch.keys[i]}];
+      sum.resize(dim, 0.0);
+      double of_weight = 0.0;
+      for (size_t j = 0; j < dim; ++j) {
+        if (combiner == Combiner::kMax) {
+          sum[j] += winners[j] == i ? upstream[j] : 0.0;
+          continue;
+        }
+        sum[j] += weight(i) / divisor * upstream[j];
+        // The derivative of s / d by w_i: x_i / d - y d' / d, where d' is 1 or w_i / d.
+        double falls = 0.0;
+        if (combiner == Combiner::kMean) falls = vector[j] / divisor;
+        if (combiner == Combiner::kSqrtN) falls = vector[j] * weight(i) / divisor / divisor;
+        of_weight += upstream[j] * (row[j] / divisor - falls);
+      }
+      if (batch.weights.empty()) continue;
+      REQUIRE(std::abs(weight_gradients[i] - of_weight) < kTolerance);
+    }
+  }
+}
+
+void CheckSteps(uint32_t workers_count, const ParallelFor& parallel_for, std::mt19937_64& rng) {
+  std::vector<int> dims(1 + rng() % 4);
+  for (int& dim : dims) dim = 1 + static_cast<int>(rng() % 9);
+  std::vector<uint32_t> feature_tables(1 + rng() % 6);
+  for (uint32_t& table : feature_tables) table = static_cast<uint32_t>(rng() % dims.size());
+  const auto plan = TestPlan(dims, feature_tables, workers_count);
+  std::vector<TestWorker> workers(workers_count);
+  for (TestWorker& worker : workers) worker.collection = TestTables(*plan);
+  Model model;
+  for (uint32_t table = 0; table < dims.size(); ++table) {
+    for (Key key = 0; key < kKeys; ++key) model[{table, key}] = RowOf(workers, *plan, table, key);
+  }
+  for (int step = 0; step < 4; ++step) {
+    std::vector<Combiner> combiners;
+    for (size_t f = 0; f < feature_tables.size(); ++f) {
+      combiners.push_back(static_cast<Combiner>(rng() % 4));
+    }
+    std::vector<std::vector<TestBags>> batches(workers_count);
+    for (auto& batch : batches) {
+      for (size_t f = 0; f < feature_tables.size(); ++f) {
+        batch.push_back(RandomBags(dims[feature_tables[f]], combiners[f], rng));
+      }
+    }
+    TestStep(plan, &workers, parallel_for).Run(batches, combiners);
+    Model gradients;
+    for (size_t w = 0; w < workers_count; ++w) {
+      for (size_t f = 0; f < feature_tables.size(); ++f) {
+        Expect(model, feature_tables[f], dims[feature_tables[f]], combiners[f], batches[w][f],
+               workers[w].pooled[f], workers[w].weight_gradients[f], &gradients);
+      }
+    }
+    for (TestWorker& worker : workers) {
+      CommitOptions options;
+      options.rule =
+          "momentum";  // a row that has a gradient of 0 moves on, one that rests does not
+      options.hypers = {{"learning_rate", kRate}, {"momentum", 0.0}};
+      REQUIRE(
+          worker.collection->Commit(std::vector<CommitOptions>(dims.size(), options), parallel_for)
+              .ok());
+    }
+    for (auto& [at, row] : model) {
+      const auto gradient = gradients.find(at);
+      const std::vector<double> now = RowOf(workers, *plan, at.first, at.second);
+      RowMeta meta;
+      uint8_t exists;
+      const uint32_t owner = CollectionOwner(at.second, plan->tables[at.first].salt, workers_count);
+      REQUIRE(workers[owner]
+                  .collection->members()[at.first]
+                  .table->ReadMeta(&at.second, 1, &meta, &exists, SerialFor)
+                  .ok());
+      for (size_t j = 0; j < row.size(); ++j) {
+        const double moved = gradient == gradients.end() ? 0.0 : kRate * gradient->second[j];
+        REQUIRE(std::abs(now[j] - (row[j] - moved)) < kTolerance);
+      }
+      row = now;
+    }
+  }
+}
+
+TEST_CASE("tables of a collection are pooled and trained as sums of doubles are") {
+  std::mt19937_64 rng(TestSeed());
+  for (uint32_t workers = 1; workers <= 3; ++workers) {
+    for (int round = 0; round < 30; ++round) {
+      INFO(workers, " workers, round ", round);
+      CheckSteps(workers, SerialFor, rng);
+      CheckSteps(workers, ThreadedFor, rng);
+    }
+  }
+}
+
+TEST_CASE("rows that no used feature has asked for do not count as trained") {
+  const auto plan = TestPlan({2, 3}, {0, 0, 1}, 1);
+  std::vector<TestWorker> workers(1);
+  workers[0].collection = TestTables(*plan);
+  TestBags used{{1, 2}, {}, 2, 1, {}, {1, 1, 1, 1}}, unused{{2, 3}, {}, 2, 1, {}, {}};
+  TestStep(plan, &workers, SerialFor)
+      .Run({{used, unused, unused}}, {Combiner::kSum, Combiner::kSum, Combiner::kSum});
+  CommitOptions options;
+  options.rule = "sgd";
+  const auto outcomes = Value(workers[0].collection->Commit({options, options}, SerialFor));
+  CHECK(outcomes[0].rows == 2);
+  CHECK_FALSE(outcomes[1].stepped);
+  const std::vector<Key> keys{1, 2, 3};
+  std::vector<RowMeta> metas(3);
+  std::vector<uint8_t> exists(3);
+  REQUIRE(workers[0]
+              .collection->members()[0]
+              .table->ReadMeta(keys.data(), 3, metas.data(), exists.data(), SerialFor)
+              .ok());
+  CHECK(metas[0].update_num == 1);
+  CHECK(metas[1].update_num == 1);
+  CHECK(metas[2].update_num == 0);
+}
+
+// What one table holds up, the threads of the pool must not wait for: whoever holds it waits for
+// them. If they did, this test would not end.
+TEST_CASE("steps beside calls on single tables do not wait for each other for good") {
+  constexpr int kTables = 6;
+  std::vector<TableCollection::Member> members;
+  for (int t = 0; t < kTables; ++t) {
+    TableConfig config;
+    config.dim = 4;
+    config.max_rows = t % 2 == 0 ? 100000 : 0;
+    members.push_back({"table" + std::to_string(t), Value(Table::Make(config)), false});
+  }
+  TableCollection collection(members, std::make_shared<CollectionQueue>());
+  WaitingPool pool(2);
+  std::vector<std::thread> threads;
+  for (int worker = 0; worker < 4; ++worker) {
+    threads.emplace_back([&, worker] {
+      std::mt19937_64 rng(TestSeed() + worker);
+      for (int round = 0; round < 100; ++round) {
+        // As many keys of each table, so that they run side by side.
+        auto keys = std::make_shared<std::vector<Key>>(kTables * 50);
+        for (Key& key : *keys) key = rng() % 5000;
+        std::vector<size_t> starts;
+        for (size_t t = 0; t <= kTables; ++t) starts.push_back(50 * t);
+        AskedKeys asked{RowSegments(collection.dims(), std::vector<uint32_t>(kTables, 50)), keys,
+                        keys->data(), starts};
+        auto rows = std::make_shared<std::vector<float>>(asked.segments.floats_by_table());
+        CollectionKeys looked_up;
+        const std::vector<bool> trainable(kTables, true);
+        CHECK(
+            collection.Lookup(asked, true, trainable, rows->data(), &looked_up, pool.parallel_for())
+                .ok());
+        collection.Deposit(std::move(looked_up), rows, rows->data(), {}, pool.parallel_for());
+        CommitOptions options;
+        options.rule = "sgd";
+        CHECK(collection.Commit(std::vector<CommitOptions>(kTables, options), pool.parallel_for())
+                  .ok());
+      }
+    });
+    threads.emplace_back([&, worker] {
+      for (int round = 0; round < 200; ++round) {
+        std::vector<Key> keys(200);
+        for (size_t i = 0; i < keys.size(); ++i) keys[i] = i * 7 + round;
+        const std::vector<float> rows(keys.size() * 4);
+        Table& table = *members[(worker + round) % kTables].table;
+        CHECK(table.Assign(keys.data(), keys.size(), rows.data(), pool.parallel_for()).ok());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_CASE("large batches have the rows of small ones") {
+  std::mt19937_64 rng(TestSeed());
+  const auto plan = TestPlan({4}, {0, 0}, 3);
+  std::vector<Key> keys(30000);
+  for (Key& key : keys) key = rng() % 20000;
+  const FeatureBags first{nullptr, keys.data(), 17000, 17000, nullptr, 1};
+  const FeatureBags second{nullptr, keys.data() + 17000, 13000, 1300, nullptr, 10};
+  const auto request = Value(CollectionRequest::Make(plan, {first, second}, ThreadedFor));
+  const auto& part = request->tables()[0];
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const uint32_t row = i < 17000 ? request->rows_of(0)[i] : request->rows_of(1)[i - 17000];
+    REQUIRE(part.keys.at(row) == keys[i]);
+  }
+  size_t row = 0;
+  for (uint32_t worker = 0; worker < 3; ++worker) {
+    for (size_t end = row + part.splits[worker]; row < end; ++row) {
+      REQUIRE(CollectionOwner(part.keys[row], plan->tables[0].salt, 3) == worker);
+    }
+  }
+  std::vector<Key> distinct(part.keys);
+  std::sort(distinct.begin(), distinct.end());
+  CHECK(row == distinct.size());
+  CHECK(std::adjacent_find(distinct.begin(), distinct.end()) == distinct.end());
+}
+
+TEST_CASE("key 0 of many tables does not load one worker") {
+  std::vector<int> of_worker(4, 0);
+  for (uint64_t table = 0; table < 1000; ++table) {
+    ++of_worker[CollectionOwner(0, Mix64(table + 1), 4)];
+  }
+  // The standard deviation of a worker's number is 13.7.
+  for (int tables : of_worker) CHECK(std::abs(tables - 250) < 80);
+}
+
+TEST_CASE("requests refuse splits that do not fit and keys beyond the limit, by feature") {
+  auto plan = std::make_shared<CollectionPlan>(*TestPlan({2}, {0, 0}, 1));
+  plan->tables[0].key_limit = 10;
+  const std::vector<Key> keys{1, 2, 10};
+  const FeatureBags good{nullptr, keys.data(), 2, 2, nullptr, 1};
+  const auto refused = [&](const FeatureBags& bags) {
+    return CollectionRequest::Make(plan, {good, bags}, SerialFor).status().message();
+  };
+  CHECK(refused({nullptr, keys.data(), 3, 3, nullptr, 1}) ==
+        "feature 'feature1': expected keys of table 'table0' in [0, 10), got key 10");
+  CHECK(refused({nullptr, keys.data(), 2, 3, nullptr, 1}) ==
+        "feature 'feature1': expected 3 bags of 1 keys, got 2 keys");
+  for (const std::vector<int64_t>& splits :
+       {std::vector<int64_t>{1, 1, 2}, {0, 1, 1}, {0, 2, 1}, {0, 3, 2}}) {
+    const std::string message = refused({nullptr, keys.data(), 2, 2, splits.data(), 1});
+    CHECK(message.find("feature 'feature1': expected row splits") == 0);
+  }
+}
+
+TEST_CASE("a failure of one worker reaches all of them, before and after keys were sent") {
+  const auto plan = TestPlan({2}, {0}, 2);
+  const std::vector<Key> keys{1, 2};
+  const auto request =
+      Value(CollectionRequest::Make(plan, {{nullptr, keys.data(), 2, 2, nullptr, 1}}, SerialFor));
+  KeyMessage sent = Value(WriteKeys(*request));
+  KeyMessage failed = WriteFailure(*plan, InvalidArgument("the batch is bad"));
+  for (const auto& [words, splits] :
+       AllToAll<int64_t>({{sent.words, sent.splits}, {failed.words, failed.splits}})) {
+    const auto read = ReadKeys({2}, words.data(), words.size(), splits.data(), 2, nullptr);
+    CHECK(read.status().message() == "worker 1: the batch is bad");
+  }
+  const RowSegments segments = SegmentsOf(*request);
+  std::vector<float> message(segments.floats(), 0.0f);
+  WriteHeaders(segments, Status(Code::kResourceExhausted, std::string(400, 'x')), message.data());
+  CHECK(ReadHeaders(segments, message.data()).message() == "worker 0: " + std::string(252, 'x'));
+  WriteHeaders(segments, Status(), message.data());
+  CHECK(ReadHeaders(segments, message.data()).ok());
+}
+
+TEST_CASE("messages of another configuration, or that are damaged, are refused") {
+  const auto plan = TestPlan({2, 2}, {0, 1}, 2);
+  const std::vector<Key> keys{1, 2};
+  const FeatureBags bags{nullptr, keys.data(), 2, 2, nullptr, 1};
+  const KeyMessage ours =
+      Value(WriteKeys(*Value(CollectionRequest::Make(plan, {bags, bags}, SerialFor))));
+  auto other_plan = std::make_shared<CollectionPlan>(*plan);
+  other_plan->fingerprint = 1;
+  const KeyMessage other =
+      Value(WriteKeys(*Value(CollectionRequest::Make(other_plan, {bags, bags}, SerialFor))));
+  const auto received =
+      AllToAll<int64_t>({{ours.words, ours.splits}, {other.words, other.splits}})[0];
+  const auto read = [](const std::vector<int64_t>& words, const std::vector<int32_t>& splits) {
+    return ReadKeys({2, 2}, words.data(), words.size(), splits.data(), 2, nullptr).status();
+  };
+  CHECK(read(received.first, received.second).code() == Code::kFailedPrecondition);
+
+  const auto good = AllToAll<int64_t>({{ours.words, ours.splits}, {ours.words, ours.splits}})[0];
+  REQUIRE(read(good.first, good.second).ok());
+  std::mt19937_64 rng(TestSeed());
+  for (int round = 0; round < 2000; ++round) {
+    auto [words, splits] = good;
+    switch (rng() % 3) {
+      case 0:
+        words[rng() % words.size()] = static_cast<int64_t>(rng() % 3 == 0 ? rng() : rng() % 8);
+        break;
+      case 1:
+        splits[rng() % 2] += static_cast<int32_t>(rng() % 9) - 4;
+        break;
+      default:
+        words.resize(rng() % words.size());
+    }
+    // It may be refused or mean something else; it is never read beyond its end.
+    const bool is_read = read(words, splits).ok();
+    if (words.size() < good.first.size()) CHECK_FALSE(is_read);
+  }
+}
+
+}  // namespace
+}  // namespace sok

@@ -1,0 +1,97 @@
+// The messages of an exchange: what workers ask each other for, and rows and gradients, which go
+// the other way and back by one layout. A message is a row of segments, one for each worker, and
+// none of them is ever empty: a worker that has failed says so in its header, and everybody hears
+// of it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "core/collection/request.h"
+
+namespace sok {
+
+// A message of keys, by the worker that it goes to: a header, how many keys of each table follow,
+// and the keys of table 0, of table 1, …
+struct KeyMessage {
+  std::vector<int64_t> words;
+  std::vector<int32_t> splits;  // (workers) words of each segment
+};
+
+// Error: kInvalidArgument for a message whose splits int32 does not hold.
+Result<KeyMessage> WriteKeys(const CollectionRequest& request);
+// Tells all workers that this one has failed before it could ask for anything. Long texts are cut.
+KeyMessage WriteFailure(const CollectionPlan& plan, const Status& failure);
+
+// Where rows of tables lie in a message: each segment has a header, then the rows of table 0, of
+// table 1, … "By table" is the other order: all rows of table 0, whichever worker they belong to,
+// then those of table 1.
+class RowSegments {
+ public:
+  // In floats. The first has the length of a text that says what failed, 0 if nothing did; the text
+  // follows it.
+  static constexpr size_t kHeader = 64;
+
+  // counts (workers, tables): how many rows of each table the segment of each worker has.
+  RowSegments(std::vector<int> dims, std::vector<uint32_t> counts);
+
+  size_t workers() const { return workers_; }
+  size_t tables() const { return dims_.size(); }
+  int dim(size_t table) const { return dims_[table]; }
+  size_t floats() const { return segments_.back(); }  // of the message
+  size_t segment(size_t worker) const { return segments_[worker]; }
+  size_t rows(size_t table) const { return rows_[table]; }
+  // Where the rows of a table begin among those of all tables, by table.
+  size_t begin(size_t table) const { return begins_[table]; }
+  size_t floats_by_table() const { return begins_.back(); }
+  // Floats of each segment. Error: kInvalidArgument if int32 does not hold them.
+  Result<std::vector<int32_t>> Splits() const;
+
+  // The rows of a message by table. A message of one worker has them in this order, and they are
+  // not copied: `copy` is used, and made as large as it must be, where there are more.
+  const float* ByTable(const float* message, std::vector<float>* copy,
+                       const ParallelFor& parallel_for) const;
+  float* ByTable(float* message, std::vector<float>* copy) const;
+  // Puts rows into the message, unless they are there. Headers are not written.
+  void FromTables(const float* rows, float* message, const ParallelFor& parallel_for) const;
+
+ private:
+  size_t count(size_t worker, size_t table) const { return counts_[worker * tables() + table]; }
+  // Calls fn(by_table, in_message, floats) for every piece that lies together in both orders.
+  template <typename Fn>
+  void ForEachPiece(const ParallelFor& parallel_for, const Fn& fn) const;
+
+  std::vector<int> dims_;
+  std::vector<uint32_t> counts_;
+  size_t workers_;
+  std::vector<size_t> segments_, begins_, rows_;
+};
+
+// The layout of the rows that a request is answered by.
+RowSegments SegmentsOf(const CollectionRequest& request);
+
+// Says in the headers of all segments that what was asked for could not be read, or that it could.
+void WriteHeaders(const RowSegments& segments, const Status& status, float* message);
+// kInternal with the text of the first worker that has failed, if there is one.
+Status ReadHeaders(const RowSegments& segments, const float* message);
+
+// What all workers have asked this one for.
+struct AskedKeys {
+  RowSegments segments;
+  std::shared_ptr<const void> hold;  // keeps the keys alive
+  const Key* keys = nullptr;         // by table
+  std::vector<size_t> starts;        // (tables + 1) where the keys of each table begin
+};
+
+// dims: of the tables. `hold` keeps the message alive. Errors: kInternal with the text of the first
+// worker that has failed; kFailedPrecondition for workers with different configurations;
+// kInvalidArgument for a message that nobody of this release has written.
+Result<AskedKeys> ReadKeys(const std::vector<int>& dims, const int64_t* message, size_t words,
+                           const int32_t* splits, size_t workers, std::shared_ptr<const void> hold);
+
+}  // namespace sok

@@ -1,0 +1,224 @@
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "core/base/bfloat16.h"
+#include "core/base/grouping.h"
+#include "core/collection/bag_scale.h"
+#include "core/collection/for_each_table.h"
+#include "core/collection/pooling.h"
+#include "core/collection/table_collection.h"
+
+namespace sok {
+namespace {
+
+// What one key of a bag adds to the gradient of its row.
+template <typename T>
+struct Share {
+  const T* upstream;        // (dim) the gradient of the bag's vector
+  const uint32_t* winners;  // (dim) of kMax: the key that each element is of. Else null.
+  uint32_t key;             // its position in the feature
+  float factor;
+};
+
+template <typename T>
+class GradientOfPool {
+ public:
+  GradientOfPool(const CollectionRequest& request, const std::vector<Pooling>& poolings,
+                 const float* rows, const std::vector<BagVectors<const T>>& upstream,
+                 const ParallelFor& parallel_for)
+      : request_(request),
+        poolings_(poolings),
+        rows_(rows),
+        upstream_(upstream),
+        parallel_for_(parallel_for) {}
+
+  void OfRows(float* gradients) {
+    FindWinners();
+    std::vector<TableWork> work;
+    int64_t floats = 0;
+    for (size_t table = 0; table < request_.tables().size(); ++table) {
+      work.push_back({table, request_.tables()[table].row_of.size()});
+      floats += request_.plan().tables[table].dim;
+    }
+    const int64_t cost = 10 + floats / std::max<int64_t>(1, static_cast<int64_t>(work.size())) / 2;
+    ForEachTable(work, cost, parallel_for_, [&](size_t table, const ParallelFor& inner) {
+      OfTable(table, gradients + request_.row_starts()[table], inner);
+    });
+  }
+
+  void OfWeights(size_t feature, float* gradients) {
+    const FeatureBags& bags = request_.feature(feature);
+    if (upstream_[feature].data == nullptr) {
+      std::fill_n(gradients, bags.n, 0.0f);
+      return;
+    }
+    const int64_t cost = 20 + static_cast<int64_t>(DimOf(feature) * (bags.n / (bags.bags + 1) + 1));
+    parallel_for_(static_cast<int64_t>(bags.bags), cost, [&](int64_t first, int64_t last) {
+      for (int64_t bag = first; bag < last; ++bag) OfWeightsOfBag(feature, bag, gradients);
+    });
+  }
+
+ private:
+  size_t DimOf(size_t feature) const {
+    return request_.plan().tables[request_.plan().feature_tables[feature]].dim;
+  }
+  const float* RowAt(size_t feature, size_t i) const {
+    const float* rows = rows_ + request_.row_starts()[request_.plan().feature_tables[feature]];
+    return rows + request_.rows_of(feature)[i] * DimOf(feature);
+  }
+
+  // For each element of a bag's greatest: which key has it first.
+  void FindWinners() {
+    winners_.resize(poolings_.size());
+    for (size_t feature = 0; feature < poolings_.size(); ++feature) {
+      const bool is_max = poolings_[feature].combiner == Combiner::kMax;
+      if (!is_max || upstream_[feature].data == nullptr) continue;
+      const FeatureBags& bags = request_.feature(feature);
+      const size_t dim = DimOf(feature);
+      winners_[feature].resize(bags.bags * dim);
+      const int64_t cost = 20 + static_cast<int64_t>(dim * (bags.n / (bags.bags + 1) + 1));
+      parallel_for_(static_cast<int64_t>(bags.bags), cost, [&](int64_t first, int64_t last) {
+        for (int64_t bag = first; bag < last; ++bag) {
+          uint32_t* winner = winners_[feature].data() + bag * dim;
+          const size_t begin = bags.begin(bag), end = bags.end(bag);
+          std::fill_n(winner, dim, static_cast<uint32_t>(begin));
+          for (size_t i = begin + 1; i < end; ++i) {
+            const float* row = RowAt(feature, i);
+            for (size_t j = 0; j < dim; ++j) {
+              if (row[j] > RowAt(feature, winner[j])[j]) winner[j] = static_cast<uint32_t>(i);
+            }
+          }
+        }
+      });
+    }
+  }
+
+  void OfTable(size_t table, float* gradients, const ParallelFor& inner) const {
+    const auto& part = request_.tables()[table];
+    const auto distinct = static_cast<uint32_t>(part.keys.size());
+    std::vector<uint32_t> starts(distinct + 1);
+    CountingSort sort(starts.data(), distinct);
+    size_t n = 0;
+    for (uint32_t feature : part.features) {
+      if (upstream_[feature].data == nullptr) continue;
+      const FeatureBags& bags = request_.feature(feature);
+      for (size_t i = 0; i < bags.n; ++i) sort.Count(request_.rows_of(feature)[i]);
+      n += bags.n;
+    }
+    sort.Start();
+    std::vector<Share<T>> shares(n);
+    for (uint32_t feature : part.features) {
+      if (upstream_[feature].data == nullptr) continue;
+      const uint32_t* row_of = request_.rows_of(feature);
+      ForEachShare(feature, [&](uint32_t key, const Share<T>& share) {
+        shares[sort.Take(row_of[key])] = share;
+      });
+    }
+    sort.Finish();
+    const auto dim = static_cast<size_t>(request_.plan().tables[table].dim);
+    const auto cost = static_cast<int64_t>(10 + (n / (distinct + 1) + 1) * dim / 4);
+    inner(distinct, cost, [&](int64_t first, int64_t last) {
+      for (int64_t row = first; row < last; ++row) {
+        SumOf(shares.data() + starts[row], shares.data() + starts[row + 1], dim,
+              gradients + row * dim);
+      }
+    });
+  }
+
+  // Calls fn(key, share) for the keys of a feature, in their order.
+  template <typename Fn>
+  void ForEachShare(size_t feature, const Fn& fn) const {
+    const FeatureBags& bags = request_.feature(feature);
+    const Pooling& pooling = poolings_[feature];
+    const bool is_max = pooling.combiner == Combiner::kMax;
+    const size_t dim = DimOf(feature);
+    for (size_t bag = 0; bag < bags.bags; ++bag) {
+      const size_t begin = bags.begin(bag), end = bags.end(bag);
+      const float scale = ScaleOf(pooling, begin, end).scale;
+      const T* upstream = upstream_[feature].data + bag * upstream_[feature].stride;
+      const uint32_t* winners = is_max ? winners_[feature].data() + bag * dim : nullptr;
+      for (size_t i = begin; i < end; ++i) {
+        const float factor = pooling.weights == nullptr ? scale : scale * pooling.weights[i];
+        fn(static_cast<uint32_t>(i), Share<T>{upstream, winners, static_cast<uint32_t>(i), factor});
+      }
+    }
+  }
+
+  static void SumOf(const Share<T>* first, const Share<T>* last, size_t dim, float* sum) {
+    std::fill_n(sum, dim, 0.0f);
+    if (first == last) {
+      std::memcpy(sum, &kRestsBits, sizeof(kRestsBits));
+      return;
+    }
+    for (const Share<T>* share = first; share < last; ++share) {
+      if (share->winners == nullptr) {
+        for (size_t j = 0; j < dim; ++j) sum[j] += share->factor * ToFloat(share->upstream[j]);
+      } else {
+        for (size_t j = 0; j < dim; ++j) {
+          if (share->winners[j] == share->key) sum[j] += ToFloat(share->upstream[j]);
+        }
+      }
+    }
+  }
+
+  // With g the upstream gradient and y = s / d the vector, s = sum(w_i x_i):
+  //   sum    g.x_i
+  //   mean   (g.x_i - g.y) / d
+  //   sqrtn  (g.x_i - (g.y / d) w_i) / d
+  void OfWeightsOfBag(size_t feature, size_t bag, float* gradients) const {
+    const FeatureBags& bags = request_.feature(feature);
+    const Pooling& pooling = poolings_[feature];
+    const size_t begin = bags.begin(bag), end = bags.end(bag), dim = DimOf(feature);
+    const BagScale scale = ScaleOf(pooling, begin, end);
+    const T* upstream = upstream_[feature].data + bag * upstream_[feature].stride;
+    float of_vector = 0.0f;  // g.y
+    for (size_t i = begin; i < end; ++i) {
+      const float* row = RowAt(feature, i);
+      float product = 0.0f;
+      for (size_t j = 0; j < dim; ++j) product += ToFloat(upstream[j]) * row[j];
+      gradients[i] = product;
+      of_vector += scale.scale * pooling.weights[i] * product;
+    }
+    for (size_t i = begin; i < end; ++i) {
+      if (pooling.combiner == Combiner::kMean) {
+        gradients[i] = (gradients[i] - of_vector) * scale.scale;
+      } else if (pooling.combiner == Combiner::kSqrtN) {
+        const float share = of_vector * scale.scale * pooling.weights[i];
+        gradients[i] = (gradients[i] - share) * scale.scale;
+      }
+    }
+  }
+
+  const CollectionRequest& request_;
+  const std::vector<Pooling>& poolings_;
+  const float* const rows_;
+  const std::vector<BagVectors<const T>>& upstream_;
+  const ParallelFor& parallel_for_;
+  std::vector<std::vector<uint32_t>> winners_;  // (features)(bags, dim), of kMax
+};
+
+}  // namespace
+
+template <typename T>
+void PoolGradient(const CollectionRequest& request, const std::vector<Pooling>& poolings,
+                  const float* rows, const std::vector<BagVectors<const T>>& upstream,
+                  float* row_gradients, const std::vector<float*>& weight_gradients,
+                  const ParallelFor& parallel_for) {
+  GradientOfPool<T> gradient(request, poolings, rows, upstream, parallel_for);
+  gradient.OfRows(row_gradients);
+  for (size_t feature = 0; feature < weight_gradients.size(); ++feature) {
+    if (weight_gradients[feature] != nullptr) {
+      gradient.OfWeights(feature, weight_gradients[feature]);
+    }
+  }
+}
+
+template void PoolGradient(const CollectionRequest&, const std::vector<Pooling>&, const float*,
+                           const std::vector<BagVectors<const float>>&, float*,
+                           const std::vector<float*>&, const ParallelFor&);
+template void PoolGradient(const CollectionRequest&, const std::vector<Pooling>&, const float*,
+                           const std::vector<BagVectors<const BFloat16>>&, float*,
+                           const std::vector<float*>&, const ParallelFor&);
+
+}  // namespace sok

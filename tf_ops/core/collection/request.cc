@@ -1,0 +1,177 @@
+#include "core/collection/request.h"
+
+#include <utility>
+
+#include "core/base/grouping.h"
+#include "core/base/hash.h"
+#include "core/collection/for_each_table.h"
+#include "core/exchange/exchange.h"
+
+namespace sok {
+namespace {
+
+constexpr int64_t kKeyCost = 15;  // of finding a distinct key, in nanoseconds
+
+// Sorts distinct keys by the worker that owns them, those of one worker in the order that they are
+// in, and renumbers the rows.
+void SortByOwner(const CollectedTable& table, uint32_t workers,
+                 CollectionRequest::TablePart* part) {
+  const auto distinct = static_cast<uint32_t>(part->keys.size());
+  std::vector<uint32_t> owners(distinct), starts(workers + 1), number(distinct);
+  CountingSort sort(starts.data(), workers);
+  for (uint32_t row = 0; row < distinct; ++row) {
+    owners[row] = CollectionOwner(part->keys[row], table.salt, workers);
+    sort.Count(owners[row]);
+  }
+  sort.Start();
+  std::vector<Key> sorted(distinct);
+  for (uint32_t row = 0; row < distinct; ++row) {
+    number[row] = sort.Take(owners[row]);
+    sorted[number[row]] = part->keys[row];
+  }
+  sort.Finish();
+  part->keys = std::move(sorted);
+  for (uint32_t& row : part->row_of) row = number[row];
+  for (uint32_t worker = 0; worker < workers; ++worker) {
+    part->splits[worker] = starts[worker + 1] - starts[worker];
+  }
+}
+
+}  // namespace
+
+uint32_t CollectionOwner(Key key, uint64_t salt, uint32_t workers) {
+  return static_cast<uint32_t>(Mix64(key ^ salt) % workers);
+}
+
+Status CollectionRequest::CheckFeature(size_t feature) const {
+  const FeatureBags& bags = features_[feature];
+  const auto refuse = [&](const std::string& what) {
+    return InvalidArgument("feature '" + plan_->features[feature] + "': " + what);
+  };
+  if (bags.n >= size_t{INT32_MAX}) {
+    return refuse("expected fewer than 2^31 keys, got " + std::to_string(bags.n));
+  }
+  if (bags.splits == nullptr) {
+    if (bags.bags * bags.length == bags.n) return Status();
+    return refuse("expected " + std::to_string(bags.bags) + " bags of " +
+                  std::to_string(bags.length) + " keys, got " + std::to_string(bags.n) + " keys");
+  }
+  bool fits = bags.splits[0] == 0 && bags.splits[bags.bags] == static_cast<int64_t>(bags.n);
+  for (size_t bag = 0; bag < bags.bags; ++bag) fits &= bags.splits[bag] <= bags.splits[bag + 1];
+  if (fits) return Status();
+  return refuse(
+      "expected row splits that begin with 0, never fall and end with the number of "
+      "keys, " +
+      std::to_string(bags.n) + "; got others");
+}
+
+void CollectionRequest::FindRowsOfMany(size_t table, size_t n, const ParallelFor& parallel_for) {
+  TablePart& part = tables_[table];
+  const Key* keys = features_[part.features[0]].keys;
+  std::vector<Key> joined;
+  if (part.features.size() > 1) {
+    joined.reserve(n);
+    for (uint32_t feature : part.features) {
+      const FeatureBags& bags = features_[feature];
+      joined.insert(joined.end(), bags.keys, bags.keys + bags.n);
+    }
+    keys = joined.data();
+  }
+  const auto owner_of = [salt = plan_->tables[table].salt, workers = plan_->workers](Key key) {
+    return CollectionOwner(key, salt, workers);
+  };
+  static_assert(sizeof(uint32_t) == sizeof(int32_t), "rows are written as int32");
+  Exchange exchange =
+      UniqueAndPartition(keys, n, plan_->workers, owner_of,
+                         reinterpret_cast<int32_t*>(part.row_of.data()), parallel_for);
+  part.keys = std::move(exchange.keys);
+  part.splits.assign(exchange.splits.begin(), exchange.splits.end());
+}
+
+void CollectionRequest::FindRowsOfFew(size_t table, size_t n) {
+  TablePart& part = tables_[table];
+  DistinctIndex index;
+  index.Reset(n);
+  uint32_t* row = part.row_of.data();
+  for (uint32_t feature : part.features) {
+    const FeatureBags& bags = features_[feature];
+    for (size_t i = 0; i < bags.n; ++i, ++row) {
+      *row = index.FindOrAdd(bags.keys[i], [&](uint32_t number) { return part.keys[number]; });
+      if (*row == part.keys.size()) part.keys.push_back(bags.keys[i]);
+    }
+  }
+  part.splits.assign(plan_->workers, 0);
+  if (plan_->workers == 1) {
+    part.splits[0] = static_cast<uint32_t>(part.keys.size());
+  } else {
+    SortByOwner(plan_->tables[table], plan_->workers, &part);
+  }
+}
+
+Status CollectionRequest::FindRows(size_t table, const ParallelFor& parallel_for) {
+  constexpr size_t kMany = 16384;
+  TablePart& part = tables_[table];
+  size_t n = 0;
+  for (uint32_t feature : part.features) {
+    starts_[feature] = n;
+    n += features_[feature].n;
+  }
+  part.row_of.resize(n);
+  if (n > kMany) {
+    FindRowsOfMany(table, n, parallel_for);
+  } else {
+    FindRowsOfFew(table, n);
+  }
+  return CheckKeys(table);
+}
+
+Status CollectionRequest::CheckKeys(size_t table) const {
+  const CollectedTable& of = plan_->tables[table];
+  if (of.key_limit == 0) return Status();
+  for (uint32_t feature : tables_[table].features) {
+    for (size_t i = 0; i < features_[feature].n; ++i) {
+      const Key key = features_[feature].keys[i];
+      if (key < of.key_limit) continue;
+      return Status(Code::kOutOfRange, "feature '" + plan_->features[feature] +
+                                           "': expected keys of table '" + of.name + "' in [0, " +
+                                           std::to_string(of.key_limit) + "), got key " +
+                                           std::to_string(static_cast<int64_t>(key)));
+    }
+  }
+  return Status();
+}
+
+Result<std::shared_ptr<const CollectionRequest>> CollectionRequest::Make(
+    std::shared_ptr<const CollectionPlan> plan, std::vector<FeatureBags> features,
+    const ParallelFor& parallel_for) {
+  std::shared_ptr<CollectionRequest> request(new CollectionRequest);
+  request->plan_ = std::move(plan);
+  request->features_ = std::move(features);
+  const size_t tables = request->plan_->tables.size();
+  request->starts_.resize(request->features_.size());
+  request->tables_.resize(tables);
+  std::vector<TableWork> work(tables);
+  for (size_t table = 0; table < tables; ++table) work[table].table = table;
+  for (size_t feature = 0; feature < request->features_.size(); ++feature) {
+    if (Status status = request->CheckFeature(feature); !status.ok()) return status;
+    const uint32_t table = request->plan_->feature_tables[feature];
+    request->tables_[table].features.push_back(static_cast<uint32_t>(feature));
+    work[table].items += request->features_[feature].n;
+  }
+  std::vector<Status> found(tables);
+  ForEachTable(work, kKeyCost, parallel_for, [&](size_t table, const ParallelFor& inner) {
+    found[table] = request->FindRows(table, inner);
+  });
+  for (const Status& status : found) {
+    if (!status.ok()) return status;
+  }
+  request->row_starts_.push_back(0);
+  for (size_t table = 0; table < tables; ++table) {
+    const size_t floats = request->tables_[table].keys.size() *
+                          static_cast<size_t>(request->plan_->tables[table].dim);
+    request->row_starts_.push_back(request->row_starts_.back() + floats);
+  }
+  return std::shared_ptr<const CollectionRequest>(std::move(request));
+}
+
+}  // namespace sok

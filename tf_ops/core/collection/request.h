@@ -1,0 +1,96 @@
+// What a batch asks of the tables of a collection: the distinct keys of each table over all
+// features that share it, by the worker that owns them.
+//
+// A request is made once a call, by one thread, and is read by any number of threads from then on.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/base/types.h"
+
+namespace sok {
+
+// A table, as whoever asks for its rows knows it.
+struct CollectedTable {
+  std::string name;  // for messages
+  int dim = 1;
+  uint64_t salt = 0;       // of CollectionOwner
+  uint64_t key_limit = 0;  // keys are below it; 0: any key
+};
+
+// What all calls of a collection have in common.
+struct CollectionPlan {
+  std::vector<CollectedTable> tables;
+  std::vector<std::string> features;     // names, for messages
+  std::vector<uint32_t> feature_tables;  // (features) which table each looks its keys up in
+  uint32_t workers = 1;
+  // Of the configuration. Workers refuse messages with another one.
+  int64_t fingerprint = 0;
+};
+
+// The worker that holds a key of a table. Salts differ between tables, so that the same key in many
+// tables, such as 0, does not load one worker.
+uint32_t CollectionOwner(Key key, uint64_t salt, uint32_t workers);
+
+// The keys of one feature in a batch, and the bags that they are in.
+struct FeatureBags {
+  std::shared_ptr<const void> hold;  // keeps the rest alive
+  const Key* keys = nullptr;         // (n)
+  size_t n = 0;
+  size_t bags = 0;
+  const int64_t* splits = nullptr;  // (bags + 1) where each bag begins; null: all are equally long
+  size_t length = 1;                // of a bag, without splits
+
+  size_t begin(size_t bag) const { return splits != nullptr ? splits[bag] : bag * length; }
+  size_t end(size_t bag) const { return begin(bag + 1); }
+};
+
+class CollectionRequest {
+ public:
+  // The keys of one table over all features that share it.
+  struct TablePart {
+    std::vector<Key> keys;           // distinct, those of worker 0 first
+    std::vector<uint32_t> splits;    // (workers) how many of them belong to each
+    std::vector<uint32_t> features;  // those that share it, in order
+    std::vector<uint32_t> row_of;    // the row of each key of its features, one after another
+  };
+
+  // Errors: kInvalidArgument for splits that do not begin with 0, end with the number of keys and
+  // never fall; kOutOfRange for a key that is not below the limit of its table. They name the
+  // feature.
+  static Result<std::shared_ptr<const CollectionRequest>> Make(
+      std::shared_ptr<const CollectionPlan> plan, std::vector<FeatureBags> features,
+      const ParallelFor& parallel_for);
+
+  const CollectionPlan& plan() const { return *plan_; }
+  const std::vector<TablePart>& tables() const { return tables_; }
+  const FeatureBags& feature(size_t feature) const { return features_[feature]; }
+  // The rows of a feature's keys (n), which are numbers of distinct keys of its table.
+  const uint32_t* rows_of(size_t feature) const {
+    return tables_[plan_->feature_tables[feature]].row_of.data() + starts_[feature];
+  }
+  // Where the rows of each table begin, in floats, if those of all tables lie one after another;
+  // then the number of all floats. (tables + 1)
+  const std::vector<size_t>& row_starts() const { return row_starts_; }
+
+ private:
+  CollectionRequest() = default;
+  Status CheckFeature(size_t feature) const;
+  // Finds the distinct keys of a table, and the row of every key.
+  Status FindRows(size_t table, const ParallelFor& parallel_for);
+  void FindRowsOfFew(size_t table, size_t n);
+  void FindRowsOfMany(size_t table, size_t n, const ParallelFor& parallel_for);
+  Status CheckKeys(size_t table) const;
+
+  std::shared_ptr<const CollectionPlan> plan_;
+  std::vector<FeatureBags> features_;
+  std::vector<size_t> starts_;  // (features) where each begins in row_of of its table
+  std::vector<TablePart> tables_;
+  std::vector<size_t> row_starts_;
+};
+
+}  // namespace sok

@@ -1,0 +1,86 @@
+// Tables that are looked up and trained together: one lookup, one deposit and one commit for all.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "core/collection/messages.h"
+#include "core/tables/deposit_queue.h"
+#include "core/tables/table.h"
+
+namespace sok {
+
+// The first element of a row of gradients that is none: nobody used what was looked up, so the row
+// is left as it is. It is a NaN that no arithmetic makes.
+constexpr uint32_t kRestsBits = 0x7fcb5e57u;
+
+// Keys of one lookup in all tables, for the deposit that follows it.
+struct CollectionKeys {
+  std::vector<LookupKeys> tables;  // those of each table; of a deposit, those with gradients
+  std::vector<size_t> starts;      // (tables) where the rows of each begin, in floats
+  size_t n = 0;                    // of all tables
+  DepositOrder order = {};
+
+  double square() const;
+  double Dot(const CollectionKeys& other);
+};
+
+// Where the gradients of a collection wait for its commits, one of which runs at a time.
+struct CollectionQueue {
+  DepositQueue<CollectionKeys> deposits;
+  std::mutex commit_mu;
+};
+
+// The tables of a collection, which may be put together anew for every call, with what outlives the
+// calls. Thread-safe, as tables are.
+class TableCollection {
+ public:
+  struct Member {
+    std::string name;  // for messages
+    std::shared_ptr<Table> table;
+    bool stored = false;  // in a storage, whose lookups wait for more than locks of shards
+  };
+
+  // The tables are for nobody else to train.
+  TableCollection(std::vector<Member> members, std::shared_ptr<CollectionQueue> queue);
+
+  const std::vector<int>& dims() const { return dims_; }
+  const std::vector<Member>& members() const { return members_; }
+
+  // Reads the rows of keys, by table. With make_rows keys without a row get one in tables that are
+  // trainable (tables); gradients of the others are dropped. `looked_up` becomes what a deposit of
+  // these rows' gradients takes. Errors: those of Table::Lookup, with the name of the table. Some
+  // tables may have made rows then.
+  Status Lookup(const AskedKeys& asked, bool make_rows, const std::vector<bool>& trainable,
+                float* rows, CollectionKeys* looked_up, const ParallelFor& parallel_for);
+
+  // Keeps gradients, which lie as the rows did, until a Commit redeems them. Rows of gradients that
+  // begin with kRestsBits are left out. `hold` keeps the gradients alive.
+  void Deposit(CollectionKeys keys, std::shared_ptr<const void> hold, const float* gradients,
+               const AnchorGradient& anchor, const ParallelFor& parallel_for);
+
+  // One step of every table, by its own options (tables), which redeem alike. One whose options
+  // have no rule, or that has no gradients, stays as it is. Tables step one by one: where one fails
+  // the others have stepped all the same, and the error is that of the first, with its name.
+  // Outcomes by table.
+  Result<std::vector<CommitOutcome>> Commit(const std::vector<CommitOptions>& options,
+                                            const ParallelFor& parallel_for);
+
+  // Forgets the deposits. Returns how many gradients there were.
+  uint64_t DropDeposits();
+
+ private:
+  using Deposits = std::vector<DepositQueue<CollectionKeys>::Deposit>;
+
+  const std::vector<Member> members_;
+  std::vector<int> dims_;
+  const std::shared_ptr<CollectionQueue> queue_;
+};
+
+}  // namespace sok
