@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         optimizers,
     )
     from sok_embed.adaptive_table import AdaptiveTable
+    from sok_embed.collection.configs import FeatureConfig, TableConfig
     from sok_embed.communicators import init, rank, size
     from sok_embed.dense_alone import dense_only
     from sok_embed.distributed_optimizer import DistributedOptimizer
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from sok_embed.layers import (
         AdaptiveEmbedding,
         All2AllDenseEmbedding,
+        DistributedEmbedding,
         DynamicEmbedding,
         HashedEmbedding,
         HashedEmbeddingBag,
@@ -55,12 +57,15 @@ __all__ = [
     "AdaptiveEmbedding",
     "AdaptiveTable",
     "All2AllDenseEmbedding",
+    "DistributedEmbedding",
     "DistributedOptimizer",
     "DynamicEmbedding",
+    "FeatureConfig",
     "HashedEmbedding",
     "HashedEmbeddingBag",
     "Storage",
     "Table",
+    "TableConfig",
     "admission",
     "callbacks",
     "communicators",
@@ -80,12 +85,15 @@ _HOMES = {
     "AdaptiveEmbedding": "layers",
     "AdaptiveTable": "adaptive_table",
     "All2AllDenseEmbedding": "layers",
+    "DistributedEmbedding": "layers",
     "DistributedOptimizer": "distributed_optimizer",
     "DynamicEmbedding": "layers",
+    "FeatureConfig": "collection.configs",
     "HashedEmbedding": "layers",
     "HashedEmbeddingBag": "layers",
     "Storage": "kv",
     "Table": "table",
+    "TableConfig": "collection.configs",
     "dense_only": "dense_alone",
     "init": "communicators",
     "rank": "communicators",

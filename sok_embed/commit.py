@@ -23,7 +23,7 @@ import tensorflow as tf
 from sok_embed import callers, communicators, tf_ops, v1_optimizers
 from sok_embed.anchor_updates import AnchorConstraint, Update, watch
 from sok_embed.distributed_optimizer import averages_gradients
-from sok_embed.optimizers import row_rule, warn_of_ignored
+from sok_embed.optimizers import has_schedule, row_rule, warn_of_ignored
 from sok_embed.slot_variables import slot_variables
 
 
@@ -149,21 +149,46 @@ class Commit(AnchorConstraint):
     ) -> tf.Tensor:
         """Commits a step of `applying`; `rate` is what its formula is given, if it is Keras'."""
         optimizer = self._optimizer or applying
-        if optimizer is None:
-            raise ValueError(
-                f"Table '{self._table.name}': expected to be trained by a Keras optimizer, or one "
-                "of tf.compat.v1.train, whose rule the rows follow. Received: a step of something "
-                "else. Give the layer an optimizer of its own, as in `optimizer='adam'`."
-            )
-        rule = row_rule(optimizer)
+        follows = optimizer is applying
+        step = self._rule_step(self._optimizer, self._table, applying, anchor, rate)
+        self._warn_once(applying)
+        # By norm: values are clipped in the commit.
+        if redeemed is not None and not follows and _is_keras(optimizer) and not step.clip_value:
+            redeemed = optimizer._clip_gradients([redeemed])[0]
+        return self._table.commit(
+            tf.convert_to_tensor(anchor),
+            rule=step.rule,
+            hyper_names=step.hyper_names,
+            hypers=step.hypers,
+            step=step.step,
+            clip_value=step.clip_value,
+            optimizer=step.optimizer,
+            **self._common_arguments(applying, redeemed),
+            **(self._slot_sources(optimizer) if follows else {}),
+        )
+
+    def _warn_once(self, applying: Any) -> None:
         if applying is not None and not self._warned:
             self._warned = True
             warn_of_ignored(applying, self._table.name)
             _warn_of_drifting(applying, self._table.name)
+
+    def _rule_step(
+        self, own: Any, table: TrainedTable, applying: Any, anchor: Any, rate: Any
+    ) -> tf_ops.RuleStep:
+        """What a commit does to the rows of a table whose own optimizer, or `None`, is `own`."""
+        optimizer = own or applying
+        if optimizer is None:
+            raise ValueError(
+                f"Table '{table.name}': expected to be trained by a Keras optimizer, or one "
+                "of tf.compat.v1.train, whose rule the rows follow. Received: a step of something "
+                "else. Give the layer an optimizer of its own, as in `optimizer='adam'`."
+            )
+        rule = row_rule(optimizer)
         hyper = dict(rule.hyper)
         follows = optimizer is applying
         if not follows:
-            rate = self._own_rate(optimizer)
+            rate = _own_rate(optimizer, table)
         elif not _is_keras(optimizer):
             rate = v1_optimizers.learning_rate(optimizer)
         if _is_keras(optimizer) and follows and not optimizer._use_weight_decay(anchor):
@@ -173,41 +198,39 @@ class Commit(AnchorConstraint):
             "learning_rate": rate,
             **{name: value for name, value in hyper.items() if name not in numbers},
         }
-        clip_value = _clip_value([applying, self._optimizer], self._table.name)
-        if redeemed is not None and not follows and _is_keras(optimizer) and clip_value is None:
-            redeemed = optimizer._clip_gradients([redeemed])[0]
-        return self._table.commit(
-            tf.convert_to_tensor(anchor),
+        values = tf.constant([*numbers.values()], tf.float64)
+        return tf_ops.RuleStep(
             rule=rule.name,
             hyper_names=[*tensors, *numbers],
-            hypers=tf.concat(
-                [*map(_as_vector, tensors.values()), tf.constant([*numbers.values()], tf.float64)],
-                0,
-            ),
+            hypers=tf.concat([*map(_as_vector, tensors.values()), values], 0),
             # The table counts the steps of an optimizer that only it uses.
             step=_step(optimizer) if follows else 0,
-            first_step=_calls_a_step(applying),
-            scale=1.0 / communicators.size(),
-            clip_value=clip_value or 0.0,
             optimizer=_number(optimizer),
-            redeemed=redeemed,
-            plain=communicators.size() == 1,
-            clipped_to=_clip_value([applying], self._table.name) or 0.0,
-            **(self._slot_sources(optimizer) if follows else {}),
+            clip_value=_clip_value([applying, own], table.name) or 0.0,
         )
 
-    def _own_rate(self, optimizer: keras.optimizers.Optimizer) -> Any:
-        """Returns the rate of an optimizer of the layer's own, which counts the table's steps."""
-        rate = optimizer._learning_rate
-        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-            return rate(self._table.step_count())
-        return optimizer.learning_rate
+    def _common_arguments(self, applying: Any, redeemed: tf.Tensor | None) -> dict[str, Any]:
+        """The arguments of a commit that do not depend on a rule."""
+        return {
+            "first_step": _calls_a_step(applying),
+            "scale": 1.0 / communicators.size(),
+            "redeemed": redeemed,
+            "plain": communicators.size() == 1,
+            "clipped_to": _clip_value([applying], self._table.name) or 0.0,
+        }
 
     def _slot_sources(self, optimizer: Any) -> dict[str, list[tf.Tensor]]:
         """Returns an argument of the commit, if the optimizer has slots of the static variable."""
         static = self._static() if callable(self._static) else self._static
         slots = None if static is None else slot_variables(optimizer, static)
         return {"slot_sources": [slot.handle for slot in slots]} if slots else {}
+
+
+def _own_rate(optimizer: keras.optimizers.Optimizer, table: TrainedTable) -> Any:
+    """Returns the rate of an optimizer of the table's own, which counts the table's steps."""
+    if has_schedule(optimizer):
+        return optimizer._learning_rate(table.step_count())
+    return optimizer.learning_rate
 
 
 def _is_keras(optimizer: Any) -> bool:

@@ -78,7 +78,63 @@ class Read(Protocol):
         """
 
 
-class TableLookup:
+class AnchoredLookup:
+    """What looks keys up by way of an anchor, on one worker or several.
+
+    Args:
+        host: Whose tables they are, as a message begins: `"Layer 'items'"`.
+        owner: The worker that they were made for.
+        owners: How many workers there were.
+    """
+
+    anchor: Any
+
+    def __init__(self, host: str, owner: int, owners: int) -> None:
+        self._host = host
+        self._made_for = (owner, owners)
+
+    def _make_anchor(self, make: Callable[..., Any], commit: Commit, **arguments: Any) -> Any:
+        """Makes the variable whose constraint is a commit; see `TableLookup.make_anchor`."""
+        self.anchor = make(
+            shape=(tf_ops.ANCHOR_SIZE,),
+            dtype=tf.float32,
+            initializer=_zeros,
+            constraint=commit,
+            **arguments,
+        )
+        if isinstance(self.anchor, keras.Variable):
+            trained_anchor(self.anchor)
+        return self.anchor
+
+    def begin(self, trainable: bool, training: bool) -> Call:
+        """What a call may do.
+
+        Args:
+            trainable: Whether the host is. A frozen one takes no gradient and makes no rows.
+            training: Whether the call is one of training.
+        """
+        if not (trainable and self.anchor.trainable):
+            return Call(None, False)
+        return Call(trained_anchor(self.anchor), training)
+
+    def communicator(self) -> Communicator:
+        """That of the process.
+
+        Raises:
+            ValueError: If the tables were made for another.
+        """
+        communicator = communicators.current()
+        now = (communicator.rank, communicator.size)
+        if now != self._made_for:
+            raise ValueError(
+                f"{self._host}: expected to be worker {self._made_for[0]} of {self._made_for[1]}, "
+                f"for which its table was made. Received: worker {now[0]} of {now[1]}. Call "
+                "sok_embed.init() before layers are made."
+            )
+        return communicator
+
+
+class TableLookup(AnchoredLookup):
     """Finds the vectors of keys in one table, wherever its rows lie, and makes its anchor.
 
     Args:
@@ -89,8 +145,6 @@ class TableLookup:
         buckets: As `tf_ops.unique_and_partition` has it.
     """
 
-    anchor: Any
-
     def __init__(
         self,
         table: SharedTable,
@@ -100,8 +154,8 @@ class TableLookup:
         key_limit: int = 0,
         buckets: int = 0,
     ) -> None:
+        super().__init__(host, table.owner, table.owners)
         self._table = table
-        self._host = host
         self._read = read or read_rows(table)
         self._key_limit = key_limit
         self._buckets = buckets
@@ -125,44 +179,8 @@ class TableLookup:
         Returns:
             What `make` returns.
         """
-        self.anchor = make(
-            shape=(tf_ops.ANCHOR_SIZE,),
-            dtype=tf.float32,
-            initializer=_zeros,
-            constraint=Commit(self._table, optimizer, static=static),
-            **arguments,
-        )
-        if isinstance(self.anchor, keras.Variable):
-            trained_anchor(self.anchor)
-        return self.anchor
-
-    def begin(self, trainable: bool, training: bool) -> Call:
-        """What a call may do.
-
-        Args:
-            trainable: Whether the host is. A frozen one takes no gradient and makes no rows.
-            training: Whether the call is one of training.
-        """
-        if not (trainable and self.anchor.trainable):
-            return Call(None, False)
-        return Call(trained_anchor(self.anchor), training)
-
-    def communicator(self) -> Communicator:
-        """That of the process.
-
-        Raises:
-            ValueError: If the table was made for another.
-        """
-        communicator = communicators.current()
-        now = (communicator.rank, communicator.size)
-        then = (self._table.owner, self._table.owners)
-        if now != then:
-            raise ValueError(
-                f"{self._host}: expected to be worker {then[0]} of {then[1]}, for which its table "
-                f"was made. Received: worker {now[0]} of {now[1]}. Call sok_embed.init() before "
-                "layers are made."
-            )
-        return communicator
+        commit = Commit(self._table, optimizer, static=static)
+        return self._make_anchor(make, commit, **arguments)
 
     def vectors(
         self,
@@ -221,6 +239,116 @@ class TableLookup:
                 values = tf.reshape(column.values, [-1])
             fields.append(tf.cast(column.of_equals(values, part.inverse, distinct), tf.int64))
         return _Request(tf.stack(fields, 1), part.splits, part.inverse)
+
+
+class CollectionLookup(AnchoredLookup):
+    """Pools the vectors of many features, in three messages whatever the number of tables.
+
+    Args:
+        plan: What all calls have in common.
+        tables: The part of this worker.
+        host: Whose tables they are, as a message begins: `"Layer 'fields'"`.
+        name: Tells its exchanges from those of others; the same on every worker.
+        owner: This worker.
+    """
+
+    def __init__(
+        self,
+        plan: tf_ops.CollectionPlan,
+        tables: CollectedTables,
+        host: str,
+        name: str,
+        owner: int,
+    ) -> None:
+        super().__init__(host, owner, plan.workers)
+        self._plan = plan
+        self._tables = tables
+        self._name = name
+
+    def make_anchor(self, make: Callable[..., Any], commit: Commit, **arguments: Any) -> Any:
+        """Makes the variable that stands for all tables.
+
+        Args:
+            make: The `add_weight` of a Keras layer.
+            commit: Its constraint.
+            **arguments: More of `make`, its name among them.
+
+        Returns:
+            What `make` returns.
+        """
+        return self._make_anchor(make, commit, **arguments)
+
+    def pooled(
+        self,
+        call: Call,
+        batch: PooledBatch,
+        *,
+        concat: bool = False,
+        dtype: tf.DType = tf.float32,
+    ) -> list[tf.Tensor]:
+        """A vector of each bag. Collective, if there are several workers.
+
+        Args:
+            call: From `begin`.
+            batch: Of all features.
+            concat: As `tf_ops.collection_pool` has it.
+            dtype: Of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`.
+
+        Returns:
+            `[bags, dim]` for each feature; with `concat` one, of `[bags, sum of dims]`.
+        """
+        communicator = self.communicator()
+        request = tf_ops.collection_request(self._plan, batch.keys, batch.bags, batch.splits)
+        message, splits = request.message, request.splits
+        name = f"sok_embed.{self._name}"
+        if communicator.size > 1:
+            message, splits = communicator.all_to_all(message, splits, f"{name}.keys")
+        rows, row_splits = tf_ops.collection_serve(
+            self._tables.handles, message, splits, call.trains, self._tables.trainable, call.anchor
+        )
+        if communicator.size > 1:
+            rows, _ = communicator.all_to_all(rows, row_splits, f"{name}.rows")
+        # The ops have no float16.
+        pooled = tf_ops.collection_pool(
+            self._plan,
+            rows,
+            request.asked,
+            batch.combiners,
+            batch.weights,
+            concat=concat,
+            dtype=tf.float32 if dtype == tf.float16 else dtype,
+        )
+        return [tf.cast(vectors, dtype) for vectors in pooled]
+
+
+class CollectedTables(Protocol):
+    """One worker's part of the tables of a collection."""
+
+    @property
+    def trainable(self) -> Sequence[bool]:
+        """Of each table, whether it is trained at all."""
+
+    @property
+    def handles(self) -> tf_ops.CollectionTables:
+        """What the ops know them by."""
+
+
+class PooledBatch(NamedTuple):
+    """What a batch has of each feature.
+
+    Attributes:
+        keys: int32, int64 or uint64 of any shape.
+        bags: As `tf_ops.collection_request` has them.
+        splits: Likewise.
+        combiners: As `tf_ops.collection_pool` has them.
+        weights: Likewise.
+    """
+
+    keys: Sequence[tf.Tensor]
+    bags: Sequence[int]
+    splits: Sequence[tf.Tensor]
+    combiners: Sequence[str]
+    weights: Sequence[tf.Tensor | None]
 
 
 def _zeros(shape: Any, dtype: Any = None) -> tf.Tensor:

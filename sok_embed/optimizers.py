@@ -430,6 +430,12 @@ def warn_of_ignored(optimizer: keras.optimizers.Optimizer, table: str) -> None:
         )
 
 
+def has_schedule(optimizer: Any) -> bool:
+    """Returns whether the rate of a Keras optimizer depends on the step that it is asked for."""
+    rate = getattr(optimizer, "_learning_rate", None)
+    return isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+
+
 def serialize(optimizer: keras.optimizers.Optimizer | None) -> dict[str, Any] | None:
     """Returns the config of an optimizer, from which `get` makes an equal one, or `None`."""
     if optimizer is None:

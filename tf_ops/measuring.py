@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import func_graph, ops
 
-_COMMITS = ("SokEmbed>Commit", "SokEmbed>AdaptiveCommit")
+_COMMITS = ("SokEmbed>Commit", "SokEmbed>AdaptiveCommit", "SokEmbed>CollectionCommit")
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 # A factor passes through these unchanged; through the last two only if the gradient is one operand
 # alone.

@@ -18,6 +18,7 @@ from sharded.registry import SCENARIOS, Here
 
 MODULES = (
     "adapting",
+    "collecting",
     "communication",
     "feature_columns",
     "fitting",

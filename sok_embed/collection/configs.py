@@ -1,0 +1,287 @@
+"""What tables and features of a collection are: the configs that a person writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+from sok_embed import admission as admissions
+from sok_embed import eviction as evictions
+from sok_embed import kv, optimizers
+from sok_embed.arguments import check_integer, check_positive
+from sok_embed.tf_ops.collections import COMBINERS as POOLED
+
+COMBINERS = (*POOLED, None)
+PLACEMENTS = ("auto", "key")
+
+_KERAS_RS = ("auto", "sparsecore", "default_device")
+
+
+@keras.saving.register_keras_serializable(package="sok_embed")
+@dataclass(eq=False)
+class TableConfig:
+    """One table of embeddings, for one feature or for several that share it.
+
+    Example:
+    >>> TableConfig("items", None, 16, combiner="sum").embedding_dim
+    16
+
+    Args:
+        name: Of the table; unlike those of other tables of the layer.
+        vocabulary_size: Keys are in `[0, vocabulary_size)`. `None`: any 64-bit integer is a key.
+        embedding_dim: The length of a vector.
+        initializer: A Keras initializer, its name or config. `"uniform"` is -0.05..0.05.
+        optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
+        combiner: How the vectors of several keys of an example become one: `"sum"`, `"mean"`,
+            `"sqrtn"`, `"max"`; `None` leaves a vector a key.
+        placement: Where rows lie when there are several workers. `"key"`: spread over all of them,
+            by a hash of table and key. `"auto"`: as suits the table, which is `"key"` so far.
+        seed: Of the initializer. `None`: from the initializer if it was given one, else from the
+            names of layer and table and Keras' global seed.
+        max_rows: The most rows on each worker; beyond it rows are evicted, or training raises.
+            `None`: no limit.
+        storage: A `sok_embed.kv.Storage`, or its config, that the rows live in. `None`: they live
+            in memory.
+        group: Of the storage, in [0, 256). `None`: 0. Each table needs one of its own.
+        admission: Which keys get a row, as `DynamicEmbedding` has it. `None`: all.
+        eviction: Which rows go, as `DynamicEmbedding` has it. `None`: rows stay.
+        trainable: Whether training changes the table, and makes rows for keys that have none.
+
+    Raises:
+        ValueError: For a value that is none of the above.
+    """
+
+    name: str
+    vocabulary_size: int | None
+    embedding_dim: int
+    initializer: Any = "uniform"
+    optimizer: Any = None
+    combiner: str | None = "mean"
+    placement: str = "auto"
+    seed: int | None = field(default=None, kw_only=True)
+    max_rows: int | None = field(default=None, kw_only=True)
+    storage: Any = field(default=None, kw_only=True)
+    group: int | None = field(default=None, kw_only=True)
+    admission: Any = field(default=None, kw_only=True)
+    eviction: Any = field(default=None, kw_only=True)
+    trainable: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Checks the values, and makes objects of names and configs."""
+        _check_name("TableConfig", self.name)
+        what = f"TableConfig '{self.name}'"
+        if self.vocabulary_size is not None:
+            self.vocabulary_size = check_positive("vocabulary_size", self.vocabulary_size)
+        self.embedding_dim = check_positive("embedding_dim", self.embedding_dim)
+        _check_choice(what, "combiner", self.combiner, COMBINERS)
+        _check_choice(what, "placement", self.placement, PLACEMENTS)
+        if self.max_rows is not None:
+            self.max_rows = check_positive("max_rows", self.max_rows)
+        if self.seed is not None:
+            self.seed = check_integer("seed", self.seed, named=True)
+        # Such a config must not change what the storage has.
+        self.storage_by_config = isinstance(self.storage, Mapping)
+        if isinstance(self.storage, Mapping):
+            self.storage = kv.Storage.from_config(self.storage)
+        if self.storage is not None and not isinstance(self.storage, kv.Storage):
+            raise ValueError(
+                f"{what}: expected storage to be a sok_embed.kv.Storage. "
+                f"Received: {self.storage!r} (of type {type(self.storage).__name__})."
+            )
+        if self.group is not None:
+            self.group = check_integer("group", self.group, named=True)
+            if self.storage is None or not 0 <= self.group < kv.GROUPS:
+                raise ValueError(
+                    f"{what}: expected group in [0, {kv.GROUPS}) of a storage. Received: "
+                    f"group={self.group}, storage={self.storage!r}."
+                )
+        self.optimizer = optimizers.get(self.optimizer)
+        self.admission = admissions.get(self.admission)
+        self.eviction = evictions.get(self.eviction)
+        self.trainable = bool(self.trainable)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments, of types that Keras saves."""
+        initializer = keras.initializers.get(self.initializer)
+        return {
+            "name": self.name,
+            "vocabulary_size": self.vocabulary_size,
+            "embedding_dim": self.embedding_dim,
+            "initializer": (
+                self.initializer
+                if isinstance(self.initializer, (str, dict))
+                else keras.initializers.serialize(initializer)
+            ),
+            "optimizer": optimizers.serialize(self.optimizer),
+            "combiner": self.combiner,
+            "placement": self.placement,
+            "seed": self.seed,
+            "max_rows": self.max_rows,
+            "storage": None if self.storage is None else self.storage.get_config(),
+            "group": self.group,
+            "admission": None if self.admission is None else self.admission.get_config(),
+            "eviction": None if self.eviction is None else self.eviction.get_config(),
+            "trainable": self.trainable,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> TableConfig:
+        """Makes what `get_config` came from."""
+        return cls(**config)
+
+
+@keras.saving.register_keras_serializable(package="sok_embed")
+@dataclass(eq=False)
+class FeatureConfig:
+    """One input of a collection, and the table that its keys are looked up in.
+
+    Args:
+        name: Of the feature; unlike those of other features of the layer.
+        table: A `TableConfig`. Features that name the same table share its rows.
+        input_shape: The shape of the input with the batch, for readers of the config; it is not
+            needed.
+        output_shape: That of the output, likewise.
+        combiner: That of this feature; `"table"`: the table's.
+
+    Raises:
+        ValueError: For a value that is none of the above.
+    """
+
+    name: str
+    table: TableConfig
+    input_shape: Any = None
+    output_shape: Any = None
+    combiner: str | None = field(default="table", kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        _check_name("FeatureConfig", self.name)
+        what = f"FeatureConfig '{self.name}'"
+        if not isinstance(self.table, TableConfig):
+            raise ValueError(
+                f"{what}: expected table to be a TableConfig. Received: {self.table!r} (of type "
+                f"{type(self.table).__name__})."
+            )
+        _check_choice(what, "combiner", self.combiner, ("table", *COMBINERS))
+
+    @property
+    def own_combiner(self) -> str | None:
+        """The combiner of this feature."""
+        return self.table.combiner if self.combiner == "table" else self.combiner
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments, of types that Keras saves."""
+        return {
+            "name": self.name,
+            "table": keras.saving.serialize_keras_object(self.table),
+            "input_shape": self.input_shape,
+            "output_shape": self.output_shape,
+            "combiner": self.combiner,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> FeatureConfig:
+        """Makes what `get_config` came from."""
+        config = dict(config)
+        if not isinstance(config["table"], TableConfig):
+            config["table"] = keras.saving.deserialize_keras_object(config["table"])
+        return cls(**config)
+
+
+def feature_config(given: Any) -> FeatureConfig:
+    """Returns a feature's config; that of keras-rs becomes ours.
+
+    Of keras-rs' table the limits of ids a partition are left out, which nothing needs here.
+
+    Raises:
+        ValueError: For anything else.
+    """
+    if isinstance(given, FeatureConfig):
+        return given
+    if type(given).__module__.partition(".")[0] != "keras_rs":
+        raise ValueError(
+            "Expected feature_configs to be a nest (dicts, lists, tuples) of "
+            f"sok_embed.FeatureConfig. Received: {given!r} (of type {type(given).__name__})."
+        )
+    table = given.table
+    if table.placement not in _KERAS_RS:
+        raise ValueError(
+            f"TableConfig '{table.name}': expected placement to be one of {_KERAS_RS}. "
+            f"Received: {table.placement!r}."
+        )
+    return FeatureConfig(
+        given.name,
+        TableConfig(
+            table.name,
+            table.vocabulary_size,
+            table.embedding_dim,
+            table.initializer,
+            table.optimizer,
+            table.combiner,
+        ),
+        given.input_shape,
+        given.output_shape,
+    )
+
+
+def distinct_tables(features: list[FeatureConfig]) -> list[TableConfig]:
+    """Returns the tables of features, each once, in the order in which they come first.
+
+    Raises:
+        ValueError: For two features of one name, and for two tables of one name that differ.
+    """
+    names: set[str] = set()
+    tables: dict[str, TableConfig] = {}
+    for feature in features:
+        if feature.name in names:
+            raise ValueError(
+                "Expected each feature to have a name of its own. "
+                f"Received: '{feature.name}' twice."
+            )
+        names.add(feature.name)
+        table = tables.setdefault(feature.table.name, feature.table)
+        if table is not feature.table:
+            _check_same(table, feature.table)
+    return list(tables.values())
+
+
+def _check_same(first: TableConfig, second: TableConfig) -> None:
+    ours, theirs = (_without_identity(config.get_config()) for config in (first, second))
+    different = [name for name in ours if ours[name] != theirs[name]]
+    if different:
+        raise ValueError(
+            f"Expected one config of the table '{first.name}'. Received: two that differ in "
+            f"{', '.join(different)}. Give the tables different names, or all features one "
+            "TableConfig."
+        )
+
+
+def _without_identity(config: dict[str, Any]) -> dict[str, Any]:
+    """A config without what tells equal objects apart."""
+    if config["optimizer"] is not None:
+        # Keras numbers the names of optimizers.
+        of_optimizer = dict(config["optimizer"]["config"], name=None)
+        config = {**config, "optimizer": {**config["optimizer"], "config": of_optimizer}}
+
+    def plain(part: Any) -> Any:
+        if not isinstance(part, Mapping):
+            return part
+        # Keras numbers objects while it loads a file.
+        return {key: plain(each) for key, each in part.items() if key != "shared_object_id"}
+
+    return {key: plain(each) for key, each in config.items()}
+
+
+def _check_name(what: str, name: Any) -> None:
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{what}: expected a name. Received: name={name!r}.")
+
+
+def _check_choice(what: str, argument: str, value: Any, choices: tuple[Any, ...]) -> None:
+    if value not in choices:
+        raise ValueError(
+            f"{what}: expected {argument} to be one of {choices}. Received: {argument}={value!r}."
+        )

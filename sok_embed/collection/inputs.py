@@ -1,0 +1,151 @@
+"""Inputs of features as ops take them: flat keys, bags, weights."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from sok_embed import tf_ops
+from sok_embed.collection.configs import FeatureConfig
+from sok_embed.input_forms import values_beside
+from sok_embed.kv.arguments import FLOATS_ROUND
+from sok_embed.tensors import as_keys
+
+_KEY_TYPES = (tf.int32, tf.int64, tf.uint64)
+
+
+class FeatureInput(NamedTuple):
+    """One feature of a batch.
+
+    Attributes:
+        keys: Dense integers of any shape.
+        bags: `tf_ops.BAG_A_KEY`, `BAG_A_ROW` or `BAG_BY_SPLITS`.
+        splits: int64, with `BAG_BY_SPLITS`.
+        weights: float32, one a key, or `None`.
+        ragged: What the vectors of single keys lie in, if that is ragged.
+        shape: Of the output before its last axis.
+    """
+
+    keys: tf.Tensor
+    bags: int
+    splits: tf.Tensor | None
+    weights: tf.Tensor | None
+    ragged: tf.RaggedTensor | None
+    shape: tf.TensorShape
+
+
+def feature_input(what: str, feature: FeatureConfig, given: Any, weights: Any) -> FeatureInput:
+    """Takes an input apart.
+
+    Args:
+        what: How messages begin.
+        feature: Its config.
+        given: Dense `[B]` or `[B, L]`, ragged `[B, None]` or sparse `[B, L]`, of int32, int64 or
+            uint64.
+        weights: `None`; or floats as the input: dense of its shape, ragged of its row splits,
+            sparse of its indices; for ragged and sparse inputs also flat ones.
+
+    Raises:
+        ValueError: For anything else.
+    """
+    what = f"{what}: feature '{feature.name}'"
+    given = _as_keys(what, as_tensor(what, given))
+    rank = given.shape.rank
+    if rank not in (1, 2):
+        raise ValueError(
+            f"{what}: expected an input of shape [B] or [B, L]. Received: shape {given.shape}."
+        )
+    if isinstance(given, tf.RaggedTensor) and given.ragged_rank != 1:
+        raise ValueError(
+            f"{what}: expected a ragged input [B, None]. Received: {given.ragged_rank} ragged "
+            "dimensions."
+        )
+    flat_weights = _flat_weights(what, feature, given, weights)
+    pools = feature.own_combiner is not None
+    if isinstance(given, tf.SparseTensor):
+        if not pools:
+            raise ValueError(
+                f"{what}: expected a dense or a ragged input, of which each key has a vector "
+                "(combiner=None). Received: a SparseTensor. Use tf.RaggedTensor.from_sparse."
+            )
+        splits = tf_ops.row_splits(given.indices[:, 0], given.dense_shape[0])
+        return FeatureInput(
+            given.values, tf_ops.BAG_BY_SPLITS, splits, flat_weights, None, given.shape[:1]
+        )
+    if isinstance(given, tf.RaggedTensor):
+        keys, splits = given.values, tf.cast(given.row_splits, tf.int64)
+        if pools:
+            return FeatureInput(
+                keys, tf_ops.BAG_BY_SPLITS, splits, flat_weights, None, given.shape[:1]
+            )
+        return FeatureInput(keys, tf_ops.BAG_A_KEY, None, flat_weights, given, given.shape)
+    if pools and rank == 2:
+        return FeatureInput(given, tf_ops.BAG_A_ROW, None, flat_weights, None, given.shape[:1])
+    return FeatureInput(given, tf_ops.BAG_A_KEY, None, flat_weights, None, given.shape)
+
+
+def shape_of(feature: FeatureConfig, shape: Any) -> tuple[Any, ...]:
+    """The shape of a feature's output, for an input of a shape."""
+    kept = tuple(shape) if feature.own_combiner is None else tuple(shape)[:1]
+    return (*kept, feature.table.embedding_dim)
+
+
+def as_tensor(what: str, given: Any) -> Any:
+    """The input as a tensor; one of Keras, and a tensor, as they are.
+
+    Raises:
+        ValueError: For what is no integer, as `as_keys` says.
+    """
+    if tf.is_tensor(given) or isinstance(given, keras.KerasTensor):
+        return given
+    try:
+        return as_keys(given)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
+
+
+def _as_keys(what: str, given: Any) -> Any:
+    """A tensor as one of keys."""
+    if given.dtype in _KEY_TYPES:
+        return given
+    if given.dtype.is_integer:
+        return tf.cast(given, tf.int64)
+    if given.dtype == tf.string:
+        remedy = "Hash them first, as with keras.layers.Hashing(2**62, dtype='int64')"
+    else:
+        remedy = FLOATS_ROUND
+    raise ValueError(f"{what}: expected integer keys. Received: {given.dtype.name}. {remedy}.")
+
+
+def _flat_weights(what: str, feature: FeatureConfig, given: Any, weights: Any) -> Any:
+    """The weights of keys in their order, float32, or `None`."""
+    if weights is None:
+        return None
+    if feature.own_combiner == "max":
+        raise ValueError(
+            f"{what}: expected no weights of a feature that is combined by max. Received: some."
+        )
+    if not isinstance(weights, (tf.RaggedTensor, tf.SparseTensor)):
+        weights = tf.convert_to_tensor(weights)
+    if not weights.dtype.is_floating:
+        raise ValueError(
+            f"{what}: expected weights to be floats. Received: {weights.dtype.name}. Cast them."
+        )
+    if isinstance(given, (tf.RaggedTensor, tf.SparseTensor)):
+        is_flat = isinstance(weights, tf.Tensor) and weights.shape.rank == 1
+        if not is_flat and type(weights) is not type(given):
+            raise ValueError(
+                f"{what}: expected weights as the input, a {type(given).__name__}, or a value a "
+                f"key. Received: a {type(weights).__name__} of shape {weights.shape}."
+            )
+        flat = values_beside(f"weights of feature '{feature.name}'", weights, given)
+    elif isinstance(weights, tf.Tensor) and weights.shape.is_compatible_with(given.shape):
+        flat = weights
+    else:
+        raise ValueError(
+            f"{what}: expected weights of the shape of the input, {given.shape}. Received: a "
+            f"{type(weights).__name__} of shape {weights.shape}."
+        )
+    return tf.cast(flat, tf.float32)

@@ -1,0 +1,214 @@
+"""The tables of a collection on this worker, with the one commit that trains them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from sok_embed import communicators, group_holders, optimizers, tf_ops
+from sok_embed import eviction as evictions
+from sok_embed.collection.configs import FeatureConfig, TableConfig
+from sok_embed.commit import Commit, TrainedTable
+from sok_embed.initializers import RowInitializer, derive_seed, row_initializer
+from sok_embed.owners import salt_of
+from sok_embed.table import Table
+
+_INT64 = 2**63
+
+
+class CollectionQueue(tf.saved_model.experimental.TrackableResource):
+    """Where the gradients of a collection wait for its commit."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+        with tf.init_scope():
+            self.resource_handle  # noqa: B018
+
+    def _create_resource(self) -> tf.Tensor:
+        with tf.device("CPU:0"):
+            return tf_ops.anonymous_collection_queue(self._name)
+
+    def _initialize(self) -> None:
+        """A queue is ready once it is made."""
+
+
+class TableCollection(Mapping[str, Table]):
+    """Tables by name, in the order of their configs. What one anchor stands for.
+
+    Args:
+        name: Of the layer.
+        configs: Of the tables.
+    """
+
+    def __init__(self, name: str, configs: Sequence[TableConfig]) -> None:
+        self.name = name
+        self.configs = tuple(configs)
+        communicator = communicators.current()
+        self.owners, self.owner = communicator.size, communicator.rank
+        self.seeded: dict[str, TableConfig] = {}  # the configs with the seeds that were chosen
+        self._tables = {config.name: self._make(config) for config in configs}
+        self.queue = CollectionQueue(name)
+
+    def _make(self, config: TableConfig) -> Table:
+        optimizers.check_own(config.optimizer, config.name)
+        _refuse_norms(config)
+        initializer = row_initializer(config.initializer, config.embedding_dim)
+        seed = self._seed_of(config, initializer)
+        # Positions need no hash; with several workers keys are no positions, since a hash of them
+        # says where they lie.
+        plain = config.storage is None and config.max_rows is None and config.eviction is None
+        direct = config.vocabulary_size is not None and plain and self.owners == 1
+        max_rows = config.vocabulary_size if direct else config.max_rows
+        evictions.check_place(
+            config.eviction,
+            f"Table '{config.name}'",
+            max_rows=max_rows,
+            stored=config.storage is not None,
+            direct=direct,
+        )
+        table = Table(
+            config.embedding_dim,
+            initializer,
+            seed=seed % _INT64,
+            max_rows=max_rows,
+            direct=direct,
+            owners=self.owners,
+            owner=self.owner,
+            salt=salt_of(config.name),
+            storage=config.storage,
+            group=config.group or 0,
+            admission=config.admission,
+            eviction=config.eviction,
+            name=config.name,
+        )
+        self.seeded[config.name] = replace(config, seed=seed)
+        if config.storage is not None:
+            group_holders.hold(config.storage, config.group or 0, table, self._holder(config))
+        return table
+
+    def _seed_of(self, config: TableConfig, initializer: RowInitializer) -> int:
+        stored = None
+        what = f"TableConfig '{config.name}'"
+        if config.storage is not None:
+            holder = self._holder(config)
+            stored = group_holders.stored_group(what, config.storage, config.group or 0, holder)
+        if config.seed is not None:
+            seed = config.seed
+        elif stored is not None:
+            seed = int(stored.initializer["seed"])
+        elif initializer.seed is not None:
+            seed = initializer.seed
+        else:
+            seed = derive_seed(f"{self.name}/{config.name}")
+        if config.storage_by_config and stored is not None:
+            group_holders.check_same_start(what, config.storage, stored, initializer, seed)
+        return seed
+
+    def _holder(self, config: TableConfig) -> str:
+        return f"table '{config.name}' of layer '{self.name}'"
+
+    def __getitem__(self, name: str) -> Table:
+        return self._tables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    @property
+    def trainable(self) -> list[bool]:
+        """Of each table, whether training changes it."""
+        return [config.trainable for config in self.configs]
+
+    @property
+    def handles(self) -> tf_ops.CollectionTables:
+        """What the ops know the tables by."""
+        tables = [table.resource_handle for table in self._tables.values()]
+        return tf_ops.CollectionTables(self.queue.resource_handle, tables)
+
+    def plan(self, features: Sequence[FeatureConfig]) -> tf_ops.CollectionPlan:
+        """What the ops are told of tables and features."""
+        numbers = {name: number for number, name in enumerate(self._tables)}
+        said = [
+            [[config.name, config.vocabulary_size, config.embedding_dim, config.trainable]
+             for config in self.configs],
+            [[feature.name, feature.table.name, feature.own_combiner] for feature in features],
+        ]  # fmt: skip
+        digest = hashlib.blake2b(json.dumps(said).encode(), digest_size=8).digest()
+        return tf_ops.CollectionPlan(
+            table_names=tuple(self._tables),
+            dims=tuple(config.embedding_dim for config in self.configs),
+            salts=tuple(salt_of(config.name) for config in self.configs),
+            key_limits=tuple(config.vocabulary_size or 0 for config in self.configs),
+            feature_names=tuple(feature.name for feature in features),
+            feature_tables=tuple(numbers[feature.table.name] for feature in features),
+            workers=self.owners,
+            fingerprint=int.from_bytes(digest, "little", signed=True),
+        )
+
+    def commit(self, anchor: tf.Tensor, **arguments: Any) -> tf.Tensor:
+        """Applies gradients that an optimizer was given: `tf_ops.collection_commit`."""
+        return tf_ops.collection_commit(self.handles, anchor, **arguments)
+
+    def step_count(self) -> tf.Tensor:
+        """Raises: tables count their own steps."""
+        raise TypeError("A collection has no number of steps. Ask its tables.")
+
+    def drop_gradients(self) -> int:
+        """Forgets gradients that were taken and not applied. Returns how many there were."""
+        return int(tf_ops.drop_collection_deposits(self.handles))
+
+
+class CollectionCommit(Commit):
+    """The constraint of the anchor of a collection: each table is trained by its own rule.
+
+    Args:
+        tables: Of the collection.
+    """
+
+    def __init__(self, tables: TableCollection) -> None:
+        super().__init__(tables, None)
+        self._tables = tables
+
+    def _commit(
+        self, applying: Any, anchor: Any, redeemed: tf.Tensor | None, rate: Any = None
+    ) -> tf.Tensor:
+        steps: list[tf_ops.RuleStep] = []
+        numbers: dict[tuple[int, str | None], int] = {}  # of the steps, by what they depend on
+        table_rules = []
+        for config in self._tables.configs:
+            if not config.trainable:
+                table_rules.append(-1)
+                continue
+            own = config.optimizer
+            # A schedule of the table's own goes by the steps of that table.
+            by = (id(own), config.name if optimizers.has_schedule(own) else None)
+            if by not in numbers:
+                numbers[by] = len(steps)
+                table: TrainedTable = self._tables[config.name]
+                steps.append(self._rule_step(own, table, applying, anchor, rate))
+            table_rules.append(numbers[by])
+        self._warn_once(applying)
+        return self._tables.commit(
+            tf.convert_to_tensor(anchor),
+            steps=steps,
+            table_rules=table_rules,
+            **self._common_arguments(applying, redeemed),
+        )
+
+
+def _refuse_norms(config: TableConfig) -> None:
+    for option in ("clipnorm", "global_clipnorm"):
+        if getattr(config.optimizer, option, None):
+            raise ValueError(
+                f"TableConfig '{config.name}': expected an optimizer of the table's own without "
+                f"{option}. Received: {option}={getattr(config.optimizer, option)}. Norms are "
+                "those of all tables together: give it to the optimizer of the model."
+            )

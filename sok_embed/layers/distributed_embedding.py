@@ -1,0 +1,401 @@
+"""Many tables, many features, one lookup."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from sok_embed.collection.configs import FeatureConfig, distinct_tables, feature_config
+from sok_embed.collection.inputs import FeatureInput, as_tensor, feature_input, shape_of
+from sok_embed.collection.tables import CollectionCommit, TableCollection
+from sok_embed.dense_alone import LayerWithRows
+from sok_embed.layers.anchored_layer import activation_type, check_strategy
+from sok_embed.layers.arguments import check_training
+from sok_embed.layers.float_ids import refuse_cast_floats
+from sok_embed.layers.rebuilding import check_rebuilt, plain_errors, true_ids
+from sok_embed.layers.row_count import RowCount
+from sok_embed.layers.saved_rows import SavedRows
+from sok_embed.lookup import CollectionLookup, PooledBatch
+from sok_embed.table import Table
+
+_OUTPUTS = ("structure", "concat", "stack")
+
+
+@keras.saving.register_keras_serializable(package="sok_embed")
+class DistributedEmbedding(LayerWithRows):
+    """Turns the features of a batch into vectors, by as many tables as they need.
+
+    Each feature looks its keys up in a table, alone or with others that share it, and combines the
+    vectors of an example's keys into one. All tables are read by one lookup and trained by one
+    commit: in one process this is faster than a layer a table, and with several workers, over whom
+    the rows are spread, a step takes three messages between them however many tables there are.
+
+    Tables grow as those of `DynamicEmbedding` do, and follow the optimizer that trains the model,
+    unless their config has one of their own. Features whose output nobody uses leave their rows as
+    they are.
+
+    Example:
+    >>> import numpy as np
+    >>> from sok_embed import FeatureConfig, TableConfig
+    >>> items = TableConfig("items", None, 8)
+    >>> layer = DistributedEmbedding({
+    ...     "item": FeatureConfig("item", items),
+    ...     "seen": FeatureConfig("seen", items, combiner="sum"),
+    ...     "country": FeatureConfig("country", TableConfig("countries", 200, 4)),
+    ... })
+    >>> vectors = layer({
+    ...     "item": np.array([7, 2**40]),
+    ...     "seen": tf.ragged.constant([[7, 8, 9], []], dtype=tf.int64),
+    ...     "country": np.array([[3], [199]]),
+    ... })
+    >>> {name: tuple(vector.shape) for name, vector in vectors.items()}
+    {'country': (2, 4), 'item': (2, 8), 'seen': (2, 8)}
+
+    Args:
+        feature_configs: A nest (dicts, lists, tuples) of `FeatureConfig`, of this package or of
+            keras-rs. Features with an equal table of one name share it.
+        output: `"structure"`: a nest as that of the configs. `"concat"`: one tensor
+            `[B, sum of dims]`. `"stack"`: one tensor `[B, features, dim]`, for tables of one dim.
+        **kwargs: Of `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: A nest as that of the configs. Each input is dense `[B]` or `[B, L]`, ragged
+            `[B, None]` or sparse `[B, L]`, of int32, int64 or uint64.
+        weights: What keys are multiplied by, floats that lie as the inputs do: a nest as that of
+            the configs, with `None` for features without, or a dict by the names of features.
+            Differentiable. `None`: there are none.
+        training: Whether keys without a row get one.
+
+    Output shape:
+        `[B, dim]` of each feature, or with `combiner=None` a vector for each key: `[B, dim]`,
+        `[B, L, dim]` or ragged `[B, None, dim]`. In the compute dtype (float32, bfloat16 or
+        float16).
+
+    Raises:
+        ValueError: For configs that are none, tables of one name that differ, and a nest of inputs
+            that differs from that of the configs.
+        tf.errors.InvalidArgumentError: For keys out of a vocabulary.
+        tf.errors.ResourceExhaustedError: When a batch would exceed `max_rows` of a table, and not
+            enough rows may go.
+    """
+
+    def __init__(self, feature_configs: Any, *, output: str = "structure", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.autocast = False
+        # Keras would turn lists of integers into float32 or int32.
+        self._convert_input_args = False
+        self._allow_non_tensor_positional_args = True
+        self.supports_jit = False
+        self._compute_type = activation_type(self.compute_dtype)
+        if output not in _OUTPUTS:
+            raise ValueError(f"Expected output to be one of {_OUTPUTS}. Received: {output!r}.")
+        self.output_form = output
+        self._configs = tree.map_structure(feature_config, _with_plain_dicts(feature_configs))
+        self._features: list[FeatureConfig] = tree.flatten(self._configs)
+        if not self._features:
+            raise ValueError("Expected at least one FeatureConfig. Received: none.")
+        configs = distinct_tables(self._features)
+        self._check_keys()
+        self._check_output()
+        self._collection = TableCollection(self.name, configs)
+        for number, table in enumerate(self._collection.values()):
+            self._track_trackable(table, f"table_{number}")
+        self._track_trackable(self._collection.queue, "queue")
+        self._lookup = CollectionLookup(
+            self._collection.plan(self._features),
+            self._collection,
+            f"Layer '{self.name}'",
+            self.name,
+            self._collection.owner,
+        )
+
+    def _check_keys(self) -> None:
+        """Raises for a dict whose keys are names of other features, by which weights go too."""
+        if not isinstance(self._configs, Mapping):
+            return
+        names = {feature.name for feature in self._features}
+        for key, part in self._configs.items():
+            if key in names and not (isinstance(part, FeatureConfig) and part.name == key):
+                raise ValueError(
+                    f"Layer '{self.name}': expected feature_configs[{key!r}] to be the feature of "
+                    "that name. Received: another."
+                )
+
+    def _check_output(self) -> None:
+        if self.output_form == "structure":
+            return
+        apart = [feature.name for feature in self._features if feature.own_combiner is None]
+        if apart:
+            raise ValueError(
+                f"Layer '{self.name}': expected a combiner of every feature, with output="
+                f"'{self.output_form}'. Received: combiner=None of {', '.join(apart)}."
+            )
+        dims = {feature.table.embedding_dim for feature in self._features}
+        if self.output_form == "stack" and len(dims) > 1:
+            raise ValueError(
+                f"Layer '{self.name}': expected tables of one embedding_dim, with output='stack'. "
+                f"Received: {sorted(dims)}. Use output='concat'."
+            )
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """The tables of this worker, by name."""
+        return self._collection
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the anchor."""
+        check_strategy(self.name)
+        make = functools.partial(self.add_weight, autocast=False)
+        commit = CollectionCommit(self._collection)
+        # Where no table is trained it is no weight that an optimizer would look for a rule for.
+        trains = any(self._collection.trainable)
+        self.anchor = self._lookup.make_anchor(make, commit, name="anchor", trainable=trains)
+        self.built = True
+
+    def __call__(self, inputs: Any, weights: Any = None, **kwargs: Any) -> Any:
+        """As `call`; Keras is given tensors alone, since it takes no nest of mixed values."""
+        what = f"Layer '{self.name}'"
+        flat = [
+            as_tensor(f"{what}: feature '{feature.name}'", keys)
+            for feature, keys in zip(self._features, self._flat(inputs), strict=True)
+        ]
+        by_name = {
+            feature.name: values if hasattr(values, "dtype") else tf.convert_to_tensor(values)
+            for feature, values in zip(self._features, self._flat_weights(weights), strict=True)
+            if values is not None
+        }
+        given = tree.pack_sequence_as(self._configs, flat)
+        return super().__call__(given, by_name or None, **kwargs)
+
+    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+        """Looks all keys up, and combines the vectors of each example's."""
+        check_strategy(self.name)
+        refuse_cast_floats(self)
+        what = f"Layer '{self.name}'"
+        given = [
+            feature_input(what, feature, true_ids(keys), values)
+            for feature, keys, values in zip(
+                self._features, self._flat(inputs), self._flat_weights(weights), strict=True
+            )
+        ]
+        call = self._lookup.begin(self.trainable, check_training(self.name, training))
+        batch = PooledBatch(
+            keys=[each.keys for each in given],
+            bags=[each.bags for each in given],
+            splits=[each.splits for each in given if each.splits is not None],
+            # A bag of one key is that key's vector, whatever the combiner.
+            combiners=[feature.own_combiner or "sum" for feature in self._features],
+            weights=[each.weights for each in given],
+        )
+        concat = self.output_form != "structure"
+        pooled = self._lookup.pooled(call, batch, concat=concat, dtype=self._compute_type)
+        if concat:
+            return self._joined(pooled[0], given)
+        shaped = [_shaped(vectors, each) for vectors, each in zip(pooled, given, strict=True)]
+        return tree.pack_sequence_as(self._configs, shaped)
+
+    def _joined(self, vectors: tf.Tensor, given: list[FeatureInput]) -> tf.Tensor:
+        batch = next((each.shape[0] for each in given if each.shape[0] is not None), None)
+        vectors.set_shape([batch, vectors.shape[1]])
+        if self.output_form == "concat":
+            return vectors
+        count = len(self._features)
+        return tf.reshape(vectors, [-1, count, vectors.shape[1] // count])
+
+    def _flat(self, inputs: Any) -> list[Any]:
+        """The inputs of the features in their order."""
+        return list(_leaves(self._configs, inputs, f"Layer '{self.name}': expected inputs", ()))
+
+    def _flat_weights(self, weights: Any) -> list[Any]:
+        """The weights of the features in their order, `None` where there are none."""
+        names = [feature.name for feature in self._features]
+        if isinstance(weights, Mapping) and set(weights).issubset(names):
+            return [weights.get(name) for name in names]
+        what = f"Layer '{self.name}': expected weights"
+        return list(_leaves(self._configs, weights, what, (), may_lack=True))
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Returns the shapes of the outputs."""
+        shapes = [
+            shape_of(feature, shape)
+            for feature, shape in zip(self._features, self._flat(input_shape), strict=True)
+        ]
+        if self.output_form == "structure":
+            return tree.pack_sequence_as(self._configs, shapes)
+        dims = [shape[-1] for shape in shapes]
+        if self.output_form == "concat":
+            return (shapes[0][0], sum(dims))
+        return (shapes[0][0], len(dims), dims[0])
+
+    def compute_output_spec(
+        self, inputs: Any, weights: Any = None, training: bool | None = None
+    ) -> Any:
+        """Returns the shapes and the dtype of the outputs."""
+        flat = self._flat(inputs)
+        specs = []
+        for feature, keys in zip(self._features, flat, strict=True):
+            if not keras.backend.is_int_dtype(keys.dtype):
+                raise ValueError(
+                    f"Layer '{self.name}': feature '{feature.name}': expected integer keys. "
+                    f"Received: {keys.dtype}. Give the input a dtype, as in keras.Input(shape, "
+                    "dtype='int64')."
+                )
+            ragged = bool(getattr(keys, "ragged", False)) and feature.own_combiner is None
+            shape = shape_of(feature, keys.shape)
+            specs.append(keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged))
+        if self.output_form == "structure":
+            return tree.pack_sequence_as(self._configs, specs)
+        shape = self.compute_output_shape(
+            tree.pack_sequence_as(self._configs, [keys.shape for keys in flat])
+        )
+        return keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+    def count_params(self) -> int:
+        """Counts the numbers in the vectors of this worker's rows; a summary shows bytes too."""
+        super().count_params()  # this raises for a layer that is not built
+        numbers = rows = memory = 0
+        for table in self._collection.values():
+            stats = table.stats()
+            rows += int(stats["rows"])
+            numbers += int(stats["rows"]) * table.dim
+            memory += int(stats["bytes"])
+        return RowCount(rows, numbers, memory)
+
+    def get_embedding_tables(self) -> dict[str, Any]:
+        """The keys and vectors of this worker's rows.
+
+        Returns:
+            For each table by name `(keys, embeddings)`: int64 `[n]` and float32 `[n, dim]`, in no
+            order.
+        """
+        return {name: table.export() for name, table in self._collection.items()}
+
+    def _rows_are_kept(self) -> bool:
+        return all(table.storage is not None for table in self._collection.values())
+
+    def save_own_variables(self, store: Any) -> None:
+        """Adds the rows to what Keras saves; those in a storage are flushed, and stay there."""
+        super().save_own_variables(store)
+        for saved in self._saved_rows().values():
+            saved.save(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Takes the rows out of what Keras saved, unless they lie in a storage."""
+        check_rebuilt()
+        saved = self._saved_rows()
+        rows = {name: each.read(store) for name, each in saved.items()}
+        of_tables = set().union(*(each.names for each in saved.values()))
+        super().load_own_variables({name: store[name] for name in set(store.keys()) - of_tables})
+        for name, contents in rows.items():
+            if contents is not None:
+                self._collection[name].restore(contents)
+
+    def _saved_rows(self) -> dict[str, SavedRows]:
+        return {
+            name: SavedRows(self.name, table, f"table_{number}_", f"table_{number}_storage_rows")
+            for number, (name, table) in enumerate(self._collection.items())
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Makes the layer that a `get_config` came from; raises what the constructor raises."""
+        config = dict(config)
+        config["feature_configs"] = keras.saving.deserialize_keras_object(config["feature_configs"])
+        with plain_errors():
+            return super().from_config(config)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor, with the seeds that were chosen."""
+        tables = self._collection.seeded
+        seeded = tree.map_structure(
+            lambda feature: replace(feature, table=tables[feature.table.name]), self._configs
+        )
+        return {
+            **super().get_config(),
+            "feature_configs": keras.saving.serialize_keras_object(seeded),
+            "output": self.output_form,
+        }
+
+
+def _with_plain_dicts(nest: Any) -> Any:
+    """A nest whose dicts `keras.tree` goes through by their sorted keys, as those of a file."""
+    if isinstance(nest, Mapping):
+        for key in nest:
+            if not isinstance(key, str):  # a file would have a string in its place
+                raise ValueError(
+                    "Expected the keys of dicts in feature_configs to be strings. Received: "
+                    f"{key!r} (of type {type(key).__name__})."
+                )
+        return {key: _with_plain_dicts(part) for key, part in nest.items()}
+    if isinstance(nest, list) or type(nest) is tuple:
+        return type(nest)(map(_with_plain_dicts, nest))
+    return nest
+
+
+def _shaped(vectors: tf.Tensor, given: FeatureInput) -> Any:
+    """Vectors `[bags, dim]` in the shape of a feature's output."""
+    if given.ragged is not None:
+        return given.ragged.with_values(vectors)
+    dim = vectors.shape[-1]
+    if given.shape.rank == 1:
+        vectors.set_shape([given.shape[0], dim])
+        return vectors
+    shaped = tf.reshape(vectors, tf.concat([tf.shape(given.keys), [dim]], 0))
+    shaped.set_shape([*given.shape, dim])
+    return shaped
+
+
+def _leaves(
+    configs: Any, given: Any, what: str, path: tuple[Any, ...], *, may_lack: bool = False
+) -> Any:
+    """Yields what a nest has for each config, in the order of `keras.tree`.
+
+    Args:
+        configs: The nest of configs, or a part of it.
+        given: What lies there.
+        what: How the message begins.
+        path: To the part.
+        may_lack: Whether `None`, or nothing in a dict, stands for a part.
+
+    Raises:
+        ValueError: For a nest that differs from that of the configs.
+    """
+    if isinstance(configs, FeatureConfig):
+        if given is None and not may_lack:
+            raise ValueError(f"{what} of the feature '{configs.name}'. Received: None.")
+        yield given
+        return
+    if given is None and may_lack:
+        given = dict.fromkeys(configs) if isinstance(configs, Mapping) else [None] * len(configs)
+    place = "".join(f"[{key!r}]" for key in path) or "as a whole"
+    if isinstance(configs, Mapping):
+        if not isinstance(given, Mapping):
+            raise ValueError(
+                f"{what} in a dict with {_names(configs)} ({place}). Received: "
+                f"{type(given).__name__}."
+            )
+        unknown = [key for key in given if key not in configs]
+        lacking = [key for key in configs if key not in given and not may_lack]
+        if unknown or lacking:
+            raise ValueError(
+                f"{what} with the keys {_names(configs)} ({place}). Received: {_names(given)}."
+            )
+        # keras.tree goes through a dict by its sorted keys.
+        for key in sorted(configs):
+            yield from _leaves(configs[key], given.get(key), what, (*path, key), may_lack=may_lack)
+        return
+    if not isinstance(given, (list, tuple)) or len(given) != len(configs):
+        count = len(given) if isinstance(given, (list, tuple)) else type(given).__name__
+        raise ValueError(f"{what} in a list of {len(configs)} ({place}). Received: {count}.")
+    for key, part in enumerate(configs):
+        yield from _leaves(part, given[key], what, (*path, key), may_lack=may_lack)
+
+
+def _names(keys: Any) -> str:
+    return ", ".join(map(repr, keys)) or "none"

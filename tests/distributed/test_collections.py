@@ -1,0 +1,90 @@
+"""Collections of tables over workers: n workers are like one, and fail together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sharded.results import Results, assert_equal_tables, assert_equal_weights
+
+from sok_embed.owners import mixed_owners, salt_of
+
+TABLES = ("users", "items", "places")
+
+
+@pytest.mark.parametrize("scenario", ["collection_sgd", "collection_adam", "collection_eager"])
+def test_workers_train_like_one_though_some_have_an_empty_batch(
+    one: Results, many: Results, scenario: str
+) -> None:
+    # SGD shows a wrong factor, which Adam hides; the tolerance is that of float32 sums in another
+    # order.
+    for results in (one, many):
+        keys, updates = results.table(scenario, "users", "updates")
+        assert keys[-1] == 19  # of the unused feature alone
+        assert updates[-1] == 0 and (updates[:-1] > 0).all()
+        assert all(worker["frozen.steps"] == 0 for worker in results.of(scenario))
+        assert all(worker["frozen.keys"].size == 0 for worker in results.of(scenario))
+    assert_equal_tables(one, many, scenario, "items", "places")
+    assert_equal_tables(one, many, scenario, "users", all_trained=False)
+    assert_equal_weights(one, many, scenario)
+
+
+def test_fit_trains_workers_like_one_with_gradients_clipped_by_the_norm_of_all(
+    one: Results, many: Results
+) -> None:
+    assert_equal_tables(one, many, "collection_fit", "a", "b")
+    assert_equal_weights(one, many, "collection_fit")
+
+
+def test_every_worker_finds_the_vectors_of_one(one: Results, many: Results) -> None:
+    (alone,) = one.of("collection_rows")
+    outputs = [name for name in alone if name.startswith("output.")]
+    assert len(outputs) == 6
+    for worker in many.of("collection_rows"):
+        for name in outputs:
+            # Sums of a bag's rows are in the same order.
+            np.testing.assert_array_equal(worker[name], alone[name])
+
+
+def test_rows_lie_where_the_owners_of_their_keys_say(many: Results) -> None:
+    for rank, worker in enumerate(many.of("collection_rows")):
+        for name in TABLES:
+            keys = worker[f"{name}.keys"]
+            assert keys.size
+            owners = mixed_owners(keys, salt_of(name), many.workers)
+            np.testing.assert_array_equal(owners, rank)
+
+
+def test_a_bad_key_on_one_worker_raises_the_same_error_on_all_and_the_next_step_runs(
+    one: Results, many: Results
+) -> None:
+    said = "feature 'user': expected keys of table 'users' in [0, 20), got key 20"
+    (alone,) = one.of("collection_bad_key")
+    assert alone["type"] == "InvalidArgumentError" and said in str(alone["text"])
+    for worker in many.of("collection_bad_key"):
+        for text in (str(worker["text"]), str(worker["eager"])):
+            assert f"worker {many.workers - 1}: {said}" in text
+        assert worker["type"] == "InternalError"
+        np.testing.assert_array_equal(worker["again"], alone["again"])
+
+
+def test_another_configuration_on_one_worker_raises_on_all(one: Results, many: Results) -> None:
+    (alone,) = one.of("collection_of_another_configuration")
+    assert alone["type"] == "nothing"
+    for worker in many.of("collection_of_another_configuration"):
+        assert worker["type"] == "FailedPreconditionError"
+        assert "expected the same tables and features on all workers" in str(worker["text"])
+        assert f"on worker {many.workers - 1} than on worker 0" in str(worker["text"])
+
+
+def test_a_full_table_raises_on_all_workers(one: Results, many: Results) -> None:
+    (alone,) = one.of("collection_that_is_full")
+    assert alone["type"] == "ResourceExhaustedError"
+    for worker in many.of("collection_that_is_full"):
+        assert worker["type"] == "InternalError"
+        assert "table 't'" in str(worker["text"])
+
+
+def test_a_checkpoint_of_each_worker_brings_its_rows_and_steps_back(many: Results) -> None:
+    for worker in many.of("collection_checkpoint"):
+        assert worker["rows"] > 0
+        assert worker["same"], "rows, slots or steps differ after the restore"

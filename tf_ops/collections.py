@@ -1,0 +1,330 @@
+"""Ops on tables that are looked up and trained together: one lookup, one deposit, one commit.
+
+A step goes `collection_request` -> (keys to their owners) -> `collection_serve` -> (rows back) ->
+`collection_pool` -> `collection_output`. With one worker nothing travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from sok_embed.tf_ops.native import number_in_graph, ops
+from sok_embed.tf_ops.tables import deposit, has_marks
+
+_NOTHING = np.zeros([0], np.float32)
+
+# What a bag of a feature is: a key; what lies behind a place of the keys' first dimension; what row
+# splits say.
+BAG_A_KEY, BAG_A_ROW, BAG_BY_SPLITS = range(3)
+
+COMBINERS = ("sum", "mean", "sqrtn", "max")
+
+
+@dataclass(frozen=True)
+class CollectionPlan:
+    """What all calls of a collection have in common.
+
+    Attributes:
+        table_names: Of each table, for messages.
+        dims: The length of a row of each.
+        salts: int64, of each; they tell equal keys of two tables apart when owners are chosen.
+        key_limits: Keys of a table are below it; 0: any key.
+        feature_names: Of each feature, for messages.
+        feature_tables: The number of the table that each looks its keys up in.
+        workers: How many share the rows.
+        fingerprint: int64 of the configuration, which must be the same on every worker.
+    """
+
+    table_names: tuple[str, ...]
+    dims: tuple[int, ...]
+    salts: tuple[int, ...]
+    key_limits: tuple[int, ...]
+    feature_names: tuple[str, ...]
+    feature_tables: tuple[int, ...]
+    workers: int
+    fingerprint: int
+
+    @property
+    def feature_dims(self) -> tuple[int, ...]:
+        """The length of a vector of each feature."""
+        return tuple(self.dims[table] for table in self.feature_tables)
+
+
+class CollectionTables(NamedTuple):
+    """Handles that ops take.
+
+    Attributes:
+        queue: Where gradients wait: of `anonymous_collection_queue`.
+        tables: Of each table.
+    """
+
+    queue: tf.Tensor
+    tables: Sequence[tf.Tensor]
+
+
+def anonymous_collection_queue(name: str) -> tf.Tensor:
+    """Makes a place for the gradients of a collection, which goes with its last handle."""
+    return ops.sok_embed_anonymous_collection_queue(collection_name=name)
+
+
+class CollectionRequest(NamedTuple):
+    """What a worker asks the others for.
+
+    Attributes:
+        message: int64 `[words]`, a segment for each worker.
+        splits: int32 `[workers]`, words of each segment.
+        asked: A scalar variant for `collection_pool`, of this process alone.
+    """
+
+    message: tf.Tensor
+    splits: tf.Tensor
+    asked: tf.Tensor
+
+
+def collection_request(
+    plan: CollectionPlan,
+    keys: Sequence[tf.Tensor],
+    bags: Sequence[int],
+    splits: Sequence[tf.Tensor],
+) -> CollectionRequest:
+    """Finds the distinct keys of each table over all features that share it.
+
+    Args:
+        plan: Of the collection.
+        keys: Of each feature, int32, int64 or uint64 of any shape.
+        bags: What a bag of each feature is: `BAG_A_KEY`, `BAG_A_ROW` or `BAG_BY_SPLITS`.
+        splits: int64 row splits, of the features with `BAG_BY_SPLITS`, in their order.
+
+    Raises:
+        tf.errors.InvalidArgumentError: For a key that is not below the limit of its table, and for
+            splits that do not fit the keys. With several workers `collection_serve` raises it, on
+            all of them.
+    """
+    return CollectionRequest(
+        *ops.sok_embed_collection_request(
+            keys=list(keys),
+            splits=list(splits),
+            bags=list(bags),
+            feature_names=list(plan.feature_names),
+            feature_tables=list(plan.feature_tables),
+            table_names=list(plan.table_names),
+            dims=list(plan.dims),
+            salts=list(plan.salts),
+            key_limits=list(plan.key_limits),
+            workers=plan.workers,
+            fingerprint=plan.fingerprint,
+        )
+    )
+
+
+class CollectionRows(NamedTuple):
+    """Rows that workers have asked for.
+
+    Attributes:
+        message: float32 `[floats]`, a segment for each worker, in the order in which it asked.
+        splits: int32 `[workers]`, floats of each segment.
+    """
+
+    message: tf.Tensor
+    splits: tf.Tensor
+
+
+def collection_serve(
+    collection: CollectionTables,
+    message: tf.Tensor,
+    splits: tf.Tensor,
+    make_rows: bool,
+    trainable: Sequence[bool],
+    anchor: tf.Tensor | None,
+) -> CollectionRows:
+    """Reads the rows that all workers have asked this one for.
+
+    The gradient of the rows goes to `anchor`, and deposits itself on its way, as that of `lookup`.
+
+    Args:
+        collection: Handles.
+        message: int64, segments of `collection_request` from every worker.
+        splits: int32 `[workers]`, words of each.
+        make_rows: Whether a key without a row gets one.
+        trainable: Of each table. Others make no rows, and drop gradients.
+        anchor: float32, a vector of `ANCHOR_SIZE` or a scalar. `None`: there is no gradient.
+
+    Raises:
+        tf.errors.InternalError: If a worker could not make its request, with what it said.
+        tf.errors.FailedPreconditionError: If workers have different plans.
+        tf.errors.ResourceExhaustedError: If a table is full. With several workers
+            `collection_pool` raises an `InternalError` with that text, on those that asked.
+    """
+    rows, row_splits, _ = ops.sok_embed_collection_serve(
+        queue=collection.queue,
+        tables=list(collection.tables),
+        message=message,
+        message_splits=splits,
+        anchor=0.0 if anchor is None else anchor,
+        make_rows=make_rows,
+        trainable=list(trainable),
+        number=number_in_graph(),
+    )
+    return CollectionRows(rows, row_splits)
+
+
+@tf.RegisterGradient("SokEmbed>CollectionServe")
+def _serve_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> list[tf.Tensor | None]:
+    anchor_gradient = deposit(op.outputs[2], upstream, marks=has_marks(op.inputs[-1]))
+    return [None] * (len(op.inputs) - 1) + [anchor_gradient]
+
+
+def collection_pool(
+    plan: CollectionPlan,
+    rows: tf.Tensor,
+    asked: tf.Tensor,
+    combiners: Sequence[str],
+    weights: Sequence[tf.Tensor | None],
+    *,
+    concat: bool = False,
+    dtype: tf.DType = tf.float32,
+) -> list[tf.Tensor]:
+    """Makes a vector of each bag. Differentiable in `rows` and `weights`.
+
+    With x the rows of a bag's keys and w their weights, 1 without any: `"sum"` is sum(w x),
+    `"mean"` is sum(w x) / sum(w), `"sqrtn"` is sum(w x) / sqrt(sum(w ** 2)), and `"max"` is the
+    greatest of x, place by place, whose gradient goes to the first row that has it. A bag without
+    keys, or with a divisor of 0, is zeros.
+
+    Args:
+        plan: Of the collection.
+        rows: float32, what has come back from every worker.
+        asked: Of the request.
+        combiners: Of each feature.
+        weights: float32 of each feature, one a key; `None`: there are none.
+        concat: Whether all vectors of an example are one, in the order of the features.
+        dtype: `tf.float32` or `tf.bfloat16`.
+
+    Returns:
+        `[bags, dim]` for each feature; with `concat` one, of `[bags, sum of dims]`. A feature whose
+        output nobody uses leaves no gradient.
+
+    Raises:
+        tf.errors.InvalidArgumentError: For weights of another number than keys; with `concat`, for
+            features with different numbers of bags.
+        tf.errors.InternalError: If a worker could not read the rows, with what it said.
+    """
+    weighted = [number for number, given in enumerate(weights) if given is not None]
+    vectors = ops.sok_embed_collection_pool(
+        rows=rows,
+        asked=asked,
+        weights=[weights[number] for number in weighted],
+        weighted=weighted,
+        combiners=[COMBINERS.index(combiner) for combiner in combiners],
+        concat=concat,
+        dtype=dtype,
+    )
+    widths = [sum(plan.feature_dims)] if concat else plan.feature_dims
+    return [
+        ops.sok_embed_collection_output(vectors=vectors, dtype=dtype, index=index, width=width)
+        for index, width in enumerate(widths)
+    ]
+
+
+@tf.RegisterGradient("SokEmbed>CollectionOutput")
+def _output_gradient(op: Any, upstream: tf.Tensor) -> tf.Tensor:
+    return ops.sok_embed_collection_output_gradient(
+        gradient=upstream, vectors=op.inputs[0], index=op.get_attr("index")
+    )
+
+
+@tf.RegisterGradient("SokEmbed>CollectionPool")
+def _pool_gradient(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
+    rows, asked, *weights = op.inputs
+    of_rows, of_weights = ops.sok_embed_collection_pool_gradient(
+        gradients=upstream,
+        rows=rows,
+        asked=asked,
+        weights=weights,
+        weighted=op.get_attr("weighted"),
+        combiners=op.get_attr("combiners"),
+        concat=op.get_attr("concat"),
+        dtype=op.get_attr("dtype"),
+    )
+    return [of_rows, None, *of_weights]
+
+
+@dataclass(frozen=True)
+class RuleStep:
+    """What `collection_commit` is told of one rule.
+
+    Attributes:
+        rule: The name of a row optimizer.
+        hyper_names: Of the parameters that differ from the rule's defaults.
+        hypers: Their values, float64 of `[len(hyper_names)]`.
+        step: int64 scalar, as `commit` has it.
+        optimizer: As `commit` has it.
+        clip_value: As `commit` has it.
+    """
+
+    rule: str
+    hyper_names: Sequence[str]
+    hypers: tf.Tensor
+    step: tf.Tensor | int
+    optimizer: int
+    clip_value: float
+
+
+def collection_commit(
+    collection: CollectionTables,
+    anchor: tf.Tensor,
+    steps: Sequence[RuleStep],
+    table_rules: Sequence[int],
+    scale: tf.Tensor | float = 1.0,
+    redeemed: tf.Tensor | None = None,
+    first_step: int = 1,
+    plain: bool = True,
+    clipped_to: float = 0.0,
+) -> tf.Tensor:
+    """Applies the redeemed gradients of all tables, each by its own rule, once.
+
+    Args:
+        collection: Handles.
+        anchor: A float32 that was computed after the deposits.
+        steps: The rules.
+        table_rules: Which of them each table is trained by; -1: by none.
+        scale: As `commit` has it, like the rest.
+        redeemed: Likewise.
+        first_step: Likewise.
+        plain: Likewise.
+        clipped_to: Likewise.
+
+    Returns:
+        Zeros of the shape of `anchor`.
+    """
+    return ops.sok_embed_collection_commit(
+        queue=collection.queue,
+        tables=list(collection.tables),
+        anchor=anchor,
+        hypers=tf.concat([step.hypers for step in steps], 0),
+        steps=tf.stack([tf.cast(step.step, tf.int64) for step in steps]),
+        scale=tf.cast(scale, tf.float32),
+        redeemed=_NOTHING if redeemed is None else redeemed,
+        table_rules=list(table_rules),
+        rules=[step.rule for step in steps],
+        hyper_names=[name for step in steps for name in step.hyper_names],
+        hyper_counts=[len(step.hyper_names) for step in steps],
+        optimizers=[step.optimizer for step in steps],
+        clip_values=[step.clip_value for step in steps],
+        first_step=first_step,
+        redeems=redeemed is not None,
+        plain=plain,
+        clipped_to=clipped_to,
+    )
+
+
+def drop_collection_deposits(collection: CollectionTables) -> tf.Tensor:
+    """Forgets the deposited gradients. Returns how many there were, an int64 scalar."""
+    return ops.sok_embed_drop_collection_deposits(
+        queue=collection.queue, tables=list(collection.tables)
+    )

@@ -1,0 +1,87 @@
+// SokEmbed>AnonymousCollectionQueue makes a place where gradients of many tables wait for one
+// commit.
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "kernels/collection_resource.h"
+#include "kernels/guarded_kernel.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+
+namespace tf = tensorflow;
+
+absl::Status GetCollection(tf::OpKernelContext* ctx, OpenCollection* collection) {
+  TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(0), "queue"));
+  tf::core::RefCountPtr<CollectionQueueResource> queue;
+  TF_RETURN_IF_ERROR(tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), &queue));
+  tf::OpInputList handles;
+  TF_RETURN_IF_ERROR(ctx->input_list("tables", &handles));
+  std::vector<TableCollection::Member> members;
+  members.reserve(handles.size());
+  for (const tf::Tensor& handle : handles) {
+    TF_RETURN_IF_ERROR(ExpectScalar(handle, "a table"));
+    tf::core::RefCountPtr<TableResource> table;
+    TF_RETURN_IF_ERROR(tf::LookupResource(ctx, handle.scalar<tf::ResourceHandle>()(), &table));
+    members.push_back({table->name(), table->table(), table->stored()});
+  }
+  collection->name = queue->name();
+  collection->tables = std::make_shared<TableCollection>(std::move(members), queue->queue());
+  return absl::OkStatus();
+}
+
+REGISTER_OP("SokEmbed>AnonymousCollectionQueue")
+    .Output("queue: resource")
+    .Attr("collection_name: string = ''")
+    .SetIsStateful()
+    .SetShapeFn(tf::shape_inference::ScalarShape);
+
+class AnonymousCollectionQueueOp : public tf::OpKernel {
+ public:
+  explicit AnonymousCollectionQueueOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("collection_name", &name_));
+  }
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    tf::Tensor handle;
+    tf::AllocatorAttributes attributes;
+    attributes.set_on_host(true);
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tf::DT_RESOURCE, {}, &handle, attributes));
+    handle.scalar<tf::ResourceHandle>()() = tf::ResourceHandle::MakeRefCountingHandle(
+        new CollectionQueueResource(name_), ctx->device()->name());
+    ctx->set_output(0, handle);
+  }
+
+ private:
+  std::string name_;
+};
+
+SOK_REGISTER_KERNEL("AnonymousCollectionQueue", AnonymousCollectionQueueOp);
+
+REGISTER_OP("SokEmbed>DropCollectionDeposits")
+    .Input("queue: resource")
+    .Input("tables: num_tables * resource")
+    .Output("dropped: int64")
+    .Attr("num_tables: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(tf::shape_inference::ScalarShape);
+
+class DropCollectionDepositsOp : public tf::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    OpenCollection collection;
+    OP_REQUIRES_OK(ctx, GetCollection(ctx, &collection));
+    tf::Tensor* dropped = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &dropped));
+    dropped->scalar<int64_t>()() = static_cast<int64_t>(collection.tables->DropDeposits());
+  }
+};
+
+SOK_REGISTER_KERNEL("DropCollectionDeposits", DropCollectionDepositsOp);
+
+}  // namespace sok

@@ -1,0 +1,391 @@
+// SokEmbed>CollectionPool makes vectors of the rows that have come, SokEmbed>CollectionOutput takes
+// those of one feature, and the gradients of both go back. A feature whose output nobody uses has
+// no gradient at all, where an op with many outputs would be given zeros.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/bfloat16.h"
+#include "core/collection/messages.h"
+#include "core/collection/pooling.h"
+#include "kernels/collection_resource.h"
+#include "kernels/guarded_kernel.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/variant_op_registry.h"
+
+namespace sok {
+
+namespace tf = tensorflow;
+using tf::shape_inference::InferenceContext;
+
+namespace {
+
+// What both directions have in common: the request, the rows by table, how features are pooled, and
+// where their vectors lie in tensors.
+class PoolKernel : public tf::OpKernel {
+ public:
+  explicit PoolKernel(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    std::vector<int64_t> combiners;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("combiners", &combiners));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("weighted", &weighted_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("concat", &concat_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &dtype_));
+    for (int64_t combiner : combiners) {
+      OP_REQUIRES(ctx, combiner >= 0 && combiner <= static_cast<int64_t>(Combiner::kMax),
+                  absl::InvalidArgumentError("expected a combiner in [0, 3], got " +
+                                             std::to_string(combiner)));
+      combiners_.push_back(static_cast<Combiner>(combiner));
+    }
+    for (int64_t feature : weighted_) {
+      OP_REQUIRES(ctx,
+                  feature >= 0 && feature < static_cast<int64_t>(combiners_.size()) &&
+                      combiners_[feature] != Combiner::kMax,
+                  absl::InvalidArgumentError(
+                      "expected weights of features that are not pooled by max, got some for "
+                      "feature " +
+                      std::to_string(feature)));
+    }
+  }
+
+ protected:
+  struct Batch {
+    const CollectionRequest* request = nullptr;
+    std::vector<Pooling> poolings;
+    RowSegments segments{{}, {}};
+    std::vector<float> copy;
+    const float* rows = nullptr;  // by table
+    size_t bags = 0;              // of every feature, with concat
+    size_t width = 0;             // of a vector of all features, with concat
+  };
+
+  // `first` is the input with the rows; the request and the weights follow.
+  absl::Status Read(tf::OpKernelContext* ctx, int first, Batch* batch) const {
+    const AskedVariant* asked = nullptr;
+    TF_RETURN_IF_ERROR(GetVariant(ctx, first + 1, "asked", &asked));
+    if (asked->request == nullptr || asked->request->plan().features.size() != combiners_.size()) {
+      return absl::InvalidArgumentError("expected the request of these features, got another");
+    }
+    batch->request = asked->request.get();
+    batch->segments = SegmentsOf(*batch->request);
+    const tf::Tensor& rows = ctx->input(first);
+    if (static_cast<size_t>(rows.NumElements()) != batch->segments.floats()) {
+      return absl::InvalidArgumentError("expected " + std::to_string(batch->segments.floats()) +
+                                        " floats of rows, got shape " + rows.shape().DebugString());
+    }
+    const float* message = rows.flat<float>().data();
+    TF_RETURN_IF_ERROR(ToAbsl(ReadHeaders(batch->segments, message)));
+    batch->rows = batch->segments.ByTable(message, &batch->copy, IntraOpPool(ctx));
+    for (Combiner combiner : combiners_) batch->poolings.push_back({combiner, nullptr});
+    for (size_t i = 0; i < weighted_.size(); ++i) {
+      const tf::Tensor& weights = ctx->input(first + 2 + static_cast<int>(i));
+      const auto feature = static_cast<size_t>(weighted_[i]);
+      const size_t n = batch->request->feature(feature).n;
+      if (static_cast<size_t>(weights.NumElements()) != n) {
+        return absl::InvalidArgumentError("feature '" + batch->request->plan().features[feature] +
+                                          "': expected one weight a key, of which there are " +
+                                          std::to_string(n) + ", got shape " +
+                                          weights.shape().DebugString());
+      }
+      batch->poolings[feature].weights = weights.flat<float>().data();
+    }
+    return concat_ ? ReadWidths(batch) : absl::OkStatus();
+  }
+
+  int64_t DimOf(const Batch& batch, size_t feature) const {
+    const CollectionPlan& plan = batch.request->plan();
+    return plan.tables[plan.feature_tables[feature]].dim;
+  }
+
+  // Calls fn(feature, output, offset, stride) for the place of each feature's vectors.
+  template <typename Fn>
+  void ForEachPlace(const Batch& batch, const Fn& fn) const {
+    size_t offset = 0;
+    for (size_t feature = 0; feature < combiners_.size(); ++feature) {
+      const auto dim = static_cast<size_t>(DimOf(batch, feature));
+      if (concat_) {
+        fn(feature, 0, offset, batch.width);
+        offset += dim;
+      } else {
+        fn(feature, feature, 0, dim);
+      }
+    }
+  }
+
+  std::vector<Combiner> combiners_;
+  std::vector<int64_t> weighted_;
+  bool concat_;
+  tf::DataType dtype_;
+
+ private:
+  absl::Status ReadWidths(Batch* batch) const {
+    batch->bags = batch->request->feature(0).bags;
+    for (size_t feature = 0; feature < combiners_.size(); ++feature) {
+      batch->width += static_cast<size_t>(DimOf(*batch, feature));
+      const size_t bags = batch->request->feature(feature).bags;
+      if (bags != batch->bags) {
+        return absl::InvalidArgumentError(
+            "expected as many examples of every feature, got " + std::to_string(batch->bags) +
+            " of feature '" + batch->request->plan().features[0] + "' and " + std::to_string(bags) +
+            " of feature '" + batch->request->plan().features[feature] + "'");
+      }
+    }
+    return absl::OkStatus();
+  }
+};
+
+}  // namespace
+
+#define SOK_POOL_SIGNATURE                   \
+  Input("rows: float")                       \
+      .Input("asked: variant")               \
+      .Input("weights: num_weights * float") \
+      .Attr("num_weights: int >= 0")         \
+      .Attr("weighted: list(int)")           \
+      .Attr("combiners: list(int)")          \
+      .Attr("concat: bool")                  \
+      .Attr("dtype: {float, bfloat16}")
+
+REGISTER_OP("SokEmbed>CollectionPool")
+    .SOK_POOL_SIGNATURE.Output("vectors: variant")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class CollectionPoolOp : public PoolKernel {
+ public:
+  using PoolKernel::PoolKernel;
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    Batch batch;
+    OP_REQUIRES_OK(ctx, Read(ctx, 0, &batch));
+    VectorsVariant vectors;
+    if (concat_) {
+      OP_REQUIRES_OK(ctx, Allocate(ctx, batch.bags, batch.width, &vectors));
+    } else {
+      for (size_t feature = 0; feature < combiners_.size(); ++feature) {
+        OP_REQUIRES_OK(ctx, Allocate(ctx, batch.request->feature(feature).bags,
+                                     static_cast<size_t>(DimOf(batch, feature)), &vectors));
+      }
+    }
+    if (dtype_ == tf::DT_FLOAT) {
+      PoolInto<float>(ctx, batch, &vectors);
+    } else {
+      PoolInto<BFloat16>(ctx, batch, &vectors);
+    }
+    OP_REQUIRES_OK(ctx, PutVariant(ctx, 0, std::move(vectors)));
+  }
+
+ private:
+  absl::Status Allocate(tf::OpKernelContext* ctx, size_t bags, size_t width,
+                        VectorsVariant* vectors) const {
+    vectors->outputs.emplace_back();
+    return ctx->allocate_temp(dtype_, {static_cast<int64_t>(bags), static_cast<int64_t>(width)},
+                              &vectors->outputs.back());
+  }
+
+  template <typename T>
+  void PoolInto(tf::OpKernelContext* ctx, const Batch& batch, VectorsVariant* vectors) const {
+    std::vector<BagVectors<T>> out;
+    ForEachPlace(batch, [&](size_t, size_t output, size_t offset, size_t stride) {
+      out.push_back({static_cast<T*>(vectors->outputs[output].data()) + offset, stride});
+    });
+    Pool(*batch.request, batch.poolings, batch.rows, out, IntraOpPool(ctx));
+  }
+};
+
+SOK_REGISTER_KERNEL("CollectionPool", CollectionPoolOp);
+
+REGISTER_OP("SokEmbed>CollectionOutput")
+    .Input("vectors: variant")
+    .Output("output: dtype")
+    .Attr("dtype: {float, bfloat16}")
+    .Attr("index: int >= 0")
+    .Attr("width: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t width;
+      TF_RETURN_IF_ERROR(c->GetAttr("width", &width));
+      c->set_output(0, c->Matrix(c->UnknownDim(), width));
+      return absl::OkStatus();
+    });
+
+class CollectionOutputOp : public tf::OpKernel {
+ public:
+  explicit CollectionOutputOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("index", &index_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &dtype_));
+  }
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    const VectorsVariant* vectors = nullptr;
+    OP_REQUIRES_OK(ctx, GetVariant(ctx, 0, "vectors", &vectors));
+    OP_REQUIRES(ctx,
+                index_ < static_cast<int64_t>(vectors->outputs.size()) &&
+                    vectors->outputs[index_].dtype() == dtype_,
+                absl::InvalidArgumentError("expected vectors of the output, got others"));
+    ctx->set_output(0, vectors->outputs[index_]);
+  }
+
+ private:
+  int64_t index_;
+  tf::DataType dtype_;
+};
+
+SOK_REGISTER_KERNEL("CollectionOutput", CollectionOutputOp);
+
+// The vectors are there so that TensorFlow makes no constant of it where the gradient is one.
+REGISTER_OP("SokEmbed>CollectionOutputGradient")
+    .Input("gradient: dtype")
+    .Input("vectors: variant")
+    .Output("gradients: variant")
+    .Attr("dtype: {float, bfloat16}")
+    .Attr("index: int >= 0")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class CollectionOutputGradientOp : public tf::OpKernel {
+ public:
+  explicit CollectionOutputGradientOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("index", &index_));
+  }
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    const VectorsVariant* vectors = nullptr;
+    OP_REQUIRES_OK(ctx, GetVariant(ctx, 1, "vectors", &vectors));
+    OP_REQUIRES(ctx, index_ < static_cast<int64_t>(vectors->outputs.size()),
+                absl::InvalidArgumentError("expected the number of an output, got another"));
+    VectorsVariant gradients;
+    gradients.outputs.resize(vectors->outputs.size(), tf::Tensor(tf::DT_INVALID));
+    gradients.outputs[static_cast<size_t>(index_)] = ctx->input(0);
+    OP_REQUIRES_OK(ctx, PutVariant(ctx, 0, std::move(gradients)));
+  }
+
+ private:
+  int64_t index_;
+};
+
+SOK_REGISTER_KERNEL("CollectionOutputGradient", CollectionOutputGradientOp);
+
+REGISTER_OP("SokEmbed>CollectionPoolGradient")
+    .Input("gradients: variant")
+    .SOK_POOL_SIGNATURE.Output("row_gradients: float")
+    .Output("weight_gradients: num_weights * float")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(1));
+      for (int i = 1; i < c->num_outputs(); ++i) c->set_output(i, c->input(2 + i));
+      return absl::OkStatus();
+    });
+
+class CollectionPoolGradientOp : public PoolKernel {
+ public:
+  using PoolKernel::PoolKernel;
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    Batch batch;
+    OP_REQUIRES_OK(ctx, Read(ctx, 1, &batch));
+    const VectorsVariant* gradients = nullptr;
+    OP_REQUIRES_OK(ctx, GetVariant(ctx, 0, "gradients", &gradients));
+    tf::Tensor* rows = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, ctx->input(1).shape(), &rows));
+    std::vector<float*> of_weights(combiners_.size(), nullptr);
+    for (size_t i = 0; i < weighted_.size(); ++i) {
+      tf::Tensor* weights = nullptr;
+      const int input = 3 + static_cast<int>(i);
+      OP_REQUIRES_OK(
+          ctx, ctx->allocate_output(static_cast<int>(i) + 1, ctx->input(input).shape(), &weights));
+      of_weights[static_cast<size_t>(weighted_[i])] = weights->flat<float>().data();
+    }
+    float* const message = rows->flat<float>().data();
+    WriteHeaders(batch.segments, Status(), message);
+    std::vector<float> copy;
+    float* const by_table = batch.segments.ByTable(message, &copy);
+    if (dtype_ == tf::DT_FLOAT) {
+      OP_REQUIRES_OK(ctx, Differentiate<float>(ctx, batch, *gradients, by_table, of_weights));
+    } else {
+      OP_REQUIRES_OK(ctx, Differentiate<BFloat16>(ctx, batch, *gradients, by_table, of_weights));
+    }
+    batch.segments.FromTables(by_table, message, IntraOpPool(ctx));
+  }
+
+ private:
+  template <typename T>
+  absl::Status Differentiate(tf::OpKernelContext* ctx, const Batch& batch,
+                             const VectorsVariant& gradients, float* rows,
+                             const std::vector<float*>& of_weights) const {
+    std::vector<BagVectors<const T>> upstream(combiners_.size());
+    absl::Status status = absl::OkStatus();
+    ForEachPlace(batch, [&](size_t feature, size_t output, size_t offset, size_t stride) {
+      if (output >= gradients.outputs.size()) return;  // zeros of an eager tape
+      const tf::Tensor& of_output = gradients.outputs[output];
+      if (of_output.dtype() == tf::DT_INVALID) return;
+      const auto bags = static_cast<int64_t>(batch.request->feature(feature).bags);
+      if (of_output.dtype() != dtype_ ||
+          of_output.shape() != tf::TensorShape({bags, static_cast<int64_t>(stride)})) {
+        status = absl::InvalidArgumentError(
+            "expected a gradient of the shape of the output, got shape " +
+            of_output.shape().DebugString() + " for feature '" +
+            batch.request->plan().features[feature] + "'");
+        return;
+      }
+      upstream[feature] = {static_cast<const T*>(of_output.data()) + offset, stride};
+    });
+    TF_RETURN_IF_ERROR(status);
+    PoolGradient(*batch.request, batch.poolings, batch.rows, upstream, rows, of_weights,
+                 IntraOpPool(ctx));
+    return absl::OkStatus();
+  }
+};
+
+SOK_REGISTER_KERNEL("CollectionPoolGradient", CollectionPoolGradientOp);
+
+namespace {
+
+template <typename T>
+void AddTo(const tf::Tensor& a, const tf::Tensor& b, tf::Tensor* sum) {
+  const auto* left = static_cast<const T*>(a.data());
+  const auto* right = static_cast<const T*>(b.data());
+  auto* to = static_cast<T*>(sum->data());
+  for (int64_t i = 0; i < a.NumElements(); ++i) {
+    to[i] = FromFloat<T>(ToFloat(left[i]) + ToFloat(right[i]));
+  }
+}
+
+absl::Status AddVectors(tf::OpKernelContext* ctx, const VectorsVariant& a, const VectorsVariant& b,
+                        VectorsVariant* sum) {
+  *sum = a.outputs.size() < b.outputs.size() ? b : a;
+  const VectorsVariant& other = a.outputs.size() < b.outputs.size() ? a : b;
+  for (size_t i = 0; i < other.outputs.size(); ++i) {
+    const tf::Tensor added = other.outputs[i], there = sum->outputs[i];
+    if (added.dtype() == tf::DT_INVALID) continue;
+    if (there.dtype() == tf::DT_INVALID) {
+      sum->outputs[i] = added;
+      continue;
+    }
+    if (added.dtype() != there.dtype() || added.shape() != there.shape()) {
+      return absl::InvalidArgumentError("expected gradients of one output to have one shape");
+    }
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(added.dtype(), added.shape(), &sum->outputs[i]));
+    if (added.dtype() == tf::DT_FLOAT) {
+      AddTo<float>(there, added, &sum->outputs[i]);
+    } else {
+      AddTo<BFloat16>(there, added, &sum->outputs[i]);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+using tf::TypeIndex;  // the macros take this for granted
+// An eager tape makes zeros for gradients of outputs that have none: here, none at all.
+REGISTER_UNARY_VARIANT_UNARY_OP_FUNCTION(tf::ZEROS_LIKE_VARIANT_UNARY_OP, tf::DEVICE_CPU,
+                                         VectorsVariant,
+                                         [](tf::OpKernelContext*, const VectorsVariant&,
+                                            VectorsVariant*) { return absl::OkStatus(); });
+REGISTER_UNARY_VARIANT_BINARY_OP_FUNCTION(tf::ADD_VARIANT_BINARY_OP, tf::DEVICE_CPU, VectorsVariant,
+                                          AddVectors);
+
+}  // namespace sok

@@ -1,0 +1,180 @@
+// SokEmbed>CollectionRequest finds the distinct keys of each table over all features that share it,
+// and writes what this worker asks the others for.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/collection/messages.h"
+#include "kernels/collection_resource.h"
+#include "kernels/guarded_kernel.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/variant_op_registry.h"
+
+namespace sok {
+
+namespace tf = tensorflow;
+
+// bags says, for each feature, what a bag is: 0: each key is one; 1: what lies behind each place of
+// the first dimension of the keys; 2: the row splits that are next among `splits` divide the keys.
+REGISTER_OP("SokEmbed>CollectionRequest")
+    .Input("keys: Tkeys")
+    .Input("splits: num_splits * int64")
+    .Output("message: int64")
+    .Output("message_splits: int32")
+    .Output("asked: variant")
+    .Attr("Tkeys: list({int32, int64, uint64}) >= 1")
+    .Attr("num_splits: int >= 0")
+    .Attr("bags: list(int)")
+    .Attr("feature_names: list(string)")
+    .Attr("feature_tables: list(int)")
+    .Attr("table_names: list(string)")
+    .Attr("dims: list(int)")
+    .Attr("salts: list(int)")
+    .Attr("key_limits: list(int)")
+    .Attr("workers: int >= 1")
+    .Attr("fingerprint: int")
+    .SetIsStateful()  // else TensorFlow would make a constant of one for constant keys
+    .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
+      int workers;
+      TF_RETURN_IF_ERROR(c->GetAttr("workers", &workers));
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, c->Vector(workers));
+      c->set_output(2, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class CollectionRequestOp : public tf::OpKernel {
+ public:
+  explicit CollectionRequestOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    auto plan = std::make_shared<CollectionPlan>();
+    std::vector<std::string> table_names;
+    std::vector<int64_t> feature_tables, dims, salts, key_limits;
+    int64_t workers;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bags", &bags_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("feature_names", &plan->features));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("feature_tables", &feature_tables));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("table_names", &table_names));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("salts", &salts));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("key_limits", &key_limits));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("workers", &workers));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("fingerprint", &plan->fingerprint));
+    const size_t tables = table_names.size(), features = plan->features.size();
+    OP_REQUIRES(ctx,
+                dims.size() == tables && salts.size() == tables && key_limits.size() == tables &&
+                    bags_.size() == features && feature_tables.size() == features &&
+                    ctx->input_type(0) != tf::DT_INVALID && workers <= int64_t{1} << 16,
+                absl::InvalidArgumentError("expected one value a table and a feature, and at most "
+                                           "65536 workers, got others"));
+    for (size_t table = 0; table < tables; ++table) {
+      OP_REQUIRES(ctx, dims[table] >= 1 && dims[table] <= Table::kMostDim && key_limits[table] >= 0,
+                  absl::InvalidArgumentError("expected a dim of at least 1 and a limit of keys of "
+                                             "at least 0 for table '" +
+                                             table_names[table] + "', got others"));
+      plan->tables.push_back({table_names[table], static_cast<int>(dims[table]),
+                              static_cast<uint64_t>(salts[table]),
+                              static_cast<uint64_t>(key_limits[table])});
+    }
+    for (int64_t table : feature_tables) {
+      OP_REQUIRES(ctx, table >= 0 && table < static_cast<int64_t>(tables),
+                  absl::InvalidArgumentError("expected the number of a table, got " +
+                                             std::to_string(table)));
+      plan->feature_tables.push_back(static_cast<uint32_t>(table));
+    }
+    plan->workers = static_cast<uint32_t>(workers);
+    plan_ = std::move(plan);
+  }
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    std::shared_ptr<const CollectionRequest> request;
+    KeyMessage message;
+    const Status status = OrNoMemory([&] { return Ask(ctx, &request, &message); });
+    if (!status.ok()) {
+      OP_REQUIRES(ctx, plan_->workers > 1, ToAbsl(status));
+      // The others wait for this worker, and are told.
+      request = nullptr;
+      message = WriteFailure(*plan_, status);
+    }
+    tf::Tensor *words = nullptr, *splits = nullptr;
+    const auto size = static_cast<int64_t>(message.words.size());
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {size}, &words));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {plan_->workers}, &splits));
+    std::copy(message.words.begin(), message.words.end(), words->flat<int64_t>().data());
+    std::copy(message.splits.begin(), message.splits.end(), splits->flat<int32_t>().data());
+    AskedVariant asked;
+    asked.request = std::move(request);
+    OP_REQUIRES_OK(ctx, PutVariant(ctx, 2, std::move(asked)));
+  }
+
+ private:
+  Status Ask(tf::OpKernelContext* ctx, std::shared_ptr<const CollectionRequest>* request,
+             KeyMessage* message) {
+    std::vector<FeatureBags> features;
+    Status status = ReadFeatures(ctx, &features);
+    if (!status.ok()) return status;
+    auto made = CollectionRequest::Make(plan_, std::move(features), IntraOpPool(ctx));
+    if (!made.ok()) return made.status();
+    auto written = WriteKeys(*made.value());
+    if (!written.ok()) return written.status();
+    *request = std::move(made.value());
+    *message = std::move(written.value());
+    return Status();
+  }
+
+  Status ReadFeatures(tf::OpKernelContext* ctx, std::vector<FeatureBags>* features) {
+    tf::OpInputList keys, splits;
+    const absl::Status listed = [&] {
+      TF_RETURN_IF_ERROR(ctx->input_list("keys", &keys));
+      return ctx->input_list("splits", &splits);
+    }();
+    if (!listed.ok()) return InvalidArgument(std::string(listed.message()));
+    if (static_cast<size_t>(keys.size()) != bags_.size()) {
+      return InvalidArgument("expected keys of " + std::to_string(bags_.size()) +
+                             " features, got " + std::to_string(keys.size()));
+    }
+    int next_splits = 0;
+    for (int i = 0; i < keys.size(); ++i) {
+      const LookupKeys flat = KeysOf(keys[i]);
+      FeatureBags bags{flat.hold, flat.keys, flat.n, flat.n, nullptr, 1};
+      if (bags_[i] == 1) {
+        if (keys[i].dims() == 0)
+          return Refuse(i, "expected keys of one dimension or more, got one");
+        bags.bags = static_cast<size_t>(keys[i].dim_size(0));
+        bags.length = bags.bags == 0 ? 0 : flat.n / bags.bags;
+      } else if (bags_[i] == 2) {
+        if (next_splits >= splits.size() || splits[next_splits].dims() != 1 ||
+            splits[next_splits].NumElements() == 0) {
+          return Refuse(i, "expected a vector of row splits, which has at least one element");
+        }
+        const tf::Tensor& of_feature = splits[next_splits++];
+        bags.bags = static_cast<size_t>(of_feature.NumElements()) - 1;
+        bags.splits = of_feature.flat<int64_t>().data();
+        bags.hold = std::make_shared<std::pair<std::shared_ptr<const void>, tf::Tensor>>(
+            flat.hold, of_feature);
+      }
+      features->push_back(std::move(bags));
+    }
+    return Status();
+  }
+
+  Status Refuse(int feature, const std::string& what) const {
+    return InvalidArgument("feature '" + plan_->features[feature] + "': " + what);
+  }
+
+  std::vector<int64_t> bags_;
+  std::shared_ptr<const CollectionPlan> plan_;
+};
+
+SOK_REGISTER_KERNEL("CollectionRequest", CollectionRequestOp);
+
+// An eager tape makes zeros for gradients of outputs that have none. Nobody reads them.
+using tf::TypeIndex;  // the macro takes this for granted
+REGISTER_UNARY_VARIANT_UNARY_OP_FUNCTION(tf::ZEROS_LIKE_VARIANT_UNARY_OP, tf::DEVICE_CPU,
+                                         AskedVariant,
+                                         [](tf::OpKernelContext*, const AskedVariant&,
+                                            AskedVariant*) { return absl::OkStatus(); });
+
+}  // namespace sok

@@ -1,0 +1,84 @@
+// What the ops on a collection of tables hand to each other.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/collection/request.h"
+#include "core/collection/table_collection.h"
+#include "kernels/table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/variant.h"
+#include "tensorflow/core/framework/variant_encode_decode.h"
+#include "tensorflow/core/framework/variant_tensor_data.h"
+
+namespace sok {
+
+// Where the gradients of a collection wait.
+class CollectionQueueResource : public tensorflow::ResourceBase {
+ public:
+  explicit CollectionQueueResource(std::string name)
+      : name_(std::move(name)), queue_(std::make_shared<CollectionQueue>()) {}
+  std::string DebugString() const override { return "sok_embed collection '" + name_ + "'"; }
+  const std::string& name() const { return name_; }
+  const std::shared_ptr<CollectionQueue>& queue() const { return queue_; }
+
+ private:
+  std::string name_;
+  std::shared_ptr<CollectionQueue> queue_;
+};
+
+// The tables of an op's inputs, with the queue that is its input 0.
+struct OpenCollection {
+  std::string name;
+  std::shared_ptr<TableCollection> tables;
+};
+absl::Status GetCollection(tensorflow::OpKernelContext* ctx, OpenCollection* collection);
+
+// A variant tensor of an op that means nothing outside of its process.
+template <typename Derived>
+struct ProcessVariant {
+  void Encode(tensorflow::VariantTensorData*) const {}
+  bool Decode(const tensorflow::VariantTensorData&) { return false; }
+  std::string TypeName() const { return Derived::kName; }
+  std::string DebugString() const { return Derived::kName; }
+};
+
+// What a batch has asked for.
+struct AskedVariant : ProcessVariant<AskedVariant> {
+  static constexpr char kName[] = "sok_embed::Asked";
+  std::shared_ptr<const CollectionRequest>
+      request;  // null: this worker has failed, and has said so
+};
+
+// Vectors of features, or gradients of them: a tensor each, or one without a buffer.
+struct VectorsVariant : ProcessVariant<VectorsVariant> {
+  static constexpr char kName[] = "sok_embed::Vectors";
+  std::vector<tensorflow::Tensor> outputs;
+};
+
+// The variant of an input, which must be a scalar.
+template <typename Held>
+absl::Status GetVariant(tensorflow::OpKernelContext* ctx, int input, const char* what,
+                        const Held** held) {
+  TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(input), what));
+  *held = ctx->input(input).scalar<tensorflow::Variant>()().get<Held>();
+  if (*held != nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(std::string("expected ") + what +
+                                    " of an op of this process, got another variant");
+}
+
+// Puts a variant out.
+template <typename Held>
+absl::Status PutVariant(tensorflow::OpKernelContext* ctx, int output, Held held) {
+  tensorflow::Tensor* tensor = nullptr;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(output, {}, &tensor));
+  tensor->scalar<tensorflow::Variant>()() = std::move(held);
+  return absl::OkStatus();
+}
+
+}  // namespace sok

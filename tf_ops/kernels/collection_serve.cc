@@ -1,0 +1,119 @@
+// SokEmbed>CollectionServe reads the rows that all workers have asked this one for.
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/collection/messages.h"
+#include "kernels/collection_resource.h"
+#include "kernels/guarded_kernel.h"
+#include "kernels/receipt.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+
+namespace tf = tensorflow;
+
+namespace {
+
+// Makes the receipt that takes the gradients of rows in the form of the message that they went by.
+Receipt ReceiptOf(const OpenCollection& collection, const RowSegments& segments,
+                  CollectionKeys keys) {
+  return {collection.name, segments.floats(), 1,
+          [tables = collection.tables, segments, keys = std::move(keys)](
+              int64_t number, std::shared_ptr<const void> hold, const float* gradients,
+              const BFloat16*, const AnchorGradient& anchor, const ParallelFor& parallel_for) {
+            if (gradients == nullptr) return InvalidArgument("expected gradients of float32");
+            CollectionKeys deposited = keys;
+            deposited.order.gradient = number;
+            auto copy = std::make_shared<std::vector<float>>();
+            const float* rows = segments.ByTable(gradients, copy.get(), parallel_for);
+            if (rows == copy->data()) hold = std::move(copy);
+            tables->Deposit(std::move(deposited), std::move(hold), rows, anchor, parallel_for);
+            return Status();
+          }};
+}
+
+}  // namespace
+
+REGISTER_OP("SokEmbed>CollectionServe")
+    .Input("queue: resource")
+    .Input("tables: num_tables * resource")
+    .Input("message: int64")
+    .Input("message_splits: int32")
+    .Input("anchor: float")
+    .Output("rows: float")
+    .Output("row_splits: int32")
+    .Output("receipt: variant")
+    .Attr("num_tables: int >= 1")
+    .Attr("make_rows: bool")
+    .Attr("trainable: list(bool)")  // (tables)
+    .Attr("number: int = 0")        // DepositOrder's call
+    .SetIsStateful()
+    .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, c->input(c->num_inputs() - 2));
+      c->set_output(2, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class CollectionServeOp : public tf::OpKernel {
+ public:
+  explicit CollectionServeOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("make_rows", &make_rows_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("trainable", &trainable_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
+  }
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    OpenCollection collection;
+    OP_REQUIRES_OK(ctx, GetCollection(ctx, &collection));
+    OP_REQUIRES(ctx, trainable_.size() == collection.tables->members().size(),
+                absl::InvalidArgumentError("expected trainable of each table, got others"));
+    const tf::Tensor& message = ctx->input(ctx->num_inputs() - 3);
+    const tf::Tensor& splits = ctx->input(ctx->num_inputs() - 2);
+    OP_REQUIRES(ctx, splits.dims() == 1 && splits.NumElements() >= 1,
+                absl::InvalidArgumentError("expected splits of each worker, got shape " +
+                                           splits.shape().DebugString()));
+    const ParallelFor parallel_for = IntraOpPool(ctx);
+    const auto workers = static_cast<size_t>(splits.NumElements());
+    auto asked = ReadKeys(collection.tables->dims(), message.flat<int64_t>().data(),
+                          static_cast<size_t>(message.NumElements()), splits.flat<int32_t>().data(),
+                          workers, Hold(message));
+    OP_REQUIRES_OK(ctx, ToAbsl(asked.status(), ""));
+    const RowSegments& segments = asked.value().segments;
+    const auto row_splits = segments.Splits();
+    OP_REQUIRES_OK(ctx, ToAbsl(row_splits.status()));
+    tf::Tensor *rows = nullptr, *split_sizes = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {static_cast<int64_t>(segments.floats())}, &rows));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, splits.shape(), &split_sizes));
+    std::copy(row_splits.value().begin(), row_splits.value().end(),
+              split_sizes->flat<int32_t>().data());
+
+    CollectionKeys looked_up;
+    std::vector<float> copy;
+    float* const out = rows->flat<float>().data();
+    float* const by_table = segments.ByTable(out, &copy);
+    const Status status = OrNoMemory([&] {
+      return collection.tables->Lookup(asked.value(), make_rows_, trainable_, by_table, &looked_up,
+                                       parallel_for);
+    });
+    OP_REQUIRES(ctx, status.ok() || workers > 1, ToAbsl(status));
+    segments.FromTables(by_table, out, parallel_for);
+    WriteHeaders(segments, status, out);  // who asked is told of an error
+    looked_up.order.call = number_;
+    tf::Tensor* receipt = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(2, {}, &receipt));
+    receipt->scalar<tf::Variant>()() = ReceiptOf(collection, segments, std::move(looked_up));
+  }
+
+ private:
+  bool make_rows_;
+  std::vector<bool> trainable_;
+  int64_t number_;
+};
+
+SOK_REGISTER_KERNEL("CollectionServe", CollectionServeOp);
+
+}  // namespace sok
