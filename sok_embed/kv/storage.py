@@ -313,6 +313,10 @@ class Storage:
     def from_config(cls, config: Mapping[str, Any]) -> Storage:
         """Returns the storage of a config, which this process may have open; or else opens it.
 
+        The storage in the folder comes first. Where none lies there, it is the only one of that id
+        that is open, whichever its folder; where another one lies there, one of that id that is
+        open under the same relative path, from before a change of the working directory.
+
         Args:
             config: What `get_config` returned. Only path and id count for a storage that is open. A
                 `ttl`, which older configs have, never counts.
@@ -333,22 +337,25 @@ class Storage:
         with _open_lock:
             folder = worker_folder(path)
             storage = _open_storages.get(os.path.realpath(folder))
-            if storage is not None and not storage.closed and _is_that_of(storage, wanted):
+            is_open = storage is not None and not storage.closed
+            if storage is not None and is_open and _is_that_of(storage, wanted):
                 return storage
-            # The working directory may have changed, to one with a folder of the same name.
-            same = [s for s in _open_storages.values() if wanted == s.id and not s.closed]
-            if wanted and len(same) == 1:
-                return same[0]
-            if storage is not None and not storage.closed:
+            holds = _core.holds_storage(folder)
+            elsewhere = _open_elsewhere(path, wanted, at_any_path=not holds and not is_open)
+            if elsewhere is not None and (is_open or not holds):
+                return elsewhere
+            if storage is not None and is_open:
                 warn_of_another(storage, wanted)
                 return storage
             check_consent(path, folder)
-            if not _core.holds_storage(folder):
+            if not holds:
                 there = "no storage" if os.path.exists(folder) else "no such folder"
                 raise FileNotFoundError(
                     f"Expected a storage in '{folder}'. Received: {there}. Move it there, "
                     "or open another there first, with sok_embed.Storage."
                 )
+            if elsewhere is not None and wanted != _id_in(folder):
+                return elsewhere
             storage = cls(**arguments)
             if not _is_that_of(storage, wanted):
                 storage.close()
@@ -382,6 +389,28 @@ def _watched(progress: _Progress | None) -> Callable[[int, int], bool] | None:
 def _is_that_of(storage: Storage, id: str | None) -> bool:
     """Returns whether rows that were saved as those of the storage `id` may be here."""
     return not id or not storage.id or id == storage.id
+
+
+def _open_elsewhere(path: str, id: str | None, at_any_path: bool) -> Storage | None:
+    """Returns the storage of that id which is open in another folder than the one at `path` now.
+
+    The working directory may have changed since it was opened by the same relative path. Without
+    `at_any_path` that is the only way to find it: a checkpoint has the id of its storage, and must
+    not be trained in its place.
+    """
+    same = [s for s in _open_storages.values() if id and s.id == id and not s.closed]
+    moved = [s for s in same if s._given == path and not os.path.isabs(path)]
+    found = same if at_any_path and not moved else moved
+    return found[0] if len(found) == 1 else None
+
+
+def _id_in(folder: str) -> str:
+    """Returns the id of the storage in a folder, which nobody has open."""
+    native = _core.Storage(os.path.abspath(folder), None, 1 << 20, False, True, False)
+    try:
+        return f"{native.id:016x}"
+    finally:
+        native.close()
 
 
 def warn_of_another(storage: Storage, id: str | None) -> None:

@@ -239,6 +239,61 @@ def test_a_relative_path_leads_to_the_storage_that_is_open_after_a_change_of_dir
         assert kv.Storage.from_config(config) is storage
 
 
+@pytest.mark.parametrize("form", ["relative", "absolute"])
+def test_a_config_does_not_lead_to_an_open_checkpoint_of_the_storage_that_lies_there(
+    tmp_path, monkeypatch, form
+):
+    monkeypatch.chdir(tmp_path)
+    with kv.Storage("rows" if form == "relative" else tmp_path / "rows") as storage:
+        sgd(storage).assign(keys(1), ones(1))
+        storage.checkpoint("backup")
+        sgd(storage).assign(keys(1), 2 * ones(1))
+        config = storage.get_config()
+    with kv.Storage("backup") as backup, kv.allow_storages(tmp_path):
+        assert backup.id == config["id"]
+        with kv.Storage.from_config(config) as storage:
+            assert storage is not backup
+            assert peek(sgd(storage), 1).tolist() == [[2, 2]]
+        # One that was put in its place on purpose is still warned of.
+        (tmp_path / "rows").rename(tmp_path / "aside")
+        with (
+            kv.Storage("rows") as other,
+            pytest.warns(UserWarning, match=f"{config['id']}, and .* is another, {other.id}"),
+        ):
+            assert kv.Storage.from_config(config) is other
+        with pytest.raises(ValueError, match=f"^Expected the storage {config['id']} in "):
+            kv.Storage.from_config(config)
+        # Where no storage lies, the only open one of that id may be meant.
+        (tmp_path / "rows").rename(tmp_path / "another")
+        assert kv.Storage.from_config(config) is backup
+
+
+def test_a_config_needs_leave_for_the_folder_whatever_checkpoint_is_open(tmp_path, monkeypatch):
+    with kv.Storage(tmp_path / "rows") as storage:
+        storage.checkpoint(tmp_path / "backup")
+        config = storage.get_config()
+    with kv.Storage(tmp_path / "backup"), pytest.raises(PermissionError, match="^Expected leave"):
+        kv.Storage.from_config(config)
+
+
+def test_after_a_change_of_directory_the_storage_of_that_id_in_the_folder_comes_first(
+    tmp_path, monkeypatch
+):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with kv.Storage("rows") as storage:
+        storage.checkpoint(tmp_path / "there" / "rows")
+        config = storage.get_config()
+        monkeypatch.chdir(tmp_path / "there")
+        with kv.Storage.from_config(config) as copy:
+            assert copy is not storage and copy.id == storage.id
+        (tmp_path / "there" / "rows").rename(tmp_path / "there" / "aside")
+        with kv.Storage("rows") as other:  # another one that is open
+            assert other.id != storage.id
+            assert kv.Storage.from_config(config) is storage
+
+
 def test_a_load_that_would_exceed_the_limit_of_an_open_group_changes_nothing(tmp_path):
     with kv.Storage(tmp_path / "other") as other:
         sgd(other).assign(keys(*range(6)), ones(6))
