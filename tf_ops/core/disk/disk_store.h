@@ -166,9 +166,11 @@ class DiskStore final : public DurableStore {
   // Serial: where memory has ended, a thread pool may not take work.
   void ReleaseAll(const ShardPartition& partition);
   // Leaves each row once in shard.found. With a journal, removals[s] becomes the record of how
-  // those of shard s go.
+  // those of shard s go, and with a TTL that of the other keys too, whose rows may have expired.
   Status CollectRemovals(const ShardPartition& partition, const ParallelFor& parallel_for,
                          std::vector<RowBatch>* removals);
+  // Moves kept rows that have expired, which Bury has left, into shard.found. Returns how many.
+  size_t TakeUnburied(Shard* shard, uint32_t now);
   // Removes the rows in shard.found, each there once, from the database, for who holds all of their
   // shards. Serial: pieces of other calls, on a pool that would be waited for, want those shards.
   Status EraseKept(const ShardPartition& partition);

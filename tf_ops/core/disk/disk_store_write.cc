@@ -376,14 +376,22 @@ Result<uint64_t> DiskStore::Erase(const Key* keys, size_t n, const ParallelFor& 
 Status DiskStore::CollectRemovals(const ShardPartition& partition, const ParallelFor& parallel_for,
                                   std::vector<RowBatch>* removals) {
   removals->resize(shard_count());
+  // A row that has expired is none for who asks, and may have been buried by an earlier call. But a
+  // longer TTL, or an earlier clock, would find it in the journal or among what is published.
+  const bool may_have_expired = core_->expiry->ttl() > 0;
   return ForEachShard(
       partition, parallel_for,
-      [&](Shard& shard, const ShardEntry* entries, size_t) {
+      [&](Shard& shard, const ShardEntry* entries, size_t n) {
         LeaveDistinct(&shard.found);
         if (core_->journal == nullptr) return Status();
         RowBatch& of_shard = (*removals)[NumberOf(entries)];
-        of_shard.Reserve(shard.found.size() * RowBatch::kBytesBesideFloats);
-        for (uint32_t row : shard.found) of_shard.Remove(RowKey(group_, shard.rows.key(row)));
+        of_shard.Reserve((may_have_expired ? n : shard.found.size()) *
+                         RowBatch::kBytesBesideFloats);
+        if (may_have_expired) {
+          for (size_t i = 0; i < n; ++i) of_shard.Remove(RowKey(group_, entries[i].key));
+        } else {
+          for (uint32_t row : shard.found) of_shard.Remove(RowKey(group_, shard.rows.key(row)));
+        }
         return Status();
       },
       /*keep_room=*/true);
@@ -398,7 +406,8 @@ Result<std::optional<uint64_t>> DiskStore::EraseUnlessReplaced(uint64_t seen, co
   if (replacements_ != seen) return std::optional<uint64_t>();
   ShardPartition partition;
   Partition({{keys, n}}, parallel_for, &partition);
-  Status status = KeepAll(partition, core_->expiry->Now(), parallel_for);
+  const uint32_t now = core_->expiry->Now();
+  Status status = KeepAll(partition, now, parallel_for);
   if (!status.ok()) return status;
   std::vector<RowBatch> removals;
   status = OrNoMemory([&] { return CollectRemovals(partition, parallel_for, &removals); });
@@ -407,6 +416,7 @@ Result<std::optional<uint64_t>> DiskStore::EraseUnlessReplaced(uint64_t seen, co
     return status;
   }
   uint64_t erased = 0;
+  uint64_t expired = 0;
   {
     // Lookups, which may write what is spilled to the database, must not come between the rows'
     // removal there and here: one that it writes then would stay.
@@ -415,6 +425,9 @@ Result<std::optional<uint64_t>> DiskStore::EraseUnlessReplaced(uint64_t seen, co
       alone.reserve(shard_count());
       for (uint32_t s = 0; s < shard_count(); ++s) {
         if (partition.size(s) > 0) alone.emplace_back(shards_[s]->mu);
+      }
+      for (uint32_t s = 0; s < shard_count(); ++s) {
+        if (partition.size(s) > 0) expired += TakeUnburied(shards_[s].get(), now);
       }
       return EraseKept(partition);
     });
@@ -436,9 +449,21 @@ Result<std::optional<uint64_t>> DiskStore::EraseUnlessReplaced(uint64_t seen, co
     ReleaseAll(partition);
     return status;
   }
-  if (erased > 0) status = Record(std::move(call.value().room), removals);
+  const bool recorded = std::any_of(removals.begin(), removals.end(),
+                                    [](const RowBatch& of_shard) { return of_shard.rows() > 0; });
+  if (recorded) status = Record(std::move(call.value().room), removals);
   if (!status.ok()) return status;
-  return std::optional<uint64_t>(erased);
+  return std::optional<uint64_t>(erased - expired);
+}
+
+size_t DiskStore::TakeUnburied(Shard* shard, uint32_t now) {
+  std::vector<uint32_t>& besides = shard->kept_besides;
+  const size_t before = shard->found.size();
+  const auto unburied = std::stable_partition(
+      besides.begin(), besides.end(), [&](uint32_t row) { return !Expired(*shard, row, now); });
+  shard->found.insert(shard->found.end(), unburied, besides.end());
+  besides.erase(unburied, besides.end());
+  return shard->found.size() - before;
 }
 
 Status DiskStore::EraseKept(const ShardPartition& partition) {

@@ -154,6 +154,32 @@ TEST_CASE("calls of every kind survive a kill, and the next ones, in files or pu
   }
 }
 
+TEST_CASE("what was removed stays away after a kill, rows that have expired too") {
+  const TestFolder folder;
+  StorageOptions options = At(folder / "rows");
+  options.ttl = 50;
+  const auto storage = Value(Storage::Open(options));
+  storage->SetNow(1000);
+  const auto table = TableOf(*storage);
+  const std::vector<Key> keys = {1, 2, 3, 4};
+  const std::vector<float> rows(keys.size() * kDim, 1.0f);
+  REQUIRE(table->Assign(keys.data(), 4, rows.data(), SerialFor).ok());
+  REQUIRE(storage->Flush().ok());
+  storage->SetNow(1060);
+  // A lookup comes upon one of them before, and buries it.
+  REQUIRE(Value(table->Missing(&keys[1], 1, SerialFor)).size() == 1);
+  CHECK(Value(table->Remove(keys.data(), 2, SerialFor)) == 0);
+  options.path = Killed(folder, "killed");
+  options.ttl = 500;
+  options.now = [] { return 1060u; };
+  for (const bool read_only : {true, false}) {
+    options.read_only = read_only;
+    const auto after = Value(Storage::Open(options));
+    CHECK(RowsOf(*TableOf(*after)) == Rows{{3, 1.0f}, {4, 1.0f}});
+    CHECK(Value(after->Survey(0)).rows == Value(after->Groups()).at(0).meta.rows);
+  }
+}
+
 TEST_CASE("of a call that was under way, all is there or nothing") {
   const TestFolder folder;
   const auto storage = Value(Storage::Open(At(folder / "rows")));
