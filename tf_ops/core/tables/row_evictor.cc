@@ -22,21 +22,37 @@ std::vector<Key> KeysOf(const std::vector<RankedKey>& rows) {
   return keys;
 }
 
+// Each key once.
+std::vector<Key> Distinct(const std::vector<Key>& keys) {
+  KeySet met;
+  met.Reserve(keys.size());
+  std::vector<Key> distinct;
+  for (Key key : keys) {
+    if (met.Insert(key)) distinct.push_back(key);
+  }
+  return distinct;
+}
+
 }  // namespace
+
+Result<std::vector<Key>> RowEvictor::Missing(const std::vector<Key>& newcomers,
+                                             const ParallelFor& parallel_for) const {
+  const std::vector<Key> absent = Distinct(newcomers);
+  auto positions = store_->Missing(absent.data(), absent.size(), parallel_for);
+  if (!positions.ok()) return positions.status();
+  std::vector<Key> missing;
+  for (uint32_t i : positions.value()) missing.push_back(absent[i]);
+  return missing;
+}
 
 Result<std::vector<Key>> RowEvictor::MakeRoom(const Call& call, const std::vector<Key>& newcomers,
                                               uint32_t now, const ParallelFor& parallel_for) {
-  KeySet met;
-  met.Reserve(newcomers.size());
-  std::vector<Key> absent;
-  for (Key key : newcomers) {
-    if (met.Insert(key)) absent.push_back(key);
+  if (std::vector<Key> distinct = Distinct(newcomers); Excess(distinct.size()) == 0) {
+    return distinct;
   }
-  if (Excess(absent.size()) == 0) return absent;
-  auto missing = store_->Missing(absent.data(), absent.size(), parallel_for);
+  auto missing = Missing(newcomers, parallel_for);
   if (!missing.ok()) return missing.status();
-  std::vector<Key> made;
-  for (uint32_t i : missing.value()) made.push_back(absent[i]);
+  std::vector<Key> made = std::move(missing.value());
   if (made.empty() || Excess(made.size()) == 0) return made;
   if (Status status = store_->LeaveOutExpired(now); !status.ok()) return status;
   while (Excess(made.size()) > 0) {  // again where the rows that were chosen were replaced

@@ -43,6 +43,9 @@ class RowEvictor {
   // Error: kResourceExhausted if not enough rows may go; nothing has changed then.
   Result<std::vector<Key>> MakeRoom(const Call& call, const std::vector<Key>& newcomers,
                                     uint32_t now, const ParallelFor& parallel_for);
+  // Those of `newcomers` that have no row, each once.
+  Result<std::vector<Key>> Missing(const std::vector<Key>& newcomers,
+                                   const ParallelFor& parallel_for) const;
   // Says that rows have been made, at `now`.
   void Add(const std::vector<Key>& keys, uint32_t now);
   // Says that rows were replaced.

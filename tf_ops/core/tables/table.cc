@@ -343,6 +343,10 @@ Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& par
     keys = held.data();
     n = held.size();
   }
+  // A call that makes room counts on the rows that it has found, and a removal of one of them would
+  // have it come out one short.
+  std::unique_lock<std::mutex> commit(commit_mu_, std::defer_lock);
+  if (evictor_ != nullptr) commit.lock();
   auto erased = store_->Erase(keys, n, parallel_for);
   ++removals_;  // after: a lookup that still finds a row must not know of its removal
   return erased;

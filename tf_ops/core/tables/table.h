@@ -366,7 +366,8 @@ class Table {
   const std::shared_ptr<SummedGradientsPool> summed_pool_ = std::make_shared<SummedGradientsPool>();
   DepositQueue<LookupKeys> deposits_;
 
-  // Guards state_, and lets one commit, assignment, eviction, export or restore run at a time.
+  // Guards state_, and lets one commit, assignment, eviction, export or restore run at a time; with
+  // evictor_ also one removal or lookup that makes rows.
   std::mutex commit_mu_;
   TableState state_;
   std::optional<KeptSlots> kept_;

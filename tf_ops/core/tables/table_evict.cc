@@ -100,10 +100,12 @@ Status Table::MakeInRoom(const Key* keys, size_t n, const std::vector<Key>& newc
     if (!made.ok()) return made.status();
     Status status = make();
     if (status.ok()) evictor_->Add(made.value(), now);
+    if (status.code() != Code::kResourceExhausted) return status;
     // A storage that has taken in a dump since may have filled the table again.
-    const bool filled_again =
-        status.code() == Code::kResourceExhausted && store_->replacements() != seen;
-    if (!filled_again) return status;
+    if (store_->replacements() != seen) continue;
+    // Rows of the call may have expired since, and take more room as new ones.
+    const auto missing = evictor_->Missing(newcomers, parallel_for);
+    if (!missing.ok() || missing.value().size() <= made.value().size()) return status;
   }
 }
 

@@ -13,6 +13,8 @@
 #include "core/base/test_folder.h"
 #include "core/base/test_result.h"
 #include "core/base/test_threads.h"
+#include "core/disk/rocksdb/row_database.h"
+#include "core/disk/test_failing_database.h"
 #include "core/storage/storage.h"
 #include "core/tables/table.h"
 
@@ -311,6 +313,77 @@ TEST_CASE("rows that have expired need not be made room for") {
   CHECK(place.table->Stats().evicted == 0);
   REQUIRE(place.Look({6}).ok());
   CHECK(place.Rows() == Keys{4, 5, 6});
+}
+
+TEST_CASE("rows of the call that expire while room is made for others get new ones") {
+  const TestFolder folder;
+  const auto faults = std::make_shared<PlantedFaults>();
+  StorageOptions options;
+  options.path = folder / "storage";
+  options.ttl = 100;
+  options.open_database = FailingDatabase::Over(RowDatabase::Open, faults);
+  const auto storage = Value(Storage::Open(options));
+  storage->SetNow(1000);
+  const auto table = Value(storage->OpenTable(Config(4), "", {}, std::nullopt, false, Kind("lru")));
+  const std::vector<float> rows(4 * kDim, 2.0f);
+  const Keys old = {1}, young = {2, 3, 4}, call = {1, 5};
+  REQUIRE(table->Assign(old.data(), 1, rows.data(), SerialFor).ok());
+  storage->SetNow(1050);
+  REQUIRE(table->Assign(young.data(), 3, rows.data(), SerialFor).ok());
+  storage->SetNow(1099);
+  faults->before_look = [&](Database*) {
+    faults->before_look = nullptr;
+    storage->SetNow(1101);
+  };
+  REQUIRE(table->Assign(call.data(), 2, rows.data(), SerialFor).ok());
+  CHECK(faults->before_look == nullptr);
+  Keys there;
+  REQUIRE(table->ForEachRow([&](Key key, RowRef) { there.push_back(key); }).ok());
+  std::sort(there.begin(), there.end());
+  CHECK(there == Keys{1, 3, 4, 5});
+  CHECK(table->Stats().evicted == 1);
+}
+
+TEST_CASE("removals in other threads fail no call that makes rows in a full table") {
+  for (const bool on_disk : {false, true}) {
+    constexpr uint64_t kMost = 300;
+    constexpr size_t kBatch = 60;
+    Place place(on_disk, Kind("lru"), kMost);
+    Table& table = *place.table;
+    std::atomic<int> makers{3};
+    std::atomic<int> failures{0};
+    const int calls = on_disk ? 600 : 6000;
+    const auto make = [&](int what) {
+      std::mt19937_64 random(what);
+      const std::vector<float> values(kBatch * kDim, 1.0f);
+      const auto sgd = Value(MakeRowOptimizer("sgd", {{"learning_rate", 1.0}}));
+      for (int i = 0; i < calls; ++i) {
+        Keys keys(kBatch);
+        for (Key& key : keys) key = random() % (2 * kMost);
+        Status status;
+        if (what == 0) status = table.Assign(keys.data(), kBatch, values.data(), SerialFor);
+        if (what == 1) status = place.Look(keys);
+        if (what == 2) {
+          status = table.Update(keys.data(), kBatch, values.data(), "sgd", *sgd, {}, SerialFor);
+        }
+        if (!status.ok()) ++failures;
+      }
+      --makers;
+    };
+    std::vector<std::thread> threads;
+    for (int what = 0; what < 3; ++what) threads.emplace_back(make, what);
+    threads.emplace_back([&] {
+      std::mt19937_64 random(99);
+      while (makers > 0) {
+        const Key key = random() % (2 * kMost);
+        if (!table.Remove(&key, 1, SerialFor).ok()) ++failures;
+        std::this_thread::yield();
+      }
+    });
+    for (std::thread& thread : threads) thread.join();
+    CHECK(failures == 0);
+    CHECK(table.size() <= kMost);
+  }
 }
 
 TEST_CASE("a row that was written by a clock ahead counts as trained now") {
