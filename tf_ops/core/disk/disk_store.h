@@ -53,6 +53,8 @@ class DiskStore final : public DurableStore {
   uint64_t replacements() const override { return replacements_; }
   Result<std::optional<uint64_t>> EraseUnlessReplaced(uint64_t seen, const Key* keys, size_t n,
                                                       const ParallelFor& parallel_for) override;
+  Result<std::optional<uint64_t>> EraseForNewcomers(uint64_t seen, const Key* keys, size_t n,
+                                                    const ParallelFor& parallel_for) override;
   Status Replace(std::shared_ptr<const RowLayout> layout, const TableState& state, const Key* keys,
                  size_t n, uint32_t now, const WriteRow& write,
                  const ParallelFor& parallel_for) override;
@@ -74,6 +76,7 @@ class DiskStore final : public DurableStore {
   uint64_t DirtyBytes() const override;
   Status ForEachDirty(const VisitDirty& fn) const override;
   void MarkClean() override;
+  void MarkPublished() override;
   Status Settle() override;
   void DropCache(uint64_t rows, uint32_t counted_at) override;
 
@@ -180,10 +183,13 @@ class DiskStore final : public DurableStore {
     Journal::Room room;
   };
   Result<Call> BeginCall(size_t rows);
+  // Erases rows, unless some were replaced. With `owes`, the next record says it.
+  Result<std::optional<uint64_t>> EraseAll(uint64_t seen, const Key* keys, size_t n, bool owes,
+                                           const ParallelFor& parallel_for);
   // The error of a call that changed rows and could not make that durable.
   static Status NotOnDisk(const Status& why);
-  // Makes the call that changed these rows durable, where calls are.
-  Status Record(Journal::Room room, const std::vector<RowBatch>& rows);
+  // Makes the call that changed these rows durable, where calls are, with what is owed.
+  Status Record(Journal::Room room, std::vector<RowBatch> rows);
   // Gives back what a large batch took beyond the budget.
   Status Trim(Shard& shard);
   // Removes rows that have expired, so that they are met no more; what the disk does not let go now
@@ -224,7 +230,9 @@ class DiskStore final : public DurableStore {
   std::atomic<uint64_t> replacements_{0};  // changes while the gate is held alone
   std::atomic<uint32_t> layout_number_;
   std::mutex limit_mu_;  // one Upsert at a time where there is a limit to keep
-  std::mutex write_mu_;  // one call at a time that changes rows as a whole; guards shard.found
+  // One call at a time that changes rows as a whole. Guards shard.found and, with the gate, owed_.
+  std::mutex write_mu_;
+  RowBatch owed_;  // how rows went that no record has yet: the next one begins with it
   ShardPartition apply_partition_;  // scratch of Apply
   mutable std::mutex meta_mu_;      // guards the two below
   std::shared_ptr<const RowLayout> layout_;

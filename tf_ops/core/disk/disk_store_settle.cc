@@ -76,6 +76,11 @@ void DiskStore::MarkClean() {
   }
 }
 
+void DiskStore::MarkPublished() {
+  owed_.Clear();
+  MarkClean();
+}
+
 Status DiskStore::Settle() {
   return core_->WriteAtRest([this] { return SettleOnce(); });
 }

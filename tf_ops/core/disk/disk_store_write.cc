@@ -13,6 +13,9 @@
 namespace sok {
 namespace {
 
+// So much is owed to the journal at most: lookups may have rows go, and nothing else follow.
+constexpr size_t kMostOwed = size_t{4} << 20;
+
 // Orders the numbers of rows, and leaves each once, kNone not at all.
 void LeaveDistinct(std::vector<uint32_t>* rows) {
   std::sort(rows->begin(), rows->end());
@@ -248,7 +251,7 @@ Status DiskStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now
         shard.Release();
         return ready;
       });
-  return status.ok() ? Record(std::move(call.value().room), changed) : status;
+  return status.ok() ? Record(std::move(call.value().room), std::move(changed)) : status;
 }
 
 Result<uint64_t> DiskStore::Apply(const std::vector<GradientBatch>& batches,
@@ -285,7 +288,7 @@ Result<uint64_t> DiskStore::Apply(const std::vector<GradientBatch>& batches,
       });
   SetState(std::move(after));
   if (step.applied != nullptr) *step.applied = true;
-  if (status.ok()) status = Record(std::move(call.value().room), changed);
+  if (status.ok()) status = Record(std::move(call.value().room), std::move(changed));
   if (!status.ok()) return status;
   return count.load();
 }
@@ -317,7 +320,7 @@ Result<DiskStore::Call> DiskStore::BeginCall(size_t rows) {
     auto gate = core_->Enter(/*to_write=*/true);
     if (!gate.ok()) return gate.status();
     if (core_->journal == nullptr) return Call{std::move(gate.value()), {}};
-    auto room = core_->journal->Reserve(rows * RecordBytes());
+    auto room = core_->journal->Reserve(rows * RecordBytes() + owed_.bytes());
     if (room.ok()) return Call{std::move(gate.value()), std::move(room.value())};
     const bool disk_full = room.status().code() == Code::kResourceExhausted;
     if (published || !disk_full || core_->journal->empty()) return room.status();
@@ -329,9 +332,11 @@ Result<DiskStore::Call> DiskStore::BeginCall(size_t rows) {
   }
 }
 
-Status DiskStore::Record(Journal::Room room, const std::vector<RowBatch>& rows) {
+Status DiskStore::Record(Journal::Room room, std::vector<RowBatch> rows) {
   if (core_->journal == nullptr) return Status();
   const Status status = OrNoMemory([&] {
+    if (owed_.rows() > 0) rows.insert(rows.begin(), std::move(owed_));
+    owed_.Clear();  // without a record the next publication has it
     return core_->journal->Append(std::move(room), {{GroupMetaName(group_), meta().ToJson()}},
                                   rows);
   });
@@ -400,17 +405,38 @@ Status DiskStore::CollectRemovals(const ShardPartition& partition, const Paralle
 Result<std::optional<uint64_t>> DiskStore::EraseUnlessReplaced(uint64_t seen, const Key* keys,
                                                                size_t n,
                                                                const ParallelFor& parallel_for) {
+  return EraseAll(seen, keys, n, /*owes=*/false, parallel_for);
+}
+
+Result<std::optional<uint64_t>> DiskStore::EraseForNewcomers(uint64_t seen, const Key* keys,
+                                                             size_t n,
+                                                             const ParallelFor& parallel_for) {
+  return EraseAll(seen, keys, n, /*owes=*/true, parallel_for);
+}
+
+Result<std::optional<uint64_t>> DiskStore::EraseAll(uint64_t seen, const Key* keys, size_t n,
+                                                    bool owes, const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> writing(write_mu_);
   auto call = BeginCall(n);
   if (!call.ok()) return call.status();
   if (replacements_ != seen) return std::optional<uint64_t>();
+  if (owes && owed_.bytes() > kMostOwed) {
+    // What lookups before this call owe. On an error the next call publishes it.
+    static_cast<void>(Record(std::move(call.value().room), {}));
+  }
   ShardPartition partition;
   Partition({{keys, n}}, parallel_for, &partition);
   const uint32_t now = core_->expiry->Now();
   Status status = KeepAll(partition, now, parallel_for);
   if (!status.ok()) return status;
   std::vector<RowBatch> removals;
-  status = OrNoMemory([&] { return CollectRemovals(partition, parallel_for, &removals); });
+  status = OrNoMemory([&] {
+    Status collected = CollectRemovals(partition, parallel_for, &removals);
+    size_t bytes = owed_.bytes();
+    for (const RowBatch& of_shard : removals) bytes += of_shard.bytes();
+    if (owes) owed_.Reserve(bytes);
+    return collected;
+  });
   if (!status.ok()) {
     ReleaseAll(partition);
     return status;
@@ -451,7 +477,11 @@ Result<std::optional<uint64_t>> DiskStore::EraseUnlessReplaced(uint64_t seen, co
   }
   const bool recorded = std::any_of(removals.begin(), removals.end(),
                                     [](const RowBatch& of_shard) { return of_shard.rows() > 0; });
-  if (recorded) status = Record(std::move(call.value().room), removals);
+  if (owes) {
+    for (const RowBatch& of_shard : removals) owed_.AddAll(of_shard);
+  } else if (recorded) {
+    status = Record(std::move(call.value().room), std::move(removals));
+  }
   if (!status.ok()) return status;
   return std::optional<uint64_t>(erased - expired);
 }

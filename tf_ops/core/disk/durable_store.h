@@ -31,6 +31,8 @@ class DurableStore : public RowStore {
   virtual Status ForEachDirty(const VisitDirty& fn) const = 0;
   // They are in the database now.
   virtual void MarkClean() = 0;
+  // The same, and that is durable, with all rows that have gone.
+  virtual void MarkPublished() = 0;
   // Writes them to the database, pending.
   virtual Status Settle() = 0;
   // Forgets what is in memory, after somebody else has changed the database, which has so many rows

@@ -97,6 +97,10 @@ class RowBatch {
     Append(&size, sizeof(size));
     ++rows_;
   }
+  void AddAll(const RowBatch& other) {
+    Append(other.bytes_.data(), other.bytes_.size());
+    rows_ += other.rows_;
+  }
   void Clear() {
     bytes_.clear();
     rows_ = 0;

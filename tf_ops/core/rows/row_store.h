@@ -146,6 +146,14 @@ class RowStore {
     if (!erased.ok()) return erased.status();
     return std::optional<uint64_t>(erased.value());
   }
+  // The same for a call under way that makes room. In a store whose calls are durable this is so
+  // only once the next one is: a process that dies in the midst of a call leaves all of it or
+  // nothing.
+  virtual Result<std::optional<uint64_t>> EraseForNewcomers(uint64_t seen, const Key* keys,
+                                                            size_t n,
+                                                            const ParallelFor& parallel_for) {
+    return EraseUnlessReplaced(seen, keys, n, parallel_for);
+  }
 
   // Replaces all rows by new ones with distinct keys, the layout and the state, in one step for
   // whoever looks from outside. write(i, row, true) fills each. Errors: see Upsert. The layout then

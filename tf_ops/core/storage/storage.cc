@@ -143,7 +143,7 @@ Status Storage::FlushOnce() {
   }
   if (!status.ok()) return status;
   if (has_journal) journal->DropThrough(journal_number);
-  for (auto& [number, group] : groups_) group.store->MarkClean();
+  for (auto& [number, group] : groups_) group.store->MarkPublished();
   for (auto& [number, group] : groups_) {
     if (group.admission != nullptr) group.admission->MarkSaved();
   }

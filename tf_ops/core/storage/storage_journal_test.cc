@@ -180,6 +180,118 @@ TEST_CASE("what was removed stays away after a kill, rows that have expired too"
   }
 }
 
+namespace {
+
+// Calls on a full table of four rows, whose least recently trained ones go.
+class FullTable {
+ public:
+  explicit FullTable(const std::string& path) {
+    storage = Value(Storage::Open(At(path)));
+    storage->SetNow(1);
+    table = Open(*storage);
+    Update({1, 2, 3, 4});
+  }
+
+  static std::shared_ptr<Table> Open(Storage& of) {
+    TableConfig config;
+    config.dim = kDim;
+    config.initializer = "constant";
+    config.initializer_a = 0;
+    config.max_rows = 4;
+    return Value(of.OpenTable(config, "sgd", {}, std::nullopt, false, EvictionConfig{"lru"}));
+  }
+
+  void Update(const std::vector<Key>& keys) {
+    storage->SetNow(++now_);
+    const std::vector<float> gradients(keys.size() * kDim, -1.0f);
+    const auto sgd = Value(MakeRowOptimizer("sgd", {{"learning_rate", 1.0}}));
+    REQUIRE(
+        table->Update(keys.data(), keys.size(), gradients.data(), "sgd", *sgd, {}, SerialFor).ok());
+  }
+  void Assign(const std::vector<Key>& keys) {
+    storage->SetNow(++now_);
+    const std::vector<float> rows(keys.size() * kDim, 5.0f);
+    REQUIRE(table->Assign(keys.data(), keys.size(), rows.data(), SerialFor).ok());
+  }
+  void Look(const std::vector<Key>& keys) {
+    storage->SetNow(++now_);
+    std::vector<float> out(keys.size() * kDim);
+    REQUIRE(table->Lookup(keys.data(), keys.size(), true, out.data(), SerialFor).ok());
+  }
+  void Commit(const std::vector<Key>& keys) {
+    storage->SetNow(++now_);
+    const auto hold = std::make_shared<const std::vector<Key>>(keys);
+    const auto ones = std::make_shared<const std::vector<float>>(keys.size() * kDim, -1.0f);
+    LookupKeys lookup;
+    lookup.hold = hold;
+    lookup.keys = hold->data();
+    lookup.n = keys.size();
+    table->Deposit(lookup, ones, ones->data(), nullptr);
+    REQUIRE(table->Commit({"sgd", {{"learning_rate", 1}}, 0, 1.0f}, SerialFor).ok());
+  }
+
+  std::shared_ptr<Storage> storage;
+  std::shared_ptr<Table> table;
+
+ private:
+  uint32_t now_ = 1;
+};
+
+Rows RowsOfFullTableAt(const std::string& path, bool read_only) {
+  const auto storage = Value(Storage::Open(At(path, /*write_through=*/false, read_only)));
+  return RowsOf(*FullTable::Open(*storage));
+}
+
+}  // namespace
+
+TEST_CASE("rows that go for a call go with it, or not at all") {
+  using Call = void (FullTable::*)(const std::vector<Key>&);
+  for (const Call call :
+       {Call(&FullTable::Update), Call(&FullTable::Assign), Call(&FullTable::Commit)}) {
+    const TestFolder folder;
+    FullTable full(folder / "rows");
+    const Rows before = RowsOf(*full.table);
+    const auto start = fs::file_size(LastSegment(folder / "rows"));
+    (full.*call)({1, 7, 8});
+    const Rows after = RowsOf(*full.table);
+    CHECK(after.size() == 4);
+    CHECK(after.count(2) + after.count(3) == 0);
+    const auto end = fs::file_size(LastSegment(folder / "rows"));
+    for (uint64_t length = start; length <= end;
+         length += length < end ? std::min<uint64_t>(61, end - length) : 1) {
+      const std::string killed = Killed(folder, "killed");
+      fs::resize_file(LastSegment(killed), length);
+      CAPTURE(length);
+      CAPTURE(end);
+      CHECK(RowsOfFullTableAt(killed, /*read_only=*/length % 2 == 0) ==
+            (length < end ? before : after));
+    }
+  }
+}
+
+TEST_CASE("rows that went for a lookup are gone after a kill once a call is durable") {
+  const TestFolder folder;
+  FullTable full(folder / "rows");
+  full.Look({5, 6});  // 1 and 2 go, and the new rows are as those of keys that were never seen
+  CHECK(RowsOfFullTableAt(Killed(folder, "killed"), false) ==
+        Rows{{1, 1.0f}, {2, 1.0f}, {3, 1.0f}, {4, 1.0f}});
+  full.Look({2});  // 3 goes
+  full.Update({5});
+  CHECK(RowsOfFullTableAt(Killed(folder, "killed"), false) == Rows{{4, 1.0f}, {5, 1.0f}});
+  full.Update({3});  // 4 goes: lookups have made 2 and 6 later
+  CHECK(RowsOfFullTableAt(Killed(folder, "killed"), false) == Rows{{3, 1.0f}, {5, 1.0f}});
+  REQUIRE(full.storage->Flush().ok());
+  const Key kept = 3;
+  CHECK(Value(full.table->Remove(&kept, 1, SerialFor)) == 1);
+  CHECK(RowsOfFullTableAt(Killed(folder, "killed"), false) ==
+        Rows{{2, 0.0f}, {5, 1.0f}, {6, 0.0f}});
+  // Lookups alone: what they owe is written now and then.
+  for (Key key = 100; key < 200; ++key) full.Look({key});
+  full.Update({100});
+  const Rows rows = RowsOfFullTableAt(Killed(folder, "killed"), false);
+  CHECK(rows == Rows{{100, 1.0f}});
+}
+
 TEST_CASE("of a call that was under way, all is there or nothing") {
   const TestFolder folder;
   const auto storage = Value(Storage::Open(At(folder / "rows")));

@@ -45,45 +45,35 @@ Result<std::vector<Key>> RowEvictor::Missing(const std::vector<Key>& newcomers,
   return missing;
 }
 
-Result<std::vector<Key>> RowEvictor::MakeRoom(const Call& call, const std::vector<Key>& newcomers,
+Result<RowEvictor::Room> RowEvictor::MakeRoom(const Call& call, const std::vector<Key>& newcomers,
                                               uint32_t now, const ParallelFor& parallel_for) {
-  if (std::vector<Key> distinct = Distinct(newcomers); Excess(distinct.size()) == 0) {
-    return distinct;
-  }
+  Room room{Distinct(newcomers), {}};
+  if (Excess(room.made.size()) == 0) return room;
   auto missing = Missing(newcomers, parallel_for);
   if (!missing.ok()) return missing.status();
-  std::vector<Key> made = std::move(missing.value());
-  if (made.empty() || Excess(made.size()) == 0) return made;
+  room.made = std::move(missing.value());
+  if (room.made.empty() || Excess(room.made.size()) == 0) return room;
   if (Status status = store_->LeaveOutExpired(now); !status.ok()) return status;
-  while (Excess(made.size()) > 0) {  // again where the rows that were chosen were replaced
+  while (Excess(room.made.size()) > 0) {  // again where the rows that were chosen were replaced
     const uint64_t seen = store_->replacements();
     if (seen != seen_) queue_.Clear();
     KeySet staying;
     staying.Reserve(call.n);
     for (size_t i = 0; i < call.n; ++i) staying.Insert(call.keys[i]);
     const auto claims = in_use_->AddTo(&staying);
-    auto chosen = Choose(made.size(), now, staying, parallel_for);
+    auto chosen = Choose(room.made.size(), now, staying, parallel_for);
     if (!chosen.ok()) return chosen.status();
-    const std::vector<Key> keys = KeysOf(chosen.value());
-    auto erased = store_->EraseUnlessReplaced(seen, keys.data(), keys.size(), parallel_for);
-    if (!erased.ok() || !erased.value().has_value()) queue_.Clear();
-    if (!erased.ok()) {
-      // What such an error says is about the rows that were to go, and not about this call, of
-      // which nothing has happened yet.
-      if (!HaveGone(keys, parallel_for)) return erased.status();
-      evicted_ += keys.size();
+    room.gone = KeysOf(chosen.value());
+    auto erased = store_->EraseForNewcomers(seen, room.gone.data(), room.gone.size(), parallel_for);
+    if (erased.ok() && erased.value().has_value()) {
+      evicted_ += *erased.value();
       break;
     }
-    if (!erased.value().has_value()) continue;
-    evicted_ += *erased.value();
-    break;
+    queue_.Clear();
+    room.gone.clear();
+    if (!erased.ok()) return erased.status();
   }
-  return made;
-}
-
-bool RowEvictor::HaveGone(const std::vector<Key>& keys, const ParallelFor& parallel_for) const {
-  const auto missing = store_->Missing(keys.data(), keys.size(), parallel_for);
-  return missing.ok() && missing.value().size() == keys.size();
+  return room;
 }
 
 Result<std::vector<RankedKey>> RowEvictor::Choose(size_t added, uint32_t now, const KeySet& staying,

@@ -39,10 +39,15 @@ class RowEvictor {
     size_t n;
   };
 
-  // Has rows go until those of `newcomers` that have none fit in, and returns these, each once.
-  // Error: kResourceExhausted if not enough rows may go; nothing has changed then.
-  Result<std::vector<Key>> MakeRoom(const Call& call, const std::vector<Key>& newcomers,
-                                    uint32_t now, const ParallelFor& parallel_for);
+  struct Room {
+    std::vector<Key> made;  // the newcomers that have no row, each once
+    std::vector<Key> gone;  // the rows that went for them
+  };
+
+  // Has rows go until those of `newcomers` that have none fit in. Error: kResourceExhausted if not
+  // enough rows may go; nothing has changed then, as with every other one.
+  Result<Room> MakeRoom(const Call& call, const std::vector<Key>& newcomers, uint32_t now,
+                        const ParallelFor& parallel_for);
   // Those of `newcomers` that have no row, each once.
   Result<std::vector<Key>> Missing(const std::vector<Key>& newcomers,
                                    const ParallelFor& parallel_for) const;
@@ -64,9 +69,6 @@ class RowEvictor {
   Status Fill(size_t least, uint32_t now);
   Status RanksOf(const std::vector<Key>& keys, uint32_t now, const ParallelFor& parallel_for,
                  std::vector<std::optional<uint64_t>>* ranks) const;
-  // Whether rows that could not be erased without an error are gone all the same: a store on disk
-  // could not write that down, and does so before it changes anything else.
-  bool HaveGone(const std::vector<Key>& keys, const ParallelFor& parallel_for) const;
   Status Full(size_t added, size_t may_go) const;
 
   RowStore* const store_;

@@ -223,7 +223,8 @@ class Table {
                                             const ParallelFor& parallel_for) const;
 
   // Sums what the optimizer redeems by key and applies the rule once. Without any it does nothing.
-  // An error drops it and leaves every row's values as they were. kFailedPrecondition: the rule is
+  // An error drops it and leaves every row's values as they were; it says if others were evicted to
+  // make room. kFailedPrecondition: the rule is
   // another one, and the table keeps its slots; or DepositQueue::Redeem's.
   Result<CommitOutcome> Commit(const CommitOptions& options, const ParallelFor& parallel_for);
   // The same for a caller that has the lock of LockCommits, which it gives up here. Threads of a
@@ -239,8 +240,8 @@ class Table {
   // (n, dim), now. Each row counts its own updates. Keys without a row get one, unless admission
   // holds them back.
   // Errors: kFailedPrecondition if the table has been trained with another rule; those of Lookup.
-  // Nothing has changed then, but that some rows may have been made. If the rows are changed but
-  // could not be written through, the error says so.
+  // Nothing has changed then, but that some rows may have been made, and others evicted for them,
+  // which the error says. If the rows are changed but could not be written through, it says so.
   Status Update(const Key* keys, size_t n, const float* gradients, const std::string& rule,
                 const RowOptimizer& optimizer, const UpdateOptions& options,
                 const ParallelFor& parallel_for);
@@ -324,6 +325,10 @@ class Table {
   // The same, where all keys without a row are to have one.
   Status MakeInRoom(const Key* keys, size_t n, uint32_t now, const std::function<Status()>& make,
                     const ParallelFor& parallel_for);
+  // The error of a call, with how many rows have gone to make room for it: evictor_ had had so many
+  // go before.
+  Status SayingWhatWent(const Status& failed, uint64_t evicted) const;
+  uint64_t evicted_for_room() const { return evictor_ == nullptr ? 0 : evictor_->evicted(); }
   using Deposits = std::vector<DepositQueue<LookupKeys>::Deposit>;
 
   Table(const TableConfig& config, const Initializer& initializer, std::unique_ptr<RowStore> store);

@@ -113,6 +113,7 @@ Result<CommitOutcome> Table::Commit(std::unique_lock<std::mutex> /*lock*/,
 
   if (ticks_ != nullptr) ++*ticks_;
   const uint32_t now = this->now();
+  const uint64_t evicted = evicted_for_room();
   Status status = MakeDepositedRows(deposits, now, parallel_for);
   if (!status.ok()) return status;
   // Rows that are removed from here on are left out.
@@ -121,7 +122,7 @@ Result<CommitOutcome> Table::Commit(std::unique_lock<std::mutex> /*lock*/,
   outcome.previous = state_.rule;
   const std::vector<Slot> slots = optimizer.value()->slots(config_.dim);
   status = Relay(options.rule, slots, outcome.restarted, parallel_for);
-  if (!status.ok()) return status;
+  if (!status.ok()) return SayingWhatWent(status, evicted);
   TableState after = state_;
   if (outcome.restarted) {
     after.steps = 0;
@@ -137,7 +138,7 @@ Result<CommitOutcome> Table::Commit(std::unique_lock<std::mutex> /*lock*/,
   step.clip_value = options.clip_value;
   step.now = now;
   auto rows = ApplyStep(batches, *optimizer.value(), std::move(step), after, parallel_for);
-  if (!rows.ok()) return rows.status();
+  if (!rows.ok()) return SayingWhatWent(rows.status(), evicted);
   history_.Stepped();
   outcome.rows = rows.value();
   outcome.stepped = true;
@@ -200,6 +201,7 @@ Status Table::Update(const Key* keys, size_t n, const float* gradients, const st
   if (!status.ok()) return status;
   std::vector<Key> absent;
   for (uint32_t i : missing.value()) absent.push_back(keys[i]);
+  const uint64_t evicted = evicted_for_room();
   if (!absent.empty()) {
     const auto make = [&] { return MakeRows(absent, now, parallel_for); };
     status = MakeInRoom(keys, n, absent, now, make, parallel_for);
@@ -208,7 +210,7 @@ Status Table::Update(const Key* keys, size_t n, const float* gradients, const st
   if (admission_ != nullptr) admission_->Forget(absent.data(), absent.size());
   if (state_.rule.empty()) {
     status = Relay(rule, optimizer.slots(config_.dim), /*restart=*/false, parallel_for);
-    if (!status.ok()) return status;
+    if (!status.ok()) return SayingWhatWent(status, evicted);
   }
   TableState after = state_;
   after.rule = rule;
@@ -219,7 +221,7 @@ Status Table::Update(const Key* keys, size_t n, const float* gradients, const st
   status =
       ApplyStep({{keys, gradients, nullptr, n}}, optimizer, std::move(step), after, parallel_for)
           .status();
-  return status.ok() ? EvictAfterStep(after.steps, parallel_for) : status;
+  return status.ok() ? EvictAfterStep(after.steps, parallel_for) : SayingWhatWent(status, evicted);
 }
 
 }  // namespace sok

@@ -1,4 +1,5 @@
 // How rows of a table go: by policies, by key, and to make room.
+#include <string>
 #include <utility>
 
 #include "core/tables/table.h"
@@ -92,21 +93,38 @@ Status Table::EvictAfterStep(int64_t step, const ParallelFor& parallel_for) {
 Status Table::MakeInRoom(const Key* keys, size_t n, const std::vector<Key>& newcomers, uint32_t now,
                          const std::function<Status()>& make, const ParallelFor& parallel_for) {
   if (evictor_ == nullptr) return make();
+  const uint64_t evicted = evictor_->evicted();
   for (;;) {
     const uint64_t seen = store_->replacements();
-    const uint64_t evicted = evictor_->evicted();
-    auto made = evictor_->MakeRoom({keys, n}, newcomers, now, parallel_for);
-    if (evictor_->evicted() != evicted) ++removals_;
-    if (!made.ok()) return made.status();
+    auto room = evictor_->MakeRoom({keys, n}, newcomers, now, parallel_for);
+    if (!room.ok()) return SayingWhatWent(room.status(), evicted);
+    if (!room.value().gone.empty()) ++removals_;
     Status status = make();
-    if (status.ok()) evictor_->Add(made.value(), now);
-    if (status.code() != Code::kResourceExhausted) return status;
+    if (status.ok()) {
+      evictor_->Add(room.value().made, now);
+      return status;
+    }
+    const Status failed = SayingWhatWent(status, evicted);
+    if (status.code() != Code::kResourceExhausted) return failed;
     // A storage that has taken in a dump since may have filled the table again.
     if (store_->replacements() != seen) continue;
     // Rows of the call may have expired since, and take more room as new ones.
     const auto missing = evictor_->Missing(newcomers, parallel_for);
-    if (!missing.ok() || missing.value().size() <= made.value().size()) return status;
+    if (!missing.ok() || missing.value().size() <= room.value().made.size()) return failed;
   }
+}
+
+Status Table::SayingWhatWent(const Status& failed, uint64_t evicted) const {
+  const uint64_t rows = evictor_ == nullptr ? 0 : evictor_->evicted() - evicted;
+  if (failed.ok() || rows == 0) return failed;
+  return ErrorOrLiteral(
+      failed.code(),
+      "memory has ended in the midst of a call, for which other rows have gone by the eviction",
+      [&] {
+        return failed.Within("", "; to make room for the call " + std::to_string(rows) +
+                                     " rows have gone by the eviction '" +
+                                     eviction_->config().kind + "'");
+      });
 }
 
 Status Table::MakeInRoom(const Key* keys, size_t n, uint32_t now,
