@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from kv_rows import keys, ones, sgd
 
-from sok_embed import admission, kv
+from sok_embed import admission, eviction, kv
 
 BOTH = [kv.FrequencyAdmission(3), kv.CountingBloomAdmission(3, 1000)]
 
@@ -95,3 +95,49 @@ def test_a_key_that_was_given_its_row_begins_anew_once_that_has_gone(tmp_path, g
                 embedding.remove(keys(2))
             embedding.lookup(keys(1))
             assert embedding.contains(keys(1)).all() == (seen == 3)
+
+
+@pytest.mark.parametrize("gone", ["remove", "evict", "evict after a step"])
+@pytest.mark.parametrize("given", ["load", "assign"])
+def test_counts_that_a_given_row_has_outlived_go_with_the_row(tmp_path, given, gone):
+    rule = kv.FrequencyAdmission(3)
+    more = {
+        "remove": {},
+        "evict": {"max_rows": 1, "eviction": "lru"},
+        "evict after a step": {"eviction": eviction.MinNorm(2.0, every=1)},
+    }[gone]
+    with kv.Storage(tmp_path / "other") as other:
+        sgd(other).assign(keys(1), ones(1))
+        other.dump(tmp_path / "dump")
+    with kv.Storage(tmp_path / "rows") as storage:
+        for _ in range(2):
+            sgd(storage, admission=rule, **more).lookup(keys(1))
+    with kv.Storage(tmp_path / "rows") as storage:
+        if given == "load":
+            storage.load(tmp_path / "dump")
+        else:  # as a killed process leaves it, whose call is in the journal, and its counts are not
+            sgd(storage, **more).assign(keys(1), ones(1))
+    with kv.Storage(tmp_path / "rows") as storage:
+        embedding = sgd(storage, admission=rule, **more)
+        assert embedding.contains(keys(1)).all()
+        if gone == "remove":
+            assert embedding.remove(keys(1, 5)) == 1
+        elif gone == "evict":
+            embedding.assign(keys(2), ones(1))
+            embedding.remove(keys(2))
+        else:
+            embedding.assign(keys(2), ones(1))
+            embedding.apply_gradients(keys(2), -9 * ones(1))
+            embedding.remove(keys(2))
+        assert not embedding.contains(keys(1)).any()
+        for seen in range(1, 4):
+            embedding.lookup(keys(1))
+            assert embedding.contains(keys(1)).all() == (seen == 3)
+
+
+def test_a_removal_leaves_the_counts_of_keys_that_wait(storage):
+    embedding = sgd(storage, admission=kv.FrequencyAdmission(2))
+    embedding.lookup(keys(1))
+    assert embedding.remove(keys(1)) == 0
+    embedding.lookup(keys(1))
+    assert embedding.contains(keys(1)).all()

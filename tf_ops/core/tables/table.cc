@@ -347,9 +347,24 @@ Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& par
   // have it come out one short.
   std::unique_lock<std::mutex> commit(commit_mu_, std::defer_lock);
   if (evictor_ != nullptr) commit.lock();
+  std::vector<Key> there;
+  if (admission_ != nullptr) {
+    auto missing = store_->Missing(keys, n, parallel_for);
+    if (!missing.ok()) return missing.status();
+    std::vector<uint8_t> absent(n, 0);
+    for (uint32_t i : missing.value()) absent[i] = 1;
+    for (size_t i = 0; i < n; ++i) {
+      if (absent[i] == 0) there.push_back(keys[i]);
+    }
+  }
   auto erased = store_->Erase(keys, n, parallel_for);
+  if (erased.ok()) ForgetCounts(there);
   ++removals_;  // after: a lookup that still finds a row must not know of its removal
   return erased;
+}
+
+void Table::ForgetCounts(const std::vector<Key>& gone) {
+  if (admission_ != nullptr) admission_->Forget(gone.data(), gone.size());
 }
 
 int64_t Table::steps() {

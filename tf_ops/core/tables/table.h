@@ -336,6 +336,9 @@ class Table {
   Status CheckRange(const Key* keys, size_t n) const;
   // `now` is the update_time of new rows.
   Status MakeRows(const std::vector<Key>& keys, uint32_t now, const ParallelFor& parallel_for);
+  // Has the admission begin anew with keys whose rows have gone. Most had no count; one that was
+  // given its row while nobody had the admission open, by a load, say, has.
+  void ForgetCounts(const std::vector<Key>& gone);
   // Leaves the positions whose keys may have a row made; counts the keys if `observe`.
   Status Admit(const Key* keys, bool observe, std::vector<uint32_t>* positions);
   Status Relay(const std::string& rule, const std::vector<Slot>& slots, bool restart,

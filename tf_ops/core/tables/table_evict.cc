@@ -20,7 +20,9 @@ Result<EvictedRows> Table::EvictChosen(const std::function<Status(EvictedRows*)>
         store_->EraseUnlessReplaced(seen, evicted.keys.data(), evicted.keys.size(), parallel_for);
     ++removals_;
     if (!erased.ok()) return erased.status();
-    if (erased.value().has_value()) return evicted;
+    if (!erased.value().has_value()) continue;
+    ForgetCounts(evicted.keys);
+    return evicted;
   }
 }
 
@@ -99,6 +101,7 @@ Status Table::MakeInRoom(const Key* keys, size_t n, const std::vector<Key>& newc
     auto room = evictor_->MakeRoom({keys, n}, newcomers, now, parallel_for);
     if (!room.ok()) return SayingWhatWent(room.status(), evicted);
     if (!room.value().gone.empty()) ++removals_;
+    ForgetCounts(room.value().gone);
     Status status = make();
     if (status.ok()) {
       evictor_->Add(room.value().made, now);
