@@ -315,8 +315,9 @@ class Table {
   // Those that one of the policies has go, but for those in `staying`. commit_mu_ is held.
   Result<EvictedRows> EvictBy(const std::vector<const Eviction*>& policies, const KeySet& staying,
                               const ParallelFor& parallel_for);
-  // Has rows go after step number `step`, where the eviction does that. commit_mu_ is held.
-  Status EvictAfterStep(int64_t step, const ParallelFor& parallel_for);
+  // Has rows go after step number `step`, where the eviction does that, but for those of the keys
+  // (n). commit_mu_ is held.
+  Status EvictAfterStep(int64_t step, const Key* keys, size_t n, const ParallelFor& parallel_for);
   // Calls make(), which makes rows for those of `newcomers` that have none, at a time `now`, in the
   // call of keys (n), which have them all. In a full table others go before. commit_mu_ is held if
   // there is an eviction.

@@ -144,7 +144,7 @@ Result<CommitOutcome> Table::Commit(std::unique_lock<std::mutex> /*lock*/,
   outcome.stepped = true;
   if (eviction_ != nullptr) {
     deposits.clear();  // and their claims
-    status = EvictAfterStep(after.steps, parallel_for);
+    status = EvictAfterStep(after.steps, nullptr, 0, parallel_for);
     if (!status.ok()) return status;
   }
   return outcome;
@@ -221,7 +221,8 @@ Status Table::Update(const Key* keys, size_t n, const float* gradients, const st
   status =
       ApplyStep({{keys, gradients, nullptr, n}}, optimizer, std::move(step), after, parallel_for)
           .status();
-  return status.ok() ? EvictAfterStep(after.steps, parallel_for) : SayingWhatWent(status, evicted);
+  return status.ok() ? EvictAfterStep(after.steps, keys, n, parallel_for)
+                     : SayingWhatWent(status, evicted);
 }
 
 }  // namespace sok

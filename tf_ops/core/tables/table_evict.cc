@@ -76,11 +76,14 @@ Result<EvictedRows> Table::EvictBy(const std::vector<const Eviction*>& policies,
   return evicted;
 }
 
-Status Table::EvictAfterStep(int64_t step, const ParallelFor& parallel_for) {
+Status Table::EvictAfterStep(int64_t step, const Key* keys, size_t n,
+                             const ParallelFor& parallel_for) {
   if (eviction_ == nullptr) return Status();
   const uint32_t now = this->now();
   if (!eviction_->Due(step, now)) return Status();
   KeySet staying;
+  staying.Reserve(n);
+  for (size_t i = 0; i < n; ++i) staying.Insert(keys[i]);
   const auto claims = in_use_->AddTo(&staying);
   auto evicted = EvictBy({eviction_.get()}, staying, parallel_for);
   if (evicted.ok()) {

@@ -456,6 +456,24 @@ TEST_CASE("min_norm: rows go in every so many steps, and in a full table at once
   }
 }
 
+TEST_CASE("min_norm: rows of an update stay until the next one") {
+  for (const bool on_disk : {false, true}) {
+    Place place(on_disk, {"min_norm", 0, 1.0f, 1}, 0);
+    const auto sgd = Value(MakeRowOptimizer("sgd", {{"learning_rate", 1.0}}));
+    const auto update = [&](const Keys& keys) {
+      const std::vector<float> gradients(keys.size() * kDim, 0.9f);  // from (1, 1)
+      REQUIRE(place.table
+                  ->Update(keys.data(), keys.size(), gradients.data(), "sgd", *sgd, {}, SerialFor)
+                  .ok());
+    };
+    update({1, 2});
+    CHECK(place.Rows() == Keys{1, 2});
+    update({2, 3});
+    CHECK(place.Rows() == Keys{2, 3});
+    CHECK(place.table->Stats().evicted == 1);
+  }
+}
+
 TEST_CASE("rows in use do not go after steps") {
   Place place(false, {"min_norm", 0, 10.0f, 1}, 0);
   LookupKeys batch = Place::Held({1});
