@@ -137,7 +137,7 @@ Status SyncFile(const std::string& path) {
   return error == 0 ? Status() : SystemError(error, "bring to the device", path);
 }
 
-Status SyncFolder(const std::string& folder) {
+Status SyncFolder(const std::string& folder, const std::string& verb) {
   const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const int opened = fd < 0 ? errno : 0;
   const int synced = fd < 0 || fsync(fd) == 0 ? 0 : errno;
@@ -145,8 +145,7 @@ Status SyncFolder(const std::string& folder) {
   // Some file systems cannot sync a folder and say so: they do not need it, or cannot do it.
   if (opened == 0 && (synced == 0 || synced == EINVAL || synced == ENOTSUP)) return Status();
   const int error = opened != 0 ? opened : synced;
-  return SystemError(error, "bring to the device (the new file has its name already) the folder",
-                     folder);
+  return SystemError(error, verb, folder);
 }
 
 bool FileBuffer::Reserve(size_t size) {
@@ -252,7 +251,8 @@ Status ReplacementFile::Commit() {
   }
   temporary_.clear();
   if (close(std::exchange(fd_, -1)) != 0) return SystemError(errno, "close", path_);
-  return SyncFolder(FolderOf(path_));
+  return SyncFolder(FolderOf(path_),
+                    "bring to the device (the new file has its name already) the folder");
 }
 
 void ReplacementFile::Discard() {

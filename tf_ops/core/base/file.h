@@ -20,8 +20,9 @@ Status SystemError(int error, const std::string& verb, const std::string& path);
 // Brings what a file holds to the device.
 Status SyncFile(const std::string& path);
 
-// Brings the names in a folder to the device.
-Status SyncFolder(const std::string& folder);
+// Brings the names in a folder to the device. `verb`: what cannot be done to the folder then.
+Status SyncFolder(const std::string& folder,
+                  const std::string& verb = "bring to the device the folder");
 
 // Memory for one block; data() is null if the system has none.
 class FileBuffer {

@@ -53,14 +53,13 @@ Status TakeName(const std::string& unfinished) {
       "which can be removed)");
 }
 
-// Makes the checkpoint where the folder of the storage is on another file system. There RocksDB
-// copies the files, to a folder "<path>.tmp" first, which it empties before and leaves behind if it
-// fails.
-Status CheckpointInPlace(const Database& database, const std::string& path) {
-  const std::string unfinished = UnfinishedOf(path);
-  if (Status status = TakeName(unfinished); !status.ok()) return status;
-  Status status = database.Checkpoint(path);
-  if (!status.ok()) RemoveFolder(unfinished);
+// Gives a checkpoint that is whole its name, where nothing is. On an error nothing has the name.
+// Returns errno of the move in `move_error`, 0 if that was possible.
+Status MoveTo(const std::string& from, const std::string& path, int* move_error) {
+  *move_error = std::rename(from.c_str(), path.c_str()) == 0 ? 0 : errno;
+  if (*move_error != 0) return SystemError(*move_error, "move the finished checkpoint to", path);
+  Status status = SyncFolder(ParentOf(path));
+  if (!status.ok()) RemoveFolder(path);
   return status;
 }
 
@@ -75,9 +74,36 @@ Status TakeAlong(const std::string& name, const std::string& from, const std::st
   return SyncFile(target);
 }
 
+// Makes the checkpoint in "<path>.tmp", with files of `folder` that go along. RocksDB's part
+// becomes a folder in there, so that nobody finds it without them.
+Status CheckpointInPlace(const Database& database, const std::string& folder,
+                         const std::string& path, const std::vector<std::string>& files) {
+  const std::string unfinished = UnfinishedOf(path), inner = unfinished + "/checkpoint";
+  if (Status status = TakeName(unfinished); !status.ok()) return status;
+  Status status = database.Checkpoint(inner);
+  for (const std::string& name : files) {
+    if (status.ok()) status = TakeAlong(name, folder, inner);
+  }
+  if (status.ok()) status = SyncFolder(inner);
+  int error = 0;
+  if (status.ok()) status = MoveTo(inner, path, &error);
+  RemoveFolder(unfinished);
+  return status;
+}
+
+Status CheckFree(const std::string& path) {
+  struct stat found;
+  if (lstat(path.c_str(), &found) != 0) return Status();
+  return InvalidArgument("expected a path for the checkpoint that does not exist yet, got '" +
+                         path + "'");
+}
+
 }  // namespace
 
 Status CheckOutside(const std::string& path, const std::string& folder, const char* what) {
+  if (path.empty()) {
+    return InvalidArgument(std::string("expected a path for the ") + what + ", got ''");
+  }
   struct stat own, above, at;
   if (stat(folder.c_str(), &own) != 0) return Status();
   std::string ancestor = ParentOf(path);
@@ -96,48 +122,28 @@ Status CheckOutside(const std::string& path, const std::string& folder, const ch
 Status MakeCheckpoint(const Database& database, const std::string& folder,
                       const std::string& path) {
   if (Status status = CheckOutside(path, folder, "checkpoint"); !status.ok()) return status;
-  struct stat own, parent, found;
+  struct stat own, parent;
   const bool movable = stat(folder.c_str(), &own) == 0 &&
                        stat(ParentOf(path).c_str(), &parent) == 0 && own.st_dev == parent.st_dev &&
                        access(folder.c_str(), W_OK) == 0;
-  if (lstat(path.c_str(), &found) == 0) {
-    return InvalidArgument("expected a path for the checkpoint that does not exist yet, got '" +
-                           path + "'");
-  }
-  if (!movable) return CheckpointInPlace(database, path);
+  if (Status status = CheckFree(path); !status.ok()) return status;
+  if (!movable) return CheckpointInPlace(database, folder, path, {});
   const std::string staging = folder + kStaging;
   RemoveUnfinishedCheckpoints(folder);
   Status status = database.Checkpoint(staging);
   if (!status.ok()) return status;
-  if (std::rename(staging.c_str(), path.c_str()) == 0) return SyncFolder(ParentOf(path));
-  const int error = errno;
-  RemoveUnfinishedCheckpoints(folder);
+  int error = 0;
+  status = MoveTo(staging, path, &error);
+  if (error != 0) RemoveUnfinishedCheckpoints(folder);
   // Two mounts of one device look like one file system, but no file can be moved between them.
-  if (error == EXDEV) return CheckpointInPlace(database, path);
-  return SystemError(error, "move the finished checkpoint to", path);
+  return error == EXDEV ? CheckpointInPlace(database, folder, path, {}) : status;
 }
 
 Status CheckpointOfReader(const Database& database, const std::string& folder,
                           const std::string& path, const std::vector<std::string>& journal) {
   if (Status status = CheckOutside(path, folder, "checkpoint"); !status.ok()) return status;
-  struct stat found;
-  if (lstat(path.c_str(), &found) == 0) {
-    return InvalidArgument("expected a path for the checkpoint that does not exist yet, got '" +
-                           path + "'");
-  }
-  // RocksDB's part becomes a folder in there, so that nobody finds it without the journal.
-  const std::string unfinished = UnfinishedOf(path), inner = unfinished + "/checkpoint";
-  if (Status status = TakeName(unfinished); !status.ok()) return status;
-  Status status = database.Checkpoint(inner);
-  for (const std::string& name : journal) {
-    if (status.ok()) status = TakeAlong(name, folder, inner);
-  }
-  if (status.ok()) status = SyncFolder(inner);
-  if (status.ok() && std::rename(inner.c_str(), path.c_str()) != 0) {
-    status = SystemError(errno, "move the finished checkpoint to", path);
-  }
-  RemoveFolder(unfinished);
-  return status.ok() ? SyncFolder(ParentOf(path)) : status;
+  if (Status status = CheckFree(path); !status.ok()) return status;
+  return CheckpointInPlace(database, folder, path, journal);
 }
 
 void RemoveUnfinishedCheckpoints(const std::string& folder) {

@@ -22,7 +22,8 @@ Status CheckOutside(const std::string& path, const std::string& folder, const ch
 // file system, the checkpoint grows in `folder` and is moved to `path` when it is complete, so that
 // what a killed process leaves lies where RemoveUnfinishedCheckpoints finds it. Otherwise it grows
 // in "<path>.tmp". Errors: those of Database::Checkpoint; kInvalidArgument if something is at
-// `path` or, on another file system, at "<path>.tmp", or if `path` lies in `folder`.
+// `path` or, on another file system, at "<path>.tmp", or if `path` lies in `folder`. On any error
+// nothing is at `path` that was not there before.
 Status MakeCheckpoint(const Database& database, const std::string& folder, const std::string& path);
 
 // The same for who may not write to `folder`, beside others who do this too: nothing in there

@@ -88,6 +88,15 @@ TEST_CASE("a checkpoint never takes the place of something") {
   CHECK_FALSE(storage->Checkpoint(folder / "missing/x").ok());
 }
 
+TEST_CASE("an empty path is none for a checkpoint or a dump") {
+  const TestFolder folder;
+  const auto storage = OpenStorage(folder / "rows");
+  for (const Status& refused : {storage->Checkpoint(""), storage->Dump("", {}, nullptr).status()}) {
+    CHECK(refused.code() == Code::kInvalidArgument);
+    CHECK(Contains(refused, "got ''"));
+  }
+}
+
 TEST_CASE("a checkpoint on another file system leaves what is beside it alone") {
   const TestFolder folder;
   auto opened = RowDatabase::Open({folder / "rows", /*read_only=*/false, nullptr});
