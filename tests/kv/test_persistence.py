@@ -311,6 +311,26 @@ def test_a_load_that_would_exceed_the_limit_of_an_open_group_changes_nothing(tmp
         assert storage.groups()[0].rows == 7
 
 
+def test_rows_that_have_expired_leave_no_room_for_a_load_beyond_the_limit(tmp_path, clock):
+    with kv.Storage(tmp_path / "other", clock=clock) as other:
+        sgd(other).assign(keys(*range(100, 105)), ones(5))
+        other.dump(tmp_path / "dump")
+    with kv.Storage(tmp_path / "rows", ttl=1000, clock=clock) as storage:
+        sgd(storage).assign(keys(*range(6)), ones(6))
+        clock.now += 900
+        sgd(storage).assign(keys(*range(6, 10)), ones(4))
+    clock.now += 99
+    with kv.Storage(tmp_path / "other", clock=clock) as other:
+        sgd(other).apply_gradients(keys(*range(100, 105)), ones(5))
+        other.dump(tmp_path / "dump")
+    with kv.Storage(tmp_path / "rows", clock=clock) as storage:
+        embedding = sgd(storage, max_rows=5)  # of 10, which a smaller limit leaves alone
+        clock.now += 50  # and 6 of them expire
+        with pytest.raises(kv.StorageError, match="limit of 5 rows, and would have 9"):
+            storage.load(tmp_path / "dump")
+        assert embedding.contains(keys(*range(10))).tolist() == [False] * 6 + [True] * 4
+
+
 def test_a_load_into_a_group_with_an_eviction_leaves_it_to_newcomers(tmp_path):
     with kv.Storage(tmp_path / "other") as other:
         sgd(other).assign(keys(*range(6)), ones(6))

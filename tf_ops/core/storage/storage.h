@@ -223,8 +223,11 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // Success if it has happened, else the error. A later call looks if the database cannot be
   // opened.
   Status Resolve(const Status& failed, Resolution resolution);
-  // kResourceExhausted if an open group without an eviction takes in more rows than its limit.
-  Status CheckTakes(int group, uint64_t before, uint64_t after) const;
+  // The most rows that an open group with a limit and without an eviction may have once it has
+  // taken in others, where it is described by `meta` before.
+  Result<uint64_t> RowsThatTheLimitAllows(int group, const GroupMeta& meta) const;
+  // kResourceExhausted if such a group would have more rows then.
+  Status CheckTakes(int group, uint64_t allowed, uint64_t after) const;
   // Has the tables that are open forget what they knew of groups that have taken in rows.
   void FollowTakenIn(const std::map<int, GroupMeta>& groups);
 

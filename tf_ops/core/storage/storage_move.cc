@@ -213,6 +213,12 @@ Status Storage::Resolve(const Status& failed, Resolution resolution) {
 
 Status Storage::PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows& add) {
   Database& database = *core_->database;
+  std::map<int, uint64_t> allowed;
+  for (const auto& [number, group] : *groups) {
+    auto rows = RowsThatTheLimitAllows(number, group);
+    if (!rows.ok()) return rows.status();
+    allowed[number] = rows.value();
+  }
   Status status = add([&](RowBatch* batch) {
     Status written = database.WritePending(*batch);
     batch->Clear();
@@ -221,21 +227,32 @@ Status Storage::PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows&
   Database::Meta meta;
   for (auto& [number, group] : *groups) {
     if (!status.ok()) break;
-    const uint64_t before = group.rows;
     status = CountLive(database, number, *core_->expiry, &group);
-    if (status.ok()) status = CheckTakes(number, before, group.rows);
+    if (status.ok()) status = CheckTakes(number, allowed[number], group.rows);
     meta[GroupMetaName(number)] = group.ToJson();
   }
   return status.ok() ? database.Publish(meta) : status;
 }
 
-Status Storage::CheckTakes(int group, uint64_t before, uint64_t after) const {
+Result<uint64_t> Storage::RowsThatTheLimitAllows(int group, const GroupMeta& meta) const {
+  const auto open = groups_.find(group);
+  if (open == groups_.end() || open->second.eviction.has_value()) return meta.rows;
+  const uint64_t most = open->second.config.max_rows;
+  // A table that was opened with a smaller limit than before may hold more, but rows that have
+  // expired are none of those.
+  if (most == 0 || meta.rows <= most || ttl() == 0) return std::max(most, meta.rows);
+  GroupMeta live = meta;
+  Status status = CountLive(*core_->database, group, *core_->expiry, &live);
+  if (!status.ok()) return status;
+  return std::max(most, live.rows);
+}
+
+Status Storage::CheckTakes(int group, uint64_t allowed, uint64_t after) const {
   const auto open = groups_.find(group);
   // With an eviction the next newcomers have the others go.
   if (open == groups_.end() || open->second.eviction.has_value()) return Status();
   const uint64_t most = open->second.config.max_rows;
-  // A table that was opened with a smaller limit than before may hold more.
-  if (most == 0 || after <= std::max(most, before)) return Status();
+  if (most == 0 || after <= allowed) return Status();
   return Status(Code::kResourceExhausted,
                 "group {group} of '{path}' is open with a limit of {most} rows, and would have "
                 "{after}; raise its max_rows, or load the file before the group is opened",
