@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -194,13 +193,18 @@ def load(path: str, file: str, damo: bool, ttl: int | None, as_json: bool) -> No
     """Take the rows of FILE into PATH, which is made if there is none."""
     from sok_embed import kv
     from sok_embed.kv import _core
+    from sok_embed.kv.worker_folder import worker_folder
 
     theirs = None if damo else kv.read_dump(file).ttl
     if ttl is None and not _core.holds_storage(path):
         ttl = theirs or 0
-    with kv.Storage(path, ttl) as storage, _bar("load") as progress, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the TTL is printed below
-        rows = (storage.load_damo if damo else storage.load)(file, progress)
+    # A load that fails leaves the TTL of the folder as it is.
+    folder = worker_folder(path)
+    storage = _core.Storage(folder, ttl, 256 << 20, False, False, ttl_with_load=True)
+    with closing(storage), _bar("load") as progress:
+        rows = (storage.load_damo if damo else storage.load)(
+            file, lambda done, total: progress(done, total) is not False
+        )
         ttl = storage.ttl
     text = f"{rows:,} rows from {file}"
     if ttl or theirs:

@@ -55,6 +55,7 @@ class Storage:
         read_only: bool,
         reset_slots: bool = False,
         spill_rows: int | None = None,  # that may wait in the spill; None: by cache_bytes
+        ttl_with_load: bool = False,  # a folder that is there has another TTL only once rows came
     ) -> None: ...
     @staticmethod
     def find_open(path: _Path) -> Storage | None: ...

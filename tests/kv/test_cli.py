@@ -127,6 +127,27 @@ def test_dump_chooses_rows(path, tmp_path, options, rows):
     assert run_json("dump", path, tmp_path / "dump", *options)["rows"] == rows
 
 
+def test_a_load_that_fails_leaves_the_ttl_and_the_rows(path, tmp_path):
+    file = tmp_path / "dump"
+    run("dump", path, file)
+    whole = file.read_bytes()
+    damaged = bytearray(whole)
+    damaged[-100] ^= 1  # in the rows, which are checked in full before any is taken in
+    (tmp_path / "damaged").write_bytes(damaged)
+    with kv.Storage(tmp_path / "wide") as wide:
+        sgd(wide, 3).lookup(keys(1))
+        wide.dump(tmp_path / "wider")
+    for wrong in ("damaged", "wider"):
+        run("load", path, tmp_path / wrong, "--ttl", 5, code=1)
+        report = run_json("inspect", path)
+        assert report["ttl"] == 10**9 and [group["rows"] for group in report["groups"]] == [6, 1]
+    # Rows that expire by the TTL that is given stay out, and those that are there expire.
+    assert run_json("load", path, file, "--ttl", 5) == {"rows": 0, "file": str(file), "ttl": 5}
+    after = run_json("inspect", path)
+    assert after["ttl"] == 5 and [group["rows"] for group in after["groups"]] == [0, 0]
+    assert run_json("load", path, file, "--ttl", 10**9)["rows"] == 7
+
+
 def test_load_takes_damos_files(tmp_path):
     file = damo_file(tmp_path / "damo", {3: {1: [1.0, 2.0]}})
     assert run_json("load", tmp_path / "new", file, "--damo")["rows"] == 1

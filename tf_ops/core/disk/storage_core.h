@@ -66,8 +66,10 @@ struct StorageCore {
   // Files of the journal that a read-only storage reads along with the database.
   std::vector<std::string> shown_journal;
   // Whether rows were counted by another TTL than that of `expiry`, and are not to be counted anew
-  // in the folder, which is read-only.
+  // in the folder, which is read-only or gets its TTL later.
   bool other_ttl = false;
+  // What the folder is to say of itself once it has taken in rows; empty: it does already.
+  NamedValues unsaid;
 
  private:
   // For who holds the gate alone.

@@ -28,6 +28,9 @@ struct StorageOptions {
   // Seconds after its last update that a row is kept; 0: for ever. Unset: as the folder has it,
   // 0 for a new one.
   std::optional<uint32_t> ttl;
+  // Whether a folder that is there gets another TTL only together with the first rows that are
+  // loaded. Until then rows expire by it here, and none is removed for that.
+  bool ttl_with_load = false;
   // What the rows that are kept in memory may take. An index of about 20 bytes a row comes on top,
   // and what RocksDB takes: see kBlockCacheBytes and kMemtableBytes.
   uint64_t cache_bytes = uint64_t{256} << 20;

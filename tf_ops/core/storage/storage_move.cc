@@ -225,6 +225,12 @@ Status Storage::PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows&
     return written;
   });
   Database::Meta meta;
+  if (status.ok() && !core_->unsaid.empty()) {
+    auto counted = CountAllGroups(database, *core_->expiry);
+    if (!counted.ok()) return counted.status();
+    meta = std::move(counted.value());
+    meta.insert(core_->unsaid.begin(), core_->unsaid.end());
+  }
   for (auto& [number, group] : *groups) {
     if (!status.ok()) break;
     status = CountLive(database, number, *core_->expiry, &group);
@@ -260,6 +266,11 @@ Status Storage::CheckTakes(int group, uint64_t allowed, uint64_t after) const {
 }
 
 void Storage::FollowTakenIn(const std::map<int, GroupMeta>& groups) {
+  if (!core_->unsaid.empty()) {
+    core_->unsaid.clear();
+    core_->other_ttl = false;
+    core_->expiry->AllowRemoval();
+  }
   for (const auto& [number, group] : groups) {
     const auto open = groups_.find(number);
     if (open != groups_.end()) open->second.store->DropCache(group.rows, group.counted_at);

@@ -57,11 +57,14 @@ uint64_t IdIn(const std::string& description) {
 
 // Writes down what the storage is, unless it stands there already. Rows that had expired may live
 // under another TTL, and the other way round, so they are counted anew.
+std::string TextOf(const Expiry& expiry, uint64_t id) {
+  return "{\"format\":" + std::to_string(kFormat) + ",\"ttl\":" + std::to_string(expiry.ttl()) +
+         ",\"id\":\"" + IdText(id) + "\"}";
+}
+
 Status Describe(Database* database, const Expiry& expiry, uint64_t id,
                 const std::string& description) {
-  const std::string text = "{\"format\":" + std::to_string(kFormat) +
-                           ",\"ttl\":" + std::to_string(expiry.ttl()) + ",\"id\":\"" + IdText(id) +
-                           "\"}";
+  const std::string text = TextOf(expiry, id);
   if (description == text) return Status();
   NamedValues values;
   const auto before = FlatJson::Parse(description);
@@ -224,9 +227,15 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
   if (!options.read_only) {
     RemoveUnfinishedCheckpoints(options.path);
     if (core->id == 0) core->id = NewId();
-    Status status = Describe(core->database.get(), *core->expiry, core->id, description);
-    if (!status.ok()) return status;
-    core->expiry->AllowRemoval();
+    if (options.ttl_with_load && !description.empty() &&
+        opened.value().ttl != core->expiry->ttl()) {
+      core->other_ttl = true;
+      core->unsaid[kStorageName] = TextOf(*core->expiry, core->id);
+    } else {
+      Status status = Describe(core->database.get(), *core->expiry, core->id, description);
+      if (!status.ok()) return status;
+      core->expiry->AllowRemoval();
+    }
   }
   if (options.write_through && !options.read_only) {
     core->journal = std::make_unique<Journal>(options.path, core->id, next_segment.value(),
