@@ -190,7 +190,7 @@ def test_keys_without_a_row_have_the_vectors_of_the_model_that_was_saved(tmp_pat
 
 
 @keras.saving.register_keras_serializable(package="tests")
-class Subclassed(keras.Model):
+class SubclassedFields(keras.Model):
     def __init__(self, layer, **kwargs):
         super().__init__(**kwargs)
         self.layer = layer
@@ -214,7 +214,7 @@ class Subclassed(keras.Model):
 
 def test_a_subclassed_model_of_dense_features_comes_back_from_a_keras_file(tmp_path):
     names = ("user", "item_best")
-    model = Subclassed(make_layer(names=names))
+    model = SubclassedFields(make_layer(names=names))
     keys = {name: k for name, k in inputs_of(random_batch()).items() if name in names}
     model.compile("adam", "mse", run_eagerly=True)
     model.fit(keys, np.ones((BATCH, 1)), verbose=0)
