@@ -354,7 +354,7 @@ class Storage:
                     f"Expected a storage in '{folder}'. Received: {there}. Move it there, "
                     "or open another there first, with sok_embed.Storage."
                 )
-            if elsewhere is not None and wanted != _id_in(folder):
+            if elsewhere is not None and not _is_in(folder, wanted):
                 return elsewhere
             storage = cls(**arguments)
             if not _is_that_of(storage, wanted):
@@ -404,11 +404,17 @@ def _open_elsewhere(path: str, id: str | None, at_any_path: bool) -> Storage | N
     return found[0] if len(found) == 1 else None
 
 
-def _id_in(folder: str) -> str:
-    """Returns the id of the storage in a folder, which nobody has open."""
-    native = _core.Storage(os.path.abspath(folder), None, 1 << 20, False, True, False)
+def _is_in(folder: str, id: str | None) -> bool:
+    """Returns whether a folder that nobody has open holds the storage of that id.
+
+    One that cannot be read, as its files are damaged or another process writes to it, does not.
+    """
     try:
-        return f"{native.id:016x}"
+        native = _core.Storage(os.path.abspath(folder), None, 1 << 20, False, True, False)
+    except OSError:
+        return False
+    try:
+        return f"{native.id:016x}" == id
     finally:
         native.close()
 

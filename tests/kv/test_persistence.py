@@ -294,6 +294,23 @@ def test_after_a_change_of_directory_the_storage_of_that_id_in_the_folder_comes_
             assert kv.Storage.from_config(config) is storage
 
 
+def test_after_a_change_of_directory_a_folder_that_cannot_be_read_does_not_matter(
+    tmp_path, monkeypatch
+):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    with kv.Storage("rows") as other:
+        sgd(other).assign(keys(1), ones(1))
+    for damaged in (tmp_path / "there" / "rows").glob("MANIFEST-*"):
+        damaged.unlink()
+    monkeypatch.chdir(tmp_path / "here")
+    with kv.Storage("rows") as storage:
+        config = storage.get_config()
+        monkeypatch.chdir(tmp_path / "there")
+        assert kv.Storage.from_config(config) is storage
+
+
 def test_a_load_that_would_exceed_the_limit_of_an_open_group_changes_nothing(tmp_path):
     with kv.Storage(tmp_path / "other") as other:
         sgd(other).assign(keys(*range(6)), ones(6))

@@ -1,4 +1,4 @@
-// Rows that expire in the midst of a call that makes room for others.
+// Calls that make room for their rows, where time or the disk comes between.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include "core/base/test_result.h"
 #include "core/disk/rocksdb/row_database.h"
 #include "core/disk/test_failing_database.h"
+#include "core/rules/row_optimizer.h"
 #include "core/storage/storage.h"
 
 namespace sok {
@@ -49,6 +50,37 @@ TEST_CASE("rows of the call that expire while room is made for others get new on
   std::sort(there.begin(), there.end());
   CHECK(there == Keys{1, 3, 4, 5});
   CHECK(table->Stats().evicted == 1);
+}
+
+TEST_CASE("rows that a failed call has made all the same go before those that were trained") {
+  const TestFolder folder;
+  StorageOptions options;
+  options.path = folder / "storage";
+  options.write_through = true;
+  const auto storage = Value(Storage::Open(options));
+  TableConfig config;
+  config.dim = kDim;
+  config.max_rows = 4;
+  const auto table =
+      Value(storage->OpenTable(config, "", {}, std::nullopt, false, EvictionConfig{"lfu"}));
+  const Keys trained = {1, 2, 3, 4}, failed = {10}, next = {11};
+  const std::vector<float> values(4 * kDim, 1.0f);
+  const auto sgd = Value(MakeRowOptimizer("sgd", {{"learning_rate", 1.0}}));
+  for (int step = 0; step < 3; ++step) {
+    REQUIRE(table->Update(trained.data(), 4, values.data(), "sgd", *sgd, {}, SerialFor).ok());
+  }
+  {
+    const FileSizeLimit full(0);
+    CHECK_FALSE(table->Assign(failed.data(), 1, values.data(), SerialFor).ok());
+  }
+  std::vector<RowMeta> metas(1);
+  std::vector<uint8_t> exists(1);
+  REQUIRE(table->ReadMeta(failed.data(), 1, metas.data(), exists.data(), SerialFor).ok());
+  REQUIRE(exists[0] == 1);  // it is in memory, and not on disk
+  REQUIRE(table->Assign(next.data(), 1, values.data(), SerialFor).ok());
+  REQUIRE(table->ReadMeta(failed.data(), 1, metas.data(), exists.data(), SerialFor).ok());
+  CHECK(exists[0] == 0);
+  CHECK(table->Stats().evicted == 2);
 }
 
 }  // namespace

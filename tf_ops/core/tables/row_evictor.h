@@ -53,7 +53,7 @@ class RowEvictor {
                                    const ParallelFor& parallel_for) const;
   // Says that rows have been made, at `now`.
   void Add(const std::vector<Key>& keys, uint32_t now);
-  // Says that rows were replaced.
+  // Says that rows were replaced, or may have been made.
   void Forget() { queue_.Clear(); }
 
   uint64_t evicted() const { return evicted_; }

@@ -110,6 +110,8 @@ Status Table::MakeInRoom(const Key* keys, size_t n, const std::vector<Key>& newc
       evictor_->Add(room.value().made, now);
       return status;
     }
+    // Rows may have been made all the same, and are not to outlive those that are worth more.
+    evictor_->Forget();
     const Status failed = SayingWhatWent(status, evicted);
     if (status.code() != Code::kResourceExhausted) return failed;
     // A storage that has taken in a dump since may have filled the table again.
