@@ -101,7 +101,7 @@ def random_bags(case: Case, examples: int, random: np.random.Generator) -> Bags:
         numbers += [bag[:length].tolist() for bag, length in zip(bags, lengths, strict=True)]
         own = [random.uniform(0.5, 2, length).astype(np.float32).tolist() for length in lengths]
         if case.weighted:
-            # Of one bag the sum, and that of squares, is 0.
+            # The weights of one bag add up to 0, and so do their squares.
             longest = int(np.argmax(lengths))
             own[longest] = [0.0] * len(own[longest])
             if case.combiner == "mean" and len(own[longest]) > 1:

@@ -98,7 +98,8 @@ def test_small_keys_of_one_table_and_key_0_of_many_are_spread_evenly(workers):
         [mixed_owners(np.zeros(1, np.int64), salt_of(f"t{i}"), workers)[0] for i in range(2000)]
     )
     for counts in (small, zeros):
-        # Of n fair draws a share p is off by 5 * sqrt(n p (1 - p)) once in a million.
+        # The number of n fair draws with a chance of p is off by 5 standard deviations, which
+        # are sqrt(n p (1 - p)) each, about once in a million times.
         n, p = counts.sum(), 1 / workers
         assert len(counts) == workers
         assert np.abs(counts - n * p).max() < 5 * np.sqrt(n * p * (1 - p))
