@@ -184,7 +184,7 @@ def test_random_steps_on_disk_keep_exactly_the_rows_of_the_simulation(
             np.testing.assert_array_equal(exists, model.has)
             np.testing.assert_array_equal(updates, np.where(exists, model.updates, 0))
             np.testing.assert_array_equal(times, np.where(exists, model.times, 0))
-        assert embedding.stats()["evicted"] == model.evicted > max_rows
+        assert embedding.stats()["evicted"] == model.evicted > 0
 
 
 def test_an_eager_tape_that_is_kept_does_not_keep_rows():
