@@ -15,7 +15,7 @@ from sok_embed.arguments import check_integer, check_positive
 from sok_embed.tf_ops.collections import COMBINERS as POOLED
 
 COMBINERS = (*POOLED, None)
-PLACEMENTS = ("auto", "key")
+PLACEMENTS = ("auto", "key", "worker", "replicated")
 
 _KERAS_RS = ("auto", "sparsecore", "default_device")
 
@@ -38,9 +38,13 @@ class TableConfig:
         combiner: How the vectors of several keys of an example become one: `"sum"`, `"mean"`,
             `"sqrtn"`, `"max"`; `None` leaves a vector a key.
         placement: Where rows lie when there are several workers. `"key"`: spread over all of them,
-            by a hash of table and key. `"auto"`: as suits the table, which is `"key"` so far.
+            by a hash of table and key. `"worker"`: the whole table on one worker, which combines
+            the vectors of each bag and sends one for all of them. `"replicated"`: every row on
+            every worker. `"auto"`: the plan chooses.
         seed: Of the initializer. `None`: from the initializer if it was given one, else from the
             names of layer and table and Keras' global seed.
+        worker: The rank of the worker that holds the table, with `placement="worker"`. `None`: the
+            plan chooses.
         max_rows: The most rows on each worker; beyond it rows are evicted, or training raises.
             `None`: no limit.
         storage: A `sok_embed.kv.Storage`, or its config, that the rows live in. `None`: they live
@@ -62,6 +66,7 @@ class TableConfig:
     combiner: str | None = "mean"
     placement: str = "auto"
     seed: int | None = field(default=None, kw_only=True)
+    worker: int | None = field(default=None, kw_only=True)
     max_rows: int | None = field(default=None, kw_only=True)
     storage: Any = field(default=None, kw_only=True)
     group: int | None = field(default=None, kw_only=True)
@@ -78,6 +83,13 @@ class TableConfig:
         self.embedding_dim = check_positive("embedding_dim", self.embedding_dim)
         _check_choice(what, "combiner", self.combiner, COMBINERS)
         _check_choice(what, "placement", self.placement, PLACEMENTS)
+        if self.worker is not None:
+            self.worker = check_integer("worker", self.worker, 0, named=True)
+            if self.placement != "worker":
+                raise ValueError(
+                    f"{what}: expected placement='worker' beside worker. Received: "
+                    f"placement={self.placement!r}, worker={self.worker}. Give both or neither."
+                )
         if self.max_rows is not None:
             self.max_rows = check_positive("max_rows", self.max_rows)
         if self.seed is not None:
@@ -119,6 +131,7 @@ class TableConfig:
             "combiner": self.combiner,
             "placement": self.placement,
             "seed": self.seed,
+            "worker": self.worker,
             "max_rows": self.max_rows,
             "storage": None if self.storage is None else self.storage.get_config(),
             "group": self.group,
@@ -145,6 +158,8 @@ class FeatureConfig:
             needed.
         output_shape: That of the output, likewise.
         combiner: That of this feature; `"table"`: the table's.
+        max_length: The most keys that an example has. A sharding plan takes it for the length of
+            every bag where it is told of no better one. `None`: not known.
 
     Raises:
         ValueError: For a value that is none of the above.
@@ -155,6 +170,7 @@ class FeatureConfig:
     input_shape: Any = None
     output_shape: Any = None
     combiner: str | None = field(default="table", kw_only=True)
+    max_length: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Checks the values."""
@@ -166,6 +182,8 @@ class FeatureConfig:
                 f"{type(self.table).__name__})."
             )
         _check_choice(what, "combiner", self.combiner, ("table", *COMBINERS))
+        if self.max_length is not None:
+            self.max_length = check_positive("max_length", self.max_length)
 
     @property
     def own_combiner(self) -> str | None:
@@ -180,6 +198,7 @@ class FeatureConfig:
             "input_shape": self.input_shape,
             "output_shape": self.output_shape,
             "combiner": self.combiner,
+            "max_length": self.max_length,
         }
 
     @classmethod

@@ -121,6 +121,10 @@ def test_an_output_of_another_name_is_refused():
         ({"combiner": "min"}, "'t': expected combiner to be one of .*'min'"),
         ({"combiner": "table"}, "'t': expected combiner to be one of .*'table'"),
         ({"placement": "row"}, "'t': expected placement to be one of .*'row'"),
+        ({"worker": 1}, "'t': expected placement='worker' beside worker.*'auto', worker=1"),
+        ({"placement": "key", "worker": 0}, "'t': expected placement='worker'.*'key', worker=0"),
+        ({"placement": "worker", "worker": -1}, "worker=-1"),
+        ({"placement": "worker", "worker": True}, "worker=True"),
         ({"max_rows": 0}, "max_rows"),
         ({"seed": 1.5}, "seed"),
         ({"storage": "rows"}, "'t': expected storage to be a sok_embed.kv.Storage.*'rows'"),
@@ -141,8 +145,9 @@ def test_a_wrong_argument_of_a_table_is_refused(arguments, text):
         ({"name": None}, "FeatureConfig: expected a name"),
         ({"of": "t"}, "'a': expected table to be a TableConfig. Received: 't'"),
         ({"combiner": "min"}, "'a': expected combiner to be one of .*'min'"),
+        ({"max_length": 0}, "max_length=0"),
     ],
-    ids=["name", "table", "combiner"],
+    ids=["name", "table", "combiner", "max_length"],
 )
 def test_a_wrong_argument_of_a_feature_is_refused(arguments, text):
     with pytest.raises(ValueError, match=text):

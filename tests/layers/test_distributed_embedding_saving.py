@@ -257,8 +257,8 @@ def test_a_config_is_json_and_makes_an_equal_layer_with_shared_tables():
 
 
 def test_the_config_names_every_argument_of_a_table_and_of_a_feature():
-    table = TableConfig("t", None, 2)
-    feature = FeatureConfig("f", table)
+    table = TableConfig("t", None, 2, placement="worker", worker=3)
+    feature = FeatureConfig("f", table, max_length=7)
     for config in (table, feature):
         fields = set(type(config).__dataclass_fields__)
         assert set(config.get_config()) == fields
