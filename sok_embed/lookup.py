@@ -298,16 +298,32 @@ class CollectionLookup(AnchoredLookup):
             `[bags, dim]` for each feature; with `concat` one, of `[bags, sum of dims]`.
         """
         communicator = self.communicator()
-        request = tf_ops.collection_request(self._plan, batch.keys, batch.bags, batch.splits)
+        pools = self._plan.pools(batch.bags, batch.weights)
+        request = tf_ops.collection_request(
+            self._plan,
+            batch.keys,
+            batch.bags,
+            batch.splits,
+            combiners=batch.combiners,
+            pools=pools,
+            trains=call.anchor is not None,
+        )
         message, splits = request.message, request.splits
         name = f"sok_embed.{self._name}"
         if communicator.size > 1:
             message, splits = communicator.all_to_all(message, splits, f"{name}.keys")
         rows, row_splits = tf_ops.collection_serve(
-            self._tables.handles, message, splits, call.trains, self._tables.trainable, call.anchor
+            self._tables.handles,
+            self._plan,
+            pools,
+            message,
+            splits,
+            call.trains,
+            self._tables.trainable,
+            call.anchor,
         )
         if communicator.size > 1:
-            rows, _ = communicator.all_to_all(rows, row_splits, f"{name}.rows")
+            rows = _answered(communicator, rows, row_splits, request.gradient_splits, name)
         # The ops have no float16.
         pooled = tf_ops.collection_pool(
             self._plan,
@@ -319,6 +335,37 @@ class CollectionLookup(AnchoredLookup):
             dtype=tf.float32 if dtype == tf.float16 else dtype,
         )
         return [tf.cast(vectors, dtype) for vectors in pooled]
+
+
+def _answered(
+    communicator: Communicator,
+    rows: tf.Tensor,
+    splits: tf.Tensor,
+    gradient_splits: tf.Tensor,
+    name: str,
+) -> tf.Tensor:
+    """Sends rows to who asked for them. Collective, and so is the gradient.
+
+    Args:
+        communicator: That of the process.
+        rows: float32, a segment for each worker.
+        splits: int32 `[workers]`, floats of each.
+        gradient_splits: The same of the gradient of what comes back. Gradients go another way than
+            the rows came where a table lies on every worker.
+        name: The same on every worker.
+    """
+
+    @tf.custom_gradient
+    def exchange(sent: tf.Tensor) -> Any:
+        received, _ = communicator.all_to_all(sent, splits, f"{name}.rows")
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            back, _ = communicator.all_to_all(upstream, gradient_splits, f"{name}.gradients")
+            return back
+
+        return received, gradient
+
+    return exchange(rows)
 
 
 class CollectedTables(Protocol):

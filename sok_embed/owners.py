@@ -1,8 +1,10 @@
-"""Which worker holds a key of a table of a collection, as `CollectionOwner` of the core says."""
+"""Which worker holds a key of a table, as the core says."""
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,3 +38,75 @@ def mixed_owners(keys: npt.NDArray[np.int64], salt: int, owners: int) -> npt.NDA
     mixed = mixed ^ (mixed >> np.uint64(31))
     owner: npt.NDArray[np.int64] = (mixed % np.uint64(owners)).astype(np.int64)
     return owner
+
+
+class OwnerRule(Protocol):
+    """Says which workers hold the rows of keys."""
+
+    @property
+    def text(self) -> str:
+        """The rule, for messages and checkpoints: an expression of `key`, and of `size` workers."""
+
+    def owners(self, keys: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64] | None:
+        """Returns the worker of each key, of the shape of the keys; `None`: every worker."""
+
+
+@dataclass(frozen=True)
+class ModuloRule:
+    """Keys are spread by themselves modulo the number of workers, as SparseOperationKit does."""
+
+    text: str = "key % size"
+
+    def owners(self, keys: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+        """See `OwnerRule.owners`."""
+        return keys % size
+
+
+@dataclass(frozen=True)
+class MixedRule:
+    """Keys are spread by `mixed_owners`.
+
+    Attributes:
+        salt: Of the table.
+    """
+
+    salt: int
+
+    @property
+    def text(self) -> str:
+        """See `OwnerRule.text`."""
+        return f"mixed_owners(key, {self.salt}, size)"
+
+    def owners(self, keys: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+        """See `OwnerRule.owners`."""
+        return mixed_owners(keys, self.salt, size)
+
+
+@dataclass(frozen=True)
+class OneWorkerRule:
+    """One worker holds every key.
+
+    Attributes:
+        worker: Its number.
+    """
+
+    worker: int
+
+    @property
+    def text(self) -> str:
+        """See `OwnerRule.text`."""
+        return f"{self.worker}"
+
+    def owners(self, keys: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+        """See `OwnerRule.owners`."""
+        return np.full(keys.shape, self.worker, np.int64)
+
+
+@dataclass(frozen=True)
+class EveryWorkerRule:
+    """Every worker holds every key."""
+
+    text: str = "every worker"
+
+    def owners(self, keys: npt.NDArray[np.int64], size: int) -> None:
+        """See `OwnerRule.owners`."""

@@ -15,7 +15,7 @@ from sok_embed.admission import Admission, op_attributes
 from sok_embed.eviction import Eviction, check_place, core_arguments
 from sok_embed.initializers import RowInitializer, seed_as_int64
 from sok_embed.kv.storage import warn_of_another
-from sok_embed.owners import mixed_owners
+from sok_embed.owners import ModuloRule, OwnerRule
 from sok_embed.tensors import as_errors, as_keys
 from sok_embed.worker_record import WorkerRecord
 
@@ -49,8 +49,8 @@ class Table(tf.saved_model.experimental.TrackableResource):
         direct: Keys are `[0, max_rows * owners)` and are found by position, without a hash.
         owners: How many workers share the keys.
         owner: The number of this worker.
-        salt: How keys are given to workers. `None`: the key modulo `owners`. An integer: as
-            `sok_embed.owners.mixed_owners` says.
+        owner_rule: How keys are given to workers, of `sok_embed.owners`. `None`: the key modulo
+            `owners`.
         storage: The folder that rows live in; `None`: they live in memory.
         group: Of the storage, in [0, 256).
         admission: Which keys get a row; `None`: all.
@@ -73,7 +73,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
         direct: bool = False,
         owners: int = 1,
         owner: int = 0,
-        salt: int | None = None,
+        owner_rule: OwnerRule | None = None,
         storage: kv.Storage | None = None,
         group: int = 0,
         admission: Admission | None = None,
@@ -98,11 +98,10 @@ class Table(tf.saved_model.experimental.TrackableResource):
         )
         self.owners = owners
         self.owner = owner
-        self._salt = salt
-        self._owner_rule = (
-            f"key % {owners}" if salt is None else f"mixed_owners(key, {salt}, {owners})"
-        )
-        self.key_limit = max_rows * owners if direct and max_rows is not None else 0
+        self._owner_rule = owner_rule or ModuloRule()
+        # Positions of workers that share keys by another rule are the keys themselves.
+        sharing = (owners, owner) if isinstance(self._owner_rule, ModuloRule) else (1, 0)
+        self.key_limit = max_rows * sharing[0] if direct and max_rows is not None else 0
         self._attributes = {
             "initializer": initializer.kind,
             "initializer_a": initializer.a,
@@ -110,8 +109,8 @@ class Table(tf.saved_model.experimental.TrackableResource):
             "seed": seed_as_int64(seed),
             "max_rows": max_rows or 0,
             "direct": direct,
-            "owners": owners,
-            "owner": owner,
+            "owners": sharing[0],
+            "owner": sharing[1],
             "group": group,
         }
         if storage is not None:
@@ -123,8 +122,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
             self._attributes["eviction"] = arguments.pop("kind")
             self._attributes |= {f"eviction_{key}": value for key, value in arguments.items()}
             self._attributes["step_clock"] = storage is None and not eviction.counts_seconds
-        rule = "key % size" if salt is None else f"mixed_owners(key, {salt}, size)"
-        self._track_trackable(WorkerRecord(name, owner, owners, rule), "worker")
+        self._track_trackable(WorkerRecord(name, owner, owners, self._owner_rule.text), "worker")
         # Made now and not at first use: that may be inside of a function's graph.
         with tf.init_scope():
             self.resource_handle  # noqa: B018
@@ -197,21 +195,18 @@ class Table(tf.saved_model.experimental.TrackableResource):
         tensor = as_keys(keys)
         if self.owners > 1:
             values = tensor.numpy()
-            workers = self._owners_of(values)
+            workers = self._owner_rule.owners(values, self.owners)
+            if workers is None:
+                return tensor
             foreign = workers != self.owner
             if foreign.any():
+                rule = self._owner_rule.text.replace("size", str(self.owners))
                 raise ValueError(
                     f"Table '{self.name}': expected keys of worker {self.owner}, those with "
-                    f"{self._owner_rule} == {self.owner}. Received: key {values[foreign][0]}, "
+                    f"{rule} == {self.owner}. Received: key {values[foreign][0]}, "
                     f"which lives on worker {workers[foreign][0]}."
                 )
         return tensor
-
-    def _owners_of(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The workers of keys."""
-        if self._salt is None:
-            return keys % self.owners
-        return mixed_owners(keys, self._salt, self.owners)
 
     def __deepcopy__(self, memo: Any) -> Any:
         # It would be a second name for the same rows.

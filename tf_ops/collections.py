@@ -6,6 +6,7 @@ A step goes `collection_request` -> (keys to their owners) -> `collection_serve`
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,6 +25,9 @@ BAG_A_KEY, BAG_A_ROW, BAG_BY_SPLITS = range(3)
 
 COMBINERS = ("sum", "mean", "sqrtn", "max")
 
+# Where the rows of a table lie: spread by key, all on one worker, or all on every worker.
+BY_KEY, ON_WORKER, ON_ALL = range(3)
+
 
 @dataclass(frozen=True)
 class CollectionPlan:
@@ -34,9 +38,13 @@ class CollectionPlan:
         dims: The length of a row of each.
         salts: int64, of each; they tell equal keys of two tables apart when owners are chosen.
         key_limits: Keys of a table are below it; 0: any key.
+        placements: `BY_KEY`, `ON_WORKER` or `ON_ALL`, of each table.
+        holders: The worker of each table that is `ON_WORKER`; else 0.
         feature_names: Of each feature, for messages.
         feature_tables: The number of the table that each looks its keys up in.
+        max_lengths: The most keys that a bag of each feature may have; 0: any number.
         workers: How many share the rows.
+        rank: The number of this one.
         fingerprint: int64 of the configuration, which must be the same on every worker.
     """
 
@@ -44,10 +52,35 @@ class CollectionPlan:
     dims: tuple[int, ...]
     salts: tuple[int, ...]
     key_limits: tuple[int, ...]
+    placements: tuple[int, ...]
+    holders: tuple[int, ...]
     feature_names: tuple[str, ...]
     feature_tables: tuple[int, ...]
+    max_lengths: tuple[int, ...]
     workers: int
+    rank: int
     fingerprint: int
+
+    def pools(self, bags: Sequence[int], weights: Sequence[tf.Tensor | None]) -> tuple[bool, ...]:
+        """Of each table, whether the worker that holds it is sent bags and sends vectors back.
+
+        Else it sends rows of distinct keys, which weights need, whose gradients are made of rows,
+        and which are less where each bag is one key.
+
+        Args:
+            bags: As `collection_request` has them.
+            weights: As `collection_pool` has them.
+        """
+        weighted, bagged = set(), set()
+        for table, kind, given in zip(self.feature_tables, bags, weights, strict=True):
+            if given is not None:
+                weighted.add(table)
+            if kind != BAG_A_KEY:
+                bagged.add(table)
+        return tuple(
+            placement == ON_WORKER and table in bagged - weighted
+            for table, placement in enumerate(self.placements)
+        )
 
     @property
     def feature_dims(self) -> tuple[int, ...]:
@@ -79,11 +112,14 @@ class CollectionRequest(NamedTuple):
         message: int64 `[words]`, a segment for each worker.
         splits: int32 `[workers]`, words of each segment.
         asked: A scalar variant for `collection_pool`, of this process alone.
+        gradient_splits: int32 `[workers]`, floats for each in the gradient of the rows. Rows of
+            tables that are `ON_ALL` come from this worker, and their gradients go to all.
     """
 
     message: tf.Tensor
     splits: tf.Tensor
     asked: tf.Tensor
+    gradient_splits: tf.Tensor
 
 
 def collection_request(
@@ -91,6 +127,10 @@ def collection_request(
     keys: Sequence[tf.Tensor],
     bags: Sequence[int],
     splits: Sequence[tf.Tensor],
+    *,
+    combiners: Sequence[str],
+    pools: Sequence[bool],
+    trains: bool = True,
 ) -> CollectionRequest:
     """Finds the distinct keys of each table over all features that share it.
 
@@ -99,11 +139,14 @@ def collection_request(
         keys: Of each feature, int32, int64 or uint64 of any shape.
         bags: What a bag of each feature is: `BAG_A_KEY`, `BAG_A_ROW` or `BAG_BY_SPLITS`.
         splits: int64 row splits, of the features with `BAG_BY_SPLITS`, in their order.
+        combiners: As `collection_pool` has them.
+        pools: Of `plan.pools`.
+        trains: Whether rows get gradients; else nobody hears of keys of tables that are `ON_ALL`.
 
     Raises:
-        tf.errors.InvalidArgumentError: For a key that is not below the limit of its table, and for
-            splits that do not fit the keys. With several workers `collection_serve` raises it, on
-            all of them.
+        tf.errors.InvalidArgumentError: For a key that is not below the limit of its table, for
+            splits that do not fit the keys, and for a bag of too many keys. With several workers
+            `collection_serve` raises it, on all of them.
     """
     return CollectionRequest(
         *ops.sok_embed_collection_request(
@@ -112,14 +155,29 @@ def collection_request(
             bags=list(bags),
             feature_names=list(plan.feature_names),
             feature_tables=list(plan.feature_tables),
+            max_lengths=list(plan.max_lengths),
             table_names=list(plan.table_names),
             dims=list(plan.dims),
             salts=list(plan.salts),
             key_limits=list(plan.key_limits),
+            placements=list(plan.placements),
+            holders=list(plan.holders),
+            pools=list(pools),
+            combiners=[COMBINERS.index(combiner) for combiner in combiners],
+            trains=trains,
             workers=plan.workers,
-            fingerprint=plan.fingerprint,
+            rank=plan.rank,
+            fingerprint=_fingerprint(plan, pools),
         )
     )
+
+
+def _fingerprint(plan: CollectionPlan, pools: Sequence[bool]) -> int:
+    """That of the plan, and of what differs between calls and must be the same on all workers."""
+    if not any(pools):
+        return plan.fingerprint
+    said = f"{plan.fingerprint} {[int(each) for each in pools]}".encode()
+    return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "little", signed=True)
 
 
 class CollectionRows(NamedTuple):
@@ -136,6 +194,8 @@ class CollectionRows(NamedTuple):
 
 def collection_serve(
     collection: CollectionTables,
+    plan: CollectionPlan,
+    pools: Sequence[bool],
     message: tf.Tensor,
     splits: tf.Tensor,
     make_rows: bool,
@@ -148,6 +208,8 @@ def collection_serve(
 
     Args:
         collection: Handles.
+        plan: Of the collection.
+        pools: Of the request.
         message: int64, segments of `collection_request` from every worker.
         splits: int32 `[workers]`, words of each.
         make_rows: Whether a key without a row gets one.
@@ -168,6 +230,9 @@ def collection_serve(
         anchor=0.0 if anchor is None else anchor,
         make_rows=make_rows,
         trainable=list(trainable),
+        placements=list(plan.placements),
+        pools=list(pools),
+        rank=plan.rank,
         number=number_in_graph(),
     )
     return CollectionRows(rows, row_splits)

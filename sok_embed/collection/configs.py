@@ -40,7 +40,7 @@ class TableConfig:
         placement: Where rows lie when there are several workers. `"key"`: spread over all of them,
             by a hash of table and key. `"worker"`: the whole table on one worker, which combines
             the vectors of each bag and sends one for all of them. `"replicated"`: every row on
-            every worker. `"auto"`: the plan chooses.
+            every worker, without a storage and evictions by seconds. `"auto"`: the plan chooses.
         seed: Of the initializer. `None`: from the initializer if it was given one, else from the
             names of layer and table and Keras' global seed.
         worker: The rank of the worker that holds the table, with `placement="worker"`. `None`: the
@@ -114,6 +114,22 @@ class TableConfig:
         self.admission = admissions.get(self.admission)
         self.eviction = evictions.get(self.eviction)
         self.trainable = bool(self.trainable)
+        self._check_replicated(what)
+
+    def _check_replicated(self, what: str) -> None:
+        """Raises for rows that may go on one worker and stay on another, by a clock."""
+        if self.placement != "replicated":
+            return
+        for name, by_clock in (
+            ("storage", self.storage is not None),
+            ("eviction", self.eviction is not None and self.eviction.counts_seconds),
+        ):
+            if by_clock:
+                raise ValueError(
+                    f"{what}: expected no {name} whose rows go by a clock, with "
+                    "placement='replicated': workers' clocks differ, and so would their rows. "
+                    f"Received: {name}={getattr(self, name)!r}. Use placement='key' or 'worker'."
+                )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments, of types that Keras saves."""
@@ -158,8 +174,9 @@ class FeatureConfig:
             needed.
         output_shape: That of the output, likewise.
         combiner: That of this feature; `"table"`: the table's.
-        max_length: The most keys that an example has. A sharding plan takes it for the length of
-            every bag where it is told of no better one. `None`: not known.
+        max_length: The most keys that an example has; one with more is an error. A sharding plan
+            takes it for the length of every bag where it is told of no better one. `None`: any
+            number.
 
     Raises:
         ValueError: For a value that is none of the above.

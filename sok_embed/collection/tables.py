@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -15,7 +15,7 @@ from sok_embed import eviction as evictions
 from sok_embed.collection.configs import FeatureConfig, TableConfig
 from sok_embed.commit import Commit, TrainedTable
 from sok_embed.initializers import RowInitializer, derive_seed, row_initializer
-from sok_embed.owners import salt_of
+from sok_embed.owners import EveryWorkerRule, MixedRule, OneWorkerRule, OwnerRule, salt_of
 from sok_embed.table import Table
 
 _INT64 = 2**63
@@ -38,6 +38,41 @@ class CollectionQueue(tf.saved_model.experimental.TrackableResource):
         """A queue is ready once it is made."""
 
 
+class Placed(NamedTuple):
+    """Where the rows of a table lie.
+
+    Attributes:
+        kind: `tf_ops.BY_KEY`, `tf_ops.ON_WORKER` or `tf_ops.ON_ALL`.
+        holder: The worker of a table that is on one; else 0.
+    """
+
+    kind: int
+    holder: int = 0
+
+
+def _placed(config: TableConfig, workers: int) -> Placed:
+    """Where a table lies. One worker has everything, whatever the config says."""
+    if workers == 1 or config.placement in ("auto", "key"):
+        return Placed(tf_ops.BY_KEY)
+    if config.placement == "replicated":
+        return Placed(tf_ops.ON_ALL)
+    holder = config.worker or 0
+    if holder >= workers:
+        raise ValueError(
+            f"TableConfig '{config.name}': expected the number of one of the {workers} workers. "
+            f"Received: worker={holder}. Start more workers, or leave the choice to the plan."
+        )
+    return Placed(tf_ops.ON_WORKER, holder)
+
+
+def _owner_rule(table: str, placed: Placed) -> OwnerRule:
+    if placed.kind == tf_ops.ON_ALL:
+        return EveryWorkerRule()
+    if placed.kind == tf_ops.ON_WORKER:
+        return OneWorkerRule(placed.holder)
+    return MixedRule(salt_of(table))
+
+
 class TableCollection(Mapping[str, Table]):
     """Tables by name, in the order of their configs. What one anchor stands for.
 
@@ -51,6 +86,7 @@ class TableCollection(Mapping[str, Table]):
         self.configs = tuple(configs)
         communicator = communicators.current()
         self.owners, self.owner = communicator.size, communicator.rank
+        self.placements = {config.name: _placed(config, self.owners) for config in configs}
         self.seeded: dict[str, TableConfig] = {}  # the configs with the seeds that were chosen
         self._tables = {config.name: self._make(config) for config in configs}
         self.queue = CollectionQueue(name)
@@ -60,10 +96,13 @@ class TableCollection(Mapping[str, Table]):
         _refuse_norms(config)
         initializer = row_initializer(config.initializer, config.embedding_dim)
         seed = self._seed_of(config, initializer)
-        # Positions need no hash; with several workers keys are no positions, since a hash of them
-        # says where they lie.
+        placed = self.placements[config.name]
+        # Positions need no hash. Of keys that are spread over workers, a part of the positions
+        # would be empty; a worker that holds no rows has no use for any.
         plain = config.storage is None and config.max_rows is None and config.eviction is None
-        direct = config.vocabulary_size is not None and plain and self.owners == 1
+        holds_all = placed.kind == tf_ops.ON_ALL or placed == (tf_ops.ON_WORKER, self.owner)
+        whole = self.owners == 1 or holds_all
+        direct = config.vocabulary_size is not None and plain and whole
         max_rows = config.vocabulary_size if direct else config.max_rows
         evictions.check_place(
             config.eviction,
@@ -80,7 +119,7 @@ class TableCollection(Mapping[str, Table]):
             direct=direct,
             owners=self.owners,
             owner=self.owner,
-            salt=salt_of(config.name),
+            owner_rule=_owner_rule(config.name, placed),
             storage=config.storage,
             group=config.group or 0,
             admission=config.admission,
@@ -137,8 +176,8 @@ class TableCollection(Mapping[str, Table]):
         """What the ops are told of tables and features."""
         numbers = {name: number for number, name in enumerate(self._tables)}
         said = [
-            [[config.name, config.vocabulary_size, config.embedding_dim, config.trainable]
-             for config in self.configs],
+            [[config.name, config.vocabulary_size, config.embedding_dim, config.trainable,
+              *self.placements[config.name]] for config in self.configs],
             [[feature.name, feature.table.name, feature.own_combiner] for feature in features],
         ]  # fmt: skip
         digest = hashlib.blake2b(json.dumps(said).encode(), digest_size=8).digest()
@@ -147,9 +186,13 @@ class TableCollection(Mapping[str, Table]):
             dims=tuple(config.embedding_dim for config in self.configs),
             salts=tuple(salt_of(config.name) for config in self.configs),
             key_limits=tuple(config.vocabulary_size or 0 for config in self.configs),
+            placements=tuple(self.placements[name].kind for name in self._tables),
+            holders=tuple(self.placements[name].holder for name in self._tables),
             feature_names=tuple(feature.name for feature in features),
             feature_tables=tuple(numbers[feature.table.name] for feature in features),
+            max_lengths=tuple(feature.max_length or 0 for feature in features),
             workers=self.owners,
+            rank=self.owner,
             fingerprint=int.from_bytes(digest, "little", signed=True),
         )
 

@@ -27,11 +27,20 @@ def keys_by_worker(
         key_limits=(0,) * tables,
         feature_names=tuple(f"f{i}" for i in range(tables)),
         feature_tables=tuple(range(tables)),
+        max_lengths=(0,) * tables,
+        placements=(tf_ops.BY_KEY,) * tables,
+        holders=(0,) * tables,
         workers=workers,
+        rank=0,
         fingerprint=7,
     )
     request = tf_ops.collection_request(
-        plan, [tf.constant(keys)] * tables, [tf_ops.BAG_A_KEY] * tables, []
+        plan,
+        [tf.constant(keys)] * tables,
+        [tf_ops.BAG_A_KEY] * tables,
+        [],
+        combiners=["sum"] * tables,
+        pools=[False] * tables,
     )
     asked = []
     for segment in np.split(request.message.numpy(), np.cumsum(request.splits)[:-1]):

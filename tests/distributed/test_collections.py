@@ -11,7 +11,19 @@ from sok_embed.owners import mixed_owners, salt_of
 TABLES = ("users", "items", "places")
 
 
-@pytest.mark.parametrize("scenario", ["collection_sgd", "collection_adam", "collection_eager"])
+TRAINING = [
+    "collection_sgd",
+    "collection_adam",
+    "collection_eager",
+    # Tables on one worker, which pools some of them, and tables on every worker.
+    "collection_sgd_mixed",
+    "collection_adam_mixed",
+    "collection_sgd_whole",
+    "collection_adam_whole",
+]
+
+
+@pytest.mark.parametrize("scenario", TRAINING)
 def test_workers_train_like_one_though_some_have_an_empty_batch(
     one: Results, many: Results, scenario: str
 ) -> None:
@@ -28,18 +40,20 @@ def test_workers_train_like_one_though_some_have_an_empty_batch(
     assert_equal_weights(one, many, scenario)
 
 
+@pytest.mark.parametrize("scenario", ["collection_fit", "collection_fit_placed"])
 def test_fit_trains_workers_like_one_with_gradients_clipped_by_the_norm_of_all(
-    one: Results, many: Results
+    one: Results, many: Results, scenario: str
 ) -> None:
-    assert_equal_tables(one, many, "collection_fit", "a", "b")
-    assert_equal_weights(one, many, "collection_fit")
+    assert_equal_tables(one, many, scenario, "a", "b")
+    assert_equal_weights(one, many, scenario)
 
 
-def test_every_worker_finds_the_vectors_of_one(one: Results, many: Results) -> None:
-    (alone,) = one.of("collection_rows")
+@pytest.mark.parametrize("scenario", ["collection_rows", "collection_rows_mixed"])
+def test_every_worker_finds_the_vectors_of_one(one: Results, many: Results, scenario: str) -> None:
+    (alone,) = one.of(scenario)
     outputs = [name for name in alone if name.startswith("output.")]
     assert len(outputs) == 6
-    for worker in many.of("collection_rows"):
+    for worker in many.of(scenario):
         for name in outputs:
             # Sums of a bag's rows are in the same order.
             np.testing.assert_array_equal(worker[name], alone[name])
@@ -52,6 +66,13 @@ def test_rows_lie_where_the_owners_of_their_keys_say(many: Results) -> None:
             assert keys.size
             owners = mixed_owners(keys, salt_of(name), many.workers)
             np.testing.assert_array_equal(owners, rank)
+
+
+def test_tables_lie_where_their_placements_say(many: Results) -> None:
+    for rank, worker in enumerate(many.of("collection_rows_mixed")):
+        assert worker["users.keys"].size  # on every worker
+        assert (worker["items.keys"].size > 0) == (rank == 1)
+        assert (worker["places.keys"].size > 0) == (rank == 0)
 
 
 def test_a_bad_key_on_one_worker_raises_the_same_error_on_all_and_the_next_step_runs(
@@ -84,7 +105,10 @@ def test_a_full_table_raises_on_all_workers(one: Results, many: Results) -> None
         assert "table 't'" in str(worker["text"])
 
 
-def test_a_checkpoint_of_each_worker_brings_its_rows_and_steps_back(many: Results) -> None:
-    for worker in many.of("collection_checkpoint"):
+@pytest.mark.parametrize("scenario", ["collection_checkpoint", "collection_checkpoint_mixed"])
+def test_a_checkpoint_of_each_worker_brings_its_rows_and_steps_back(
+    many: Results, scenario: str
+) -> None:
+    for worker in many.of(scenario):
         assert worker["rows"] > 0
         assert worker["same"], "rows, slots or steps differ after the restore"

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras import optimizers as ko
 
 from sok_embed import DistributedEmbedding, FeatureConfig, TableConfig, kv
+from sok_embed.eviction import MaxAge
 
 
 def table(name="t", dim=2, **arguments):
@@ -347,6 +348,14 @@ def test_weights_of_another_nest_are_refused(pair, weights, text):
         pair({"a": KEYS, "b": KEYS}, weights)
 
 
+def test_an_example_of_more_keys_than_the_feature_may_have_is_refused():
+    layer = layer_of(feature("a", max_length=2))
+    assert layer({"a": tf.ragged.constant([[1, 2], [], [3]], dtype=tf.int64)})["a"].shape[0] == 3
+    for bags in (tf.ragged.constant([[1], [1, 2, 3]], dtype=tf.int64), np.ones((2, 3), np.int64)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="'a': expected at most max_len"):
+            layer({"a": bags})
+
+
 # Training, saving and workers.
 
 
@@ -387,3 +396,35 @@ def test_keys_of_another_worker_are_not_assigned_here(first_of_two):
     layer = layer_of(feature("a"))
     with pytest.raises(ValueError, match="'t': expected keys of worker 0.*lives on worker 1"):
         layer.tables["t"].assign(np.arange(50), np.zeros((50, 2)))
+
+
+def test_a_worker_that_is_not_there_cannot_hold_a_table(first_of_two):
+    table = TableConfig("t", None, 2, placement="worker", worker=2)
+    with pytest.raises(ValueError, match="'t': expected the number of one of the 2 workers"):
+        DistributedEmbedding(FeatureConfig("f", table))
+
+
+def test_keys_of_a_table_on_another_worker_are_not_assigned_here(first_of_two):
+    table = TableConfig("t", None, 2, placement="worker", worker=1)
+    layer = DistributedEmbedding(FeatureConfig("f", table))
+    with pytest.raises(ValueError, match="'t': expected keys of worker 0.*lives on worker 1"):
+        layer.tables["t"].assign([5], np.zeros((1, 2)))
+
+
+def test_every_worker_takes_all_keys_of_a_replicated_table(first_of_two):
+    table = TableConfig("t", 50, 2, placement="replicated")
+    layer = DistributedEmbedding(FeatureConfig("f", table))
+    layer.tables["t"].assign(np.arange(50), np.zeros((50, 2)))
+    assert len(layer.tables["t"]) == 50
+
+
+@pytest.mark.parametrize("name", ["storage", "eviction"])
+def test_a_replicated_table_whose_rows_go_by_a_clock_is_refused(name, tmp_path):
+    given = {
+        "storage": lambda: kv.Storage(tmp_path / "rows"),
+        "eviction": lambda: MaxAge(seconds=5),
+    }[name]()
+    with pytest.raises(ValueError, match=f"'t': expected no {name} whose rows go by a clock"):
+        TableConfig("t", None, 2, placement="replicated", **{name: given})
+    by_steps = MaxAge(steps=5)
+    TableConfig("t", None, 2, placement="replicated", eviction=by_steps)

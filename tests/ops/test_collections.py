@@ -25,9 +25,14 @@ PLAN = tf_ops.CollectionPlan(
     key_limits=(0, 100),
     feature_names=("a", "b", "c"),
     feature_tables=(0, 0, 1),
+    max_lengths=(0, 0, 0),
+    placements=(tf_ops.BY_KEY, tf_ops.BY_KEY),
+    holders=(0, 0),
     workers=1,
+    rank=0,
     fingerprint=5,
 )
+NONE_POOLS = (False, False)
 BAGS = (tf_ops.BAG_A_ROW, tf_ops.BAG_BY_SPLITS, tf_ops.BAG_A_KEY)
 A = np.array([[1, 2], [2, 2]])
 B = np.array([2, -9, 1])
@@ -56,12 +61,25 @@ def new_tables(**attributes: Any) -> tf_ops.CollectionTables:
 
 def request_of(plan: Any = PLAN, a: Any = A, b: Any = B, splits: Any = SPLITS, c: Any = C) -> Any:
     keys = [tf.constant(k, tf.int64) for k in (a, b, c)]
-    return tf_ops.collection_request(plan, keys, BAGS, [tf.constant(splits, tf.int64)])
+    return request_keys(keys, splits, plan)
+
+
+def request_keys(keys: Any, splits: Any = SPLITS, plan: Any = PLAN) -> Any:
+    splits = [tf.constant(splits, tf.int64)]
+    how = {"combiners": ("sum", "mean", "sum"), "pools": NONE_POOLS}
+    return tf_ops.collection_request(plan, keys, BAGS, splits, **how)
 
 
 def serve(tables: Any, request: Any, anchor: Any = None, trainable: Any = (True, True)) -> Any:
     return tf_ops.collection_serve(
-        tables, request.message, request.splits, anchor is not None, trainable, anchor
+        tables,
+        PLAN,
+        NONE_POOLS,
+        request.message,
+        request.splits,
+        anchor is not None,
+        trainable,
+        anchor,
     )
 
 
@@ -105,7 +123,7 @@ def test_a_request_asks_for_each_key_of_a_table_once_whatever_the_feature():
 @pytest.mark.parametrize("dtype", ["int32", "uint64"])
 def test_keys_of_each_feature_have_a_type_of_their_own(dtype):
     keys = [tf.constant(A, dtype), tf.constant(B, tf.int64), tf.constant(C, dtype)]
-    request = tf_ops.collection_request(PLAN, keys, BAGS, [tf.constant(SPLITS, tf.int64)])
+    request = request_keys(keys)
     np.testing.assert_array_equal(request.message, request_of().message)
 
 
@@ -181,7 +199,9 @@ def test_several_workers_pool_and_train_the_rows_that_their_owners_have(count):
         requests = [request_of(plan, **batch) for batch in batches]
         asked = all_to_all([r.message for r in requests], [r.splits for r in requests])
         served = [
-            tf_ops.collection_serve(worker.tables, *received, True, (True, True), anchor)
+            tf_ops.collection_serve(
+                worker.tables, PLAN, NONE_POOLS, *received, True, (True, True), anchor
+            )
             for worker, received in zip(workers, asked, strict=True)
         ]
         back = all_to_all([s.message for s in served], [s.splits for s in served])
@@ -298,7 +318,9 @@ def test_a_wrong_batch_of_one_of_several_workers_raises_on_all_of_them():
     received = all_to_all([r.message for r in requests], [r.splits for r in requests])
     for worker, (message, splits) in zip(workers, received, strict=True):
         with pytest.raises(tf.errors.InternalError, match="worker 1: feature 'c'.*got key 100"):
-            tf_ops.collection_serve(worker.tables, message, splits, True, (True, True), None)
+            tf_ops.collection_serve(
+                worker.tables, PLAN, NONE_POOLS, message, splits, True, (True, True), None
+            )
 
 
 def test_workers_with_other_configurations_raise_on_all_of_them():
@@ -309,7 +331,9 @@ def test_workers_with_other_configurations_raise_on_all_of_them():
         with pytest.raises(
             tf.errors.FailedPreconditionError, match="same tables and features.*worker 1"
         ):
-            tf_ops.collection_serve(worker.tables, message, splits, True, (True, True), None)
+            tf_ops.collection_serve(
+                worker.tables, PLAN, NONE_POOLS, message, splits, True, (True, True), None
+            )
 
 
 def test_a_worker_that_cannot_read_its_rows_tells_all_that_asked():
@@ -319,7 +343,7 @@ def test_a_worker_that_cannot_read_its_rows_tells_all_that_asked():
     # One row is too few for what each is asked for, on worker 1 alone.
     tables = [new_tables(seed=1), new_tables(seed=1, max_rows=1)]
     served = [
-        tf_ops.collection_serve(own, *received, True, (True, True), None)
+        tf_ops.collection_serve(own, PLAN, NONE_POOLS, *received, True, (True, True), None)
         for own, received in zip(tables, asked, strict=True)
     ]
     back = all_to_all([s.message for s in served], [s.splits for s in served])
@@ -343,7 +367,14 @@ def test_a_damaged_message_is_refused(damage):
     message = damage(request_of().message)
     with pytest.raises(INVALID, match="expected keys as this release writes them.*worker 0"):
         tf_ops.collection_serve(
-            new_tables(), message, tf.constant([len(message)]), False, (True, True), None
+            new_tables(),
+            PLAN,
+            NONE_POOLS,
+            message,
+            tf.constant([len(message)]),
+            False,
+            (True, True),
+            None,
         )
 
 

@@ -14,7 +14,31 @@ namespace sok {
 
 namespace tf = tensorflow;
 
-absl::Status GetCollection(tf::OpKernelContext* ctx, OpenCollection* collection) {
+absl::Status ReadPlacements(tf::OpKernelConstruction* ctx, bool has_holders, size_t tables,
+                            int64_t workers, std::vector<TablePlacement>* placements) {
+  std::vector<int64_t> kinds, holders;  // GetAttr adds to what is there
+  std::vector<bool> pools;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("placements", &kinds));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("pools", &pools));
+  if (has_holders) {
+    TF_RETURN_IF_ERROR(ctx->GetAttr("holders", &holders));
+  } else {
+    holders.resize(tables, 0);
+  }
+  bool fits = kinds.size() == tables && pools.size() == tables && holders.size() == tables;
+  for (size_t table = 0; fits && table < tables; ++table) {
+    const bool on_worker = kinds[table] == TablePlacement::kOnWorker;
+    fits = kinds[table] >= TablePlacement::kByKey && kinds[table] <= TablePlacement::kOnAll &&
+           holders[table] >= 0 && holders[table] < workers && (on_worker || !pools[table]);
+    placements->push_back({static_cast<TablePlacement::Kind>(kinds[table]),
+                           static_cast<uint32_t>(holders[table]), static_cast<bool>(pools[table])});
+  }
+  return fits ? absl::OkStatus()
+              : absl::InvalidArgumentError("expected a placement of each table, got others");
+}
+
+absl::Status GetCollection(tf::OpKernelContext* ctx, OpenCollection* collection,
+                           const std::vector<TablePlacement>& placements, size_t rank) {
   TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(0), "queue"));
   tf::core::RefCountPtr<CollectionQueueResource> queue;
   TF_RETURN_IF_ERROR(tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), &queue));
@@ -27,9 +51,12 @@ absl::Status GetCollection(tf::OpKernelContext* ctx, OpenCollection* collection)
     tf::core::RefCountPtr<TableResource> table;
     TF_RETURN_IF_ERROR(tf::LookupResource(ctx, handle.scalar<tf::ResourceHandle>()(), &table));
     members.push_back({table->name(), table->table(), table->stored()});
+    if (members.size() <= placements.size()) {
+      members.back().placement = placements[members.size() - 1];
+    }
   }
   collection->name = queue->name();
-  collection->tables = std::make_shared<TableCollection>(std::move(members), queue->queue());
+  collection->tables = std::make_shared<TableCollection>(std::move(members), queue->queue(), rank);
   return absl::OkStatus();
 }
 

@@ -274,7 +274,7 @@ REGISTER_OP("SokEmbed>CollectionPoolGradient")
     .SOK_POOL_SIGNATURE.Output("row_gradients: float")
     .Output("weight_gradients: num_weights * float")
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->input(1));
+      c->set_output(0, c->Vector(c->UnknownDim()));
       for (int i = 1; i < c->num_outputs(); ++i) c->set_output(i, c->input(2 + i));
       return absl::OkStatus();
     });
@@ -289,7 +289,8 @@ class CollectionPoolGradientOp : public PoolKernel {
     const VectorsVariant* gradients = nullptr;
     OP_REQUIRES_OK(ctx, GetVariant(ctx, 0, "gradients", &gradients));
     tf::Tensor* rows = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, ctx->input(1).shape(), &rows));
+    const RowSegments segments = GradientSegmentsOf(*batch.request);
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {static_cast<int64_t>(segments.floats())}, &rows));
     std::vector<float*> of_weights(combiners_.size(), nullptr);
     for (size_t i = 0; i < weighted_.size(); ++i) {
       tf::Tensor* weights = nullptr;
@@ -299,15 +300,15 @@ class CollectionPoolGradientOp : public PoolKernel {
       of_weights[static_cast<size_t>(weighted_[i])] = weights->flat<float>().data();
     }
     float* const message = rows->flat<float>().data();
-    WriteHeaders(batch.segments, Status(), message);
+    WriteHeaders(segments, Status(), message);
     std::vector<float> copy;
-    float* const by_table = batch.segments.ByTable(message, &copy);
+    float* const by_table = segments.ByTable(message, &copy);
     if (dtype_ == tf::DT_FLOAT) {
       OP_REQUIRES_OK(ctx, Differentiate<float>(ctx, batch, *gradients, by_table, of_weights));
     } else {
       OP_REQUIRES_OK(ctx, Differentiate<BFloat16>(ctx, batch, *gradients, by_table, of_weights));
     }
-    batch.segments.FromTables(by_table, message, IntraOpPool(ctx));
+    segments.FromTables(by_table, message, IntraOpPool(ctx));
   }
 
  private:

@@ -25,16 +25,24 @@ REGISTER_OP("SokEmbed>CollectionRequest")
     .Output("message: int64")
     .Output("message_splits: int32")
     .Output("asked: variant")
+    .Output("gradient_splits: int32")  // floats of each segment of the gradients of the rows
     .Attr("Tkeys: list({int32, int64, uint64}) >= 1")
     .Attr("num_splits: int >= 0")
     .Attr("bags: list(int)")
     .Attr("feature_names: list(string)")
     .Attr("feature_tables: list(int)")
+    .Attr("max_lengths: list(int)")  // (features) the most keys of a bag; 0: any number
     .Attr("table_names: list(string)")
     .Attr("dims: list(int)")
     .Attr("salts: list(int)")
     .Attr("key_limits: list(int)")
+    .Attr("placements: list(int)")  // (tables) of TablePlacement, like the next two
+    .Attr("holders: list(int)")
+    .Attr("pools: list(bool)")
+    .Attr("combiners: list(int)")  // (features)
+    .Attr("trains: bool")
     .Attr("workers: int >= 1")
+    .Attr("rank: int >= 0")
     .Attr("fingerprint: int")
     .SetIsStateful()  // else TensorFlow would make a constant of one for constant keys
     .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
@@ -43,6 +51,7 @@ REGISTER_OP("SokEmbed>CollectionRequest")
       c->set_output(0, c->Vector(c->UnknownDim()));
       c->set_output(1, c->Vector(workers));
       c->set_output(2, c->Scalar());
+      c->set_output(3, c->Vector(workers));
       return absl::OkStatus();
     });
 
@@ -51,24 +60,32 @@ class CollectionRequestOp : public tf::OpKernel {
   explicit CollectionRequestOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
     auto plan = std::make_shared<CollectionPlan>();
     std::vector<std::string> table_names;
-    std::vector<int64_t> feature_tables, dims, salts, key_limits;
-    int64_t workers;
+    std::vector<int64_t> feature_tables, max_lengths, dims, salts, key_limits, combiners;
+    std::vector<TablePlacement> placements;
+    int64_t workers, rank;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("bags", &bags_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("feature_names", &plan->features));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("feature_tables", &feature_tables));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("max_lengths", &max_lengths));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("table_names", &table_names));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("salts", &salts));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("key_limits", &key_limits));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("combiners", &combiners));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("trains", &plan->trains));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("workers", &workers));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("rank", &rank));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("fingerprint", &plan->fingerprint));
     const size_t tables = table_names.size(), features = plan->features.size();
     OP_REQUIRES(ctx,
                 dims.size() == tables && salts.size() == tables && key_limits.size() == tables &&
                     bags_.size() == features && feature_tables.size() == features &&
-                    ctx->input_type(0) != tf::DT_INVALID && workers <= int64_t{1} << 16,
+                    combiners.size() == features && max_lengths.size() == features &&
+                    ctx->input_type(0) != tf::DT_INVALID && workers <= int64_t{1} << 16 &&
+                    rank < workers,
                 absl::InvalidArgumentError("expected one value a table and a feature, and at most "
                                            "65536 workers, got others"));
+    OP_REQUIRES_OK(ctx, ReadPlacements(ctx, true, tables, workers, &placements));
     for (size_t table = 0; table < tables; ++table) {
       OP_REQUIRES(ctx, dims[table] >= 1 && dims[table] <= Table::kMostDim && key_limits[table] >= 0,
                   absl::InvalidArgumentError("expected a dim of at least 1 and a limit of keys of "
@@ -76,7 +93,13 @@ class CollectionRequestOp : public tf::OpKernel {
                                              table_names[table] + "', got others"));
       plan->tables.push_back({table_names[table], static_cast<int>(dims[table]),
                               static_cast<uint64_t>(salts[table]),
-                              static_cast<uint64_t>(key_limits[table])});
+                              static_cast<uint64_t>(key_limits[table]), placements[table]});
+    }
+    for (int64_t combiner : combiners) {
+      OP_REQUIRES(ctx, combiner >= 0 && combiner <= static_cast<int64_t>(Combiner::kMax),
+                  absl::InvalidArgumentError("expected the number of a combiner, got " +
+                                             std::to_string(combiner)));
+      plan->combiners.push_back(static_cast<Combiner>(combiner));
     }
     for (int64_t table : feature_tables) {
       OP_REQUIRES(ctx, table >= 0 && table < static_cast<int64_t>(tables),
@@ -84,24 +107,34 @@ class CollectionRequestOp : public tf::OpKernel {
                                              std::to_string(table)));
       plan->feature_tables.push_back(static_cast<uint32_t>(table));
     }
+    for (int64_t length : max_lengths) {
+      OP_REQUIRES(ctx, length >= 0,
+                  absl::InvalidArgumentError("expected a number of keys of at least 0, got " +
+                                             std::to_string(length)));
+      plan->max_lengths.push_back(static_cast<uint64_t>(length));
+    }
     plan->workers = static_cast<uint32_t>(workers);
+    plan->rank = static_cast<uint32_t>(rank);
     plan_ = std::move(plan);
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
     std::shared_ptr<const CollectionRequest> request;
     KeyMessage message;
-    const Status status = OrNoMemory([&] { return Ask(ctx, &request, &message); });
+    std::vector<int32_t> gradients(plan_->workers, 0);
+    const Status status = OrNoMemory([&] { return Ask(ctx, &request, &message, &gradients); });
     if (!status.ok()) {
       OP_REQUIRES(ctx, plan_->workers > 1, ToAbsl(status));
       // The others wait for this worker, and are told.
       request = nullptr;
       message = WriteFailure(*plan_, status);
     }
-    tf::Tensor *words = nullptr, *splits = nullptr;
+    tf::Tensor *words = nullptr, *splits = nullptr, *gradient_splits = nullptr;
     const auto size = static_cast<int64_t>(message.words.size());
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {size}, &words));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {plan_->workers}, &splits));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(3, {plan_->workers}, &gradient_splits));
+    std::copy(gradients.begin(), gradients.end(), gradient_splits->flat<int32_t>().data());
     std::copy(message.words.begin(), message.words.end(), words->flat<int64_t>().data());
     std::copy(message.splits.begin(), message.splits.end(), splits->flat<int32_t>().data());
     AskedVariant asked;
@@ -111,7 +144,7 @@ class CollectionRequestOp : public tf::OpKernel {
 
  private:
   Status Ask(tf::OpKernelContext* ctx, std::shared_ptr<const CollectionRequest>* request,
-             KeyMessage* message) {
+             KeyMessage* message, std::vector<int32_t>* gradient_splits) {
     std::vector<FeatureBags> features;
     Status status = ReadFeatures(ctx, &features);
     if (!status.ok()) return status;
@@ -119,6 +152,9 @@ class CollectionRequestOp : public tf::OpKernel {
     if (!made.ok()) return made.status();
     auto written = WriteKeys(*made.value());
     if (!written.ok()) return written.status();
+    auto splits = GradientSegmentsOf(*made.value()).Splits();
+    if (!splits.ok()) return splits.status();
+    *gradient_splits = std::move(splits.value());
     *request = std::move(made.value());
     *message = std::move(written.value());
     return Status();

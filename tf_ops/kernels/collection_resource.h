@@ -37,7 +37,13 @@ struct OpenCollection {
   std::string name;
   std::shared_ptr<TableCollection> tables;
 };
-absl::Status GetCollection(tensorflow::OpKernelContext* ctx, OpenCollection* collection);
+// placements: of the tables, for who looks up.
+absl::Status GetCollection(tensorflow::OpKernelContext* ctx, OpenCollection* collection,
+                           const std::vector<TablePlacement>& placements = {}, size_t rank = 0);
+
+// Reads the attributes "placements" and "pools" of an op, and "holders" where it has them.
+absl::Status ReadPlacements(tensorflow::OpKernelConstruction* ctx, bool has_holders, size_t tables,
+                            int64_t workers, std::vector<TablePlacement>* placements);
 
 // A variant tensor of an op that means nothing outside of its process.
 template <typename Derived>

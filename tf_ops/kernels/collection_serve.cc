@@ -49,7 +49,10 @@ REGISTER_OP("SokEmbed>CollectionServe")
     .Attr("num_tables: int >= 1")
     .Attr("make_rows: bool")
     .Attr("trainable: list(bool)")  // (tables)
-    .Attr("number: int = 0")        // DepositOrder's call
+    .Attr("placements: list(int)")  // (tables) of TablePlacement, like the next
+    .Attr("pools: list(bool)")
+    .Attr("rank: int >= 0")
+    .Attr("number: int = 0")  // DepositOrder's call
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
       c->set_output(0, c->Vector(c->UnknownDim()));
@@ -64,29 +67,35 @@ class CollectionServeOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("make_rows", &make_rows_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("trainable", &trainable_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("rank", &rank_));
+    std::vector<int64_t> kinds;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("placements", &kinds));
+    OP_REQUIRES_OK(ctx, ReadPlacements(ctx, false, kinds.size(), 1, &placements_));
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
     OpenCollection collection;
-    OP_REQUIRES_OK(ctx, GetCollection(ctx, &collection));
+    OP_REQUIRES_OK(ctx, GetCollection(ctx, &collection, placements_, static_cast<size_t>(rank_)));
     OP_REQUIRES(ctx, trainable_.size() == collection.tables->members().size(),
                 absl::InvalidArgumentError("expected trainable of each table, got others"));
+    OP_REQUIRES(ctx, placements_.size() == trainable_.size(),
+                absl::InvalidArgumentError("expected a placement of each table, got others"));
     const tf::Tensor& message = ctx->input(ctx->num_inputs() - 3);
     const tf::Tensor& splits = ctx->input(ctx->num_inputs() - 2);
-    OP_REQUIRES(ctx, splits.dims() == 1 && splits.NumElements() >= 1,
+    OP_REQUIRES(ctx, splits.dims() == 1 && splits.NumElements() > rank_,
                 absl::InvalidArgumentError("expected splits of each worker, got shape " +
                                            splits.shape().DebugString()));
     const ParallelFor parallel_for = IntraOpPool(ctx);
     const auto workers = static_cast<size_t>(splits.NumElements());
-    auto asked = ReadKeys(collection.tables->dims(), message.flat<int64_t>().data(),
+    auto asked = ReadKeys(collection.tables->served(), message.flat<int64_t>().data(),
                           static_cast<size_t>(message.NumElements()), splits.flat<int32_t>().data(),
                           workers, Hold(message));
     OP_REQUIRES_OK(ctx, ToAbsl(asked.status(), ""));
-    const RowSegments& segments = asked.value().segments;
-    const auto row_splits = segments.Splits();
+    const RowSegments& answers = asked.value().answers;
+    const auto row_splits = answers.Splits();
     OP_REQUIRES_OK(ctx, ToAbsl(row_splits.status()));
     tf::Tensor *rows = nullptr, *split_sizes = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {static_cast<int64_t>(segments.floats())}, &rows));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {static_cast<int64_t>(answers.floats())}, &rows));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, splits.shape(), &split_sizes));
     std::copy(row_splits.value().begin(), row_splits.value().end(),
               split_sizes->flat<int32_t>().data());
@@ -94,24 +103,26 @@ class CollectionServeOp : public tf::OpKernel {
     CollectionKeys looked_up;
     std::vector<float> copy;
     float* const out = rows->flat<float>().data();
-    float* const by_table = segments.ByTable(out, &copy);
+    float* const by_table = answers.ByTable(out, &copy);
     const Status status = OrNoMemory([&] {
       return collection.tables->Lookup(asked.value(), make_rows_, trainable_, by_table, &looked_up,
                                        parallel_for);
     });
     OP_REQUIRES(ctx, status.ok() || workers > 1, ToAbsl(status));
-    segments.FromTables(by_table, out, parallel_for);
-    WriteHeaders(segments, status, out);  // who asked is told of an error
+    answers.FromTables(by_table, out, parallel_for);
+    WriteHeaders(answers, status, out);  // who asked is told of an error
     looked_up.order.call = number_;
     tf::Tensor* receipt = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(2, {}, &receipt));
-    receipt->scalar<tf::Variant>()() = ReceiptOf(collection, segments, std::move(looked_up));
+    receipt->scalar<tf::Variant>()() =
+        ReceiptOf(collection, asked.value().segments, std::move(looked_up));
   }
 
  private:
   bool make_rows_;
   std::vector<bool> trainable_;
-  int64_t number_;
+  std::vector<TablePlacement> placements_;
+  int64_t number_, rank_;
 };
 
 SOK_REGISTER_KERNEL("CollectionServe", CollectionServeOp);

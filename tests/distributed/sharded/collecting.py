@@ -13,19 +13,40 @@ import sok_embed
 from sharded.loops import UNEVEN
 from sharded.models import OPTIMIZERS, dense
 from sharded.registry import Here, scenario
-from sok_embed import DistributedEmbedding, FeatureConfig, TableConfig
+from sok_embed import DistributedEmbedding, FeatureConfig, TableConfig, tf_ops
 
 SAMPLES = 48
 VOCABULARY = 20
 
 
-def _layer(**arguments: Any) -> DistributedEmbedding:
+# How the tables lie: "-1" is the last worker.
+PLACEMENTS: dict[str, dict[str, Any]] = {
+    "keys": {},
+    "mixed": {"users": "replicated", "items": 1, "places": 0, "frozen": -1},
+    "whole": {"users": -1, "items": "replicated", "places": "replicated", "frozen": "replicated"},
+}
+
+
+def _placed(placement: Any) -> dict[str, Any]:
+    """The arguments of a table that lies so."""
+    if not isinstance(placement, int):
+        return {"placement": placement}
+    workers = sok_embed.size()
+    return {"placement": "worker", "worker": placement % workers}
+
+
+def _layer(placements: str = "keys", **arguments: Any) -> DistributedEmbedding:
     """Two tables that follow the model's optimizer, one with its own, one that is frozen."""
-    users = TableConfig("users", VOCABULARY, 4, seed=1)
-    items = TableConfig("items", None, 3, "normal", seed=2)
+    placed = {name: _placed(how) for name, how in PLACEMENTS[placements].items()}
+    users = TableConfig("users", VOCABULARY, 4, seed=1, **placed.get("users", {}))
+    items = TableConfig("items", None, 3, "normal", seed=2, **placed.get("items", {}))
     own = keras.optimizers.Adagrad(0.3)
-    places = TableConfig("places", None, 4, optimizer=own, combiner="max", seed=3)
-    frozen = TableConfig("frozen", None, 2, trainable=False, combiner="sum", seed=4)
+    places = TableConfig(
+        "places", None, 4, optimizer=own, combiner="max", seed=3, **placed.get("places", {})
+    )
+    frozen = TableConfig(
+        "frozen", None, 2, trainable=False, combiner="sum", seed=4, **placed.get("frozen", {})
+    )
     features = {
         "user": FeatureConfig("user", users),
         "user_log": FeatureConfig("user_log", users, combiner="sqrtn"),
@@ -38,13 +59,16 @@ def _layer(**arguments: Any) -> DistributedEmbedding:
 
 
 class Fields(keras.Model):
-    def __init__(self) -> None:
+    def __init__(self, placements: str) -> None:
         super().__init__()
-        self.layer = _layer()
+        self.layer = _layer(placements)
         self.dense = dense()
+        # Weights of a table's feature keep its holder from pooling.
+        self.has_weights = placements != "whole"
 
     def call(self, batch: Any, training: Any = None) -> Any:
-        outputs = self.layer(batch["keys"], batch["weights"], training=training)
+        weights = batch["weights"] if self.has_weights else None
+        outputs = self.layer(batch["keys"], weights, training=training)
         used = [outputs[name] for name in ("user", "user_log", "item", "place", "frozen")]
         return self.dense(tf.concat(used, 1))
 
@@ -97,12 +121,14 @@ def _contents(layer: DistributedEmbedding) -> dict[str, Any]:
         saved[f"{name}.updates"] = contents.update_nums
         saved[f"{name}.untrained"] = untrained[name].lookup(contents.keys)
         saved[f"{name}.steps"] = contents.steps
+        if layer.tables.placements[name].kind == tf_ops.ON_ALL:
+            saved[f"{name}.replicated"] = True
     return saved
 
 
-def _train(here: Here, optimizer: str, compiled: bool) -> dict[str, Any]:
+def _train(here: Here, optimizer: str, compiled: bool, placements: str = "keys") -> dict[str, Any]:
     """Steps in which some workers have an empty batch."""
-    model, numbers = Fields(), _numbers()
+    model, numbers = Fields(placements), _numbers()
     # Key 19 of "users" is that of the unused feature alone.
     numbers["user"] %= VOCABULARY - 1
     numbers["user_log"] = [[key % (VOCABULARY - 1) for key in bag] for bag in numbers["user_log"]]
@@ -144,12 +170,42 @@ def collection_eager(here: Here) -> dict[str, Any]:
 
 
 @scenario
+def collection_sgd_mixed(here: Here) -> dict[str, Any]:
+    return _train(here, "sgd", compiled=True, placements="mixed")
+
+
+@scenario
+def collection_adam_mixed(here: Here) -> dict[str, Any]:
+    return _train(here, "adam", compiled=True, placements="mixed")
+
+
+@scenario
+def collection_sgd_whole(here: Here) -> dict[str, Any]:
+    return _train(here, "sgd", compiled=False, placements="whole")
+
+
+@scenario
+def collection_adam_whole(here: Here) -> dict[str, Any]:
+    return _train(here, "adam", compiled=True, placements="whole")
+
+
+@scenario
 def collection_fit(here: Here) -> dict[str, Any]:
+    return _fit(here)
+
+
+@scenario
+def collection_fit_placed(here: Here) -> dict[str, Any]:
+    return _fit(here, a="replicated", b=-1)
+
+
+def _fit(here: Here, **placements: Any) -> dict[str, Any]:
     """Trains a functional model by `fit`, with a clipped norm, which is that of all workers."""
+    placed = {name: _placed(how) for name, how in placements.items()}
     layer = DistributedEmbedding(
         {
-            "a": FeatureConfig("a", TableConfig("a", None, 3, seed=1)),
-            "b": FeatureConfig("b", TableConfig("b", 30, 2, seed=2)),
+            "a": FeatureConfig("a", TableConfig("a", None, 3, seed=1, **placed.get("a", {}))),
+            "b": FeatureConfig("b", TableConfig("b", 30, 2, seed=2, **placed.get("b", {}))),
         },
         output="concat",
         name="fields",
@@ -173,8 +229,17 @@ def collection_fit(here: Here) -> dict[str, Any]:
 
 @scenario
 def collection_rows(here: Here) -> dict[str, Any]:
+    return _rows(here, "keys")
+
+
+@scenario
+def collection_rows_mixed(here: Here) -> dict[str, Any]:
+    return _rows(here, "mixed")
+
+
+def _rows(here: Here, placements: str) -> dict[str, Any]:
     """Each worker looks the same keys up, with an empty batch in between."""
-    layer, numbers = _layer(), _numbers()
+    layer, numbers = _layer(placements), _numbers()
     batch = _batch(numbers, slice(0, 10))
     outputs = layer(batch["keys"], batch["weights"], training=True)
     if here.rank == here.size - 1:
@@ -188,8 +253,17 @@ def collection_rows(here: Here) -> dict[str, Any]:
 
 @scenario
 def collection_checkpoint(here: Here) -> dict[str, Any]:
+    return _checkpoint(here, "keys")
+
+
+@scenario
+def collection_checkpoint_mixed(here: Here) -> dict[str, Any]:
+    return _checkpoint(here, "mixed")
+
+
+def _checkpoint(here: Here, placements: str) -> dict[str, Any]:
     """Each worker saves and restores its part."""
-    layer, numbers = _layer(), _numbers()
+    layer, numbers = _layer(placements), _numbers()
     optimizer = sok_embed.DistributedOptimizer(OPTIMIZERS["adam"]())
     for first in range(0, 24, 12):
         batch = _batch(numbers, slice(first + here.rank, first + 12, here.size))
@@ -199,7 +273,7 @@ def collection_checkpoint(here: Here) -> dict[str, Any]:
         optimizer.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
     with tempfile.TemporaryDirectory() as folder:
         path = tf.train.Checkpoint(layer=layer).save(f"{folder}/worker_{here.rank}")
-        again = _layer()
+        again = _layer(placements)
         again.build()
         tf.train.Checkpoint(layer=again).restore(path)
     same = True
@@ -209,7 +283,7 @@ def collection_checkpoint(here: Here) -> dict[str, Any]:
         for part in ("keys", "embeddings", "slots", "update_nums"):
             same &= np.array_equal(getattr(ours, part)[at], getattr(theirs, part)[there])
         same &= (ours.rule, ours.steps) == (theirs.rule, theirs.steps)
-    return {"same": same, "rows": len(again.tables["places"])}
+    return {"same": same, "rows": sum(len(table) for table in again.tables.values())}
 
 
 def _raised(call: Any) -> dict[str, Any]:

@@ -28,11 +28,18 @@ constexpr double kTolerance = 2e-5;
 std::vector<double> RowOf(const std::vector<TestWorker>& workers, const CollectionPlan& plan,
                           uint32_t table, Key key) {
   const CollectedTable& of = plan.tables[table];
-  const TestWorker& worker = workers[CollectionOwner(key, of.salt, plan.workers)];
-  std::vector<float> row(of.dim);
-  REQUIRE(worker.collection->members()[table]
-              .table->Lookup(&key, 1, /*make_rows=*/false, row.data(), SerialFor)
-              .ok());
+  const auto read = [&](size_t worker) {
+    std::vector<float> row(of.dim);
+    REQUIRE(workers[worker]
+                .collection->members()[table]
+                .table->Lookup(&key, 1, /*make_rows=*/false, row.data(), SerialFor)
+                .ok());
+    return row;
+  };
+  const std::vector<float> row = read(OwnerOf(of, key, plan.workers));
+  if (of.placement.kind == TablePlacement::kOnAll) {
+    for (size_t worker = 0; worker < workers.size(); ++worker) REQUIRE(read(worker) == row);
+  }
   return std::vector<double>(row.begin(), row.end());
 }
 
@@ -120,9 +127,15 @@ void CheckSteps(uint32_t workers_count, const ParallelFor& parallel_for, std::mt
   for (int& dim : dims) dim = 1 + static_cast<int>(rng() % 9);
   std::vector<uint32_t> feature_tables(1 + rng() % 6);
   for (uint32_t& table : feature_tables) table = static_cast<uint32_t>(rng() % dims.size());
-  const auto plan = TestPlan(dims, feature_tables, workers_count);
-  std::vector<TestWorker> workers(workers_count);
-  for (TestWorker& worker : workers) worker.collection = TestTables(*plan);
+  auto plan = std::make_shared<CollectionPlan>(*TestPlan(dims, feature_tables, workers_count));
+  for (CollectedTable& table : plan->tables) {
+    table.placement.kind = static_cast<TablePlacement::Kind>(rng() % 3);
+    table.placement.worker = static_cast<uint32_t>(rng() % workers_count);
+  }
+  std::vector<TestWorker> workers;
+  for (uint32_t rank = 0; rank < workers_count; ++rank) {
+    workers.push_back(MakeTestWorker(*plan, rank));
+  }
   Model model;
   for (uint32_t table = 0; table < dims.size(); ++table) {
     for (Key key = 0; key < kKeys; ++key) model[{table, key}] = RowOf(workers, *plan, table, key);
@@ -138,6 +151,17 @@ void CheckSteps(uint32_t workers_count, const ParallelFor& parallel_for, std::mt
         batch.push_back(RandomBags(dims[feature_tables[f]], combiners[f], rng));
       }
     }
+    plan = std::make_shared<CollectionPlan>(*plan);
+    plan->combiners = combiners;
+    for (CollectedTable& table : plan->tables) {
+      table.placement.pools = table.placement.kind == TablePlacement::kOnWorker;
+    }
+    for (const auto& batch : batches) {
+      for (size_t f = 0; f < feature_tables.size(); ++f) {
+        if (!batch[f].weights.empty()) plan->tables[feature_tables[f]].placement.pools = false;
+      }
+    }
+    for (uint32_t rank = 0; rank < workers_count; ++rank) PlaceAnew(*plan, rank, &workers[rank]);
     TestStep(plan, &workers, parallel_for).Run(batches, combiners);
     Model gradients;
     for (size_t w = 0; w < workers_count; ++w) {
@@ -160,7 +184,7 @@ void CheckSteps(uint32_t workers_count, const ParallelFor& parallel_for, std::mt
       const std::vector<double> now = RowOf(workers, *plan, at.first, at.second);
       RowMeta meta;
       uint8_t exists;
-      const uint32_t owner = CollectionOwner(at.second, plan->tables[at.first].salt, workers_count);
+      const uint32_t owner = OwnerOf(plan->tables[at.first], at.second, workers_count);
       REQUIRE(workers[owner]
                   .collection->members()[at.first]
                   .table->ReadMeta(&at.second, 1, &meta, &exists, SerialFor)
@@ -187,8 +211,8 @@ TEST_CASE("tables of a collection are pooled and trained as sums of doubles are"
 
 TEST_CASE("rows that no used feature has asked for do not count as trained") {
   const auto plan = TestPlan({2, 3}, {0, 0, 1}, 1);
-  std::vector<TestWorker> workers(1);
-  workers[0].collection = TestTables(*plan);
+  std::vector<TestWorker> workers;
+  workers.push_back(MakeTestWorker(*plan));
   TestBags used{{1, 2}, {}, 2, 1, {}, {1, 1, 1, 1}}, unused{{2, 3}, {}, 2, 1, {}, {}};
   TestStep(plan, &workers, SerialFor)
       .Run({{used, unused, unused}}, {Combiner::kSum, Combiner::kSum, Combiner::kSum});
@@ -232,8 +256,9 @@ TEST_CASE("steps beside calls on single tables do not wait for each other for go
         for (Key& key : *keys) key = rng() % 5000;
         std::vector<size_t> starts;
         for (size_t t = 0; t <= kTables; ++t) starts.push_back(50 * t);
-        AskedKeys asked{RowSegments(collection.dims(), std::vector<uint32_t>(kTables, 50)), keys,
-                        keys->data(), starts};
+        const RowSegments segments(collection.served().dims, std::vector<uint32_t>(kTables, 50));
+        AskedKeys asked{segments,     segments, keys,
+                        keys->data(), starts,   std::vector<std::vector<AskedBags>>(kTables)};
         auto rows = std::make_shared<std::vector<float>>(asked.segments.floats_by_table());
         CollectionKeys looked_up;
         const std::vector<bool> trainable(kTables, true);
@@ -313,6 +338,24 @@ TEST_CASE("requests refuse splits that do not fit and keys beyond the limit, by 
   }
 }
 
+TEST_CASE("requests refuse bags of more keys than a feature may have") {
+  auto plan = std::make_shared<CollectionPlan>(*TestPlan({2}, {0, 0}, 1));
+  plan->max_lengths = {0, 2};
+  const std::vector<Key> keys{1, 2, 3, 4, 5};
+  const std::vector<int64_t> good{0, 2, 2, 3}, bad{0, 2, 5};
+  const auto message = [&](const FeatureBags& first, const FeatureBags& second) {
+    return CollectionRequest::Make(plan, {first, second}, SerialFor).status().message();
+  };
+  const FeatureBags long_bag{nullptr, keys.data(), 5, 1, nullptr, 5};
+  CHECK(message(long_bag, {nullptr, keys.data(), 3, 3, good.data(), 1}).empty());
+  CHECK(message(long_bag, {nullptr, keys.data(), 4, 2, nullptr, 2}).empty());
+  CHECK(message(long_bag, {nullptr, keys.data(), 5, 2, bad.data(), 1}) ==
+        "feature 'feature1': expected at most max_length=2 keys in an example, got 3 in example 1; "
+        "leave some out, or allow more");
+  CHECK(message(long_bag, long_bag).find("got 5 in example 0") != std::string::npos);
+  CHECK(message(long_bag, {nullptr, nullptr, 0, 0, nullptr, 3}).empty());
+}
+
 TEST_CASE("a failure of one worker reaches all of them, before and after keys were sent") {
   const auto plan = TestPlan({2}, {0}, 2);
   const std::vector<Key> keys{1, 2};
@@ -322,7 +365,8 @@ TEST_CASE("a failure of one worker reaches all of them, before and after keys we
   KeyMessage failed = WriteFailure(*plan, InvalidArgument("the batch is bad"));
   for (const auto& [words, splits] :
        AllToAll<int64_t>({{sent.words, sent.splits}, {failed.words, failed.splits}})) {
-    const auto read = ReadKeys({2}, words.data(), words.size(), splits.data(), 2, nullptr);
+    const auto read =
+        ReadKeys({{2}, {{}}, 0}, words.data(), words.size(), splits.data(), 2, nullptr);
     CHECK(read.status().message() == "worker 1: the batch is bad");
   }
   const RowSegments segments = SegmentsOf(*request);
@@ -331,6 +375,37 @@ TEST_CASE("a failure of one worker reaches all of them, before and after keys we
   CHECK(ReadHeaders(segments, message.data()).message() == "worker 0: " + std::string(252, 'x'));
   WriteHeaders(segments, Status(), message.data());
   CHECK(ReadHeaders(segments, message.data()).ok());
+}
+
+// What is damaged may be refused or mean something else; it is never read beyond its end.
+void CheckDamaged(const ServedTables& served, const std::vector<int64_t>& good_words,
+                  const std::vector<int32_t>& good_splits) {
+  std::mt19937_64 rng(TestSeed());
+  for (int round = 0; round < 5000; ++round) {
+    // Of its own memory, so that a sanitizer sees reads beyond the end.
+    std::vector<int64_t> words = good_words;
+    std::vector<int32_t> splits = good_splits;
+    switch (rng() % 3) {
+      case 0:
+        words[rng() % words.size()] = static_cast<int64_t>(rng() % 3 == 0 ? rng() : rng() % 8);
+        break;
+      case 1:
+        splits[rng() % 2] += static_cast<int32_t>(rng() % 9) - 4;
+        break;
+      default:
+        words.resize(rng() % words.size());
+        words.shrink_to_fit();
+    }
+    const auto read = ReadKeys(served, words.data(), words.size(), splits.data(), 2, nullptr);
+    if (words.size() < good_words.size()) CHECK_FALSE(read.ok());
+    if (!read.ok()) continue;
+    for (const auto& of_table : read.value().bags) {
+      for (const AskedBags& each : of_table) {
+        const Key* end = reinterpret_cast<const Key*>(words.data() + words.size());
+        REQUIRE(each.bags.keys + each.bags.n <= end);
+      }
+    }
+  }
 }
 
 TEST_CASE("messages of another configuration, or that are damaged, are refused") {
@@ -346,29 +421,44 @@ TEST_CASE("messages of another configuration, or that are damaged, are refused")
   const auto received =
       AllToAll<int64_t>({{ours.words, ours.splits}, {other.words, other.splits}})[0];
   const auto read = [](const std::vector<int64_t>& words, const std::vector<int32_t>& splits) {
-    return ReadKeys({2, 2}, words.data(), words.size(), splits.data(), 2, nullptr).status();
+    return ReadKeys({{2, 2}, {{}, {}}, 0}, words.data(), words.size(), splits.data(), 2, nullptr)
+        .status();
   };
   CHECK(read(received.first, received.second).code() == Code::kFailedPrecondition);
 
   const auto good = AllToAll<int64_t>({{ours.words, ours.splits}, {ours.words, ours.splits}})[0];
   REQUIRE(read(good.first, good.second).ok());
-  std::mt19937_64 rng(TestSeed());
-  for (int round = 0; round < 2000; ++round) {
-    auto [words, splits] = good;
-    switch (rng() % 3) {
-      case 0:
-        words[rng() % words.size()] = static_cast<int64_t>(rng() % 3 == 0 ? rng() : rng() % 8);
-        break;
-      case 1:
-        splits[rng() % 2] += static_cast<int32_t>(rng() % 9) - 4;
-        break;
-      default:
-        words.resize(rng() % words.size());
-    }
-    // It may be refused or mean something else; it is never read beyond its end.
-    const bool is_read = read(words, splits).ok();
-    if (words.size() < good.first.size()) CHECK_FALSE(is_read);
+  CheckDamaged({{2, 2}, {{}, {}}, 0}, good.first, good.second);
+}
+
+TEST_CASE("bags that a worker is to pool arrive as they were sent, or are refused if damaged") {
+  auto plan = std::make_shared<CollectionPlan>(*TestPlan({2, 3}, {0, 1, 0}, 2));
+  plan->tables[0].placement = {TablePlacement::kOnWorker, 1, true};
+  plan->combiners = {Combiner::kMean, Combiner::kSum, Combiner::kMax};
+  const std::vector<Key> keys{1, 2, 3, 2, 1};
+  const std::vector<int64_t> splits{0, 3, 3, 4};
+  const FeatureBags ragged{nullptr, keys.data(), 4, 3, splits.data(), 1};
+  const FeatureBags even{nullptr, keys.data(), 4, 2, nullptr, 2};
+  const KeyMessage sent =
+      Value(WriteKeys(*Value(CollectionRequest::Make(plan, {ragged, even, even}, SerialFor))));
+  const auto received = AllToAll<int64_t>({{sent.words, sent.splits}, {sent.words, sent.splits}});
+  const ServedTables served{{2, 3}, {plan->tables[0].placement, {}}, 1};
+  const AskedKeys asked = Value(ReadKeys(served, received[1].first.data(), received[1].first.size(),
+                                         received[1].second.data(), 2, nullptr));
+  REQUIRE(asked.bags[0].size() == 4);  // two features of two workers
+  CHECK(asked.bags[1].empty());
+  CHECK(asked.segments.rows(0) == 10);
+  for (size_t worker = 0; worker < 2; ++worker) {
+    const AskedBags &first = asked.bags[0][2 * worker], &second = asked.bags[0][2 * worker + 1];
+    CHECK(first.combiner == Combiner::kMean);
+    CHECK(std::vector<Key>(first.bags.keys, first.bags.keys + first.bags.n) ==
+          std::vector<Key>{1, 2, 3, 2});
+    CHECK(std::vector<int64_t>(first.bags.splits, first.bags.splits + 4) == splits);
+    CHECK(second.combiner == Combiner::kMax);
+    CHECK(second.bags.bags == 2);
+    CHECK(second.bags.length == 2);
   }
+  CheckDamaged(served, received[1].first, received[1].second);
 }
 
 }  // namespace

@@ -38,6 +38,130 @@ Result<std::vector<int32_t>> AsSplits(const std::vector<size_t>& sizes, const ch
   return splits;
 }
 
+// Stands in front of the bags of a feature.
+struct BagsHeader {
+  int64_t bags;
+  int64_t combiner;
+  int64_t length;  // of each; -1: their lengths follow, as uint32, filled up to whole words
+};
+constexpr size_t kBagsHeader = sizeof(BagsHeader) / sizeof(int64_t);
+
+size_t LengthWords(const FeatureBags& bags) {
+  return bags.splits == nullptr ? 0 : WordsOf<int64_t>(bags.bags * sizeof(uint32_t));
+}
+
+int64_t* PutBags(const FeatureBags& bags, Combiner combiner, int64_t* to) {
+  const BagsHeader header{static_cast<int64_t>(bags.bags), static_cast<int64_t>(combiner),
+                          bags.splits != nullptr ? -1 : static_cast<int64_t>(bags.length)};
+  std::memcpy(to, &header, sizeof(header));
+  to += kBagsHeader;
+  if (bags.splits != nullptr) {
+    std::fill_n(to, LengthWords(bags), 0);
+    for (size_t bag = 0; bag < bags.bags; ++bag) {
+      const auto length = static_cast<uint32_t>(bags.end(bag) - bags.begin(bag));
+      std::memcpy(reinterpret_cast<char*>(to) + bag * sizeof(length), &length, sizeof(length));
+    }
+    to += LengthWords(bags);
+  }
+  if (bags.n > 0) std::memcpy(to, bags.keys, bags.n * sizeof(Key));
+  return to + bags.n;
+}
+
+// What a worker is told of one table.
+class Section {
+ public:
+  Section(const CollectionRequest& request, size_t table, size_t worker)
+      : plan_(request.plan()), part_(request.tables()[table]) {
+    const TablePlacement& placement = plan_.tables[table].placement;
+    if (placement.kind == TablePlacement::kOnAll) {
+      n_ = plan_.trains || worker == plan_.rank ? part_.rows : 0;
+    } else if (!placement.pools) {
+      for (size_t before = 0; before < worker; ++before) first_ += part_.splits[before];
+      n_ = part_.splits[worker];
+    } else if (placement.worker == worker) {
+      bags_ = &part_.bags;
+    }
+  }
+
+  size_t words() const {
+    if (bags_ == nullptr) return n_;
+    size_t words = 0;
+    for (const FeatureBags& bags : *bags_) words += kBagsHeader + LengthWords(bags) + bags.n;
+    return words;
+  }
+
+  int64_t* Put(int64_t* to) const {
+    if (bags_ != nullptr) {
+      for (size_t i = 0; i < bags_->size(); ++i) {
+        to = PutBags((*bags_)[i], plan_.combiners[part_.features[i]], to);
+      }
+      return to;
+    }
+    if (n_ > 0) std::memcpy(to, part_.keys.data() + first_, n_ * sizeof(Key));
+    return to + n_;
+  }
+
+ private:
+  const CollectionPlan& plan_;
+  const CollectionRequest::TablePart& part_;
+  size_t first_ = 0, n_ = 0;                        // of the distinct keys
+  const std::vector<FeatureBags>* bags_ = nullptr;  // or bags
+};
+
+// Reads the bags of a section. Returns false if it is none.
+bool ReadBags(const int64_t* words, size_t left, const std::shared_ptr<const void>& hold,
+              std::vector<AskedBags>* out, size_t* rows) {
+  while (left > 0) {
+    BagsHeader header;
+    if (left < kBagsHeader) return false;
+    std::memcpy(&header, words, sizeof(header));
+    words += kBagsHeader;
+    left -= kBagsHeader;
+    const bool even = header.length != -1;
+    if (header.bags < 0 || header.bags > INT32_MAX || header.length < -1 || header.combiner < 0 ||
+        header.combiner > static_cast<int64_t>(Combiner::kMax)) {
+      return false;
+    }
+    FeatureBags bags{hold, nullptr, 0, static_cast<size_t>(header.bags), nullptr, 1};
+    if (even) {
+      if (header.bags > 0 && static_cast<size_t>(header.length) > left / bags.bags) return false;
+      bags.length = static_cast<size_t>(header.length);
+      bags.n = bags.bags * bags.length;
+    } else {
+      const size_t length_words = WordsOf<int64_t>(bags.bags * sizeof(uint32_t));
+      if (length_words > left) return false;
+      auto splits = std::make_shared<std::vector<int64_t>>(bags.bags + 1, 0);
+      for (size_t bag = 0; bag < bags.bags; ++bag) {
+        uint32_t length;
+        std::memcpy(&length, reinterpret_cast<const char*>(words) + bag * sizeof(length),
+                    sizeof(length));
+        (*splits)[bag + 1] = (*splits)[bag] + length;
+      }
+      words += length_words;
+      left -= length_words;
+      bags.n = static_cast<size_t>(splits->back());
+      bags.splits = splits->data();
+      bags.hold =
+          std::make_shared<std::pair<std::shared_ptr<const void>, decltype(splits)>>(hold, splits);
+    }
+    if (bags.n > left) return false;
+    bags.keys = reinterpret_cast<const Key*>(words);
+    words += bags.n;
+    left -= bags.n;
+    *rows += bags.bags;
+    out->push_back({std::move(bags), static_cast<Combiner>(header.combiner)});
+  }
+  return *rows <= INT32_MAX;
+}
+
+std::vector<bool> OnAll(const std::vector<TablePlacement>& placements) {
+  std::vector<bool> on_all;
+  for (const TablePlacement& each : placements) {
+    on_all.push_back(each.kind == TablePlacement::kOnAll);
+  }
+  return on_all;
+}
+
 }  // namespace
 
 Result<KeyMessage> WriteKeys(const CollectionRequest& request) {
@@ -45,8 +169,10 @@ Result<KeyMessage> WriteKeys(const CollectionRequest& request) {
   const size_t tables = plan.tables.size();
   const size_t header = kKeyHeader + tables;
   std::vector<size_t> sizes(plan.workers, header);
-  for (const auto& part : request.tables()) {
-    for (uint32_t worker = 0; worker < plan.workers; ++worker) sizes[worker] += part.splits[worker];
+  for (uint32_t worker = 0; worker < plan.workers; ++worker) {
+    for (size_t table = 0; table < tables; ++table) {
+      sizes[worker] += Section(request, table, worker).words();
+    }
   }
   auto splits = AsSplits(sizes, "keys");
   if (!splits.ok()) return splits.status();
@@ -54,19 +180,15 @@ Result<KeyMessage> WriteKeys(const CollectionRequest& request) {
   size_t words = 0;
   for (size_t size : sizes) words += size;
   message.words.resize(words);
-  std::vector<size_t> taken(tables, 0);
   int64_t* segment = message.words.data();
   for (uint32_t worker = 0; worker < plan.workers; ++worker) {
     segment[0] = 0;
     segment[1] = plan.fingerprint;
     int64_t* to = segment + header;
     for (size_t table = 0; table < tables; ++table) {
-      const auto& part = request.tables()[table];
-      const size_t n = part.splits[worker];
-      segment[kKeyHeader + table] = static_cast<int64_t>(n);
-      if (n > 0) std::memcpy(to, part.keys.data() + taken[table], n * sizeof(Key));
-      taken[table] += n;
-      to += n;
+      const Section section(request, table, worker);
+      segment[kKeyHeader + table] = static_cast<int64_t>(section.words());
+      to = section.Put(to);
     }
     segment = to;
   }
@@ -92,20 +214,50 @@ RowSegments::RowSegments(std::vector<int> dims, std::vector<uint32_t> counts)
     : dims_(std::move(dims)),
       counts_(std::move(counts)),
       workers_(counts_.size() / std::max<size_t>(dims_.size(), 1)),
-      segments_(1, 0),
       begins_(1, 0),
       rows_(dims_.size(), 0) {
   for (size_t worker = 0; worker < workers_; ++worker) {
-    size_t floats = kHeader;
     for (size_t table = 0; table < tables(); ++table) {
+      offsets_.push_back(static_cast<uint32_t>(rows_[table]));
       rows_[table] += count(worker, table);
-      floats += count(worker, table) * static_cast<size_t>(dims_[table]);
     }
-    segments_.push_back(segments_.back() + floats);
   }
   for (size_t table = 0; table < tables(); ++table) {
     begins_.push_back(begins_.back() + rows_[table] * static_cast<size_t>(dims_[table]));
   }
+  FindSegments();
+}
+
+void RowSegments::FindSegments() {
+  segments_.assign(1, 0);
+  for (size_t worker = 0; worker < workers_; ++worker) {
+    size_t floats = kHeader;
+    for (size_t table = 0; table < tables(); ++table) {
+      floats += count(worker, table) * static_cast<size_t>(dims_[table]);
+    }
+    segments_.push_back(segments_.back() + floats);
+  }
+}
+
+RowSegments RowSegments::OnlyOf(size_t worker, const std::vector<bool>& tables) const {
+  RowSegments only = *this;
+  for (size_t i = 0; i < counts_.size(); ++i) {
+    if (tables[i % tables.size()] && i / tables.size() != worker) only.counts_[i] = 0;
+  }
+  only.FindSegments();
+  return only;
+}
+
+RowSegments RowSegments::ToAll(const std::vector<bool>& tables) const {
+  RowSegments to_all = *this;
+  for (size_t i = 0; i < counts_.size(); ++i) {
+    const size_t table = i % tables.size();
+    if (!tables[table]) continue;
+    to_all.counts_[i] = static_cast<uint32_t>(rows_[table]);
+    to_all.offsets_[i] = 0;
+  }
+  to_all.FindSegments();
+  return to_all;
 }
 
 Result<std::vector<int32_t>> RowSegments::Splits() const {
@@ -122,15 +274,15 @@ void RowSegments::ForEachPiece(const ParallelFor& parallel_for, const Fn& fn) co
       static_cast<int64_t>(floats_by_table() / std::max<size_t>(tables(), 1)) + 1;
   const auto copy = [&](int64_t first, int64_t last) {
     for (auto table = static_cast<size_t>(first); table < static_cast<size_t>(last); ++table) {
-      size_t by_table = begins_[table];
       for (size_t worker = 0; worker < workers_; ++worker) {
         size_t in_message = segments_[worker] + kHeader;
         for (size_t before = 0; before < table; ++before) {
           in_message += count(worker, before) * static_cast<size_t>(dims_[before]);
         }
-        const size_t floats = count(worker, table) * static_cast<size_t>(dims_[table]);
+        const auto dim = static_cast<size_t>(dims_[table]);
+        const size_t floats = count(worker, table) * dim;
+        const size_t by_table = begins_[table] + offsets_[worker * tables() + table] * dim;
         if (floats > 0) fn(by_table, in_message, floats);
-        by_table += floats;
       }
     }
   };
@@ -175,6 +327,13 @@ RowSegments SegmentsOf(const CollectionRequest& request) {
   return RowSegments(std::move(dims), std::move(counts));
 }
 
+RowSegments GradientSegmentsOf(const CollectionRequest& request) {
+  std::vector<TablePlacement> placements;
+  for (const CollectedTable& table : request.plan().tables) placements.push_back(table.placement);
+  const RowSegments rows = SegmentsOf(request);
+  return request.plan().trains ? rows.ToAll(OnAll(placements)) : rows;
+}
+
 void WriteHeaders(const RowSegments& segments, const Status& status, float* message) {
   constexpr size_t kMostBytes = (RowSegments::kHeader - 1) * sizeof(float);
   // An error without a text is one all the same.
@@ -203,10 +362,11 @@ Status ReadHeaders(const RowSegments& segments, const float* message) {
   return Status();
 }
 
-Result<AskedKeys> ReadKeys(const std::vector<int>& dims, const int64_t* message, size_t words,
+Result<AskedKeys> ReadKeys(const ServedTables& served, const int64_t* message, size_t words,
                            const int32_t* splits, size_t workers,
                            std::shared_ptr<const void> hold) {
-  const size_t tables = dims.size();
+  const size_t tables = served.dims.size();
+  const auto pools = [&](size_t table) { return served.placements[table].pools; };
   const auto damaged = [](size_t worker) {
     return InvalidArgument("expected keys as this release writes them, got another message from " +
                            NameOf(worker) + "; install one release of sok-embed on all workers");
@@ -234,24 +394,43 @@ Result<AskedKeys> ReadKeys(const std::vector<int>& dims, const int64_t* message,
                       NameOf(worker) + " than on worker 0; build the model alike everywhere");
   }
   std::vector<uint32_t> counts(workers * tables);
+  std::vector<size_t> asked_keys(tables, 0);
+  std::vector<std::vector<AskedBags>> bags(tables);
   for (size_t worker = 0; worker < workers; ++worker) {
     uint64_t left = static_cast<uint64_t>(splits[worker]);
     if (left < kKeyHeader + tables) return damaged(worker);
     left -= kKeyHeader + tables;
+    const int64_t* from = segments[worker] + kKeyHeader + tables;
     for (size_t table = 0; table < tables; ++table) {
       const auto count = static_cast<uint64_t>(segments[worker][kKeyHeader + table]);
       if (count > left) return damaged(worker);
-      counts[worker * tables + table] = static_cast<uint32_t>(count);
+      size_t rows = 0;
+      if (!pools(table)) {
+        rows = count;
+        asked_keys[table] += count;
+      } else if (!ReadBags(from, count, hold, &bags[table], &rows)) {
+        return damaged(worker);
+      }
+      counts[worker * tables + table] = static_cast<uint32_t>(rows);
+      from += count;
       left -= count;
     }
     if (left != 0) return damaged(worker);
   }
-  AskedKeys asked{RowSegments(dims, counts), std::move(hold), nullptr, {0}};
-  for (size_t table = 0; table < tables; ++table) {
-    asked.starts.push_back(asked.starts.back() + asked.segments.rows(table));
-  }
+  std::vector<size_t> starts(1, 0);
+  for (size_t keys : asked_keys) starts.push_back(starts.back() + keys);
+  const RowSegments all(served.dims, counts);
+  AskedKeys asked{all,
+                  all.OnlyOf(served.rank, OnAll(served.placements)),
+                  std::move(hold),
+                  nullptr,
+                  starts,
+                  std::move(bags)};
   const size_t header = kKeyHeader + tables;
-  if (workers == 1) {
+  const auto& placements = served.placements;
+  const bool any_pools = std::any_of(placements.begin(), placements.end(),
+                                     [](const TablePlacement& each) { return each.pools; });
+  if (workers == 1 && !any_pools) {
     asked.keys = reinterpret_cast<const Key*>(message + header);
     return asked;
   }
@@ -260,9 +439,11 @@ Result<AskedKeys> ReadKeys(const std::vector<int>& dims, const int64_t* message,
   for (size_t worker = 0; worker < workers; ++worker) {
     const int64_t* from = segments[worker] + header;
     for (size_t table = 0; table < tables; ++table) {
-      const size_t n = counts[worker * tables + table];
-      if (n > 0) std::memcpy(keys->data() + next[table], from, n * sizeof(Key));
-      next[table] += n;
+      const auto n = static_cast<size_t>(segments[worker][kKeyHeader + table]);
+      if (n > 0 && !pools(table)) {
+        std::memcpy(keys->data() + next[table], from, n * sizeof(Key));
+        next[table] += n;
+      }
       from += n;
     }
   }

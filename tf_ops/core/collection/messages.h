@@ -16,8 +16,10 @@
 
 namespace sok {
 
-// A message of keys, by the worker that it goes to: a header, how many keys of each table follow,
-// and the keys of table 0, of table 1, …
+// A message of keys, by the worker that it goes to: a header, how many words of each table follow,
+// and the words of table 0, of table 1, … They are distinct keys; or, of a table that the receiver
+// pools, the bags of each feature: how many there are, their combiner, their length, or -1 and the
+// length of each, two to a word, and their keys.
 struct KeyMessage {
   std::vector<int64_t> words;
   std::vector<int32_t> splits;  // (workers) words of each segment
@@ -39,6 +41,10 @@ class RowSegments {
 
   // counts (workers, tables): how many rows of each table the segment of each worker has.
   RowSegments(std::vector<int> dims, std::vector<uint32_t> counts);
+  // The same rows by table. Of some of the tables (tables) the segments of all workers but one are
+  // left empty, or each segment has all rows.
+  RowSegments OnlyOf(size_t worker, const std::vector<bool>& tables) const;
+  RowSegments ToAll(const std::vector<bool>& tables) const;
 
   size_t workers() const { return workers_; }
   size_t tables() const { return dims_.size(); }
@@ -62,36 +68,57 @@ class RowSegments {
 
  private:
   size_t count(size_t worker, size_t table) const { return counts_[worker * tables() + table]; }
+  void FindSegments();
   // Calls fn(by_table, in_message, floats) for every piece that lies together in both orders.
   template <typename Fn>
   void ForEachPiece(const ParallelFor& parallel_for, const Fn& fn) const;
 
   std::vector<int> dims_;
-  std::vector<uint32_t> counts_;
+  std::vector<uint32_t> counts_;   // (workers, tables)
+  std::vector<uint32_t> offsets_;  // (workers, tables) where they begin among the table's rows
   size_t workers_;
   std::vector<size_t> segments_, begins_, rows_;
 };
 
 // The layout of the rows that a request is answered by.
 RowSegments SegmentsOf(const CollectionRequest& request);
+// The layout of their gradients: those of tables that lie on all workers go to every one.
+RowSegments GradientSegmentsOf(const CollectionRequest& request);
 
 // Says in the headers of all segments that what was asked for could not be read, or that it could.
 void WriteHeaders(const RowSegments& segments, const Status& status, float* message);
 // kInternal with the text of the first worker that has failed, if there is one.
 Status ReadHeaders(const RowSegments& segments, const float* message);
 
+// Bags of one feature of one worker, which this one is to pool.
+struct AskedBags {
+  FeatureBags bags;
+  Combiner combiner;
+};
+
 // What all workers have asked this one for.
 struct AskedKeys {
+  // Of everything that is looked up, by table; in a message it is the layout of the gradients.
   RowSegments segments;
+  RowSegments answers;               // of the rows that go back
   std::shared_ptr<const void> hold;  // keeps the keys alive
   const Key* keys = nullptr;         // by table
   std::vector<size_t> starts;        // (tables + 1) where the keys of each table begin
+  // (tables) In the order of the rows that they become; empty where keys are asked.
+  std::vector<std::vector<AskedBags>> bags;
 };
 
-// dims: of the tables. `hold` keeps the message alive. Errors: kInternal with the text of the first
-// worker that has failed; kFailedPrecondition for workers with different configurations;
-// kInvalidArgument for a message that nobody of this release has written.
-Result<AskedKeys> ReadKeys(const std::vector<int>& dims, const int64_t* message, size_t words,
+// The tables as the worker that answers knows them.
+struct ServedTables {
+  std::vector<int> dims;
+  std::vector<TablePlacement> placements;  // (tables)
+  size_t rank = 0;                         // of this worker
+};
+
+// `hold` keeps the message alive. Errors: kInternal with the text of the first worker that has
+// failed; kFailedPrecondition for workers with different configurations; kInvalidArgument for a
+// message that nobody of this release has written.
+Result<AskedKeys> ReadKeys(const ServedTables& tables, const int64_t* message, size_t words,
                            const int32_t* splits, size_t workers, std::shared_ptr<const void> hold);
 
 }  // namespace sok

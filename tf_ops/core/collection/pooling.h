@@ -14,11 +14,10 @@
 #include <vector>
 
 #include "core/base/types.h"
+#include "core/collection/placement.h"
 #include "core/collection/request.h"
 
 namespace sok {
-
-enum class Combiner { kSum, kMean, kSqrtN, kMax };
 
 // How the bags of a feature become vectors.
 struct Pooling {

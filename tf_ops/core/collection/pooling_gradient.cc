@@ -96,7 +96,7 @@ class GradientOfPool {
 
   void OfTable(size_t table, float* gradients, const ParallelFor& inner) const {
     const auto& part = request_.tables()[table];
-    const auto distinct = static_cast<uint32_t>(part.keys.size());
+    const auto distinct = static_cast<uint32_t>(part.rows);
     std::vector<uint32_t> starts(distinct + 1);
     CountingSort sort(starts.data(), distinct);
     size_t n = 0;

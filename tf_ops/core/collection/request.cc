@@ -1,5 +1,6 @@
 #include "core/collection/request.h"
 
+#include <numeric>
 #include <utility>
 
 #include "core/base/grouping.h"
@@ -20,7 +21,7 @@ void SortByOwner(const CollectedTable& table, uint32_t workers,
   std::vector<uint32_t> owners(distinct), starts(workers + 1), number(distinct);
   CountingSort sort(starts.data(), workers);
   for (uint32_t row = 0; row < distinct; ++row) {
-    owners[row] = CollectionOwner(part->keys[row], table.salt, workers);
+    owners[row] = OwnerOf(table, part->keys[row], workers);
     sort.Count(owners[row]);
   }
   sort.Start();
@@ -52,17 +53,33 @@ Status CollectionRequest::CheckFeature(size_t feature) const {
     return refuse("expected fewer than 2^31 keys, got " + std::to_string(bags.n));
   }
   if (bags.splits == nullptr) {
-    if (bags.bags * bags.length == bags.n) return Status();
+    if (bags.bags * bags.length == bags.n) return CheckLengths(feature);
     return refuse("expected " + std::to_string(bags.bags) + " bags of " +
                   std::to_string(bags.length) + " keys, got " + std::to_string(bags.n) + " keys");
   }
   bool fits = bags.splits[0] == 0 && bags.splits[bags.bags] == static_cast<int64_t>(bags.n);
   for (size_t bag = 0; bag < bags.bags; ++bag) fits &= bags.splits[bag] <= bags.splits[bag + 1];
-  if (fits) return Status();
+  if (fits) return CheckLengths(feature);
   return refuse(
       "expected row splits that begin with 0, never fall and end with the number of "
       "keys, " +
       std::to_string(bags.n) + "; got others");
+}
+
+Status CollectionRequest::CheckLengths(size_t feature) const {
+  const FeatureBags& bags = features_[feature];
+  const uint64_t most = feature < plan_->max_lengths.size() ? plan_->max_lengths[feature] : 0;
+  if (most == 0 || bags.bags == 0 || (bags.splits == nullptr && bags.length <= most)) {
+    return Status();
+  }
+  size_t bag = 0;
+  while (bag < bags.bags && bags.end(bag) - bags.begin(bag) <= most) ++bag;
+  if (bag == bags.bags) return Status();
+  return InvalidArgument("feature '" + plan_->features[feature] +
+                         "': expected at most max_length=" + std::to_string(most) +
+                         " keys in an example, got " +
+                         std::to_string(bags.end(bag) - bags.begin(bag)) + " in example " +
+                         std::to_string(bag) + "; leave some out, or allow more");
 }
 
 void CollectionRequest::FindRowsOfMany(size_t table, size_t n, const ParallelFor& parallel_for) {
@@ -77,8 +94,8 @@ void CollectionRequest::FindRowsOfMany(size_t table, size_t n, const ParallelFor
     }
     keys = joined.data();
   }
-  const auto owner_of = [salt = plan_->tables[table].salt, workers = plan_->workers](Key key) {
-    return CollectionOwner(key, salt, workers);
+  const auto owner_of = [&of = plan_->tables[table], workers = plan_->workers](Key key) {
+    return OwnerOf(of, key, workers);
   };
   static_assert(sizeof(uint32_t) == sizeof(int32_t), "rows are written as int32");
   Exchange exchange =
@@ -108,9 +125,30 @@ void CollectionRequest::FindRowsOfFew(size_t table, size_t n) {
   }
 }
 
+void CollectionRequest::AskForBags(size_t table) {
+  TablePart& part = tables_[table];
+  part.splits.assign(plan_->workers, 0);
+  for (uint32_t feature : part.features) {
+    FeatureBags& bags = features_[feature];
+    starts_[feature] = part.rows;
+    part.rows += bags.bags;
+    part.bags.push_back(bags);
+    bags = {nullptr, nullptr, bags.bags, bags.bags, nullptr, 1};
+  }
+  part.splits[plan_->tables[table].placement.worker] = static_cast<uint32_t>(part.rows);
+  part.row_of.resize(part.rows);
+  std::iota(part.row_of.begin(), part.row_of.end(), 0);
+}
+
 Status CollectionRequest::FindRows(size_t table, const ParallelFor& parallel_for) {
   constexpr size_t kMany = 16384;
   TablePart& part = tables_[table];
+  const TablePlacement& placement = plan_->tables[table].placement;
+  if (placement.pools) {
+    Status status = CheckKeys(table);
+    if (status.ok()) AskForBags(table);
+    return status;
+  }
   size_t n = 0;
   for (uint32_t feature : part.features) {
     starts_[feature] = n;
@@ -121,6 +159,12 @@ Status CollectionRequest::FindRows(size_t table, const ParallelFor& parallel_for
     FindRowsOfMany(table, n, parallel_for);
   } else {
     FindRowsOfFew(table, n);
+  }
+  part.rows = part.keys.size();
+  if (placement.kind == TablePlacement::kOnAll) {
+    // They are read here, whoever else hears of them.
+    part.splits.assign(plan_->workers, 0);
+    part.splits[plan_->rank] = static_cast<uint32_t>(part.rows);
   }
   return CheckKeys(table);
 }
@@ -167,8 +211,8 @@ Result<std::shared_ptr<const CollectionRequest>> CollectionRequest::Make(
   }
   request->row_starts_.push_back(0);
   for (size_t table = 0; table < tables; ++table) {
-    const size_t floats = request->tables_[table].keys.size() *
-                          static_cast<size_t>(request->plan_->tables[table].dim);
+    const size_t floats =
+        request->tables_[table].rows * static_cast<size_t>(request->plan_->tables[table].dim);
     request->row_starts_.push_back(request->row_starts_.back() + floats);
   }
   return std::shared_ptr<const CollectionRequest>(std::move(request));

@@ -1,5 +1,6 @@
 // What a batch asks of the tables of a collection: the distinct keys of each table over all
-// features that share it, by the worker that owns them.
+// features that share it, by the worker that owns them; or whole bags, which the worker that holds
+// the table pools.
 //
 // A request is made once a call, by one thread, and is read by any number of threads from then on.
 #pragma once
@@ -11,6 +12,7 @@
 
 #include "core/base/status.h"
 #include "core/base/types.h"
+#include "core/collection/placement.h"
 
 namespace sok {
 
@@ -20,6 +22,7 @@ struct CollectedTable {
   int dim = 1;
   uint64_t salt = 0;       // of CollectionOwner
   uint64_t key_limit = 0;  // keys are below it; 0: any key
+  TablePlacement placement = {};
 };
 
 // What all calls of a collection have in common.
@@ -27,7 +30,14 @@ struct CollectionPlan {
   std::vector<CollectedTable> tables;
   std::vector<std::string> features;     // names, for messages
   std::vector<uint32_t> feature_tables;  // (features) which table each looks its keys up in
+  // (features) The most keys that a bag of each has; 0, or a feature that is not here: any number.
+  std::vector<uint64_t> max_lengths;
+  // (features) how the bags of each are pooled, where the worker that holds the table does it
+  std::vector<Combiner> combiners;
   uint32_t workers = 1;
+  uint32_t rank = 0;  // of this worker
+  // Whether what is looked up is trained. Else nobody hears of the keys of replicated tables.
+  bool trains = true;
   // Of the configuration. Workers refuse messages with another one.
   int64_t fingerprint = 0;
 };
@@ -35,6 +45,13 @@ struct CollectionPlan {
 // The worker that holds a key of a table. Salts differ between tables, so that the same key in many
 // tables, such as 0, does not load one worker.
 uint32_t CollectionOwner(Key key, uint64_t salt, uint32_t workers);
+
+// The worker that is asked for a key of a table.
+inline uint32_t OwnerOf(const CollectedTable& table, Key key, uint32_t workers) {
+  const TablePlacement& placement = table.placement;
+  return placement.kind == TablePlacement::kOnWorker ? placement.worker
+                                                     : CollectionOwner(key, table.salt, workers);
+}
 
 // The keys of one feature in a batch, and the bags that they are in.
 struct FeatureBags {
@@ -51,10 +68,13 @@ struct FeatureBags {
 
 class CollectionRequest {
  public:
-  // The keys of one table over all features that share it.
+  // What is asked of one table, for all features that share it. The rows that come back are those
+  // of distinct keys; or, where the holder of the table pools, vectors of bags.
   struct TablePart {
-    std::vector<Key> keys;           // distinct, those of worker 0 first
-    std::vector<uint32_t> splits;    // (workers) how many of them belong to each
+    std::vector<Key> keys;           // distinct, those of worker 0 first; none where bags are asked
+    std::vector<FeatureBags> bags;   // (its features) what the holder pools; empty: nothing
+    size_t rows = 0;                 // how many come back
+    std::vector<uint32_t> splits;    // (workers) how many of them each worker sends
     std::vector<uint32_t> features;  // those that share it, in order
     std::vector<uint32_t> row_of;    // the row of each key of its features, one after another
   };
@@ -68,6 +88,8 @@ class CollectionRequest {
 
   const CollectionPlan& plan() const { return *plan_; }
   const std::vector<TablePart>& tables() const { return tables_; }
+  // The bags of a feature. Where they are pooled by the holder of the table, the vector that comes
+  // back stands for the bag: it is one of one key.
   const FeatureBags& feature(size_t feature) const { return features_[feature]; }
   // The rows of a feature's keys (n), which are numbers of distinct keys of its table.
   const uint32_t* rows_of(size_t feature) const {
@@ -80,10 +102,12 @@ class CollectionRequest {
  private:
   CollectionRequest() = default;
   Status CheckFeature(size_t feature) const;
+  Status CheckLengths(size_t feature) const;
   // Finds the distinct keys of a table, and the row of every key.
   Status FindRows(size_t table, const ParallelFor& parallel_for);
   void FindRowsOfFew(size_t table, size_t n);
   void FindRowsOfMany(size_t table, size_t n, const ParallelFor& parallel_for);
+  void AskForBags(size_t table);
   Status CheckKeys(size_t table) const;
 
   std::shared_ptr<const CollectionPlan> plan_;

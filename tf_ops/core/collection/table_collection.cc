@@ -45,6 +45,63 @@ LookupKeys WithoutResting(const LookupKeys& keys, const float* gradients, int di
   return left;
 }
 
+// The bags of one table that all workers have asked for, as one batch.
+Result<std::shared_ptr<PooledBags>> Gather(const std::vector<AskedBags>& asked, int dim,
+                                           const ParallelFor& parallel_for) {
+  auto plan = std::make_shared<CollectionPlan>();
+  plan->tables.push_back({"", dim});
+  plan->features.resize(asked.size());
+  plan->feature_tables.resize(asked.size(), 0);
+  auto pooled = std::make_shared<PooledBags>();
+  std::vector<FeatureBags> features;
+  for (const AskedBags& each : asked) {
+    features.push_back(each.bags);
+    pooled->poolings.push_back({each.combiner, nullptr});
+  }
+  auto request = CollectionRequest::Make(std::move(plan), std::move(features), parallel_for);
+  if (!request.ok()) return request.status();
+  pooled->request = std::move(request.value());
+  pooled->rows.resize(pooled->request->row_starts().back());
+  return pooled;
+}
+
+// Calls fn(feature, floats) for where the vectors of each lie, one after another.
+template <typename Fn>
+void ForEachVectors(const CollectionRequest& request, const Fn& fn) {
+  const auto dim = static_cast<size_t>(request.plan().tables[0].dim);
+  size_t begin = 0;
+  for (size_t feature = 0; feature < request.plan().features.size(); ++feature) {
+    fn(feature, begin);
+    begin += request.feature(feature).bags * dim;
+  }
+}
+
+void PoolAll(const PooledBags& pooled, float* vectors, const ParallelFor& parallel_for) {
+  const auto dim = static_cast<size_t>(pooled.request->plan().tables[0].dim);
+  std::vector<BagVectors<float>> out;
+  ForEachVectors(*pooled.request, [&](size_t, size_t begin) {
+    out.push_back({vectors + begin, dim});
+  });
+  Pool(*pooled.request, pooled.poolings, pooled.rows.data(), out, parallel_for);
+}
+
+// The gradients of distinct rows from those of vectors. A feature of a worker that was not used has
+// vectors that rest.
+std::vector<float> GradientsOfRows(const PooledBags& pooled, const float* vectors,
+                                   const ParallelFor& parallel_for) {
+  const CollectionRequest& request = *pooled.request;
+  const auto dim = static_cast<size_t>(request.plan().tables[0].dim);
+  std::vector<BagVectors<const float>> upstream(pooled.poolings.size());
+  ForEachVectors(request, [&](size_t feature, size_t begin) {
+    const bool rests = request.feature(feature).bags > 0 && Rests(vectors + begin);
+    if (!rests) upstream[feature] = {vectors + begin, dim};
+  });
+  std::vector<float> gradients(pooled.rows.size());
+  PoolGradient(request, pooled.poolings, pooled.rows.data(), upstream, gradients.data(),
+               std::vector<float*>(upstream.size(), nullptr), parallel_for);
+  return gradients;
+}
+
 Status FirstError(const std::vector<Status>& statuses,
                   const std::vector<TableCollection::Member>& members) {
   for (size_t table = 0; table < statuses.size(); ++table) {
@@ -59,22 +116,57 @@ Status FirstError(const std::vector<Status>& statuses,
 
 double CollectionKeys::square() const {
   double sum = 0.0;
-  for (const LookupKeys& keys : tables) sum += keys.square();
+  for (size_t table = 0; table < tables.size(); ++table) {
+    sum += shares[table] * tables[table].square();
+  }
   return sum;
 }
 
 double CollectionKeys::Dot(const CollectionKeys& other) {
   double sum = 0.0;
   for (size_t table = 0; table < tables.size(); ++table) {
-    sum += tables[table].Dot(other.tables[table]);
+    sum += shares[table] * tables[table].Dot(other.tables[table]);
   }
   return sum;
 }
 
 TableCollection::TableCollection(std::vector<Member> members,
-                                 std::shared_ptr<CollectionQueue> queue)
+                                 std::shared_ptr<CollectionQueue> queue, size_t rank)
     : members_(std::move(members)), queue_(std::move(queue)) {
-  for (const Member& member : members_) dims_.push_back(member.table->dim());
+  served_.rank = rank;
+  for (const Member& member : members_) {
+    served_.dims.push_back(member.table->dim());
+    served_.placements.push_back(member.placement);
+  }
+}
+
+Status TableCollection::LookupInTable(size_t t, const AskedKeys& asked, bool make_rows, float* rows,
+                                      CollectionKeys* looked_up, const ParallelFor& parallel_for) {
+  Table& table = *members_[t].table;
+  LookupKeys keys;
+  keys.keys = asked.keys + asked.starts[t];
+  keys.n = asked.starts[t + 1] - asked.starts[t];
+  keys.hold = asked.hold;
+  std::shared_ptr<PooledBags> pooled;
+  float* of_keys = rows;
+  if (!asked.bags[t].empty()) {
+    auto gathered = Gather(asked.bags[t], table.dim(), parallel_for);
+    if (!gathered.ok()) return gathered.status();
+    pooled = std::move(gathered.value());
+    const std::vector<Key>& distinct = pooled->request->tables()[0].keys;
+    keys.keys = distinct.data();
+    keys.n = distinct.size();
+    keys.hold = pooled;
+    of_keys = pooled->rows.data();
+  }
+  keys.removals = table.removals();
+  if (make_rows) keys.claim = table.Claim(keys);
+  Status status = table.Lookup(keys.keys, keys.n, make_rows, of_keys, parallel_for);
+  keys.rows_made = make_rows;
+  if (status.ok() && pooled != nullptr) PoolAll(*pooled, rows, parallel_for);
+  looked_up->tables[t] = std::move(keys);
+  looked_up->pooled[t] = std::move(pooled);
+  return status;
 }
 
 Status TableCollection::Lookup(const AskedKeys& asked, bool make_rows,
@@ -82,31 +174,30 @@ Status TableCollection::Lookup(const AskedKeys& asked, bool make_rows,
                                CollectionKeys* looked_up, const ParallelFor& parallel_for) {
   const size_t tables = members_.size();
   looked_up->tables.assign(tables, {});
+  looked_up->pooled.assign(tables, nullptr);
   looked_up->starts.clear();
+  looked_up->shares.clear();
   looked_up->order = {0, queue_->deposits.NextLookup(), 0};
   std::vector<Status> statuses(tables);
   std::vector<TableWork> work;
   for (size_t table = 0; table < tables; ++table) {
     looked_up->starts.push_back(asked.segments.begin(table));
+    const bool on_all = members_[table].placement.kind == TablePlacement::kOnAll;
+    looked_up->shares.push_back(on_all ? 1.0 / static_cast<double>(asked.segments.workers()) : 1.0);
     if (asked.segments.rows(table) > 0) {
       const Member& member = members_[table];
       const bool waits = member.stored || (make_rows && member.table->makes_rows_in_turn());
-      work.push_back({table, asked.segments.rows(table), waits});
+      size_t keys = asked.starts[table + 1] - asked.starts[table];
+      for (const AskedBags& each : asked.bags[table]) keys += each.bags.n;
+      work.push_back({table, keys, waits});
     }
   }
-  ForEachTable(work, KeyCost(dims_), parallel_for, [&](size_t t, const ParallelFor& inner) {
-    Table& table = *members_[t].table;
-    const bool makes_rows = make_rows && trainable[t];
-    LookupKeys keys;
-    keys.keys = asked.keys + asked.starts[t];
-    keys.n = asked.segments.rows(t);
-    keys.hold = asked.hold;
-    keys.removals = table.removals();
-    if (makes_rows) keys.claim = table.Claim(keys);
-    statuses[t] =
-        table.Lookup(keys.keys, keys.n, makes_rows, rows + asked.segments.begin(t), inner);
-    keys.rows_made = makes_rows;
-    if (trainable[t]) looked_up->tables[t] = std::move(keys);
+  ForEachTable(work, KeyCost(served_.dims), parallel_for, [&](size_t t, const ParallelFor& inner) {
+    statuses[t] = OrNoMemory([&] {
+      return LookupInTable(t, asked, make_rows && trainable[t], rows + asked.segments.begin(t),
+                           looked_up, inner);
+    });
+    if (!trainable[t]) looked_up->tables[t] = {};
   });
   return FirstError(statuses, members_);
 }
@@ -114,16 +205,29 @@ Status TableCollection::Lookup(const AskedKeys& asked, bool make_rows,
 void TableCollection::Deposit(CollectionKeys keys, std::shared_ptr<const void> hold,
                               const float* gradients, const AnchorGradient& anchor,
                               const ParallelFor& parallel_for) {
+  struct Kept {
+    std::shared_ptr<const void> hold;
+    std::vector<std::vector<float>> of_pooled;  // (tables)
+  };
+  auto kept = std::make_shared<Kept>();
+  kept->hold = std::move(hold);
+  kept->of_pooled.resize(members_.size());
+  keys.gradients.assign(members_.size(), nullptr);
   std::vector<TableWork> work;
   for (size_t table = 0; table < members_.size(); ++table) {
     work.push_back({table, keys.tables[table].n, members_[table].stored});
   }
   const bool measures = anchor.gradient != nullptr && anchor.measures;
-  ForEachTable(work, measures ? KeyCost(dims_) : 2, parallel_for,
+  ForEachTable(work, measures ? KeyCost(served_.dims) : 2, parallel_for,
                [&](size_t t, const ParallelFor& inner) {
                  LookupKeys& of_table = keys.tables[t];
                  const float* of_rows = gradients + keys.starts[t];
-                 of_table = WithoutResting(of_table, of_rows, dims_[t]);
+                 if (keys.pooled[t] != nullptr && of_table.n > 0) {
+                   kept->of_pooled[t] = GradientsOfRows(*keys.pooled[t], of_rows, inner);
+                   of_rows = kept->of_pooled[t].data();
+                 }
+                 keys.gradients[t] = of_rows;
+                 of_table = WithoutResting(of_table, of_rows, served_.dims[t]);
                  of_table.order = keys.order;
                  if (!measures) return;
                  of_table.summed = members_[t].table->SumByKey(of_table, of_rows, nullptr, inner);
@@ -131,9 +235,9 @@ void TableCollection::Deposit(CollectionKeys keys, std::shared_ptr<const void> h
   keys.n = 0;
   for (const LookupKeys& of_table : keys.tables) keys.n += of_table.n;
   if (anchor.gradient == nullptr) {
-    queue_->deposits.Add(std::move(keys), std::move(hold), gradients, nullptr);
+    queue_->deposits.Add(std::move(keys), std::move(kept), gradients, nullptr);
   } else {
-    queue_->deposits.Add(std::move(keys), std::move(hold), gradients, nullptr, anchor.gradient,
+    queue_->deposits.Add(std::move(keys), std::move(kept), gradients, nullptr, anchor.gradient,
                          anchor.measures);
   }
 }
@@ -169,19 +273,20 @@ Result<std::vector<CommitOutcome>> TableCollection::Commit(
       if (keys.n == 0) continue;  // the table rests
       work[table].items += keys.n;
       keys.factor = deposit.factor;
-      members_[table].table->Deposit(std::move(keys), deposit.hold,
-                                     deposit.gradients + deposit.keys.starts[table], nullptr);
+      members_[table].table->Deposit(std::move(keys), deposit.hold, deposit.keys.gradients[table],
+                                     nullptr);
     }
   }
   std::vector<Status> statuses(tables);
-  ForEachTable(work, KeyCost(dims_), parallel_for, [&](size_t table, const ParallelFor& inner) {
-    if (options[table].rule.empty()) return;
-    CommitOptions own = options[table];
-    own.redeemed = nullptr;  // what it gets is redeemed
-    auto outcome = members_[table].table->Commit(std::move(locks[table]), own, inner);
-    if (outcome.ok()) outcomes[table] = std::move(outcome.value());
-    statuses[table] = outcome.status();
-  });
+  ForEachTable(work, KeyCost(served_.dims), parallel_for,
+               [&](size_t table, const ParallelFor& inner) {
+                 if (options[table].rule.empty()) return;
+                 CommitOptions own = options[table];
+                 own.redeemed = nullptr;  // what it gets is redeemed
+                 auto outcome = members_[table].table->Commit(std::move(locks[table]), own, inner);
+                 if (outcome.ok()) outcomes[table] = std::move(outcome.value());
+                 statuses[table] = outcome.status();
+               });
   if (Status status = FirstError(statuses, members_); !status.ok()) return status;
   return outcomes;
 }

@@ -11,6 +11,7 @@
 #include "core/base/status.h"
 #include "core/base/types.h"
 #include "core/collection/messages.h"
+#include "core/collection/pooling.h"
 #include "core/tables/deposit_queue.h"
 #include "core/tables/table.h"
 
@@ -20,11 +21,23 @@ namespace sok {
 // is left as it is. It is a NaN that no arithmetic makes.
 constexpr uint32_t kRestsBits = 0x7fcb5e57u;
 
+// Bags of one table that were pooled here, for the gradients of their vectors.
+struct PooledBags {
+  std::shared_ptr<const CollectionRequest> request;  // of that table; the bags are its features
+  std::vector<Pooling> poolings;
+  std::vector<float> rows;  // of the distinct keys
+};
+
 // Keys of one lookup in all tables, for the deposit that follows it.
 struct CollectionKeys {
   std::vector<LookupKeys> tables;  // those of each table; of a deposit, those with gradients
-  std::vector<size_t> starts;      // (tables) where the rows of each begin, in floats
-  size_t n = 0;                    // of all tables
+  // (tables) Null where the rows of keys were asked.
+  std::vector<std::shared_ptr<const PooledBags>> pooled;
+  std::vector<size_t> starts;  // (tables) where the rows, or vectors, of each begin, in floats
+  std::vector<const float*> gradients;  // (tables) of a deposit: those of each table's keys
+  // (tables) What part of a table's norm is added up here, since all workers' are summed.
+  std::vector<double> shares;
+  size_t n = 0;  // of all tables
   DepositOrder order = {};
 
   double square() const;
@@ -45,18 +58,21 @@ class TableCollection {
     std::string name;  // for messages
     std::shared_ptr<Table> table;
     bool stored = false;  // in a storage, whose lookups wait for more than locks of shards
+    TablePlacement placement = {};
   };
 
-  // The tables are for nobody else to train.
-  TableCollection(std::vector<Member> members, std::shared_ptr<CollectionQueue> queue);
+  // The tables are for nobody else to train. This is worker `rank` of those that share the rows.
+  TableCollection(std::vector<Member> members, std::shared_ptr<CollectionQueue> queue,
+                  size_t rank = 0);
 
-  const std::vector<int>& dims() const { return dims_; }
+  // What ReadKeys is told of the tables.
+  const ServedTables& served() const { return served_; }
   const std::vector<Member>& members() const { return members_; }
 
-  // Reads the rows of keys, by table. With make_rows keys without a row get one in tables that are
-  // trainable (tables); gradients of the others are dropped. `looked_up` becomes what a deposit of
-  // these rows' gradients takes. Errors: those of Table::Lookup, with the name of the table. Some
-  // tables may have made rows then.
+  // Reads the rows of keys, by table, and pools what bags are asked of. With make_rows keys without
+  // a row get one in tables that are trainable (tables); gradients of the others are dropped.
+  // `looked_up` becomes what a deposit of these rows' gradients takes. Errors: those of
+  // Table::Lookup, with the name of the table. Some tables may have made rows then.
   Status Lookup(const AskedKeys& asked, bool make_rows, const std::vector<bool>& trainable,
                 float* rows, CollectionKeys* looked_up, const ParallelFor& parallel_for);
 
@@ -78,8 +94,12 @@ class TableCollection {
  private:
   using Deposits = std::vector<DepositQueue<CollectionKeys>::Deposit>;
 
+  // Reads the rows of a table's keys, which become rows, or vectors of bags.
+  Status LookupInTable(size_t table, const AskedKeys& asked, bool make_rows, float* rows,
+                       CollectionKeys* looked_up, const ParallelFor& parallel_for);
+
   const std::vector<Member> members_;
-  std::vector<int> dims_;
+  ServedTables served_;
   const std::shared_ptr<CollectionQueue> queue_;
 };
 

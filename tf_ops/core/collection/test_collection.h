@@ -57,6 +57,7 @@ struct TestBags {
 
 // A worker: its part of the tables, and what its own batch has come to.
 struct TestWorker {
+  std::shared_ptr<CollectionQueue> queue;
   std::unique_ptr<TableCollection> collection;
   std::shared_ptr<const CollectionRequest> request;
   std::vector<std::vector<float>> pooled;  // (features)(bags, dim)
@@ -69,8 +70,9 @@ inline std::shared_ptr<const CollectionPlan> TestPlan(std::vector<int> dims,
                                                       uint32_t workers) {
   auto plan = std::make_shared<CollectionPlan>();
   for (size_t table = 0; table < dims.size(); ++table) {
-    plan->tables.push_back({"table" + std::to_string(table), dims[table], 77 * table + 5, 0});
+    plan->tables.push_back({"table" + std::to_string(table), dims[table], 77 * table + 5});
   }
+  plan->combiners.resize(feature_tables.size(), Combiner::kSum);
   for (size_t feature = 0; feature < feature_tables.size(); ++feature) {
     plan->features.push_back("feature" + std::to_string(feature));
   }
@@ -79,15 +81,28 @@ inline std::shared_ptr<const CollectionPlan> TestPlan(std::vector<int> dims,
   return plan;
 }
 
-inline std::unique_ptr<TableCollection> TestTables(const CollectionPlan& plan) {
+inline TestWorker MakeTestWorker(const CollectionPlan& plan, size_t rank = 0) {
+  TestWorker worker;
   std::vector<TableCollection::Member> members;
   for (size_t table = 0; table < plan.tables.size(); ++table) {
     TableConfig config;
     config.dim = plan.tables[table].dim;
     config.seed = table;
-    members.push_back({plan.tables[table].name, Value(Table::Make(config)), false});
+    members.push_back(
+        {plan.tables[table].name, Value(Table::Make(config)), false, plan.tables[table].placement});
   }
-  return std::make_unique<TableCollection>(std::move(members), std::make_shared<CollectionQueue>());
+  worker.queue = std::make_shared<CollectionQueue>();
+  worker.collection = std::make_unique<TableCollection>(std::move(members), worker.queue, rank);
+  return worker;
+}
+
+// The same tables, with the placements of a plan.
+inline void PlaceAnew(const CollectionPlan& plan, size_t rank, TestWorker* worker) {
+  std::vector<TableCollection::Member> members = worker->collection->members();
+  for (size_t table = 0; table < plan.tables.size(); ++table) {
+    members[table].placement = plan.tables[table].placement;
+  }
+  worker->collection = std::make_unique<TableCollection>(std::move(members), worker->queue, rank);
 }
 
 // The way of a step from keys to deposits, on all workers.
@@ -113,7 +128,9 @@ class TestStep {
     for (size_t w = 0; w < workers_.size(); ++w) {
       std::vector<FeatureBags> features;
       for (const TestBags& bags : batches[w]) features.push_back(bags.View());
-      workers_[w].request = Value(CollectionRequest::Make(plan_, features, parallel_for_));
+      auto own_plan = std::make_shared<CollectionPlan>(*plan_);
+      own_plan->rank = static_cast<uint32_t>(w);
+      workers_[w].request = Value(CollectionRequest::Make(own_plan, features, parallel_for_));
       KeyMessage message = Value(WriteKeys(*workers_[w].request));
       sent.emplace_back(std::move(message.words), std::move(message.splits));
     }
@@ -126,9 +143,9 @@ class TestStep {
       const auto& splits = received_[w].second;
       auto held = std::make_shared<std::vector<int64_t>>(received_[w].first);
       const std::vector<int64_t>& words = *held;
-      asked_.push_back(Value(ReadKeys(workers_[w].collection->dims(), words.data(), words.size(),
+      asked_.push_back(Value(ReadKeys(workers_[w].collection->served(), words.data(), words.size(),
                                       splits.data(), workers_.size(), held)));
-      const RowSegments& segments = asked_[w].segments;
+      const RowSegments& segments = asked_[w].answers;
       std::vector<float> message(segments.floats(), NAN), copy;
       float* rows = segments.ByTable(message.data(), &copy);
       looked_up_.emplace_back();
@@ -180,9 +197,10 @@ class TestStep {
   void GradientsOf(size_t w, const std::vector<TestBags>& batch,
                    const std::vector<Combiner>& combiners) {
     TestWorker& worker = workers_[w];
-    const RowSegments segments = SegmentsOf(*worker.request);
+    const RowSegments of_rows = SegmentsOf(*worker.request);
+    const RowSegments segments = GradientSegmentsOf(*worker.request);
     std::vector<float> copy;
-    const float* rows = segments.ByTable(worker.rows.data(), &copy, parallel_for_);
+    const float* rows = of_rows.ByTable(worker.rows.data(), &copy, parallel_for_);
     std::vector<BagVectors<const float>> upstream;
     worker.weight_gradients.assign(batch.size(), {});
     std::vector<float*> weight_gradients(batch.size(), nullptr);
