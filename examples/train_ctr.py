@@ -1,13 +1,13 @@
 """Trains a click model whose ids nobody counted beforehand.
 
 Without arguments it generates Criteo-like clicks in which new ids keep arriving, trains a
-DLRM-style Keras model over one hash embedding table under `model.fit`, and reports test AUC, table
-growth, speed and memory:
+DLRM-style Keras model over a hash embedding table for each field under `model.fit`, and reports test
+AUC, growth of the tables, speed and memory:
 
     python examples/train_ctr.py
     python examples/train_ctr.py --data train.txt              # Criteo, tabs or commas
     python examples/train_ctr.py --data ml-100k/ua.base --batch-size 256
-    python examples/train_ctr.py --workers 2                   # Horovod, table sharded over both
+    python examples/train_ctr.py --workers 2                   # Horovod, tables sharded over both
     python examples/train_ctr.py --embedding static            # the rival: a fixed vocabulary
 """
 
@@ -34,7 +34,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add_source(parser, DEFAULT_SAMPLES)
-    add("--embedding", choices=("hash", "static"), default="hash", help="growing table or rival")
+    add("--embedding", choices=("hash", "static"), default="hash", help="growing tables or rival")
     add("--workers", type=positive_int, default=1, help="processes, started by Horovod")
     add_training(parser)
     add("--seed", type=seed, default=0, help="of the clicks, the shuffling and the start weights")

@@ -1,4 +1,4 @@
-"""The two ways to turn keys into vectors: a hash table that grows, or a fixed vocabulary."""
+"""The two ways to turn keys into vectors: hash tables that grow, or a fixed vocabulary."""
 
 from __future__ import annotations
 
@@ -18,26 +18,38 @@ _BLOCK = 65_536
 
 
 class HashRows:
-    """Keys go into the table as they are; a key gets its row when training first meets it."""
+    """A table a field. Keys go in as they are, and get rows when training first meets them."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, fields: int) -> None:
         import sok_embed
 
-        self.layer: Any = sok_embed.DynamicEmbedding(
-            dim, embeddings_initializer="uniform", name="embedding"
+        self._fields = fields
+        self._embedding = sok_embed.DistributedEmbedding(
+            [
+                sok_embed.FeatureConfig(
+                    f"field_{field}", sok_embed.TableConfig(f"field_{field}", None, dim)
+                )
+                for field in range(fields)
+            ],
+            output="stack",
+            name="embedding",
         )
+
+    def layer(self, keys: Any) -> Any:
+        """Looks keys `[rows, fields]` up; returns vectors `[rows, fields, dim]`."""
+        return self._embedding(keras.ops.unstack(keys, self._fields, axis=1))
 
     def inputs(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns what the layer gets for a block of keys: the keys."""
         return keys
 
     def rows(self) -> int:
-        """Returns the rows in the part of the table that this worker owns."""
-        return int(self.layer.table.size())
+        """Returns the rows in the part of the tables that this worker owns."""
+        return sum(table.size() for table in self._embedding.tables.values())
 
     def table_bytes(self, optimizer: keras.optimizers.Optimizer) -> int:
-        """Returns the bytes of the part of the table that this worker owns, slots included."""
-        return int(self.layer.table.stats()["bytes"])
+        """Returns the bytes of the part of the tables that this worker owns, slots included."""
+        return sum(int(table.stats()["bytes"]) for table in self._embedding.tables.values())
 
 
 class StaticRows:
@@ -80,7 +92,7 @@ EmbeddingRows = HashRows | StaticRows
 
 def make_embedding(kind: EmbeddingKind, dim: int, source: Source, seed: int) -> EmbeddingRows:
     """Makes the embedding a run asked for."""
-    return HashRows(dim) if kind == "hash" else StaticRows(dim, source, seed)
+    return HashRows(dim, source.fields) if kind == "hash" else StaticRows(dim, source, seed)
 
 
 def _training_keys(source: Source) -> Iterator[NDArray[np.int64]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -56,9 +57,11 @@ class BatchLoss(keras.metrics.Metric):
 
 
 def build_model(
-    embedding: keras.layers.Layer, fields: int, dense_width: int, dim: int, seed: int
+    embedding: Callable[[Any], Any], fields: int, dense_width: int, dim: int, seed: int
 ) -> keras.Model:
     """Builds the model of inputs `dense` `[rows, dense_width]` and `keys` `[rows, fields]`.
+
+    The embedding makes vectors `[rows, fields, dim]` of keys.
 
     The top MLP also sees the embeddings themselves, so that an id can matter on its own and a model
     without dense columns works. Each `Dense` has a seed of its own: how the MLPs start depends on

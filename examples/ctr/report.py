@@ -60,7 +60,7 @@ def text(run: dict[str, Any]) -> str:
     lines = {
         "run": f"{run['source']}, {run['embedding']} embedding, {workers}",
         "test AUC": "none, the test rows are all of one class" if auc is None else f"{auc:.4f}",
-        "rows in the table": f"{run['table_rows']:,}  ({run['table_bytes'] / 1e6:,.1f} MB)",
+        "embedding rows": f"{run['table_rows']:,}  ({run['table_bytes'] / 1e6:,.1f} MB)",
         "training speed": "none, it takes two steps" if speed is None else f"{speed:,.0f} keys/s",
         "peak resident memory": f"{run['peak_memory_bytes'] / 1e6:,.0f} MB",
     }
@@ -101,7 +101,7 @@ def draw(outcome: Outcome, title: str) -> Figure:
         left.plot(number, outcome.losses, **bold)
         left.set_ylabel("training loss (log loss) of each step")
     right.plot(number, outcome.rows, **bold)
-    right.set_ylabel("rows in the table")
+    right.set_ylabel("embedding rows")
     right.set_ylim(0, max(1.0, float(outcome.rows.max()) * 1.08))
     right.yaxis.set_major_locator(MaxNLocator(integer=True, steps=_TICKS))
     right.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
