@@ -36,7 +36,9 @@ class FeatureInput(NamedTuple):
     shape: tf.TensorShape
 
 
-def feature_input(what: str, feature: FeatureConfig, given: Any, weights: Any) -> FeatureInput:
+def feature_input(
+    what: str, feature: FeatureConfig, given: Any, weights: Any, mask: tf.Tensor | None = None
+) -> FeatureInput:
     """Takes an input apart.
 
     Args:
@@ -46,6 +48,8 @@ def feature_input(what: str, feature: FeatureConfig, given: Any, weights: Any) -
             uint64.
         weights: `None`; or floats as the input: dense of its shape, ragged of its row splits,
             sparse of its indices; for ragged and sparse inputs also flat ones.
+        mask: Bool, of the shape of a dense input: which of its keys are there. The others are left
+            out of what is combined. `None`: all.
 
     Raises:
         ValueError: For anything else.
@@ -64,6 +68,8 @@ def feature_input(what: str, feature: FeatureConfig, given: Any, weights: Any) -
         )
     flat_weights = _flat_weights(what, feature, given, weights)
     pools = feature.own_combiner is not None
+    if mask is not None and pools:
+        given, flat_weights = _unmasked(given, flat_weights, mask)
     if isinstance(given, tf.SparseTensor):
         if not pools:
             raise ValueError(
@@ -84,6 +90,15 @@ def feature_input(what: str, feature: FeatureConfig, given: Any, weights: Any) -
     if pools and rank == 2:
         return FeatureInput(given, tf_ops.BAG_A_ROW, None, flat_weights, None, given.shape[:1])
     return FeatureInput(given, tf_ops.BAG_A_KEY, None, flat_weights, None, given.shape)
+
+
+def _unmasked(keys: tf.Tensor, weights: Any, mask: tf.Tensor) -> tuple[tf.RaggedTensor, Any]:
+    """The keys of a dense input that a mask leaves, as bags, and their weights."""
+    if keys.shape.rank == 1:
+        keys, mask = keys[:, tf.newaxis], mask[:, tf.newaxis]
+    if weights is not None:
+        weights = tf.boolean_mask(tf.reshape(weights, tf.shape(mask)), mask)
+    return tf.ragged.boolean_mask(keys, mask), weights
 
 
 def shape_of(feature: FeatureConfig, shape: Any) -> tuple[Any, ...]:

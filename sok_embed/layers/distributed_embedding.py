@@ -66,7 +66,9 @@ class DistributedEmbedding(LayerWithRows):
 
     Call arguments:
         inputs: A nest as that of the configs. Each input is dense `[B]` or `[B, L]`, ragged
-            `[B, None]` or sparse `[B, L]`, of int32, int64 or uint64.
+            `[B, None]` or sparse `[B, L]`, of int32, int64 or uint64. Keys that a Keras mask of a
+            dense input leaves out are left out of what is combined; with `combiner=None` the
+            output has that mask.
         weights: What keys are multiplied by, floats that lie as the inputs do: a nest as that of
             the configs, with `None` for features without, or a dict by the names of features.
             Differentiable. `None`: there are none.
@@ -92,6 +94,7 @@ class DistributedEmbedding(LayerWithRows):
         self._convert_input_args = False
         self._allow_non_tensor_positional_args = True
         self.supports_jit = False
+        self.supports_masking = True
         self._compute_type = activation_type(self.compute_dtype)
         if output not in _OUTPUTS:
             raise ValueError(f"Expected output to be one of {_OUTPUTS}. Received: {output!r}.")
@@ -179,7 +182,7 @@ class DistributedEmbedding(LayerWithRows):
         refuse_cast_floats(self)
         what = f"Layer '{self.name}'"
         given = [
-            feature_input(what, feature, true_ids(keys), values)
+            feature_input(what, feature, true_ids(keys), values, _mask_of(keys))
             for feature, keys, values in zip(
                 self._features, self._flat(inputs), self._flat_weights(weights), strict=True
             )
@@ -219,6 +222,16 @@ class DistributedEmbedding(LayerWithRows):
             return [weights.get(name) for name in names]
         what = f"Layer '{self.name}': expected weights"
         return list(_leaves(self._configs, weights, what, (), may_lack=True))
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
+        """Returns the masks of the outputs: of `combiner=None`, that of the input."""
+        if self.output_form != "structure":
+            return None
+        masks = [
+            _mask_of(keys) if feature.own_combiner is None else None
+            for feature, keys in zip(self._features, self._flat(inputs), strict=True)
+        ]
+        return tree.pack_sequence_as(self._configs, masks)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shapes of the outputs."""
@@ -336,6 +349,11 @@ def _with_plain_dicts(nest: Any) -> Any:
     if isinstance(nest, list) or type(nest) is tuple:
         return type(nest)(map(_with_plain_dicts, nest))
     return nest
+
+
+def _mask_of(keys: Any) -> Any:
+    """The mask that Keras has put on a tensor, or `None`."""
+    return getattr(keys, "_keras_mask", None)
 
 
 def _shaped(vectors: tf.Tensor, given: FeatureInput) -> Any:
