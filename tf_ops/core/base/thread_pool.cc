@@ -137,4 +137,6 @@ ParallelFor ProcessPool() {
   };
 }
 
+void EndProcessPool() { delete process_pool.exchange(nullptr, std::memory_order_acq_rel); }
+
 }  // namespace sok

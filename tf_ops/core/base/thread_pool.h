@@ -54,4 +54,8 @@ class ThreadPool {
 // forked from inside of what runs here.
 ParallelFor ProcessPool();
 
+// Ends the threads of ProcessPool. Nothing may run on them, and nothing may be given to them
+// meanwhile. What comes later starts new ones.
+void EndProcessPool();
+
 }  // namespace sok

@@ -175,5 +175,14 @@ TEST_CASE("a forked child has threads of its own, and the parent keeps its threa
 }
 #endif
 
+TEST_CASE("the pool of the process works again after its end") {
+  for (int round = 0; round < 3; ++round) {
+    std::atomic<int64_t> sum{0};
+    ProcessPool()(1000, 1000000, [&](int64_t begin, int64_t end) { sum += end - begin; });
+    CHECK(sum == 1000);
+    EndProcessPool();
+  }
+}
+
 }  // namespace
 }  // namespace sok
