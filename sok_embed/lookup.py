@@ -250,6 +250,7 @@ class CollectionLookup(AnchoredLookup):
         host: Whose tables they are, as a message begins: `"Layer 'fields'"`.
         name: Tells its exchanges from those of others; the same on every worker.
         owner: This worker.
+        exchange_dtype: Of rows between workers, `tf.float32` or `tf.bfloat16`.
     """
 
     def __init__(
@@ -259,9 +260,11 @@ class CollectionLookup(AnchoredLookup):
         host: str,
         name: str,
         owner: int,
+        exchange_dtype: tf.DType = tf.float32,
     ) -> None:
         super().__init__(host, owner, plan.workers)
         self._plan = plan
+        self._packed = plan.workers > 1 and exchange_dtype == tf.bfloat16
         self._tables = tables
         self._name = name
 
@@ -321,6 +324,7 @@ class CollectionLookup(AnchoredLookup):
             call.trains,
             self._tables.trainable,
             call.anchor,
+            packed=self._packed,
         )
         if communicator.size > 1:
             rows = _answered(communicator, rows, row_splits, request.gradient_splits, name)
@@ -332,6 +336,7 @@ class CollectionLookup(AnchoredLookup):
             batch.combiners,
             batch.weights,
             concat=concat,
+            packed=self._packed,
             dtype=tf.float32 if dtype == tf.float16 else dtype,
         )
         return [tf.cast(vectors, dtype) for vectors in pooled]

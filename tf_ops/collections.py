@@ -201,6 +201,8 @@ def collection_serve(
     make_rows: bool,
     trainable: Sequence[bool],
     anchor: tf.Tensor | None,
+    *,
+    packed: bool = False,
 ) -> CollectionRows:
     """Reads the rows that all workers have asked this one for.
 
@@ -215,6 +217,7 @@ def collection_serve(
         make_rows: Whether a key without a row gets one.
         trainable: Of each table. Others make no rows, and drop gradients.
         anchor: float32, a vector of `ANCHOR_SIZE` or a scalar. `None`: there is no gradient.
+        packed: Whether rows are rounded to bfloat16, and two of them lie in a float.
 
     Raises:
         tf.errors.InternalError: If a worker could not make its request, with what it said.
@@ -233,6 +236,7 @@ def collection_serve(
         placements=list(plan.placements),
         pools=list(pools),
         rank=plan.rank,
+        packed=packed,
         number=number_in_graph(),
     )
     return CollectionRows(rows, row_splits)
@@ -252,6 +256,7 @@ def collection_pool(
     weights: Sequence[tf.Tensor | None],
     *,
     concat: bool = False,
+    packed: bool = False,
     dtype: tf.DType = tf.float32,
 ) -> list[tf.Tensor]:
     """Makes a vector of each bag. Differentiable in `rows` and `weights`.
@@ -268,6 +273,7 @@ def collection_pool(
         combiners: Of each feature.
         weights: float32 of each feature, one a key; `None`: there are none.
         concat: Whether all vectors of an example are one, in the order of the features.
+        packed: As `collection_serve` has it.
         dtype: `tf.float32` or `tf.bfloat16`.
 
     Returns:
@@ -287,6 +293,7 @@ def collection_pool(
         weighted=weighted,
         combiners=[COMBINERS.index(combiner) for combiner in combiners],
         concat=concat,
+        packed=packed,
         dtype=dtype,
     )
     widths = [sum(plan.feature_dims)] if concat else plan.feature_dims
@@ -314,6 +321,7 @@ def _pool_gradient(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
         weighted=op.get_attr("weighted"),
         combiners=op.get_attr("combiners"),
         concat=op.get_attr("concat"),
+        packed=op.get_attr("packed"),
         dtype=op.get_attr("dtype"),
     )
     return [of_rows, None, *of_weights]

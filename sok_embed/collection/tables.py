@@ -172,13 +172,16 @@ class TableCollection(Mapping[str, Table]):
         tables = [table.resource_handle for table in self._tables.values()]
         return tf_ops.CollectionTables(self.queue.resource_handle, tables)
 
-    def plan(self, features: Sequence[FeatureConfig]) -> tf_ops.CollectionPlan:
-        """What the ops are told of tables and features."""
+    def plan(
+        self, features: Sequence[FeatureConfig], exchange_dtype: str = "float32"
+    ) -> tf_ops.CollectionPlan:
+        """What the ops are told of tables and features, which all workers must have alike."""
         numbers = {name: number for number, name in enumerate(self._tables)}
         said = [
             [[config.name, config.vocabulary_size, config.embedding_dim, config.trainable,
               *self.placements[config.name]] for config in self.configs],
             [[feature.name, feature.table.name, feature.own_combiner] for feature in features],
+            exchange_dtype,
         ]  # fmt: skip
         digest = hashlib.blake2b(json.dumps(said).encode(), digest_size=8).digest()
         return tf_ops.CollectionPlan(

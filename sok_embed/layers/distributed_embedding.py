@@ -25,6 +25,7 @@ from sok_embed.lookup import CollectionLookup, PooledBatch
 from sok_embed.table import Table
 
 _OUTPUTS = ("structure", "concat", "stack")
+_EXCHANGE_DTYPES = ("float32", "bfloat16")
 
 
 @keras.saving.register_keras_serializable(package="sok_embed")
@@ -62,6 +63,8 @@ class DistributedEmbedding(LayerWithRows):
             keras-rs. Features with an equal table of one name share it.
         output: `"structure"`: a nest as that of the configs. `"concat"`: one tensor
             `[B, sum of dims]`. `"stack"`: one tensor `[B, features, dim]`, for tables of one dim.
+        exchange_dtype: Of the rows that workers send each other: `"float32"`, or `"bfloat16"`,
+            which rounds them and halves their bytes. Gradients are summed, and travel, in float32.
         **kwargs: Of `keras.layers.Layer`.
 
     Call arguments:
@@ -87,7 +90,14 @@ class DistributedEmbedding(LayerWithRows):
             enough rows may go.
     """
 
-    def __init__(self, feature_configs: Any, *, output: str = "structure", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        feature_configs: Any,
+        *,
+        output: str = "structure",
+        exchange_dtype: str = "float32",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.autocast = False
         # Keras would turn lists of integers into float32 or int32.
@@ -98,7 +108,13 @@ class DistributedEmbedding(LayerWithRows):
         self._compute_type = activation_type(self.compute_dtype)
         if output not in _OUTPUTS:
             raise ValueError(f"Expected output to be one of {_OUTPUTS}. Received: {output!r}.")
+        if exchange_dtype not in _EXCHANGE_DTYPES:
+            raise ValueError(
+                f"Expected exchange_dtype to be one of {_EXCHANGE_DTYPES}. "
+                f"Received: {exchange_dtype!r}."
+            )
         self.output_form = output
+        self.exchange_dtype = exchange_dtype
         self._configs = tree.map_structure(feature_config, _with_plain_dicts(feature_configs))
         self._features: list[FeatureConfig] = tree.flatten(self._configs)
         if not self._features:
@@ -111,11 +127,12 @@ class DistributedEmbedding(LayerWithRows):
             self._track_trackable(table, f"table_{number}")
         self._track_trackable(self._collection.queue, "queue")
         self._lookup = CollectionLookup(
-            self._collection.plan(self._features),
+            self._collection.plan(self._features, exchange_dtype),
             self._collection,
             f"Layer '{self.name}'",
             self.name,
             self._collection.owner,
+            tf.as_dtype(exchange_dtype),
         )
 
     def _check_keys(self) -> None:
@@ -333,6 +350,7 @@ class DistributedEmbedding(LayerWithRows):
             **super().get_config(),
             "feature_configs": keras.saving.serialize_keras_object(seeded),
             "output": self.output_form,
+            "exchange_dtype": self.exchange_dtype,
         }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from sharded.results import Results, assert_equal_tables, assert_equal_weights
 
 from sok_embed.owners import mixed_owners, salt_of
@@ -57,6 +58,21 @@ def test_every_worker_finds_the_vectors_of_one(one: Results, many: Results, scen
         for name in outputs:
             # Sums of a bag's rows are in the same order.
             np.testing.assert_array_equal(worker[name], alone[name])
+
+
+def test_rows_that_travel_as_bfloat16_are_rounded_and_trained_within_that(
+    one: Results, many: Results
+) -> None:
+    (alone,) = one.of("collection_rows_bfloat16")
+    for worker in many.of("collection_rows_bfloat16"):
+        for name in ("output.user", "output.unused"):  # vectors of single keys
+            rounded = tf.cast(tf.cast(alone[name], tf.bfloat16), tf.float32).numpy()
+            assert np.abs(rounded - alone[name]).max() > 0
+            np.testing.assert_array_equal(worker[name], rounded)
+    # Vectors are off by up to 2**-9 of themselves, and so is what four steps make of them.
+    scenario = "collection_sgd_bfloat16"
+    assert_equal_tables(one, many, scenario, "items", "places", atol=4e-3)
+    assert_equal_weights(one, many, scenario, atol=4e-3)
 
 
 def test_rows_lie_where_the_owners_of_their_keys_say(many: Results) -> None:

@@ -91,6 +91,11 @@ def test_a_key_of_the_dict_that_is_the_name_of_another_feature_is_refused():
         DistributedEmbedding({"b": feature("a"), "c": feature("b")}, name="fields")
 
 
+def test_an_exchange_of_another_type_is_refused():
+    with pytest.raises(ValueError, match="exchange_dtype to be one of .*'float16'"):
+        layer_of(feature("a"), exchange_dtype="float16")
+
+
 @pytest.mark.parametrize("output", ["concat", "stack"])
 def test_features_without_a_combiner_do_not_fit_into_one_tensor(output):
     apart = feature("apart", combiner=None)

@@ -405,6 +405,7 @@ def test_wrong_attributes_are_refused():
     request, tables = request_of(), new_tables()
     rows = serve(tables, request).message
     common = {"rows": rows, "asked": request.asked, "concat": False, "dtype": tf.float32}
+    common["packed"] = False
     with pytest.raises(INVALID, match=r"combiner in \[0, 3\], got 4"):
         ops.sok_embed_collection_pool(weights=[], weighted=[], combiners=[0, 4, 0], **common)
     with pytest.raises(INVALID, match="not pooled by max.*feature 1"):
@@ -423,3 +424,12 @@ def test_wrong_attributes_are_refused():
         request_of(replace(PLAN, dims=(2, 0)))
     with pytest.raises(INVALID, match="number of a table, got 2"):
         request_of(replace(PLAN, feature_tables=(0, 1, 2)))
+    for wrong in (
+        {"placements": (0, 3)},
+        {"placements": (0,)},
+        {"placements": (0, 1), "holders": (0, 1)},  # of one worker
+    ):
+        with pytest.raises(INVALID, match="a placement of each table"):
+            request_of(replace(PLAN, **wrong))
+    with pytest.raises(INVALID, match="number of keys of at least 0, got -1"):
+        request_of(replace(PLAN, max_lengths=(0, -1, 0)))

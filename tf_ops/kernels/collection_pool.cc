@@ -1,6 +1,7 @@
 // SokEmbed>CollectionPool makes vectors of the rows that have come, SokEmbed>CollectionOutput takes
 // those of one feature, and the gradients of both go back. A feature whose output nobody uses has
 // no gradient at all, where an op with many outputs would be given zeros.
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,6 +32,7 @@ class PoolKernel : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("weighted", &weighted_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("concat", &concat_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &dtype_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("packed", &packed_));
     for (int64_t combiner : combiners) {
       OP_REQUIRES(ctx, combiner >= 0 && combiner <= static_cast<int64_t>(Combiner::kMax),
                   absl::InvalidArgumentError("expected a combiner in [0, 3], got " +
@@ -53,7 +55,7 @@ class PoolKernel : public tf::OpKernel {
     const CollectionRequest* request = nullptr;
     std::vector<Pooling> poolings;
     RowSegments segments{{}, {}};
-    std::vector<float> copy;
+    std::vector<float> unpacked, copy;
     const float* rows = nullptr;  // by table
     size_t bags = 0;              // of every feature, with concat
     size_t width = 0;             // of a vector of all features, with concat
@@ -69,11 +71,22 @@ class PoolKernel : public tf::OpKernel {
     batch->request = asked->request.get();
     batch->segments = SegmentsOf(*batch->request);
     const tf::Tensor& rows = ctx->input(first);
-    if (static_cast<size_t>(rows.NumElements()) != batch->segments.floats()) {
-      return absl::InvalidArgumentError("expected " + std::to_string(batch->segments.floats()) +
+    size_t floats = batch->segments.floats();
+    if (packed_) {
+      const auto splits = PackedSplits(batch->segments);
+      TF_RETURN_IF_ERROR(ToAbsl(splits.status()));
+      floats = std::accumulate(splits.value().begin(), splits.value().end(), size_t{0});
+    }
+    if (static_cast<size_t>(rows.NumElements()) != floats) {
+      return absl::InvalidArgumentError("expected " + std::to_string(floats) +
                                         " floats of rows, got shape " + rows.shape().DebugString());
     }
     const float* message = rows.flat<float>().data();
+    if (packed_) {
+      batch->unpacked.resize(batch->segments.floats());
+      UnpackRows(batch->segments, message, batch->unpacked.data(), IntraOpPool(ctx));
+      message = batch->unpacked.data();
+    }
     TF_RETURN_IF_ERROR(ToAbsl(ReadHeaders(batch->segments, message)));
     batch->rows = batch->segments.ByTable(message, &batch->copy, IntraOpPool(ctx));
     for (Combiner combiner : combiners_) batch->poolings.push_back({combiner, nullptr});
@@ -114,7 +127,7 @@ class PoolKernel : public tf::OpKernel {
 
   std::vector<Combiner> combiners_;
   std::vector<int64_t> weighted_;
-  bool concat_;
+  bool concat_, packed_;
   tf::DataType dtype_;
 
  private:
@@ -144,6 +157,7 @@ class PoolKernel : public tf::OpKernel {
       .Attr("weighted: list(int)")           \
       .Attr("combiners: list(int)")          \
       .Attr("concat: bool")                  \
+      .Attr("packed: bool")                  \
       .Attr("dtype: {float, bfloat16}")
 
 REGISTER_OP("SokEmbed>CollectionPool")

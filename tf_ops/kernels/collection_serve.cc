@@ -1,5 +1,6 @@
 // SokEmbed>CollectionServe reads the rows that all workers have asked this one for.
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -52,6 +53,7 @@ REGISTER_OP("SokEmbed>CollectionServe")
     .Attr("placements: list(int)")  // (tables) of TablePlacement, like the next
     .Attr("pools: list(bool)")
     .Attr("rank: int >= 0")
+    .Attr("packed: bool")     // rows go as bfloat16, two to a float
     .Attr("number: int = 0")  // DepositOrder's call
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
@@ -68,6 +70,7 @@ class CollectionServeOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("trainable", &trainable_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("rank", &rank_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("packed", &packed_));
     std::vector<int64_t> kinds;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("placements", &kinds));
     OP_REQUIRES_OK(ctx, ReadPlacements(ctx, false, kinds.size(), 1, &placements_));
@@ -92,17 +95,20 @@ class CollectionServeOp : public tf::OpKernel {
                           workers, Hold(message));
     OP_REQUIRES_OK(ctx, ToAbsl(asked.status(), ""));
     const RowSegments& answers = asked.value().answers;
-    const auto row_splits = answers.Splits();
+    const auto row_splits = packed_ ? PackedSplits(answers) : answers.Splits();
     OP_REQUIRES_OK(ctx, ToAbsl(row_splits.status()));
     tf::Tensor *rows = nullptr, *split_sizes = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {static_cast<int64_t>(answers.floats())}, &rows));
+    const int64_t floats =
+        std::accumulate(row_splits.value().begin(), row_splits.value().end(), int64_t{0});
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {floats}, &rows));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, splits.shape(), &split_sizes));
     std::copy(row_splits.value().begin(), row_splits.value().end(),
               split_sizes->flat<int32_t>().data());
 
     CollectionKeys looked_up;
-    std::vector<float> copy;
-    float* const out = rows->flat<float>().data();
+    std::vector<float> copy, unpacked;
+    if (packed_) unpacked.resize(answers.floats());
+    float* const out = packed_ ? unpacked.data() : rows->flat<float>().data();
     float* const by_table = answers.ByTable(out, &copy);
     const Status status = OrNoMemory([&] {
       return collection.tables->Lookup(asked.value(), make_rows_, trainable_, by_table, &looked_up,
@@ -111,6 +117,7 @@ class CollectionServeOp : public tf::OpKernel {
     OP_REQUIRES(ctx, status.ok() || workers > 1, ToAbsl(status));
     answers.FromTables(by_table, out, parallel_for);
     WriteHeaders(answers, status, out);  // who asked is told of an error
+    if (packed_) PackRows(answers, out, rows->flat<float>().data(), parallel_for);
     looked_up.order.call = number_;
     tf::Tensor* receipt = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(2, {}, &receipt));
@@ -123,6 +130,7 @@ class CollectionServeOp : public tf::OpKernel {
   std::vector<bool> trainable_;
   std::vector<TablePlacement> placements_;
   int64_t number_, rank_;
+  bool packed_;
 };
 
 SOK_REGISTER_KERNEL("CollectionServe", CollectionServeOp);

@@ -59,9 +59,9 @@ def _layer(placements: str = "keys", **arguments: Any) -> DistributedEmbedding:
 
 
 class Fields(keras.Model):
-    def __init__(self, placements: str) -> None:
+    def __init__(self, placements: str, **arguments: Any) -> None:
         super().__init__()
-        self.layer = _layer(placements)
+        self.layer = _layer(placements, **arguments)
         self.dense = dense()
         # Weights of a table's feature keep its holder from pooling.
         self.has_weights = placements != "whole"
@@ -126,9 +126,11 @@ def _contents(layer: DistributedEmbedding) -> dict[str, Any]:
     return saved
 
 
-def _train(here: Here, optimizer: str, compiled: bool, placements: str = "keys") -> dict[str, Any]:
+def _train(
+    here: Here, optimizer: str, compiled: bool, placements: str = "keys", **arguments: Any
+) -> dict[str, Any]:
     """Steps in which some workers have an empty batch."""
-    model, numbers = Fields(placements), _numbers()
+    model, numbers = Fields(placements, **arguments), _numbers()
     # Key 19 of "users" is that of the unused feature alone.
     numbers["user"] %= VOCABULARY - 1
     numbers["user_log"] = [[key % (VOCABULARY - 1) for key in bag] for bag in numbers["user_log"]]
@@ -190,6 +192,11 @@ def collection_adam_whole(here: Here) -> dict[str, Any]:
 
 
 @scenario
+def collection_sgd_bfloat16(here: Here) -> dict[str, Any]:
+    return _train(here, "sgd", compiled=True, exchange_dtype="bfloat16")
+
+
+@scenario
 def collection_fit(here: Here) -> dict[str, Any]:
     return _fit(here)
 
@@ -237,9 +244,14 @@ def collection_rows_mixed(here: Here) -> dict[str, Any]:
     return _rows(here, "mixed")
 
 
-def _rows(here: Here, placements: str) -> dict[str, Any]:
+@scenario
+def collection_rows_bfloat16(here: Here) -> dict[str, Any]:
+    return _rows(here, "keys", exchange_dtype="bfloat16")
+
+
+def _rows(here: Here, placements: str, **arguments: Any) -> dict[str, Any]:
     """Each worker looks the same keys up, with an empty batch in between."""
-    layer, numbers = _layer(placements), _numbers()
+    layer, numbers = _layer(placements, **arguments), _numbers()
     batch = _batch(numbers, slice(0, 10))
     outputs = layer(batch["keys"], batch["weights"], training=True)
     if here.rank == here.size - 1:

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
@@ -403,6 +404,37 @@ void CheckDamaged(const ServedTables& served, const std::vector<int64_t>& good_w
       for (const AskedBags& each : of_table) {
         const Key* end = reinterpret_cast<const Key*>(words.data() + words.size());
         REQUIRE(each.bags.keys + each.bags.n <= end);
+      }
+    }
+  }
+}
+
+TEST_CASE("rows that travel as bfloat16 arrive rounded, behind the same headers") {
+  std::mt19937_64 rng(TestSeed());
+  std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
+  for (int round = 0; round < 50; ++round) {
+    const size_t workers = 1 + rng() % 3;
+    const std::vector<int> dims{1 + static_cast<int>(rng() % 5), 1 + static_cast<int>(rng() % 4)};
+    std::vector<uint32_t> counts(workers * dims.size());
+    for (uint32_t& count : counts) count = static_cast<uint32_t>(rng() % 4);
+    if (round == 0) counts[0] = 20000;  // on several threads
+    const RowSegments segments(dims, counts);
+    std::vector<float> message(segments.floats());
+    for (float& x : message) x = uniform(rng);
+    WriteHeaders(segments, round % 2 == 0 ? Status() : InvalidArgument("bad"), message.data());
+    const auto splits = Value(PackedSplits(segments));
+    std::vector<float> packed(std::accumulate(splits.begin(), splits.end(), size_t{0}), NAN);
+    PackRows(segments, message.data(), packed.data(), ThreadedFor);
+    std::vector<float> arrived(message.size(), NAN);
+    UnpackRows(segments, packed.data(), arrived.data(), ThreadedFor);
+    CHECK(ReadHeaders(segments, arrived.data()).ok() == (round % 2 == 0));
+    for (size_t worker = 0; worker < workers; ++worker) {
+      const size_t floats = segments.segment(worker + 1) - segments.segment(worker);
+      CHECK(static_cast<size_t>(splits[worker]) ==
+            RowSegments::kHeader + (floats - RowSegments::kHeader + 1) / 2);
+      for (size_t i = RowSegments::kHeader; i < floats; ++i) {
+        const float sent = message[segments.segment(worker) + i];
+        REQUIRE(arrived[segments.segment(worker) + i] == ToFloat(FromFloat<BFloat16>(sent)));
       }
     }
   }

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "core/base/bfloat16.h"
+
 namespace sok {
 namespace {
 
@@ -160,6 +162,28 @@ std::vector<bool> OnAll(const std::vector<TablePlacement>& placements) {
     on_all.push_back(each.kind == TablePlacement::kOnAll);
   }
   return on_all;
+}
+
+size_t PackedFloats(const RowSegments& segments, size_t worker) {
+  const size_t rows = segments.segment(worker + 1) - segments.segment(worker);
+  return RowSegments::kHeader + (rows - RowSegments::kHeader + 1) / 2;
+}
+
+// Calls fn(begin, packed_begin, first, last) for chunks of the rows of each segment, which
+// begin there in the message and in its packed form; a chunk begins with an even number.
+template <typename Fn>
+void ForEachPacked(const RowSegments& segments, const ParallelFor& parallel_for, const Fn& fn) {
+  size_t packed = RowSegments::kHeader;
+  for (size_t worker = 0; worker < segments.workers(); ++worker) {
+    const size_t begin = segments.segment(worker) + RowSegments::kHeader;
+    const size_t floats = segments.segment(worker + 1) - begin;
+    const auto pairs = static_cast<int64_t>((floats + 1) / 2);
+    parallel_for(pairs, 1, [&](int64_t first, int64_t last) {
+      fn(begin, packed, 2 * static_cast<size_t>(first),
+         std::min(floats, 2 * static_cast<size_t>(last)));
+    });
+    packed += PackedFloats(segments, worker);
+  }
 }
 
 }  // namespace
@@ -332,6 +356,50 @@ RowSegments GradientSegmentsOf(const CollectionRequest& request) {
   for (const CollectedTable& table : request.plan().tables) placements.push_back(table.placement);
   const RowSegments rows = SegmentsOf(request);
   return request.plan().trains ? rows.ToAll(OnAll(placements)) : rows;
+}
+
+Result<std::vector<int32_t>> PackedSplits(const RowSegments& segments) {
+  std::vector<size_t> sizes;
+  for (size_t worker = 0; worker < segments.workers(); ++worker) {
+    sizes.push_back(PackedFloats(segments, worker));
+  }
+  return AsSplits(sizes, "floats");
+}
+
+void PackRows(const RowSegments& segments, const float* message, float* packed,
+              const ParallelFor& parallel_for) {
+  size_t to = 0;
+  for (size_t worker = 0; worker < segments.workers(); ++worker) {
+    std::copy_n(message + segments.segment(worker), RowSegments::kHeader, packed + to);
+    to += PackedFloats(segments, worker);
+  }
+  const auto pack = [&](size_t begin, size_t packed_begin, size_t first, size_t last) {
+    auto* bits = reinterpret_cast<char*>(packed + packed_begin);
+    for (size_t i = first; i < last; ++i) {
+      const auto rounded = FromFloat<BFloat16>(message[begin + i]);
+      std::memcpy(bits + i * sizeof(rounded), &rounded, sizeof(rounded));
+    }
+    if (last % 2 != 0) std::memset(bits + last * sizeof(BFloat16), 0, sizeof(BFloat16));
+  };
+  ForEachPacked(segments, parallel_for, pack);
+}
+
+void UnpackRows(const RowSegments& segments, const float* packed, float* message,
+                const ParallelFor& parallel_for) {
+  size_t from = 0;
+  for (size_t worker = 0; worker < segments.workers(); ++worker) {
+    std::copy_n(packed + from, RowSegments::kHeader, message + segments.segment(worker));
+    from += PackedFloats(segments, worker);
+  }
+  const auto unpack = [&](size_t begin, size_t packed_begin, size_t first, size_t last) {
+    const auto* bits = reinterpret_cast<const char*>(packed + packed_begin);
+    for (size_t i = first; i < last; ++i) {
+      BFloat16 rounded;
+      std::memcpy(&rounded, bits + i * sizeof(rounded), sizeof(rounded));
+      message[begin + i] = ToFloat(rounded);
+    }
+  };
+  ForEachPacked(segments, parallel_for, unpack);
 }
 
 void WriteHeaders(const RowSegments& segments, const Status& status, float* message) {

@@ -85,6 +85,15 @@ RowSegments SegmentsOf(const CollectionRequest& request);
 // The layout of their gradients: those of tables that lie on all workers go to every one.
 RowSegments GradientSegmentsOf(const CollectionRequest& request);
 
+// Rows may travel as bfloat16, rounded to nearest, two to a float, behind the same headers. These
+// are the floats of each segment then; the error is that of RowSegments::Splits.
+Result<std::vector<int32_t>> PackedSplits(const RowSegments& segments);
+// From a message to its packed form, and back.
+void PackRows(const RowSegments& segments, const float* message, float* packed,
+              const ParallelFor& parallel_for);
+void UnpackRows(const RowSegments& segments, const float* packed, float* message,
+                const ParallelFor& parallel_for);
+
 // Says in the headers of all segments that what was asked for could not be read, or that it could.
 void WriteHeaders(const RowSegments& segments, const Status& status, float* message);
 // kInternal with the text of the first worker that has failed, if there is one.
