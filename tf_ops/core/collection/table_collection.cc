@@ -283,7 +283,7 @@ Result<std::vector<CommitOutcome>> TableCollection::Commit(
                  if (options[table].rule.empty()) return;
                  CommitOptions own = options[table];
                  own.redeemed = nullptr;  // what it gets is redeemed
-                 auto outcome = members_[table].table->Commit(std::move(locks[table]), own, inner);
+                 auto outcome = members_[table].table->CommitLocked(own, inner);
                  if (outcome.ok()) outcomes[table] = std::move(outcome.value());
                  statuses[table] = outcome.status();
                });

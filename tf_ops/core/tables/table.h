@@ -227,10 +227,9 @@ class Table {
   // make room. kFailedPrecondition: the rule is
   // another one, and the table keeps its slots; or DepositQueue::Redeem's.
   Result<CommitOutcome> Commit(const CommitOptions& options, const ParallelFor& parallel_for);
-  // The same for a caller that has the lock of LockCommits, which it gives up here. Threads of a
-  // pool must not wait for it: who has it may wait for the pool.
-  Result<CommitOutcome> Commit(std::unique_lock<std::mutex> lock, const CommitOptions& options,
-                               const ParallelFor& parallel_for);
+  // The same while somebody has the lock of LockCommits for it, perhaps another thread. Threads of
+  // a pool must not wait for that lock: who has it may wait for the pool.
+  Result<CommitOutcome> CommitLocked(const CommitOptions& options, const ParallelFor& parallel_for);
   std::unique_lock<std::mutex> LockCommits() { return std::unique_lock<std::mutex>(commit_mu_); }
 
   // Whether lookups that make rows wait for each other, and for commits.

@@ -93,11 +93,12 @@ std::vector<GradientBatch> Table::BatchesOf(Deposits& deposits, const ParallelFo
 }
 
 Result<CommitOutcome> Table::Commit(const CommitOptions& options, const ParallelFor& parallel_for) {
-  return Commit(LockCommits(), options, parallel_for);
+  const auto lock = LockCommits();
+  return CommitLocked(options, parallel_for);
 }
 
-Result<CommitOutcome> Table::Commit(std::unique_lock<std::mutex> /*lock*/,
-                                    const CommitOptions& options, const ParallelFor& parallel_for) {
+Result<CommitOutcome> Table::CommitLocked(const CommitOptions& options,
+                                          const ParallelFor& parallel_for) {
   auto redeemed = options.redeemed == nullptr
                       ? Result<Deposits>(deposits_.TakeAll())
                       : deposits_.Redeem(options.redeemed, options.plain, options.clipped_to);
