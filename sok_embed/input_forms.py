@@ -74,6 +74,29 @@ def values_beside(name: str, tensor: Any, ids: tf.RaggedTensor | tf.SparseTensor
         return tf.identity(values) if checks else values
 
 
+def check_beside(what: str, name: str, values: Any, ids: Any) -> None:
+    """Checks that values lie as ids do; those of ragged and sparse ids may be flat.
+
+    Args:
+        what: How the message begins.
+        name: What the values are called in the message.
+        values: A tensor, symbolic or not.
+        ids: Likewise.
+
+    Raises:
+        ValueError: For values of another kind or shape.
+    """
+    form, own = Form.of(values), Form.of(ids)
+    flat = form.kind == "dense" and form.shape is not None and len(form.shape) == 1
+    alike = form.kind == own.kind and tf.TensorShape(form.shape).is_compatible_with(own.shape)
+    if not alike and not (flat and own.kind != "dense"):
+        also = "" if own.kind == "dense" else ", or [n]"
+        raise ValueError(
+            f"{what}: expected {name} as the input, {own.kind} of shape {shape_text(own.shape)}"
+            f"{also}. Received: {form.kind} of shape {shape_text(form.shape)}."
+        )
+
+
 def shape_text(shape: Any) -> str:
     """Returns a shape as messages show it."""
     if shape is None:

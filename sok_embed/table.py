@@ -195,7 +195,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
         tensor = as_keys(keys)
         if self.owners > 1:
             values = tensor.numpy()
-            workers = self._owner_rule.owners(values, self.owners)
+            workers = self.owners_of(values)
             if workers is None:
                 return tensor
             foreign = workers != self.owner
@@ -224,6 +224,17 @@ class Table(tf.saved_model.experimental.TrackableResource):
 
     def __repr__(self) -> str:
         return f"<Table '{self.name}', {self.size()} rows of {self.dim}>"
+
+    def owners_of(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+        """The workers that hold keys.
+
+        Args:
+            keys: int64 of any shape.
+
+        Returns:
+            int64 of the shape of the keys: in [0, owners). `None`: every worker holds all of them.
+        """
+        return self._owner_rule.owners(keys, self.owners)
 
     def size(self) -> int:
         """The number of rows."""

@@ -40,6 +40,8 @@ from sok_embed.tf_ops.collections import (
     collection_request,
     collection_serve,
     drop_collection_deposits,
+    requested_keys,
+    rows_message,
 )
 from sok_embed.tf_ops.exchange import expand, expand_gradient, unique_and_partition
 from sok_embed.tf_ops.hashed_bags import HashSpec, hash_positions, hashed_bag, row_splits
@@ -119,8 +121,10 @@ __all__ = [
     "metadata",
     "note_update",
     "remove",
+    "requested_keys",
     "restore",
     "row_splits",
+    "rows_message",
     "size",
     "static_buckets",
     "stats",

@@ -28,6 +28,11 @@ COMBINERS = ("sum", "mean", "sqrtn", "max")
 # Where the rows of a table lie: spread by key, all on one worker, or all on every worker.
 BY_KEY, ON_WORKER, ON_ALL = range(3)
 
+# The headers of messages of one worker: kKeyHeader and one count a table, in words of int64, and
+# RowSegments::kHeader, in floats, of messages.h of the core.
+_KEY_HEADER = 2
+_ROW_HEADER = 64
+
 
 @dataclass(frozen=True)
 class CollectionPlan:
@@ -178,6 +183,33 @@ def _fingerprint(plan: CollectionPlan, pools: Sequence[bool]) -> int:
         return plan.fingerprint
     said = f"{plan.fingerprint} {[int(each) for each in pools]}".encode()
     return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "little", signed=True)
+
+
+def requested_keys(request: CollectionRequest) -> tf.Tensor:
+    """The distinct keys that a request asks for, of a plan with one table and one worker.
+
+    With `rows_message` it lets rows that were read in another way than by `collection_serve` be
+    pooled.
+
+    Args:
+        request: Of the batch.
+
+    Returns:
+        int64 `[u]`.
+    """
+    return request.message[_KEY_HEADER + 1 :]
+
+
+def rows_message(rows: tf.Tensor) -> tf.Tensor:
+    """What `collection_serve` would have returned for `requested_keys`. Differentiable.
+
+    Args:
+        rows: float32 `[u, dim]`, those of the keys, in their order.
+
+    Returns:
+        float32 `[floats]`.
+    """
+    return tf.concat([tf.zeros([_ROW_HEADER]), tf.reshape(rows, [-1])], 0)
 
 
 class CollectionRows(NamedTuple):

@@ -10,13 +10,13 @@ from keras.src.backend import get_keras_mask
 
 from sok_embed import communicators, contents, tf_ops
 from sok_embed.adaptive_table import AdaptiveTable
-from sok_embed.input_forms import Form, values_beside
+from sok_embed.input_forms import values_beside
 from sok_embed.layers.adaptive_arguments import check_adaptive_arguments
 from sok_embed.layers.adaptive_inputs import check_inputs, narrow, read_route
 from sok_embed.layers.adaptive_lookup import AdaptiveLookup
 from sok_embed.layers.anchored_layer import AnchoredLayer
 from sok_embed.layers.arguments import serialize_initializer
-from sok_embed.layers.combining import combine, flat_values, rows_of
+from sok_embed.layers.combining import combine, flat_values, output_spec, rows_of
 from sok_embed.layers.keras_arguments import refuse_keras_arguments
 from sok_embed.layers.rebuilding import check_rebuilt
 from sok_embed.layers.saved_rows import check_loads_all_rows, check_saves_all_rows
@@ -207,14 +207,6 @@ class AdaptiveEmbedding(AnchoredLayer):
             return ids.with_flat_values(embeddings)
         return embeddings
 
-    def _to_ids(self, inputs: Any) -> Any:
-        """The inputs with int64 keys: a tensor, ragged or sparse."""
-        if isinstance(inputs, tf.RaggedTensor):
-            return inputs.with_flat_values(self._to_keys(inputs.flat_values))
-        if isinstance(inputs, tf.SparseTensor):
-            return inputs.with_values(self._to_keys(inputs.values))
-        return self._to_keys(inputs)
-
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         """The padding that Keras has attached to the inputs, if any."""
         return get_keras_mask(inputs) if self.combiner is None else None
@@ -231,14 +223,7 @@ class AdaptiveEmbedding(AnchoredLayer):
         self._check_key_type(inputs)
         check_inputs(self, inputs, read_route(self, mask, inputs))
         shape = self.compute_output_shape(inputs.shape)
-        ragged_rank = getattr(inputs, "ragged_rank", None)
-        ragged = Form.of(inputs).kind == "ragged"
-        if ragged and self.combiner is not None:
-            ragged_rank = (ragged_rank or 1) - 1
-            ragged = ragged_rank > 0
-        return keras.KerasTensor(
-            shape, dtype=self.compute_dtype, ragged=ragged, ragged_rank=ragged_rank
-        )
+        return output_spec(inputs, shape, self.compute_dtype, self.combiner)
 
     def stats(self) -> dict[str, float]:
         """Figures of the table on this worker: see `AdaptiveTable.stats`."""

@@ -9,8 +9,9 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend import get_keras_mask
 
-from sok_embed.input_forms import Form, shape_text
+from sok_embed.input_forms import Form, check_beside
 from sok_embed.layers.adaptive_arguments import check_route
+from sok_embed.layers.combining import check_ids, refuse_padding_mask
 from sok_embed.layers.rebuilding import true_ids
 
 if TYPE_CHECKING:
@@ -28,12 +29,9 @@ def read_route(layer: AdaptiveEmbedding, mask: Any, inputs: Any) -> Any:
     Raises:
         ValueError: For a mask that is neither; for padding where keys are combined.
     """
+    if layer.combiner is not None:
+        refuse_padding_mask(layer.name, inputs)
     padding = get_keras_mask(inputs)
-    if padding is not None and layer.combiner is not None:
-        raise ValueError(
-            f"Layer '{layer.name}': expected inputs without a Keras mask, with a combiner. "
-            "Received: some with one. Leave padding out: pass a ragged or a sparse tensor."
-        )
     # A functional model passes the padding mask again by itself, as another tensor.
     is_padding = padding is not None and getattr(mask, "dtype", None) == padding.dtype
     if is_padding or all(part is None for part in keras.tree.flatten(mask)):
@@ -75,34 +73,8 @@ def narrow(route: Any) -> Any:
 
 def check_inputs(layer: AdaptiveEmbedding, inputs: Any, route: Any) -> None:
     """Raises ValueError for inputs and routes that no call can mean."""
-    ids = Form.of(inputs)
-    rank = None if ids.shape is None else len(ids.shape)
-    if ids.kind == "sparse" and layer.combiner is None:
-        raise ValueError(
-            f"Layer '{layer.name}': expected a dense or a ragged tensor without a combiner. "
-            "Received: a sparse one. Give the layer a combiner, or make it ragged with "
-            "tf.RaggedTensor.from_sparse."
-        )
-    if ids.kind == "sparse" and rank != 2:
-        raise ValueError(
-            f"Layer '{layer.name}': expected a sparse tensor [B, N]. Received: shape "
-            f"{shape_text(ids.shape)}."
-        )
-    if rank == 0 and layer.combiner is not None:
-        raise ValueError(
-            f"Layer '{layer.name}': expected keys of shape [..., n], with a combiner. Received: "
-            "shape []."
-        )
-    form = None if isinstance(route, int) else Form.of(route)
+    check_ids(layer.name, layer.combiner, Form.of(inputs))
     # One number says the same for all keys.
-    if form is None or (form.kind == "dense" and form.shape == ()):
+    if isinstance(route, int) or Form.of(route)[:2] == ("dense", ()):
         return
-    flat = form.kind == "dense" and form.shape is not None and len(form.shape) == 1
-    alike = form.kind == ids.kind and tf.TensorShape(form.shape).is_compatible_with(ids.shape)
-    if not alike and not (flat and ids.kind != "dense"):
-        also = "" if ids.kind == "dense" else ", or [n]"
-        raise ValueError(
-            f"Layer '{layer.name}': expected a mask as the input, {ids.kind} of shape "
-            f"{shape_text(ids.shape)}{also}. Received: {form.kind} of shape "
-            f"{shape_text(form.shape)}."
-        )
+    check_beside(f"Layer '{layer.name}'", "a mask", route, inputs)

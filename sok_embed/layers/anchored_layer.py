@@ -100,6 +100,14 @@ class AnchoredLayer(LayerWithRows):
         except ValueError as error:
             raise ValueError(f"Layer '{self.name}': {error}") from None
 
+    def _to_ids(self, inputs: Any) -> Any:
+        """The inputs with int64 keys: a tensor, ragged or sparse."""
+        if isinstance(inputs, tf.RaggedTensor):
+            return inputs.with_flat_values(self._to_keys(inputs.flat_values))
+        if isinstance(inputs, tf.SparseTensor):
+            return inputs.with_values(self._to_keys(inputs.values))
+        return self._to_keys(inputs)
+
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
         """Makes the layer that a `get_config` came from; raises what the constructor raises."""

@@ -9,9 +9,15 @@ import tensorflow as tf
 from keras import ops
 
 from sok_embed.arguments import check_positive
+from sok_embed.input_forms import Form
+from sok_embed.layers.anchored_layer import check_strategy
 from sok_embed.layers.arguments import serialize_initializer
+from sok_embed.layers.combining import check_ids, output_spec, refuse_padding_mask
 from sok_embed.layers.keras_arguments import refuse_keras_arguments
+from sok_embed.layers.pooled_lookup import PooledLookup, bags_of, check_weights, shaped
+from sok_embed.layers.start_rows import start_rows
 from sok_embed.layers.table_layer import TableLayer
+from sok_embed.tf_ops.collections import COMBINERS
 
 
 @keras.saving.register_keras_serializable(package="sok_embed")
@@ -27,6 +33,10 @@ class DynamicEmbedding(TableLayer):
     trains the model, unless `optimizer` says otherwise. Only rows that a batch contains are
     updated; see the guide on tables for what that means for optimizers with momentum.
 
+    With a combiner the vectors of the keys along the last axis of the input become one, as for the
+    words of a text or what a user has bought. `DistributedEmbedding` does the same for many tables
+    at once.
+
     Under Horovod the rows are spread over the workers, and a call is collective: each worker must
     make it.
 
@@ -40,12 +50,33 @@ class DynamicEmbedding(TableLayer):
     >>> model.layers[0].table.size()
     3
 
+    Vectors that were trained elsewhere, and bags of keys with a weight for each:
+
+    >>> vectors = np.array([[1, 2], [3, 4]], np.float32)
+    >>> layer = DynamicEmbedding(2, combiner="sum", weights=(np.array([7, 2**40]), vectors))
+    >>> bags = tf.ragged.constant([[7, 2**40], [], [7]], dtype=tf.int64)
+    >>> layer(bags, weights=bags.with_values([1.0, 10.0, 0.5])).numpy()
+    array([[31. , 42. ],
+           [ 0. ,  0. ],
+           [ 0.5,  1. ]], dtype=float32)
+
     Args:
         output_dim: The length of a vector.
         embeddings_initializer: A Keras initializer, its name or config. `"uniform"` is
             -0.05..0.05.
-        mask_zero: Whether key 0 is padding, which later layers mask. It still has a vector.
+        mask_zero: Whether key 0 is padding. Without a combiner it still has a vector, which later
+            layers mask; ragged inputs have no padding, and get no mask. With a combiner bags are
+            pooled without their keys 0, and there is nothing left to mask.
         optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
+        combiner: How the vectors of the keys along the last axis become one: `"sum"`, `"mean"`,
+            `"sqrtn"` (the sum by the root of the number of keys) or `"max"`, place by place.
+            `None`: each key has its vector.
+        weights: Vectors that rows start from, trained elsewhere: a pair `(keys, embeddings)`,
+            distinct int64 `[n]` and float `[n, output_dim]`, or the path of an `.npz` file with
+            arrays of these names. They become rows when the layer is built, in a table that must
+            have none then; with several workers each takes its own keys out of the same pair. The
+            config does not have them. `None`: there are none. The `weights` of a call are others:
+            what keys are multiplied by.
         seed: Of the initializer; `None`: from the layer's name and Keras' global seed.
         max_rows: The most rows on each worker; beyond it rows are evicted, or training raises.
             `None`: no limit.
@@ -59,17 +90,30 @@ class DynamicEmbedding(TableLayer):
             newcomers need. `None`: rows stay.
         **kwargs: Of `keras.layers.Layer`.
 
-    Input shape:
-        Integers of any shape.
+    Call arguments:
+        inputs: int32, int64 or uint64: dense of any shape; a `tf.RaggedTensor`; or, with a
+            combiner, a `tf.SparseTensor` `[B, L]`, whose values are the keys.
+        weights: With a combiner other than `"max"`, what the vector of each key is multiplied by:
+            floats of the shape of dense inputs, with the row splits of ragged and the indices of
+            sparse ones, beside which they may also be flat, `[n]`. Differentiable. A mean is
+            divided by the sum of a bag's weights, and `"sqrtn"` by the root of the sum of their
+            squares. `None`: each is 1. They are no vectors: those are `weights` of the constructor.
+        training: Whether keys without a row get one.
 
     Output shape:
-        The shape of the input and `output_dim`, in the compute dtype (float32, bfloat16 or
-        float16).
+        The shape of the input and `output_dim`, ragged for ragged inputs. With a combiner, without
+        the last axis of the input: `[..., L]`, ragged `[B, None]` and sparse `[B, L]` become
+        `[..., output_dim]` and `[B, output_dim]`. A bag without keys, or with a divisor of 0, is
+        zeros. In the compute dtype (float32, bfloat16 or float16).
 
     Raises:
         ValueError: For an eviction that needs `max_rows` without it, or counts steps in a storage,
             an `output_dim` or `max_rows` that is no positive integer, an initializer
-            or an optimizer that rows cannot follow, a float64 policy.
+            or an optimizer that rows cannot follow, a float64 policy; for start vectors of other
+            shapes or dtypes, with a key twice, with more keys of a worker than `max_rows`, or for a
+            table that has rows, such as one in a storage; for inputs and weights of a call that are
+            none of the above, and inputs with a Keras mask where there is a combiner.
+        tf.errors.InvalidArgumentError: For weights of a call that lie elsewhere than its keys.
         tf.errors.ResourceExhaustedError: When a batch would exceed `max_rows`, and not enough rows
             may go. The table is left as it was.
     """
@@ -81,6 +125,8 @@ class DynamicEmbedding(TableLayer):
         mask_zero: bool = False,
         optimizer: Any = None,
         *,
+        combiner: str | None = None,
+        weights: Any = None,
         seed: int | None = None,
         max_rows: int | None = None,
         storage: Any = None,
@@ -98,6 +144,11 @@ class DynamicEmbedding(TableLayer):
         check_positive("output_dim", output_dim)
         if max_rows is not None:
             check_positive("max_rows", max_rows)
+        if combiner is not None and combiner not in COMBINERS:
+            raise ValueError(
+                f"Expected combiner to be one of {(*COMBINERS, None)}. Received: {combiner!r}."
+            )
+        given_rows = None if weights is None else start_rows(weights, output_dim)
         super().__init__(
             output_dim,
             embeddings_initializer,
@@ -115,22 +166,73 @@ class DynamicEmbedding(TableLayer):
         self.mask_zero = mask_zero
         self.supports_masking = mask_zero
         self.max_rows = max_rows
+        self.combiner = combiner
+        if combiner is not None:
+            self._pooled = PooledLookup(self._table_lookup, self.name, output_dim, combiner)
+        self._given_rows = given_rows
+        if given_rows is not None:
+            given_rows.check_fits(self.table, max_rows)
 
-    def call(self, inputs: Any, training: bool | None = None) -> tf.Tensor:
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the anchor, and rows of the vectors that the layer was given to start from."""
+        check_strategy(self.name)
+        if self._given_rows is not None:
+            # The layer may be built while a function is traced.
+            with tf.init_scope():
+                self._given_rows.put_into(self.table, self.max_rows)
+            self._given_rows = None
+        super().build(input_shape)
+
+    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Looks the keys up; with `training`, makes rows for those that have none."""
+        if self.combiner is not None:
+            return self._pool(inputs, weights, training)
+        if weights is not None:
+            check_weights(f"Layer '{self.name}'", None, inputs, weights)
+        if isinstance(inputs, tf.RaggedTensor):
+            return inputs.with_flat_values(
+                self._lookup(self._to_keys(inputs.flat_values), training)
+            )
+        if isinstance(inputs, tf.SparseTensor):
+            check_ids(self.name, None, Form.of(inputs))
         return self._lookup(self._to_keys(inputs), training)
 
+    def _pool(self, inputs: Any, weights: Any, training: bool | None) -> Any:
+        """A vector of each bag, in the form of the inputs without their last axis."""
+        refuse_padding_mask(self.name, inputs)
+        ids = self._to_ids(inputs)
+        check_ids(self.name, self.combiner, Form.of(ids))
+        if weights is not None:
+            weights = weights if tf.is_tensor(weights) else tf.convert_to_tensor(weights)
+            check_weights(f"Layer '{self.name}'", self.combiner, ids, weights)
+        bags = bags_of(ids, weights)
+        if self.mask_zero:
+            bags = bags.without_zeros()
+        call = self._begin_lookup(training)
+        return shaped(self._pooled.vectors(call, bags, self._compute_type), ids)
+
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Returns where keys are not 0, if `mask_zero`."""
-        return ops.not_equal(inputs, 0) if self.mask_zero else None
+        """Returns where keys are not 0, if `mask_zero`; vectors of bags have no mask."""
+        padded = self.mask_zero and self.combiner is None and Form.of(inputs).kind != "ragged"
+        return ops.not_equal(inputs, 0) if padded else None
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """Returns the shape of the input and `output_dim`."""
-        return (*input_shape, self.output_dim)
+        """Returns the shape of the input, without its last axis if there is a combiner, and dim."""
+        kept = input_shape if self.combiner is None else input_shape[:-1]
+        return (*kept, self.output_dim)
 
-    def compute_output_spec(self, inputs: Any, training: bool | None = None) -> keras.KerasTensor:
-        """Returns the shape and the dtype of the output."""
-        return self._output_spec(inputs)
+    def compute_output_spec(
+        self, inputs: Any, weights: Any = None, training: bool | None = None
+    ) -> keras.KerasTensor:
+        """Returns the shape and the dtype of the output; raises as a call does."""
+        self._check_key_type(inputs)
+        check_ids(self.name, self.combiner, Form.of(inputs))
+        if self.combiner is not None:
+            refuse_padding_mask(self.name, inputs)
+        if weights is not None:
+            check_weights(f"Layer '{self.name}'", self.combiner, inputs, weights)
+        shape = self.compute_output_shape(inputs.shape)
+        return output_spec(inputs, shape, self.compute_dtype, self.combiner)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
@@ -139,5 +241,6 @@ class DynamicEmbedding(TableLayer):
             "output_dim": self.output_dim,
             "embeddings_initializer": serialize_initializer(self.embeddings_initializer),
             "mask_zero": self.mask_zero,
+            "combiner": self.combiner,
             "max_rows": self.max_rows,
         }

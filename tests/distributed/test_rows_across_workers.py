@@ -49,3 +49,16 @@ def test_all_forms_of_keys_travel(one: Results, many: Results) -> None:
         for form in ("int32", "int64", "scalar", "uint64"):
             np.testing.assert_array_equal(worker[form], expected[form], err_msg=form)
         np.testing.assert_array_equal(worker["int32"], worker["int64"])
+
+
+def test_bags_of_trained_vectors_are_pooled_and_trained_alike(one: Results, many: Results) -> None:
+    (alone,) = one.of("combined_bags")
+    for worker in many.of("combined_bags"):
+        np.testing.assert_array_equal(worker["pooled"], alone["pooled"])
+    keys, rows = one.table("combined_bags", "bags")
+    got_keys, got_rows = many.table("combined_bags", "bags")
+    np.testing.assert_array_equal(got_keys, keys)
+    np.testing.assert_allclose(got_rows, rows, rtol=0, atol=1e-6)
+    order = np.argsort(alone["start.keys"])
+    moved = np.abs(rows - alone["start.rows"][order]).max(1) > 0.01
+    assert moved.sum() == 9  # the keys of the bags

@@ -154,6 +154,7 @@ def test_the_config_round_trip_makes_an_equal_layer(case):
 
 def test_the_config_names_every_argument(case):
     parameters = set(inspect.signature(case.cls.__init__).parameters) - {"self", "kwargs"}
+    parameters -= {"weights"}  # the rows are saved, and not what they started from
     assert parameters <= set(case.make().get_config())
 
 

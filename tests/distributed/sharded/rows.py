@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -49,3 +50,22 @@ def every_input_form(here: Here) -> dict[str, Any]:
         "uint64": dynamic(tf.constant([2**64 - 1, 7], tf.uint64)),
         "sizes": [layer.table.size(), dynamic.table.size()],
     }
+
+
+@scenario
+def combined_bags(here: Here) -> dict[str, Any]:
+    """Each worker pools the same weighted bags of trained vectors, then one takes a step alone."""
+    rng = np.random.default_rng(4)
+    keys = np.concatenate([EDGES, rng.integers(-(2**63), 2**63 - 1, 20)])
+    vectors = rng.normal(size=(len(keys), 3)).astype(np.float32)
+    layer = sok_embed.DynamicEmbedding(3, combiner="mean", weights=(keys, vectors), name="bags")
+    bags = tf.ragged.constant([keys[:4].tolist(), [], keys[3:9].tolist()], dtype=tf.int64)
+    weights = bags.with_values(tf.constant(rng.uniform(0.5, 2, 10), tf.float32))
+    pooled = layer(bags, weights)
+    optimizer = sok_embed.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    own, of_own = (bags, weights) if here.rank == here.size - 1 else (bags[:0], weights[:0])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(own, of_own, training=True)) * here.size
+    optimizer.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
+    saved = dict(zip(("bags.keys", "bags.rows"), layer.table.export(), strict=True))
+    return {**saved, "pooled": pooled, "start.keys": keys, "start.rows": vectors}
