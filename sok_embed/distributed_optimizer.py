@@ -10,6 +10,9 @@ import tensorflow as tf
 from sok_embed import communicators, tf_ops
 from sok_embed.anchor_updates import is_anchor
 
+# Gradients that travel together are of at most so many bytes.
+_BUCKET_BYTES = 25 * 2**20
+
 __all__ = ["DistributedOptimizer", "average_gradients", "averages_gradients"]
 
 
@@ -95,7 +98,9 @@ class _AveragesGradients:
             object.__delattr__(self, "_applied_to")
 
     def _clip_gradients(self, grads: Any) -> Any:
-        averages = average_gradients(grads, self._applied_to)  # type: ignore[attr-defined]
+        clips = self.clipnorm or self.global_clipnorm  # type: ignore[attr-defined]
+        # Without norms, dense gradients do not wait for the gradients of rows.
+        averages = _averaged(grads, self._applied_to, bool(clips))  # type: ignore[attr-defined]
         return super()._clip_gradients(averages)  # type: ignore[misc]
 
 
@@ -115,6 +120,9 @@ def averages_gradients(optimizer: Any) -> bool:
 def average_gradients(gradients: Any, variables: Any = None) -> list[Any]:
     """Averages gradients over all workers. Collective.
 
+    Tensors of one type travel together, in messages of up to 25 MiB, the size of the buckets of
+    PyTorch's DistributedDataParallel.
+
     Args:
         gradients: Tensors, `tf.IndexedSlices` or `None`, the same on every worker but for their
             values and, in slices, their number.
@@ -125,36 +133,84 @@ def average_gradients(gradients: Any, variables: Any = None) -> list[Any]:
         The averages, in the same order and of the same kinds. With more than one worker the indices
         of slices are distinct: rules that square a gradient must square the sum.
     """
+    return _averaged(gradients, variables, needs_norms=True)
+
+
+def _averaged(gradients: Any, variables: Any, needs_norms: bool) -> list[Any]:
+    """As `average_gradients`; anchors without norms do not wait for other workers."""
     communicator = communicators.current()
+    averages = list(gradients)
     if communicator.size == 1:
-        return list(gradients)
-    averages: list[Any] = []
+        return averages
+    dense, squares = {}, {}
     # Workers find each other's tensors by the names of ops. Scopes of Keras have numbers that count
     # how often a worker has traced.
     with tf.name_scope("sok_embed.gradients/"):
-        for i, gradient in enumerate(gradients):
-            name = f"sok_embed.gradient.{i}"
+        for i, gradient in enumerate(averages):
             if gradient is None:
-                averages.append(None)
-            elif variables is not None and is_anchor(variables[i]):
-                averages.append(_with_norm_of_all(gradient, communicator, name))
+                continue
+            if variables is not None and is_anchor(variables[i]):
+                if needs_norms:
+                    squares[i] = _square(gradient)
+            elif isinstance(gradient, tf.IndexedSlices):
+                name = f"sok_embed.gradient.{i}"
+                averages[i] = _sum_equal(communicator.all_reduce(gradient, name, average=True))
             else:
-                average = communicator.all_reduce(gradient, name, average=True)
-                is_slices = isinstance(average, tf.IndexedSlices)
-                averages.append(_sum_equal(average) if is_slices else average)
+                dense[i] = tf.convert_to_tensor(gradient)
+        reduced = _reduced({**dense, **squares}, communicator)
+        for i in dense:
+            averages[i] = reduced[i]
+        for i in squares:
+            averages[i] = _with_norm(averages[i], reduced[i], communicator.size)
     return averages
 
 
-def _with_norm_of_all(
-    gradient: tf.Tensor, communicator: communicators.Communicator, name: str
-) -> tf.Tensor:
+def _reduced(
+    tensors: dict[int, tf.Tensor], communicator: communicators.Communicator
+) -> dict[int, tf.Tensor]:
+    """The averages of tensors over all workers, in as few messages as their types and sizes let."""
+    buckets: list[list[int]] = []
+    open_buckets: dict[tf.DType, int] = {}  # the last of each type, and its bytes
+    filled: dict[int, int] = {}
+    for i, tensor in tensors.items():
+        elements = tensor.shape.num_elements()
+        at = open_buckets.get(tensor.dtype)
+        # A tensor of unknown length may be a long one.
+        size = _BUCKET_BYTES if elements is None else elements * tensor.dtype.size
+        if at is None or filled[at] + size > _BUCKET_BYTES:
+            at = open_buckets[tensor.dtype] = len(buckets)
+            buckets.append([])
+            filled[at] = 0
+        buckets[at].append(i)
+        filled[at] += size
+    reduced: dict[int, tf.Tensor] = {}
+    for number, bucket in enumerate(buckets):
+        name = f"sok_embed.gradients.{number}"
+        if len(bucket) == 1:
+            (i,) = bucket
+            reduced[i] = communicator.all_reduce(tensors[i], name, average=True)
+            continue
+        joined = tf.concat([tf.reshape(tensors[i], [-1]) for i in bucket], 0)
+        average = communicator.all_reduce(joined, name, average=True)
+        lengths = [tf.size(tensors[i]) for i in bucket]
+        for i, part in zip(bucket, tf.split(average, lengths, num=len(bucket)), strict=True):
+            reduced[i] = tf.reshape(part, tf.shape(tensors[i]))
+            reduced[i].set_shape(tensors[i].shape)
+    return reduced
+
+
+def _square(gradient: tf.Tensor) -> tf.Tensor:
+    """The square of the norm of this worker's rows, of the gradient of an anchor."""
+    return tf.reduce_sum(tf.square(gradient[-tf_ops.ANCHOR_COORDINATES :]))
+
+
+def _with_norm(gradient: tf.Tensor, mean_square: tf.Tensor, size: int) -> tf.Tensor:
     """Returns the gradient of an anchor with the norm of the average over workers.
 
-    No row is on two workers, so squares of norms add up.
+    No row is on two workers, or each of those counts its part of it, so squares of norms add up.
     """
-    marks, coordinates = tf.split(gradient, [-1, tf_ops.ANCHOR_COORDINATES])
-    square = communicator.all_reduce(tf.reduce_sum(tf.square(coordinates)), name)
-    norm = tf.sqrt(square) / communicator.size
+    marks = gradient[: -tf_ops.ANCHOR_COORDINATES]
+    norm = tf.sqrt(mean_square * size) / size
     rest = tf.zeros([tf_ops.ANCHOR_COORDINATES - 1])
     return tf.concat([marks, norm[tf.newaxis], rest], 0)
 

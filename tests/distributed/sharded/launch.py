@@ -50,6 +50,7 @@ def launch(
     environment = {
         **os.environ,
         "TF_CPP_MIN_LOG_LEVEL": "3",
+        "HOROVOD_TIMELINE": "DYNAMIC",  # a scenario may begin one
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(STALL_LIMIT_S // 2),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(STALL_LIMIT_S),
     }

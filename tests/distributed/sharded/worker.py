@@ -24,6 +24,7 @@ MODULES = (
     "fitting",
     "hashing",
     "loops",
+    "messages",
     "optimizing",
     "rows",
 )

@@ -1,0 +1,145 @@
+"""How many messages a step of many tables takes, and how many bytes they have."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import sok_embed
+from sharded.registry import Here, scenario
+from sok_embed import DistributedEmbedding, FeatureConfig, TableConfig
+from sok_embed.communicators import Communicator
+
+STEPS = 4
+KINDS = ("ALLTOALL", "ALLREDUCE")
+
+
+def _steps_of(path: Path) -> dict[str, int]:
+    """How often each kind of message was carried out, by Horovod's timeline."""
+    text = path.read_text().strip().rstrip(",")
+    events = json.loads(text if text.endswith("]") else text + "]")
+    began = Counter(event["name"] for event in events if event.get("ph") == "B")
+    return {kind: began[kind] for kind in KINDS}
+
+
+@scenario
+def message_counts(here: Here) -> dict[str, Any]:
+    """Horovod's timeline of some steps of `fit`, once everything is traced."""
+    saved: dict[str, Any] = {}
+    for tables in (1, 26):
+        features = [FeatureConfig(f"f{i}", TableConfig(f"t{i}", None, 4)) for i in range(tables)]
+        layer = DistributedEmbedding(features, output="concat", name="fields")
+        inputs = [keras.Input((), dtype="int64") for _ in range(tables)]
+        hidden = keras.layers.Dense(8, "relu")(layer(inputs))
+        model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+        model.compile(sok_embed.DistributedOptimizer(keras.optimizers.Adam(1e-3)), "mse")
+        rng = np.random.default_rng(here.rank)
+        keys = tuple(rng.integers(0, 50, 8) for _ in range(tables))
+        data = tf.data.Dataset.from_tensors((keys, rng.normal(size=(8, 1)))).repeat()
+        model.fit(data, steps_per_epoch=2, verbose=0)
+        if here.size == 1:
+            continue
+        import horovod.tensorflow as hvd
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "timeline.json"
+            sok_embed.communicators.current().barrier()
+            if here.rank == 0:
+                hvd.start_timeline(str(path))
+            # A barrier is an allreduce.
+            sok_embed.communicators.current().barrier()
+            model.fit(data, steps_per_epoch=STEPS, verbose=0)
+            sok_embed.communicators.current().barrier()
+            if here.rank == 0:
+                hvd.stop_timeline()
+                saved |= {f"{tables}.{kind}": n for kind, n in _steps_of(path).items()}
+    return saved
+
+
+class Counting(Communicator):
+    """Another communicator, whose exchanges are counted. Eager."""
+
+    def __init__(self, counted: Communicator) -> None:
+        self._counted = counted
+        self.bytes: list[int] = []
+
+    @property
+    def rank(self) -> int:
+        return self._counted.rank
+
+    @property
+    def size(self) -> int:
+        return self._counted.size
+
+    def all_to_all(self, tensor: Any, splits: Any, name: str) -> Any:
+        to_others = int(tf.reduce_sum(splits)) - int(splits[self.rank])
+        self.bytes.append(to_others * tensor.dtype.size)
+        return self._counted.all_to_all(tensor, splits, name)
+
+    def all_reduce(self, tensor: Any, name: str, average: bool = False) -> Any:
+        return self._counted.all_reduce(tensor, name, average)
+
+    def broadcast(self, tensor: Any, root_rank: int, name: str) -> Any:
+        return self._counted.broadcast(tensor, root_rank, name)
+
+    def barrier(self) -> None:
+        self._counted.barrier()
+
+
+# Names, dims and bags of the features of `message_bytes`, and how their tables lie.
+SPREAD = {"a": (4, 1), "b": (3, 2)}
+POOLED = (5, 3)
+REPLICATED = 2
+ROUNDS = 4
+
+
+def keys_of(rank: int, number: int) -> dict[str, np.ndarray]:
+    """What a worker looks up in a round; any worker knows it of all."""
+    rng = np.random.default_rng(100 * number + rank)
+    count = int(rng.integers(0, 20))
+    return {
+        "a": rng.integers(-9, 9, (count, 1)),
+        "b": rng.integers(0, 2**40, (count, 2)),
+        "pooled": rng.integers(0, 30, (count, POOLED[1])),
+        "replicated": rng.integers(0, 12, (count, 1)),
+    }
+
+
+@scenario
+def message_bytes(here: Here) -> dict[str, Any]:
+    """The bytes that this worker sends to others, of each message of some steps."""
+    placed = {
+        "a": {"placement": "key"},
+        "b": {"placement": "key"},
+        "pooled": {"placement": "worker", "worker": 0},
+        "replicated": {"placement": "replicated"},
+    }
+    dims = {**{name: dim for name, (dim, _) in SPREAD.items()}, "pooled": POOLED[0]}
+    features = {
+        name: FeatureConfig(
+            name, TableConfig(name, None, dims.get(name, REPLICATED), combiner="sum", **how)
+        )
+        for name, how in placed.items()
+    }
+    layer = DistributedEmbedding(features, name="counted")
+    layer.build()
+    communicator = sok_embed.communicators.current()
+    counting = Counting(communicator)
+    sok_embed.init(counting)
+    try:
+        for number in range(ROUNDS):
+            keys = {name: tf.constant(ids) for name, ids in keys_of(here.rank, number).items()}
+            with tf.GradientTape() as tape:
+                outputs = layer(keys, training=True)
+                loss = tf.add_n([tf.reduce_sum(vectors) for vectors in outputs.values()])
+            tape.gradient(loss, layer.anchor.value)
+    finally:
+        sok_embed.init(communicator)
+    return {"bytes": np.array(counting.bytes, np.int64)}
