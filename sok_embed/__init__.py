@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         initializers,
         kv,
         optimizers,
+        planning,
     )
     from sok_embed.adaptive_table import AdaptiveTable
     from sok_embed.collection.configs import FeatureConfig, TableConfig
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
         HashedEmbedding,
         HashedEmbeddingBag,
     )
+    from sok_embed.planning import Plan, plan
     from sok_embed.saving import save_model
     from sok_embed.table import Table
 
@@ -63,6 +65,7 @@ __all__ = [
     "FeatureConfig",
     "HashedEmbedding",
     "HashedEmbeddingBag",
+    "Plan",
     "Storage",
     "Table",
     "TableConfig",
@@ -75,6 +78,8 @@ __all__ = [
     "initializers",
     "kv",
     "optimizers",
+    "plan",
+    "planning",
     "rank",
     "save_model",
     "size",
@@ -91,11 +96,13 @@ _HOMES = {
     "FeatureConfig": "collection.configs",
     "HashedEmbedding": "layers",
     "HashedEmbeddingBag": "layers",
+    "Plan": "planning",
     "Storage": "kv",
     "Table": "table",
     "TableConfig": "collection.configs",
     "dense_only": "dense_alone",
     "init": "communicators",
+    "plan": "planning",
     "rank": "communicators",
     "save_model": "saving",
     "size": "communicators",

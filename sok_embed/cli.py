@@ -1,4 +1,4 @@
-"""The command `sok-embed`: looks into storages and moves their rows. It needs no TensorFlow."""
+"""The command `sok-embed`: storages, their rows, and sharding plans. It needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Looks into folders of embeddings and moves their rows.
+    """Looks into folders of embeddings, moves their rows, and plans where those of tables lie.
 
     A folder that another process has open is refused.
     """
@@ -230,6 +230,68 @@ def compact(path: str, as_json: bool) -> None:
     _print_result(
         as_json, f"{before:,} bytes before, {after:,} after", bytes_before=before, bytes_after=after
     )
+
+
+@main.command()
+@click.argument("config", type=click.Path(exists=True, dir_okay=False))
+@click.option("--workers", type=click.IntRange(1), required=True, help="How many there will be.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    required=True,
+    help="Examples that each worker has in a step.",
+)
+@click.option("--memory", metavar="SIZE", help="The most for rows on each worker, such as 80GiB.")
+@click.option(
+    "--optimizer",
+    default="adam",
+    show_default=True,
+    help="What trains the tables that have no optimizer of their own.",
+)
+@click.option("--bandwidth", metavar="SIZE", help="Sent by a worker a second, such as 12.5GB.")
+@click.option(
+    "--memory-bandwidth", metavar="SIZE", help="Of rows, read and written by a worker a second."
+)
+@_as_json
+def plan(
+    config: str,
+    workers: int,
+    batch_size: int,
+    memory: str | None,
+    optimizer: str,
+    bandwidth: str | None,
+    memory_bandwidth: str | None,
+    as_json: bool,
+) -> None:
+    """Plan on which workers the rows of the tables of CONFIG lie.
+
+    CONFIG is a JSON file of tables and features. With --json, what is printed is a plan that
+    sok_embed.Plan.from_json reads.
+    """
+    from sok_embed.planning import Hardware
+    from sok_embed.planning.given import given_by_json
+    from sok_embed.planning.planner import plan_of
+    from sok_embed.planning.sizes import size_in_bytes
+
+    with open(config, encoding="utf-8") as file:
+        try:
+            content = json.load(file)
+        except ValueError as error:
+            raise ValueError(f"Expected '{config}' to be a JSON file. Received: {error}") from None
+    hardware = {
+        name: size_in_bytes(name, size)
+        for name, size in (("bandwidth", bandwidth), ("memory_bandwidth", memory_bandwidth))
+        if size is not None
+    }
+    made = plan_of(
+        given_by_json(content),
+        workers=workers,
+        batch_size=batch_size,
+        memory=memory,
+        optimizer=optimizer,
+        hardware=Hardware(**hardware),
+    )
+    click.echo(made.to_json() if as_json else _printable(str(made)))
 
 
 def _shown_ttl(ttl: int | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -263,7 +263,7 @@ def feature_config(given: Any) -> FeatureConfig:
     )
 
 
-def distinct_tables(features: list[FeatureConfig]) -> list[TableConfig]:
+def distinct_tables(features: Sequence[FeatureConfig]) -> list[TableConfig]:
     """Returns the tables of features, each once, in the order in which they come first.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,15 +11,19 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_embed import communicators, group_holders, optimizers, tf_ops
+from sok_embed import communicators, group_holders, optimizers, planning, tf_ops
 from sok_embed import eviction as evictions
-from sok_embed.collection.configs import FeatureConfig, TableConfig
+from sok_embed.collection.configs import FeatureConfig, TableConfig, distinct_tables
 from sok_embed.commit import Commit, TrainedTable
 from sok_embed.initializers import RowInitializer, derive_seed, row_initializer
 from sok_embed.owners import EveryWorkerRule, MixedRule, OneWorkerRule, OwnerRule, salt_of
+from sok_embed.planning import Plan, PlannedTable
+from sok_embed.planning.tables import KEY, REPLICATED
 from sok_embed.table import Table
 
 _INT64 = 2**63
+# Examples of a step of all workers, for a plan that nobody has told how many there are.
+_BATCH_SIZE = 8192
 
 
 class CollectionQueue(tf.saved_model.experimental.TrackableResource):
@@ -50,19 +55,13 @@ class Placed(NamedTuple):
     holder: int = 0
 
 
-def _placed(config: TableConfig, workers: int) -> Placed:
-    """Where a table lies. One worker has everything, whatever the config says."""
-    if workers == 1 or config.placement in ("auto", "key"):
+def _placed(table: PlannedTable, workers: int) -> Placed:
+    """Where a table lies. One worker has everything, whatever the plan says."""
+    if workers == 1 or table.placement == KEY:
         return Placed(tf_ops.BY_KEY)
-    if config.placement == "replicated":
+    if table.placement == REPLICATED:
         return Placed(tf_ops.ON_ALL)
-    holder = config.worker or 0
-    if holder >= workers:
-        raise ValueError(
-            f"TableConfig '{config.name}': expected the number of one of the {workers} workers. "
-            f"Received: worker={holder}. Start more workers, or leave the choice to the plan."
-        )
-    return Placed(tf_ops.ON_WORKER, holder)
+    return Placed(tf_ops.ON_WORKER, table.worker or 0)
 
 
 def _owner_rule(table: str, placed: Placed) -> OwnerRule:
@@ -78,17 +77,20 @@ class TableCollection(Mapping[str, Table]):
 
     Args:
         name: Of the layer.
-        configs: Of the tables.
+        features: Whose tables they are.
     """
 
-    def __init__(self, name: str, configs: Sequence[TableConfig]) -> None:
+    def __init__(self, name: str, features: Sequence[FeatureConfig]) -> None:
         self.name = name
-        self.configs = tuple(configs)
+        self.configs = tuple(distinct_tables(features))
+        self._features = tuple(features)
         communicator = communicators.current()
         self.owners, self.owner = communicator.size, communicator.rank
-        self.placements = {config.name: _placed(config, self.owners) for config in configs}
+        self.placements = {
+            table.name: _placed(table, self.owners) for table in self.sharding.tables
+        }
         self.seeded: dict[str, TableConfig] = {}  # the configs with the seeds that were chosen
-        self._tables = {config.name: self._make(config) for config in configs}
+        self._tables = {config.name: self._make(config) for config in self.configs}
         self.queue = CollectionQueue(name)
 
     def _make(self, config: TableConfig) -> Table:
@@ -172,10 +174,17 @@ class TableCollection(Mapping[str, Table]):
         tables = [table.resource_handle for table in self._tables.values()]
         return tf_ops.CollectionTables(self.queue.resource_handle, tables)
 
-    def plan(
-        self, features: Sequence[FeatureConfig], exchange_dtype: str = "float32"
-    ) -> tf_ops.CollectionPlan:
+    @functools.cached_property
+    def sharding(self) -> Plan:
+        """Where the rows lie, and what that costs; the same on every worker."""
+        # Nobody has said how large batches are. What depends on it is which of the tables with long
+        # bags lie on one worker.
+        batch_size = max(1, _BATCH_SIZE // self.owners)
+        return planning.plan(self._features, workers=self.owners, batch_size=batch_size)
+
+    def plan(self, exchange_dtype: str = "float32") -> tf_ops.CollectionPlan:
         """What the ops are told of tables and features, which all workers must have alike."""
+        features = self._features
         numbers = {name: number for number, name in enumerate(self._tables)}
         said = [
             [[config.name, config.vocabulary_size, config.embedding_dim, config.trainable,

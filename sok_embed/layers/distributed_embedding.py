@@ -22,6 +22,7 @@ from sok_embed.layers.rebuilding import check_rebuilt, plain_errors, true_ids
 from sok_embed.layers.row_count import RowCount
 from sok_embed.layers.saved_rows import SavedRows
 from sok_embed.lookup import CollectionLookup, PooledBatch
+from sok_embed.planning import Plan
 from sok_embed.table import Table
 
 _OUTPUTS = ("structure", "concat", "stack")
@@ -119,15 +120,15 @@ class DistributedEmbedding(LayerWithRows):
         self._features: list[FeatureConfig] = tree.flatten(self._configs)
         if not self._features:
             raise ValueError("Expected at least one FeatureConfig. Received: none.")
-        configs = distinct_tables(self._features)
+        distinct_tables(self._features)  # this checks them
         self._check_keys()
         self._check_output()
-        self._collection = TableCollection(self.name, configs)
+        self._collection = TableCollection(self.name, self._features)
         for number, table in enumerate(self._collection.values()):
             self._track_trackable(table, f"table_{number}")
         self._track_trackable(self._collection.queue, "queue")
         self._lookup = CollectionLookup(
-            self._collection.plan(self._features, exchange_dtype),
+            self._collection.plan(exchange_dtype),
             self._collection,
             f"Layer '{self.name}'",
             self.name,
@@ -167,6 +168,16 @@ class DistributedEmbedding(LayerWithRows):
     def tables(self) -> Mapping[str, Table]:
         """The tables of this worker, by name."""
         return self._collection
+
+    @property
+    def plan(self) -> Plan:
+        """Where the tables lie, and what that costs: `print(layer.plan)` is a table.
+
+        It is `sok_embed.plan` of the configs and of the workers that there are, for a batch of
+        8,192 examples on all of them together. For another batch, or with what is known of bags
+        and rows, make a plan beforehand, and the layer of `plan.pinned(feature_configs)`.
+        """
+        return self._collection.sharding
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the anchor."""

@@ -24,6 +24,7 @@ MODULES = [
     "sok_embed.kv",
     "sok_embed.layers",
     "sok_embed.optimizers",
+    "sok_embed.planning",
     "sok_embed.tf_ops",
 ]
 

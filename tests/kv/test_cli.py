@@ -242,3 +242,48 @@ def test_the_command_runs_in_a_shell(path, module):
     )
     assert result.returncode == 0, result.stderr
     assert "update_count  2" in result.stdout
+
+
+def test_a_plan_is_printed_as_a_table_and_as_json(tmp_path):
+    described = {
+        "tables": [{"name": "items", "vocabulary_size": 1000, "embedding_dim": 4}],
+        "features": [{"name": "item", "table": "items", "max_length": 1}],
+    }
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(described))
+    arguments = ("plan", file, "--workers", 4, "--batch-size", 64)
+    printed = run(*arguments, "--memory", "1GiB").stdout
+    assert re.search(r"^items +1,000 +4 +adam +item +key +all ", printed, re.MULTILINE)
+    assert "4 workers, 64 examples on each" in printed
+    made = run_json(*arguments)
+    assert made["workers"] == 4 and made["tables"][0]["placement"] == "key"
+    assert made["computed"]["tables"]["items"]["sent"] > 0
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("{", "to be a JSON file"),
+        ('{"features": []}', "at least one feature"),
+        ('[{"name": "a", "table": "t"}]', "one of 't'. Put it into tables"),
+        ('{"features": [{"name": "a", "table": {"name": "t"}}]}', "Expected embedding_dim"),
+    ],
+)
+def test_a_plan_of_another_file_is_one_line_of_error(tmp_path, content, text):
+    file = tmp_path / "config.json"
+    file.write_text(content)
+    result = run("plan", file, "--workers", 2, "--batch-size", 8, code=1)
+    assert result.stderr.startswith("error: ") and text in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_plan_needs_no_tensorflow(tmp_path):
+    file = tmp_path / "config.json"
+    table = {"name": "t", "vocabulary_size": 10, "embedding_dim": 4}
+    file.write_text(json.dumps([{"name": "a", "table": table}]))
+    done = run_python(
+        "import sys; from click.testing import CliRunner; from sok_embed.cli import main; "
+        f"arguments = ['plan', {str(file)!r}, '--workers', '2', '--batch-size', '8']; "
+        "print(CliRunner().invoke(main, arguments).exit_code, 'tensorflow' in sys.modules)"
+    )
+    assert done.stdout == "0 False\n", done.stdout + done.stderr

@@ -405,8 +405,15 @@ def test_keys_of_another_worker_are_not_assigned_here(first_of_two):
 
 def test_a_worker_that_is_not_there_cannot_hold_a_table(first_of_two):
     table = TableConfig("t", None, 2, placement="worker", worker=2)
-    with pytest.raises(ValueError, match="'t': expected the number of one of the 2 workers"):
+    with pytest.raises(ValueError, match="worker of the table 't' to be one of the 2 workers"):
         DistributedEmbedding(FeatureConfig("f", table))
+
+
+def test_a_process_alone_has_every_table():
+    table = TableConfig("t", None, 2, "ones", placement="worker", worker=7)
+    layer = DistributedEmbedding(FeatureConfig("f", table))
+    np.testing.assert_array_equal(layer(KEYS), np.ones((2, 2)))
+    assert layer.plan["t"].placement == "key"
 
 
 def test_keys_of_a_table_on_another_worker_are_not_assigned_here(first_of_two):

@@ -1,0 +1,65 @@
+"""How fast the workers and the network between them are, as the cost model takes them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+MESSAGES = 3  # of a step, between two workers: keys, rows, gradients
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What the cost model of a plan knows of machines.
+
+    Example:
+    >>> Hardware(bandwidth=12.5e9).step_seconds(sent=25e9, received=0, touched=0)
+    2.00015
+
+    Args:
+        bandwidth: Bytes a second that a worker sends, and as many that it receives at the same
+            time. Default: 1.25e9, a network of 10 Gbit/s.
+        latency: Seconds that a message between two workers takes at least. Default: 50e-6.
+        memory_bandwidth: Bytes a second that a worker reads and writes of rows all over its
+            memory. Default: 10e9.
+
+    Raises:
+        ValueError: For a number that is not finite, or not above 0; the latency may be 0.
+    """
+
+    bandwidth: float = 1.25e9
+    latency: float = 50e-6
+    memory_bandwidth: float = 10e9
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = "at least 0" if field.name == "latency" else "above 0"
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not math.isfinite(value) or value < 0:
+                allowed = False
+            else:
+                allowed = value > 0 or field.name == "latency"
+            if not allowed:
+                raise ValueError(
+                    f"Expected {field.name} to be a finite number {least}. Received: "
+                    f"{field.name}={value!r}."
+                )
+            object.__setattr__(self, field.name, float(value))
+
+    def step_seconds(self, sent: Any, received: Any, touched: Any) -> Any:
+        """Returns how long a worker's part of a step takes, apart from the dense model.
+
+        Args:
+            sent: Bytes that the worker sends; a number, or an array for several workers.
+            received: Bytes that it receives.
+            touched: Bytes of rows that it reads and writes in its memory.
+
+        Returns:
+            Seconds: `3 * latency + max(sent, received) / bandwidth + touched / memory_bandwidth`.
+        """
+        # This is max(sent, received) for numbers and for arrays alike; the sums are exact.
+        most = (sent + received + abs(sent - received)) / 2
+        return MESSAGES * self.latency + most / self.bandwidth + touched / self.memory_bandwidth

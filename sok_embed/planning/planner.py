@@ -1,0 +1,267 @@
+"""Chooses where the rows of each table lie."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from sok_embed.arguments import check_positive
+from sok_embed.planning.given import AUTO, Given, GivenTable, given_by_configs, rule_of, slot_floats
+from sok_embed.planning.hardware import Hardware
+from sok_embed.planning.search import choose_placements
+from sok_embed.planning.sharding_plan import Plan
+from sok_embed.planning.sizes import size_in_bytes
+from sok_embed.planning.tables import (
+    BY_CONFIG,
+    BY_PLAN,
+    KEY,
+    PlannedFeature,
+    PlannedTable,
+    expected_distinct,
+)
+from sok_embed.planning.usage import Usage
+
+# Beside its cache a storage has what RocksDB itself takes.
+_STORAGE_BYTES = 128 << 20
+
+
+def plan(
+    feature_configs: Any,
+    *,
+    workers: int,
+    batch_size: int,
+    memory: int | str | None = None,
+    optimizer: Any = "adam",
+    rows: Mapping[str, int] | None = None,
+    usage: Usage | None = None,
+    weighted: Collection[str] = (),
+    hardware: Hardware | None = None,
+) -> Plan:
+    """Plans where the rows of many tables lie, and says what that costs.
+
+    A table whose config has `placement="auto"` is placed so that a step takes least time by the
+    cost model of `docs/guide/many-tables.md`; one that names a placement keeps it. The same
+    arguments give the same plan everywhere, so each worker can make it for itself.
+
+    Example:
+    >>> from sok_embed import FeatureConfig, TableConfig
+    >>> configs = [FeatureConfig("item", TableConfig("items", 1_000_000, 16), max_length=1)]
+    >>> made = plan(configs, workers=8, batch_size=4096, memory="1GiB")
+    >>> made["items"].placement
+    'key'
+
+    Args:
+        feature_configs: A nest of `FeatureConfig`, as of `DistributedEmbedding`.
+        workers: How many there will be.
+        batch_size: Examples that each worker has in a step.
+        memory: The most bytes of rows on each worker, as a number or such as `"16GiB"`. `None`:
+            no limit.
+        optimizer: What trains the tables that have no optimizer of their own: a name or a Keras
+            optimizer. It decides how many slots a row has.
+        rows: Of tables by name, how many rows they will have on all workers together. Needed for
+            the memory of tables that have no `vocabulary_size` and no `max_rows`.
+        usage: Lengths of bags and shares of distinct keys, declared or from `measured`. A bag
+            that it does not know is as long as `max_length` says, or the second number of
+            `input_shape`, or has one key, which the plan's notes tell. Distinct keys that it does
+            not know are those of keys drawn uniformly from the rows.
+        weighted: Names of features that the layer is called with weights of.
+        hardware: How fast machines and network are. `None`: `Hardware()`.
+
+    Returns:
+        A `Plan`.
+
+    Raises:
+        ValueError: For wrong arguments, names of tables and features that there are not, a worker
+            out of range, and tables that do not fit into `memory`, with what is missing.
+    """
+    given = given_by_configs(feature_configs)
+    if not isinstance(optimizer, str | Mapping):
+        from sok_embed import optimizers
+
+        optimizer = optimizers.row_rule(optimizers.get(optimizer) or optimizer).name
+    return plan_of(
+        given,
+        workers=workers,
+        batch_size=batch_size,
+        memory=memory,
+        optimizer=optimizer,
+        rows=rows,
+        usage=usage,
+        weighted=weighted,
+        hardware=hardware,
+    )
+
+
+def plan_of(
+    given: Given,
+    *,
+    workers: int,
+    batch_size: int,
+    memory: int | str | None = None,
+    optimizer: Any = "adam",
+    rows: Mapping[str, int] | None = None,
+    usage: Usage | None = None,
+    weighted: Collection[str] = (),
+    hardware: Hardware | None = None,
+) -> Plan:
+    """As `plan`, of tables that have been read; it needs no TensorFlow."""
+    workers = check_positive("workers", workers)
+    batch_size = check_positive("batch_size", batch_size)
+    limit = None if memory is None else size_in_bytes("memory", memory)
+    usage = usage or Usage()
+    if usage.batch_size not in (None, batch_size):
+        raise ValueError(
+            f"Expected batches of {batch_size} to have been measured, since the share of distinct "
+            f"keys depends on it. Received: batches of {usage.batch_size}."
+        )
+    rule = rule_of("optimizer", optimizer) or "adam"
+    rows = {**given.rows, **(rows or {})}
+    lengths = {**given.lengths, **usage.lengths}
+    distinct = {**given.distinct, **usage.distinct}
+    weighted = {*given.weighted, *weighted}
+    table_names = [table.name for table in given.tables]
+    feature_names = [feature.name for feature in given.features]
+    _check_names("rows", "table", rows, table_names)
+    _check_names("distinct of usage", "table", distinct, table_names)
+    _check_names("lengths of usage", "feature", lengths, feature_names)
+    _check_names("weighted", "feature", weighted, feature_names)
+    Usage(lengths, distinct)  # this checks what a file says too
+    for name, count in rows.items():
+        check_positive(f"rows[{name!r}]", count)
+    notes = _notes(given, rows, lengths, limit)
+    features: dict[str, list[PlannedFeature]] = {name: [] for name in table_names}
+    for feature in given.features:
+        length = lengths.get(feature.name, feature.length)
+        keys = round(batch_size * (1 if length is None else length))
+        features[feature.table].append(
+            PlannedFeature(feature.name, keys, feature.combined, feature.name in weighted)
+        )
+    tables = [
+        _planned(
+            table,
+            rule,
+            rows.get(table.name),
+            distinct.get(table.name),
+            tuple(features[table.name]),
+            workers,
+        )
+        for table in given.tables
+    ]
+    storages = {
+        table.storage[0]: table.storage[1] + _STORAGE_BYTES
+        for table in given.tables
+        if table.storage is not None
+    }
+    hardware = hardware or Hardware()
+    placed = choose_placements(
+        tables,
+        workers=workers,
+        batch_size=batch_size,
+        memory=None if limit is None else limit - sum(storages.values()),
+        hardware=hardware,
+        limit=limit,
+    )
+    return Plan(
+        workers, batch_size, limit, hardware, tuple(placed), tuple(storages.items()), tuple(notes)
+    )
+
+
+def _planned(
+    table: GivenTable,
+    model_rule: str,
+    declared: int | None,
+    share: float | None,
+    features: tuple[PlannedFeature, ...],
+    workers: int,
+) -> PlannedTable:
+    vocabulary = table.vocabulary_size
+    if declared is not None and vocabulary is not None and declared > vocabulary:
+        raise ValueError(
+            f"Expected rows of the table '{table.name}' to be at most its vocabulary_size, "
+            f"{vocabulary}. Received: {declared}."
+        )
+    # One worker has everything, whatever the config says.
+    placement, worker = (AUTO, None) if workers == 1 else (table.placement, table.worker)
+    if worker is not None and worker >= workers:
+        raise ValueError(
+            f"Expected worker of the table '{table.name}' to be one of the {workers} workers. "
+            f"Received: {worker}. Take more workers, or leave the choice to the plan."
+        )
+    count = vocabulary if declared is None else declared
+    keys = sum(feature.keys for feature in features)
+    if share is None:
+        distinct = expected_distinct(keys, count)
+        of_all = expected_distinct(workers * keys, count)
+    else:
+        distinct = round(share * keys)
+        distinct = distinct if count is None else min(distinct, count)
+        of_all = workers * distinct if count is None else min(workers * distinct, count)
+    rule = table.rule or model_rule
+    return PlannedTable(
+        name=table.name,
+        dim=table.dim,
+        rule=rule,
+        slot_floats=slot_floats(rule, table.dim),
+        vocabulary_size=vocabulary,
+        rows=count,
+        max_rows=table.max_rows,
+        trainable=table.trainable,
+        storage=None if table.storage is None else table.storage[0],
+        features=features,
+        distinct=distinct,
+        distinct_of_all=of_all,
+        placement=KEY if placement == AUTO else placement,
+        worker=worker,
+        decided_by=BY_PLAN if placement == AUTO else BY_CONFIG,
+    )
+
+
+def _notes(
+    given: Given, rows: Mapping[str, int], lengths: Mapping[str, float], limit: int | None
+) -> list[str]:
+    """What a plan has to assume; raises where a limit of memory could not be kept."""
+    unknown = [
+        table.name
+        for table in given.tables
+        if table.storage is None
+        and table.vocabulary_size is None
+        and table.max_rows is None
+        and table.name not in rows
+    ]
+    if unknown and limit is not None:
+        raise ValueError(
+            "Expected to know how many rows each table will have, since memory has a limit. "
+            f"Received: nothing of {shown_names(unknown)}. Give them rows, max_rows or a "
+            "vocabulary_size."
+        )
+    notes = []
+    if unknown:
+        notes.append(
+            f"The memory of {shown_names(unknown)} is unknown and in no sum: nobody says how many "
+            "rows there will be."
+        )
+    short = [
+        feature.name
+        for feature in given.features
+        if feature.length is None and feature.name not in lengths
+    ]
+    if short:
+        notes.append(
+            f"An example is taken to have one key of {shown_names(short)}: nobody says how many."
+        )
+    return notes
+
+
+def shown_names(names: list[str], most: int = 8) -> str:
+    """Names for a message, the first of many."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _check_names(what: str, kind: str, given: Collection[str], known: list[str]) -> None:
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ValueError(
+            f"Expected {what} to name {kind}s of the configs: {shown_names(known)}. Received: "
+            f"{shown_names(unknown)}."
+        )

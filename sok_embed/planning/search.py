@@ -1,0 +1,341 @@
+"""The search for placements under which the step of the slowest worker is short.
+
+The cost model is that of `tables.py` and `hardware.py`. Spreading every table by key loads all
+workers alike and takes least memory, so the search begins there. It then moves tables whose bags
+are fewer bytes than their distinct rows to workers that hold them as a whole: those that gain most
+for what they load on their holder come first, each to the worker that is then the least loaded.
+The best length of that list wins, if it shortens the step at all, and single moves away from the
+hottest worker end the search.
+
+Replicas are never chosen: for two workers and more they send more than spread rows, whatever the
+table, since `n * (8 + 4 * D) > 8 + 8 * D`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sok_embed.planning.hardware import Hardware
+from sok_embed.planning.sizes import shown_size
+from sok_embed.planning.tables import BY_PLAN, KEY, REPLICATED, WORKER, PlannedTable
+
+_Floats = npt.NDArray[np.float64]
+
+_SENT, _MEMORY = 0, 3  # places in a Cost
+_MOVES = 400  # the most moves away from the hottest worker
+# A move must shorten the step by more than floats round.
+_SHORTER = 1 - 1e-9
+
+
+class _Costs(NamedTuple):
+    """A table's costs, each `[4]` as `Cost` has them.
+
+    Attributes:
+        key: Of every worker, if the table is spread.
+        other: Of every worker but the holder.
+        more: What the holder has beyond that.
+    """
+
+    key: _Floats
+    other: _Floats
+    more: _Floats
+
+
+class _Workers:
+    """What each worker is loaded with.
+
+    Attributes:
+        base: `[4]`, what all workers have.
+        extra: `[workers, 4]`, what each has beyond that.
+    """
+
+    def __init__(self, workers: int, hardware: Hardware, memory: int | None) -> None:
+        self.base = np.zeros(4)
+        self.extra = np.zeros((workers, 4))
+        self._hardware = hardware
+        self._memory = np.inf if memory is None else float(memory)
+
+    def copy(self) -> _Workers:
+        made = _Workers(len(self.extra), self._hardware, None)
+        made.base, made.extra, made._memory = self.base.copy(), self.extra.copy(), self._memory
+        return made
+
+    def spread(self, costs: _Costs, sign: int = 1) -> None:
+        """Adds a table that lies on all workers alike, or takes it away."""
+        self.base += sign * costs.key
+
+    def hold(self, costs: _Costs, worker: int, sign: int = 1) -> None:
+        """Adds a table that one worker holds, or takes it away."""
+        self.base += sign * costs.other
+        self.extra[worker] += sign * costs.more
+
+    def seconds(self, more: _Floats | None = None) -> _Floats:
+        """The time of each worker's step, with `more` on each of them alone."""
+        loads = self.base + self.extra if more is None else self.base + more + self.extra
+        return np.asarray(self._hardware.step_seconds(loads[:, 0], loads[:, 1], loads[:, 2]))
+
+    def slowest(self) -> float:
+        return float(self.seconds().max())
+
+    def hottest(self) -> int:
+        return int(self.seconds().argmax())
+
+    def memory(self) -> _Floats:
+        memory: _Floats = self.base[_MEMORY] + self.extra[:, _MEMORY]
+        return memory
+
+    def fits(self) -> bool:
+        return bool(self.memory().max() <= self._memory)
+
+    def best_holder(self, costs: _Costs, not_on: int | None = None) -> int | None:
+        """The worker whose step is shortest with a table on it; `None`: it fits on none."""
+        seconds = self.seconds(costs.other + costs.more)
+        memory = self.memory() + (costs.other + costs.more)[_MEMORY]
+        allowed = memory <= self._memory
+        if not_on is not None:
+            allowed[not_on] = False
+        if not allowed.any():
+            return None
+        order = np.lexsort((np.arange(len(memory)), memory, seconds, ~allowed))
+        return int(order[0])
+
+
+def choose_placements(
+    tables: Sequence[PlannedTable],
+    *,
+    workers: int,
+    batch_size: int,
+    memory: int | None,
+    hardware: Hardware,
+    limit: int | None,
+) -> list[PlannedTable]:
+    """Places tables.
+
+    Args:
+        tables: Those with `decided_by="plan"` may be placed anywhere; the others keep their
+            placement, and a `worker` that they have.
+        workers: How many there are.
+        batch_size: Examples that each has in a step.
+        memory: Bytes that each has for the rows of tables. `None`: no limit.
+        hardware: How fast they are.
+        limit: For messages: `memory`, with what storages take.
+
+    Returns:
+        The tables in their order, with placements and workers.
+
+    Raises:
+        ValueError: If they do not fit.
+    """
+    costs = [_costs_of(table, workers, batch_size) for table in tables]
+    state = _Workers(workers, hardware, memory)
+    holders: dict[int, int] = {}  # by the number of the table
+    for number, table in enumerate(tables):
+        if table.placement == WORKER and table.worker is not None:
+            holders[number] = table.worker
+            state.hold(costs[number], table.worker)
+        elif table.placement != WORKER:
+            state.spread(costs[number])
+    homeless = [n for n, each in enumerate(tables) if each.placement == WORKER and n not in holders]
+    if not state.fits() or not _hold_all(state, costs, homeless, holders, hardware):
+        raise _does_not_fit(tables, workers, memory, limit)
+    free = {n for n, table in enumerate(tables) if table.decided_by == BY_PLAN}
+    if workers > 1:
+        movable = [n for n in free if tables[n].memory(workers, WORKER) is not None]
+        state = _move_to_holders(state, costs, sorted(movable), holders, hardware)
+        _cool(state, costs, free | set(homeless), free, holders)
+    if not state.fits():
+        raise _does_not_fit(tables, workers, memory, limit)
+    return [
+        replace(table, placement=WORKER, worker=holders[number]) if number in holders else table
+        for number, table in enumerate(tables)
+    ]
+
+
+def _costs_of(table: PlannedTable, workers: int, batch_size: int) -> _Costs:
+    spread = REPLICATED if table.placement == REPLICATED else KEY
+    key = np.array(table.cost(workers, batch_size, spread)[0], np.float64)
+    other, holder = np.array(table.cost(workers, batch_size, WORKER), np.float64)
+    return _Costs(key, other, holder - other)
+
+
+def _seconds(hardware: Hardware, cost: _Floats) -> float:
+    """The part of a step that a table's load takes, without latency."""
+    empty = hardware.step_seconds(0, 0, 0)
+    return float(hardware.step_seconds(cost[0], cost[1], cost[2]) - empty)
+
+
+def _hold_all(
+    state: _Workers,
+    costs: Sequence[_Costs],
+    numbers: Iterable[int],
+    holders: dict[int, int],
+    hardware: Hardware,
+) -> bool:
+    """Finds holders for tables that must have one; by their load, or else by their memory."""
+    keys = (
+        lambda n: (-_seconds(hardware, costs[n].more), -costs[n].more[_MEMORY], n),
+        lambda n: (-costs[n].more[_MEMORY], n),
+    )
+    for key in keys:
+        tried, found = state.copy(), dict[int, int]()
+        for number in sorted(numbers, key=key):
+            worker = tried.best_holder(costs[number])
+            if worker is None:
+                break
+            found[number] = worker
+            tried.hold(costs[number], worker)
+        else:
+            state.base, state.extra = tried.base, tried.extra
+            holders.update(found)
+            return True
+    return False
+
+
+def _move_to_holders(
+    state: _Workers,
+    costs: Sequence[_Costs],
+    movable: Sequence[int],
+    holders: dict[int, int],
+    hardware: Hardware,
+) -> _Workers:
+    """Moves tables from all workers to single ones; returns the state, and extends `holders`."""
+    workers = len(state.extra)
+    gain, load = {}, {}
+    for number in movable:
+        each = costs[number]
+        load[number] = _seconds(hardware, each.more)
+        shared = _seconds(hardware, each.other) + load[number] / workers
+        gain[number] = _seconds(hardware, each.key) - shared
+    # A table that sends no less is not worth the memory of a whole one on a single worker.
+    gaining = [
+        number
+        for number in movable
+        if gain[number] > 0
+        and costs[number].other[_SENT] + costs[number].more[_SENT] / workers
+        < costs[number].key[_SENT]
+    ]
+    by_gain = sorted(gaining, key=lambda n: (-gain[n] / max(load[n], 1e-30), n))
+    by_load = sorted(gaining, key=lambda n: (-load[n], n))
+    best, moved = state.slowest(), {}  # to keep everything where it is
+    chosen = state
+    for order in (by_gain, by_load):
+        count, slowest, _, _ = _move_in_order(state, costs, order)
+        if slowest >= best * _SHORTER:
+            continue
+        # The longest first balance better, once it is known which they are.
+        first = order[:count]
+        for again in (first, sorted(first, key=lambda n: (-load[n], n))):
+            count, slowest, found, after = _move_in_order(state, costs, again)
+            if slowest < best * _SHORTER:
+                best, moved, chosen = slowest, found, after
+    holders.update(moved)
+    return chosen
+
+
+def _move_in_order(
+    state: _Workers, costs: Sequence[_Costs], order: Sequence[int]
+) -> tuple[int, float, dict[int, int], _Workers]:
+    """Moves one table after another.
+
+    Returns:
+        How many tables of the order make the step shortest, how long it is then, where those are,
+        and the state.
+    """
+    tried = state.copy()
+    best = (0, tried.slowest(), dict[int, int](), tried.copy())
+    found: dict[int, int] = {}
+    for count, number in enumerate(order, 1):
+        tried.spread(costs[number], -1)
+        worker = tried.best_holder(costs[number])
+        if worker is None:
+            tried.spread(costs[number])
+            continue
+        tried.hold(costs[number], worker)
+        found[number] = worker
+        slowest = tried.slowest()
+        if slowest < best[1] * _SHORTER:
+            best = (count, slowest, dict(found), tried.copy())
+    return best
+
+
+def _cool(
+    state: _Workers,
+    costs: Sequence[_Costs],
+    movable: set[int],
+    spreadable: set[int],
+    holders: dict[int, int],
+) -> None:
+    """Moves tables away from the hottest worker while that shortens the step."""
+    for _ in range(_MOVES):
+        hottest = state.hottest()
+        now = state.slowest()
+        best = now * _SHORTER
+        move: tuple[int, int | None] | None = None
+        for number in sorted(movable):
+            if holders.get(number) != hottest:
+                continue
+            each = costs[number]
+            state.hold(each, hottest, -1)
+            if number in spreadable:
+                state.spread(each)
+                if state.slowest() < best and state.fits():
+                    best, move = state.slowest(), (number, None)
+                state.spread(each, -1)
+            worker = state.best_holder(each, not_on=hottest)
+            if worker is not None:
+                state.hold(each, worker)
+                if state.slowest() < best:
+                    best, move = state.slowest(), (number, worker)
+                state.hold(each, worker, -1)
+            state.hold(each, hottest)
+        if move is None:
+            return
+        number, to = move
+        state.hold(costs[number], hottest, -1)
+        if to is None:
+            state.spread(costs[number])
+            del holders[number]
+        else:
+            state.hold(costs[number], to)
+            holders[number] = to
+
+
+def _does_not_fit(
+    tables: Sequence[PlannedTable], workers: int, memory: int | None, limit: int | None
+) -> ValueError:
+    """Says which tables do not fit, what they need, and what is missing."""
+    assert memory is not None and limit is not None
+    needs = []
+    for table in tables:
+        needs.append((table.memory(workers, table.placement) or 0, table))
+    needs.sort(key=lambda need: (-need[0], need[1].name))
+    on_all = [(need, each) for need, each in needs if each.placement != WORKER]
+    on_one = [(need, each) for need, each in needs if each.placement == WORKER]
+    spread = sum(need for need, _ in on_all)
+    parts = [f"{shown_size(spread)} a worker for {_shown_needs(on_all)}"] if on_all else []
+    if on_one:
+        parts.append(f"whole tables on single workers: {_shown_needs(on_one)}")
+    if limit != memory:
+        parts.append(f"{shown_size(limit - memory)} a worker for the caches of storages")
+    total = spread * workers + sum(need for need, _ in on_one)
+    missing = total - workers * memory
+    if missing > 0:
+        lacking = f"{shown_size(missing)} are missing, {shown_size(missing / workers)} a worker"
+    else:
+        lacking = "On no worker is there room for the whole tables beside the others"
+    return ValueError(
+        f"Expected tables that fit into {shown_size(limit)} on each of {workers} workers. "
+        f"Received: {'; '.join(parts)}. {lacking}. Take more workers or memory, a rule with fewer "
+        "slots, max_rows, a storage, or place whole tables by key."
+    )
+
+
+def _shown_needs(needs: Sequence[tuple[int, PlannedTable]], most: int = 6) -> str:
+    shown = [f"{table.name} ({shown_size(need)})" for need, table in needs[:most]]
+    more = f" and {len(needs) - most} more" if len(needs) > most else ""
+    return ", ".join(shown) + more

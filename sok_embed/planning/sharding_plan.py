@@ -1,0 +1,400 @@
+"""A plan: where the rows of tables lie, with the figures that speak for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from sok_embed.arguments import check_integer, check_positive
+from sok_embed.planning.given import given_by_configs
+from sok_embed.planning.hardware import MESSAGES, Hardware
+from sok_embed.planning.sizes import shown_size
+from sok_embed.planning.tables import (
+    BY_CONFIG,
+    BY_HAND,
+    BY_PLAN,
+    KEY,
+    PLACED,
+    WORKER,
+    PlannedFeature,
+    PlannedTable,
+)
+
+_VERSION = 1  # of the JSON
+
+
+class WorkerLoad(NamedTuple):
+    """What one worker does in a step, and keeps.
+
+    Attributes:
+        sent: Bytes a step that it sends, headers included.
+        received: Bytes a step that it receives.
+        touched: Bytes a step of rows that it reads and writes in its memory.
+        memory: Bytes of its rows, and of caches of storages.
+        seconds: Its part of a step by the cost model, apart from the dense model.
+    """
+
+    sent: int
+    received: int
+    touched: int
+    memory: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where the rows of tables lie, and what a step costs then. `sok_embed.plan` makes it.
+
+    `print(plan)` shows a line a table and what the workers have to do.
+
+    Example:
+    >>> from sok_embed import FeatureConfig, TableConfig, plan
+    >>> configs = [FeatureConfig("item", TableConfig("items", 1000, 16), max_length=1)]
+    >>> made = plan(configs, workers=4, batch_size=256)
+    >>> made.placed("items", "worker", worker=3).pinned(configs)[0].table.worker
+    3
+    >>> Plan.from_json(made.to_json()) == made
+    True
+
+    Attributes:
+        workers: How many there are.
+        batch_size: Examples that each has in a step.
+        memory: The most bytes of rows on each. `None`: no limit.
+        hardware: How fast they are.
+        tables: `PlannedTable`s, in the order of the features.
+        storages: Folder, and bytes of memory on each worker, of each storage.
+        notes: What the plan had to assume, in sentences.
+    """
+
+    workers: int
+    batch_size: int
+    memory: int | None
+    hardware: Hardware
+    tables: tuple[PlannedTable, ...]
+    storages: tuple[tuple[str, int], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Checks placements, which a person may have edited."""
+        check_positive("workers", self.workers)
+        check_positive("batch_size", self.batch_size)
+        for table in self.tables:
+            _check_placement(table, self.workers)
+
+    def __getitem__(self, name: str) -> PlannedTable:
+        """The table of a name."""
+        for table in self.tables:
+            if table.name == name:
+                return table
+        raise KeyError(f"Expected a table of the plan: {_names(self)}. Received: '{name}'.")
+
+    def placed(self, name: str, placement: str, *, worker: int | None = None) -> Plan:
+        """Returns the plan with one table in another place.
+
+        Args:
+            name: Of the table.
+            placement: `"key"`, `"worker"` or `"replicated"`.
+            worker: The rank of the worker, with `"worker"`.
+
+        Raises:
+            KeyError: For a table that there is not.
+            ValueError: For a placement that there is not, and a worker out of range.
+        """
+        moved = replace(self[name], placement=placement, worker=worker, decided_by=BY_HAND)
+        tables = tuple(moved if table.name == name else table for table in self.tables)
+        return replace(self, tables=tables)
+
+    @property
+    def placements(self) -> dict[str, tuple[str, int | None]]:
+        """Of each table by name: placement, and the rank of the worker that holds it or `None`."""
+        return {table.name: (table.placement, table.worker) for table in self.tables}
+
+    @cached_property
+    def loads(self) -> tuple[WorkerLoad, ...]:
+        """What each worker does in a step, and keeps, by rank."""
+        header = (self.workers - 1) * _header_bytes(len(self.tables))
+        caches = sum(size for _, size in self.storages)
+        base, extra = [header, header, 0, caches], [[0] * 4 for _ in range(self.workers)]
+        for table in self.tables:
+            other, holder = table.cost(self.workers, self.batch_size, table.placement)
+            for i in range(4):
+                base[i] += other[i]
+                if table.worker is not None:
+                    extra[table.worker][i] += holder[i] - other[i]
+        loads = []
+        for more in extra:
+            sent, received, touched, memory = (a + b for a, b in zip(base, more, strict=True))
+            seconds = float(self.hardware.step_seconds(sent, received, touched))
+            loads.append(WorkerLoad(sent, received, touched, memory, seconds))
+        return tuple(loads)
+
+    @property
+    def hottest(self) -> int:
+        """The rank of the worker whose step takes longest; the first of equal ones."""
+        seconds = [load.seconds for load in self.loads]
+        return seconds.index(max(seconds))
+
+    @property
+    def step_seconds(self) -> float:
+        """How long a step takes by the cost model, apart from the dense model."""
+        return self.loads[self.hottest].seconds
+
+    def reason(self, name: str) -> str:
+        """Says in a sentence why a table lies where it does."""
+        table = self[name]
+        if table.decided_by == BY_CONFIG:
+            return "Its config asks for it."
+        if table.decided_by == BY_HAND:
+            return "It was edited by hand."
+        if self.workers == 1:
+            return "There is one worker."
+        sent = {
+            placement: table.mean_sent(self.workers, self.batch_size, placement)
+            for placement in (KEY, WORKER)
+        }
+        spread, pooled = (shown_size(sent[placement]) for placement in (KEY, WORKER))
+        if table.placement == WORKER:
+            return f"Bags for a worker that pools are {pooled} a step, distinct rows {spread}."
+        whole = table.memory(self.workers, WORKER)
+        if whole is None:
+            return "Nobody says how many rows it will have, so all workers share them."
+        if sent[KEY] <= sent[WORKER]:
+            return f"Distinct rows are {spread} a step, bags for a worker that pools {pooled}."
+        if self.memory is not None and whole > self.memory:
+            return f"Its {shown_size(whole)} do not fit on one worker that pools."
+        return f"Bags would be {pooled} instead of {spread}, but one worker would have them all."
+
+    def pinned(self, feature_configs: Any) -> Any:
+        """Returns configs that ask for the placements of the plan.
+
+        Args:
+            feature_configs: The nest that the plan was made of, or an equal one.
+
+        Returns:
+            A nest alike, of new configs. Features that shared a table share one.
+
+        Raises:
+            ValueError: If the plan is for other tables or features; the message names them.
+        """
+        from sok_embed.collection.configs import TableConfig, feature_config
+
+        self._check_same_tables(feature_configs)
+        made: dict[str, TableConfig] = {}
+
+        def with_placement(given: Any) -> Any:
+            feature = feature_config(given)
+            config = feature.table
+            if config.name not in made:
+                place = self[config.name]
+                table = replace(config, placement=place.placement, worker=place.worker)
+                # A storage that came out of a file is held to what the file may do.
+                table.storage_by_config = config.storage_by_config
+                made[config.name] = table
+            return replace(feature, table=made[config.name])
+
+        return _mapped(feature_configs, with_placement)
+
+    def _check_same_tables(self, feature_configs: Any) -> None:
+        given = given_by_configs(feature_configs)
+        theirs = {table.name: table for table in given.tables}
+        names = [table.name for table in self.tables]
+        lacking = [name for name in names if name not in theirs]
+        more = [name for name in theirs if name not in names]
+        if lacking or more:
+            parts = [f"without {', '.join(lacking)}"] if lacking else []
+            parts += [f"with {', '.join(more)}, which the plan has not"] if more else []
+            raise ValueError(
+                "Expected the configs of the tables that the plan is for. Received: configs "
+                f"{' and '.join(parts)}. Make a plan of these configs."
+            )
+        of_tables: dict[str, list[str]] = {name: [] for name in names}
+        for feature in given.features:
+            of_tables[feature.table].append(feature.name)
+        for table in self.tables:
+            other = theirs[table.name]
+            features = [feature.name for feature in table.features]
+            compared = {
+                "vocabulary_size": (table.vocabulary_size, other.vocabulary_size),
+                "embedding_dim": (table.dim, other.dim),
+                # Without an optimizer of its own the table follows any of the model's.
+                "rule": (table.rule, other.rule or table.rule),
+                "max_rows": (table.max_rows, other.max_rows),
+                "trainable": (table.trainable, other.trainable),
+                "features": (sorted(features), sorted(of_tables[table.name])),
+            }
+            for name, (ours, received) in compared.items():
+                if ours != received:
+                    raise ValueError(
+                        f"Expected the table '{table.name}' that the plan is for, with {name} "
+                        f"{ours}. Received: {received}. Make a plan of these configs."
+                    )
+
+    def to_json(self) -> str:
+        """Returns the plan as JSON, from which `from_json` makes an equal one.
+
+        A person may edit `placement` and `worker` of a table in it. What stands under `computed`
+        is for readers, and not read back.
+        """
+        content = {
+            "version": _VERSION,
+            "workers": self.workers,
+            "batch_size": self.batch_size,
+            "memory": self.memory,
+            "hardware": asdict(self.hardware),
+            "tables": [asdict(table) for table in self.tables],
+            "storages": dict(self.storages),
+            "notes": list(self.notes),
+            "computed": {
+                "step_seconds": self.step_seconds,
+                "hottest": self.hottest,
+                "workers": [load._asdict() for load in self.loads],
+                "tables": {table.name: self._computed(table) for table in self.tables},
+            },
+        }
+        return json.dumps(content, indent=2)
+
+    def _computed(self, table: PlannedTable) -> dict[str, Any]:
+        _, cost = table.cost(self.workers, self.batch_size, table.placement)
+        return {
+            "sent": cost.sent,
+            "received": cost.received,
+            "memory": table.memory(self.workers, table.placement),
+            "reason": self.reason(table.name),
+        }
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            ValueError: For anything else, and for placements that there are not.
+        """
+        content = json.loads(text)
+        version = content.get("version") if isinstance(content, dict) else None
+        if version != _VERSION:
+            raise ValueError(
+                f"Expected the JSON of a plan, of version {_VERSION}. Received: version "
+                f"{version!r}. Make the plan again."
+            )
+        try:
+            return cls(
+                content["workers"],
+                content["batch_size"],
+                content["memory"],
+                Hardware(**content["hardware"]),
+                tuple(_table_from_json(table) for table in content["tables"]),
+                tuple(content["storages"].items()),
+                tuple(content["notes"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"Expected the JSON of a plan, as to_json writes it. Received: another, of which "
+                f"Python says: {error!r}. Edit placement and worker of tables alone."
+            ) from error
+
+    def __str__(self) -> str:
+        """The plan as a table for people."""
+        head: tuple[str, ...] = ("table", "rows", "dim", "rule", "features", "placement", "worker")
+        head += ("sent", "received", "memory", "reason")
+        lines = [head, *(self._line(table) for table in self.tables)]
+        right = {1, 2, 6, 7, 8, 9}
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        shown = [
+            "  ".join(
+                cell.rjust(width) if number in right else cell.ljust(width)
+                for number, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        ]
+        return "\n".join([*shown, "", *self._summary()])
+
+    def _line(self, table: PlannedTable) -> tuple[str, ...]:
+        _, cost = table.cost(self.workers, self.batch_size, table.placement)
+        memory = table.memory(self.workers, table.placement)
+        features = [feature.name for feature in table.features]
+        if table.storage is not None:
+            kept = "storage"
+        else:
+            kept = "unknown" if memory is None else shown_size(memory)
+        return (
+            table.name,
+            "unknown" if table.rows is None else f"{table.rows:,}",
+            str(table.dim),
+            table.rule,
+            ", ".join(features[:3]) + (f" + {len(features) - 3}" if len(features) > 3 else ""),
+            table.placement,
+            "all" if table.worker is None else str(table.worker),
+            shown_size(cost.sent),
+            shown_size(cost.received),
+            kept,
+            self.reason(table.name),
+        )
+
+    def _summary(self) -> list[str]:
+        loads, hottest = self.loads, self.loads[self.hottest]
+        mean = sum(load.sent for load in loads) / len(loads)
+        most = max(range(len(loads)), key=lambda rank: loads[rank].memory)
+        limit = "" if self.memory is None else f" of {shown_size(self.memory)}"
+        lines = [
+            "Figures of a table are those of the worker that holds it, or of each worker.",
+            f"{self.workers} workers, {self.batch_size:,} examples on each: a step takes "
+            f"{hottest.seconds * 1e3:,.2f} ms, apart from the dense model.",
+            f"A worker sends {shown_size(mean)} a step on average. The hottest, {self.hottest}, "
+            f"sends {shown_size(hottest.sent)} and receives {shown_size(hottest.received)}.",
+            f"Memory: at most {shown_size(loads[most].memory)}{limit}, on worker {most}; at least "
+            f"{shown_size(min(load.memory for load in loads))}.",
+        ]
+        lines += [
+            f"The storage {path} takes {shown_size(size)} of that on each worker."
+            for path, size in self.storages
+        ]
+        return [*lines, *self.notes]
+
+
+def _header_bytes(tables: int) -> int:
+    """Bytes of the headers of the three messages from one worker to another."""
+    return 8 * (2 + tables) + (MESSAGES - 1) * 256
+
+
+def _check_placement(table: PlannedTable, workers: int) -> None:
+    what = f"the table '{table.name}'"
+    if table.placement not in PLACED:
+        raise ValueError(
+            f"Expected placement of {what} to be one of {', '.join(PLACED)}. Received: "
+            f"{table.placement!r}."
+        )
+    if table.placement == WORKER:
+        check_integer(f"worker of {what}", table.worker, 0, workers)
+    elif table.worker is not None:
+        raise ValueError(
+            f"Expected no worker of {what} beside placement={table.placement!r}. Received: "
+            f"{table.worker!r}. Set it to None, or the placement to 'worker'."
+        )
+    if table.decided_by not in (BY_CONFIG, BY_PLAN, BY_HAND):
+        raise ValueError(
+            f"Expected decided_by of {what} to be 'config', 'plan' or 'hand'. Received: "
+            f"{table.decided_by!r}."
+        )
+
+
+def _table_from_json(content: Mapping[str, Any]) -> PlannedTable:
+    features = tuple(PlannedFeature(**feature) for feature in content["features"])
+    return PlannedTable(**{**content, "features": features})
+
+
+def _mapped(nest: Any, function: Any) -> Any:
+    """A nest of dicts, lists and tuples with a function of each leaf."""
+    if isinstance(nest, Mapping):
+        return {key: _mapped(part, function) for key, part in nest.items()}
+    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
+        return type(nest)(*(_mapped(part, function) for part in nest))
+    if isinstance(nest, list | tuple):
+        return type(nest)(_mapped(part, function) for part in nest)
+    return function(nest)
+
+
+def _names(plan: Plan) -> str:
+    return ", ".join(table.name for table in plan.tables)

@@ -1,0 +1,243 @@
+"""What a plan knows of a table, and what the table costs a worker in each placement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+KEY, WORKER, REPLICATED = "key", "worker", "replicated"
+PLACED = (KEY, WORKER, REPLICATED)  # placements but for "auto"
+
+# Who chose a placement.
+BY_CONFIG, BY_PLAN, BY_HAND = "config", "plan", "hand"
+
+# Bytes of a row beside its floats: its counters, and the most that its place in the hash index
+# takes.
+_COUNTERS = 8
+_INDEX = 45
+_ROUNDED = 16  # floats of a row are rounded up to so many bytes
+# A table takes memory in blocks: what it has with its first row, and as how many rows more the
+# blocks count that its shards have begun.
+_TABLE = 64 << 10
+_BEGUN_ROWS = 2048
+
+
+class Cost(NamedTuple):
+    """What a table costs one worker.
+
+    Attributes:
+        sent: Bytes a step that the worker sends to others.
+        received: Bytes a step that it receives from others.
+        touched: Bytes a step of rows that it reads and writes in its memory.
+        memory: Bytes of rows that it keeps; 0 where nobody knows how many rows there are.
+    """
+
+    sent: int
+    received: int
+    touched: int
+    memory: int
+
+
+@dataclass(frozen=True)
+class PlannedFeature:
+    """A feature of a table, as a plan knows it.
+
+    Attributes:
+        name: Of the feature.
+        keys: Of a worker's batch, on average.
+        pooled: Whether the vectors of each bag become one: the feature has a combiner.
+        weighted: Whether keys have weights. Then the rows of its table travel, since gradients of
+            weights are made of them.
+    """
+
+    name: str
+    keys: int
+    pooled: bool
+    weighted: bool = False
+
+
+@dataclass(frozen=True)
+class PlannedTable:
+    """A table, where its rows lie, and the figures that its costs come from.
+
+    Attributes:
+        name: Of the table.
+        dim: The length of a vector.
+        rule: The rule that trains rows, as `adam`; it decides the slots.
+        slot_floats: How many float32 the rule keeps of a row.
+        vocabulary_size: Of its config. `None`: any 64-bit integer is a key.
+        rows: Of the table, on all workers together. `None`: nobody knows.
+        max_rows: The most rows on each worker. `None`: no limit.
+        trainable: Whether steps change rows.
+        storage: The folder that rows live in. `None`: they live in memory.
+        features: Those that look keys up in it.
+        distinct: How many distinct keys a worker's batch has.
+        distinct_of_all: How many distinct keys the batches of all workers have together.
+        placement: `"key"`, `"worker"` or `"replicated"`.
+        worker: The rank of the worker that holds the table, with `"worker"`; else `None`.
+        decided_by: `"plan"`; `"config"`, which asked for the placement; or `"hand"`, an edit.
+    """
+
+    name: str
+    dim: int
+    rule: str
+    slot_floats: int
+    vocabulary_size: int | None
+    rows: int | None
+    max_rows: int | None
+    trainable: bool
+    storage: str | None
+    features: tuple[PlannedFeature, ...]
+    distinct: int
+    distinct_of_all: int
+    placement: str = KEY
+    worker: int | None = None
+    decided_by: str = BY_PLAN
+
+    @property
+    def row_bytes(self) -> int:
+        """The most bytes of memory that a row takes: counters, floats and index."""
+        floats = 4 * (self.dim + self.slot_floats)
+        return _COUNTERS + math.ceil(floats / _ROUNDED) * _ROUNDED + _INDEX
+
+    def rows_on(self, workers: int, placement: str) -> int | None:
+        """How many rows are on a worker that has some, on average. `None`: nobody knows."""
+        if self.rows is None:
+            return self.max_rows
+        rows = math.ceil(self.rows / workers) if placement == KEY else self.rows
+        return rows if self.max_rows is None else min(rows, self.max_rows)
+
+    def memory(self, workers: int, placement: str) -> int | None:
+        """Bytes of memory on a worker that has rows of the table.
+
+        Those of a table in a storage are in the storage's cache, and not counted here: 0.
+
+        Returns:
+            Bytes. `None`: nobody knows how many rows there are.
+        """
+        if self.storage is not None:
+            return 0
+        rows = self.rows_on(workers, placement)
+        if rows is None:
+            return None
+        return (rows + min(rows, _BEGUN_ROWS)) * self.row_bytes + _TABLE
+
+    def cost(self, workers: int, batch_size: int, placement: str) -> tuple[Cost, Cost]:
+        """What the table costs in a placement.
+
+        Args:
+            workers: How many there are.
+            batch_size: Examples that each has in a step.
+            placement: One of `PLACED`.
+
+        Returns:
+            The `Cost` of every worker but the holder, and that of the holder. Other placements
+            than `"worker"` have no holder: both are the same.
+        """
+        memory = self.memory(workers, placement) or 0
+        if placement == KEY:
+            cost = self._cost_by_key(workers, memory)
+            return cost, cost
+        if placement == REPLICATED:
+            cost = self._cost_replicated(workers, memory)
+            return cost, cost
+        return self._cost_by_worker(workers, batch_size, memory)
+
+    def mean_sent(self, workers: int, batch_size: int, placement: str) -> float:
+        """Bytes a step that a worker sends for the table, on average over the workers."""
+        other, holder = self.cost(workers, batch_size, placement)
+        return (other.sent * (workers - 1) + holder.sent) / workers
+
+    def pools_at_holder(self, batch_size: int) -> bool:
+        """Returns whether a worker that holds the whole table is sent bags, and not distinct keys.
+
+        So `tf_ops.CollectionPlan.pools` says: no feature has weights, and one has bags of more than
+        a key.
+        """
+        return not any(feature.weighted for feature in self.features) and any(
+            feature.pooled and feature.keys > batch_size for feature in self.features
+        )
+
+    @property
+    def _vector(self) -> int:
+        return 4 * self.dim
+
+    @property
+    def _pooling(self) -> int:
+        """Bytes that one key of a bag has a worker read: its vector, in training also back."""
+        return self._vector * (1 + self.trainable)
+
+    @property
+    def _update(self) -> int:
+        """Bytes that a commit reads and writes of a row."""
+        return 8 * (self.dim + self.slot_floats) if self.trainable else 0
+
+    def _keys(self, features: Iterable[PlannedFeature]) -> int:
+        return sum(feature.keys for feature in features)
+
+    def _cost_by_key(self, workers: int, memory: int) -> Cost:
+        share = (workers - 1) * self.distinct * (8 + 2 * self._vector) // workers
+        touched = (
+            self._keys(self.features) * self._pooling
+            + self.distinct * self._vector
+            + math.ceil(self.distinct_of_all / workers) * self._update
+        )
+        return Cost(share, share, touched, memory)
+
+    def _cost_replicated(self, workers: int, memory: int) -> Cost:
+        share = (workers - 1) * self.distinct * (8 + self._vector)
+        touched = self._keys(self.features) * self._pooling + self.distinct_of_all * self._update
+        return Cost(share, share, touched, memory)
+
+    def _cost_by_worker(self, workers: int, batch_size: int, memory: int) -> tuple[Cost, Cost]:
+        keys = bags = rows = 0
+        apart: tuple[PlannedFeature, ...] = ()
+        if self.pools_at_holder(batch_size):
+            keys = self._keys(self.features)
+            bags = sum(batch_size if each.pooled else each.keys for each in self.features)
+        else:
+            # All features share the rows of their distinct keys.
+            rows, apart = self.distinct, self.features
+        there = 8 * keys + 4 * bags + self._vector * bags + (8 + self._vector) * rows
+        back = self._vector * (bags + rows)
+        # Rows that came back are laid out, or pooled with weights, by who asked.
+        laid_out = self._keys(apart) * self._pooling
+        others = workers - 1
+        return (
+            Cost(there, back, laid_out, 0) if others else Cost(0, 0, 0, 0),
+            Cost(
+                others * back,
+                others * there,
+                laid_out
+                + workers * (keys * self._pooling + rows * self._vector)
+                + self.distinct_of_all * self._update,
+                memory,
+            ),
+        )
+
+
+def expected_distinct(keys: int, rows: int | None) -> int:
+    """How many distinct keys there are on average among some that are drawn uniformly.
+
+    The formula is `V * (1 - (1 - 1 / V) ** k)` for k draws of V keys: each key is left out by all
+    draws with the probability `(1 - 1 / V) ** k`. Real keys are rarely uniform, and then fewer of
+    them are distinct.
+
+    Example:
+    >>> expected_distinct(100, 100)
+    63
+
+    Args:
+        keys: How many are drawn.
+        rows: How many there are to draw from. `None`: nobody knows; all count as distinct.
+
+    Returns:
+        The number, rounded.
+    """
+    if rows is None or keys == 0:
+        return keys
+    if rows == 1:
+        return 1
+    return min(round(-rows * math.expm1(keys * math.log1p(-1 / rows))), keys, rows)
