@@ -20,6 +20,7 @@ MODULES = [
     "sok_embed.feature_column",
     "sok_embed.communicators",
     "sok_embed.damo",
+    "sok_embed.data",
     "sok_embed.initializers",
     "sok_embed.kv",
     "sok_embed.layers",

@@ -23,6 +23,7 @@ MODULES = (
     "feature_columns",
     "fitting",
     "hashing",
+    "joining",
     "loops",
     "messages",
     "optimizing",

@@ -1,0 +1,236 @@
+"""Datasets of several workers whose data does not end at the same time."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_embed import communicators
+from sok_embed.communicators import Communicator
+from sok_embed.empty_batches import keep_statistics
+
+__all__ = ["join"]
+
+_PARTS = "Expected batches (x,), (x, y) or (x, y, sample_weight)."
+_numbers = itertools.count()
+
+
+def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
+    """Makes a dataset that has as many batches on every worker. Collective.
+
+    Every lookup waits for all workers, so each of them needs a batch in each step. A worker whose
+    own dataset has ended, or never had a batch, goes on with batches of 0 examples until the
+    datasets of all workers have ended.
+
+    For training, the workers tell each other in each step how many examples they have. With n
+    workers, b of a step's B examples on this one, each of its examples is weighted by n * b / B.
+    A Keras loss that divides its sum by the batch size (`"sum_over_batch_size"`, the default)
+    becomes, averaged over the workers, the mean over all B examples: n workers train like one that
+    has the B examples in one batch.
+
+    With one worker the dataset comes back as it is.
+
+    Example:
+    >>> import numpy as np
+    >>> own = tf.data.Dataset.from_tensor_slices((np.arange(5), np.ones([5, 1]))).batch(2)
+    >>> joined = join(own.prefetch(tf.data.AUTOTUNE))
+    >>> [len(x) for x, y in joined]
+    [2, 2, 1]
+
+    Args:
+        dataset: This worker's own batches, as tuples `(x,)`, `(x, y)` or `(x, y, sample_weight)`
+            whose parts may be nests. Components are dense `[B, ...]`, ragged `[B, ...]` or sparse
+            `[B, ...]`. The parts, dtypes and ranks must be those of the other workers; the number
+            of batches and their sizes need not be. It may be infinite.
+        training: Whether examples are weighted. Use `False` for data that a model is evaluated on:
+            its losses and metrics on each worker are then those of the worker's own examples. The
+            same on every worker.
+
+    Returns:
+        Batches of the same parts, on several workers with float `sample_weight` `[B]` added where
+        there is `y` and no `sample_weight`. Where each worker knows its number of batches the
+        result has a cardinality: the greatest of them.
+
+        Iterators of it exchange messages while they make a batch, so all workers must take as many
+        batches of it, in the same order among their other steps. No batch is made ahead: prefetch,
+        shuffle, and map in parallel before `join` and not after it.
+
+    Raises:
+        ValueError: If elements are no such tuples, or no batches; if `training` differs between
+            the workers.
+        RuntimeError: Within a `tf.function` or a TF1 graph, if there are several workers.
+    """
+    spec = dataset.element_spec
+    _check(spec)
+    communicator = communicators.current()
+    if communicator.size == 1:
+        return dataset
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            "Expected sok_embed.data.join to be called eagerly. Received: a call within a "
+            "tf.function or a TF1 graph. Call it outside, and give the dataset to the function."
+        )
+    keep_statistics()
+    # Calls are counted on each worker; a worker that has not made this call is waited for here.
+    name = f"sok_embed.join.{next(_numbers)}"
+    batches = _agreed_batches(dataset, training, communicator, name)
+    # Reading ahead sends nothing as long as it comes before the exchange.
+    own = dataset.prefetch(tf.data.AUTOTUNE).map(lambda *batch: (True, batch))
+    empty = tf.data.Dataset.from_tensors((False, tf.nest.map_structure(_empty, spec))).repeat()
+    endless = own.concatenate(empty)
+    if batches is None:
+        joined = _exchanged(endless, training, communicator, name)
+        joined = joined.take_while(lambda goes_on, batch: goes_on).map(lambda _, batch: batch)
+    elif training:
+        joined = _exchanged(endless, training, communicator, name)
+        joined = joined.map(lambda _, batch: batch).take(batches)
+    else:
+        joined = endless.map(lambda _, batch: _weighted(batch, None)).take(batches)
+    # A batch that was made ahead, by a prefetch or a parallel map that tf.data puts in by itself,
+    # would be one that other workers may never come to: iterators are dropped in mid-course.
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    options.experimental_optimization.map_parallelization = False
+    return joined.with_options(options)
+
+
+def _agreed_batches(
+    dataset: tf.data.Dataset, training: bool, communicator: Communicator, name: str
+) -> int | None:
+    """The greatest number of batches that a worker has; `None` if one does not know its own."""
+    told = np.zeros([communicator.size, 2], np.int64)
+    told[communicator.rank] = int(dataset.cardinality()), training
+    told = communicator.all_reduce(tf.constant(told), f"{name}.batches").numpy()
+    cardinalities, trains = told.T.tolist()
+    if len(set(trains)) > 1:
+        raise ValueError(
+            "Expected the same training= of sok_embed.data.join on all workers. Received: "
+            f"{[bool(each) for each in trains]}, by rank. Join the datasets in the same order on "
+            "every worker."
+        )
+    # Infinite datasets, and those of an unknown number of batches, have negative cardinalities.
+    return None if min(cardinalities) < 0 else int(max(cardinalities))
+
+
+def _exchanged(
+    endless: tf.data.Dataset, training: bool, communicator: Communicator, name: str
+) -> tf.data.Dataset:
+    """Elements `(whether any worker has a batch of its own, batch)`, from `(whether own, batch)`.
+
+    A scan takes one element after the other, where `map` may take several at a time, whose
+    messages would meet.
+    """
+
+    def exchange(state: tf.Tensor, element: Any) -> tuple[tf.Tensor, Any]:
+        is_own, batch = element
+        examples = _examples(batch)
+        mine = tf.stack([examples, tf.cast(is_own, tf.int64)])
+        # Workers find each other's tensors by the names of ops.
+        with tf.name_scope("sok_embed.data/"):
+            everyones = communicator.all_reduce(mine, name)
+        everyones = tf.ensure_shape(everyones, [2])
+        factor = None
+        if training:
+            # At most one rounding: batches of one size have a factor of exactly 1.
+            factor = tf.math.divide_no_nan(
+                tf.cast(communicator.size * examples, tf.float64),
+                tf.cast(everyones[0], tf.float64),
+            )
+        return state, (everyones[1] > 0, _weighted(batch, factor))
+
+    return endless.scan(tf.constant(0), exchange)
+
+
+def _weighted(batch: Any, factor: tf.Tensor | None) -> Any:
+    """The batch with the weights of its examples times `factor`; with weights of 1, if `None`.
+
+    Weights of 1 change nothing where there are examples. Where there are none they keep a loss that
+    is the mean of nothing out of the metrics.
+    """
+    if len(batch) == 1:
+        return batch
+    x, y, *given = batch
+    if given:
+        own = given[0] if factor is None else tf.nest.map_structure(_scaled_by(factor), given[0])
+        return x, y, own
+    one = 1.0 if factor is None else tf.cast(factor, tf.float32)
+    return x, y, tf.fill([_examples(batch)], one)
+
+
+def _scaled_by(factor: tf.Tensor) -> Any:
+    def scaled(weights: tf.Tensor) -> tf.Tensor:
+        if not weights.dtype.is_floating:
+            weights = tf.cast(weights, tf.float32)
+        return weights * tf.cast(factor, weights.dtype)
+
+    return scaled
+
+
+def _examples(batch: Any) -> tf.Tensor:
+    """How many examples there are, int64."""
+    first = tf.nest.flatten(batch[0])[0]
+    if isinstance(first, tf.SparseTensor):
+        return first.dense_shape[0]
+    if isinstance(first, tf.RaggedTensor):
+        return first.nrows(tf.int64)
+    return tf.shape(first, tf.int64)[0]
+
+
+def _check(spec: Any) -> None:
+    """Raises if elements are no tuples of a batch's parts, or components have no batch axis."""
+    if not isinstance(spec, tuple) or not 1 <= len(spec) <= 3 or not tf.nest.flatten(spec[0]):
+        received = f"{len(spec)} parts" if isinstance(spec, tuple) else f"a {_kind(spec)}"
+        raise ValueError(
+            f"{_PARTS} Received: {received}. Map the dataset, as in "
+            "dataset.map(lambda features: (features, features.pop('label'))), or for prediction "
+            "dataset.map(lambda features: (features,))."
+        )
+    sizes = set()
+    for component in tf.nest.flatten(spec):
+        if not isinstance(component, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)):
+            raise ValueError(
+                f"{_PARTS} Received: a component that is neither dense nor ragged nor sparse: "
+                f"{component}. Leave it out."
+            )
+        shape = component.shape
+        if shape.rank is None:
+            raise ValueError(
+                f"Expected components of a known rank. Received: {component}. Use tf.ensure_shape "
+                "in a map of the dataset."
+            )
+        if shape.rank == 0:
+            raise ValueError(
+                f"Expected batches, whose components have a first axis of examples. Received: "
+                f"{component}. Batch the dataset first, as in dataset.batch(64)."
+            )
+        if shape[0] is not None:
+            sizes.add(shape[0])
+    if len(sizes) > 1:
+        raise ValueError(
+            "Expected batches, whose components have one first axis of examples. Received: "
+            f"components of {sorted(sizes)} examples. Batch the dataset first, as in "
+            "dataset.batch(64)."
+        )
+
+
+def _kind(spec: Any) -> str:
+    return "single tensor" if isinstance(spec, tf.TypeSpec) else type(spec).__name__
+
+
+def _empty(spec: Any) -> Any:
+    """A component of 0 examples. Other axes of no known length have a length of 1."""
+    # Some ops refuse an axis of length 0 other than that of the examples.
+    lengths = [1 if length is None else length for length in spec.shape[1:]]
+    if isinstance(spec, tf.SparseTensorSpec):
+        rank = spec.shape.rank
+        return tf.SparseTensor(
+            tf.zeros([0, rank], tf.int64), tf.zeros([0], spec.dtype), [0, *lengths]
+        )
+    if isinstance(spec, tf.RaggedTensorSpec) and spec.ragged_rank > 0:
+        flat = tf.zeros([0, *lengths[spec.ragged_rank :]], spec.dtype)
+        no_rows = tf.zeros([1], spec.row_splits_dtype)
+        return tf.RaggedTensor.from_nested_row_splits(flat, [no_rows] * spec.ragged_rank)
+    return tf.zeros([0, *lengths], spec.dtype)

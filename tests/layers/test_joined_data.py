@@ -1,0 +1,154 @@
+"""`sok_embed.data.join` in a process alone, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_embed
+from sok_embed.communicators import Communicator
+from sok_embed.data import join
+
+
+class First(Communicator):
+    """The first of two workers; the other says what it says, and has no examples in any step."""
+
+    rank, size = 0, 2
+
+    def all_to_all(self, tensor, splits, name):
+        raise AssertionError("nothing is exchanged")
+
+    def all_reduce(self, tensor, name, average=False):
+        return tensor if tensor.shape.rank == 1 else tf.stack([tensor[0]] * 2)
+
+    def broadcast(self, tensor, root_rank, name):
+        return tensor
+
+    def barrier(self) -> None:
+        """There is nobody to wait for."""
+
+
+@pytest.fixture
+def first_of_two_workers() -> Iterator[None]:
+    sok_embed.init(First())
+    yield
+    sok_embed.init("local")
+
+
+def dataset(*parts):
+    return tf.data.Dataset.from_tensor_slices(tuple(map(np.asarray, parts)))
+
+
+def test_one_worker_has_its_dataset_back():
+    own = dataset(np.arange(5), np.ones(5)).batch(2)
+    assert join(own) is own
+
+
+@pytest.mark.parametrize(
+    ("own", "text"),
+    [
+        (lambda: dataset(np.arange(4)).map(lambda x: {"x": x}).batch(2), "Received: a dict"),
+        (lambda: dataset(np.arange(4)).map(lambda x: x).batch(2), "Received: a single tensor"),
+        (lambda: dataset(*[np.arange(4)] * 4).batch(2), "Received: 4 parts"),
+        (lambda: dataset(np.arange(4), np.ones(4)), "Batch the dataset first"),
+        (lambda: tf.data.Dataset.from_tensors((np.ones([2]), np.ones([3]))), r"\[2, 3\] examples"),
+    ],
+    ids=["dict", "tensor", "four", "unbatched", "different"],
+)
+def test_what_is_no_batch_of_parts_is_refused(own, text):
+    with pytest.raises(ValueError, match=text):
+        join(own())
+
+
+def test_a_call_within_a_function_is_refused(first_of_two_workers):
+    own = dataset(np.arange(4), np.ones(4)).batch(2)
+    with pytest.raises(RuntimeError, match="to be called eagerly"):
+        tf.function(lambda: join(own))()
+
+
+def test_examples_are_weighted_by_the_part_that_they_are_of_a_step(first_of_two_workers):
+    own = dataset(np.arange(3), np.ones(3), np.array([1, 2, 4])).batch(2)
+    weights = [weight.numpy().tolist() for _, _, weight in join(own)]
+    # The other worker has no examples, so those of this one count twice.
+    assert weights == [[2.0, 4.0], [8.0]]
+    checked = [weight.numpy().tolist() for _, _, weight in join(own, training=False)]
+    assert checked == [[1, 2], [4]]
+
+
+def test_a_joined_dataset_has_a_length_where_its_own_has_one(first_of_two_workers):
+    own = dataset(np.arange(5), np.ones(5)).batch(2)
+    assert int(join(own).cardinality()) == 3
+    counted = own.filter(lambda x, y: True)
+    assert int(join(counted).cardinality()) == tf.data.UNKNOWN_CARDINALITY
+    assert len(list(join(counted))) == 3
+
+
+def test_an_infinite_dataset_goes_on(first_of_two_workers):
+    own = dataset(np.arange(4), np.ones(4)).batch(2).repeat()
+    assert len(list(join(own).take(7))) == 7
+
+
+def test_batches_are_made_when_they_are_asked_for(first_of_two_workers):
+    """One that was made ahead would send what other workers may never answer."""
+    exchanged = []
+
+    class Counting(First):
+        def all_reduce(self, tensor, name, average=False):
+            if not tf.executing_eagerly():
+                tf.py_function(lambda: exchanged.append(1), [], [])
+            return super().all_reduce(tensor, name, average)
+
+    sok_embed.init(Counting())
+    batches = iter(join(dataset(np.arange(20), np.ones(20)).batch(2).filter(lambda x, y: True)))
+    for taken in range(1, 4):
+        next(batches)
+        assert len(exchanged) == taken
+
+
+def test_batch_normalization_of_other_batches_is_that_of_keras(first_of_two_workers):
+    x = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    before = keras.layers.BatchNormalization()
+    expected = before(x, training=True)
+    join(dataset(x, np.ones(6)).batch(2))
+    after = keras.layers.BatchNormalization()
+    np.testing.assert_array_equal(after(x, training=True), expected)
+    for ours, theirs in zip(after.get_weights(), before.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(after(x[:0], training=True), x[:0])
+    for ours, theirs in zip(after.get_weights(), before.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: sok_embed.DynamicEmbedding(2),
+        lambda: sok_embed.All2AllDenseEmbedding(10, 2, 1, 1),
+        lambda: sok_embed.AdaptiveEmbedding(2, 10),
+        lambda: sok_embed.HashedEmbedding(1000, 2),
+        lambda: sok_embed.HashedEmbeddingBag(1000, 2),
+    ],
+    ids=["dynamic", "all2all", "adaptive", "hashed", "bag"],
+)
+def test_layers_train_on_a_batch_without_examples(layer):
+    model = keras.Sequential([keras.Input((1, 1), dtype="int64")])
+    model = keras.Sequential(
+        [
+            keras.Input((1, 1), dtype="int64"),
+            *([keras.layers.Reshape((1,))] if "Bag" in type(made := layer()).__name__ else []),
+            made,
+            keras.layers.Flatten(),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    spec = (tf.TensorSpec([None, 1, 1], tf.int64), tf.TensorSpec([None, 1], tf.float32))
+    batches = [(np.array([[[3]]]), np.ones((1, 1))), (np.zeros((0, 1, 1)), np.zeros((0, 1)))]
+    data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec)
+    history = model.fit(data, epochs=2, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
