@@ -26,7 +26,7 @@ def results_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Resu
         if workers > 1:
             require_horovod()
         folder = tmp_path_factory.mktemp(f"workers_{workers}")
-        ended = launch(WORKER, workers, [str(folder)], limit_s=300)
+        ended = launch(WORKER, workers, [str(folder)], limit_s=600)
         return Results(folder, workers, ended)
 
     return run
