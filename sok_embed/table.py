@@ -16,6 +16,7 @@ from sok_embed.eviction import Eviction, check_place, core_arguments
 from sok_embed.initializers import RowInitializer, seed_as_int64
 from sok_embed.kv.storage import warn_of_another
 from sok_embed.owners import ModuloRule, OwnerRule
+from sok_embed.stored_owners import check_stored_owners
 from sok_embed.tensors import as_errors, as_keys
 from sok_embed.worker_record import WorkerRecord
 
@@ -84,6 +85,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
         self.dim = dim
         self.name = name
         self.storage = storage
+        self._group = group
         if direct and max_rows is None:
             raise ValueError(
                 f"Table '{name}': expected max_rows with direct=True, which gives the range of the "
@@ -131,6 +133,10 @@ class Table(tf.saved_model.experimental.TrackableResource):
         with tf.device("CPU:0"):
             if self.storage is not None:
                 self.storage.ready()
+                if self.owners > 1:
+                    check_stored_owners(
+                        f"Table '{self.name}'", self.storage, self._group, self._owner_rule
+                    )
             return as_errors(
                 lambda: tf_ops.anonymous_table(self.name, self.dim, **self._attributes)
             )

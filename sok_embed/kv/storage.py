@@ -23,7 +23,7 @@ from sok_embed.kv.arguments import (
 from sok_embed.kv.consent import check_consent
 from sok_embed.kv.dump import read_dump
 from sok_embed.kv.group import GROUPS, Group, group_of
-from sok_embed.kv.worker_folder import worker_folder
+from sok_embed.kv.worker_folder import copy_owners_note, worker_folder
 
 _DURABILITIES = ("checkpoint", "update")
 _CONFIG = ("path", "cache_bytes", "durability", "read_only")
@@ -173,7 +173,9 @@ class Storage:
                 If `path` is on another file system, also if there is something at `<path>.tmp`,
                 where the folder is made: a killed checkpoint leaves it.
         """
-        self.ready().checkpoint(check_path(path))
+        target = check_path(path)
+        self.ready().checkpoint(target)
+        copy_owners_note(self.path, os.fsdecode(target))
 
     def compact(self) -> None:
         """Flushes and rewrites the files, without expired and superseded rows."""

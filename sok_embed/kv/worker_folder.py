@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 
 from sok_embed import communicators
 from sok_embed.kv import _core
 
+# In the folder of a worker, of several: by which rule the keys of each group were given to them.
+OWNERS_NOTE = "sok-owners.json"
 _WORKER_FOLDER = re.compile(r"worker-\d+-of-(?P<size>\d+)")
 
 
@@ -33,3 +36,10 @@ def worker_folder(path: str) -> str:
             "Start one worker, or give the workers a folder of their own."
         )
     return path if size == 1 else os.path.join(path, f"worker-{rank}-of-{size}")
+
+
+def copy_owners_note(source: str, target: str) -> None:
+    """Copies the note of owners from a worker's folder into a checkpoint of it, if there is one."""
+    note = os.path.join(source, OWNERS_NOTE)
+    if os.path.exists(note):
+        shutil.copyfile(note, os.path.join(target, OWNERS_NOTE))

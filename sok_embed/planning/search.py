@@ -145,7 +145,7 @@ def choose_placements(
         raise _does_not_fit(tables, workers, memory, limit)
     free = {n for n, table in enumerate(tables) if table.decided_by == BY_PLAN}
     if workers > 1:
-        movable = [n for n in free if tables[n].memory(workers, WORKER) is not None]
+        movable = [n for n in free if _may_move(tables[n], workers)]
         state = _move_to_holders(state, costs, sorted(movable), holders, hardware)
         _cool(state, costs, free | set(homeless), free, holders)
     if not state.fits():
@@ -154,6 +154,16 @@ def choose_placements(
         replace(table, placement=WORKER, worker=holders[number]) if number in holders else table
         for number, table in enumerate(tables)
     ]
+
+
+def _may_move(table: PlannedTable, workers: int) -> bool:
+    """Returns whether the plan may put a table on one worker.
+
+    Not where nobody knows its rows; where `max_rows`, which is each worker's, would then allow
+    fewer of them; and where its rows lie in the folders of the workers already.
+    """
+    known = table.memory(workers, WORKER) is not None
+    return known and table.max_rows is None and table.storage is None
 
 
 def _costs_of(table: PlannedTable, workers: int, batch_size: int) -> _Costs:

@@ -159,6 +159,10 @@ class Plan:
         if table.placement == WORKER:
             return f"Bags for a worker that pools are {pooled} a step, distinct rows {spread}."
         whole = table.memory(self.workers, WORKER)
+        if table.storage is not None:
+            return "Its rows lie in the storages of all workers."
+        if table.max_rows is not None:
+            return "Its max_rows are of each worker, so all of them share its rows."
         if whole is None:
             return "Nobody says how many rows it will have, so all workers share them."
         if sent[KEY] <= sent[WORKER]:

@@ -139,6 +139,18 @@ def test_long_bags_of_distinct_keys_go_to_a_worker_that_pools_where_it_is_not_ho
     assert {table.placement for table in weighted.tables} == {"key"}
 
 
+def test_tables_that_are_limited_or_stored_are_not_moved_to_one_worker(tmp_path):
+    features = {}
+    for number in range(8):
+        limits = {"max_rows": 10**6} if number % 2 else {"storage": {"path": str(tmp_path)}}
+        described = {"name": f"t{number}", "vocabulary_size": 10**8, "embedding_dim": 64, **limits}
+        features[f"f{number}"] = {"name": f"f{number}", "table": described, "max_length": 50}
+    made = plan_of(given_by_json({"features": features}), workers=8, batch_size=1024)
+    assert {table.placement for table in made.tables} == {"key"}
+    assert made.reason("t0") == "Its rows lie in the storages of all workers."
+    assert made.reason("t1").startswith("Its max_rows are of each worker")
+
+
 def test_a_plan_is_pinned_into_configs_that_a_layer_takes():
     features = features_of(3)
     made = plan(features, workers=1, batch_size=8)
