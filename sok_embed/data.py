@@ -29,15 +29,18 @@ def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
     workers, b of a step's B examples on this one, each of its examples is weighted by n * b / B.
     A Keras loss that divides its sum by the batch size (`"sum_over_batch_size"`, the default)
     becomes, averaged over the workers, the mean over all B examples: n workers train like one that
-    has the B examples in one batch.
+    has the B examples in one batch. It holds for no other reduction: `"mean_with_sample_weight"`
+    divides the weight of a step out again, so that the mean of each worker counts the same, and
+    `"sum"` needs none: join with `training=False`.
 
-    With one worker the dataset comes back as it is.
+    With one worker the dataset comes back as it is, without `sample_weight` if it had none. In a
+    loop of your own, `keras.utils.unpack_x_y_sample_weight` takes a batch of any number of parts.
 
     Example:
     >>> import numpy as np
     >>> own = tf.data.Dataset.from_tensor_slices((np.arange(5), np.ones([5, 1]))).batch(2)
     >>> joined = join(own.prefetch(tf.data.AUTOTUNE))
-    >>> [len(x) for x, y in joined]
+    >>> [len(batch[0]) for batch in joined]
     [2, 2, 1]
 
     Args:

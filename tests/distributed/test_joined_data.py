@@ -7,8 +7,10 @@ import pytest
 from sharded.joining import SIZES
 from sharded.results import Results, assert_equal_tables, assert_equal_weights
 
+FITTED = ("joined_sgd", "joined_adam_weighted", "joined_validation", "joined_of_known_lengths")
 
-@pytest.mark.parametrize("scenario", ["joined_sgd", "joined_adam_weighted", "joined_validation"])
+
+@pytest.mark.parametrize("scenario", FITTED)
 def test_fit_counts_the_examples_of_uneven_steps_alike(
     one: Results, many: Results, scenario: str
 ) -> None:
@@ -51,3 +53,14 @@ def test_normalization_is_not_changed_by_batches_without_examples(many: Results)
             np.testing.assert_array_equal(moving_variance, np.ones_like(moving_variance))
         else:
             assert np.abs(moving_mean).max() > 0
+
+
+def test_the_greatest_number_of_batches_is_the_length_on_every_worker(many: Results) -> None:
+    lengths = [int(worker["length"]) for worker in many.of("joined_of_known_lengths")]
+    assert lengths == [len(SIZES[1][0])] * many.workers
+
+
+def test_two_joined_datasets_are_taken_in_turns(many: Results) -> None:
+    for rank, worker in enumerate(many.of("joined_two_at_once")):
+        first = SIZES[many.workers][rank][0] if SIZES[many.workers][rank] else 0
+        assert worker["sizes"].tolist() == [[first, first]]

@@ -79,6 +79,28 @@ def test_examples_are_weighted_by_the_part_that_they_are_of_a_step(first_of_two_
     assert checked == [[1, 2], [4]]
 
 
+def test_each_of_several_losses_has_the_weights(first_of_two_workers):
+    """The other worker has no examples, so that a loss here is twice that of Keras alone."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(6, 3)).astype(np.float32)
+    y = {"a": rng.normal(size=(6, 1)), "b": rng.normal(size=(6, 2))}
+
+    def trained(data, rate):
+        inputs = keras.Input((3,))
+        outputs = {
+            name: keras.layers.Dense(units, kernel_initializer="ones", name=name)(inputs)
+            for name, units in (("a", 1), ("b", 2))
+        }
+        model = keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.SGD(rate), {"a": "mse", "b": "mae"})
+        model.fit(data, epochs=2, verbose=0)
+        return model.get_weights()
+
+    own = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+    for got, expected in zip(trained(join(own), 0.1), trained(own, 0.2), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
+
+
 def test_a_joined_dataset_has_a_length_where_its_own_has_one(first_of_two_workers):
     own = dataset(np.arange(5), np.ones(5)).batch(2)
     assert int(join(own).cardinality()) == 3
@@ -135,7 +157,6 @@ def test_batch_normalization_of_other_batches_is_that_of_keras(first_of_two_work
     ids=["dynamic", "all2all", "adaptive", "hashed", "bag"],
 )
 def test_layers_train_on_a_batch_without_examples(layer):
-    model = keras.Sequential([keras.Input((1, 1), dtype="int64")])
     model = keras.Sequential(
         [
             keras.Input((1, 1), dtype="int64"),

@@ -137,6 +137,32 @@ def joined_validation(here: Here) -> dict[str, Any]:
 
 
 @scenario
+def joined_of_known_lengths(here: Here) -> dict[str, Any]:
+    """Workers know their numbers of batches, a feature is sparse, and an epoch is two steps."""
+
+    def with_sparse(x: Any, y: Any) -> Any:
+        return {**x, "seen": x["seen"].to_sparse()}, y
+
+    count = len(SIZES[here.size][here.rank])
+    known = _batches(here, False).map(with_sparse)
+    known = known.apply(tf.data.experimental.assert_cardinality(count))
+    data = sok_embed.data.join(known)
+    model = Joined()
+    model.compile(sok_embed.DistributedOptimizer(OPTIMIZERS["adam"]()), "mse")
+    model.fit(data, epochs=2, steps_per_epoch=2, verbose=0)
+    return {**_contents(model), "length": int(data.cardinality())}
+
+
+@scenario
+def joined_two_at_once(here: Here) -> dict[str, Any]:
+    """Takes batches of two joined datasets in turns; the second ends first."""
+    long = sok_embed.data.join(_batches(here, False))
+    short = sok_embed.data.join(_batches(here, True).take(1))
+    pairs = zip(long, short, strict=False)
+    return {"sizes": np.array([[len(first[1]), len(second[1])] for first, second in pairs])}
+
+
+@scenario
 def joined_in_a_loop(here: Here) -> dict[str, Any]:
     """A loop of one's own, which drops an iterator in its midst and begins another."""
     model = Joined()
