@@ -15,6 +15,7 @@ from sok_embed.empty_batches import keep_statistics
 __all__ = ["join"]
 
 _PARTS = "Expected batches (x,), (x, y) or (x, y, sample_weight)."
+_JOINED = "_sok_embed_joined"  # marks what has been joined
 _numbers = itertools.count()
 
 
@@ -62,8 +63,8 @@ def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
         shuffle, and map in parallel before `join` and not after it.
 
     Raises:
-        ValueError: If elements are no such tuples, or no batches; if `training` differs between
-            the workers.
+        ValueError: If elements are no such tuples, or no batches; for a dataset that is joined
+            already; if `training` differs between the workers.
         RuntimeError: Within a `tf.function` or a TF1 graph, if there are several workers.
     """
     spec = dataset.element_spec
@@ -71,6 +72,11 @@ def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
     communicator = communicators.current()
     if communicator.size == 1:
         return dataset
+    if hasattr(dataset, _JOINED):
+        raise ValueError(
+            "Expected a dataset that is not joined yet. Received: one of sok_embed.data.join. Join "
+            "it once, after everything else that is done to it."
+        )
     if not tf.executing_eagerly():
         raise RuntimeError(
             "Expected sok_embed.data.join to be called eagerly. Received: a call within a "
@@ -97,7 +103,9 @@ def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
     options.experimental_optimization.map_parallelization = False
-    return joined.with_options(options)
+    joined = joined.with_options(options)
+    setattr(joined, _JOINED, True)
+    return joined
 
 
 def _agreed_batches(

@@ -64,6 +64,12 @@ def test_what_is_no_batch_of_parts_is_refused(own, text):
         join(own())
 
 
+def test_a_dataset_is_joined_once(first_of_two_workers):
+    joined = join(dataset(np.arange(4), np.ones(4)).batch(2))
+    with pytest.raises(ValueError, match="not joined yet"):
+        join(joined)
+
+
 def test_a_call_within_a_function_is_refused(first_of_two_workers):
     own = dataset(np.arange(4), np.ones(4)).batch(2)
     with pytest.raises(RuntimeError, match="to be called eagerly"):
