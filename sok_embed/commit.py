@@ -128,6 +128,12 @@ class Commit(AnchorConstraint):
         slots = [each for each in variables if id(each) not in accumulators]
         tf_ops.note_update(committed, update.change, slots)
 
+    @property
+    def clips_by_norm(self) -> bool:
+        """Whether an optimizer of the table's own clips its gradients by their norm."""
+        own = self._optimizer
+        return _is_keras(own) and bool(own.clipnorm or own.global_clipnorm)
+
     def _check_told(self, applying: Any) -> None:
         """Raises if the optimizer has updated the anchor by ways that this release cannot see."""
         replica = tf.distribute.get_replica_context()

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sok_embed import communicators
 from sok_embed.communicators import Communicator
-from sok_embed.empty_batches import keep_statistics
+from sok_embed.empty_batches import take_empty_batches
 
 __all__ = ["join"]
 
@@ -82,7 +82,7 @@ def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
             "Expected sok_embed.data.join to be called eagerly. Received: a call within a "
             "tf.function or a TF1 graph. Call it outside, and give the dataset to the function."
         )
-    keep_statistics()
+    take_empty_batches()
     # Calls are counted on each worker; a worker that has not made this call is waited for here.
     name = f"sok_embed.join.{next(_numbers)}"
     batches = _agreed_batches(dataset, training, communicator, name)

@@ -59,7 +59,11 @@ def DistributedOptimizer(optimizer: Any) -> keras.optimizers.Optimizer:  # noqa:
     averaging: Any = type(
         base.__name__,
         (_AveragesScaledGradients if scales else _AveragesGradients, base),
-        {"__module__": base.__module__, "__class__": property(lambda self: base)},
+        {
+            "__module__": base.__module__,
+            "__class__": property(lambda self: base),
+            "_updates_its_own_way": base.__module__.partition(".")[0] not in ("keras", "sok_embed"),
+        },
     )
     made = averaging.from_config(_config(optimizer))
     # What `exclude_from_weight_decay` has set is in no config.
@@ -99,8 +103,9 @@ class _AveragesGradients:
 
     def _clip_gradients(self, grads: Any) -> Any:
         clips = self.clipnorm or self.global_clipnorm  # type: ignore[attr-defined]
-        # Without norms, dense gradients do not wait for the gradients of rows.
-        averages = _averaged(grads, self._applied_to, bool(clips))  # type: ignore[attr-defined]
+        # A class of somebody else may use norms in ways of its own.
+        others = type(self)._updates_its_own_way  # type: ignore[attr-defined]
+        averages = _averaged(grads, self._applied_to, bool(clips or others))  # type: ignore[attr-defined]
         return super()._clip_gradients(averages)  # type: ignore[misc]
 
 
@@ -137,7 +142,11 @@ def average_gradients(gradients: Any, variables: Any = None) -> list[Any]:
 
 
 def _averaged(gradients: Any, variables: Any, needs_norms: bool) -> list[Any]:
-    """As `average_gradients`; anchors without norms do not wait for other workers."""
+    """As `average_gradients`; norms of anchors are found where they are needed.
+
+    Without them dense gradients do not wait for the gradients of rows. A table whose own optimizer
+    clips by a norm needs its own.
+    """
     communicator = communicators.current()
     averages = list(gradients)
     if communicator.size == 1:
@@ -150,7 +159,7 @@ def _averaged(gradients: Any, variables: Any, needs_norms: bool) -> list[Any]:
             if gradient is None:
                 continue
             if variables is not None and is_anchor(variables[i]):
-                if needs_norms:
+                if needs_norms or getattr(variables[i].constraint, "clips_by_norm", False):
                     squares[i] = _square(gradient)
             elif isinstance(gradient, tf.IndexedSlices):
                 name = f"sok_embed.gradient.{i}"

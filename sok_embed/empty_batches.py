@@ -1,4 +1,4 @@
-"""What a batch without examples does to layers of Keras that keep statistics of batches."""
+"""What Keras makes of a batch without examples, where it would go wrong in silence."""
 
 from __future__ import annotations
 
@@ -9,24 +9,33 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-_MARK = "_sok_embed_keeps_statistics"
+_MARK = "_sok_embed_takes_empty_batches"
 
 
-def keep_statistics() -> None:
-    """Has `keras.layers.BatchNormalization` take a batch without examples as in inference.
+def take_empty_batches() -> None:
+    """Has Keras take batches without examples, in this process from now on.
 
-    From then on, in this process. Keras would take the mean of nothing: moving statistics and the
-    gradients of `gamma` would be NaN, or with a mask the statistics would decay towards 0. Other
-    batches are normalized as before. Calling it again changes nothing.
+    `keras.layers.BatchNormalization` takes one as in inference. Keras would take the mean of
+    nothing: moving statistics and the gradients of `gamma` would be NaN, or with a mask the
+    statistics would decay towards 0.
+
+    A loss that is reduced to one number is 0. Keras returns a vector of no numbers if it knows the
+    size while it traces or runs eagerly, and whatever is added to that is a vector of no numbers
+    too, so that regularization and other losses would be lost.
+
+    Other batches are taken as before. Calling it again changes nothing.
     """
-    layer: Any = keras.layers.BatchNormalization
-    if not hasattr(layer.call, _MARK):
-        layer.call = _keeping(layer.call)
+    normalization: Any = keras.layers.BatchNormalization
+    if not hasattr(normalization.call, _MARK):
+        normalization.call = _as_in_inference(normalization.call)
+    loss: Any = keras.losses.Loss
+    if not hasattr(loss.__call__, _MARK):
+        loss.__call__ = _reduced(loss.__call__)
 
 
-def _keeping(call: Callable[..., Any]) -> Callable[..., Any]:
+def _as_in_inference(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
-    def keeping(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+    def wrapper(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         size = tf.TensorShape(inputs.shape).num_elements()
         if not training or size:
             return call(self, inputs, training=training, mask=mask)
@@ -38,5 +47,16 @@ def _keeping(call: Callable[..., Any]) -> Callable[..., Any]:
             lambda: call(self, inputs, training=False, mask=mask),
         )
 
-    setattr(keeping, _MARK, True)
-    return keeping
+    setattr(wrapper, _MARK, True)
+    return wrapper
+
+
+def _reduced(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = call(self, *args, **kwargs)
+        unreduced = self.reduction in (None, "none") or tuple(loss.shape) != (0,)
+        return loss if unreduced else tf.reduce_sum(loss)
+
+    setattr(wrapper, _MARK, True)
+    return wrapper

@@ -20,6 +20,7 @@ ONE_TABLE = (
 )
 CLIPPED = (
     "clipped_by_norm",
+    "clipped_by_norm_in_the_layer",
     "clipped_by_the_norm_of_all",
     "clipped_by_value",
     "clipped_windows",

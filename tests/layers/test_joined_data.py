@@ -151,6 +151,17 @@ def test_batch_normalization_of_other_batches_is_that_of_keras(first_of_two_work
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_a_loss_of_no_examples_is_a_number_that_others_add_up_with(first_of_two_workers):
+    join(dataset(np.zeros((2, 1)), np.zeros((2, 1))).batch(2))
+    nothing, some = np.zeros((0, 1), np.float32), np.ones((2, 1), np.float32)
+    loss = keras.losses.MeanSquaredError()
+    total = loss(nothing, nothing) + loss(some, 3 * some)
+    assert total.shape == () and float(total) == 4.0
+    each = keras.losses.MeanSquaredError(reduction=None)
+    assert each(nothing, nothing).shape == (0,)
+    np.testing.assert_array_equal(each(some, 3 * some), [4.0, 4.0])
+
+
 @pytest.mark.parametrize(
     "layer",
     [

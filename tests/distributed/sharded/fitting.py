@@ -67,8 +67,8 @@ def gradient_accumulation(here: Here) -> dict[str, Any]:
     return contents(model)
 
 
-def _fit_clipped(here: Here, **options: Any) -> dict[str, Any]:
-    model = one_table_model()
+def _fit_clipped(here: Here, of_rows: Any = None, **options: Any) -> dict[str, Any]:
+    model = one_table_model(of_rows)
     optimizer = keras.optimizers.SGD(0.5, **options)
     model.compile(sok_embed.DistributedOptimizer(optimizer), "mse")
     keys, targets = keys_and_targets()
@@ -84,6 +84,12 @@ def unclipped(here: Here) -> dict[str, Any]:
 @scenario
 def clipped_by_norm(here: Here) -> dict[str, Any]:
     return _fit_clipped(here, clipnorm=0.02)
+
+
+@scenario
+def clipped_by_norm_in_the_layer(here: Here) -> dict[str, Any]:
+    """The optimizer of the layer clips, and that of the model does not."""
+    return _fit_clipped(here, keras.optimizers.SGD(0.5, clipnorm=0.02))
 
 
 @scenario

@@ -54,9 +54,10 @@ def all_layers_inputs(seed: int, samples: int = SAMPLES) -> Inputs:
     }
 
 
-def one_table_model(**arguments: Any) -> Any:
-    """Three keys a sample, one table, one dense layer."""
-    layers = [keras.Input((3,), dtype="int64"), sok_embed.DynamicEmbedding(4, name="dynamic")]
+def one_table_model(of_rows: Any = None, **arguments: Any) -> Any:
+    """Three keys a sample, one table, with an optimizer of its own or none, one dense layer."""
+    rows = sok_embed.DynamicEmbedding(4, optimizer=of_rows, name="dynamic")
+    layers = [keras.Input((3,), dtype="int64"), rows]
     return keras.Sequential([*layers, keras.layers.Flatten(), dense()], **arguments)
 
 
