@@ -131,7 +131,7 @@ class Commit(AnchorConstraint):
     @property
     def clips_by_norm(self) -> bool:
         """Whether an optimizer of the table's own clips its gradients by their norm."""
-        own = self._optimizer
+        own: Any = self._optimizer
         return _is_keras(own) and bool(own.clipnorm or own.global_clipnorm)
 
     def _check_told(self, applying: Any) -> None:
