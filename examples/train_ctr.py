@@ -1,8 +1,8 @@
 """Trains a click model whose ids nobody counted beforehand.
 
 Without arguments it generates Criteo-like clicks in which new ids keep arriving, trains a
-DLRM-style Keras model over a hash embedding table for each field under `model.fit`, and reports test
-AUC, growth of the tables, speed and memory:
+DLRM-style Keras model over a hash embedding table for each field under `model.fit`, and reports
+test AUC, growth of the tables, speed and memory:
 
     python examples/train_ctr.py
     python examples/train_ctr.py --data train.txt              # Criteo, tabs or commas
