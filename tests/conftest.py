@@ -27,6 +27,8 @@ tf.config.set_logical_device_configuration(CPU, [tf.config.LogicalDeviceConfigur
 tf.get_logger().setLevel(logging.ERROR)
 
 
+# pytest-xdist reads the marks in a hook of its own, which comes before this one otherwise.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Keeps the tests of a file, or of all workers, in one process: they share what takes long."""
     for item in items:
