@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 import sok_embed
 
-# Of the ids, as in NVIDIA's benchmark.
+# The exponent of the power law that ids follow; it is that of NVIDIA's benchmark.
 ALPHA = 1.05
 
 

@@ -67,7 +67,7 @@ class CollectionPlan:
     fingerprint: int
 
     def pools(self, bags: Sequence[int], weights: Sequence[tf.Tensor | None]) -> tuple[bool, ...]:
-        """Of each table, whether the worker that holds it is sent bags and sends vectors back.
+        """Says of each table whether its holder is sent bags of keys and sends vectors back.
 
         Else it sends rows of distinct keys, which weights need, whose gradients are made of rows,
         and which are less where each bag is one key.

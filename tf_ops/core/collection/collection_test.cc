@@ -383,7 +383,7 @@ void CheckDamaged(const ServedTables& served, const std::vector<int64_t>& good_w
                   const std::vector<int32_t>& good_splits) {
   std::mt19937_64 rng(TestSeed());
   for (int round = 0; round < 5000; ++round) {
-    // Of its own memory, so that a sanitizer sees reads beyond the end.
+    // Each round has memory of its own, so that a sanitizer sees reads beyond the end.
     std::vector<int64_t> words = good_words;
     std::vector<int32_t> splits = good_splits;
     switch (rng() % 3) {
