@@ -1,4 +1,4 @@
-"""The command `sok-embed`: storages, their rows, and sharding plans. It needs no TensorFlow."""
+"""The command `sok-embed`: storages, sharding plans, workers. It needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON 
 def main() -> None:
     """Looks into folders of embeddings, moves their rows, and plans where those of tables lie.
 
-    A folder that another process has open is refused.
+    A folder that another process has open is refused. It starts the workers of a training, too.
     """
 
 
@@ -292,6 +292,36 @@ def plan(
         hardware=Hardware(**hardware),
     )
     click.echo(made.to_json() if as_json else _printable(str(made)))
+
+
+# What follows the command belongs to it, also where it looks like an option.
+@main.command(context_settings={"allow_interspersed_args": False})
+@click.option("-np", "workers", type=click.IntRange(1), required=True, help="How many workers.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="End the workers after this time, with exit status 124. Without it they have for ever.",
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def run(
+    context: click.Context, workers: int, timeout: float | None, command: tuple[str, ...]
+) -> None:
+    """Run COMMAND as several workers of this machine.
+
+    A script that ends in .py runs with the Python of sok-embed. Each worker knows its place by
+    RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. What it prints is
+    printed, after its rank. When one fails, the others get SIGTERM, and SIGKILL after 10 seconds;
+    the exit status is that of the one that failed first, or 128 and the number of a signal.
+    """
+    from sok_embed.running import as_program, run_workers
+
+    try:
+        program = as_program(command)
+    except FileNotFoundError as error:
+        raise click.UsageError(str(error)) from None
+    context.exit(run_workers(program, workers, timeout))
 
 
 def _shown_ttl(ttl: int | None) -> str:

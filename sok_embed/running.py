@@ -1,0 +1,342 @@
+"""The workers of `sok-embed run`: processes of this machine that start, print and end together."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import IO
+
+from sok_embed.communicators.launchers import without_launchers
+
+_HOST = "127.0.0.1"
+# Linux gives connections that go out a port above these. One of them that held the workers' port
+# when worker 0 begins to listen would end the job.
+_PORTS = range(20000, 30000)
+_PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TIMED_OUT = 124  # as timeout(1) of coreutils has it
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_SHOWN_LINES, _SHOWN_BYTES = 20, 2000  # of each line
+_LONGEST_LINE = 1 << 20  # bytes; what is longer is printed in parts
+_CHUNK = 64 << 10  # bytes
+_LOOK_S = 0.1  # seconds between looks at signals, times, and processes that keep their output open
+_DRAIN_S = 1.0  # seconds for output of processes that have left their worker's group
+
+
+def as_program(command: Sequence[str]) -> list[str]:
+    """Returns a command whose first word is a program; Python runs what is a script of it.
+
+    Raises:
+        FileNotFoundError: If there is neither a program nor a script of that name.
+    """
+    first = command[0]
+    if first.endswith(".py") and os.path.isfile(first):
+        return [sys.executable, *command]
+    if shutil.which(first) is None:
+        found = os.path.isfile(first)
+        why = "a file that may not be executed" if found else "which is no program on the PATH"
+        raise FileNotFoundError(f"Expected a program to run. Received: {first!r}, {why}.")
+    return list(command)
+
+
+def run_workers(
+    command: Sequence[str], size: int, timeout: float | None = None, grace: float = 10.0
+) -> int:
+    """Runs a command once for each of several workers, until all have ended.
+
+    Each line that a worker prints is printed here, after its rank. When one fails, the others are
+    ended. Call it from the main thread, where it takes signals to pass them to the workers.
+
+    Args:
+        command: A program and its arguments.
+        size: How many workers there are.
+        timeout: Seconds after which the workers are ended; `None`: never.
+        grace: Seconds between SIGTERM and SIGKILL.
+
+    Returns:
+        The exit status: 0, or that of the worker that failed first, 128 and the number of a signal
+        that ended it, or 124 after the timeout.
+
+    Raises:
+        OSError: If the command cannot be started.
+    """
+    with _signals() as received:
+        job = _Job(grace)
+        try:
+            job.start(command, size)
+            return job.wait(received, timeout)
+        finally:
+            job.close()
+
+
+@dataclass
+class _Worker:
+    """A process, with the last lines that it has printed."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    last_lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=_SHOWN_LINES))
+    status: int | None = None  # the exit status, or the negative number of a signal
+
+    def look(self) -> bool:
+        """Returns whether the worker has ended since the last look."""
+        if self.status is not None:
+            return False
+        # The process stays a zombie, so that its number, which is that of its group too, goes to
+        # nobody else while there may be signals to send.
+        ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return False
+        self.status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        return True
+
+    def tail(self) -> list[bytes]:
+        """Returns the last lines, whose ends say more than progress bars at their beginnings."""
+        return [self.prefixed(line[-_SHOWN_BYTES:]) for line in self.last_lines]
+
+    def prefixed(self, line: bytes) -> bytes:
+        return b"[%d] %s" % (self.rank, line)
+
+
+@dataclass
+class _Stream:
+    """One of the two ways on which a worker prints, and where this process prints that."""
+
+    worker: _Worker
+    source: IO[bytes]
+    target: IO[bytes]
+    begun: bytes = b""
+
+    def print(self, chunk: bytes) -> None:
+        """Prints the lines that are whole now; at the end, which is `b""`, what is left."""
+        *lines, self.begun = (self.begun + chunk).split(b"\n")
+        if self.begun and (not chunk or len(self.begun) > _LONGEST_LINE):
+            lines.append(self.begun)
+            self.begun = b""
+        if lines:
+            self.worker.last_lines.extend(lines)
+            self.target.write(b"".join(self.worker.prefixed(line) + b"\n" for line in lines))
+            self.target.flush()
+
+
+class _Job:
+    """Workers that end together."""
+
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
+        self._workers: list[_Worker] = []
+        self._selector = selectors.DefaultSelector()
+        self._failed: _Worker | None = None  # the first one
+        self._was_interrupted = False
+        self._timed_out = False
+        self._kill_at: float | None = None
+
+    def start(self, command: Sequence[str], size: int) -> None:
+        common = {
+            **without_launchers(os.environ),
+            "PYTHONUNBUFFERED": "1",
+            "MASTER_ADDR": _HOST,
+            "MASTER_PORT": str(_free_port()),
+            "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(size),
+        }
+        prepare = _tied_to_this_process()
+        for rank in range(size):
+            environ = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environ,
+                preexec_fn=prepare,  # this process has one thread
+            )
+            worker = _Worker(rank, process)
+            self._workers.append(worker)
+            for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+                assert source is not None
+                stream = _Stream(worker, source, target.buffer)
+                self._selector.register(source, selectors.EVENT_READ, stream)
+
+    def wait(self, received: deque[int], timeout: float | None) -> int:
+        """Waits until all workers have ended.
+
+        Args:
+            received: The signals that have come to this process, which other code adds to.
+            timeout: As of `run_workers`.
+
+        Returns:
+            What `run_workers` returns.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while any(worker.status is None for worker in self._workers):
+            self._print(_LOOK_S)
+            while received:
+                self._pass(received.popleft())
+            self._look()
+            if end is not None and time.monotonic() >= end and self._kill_at is None:
+                self._timed_out = True
+                self._stop(signal.SIGTERM)
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._send(signal.SIGKILL)
+        self._send(signal.SIGKILL)  # to children that have outlived their worker
+        end = time.monotonic() + _DRAIN_S
+        while self._selector.get_map() and time.monotonic() < end:
+            self._print(_LOOK_S)
+        return self._result(timeout)
+
+    def close(self) -> None:
+        """Ends what still runs."""
+        self._selector.close()
+        for worker in self._workers:
+            for source in (worker.process.stdout, worker.process.stderr):
+                if source is not None:
+                    source.close()
+        self._look()
+        if any(worker.status is None for worker in self._workers):
+            self._send(signal.SIGTERM)
+            end = time.monotonic() + self._grace
+            while any(each.status is None for each in self._workers) and time.monotonic() < end:
+                time.sleep(_LOOK_S)
+                self._look()
+        self._send(signal.SIGKILL)
+        for worker in self._workers:
+            worker.process.wait()
+
+    def _print(self, patience: float) -> None:
+        """Prints what workers have printed, after at most so many seconds."""
+        for key, _ in self._selector.select(patience):
+            stream: _Stream = key.data
+            chunk = os.read(stream.source.fileno(), _CHUNK)
+            stream.print(chunk)
+            if not chunk:
+                self._selector.unregister(stream.source)
+                stream.source.close()
+
+    def _pass(self, number: int) -> None:
+        """Passes a signal on. Who sends a second one does not want to wait for long."""
+        self._send(number)
+        if self._was_interrupted:
+            self._stop()
+        self._was_interrupted = True
+
+    def _look(self) -> None:
+        """Notes which workers have ended; when one has failed, the others shall end too."""
+        failed = [worker for worker in self._workers if worker.look() and worker.status]
+        if failed and self._kill_at is None:
+            # Of several that are seen at once, one that a signal has ended is likelier to be the
+            # cause than one that has ended by itself.
+            self._failed = min(failed, key=lambda worker: (worker.status or 0) > 0)
+            # Workers that got a signal may be saving what they have.
+            self._stop(None if self._was_interrupted else signal.SIGTERM)
+        elif failed and self._failed is None and not self._timed_out:
+            self._failed = failed[0]
+
+    def _stop(self, number: int | None = None) -> None:
+        """Leaves the workers as much time as there is between SIGTERM and SIGKILL."""
+        if number is not None:
+            self._send(number)
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + self._grace
+
+    def _send(self, number: int) -> None:
+        """Sends a signal to all workers, and to their children."""
+        for worker in self._workers:
+            try:
+                os.killpg(worker.process.pid, number)
+            except (ProcessLookupError, PermissionError):
+                pass  # all of the group have ended, or belong to another user
+
+    def _result(self, timeout: float | None) -> int:
+        if self._timed_out:
+            _say(f"error: the workers did not end within {timeout:g} seconds.")
+            return _TIMED_OUT
+        failed = self._failed
+        if failed is None or failed.status is None:
+            return 0
+        if not self._was_interrupted:
+            how = f"ended with exit status {failed.status}"
+            if failed.status < 0:
+                how = f"was ended by {_signal_name(-failed.status)}"
+            _say(f"error: worker {failed.rank} {how}. Its last lines:", *failed.tail())
+        return failed.status if failed.status > 0 else 128 - failed.status
+
+
+def _say(*lines: str | bytes) -> None:
+    sys.stdout.flush()
+    text = b"".join(os.fsencode(line) + b"\n" for line in lines)
+    sys.stderr.buffer.write(text)
+    sys.stderr.flush()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _free_port() -> int:
+    """Returns a port of this machine at which nobody listens."""
+    for port in random.sample(_PORTS, 100):
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((_HOST, port))
+            except OSError:
+                continue
+            return port
+    raise OSError(
+        f"Expected a free port from {_PORTS.start} to {_PORTS.stop - 1}, where the workers meet. "
+        "Received: 100 that are taken. See which programs listen there."
+    )
+
+
+def _tied_to_this_process() -> Callable[[], None]:
+    """Returns what a child does before it becomes a worker.
+
+    It gets a process group of its own, so that signals reach its children too, and Linux will kill
+    it when this process ends, however that comes.
+    """
+    parent = os.getpid()
+    prctl = ctypes.CDLL(None).prctl
+
+    def prepare() -> None:
+        os.setpgid(0, 0)
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)  # it has ended before Linux knew
+
+    return prepare
+
+
+@contextmanager
+def _signals() -> Iterator[deque[int]]:
+    """Collects the signals that ask this process to end, but those that were ignored before."""
+    received: deque[int] = deque()
+
+    def handle(number: int, _: FrameType | None) -> None:
+        received.append(number)
+
+    before = {
+        number: signal.signal(number, handle)
+        for number in _PASSED
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

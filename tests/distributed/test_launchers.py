@@ -1,0 +1,377 @@
+"""Who started a process, read from the environments that launchers make."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zlib
+
+import pytest
+
+from sok_embed.communicators.launchers import (
+    Workers,
+    find_workers,
+    first_host,
+    without_launchers,
+)
+
+Environ = dict[str, str]
+MEETING = {"MASTER_ADDR": "host0", "MASTER_PORT": "1234"}
+MEET = ("host0", 1234)
+
+
+def horovodrun(rank: int = 1, size: int = 4, local_rank: int = 1, local_size: int = 2) -> Environ:
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    values = (rank, size, local_rank, local_size)
+    return {f"HOROVOD_{name}": str(n) for name, n in zip(names, values, strict=True)}
+
+
+def of_prefix(prefix: str, rank: int, size: int, local_rank: int, local_size: int) -> Environ:
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    values = (rank, size, local_rank, local_size)
+    return {f"{prefix}_{name}": str(n) for name, n in zip(names, values, strict=True)}
+
+
+def open_mpi(rank: int = 1, size: int = 2, local_rank: int = 1, local_size: int = 2) -> Environ:
+    job = {"PMIX_NAMESPACE": "prterun-host-7@1", "PMIX_RANK": str(rank)}
+    return of_prefix("OMPI_COMM_WORLD", rank, size, local_rank, local_size) | job
+
+
+def hydra(rank: int = 1, size: int = 2, local_rank: int = 1, local_size: int = 2) -> Environ:
+    local = {"MPI_LOCALRANKID": str(local_rank), "MPI_LOCALNRANKS": str(local_size)}
+    return {"PMI_RANK": str(rank), "PMI_SIZE": str(size), **local}
+
+
+def ranked(rank: object = 1, size: object = 2, **more: object) -> Environ:
+    given = {"RANK": rank, "WORLD_SIZE": size, **more}
+    return {name: str(value) for name, value in given.items()}
+
+
+def torchrun(rank: int = 1, size: int = 2, local_rank: int = 1, local_size: int = 2) -> Environ:
+    return ranked(
+        *(rank, size),
+        LOCAL_RANK=local_rank,
+        LOCAL_WORLD_SIZE=local_size,
+        TORCHELASTIC_RUN_ID="none",
+        **MEETING,
+    )
+
+
+def srun(rank: int = 1, size: int = 2, tasks: str = "2", **more: object) -> Environ:
+    given = {
+        "SLURM_JOB_ID": 77,
+        "SLURM_STEP_ID": 0,
+        "SLURM_PROCID": rank,
+        "SLURM_LOCALID": rank,
+        "SLURM_NODEID": 0,
+        "SLURM_STEP_NUM_TASKS": size,
+        "SLURM_NTASKS": 64,  # that of the allocation
+        "SLURM_STEP_TASKS_PER_NODE": tasks,
+        "SLURM_STEP_NODELIST": "gpu[03-05,9]",
+        **more,
+    }
+    return {name: str(value) for name, value in given.items()}
+
+
+def tf_config(kind: str | None, index: int, **cluster: list[str]) -> Environ:
+    task = {} if kind is None else {"task": {"type": kind, "index": index}}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, **task})}
+
+
+def placed(environ: Environ) -> tuple[int, int, int, int]:
+    workers = find_workers(environ)
+    assert workers is not None
+    return workers.rank, workers.size, workers.local_rank, workers.local_size
+
+
+def address(environ: Environ) -> tuple[str, int]:
+    workers = find_workers(environ)
+    assert workers is not None and workers.address is not None
+    return workers.address
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (horovodrun(), Workers(1, 4, 1, 2, None, "horovodrun")),
+        (horovodrun() | MEETING, Workers(1, 4, 1, 2, None, "horovodrun")),
+        (open_mpi(5, 8, 1, 4) | MEETING, Workers(5, 8, 1, 4, MEET, "mpirun of Open MPI")),
+        (
+            of_prefix("MV2_COMM_WORLD", 5, 8, 1, 4) | {"PMI_RANK": "5", "PMI_SIZE": "8"} | MEETING,
+            Workers(5, 8, 1, 4, MEET, "mpirun of MVAPICH"),
+        ),
+        (hydra(5, 8, 1, 4) | MEETING, Workers(5, 8, 1, 4, MEET, "mpiexec of MPICH or Intel MPI")),
+        (
+            of_prefix("PMI", 5, 8, 1, 4) | MEETING,
+            Workers(5, 8, 1, 4, MEET, "mpiexec of MPICH or Intel MPI"),
+        ),
+        (torchrun(5, 8, 1, 4), Workers(5, 8, 1, 4, MEET, "torchrun")),
+        (
+            torchrun(5, 8, 1, 4) | {"TORCHELASTIC_USE_AGENT_STORE": "True"},
+            Workers(5, 8, 1, 4, ("host0", 1235), "torchrun"),
+        ),
+        (
+            torchrun() | {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": "65535"},
+            Workers(1, 2, 1, 2, ("host0", 65534), "torchrun"),
+        ),
+        (
+            torchrun() | {"TORCHELASTIC_USE_AGENT_STORE": "False"},
+            Workers(1, 2, 1, 2, MEET, "torchrun"),
+        ),
+        (
+            ranked(5, 8, LOCAL_RANK=1, LOCAL_WORLD_SIZE=4, **MEETING),
+            Workers(5, 8, 1, 4, MEET, "a launcher that sets RANK and WORLD_SIZE"),
+        ),
+        (srun(1, 2) | MEETING, Workers(1, 2, 1, 2, MEET, "srun")),
+        (
+            srun(5, 7, "4,3", SLURM_LOCALID=1, SLURM_NODEID=1),
+            Workers(5, 7, 1, 3, ("gpu03", 20000 + zlib.crc32(b"srun 77.0") % 10000), "srun"),
+        ),
+        (
+            tf_config("worker", 1, worker=["a:2222", "b:2223"]),
+            Workers(1, 2, 0, 1, ("a", 2222), "TF_CONFIG"),
+        ),
+        (
+            tf_config("worker", 1, worker=["b:1", "a:1"], chief=["a:2222"], ps=["p:1"]),
+            Workers(2, 3, 1, 2, ("a", 2222), "TF_CONFIG"),
+        ),
+        (
+            tf_config("master", 0, master=["[::1]:2222"], worker=["b:1"]),
+            Workers(0, 2, 0, 1, ("::1", 2222), "TF_CONFIG"),
+        ),
+        (
+            tf_config("worker", 1, worker=["a:1", "a:2"]) | MEETING,
+            Workers(1, 2, 1, 2, MEET, "TF_CONFIG"),
+        ),
+    ],
+)
+def test_each_launcher_is_understood(environ: Environ, expected: Workers) -> None:
+    assert find_workers(environ) == expected
+
+
+ALLOCATION = {
+    **{"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "4", "SLURM_PROCID": "0"},
+}
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"WORLD_SIZE": "", "RANK": " "},
+        {"LOCAL_RANK": "3", **MEETING},
+        horovodrun(0, 1, 0, 1),
+        open_mpi(0, 1, 0, 1),
+        hydra(0, 1, 0, 1),
+        torchrun(0, 1, 0, 1),
+        {"WORLD_SIZE": "1"},
+        srun(0, 1, "1"),
+        # An allocation sets variables for a shell in it, the batch script and an interactive step.
+        ALLOCATION,
+        ALLOCATION | {"SLURM_STEP_ID": str(0xFFFFFFFB)},
+        ALLOCATION | {"SLURM_STEP_ID": str(0xFFFFFFFA), "SLURM_STEP_NUM_TASKS": "4"},
+        {"TF_CONFIG": "{}"},
+        {"TF_CONFIG": '{"cluster": null}'},
+        tf_config("worker", 0, worker=["a:1"], ps=["b:1", "c:1"]),
+        tf_config("ps", 0, worker=["a:1", "b:1"], ps=["c:1"]),
+        tf_config("evaluator", 0, chief=["a:1"], worker=["b:1"]),
+    ],
+)
+def test_a_process_alone_is_told_from_workers(environ: Environ) -> None:
+    assert find_workers(environ) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher"),
+    [
+        (horovodrun() | open_mpi() | srun(), "horovodrun"),
+        (open_mpi() | srun(3, 9, "9"), "mpirun of Open MPI"),
+        (hydra() | srun(3, 9, "9"), "mpiexec of MPICH or Intel MPI"),
+        # An operator of containers sets these, and mpirun runs in them.
+        (open_mpi() | ranked(0, 5, **MEETING), "mpirun of Open MPI"),
+        # One torchrun for each host.
+        (torchrun() | open_mpi(0, 9, 0, 9), "torchrun"),
+        (torchrun() | hydra(0, 9, 0, 9), "torchrun"),
+        (torchrun() | srun(0, 9, "9"), "torchrun"),
+        (ranked(**MEETING) | srun(3, 9, "9"), "a launcher that sets RANK and WORLD_SIZE"),
+        (srun() | tf_config("worker", 0, worker=["a:1", "b:1", "c:1"]), "srun"),
+        # srun speaks the protocol of MPICH, and other programs as well.
+        (srun() | {"PMI_RANK": "1", "PMI_SIZE": "2"}, "srun"),
+    ],
+)
+def test_the_innermost_launcher_counts(environ: Environ, launcher: str) -> None:
+    workers = find_workers(environ)
+    assert workers is not None
+    assert (workers.launcher, workers.size) == (launcher, 4 if launcher == "horovodrun" else 2)
+
+
+@pytest.mark.parametrize("outer", [ranked(2, 5), srun(2, 5, "5")])
+def test_a_launcher_that_started_one_process_within_another_started_it_alone(
+    outer: Environ,
+) -> None:
+    assert find_workers(open_mpi(0, 1, 0, 1) | outer) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        # Kubeflow says nothing of hosts and starts one worker on each.
+        (ranked(3, 4, **MEETING), (3, 4, 0, 1)),
+        (ranked(3, 4, LOCAL_RANK=1, **MEETING), (3, 4, 1, 2)),
+        (ranked(3, 4, LOCAL_WORLD_SIZE=2, **MEETING), (3, 4, 1, 2)),
+        (srun(6, 8, "2(x2),4", SLURM_LOCALID=2, SLURM_NODEID=2), (6, 8, 2, 4)),
+        (srun(2, 4, "2(x2)", SLURM_LOCALID=0, SLURM_NODEID=1), (2, 4, 0, 2)),
+        (srun(2, 4, "?", SLURM_LOCALID=1), (2, 4, 1, 2)),
+        (srun(2, 4, "", SLURM_TASKS_PER_NODE="3,1", SLURM_LOCALID=2), (2, 4, 2, 3)),
+        (
+            {k: v for k, v in srun(1, 2).items() if k != "SLURM_STEP_NUM_TASKS"}
+            | {"SLURM_NTASKS": "2"},
+            (1, 2, 1, 2),
+        ),
+        (tf_config(None, 0, worker=["a:1", "a:2"]), (0, 2, 0, 2)),
+    ],
+)
+def test_what_a_launcher_leaves_out_is_taken_to_be_the_least(
+    environ: Environ, expected: tuple[int, int, int, int]
+) -> None:
+    assert placed(environ) == expected
+
+
+WITHOUT_MEETING = [
+    open_mpi(),
+    open_mpi() | {"PMIX_NAMESPACE": "", "OMPI_MCA_ess_base_jobid": "123"},
+    open_mpi() | {"PMIX_NAMESPACE": "", "OMPI_MCA_orte_ess_jobid": "123"},
+    hydra() | {"PMI_JOBID": "a"},
+    of_prefix("MV2_COMM_WORLD", 1, 2, 1, 2) | {"PMI_JOBID": "a"},
+    hydra(),
+    ranked(LOCAL_RANK=1, LOCAL_WORLD_SIZE=2),
+    srun(),
+    srun() | {"PMI_RANK": "1", "PMI_SIZE": "2"},
+]
+
+
+@pytest.mark.parametrize("environ", WITHOUT_MEETING)
+def test_workers_of_one_host_meet_there_at_a_port_of_their_job(environ: Environ) -> None:
+    host, port = address(environ)
+    assert host == "127.0.0.1" and 20000 <= port < 30000
+    # Worker 0 of the same job.
+    others = {name: value for name, value in environ.items() if value != "1"}
+    zero = dict.fromkeys(environ, "0") | others
+    assert placed(zero)[0] == 0 and address(zero) == (host, port)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (open_mpi(), open_mpi() | {"PMIX_NAMESPACE": "prterun-host-8@1"}),
+        (hydra() | {"PMI_JOBID": "a"}, hydra() | {"PMI_JOBID": "b"}),
+        (srun(), srun(SLURM_STEP_ID=1)),
+        (srun(), srun(SLURM_JOB_ID=78)),
+        (srun(0, 4, "2(x2)"), srun(0, 4, "2(x2)", SLURM_STEP_ID=1)),
+    ],
+)
+def test_other_jobs_meet_at_other_ports(one: Environ, other: Environ) -> None:
+    assert address(one)[0] == address(other)[0] and address(one)[1] != address(other)[1]
+
+
+def test_workers_with_a_script_around_each_meet_by_the_process_that_started_them() -> None:
+    program = """
+from sok_embed.communicators.launchers import find_workers
+print(find_workers().address)
+"""
+
+    def worker(rank: int, *wrapper: str) -> str:
+        return subprocess.run(
+            [*wrapper, sys.executable, "-c", program],
+            env={**os.environ, **hydra(rank, 3, rank, 3)},
+            cwd=os.path.dirname(sys.executable),
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    wrapper = ("/bin/sh", "-c", '"$@"; exit $?', "sh")
+    addresses = {worker(0), worker(1, *wrapper), worker(2, *wrapper, *wrapper)}
+    assert len(addresses) == 1
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        open_mpi(5, 8, 1, 4),
+        hydra(5, 8, 1, 4),
+        ranked(1, 2),
+        {"PMI_RANK": "1", "PMI_SIZE": "2"},
+        {name: value for name, value in srun(0, 4, "2(x2)").items() if "LIST" not in name},
+    ],
+)
+def test_workers_of_several_hosts_are_asked_where_they_meet(environ: Environ) -> None:
+    with pytest.raises(ValueError, match="Expected MASTER_ADDR and MASTER_PORT to say where.*Set"):
+        find_workers(environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (ranked(2, 2), "Expected RANK to be less than WORLD_SIZE. Received: RANK=2 and WORLD_S"),
+        (ranked(1, 1), "Expected RANK to be less than WORLD_SIZE. Received: RANK=1 and WORLD_S"),
+        (ranked(0, 0), "Expected RANK to be less than WORLD_SIZE. Received: RANK=0 and WORLD_S"),
+        ({"RANK": "0"}, "Expected WORLD_SIZE to be set too. Received: RANK=0 without it"),
+        ({"WORLD_SIZE": "2"}, "Expected RANK to be set too. Received: WORLD_SIZE=2 without it"),
+        ({"PMI_SIZE": "2"}, "Expected PMI_RANK to be set too. Received: PMI_SIZE=2 without it"),
+        (ranked("one", 2), "Expected RANK to be a number from 0 on. Received: 'one'"),
+        (ranked(-1, 2), "Expected RANK to be a number from 0 on. Received: '-1'"),
+        (ranked(0, "2.0"), "Expected WORLD_SIZE to be a number from 0 on. Received: '2.0'"),
+        (horovodrun(4, 4), "Expected HOROVOD_RANK to be less than HOROVOD_SIZE"),
+        (open_mpi(0, 2, 2, 2), "less than the number of workers on this host.*rank 2 of 2 on"),
+        (hydra(0, 2, 0, 3), "at most the number of all. Received: rank 0 of 3 on this host, of 2"),
+        (srun(2, 2), "Expected SLURM_PROCID to be less than SLURM_STEP_NUM_TASKS"),
+        (torchrun() | {"MASTER_PORT": ""}, "MASTER_PORT to be set too. Received: MASTER_ADDR=h"),
+        (torchrun() | {"MASTER_ADDR": ""}, "MASTER_ADDR to be set too. Received: MASTER_PORT=1"),
+        (torchrun() | {"MASTER_PORT": "0"}, "a port from 1 to 65535 of MASTER_PORT. Received: '0"),
+        (torchrun() | {"MASTER_PORT": "65536"}, "a port from 1 to 65535 of MASTER_PORT"),
+        (torchrun() | {"MASTER_PORT": "http"}, "a port from 1 to 65535 of MASTER_PORT"),
+        ({"TF_CONFIG": "{"}, "TF_CONFIG to be JSON such as"),
+        ({"TF_CONFIG": "[]"}, "TF_CONFIG to be JSON such as"),
+        ({"TF_CONFIG": '{"cluster": {"worker": 2}}'}, "TF_CONFIG to be JSON such as"),
+        (tf_config("worker", 2, worker=["a:1", "b:1"]), "task of TF_CONFIG.*: worker 2 of 2"),
+        (tf_config("chief", 0, worker=["a:1", "b:1"]), "task of TF_CONFIG.*: chief 0 of 0"),
+        (tf_config("worker", 0, worker=["a", "b"]), "a port from 1 to 65535 of the first address"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(environ: Environ, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        find_workers(environ)
+    assert "Unset what an earlier launcher has left" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ("a", "a"),
+        ("a1,a2", "a1"),
+        ("a[01-03,5],b7", "a01"),
+        ("a[7,9-11]", "a7"),
+        ("a[5]b", "a5b"),
+        ("rack[1-2]node[03,04],x", "rack1node03"),
+        ("a-b-1,c", "a-b-1"),
+        ("gpu-[003-100].cluster", "gpu-003.cluster"),
+    ],
+)
+def test_the_first_host_of_a_list_of_slurm(nodes: str, expected: str) -> None:
+    assert first_host(nodes) == expected
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [horovodrun(), open_mpi(), hydra(), torchrun(), ranked(**MEETING), srun()]
+    + [tf_config("worker", 0, worker=["a:1", "b:1"])]
+    + [of_prefix("MV2_COMM_WORLD", 1, 2, 1, 2)],
+)
+def test_without_launchers_nobody_has_started_workers(environ: Environ) -> None:
+    others = {"HOROVOD_CYCLE_TIME": "1", "SLURM_JOB_ID": "7", "PATH": "/bin", "RANKS": "2"}
+    left = without_launchers(environ | others)
+    assert find_workers(left) is None
+    assert left.items() >= others.items()

@@ -1,0 +1,302 @@
+"""The command `sok-embed run`: what workers get, what is printed, and how all end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+PLACE = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+RUN = [sys.executable, "-m", "sok_embed", "run"]
+# Python looks for modules where it is started: it shall find the installed ones.
+ELSEWHERE = tempfile.gettempdir()
+# Seconds that nothing here needs.
+ENOUGH = 60
+# Begins a worker's program. A worker says "ready" when it wants to be ended.
+HEAD = """
+import os, signal, subprocess, sys, time
+rank = int(os.environ["RANK"])
+"""
+SLEEP = """
+print("ready", os.getpid())
+time.sleep(600)
+"""
+
+
+def run(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*RUN, *map(str, arguments)],
+        env={**os.environ, **environ},
+        cwd=ELSEWHERE,
+        capture_output=True,
+        text=True,
+        timeout=ENOUGH,
+    )
+
+
+def run_program(size: int, program: str, *options: object) -> subprocess.CompletedProcess[str]:
+    return run("-np", size, *options, "--", sys.executable, "-c", HEAD + program)
+
+
+def start(
+    size: int, program: str, *options: str, command: list[str] = RUN
+) -> tuple[subprocess.Popen[str], dict[int, int]]:
+    """Starts workers, and waits until each has said that it is ready and its process."""
+    process = subprocess.Popen(
+        [*command, "-np", str(size), *options, "--", sys.executable, "-c", HEAD + program],
+        cwd=ELSEWHERE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    ready: dict[int, int] = {}
+    while len(ready) < size:
+        rank, word, *rest = process.stdout.readline().split()
+        if word == "ready":
+            ready[int(rank.strip("[]"))] = int(rest[0])
+    return process, ready
+
+
+def wait_until_ended(pid: int) -> None:
+    """Waits until a process runs no more. One that its parent has not asked about has ended too."""
+    stat = Path(f"/proc/{pid}/stat")
+    for _ in range(50 * ENOUGH):
+        try:
+            if stat.read_text().rpartition(")")[2].split()[0] in "ZX":
+                return
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        threading.Event().wait(0.02)
+    pytest.fail(f"process {pid} still runs")
+
+
+def test_each_worker_knows_its_place_by_this_launcher_alone() -> None:
+    program = "import json; print(json.dumps(dict(os.environ)))"
+    outer = {
+        "HOROVOD_RANK": "5",
+        "OMPI_COMM_WORLD_SIZE": "9",
+        "PMI_RANK": "1",
+        "SLURM_PROCID": "0",
+        "TORCHELASTIC_RUN_ID": "x",
+        "TF_CONFIG": "{}",
+        "HOROVOD_CYCLE_TIME": "1",
+        "SLURM_JOB_ID": "7",
+    }
+    result = run("-np", 3, "--", sys.executable, "-c", HEAD + program, **outer)
+    assert result.returncode == 0, result.stderr
+    environs = {}
+    for line in result.stdout.splitlines():
+        rank, environ = line.split(" ", 1)
+        environs[rank] = json.loads(environ)
+    assert sorted(environs) == ["[0]", "[1]", "[2]"]
+    ports = {environ["MASTER_PORT"] for environ in environs.values()}
+    assert len(ports) == 1 and 20000 <= int(*ports) < 30000
+    for rank in range(3):
+        environ = environs[f"[{rank}]"]
+        place = [str(rank), "3", str(rank), "3", "127.0.0.1", *ports]
+        assert [environ[name] for name in PLACE] == place
+        assert environ["PYTHONUNBUFFERED"] == "1"
+        # Settings and the allocation are not what a launcher says of a worker.
+        assert [name for name in outer if name in environ] == ["HOROVOD_CYCLE_TIME", "SLURM_JOB_ID"]
+
+
+def test_workers_find_each_other() -> None:
+    program = """
+from sok_embed.communicators.launchers import find_workers
+from sok_embed.communicators.rendezvous import all_gather
+workers = find_workers()
+print(workers.local_rank, all_gather(b"from %d" % rank, workers, 30))
+"""
+    result = run_program(3, program)
+    assert result.returncode == 0, result.stderr
+    told = "[b'from 0', b'from 1', b'from 2']"
+    assert sorted(result.stdout.splitlines()) == [f"[{rank}] {rank} {told}" for rank in range(3)]
+
+
+def test_whole_lines_go_where_the_worker_printed_them() -> None:
+    program = """
+for i in range(200):
+    for part in ("out ", str(i), "\\n"):
+        os.write(1, part.encode())
+    os.write(2, f"error {i}\\n".encode())
+os.write(1, b"\\xff\\x00 end")
+"""
+    result = subprocess.run(
+        [*RUN, "-np", "3", "--", sys.executable, "-c", HEAD + program],
+        cwd=ELSEWHERE,
+        capture_output=True,
+        timeout=ENOUGH,
+    )
+    assert result.returncode == 0
+    for rank in range(3):
+        prefix = f"[{rank}] ".encode()
+        lines = [line for line in result.stdout.split(b"\n") if line.startswith(prefix)]
+        assert lines == [prefix + b"out %d" % i for i in range(200)] + [prefix + b"\xff\x00 end"]
+        lines = [line for line in result.stderr.split(b"\n") if line.startswith(prefix)]
+        assert lines == [prefix + b"error %d" % i for i in range(200)]
+    assert result.stdout.count(b"\n") == 603 and result.stderr.count(b"\n") == 600
+
+
+def test_the_input_of_workers_is_empty() -> None:
+    assert run_program(2, "print(repr(sys.stdin.read()))").stdout.count("''") == 2
+
+
+def test_a_python_script_needs_no_python_before_it(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys; print(sys.executable, *sys.argv[1:])")
+    result = run("-np", 1, script, "-np", "--timeout", "--", "x")
+    assert result.stdout == f"[0] {sys.executable} -np --timeout -- x\n", result.stderr
+
+
+def test_when_one_fails_the_others_end_and_its_last_lines_are_shown_again() -> None:
+    program = f"""
+if rank == 1:
+    print("early")
+    for i in range(30):
+        print("line", i, file=sys.stderr if i % 2 else sys.stdout)
+        time.sleep(0.005)  # stdout and stderr are two ways, on which lines may overtake each other
+    sys.exit(42)
+{SLEEP}
+"""
+    result = run_program(3, program)
+    assert result.returncode == 42
+    summary = result.stderr[result.stderr.index("error:") :].splitlines()
+    assert summary[0] == "error: worker 1 ended with exit status 42. Its last lines:"
+    assert sorted(summary[1:]) == sorted(f"[1] line {i}" for i in range(10, 30))
+
+
+def test_a_signal_that_ends_a_worker_is_named() -> None:
+    program = f"if rank == 0: os.kill(os.getpid(), signal.SIGSEGV)\n{SLEEP}"
+    result = run_program(2, program)
+    assert result.returncode == 128 + signal.SIGSEGV
+    assert "error: worker 0 was ended by SIGSEGV. Its last lines:" in result.stderr
+
+
+def test_the_others_may_clean_up_before_they_end(tmp_path: Path) -> None:
+    program = """
+if rank == 0:
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+    sys.exit(1)
+signal.signal(signal.SIGTERM, lambda *_: (print("cleaned up"), sys.exit(0)))
+open(sys.argv[1], "w").close()
+time.sleep(600)
+"""
+    result = run("-np", 2, sys.executable, "-c", HEAD + program, tmp_path / "ready")
+    assert result.returncode == 1
+    assert "[1] cleaned up\n" in result.stdout
+
+
+SHORT_GRACE = [
+    sys.executable,
+    "-c",
+    "import sys; from sok_embed.running import run_workers; "
+    "sys.exit(run_workers(sys.argv[4:], int(sys.argv[2]), grace=0.2))",
+]
+
+
+def test_workers_that_ignore_sigterm_are_killed_after_the_grace() -> None:
+    program = f"""
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if rank == 1:
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
+{SLEEP}
+"""
+    process, ready = start(2, program, command=SHORT_GRACE)
+    os.kill(ready[1], signal.SIGUSR1)
+    _, error = process.communicate(timeout=ENOUGH)
+    assert process.returncode == 5 and "worker 1 ended with exit status 5" in error
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_passed_to_the_workers(number: signal.Signals) -> None:
+    program = f"""
+def handle(number, frame):
+    print("got", signal.Signals(number).name)
+    sys.exit(rank * {{exit}})
+signal.signal({int(number)}, handle)
+{SLEEP}
+"""
+    for status in (0, 7):
+        process, _ = start(2, program.replace("{exit}", str(status)))
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=ENOUGH)
+        assert sorted(output.splitlines()) == [f"[{rank}] got {number.name}" for rank in range(2)]
+        assert process.returncode == status
+
+
+def test_workers_that_a_passed_signal_ends_give_its_status_and_no_report() -> None:
+    process, _ = start(2, "signal.signal(signal.SIGINT, signal.SIG_DFL)\n" + SLEEP)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=ENOUGH)
+    assert (process.returncode, error) == (128 + signal.SIGINT, "")
+
+
+def test_children_of_workers_end_with_them() -> None:
+    program = """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("ready", child.pid)
+sys.exit(child.wait() if rank == 0 else 0)
+"""
+    process, children = start(2, program)
+    process.terminate()
+    process.communicate(timeout=ENOUGH)
+    for pid in children.values():
+        wait_until_ended(pid)
+
+
+def test_workers_end_when_the_command_is_killed() -> None:
+    process, ready = start(3, SLEEP)
+    process.kill()
+    for pid in ready.values():
+        wait_until_ended(pid)
+    process.communicate(timeout=ENOUGH)
+
+
+def test_workers_end_when_nobody_reads_their_lines_any_more() -> None:
+    process, ready = start(2, SLEEP.replace("time.sleep(600)", "while True: print('more')"))
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(ENOUGH) != 0
+    for pid in ready.values():
+        wait_until_ended(pid)
+    assert process.stderr is not None
+    process.stderr.close()
+
+
+def test_the_timeout_ends_the_workers() -> None:
+    result = run_program(2, "time.sleep(600)", "--timeout", 0.5)
+    assert result.returncode == 124
+    assert result.stderr == "error: the workers did not end within 0.5 seconds.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-np", "0", "true"], "0 is not in the range x>=1"),
+        (["-np", "two", "true"], "'two' is not a valid integer"),
+        (["true"], "Missing option '-np'"),
+        (["-np", "2"], "Missing argument 'COMMAND...'"),
+        (["-np", "2", "--timeout", "0", "true"], "0 is not in the range x>0"),
+        (["-np", "2", "no-such-program"], "a program to run. Received: 'no-such-program', which"),
+        (["-np", "2", "no_such_script.py"], "a program to run. Received: 'no_such_script.py', wh"),
+        (["-np", "2", __file__ + "/.."], "a program to run. Received: "),
+    ],
+)
+def test_a_wrong_use_is_exit_status_2(arguments: list[str], message: str) -> None:
+    result = run(*arguments)
+    assert result.returncode == 2 and message in result.stderr
+
+
+def test_a_file_that_may_not_be_executed_is_told_from_one_that_there_is_not(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    result = run("-np", 1, tmp_path / "notes.txt")
+    assert result.returncode == 2 and "a file that may not be executed" in result.stderr
