@@ -327,7 +327,8 @@ class CollectionLookup(AnchoredLookup):
             packed=self._packed,
         )
         if communicator.size > 1:
-            rows = _answered(communicator, rows, row_splits, request.gradient_splits, name)
+            # Gradients go another way than rows came where a table lies on every worker.
+            rows = communicator.exchange(rows, row_splits, request.gradient_splits, name)
         # The ops have no float16.
         pooled = tf_ops.collection_pool(
             self._plan,
@@ -340,37 +341,6 @@ class CollectionLookup(AnchoredLookup):
             dtype=tf.float32 if dtype == tf.float16 else dtype,
         )
         return [tf.cast(vectors, dtype) for vectors in pooled]
-
-
-def _answered(
-    communicator: Communicator,
-    rows: tf.Tensor,
-    splits: tf.Tensor,
-    gradient_splits: tf.Tensor,
-    name: str,
-) -> tf.Tensor:
-    """Sends rows to who asked for them. Collective, and so is the gradient.
-
-    Args:
-        communicator: That of the process.
-        rows: float32, a segment for each worker.
-        splits: int32 `[workers]`, floats of each.
-        gradient_splits: The same of the gradient of what comes back. Gradients go another way than
-            the rows came where a table lies on every worker.
-        name: The same on every worker.
-    """
-
-    @tf.custom_gradient
-    def exchange(sent: tf.Tensor) -> Any:
-        received, _ = communicator.all_to_all(sent, splits, f"{name}.rows")
-
-        def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            back, _ = communicator.all_to_all(upstream, gradient_splits, f"{name}.gradients")
-            return back
-
-        return received, gradient
-
-    return exchange(rows)
 
 
 class CollectedTables(Protocol):

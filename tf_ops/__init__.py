@@ -43,7 +43,13 @@ from sok_embed.tf_ops.collections import (
     requested_keys,
     rows_message,
 )
-from sok_embed.tf_ops.exchange import expand, expand_gradient, unique_and_partition
+from sok_embed.tf_ops.exchange import (
+    Exchanged,
+    all_to_all,
+    expand,
+    expand_gradient,
+    unique_and_partition,
+)
 from sok_embed.tf_ops.hashed_bags import HashSpec, hash_positions, hashed_bag, row_splits
 from sok_embed.tf_ops.measuring import note_update
 from sok_embed.tf_ops.tables import (
@@ -82,6 +88,7 @@ __all__ = [
     "CollectionRequest",
     "CollectionRows",
     "CollectionTables",
+    "Exchanged",
     "Export",
     "HashSpec",
     "Lookup",
@@ -98,6 +105,7 @@ __all__ = [
     "adaptive_restore",
     "adaptive_stats",
     "adaptive_tables",
+    "all_to_all",
     "anonymous_adaptive_table",
     "anonymous_collection_queue",
     "anonymous_table",

@@ -1,4 +1,4 @@
-"""The local half of an exchange between workers: group keys by owner, put rows back in place."""
+"""An exchange between workers, and its local half: group keys by owner, put rows back in place."""
 
 from __future__ import annotations
 
@@ -73,3 +73,57 @@ def _expand_gradient(op: Any, upstream: tf.Tensor) -> tuple[tf.Tensor, None]:
     rows, inverse = op.inputs
     sums = expand_gradient(upstream, inverse, tf.shape(rows)[0])
     return tf.cast(sums, rows.dtype), None
+
+
+class Exchanged(NamedTuple):
+    """What came of an exchange.
+
+    Attributes:
+        rows: `[m, ...]`, those of worker 0 first.
+        splits: int32 `[workers]`, how many came from each.
+        turn: int64 scalar, which exchange of its name it was.
+    """
+
+    rows: tf.Tensor
+    splits: tf.Tensor
+    turn: tf.Tensor
+
+
+def all_to_all(
+    rows: tf.Tensor, splits: tf.Tensor, mesh: int, exchange: str, turn: Any = -1
+) -> Exchanged:
+    """Sends rows to every worker and receives rows from each. Collective.
+
+    Differentiable in `rows`: the gradient goes back the way that the rows came.
+
+    Args:
+        rows: `[n, ...]`; the first `splits[0]` go to worker 0, the next to worker 1, ….
+        splits: int32 `[workers]`, summing to n.
+        mesh: The number of the connections, `Mesh.number`.
+        exchange: A name, the same on every worker.
+        turn: int64 scalar that tells exchanges of one name apart whose order may differ from worker
+            to worker. -1: they are counted.
+
+    Raises:
+        tf.errors.InvalidArgumentError: For other splits, and for rows of another type or shape than
+            those of another worker.
+        tf.errors.AbortedError: If a worker is lost, or does not come within the timeout.
+    """
+    return Exchanged(
+        *ops.sok_embed_all_to_all(
+            rows=rows,
+            splits=splits,
+            turn=tf.cast(turn, tf.int64),
+            mesh=mesh,
+            exchange=exchange,
+            name=exchange,
+        )
+    )
+
+
+@tf.RegisterGradient("SokEmbed>AllToAll")
+def _all_to_all_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> tuple[tf.Tensor, None, None]:
+    # An eager tape may come to the gradients of two calls in another order on another worker.
+    name = op.get_attr("exchange").decode() + ".gradients"
+    _, splits, turn = op.outputs
+    return all_to_all(upstream, splits, op.get_attr("mesh"), name, turn).rows, None, None

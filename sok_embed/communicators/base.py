@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    import tensorflow as tf
+import tensorflow as tf
 
 
 class Communicator(ABC):
@@ -44,6 +43,34 @@ class Communicator(ABC):
             What was received, that of worker 0 first, and how many rows came from each, int32
             `[size]`.
         """
+
+    def exchange(
+        self, tensor: tf.Tensor, splits: tf.Tensor, gradient_splits: tf.Tensor, name: str
+    ) -> tf.Tensor:
+        """As `all_to_all`, with a gradient that may go another way than the tensor came.
+
+        Args:
+            tensor: As `all_to_all` has it.
+            splits: Likewise.
+            gradient_splits: int32 `[size]`, those of the gradient of what comes back.
+            name: As `all_to_all` has it. What goes forward and what goes back have names that begin
+                with it.
+
+        Returns:
+            What was received, that of worker 0 first.
+        """
+
+        @tf.custom_gradient
+        def exchanged(sent: tf.Tensor) -> Any:
+            received, _ = self.all_to_all(sent, splits, f"{name}.rows")
+
+            def gradient(upstream: tf.Tensor) -> tf.Tensor:
+                back, _ = self.all_to_all(upstream, gradient_splits, f"{name}.gradients")
+                return back
+
+            return received, gradient
+
+        return exchanged(tensor)
 
     @abstractmethod
     def all_reduce(self, tensor: tf.Tensor, name: str, average: bool = False) -> tf.Tensor:

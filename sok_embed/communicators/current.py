@@ -2,115 +2,129 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 
 from sok_embed.communicators.base import Communicator
+from sok_embed.communicators.launchers import Workers, find_workers
 from sok_embed.communicators.local import LocalCommunicator
+
+_EXCHANGES = ("tcp", "horovod")
 
 _current: Communicator | None = None
 
-
-# Launchers say in these variables how many processes they started. With horovodrun, and with Open
-# MPI's mpirun, there is a rank too, and nobody looks here.
-_SIZES = (
-    *("PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE"),  # MPICH, Intel MPI, MVAPICH
-    *("OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE"),
-    "WORLD_SIZE",  # torchrun, Accelerate, DeepSpeed, Kubeflow
-    *("JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE"),  # jsrun, Flux
-)
-# The tasks of TensorFlow's TF_CONFIG that train, each as one process.
-_TF_TRAINERS = ("chief", "master", "worker")
-# From here on ids of Slurm's steps mean the batch script, an interactive shell and the like.
-_SLURM_RESERVED_STEPS = 0xFFFFFFF0
+# How many processes launchers have started of which nobody here knows how they tell them apart.
+_SIZES_OF_OTHERS = ("JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE")
 
 
-def _started_by_horovod() -> bool:
-    if "HOROVOD_RANK" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ:
-        return True
+def _has_horovod() -> bool:
+    """Returns whether the process belongs to several that Horovod has initialised."""
     hvd = sys.modules.get("horovod.tensorflow")
     return hvd is not None and bool(hvd.is_initialized()) and int(hvd.size()) > 1
 
 
-def _number(variable: str) -> int | None:
-    text = os.environ.get(variable, "").strip()
-    return int(text) if text.isdecimal() else None
-
-
-def _slurm_size() -> str | None:
-    """Returns the variable that says how many tasks srun started beside this one, if any."""
-    # An allocation by itself sets SLURM_NTASKS, also for a shell in it.
-    step = _number("SLURM_STEP_ID")
-    if _number("SLURM_PROCID") is None or step is None or step >= _SLURM_RESERVED_STEPS:
-        return None
-    return "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in os.environ else "SLURM_NTASKS"
-
-
-def _tensorflow_trainers() -> int:
-    """Returns how many processes train, by TF_CONFIG, if this is one of them; else 1."""
-    try:
-        config = json.loads(os.environ.get("TF_CONFIG", "{}"))
-        cluster = config.get("cluster", {})
-        if config.get("task", {}).get("type", "worker") not in _TF_TRAINERS:
-            return 1  # an evaluator works alone, a parameter server has no layers
-        return sum(len(cluster.get(task, ())) for task in _TF_TRAINERS)
-    except (ValueError, TypeError, AttributeError):
-        return 1  # TensorFlow would not understand it either
-
-
 def _refuse_other_launchers() -> None:
     """Raises if another launcher started several of these: each would train a model alone."""
-    received = None
-    for variable in (*_SIZES, _slurm_size()):
-        if variable is not None and (_number(variable) or 1) > 1:
-            received = f"{variable}={os.environ[variable]}"
-    if received is None and (trainers := _tensorflow_trainers()) > 1:
-        received = f"TF_CONFIG with a cluster of {trainers} workers"
-    if received is None:
-        return
-    raise ValueError(
-        "Expected several workers to be started by horovodrun, or by mpirun of Open MPI. Received: "
-        f"{received}, from another launcher: each process would train a model of its own. Start "
-        'them with horovodrun, or call sok_embed.init("horovod") before layers are made, if '
-        'Horovod was built for that launcher, or sok_embed.init("local") for processes that are '
-        "meant to train alone."
-    )
+    for variable in _SIZES_OF_OTHERS:
+        text = os.environ.get(variable, "").strip()
+        if text.isdecimal() and int(text) > 1:
+            raise ValueError(
+                f"Expected a launcher that sok_embed knows. Received: {variable}={text}: each of "
+                "these processes would train a model of its own. Set RANK, WORLD_SIZE, LOCAL_RANK, "
+                "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each, or call "
+                'sok_embed.init("local") for processes that are meant to train alone.'
+            )
 
 
-def init(communicator: str | Communicator = "auto") -> Communicator:
+def _joined(exchange: str, timeout: float, pin_gpu: bool) -> Communicator:
+    """The communicator that the environment asks for."""
+    if _has_horovod():
+        return _horovod(exchange, timeout, pin_gpu)
+    workers = find_workers()
+    if workers is None:
+        _refuse_other_launchers()
+        return LocalCommunicator()
+    if workers.address is None:  # horovodrun
+        return _horovod(exchange, timeout, pin_gpu)
+    return _tcp(workers, exchange, timeout, pin_gpu)
+
+
+def _horovod(exchange: str, timeout: float, pin_gpu: bool) -> Communicator:
+    from sok_embed.communicators.horovod import HorovodCommunicator
+
+    return HorovodCommunicator(exchange, timeout, pin_gpu)
+
+
+def _tcp(workers: Workers | None, exchange: str, timeout: float, pin_gpu: bool) -> Communicator:
+    if workers is None:
+        raise ValueError(
+            'Expected several workers, for init("tcp"). Received: none of the variables by which '
+            "launchers say so. Start them with `sok-embed run -np 2 python train.py`, or set RANK, "
+            "WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT."
+        )
+    if exchange != "tcp":
+        raise ValueError(
+            f'Expected exchange="tcp" without Horovod. Received: {exchange!r} under '
+            f"{workers.launcher}."
+        )
+    from sok_embed.communicators.tcp import TcpCommunicator
+
+    return TcpCommunicator(workers, timeout, pin_gpu)
+
+
+def init(
+    communicator: str | Communicator = "auto",
+    *,
+    exchange: str = "tcp",
+    timeout: float = 600.0,
+    pin_gpu: bool = True,
+) -> Communicator:
     """Chooses how this process talks to other workers. Call it before any layer is made.
 
-    Without a call, the first layer does what `init("auto")` does.
+    Without a call, the first layer does what `init("auto")` does. With several workers it is
+    collective.
 
     Args:
-        communicator: `"auto"`: Horovod if `horovodrun` (or Open MPI's `mpirun`) has started this
-            process, or if Horovod is initialised with more than one worker, else one worker alone.
-            `"horovod"`, `"local"`, or a `Communicator` of your own.
+        communicator: `"auto"`: Horovod if `horovodrun` has started this process, or if Horovod is
+            initialised with more than one worker; TCP connections if another launcher has started
+            several, which are `sok-embed run`, `torchrun` and others that set RANK and WORLD_SIZE,
+            `mpirun` of Open MPI, MPICH, Intel MPI and MVAPICH, `srun`, and whoever sets TF_CONFIG;
+            else one worker alone. `"horovod"`, `"tcp"`, `"local"`, or a `Communicator` of your
+            own.
+        exchange: Under Horovod, what rows and their gradients go over: `"tcp"`, connections of our
+            own beside it, or `"horovod"`, its alltoall.
+        timeout: In seconds: how long an exchange over TCP waits without a sign of another worker,
+            and how long workers wait for each other at the start.
+        pin_gpu: Whether each of several workers of a host takes one of its GPUs for itself.
 
     Returns:
         The communicator.
 
     Raises:
-        ValueError: For another name; for `"auto"` if another launcher, such as Slurm's `srun` or
-            `torchrun`, or TensorFlow's `TF_CONFIG` says that there are several workers.
+        ValueError: For another name; if what launchers say contradicts itself; if workers on
+            several hosts are not told where to meet; for a launcher that says how many processes
+            there are in another way than the above; for fewer GPUs of a host than workers.
         ImportError: If Horovod is asked for and missing.
+        ConnectionError: If a worker cannot be reached.
+        TimeoutError: If a worker does not come.
+        RuntimeError: If TensorFlow uses its GPUs already, of which this worker should take one.
     """
     global _current
+    if exchange not in _EXCHANGES:
+        raise ValueError(f'Expected exchange to be "tcp" or "horovod". Received: {exchange!r}.')
     if isinstance(communicator, Communicator):
         chosen = communicator
     elif communicator == "local":
         chosen = LocalCommunicator()
-    elif communicator == "auto" and not _started_by_horovod():
-        _refuse_other_launchers()
-        chosen = LocalCommunicator()
-    elif communicator in ("auto", "horovod"):
-        from sok_embed.communicators.horovod import HorovodCommunicator
-
-        chosen = HorovodCommunicator()
+    elif communicator == "auto":
+        chosen = _joined(exchange, timeout, pin_gpu)
+    elif communicator == "horovod":
+        chosen = _horovod(exchange, timeout, pin_gpu)
+    elif communicator == "tcp":
+        chosen = _tcp(find_workers(), exchange, timeout, pin_gpu)
     else:
         raise ValueError(
-            'Expected communicator to be "auto", "horovod", "local" or a '
+            'Expected communicator to be "auto", "horovod", "tcp", "local" or a '
             f"sok_embed.communicators.Communicator. Received: {communicator!r}."
         )
     _current = chosen

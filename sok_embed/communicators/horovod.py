@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sok_embed.communicators.base import Communicator
+from sok_embed.communicators.connections import Connections, host_of
+from sok_embed.communicators.cores import share_cores
+from sok_embed.communicators.gpus import pin_gpu as pin_one_gpu
+
+# Bytes of a worker's address, which Horovod gathers.
+_ADDRESS_BYTES = 512
+# Milliseconds between two looks of Horovod for tensors to reduce. Its own choice, 1, is most of the
+# time of a small reduction.
+_CYCLE_TIME = "0.2"
 
 
 def _import_horovod() -> Any:
@@ -22,11 +33,33 @@ def _import_horovod() -> Any:
 
 
 class HorovodCommunicator(Communicator):
-    """The workers that `horovodrun` has started. Initialises Horovod if nobody has."""
+    """The workers that `horovodrun` has started. Initialises Horovod if nobody has.
 
-    def __init__(self) -> None:
+    Args:
+        exchange: What all-to-all exchanges go over: `"tcp"`, connections of our own, or
+            `"horovod"`, its alltoall. Dense tensors are reduced by Horovod.
+        timeout: In seconds: how long an exchange over TCP waits for a worker.
+        pin_gpu: Whether each worker of a host takes one of its GPUs.
+
+    Raises:
+        ConnectionError: If another worker cannot be reached over TCP.
+    """
+
+    def __init__(self, exchange: str = "tcp", timeout: float = 600.0, pin_gpu: bool = True) -> None:
         self._hvd = _import_horovod()
+        os.environ.setdefault("HOROVOD_CYCLE_TIME", _CYCLE_TIME)
         self._hvd.init()
+        share_cores(int(self._hvd.local_size()))
+        if pin_gpu:
+            pin_one_gpu(int(self._hvd.local_rank()), int(self._hvd.local_size()))
+        self._connections = None
+        if exchange == "tcp" and self.size > 1:
+            self._connections = _connections(self._hvd, timeout)
+
+    @property
+    def connections(self) -> Connections | None:
+        """What exchanges go over; `None` if that is Horovod."""
+        return self._connections
 
     @property
     def rank(self) -> int:
@@ -42,9 +75,19 @@ class HorovodCommunicator(Communicator):
         self, tensor: tf.Tensor, splits: tf.Tensor, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """See `Communicator.all_to_all`."""
+        if self._connections is not None:
+            return self._connections.all_to_all(tensor, splits, name)
         received, received_splits = self._hvd.alltoall(tensor, splits=splits, name=name)
         received.set_shape([None, *tensor.shape[1:]])
         return received, received_splits
+
+    def exchange(
+        self, tensor: tf.Tensor, splits: tf.Tensor, gradient_splits: tf.Tensor, name: str
+    ) -> tf.Tensor:
+        """See `Communicator.exchange`."""
+        if self._connections is not None:
+            return self._connections.exchange(tensor, splits, gradient_splits, name)
+        return super().exchange(tensor, splits, gradient_splits, name)
 
     def all_reduce(self, tensor: tf.Tensor, name: str, average: bool = False) -> tf.Tensor:
         """See `Communicator.all_reduce`."""
@@ -61,6 +104,34 @@ class HorovodCommunicator(Communicator):
         """See `Communicator.barrier`."""
         # Horovod has a barrier of its own for PyTorch only.
         self._hvd.allreduce(tf.zeros([]), name="sok_embed.barrier", op=self._hvd.Sum)
+
+
+# One set of connections serves all communicators of a process.
+_made: dict[tuple[int, int, float], Connections] = {}
+
+
+def _connections(hvd: Any, timeout: float) -> Connections:
+    """Connects to all workers. Collective, if nobody has done it before."""
+    job = (int(hvd.rank()), int(hvd.size()), timeout)
+    if job not in _made:
+        meeting_place = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR", "")
+        host = host_of(meeting_place, int(hvd.local_size()) == int(hvd.size()))
+        _made[job] = Connections(job[0], job[1], host, timeout, lambda own: _gather(hvd, own))
+    return _made[job]
+
+
+def _gather(hvd: Any, content: bytes) -> list[bytes]:
+    """What all workers have to say, by rank. Collective."""
+    padded = np.zeros([1, _ADDRESS_BYTES], np.uint8)
+    padded[0, : len(content)] = np.frombuffer(content, np.uint8)
+    name = "sok_embed.addresses"
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        with tf.init_scope():
+            gathered = hvd.allgather(tf.constant(padded), name=name).numpy()
+    else:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            gathered = session.run(hvd.allgather(tf.constant(padded), name=name))
+    return [bytes(row).rstrip(b"\0") for row in gathered]
 
 
 def _as_carried(tensor: Any) -> Any:

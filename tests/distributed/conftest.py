@@ -23,10 +23,11 @@ def results_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Resu
 
     @cache
     def run(workers: int) -> Results:
-        if workers > 1:
+        horovod = workers == 2  # three talk over TCP alone
+        if horovod:
             require_horovod()
         folder = tmp_path_factory.mktemp(f"workers_{workers}")
-        ended = launch(WORKER, workers, [str(folder)], limit_s=600)
+        ended = launch(WORKER, workers, [str(folder)], limit_s=600, horovod=horovod)
         return Results(folder, workers, ended)
 
     return run
@@ -38,7 +39,7 @@ def one(results_of: Callable[[int], Results]) -> Results:
     return results_of(1)
 
 
-@pytest.fixture(params=[2, 3], ids=lambda n: f"{n}_workers")
+@pytest.fixture(params=[2, 3], ids=["2_workers_of_horovod", "3_workers_over_tcp"])
 def many(request: pytest.FixtureRequest, results_of: Callable[[int], Results]) -> Results:
     return results_of(request.param)
 

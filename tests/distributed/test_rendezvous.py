@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 
@@ -240,7 +240,8 @@ def test_a_stranger_is_ignored(port: int, nonsense: bytes) -> None:
         waiting = threads.submit(call(0, 2, port, b"0"))
         with connected(port) as stranger, connected(port) as silent:
             stranger.sendall(nonsense)
-            stranger.shutdown(socket.SHUT_WR)
+            with suppress(OSError):  # worker 0 may have ended the connection already
+                stranger.shutdown(socket.SHUT_WR)
             assert is_closed(stranger)
             assert call(1, 2, port, b"1")() == waiting.result() == [b"0", b"1"]
             assert is_closed(silent)

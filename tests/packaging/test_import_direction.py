@@ -49,6 +49,7 @@ FOREIGN_HEADERS = {
 # a room belong to it, unless they stand here.
 ROOMS_OF_THE_CORE = (
     "base",
+    "transport",
     "rules",
     "rows",
     "policies",

@@ -177,6 +177,7 @@ struct PyOptimizer {
 void BindErrors(nb::module_& module);
 void BindStorage(nb::module_& module);
 void BindTable(nb::module_& module);
+void BindMesh(nb::module_& module);
 void BindOptimizer(nb::module_& module);
 void BindInitializer(nb::module_& module);
 

@@ -35,4 +35,5 @@ NB_MODULE(_core, module) {
   sok::binding::BindInitializer(module);
   sok::binding::BindTable(module);
   sok::binding::BindStorage(module);
+  sok::binding::BindMesh(module);
 }

@@ -40,11 +40,25 @@ class Ended:
 
 
 def launch(
-    script: Path, workers: int, arguments: Sequence[str] = (), limit_s: float = 120
+    script: Path,
+    workers: int,
+    arguments: Sequence[str] = (),
+    limit_s: float = 120,
+    horovod: bool = True,
 ) -> Ended:
-    """Runs a script on `workers` processes under Horovod, or without it if `workers` is 1."""
+    """Runs a script on several processes, or on one.
+
+    Args:
+        script: In Python.
+        workers: How many processes.
+        arguments: Of the script.
+        limit_s: After so many seconds all are killed.
+        horovod: Whether Horovod starts several workers, or `sok-embed run`.
+    """
     command = [sys.executable, str(script), *arguments]
-    if workers > 1:
+    if workers > 1 and not horovod:
+        command = [sys.executable, "-m", "sok_embed", "run", "-np", str(workers), "--", *command]
+    elif workers > 1:
         horovodrun = Path(sys.executable).with_name("horovodrun")
         command = [str(horovodrun), "--gloo", "-np", str(workers), *command]
     environment = {

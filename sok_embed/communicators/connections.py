@@ -1,0 +1,111 @@
+"""Connections of this worker to all others, over which rows are exchanged."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from sok_embed import tf_ops
+from sok_embed.kv import _core
+
+# Where other workers reach this one, if its own guess would be wrong.
+HOST_VARIABLE = "SOK_EMBED_HOST"
+
+
+class Connections:
+    """A TCP connection to each of the other workers. Making them is collective.
+
+    Exchanges of different names may run at once, and in any order. A worker that is lost, or does
+    not come to an exchange within the timeout, is an error on all others, and ends all exchanges.
+
+    Args:
+        rank: The number of this worker.
+        size: How many there are.
+        host: By which the others reach this one, a name or a number.
+        timeout: In seconds: how long an exchange waits without a sign of a worker.
+        gather: Takes what this worker has to say, and returns what all have said, by rank.
+
+    Raises:
+        ConnectionError: If another worker cannot be reached.
+        ValueError: For a timeout that is not above 0.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        host: str,
+        timeout: float,
+        gather: Callable[[bytes], list[bytes]],
+    ) -> None:
+        self._mesh = _core.Mesh(rank, size, host, timeout)
+        addresses = gather(self._mesh.address.encode())
+        self._mesh.connect([address.decode() for address in addresses])
+
+    def all_to_all(
+        self, tensor: tf.Tensor, splits: tf.Tensor, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Communicator.all_to_all`."""
+        rows, received, _ = tf_ops.all_to_all(tensor, splits, self._mesh.number, name)
+        return rows, received
+
+    def exchange(
+        self, tensor: tf.Tensor, splits: tf.Tensor, gradient_splits: tf.Tensor, name: str
+    ) -> tf.Tensor:
+        """See `Communicator.exchange`."""
+        mesh = self._mesh.number
+
+        @tf.custom_gradient
+        def exchanged(sent: tf.Tensor) -> Any:
+            received = tf_ops.all_to_all(sent, splits, mesh, f"{name}.rows")
+
+            def gradient(upstream: tf.Tensor) -> tf.Tensor:
+                # An eager tape may come to the gradients of two calls in another order than another
+                # worker's does.
+                turn = received.turn
+                back = tf_ops.all_to_all(upstream, gradient_splits, mesh, f"{name}.gradients", turn)
+                return back.rows
+
+            return received.rows, gradient
+
+        return exchanged(tensor)
+
+    def stats(self) -> dict[str, int]:
+        """How many exchanges there were, and how many bytes of rows went to other workers."""
+        stats = self._mesh.stats()
+        return {"exchanges": stats["exchanges"], "bytes_sent": stats["bytes_sent"]}
+
+
+def host_of(peer: str, everybody_is_here: bool) -> str:
+    """By which name or number other workers reach this one.
+
+    Args:
+        peer: A host that all workers can reach, by name or number.
+        everybody_is_here: Whether all workers are on this host.
+
+    Returns:
+        What the environment variable SOK_EMBED_HOST says; without it, the number of the interface
+        by which this host reaches `peer`.
+    """
+    if given := os.environ.get(HOST_VARIABLE):
+        return given
+    if everybody_is_here:
+        return "127.0.0.1"
+    for candidate in (peer, socket.gethostname()):
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(candidate, 9, type=socket.SOCK_DGRAM)[
+                0
+            ]
+            # Nothing is sent: the system only chooses an interface.
+            with socket.socket(family, kind) as probe:
+                probe.connect(address)
+                found = str(probe.getsockname()[0])
+        except OSError:
+            continue
+        if not found.startswith("127."):
+            return found
+    return socket.gethostname()

@@ -1,0 +1,126 @@
+"""Workers that talk to each other over TCP alone, without Horovod."""
+
+from __future__ import annotations
+
+import functools
+
+import tensorflow as tf
+
+from sok_embed.communicators import rendezvous
+from sok_embed.communicators.base import Communicator
+from sok_embed.communicators.connections import Connections, host_of
+from sok_embed.communicators.cores import share_cores
+from sok_embed.communicators.gpus import pin_gpu as pin_one_gpu
+from sok_embed.communicators.launchers import Workers
+
+
+class TcpCommunicator(Communicator):
+    """The workers that a launcher has started, connected to each other. Making it is collective.
+
+    Args:
+        workers: What the launcher has said.
+        timeout: In seconds: how long workers wait for each other.
+        pin_gpu: Whether each worker of a host takes one of its GPUs.
+
+    Raises:
+        ConnectionError: If the others do not come, or cannot be reached.
+        ValueError: Without an address at which workers can meet.
+    """
+
+    def __init__(self, workers: Workers, timeout: float, pin_gpu: bool = True) -> None:
+        if workers.address is None:
+            raise ValueError(
+                f"Expected an address at which the workers of {workers.launcher} can meet. "
+                "Received: none. Set MASTER_ADDR to the host of worker 0 and MASTER_PORT to a free "
+                "port there, the same for all workers."
+            )
+        share_cores(workers.local_size)
+        if pin_gpu:
+            pin_one_gpu(workers.local_rank, workers.local_size)
+        self._workers = workers
+        host = host_of(workers.address[0], workers.local_size == workers.size)
+        gather = functools.partial(rendezvous.all_gather, workers=workers, timeout=timeout)
+        self._connections = Connections(workers.rank, workers.size, host, timeout, gather)
+
+    @property
+    def rank(self) -> int:
+        """That of the launcher."""
+        return self._workers.rank
+
+    @property
+    def size(self) -> int:
+        """That of the launcher."""
+        return self._workers.size
+
+    @property
+    def connections(self) -> Connections:
+        """What exchanges go over."""
+        return self._connections
+
+    def all_to_all(
+        self, tensor: tf.Tensor, splits: tf.Tensor, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Communicator.all_to_all`."""
+        return self._connections.all_to_all(tensor, splits, name)
+
+    def exchange(
+        self, tensor: tf.Tensor, splits: tf.Tensor, gradient_splits: tf.Tensor, name: str
+    ) -> tf.Tensor:
+        """See `Communicator.exchange`."""
+        return self._connections.exchange(tensor, splits, gradient_splits, name)
+
+    def all_reduce(self, tensor: tf.Tensor, name: str, average: bool = False) -> tf.Tensor:
+        """See `Communicator.all_reduce`.
+
+        Each worker sums a part of the tensor and gives its sum to all, so that the result has the
+        same bits everywhere, and a worker sends about twice the tensor whatever their number.
+        float16 and bfloat16 are summed in float32.
+        """
+        if isinstance(tensor, tf.IndexedSlices):
+            return self._all_reduce_slices(tensor, name, average)
+        tensor = tf.convert_to_tensor(tensor)
+        summed_in = tf.float32 if tensor.dtype in (tf.float16, tf.bfloat16) else tensor.dtype
+        flat = tf.reshape(tf.cast(tensor, summed_in), [-1])
+        elements = tf.size(flat)
+        part = (elements + self.size - 1) // self.size
+        flat = tf.pad(flat, [[0, part * self.size - elements]])
+        splits = tf.fill([self.size], part)
+        parts, _ = self.all_to_all(flat, splits, f"{name}.parts")
+        total = tf.reduce_sum(tf.reshape(parts, [self.size, part]), 0)
+        if average:
+            total = total / tf.cast(self.size, summed_in)
+        sums, _ = self.all_to_all(tf.tile(total, [self.size]), splits, f"{name}.sums")
+        reduced = tf.reshape(sums[:elements], tf.shape(tensor))
+        reduced.set_shape(tensor.shape)
+        return tf.cast(reduced, tensor.dtype)
+
+    def _all_reduce_slices(
+        self, slices: tf.IndexedSlices, name: str, average: bool
+    ) -> tf.IndexedSlices:
+        """All slices of all workers; equal indices stay apart."""
+        everybody = tf.fill([self.size], tf.shape(slices.indices)[0])
+        copies = [self.size] + [1] * (slices.values.shape.rank - 1)
+        values, _ = self.all_to_all(tf.tile(slices.values, copies), everybody, f"{name}.values")
+        indices, _ = self.all_to_all(
+            tf.tile(slices.indices, [self.size]), everybody, f"{name}.indices"
+        )
+        if average:
+            values = values / tf.cast(self.size, values.dtype)
+        return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+    def broadcast(self, tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
+        """See `Communicator.broadcast`."""
+        tensor = tf.convert_to_tensor(tensor)
+        flat = tf.reshape(tensor, [-1])
+        is_root = self.rank == root_rank
+        splits = tf.fill([self.size], tf.size(flat) if is_root else 0)
+        sent = tf.tile(flat, [self.size]) if is_root else flat[:0]
+        received, _ = self.all_to_all(sent, splits, name)
+        received = tf.reshape(received, tf.shape(tensor))
+        received.set_shape(tensor.shape)
+        return received
+
+    def barrier(self) -> None:
+        """See `Communicator.barrier`."""
+        empty = tf.zeros([0], tf.int32)
+        self.all_to_all(empty, tf.zeros([self.size], tf.int32), "sok_embed.barrier")

@@ -1,0 +1,83 @@
+"""Trains by a loop over TCP until something happens to worker 1; the others tell what they see.
+
+python faulty_worker.py FAULT FOLDER    # with RANK, WORLD_SIZE and the like
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import sok_embed
+
+TIMEOUT_S = 4.0
+FAULT_AT, STEPS = 3, 6
+
+
+def happen(fault: str) -> None:
+    """What befalls worker 1."""
+    if fault == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault == "paused":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif fault == "raises":
+        raise RuntimeError("a fault of this worker's own")
+    elif fault == "ends":
+        sys.exit(0)
+
+
+def main() -> None:
+    """Trains, and writes down what became of it."""
+    fault, folder = sys.argv[1], Path(sys.argv[2])
+    rank = int(os.environ["RANK"])
+    if fault == "late" and rank == 1:
+        time.sleep(1.5)
+    sok_embed.init(timeout=TIMEOUT_S if fault != "late" else 60.0)
+    layers = [
+        sok_embed.DynamicEmbedding(4, embeddings_initializer="zeros", name=name)
+        for name in ("users", "items")
+    ]
+    optimizer = sok_embed.DistributedOptimizer(keras.optimizers.SGD(1.0))
+
+    @tf.function
+    def step(ids: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = sum(tf.reduce_sum(layer(ids, training=True)) for layer in layers)
+        variables = [layer.trainable_variables[0] for layer in layers]
+        optimizer.apply(tape.gradient(loss, variables), variables)
+
+    for layer in layers:
+        layer.build()
+    ids = tf.constant(np.arange(64))
+    told: dict[str, object] = {"error": None, "steps": 0}
+    begin = time.monotonic()
+    try:
+        for number in range(STEPS):
+            if number == FAULT_AT and rank == 1:
+                happen(fault)
+            begin = time.monotonic()
+            step(ids)
+            told["steps"] = number + 1
+    except tf.errors.AbortedError as error:
+        told["error"] = str(error.message)
+        told["seconds"] = time.monotonic() - begin
+        again = time.monotonic()
+        try:
+            step(ids)
+        except tf.errors.AbortedError:
+            told["seconds_of_the_next"] = time.monotonic() - again
+    if told["error"] is None:
+        told["row"] = float(layers[0](ids[:1])[0, 0])
+    (folder / f"{rank}.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""What workers say, and how soon, when something happens to one of three that talk over TCP."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sharded.faulty_worker import FAULT_AT, STEPS, TIMEOUT_S
+
+SCRIPT = Path(__file__).parent / "sharded" / "faulty_worker.py"
+WORKERS = 3
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run(fault: str, folder: Path) -> list[dict[str, Any] | None]:
+    """What each worker wrote down; `None` for one that wrote nothing."""
+    common = {
+        "WORLD_SIZE": str(WORKERS),
+        "LOCAL_WORLD_SIZE": str(WORKERS),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    workers = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), fault, str(folder)],
+            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for rank in range(WORKERS)
+    ]
+    try:
+        for rank in (0, 2):
+            workers[rank].wait(120)
+    finally:
+        for worker in workers:
+            worker.kill()  # one may be paused
+            worker.wait()
+    files = [folder / f"{rank}.json" for rank in range(WORKERS)]
+    return [json.loads(file.read_text()) if file.exists() else None for file in files]
+
+
+@pytest.mark.parametrize("fault", ["killed", "raises", "ends", "paused"])
+def test_the_others_name_a_worker_that_is_lost(fault: str, tmp_path: Path) -> None:
+    told = run(fault, tmp_path)
+    assert told[1] is None
+    for rank in (0, 2):
+        worker = told[rank]
+        assert worker is not None
+        assert worker["steps"] == FAULT_AT
+        assert "worker 1" in worker["error"] and "sok_embed." in worker["error"]
+        # A worker that is paused is missed after the timeout. With a second for the machine, this
+        # is a bound against waiting for ever and no measurement.
+        assert worker["seconds"] < TIMEOUT_S + 20
+        assert worker["seconds_of_the_next"] < TIMEOUT_S
+
+
+def test_a_worker_that_starts_late_is_waited_for(tmp_path: Path) -> None:
+    for worker in run("late", tmp_path):
+        assert worker is not None and worker["error"] is None
+        assert worker["steps"] == STEPS
+        # The mean of three workers' gradients of 1, of two layers that have rows of their own.
+        assert worker["row"] == -STEPS

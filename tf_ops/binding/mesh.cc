@@ -1,0 +1,58 @@
+#include "core/transport/mesh.h"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "binding/binding.h"
+
+namespace sok::binding {
+namespace {
+
+// A mesh that ops find by its number for as long as this lives.
+class PyMesh {
+ public:
+  PyMesh(int rank, int size, const std::string& host, double timeout)
+      : mesh_(Value(Mesh::Listen({rank, size, host, timeout}))), number_(AddMesh(mesh_)) {}
+  ~PyMesh() { RemoveMesh(number_); }
+  PyMesh(const PyMesh&) = delete;
+
+  void Connect(const std::vector<std::string>& addresses) {
+    const Status status = Unlocked([&] { return mesh_->Connect(addresses); });
+    if (status.code() != Code::kUnavailable) return Check(status);
+    PyErr_SetString(PyExc_ConnectionError, status.message().c_str());
+    throw nb::python_error();
+  }
+  nb::dict Stats() const {
+    const MeshStats stats = mesh_->Stats();
+    nb::dict dict;
+    dict["exchanges"] = stats.exchanges;
+    dict["bytes_sent"] = stats.bytes_sent;
+    return dict;
+  }
+  const std::string& address() const { return mesh_->address(); }
+  int64_t number() const { return number_; }
+
+ private:
+  const std::shared_ptr<Mesh> mesh_;
+  const int64_t number_;
+};
+
+}  // namespace
+
+void BindMesh(nb::module_& module) {
+  nb::class_<PyMesh>(module, "Mesh")
+      .def(nb::init<int, int, const std::string&, double>(), nb::arg("rank"), nb::arg("size"),
+           nb::arg("host"), nb::arg("timeout"))
+      .def_prop_ro("address", [](const PyMesh& self) { return self.address(); })
+      .def_prop_ro("number", [](const PyMesh& self) { return self.number(); })
+      .def("connect", &PyMesh::Connect, nb::arg("addresses"))
+      .def("stats", &PyMesh::Stats);
+}
+
+}  // namespace sok::binding

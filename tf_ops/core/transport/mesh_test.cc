@@ -1,0 +1,360 @@
+#include "core/transport/mesh.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/test_result.h"
+#include "core/base/test_threads.h"
+#include "core/transport/socket.h"
+
+namespace sok {
+namespace {
+
+using Meshes = std::vector<std::shared_ptr<Mesh>>;
+
+// Workers of one process, each of which would be one of its own.
+Meshes Connected(int size, double timeout_seconds = 60) {
+  Meshes meshes;
+  std::vector<std::string> addresses;
+  for (int rank = 0; rank < size; ++rank) {
+    meshes.push_back(Value(Mesh::Listen({rank, size, "127.0.0.1", timeout_seconds})));
+    addresses.push_back(meshes.back()->address());
+  }
+  std::vector<Status> statuses(static_cast<size_t>(size));
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < meshes.size(); ++rank) {
+    threads.emplace_back([&, rank] { statuses[rank] = meshes[rank]->Connect(addresses); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Status& status : statuses) REQUIRE_MESSAGE(status.ok(), status.message());
+  return meshes;
+}
+
+// One worker's side of an exchange of int64, which waits for its end.
+class Side {
+ public:
+  // `rows` (size) go to each worker.
+  void Begin(Mesh* mesh, const std::string& name, std::vector<std::vector<int64_t>> rows,
+             std::optional<uint64_t> turn = std::nullopt, uint64_t row_type = 1) {
+    sent_ = std::move(rows);
+    ExchangeRequest request;
+    request.name = name;
+    request.turn = turn;
+    request.row_type = row_type;
+    request.row_bytes = sizeof(int64_t);
+    for (const auto& part : sent_) request.parts.push_back({part.data(), part.size()});
+    request.allocate = [this](const std::vector<size_t>& counts) -> Result<char*> {
+      counts_ = counts;
+      size_t total = 0;
+      for (const size_t count : counts) total += count;
+      received_.resize(total);
+      return reinterpret_cast<char*>(received_.data());
+    };
+    request.done = [this](const Status& status, uint64_t taken) {
+      std::lock_guard<std::mutex> guard(mu_);
+      status_ = status;
+      turn_ = taken;
+      ++dones_;
+      wake_.notify_all();
+    };
+    mesh->Exchange(std::move(request));
+  }
+
+  Status Wait() {
+    std::unique_lock<std::mutex> lock(mu_);
+    wake_.wait(lock, [this] { return dones_ > 0; });
+    return status_;
+  }
+  bool done() {
+    std::lock_guard<std::mutex> guard(mu_);
+    return dones_ > 0;
+  }
+
+  // What has come from a worker.
+  std::vector<int64_t> From(size_t worker) const {
+    size_t begin = 0;
+    for (size_t i = 0; i < worker; ++i) begin += counts_[i];
+    const auto at = received_.begin() + static_cast<ptrdiff_t>(begin);
+    return {at, at + static_cast<ptrdiff_t>(counts_[worker])};
+  }
+  uint64_t turn() const { return turn_; }
+  int dones() const { return dones_; }
+
+ private:
+  std::vector<std::vector<int64_t>> sent_;
+  std::vector<int64_t> received_;
+  std::vector<size_t> counts_;
+  std::mutex mu_;
+  std::condition_variable wake_;
+  Status status_;
+  uint64_t turn_ = 0;
+  int dones_ = 0;
+};
+
+// What `from` sends to `to` in a numbered exchange: of another length for each.
+std::vector<int64_t> RowsOf(size_t from, size_t to, uint64_t number, size_t longest) {
+  std::mt19937_64 random(number * 1000003 + from * 1009 + to);
+  std::vector<int64_t> rows(random() % (longest + 1));
+  for (int64_t& row : rows) row = static_cast<int64_t>(random());
+  return rows;
+}
+
+std::vector<std::vector<int64_t>> PartsOf(size_t from, size_t size, uint64_t number,
+                                          size_t longest) {
+  std::vector<std::vector<int64_t>> parts;
+  for (size_t to = 0; to < size; ++to) parts.push_back(RowsOf(from, to, number, longest));
+  return parts;
+}
+
+std::vector<std::vector<int64_t>> Nothing(size_t size) {
+  return std::vector<std::vector<int64_t>>(size);
+}
+
+}  // namespace
+
+TEST_CASE("every worker gets what the others sent it, by rank") {
+  for (const int size : {1, 2, 3, 5}) {
+    for (const size_t longest : {size_t{0}, size_t{1}, size_t{100}, size_t{300000}}) {
+      const Meshes meshes = Connected(size);
+      std::vector<Side> sides(static_cast<size_t>(size));
+      for (size_t rank = 0; rank < sides.size(); ++rank) {
+        sides[rank].Begin(meshes[rank].get(), "rows",
+                          PartsOf(rank, sides.size(), longest, longest));
+      }
+      for (size_t rank = 0; rank < sides.size(); ++rank) {
+        const Status status = sides[rank].Wait();
+        REQUIRE_MESSAGE(status.ok(), status.message());
+        for (size_t from = 0; from < sides.size(); ++from) {
+          CHECK(sides[rank].From(from) == RowsOf(from, rank, longest, longest));
+        }
+        CHECK(meshes[rank]->Stats().exchanges == 1);
+      }
+    }
+  }
+}
+
+TEST_CASE("exchanges of several names run in any order, with delays") {
+  constexpr size_t kSize = 3, kNames = 4, kSteps = 60;
+  const Meshes meshes = Connected(kSize);
+  const uint64_t seed = TestSeed();
+  std::vector<std::thread> workers;
+  std::atomic<int> wrong{0};
+  for (size_t rank = 0; rank < kSize; ++rank) {
+    for (size_t name = 0; name < kNames; ++name) {
+      workers.emplace_back([&, rank, name] {
+        std::mt19937_64 random(seed + rank * kNames + name);
+        for (size_t step = 0; step < kSteps; ++step) {
+          if (random() % 3 == 0) {
+            std::this_thread::sleep_for(std::chrono::microseconds(random() % 2000));
+          }
+          const size_t longest = step % 10 == 0 ? 200000 : 50;
+          const uint64_t number = name * kSteps + step;
+          Side side;
+          side.Begin(meshes[rank].get(), "layer " + std::to_string(name),
+                     PartsOf(rank, kSize, number, longest));
+          if (!side.Wait().ok()) {
+            ++wrong;
+            return;
+          }
+          for (size_t from = 0; from < kSize; ++from) {
+            if (side.From(from) != RowsOf(from, rank, number, longest)) ++wrong;
+          }
+        }
+      });
+    }
+  }
+  for (std::thread& worker : workers) worker.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("exchanges of one name are told apart by their turns, whatever their order") {
+  constexpr size_t kSize = 2, kTurns = 6;
+  const Meshes meshes = Connected(kSize);
+  std::vector<std::vector<Side>> sides;
+  for (size_t rank = 0; rank < kSize; ++rank) sides.emplace_back(kTurns);
+  for (size_t turn = 0; turn < kTurns; ++turn) {
+    sides[0][turn].Begin(meshes[0].get(), "gradients", PartsOf(0, kSize, turn, 9), turn);
+  }
+  for (size_t turn = kTurns; turn-- > 0;) {
+    sides[1][turn].Begin(meshes[1].get(), "gradients", PartsOf(1, kSize, turn, 9), turn);
+  }
+  for (size_t rank = 0; rank < kSize; ++rank) {
+    for (size_t turn = 0; turn < kTurns; ++turn) {
+      REQUIRE(sides[rank][turn].Wait().ok());
+      CHECK(sides[rank][turn].turn() == turn);
+      CHECK(sides[rank][turn].From(1 - rank) == RowsOf(1 - rank, rank, turn, 9));
+    }
+  }
+}
+
+TEST_CASE("a worker that does not come is named on all others within the timeout") {
+  const Meshes meshes = Connected(3, 0.3);
+  Side first, second;
+  first.Begin(meshes[0].get(), "rows", Nothing(3));
+  second.Begin(meshes[1].get(), "rows", Nothing(3));
+  for (Side* side : {&first, &second}) {
+    const Status status = side->Wait();
+    CHECK(status.code() == Code::kUnavailable);
+    CHECK_MESSAGE(status.message().find("worker 2") != std::string::npos, status.message());
+    CHECK(status.message().find("'rows'") != std::string::npos);
+  }
+  // From here on nobody waits.
+  Side late, other;
+  late.Begin(meshes[2].get(), "rows", Nothing(3));
+  CHECK(!late.Wait().ok());
+  other.Begin(meshes[0].get(), "others", Nothing(3));
+  CHECK(other.Wait().message() == first.Wait().message());
+}
+
+TEST_CASE("the end of a worker ends what waits for it") {
+  Meshes meshes = Connected(3);
+  Side first, second;
+  first.Begin(meshes[0].get(), "rows", PartsOf(0, 3, 1, 400000));
+  second.Begin(meshes[1].get(), "rows", PartsOf(1, 3, 1, 400000));
+  CHECK(!first.done());
+  meshes[2].reset();
+  for (Side* side : {&first, &second}) {
+    const Status status = side->Wait();
+    CHECK(status.code() == Code::kUnavailable);
+    CHECK_MESSAGE(status.message().find("worker 2 (127.0.0.1:") != std::string::npos,
+                  status.message());
+  }
+  CHECK(first.dones() == 1);
+}
+
+TEST_CASE("a worker that has done its part may leave") {
+  Meshes meshes = Connected(3);
+  std::vector<Side> sides(3);
+  for (size_t rank = 0; rank < 2; ++rank) {
+    sides[rank].Begin(meshes[rank].get(), "rows", PartsOf(rank, 3, 7, 20));
+  }
+  sides[2].Begin(meshes[2].get(), "rows", PartsOf(2, 3, 7, 20));
+  REQUIRE(sides[2].Wait().ok());
+  meshes[2].reset();
+  for (size_t rank = 0; rank < 2; ++rank) {
+    REQUIRE(sides[rank].Wait().ok());
+    CHECK(sides[rank].From(2) == RowsOf(2, rank, 7, 20));
+  }
+  Side next;
+  next.Begin(meshes[0].get(), "rows", Nothing(3));
+  CHECK(next.Wait().code() == Code::kUnavailable);
+}
+
+TEST_CASE("rows of different types are an error on every worker") {
+  const Meshes meshes = Connected(2);
+  Side first, second;
+  first.Begin(meshes[0].get(), "rows", PartsOf(0, 2, 1, 5), std::nullopt, 1);
+  second.Begin(meshes[1].get(), "rows", PartsOf(1, 2, 1, 5), std::nullopt, 2);
+  for (Side* side : {&first, &second}) {
+    const std::string message = side->Wait().message();
+    CHECK_MESSAGE(message.find("of one type and shape on all workers") != std::string::npos,
+                  message);
+  }
+}
+
+TEST_CASE("an exchange that finds no memory for its rows ends the mesh of every worker") {
+  const Meshes meshes = Connected(2);
+  Side first;
+  first.Begin(meshes[0].get(), "rows", PartsOf(0, 2, 3, 50));
+  std::mutex mu;
+  std::condition_variable wake;
+  std::optional<Status> second;
+  ExchangeRequest request;
+  request.name = "rows";
+  request.row_type = 1;
+  request.row_bytes = 8;
+  request.parts.resize(2);
+  request.allocate = [](const std::vector<size_t>&) -> Result<char*> {
+    return Status(Code::kResourceExhausted, "no memory in this test");
+  };
+  request.done = [&](const Status& status, uint64_t) {
+    std::lock_guard<std::mutex> guard(mu);
+    second = status;
+    wake.notify_all();
+  };
+  meshes[1]->Exchange(std::move(request));
+  {
+    std::unique_lock<std::mutex> lock(mu);
+    wake.wait(lock, [&] { return second.has_value(); });
+  }
+  CHECK(second->code() == Code::kResourceExhausted);
+  // The first worker may have had all that it needs, but there is no other exchange.
+  Side next;
+  next.Begin(meshes[0].get(), "next", Nothing(2));
+  CHECK(next.Wait().message().find("no memory in this test") != std::string::npos);
+}
+
+TEST_CASE("strangers are sent away while workers connect") {
+  Meshes meshes;
+  std::vector<std::string> addresses;
+  for (int rank = 0; rank < 2; ++rank) {
+    meshes.push_back(Value(Mesh::Listen({rank, 2, "127.0.0.1", 30})));
+    addresses.push_back(meshes.back()->address());
+  }
+  const WorkerAddress first = Value(WorkerAddress::FromText(addresses[0]));
+  const Descriptor silent = Value(ConnectTo(first, 5000));
+  const Descriptor rude = Value(ConnectTo(first, 5000));
+  const std::string nonsense(200, 'x');
+  REQUIRE(SendAll(rude.get(), nonsense.data(), nonsense.size(), 5000).ok());
+  Status other;
+  std::thread second([&] { other = meshes[1]->Connect(addresses); });
+  const Status status = meshes[0]->Connect(addresses);
+  second.join();
+  REQUIRE_MESSAGE(status.ok(), status.message());
+  REQUIRE(other.ok());
+  Side sides[2];
+  for (size_t rank : {0, 1}) {
+    sides[rank].Begin(meshes[rank].get(), "rows", PartsOf(rank, 2, 5, 10));
+  }
+  for (Side& side : sides) CHECK(side.Wait().ok());
+}
+
+TEST_CASE("workers that do not connect are named") {
+  const auto mesh = Value(Mesh::Listen({0, 3, "127.0.0.1", 0.2}));
+  const Status status = mesh->Connect({mesh->address(), mesh->address(), mesh->address()});
+  CHECK(status.code() == Code::kUnavailable);
+  CHECK_MESSAGE(status.message().find("missing: 1, 2") != std::string::npos, status.message());
+}
+
+TEST_CASE("what a mesh cannot be made of is refused") {
+  CHECK(Mesh::Listen({2, 2}).status().code() == Code::kInvalidArgument);
+  CHECK(Mesh::Listen({0, 0}).status().code() == Code::kInvalidArgument);
+  CHECK(Mesh::Listen({0, 1, "127.0.0.1", 0}).status().code() == Code::kInvalidArgument);
+  const auto mesh = Value(Mesh::Listen({0, 1}));
+  CHECK(mesh->Connect({}).code() == Code::kInvalidArgument);
+  CHECK(mesh->Connect({"nonsense"}).code() == Code::kInvalidArgument);
+  Side side;
+  side.Begin(mesh.get(), "rows", Nothing(1));
+  CHECK(side.Wait().code() == Code::kFailedPrecondition);
+}
+
+TEST_CASE("two exchanges of one name and turn at a time are refused") {
+  const Meshes meshes = Connected(2);
+  Side first, second;
+  first.Begin(meshes[0].get(), "rows", Nothing(2), 4);
+  second.Begin(meshes[0].get(), "rows", Nothing(2), 4);
+  CHECK(second.Wait().code() == Code::kFailedPrecondition);
+  CHECK(!first.Wait().ok());
+}
+
+TEST_CASE("a mesh is found by its number") {
+  const auto mesh = Value(Mesh::Listen({0, 1}));
+  const int64_t number = AddMesh(mesh);
+  CHECK((FindMesh(number) == mesh));
+  RemoveMesh(number);
+  CHECK(!FindMesh(number));
+  RemoveMesh(number);
+}
+
+}  // namespace sok

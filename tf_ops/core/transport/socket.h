@@ -1,0 +1,74 @@
+// Sockets between workers. Internal to the transport.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "core/base/status.h"
+
+namespace sok {
+
+// Owns a file descriptor.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() { Close(); }
+  Descriptor(Descriptor&& other) noexcept : fd_(other.Release()) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    Close();
+    fd_ = other.Release();
+    return *this;
+  }
+  Descriptor(const Descriptor&) = delete;
+
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  void Close();
+
+ private:
+  int Release() {
+    const int fd = fd_;
+    fd_ = -1;
+    return fd;
+  }
+
+  int fd_ = -1;
+};
+
+// Where a worker listens, and the secret that whoever connects has to know. Its text is what
+// workers tell each other before there are connections.
+struct WorkerAddress {
+  std::string host;  // a name or a number; without spaces
+  uint16_t port = 0;
+  std::string token;  // 32 hexadecimal digits
+
+  std::string ToText() const;
+  static Result<WorkerAddress> FromText(const std::string& text);
+};
+
+// Returns 16 random bytes in hexadecimal digits.
+Result<std::string> RandomToken();
+
+// A socket that listens on a free port, on the loopback interface if `host` is of it, else on all.
+Result<Descriptor> ListenFor(const std::string& host, int backlog, uint16_t* port);
+
+// Connects within so many milliseconds.
+Result<Descriptor> ConnectTo(const WorkerAddress& address, int64_t milliseconds);
+
+// Makes a connected socket fit for exchanges: it does not block, sends small messages at once, and
+// notices a machine that is gone.
+Status PrepareForExchanges(int fd);
+
+// Sends all bytes, or receives as many, within so many milliseconds. The socket may block or not.
+Status SendAll(int fd, const void* bytes, size_t n, int64_t milliseconds);
+Status ReceiveAll(int fd, void* bytes, size_t n, int64_t milliseconds);
+
+// A status of the kind kUnavailable: "<what>: <the system's words for an error>".
+Status SocketError(const std::string& what, int error);
+
+// Milliseconds of a clock that only goes forward.
+int64_t NowMilliseconds();
+
+}  // namespace sok

@@ -1,0 +1,171 @@
+// SokEmbed>AllToAll sends rows of a tensor to every worker, and receives rows from each, over a
+// mesh of the core.
+#include <cstdint>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/checksum.h"
+#include "core/transport/mesh.h"
+#include "kernels/guarded_kernel.h"
+#include "kernels/table_resource.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+
+namespace tf = tensorflow;
+
+// What the op does depends on other workers: it runs once for every call, and is neither folded nor
+// merged with another.
+REGISTER_OP("SokEmbed>AllToAll")
+    .Input("rows: T")
+    .Input("splits: int32")
+    .Input("turn: int64")
+    .Output("received: T")
+    .Output("received_splits: int32")
+    .Output("taken_turn: int64")
+    .Attr(
+        "T: {bfloat16, half, float, double, int8, uint8, int16, uint16, int32, uint32, int64, "
+        "uint64, bool}")
+    .Attr("mesh: int")
+    .Attr("exchange: string")
+    .SetIsStateful()
+    .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
+      tf::shape_inference::ShapeHandle rows, received, unused;
+      TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 1, &rows));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 0, &unused));
+      TF_RETURN_IF_ERROR(c->ReplaceDim(rows, 0, c->UnknownDim(), &received));
+      c->set_output(0, received);
+      c->set_output(1, c->input(1));
+      c->set_output(2, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class AllToAllOp : public tf::AsyncOpKernel {
+ public:
+  explicit AllToAllOp(tf::OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("mesh", &mesh_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("exchange", &exchange_));
+    // In a graph the name of the node tells exchanges of one name apart. Where ops run as they are
+    // called, all have one.
+    exchange_ += "|" + name();
+  }
+
+  void ComputeAsync(tf::OpKernelContext* ctx, DoneCallback done) override {
+    try {
+      const std::shared_ptr<Mesh> mesh = FindMesh(mesh_);
+      OP_REQUIRES_ASYNC(ctx, mesh != nullptr,
+                        absl::FailedPreconditionError(
+                            "expected the exchange '" + exchange_ +
+                            "' in the process that it was made for, with sok_embed.init()"),
+                        done);
+      ExchangeRequest request;
+      OP_REQUIRES_OK_ASYNC(ctx, Fill(ctx, mesh->size(), &request), done);
+      request.allocate = [ctx, &row = ctx->input(0)](const std::vector<size_t>& counts) {
+        return Allocate(ctx, row.shape(), counts);
+      };
+      request.done = [ctx, done](const Status& status, uint64_t turn) {
+        tf::Tensor* taken = nullptr;
+        absl::Status told = Told(status);
+        if (told.ok()) told = ctx->allocate_output(2, {}, &taken);
+        if (told.ok()) {
+          taken->scalar<int64_t>()() = static_cast<int64_t>(turn);
+        } else {
+          ctx->SetStatus(told);
+        }
+        done();
+      };
+      mesh->Exchange(std::move(request));
+    } catch (const std::exception&) {
+      ctx->CtxFailure(CaughtStatus());
+      done();
+    }
+  }
+
+ private:
+  // TensorFlow turns an UnavailableError of an op that it does not know for one of communication
+  // into an InternalError.
+  static absl::Status Told(const Status& status) {
+    if (status.code() != Code::kUnavailable) return ToAbsl(status);
+    return absl::AbortedError(status.text());
+  }
+
+  absl::Status Fill(tf::OpKernelContext* ctx, int workers, ExchangeRequest* request) const {
+    const tf::Tensor &rows = ctx->input(0), &splits = ctx->input(1), &turn = ctx->input(2);
+    if (rows.dims() < 1) {
+      return absl::InvalidArgumentError("expected rows of one dimension or more, got a scalar");
+    }
+    if (splits.dims() != 1 || splits.NumElements() != workers) {
+      return absl::InvalidArgumentError("expected splits of shape [" + std::to_string(workers) +
+                                        "], one for each worker, got " +
+                                        splits.shape().DebugString());
+    }
+    TF_RETURN_IF_ERROR(ExpectScalar(turn, "turn"));
+    request->name = exchange_;
+    if (turn.scalar<int64_t>()() >= 0) {
+      request->turn = static_cast<uint64_t>(turn.scalar<int64_t>()());
+    }
+    tf::TensorShape row = rows.shape();
+    row.RemoveDim(0);
+    request->row_bytes = static_cast<size_t>(row.num_elements()) * tf::DataTypeSize(rows.dtype());
+    const std::string type = tf::DataTypeString(rows.dtype()) + row.DebugString();
+    request->row_type = Checksum(type.data(), type.size(), 0);
+    const auto* at = static_cast<const char*>(rows.data());
+    int64_t total = 0;
+    for (int64_t worker = 0; worker < workers; ++worker) {
+      const int32_t count = splits.flat<int32_t>()(worker);
+      if (count < 0 || total + count > rows.dim_size(0)) break;
+      request->parts.push_back({at, static_cast<size_t>(count)});
+      at += static_cast<size_t>(count) * request->row_bytes;
+      total += count;
+    }
+    if (request->parts.size() == static_cast<size_t>(workers) && total == rows.dim_size(0)) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError("expected splits of 0 or more that sum to the " +
+                                      std::to_string(rows.dim_size(0)) + " rows, got " +
+                                      splits.SummarizeValue(workers));
+  }
+
+  static Result<char*> Allocate(tf::OpKernelContext* ctx, tf::TensorShape shape,
+                                const std::vector<size_t>& counts) {
+    tf::Tensor *received = nullptr, *splits = nullptr;
+    const tf::TensorShape workers({static_cast<int64_t>(counts.size())});
+    absl::Status status = ctx->allocate_output(1, workers, &splits);
+    int64_t total = 0;
+    for (size_t worker = 0; status.ok() && worker < counts.size(); ++worker) {
+      if (counts[worker] > size_t{std::numeric_limits<int32_t>::max()}) {
+        return InvalidArgument("expected fewer than 2^31 rows of worker " + std::to_string(worker) +
+                               ", got " + std::to_string(counts[worker]));
+      }
+      splits->flat<int32_t>()(static_cast<int64_t>(worker)) = static_cast<int32_t>(counts[worker]);
+      total += static_cast<int64_t>(counts[worker]);
+    }
+    shape.set_dim(0, total);
+    if (status.ok()) status = ctx->allocate_output(0, shape, &received);
+    if (status.ok()) return static_cast<char*>(received->data());
+    return Status(Code::kResourceExhausted, std::string(status.message()));
+  }
+
+  int64_t mesh_;
+  std::string exchange_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>AllToAll").Device(tf::DEVICE_CPU), AllToAllOp);
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>AllToAll")
+                            .Device(tf::DEVICE_GPU)
+                            .HostMemory("rows")
+                            .HostMemory("splits")
+                            .HostMemory("turn")
+                            .HostMemory("received")
+                            .HostMemory("received_splits")
+                            .HostMemory("taken_turn"),
+                        AllToAllOp);
+
+}  // namespace sok
