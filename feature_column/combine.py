@@ -1,54 +1,74 @@
-"""From ids to embeddings of examples: lookups, then TensorFlow's own combining of rows."""
+"""From ids to embeddings of examples: what to look up, then TensorFlow's own combining of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 
-def combine(
-    column: Any,
-    ids: tf.SparseTensor,
-    weights: tf.SparseTensor | None,
-    keys: tf.Tensor,
-    buckets: tf.Tensor | None,
-    mask: tf.Tensor,
-    gather: Callable[[tf.Tensor, tf.Tensor | None, tf.Tensor], tf.Tensor],
-    safe: bool,
-) -> tf.Tensor:
-    """As `tf.nn.embedding_lookup_sparse`, with rows that `gather` finds.
+class Positions(NamedTuple):
+    """What a column looks up in a batch, and the places that the rows have in it.
 
-    Args:
-        column: Says how to combine.
+    Attributes:
         ids: `[batch, …]` with n values; where they are counts, not what they are.
         weights: Of the same places, or `None`.
         keys: int64 `[n]`.
         buckets: int64 `[n]`, or `None`.
         mask: int32 `[n]`.
-        gather: Takes keys, buckets and masks, and returns rows `[n, dim]`.
         safe: As `tf.nn.safe_embedding_lookup_sparse`, which has zeros where there are no ids.
+    """
+
+    ids: tf.SparseTensor
+    weights: tf.SparseTensor | None
+    keys: tf.Tensor
+    buckets: tf.Tensor | None
+    mask: tf.Tensor
+    safe: bool
+
+
+def with_weight(column: Any, positions: Positions) -> Positions:
+    """The positions that are looked up: a safe mean has none of weight 0 and below.
+
+    Args:
+        column: Says how to combine.
+        positions: All of the batch.
+    """
+    ids, weights, keys, buckets, mask, safe = positions
+    if not safe or weights is None or column.combiner == "sum":
+        return positions
+    # Here and not by TensorFlow, so that no row is made or trained for an id without weight.
+    mask = _checked(column, mask)  # also where no lookup will see it
+    kept = weights.values > 0
+    return Positions(
+        tf.sparse.retain(ids, kept),
+        tf.sparse.retain(weights, kept),
+        tf.boolean_mask(keys, kept),
+        None if buckets is None else tf.boolean_mask(buckets, kept),
+        tf.boolean_mask(mask, kept),
+        safe,
+    )
+
+
+def combine(column: Any, positions: Positions, rows: tf.Tensor) -> tf.Tensor:
+    """As `tf.nn.embedding_lookup_sparse`, with rows that have been looked up.
+
+    Args:
+        column: Says how to combine.
+        positions: From `with_weight`.
+        rows: Of their keys, float32 `[n, dim]`.
 
     Returns:
-        float32 `[batch, …, dim]`, the last dimension of `ids` combined.
+        float32 `[batch, …, dim]`, the last dimension of the ids combined.
     """
-    if safe and weights is not None and column.combiner != "sum":
-        # Here and not by TensorFlow, so that no row is made or trained for an id without weight.
-        mask = _checked(column, mask)  # also where no lookup will see it
-        kept = weights.values > 0
-        ids = tf.sparse.retain(ids, kept)
-        weights = tf.sparse.retain(weights, kept)
-        keys, mask = tf.boolean_mask(keys, kept), tf.boolean_mask(mask, kept)
-        buckets = None if buckets is None else tf.boolean_mask(buckets, kept)
-    rows = gather(keys, buckets, mask)
-    n = tf.size(keys, tf.int64)
+    ids, weights = positions.ids, positions.weights
+    n = tf.size(positions.keys, tf.int64)
     # TensorFlow has examples without ids read row 0, and puts zeros in its place.
     rows = tf.pad(rows, [[0, tf.cast(tf.equal(n, 0), tf.int32)], [0, 0]])
     rows.set_shape([None, column.dimension])
     places = tf.SparseTensor(ids.indices, tf.range(n), ids.dense_shape)
     arguments: dict[str, Any] = {"combiner": column.combiner, "max_norm": column.max_norm}
-    if not safe:
+    if not positions.safe:
         return tf.nn.embedding_lookup_sparse(rows, places, weights, **arguments)
     # Fast: with a dense gradient, as all rows that were gathered are in use.
     return tf.compat.v1.nn.safe_embedding_lookup_sparse(

@@ -28,6 +28,8 @@ from sok_embed.layers.rebuilding import check_rebuilt
 class _FeaturesLayer(LayerWithRows, ABC):
     """What `DenseFeatures` and `SequenceFeatures` have in common."""
 
+    _of_sequences: bool
+
     def __init__(self, feature_columns: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.autocast = False
@@ -117,7 +119,11 @@ class _FeaturesLayer(LayerWithRows, ABC):
         }
         together = with_masks(sparse, self._state.columns, masks)
         training = check_training(self.name, training)
-        return fc_v2.FeatureTransformationCache(together), self._state.manager.of_call(training)
+        cache = fc_v2.FeatureTransformationCache(together)
+        state = self._state.manager.of_call(training)
+        with_rows = [column for column in self._state.columns if isinstance(column, RowsColumn)]
+        state.look_up(with_rows, cache, self._of_sequences)
+        return cache, state
 
     def call(
         self, features: Any, adaptive_mask_tensors: Any = None, training: bool | None = None
@@ -280,6 +286,8 @@ class DenseFeatures(_FeaturesLayer):
             and 1, named with the column.
     """
 
+    _of_sequences = False
+
     def _check_columns(self, columns: Any) -> None:
         for column in columns:
             if not isinstance(column, fc_v2.DenseColumn):
@@ -352,6 +360,8 @@ class SequenceFeatures(_FeaturesLayer):
         tf.errors.InvalidArgumentError: As `DenseFeatures` raises, and for columns of different
             lengths.
     """
+
+    _of_sequences = True
 
     def _check_columns(self, columns: Any) -> None:
         check_sequences(columns, fc_v2.SequenceDenseColumn)

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from sok_embed import tf_ops
 from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
-from sok_embed.lookup import Call, Column, TableLookup, in_parts
+from sok_embed.fused_lookup import Asked, vectors_of_many
+from sok_embed.lookup import Call, Column, TableLookup
+
+
+class Routed(NamedTuple):
+    """Positions of a batch: static rows, which this worker has, and what is asked of owners.
+
+    Attributes:
+        asked: The keys of own rows.
+        shared: float32 `[m, dim]`, the static rows.
+        places: int32, the positions of static rows, and those of own rows.
+    """
+
+    asked: Asked
+    shared: tf.Tensor
+    places: tuple[tf.Tensor, tf.Tensor]
+
+    def joined(self, own: tf.Tensor) -> tf.Tensor:
+        """All rows in their places, `[n, dim]`, with the own rows that were asked for."""
+        rows = tf.dynamic_stitch(self.places, (self.shared, own))
+        rows.set_shape([None, *own.shape[1:]])
+        return rows
 
 
 class EmbeddingRows:
@@ -75,23 +96,35 @@ class EmbeddingRows:
         Returns:
             float32 `[n, dim]`.
         """
-        communicator = self._own.communicator()
-        call = self._begin(training)
-        if communicator.size == 1:
-            return self._own.vectors(call, keys, (Column(buckets), Column(mask)))
+        if self._own.communicator().size == 1:
+            columns = Column(buckets), Column(mask)
+            return self._own.vectors(self._begin(training), keys, columns)
+        routed = self.routed(keys, self.buckets_of(keys, buckets), mask, training)
+        (own,) = vectors_of_many([routed.asked], self.table.name)
+        return routed.joined(own)
 
-        def shared(_: tf.Tensor, buckets: tf.Tensor) -> tf.Tensor:
-            # Every worker has all static rows.
-            return tf.gather(self.static, buckets)
-
-        def own(keys: tf.Tensor, buckets: tf.Tensor) -> tf.Tensor:
-            return self._own.vectors(call, keys, (Column(buckets),))
-
+    def buckets_of(self, keys: tf.Tensor, buckets: tf.Tensor | None) -> tf.Tensor:
+        """The static row of each key, int64 `[n]`: as given, or as keys are hashed."""
         if buckets is None:
-            buckets = tf_ops.static_buckets(keys, self.column.static_rows)
-        rows = in_parts(tf.equal(mask, 1), (shared, own), keys, buckets)
-        rows.set_shape([None, self.column.dimension])
-        return rows
+            return tf_ops.static_buckets(keys, self.column.static_rows)
+        return buckets
+
+    def routed(
+        self, keys: tf.Tensor, buckets: tf.Tensor, mask: tf.Tensor, training: bool
+    ) -> Routed:
+        """Reads static rows, of which every worker has all, and says which own rows to ask for.
+
+        Args:
+            keys: As `lookup` has them.
+            buckets: int64 `[n]`.
+            mask: As `lookup` has it.
+            training: As `lookup` has it.
+        """
+        is_own = tf.equal(mask, 1)
+        shared, own = (tf.cast(tf.where(at)[:, 0], tf.int32) for at in (~is_own, is_own))
+        columns = (Column(tf.gather(buckets, own)),)
+        asked = Asked(self._own, self._begin(training), tf.gather(keys, own), columns)
+        return Routed(asked, tf.gather(self.static, tf.gather(buckets, shared)), (shared, own))
 
     def _begin(self, training: bool) -> Call:
         """What a call may do to the table."""

@@ -13,7 +13,7 @@ from tensorflow.python.util import dispatch
 from sok_embed import tf_ops
 from sok_embed.arguments import check_integer
 from sok_embed.feature_column import graph_state
-from sok_embed.feature_column.combine import combine
+from sok_embed.feature_column.combine import Positions, combine, with_weight
 from sok_embed.feature_column.embedding_columns import one_initializer
 from sok_embed.feature_column.embedding_variable_columns import (
     EmbeddingCategoricalColumn,
@@ -147,16 +147,11 @@ class EmbeddingVariable:
         self._check(ids.dtype)
         categorical = self._categorical
         keys = categorical.keys_of(ids.values)
-        return combine(
-            self._column._replace(combiner=combiner, max_norm=max_norm),
-            ids,
-            weights,
-            keys,
-            categorical.lookup_buckets(ids.values, keys),
-            tf.ones_like(keys, tf.int32),
-            self._gather,
-            safe,
-        )
+        column = self._column._replace(combiner=combiner, max_norm=max_norm)
+        buckets, ones = categorical.lookup_buckets(ids.values, keys), tf.ones_like(keys, tf.int32)
+        positions = with_weight(column, Positions(ids, weights, keys, buckets, ones, safe))
+        rows = self._gather(positions.keys, positions.buckets, positions.mask)
+        return combine(column, positions, rows)
 
     def __iter__(self) -> Iterator[EmbeddingVariable]:
         """The parts, as a partitioned variable has them: this one, which all of them are in."""

@@ -6,12 +6,15 @@ import contextlib
 import copy
 import functools
 import re
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 
 from sok_embed import callers, communicators, tf_ops
+from sok_embed.feature_column.columns_together import Wanted, rows_of_columns
+from sok_embed.feature_column.combine import Positions
 from sok_embed.feature_column.embedding_rows import EmbeddingRows, check_same_rows
 from sok_embed.feature_column.initializers import for_keras
 from sok_embed.feature_column.own_rows import OwnRows
@@ -83,6 +86,20 @@ class LayerEmbedding(EmbeddingRows):
         return [tf_ops.bind_slots(self.table.resource_handle, handles)]
 
 
+class Found(NamedTuple):
+    """What has been looked up for a column, which it has yet to combine.
+
+    Attributes:
+        ids: All that the column has in the batch.
+        positions: Those that were looked up.
+        rows: Of these, float32 `[n, dim]`.
+    """
+
+    ids: tf.SparseTensor
+    positions: Positions
+    rows: tf.Tensor
+
+
 class LayerState(fc_v2.StateManager):
     """What the columns of a layer keep in it, as TensorFlow's columns ask for it.
 
@@ -92,9 +109,11 @@ class LayerState(fc_v2.StateManager):
     Attributes:
         embeddings: The rows of the layer's `RowsColumn`s, by the names that they go by.
         training: Whether the call that has this state makes rows.
+        found: What the call has looked up for columns, by their names.
     """
 
     training = False
+    found: Mapping[str, Found] = {}
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
@@ -119,6 +138,31 @@ class LayerState(fc_v2.StateManager):
         state = copy.copy(self)
         state.training = training
         return state
+
+    def look_up(self, columns: Iterable[Any], cache: Any, sequences: bool) -> None:
+        """Finds the rows of adaptive columns in one exchange, if there are several workers.
+
+        Args:
+            columns: `RowsColumn`s of the layer, before they are asked for their tensors.
+            cache: The features of the call.
+            sequences: Whether they are columns of sequences.
+        """
+        if communicators.size() == 1:
+            return
+        ids, wanted = {}, {}
+        for column in columns:
+            rows = self.embedding(column)
+            if rows.table is None:
+                continue
+            column.expect_sequence(sequences)
+            pair = column.categorical_column.get_sparse_tensors(cache, self)
+            ids[column.name] = pair.id_tensor
+            wanted[column.name] = Wanted(rows, column.positions(pair, cache))
+        found = rows_of_columns(list(wanted.values()), self.training, self._layer.name)
+        self.found = {
+            name: Found(ids[name], one.positions, rows)
+            for (name, one), rows in zip(wanted.items(), found, strict=True)
+        }
 
     def create_variable(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 from tensorflow.python.feature_column import serialization, utils
 
 from sok_embed.feature_column import graph_state
-from sok_embed.feature_column.combine import combine
+from sok_embed.feature_column.combine import Positions, combine, with_weight
 from sok_embed.feature_column.embedding_rows import EmbeddingRows
 from sok_embed.feature_column.initializers import (
     deserialize_initializer,
@@ -120,33 +119,29 @@ class RowsColumn(
 
     def get_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> tf.Tensor:
         """Embeddings `[batch, dimension]`."""
-        self._expect_sequence(False)
-        ids = self.categorical_column.get_sparse_tensors(transformation_cache, state_manager)
-        rows = state_manager.embedding(self)
-        return self._embed(ids, transformation_cache, rows, state_manager.training)
+        self.expect_sequence(False)
+        return self._in_layer(transformation_cache, state_manager)[0]
 
     def _get_dense_tensor(
         self, inputs: Any, weight_collections: Any = None, trainable: Any = None
     ) -> tf.Tensor:
-        self._expect_sequence(False)
+        self.expect_sequence(False)
         rows = graph_state.embedding(self, weight_collections, trainable)
         ids = self.categorical_column._get_sparse_tensors(inputs, weight_collections, trainable)
         return self._embed(ids, inputs, rows, graph_state.trains(self, trainable))
 
     def get_sequence_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> Any:
         """Embeddings `[batch, longest, dimension]` and lengths `[batch]`."""
-        self._expect_sequence(True)
-        ids = self.categorical_column.get_sparse_tensors(transformation_cache, state_manager)
-        rows = state_manager.embedding(self)
+        self.expect_sequence(True)
+        embeddings, ids = self._in_layer(transformation_cache, state_manager)
         return self.TensorSequenceLengthPair(
-            self._embed(ids, transformation_cache, rows, state_manager.training),
-            utils.sequence_length_from_sparse_tensor(ids.id_tensor),
+            embeddings, utils.sequence_length_from_sparse_tensor(ids)
         )
 
     def _get_sequence_dense_tensor(
         self, inputs: Any, weight_collections: Any = None, trainable: Any = None
     ) -> Any:
-        self._expect_sequence(True)
+        self.expect_sequence(True)
         rows = graph_state.embedding(self, weight_collections, trainable)
         ids = self.categorical_column._get_sparse_tensors(inputs)
         return self.TensorSequenceLengthPair(
@@ -154,7 +149,8 @@ class RowsColumn(
             utils.sequence_length_from_sparse_tensor(ids.id_tensor),
         )
 
-    def _expect_sequence(self, sequence: bool) -> None:
+    def expect_sequence(self, sequence: bool) -> None:
+        """Raises ValueError unless the ids are sequences, or are none, as is said."""
         if isinstance(self.categorical_column, _SEQUENCES) == sequence:
             return
         layer = "sequence_input_layer or SequenceFeatures"
@@ -168,21 +164,38 @@ class RowsColumn(
             f"{type(self.categorical_column).__name__}. Use {layer}."
         )
 
-    def _embed(self, ids: Any, inputs: Any, rows: EmbeddingRows, training: bool) -> tf.Tensor:
+    def positions(self, ids: Any, inputs: Any) -> Positions:
+        """What to look up of an adaptive column.
+
+        Args:
+            ids: The categorical column's ids and weights.
+            inputs: The features, and what columns have made of them.
+        """
         adaptive = own_rows_column_in(self)
-        if adaptive is None:
-            lookup = tf.compat.v1.nn.safe_embedding_lookup_sparse
-            if not self.use_safe_embedding_lookup and ids.id_tensor.shape.rank == 2:
-                lookup = tf.nn.embedding_lookup_sparse
-            return lookup(rows.static, *ids, combiner=self.combiner, max_norm=self.max_norm)
         raw = adaptive.raw_ids(inputs)
         mask = aligned_mask(adaptive, inputs._features, raw)
         keys = adaptive.keys_of(raw.values)
         buckets = adaptive.lookup_buckets(raw.values, ids.id_tensor.values)
-        ids, weights = ids.id_tensor, ids.weight_tensor
-        safe = self.use_safe_embedding_lookup or ids.shape.rank != 2
-        gather = functools.partial(rows.lookup, training=training)
-        return combine(self, ids, weights, keys, buckets, mask, gather, safe)
+        safe = self.use_safe_embedding_lookup or ids.id_tensor.shape.rank != 2
+        positions = Positions(ids.id_tensor, ids.weight_tensor, keys, buckets, mask, safe)
+        return with_weight(self, positions)
+
+    def _in_layer(self, cache: Any, state: Any) -> tuple[tf.Tensor, tf.SparseTensor]:
+        """Embeddings, and the ids that they are of."""
+        found = state.found.get(self.name)
+        if found is not None:
+            return combine(self, found.positions, found.rows), found.ids
+        ids = self.categorical_column.get_sparse_tensors(cache, state)
+        return self._embed(ids, cache, state.embedding(self), state.training), ids.id_tensor
+
+    def _embed(self, ids: Any, inputs: Any, rows: EmbeddingRows, training: bool) -> tf.Tensor:
+        if own_rows_column_in(self) is None:
+            lookup = tf.compat.v1.nn.safe_embedding_lookup_sparse
+            if not self.use_safe_embedding_lookup and ids.id_tensor.shape.rank == 2:
+                lookup = tf.nn.embedding_lookup_sparse
+            return lookup(rows.static, *ids, combiner=self.combiner, max_norm=self.max_norm)
+        at = self.positions(ids, inputs)
+        return combine(self, at, rows.lookup(at.keys, at.buckets, at.mask, training))
 
     def get_config(self) -> dict[str, Any]:
         """The fields, as JSON can hold them."""

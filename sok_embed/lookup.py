@@ -143,6 +143,10 @@ class TableLookup(AnchoredLookup):
         read: How the owner looks keys up. `None`: as `tf_ops.lookup` does, without columns.
         key_limit: As `tf_ops.unique_and_partition` has it.
         buckets: As `tf_ops.unique_and_partition` has it.
+
+    Attributes:
+        table: The part of this worker.
+        read: How the owner looks keys up.
     """
 
     def __init__(
@@ -155,8 +159,8 @@ class TableLookup(AnchoredLookup):
         buckets: int = 0,
     ) -> None:
         super().__init__(host, table.owner, table.owners)
-        self._table = table
-        self._read = read or read_rows(table)
+        self.table = table
+        self.read = read or read_rows(table)
         self._key_limit = key_limit
         self._buckets = buckets
 
@@ -179,7 +183,7 @@ class TableLookup(AnchoredLookup):
         Returns:
             What `make` returns.
         """
-        commit = Commit(self._table, optimizer, static=static)
+        commit = Commit(self.table, optimizer, static=static)
         return self._make_anchor(make, commit, **arguments)
 
     def vectors(
@@ -207,29 +211,35 @@ class TableLookup(AnchoredLookup):
             # The ops have no float16.
             read_type = tf.float32 if dtype == tf.float16 else dtype
             values = [column.values for column in columns]
-            return tf.cast(self._read(call, read_type, keys, *values), dtype)
+            return tf.cast(self.read(call, read_type, keys, *values), dtype)
         # The same on every worker; TensorFlow numbers the calls within a graph.
-        name = f"sok_embed.{self._table.name}{part}"
-        request = self._request(keys, columns, communicator.size)
+        name = f"sok_embed.{self.table.name}{part}"
+        request = self.request(keys, columns, communicator.size)
         asked, splits = communicator.all_to_all(request.rows, request.splits, f"{name}.keys")
         fields = [asked[:, i] for i in range(1 + len(columns))] if columns else [asked]
-        found = self._read(call, tf.float32, *fields)
+        found = self.read(call, tf.float32, *fields)
         rows, _ = communicator.all_to_all(found, splits, f"{name}.rows")
         return self.shaped(tf.cast(tf_ops.expand(rows, request.inverse), dtype), keys)
 
     def shaped(self, rows: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
         """Rows `[n, dim]` of keys that were made `[n]`, in the shape that the keys had before."""
-        dim = self._table.dim
+        dim = self.table.dim
         vectors = tf.reshape(rows, tf.concat([tf.shape(keys), [dim]], 0))
         vectors.set_shape([*keys.shape, dim])
         return vectors
 
-    def _request(self, keys: tf.Tensor, columns: Sequence[Column], workers: int) -> _Request:
-        """What a worker asks the others for."""
+    def request(self, keys: tf.Tensor, columns: Sequence[Column], workers: int) -> Request:
+        """What a worker asks the others for.
+
+        Args:
+            keys: int64 of any shape.
+            columns: What the owners are told of each key.
+            workers: How many there are.
+        """
         keys = tf.reshape(keys, [-1])
         part = tf_ops.unique_and_partition(keys, workers, self._key_limit, self._buckets)
         if not columns:
-            return _Request(part.unique_keys, part.splits, part.inverse)
+            return Request(part.unique_keys, part.splits, part.inverse)
         distinct = tf.size(part.unique_keys)
         fields = [part.unique_keys]
         for column in columns:
@@ -238,7 +248,7 @@ class TableLookup(AnchoredLookup):
             else:
                 values = tf.reshape(column.values, [-1])
             fields.append(tf.cast(column.of_equals(values, part.inverse, distinct), tf.int64))
-        return _Request(tf.stack(fields, 1), part.splits, part.inverse)
+        return Request(tf.stack(fields, 1), part.splits, part.inverse)
 
 
 class CollectionLookup(AnchoredLookup):
@@ -378,7 +388,7 @@ def _zeros(shape: Any, dtype: Any = None) -> tf.Tensor:
     return tf.zeros(shape, dtype or tf.float32)
 
 
-class _Request(NamedTuple):
+class Request(NamedTuple):
     """Distinct keys, by owner.
 
     Attributes:

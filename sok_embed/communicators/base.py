@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 class Communicator(ABC):
@@ -59,6 +60,7 @@ class Communicator(ABC):
         Returns:
             What was received, that of worker 0 first.
         """
+        import tensorflow as tf  # the command needs none
 
         @tf.custom_gradient
         def exchanged(sent: tf.Tensor) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sharded.many_columns import DENSE_TABLES, MASKED, SEQUENCE_TABLES
 from sharded.results import Results, assert_equal_tables, assert_equal_weights
 
 SCENARIOS = ("columns_sgd", "columns_adagrad", "columns_adam", "columns_evicted")
@@ -40,3 +41,35 @@ def test_a_worker_without_ids_takes_part(two: Results) -> None:
     assert np.abs(some["outputs"]).min() > 0
     np.testing.assert_array_equal(some["outputs"][0], some["outputs"][1])
     assert sorted([*none["keys"], *some["keys"]]) == [5, 7]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "tables"),
+    [
+        ("many_columns_sgd", DENSE_TABLES),
+        ("many_columns_adam", DENSE_TABLES),
+        ("many_sequences", SEQUENCE_TABLES),
+    ],
+)
+def test_many_columns_train_like_those_of_one_worker(
+    one: Results, many: Results, scenario: str, tables: tuple[str, ...]
+) -> None:
+    assert_equal_tables(one, many, scenario, *tables)
+    assert_equal_weights(one, many, scenario)
+    (expected,) = one.of(scenario)
+    for rank, got in enumerate(many.of(scenario)):
+        for step in range(len(MASKED)):
+            name = f"outputs.{step}"
+            of_rank = expected[name][rank :: many.workers]
+            np.testing.assert_allclose(got[name], of_rank, rtol=0, atol=1e-5, err_msg=name)
+
+
+def test_frozen_columns_make_no_rows_on_any_worker(many: Results) -> None:
+    for worker in many.of("many_columns_sgd"):
+        assert len(worker["frozen_embedding.keys"]) == 0
+
+
+def test_a_layer_without_adaptive_columns_waits_for_nobody(many: Results) -> None:
+    np.testing.assert_array_equal(
+        many.of("a_layer_of_no_adaptive_columns")[0]["outputs"], np.ones((2, 1))
+    )

@@ -26,6 +26,7 @@ HEIGHTS = {
     "sok_embed.cli": 5,
     "sok_embed.feature_column": 4,
     "sok_embed.layers": 3,
+    "sok_embed.fused_lookup": 2,
     "sok_embed.lookup": 2,
     "sok_embed.*": 1,
     "sok_embed.tf_ops": 0,
@@ -254,6 +255,7 @@ LOOKS_AT_CALLERS = {
 EXCHANGES = {"unique_and_partition", "adaptive_partition", "all_to_all", "alltoall", "expand"}
 MAKES_EXCHANGES = {
     "sok_embed.lookup",
+    "sok_embed.fused_lookup",
     # Workers tell each other which rows an eviction has blended into static ones.
     "sok_embed.feature_column.own_rows",
 }
@@ -287,7 +289,7 @@ def test_one_module_alone_looks_at_the_call_stack_and_at_scopes_of_keras():
     assert users_of(LOOKS_AT_CALLERS | {"inspect.stack"}) == {"sok_embed.callers"}
 
 
-def test_one_module_alone_makes_the_exchanges_of_lookups():
+def test_two_modules_alone_make_the_exchanges_of_lookups():
     makers = {name for name in users_of(EXCHANGES) if not name.startswith(ROOMS_OF_EXCHANGES)}
     assert makers == MAKES_EXCHANGES
 

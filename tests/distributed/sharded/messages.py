@@ -1,4 +1,4 @@
-"""How many messages a step of many tables takes, and how many bytes they have."""
+"""How many messages a step of many tables or columns takes, and how many bytes they have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import tensorflow as tf
 import sok_embed
 from sharded.registry import Here, scenario
 from sok_embed import DistributedEmbedding, FeatureConfig, TableConfig
+from sok_embed import feature_column as fc
 from sok_embed.communicators import Communicator
+from sok_embed.communicators.horovod import HorovodCommunicator
 
 STEPS = 4
 KINDS = ("ALLTOALL", "ALLREDUCE")
@@ -31,7 +33,6 @@ def _steps_of(path: Path) -> dict[str, int]:
 
 @scenario
 def message_counts(here: Here) -> dict[str, Any]:
-    """Horovod's timeline of some steps of `fit`, once everything is traced."""
     saved: dict[str, Any] = {}
     for tables in (1, 26):
         features = [FeatureConfig(f"f{i}", TableConfig(f"t{i}", None, 4)) for i in range(tables)]
@@ -42,25 +43,71 @@ def message_counts(here: Here) -> dict[str, Any]:
         model.compile(sok_embed.DistributedOptimizer(keras.optimizers.Adam(1e-3)), "mse")
         rng = np.random.default_rng(here.rank)
         keys = tuple(rng.integers(0, 50, 8) for _ in range(tables))
-        data = tf.data.Dataset.from_tensors((keys, rng.normal(size=(8, 1)))).repeat()
-        model.fit(data, steps_per_epoch=2, verbose=0)
-        if here.size == 1:
-            continue
-        import horovod.tensorflow as hvd
-
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "timeline.json"
-            sok_embed.communicators.current().barrier()
-            if here.rank == 0:
-                hvd.start_timeline(str(path))
-            # A barrier is an allreduce.
-            sok_embed.communicators.current().barrier()
-            model.fit(data, steps_per_epoch=STEPS, verbose=0)
-            sok_embed.communicators.current().barrier()
-            if here.rank == 0:
-                hvd.stop_timeline()
-                saved |= {f"{tables}.{kind}": n for kind, n in _steps_of(path).items()}
+        found = _counted(here, model, keys)
+        saved |= {f"{tables}.{kind}": n for kind, n in found.items()}
     return saved
+
+
+@scenario
+def message_counts_of_columns(here: Here) -> dict[str, Any]:
+    saved: dict[str, Any] = {}
+    for columns in (1, 4, 26):
+        names = [f"c{i}" for i in range(columns)]
+        items = [fc.categorical_column_with_adaptive_embedding(name, 9, tf.int64) for name in names]
+        layer = fc.DenseFeatures([fc.embedding_column(item, 2) for item in items], name="features")
+        inputs = {name: keras.Input((2,), dtype="int64", name=name) for name in names}
+        mask = keras.Input((2,), dtype="int32", name="mask")
+        embedded = layer(inputs, dict.fromkeys(names, mask))
+        model = keras.Model({**inputs, "mask": mask}, keras.layers.Dense(1)(embedded))
+        optimizer = sok_embed.DistributedOptimizer(keras.optimizers.Adam(1e-3))
+        model.compile(optimizer, "mse", run_eagerly=columns > 1)  # tracing many takes long
+        rng = np.random.default_rng(here.rank)
+        batch = {name: rng.integers(0, 50, (8, 2)) for name in names}
+        found = _counted(here, model, {**batch, "mask": rng.integers(0, 2, (8, 2), np.int32)})
+        saved |= {f"{columns}.{kind}": n for kind, n in found.items()}
+    return saved
+
+
+def _counted(here: Here, model: Any, inputs: Any) -> dict[str, int]:
+    """The messages of some steps of `fit`, once everything is traced.
+
+    By Horovod's timeline, where Horovod has started the workers and rows go over it too; else by
+    the count of exchanges. Nothing on a worker alone, and on all but the first.
+    """
+    if here.size == 1:
+        return {}
+    communicator = sok_embed.communicators.current()
+    data = tf.data.Dataset.from_tensors((inputs, np.ones((8, 1)))).repeat()
+    if not isinstance(communicator, HorovodCommunicator):
+        model.fit(data, steps_per_epoch=2, verbose=0)
+        before = communicator.connections.stats()["exchanges"]
+        model.fit(data, steps_per_epoch=STEPS, verbose=0)
+        count = communicator.connections.stats()["exchanges"] - before
+        return {"exchanges": count} if here.rank == 0 else {}
+    sok_embed.init("horovod", exchange="horovod")
+    try:
+        return _by_timeline(here, model, data)
+    finally:
+        sok_embed.init(communicator)
+
+
+def _by_timeline(here: Here, model: Any, data: tf.data.Dataset) -> dict[str, int]:
+    import horovod.tensorflow as hvd
+
+    model.fit(data, steps_per_epoch=2, verbose=0)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "timeline.json"
+        sok_embed.communicators.current().barrier()
+        if here.rank == 0:
+            hvd.start_timeline(str(path))
+        # A barrier is an allreduce.
+        sok_embed.communicators.current().barrier()
+        model.fit(data, steps_per_epoch=STEPS, verbose=0)
+        sok_embed.communicators.current().barrier()
+        if here.rank > 0:
+            return {}
+        hvd.stop_timeline()
+        return _steps_of(path)
 
 
 class Counting(Communicator):

@@ -25,6 +25,7 @@ MODULES = (
     "hashing",
     "joining",
     "loops",
+    "many_columns",
     "messages",
     "optimizing",
     "rows",
