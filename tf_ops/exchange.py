@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -116,7 +117,8 @@ def all_to_all(
             turn=tf.cast(turn, tf.int64),
             mesh=mesh,
             exchange=exchange,
-            name=exchange,
+            # A node's name has no other characters.
+            name=re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", exchange),
         )
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 from collections.abc import Callable
@@ -74,10 +75,44 @@ class Connections:
 
         return exchanged(tensor)
 
+    @property
+    def broken(self) -> bool:
+        """Whether an error has ended them: no exchange will take place any more."""
+        return self._mesh.broken
+
     def stats(self) -> dict[str, int]:
         """How many exchanges there were, and how many bytes of rows went to other workers."""
         stats = self._mesh.stats()
         return {"exchanges": stats["exchanges"], "bytes_sent": stats["bytes_sent"]}
+
+
+# Those of this process. Exchanges in graphs name their connections, so a second init has the same.
+_made: dict[tuple[str, int, int, float], Connections] = {}
+
+
+def shared_connections(
+    launcher: str,
+    rank: int,
+    size: int,
+    host: Callable[[], str],
+    timeout: float,
+    gather: Callable[[bytes], list[bytes]],
+) -> Connections:
+    """The connections of this process; makes them if there are none, or an error has ended them.
+
+    Args:
+        launcher: Who has started the workers.
+        rank: As `Connections` has it.
+        size: Likewise.
+        host: Returns what `Connections` has.
+        timeout: As `Connections` has it.
+        gather: Likewise.
+    """
+    job = (launcher, rank, size, timeout)
+    made = _made.get(job)
+    if made is None or made.broken:
+        made = _made[job] = Connections(rank, size, host(), timeout, gather)
+    return made
 
 
 def host_of(peer: str, everybody_is_here: bool) -> str:
@@ -106,6 +141,7 @@ def host_of(peer: str, everybody_is_here: bool) -> str:
                 found = str(probe.getsockname()[0])
         except OSError:
             continue
-        if not found.startswith("127."):
+        # The number of an interface of IPv6 ends with the interface's name.
+        if not ipaddress.ip_address(found.partition("%")[0]).is_loopback:
             return found
     return socket.gethostname()

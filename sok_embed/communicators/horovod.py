@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed.communicators.base import Communicator
-from sok_embed.communicators.connections import Connections, host_of
+from sok_embed.communicators.connections import Connections, host_of, shared_connections
 from sok_embed.communicators.cores import share_cores
 from sok_embed.communicators.gpus import pin_gpu as pin_one_gpu
 
@@ -106,18 +106,19 @@ class HorovodCommunicator(Communicator):
         self._hvd.allreduce(tf.zeros([]), name="sok_embed.barrier", op=self._hvd.Sum)
 
 
-# One set of connections serves all communicators of a process.
-_made: dict[tuple[int, int, float], Connections] = {}
-
-
 def _connections(hvd: Any, timeout: float) -> Connections:
     """Connects to all workers. Collective, if nobody has done it before."""
-    job = (int(hvd.rank()), int(hvd.size()), timeout)
-    if job not in _made:
-        meeting_place = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR", "")
-        host = host_of(meeting_place, int(hvd.local_size()) == int(hvd.size()))
-        _made[job] = Connections(job[0], job[1], host, timeout, lambda own: _gather(hvd, own))
-    return _made[job]
+    return shared_connections(
+        "horovod",
+        int(hvd.rank()),
+        int(hvd.size()),
+        lambda: host_of(
+            os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR", ""),
+            int(hvd.local_size()) == int(hvd.size()),
+        ),
+        timeout,
+        lambda own: _gather(hvd, own),
+    )
 
 
 def _gather(hvd: Any, content: bytes) -> list[bytes]:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from sok_embed.communicators import rendezvous
 from sok_embed.communicators.base import Communicator
-from sok_embed.communicators.connections import Connections, host_of
+from sok_embed.communicators.connections import Connections, host_of, shared_connections
 from sok_embed.communicators.cores import share_cores
 from sok_embed.communicators.gpus import pin_gpu as pin_one_gpu
 from sok_embed.communicators.launchers import Workers
@@ -38,9 +38,14 @@ class TcpCommunicator(Communicator):
         if pin_gpu:
             pin_one_gpu(workers.local_rank, workers.local_size)
         self._workers = workers
-        host = host_of(workers.address[0], workers.local_size == workers.size)
-        gather = functools.partial(rendezvous.all_gather, workers=workers, timeout=timeout)
-        self._connections = Connections(workers.rank, workers.size, host, timeout, gather)
+        self._connections = shared_connections(
+            workers.launcher,
+            workers.rank,
+            workers.size,
+            functools.partial(host_of, workers.address[0], workers.local_size == workers.size),
+            timeout,
+            functools.partial(rendezvous.all_gather, workers=workers, timeout=timeout),
+        )
 
     @property
     def rank(self) -> int:

@@ -36,6 +36,7 @@ class PyMesh {
     return dict;
   }
   const std::string& address() const { return mesh_->address(); }
+  bool is_broken() const { return mesh_->is_broken(); }
   int64_t number() const { return number_; }
 
  private:
@@ -51,6 +52,7 @@ void BindMesh(nb::module_& module) {
            nb::arg("host"), nb::arg("timeout"))
       .def_prop_ro("address", [](const PyMesh& self) { return self.address(); })
       .def_prop_ro("number", [](const PyMesh& self) { return self.number(); })
+      .def_prop_ro("broken", [](const PyMesh& self) { return self.is_broken(); })
       .def("connect", &PyMesh::Connect, nb::arg("addresses"))
       .def("stats", &PyMesh::Stats);
 }

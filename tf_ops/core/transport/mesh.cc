@@ -2,140 +2,27 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <map>
-#include <mutex>
 #include <new>
-#include <thread>
-#include <unordered_map>
+#include <system_error>
 #include <utility>
 
 #include "core/base/checksum.h"
-#include "core/transport/frame.h"
 #include "core/transport/handshake.h"
-#include "core/transport/outbox.h"
-#include "core/transport/pending_exchange.h"
-#include "core/transport/socket.h"
+#include "core/transport/mesh_work.h"
 
 namespace sok {
 namespace {
 
-// Small frames come out of one call of the system, through a buffer; the rest of large ones goes to
-// its place directly.
-constexpr size_t kBufferBytes = 64 << 10;
-// So much is read of one connection before the others have their turn.
-constexpr size_t kReadAtOnce = 1 << 20;
-// The text of a worker that gives up.
-constexpr uint64_t kMostWhyBytes = 1 << 16;
-
-struct Tag {
-  uint64_t name, turn;
-  bool operator<(const Tag& other) const {
-    return name != other.name ? name < other.name : turn < other.turn;
-  }
-};
-
-// The connection to one worker. But for its outbox, only the mesh's own thread uses it.
-struct Peer {
-  int rank = 0;
-  std::string place;  // "10.0.0.2:4711"
-  Descriptor socket;
-  Outbox outbox;
-  bool lost = false;  // guarded by the mesh's mutex
-
-  std::unique_ptr<char[]> buffer{new char[kBufferBytes]};
-  FrameHeader header;
-  size_t header_bytes = 0;  // that have come
-  std::shared_ptr<PendingExchange> exchange;
-  std::string why;
-  char* into = nullptr;
-  size_t left = 0;  // bytes of the frame that have not come
-};
-
-std::string Seconds(double seconds) {
-  std::string text = std::to_string(seconds);
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.back() == '.') text.pop_back();
-  return text;
-}
+const Status kNoMemory = Status::Literal(Code::kResourceExhausted, "no memory for an exchange");
+// Longer ones would not fit into the clock's milliseconds.
+constexpr double kLongestTimeout = 1e6;
 
 }  // namespace
-
-class Mesh::Work {
- public:
-  Work(const MeshOptions& options, Descriptor listening, WorkerAddress own)
-      : options_(options),
-        listening_(std::move(listening)),
-        own_(std::move(own)),
-        address_(own_.ToText()) {}
-  ~Work();
-
-  const MeshOptions& options() const { return options_; }
-  const std::string& address() const { return address_; }
-  Status Connect(const std::vector<std::string>& addresses);
-  void Exchange(ExchangeRequest request);
-  MeshStats Stats() const;
-
- private:
-  using Pending = std::shared_ptr<PendingExchange>;
-
-  // --- the callers' side
-  Status Begin(ExchangeRequest* request, uint64_t* turn, Pending* begun);
-  Status CheckRequest(const ExchangeRequest& request) const;
-  void SendParts(const Pending& exchange);
-  // Copies what this worker has for itself, if there is a place for it now.
-  void CopyOwnIfDue(const Pending& exchange);
-  // Ends an exchange if nothing is missing. Without the mutex.
-  void Settle(const Pending& exchange);
-  // Has the mesh's thread end the mesh.
-  void BreakSoon(const Status& status);
-
-  // --- the mesh's own thread
-  void Run();
-  void Handle(uint32_t events, Peer* peer);
-  // Returns false once the connection has ended.
-  bool Read(Peer* peer);
-  Status Take(Peer* peer, const char* bytes, size_t n);
-  Status BeginFrame(Peer* peer);
-  Status EndFrame(Peer* peer);
-  void Lose(Peer* peer);
-  void CheckTimes();
-  void Break(const Status& status);
-
-  bool is_broken() const {
-    std::lock_guard<std::mutex> guard(mu_);
-    return !broken_.ok();
-  }
-  Pending Find(const Tag& tag);
-  std::string Place(int worker) const {
-    return std::to_string(worker) + " (" + peers_[static_cast<size_t>(worker)]->place + ")";
-  }
-
-  const MeshOptions options_;
-  Descriptor listening_;
-  const WorkerAddress own_;
-  const std::string address_;
-  std::vector<std::unique_ptr<Peer>> peers_;  // (size) null for this worker
-  Descriptor epoll_, wake_;
-  std::thread thread_;
-
-  mutable std::mutex mu_;
-  Status broken_, break_soon_;
-  bool ending_ = false, connected_ = false;
-  struct Name {
-    std::string text;
-    uint64_t turns = 0;
-  };
-  std::unordered_map<uint64_t, Name> names_;
-  std::map<Tag, Pending> pending_;
-  MeshStats stats_;
-};
 
 // --- how a mesh begins and ends -----------------------------------------------------------------
 
@@ -188,13 +75,22 @@ Status Mesh::Work::Connect(const std::vector<std::string>& addresses) {
     });
     peers_.back() = std::move(peer);
   }
+  process_ = getpid();
+  try {
+    thread_ = std::thread([this] { Run(); });
+  } catch (const std::system_error& error) {
+    return Status(Code::kInternal, std::string("no thread for exchanges: ") + error.what());
+  }
   connected_ = true;
-  thread_ = std::thread([this] { Run(); });
   return Status();
 }
 
 Mesh::Work::~Work() {
   if (!thread_.joinable()) return;
+  if (is_child()) {  // the thread is the parent's
+    thread_.detach();
+    return;
+  }
   {
     std::lock_guard<std::mutex> guard(mu_);
     ending_ = true;
@@ -210,19 +106,15 @@ Status Mesh::Work::CheckRequest(const ExchangeRequest& request) const {
   if (!connected_) {
     return Status(Code::kFailedPrecondition, "expected Connect before an exchange");
   }
+  if (is_child()) {
+    return Status(Code::kFailedPrecondition,
+                  "expected an exchange in the process that has connected, got one in a child that "
+                  "it has forked; call sok_embed.init() in workers alone");
+  }
   if (request.parts.size() == static_cast<size_t>(options_.size)) return Status();
   return InvalidArgument("expected rows for " + std::to_string(options_.size) +
                          " workers in the exchange '" + request.name + "', got them for " +
                          std::to_string(request.parts.size()));
-}
-
-Mesh::Work::Pending Mesh::Work::Find(const Tag& tag) {
-  Pending& found = pending_[tag];
-  if (found == nullptr) {
-    found = std::make_shared<PendingExchange>(options_.rank, options_.size);
-    found->last_sign = NowMilliseconds();
-  }
-  return found;
 }
 
 Status Mesh::Work::Begin(ExchangeRequest* request, uint64_t* turn, Pending* begun) {
@@ -239,18 +131,18 @@ Status Mesh::Work::Begin(ExchangeRequest* request, uint64_t* turn, Pending* begu
   }
   *turn = request->turn.value_or(name.turns);
   if (!request->turn) ++name.turns;
-  Pending exchange = Find({hash, *turn});
-  if (exchange->begun()) {
+  const auto [first, last] = pending_.equal_range({hash, *turn});
+  if (std::any_of(first, last, [](const auto& each) { return each.second->begun(); })) {
     return Status(Code::kFailedPrecondition, "expected one exchange '" + request->name +
                                                  "' of turn " + std::to_string(*turn) +
                                                  " at a time, got another while it is under way");
   }
   for (const std::unique_ptr<Peer>& peer : peers_) {
-    if (peer == nullptr || !peer->lost || exchange->has_arrived(peer->rank)) continue;
-    return Status(Code::kUnavailable, "expected worker " + Place(peer->rank) +
-                                          " to take part in the exchange '" + request->name +
-                                          "', but its process has ended; look at its output");
+    // One that was lost before this worker came cannot have had its rows.
+    if (peer == nullptr || !peer->lost) continue;
+    return LostIn(request->name, peer->rank);
   }
+  Pending exchange = Find({hash, *turn}, [](const PendingExchange& each) { return !each.begun(); });
   exchange->last_sign = NowMilliseconds();
   exchange->Hold();
   *begun = exchange;
@@ -266,24 +158,29 @@ void Mesh::Work::Exchange(ExchangeRequest request) {
   try {
     status = Begin(&request, &turn, &exchange);
   } catch (const std::bad_alloc&) {
-    status = Status::Literal(Code::kResourceExhausted, "no memory for an exchange");
+    status = kNoMemory;
   }
   if (exchange == nullptr) {
     // The other workers would wait for this one.
-    if (connected_) BreakSoon(status);
+    if (connected_ && !is_child()) BreakSoon(status);
     request.done(status, turn);
     return;
   }
   {
     std::lock_guard<std::mutex> guard(mu_);
+    if (!status.ok()) exchange->Fail(status);
     status = exchange->status();
   }
   if (status.ok()) {
-    SendParts(exchange);
-    CopyOwnIfDue(exchange);
-  } else {
-    BreakSoon(status);
+    try {
+      SendParts(exchange);
+      CopyOwnIfDue(exchange);
+    } catch (const std::bad_alloc&) {
+      status = kNoMemory;
+    }
   }
+  // What fails here ends in the mesh's thread, once nothing reads from the request any more.
+  if (!status.ok()) BreakSoon(status);
   {
     std::lock_guard<std::mutex> guard(mu_);
     exchange->Release();
@@ -316,10 +213,15 @@ void Mesh::Work::SendParts(const Pending& exchange) {
       }
       Settle(exchange);
     };
-    if (peers_[worker]->outbox.Send(header, part.rows, sent)) {
+    const bool taken = peers_[worker]->outbox.Send(header, part.rows, sent);
+    bool lost = false;
+    {
       std::lock_guard<std::mutex> guard(mu_);
-      exchange->ReleaseFrame();
+      if (taken) exchange->ReleaseFrame();
+      lost = !taken && peers_[worker]->lost;
     }
+    // Nobody goes on sending on a connection that has been given up.
+    if (lost) BreakSoon(LostIn(request.name, static_cast<int>(worker)));
   }
   std::lock_guard<std::mutex> guard(mu_);
   stats_.bytes_sent += bytes;
@@ -344,7 +246,11 @@ void Mesh::Work::Settle(const Pending& exchange) {
     if (!exchange->TakeDone()) return;
     status = exchange->status();
     const std::string& name = exchange->request().name;
-    pending_.erase({Checksum(name.data(), name.size(), 0), exchange->turn()});
+    const auto [first, last] =
+        pending_.equal_range({Checksum(name.data(), name.size(), 0), exchange->turn()});
+    const auto at = std::find_if(first, last,
+                                 [&exchange](const auto& each) { return each.second == exchange; });
+    if (at != last) pending_.erase(at);
     if (status.ok()) ++stats_.exchanges;
   }
   exchange->request().done(status, exchange->turn());
@@ -364,225 +270,6 @@ MeshStats Mesh::Work::Stats() const {
   return stats_;
 }
 
-// --- the mesh's own thread ----------------------------------------------------------------------
-
-void Mesh::Work::Run() {
-  const double tick = std::clamp(options_.timeout_seconds * 250, 1.0, 1000.0);  // milliseconds
-  int64_t next_check = NowMilliseconds();
-  for (;;) {
-    epoll_event events[64];
-    const int n = epoll_wait(epoll_.get(), events, 64, static_cast<int>(tick));
-    try {
-      for (int i = 0; i < n; ++i) {
-        auto* const peer = static_cast<Peer*>(events[i].data.ptr);
-        if (peer != nullptr) {
-          Handle(events[i].events, peer);
-        } else {
-          uint64_t count = 0;
-          [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));
-        }
-      }
-      if (NowMilliseconds() >= next_check) {
-        CheckTimes();
-        next_check = NowMilliseconds() + static_cast<int64_t>(tick);
-      }
-    } catch (const std::bad_alloc&) {
-      Break(Status::Literal(Code::kResourceExhausted, "no memory for what other workers sent"));
-    }
-    Status status;
-    bool ending = false;
-    {
-      std::lock_guard<std::mutex> guard(mu_);
-      status = break_soon_;
-      ending = ending_;
-    }
-    if (!status.ok()) Break(status);
-    if (ending) return;
-  }
-}
-
-void Mesh::Work::Handle(uint32_t events, Peer* peer) {
-  if (is_broken()) return;
-  if ((events & EPOLLOUT) != 0 && peer->outbox.Continue() > 0) {
-    const int64_t now = NowMilliseconds();
-    std::lock_guard<std::mutex> guard(mu_);
-    for (auto& [tag, exchange] : pending_) exchange->last_sign = now;
-  }
-  if ((events & ~static_cast<uint32_t>(EPOLLOUT)) != 0 && !Read(peer)) Lose(peer);
-}
-
-bool Mesh::Work::Read(Peer* peer) {
-  for (size_t total = 0; total < kReadAtOnce;) {
-    // Inside of a large frame bytes go to their place.
-    const bool direct = peer->left > kBufferBytes;
-    char* const at = direct ? peer->into : peer->buffer.get();
-    const size_t room = direct ? std::min(peer->left, kReadAtOnce) : kBufferBytes;
-    const ssize_t n = recv(peer->socket.get(), at, room, 0);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
-    if (n == 0) return false;
-    const Status status = Take(peer, direct ? nullptr : at, static_cast<size_t>(n));
-    if (!status.ok()) {
-      Break(status);
-      return true;
-    }
-    if (static_cast<size_t>(n) < room) return true;  // no more for now
-    total += static_cast<size_t>(n);
-  }
-  return true;
-}
-
-// Takes bytes that have come; null for those that are in their place.
-Status Mesh::Work::Take(Peer* peer, const char* bytes, size_t n) {
-  while (n > 0) {
-    if (peer->header_bytes < sizeof(FrameHeader)) {
-      const size_t some = std::min(n, sizeof(FrameHeader) - peer->header_bytes);
-      std::memcpy(reinterpret_cast<char*>(&peer->header) + peer->header_bytes, bytes, some);
-      peer->header_bytes += some;
-      bytes += some;
-      n -= some;
-      if (peer->header_bytes < sizeof(FrameHeader)) return Status();
-      const Status status = BeginFrame(peer);
-      if (!status.ok()) return status;
-    } else {
-      const size_t some = std::min(n, peer->left);
-      if (bytes != nullptr) {
-        std::memcpy(peer->into, bytes, some);
-        bytes += some;
-      }
-      peer->into += some;
-      peer->left -= some;
-      n -= some;
-      if (peer->exchange != nullptr) peer->exchange->last_sign = NowMilliseconds();
-    }
-    if (peer->left == 0) {
-      const Status status = EndFrame(peer);
-      if (!status.ok()) return status;
-    }
-  }
-  return Status();
-}
-
-Status Mesh::Work::BeginFrame(Peer* peer) {
-  const FrameHeader& header = peer->header;
-  const bool gives_up = header.kind == FrameHeader::kGivingUp;
-  if (header.magic != FrameHeader::kMagic || (!gives_up && header.kind != FrameHeader::kRows) ||
-      (gives_up && header.bytes > kMostWhyBytes)) {
-    return Status(Code::kInternal, "expected a frame of worker " + Place(peer->rank) +
-                                       ", got other bytes; do all workers run one version?");
-  }
-  peer->left = header.bytes;
-  if (gives_up) {
-    peer->why.resize(header.bytes);
-    peer->into = peer->why.data();
-    return Status();
-  }
-  Pending exchange;
-  Result<char*> into(nullptr);
-  {
-    std::lock_guard<std::mutex> guard(mu_);
-    if (!broken_.ok()) return broken_;
-    exchange = Find({header.name, header.turn});
-    exchange->last_sign = NowMilliseconds();
-    into = exchange->Announce(peer->rank, header);
-  }
-  if (!into.ok()) return into.status();
-  peer->exchange = exchange;
-  peer->into = into.value();
-  CopyOwnIfDue(exchange);
-  return Status();
-}
-
-Status Mesh::Work::EndFrame(Peer* peer) {
-  peer->header_bytes = 0;
-  if (peer->header.kind == FrameHeader::kGivingUp) {
-    return Status(Code::kUnavailable,
-                  "worker " + Place(peer->rank) + " has given up: " + peer->why);
-  }
-  const Pending exchange = std::move(peer->exchange);
-  peer->exchange = nullptr;
-  {
-    std::lock_guard<std::mutex> guard(mu_);
-    exchange->Arrive(peer->rank);
-  }
-  Settle(exchange);
-  return Status();
-}
-
-void Mesh::Work::Lose(Peer* peer) {
-  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer->socket.get(), nullptr);
-  std::string waiting;
-  {
-    std::lock_guard<std::mutex> guard(mu_);
-    peer->lost = true;
-    for (const auto& [tag, exchange] : pending_) {
-      if (exchange->begun() && (!exchange->has_arrived(peer->rank) || peer->outbox.waits())) {
-        waiting = exchange->request().name;
-      }
-    }
-  }
-  if (waiting.empty()) return;  // it has done its part, and is gone
-  Break(Status(Code::kUnavailable, "expected worker " + Place(peer->rank) +
-                                       " to take part in the exchange '" + waiting +
-                                       "', but its connection has ended: its process died, or "
-                                       "ended early; look at its output"));
-}
-
-void Mesh::Work::CheckTimes() {
-  const auto timeout = static_cast<int64_t>(options_.timeout_seconds * 1000);
-  const int64_t now = NowMilliseconds();
-  std::string late, name;
-  {
-    std::lock_guard<std::mutex> guard(mu_);
-    for (const auto& [tag, exchange] : pending_) {
-      if (!exchange->begun() || now - exchange->last_sign < timeout) continue;
-      name = exchange->request().name;
-      late = exchange->Missing();
-      for (const std::unique_ptr<Peer>& peer : peers_) {
-        if (late.empty() && peer != nullptr && peer->outbox.waits()) late = Place(peer->rank);
-      }
-      break;
-    }
-  }
-  if (name.empty()) return;
-  Break(Status(Code::kUnavailable,
-               "expected worker " + late + " in the exchange '" + name + "' within " +
-                   Seconds(options_.timeout_seconds) +
-                   " s, and heard nothing; it may be stuck, paused, or at work on something that "
-                   "the others do not do: look at its output, or give it more time"));
-}
-
-void Mesh::Work::Break(const Status& status) {
-  std::map<Tag, Pending> ended;
-  std::string why;
-  {
-    std::lock_guard<std::mutex> guard(mu_);
-    if (!broken_.ok()) return;
-    broken_ = status;
-    ended = pending_;
-    // A worker that has come to its end leaves without a word: the others may still be busy with
-    // what it has taken part in.
-    const bool waits = std::any_of(pending_.begin(), pending_.end(),
-                                   [](const auto& each) { return each.second->begun(); });
-    if (waits || !ending_) why = status.message();
-  }
-  for (const std::unique_ptr<Peer>& peer : peers_) {
-    if (peer == nullptr) continue;
-    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer->socket.get(), nullptr);
-    peer->outbox.Close(why);
-    peer->exchange = nullptr;
-  }
-  for (auto& [tag, exchange] : ended) {
-    {
-      std::lock_guard<std::mutex> guard(mu_);
-      exchange->Fail(status);
-    }
-    Settle(exchange);
-  }
-  std::lock_guard<std::mutex> guard(mu_);
-  pending_.clear();
-}
-
 // --- the mesh that others see -------------------------------------------------------------------
 
 Mesh::Mesh(std::unique_ptr<Work> work) : work_(std::move(work)) {}
@@ -595,8 +282,10 @@ Result<std::shared_ptr<Mesh>> Mesh::Listen(const MeshOptions& options) {
   }
   if (!(options.timeout_seconds > 0) || !std::isfinite(options.timeout_seconds)) {
     return InvalidArgument("expected a timeout of more than 0 seconds, got " +
-                           Seconds(options.timeout_seconds));
+                           std::to_string(options.timeout_seconds));
   }
+  MeshOptions limited = options;
+  limited.timeout_seconds = std::min(options.timeout_seconds, kLongestTimeout);
   WorkerAddress own{options.host, 0, ""};
   Result<std::string> token = RandomToken();
   if (!token.ok()) return token.status();
@@ -604,7 +293,7 @@ Result<std::shared_ptr<Mesh>> Mesh::Listen(const MeshOptions& options) {
   Result<Descriptor> listening = ListenFor(options.host, options.size, &own.port);
   if (!listening.ok()) return listening.status();
   return std::shared_ptr<Mesh>(
-      new Mesh(std::make_unique<Work>(options, std::move(listening.value()), own)));
+      new Mesh(std::make_unique<Work>(limited, std::move(listening.value()), own)));
 }
 
 int Mesh::rank() const { return work_->options().rank; }
@@ -615,45 +304,6 @@ Status Mesh::Connect(const std::vector<std::string>& addresses) {
 }
 void Mesh::Exchange(ExchangeRequest request) { work_->Exchange(std::move(request)); }
 MeshStats Mesh::Stats() const { return work_->Stats(); }
-
-namespace {
-
-struct Registry {
-  std::mutex mu;
-  std::map<int64_t, std::shared_ptr<Mesh>> meshes;
-  int64_t next = 1;
-};
-
-Registry& TheRegistry() {
-  // Never destroyed: threads of others may exchange until the process ends.
-  static Registry* const registry = new Registry;
-  return *registry;
-}
-
-}  // namespace
-
-int64_t AddMesh(std::shared_ptr<Mesh> mesh) {
-  Registry& registry = TheRegistry();
-  std::lock_guard<std::mutex> guard(registry.mu);
-  registry.meshes[registry.next] = std::move(mesh);
-  return registry.next++;
-}
-
-std::shared_ptr<Mesh> FindMesh(int64_t number) {
-  Registry& registry = TheRegistry();
-  std::lock_guard<std::mutex> guard(registry.mu);
-  const auto found = registry.meshes.find(number);
-  return found == registry.meshes.end() ? nullptr : found->second;
-}
-
-void RemoveMesh(int64_t number) {
-  Registry& registry = TheRegistry();
-  std::shared_ptr<Mesh> removed;  // goes without the lock
-  std::lock_guard<std::mutex> guard(registry.mu);
-  const auto found = registry.meshes.find(number);
-  if (found == registry.meshes.end()) return;
-  removed = std::move(found->second);
-  registry.meshes.erase(found);
-}
+bool Mesh::is_broken() const { return work_->is_broken(); }
 
 }  // namespace sok

@@ -85,6 +85,8 @@ class Mesh {
   void Exchange(ExchangeRequest request);
 
   MeshStats Stats() const;
+  // Whether an error has ended it.
+  bool is_broken() const;
 
  private:
   class Work;

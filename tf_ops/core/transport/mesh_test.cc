@@ -198,6 +198,30 @@ TEST_CASE("exchanges of one name are told apart by their turns, whatever their o
   }
 }
 
+TEST_CASE("one turn may be taken again and again") {
+  constexpr size_t kSize = 3, kTimes = 300;
+  const Meshes meshes = Connected(kSize);
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> workers;
+  for (size_t rank = 0; rank < kSize; ++rank) {
+    workers.emplace_back([&, rank] {
+      for (size_t time = 0; time < kTimes; ++time) {
+        Side side;
+        side.Begin(meshes[rank].get(), "gradients", PartsOf(rank, kSize, time, 2000), 7);
+        if (!side.Wait().ok()) {
+          ++wrong;
+          return;
+        }
+        for (size_t from = 0; from < kSize; ++from) {
+          if (side.From(from) != RowsOf(from, rank, time, 2000)) ++wrong;
+        }
+      }
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+  CHECK(wrong == 0);
+}
+
 TEST_CASE("a worker that does not come is named on all others within the timeout") {
   const Meshes meshes = Connected(3, 0.3);
   Side first, second;
@@ -210,6 +234,7 @@ TEST_CASE("a worker that does not come is named on all others within the timeout
     CHECK(status.message().find("'rows'") != std::string::npos);
   }
   // From here on nobody waits.
+  CHECK(meshes[0]->is_broken());
   Side late, other;
   late.Begin(meshes[2].get(), "rows", Nothing(3));
   CHECK(!late.Wait().ok());
@@ -231,6 +256,17 @@ TEST_CASE("the end of a worker ends what waits for it") {
                   status.message());
   }
   CHECK(first.dones() == 1);
+}
+
+TEST_CASE("a worker that is lost before this one comes is an error at once") {
+  Meshes meshes = Connected(2);
+  Side gone, late;
+  gone.Begin(meshes[1].get(), "rows", PartsOf(1, 2, 1, 10));
+  meshes[1].reset();
+  CHECK(!gone.Wait().ok());
+  late.Begin(meshes[0].get(), "rows", PartsOf(0, 2, 1, 10));
+  CHECK(!late.Wait().ok());
+  CHECK(meshes[0]->is_broken());
 }
 
 TEST_CASE("a worker that has done its part may leave") {

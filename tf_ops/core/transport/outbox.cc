@@ -45,10 +45,14 @@ bool Outbox::Send(const FrameHeader& header, const void* bytes, Sent sent) {
   std::lock_guard<std::mutex> guard(mu_);
   // What a frame is for has ended with the connections, and its bytes may be gone.
   if (closed_) return true;
-  Frame frame{header, static_cast<const char*>(bytes), 0, std::move(sent)};
-  if (frames_.empty() && Push(&frame)) return true;
-  frames_.push_back(std::move(frame));
-  if (frames_.size() == 1) wants_to_write_(true);
+  // In the queue first: should memory end, nothing of it has been sent.
+  frames_.push_back({header, static_cast<const char*>(bytes), 0, std::move(sent)});
+  if (frames_.size() > 1) return false;
+  if (Push(&frames_.front())) {
+    frames_.pop_front();
+    return true;
+  }
+  wants_to_write_(true);
   return false;
 }
 

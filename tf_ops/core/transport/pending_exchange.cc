@@ -37,12 +37,9 @@ Status PendingExchange::CheckFits(int worker, const FrameHeader& header) const {
 }
 
 Result<char*> PendingExchange::Announce(int worker, const FrameHeader& header) {
+  // Nothing has a place in an exchange that has failed: what the caller gave may be gone.
+  if (!status_.ok()) return status_;
   Other& other = others_[static_cast<size_t>(worker)];
-  if (other.announced) {
-    return Status(Code::kInternal, "worker " + std::to_string(worker) +
-                                       " sent rows twice for one exchange, of name hash " +
-                                       std::to_string(header.name));
-  }
   other.announced = true;
   other.header = header;
   --unannounced_;

@@ -24,8 +24,8 @@ class PendingExchange {
   Status Begin(ExchangeRequest request, uint64_t turn);
   bool begun() const { return begun_; }
 
-  // A frame of another worker has come, and its bytes follow. Returns where they go, null where
-  // there are none. Errors: the frame does not fit.
+  // A frame of another worker has come, its first, and its bytes follow. Returns where they go,
+  // null where there are none. Errors: the frame does not fit, or the exchange has failed.
   Result<char*> Announce(int worker, const FrameHeader& header);
   // Its bytes are there.
   void Arrive(int worker);
@@ -53,6 +53,7 @@ class PendingExchange {
   uint64_t turn() const { return turn_; }
   // Workers of whom something is missing: "1, 3".
   std::string Missing() const;
+  bool is_announced(int worker) const { return others_[static_cast<size_t>(worker)].announced; }
   bool has_arrived(int worker) const { return others_[static_cast<size_t>(worker)].arrived; }
 
   // When there was the last sign of a worker. Without a lock.

@@ -130,7 +130,9 @@ Result<Descriptor> ListenFor(const std::string& host, int backlog, uint16_t* por
   const addrinfo* first = found.value().get();
   sockaddr_storage address{};
   std::memcpy(&address, first->ai_addr, first->ai_addrlen);
-  if (!IsLoopback(first->ai_addr)) {
+  // A host's own name may stand for its loopback interface, by which no other host reaches it.
+  const bool is_number = host.find_first_not_of("0123456789abcdefABCDEF.:") == std::string::npos;
+  if (!IsLoopback(first->ai_addr) || !(is_number || host == "localhost")) {
     // Which interface the others come by is the network's business.
     if (address.ss_family == AF_INET) {
       reinterpret_cast<sockaddr_in*>(&address)->sin_addr.s_addr = htonl(INADDR_ANY);

@@ -1,0 +1,254 @@
+// The mesh's own thread.
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "core/transport/mesh_work.h"
+
+namespace sok {
+namespace {
+
+// So much is read of one connection before the others have their turn.
+constexpr size_t kReadAtOnce = 1 << 20;
+// The text of a worker that gives up.
+constexpr uint64_t kMostWhyBytes = 1 << 16;
+
+std::string Seconds(double seconds) {
+  std::string text = std::to_string(seconds);
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') text.pop_back();
+  return text;
+}
+
+}  // namespace
+
+void Mesh::Work::Run() {
+  const double tick = std::clamp(options_.timeout_seconds * 250, 1.0, 1000.0);  // milliseconds
+  int64_t next_check = NowMilliseconds();
+  for (;;) {
+    epoll_event events[64];
+    const int n = epoll_wait(epoll_.get(), events, 64, static_cast<int>(tick));
+    try {
+      for (int i = 0; i < n; ++i) {
+        auto* const peer = static_cast<Peer*>(events[i].data.ptr);
+        if (peer != nullptr) {
+          Handle(events[i].events, peer);
+        } else {
+          uint64_t count = 0;
+          [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));
+        }
+      }
+      if (NowMilliseconds() >= next_check) {
+        CheckTimes();
+        next_check = NowMilliseconds() + static_cast<int64_t>(tick);
+      }
+    } catch (const std::bad_alloc&) {
+      Break(Status::Literal(Code::kResourceExhausted, "no memory for what other workers sent"));
+    }
+    Status status;
+    bool ending = false;
+    {
+      std::lock_guard<std::mutex> guard(mu_);
+      status = break_soon_;
+      ending = ending_;
+    }
+    if (!status.ok()) Break(status);
+    if (ending) return;
+  }
+}
+
+void Mesh::Work::Handle(uint32_t events, Peer* peer) {
+  if (is_broken()) return;
+  if ((events & EPOLLOUT) != 0 && peer->outbox.Continue() > 0) {
+    const int64_t now = NowMilliseconds();
+    std::lock_guard<std::mutex> guard(mu_);
+    for (auto& [tag, exchange] : pending_) exchange->last_sign = now;
+  }
+  if ((events & ~static_cast<uint32_t>(EPOLLOUT)) != 0 && !Read(peer)) Lose(peer);
+}
+
+bool Mesh::Work::Read(Peer* peer) {
+  for (size_t total = 0; total < kReadAtOnce;) {
+    // Inside of a large frame bytes go to their place.
+    const bool direct = peer->left > Peer::kBufferBytes;
+    char* const at = direct ? peer->into : peer->buffer.get();
+    const size_t room = direct ? std::min(peer->left, kReadAtOnce) : Peer::kBufferBytes;
+    const ssize_t n = recv(peer->socket.get(), at, room, 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
+    if (n == 0) return false;
+    const Status status = Take(peer, direct ? nullptr : at, static_cast<size_t>(n));
+    if (!status.ok()) {
+      Break(status);
+      return true;
+    }
+    if (static_cast<size_t>(n) < room) return true;  // no more for now
+    total += static_cast<size_t>(n);
+  }
+  return true;
+}
+
+// Takes bytes that have come; null for those that are in their place.
+Status Mesh::Work::Take(Peer* peer, const char* bytes, size_t n) {
+  while (n > 0) {
+    if (peer->header_bytes < sizeof(FrameHeader)) {
+      const size_t some = std::min(n, sizeof(FrameHeader) - peer->header_bytes);
+      std::memcpy(reinterpret_cast<char*>(&peer->header) + peer->header_bytes, bytes, some);
+      peer->header_bytes += some;
+      bytes += some;
+      n -= some;
+      if (peer->header_bytes < sizeof(FrameHeader)) return Status();
+      const Status status = BeginFrame(peer);
+      if (!status.ok()) return status;
+    } else {
+      const size_t some = std::min(n, peer->left);
+      if (bytes != nullptr) {
+        std::memcpy(peer->into, bytes, some);
+        bytes += some;
+      }
+      peer->into += some;
+      peer->left -= some;
+      n -= some;
+      if (peer->exchange != nullptr) peer->exchange->last_sign = NowMilliseconds();
+    }
+    if (peer->left == 0) {
+      const Status status = EndFrame(peer);
+      if (!status.ok()) return status;
+    }
+  }
+  return Status();
+}
+
+Status Mesh::Work::BeginFrame(Peer* peer) {
+  const FrameHeader& header = peer->header;
+  const bool gives_up = header.kind == FrameHeader::kGivingUp;
+  if (header.magic != FrameHeader::kMagic || (!gives_up && header.kind != FrameHeader::kRows) ||
+      (gives_up && header.bytes > kMostWhyBytes)) {
+    return Status(Code::kInternal, "expected a frame of worker " + Place(peer->rank) +
+                                       ", got other bytes; do all workers run one version?");
+  }
+  peer->left = header.bytes;
+  if (gives_up) {
+    peer->why.resize(header.bytes);
+    peer->into = peer->why.data();
+    return Status();
+  }
+  Pending exchange;
+  Result<char*> into(nullptr);
+  {
+    std::lock_guard<std::mutex> guard(mu_);
+    if (!broken_.ok()) return broken_;
+    exchange = Find({header.name, header.turn},
+                    [peer](const PendingExchange& each) { return !each.is_announced(peer->rank); });
+    exchange->last_sign = NowMilliseconds();
+    into = exchange->Announce(peer->rank, header);
+  }
+  if (!into.ok()) return into.status();
+  peer->exchange = exchange;
+  peer->into = into.value();
+  CopyOwnIfDue(exchange);
+  return Status();
+}
+
+Status Mesh::Work::EndFrame(Peer* peer) {
+  peer->header_bytes = 0;
+  if (peer->header.kind == FrameHeader::kGivingUp) {
+    return Status(Code::kUnavailable,
+                  "worker " + Place(peer->rank) + " has given up: " + peer->why);
+  }
+  const Pending exchange = std::move(peer->exchange);
+  peer->exchange = nullptr;
+  {
+    std::lock_guard<std::mutex> guard(mu_);
+    exchange->Arrive(peer->rank);
+  }
+  Settle(exchange);
+  return Status();
+}
+
+void Mesh::Work::Lose(Peer* peer) {
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer->socket.get(), nullptr);
+  std::string waiting;
+  {
+    std::lock_guard<std::mutex> guard(mu_);
+    peer->lost = true;
+    for (const auto& [tag, exchange] : pending_) {
+      if (exchange->begun() && (!exchange->has_arrived(peer->rank) || peer->outbox.waits())) {
+        waiting = exchange->request().name;
+      }
+    }
+  }
+  if (waiting.empty()) return;  // it has done its part, and is gone
+  Break(LostIn(waiting, peer->rank));
+}
+
+Status Mesh::Work::LostIn(const std::string& exchange, int worker) const {
+  return Status(Code::kUnavailable,
+                "expected worker " + Place(worker) + " to take part in the exchange '" + exchange +
+                    "', but its connection has ended: its process died, or ended early; look at "
+                    "its output");
+}
+
+void Mesh::Work::CheckTimes() {
+  const auto timeout = static_cast<int64_t>(options_.timeout_seconds * 1000);
+  const int64_t now = NowMilliseconds();
+  std::string late, name;
+  {
+    std::lock_guard<std::mutex> guard(mu_);
+    for (const auto& [tag, exchange] : pending_) {
+      if (!exchange->begun() || now - exchange->last_sign < timeout) continue;
+      name = exchange->request().name;
+      late = exchange->Missing();
+      for (const std::unique_ptr<Peer>& peer : peers_) {
+        if (late.empty() && peer != nullptr && peer->outbox.waits()) late = Place(peer->rank);
+      }
+      break;
+    }
+  }
+  if (name.empty()) return;
+  Break(Status(Code::kUnavailable,
+               "expected worker " + late + " in the exchange '" + name + "' within " +
+                   Seconds(options_.timeout_seconds) +
+                   " s, and heard nothing; it may be stuck, paused, or at work on something that "
+                   "the others do not do: look at its output, or give it more time"));
+}
+
+void Mesh::Work::Break(const Status& status) {
+  std::multimap<ExchangeTag, Pending> ended;
+  std::string why;
+  {
+    std::lock_guard<std::mutex> guard(mu_);
+    if (!broken_.ok()) return;
+    broken_ = status;
+    ended.swap(pending_);
+    // A worker that has come to its end leaves without a word: the others may still be busy with
+    // what it has taken part in.
+    const bool waits = std::any_of(ended.begin(), ended.end(),
+                                   [](const auto& each) { return each.second->begun(); });
+    try {
+      if (waits || !ending_) why = status.message();
+    } catch (const std::bad_alloc&) {  // then the others see the connection end
+    }
+  }
+  for (const std::unique_ptr<Peer>& peer : peers_) {
+    if (peer == nullptr) continue;
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer->socket.get(), nullptr);
+    peer->outbox.Close(why);
+    peer->exchange = nullptr;
+  }
+  for (auto& [tag, exchange] : ended) {
+    {
+      std::lock_guard<std::mutex> guard(mu_);
+      exchange->Fail(status);
+    }
+    Settle(exchange);
+  }
+}
+
+}  // namespace sok

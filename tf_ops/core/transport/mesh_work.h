@@ -1,0 +1,149 @@
+// What is behind a Mesh. Internal to the transport.
+//
+// Callers begin exchanges and send; one thread of the mesh's own reads from all connections, goes
+// on sending where a connection had no room, and ends the mesh when something is wrong. It alone
+// receives into the places of rows, so that none of them is in use when it ends an exchange.
+//
+// Locks: the mesh's mutex may be held while an outbox's is taken, not the other way round. Neither
+// is held when `done` of a request is called.
+#pragma once
+
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/transport/frame.h"
+#include "core/transport/mesh.h"
+#include "core/transport/outbox.h"
+#include "core/transport/pending_exchange.h"
+#include "core/transport/socket.h"
+
+namespace sok {
+
+// Names an exchange on all workers.
+struct ExchangeTag {
+  uint64_t name, turn;
+  bool operator<(const ExchangeTag& other) const {
+    return name != other.name ? name < other.name : turn < other.turn;
+  }
+};
+
+// The connection to one worker. But for its outbox, only the mesh's own thread uses it.
+struct Peer {
+  int rank = 0;
+  std::string place;  // "10.0.0.2:4711"
+  Descriptor socket;
+  Outbox outbox;
+  bool lost = false;  // guarded by the mesh's mutex
+
+  // Small frames come out of one call of the system, through a buffer; the rest of large ones goes
+  // to its place directly.
+  static constexpr size_t kBufferBytes = 64 << 10;
+  std::unique_ptr<char[]> buffer{new char[kBufferBytes]};
+  FrameHeader header;
+  size_t header_bytes = 0;  // that have come
+  std::shared_ptr<PendingExchange> exchange;
+  std::string why;
+  char* into = nullptr;
+  size_t left = 0;  // bytes of the frame that have not come
+};
+
+class Mesh::Work {
+ public:
+  Work(const MeshOptions& options, Descriptor listening, WorkerAddress own)
+      : options_(options),
+        listening_(std::move(listening)),
+        own_(std::move(own)),
+        address_(own_.ToText()) {}
+  ~Work();
+
+  const MeshOptions& options() const { return options_; }
+  const std::string& address() const { return address_; }
+  Status Connect(const std::vector<std::string>& addresses);
+  void Exchange(ExchangeRequest request);
+  MeshStats Stats() const;
+  bool is_broken() const {
+    std::lock_guard<std::mutex> guard(mu_);
+    return !broken_.ok();
+  }
+
+ private:
+  using Pending = std::shared_ptr<PendingExchange>;
+
+  // --- the callers' side
+  Status Begin(ExchangeRequest* request, uint64_t* turn, Pending* begun);
+  Status CheckRequest(const ExchangeRequest& request) const;
+  void SendParts(const Pending& exchange);
+  // Copies what this worker has for itself, if there is a place for it now.
+  void CopyOwnIfDue(const Pending& exchange);
+  // Ends an exchange if nothing is missing. Without the mutex.
+  void Settle(const Pending& exchange);
+  // Has the mesh's thread end the mesh.
+  void BreakSoon(const Status& status);
+
+  // --- the mesh's own thread
+  void Run();
+  void Handle(uint32_t events, Peer* peer);
+  // Returns false once the connection has ended.
+  bool Read(Peer* peer);
+  Status Take(Peer* peer, const char* bytes, size_t n);
+  Status BeginFrame(Peer* peer);
+  Status EndFrame(Peer* peer);
+  void Lose(Peer* peer);
+  void CheckTimes();
+  void Break(const Status& status);
+
+  // The error of an exchange that a worker does not come to, since it is gone.
+  Status LostIn(const std::string& exchange, int worker) const;
+
+  bool is_child() const { return process_ != getpid(); }
+  // Returns the first exchange of a tag of which `is_open` holds, or a new one. With the mutex.
+  template <typename IsOpen>
+  Pending Find(const ExchangeTag& tag, const IsOpen& is_open) {
+    const auto [begin, end] = pending_.equal_range(tag);
+    for (auto at = begin; at != end; ++at) {
+      if (is_open(*at->second)) return at->second;
+    }
+    Pending made = std::make_shared<PendingExchange>(options_.rank, options_.size);
+    made->last_sign = NowMilliseconds();
+    pending_.emplace(tag, made);
+    return made;
+  }
+  std::string Place(int worker) const {
+    return std::to_string(worker) + " (" + peers_[static_cast<size_t>(worker)]->place + ")";
+  }
+
+  const MeshOptions options_;
+  Descriptor listening_;
+  const WorkerAddress own_;
+  const std::string address_;
+  std::vector<std::unique_ptr<Peer>> peers_;  // (size) null for this worker
+  Descriptor epoll_, wake_;
+  std::thread thread_;
+
+  mutable std::mutex mu_;
+  Status broken_, break_soon_;
+  bool ending_ = false, connected_ = false;
+  int process_ = 0;  // that has connected; a child of it has no thread for the mesh
+  struct Name {
+    std::string text;
+    uint64_t turns = 0;
+  };
+  std::unordered_map<uint64_t, Name> names_;
+  // Those of one tag in their order: a gradient may be taken twice, and a worker that is done with
+  // the first begins the second while others are still at the first.
+  std::multimap<ExchangeTag, Pending> pending_;
+  MeshStats stats_;
+};
+
+}  // namespace sok
