@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from sok_embed import communicators, tf_ops
 from sok_embed.anchor_updates import is_anchor
+from sok_embed.sparse_gradients import average_slices
 
 # Gradients that travel together are of at most so many bytes.
 _BUCKET_BYTES = 25 * 2**20
@@ -126,7 +127,8 @@ def average_gradients(gradients: Any, variables: Any = None) -> list[Any]:
     """Averages gradients over all workers. Collective.
 
     Tensors of one type travel together, in messages of up to 25 MiB, the size of the buckets of
-    PyTorch's DistributedDataParallel.
+    PyTorch's DistributedDataParallel. The indices of all slices take one message, and their rows
+    another.
 
     Args:
         gradients: Tensors, `tf.IndexedSlices` or `None`, the same on every worker but for their
@@ -151,7 +153,7 @@ def _averaged(gradients: Any, variables: Any, needs_norms: bool) -> list[Any]:
     averages = list(gradients)
     if communicator.size == 1:
         return averages
-    dense, squares = {}, {}
+    dense, squares, sparse = {}, {}, {}
     # Workers find each other's tensors by the names of ops. Scopes of Keras have numbers that count
     # how often a worker has traced.
     with tf.name_scope("sok_embed.gradients/"):
@@ -162,11 +164,12 @@ def _averaged(gradients: Any, variables: Any, needs_norms: bool) -> list[Any]:
                 if needs_norms or getattr(variables[i].constraint, "clips_by_norm", False):
                     squares[i] = _square(gradient)
             elif isinstance(gradient, tf.IndexedSlices):
-                name = f"sok_embed.gradient.{i}"
-                averages[i] = _sum_equal(communicator.all_reduce(gradient, name, average=True))
+                sparse[i] = gradient
             else:
                 dense[i] = tf.convert_to_tensor(gradient)
         reduced = _reduced({**dense, **squares}, communicator)
+        for i, average in average_slices(sparse, communicator).items():
+            averages[i] = average
         for i in dense:
             averages[i] = reduced[i]
         for i in squares:
@@ -232,10 +235,3 @@ def _check_scaled(inner: keras.optimizers.Optimizer) -> None:
             f"them by a norm. Received: both, in {inner.name}. Leave out one of them, or use "
             "mixed_bfloat16, which needs no loss scaling."
         )
-
-
-def _sum_equal(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Returns the same gradient with distinct indices."""
-    indices, positions = tf.unique(slices.indices)
-    values = tf.math.unsorted_segment_sum(slices.values, positions, tf.size(indices))
-    return tf.IndexedSlices(values, indices, slices.dense_shape)

@@ -8,12 +8,13 @@ said of it. The vectors come back in the same order, and their gradients go the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from sok_embed import tf_ops
 from sok_embed.lookup import Call, Column, Request, TableLookup
+from sok_embed.segments import transposed
 
 
 class Asked(NamedTuple):
@@ -68,11 +69,11 @@ def vectors_of_many(asked: Sequence[Asked], name: str) -> list[tf.Tensor]:
     ]
     floats_of_a_row = tf.constant(dims)[:, tf.newaxis]
     sent, expected = served * floats_of_a_row, wanted * floats_of_a_row
-    by_worker = _transposed(tf.concat([tf.reshape(vectors, [-1]) for vectors in found], 0), sent)
+    by_worker = transposed(tf.concat([tf.reshape(vectors, [-1]) for vectors in found], 0), sent)
     by_worker = communicator.exchange(
         by_worker, tf.reduce_sum(sent, 0), tf.reduce_sum(expected, 0), name
     )
-    by_table = _transposed(by_worker, tf.transpose(expected))
+    by_table = transposed(by_worker, tf.transpose(expected))
     answers = tf.split(by_table, tf.reduce_sum(expected, 1), num=len(asked))
     return [
         one.lookup.shaped(tf_ops.expand(tf.reshape(answer, [-1, dim]), request.inverse), one.keys)
@@ -98,7 +99,7 @@ def _packed(
     fields = [tf.reshape(rows, [-1]) for rows in (counts, *(request.rows for request in requests))]
     header = tf.fill([1, workers], tables)
     sizes = tf.concat([header, wanted * _widths(asked)[:, tf.newaxis]], 0)
-    return _transposed(tf.concat(fields, 0), sizes), tf.reduce_sum(sizes, 0)
+    return transposed(tf.concat(fields, 0), sizes), tf.reduce_sum(sizes, 0)
 
 
 def _unpacked(
@@ -120,32 +121,10 @@ def _unpacked(
     begins = tf.reshape(tf.cumsum(splits, exclusive=True), [workers, 1])
     served = tf.cast(tf.gather(message, begins + tf.range(tables)), tf.int32)
     sizes = tf.concat([tf.fill([workers, 1], tables), served * _widths(asked)], 1)
-    _, *fields = tf.split(_transposed(message, sizes), tf.reduce_sum(sizes, 0), num=1 + tables)
+    _, *fields = tf.split(transposed(message, sizes), tf.reduce_sum(sizes, 0), num=1 + tables)
     rows = [tf.reshape(flat, [-1, one.width]) for one, flat in zip(asked, fields, strict=True)]
     return tf.transpose(served), rows
 
 
 def _widths(asked: Sequence[Asked]) -> tf.Tensor:
     return tf.constant([one.width for one in asked])
-
-
-@tf.custom_gradient
-def _transposed(values: tf.Tensor, sizes: tf.Tensor) -> Any:
-    """Puts segments that lie by the rows of a matrix of sizes into the order of its columns.
-
-    Args:
-        values: `[n]`: segments of `sizes[0, 0]`, `sizes[0, 1]`, … elements, one behind the other.
-        sizes: int32 `[a, b]`, whose shape is static.
-
-    Returns:
-        `[n]`: the segments of `sizes[0, 0]`, `sizes[1, 0]`, … elements.
-    """
-    rows, columns = sizes.shape
-    segments = tf.split(values, tf.reshape(sizes, [-1]), num=rows * columns)
-    order = [row * columns + column for column in range(columns) for row in range(rows)]
-
-    def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, None]:
-        # TensorFlow's own cuts the result into slices, one op each.
-        return _transposed(upstream, tf.transpose(sizes)), None
-
-    return tf.concat([segments[i] for i in order], 0), gradient

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from sharded.models import one_table_model
+from sharded.optimizing import SLICES, slices_of
 from sharded.results import Results, assert_equal_tables
 
 import sok_embed
@@ -100,3 +101,22 @@ def test_several_workers_refuse_to_save_and_say_what_to_do(one: Results, many: R
         assert "table.export(slots=True)" in refusal
     # The export and restore that the refusal speaks of kept each shard.
     assert_equal_tables(one, many, "saving", "dynamic")
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+@pytest.mark.parametrize("name", SLICES)
+def test_sparse_gradients_of_any_shape_and_type_are_averaged_together(
+    many: Results, name: str, mode: str
+) -> None:
+    shape, dtype, rows = SLICES[name]
+    expected = np.zeros((rows, *shape))
+    for rank in range(many.workers):
+        np.add.at(expected, *slices_of(rank, name))
+    for worker in many.of("many_slices"):
+        indices = worker[f"{mode}.{name}.indices"]
+        assert len(np.unique(indices)) == len(indices)
+        found = np.zeros((rows, *shape))
+        found[indices] = worker[f"{mode}.{name}.values"]
+        # A third is not exact: 8 bits of bfloat16, 24 of float32.
+        tolerance = {tf.bfloat16: 2**-8, tf.float32: 2**-23}.get(dtype, 2**-52)
+        np.testing.assert_allclose(found, expected / many.workers, rtol=tolerance, atol=0)

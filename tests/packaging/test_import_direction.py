@@ -256,6 +256,8 @@ EXCHANGES = {"unique_and_partition", "adaptive_partition", "all_to_all", "alltoa
 MAKES_EXCHANGES = {
     "sok_embed.lookup",
     "sok_embed.fused_lookup",
+    # Workers tell each other the rows of sparse gradients of weights that all of them have.
+    "sok_embed.sparse_gradients",
     # Workers tell each other which rows an eviction has blended into static ones.
     "sok_embed.feature_column.own_rows",
 }

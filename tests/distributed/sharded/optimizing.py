@@ -34,6 +34,47 @@ def averages(here: Here) -> dict[str, Any]:
     }
 
 
+# Name, shape of a row, type and number of rows of sparse gradients.
+SLICES = {
+    "wide": ((3,), tf.float32, 7),
+    "flat": ((), tf.float32, 4),
+    "short": ((2,), tf.bfloat16, 5),
+    "double": ((2, 2), tf.float64, 6),
+}
+
+
+def slices_of(rank: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The indices, some of them equal, and the rows that a worker has; every third has none."""
+    shape, _, rows = SLICES[name]
+    rng = np.random.default_rng([rank, rows])
+    count = 0 if (rank + rows) % 3 == 0 else int(rng.integers(1, 9))
+    # Sums of these are exact in every type.
+    return rng.integers(0, rows, count), rng.integers(-4, 5, (count, *shape)) * 0.5
+
+
+@scenario
+def many_slices(here: Here) -> dict[str, Any]:
+    """Averages sparse gradients of several shapes and types together."""
+    given = []
+    for name, (shape, dtype, rows) in SLICES.items():
+        indices, values = slices_of(here.rank, name)
+        given.append(
+            tf.IndexedSlices(
+                tf.cast(values, dtype), tf.constant(indices), tf.constant([rows, *shape], tf.int64)
+            )
+        )
+    saved = {}
+    for mode, average in {
+        "eager": average_gradients,
+        "function": tf.function(average_gradients),
+    }.items():
+        for name, average_of_one in zip(SLICES, average(given), strict=True):
+            assert average_of_one.values.dtype == SLICES[name][1]
+            saved[f"{mode}.{name}.indices"] = average_of_one.indices.numpy()
+            saved[f"{mode}.{name}.values"] = tf.cast(average_of_one.values, tf.float64).numpy()
+    return saved
+
+
 @scenario
 def saving(here: Here) -> dict[str, Any]:
     """A Keras file holds all rows, so several workers cannot write one."""
