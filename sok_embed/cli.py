@@ -252,6 +252,13 @@ def compact(path: str, as_json: bool) -> None:
 @click.option(
     "--memory-bandwidth", metavar="SIZE", help="Of rows, read and written by a worker a second."
 )
+@click.option(
+    "--exchange-dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="In which rows travel, as of the layer.",
+)
 @_as_json
 def plan(
     config: str,
@@ -261,6 +268,7 @@ def plan(
     optimizer: str,
     bandwidth: str | None,
     memory_bandwidth: str | None,
+    exchange_dtype: str,
     as_json: bool,
 ) -> None:
     """Plan on which workers the rows of the tables of CONFIG lie.
@@ -290,6 +298,7 @@ def plan(
         memory=memory,
         optimizer=optimizer,
         hardware=Hardware(**hardware),
+        exchange_dtype=exchange_dtype,
     )
     click.echo(made.to_json() if as_json else _printable(str(made)))
 

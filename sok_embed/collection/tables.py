@@ -78,10 +78,14 @@ class TableCollection(Mapping[str, Table]):
     Args:
         name: Of the layer.
         features: Whose tables they are.
+        exchange_dtype: In which rows travel between workers: `"float32"` or `"bfloat16"`.
     """
 
-    def __init__(self, name: str, features: Sequence[FeatureConfig]) -> None:
+    def __init__(
+        self, name: str, features: Sequence[FeatureConfig], exchange_dtype: str = "float32"
+    ) -> None:
         self.name = name
+        self._exchange_dtype = exchange_dtype
         self.configs = tuple(distinct_tables(features))
         self._features = tuple(features)
         communicator = communicators.current()
@@ -180,9 +184,14 @@ class TableCollection(Mapping[str, Table]):
         # Nobody has said how large batches are. What depends on it is which of the tables with long
         # bags lie on one worker.
         batch_size = max(1, _BATCH_SIZE // self.owners)
-        return planning.plan(self._features, workers=self.owners, batch_size=batch_size)
+        return planning.plan(
+            self._features,
+            workers=self.owners,
+            batch_size=batch_size,
+            exchange_dtype=self._exchange_dtype,
+        )
 
-    def plan(self, exchange_dtype: str = "float32") -> tf_ops.CollectionPlan:
+    def plan(self) -> tf_ops.CollectionPlan:
         """What the ops are told of tables and features, which all workers must have alike."""
         features = self._features
         numbers = {name: number for number, name in enumerate(self._tables)}
@@ -190,7 +199,7 @@ class TableCollection(Mapping[str, Table]):
             [[config.name, config.vocabulary_size, config.embedding_dim, config.trainable,
               *self.placements[config.name]] for config in self.configs],
             [[feature.name, feature.table.name, feature.own_combiner] for feature in features],
-            exchange_dtype,
+            self._exchange_dtype,
         ]  # fmt: skip
         digest = hashlib.blake2b(json.dumps(said).encode(), digest_size=8).digest()
         return tf_ops.CollectionPlan(

@@ -23,10 +23,10 @@ from sok_embed.layers.row_count import RowCount
 from sok_embed.layers.saved_rows import SavedRows
 from sok_embed.lookup import CollectionLookup, PooledBatch
 from sok_embed.planning import Plan
+from sok_embed.planning.tables import EXCHANGED
 from sok_embed.table import Table
 
 _OUTPUTS = ("structure", "concat", "stack")
-_EXCHANGE_DTYPES = ("float32", "bfloat16")
 
 
 @keras.saving.register_keras_serializable(package="sok_embed")
@@ -109,9 +109,9 @@ class DistributedEmbedding(LayerWithRows):
         self._compute_type = activation_type(self.compute_dtype)
         if output not in _OUTPUTS:
             raise ValueError(f"Expected output to be one of {_OUTPUTS}. Received: {output!r}.")
-        if exchange_dtype not in _EXCHANGE_DTYPES:
+        if exchange_dtype not in EXCHANGED:
             raise ValueError(
-                f"Expected exchange_dtype to be one of {_EXCHANGE_DTYPES}. "
+                f"Expected exchange_dtype to be one of {tuple(EXCHANGED)}. "
                 f"Received: {exchange_dtype!r}."
             )
         self.output_form = output
@@ -123,12 +123,12 @@ class DistributedEmbedding(LayerWithRows):
         distinct_tables(self._features)  # this checks them
         self._check_keys()
         self._check_output()
-        self._collection = TableCollection(self.name, self._features)
+        self._collection = TableCollection(self.name, self._features, exchange_dtype)
         for number, table in enumerate(self._collection.values()):
             self._track_trackable(table, f"table_{number}")
         self._track_trackable(self._collection.queue, "queue")
         self._lookup = CollectionLookup(
-            self._collection.plan(exchange_dtype),
+            self._collection.plan(),
             self._collection,
             f"Layer '{self.name}'",
             self.name,

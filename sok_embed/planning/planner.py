@@ -14,6 +14,7 @@ from sok_embed.planning.sizes import size_in_bytes
 from sok_embed.planning.tables import (
     BY_CONFIG,
     BY_PLAN,
+    EXCHANGED,
     KEY,
     PlannedFeature,
     PlannedTable,
@@ -36,6 +37,7 @@ def plan(
     usage: Usage | None = None,
     weighted: Collection[str] = (),
     hardware: Hardware | None = None,
+    exchange_dtype: str = "float32",
 ) -> Plan:
     """Plans where the rows of many tables lie, and says what that costs.
 
@@ -66,6 +68,7 @@ def plan(
             not know are those of keys drawn uniformly from the rows.
         weighted: Names of features that the layer is called with weights of.
         hardware: How fast machines and network are. `None`: `Hardware()`.
+        exchange_dtype: That of the layer: in which rows travel, `"float32"` or `"bfloat16"`.
 
     Returns:
         A `Plan`.
@@ -89,6 +92,7 @@ def plan(
         usage=usage,
         weighted=weighted,
         hardware=hardware,
+        exchange_dtype=exchange_dtype,
     )
 
 
@@ -103,11 +107,17 @@ def plan_of(
     usage: Usage | None = None,
     weighted: Collection[str] = (),
     hardware: Hardware | None = None,
+    exchange_dtype: str = "float32",
 ) -> Plan:
     """As `plan`, of tables that have been read; it needs no TensorFlow."""
     workers = check_positive("workers", workers)
     batch_size = check_positive("batch_size", batch_size)
     limit = None if memory is None else size_in_bytes("memory", memory)
+    if exchange_dtype not in EXCHANGED:
+        raise ValueError(
+            f"Expected exchange_dtype to be one of {tuple(EXCHANGED)}. Received: "
+            f"{exchange_dtype!r}."
+        )
     usage = usage or Usage()
     if usage.batch_size not in (None, batch_size):
         raise ValueError(
@@ -144,6 +154,7 @@ def plan_of(
             distinct.get(table.name),
             tuple(features[table.name]),
             workers,
+            exchange_dtype,
         )
         for table in given.tables
     ]
@@ -173,6 +184,7 @@ def _planned(
     share: float | None,
     features: tuple[PlannedFeature, ...],
     workers: int,
+    exchange_dtype: str,
 ) -> PlannedTable:
     vocabulary = table.vocabulary_size
     if declared is not None and vocabulary is not None and declared > vocabulary:
@@ -213,6 +225,7 @@ def _planned(
         placement=KEY if placement == AUTO else placement,
         worker=worker,
         decided_by=BY_PLAN if placement == AUTO else BY_CONFIG,
+        exchange_dtype=exchange_dtype,
     )
 
 

@@ -16,6 +16,7 @@ from sok_embed.planning.tables import (
     BY_CONFIG,
     BY_HAND,
     BY_PLAN,
+    EXCHANGED,
     KEY,
     PLACED,
     WORKER,
@@ -381,6 +382,11 @@ def _check_placement(table: PlannedTable, workers: int) -> None:
         raise ValueError(
             f"Expected decided_by of {what} to be 'config', 'plan' or 'hand'. Received: "
             f"{table.decided_by!r}."
+        )
+    if table.exchange_dtype not in EXCHANGED:
+        raise ValueError(
+            f"Expected exchange_dtype of {what} to be one of {', '.join(EXCHANGED)}. Received: "
+            f"{table.exchange_dtype!r}."
         )
 
 

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 KEY, WORKER, REPLICATED = "key", "worker", "replicated"
 PLACED = (KEY, WORKER, REPLICATED)  # placements but for "auto"
+# Bytes of a number of a row on its way to who asked, by the exchange_dtype of the layer.
+EXCHANGED = {"float32": 4, "bfloat16": 2}
 
 # Who chose a placement.
 BY_CONFIG, BY_PLAN, BY_HAND = "config", "plan", "hand"
@@ -78,6 +80,8 @@ class PlannedTable:
         placement: `"key"`, `"worker"` or `"replicated"`.
         worker: The rank of the worker that holds the table, with `"worker"`; else `None`.
         decided_by: `"plan"`; `"config"`, which asked for the placement; or `"hand"`, an edit.
+        exchange_dtype: In which rows go to the workers that asked for them: `"float32"` or
+            `"bfloat16"`. Their gradients come back in float32.
     """
 
     name: str
@@ -95,6 +99,7 @@ class PlannedTable:
     placement: str = KEY
     worker: int | None = None
     decided_by: str = BY_PLAN
+    exchange_dtype: str = "float32"
 
     @property
     def row_bytes(self) -> int:
@@ -165,6 +170,11 @@ class PlannedTable:
         return 4 * self.dim
 
     @property
+    def _answer(self) -> int:
+        """Bytes of a vector on its way to who asked for it."""
+        return EXCHANGED[self.exchange_dtype] * self.dim
+
+    @property
     def _pooling(self) -> int:
         """Bytes that one key of a bag has a worker read: its vector, in training also back."""
         return self._vector * (1 + self.trainable)
@@ -178,7 +188,7 @@ class PlannedTable:
         return sum(feature.keys for feature in features)
 
     def _cost_by_key(self, workers: int, memory: int) -> Cost:
-        share = (workers - 1) * self.distinct * (8 + 2 * self._vector) // workers
+        share = (workers - 1) * self.distinct * (8 + self._answer + self._vector) // workers
         touched = (
             self._keys(self.features) * self._pooling
             + self.distinct * self._vector
@@ -201,7 +211,7 @@ class PlannedTable:
             # All features share the rows of their distinct keys.
             rows, apart = self.distinct, self.features
         there = 8 * keys + 4 * bags + self._vector * bags + (8 + self._vector) * rows
-        back = self._vector * (bags + rows)
+        back = self._answer * (bags + rows)
         # Rows that came back are laid out, or pooled with weights, by who asked.
         laid_out = self._keys(apart) * self._pooling
         others = workers - 1

@@ -34,8 +34,11 @@ def distinct(parts):
     return np.unique(np.concatenate([part.reshape(-1) for part in parts]))
 
 
-def counted_exchange(placement, rows, features, workers, batch_size, rng):
-    """Counts the bytes `[workers, workers]`, from and to, of the messages of a step."""
+def counted_exchange(placement, rows, features, workers, batch_size, rng, answer):
+    """Counts the bytes `[workers, workers]`, from and to, of the messages of a step.
+
+    A vector takes `answer` bytes on its way to who asked for it, and its gradient `VECTOR`.
+    """
     sent = np.zeros([workers, workers])
     owners = rng.integers(0, workers, rows)
     for asking in range(workers):
@@ -49,11 +52,11 @@ def counted_exchange(placement, rows, features, workers, batch_size, rng):
                 for name, keys in batch.items():
                     bags = batch_size if features[name][1] else keys.size
                     sent[asking, holder] += 8 * keys.size + (4 + VECTOR) * bags
-                    sent[holder, asking] += VECTOR * bags
+                    sent[holder, asking] += answer * bags
             else:
                 rows_of_keys = len(distinct(batch.values()))
                 sent[asking, holder] += (8 + VECTOR) * rows_of_keys
-                sent[holder, asking] += VECTOR * rows_of_keys
+                sent[holder, asking] += answer * rows_of_keys
             continue
         keys = distinct(batch.values())
         if placement == "replicated":
@@ -61,24 +64,27 @@ def counted_exchange(placement, rows, features, workers, batch_size, rng):
             continue
         asked = np.bincount(owners[keys], minlength=workers)
         sent[asking] += (8 + VECTOR) * asked
-        sent[:, asking] += VECTOR * asked
+        sent[:, asking] += answer * asked
     np.fill_diagonal(sent, 0)
     return sent
 
 
+@pytest.mark.parametrize(("exchange_dtype", "answer"), [("float32", 4 * 12), ("bfloat16", 2 * 12)])
 @pytest.mark.parametrize("placement", PLACED)
 @pytest.mark.parametrize("features", [("short", "long"), ("short", "long", "apart"), ("apart",)])
-def test_bytes_are_those_of_an_exchange_that_is_counted(placement, features):
+def test_bytes_are_those_of_an_exchange_that_is_counted(
+    placement, features, exchange_dtype, answer
+):
     rows, workers, batch_size = 3000, 5, 800
     chosen = {name: FEATURES[name] for name in features}
     given = given_by_json(described(rows, chosen, placement=placement))
-    made = plan_of(given, workers=workers, batch_size=batch_size)
+    made = plan_of(given, workers=workers, batch_size=batch_size, exchange_dtype=exchange_dtype)
     if placement == "worker":
         made = made.placed("t", "worker", worker=1)
     rng = np.random.default_rng(3)
     counted = np.mean(
         [
-            counted_exchange(placement, rows, chosen, workers, batch_size, rng)
+            counted_exchange(placement, rows, chosen, workers, batch_size, rng, answer)
             for _ in range(5)
         ],
         0,
@@ -90,6 +96,22 @@ def test_bytes_are_those_of_an_exchange_that_is_counted(placement, features):
     tolerance = 0.15 if placement == "key" else 0.05
     np.testing.assert_allclose(sent, counted.sum(1), rtol=tolerance)
     np.testing.assert_allclose(received, counted.sum(0), rtol=tolerance)
+
+
+def test_a_type_of_rows_that_there_is_not_is_refused():
+    given = given_by_json(described(10, FEATURES))
+    with pytest.raises(ValueError, match="Expected exchange_dtype to be one of.*'float16'"):
+        plan_of(given, workers=2, batch_size=1, exchange_dtype="float16")
+    text = plan_of(given, workers=2, batch_size=1, exchange_dtype="bfloat16").to_json()
+    assert sok_embed.Plan.from_json(text)["t"].exchange_dtype == "bfloat16"
+    with pytest.raises(ValueError, match="exchange_dtype of the table 't'.*'half'"):
+        sok_embed.Plan.from_json(text.replace("bfloat16", "half"))
+
+
+def test_the_plan_of_a_layer_knows_in_which_type_its_rows_travel():
+    config = sok_embed.FeatureConfig("f", sok_embed.TableConfig("t", 10, 12), max_length=1)
+    layer = sok_embed.DistributedEmbedding([config], exchange_dtype="bfloat16")
+    assert layer.plan["t"].exchange_dtype == "bfloat16"
 
 
 def test_bytes_are_those_of_the_formulas_in_the_guide():
