@@ -91,11 +91,18 @@ class Exchanged(NamedTuple):
 
 
 def all_to_all(
-    rows: tf.Tensor, splits: tf.Tensor, mesh: int, exchange: str, turn: Any = -1
+    rows: tf.Tensor,
+    splits: tf.Tensor,
+    mesh: int,
+    exchange: str,
+    turn: Any = -1,
+    *,
+    in_program_order: bool = False,
 ) -> Exchanged:
     """Sends rows to every worker and receives rows from each. Collective.
 
-    Differentiable in `rows`: the gradient goes back the way that the rows came.
+    Differentiable in `rows`: the gradient goes back the way that the rows came. In a `tf.function`
+    an exchange waits for its inputs, and not for the exchanges before it.
 
     Args:
         rows: `[n, ...]`; the first `splits[0]` go to worker 0, the next to worker 1, ….
@@ -104,17 +111,21 @@ def all_to_all(
         exchange: A name, the same on every worker.
         turn: int64 scalar that tells exchanges of one name apart whose order may differ from worker
             to worker. -1: they are counted.
+        in_program_order: Whether in a `tf.function` it also waits for the stateful ops before it
+            that use no resources, and those after it for the exchange.
 
     Raises:
         tf.errors.InvalidArgumentError: For other splits, and for rows of another type or shape than
             those of another worker.
         tf.errors.AbortedError: If a worker is lost, or does not come within the timeout.
     """
+    waits = in_program_order or tf.executing_eagerly()
     return Exchanged(
         *ops.sok_embed_all_to_all(
             rows=rows,
             splits=splits,
             turn=tf.cast(turn, tf.int64),
+            orders=[] if waits else [ops.sok_embed_own_order()],
             mesh=mesh,
             exchange=exchange,
             # A node's name has no other characters.
@@ -124,8 +135,9 @@ def all_to_all(
 
 
 @tf.RegisterGradient("SokEmbed>AllToAll")
-def _all_to_all_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> tuple[tf.Tensor, None, None]:
+def _all_to_all_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> list[tf.Tensor | None]:
     # An eager tape may come to the gradients of two calls in another order on another worker.
     name = op.get_attr("exchange").decode() + ".gradients"
     _, splits, turn = op.outputs
-    return all_to_all(upstream, splits, op.get_attr("mesh"), name, turn).rows, None, None
+    gradient = all_to_all(upstream, splits, op.get_attr("mesh"), name, turn).rows
+    return [gradient, *[None] * (len(op.inputs) - 1)]

@@ -43,6 +43,7 @@ class Connections:
         timeout: float,
         gather: Callable[[bytes], list[bytes]],
     ) -> None:
+        self._size = size
         self._mesh = _core.Mesh(rank, size, host, timeout)
         addresses = gather(self._mesh.address.encode())
         self._mesh.connect([address.decode() for address in addresses])
@@ -53,6 +54,13 @@ class Connections:
         """See `Communicator.all_to_all`."""
         rows, received, _ = tf_ops.all_to_all(tensor, splits, self._mesh.number, name)
         return rows, received
+
+    def barrier(self) -> None:
+        """See `Communicator.barrier`."""
+        nothing, of_each = tf.zeros([0], tf.int32), tf.zeros([self._size], tf.int32)
+        tf_ops.all_to_all(
+            nothing, of_each, self._mesh.number, "sok_embed.barrier", in_program_order=True
+        )
 
     def exchange(
         self, tensor: tf.Tensor, splits: tf.Tensor, gradient_splits: tf.Tensor, name: str

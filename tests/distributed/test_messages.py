@@ -40,6 +40,19 @@ def test_a_step_of_fit_takes_three_exchanges_and_one_reduction(
     assert found == {"ALLTOALL": (3 + sparse) * STEPS, "ALLREDUCE": STEPS + 2}
 
 
+def test_what_needs_no_rows_does_not_wait_for_their_messages(many: Results) -> None:
+    for worker in many.of("what_a_step_waits_for"):
+        waits = {name: set(kinds) for name, kinds in worker.items()}
+        for clipnorm in ("None", "1.0"):
+            assert waits[f"{clipnorm}.bottom"] == set()
+            assert waits[f"{clipnorm}.rows"] == {"keys"}
+            assert waits[f"{clipnorm}.top"] == {"bottom", "keys", "rows"}
+            assert "reduction" not in waits[f"{clipnorm}.gradients"]
+        assert "gradients" not in waits["None.reduction"]
+        # A norm is that of all gradients.
+        assert "gradients" in waits["1.0.reduction"]
+
+
 def expected_bytes(rank: int, workers: int, number: int) -> list[int]:
     """By the formulas of the guide: of the keys, the rows and the gradients of a round."""
     others = [worker for worker in range(workers) if worker != rank]

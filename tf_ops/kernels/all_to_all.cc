@@ -15,23 +15,44 @@
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/profiler/lib/traceme.h"
 
 namespace sok {
 
 namespace tf = tensorflow;
 
+// A tf.function runs stateful ops in the order of the program, one after the other, but for those
+// that take resources: such an op waits for what has used one of its own. An exchange that takes a
+// resource of which nobody else knows therefore waits for its inputs alone. This op makes one.
+REGISTER_OP("SokEmbed>OwnOrder")
+    .Output("order: resource")
+    .SetShapeFn(tf::shape_inference::ScalarShape);
+
+class OwnOrderOp : public tf::OpKernel {
+ public:
+  explicit OwnOrderOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {}
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    tf::Tensor* order = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &order));
+    order->scalar<tf::ResourceHandle>()().set_device(ctx->device()->name());
+  }
+};
+
 // What the op does depends on other workers: it runs once for every call, and is neither folded nor
-// merged with another.
+// merged with another. It does nothing with resources of `orders`.
 REGISTER_OP("SokEmbed>AllToAll")
     .Input("rows: T")
     .Input("splits: int32")
     .Input("turn: int64")
+    .Input("orders: num_orders * resource")
     .Output("received: T")
     .Output("received_splits: int32")
     .Output("taken_turn: int64")
     .Attr(
         "T: {bfloat16, half, float, double, int8, uint8, int16, uint16, int32, uint32, int64, "
         "uint64, bool}")
+    .Attr("num_orders: int >= 0")
     .Attr("mesh: int")
     .Attr("exchange: string")
     .SetIsStateful()
@@ -46,6 +67,27 @@ REGISTER_OP("SokEmbed>AllToAll")
       c->set_output(2, c->Scalar());
       return absl::OkStatus();
     });
+
+// Shows an exchange from its beginning to its end to TensorFlow's profiler, which by itself sees of
+// an asynchronous op the moment in which it began.
+class TracedExchange {
+ public:
+  explicit TracedExchange(const std::string& name) {
+    if (!tsl::profiler::TraceMe::Active()) return;
+    name_ = "SokEmbed>AllToAll#exchange=" + name + "#";
+    began_ = tsl::profiler::GetCurrentTimeNanos();
+  }
+
+  void End() {
+    if (name_.empty() || !tsl::profiler::TraceMe::Active()) return;
+    const int64_t now = tsl::profiler::GetCurrentTimeNanos();
+    tsl::profiler::TraceMeRecorder::Record({std::move(name_), began_, now});
+  }
+
+ private:
+  std::string name_;
+  int64_t began_ = 0;
+};
 
 class AllToAllOp : public tf::AsyncOpKernel {
  public:
@@ -70,7 +112,9 @@ class AllToAllOp : public tf::AsyncOpKernel {
       request.allocate = [ctx, &row = ctx->input(0)](const std::vector<size_t>& counts) {
         return Allocate(ctx, row.shape(), counts);
       };
-      request.done = [ctx, done](const Status& status, uint64_t turn) {
+      request.done = [ctx, done, traced = TracedExchange(exchange_)](const Status& status,
+                                                                     uint64_t turn) mutable {
+        traced.End();
         tf::Tensor* taken = nullptr;
         absl::Status told = Told(status);
         if (told.ok()) told = ctx->allocate_output(2, {}, &taken);
@@ -157,12 +201,16 @@ class AllToAllOp : public tf::AsyncOpKernel {
   std::string exchange_;
 };
 
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>OwnOrder").Device(tf::DEVICE_CPU), OwnOrderOp);
+REGISTER_KERNEL_BUILDER(Name("SokEmbed>OwnOrder").Device(tf::DEVICE_GPU).HostMemory("order"),
+                        OwnOrderOp);
 REGISTER_KERNEL_BUILDER(Name("SokEmbed>AllToAll").Device(tf::DEVICE_CPU), AllToAllOp);
 REGISTER_KERNEL_BUILDER(Name("SokEmbed>AllToAll")
                             .Device(tf::DEVICE_GPU)
                             .HostMemory("rows")
                             .HostMemory("splits")
                             .HostMemory("turn")
+                            .HostMemory("orders")
                             .HostMemory("received")
                             .HostMemory("received_splits")
                             .HostMemory("taken_turn"),

@@ -68,6 +68,60 @@ def message_counts_of_columns(here: Here) -> dict[str, Any]:
     return saved
 
 
+@scenario
+def what_a_step_waits_for(here: Here) -> dict[str, Any]:
+    """The ops that those of a step's graph wait for, as names of layers and kinds of messages."""
+    saved: dict[str, Any] = {}
+    for clipnorm in (None, 1.0):
+        features = [FeatureConfig("f", TableConfig("t", None, 4))]
+        rows = DistributedEmbedding(features, output="concat", name="fields")
+        bottom = keras.layers.Dense(3, name="bottom")
+        model = keras.layers.Dense(1, name="top")
+        optimizer = sok_embed.DistributedOptimizer(keras.optimizers.Adam(1e-3, clipnorm=clipnorm))
+
+        @tf.function
+        def step(keys: tf.Tensor, values: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                joined = tf.concat([rows([keys]), bottom(values)], 1)  # noqa: B023
+                loss = tf.reduce_sum(model(joined))  # noqa: B023
+            weights = [*rows.weights, *bottom.weights, *model.weights]  # noqa: B023
+            weights = [weight for weight in weights if weight.trainable]
+            optimizer.apply(tape.gradient(loss, [w.value for w in weights]), weights)  # noqa: B023
+
+        given = tf.constant([here.rank, 7], tf.int64), tf.ones([2, 5])
+        graph = step.get_concrete_function(*given).graph
+        waits = {
+            _kind(op): sorted({_kind(other) for other in _waits_for(op)} - {""})
+            for op in graph.get_operations()
+            if _kind(op)
+        }
+        saved |= {f"{clipnorm}.{kind}": np.array(kinds, str) for kind, kinds in waits.items()}
+    return saved
+
+
+def _kind(op: tf.Operation) -> str:
+    """What an op of the graph above is, by its name: a message or a product of a dense layer."""
+    if op.type == "MatMul" and "gradient" not in op.name:
+        return op.name.split("/")[0].removesuffix("_1")
+    if op.type not in ("SokEmbed>AllToAll", "HorovodAllreduce"):
+        return ""
+    if "sok_embed.gradients" in op.name:
+        return "reduction"
+    return op.name.rsplit(".", 1)[-1].split("/")[0]
+
+
+def _waits_for(op: tf.Operation) -> set[tf.Operation]:
+    found: set[tf.Operation] = set()
+    new = [op]
+    while new:
+        inputs = new.pop()
+        for other in [*(tensor.op for tensor in inputs.inputs), *inputs.control_inputs]:
+            if other not in found:
+                found.add(other)
+                new.append(other)
+    return found
+
+
 def _counted(here: Here, model: Any, inputs: Any) -> dict[str, int]:
     """The messages of some steps of `fit`, once everything is traced.
 
