@@ -26,8 +26,18 @@ struct Caller {
   size_t received = 0;
 };
 
-Status Call(int rank, const WorkerAddress& address, int64_t end, Descriptor* connection) {
-  Result<Descriptor> made = ConnectTo(address, std::max<int64_t>(0, end - NowMilliseconds()));
+// By a local socket where both are of one system, else, and where that fails, by the port.
+Result<Descriptor> Reach(const WorkerAddress& own, const WorkerAddress& address, int64_t end) {
+  if (!own.system.empty() && own.system == address.system) {
+    Result<Descriptor> made = ConnectLocally(address.token);
+    if (made.ok()) return made;
+  }
+  return ConnectTo(address, std::max<int64_t>(0, end - NowMilliseconds()));
+}
+
+Status Call(int rank, const WorkerAddress& own, const WorkerAddress& address, int64_t end,
+            Descriptor* connection) {
+  Result<Descriptor> made = Reach(own, address, end);
   if (!made.ok()) return made.status();
   Hello hello;
   std::memcpy(hello.magic, kMagic, sizeof(kMagic));
@@ -70,11 +80,11 @@ bool Hear(Caller* caller, int rank, const std::string& token,
 }  // namespace
 
 Result<std::vector<Descriptor>> ConnectAll(int rank, const std::vector<WorkerAddress>& addresses,
-                                           const Descriptor& listening, int64_t milliseconds) {
+                                           const Listening& listening, int64_t milliseconds) {
   const int64_t end = NowMilliseconds() + milliseconds;
   std::vector<Descriptor> connections(addresses.size());
   for (int other = 0; other < rank; ++other) {
-    const Status status = Call(rank, addresses[other], end, &connections[other]);
+    const Status status = Call(rank, addresses[rank], addresses[other], end, &connections[other]);
     if (!status.ok()) return status.Within("", "; is worker " + std::to_string(other) + " alive?");
   }
   std::vector<Caller> callers;
@@ -85,20 +95,24 @@ Result<std::vector<Descriptor>> ConnectAll(int rank, const std::vector<WorkerAdd
                     "expected every worker to connect within the timeout; still missing: " +
                         MissingRanks(rank, connections) + "; look at their output");
     }
-    std::vector<pollfd> polled{{listening.get(), POLLIN, 0}};
+    // A descriptor that is none is skipped.
+    std::vector<pollfd> polled{{listening.port.get(), POLLIN, 0},
+                               {listening.local.get(), POLLIN, 0}};
+    const size_t listeners = polled.size();
     for (const Caller& caller : callers) polled.push_back({caller.socket.get(), POLLIN, 0});
     if (poll(polled.data(), polled.size(), static_cast<int>(std::min<int64_t>(left, 1000))) < 0 &&
         errno != EINTR) {
       return SocketError("waiting for the other workers", errno);
     }
-    for (size_t i = polled.size() - 1; i > 0; --i) {
-      if (polled[i].revents == 0) continue;
-      if (!Hear(&callers[i - 1], rank, addresses[rank].token, &connections)) {
-        callers.erase(callers.begin() + static_cast<ptrdiff_t>(i) - 1);
+    for (size_t i = callers.size(); i-- > 0;) {
+      if (polled[listeners + i].revents == 0) continue;
+      if (!Hear(&callers[i], rank, addresses[rank].token, &connections)) {
+        callers.erase(callers.begin() + static_cast<ptrdiff_t>(i));
       }
     }
-    if ((polled[0].revents & POLLIN) != 0) {
-      const int fd = accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    for (size_t i = 0; i < listeners; ++i) {
+      if ((polled[i].revents & POLLIN) == 0) continue;
+      const int fd = accept4(polled[i].fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
       if (fd >= 0) callers.push_back({Descriptor(fd), {}, 0});
     }
   }

@@ -44,7 +44,7 @@ Status Mesh::Work::Connect(const std::vector<std::string>& addresses) {
   Result<std::vector<Descriptor>> made =
       ConnectAll(options_.rank, parsed, listening_, milliseconds);
   if (!made.ok()) return made.status();
-  listening_.Close();
+  listening_ = Listening();
 
   epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
   wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -140,7 +140,7 @@ Status Mesh::Work::Begin(ExchangeRequest* request, uint64_t* turn, Pending* begu
   for (const std::unique_ptr<Peer>& peer : peers_) {
     // One that was lost before this worker came cannot have had its rows.
     if (peer == nullptr || !peer->lost) continue;
-    return LostIn(request->name, peer->rank);
+    return LostIn(request->name);
   }
   Pending exchange = Find({hash, *turn}, [](const PendingExchange& each) { return !each.begun(); });
   exchange->last_sign = NowMilliseconds();
@@ -214,14 +214,14 @@ void Mesh::Work::SendParts(const Pending& exchange) {
       Settle(exchange);
     };
     const bool taken = peers_[worker]->outbox.Send(header, part.rows, sent);
-    bool lost = false;
+    Status lost;
     {
       std::lock_guard<std::mutex> guard(mu_);
       if (taken) exchange->ReleaseFrame();
-      lost = !taken && peers_[worker]->lost;
+      if (!taken && peers_[worker]->lost) lost = LostIn(request.name);
     }
     // Nobody goes on sending on a connection that has been given up.
-    if (lost) BreakSoon(LostIn(request.name, static_cast<int>(worker)));
+    if (!lost.ok()) BreakSoon(lost);
   }
   std::lock_guard<std::mutex> guard(mu_);
   stats_.bytes_sent += bytes;
@@ -286,14 +286,23 @@ Result<std::shared_ptr<Mesh>> Mesh::Listen(const MeshOptions& options) {
   }
   MeshOptions limited = options;
   limited.timeout_seconds = std::min(options.timeout_seconds, kLongestTimeout);
-  WorkerAddress own{options.host, 0, ""};
+  WorkerAddress own{options.host, 0, "", ""};
   Result<std::string> token = RandomToken();
   if (!token.ok()) return token.status();
   own.token = token.value();
-  Result<Descriptor> listening = ListenFor(options.host, options.size, &own.port);
-  if (!listening.ok()) return listening.status();
+  Result<Descriptor> port = ListenFor(options.host, options.size, &own.port);
+  if (!port.ok()) return port.status();
+  Listening listening{std::move(port.value()), {}};
+  if (options.local_sockets) {
+    Result<Descriptor> local = ListenLocally(own.token, options.size);
+    // Without one the others come by the port.
+    if (local.ok()) {
+      listening.local = std::move(local.value());
+      own.system = LocalSystem();
+    }
+  }
   return std::shared_ptr<Mesh>(
-      new Mesh(std::make_unique<Work>(limited, std::move(listening.value()), own)));
+      new Mesh(std::make_unique<Work>(limited, std::move(listening), own)));
 }
 
 int Mesh::rank() const { return work_->options().rank; }

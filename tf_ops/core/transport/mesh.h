@@ -36,6 +36,8 @@ struct MeshOptions {
   std::string host = "127.0.0.1";
   // How long an exchange waits without a sign of a worker.
   double timeout_seconds = 600;
+  // Whether workers of one system talk over local sockets, and not over its loopback interface.
+  bool local_sockets = true;
 };
 
 // Rows for one worker. They must stay as they are until the exchange is done.

@@ -12,6 +12,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "core/base/test_result.h"
@@ -23,12 +24,18 @@ namespace {
 
 using Meshes = std::vector<std::shared_ptr<Mesh>>;
 
+// What the workers of a test talk over.
+struct LocalSockets {};
+struct Ports {};
+
 // Workers of one process, each of which would be one of its own.
+template <typename Over>
 Meshes Connected(int size, double timeout_seconds = 60) {
   Meshes meshes;
   std::vector<std::string> addresses;
   for (int rank = 0; rank < size; ++rank) {
-    meshes.push_back(Value(Mesh::Listen({rank, size, "127.0.0.1", timeout_seconds})));
+    meshes.push_back(Value(Mesh::Listen(
+        {rank, size, "127.0.0.1", timeout_seconds, std::is_same_v<Over, LocalSockets>})));
     addresses.push_back(meshes.back()->address());
   }
   std::vector<Status> statuses(static_cast<size_t>(size));
@@ -117,16 +124,25 @@ std::vector<std::vector<int64_t>> PartsOf(size_t from, size_t size, uint64_t num
   return parts;
 }
 
+// Whether an error of another worker arrives within 30 seconds.
+bool Breaks(const Mesh& mesh) {
+  for (int i = 0; i < 3000 && !mesh.is_broken(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return mesh.is_broken();
+}
+
 std::vector<std::vector<int64_t>> Nothing(size_t size) {
   return std::vector<std::vector<int64_t>>(size);
 }
 
 }  // namespace
 
-TEST_CASE("every worker gets what the others sent it, by rank") {
+TEST_CASE_TEMPLATE("every worker gets what the others sent it, by rank", Over, LocalSockets,
+                   Ports) {
   for (const int size : {1, 2, 3, 5}) {
     for (const size_t longest : {size_t{0}, size_t{1}, size_t{100}, size_t{300000}}) {
-      const Meshes meshes = Connected(size);
+      const Meshes meshes = Connected<Over>(size);
       std::vector<Side> sides(static_cast<size_t>(size));
       for (size_t rank = 0; rank < sides.size(); ++rank) {
         sides[rank].Begin(meshes[rank].get(), "rows",
@@ -144,9 +160,10 @@ TEST_CASE("every worker gets what the others sent it, by rank") {
   }
 }
 
-TEST_CASE("exchanges of several names run in any order, with delays") {
+TEST_CASE_TEMPLATE("exchanges of several names run in any order, with delays", Over, LocalSockets,
+                   Ports) {
   constexpr size_t kSize = 3, kNames = 4, kSteps = 60;
-  const Meshes meshes = Connected(kSize);
+  const Meshes meshes = Connected<Over>(kSize);
   const uint64_t seed = TestSeed();
   std::vector<std::thread> workers;
   std::atomic<int> wrong{0};
@@ -178,9 +195,10 @@ TEST_CASE("exchanges of several names run in any order, with delays") {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("exchanges of one name are told apart by their turns, whatever their order") {
+TEST_CASE_TEMPLATE("exchanges of one name are told apart by their turns, whatever their order",
+                   Over, LocalSockets, Ports) {
   constexpr size_t kSize = 2, kTurns = 6;
-  const Meshes meshes = Connected(kSize);
+  const Meshes meshes = Connected<Over>(kSize);
   std::vector<std::vector<Side>> sides;
   for (size_t rank = 0; rank < kSize; ++rank) sides.emplace_back(kTurns);
   for (size_t turn = 0; turn < kTurns; ++turn) {
@@ -198,9 +216,9 @@ TEST_CASE("exchanges of one name are told apart by their turns, whatever their o
   }
 }
 
-TEST_CASE("one turn may be taken again and again") {
+TEST_CASE_TEMPLATE("one turn may be taken again and again", Over, LocalSockets, Ports) {
   constexpr size_t kSize = 3, kTimes = 300;
-  const Meshes meshes = Connected(kSize);
+  const Meshes meshes = Connected<Over>(kSize);
   std::atomic<int> wrong{0};
   std::vector<std::thread> workers;
   for (size_t rank = 0; rank < kSize; ++rank) {
@@ -222,8 +240,9 @@ TEST_CASE("one turn may be taken again and again") {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("a worker that does not come is named on all others within the timeout") {
-  const Meshes meshes = Connected(3, 0.3);
+TEST_CASE_TEMPLATE("a worker that does not come is named on all others within the timeout", Over,
+                   LocalSockets, Ports) {
+  const Meshes meshes = Connected<Over>(3, 0.3);
   Side first, second;
   first.Begin(meshes[0].get(), "rows", Nothing(3));
   second.Begin(meshes[1].get(), "rows", Nothing(3));
@@ -234,7 +253,7 @@ TEST_CASE("a worker that does not come is named on all others within the timeout
     CHECK(status.message().find("'rows'") != std::string::npos);
   }
   // From here on nobody waits.
-  CHECK(meshes[0]->is_broken());
+  for (const auto& mesh : meshes) CHECK(Breaks(*mesh));
   Side late, other;
   late.Begin(meshes[2].get(), "rows", Nothing(3));
   CHECK(!late.Wait().ok());
@@ -242,8 +261,8 @@ TEST_CASE("a worker that does not come is named on all others within the timeout
   CHECK(other.Wait().message() == first.Wait().message());
 }
 
-TEST_CASE("the end of a worker ends what waits for it") {
-  Meshes meshes = Connected(3);
+TEST_CASE_TEMPLATE("the end of a worker ends what waits for it", Over, LocalSockets, Ports) {
+  Meshes meshes = Connected<Over>(3);
   Side first, second;
   first.Begin(meshes[0].get(), "rows", PartsOf(0, 3, 1, 400000));
   second.Begin(meshes[1].get(), "rows", PartsOf(1, 3, 1, 400000));
@@ -258,19 +277,20 @@ TEST_CASE("the end of a worker ends what waits for it") {
   CHECK(first.dones() == 1);
 }
 
-TEST_CASE("a worker that is lost before this one comes is an error at once") {
-  Meshes meshes = Connected(2);
+TEST_CASE_TEMPLATE("a worker that is lost before this one comes is an error at once", Over,
+                   LocalSockets, Ports) {
+  Meshes meshes = Connected<Over>(2);
   Side gone, late;
   gone.Begin(meshes[1].get(), "rows", PartsOf(1, 2, 1, 10));
   meshes[1].reset();
   CHECK(!gone.Wait().ok());
+  CHECK(Breaks(*meshes[0]));
   late.Begin(meshes[0].get(), "rows", PartsOf(0, 2, 1, 10));
   CHECK(!late.Wait().ok());
-  CHECK(meshes[0]->is_broken());
 }
 
-TEST_CASE("a worker that has done its part may leave") {
-  Meshes meshes = Connected(3);
+TEST_CASE_TEMPLATE("a worker that has done its part may leave", Over, LocalSockets, Ports) {
+  Meshes meshes = Connected<Over>(3);
   std::vector<Side> sides(3);
   for (size_t rank = 0; rank < 2; ++rank) {
     sides[rank].Begin(meshes[rank].get(), "rows", PartsOf(rank, 3, 7, 20));
@@ -287,8 +307,9 @@ TEST_CASE("a worker that has done its part may leave") {
   CHECK(next.Wait().code() == Code::kUnavailable);
 }
 
-TEST_CASE("rows of different types are an error on every worker") {
-  const Meshes meshes = Connected(2);
+TEST_CASE_TEMPLATE("rows of different types are an error on every worker", Over, LocalSockets,
+                   Ports) {
+  const Meshes meshes = Connected<Over>(2);
   Side first, second;
   first.Begin(meshes[0].get(), "rows", PartsOf(0, 2, 1, 5), std::nullopt, 1);
   second.Begin(meshes[1].get(), "rows", PartsOf(1, 2, 1, 5), std::nullopt, 2);
@@ -299,8 +320,9 @@ TEST_CASE("rows of different types are an error on every worker") {
   }
 }
 
-TEST_CASE("an exchange that finds no memory for its rows ends the mesh of every worker") {
-  const Meshes meshes = Connected(2);
+TEST_CASE_TEMPLATE("an exchange that finds no memory for its rows ends the mesh of every worker",
+                   Over, LocalSockets, Ports) {
+  const Meshes meshes = Connected<Over>(2);
   Side first;
   first.Begin(meshes[0].get(), "rows", PartsOf(0, 2, 3, 50));
   std::mutex mu;
@@ -341,8 +363,10 @@ TEST_CASE("strangers are sent away while workers connect") {
   const WorkerAddress first = Value(WorkerAddress::FromText(addresses[0]));
   const Descriptor silent = Value(ConnectTo(first, 5000));
   const Descriptor rude = Value(ConnectTo(first, 5000));
+  const Descriptor rude_neighbour = Value(ConnectLocally(first.token));
   const std::string nonsense(200, 'x');
   REQUIRE(SendAll(rude.get(), nonsense.data(), nonsense.size(), 5000).ok());
+  REQUIRE(SendAll(rude_neighbour.get(), nonsense.data(), nonsense.size(), 5000).ok());
   Status other;
   std::thread second([&] { other = meshes[1]->Connect(addresses); });
   const Status status = meshes[0]->Connect(addresses);
@@ -354,6 +378,29 @@ TEST_CASE("strangers are sent away while workers connect") {
     sides[rank].Begin(meshes[rank].get(), "rows", PartsOf(rank, 2, 5, 10));
   }
   for (Side& side : sides) CHECK(side.Wait().ok());
+}
+
+TEST_CASE("workers of one system talk over local sockets, and others over ports") {
+  const auto address = [](const std::string& text) { return Value(WorkerAddress::FromText(text)); };
+  const std::string system = LocalSystem();
+  CHECK(system.size() == 16);
+  CHECK(system == LocalSystem());
+  const auto with = Value(Mesh::Listen({0, 2})),
+             without = Value(Mesh::Listen({0, 2, "127.0.0.1", 60, false}));
+  CHECK(address(with->address()).system == system);
+  CHECK(address(without->address()).system.empty());
+  CHECK(ConnectLocally(address(with->address()).token).ok());
+  CHECK(!ConnectLocally(address(without->address()).token).ok());
+  // A worker that says that it is of this system, and is not, is reached by its port.
+  WorkerAddress wrong = address(without->address());
+  wrong.system = system;
+  const auto second = Value(Mesh::Listen({1, 2}));
+  const std::vector<std::string> addresses{wrong.ToText(), second->address()};
+  Status status;
+  std::thread other([&] { status = second->Connect(addresses); });
+  CHECK(without->Connect(addresses).ok());
+  other.join();
+  CHECK_MESSAGE(status.ok(), status.message());
 }
 
 TEST_CASE("workers that do not connect are named") {
@@ -375,8 +422,9 @@ TEST_CASE("what a mesh cannot be made of is refused") {
   CHECK(side.Wait().code() == Code::kFailedPrecondition);
 }
 
-TEST_CASE("two exchanges of one name and turn at a time are refused") {
-  const Meshes meshes = Connected(2);
+TEST_CASE_TEMPLATE("two exchanges of one name and turn at a time are refused", Over, LocalSockets,
+                   Ports) {
+  const Meshes meshes = Connected<Over>(2);
   Side first, second;
   first.Begin(meshes[0].get(), "rows", Nothing(2), 4);
   second.Begin(meshes[0].get(), "rows", Nothing(2), 4);

@@ -16,6 +16,9 @@ namespace {
 
 // So much is read of one connection before the others have their turn.
 constexpr size_t kReadAtOnce = 1 << 20;
+// When a connection ends without a word, so many milliseconds are left to the others: a worker that
+// gives up in the middle of a frame cannot say why, and is not the one to blame.
+constexpr int64_t kLastWords = 200;
 // The text of a worker that gives up.
 constexpr uint64_t kMostWhyBytes = 1 << 16;
 
@@ -33,7 +36,8 @@ void Mesh::Work::Run() {
   int64_t next_check = NowMilliseconds();
   for (;;) {
     epoll_event events[64];
-    const int n = epoll_wait(epoll_.get(), events, 64, static_cast<int>(tick));
+    const double wait = lost_since_ > 0 ? std::min<double>(tick, kLastWords) : tick;
+    const int n = epoll_wait(epoll_.get(), events, 64, static_cast<int>(wait));
     try {
       for (int i = 0; i < n; ++i) {
         auto* const peer = static_cast<Peer*>(events[i].data.ptr);
@@ -44,6 +48,7 @@ void Mesh::Work::Run() {
           [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));
         }
       }
+      if (lost_since_ > 0 && NowMilliseconds() >= lost_since_ + kLastWords) EndWhatWaitsForLost();
       if (NowMilliseconds() >= next_check) {
         CheckTimes();
         next_check = NowMilliseconds() + static_cast<int64_t>(tick);
@@ -174,24 +179,39 @@ Status Mesh::Work::EndFrame(Peer* peer) {
 
 void Mesh::Work::Lose(Peer* peer) {
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer->socket.get(), nullptr);
-  std::string waiting;
+  std::lock_guard<std::mutex> guard(mu_);
+  peer->lost = true;
+  if (lost_since_ == 0) lost_since_ = NowMilliseconds();
+}
+
+void Mesh::Work::EndWhatWaitsForLost() {
+  lost_since_ = 0;
+  Status status;
   {
     std::lock_guard<std::mutex> guard(mu_);
-    peer->lost = true;
     for (const auto& [tag, exchange] : pending_) {
-      if (exchange->begun() && (!exchange->has_arrived(peer->rank) || peer->outbox.waits())) {
-        waiting = exchange->request().name;
+      if (!exchange->begun()) continue;
+      // One that has done its part in all that is under way may be gone.
+      if (std::any_of(peers_.begin(), peers_.end(), [&exchange](const auto& peer) {
+            return peer != nullptr && peer->lost &&
+                   (!exchange->has_arrived(peer->rank) || peer->outbox.waits());
+          })) {
+        status = LostIn(exchange->request().name);
+        break;
       }
     }
   }
-  if (waiting.empty()) return;  // it has done its part, and is gone
-  Break(LostIn(waiting, peer->rank));
+  if (!status.ok()) Break(status);
 }
 
-Status Mesh::Work::LostIn(const std::string& exchange, int worker) const {
+Status Mesh::Work::LostIn(const std::string& exchange) const {
+  std::string lost;
+  for (const std::unique_ptr<Peer>& peer : peers_) {
+    if (peer != nullptr && peer->lost) lost += (lost.empty() ? "" : " and ") + Place(peer->rank);
+  }
   return Status(Code::kUnavailable,
-                "expected worker " + Place(worker) + " to take part in the exchange '" + exchange +
-                    "', but its connection has ended: its process died, or ended early; look at "
+                "expected worker " + lost + " to take part in the exchange '" + exchange +
+                    "', but the connection has ended: the process died, or ended early; look at "
                     "its output");
 }
 

@@ -23,6 +23,7 @@
 
 #include "core/base/status.h"
 #include "core/transport/frame.h"
+#include "core/transport/handshake.h"
 #include "core/transport/mesh.h"
 #include "core/transport/outbox.h"
 #include "core/transport/pending_exchange.h"
@@ -60,7 +61,7 @@ struct Peer {
 
 class Mesh::Work {
  public:
-  Work(const MeshOptions& options, Descriptor listening, WorkerAddress own)
+  Work(const MeshOptions& options, Listening listening, WorkerAddress own)
       : options_(options),
         listening_(std::move(listening)),
         own_(std::move(own)),
@@ -100,11 +101,12 @@ class Mesh::Work {
   Status BeginFrame(Peer* peer);
   Status EndFrame(Peer* peer);
   void Lose(Peer* peer);
+  void EndWhatWaitsForLost();
   void CheckTimes();
   void Break(const Status& status);
 
-  // The error of an exchange that a worker does not come to, since it is gone.
-  Status LostIn(const std::string& exchange, int worker) const;
+  // The error of an exchange that workers do not come to, since they are gone. With the mutex.
+  Status LostIn(const std::string& exchange) const;
 
   bool is_child() const { return process_ != getpid(); }
   // Returns the first exchange of a tag of which `is_open` holds, or a new one. With the mutex.
@@ -124,12 +126,13 @@ class Mesh::Work {
   }
 
   const MeshOptions options_;
-  Descriptor listening_;
+  Listening listening_;
   const WorkerAddress own_;
   const std::string address_;
   std::vector<std::unique_ptr<Peer>> peers_;  // (size) null for this worker
   Descriptor epoll_, wake_;
   std::thread thread_;
+  int64_t lost_since_ = 0;  // when a worker was lost of which the thread has not looked who waits
 
   mutable std::mutex mu_;
   Status broken_, break_soon_;

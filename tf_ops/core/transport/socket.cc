@@ -7,15 +7,21 @@
 #include <poll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <sstream>
 #include <system_error>
+#include <utility>
+
+#include "core/base/checksum.h"
 
 namespace sok {
 namespace {
@@ -34,6 +40,22 @@ Result<Addresses> Resolve(const std::string& host, uint16_t port) {
                                           "; give workers addresses that all of them can reach");
   }
   return Addresses(found, freeaddrinfo);
+}
+
+std::string HexDigits(uint64_t number) {
+  std::string digits;
+  for (int shift = 60; shift >= 0; shift -= 4) digits += "0123456789abcdef"[(number >> shift) & 15];
+  return digits;
+}
+
+// The name of the local socket of who has a token. It lies in no folder and ends with the process.
+// Names can be listed by anybody, so it is a checksum, from which nobody finds the token.
+std::pair<sockaddr_un, socklen_t> LocalName(const std::string& token) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string name = "sok-embed." + HexDigits(Checksum(token.data(), token.size(), 0));
+  std::copy(name.begin(), name.end(), address.sun_path + 1);
+  return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())};
 }
 
 bool IsLoopback(const sockaddr* address) {
@@ -92,7 +114,7 @@ void Descriptor::Close() {
 }
 
 std::string WorkerAddress::ToText() const {
-  return host + " " + std::to_string(port) + " " + token;
+  return host + " " + std::to_string(port) + " " + token + " " + (system.empty() ? "-" : system);
 }
 
 Result<WorkerAddress> WorkerAddress::FromText(const std::string& text) {
@@ -100,7 +122,8 @@ Result<WorkerAddress> WorkerAddress::FromText(const std::string& text) {
   std::istringstream words(text);
   std::string rest;
   uint32_t port = 0;
-  words >> address.host >> port >> address.token;
+  words >> address.host >> port >> address.token >> address.system;
+  if (address.system == "-") address.system.clear();
   if (words.fail() || (words >> rest) || port == 0 || port > UINT16_MAX ||
       address.token.size() != 32) {
     return InvalidArgument("expected the address of a worker, which Mesh::address returns, got '" +
@@ -183,11 +206,49 @@ Result<Descriptor> ConnectTo(const WorkerAddress& address, int64_t milliseconds)
   return status;
 }
 
+std::string LocalSystem() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  char network[64];
+  const ssize_t n = readlink("/proc/self/ns/net", network, sizeof(network));
+  if (boot.empty() || n <= 0) return "";
+  boot.append(network, static_cast<size_t>(n));
+  return HexDigits(Checksum(boot.data(), boot.size(), 0));
+}
+
+Result<Descriptor> ListenLocally(const std::string& token, int backlog) {
+  Descriptor listening(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listening.valid()) return SocketError("opening a local socket", errno);
+  const auto [address, length] = LocalName(token);
+  if (bind(listening.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
+      listen(listening.get(), backlog) != 0) {
+    return SocketError("listening for workers of this system", errno);
+  }
+  return listening;
+}
+
+Result<Descriptor> ConnectLocally(const std::string& token) {
+  Descriptor made(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!made.valid()) return SocketError("opening a local socket", errno);
+  const auto [address, length] = LocalName(token);
+  if (connect(made.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    return SocketError("connecting to a worker of this system", errno);
+  }
+  return made;
+}
+
 Status PrepareForExchanges(int fd) {
   const int flags = fcntl(fd, F_GETFL);
   if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) {
     return SocketError("preparing a connection", errno);
   }
+  int domain = 0;
+  socklen_t length = sizeof(domain);
+  if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) != 0) {
+    return SocketError("preparing a connection", errno);
+  }
+  // A local socket delays nothing, and ends with the process at its other end.
+  if (domain == AF_UNIX) return Status();
   const struct {
     int level, option, value;
     const char* what;

@@ -43,6 +43,8 @@ struct WorkerAddress {
   std::string host;  // a name or a number; without spaces
   uint16_t port = 0;
   std::string token;  // 32 hexadecimal digits
+  // The same on two workers whose local sockets see each other. Empty: it listens on none.
+  std::string system;
 
   std::string ToText() const;
   static Result<WorkerAddress> FromText(const std::string& text);
@@ -56,6 +58,15 @@ Result<Descriptor> ListenFor(const std::string& host, int backlog, uint16_t* por
 
 // Connects within so many milliseconds.
 Result<Descriptor> ConnectTo(const WorkerAddress& address, int64_t milliseconds);
+
+// Names what a local socket is seen by: the running system, and in it the network that this process
+// belongs to, of which a container has its own. Empty if the system does not say.
+std::string LocalSystem();
+
+// The same over a local socket, which moves rows between processes of one system two to three times
+// as fast as the loopback interface. Its name follows from the worker's token.
+Result<Descriptor> ListenLocally(const std::string& token, int backlog);
+Result<Descriptor> ConnectLocally(const std::string& token);
 
 // Makes a connected socket fit for exchanges: it does not block, sends small messages at once, and
 // notices a machine that is gone.
