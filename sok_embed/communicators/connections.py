@@ -43,7 +43,7 @@ class Connections:
         timeout: float,
         gather: Callable[[bytes], list[bytes]],
     ) -> None:
-        self._size = size
+        self._rank, self._size = rank, size
         self._mesh = _core.Mesh(rank, size, host, timeout)
         addresses = gather(self._mesh.address.encode())
         self._mesh.connect([address.decode() for address in addresses])
@@ -54,6 +54,57 @@ class Connections:
         """See `Communicator.all_to_all`."""
         rows, received, _ = tf_ops.all_to_all(tensor, splits, self._mesh.number, name)
         return rows, received
+
+    def all_reduce(self, tensor: tf.Tensor, name: str, average: bool = False) -> tf.Tensor:
+        """See `Communicator.all_reduce`.
+
+        Each worker sums a part of the tensor and gives its sum to all, so that the result has the
+        same bits everywhere, and a worker sends about twice the tensor whatever their number.
+        float16 and bfloat16 are summed in float32.
+        """
+        if isinstance(tensor, tf.IndexedSlices):
+            return self._all_reduce_slices(tensor, name, average)
+        tensor = tf.convert_to_tensor(tensor)
+        summed_in = tf.float32 if tensor.dtype in (tf.float16, tf.bfloat16) else tensor.dtype
+        flat = tf.reshape(tf.cast(tensor, summed_in), [-1])
+        elements = tf.size(flat)
+        part = (elements + self._size - 1) // self._size
+        flat = tf.pad(flat, [[0, part * self._size - elements]])
+        splits = tf.fill([self._size], part)
+        parts, _ = self.all_to_all(flat, splits, f"{name}.parts")
+        total = tf.reduce_sum(tf.reshape(parts, [self._size, part]), 0)
+        if average:
+            total = total / tf.cast(self._size, summed_in)
+        sums, _ = self.all_to_all(tf.tile(total, [self._size]), splits, f"{name}.sums")
+        reduced = tf.reshape(sums[:elements], tf.shape(tensor))
+        reduced.set_shape(tensor.shape)
+        return tf.cast(reduced, tensor.dtype)
+
+    def _all_reduce_slices(
+        self, slices: tf.IndexedSlices, name: str, average: bool
+    ) -> tf.IndexedSlices:
+        """All slices of all workers; equal indices stay apart."""
+        everybody = tf.fill([self._size], tf.shape(slices.indices)[0])
+        copies = [self._size] + [1] * (slices.values.shape.rank - 1)
+        values, _ = self.all_to_all(tf.tile(slices.values, copies), everybody, f"{name}.values")
+        indices, _ = self.all_to_all(
+            tf.tile(slices.indices, [self._size]), everybody, f"{name}.indices"
+        )
+        if average:
+            values = values / tf.cast(self._size, values.dtype)
+        return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+    def broadcast(self, tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
+        """See `Communicator.broadcast`."""
+        tensor = tf.convert_to_tensor(tensor)
+        flat = tf.reshape(tensor, [-1])
+        is_root = self._rank == root_rank
+        splits = tf.fill([self._size], tf.size(flat) if is_root else 0)
+        sent = tf.tile(flat, [self._size]) if is_root else flat[:0]
+        received, _ = self.all_to_all(sent, splits, name)
+        received = tf.reshape(received, tf.shape(tensor))
+        received.set_shape(tensor.shape)
+        return received
 
     def barrier(self) -> None:
         """See `Communicator.barrier`."""

@@ -91,8 +91,8 @@ def init(
             `mpirun` of Open MPI, MPICH, Intel MPI and MVAPICH, `srun`, and whoever sets TF_CONFIG;
             else one worker alone. `"horovod"`, `"tcp"`, `"local"`, or a `Communicator` of your
             own.
-        exchange: Under Horovod, what rows and their gradients go over: `"tcp"`, connections of our
-            own beside it, or `"horovod"`, its alltoall.
+        exchange: Under Horovod, what tensors go over: `"tcp"`, connections of our own beside it,
+            but for dense tensors where Horovod was built with NCCL; or `"horovod"`, all over it.
         timeout: In seconds: how long an exchange over TCP waits without a sign of another worker,
             and how long workers wait for each other at the start.
         pin_gpu: Whether each of several workers of a host takes one of its GPUs for itself.

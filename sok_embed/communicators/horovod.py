@@ -15,8 +15,8 @@ from sok_embed.communicators.gpus import pin_gpu as pin_one_gpu
 
 # Bytes of a worker's address, which Horovod gathers.
 _ADDRESS_BYTES = 512
-# Milliseconds between two looks of Horovod for tensors to reduce. Its own choice, 1, is most of the
-# time of a small reduction.
+# Milliseconds between two looks of Horovod for tensors, where it reduces any. Its own choice, 1, is
+# most of the time of a small reduction.
 _CYCLE_TIME = "0.2"
 
 
@@ -37,7 +37,8 @@ class HorovodCommunicator(Communicator):
 
     Args:
         exchange: What all-to-all exchanges go over: `"tcp"`, connections of our own, or
-            `"horovod"`, its alltoall. Dense tensors are reduced by Horovod.
+            `"horovod"`, its alltoall. With `"tcp"` dense tensors go over the connections too,
+            unless Horovod was built with NCCL, by which GPUs reduce them.
         timeout: In seconds: how long an exchange over TCP waits for a worker.
         pin_gpu: Whether each worker of a host takes one of its GPUs.
 
@@ -47,7 +48,9 @@ class HorovodCommunicator(Communicator):
 
     def __init__(self, exchange: str = "tcp", timeout: float = 600.0, pin_gpu: bool = True) -> None:
         self._hvd = _import_horovod()
-        os.environ.setdefault("HOROVOD_CYCLE_TIME", _CYCLE_TIME)
+        self._reduces = exchange == "horovod" or bool(self._hvd.nccl_built())
+        if self._reduces:
+            os.environ.setdefault("HOROVOD_CYCLE_TIME", _CYCLE_TIME)
         self._hvd.init()
         share_cores(int(self._hvd.local_size()))
         if pin_gpu:
@@ -91,17 +94,24 @@ class HorovodCommunicator(Communicator):
 
     def all_reduce(self, tensor: tf.Tensor, name: str, average: bool = False) -> tf.Tensor:
         """See `Communicator.all_reduce`."""
+        if self._connections is not None and not self._reduces:
+            return self._connections.all_reduce(tensor, name, average)
         op = self._hvd.Average if average else self._hvd.Sum
         reduced = self._hvd.allreduce(_as_carried(tensor), name=name, op=op)
         return _cast(reduced, tensor.dtype)
 
     def broadcast(self, tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
         """See `Communicator.broadcast`."""
+        if self._connections is not None and not self._reduces:
+            return self._connections.broadcast(tensor, root_rank, name)
         sent = self._hvd.broadcast(_as_carried(tensor), root_rank=root_rank, name=name)
         return _cast(sent, tensor.dtype)
 
     def barrier(self) -> None:
         """See `Communicator.barrier`."""
+        if self._connections is not None:
+            self._connections.barrier()
+            return
         # Horovod has a barrier of its own for PyTorch only.
         self._hvd.allreduce(tf.zeros([]), name="sok_embed.barrier", op=self._hvd.Sum)
 

@@ -13,13 +13,17 @@ def test_workers_talk_by_what_has_started_them(one: Results, many: Results) -> N
     assert {str(w["class"]) for w in many.of("communicator")} == {expected}
 
 
+SCENARIOS = ["communicator", "communicator_of_horovod"]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("mode", ["eager", "function"])
 def test_all_to_all_sends_each_part_to_its_worker_and_its_gradient_back(
-    one: Results, many: Results, mode: str
+    one: Results, many: Results, mode: str, scenario: str
 ) -> None:
     for results in (one, many):
         ranks = range(results.workers)
-        for rank, worker in enumerate(results.of("communicator")):
+        for rank, worker in enumerate(results.of(scenario)):
             # Worker r sends r + q rows of the value 10 r + q to worker q, which scales by q + 1.
             received = np.repeat([10.0 * r + rank for r in ranks], [r + rank for r in ranks])
             np.testing.assert_array_equal(worker[f"{mode}.received"][:, 0], received)
@@ -28,10 +32,13 @@ def test_all_to_all_sends_each_part_to_its_worker_and_its_gradient_back(
             np.testing.assert_array_equal(worker[f"{mode}.gradient"][:, 0], gradient)
 
 
-def test_sums_averages_and_broadcasts_reach_every_worker(one: Results, many: Results) -> None:
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_sums_averages_and_broadcasts_reach_every_worker(
+    one: Results, many: Results, scenario: str
+) -> None:
     for results in (one, many):
         n = results.workers
-        for worker in results.of("communicator"):
+        for worker in results.of(scenario):
             np.testing.assert_allclose(worker["sum"], [n * (n + 1) / 2, 2 * n])
             np.testing.assert_allclose(worker["average"], [(n + 1) / 2, 2])
             np.testing.assert_array_equal(worker["broadcast"], [n, 2])

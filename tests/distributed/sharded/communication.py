@@ -9,12 +9,25 @@ import tensorflow as tf
 
 from sharded.registry import Here, scenario
 from sok_embed import communicators
+from sok_embed.communicators.horovod import HorovodCommunicator
 
 
 @scenario
 def communicator(here: Here) -> dict[str, Any]:
-    """Worker r sends r + q rows of the value 10 r + q to worker q."""
+    return _asked(here, communicators.current(), "ours")
+
+
+@scenario
+def communicator_of_horovod(here: Here) -> dict[str, Any]:
+    """That which leaves everything to Horovod, where Horovod has started the workers."""
     transport = communicators.current()
+    if isinstance(transport, HorovodCommunicator):
+        transport = HorovodCommunicator("horovod")
+    return _asked(here, transport, "horovod")
+
+
+def _asked(here: Here, transport: communicators.Communicator, whose: str) -> dict[str, Any]:
+    """Worker r sends r + q rows of the value 10 r + q to worker q."""
     splits = tf.constant([here.rank + q for q in range(here.size)], tf.int32)
     rows = np.repeat([10.0 * here.rank + q for q in range(here.size)], splits)
     source = tf.constant(np.stack([rows, rows], 1), tf.float32)
@@ -24,7 +37,7 @@ def communicator(here: Here) -> dict[str, Any]:
         def exchange(tensor: tf.Tensor, name: str = mode) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             with tf.GradientTape() as tape:
                 tape.watch(tensor)
-                received, received_splits = transport.all_to_all(tensor, splits, f"a2a.{name}")
+                received, received_splits = transport.all_to_all(tensor, splits, f"{whose}.{name}")
                 loss = tf.reduce_sum(received * (here.rank + 1.0))
             return received, received_splits, tape.gradient(loss, tensor)
 
@@ -34,8 +47,8 @@ def communicator(here: Here) -> dict[str, Any]:
         saved[f"{mode}.splits"] = received_splits.numpy()
         saved[f"{mode}.gradient"] = gradient.numpy()
     own = tf.constant([here.rank + 1.0, 2.0])
-    saved["sum"] = transport.all_reduce(own, "sum").numpy()
-    saved["average"] = transport.all_reduce(own, "average", average=True).numpy()
-    saved["broadcast"] = transport.broadcast(own, here.size - 1, "broadcast").numpy()
+    saved["sum"] = transport.all_reduce(own, f"{whose}.sum").numpy()
+    saved["average"] = transport.all_reduce(own, f"{whose}.average", average=True).numpy()
+    saved["broadcast"] = transport.broadcast(own, here.size - 1, f"{whose}.broadcast").numpy()
     transport.barrier()
     return saved
