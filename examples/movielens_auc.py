@@ -31,7 +31,7 @@ from statistics import mean
 from ctr.command import exit_status
 from ctr.options import add_training, positive_int
 from ctr.sources import open_source
-from ctr.workers import join, launch, started_by_horovod
+from ctr.workers import are_started, join, launch
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -42,7 +42,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--data", type=Path, required=True, metavar="PATH", help="ua.base, with ua.test beside it")
-    add("--workers", type=positive_int, default=1, help="processes, started by Horovod")
+    add("--workers", type=positive_int, help="processes here, or those of a launcher")
     add("--seeds", type=positive_int, default=3, help="runs of each embedding")
     add_training(parser, epochs=6, batch_size=256, optimizer="adagrad", learning_rate=0.2)
     return parser.parse_args(arguments)
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
 
     def launch_or_run() -> int | None:
-        if options.workers > 1 and not started_by_horovod():
+        if (options.workers or 1) > 1 and not are_started():
             return launch(Path(__file__).resolve(), arguments, options.workers)
         compare(options)
         return None

@@ -7,7 +7,7 @@ test AUC, growth of the tables, speed and memory:
     python examples/train_ctr.py
     python examples/train_ctr.py --data train.txt              # Criteo, tabs or commas
     python examples/train_ctr.py --data ml-100k/ua.base --batch-size 256
-    python examples/train_ctr.py --workers 2                   # Horovod, tables sharded over both
+    python examples/train_ctr.py --workers 2                   # tables sharded over both
     python examples/train_ctr.py --embedding static            # the rival: a fixed vocabulary
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from ctr.command import exit_status
 from ctr.options import add_source, add_training, positive_int, seed
 from ctr.sources import DEFAULT_SAMPLES, open_source
-from ctr.workers import join, launch, started_by_horovod
+from ctr.workers import are_started, join, launch
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -35,7 +35,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add_source(parser, DEFAULT_SAMPLES)
     add("--embedding", choices=("hash", "static"), default="hash", help="growing tables or rival")
-    add("--workers", type=positive_int, default=1, help="processes, started by Horovod")
+    add("--workers", type=positive_int, help="processes here, or those of a launcher")
     add_training(parser)
     add("--seed", type=seed, default=0, help="of the clicks, the shuffling and the start weights")
     add("--output", type=Path, default=Path("runs/ctr"), metavar="DIR", help="for the report")
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
 
     def launch_or_run() -> int | None:
-        if options.workers > 1 and not started_by_horovod():
+        if (options.workers or 1) > 1 and not are_started():
             return launch(Path(__file__).resolve(), arguments, options.workers)
         run(options)
         return None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr.batches import InputError
+
+_NO_SOK_EMBED = (
+    "Expected the package sok_embed. Received: no such module for {}. Install it with `pip install "
+    ".` from the root of the project, or compare with `--embedding static` on one worker, which "
+    "does without."
+)
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,14 @@ class Workers:
         """Returns the rows of all workers, in the order of the ranks; all workers must call it."""
         if self.size == 1:
             return rows
-        import horovod.tensorflow as hvd
+        import tensorflow as tf
 
-        return np.asarray(hvd.allgather(rows))
+        from sok_embed import communicators
+
+        to_all = tf.tile(rows, [self.size] + [1] * (rows.ndim - 1))
+        splits = tf.fill([self.size], len(rows))
+        gathered, _ = communicators.current().all_to_all(to_all, splits, "ctr.gather")
+        return np.asarray(gathered)
 
     def total(self, figure: float) -> float:
         """Returns the sum of a figure over all workers; all workers must call it."""
@@ -54,43 +63,37 @@ class Workers:
         return [sok_embed.callbacks.BroadcastVariables(root_rank=0)]
 
 
-def started_by_horovod() -> bool:
-    """Returns whether this process is one of the workers that `launch` started."""
-    return "HOROVOD_RANK" in os.environ
+def are_started() -> bool:
+    """Returns whether a launcher has started this process as one of several workers."""
+    if importlib.util.find_spec("sok_embed") is None:
+        return False
+    from sok_embed.communicators.launchers import find_workers
+
+    return find_workers() is not None
 
 
-def join(workers: int, needs_sok_embed: bool) -> Workers:
+def join(workers: int | None, needs_sok_embed: bool) -> Workers:
     """Takes this process's place among the workers; call it before anything of TensorFlow runs."""
-    if not needs_sok_embed and workers == 1:
+    if not needs_sok_embed and not are_started():
         return Workers()
     if importlib.util.find_spec("sok_embed") is None:
-        raise InputError(
-            "Expected the package sok_embed. Received: no such module for "
-            f"{sys.executable}. Install it with `pip install .` from the root of the project, "
-            "or compare with `--embedding static --workers 1`, which does without."
-        )
+        raise InputError(_NO_SOK_EMBED.format(sys.executable))
     import sok_embed
 
     sok_embed.init()
     here = Workers(sok_embed.rank(), sok_embed.size())
-    if here.size != workers:
+    if workers not in (None, here.size):
         raise InputError(
-            f"Expected {workers} workers, as --workers says. Received: {here.size} from Horovod. "
-            "Start the script with --workers alone and let it start Horovod."
+            f"Expected {workers} workers, as --workers says. Received: {here.size} of the launcher "
+            "that has started them. Leave --workers out under a launcher."
         )
     return here
 
 
 def launch(script: Path, arguments: Sequence[str], workers: int) -> int:
-    """Runs the script on `workers` local processes under Horovod; returns the exit status."""
-    beside = Path(sys.executable).with_name("horovodrun")
-    horovodrun = str(beside) if beside.is_file() else shutil.which("horovodrun")
-    if horovodrun is None or importlib.util.find_spec("horovod") is None:
-        raise InputError(
-            f"--workers {workers}: expected Horovod, which carries keys and rows between workers. "
-            f"Received: none for {sys.executable}. Build it with `make setup`, or run "
-            "`python scripts/build_horovod.py` in this environment, or leave --workers out."
-        )
-    command = [horovodrun, "-np", str(workers), "--gloo"]
+    """Runs the script on `workers` processes of this machine; returns the exit status."""
+    if importlib.util.find_spec("sok_embed") is None:
+        raise InputError(_NO_SOK_EMBED.format(sys.executable))
+    command = [sys.executable, "-m", "sok_embed", "run", "-np", str(workers), "--"]
     command += [sys.executable, str(script), *arguments]
     return subprocess.run(command, check=False).returncode

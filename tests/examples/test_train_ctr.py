@@ -19,7 +19,6 @@ def _installed(package: str) -> bool:
 needs_sok_embed = pytest.mark.skipif(
     not _installed("sok_embed"), reason="sok_embed is not installed"
 )
-needs_horovod = pytest.mark.skipif(not _installed("horovod"), reason="Horovod is not installed")
 
 
 run = partial(run_example, "train_ctr.py")
@@ -65,7 +64,6 @@ def test_hash_and_static_tables_hold_the_same_keys(tmp_path: Path) -> None:
 
 
 @needs_sok_embed
-@needs_horovod
 def test_two_workers_train_like_one(tmp_path: Path) -> None:
     figures = []
     for workers in ("1", "2"):
@@ -132,12 +130,24 @@ def test_a_malformed_line_ends_the_run_with_its_number(tmp_path: Path) -> None:
     assert "clicks.txt, line 42: expected at most 15 hexadecimal digits" in err
 
 
-def test_several_workers_without_horovod_say_how_to_get_it(
+def test_several_workers_without_the_package_say_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ctr import workers
     from ctr.batches import InputError
 
     monkeypatch.setattr(workers.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"expected Horovod, .*`make setup`.*build_horovod"):
+    with pytest.raises(InputError, match=r"Expected the package sok_embed.*pip install"):
         workers.launch(EXAMPLES / "train_ctr.py", [], 2)
+
+
+@needs_sok_embed
+def test_a_launcher_with_another_number_of_workers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ctr import workers
+    from ctr.batches import InputError
+
+    monkeypatch.setattr("sok_embed.size", lambda: 3)
+    with pytest.raises(InputError, match=r"Expected 2 workers.*Received: 3"):
+        workers.join(2, needs_sok_embed=True)
