@@ -19,10 +19,10 @@ from sok_embed.feature_column.masks import check_symbolic_masks, with_masks
 from sok_embed.feature_column.own_rows import OwnRows, made_by_config
 from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
 from sok_embed.feature_column.rows_column import RowsColumn
-from sok_embed.layers.anchored_layer import check_strategy
 from sok_embed.layers.arguments import check_training
 from sok_embed.layers.default_signatures import refuse_when_served
 from sok_embed.layers.rebuilding import check_rebuilt
+from sok_embed.strategies import check_strategy
 
 
 class _FeaturesLayer(LayerWithRows, ABC):
@@ -44,7 +44,7 @@ class _FeaturesLayer(LayerWithRows, ABC):
             )
         if isinstance(feature_columns, Iterator):
             feature_columns = list(feature_columns)
-        check_strategy(self.name)
+        check_strategy(f"Layer '{self.name}'")
         columns = fc_v2._normalize_feature_columns(feature_columns)
         self._check_columns(columns)
         # In one object, in which Keras and TensorFlow look for nothing to track.
@@ -108,7 +108,7 @@ class _FeaturesLayer(LayerWithRows, ABC):
     def _begin(
         self, features: Any, masks: Any, training: Any
     ) -> tuple[fc_v2.FeatureTransformationCache, LayerState]:
-        check_strategy(self.name)
+        check_strategy(f"Layer '{self.name}'")
         if not isinstance(features, Mapping):
             raise ValueError(
                 f"Layer '{self.name}': expected a dict of features. Received: {features!r}."

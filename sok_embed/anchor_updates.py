@@ -69,8 +69,9 @@ def watch(variable: tf.Variable, constraint: AnchorConstraint) -> None:
     nothing.
 
     Args:
-        variable: A `tf.Variable`, or a distributed one with a copy for each replica. The former is
-            given the constraint too, which optimizers of `tf.compat.v1.train` call.
+        variable: A `tf.Variable`, or a distributed one with a copy for each replica. It is given
+            the constraint too, which optimizers of `tf.compat.v1.train` call: of several copies
+            the first commits for all.
         constraint: The anchor's constraint.
     """
     parts = _parts(variable)
@@ -80,8 +81,7 @@ def watch(variable: tf.Variable, constraint: AnchorConstraint) -> None:
         for name in _METHODS:
             setattr(part, name, _told(part, getattr(part, name), constraint, part is parts[0]))
         setattr(part, _MARK, True)
-    if not isinstance(variable, tf.distribute.DistributedValues):
-        variable._constraint = constraint
+        part._constraint = constraint if part is parts[0] else tf.zeros_like
 
 
 def _parts(variable: Any) -> tuple[Any, ...]:

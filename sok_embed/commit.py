@@ -20,7 +20,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from sok_embed import callers, communicators, tf_ops, v1_optimizers
+from sok_embed import callers, communicators, strategies, tf_ops, v1_optimizers
+from sok_embed.anchor_parts import own_part, parts_of, summed_alike
 from sok_embed.anchor_updates import AnchorConstraint, Update, watch
 from sok_embed.distributed_optimizer import averages_gradients
 from sok_embed.optimizers import has_schedule, row_rule, warn_of_ignored
@@ -90,6 +91,7 @@ class Commit(AnchorConstraint):
             self._check_told(applying)
             self._returned = tf.zeros_like(tf.convert_to_tensor(anchor))
         else:
+            self._check_summed(anchor, applying)
             redeemed = v1_optimizers.arrived_gradient(anchor)
             self._returned = self._commit(applying, anchor, redeemed)
         return self._returned
@@ -117,13 +119,14 @@ class Commit(AnchorConstraint):
         """Applies what a Keras optimizer is given."""
         self._was_told = True
         _refuse_unequal_skips(self._table.name)
+        self._check_summed(update.variable, update.optimizer)
         # The gradient of a scalar names nothing.
         redeemed = update.gradient if update.gradient.shape.rank == 1 else None
         optimizer = update.optimizer
         committed = self._commit(optimizer, update.variable, redeemed, update.learning_rate)
         # Nobody reads what the optimizer keeps of anchors, but for what it accumulates.
         accumulators = {id(each) for each in getattr(optimizer, "_accumulated_gradients", [])}
-        shape = (tf_ops.ANCHOR_SIZE,)
+        shape = tuple(update.variable.shape)
         variables = [each for each in optimizer.variables if tuple(each.shape) == shape]
         slots = [each for each in variables if id(each) not in accumulators]
         tf_ops.note_update(committed, update.change, slots)
@@ -133,6 +136,24 @@ class Commit(AnchorConstraint):
         """Whether an optimizer of the table's own clips its gradients by their norm."""
         own: Any = self._optimizer
         return _is_keras(own) and bool(own.clipnorm or own.global_clipnorm)
+
+    def _check_summed(self, anchor: Any, optimizer: Any) -> None:
+        """Raises if gradients of rows and of dense weights would be summed in different ways."""
+        parts, workers = parts_of(anchor), strategies.workers_summed()
+        if parts != workers:
+            raise RuntimeError(
+                f"Table '{self._table.name}': expected to be trained under the strategy that its "
+                f"layer was built under, of {parts} workers. Received: a step under one of "
+                f"{workers}. Call `strategy.run` of the strategy whose scope the model was made in."
+            )
+        if parts > 1 and _is_keras(optimizer) and (optimizer.clipnorm or optimizer.global_clipnorm):
+            raise ValueError(
+                f"Table '{self._table.name}': expected an optimizer without clipnorm and "
+                "global_clipnorm under a MultiWorkerMirroredStrategy, by which Keras clips the "
+                "gradients of each worker for themselves; those of rows are summed over workers by "
+                "then. Leave them out, or start the workers with `sok-embed run` and clip by "
+                "sok_embed.DistributedOptimizer, without that strategy."
+            )
 
     def _check_told(self, applying: Any) -> None:
         """Raises if the optimizer has updated the anchor by ways that this release cannot see."""
@@ -169,7 +190,7 @@ class Commit(AnchorConstraint):
             step=step.step,
             clip_value=step.clip_value,
             optimizer=step.optimizer,
-            **self._common_arguments(applying, redeemed),
+            **self._common_arguments(applying, anchor, redeemed),
             **(self._slot_sources(optimizer) if follows else {}),
         )
 
@@ -215,13 +236,20 @@ class Commit(AnchorConstraint):
             clip_value=_clip_value([applying, own], table.name) or 0.0,
         )
 
-    def _common_arguments(self, applying: Any, redeemed: tf.Tensor | None) -> dict[str, Any]:
+    def _common_arguments(
+        self, applying: Any, anchor: Any, redeemed: tf.Tensor | None
+    ) -> dict[str, Any]:
         """The arguments of a commit that do not depend on a rule."""
+        parts = parts_of(anchor)
+        if parts > 1:
+            redeemed = _own_gradient(redeemed, parts, self._table.name)
+        # A strategy that sums gradients over workers leaves it to the loss to divide them.
+        workers = communicators.size() if parts == 1 else 1
         return {
             "first_step": _calls_a_step(applying),
-            "scale": 1.0 / communicators.size(),
+            "scale": 1.0 / workers,
             "redeemed": redeemed,
-            "plain": communicators.size() == 1,
+            "plain": workers == 1,
             "clipped_to": _clip_value([applying], self._table.name) or 0.0,
         }
 
@@ -298,8 +326,25 @@ def _native(variable: Any) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
+def _own_gradient(gradient: tf.Tensor | None, parts: int, table: str) -> tf.Tensor:
+    """This worker's part of an anchor's gradient that a strategy has summed over workers."""
+    error = (
+        f"Table '{table}': expected gradients that the MultiWorkerMirroredStrategy has summed over "
+        f"its {parts} workers, of which each has multiplied them by the same. Received: others. "
+        "Call the optimizer's `apply` within `strategy.run`, scale the loss instead of gradients, "
+        "and clip none of them before they are summed."
+    )
+    if gradient is None:
+        raise ValueError(error)
+    alike = summed_alike(gradient, parts)
+    if tf.executing_eagerly() and not alike:
+        raise ValueError(error)
+    with tf.control_dependencies([tf.debugging.Assert(alike, [error])]):
+        return tf.identity(own_part(gradient, parts, communicators.rank()))
+
+
 def _warn_of_drifting(optimizer: Any, table: str) -> None:
-    if communicators.size() == 1:
+    if communicators.size() == 1 or strategies.workers_summed() > 1:
         return
     if _is_keras(optimizer):
         name, wrapper = optimizer.name, "sok_embed.DistributedOptimizer"
@@ -324,10 +369,18 @@ def _refuse_unequal_skips(table: str) -> None:
     if communicators.size() == 1:
         return
     optimizer = callers.loss_scaling_optimizer()
-    if optimizer is not None and not averages_gradients(optimizer):
+    if optimizer is None or averages_gradients(optimizer):
+        return
+    wrapped = "sok_embed.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))"
+    if strategies.workers_summed() > 1:
         raise ValueError(
-            f"Table '{table}': expected a LossScaleOptimizer that averages gradients before "
-            "it looks for overflows, since all workers must skip the same steps. Received: one "
-            "that does not. Compile the model with sok_embed.DistributedOptimizer("
-            "keras.optimizers.LossScaleOptimizer(optimizer))."
+            f"Table '{table}': expected no LossScaleOptimizer under a MultiWorkerMirroredStrategy, "
+            "by which each worker looks for overflows in its own gradients, whereas all must skip "
+            "the same steps. Received: one. Use mixed_bfloat16, which needs no loss scaling, or "
+            f"start the workers with `sok-embed run` and use {wrapped} without that strategy."
         )
+    raise ValueError(
+        f"Table '{table}': expected a LossScaleOptimizer that averages gradients before "
+        "it looks for overflows, since all workers must skip the same steps. Received: one "
+        f"that does not. Compile the model with {wrapped}."
+    )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from sok_embed import communicators, tf_ops
+from sok_embed import communicators, strategies, tf_ops
 from sok_embed.anchor_updates import is_anchor
 from sok_embed.sparse_gradients import average_slices
 
 # Gradients that travel together are of at most so many bytes.
 _BUCKET_BYTES = 25 * 2**20
+# What the running `apply` updates, on this thread: replicas of a strategy have one each.
+_applied_to: ContextVar[Any] = ContextVar("applied_to")
 
 __all__ = ["DistributedOptimizer", "average_gradients", "averages_gradients"]
 
@@ -42,7 +45,10 @@ def DistributedOptimizer(optimizer: Any) -> keras.optimizers.Optimizer:  # noqa:
     Raises:
         ValueError: If the optimizer has been built already: its state would be lost. For a
             `LossScaleOptimizer` around one that accumulates gradients and clips them by a norm.
+            Under a `tf.distribute.MultiWorkerMirroredStrategy` of several workers, which sums
+            gradients over them by itself.
     """
+    _refuse_summed()
     optimizer = keras.optimizers.get(optimizer)
     if optimizer.built:
         raise ValueError(
@@ -95,18 +101,17 @@ class _AveragesGradients:
     """
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
-        # `object` sets it, since Keras must not track it.
-        object.__setattr__(self, "_applied_to", trainable_variables)
+        token = _applied_to.set(trainable_variables)
         try:
             super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
         finally:
-            object.__delattr__(self, "_applied_to")
+            _applied_to.reset(token)
 
     def _clip_gradients(self, grads: Any) -> Any:
         clips = self.clipnorm or self.global_clipnorm  # type: ignore[attr-defined]
         # A class of somebody else may use norms in ways of its own.
         others = type(self)._updates_its_own_way  # type: ignore[attr-defined]
-        averages = _averaged(grads, self._applied_to, bool(clips or others))  # type: ignore[attr-defined]
+        averages = _averaged(grads, _applied_to.get(), bool(clips or others))
         return super()._clip_gradients(averages)  # type: ignore[misc]
 
 
@@ -139,6 +144,9 @@ def average_gradients(gradients: Any, variables: Any = None) -> list[Any]:
     Returns:
         The averages, in the same order and of the same kinds. With more than one worker the indices
         of slices are distinct: rules that square a gradient must square the sum.
+
+    Raises:
+        ValueError: Under a `tf.distribute.MultiWorkerMirroredStrategy` of several workers.
     """
     return _averaged(gradients, variables, needs_norms=True)
 
@@ -149,6 +157,7 @@ def _averaged(gradients: Any, variables: Any, needs_norms: bool) -> list[Any]:
     Without them dense gradients do not wait for the gradients of rows. A table whose own optimizer
     clips by a norm needs its own.
     """
+    _refuse_summed()
     communicator = communicators.current()
     averages = list(gradients)
     if communicator.size == 1:
@@ -225,6 +234,18 @@ def _with_norm(gradient: tf.Tensor, mean_square: tf.Tensor, size: int) -> tf.Ten
     norm = tf.sqrt(mean_square * size) / size
     rest = tf.zeros([tf_ops.ANCHOR_COORDINATES - 1])
     return tf.concat([marks, norm[tf.newaxis], rest], 0)
+
+
+def _refuse_summed() -> None:
+    """Raises if the strategy in scope sums over the workers what would be averaged here."""
+    workers = strategies.workers_summed()
+    if workers > 1:
+        raise ValueError(
+            "Expected the optimizer itself under a MultiWorkerMirroredStrategy, which sums "
+            f"gradients over its {workers} workers. Received: sok_embed.DistributedOptimizer, "
+            "which averages them over the same workers. Take the optimizer as it is, and divide "
+            "the loss by the examples of all workers, as tf.nn.compute_average_loss does."
+        )
 
 
 def _check_scaled(inner: keras.optimizers.Optimizer) -> None:

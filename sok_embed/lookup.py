@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import keras
 import tensorflow as tf
 
-from sok_embed import communicators, tf_ops
+from sok_embed import communicators, strategies, tf_ops
+from sok_embed.anchor_parts import own_part, parts_of
 from sok_embed.commit import Commit, TrainedTable, trained_anchor
 from sok_embed.communicators import Communicator
 
@@ -96,7 +97,7 @@ class AnchoredLookup:
     def _make_anchor(self, make: Callable[..., Any], commit: Commit, **arguments: Any) -> Any:
         """Makes the variable whose constraint is a commit; see `TableLookup.make_anchor`."""
         self.anchor = make(
-            shape=(tf_ops.ANCHOR_SIZE,),
+            shape=(strategies.workers_summed() * tf_ops.ANCHOR_SIZE,),
             dtype=tf.float32,
             initializer=_zeros,
             constraint=commit,
@@ -112,10 +113,21 @@ class AnchoredLookup:
         Args:
             trainable: Whether the host is. A frozen one takes no gradient and makes no rows.
             training: Whether the call is one of training.
+
+        Raises:
+            ValueError: If the strategy in scope sums gradients over workers, and the anchor was
+                made outside of it.
         """
         if not (trainable and self.anchor.trainable):
             return Call(None, False)
-        return Call(trained_anchor(self.anchor), training)
+        parts, workers = parts_of(self.anchor), strategies.workers_summed()
+        if workers > 1 and parts != workers:
+            raise ValueError(
+                f"{self._host}: expected to be built inside of the scope of the strategy that it "
+                f"is called under, of {workers} workers. Received: one that was built outside. "
+                "Make the model within `with strategy.scope():`."
+            )
+        return Call(own_part(trained_anchor(self.anchor), parts, self._made_for[0]), training)
 
     def communicator(self) -> Communicator:
         """That of the process.

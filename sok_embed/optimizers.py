@@ -388,7 +388,7 @@ def _check_rate(optimizer: keras.optimizers.Optimizer) -> None:
     if not isinstance(rate, keras.Variable):
         return
     with tf.init_scope():  # this works also where a function is traced
-        value = float(rate)
+        value = float(tf.convert_to_tensor(rate))  # a strategy makes it distributed
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(
             f"Expected a learning rate of at least 0. Received: learning_rate={value} in "

@@ -53,9 +53,9 @@ def arrived_gradient(variable: Any) -> tf.Tensor | None:
 
     Returns:
         `None` where it names no deposits: that of a scalar; an average over workers, which may have
-        been compressed; a sum over replicas, which each of them is given.
+        been compressed.
     """
-    if averages_gradients() or tf.distribute.has_strategy():
+    if averages_gradients():
         return None
     gradient = callers.v1_gradient(variable)
     return gradient if gradient is not None and gradient.shape.rank == 1 else None

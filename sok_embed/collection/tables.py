@@ -264,7 +264,7 @@ class CollectionCommit(Commit):
             tf.convert_to_tensor(anchor),
             steps=steps,
             table_rules=table_rules,
-            **self._common_arguments(applying, redeemed),
+            **self._common_arguments(applying, anchor, redeemed),
         )
 
 

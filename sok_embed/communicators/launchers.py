@@ -262,12 +262,22 @@ def _tensorflow_workers(environ: Mapping[str, str]) -> Workers | None:
     hosts = [address.rpartition(":")[0].strip("[]") for address in trainers]
     local_rank = hosts[:rank].count(hosts[rank])
     workers = _placed("TF_CONFIG", rank, len(trainers), local_rank, hosts.count(hosts[rank]))
-    port = trainers[0].rpartition(":")[2]
-    address = _given_address(environ, "TF_CONFIG") or (
-        hosts[0],
-        _checked_port("the first address of TF_CONFIG", port, "TF_CONFIG"),
-    )
+    address = _given_address(environ, "TF_CONFIG") or (hosts[0], _port_beside(trainers))
     return replace(workers, address=address)
+
+
+def _port_beside(addresses: list[str]) -> int:
+    """Returns the port at which the workers of a cluster of TensorFlow meet.
+
+    At those that the cluster names TensorFlow's own servers listen, once a strategy is made.
+    """
+    taken = {
+        _checked_port("each address of TF_CONFIG", each.rpartition(":")[2], "TF_CONFIG")
+        for each in addresses
+    }
+    first = zlib.crc32(f"TF_CONFIG {' '.join(addresses)}".encode()) % _PORTS
+    places = (_FIRST_PORT + (first + more) % _PORTS for more in range(_PORTS))
+    return next(port for port in places if port not in taken)
 
 
 def _rank_and_size(

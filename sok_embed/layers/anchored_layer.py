@@ -18,6 +18,7 @@ from sok_embed.layers.float_ids import refuse_cast_floats
 from sok_embed.layers.rebuilding import plain_errors, true_ids
 from sok_embed.layers.row_count import RowCount
 from sok_embed.lookup import Call, TableLookup
+from sok_embed.strategies import check_strategy
 from sok_embed.table import Table
 from sok_embed.tensors import as_keys
 
@@ -63,14 +64,14 @@ class AnchoredLayer(LayerWithRows):
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the anchor."""
-        check_strategy(self.name)
+        check_strategy(f"Layer '{self.name}'")
         make = functools.partial(self.add_weight, autocast=False)
         self.anchor = self._table_lookup.make_anchor(make, self.optimizer, name="anchor")
         self.built = True
 
     def _begin_lookup(self, training: bool | None) -> Call:
         """What a call of the layer may do to its table."""
-        check_strategy(self.name)
+        check_strategy(f"Layer '{self.name}'")
         return self._table_lookup.begin(self.trainable, check_training(self.name, training))
 
     def count_params(self) -> int:
@@ -129,20 +130,4 @@ def activation_type(dtype: str) -> tf.DType:
         return tf.as_dtype(dtype)
     raise ValueError(
         f"Expected a compute dtype of float32, bfloat16 or float16. Received: {dtype}."
-    )
-
-
-def check_strategy(layer: str) -> None:
-    """Raises for the strategies of tf.distribute whose replicas cannot share a table."""
-    strategy = tf.distribute.get_strategy()
-    one_process = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
-    if not tf.distribute.has_strategy() or isinstance(strategy, one_process):
-        return
-    name = type(strategy).__name__
-    if name == "CollectiveAllReduceStrategy":  # TensorFlow calls it so inside
-        name = "MultiWorkerMirroredStrategy"
-    raise ValueError(
-        f"Layer '{layer}': expected no tf.distribute strategy, a MirroredStrategy or a "
-        f"OneDeviceStrategy. Received: {name}. For several processes start them "
-        "with horovodrun; see the guide on distribution."
     )

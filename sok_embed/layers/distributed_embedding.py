@@ -15,7 +15,7 @@ from sok_embed.collection.configs import FeatureConfig, distinct_tables, feature
 from sok_embed.collection.inputs import FeatureInput, as_tensor, feature_input, shape_of
 from sok_embed.collection.tables import CollectionCommit, TableCollection
 from sok_embed.dense_alone import LayerWithRows
-from sok_embed.layers.anchored_layer import activation_type, check_strategy
+from sok_embed.layers.anchored_layer import activation_type
 from sok_embed.layers.arguments import check_training
 from sok_embed.layers.float_ids import refuse_cast_floats
 from sok_embed.layers.rebuilding import check_rebuilt, plain_errors, true_ids
@@ -24,6 +24,7 @@ from sok_embed.layers.saved_rows import SavedRows
 from sok_embed.lookup import CollectionLookup, PooledBatch
 from sok_embed.planning import Plan
 from sok_embed.planning.tables import EXCHANGED
+from sok_embed.strategies import check_strategy
 from sok_embed.table import Table
 
 _OUTPUTS = ("structure", "concat", "stack")
@@ -181,7 +182,7 @@ class DistributedEmbedding(LayerWithRows):
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the anchor."""
-        check_strategy(self.name)
+        check_strategy(f"Layer '{self.name}'")
         make = functools.partial(self.add_weight, autocast=False)
         commit = CollectionCommit(self._collection)
         # Where no table is trained it is no weight that an optimizer would look for a rule for.
@@ -206,7 +207,7 @@ class DistributedEmbedding(LayerWithRows):
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Looks all keys up, and combines the vectors of each example's."""
-        check_strategy(self.name)
+        check_strategy(f"Layer '{self.name}'")
         refuse_cast_floats(self)
         what = f"Layer '{self.name}'"
         given = [

@@ -10,13 +10,13 @@ from keras import ops
 
 from sok_embed.arguments import check_positive
 from sok_embed.input_forms import Form
-from sok_embed.layers.anchored_layer import check_strategy
 from sok_embed.layers.arguments import serialize_initializer
 from sok_embed.layers.combining import check_ids, output_spec, refuse_padding_mask
 from sok_embed.layers.keras_arguments import refuse_keras_arguments
 from sok_embed.layers.pooled_lookup import PooledLookup, bags_of, check_weights, shaped
 from sok_embed.layers.start_rows import start_rows
 from sok_embed.layers.table_layer import TableLayer
+from sok_embed.strategies import check_strategy
 from sok_embed.tf_ops.collections import COMBINERS
 
 
@@ -175,7 +175,7 @@ class DynamicEmbedding(TableLayer):
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the anchor, and rows of the vectors that the layer was given to start from."""
-        check_strategy(self.name)
+        check_strategy(f"Layer '{self.name}'")
         if self._given_rows is not None:
             # The layer may be built while a function is traced.
             with tf.init_scope():

@@ -80,6 +80,11 @@ def tf_config(kind: str | None, index: int, **cluster: list[str]) -> Environ:
     return {"TF_CONFIG": json.dumps({"cluster": cluster, **task})}
 
 
+def beside(addresses: str) -> int:
+    """The port that workers of these addresses meet at, where TensorFlow does not listen."""
+    return 20000 + zlib.crc32(f"TF_CONFIG {addresses}".encode()) % 10000
+
+
 def placed(environ: Environ) -> tuple[int, int, int, int]:
     workers = find_workers(environ)
     assert workers is not None
@@ -131,15 +136,15 @@ def address(environ: Environ) -> tuple[str, int]:
         ),
         (
             tf_config("worker", 1, worker=["a:2222", "b:2223"]),
-            Workers(1, 2, 0, 1, ("a", 2222), "TF_CONFIG"),
+            Workers(1, 2, 0, 1, ("a", beside("a:2222 b:2223")), "TF_CONFIG"),
         ),
         (
             tf_config("worker", 1, worker=["b:1", "a:1"], chief=["a:2222"], ps=["p:1"]),
-            Workers(2, 3, 1, 2, ("a", 2222), "TF_CONFIG"),
+            Workers(2, 3, 1, 2, ("a", beside("a:2222 b:1 a:1")), "TF_CONFIG"),
         ),
         (
             tf_config("master", 0, master=["[::1]:2222"], worker=["b:1"]),
-            Workers(0, 2, 0, 1, ("::1", 2222), "TF_CONFIG"),
+            Workers(0, 2, 0, 1, ("::1", beside("[::1]:2222 b:1")), "TF_CONFIG"),
         ),
         (
             tf_config("worker", 1, worker=["a:1", "a:2"]) | MEETING,
@@ -149,6 +154,18 @@ def address(environ: Environ) -> tuple[str, int]:
 )
 def test_each_launcher_is_understood(environ: Environ, expected: Workers) -> None:
     assert find_workers(environ) == expected
+
+
+def test_workers_of_tf_config_meet_where_none_of_its_servers_listens() -> None:
+    # Of so many ports in a row, some cluster names the very one that it would meet at.
+    met = {}
+    for port in range(20000, 30000):
+        workers = [f"a:{port}", f"b:{port + 1}"]
+        met[port] = address(tf_config("worker", 0, worker=workers))
+    hits = [port for port in met if beside(f"a:{port} b:{port + 1}") in (port, port + 1)]
+    assert hits
+    for port, (host, at) in met.items():
+        assert host == "a" and 20000 <= at < 30000 and at not in (port, port + 1)
 
 
 ALLOCATION = {
@@ -338,7 +355,7 @@ def test_workers_of_several_hosts_are_asked_where_they_meet(environ: Environ) ->
         ({"TF_CONFIG": '{"cluster": {"worker": 2}}'}, "TF_CONFIG to be JSON such as"),
         (tf_config("worker", 2, worker=["a:1", "b:1"]), "task of TF_CONFIG.*: worker 2 of 2"),
         (tf_config("chief", 0, worker=["a:1", "b:1"]), "task of TF_CONFIG.*: chief 0 of 0"),
-        (tf_config("worker", 0, worker=["a", "b"]), "a port from 1 to 65535 of the first address"),
+        (tf_config("worker", 0, worker=["a", "b"]), "a port from 1 to 65535 of each address"),
     ],
 )
 def test_what_contradicts_itself_is_refused(environ: Environ, message: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from dense_steps import IN_FUNCTION, TOLERANCE, check_equal, plain, train
 from dense_twin import Model, WeightOfRows, loss_of, table_layer
+from keras_reference import mirrored
 
 import sok_embed
 
@@ -55,6 +56,29 @@ def test_optimizers_of_v1_train_native_variables(name, in_function):
         train(Model(layer), keras.optimizers.SGD(), step, in_function)
         for layer in (table_layer(), WeightOfRows())
     )
+    check_equal(found, expected)
+
+
+@IN_FUNCTION
+@pytest.mark.parametrize("name", ["GradientDescentOptimizer", "AdagradOptimizer"])
+def test_optimizers_of_v1_train_the_rows_that_replicas_share(name, in_function):
+    def step(model, optimizer, keys, targets, number):
+        def of_replica():
+            with tf.GradientTape() as tape:
+                loss = loss_of(model, keys, targets)
+            variables = [each.value for each in model.trainable_variables]
+            gradients = tape.gradient(loss, variables)
+            optimizer_of[model].apply_gradients(zip(gradients, variables, strict=True))
+
+        optimizer_of.setdefault(model, getattr(tf.compat.v1.train, name)(0.05))
+        mirrored().run(of_replica)
+
+    optimizer_of = {}
+    with mirrored().scope():
+        found, expected = (
+            train(Model(layer()), keras.optimizers.SGD(), step, in_function)
+            for layer in (table_layer, WeightOfRows)
+        )
     check_equal(found, expected)
 
 

@@ -1,5 +1,7 @@
 """What makes a step: calls of a layer, accumulation, schedules, replicas, several models."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -71,6 +73,12 @@ def test_replicas_of_a_mirrored_strategy_train_one_table(make_optimizer):
     trained = train_both(make_optimizer, batches=Batches(steps=TEN), make_strategy=mirrored)
     trained.assert_equal()
     assert trained.table.stats()["steps"] == TEN
+
+
+def test_a_layers_own_optimizer_may_be_made_for_replicas():
+    own = functools.partial(ko.SGD, 0.5)
+    batches = Batches(steps=TEN)
+    train_both(own, batches=batches, own_optimizer=own, make_strategy=mirrored).assert_equal()
 
 
 # This documents Keras: its accumulation merges replicas inside of a condition, which tf.distribute

@@ -19,7 +19,7 @@ class Results:
 
     def __init__(self, folder: Path, workers: int, ended: Ended) -> None:
         self.workers = workers
-        self._folder = folder
+        self.folder = folder
         self._ended = ended
 
     def of(self, scenario: str) -> list[Arrays]:
@@ -27,7 +27,7 @@ class Results:
         return [self._load(scenario, rank) for rank in range(self.workers)]
 
     def _load(self, scenario: str, rank: int) -> Arrays:
-        path = self._folder / f"{scenario}.{rank}.npz"
+        path = self.folder / f"{scenario}.{rank}.npz"
         if not path.exists():
             pytest.fail(
                 f"{scenario}: no result of rank {rank} of {self.workers}. The run ended with "

@@ -1,0 +1,58 @@
+"""Anchors of tables whose gradients a strategy of `tf.distribute` sums over workers.
+
+The gradient of an anchor names what was deposited in this process, and a sum over workers would
+name nothing. So the anchor of such a table has a part for each worker, one behind the other. A
+worker's deposits have their gradient in its own part, and the sum over workers has all of them side
+by side.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from sok_embed import tf_ops
+
+# What float32 makes of sums of the same numbers in different orders, with room.
+_TOLERANCE = 1e-5
+
+
+def parts_of(anchor: tf.Tensor | tf.Variable) -> int:
+    """Returns how many workers have a part of an anchor, or of its gradient."""
+    elements = tf.TensorShape(anchor.shape).num_elements()
+    return 1 if elements is None else max(1, elements // tf_ops.ANCHOR_SIZE)
+
+
+def own_part(anchor: tf.Tensor, parts: int, worker: int) -> tf.Tensor:
+    """The part of a worker, float32 `[ANCHOR_SIZE]`. Differentiable.
+
+    Args:
+        anchor: float32 `[parts * ANCHOR_SIZE]`, an anchor or its gradient. One of a single part may
+            have another shape, and is returned as it is.
+        parts: How many workers have one.
+        worker: The rank of the worker.
+    """
+    if parts == 1:
+        return anchor
+    part = anchor[worker * tf_ops.ANCHOR_SIZE : (worker + 1) * tf_ops.ANCHOR_SIZE]
+    part.set_shape([tf_ops.ANCHOR_SIZE])
+    return part
+
+
+def summed_alike(gradient: tf.Tensor, parts: int) -> tf.Tensor:
+    """Returns whether the gradients of all workers have come into a sum, by one factor.
+
+    A call of a layer is collective, so all workers have made as many deposits, and their marks add
+    up to the same.
+
+    Args:
+        gradient: float32 `[parts * ANCHOR_SIZE]`, of an anchor.
+        parts: How many workers have one.
+
+    Returns:
+        A bool scalar. What is not finite counts as alike: a commit judges that.
+    """
+    marks = (tf_ops.ANCHOR_SIZE - tf_ops.ANCHOR_COORDINATES) // 2
+    by_worker = tf.reshape(gradient, [parts, tf_ops.ANCHOR_SIZE])[:, :marks]
+    sums = tf.reduce_sum(by_worker, 1)
+    off = tf.abs(sums - sums[0])
+    return tf.reduce_all((off <= _TOLERANCE * tf.abs(sums[0])) | ~tf.math.is_finite(off))
