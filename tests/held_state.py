@@ -17,7 +17,9 @@ KEYS = RANDOM.integers(-40, 40, (48, 2))
 TARGETS = RANDOM.normal(size=(48, 1)).astype(np.float32)
 
 
-def every_kind(folder: Path | None = None, optimizer: Any = "adam", seed: int = 3) -> Any:
+def every_kind(
+    folder: Path | None = None, optimizer: Any = "adam", seed: int = 3, dropout: float = 0.2
+) -> Any:
     """A model of all layers with rows; with a folder also one whose rows lie on disk."""
     inputs = keras.Input((2,), dtype="int64")
     positive = keras.ops.abs(inputs)
@@ -48,7 +50,7 @@ def every_kind(folder: Path | None = None, optimizer: Any = "adam", seed: int = 
         fields([inputs, positive, inputs]),
         sok.HashedEmbeddingBag(64, 4, size=60, name="hashed")(positive),
     ]
-    dropped = keras.layers.Dropout(0.2, seed=5)(keras.layers.Concatenate()(flat))
+    dropped = keras.layers.Dropout(dropout, seed=5)(keras.layers.Concatenate()(flat))
     output = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(3))
     model = keras.Model(inputs, output(dropped))
     model.compile(optimizer, "mse", metrics=["mae"])
