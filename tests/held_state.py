@@ -18,13 +18,23 @@ TARGETS = RANDOM.normal(size=(48, 1)).astype(np.float32)
 
 
 def every_kind(
-    folder: Path | None = None, optimizer: Any = "adam", seed: int = 3, dropout: float = 0.2
+    folder: Path | None = None,
+    optimizer: Any = "adam",
+    seed: int = 3,
+    dropout: float = 0.2,
+    admissions: bool = True,
 ) -> Any:
-    """A model of all layers with rows; with a folder also one whose rows lie on disk."""
+    """A model of all layers with rows; with a folder also one whose rows lie on disk.
+
+    With admissions, training depends on the number of workers: a key that two of them look up in
+    one step is counted twice.
+    """
     inputs = keras.Input((2,), dtype="int64")
     positive = keras.ops.abs(inputs)
-    counted = sok.admission.FrequencyAdmission(3)
-    filtered = sok.admission.CountingBloomAdmission(3, capacity=500, counter_bits=2)
+    counted = sok.admission.FrequencyAdmission(3) if admissions else None
+    filtered = None
+    if admissions:
+        filtered = sok.admission.CountingBloomAdmission(3, capacity=500, counter_bits=2)
     own = keras.optimizers.Adagrad(0.1)
     configs = [
         TableConfig("spread", None, 3, seed=seed, placement="key"),

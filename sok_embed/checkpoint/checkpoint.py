@@ -176,6 +176,10 @@ class Checkpoint:
         found = found or DenseState(self._model, self._objects).found
         return max((int(each.iterations) for each in found.optimizers), default=0)
 
+    def waiting_calls(self) -> int:
+        """How many calls' gradients optimizers have accumulated: with any, a save is refused."""
+        return waiting_calls(self._prepared().found)
+
     def _prepared(self) -> DenseState:
         """Everything that is to be saved, as it can be saved now."""
         dense = DenseState(self._model, self._objects)
@@ -323,7 +327,8 @@ def waiting_calls(found: Found) -> int:
     """How many calls' gradients optimizers have accumulated and not applied."""
     return max(
         (
-            int(optimizer.iterations) % (optimizer.gradient_accumulation_steps or 1)
+            # `iterations` are those in which gradients were applied.
+            int(optimizer._iterations) % (optimizer.gradient_accumulation_steps or 1)
             for optimizer in found.optimizers
         ),
         default=0,

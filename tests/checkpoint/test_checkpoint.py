@@ -281,13 +281,15 @@ def test_another_seed_is_told(tmp_path):
         Checkpoint(small(seed=2)).restore(tmp_path)
 
 
-def test_a_save_in_the_midst_of_an_accumulation_is_refused(tmp_path):
-    model = small(optimizer=keras.optimizers.Adam(gradient_accumulation_steps=2))
-    model.fit(np.arange(6).reshape(-1, 1), np.ones(6), batch_size=2, verbose=0)
-    with pytest.raises(ValueError, match="accumulated those of 1 calls"):
+@pytest.mark.parametrize(("calls", "waiting"), [(1, 1), (3, 0), (4, 1), (5, 2), (6, 0)])
+def test_a_save_in_the_midst_of_an_accumulation_is_refused(tmp_path, calls, waiting):
+    model = small(optimizer=keras.optimizers.Adam(gradient_accumulation_steps=3))
+    model.fit(np.arange(calls).reshape(-1, 1), np.ones(calls), batch_size=1, verbose=0)
+    if not waiting:
         Checkpoint(model).save(tmp_path / "checkpoint")
-    model.fit(np.arange(2).reshape(-1, 1), np.ones(2), batch_size=2, verbose=0)
-    Checkpoint(model).save(tmp_path / "checkpoint")
+        return
+    with pytest.raises(ValueError, match=f"accumulated those of {waiting} calls"):
+        Checkpoint(model).save(tmp_path / "checkpoint")
 
 
 @pytest.mark.parametrize("arguments", [{}, {"model_part": tf.Variable(0.0)}])

@@ -114,19 +114,43 @@ def test_training_goes_on_as_if_it_had_never_stopped(folder, optimizer, wrote, r
     run = f"{optimizer}-{wrote}"
     expected = held(folder, f"{run}.trained", wrote)
     found = held(folder, f"{run}.trained-on-{reads}", reads)
+    assert_as_trained(found, expected)
+
+
+def assert_as_trained(found: list[Held], expected: list[Held], atol: float = 1e-6) -> None:
+    """Both have rows and variables as the same batches leave them, within rounding."""
     for table in tables_of(expected):
         ours, theirs = rows_of(found, table), rows_of(expected, table)
         np.testing.assert_array_equal(ours["keys"], theirs["keys"], err_msg=table)
         np.testing.assert_array_equal(ours["update_nums"], theirs["update_nums"], err_msg=table)
         for column in ("embeddings", "slots"):
             np.testing.assert_allclose(
-                ours[column], theirs[column], rtol=0, atol=1e-6, err_msg=table + column
+                ours[column], theirs[column], rtol=0, atol=atol, err_msg=table + column
             )
     for name in expected[0]:
         if name.startswith("variable."):
             np.testing.assert_allclose(
-                found[0][name], expected[0][name], rtol=0, atol=1e-6, err_msg=name
+                found[0][name], expected[0][name], rtol=0, atol=atol, err_msg=name
             )
+
+
+def test_a_fit_of_two_workers_that_was_killed_goes_on_with_three(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    one = launch(PROGRAM, 1, [str(tmp_path / "one"), "fit"], horovod=False)
+    assert one.status == 0, one.output
+    killed = launch(PROGRAM, 2, [str(tmp_path), "fit", "die"], horovod=False)
+    assert killed.status != 0 and not killed.timed_out
+    steps = [f"step-{step:09d}" for step in (4, 8)]
+    assert sorted(path.name for path in (tmp_path / "backup").iterdir()) == steps
+    ended = launch(PROGRAM, 3, [str(tmp_path), "fit"], horovod=False)
+    assert ended.status == 0, ended.output
+    found = held(tmp_path, "fit-3", 3)
+    for shard in found:
+        assert shard.pop("epochs").tolist() == [2, 3]
+    expected = held(tmp_path / "one", "fit-1", 1)
+    assert expected[0].pop("epochs").tolist() == [0, 1, 2, 3]
+    assert_as_trained(found, expected, atol=1e-5)
+    assert not (tmp_path / "backup").exists()
 
 
 @pytest.fixture(scope="module")

@@ -3,16 +3,19 @@
     python checkpointing.py FOLDER write
     python checkpointing.py FOLDER read
     python checkpointing.py FOLDER refuse
+    python checkpointing.py FOLDER fit [die]
 
 With n workers `write` leaves `<optimizer>-<n>` and what the workers held when it was saved and
 after more steps; `read` restores each of these, trains it as far, and leaves what it held.
-`refuse` leaves what was raised where one worker or a file was at fault.
+`refuse` leaves what was raised where one worker or a file was at fault. `fit` backs up into
+`backup` and goes on from there; with `die` the last worker is killed within the third epoch.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,11 +38,11 @@ WORKERS = (1, 2, 3)
 KEPT = {name: getattr(checkpoint_module, name) for name in ("write_rows", "_finish")}
 
 
-def model_in(folder: Path, optimizer: str) -> Any:
+def model_in(folder: Path, optimizer: str, *, admissions: bool = True) -> Any:
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     wrapped = sok_embed.DistributedOptimizer(OPTIMIZERS[optimizer]())
-    return held_state.every_kind(folder, wrapped, dropout=0.0)
+    return held_state.every_kind(folder, wrapped, dropout=0.0, admissions=admissions)
 
 
 def train(model: Any) -> None:
@@ -82,6 +85,31 @@ def read(folder: Path) -> None:
             note(folder / f"{run}.restored-on-{size}", model)
             train(model)
             note(folder / f"{run}.trained-on-{size}", model)
+
+
+class KilledInThirdEpoch(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if (self.epoch, batch, sok_embed.rank() + 1) == (2, 1, sok_embed.size()):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fit(folder: Path, *, die: bool = False) -> None:
+    rank, size = sok_embed.rank(), sok_embed.size()
+    model = model_in(folder / f"storage-of-{size}", "adam", admissions=False)
+    callbacks = [sok_embed.callbacks.BackupAndRestore(folder / "backup")]
+    history = model.fit(
+        held_state.KEYS[rank::size],
+        held_state.TARGETS[rank::size],
+        batch_size=12 // size,
+        epochs=4,
+        shuffle=False,
+        verbose=0,
+        callbacks=[*callbacks, KilledInThirdEpoch()] if die else callbacks,
+    )
+    np.savez(folder / f"fit-{size}.{rank}", epochs=history.epoch, **held_state.held_by(model))
 
 
 def no_space(*_: Any) -> Any:
@@ -130,4 +158,5 @@ def refuse(folder: Path) -> None:
 
 if __name__ == "__main__":
     sok_embed.init()
-    {"write": write, "read": read, "refuse": refuse}[sys.argv[2]](Path(sys.argv[1]))
+    tasks = {"write": write, "read": read, "refuse": refuse, "fit": fit}
+    tasks[sys.argv[2]](Path(sys.argv[1]), **dict.fromkeys(sys.argv[3:], True))
