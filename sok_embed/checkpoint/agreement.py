@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import tensorflow as tf
 
+from sok_embed.checkpoint.files import checksum
 from sok_embed.communicators import Communicator
 
 _Result = TypeVar("_Result")
@@ -49,11 +50,21 @@ class Agreement:
             remedy: The last sentence of the message.
         """
         numbers = self.gather(number)
+        self._refuse_others(what, numbers, numbers, remedy)
+
+    def check_same_text(self, what: str, text: str, remedy: str) -> None:
+        """As `check_same`, of texts; messages do not have them."""
+        numbers = self.gather(checksum(text.encode(), 0) & LARGEST)
+        self._refuse_others(what, numbers, ["one"] + ["another"] * (self.size - 1), remedy)
+
+    def _refuse_others(
+        self, what: str, numbers: Sequence[int], shown: Sequence[object], remedy: str
+    ) -> None:
         if min(numbers) != max(numbers):
             other = next(i for i, each in enumerate(numbers) if each != numbers[0])
             raise ValueError(
-                f"Expected all workers to have the same {what}. Received: {numbers[0]} on worker "
-                f"0 and {numbers[other]} on worker {other}. {remedy}"
+                f"Expected all workers to have the same {what}. Received: {shown[0]} on worker "
+                f"0 and {shown[other]} on worker {other}. {remedy}"
             )
 
     def together(

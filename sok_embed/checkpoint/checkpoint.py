@@ -13,12 +13,11 @@ import keras
 
 from sok_embed import communicators
 from sok_embed.checkpoint import manifest as manifests
-from sok_embed.checkpoint.agreement import LARGEST, Agreement
+from sok_embed.checkpoint.agreement import Agreement
 from sok_embed.checkpoint.dense import DenseState
 from sok_embed.checkpoint.files import (
     FileRecord,
     check_record,
-    checksum,
     remove_if_there,
     sync_folder,
 )
@@ -143,8 +142,10 @@ class Checkpoint:
         folder = local_path(directory)
         agreement = Agreement(communicators.current())
         manifest = agreement.together("read the manifest", lambda: manifests.read(folder))
-        agreement.check_same(
-            "checkpoint", manifest.attempt, "Give all workers the same folder, of a shared disk."
+        agreement.check_same_text(
+            "checkpoint",
+            f"{manifest.attempt:016x}",
+            "Give all workers the same folder, of a shared disk.",
         )
 
         def check() -> tuple[DenseState, TablesReader]:
@@ -204,12 +205,8 @@ class Checkpoint:
         agreement.check_same("step", step, "Save after the same step on all of them.")
         tables = [host.description() for host in dense.found.tables]
         text = repr((tables, dense.description()["variables"]))
-        agreement.check_same(
-            "model", checksum(text.encode(), 0) & LARGEST, "Make the same model on all of them."
-        )
-        agreement.check_same(
-            "folder", checksum(folder.encode(), 0) & LARGEST, "Give all of them the same path."
-        )
+        agreement.check_same_text("model", text, "Make the same model on all of them.")
+        agreement.check_same_text("folder", folder, "Give all of them the same path.")
 
     def _write(
         self, folder: str, dense: DenseState, attempt: int, agreement: Agreement

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_embed import tf_ops
+from sok_embed import kv, tf_ops
 from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.checkpoint.counts import merge_admissions, merge_sketches
 from sok_embed.checkpoint.manifest import Manifest
@@ -181,6 +181,12 @@ class TablesReader:
 
     def check(self) -> None:
         """Reads all files, and raises for whatever `restore` would refuse."""
+        for storage in self._storages():
+            if storage.read_only:
+                raise ValueError(
+                    f"Expected storages that may be written. Received: {storage!r}. Open it "
+                    "without read_only=True."
+                )
         for worker, reader, block in self._blocks():
             part = self._parts[block.table]
             if _Place(worker, block.table) not in part.places:
@@ -230,12 +236,12 @@ class TablesReader:
             part = self._parts[block.table]
             if block.kind == ROWS and _Place(worker, block.table) in part.places:
                 part.add(reader.rows_of(block))
-        for storage in {
-            host.table.storage
-            for host in self._hosts
-            if isinstance(host.table, Table) and host.table.storage is not None
-        }:
+        for storage in self._storages():
             storage.flush()
+
+    def _storages(self) -> set[kv.Storage]:
+        tables = (host.table for host in self._hosts if isinstance(host.table, Table))
+        return {table.storage for table in tables if table.storage is not None}
 
 
 def check_descriptions(manifest: Manifest, hosts: Sequence[Host]) -> None:

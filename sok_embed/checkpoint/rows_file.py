@@ -225,7 +225,14 @@ class RowsReader:
         index = file.read(end - _FOOTER.size - offset)
         if checksum(index + footer[:16], offset) != told:
             raise damaged(self.path, "an index that agrees with its checksum", "another")
-        return offset, list(json.loads(index)["tables"])
+        try:
+            tables = json.loads(index)["tables"]
+            fits = all(_is_entry(entry) for entry in tables)
+        except (ValueError, TypeError, KeyError):
+            fits = False
+        if not fits:
+            raise damaged(self.path, "an index of tables", "something else")
+        return offset, tables
 
     def blocks(self) -> Iterator[Block]:
         """Yields the blocks in their order; after the last the whole file has been checked."""
@@ -278,3 +285,20 @@ class RowsReader:
             counters[:n],
             counters[n:],
         )
+
+
+_ENTRY = {
+    "path": str, "part": str, "dim": int, "slot_floats": int, "rule": str, "steps": int,
+    "step_clock": int, "slot_start": list, "rows": int, "admission_bytes": int,
+}  # fmt: skip
+
+
+def _is_entry(entry: Any) -> bool:
+    """Returns whether an entry of an index says all that a reader asks for."""
+    if any(type(entry[name]) is not kind for name, kind in _ENTRY.items()):
+        return False
+    return (
+        entry["dim"] > 0
+        and entry["slot_floats"] == len(entry["slot_start"])
+        and all(isinstance(value, (int, float)) for value in entry["slot_start"])
+    )

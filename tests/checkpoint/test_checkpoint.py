@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import sok_embed as sok
+from sok_embed import feature_column as fc
 from sok_embed.checkpoint import Checkpoint, files, rows_file, tables
 
 
@@ -94,6 +95,70 @@ def test_rows_in_many_pieces_and_blocks_come_back(tmp_path, monkeypatch):
     assert record.bytes > 30 * 1000
     Checkpoint(table=other).restore(tmp_path / "checkpoint")
     held_state.assert_same(held_state.contents_of(other), held_state.contents_of(one))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_rows_of_feature_columns_come_back_and_train_on(tmp_path, optimizer):
+    def model():
+        keras.utils.clear_session(free_memory=False)
+        dtypes = {"c": "int64", "mask": "int32"}
+        inputs = {name: keras.Input((2,), dtype=dtype, name=name) for name, dtype in dtypes.items()}
+        column = fc.categorical_column_with_adaptive_embedding("c", 6, tf.int64)
+        start = tf.compat.v1.constant_initializer(np.arange(18.0).reshape(6, 3))
+        layer = fc.DenseFeatures([fc.embedding_column(column, 3, initializer=start)], name="fc")
+        embedded = layer({"c": inputs["c"]}, {"c": inputs["mask"]})
+        output = keras.layers.Dense(1, kernel_initializer="ones")(embedded)
+        made = keras.Model(inputs, output)
+        made.compile(optimizer, "mse")
+        return made
+
+    def fit(made):
+        features = {"c": held_state.KEYS, "mask": (held_state.KEYS % 3 > 0).astype(np.int32)}
+        made.fit(features, held_state.TARGETS, batch_size=12, shuffle=False, verbose=0)
+
+    def held(made):
+        (table,) = made.get_layer("fc").tables.values()
+        variables = {f"variable.{i}": each.numpy() for i, each in enumerate(made.variables)}
+        return {**held_state.contents_of(table), **variables}
+
+    first = model()
+    fit(first)
+    Checkpoint(first).save(tmp_path)
+    second = model()
+    Checkpoint(second).restore(tmp_path)
+    held_state.assert_same(held(second), held(first))
+    assert len(held(first)["keys"]) > 10
+    for made in (first, second):
+        fit(made)
+    expected = held(first)
+    for name, value in held(second).items():
+        if value.dtype == np.float32:
+            np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-6, err_msg=name)
+
+
+def test_a_storage_that_is_only_read_is_saved_and_not_restored(tmp_path):
+    def table(**arguments):
+        storage = sok.Storage(tmp_path / "rows", **arguments)
+        return sok.DynamicEmbedding(2, seed=1, name="rows", storage=storage).table
+
+    written = table()
+    written.assign([1, 2], np.ones([2, 2]))
+    written.storage.close()
+    keras.utils.clear_session(free_memory=False)
+    read = table(read_only=True)
+    checkpoint = Checkpoint(table=read)
+    checkpoint.save(tmp_path / "checkpoint")
+    with pytest.raises(ValueError, match="without read_only=True"):
+        checkpoint.restore(tmp_path / "checkpoint")
+    other = sok.DynamicEmbedding(2, seed=1, name="other").table
+    Checkpoint(table=other).restore(tmp_path / "checkpoint")
+    held_state.assert_same(held_state.contents_of(other), held_state.contents_of(read))
+
+
+def test_several_workers_do_not_save_an_iterator(tmp_path, first_of_two):
+    iterator = iter(tf.data.Dataset.range(3))
+    with pytest.raises(ValueError, match=r"no iterator of tf\.data.*iterator"):
+        Checkpoint(iterator=iterator)._prepared()
 
 
 def test_variables_iterators_and_other_objects_are_saved_too(tmp_path):
