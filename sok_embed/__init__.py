@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sok_embed import (
         admission,
         callbacks,
+        checkpoint,
         communicators,
         data,
         eviction,
@@ -72,6 +73,7 @@ __all__ = [
     "TableConfig",
     "admission",
     "callbacks",
+    "checkpoint",
     "communicators",
     "data",
     "dense_only",

@@ -89,7 +89,7 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
         self.static_buckets = static_buckets
         self.owners = owners
         self.owner = owner
-        self._attributes = {
+        self._attributes: dict[str, Any] = {
             "initializer": initializer.kind,
             "initializer_a": initializer.a,
             "initializer_b": initializer.b,
@@ -132,6 +132,8 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
         return children
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        if contents.are_apart():
+            return {}
         return contents.to_tensors(tf_ops.adaptive_export(self.resource_handle, self.dim))
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:

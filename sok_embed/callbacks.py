@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from sok_embed import communicators
 from sok_embed.adaptive_table import AdaptiveTable
+from sok_embed.checkpoint import Checkpoint, CheckpointManager
 from sok_embed.saving import replacing, save_model
 
 
@@ -48,6 +51,108 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
             else:
                 save_model(self.model, filepath)
         return False
+
+
+class BackupAndRestore(keras.callbacks.Callback):
+    """`keras.callbacks.BackupAndRestore` that has the rows, with one worker and with many.
+
+    `fit` saves a checkpoint at the end of each epoch. If it is interrupted, or killed, the same
+    `fit` in a new process, on as many workers or on others, begins with the epoch after the last
+    one that was saved. All workers need the callback, and a directory that all of them share; it is
+    that of a `sok_embed.checkpoint.CheckpointManager`.
+
+    With a number for `save_freq`, checkpoints are saved within epochs too. From one of these `fit`
+    goes on at the beginning of its epoch, and says so in a warning: it trains on the first batches
+    of the epoch again, as Keras' callback does.
+
+    Where the optimizer has accumulated gradients that it has not applied, a save waits for a later
+    batch or epoch.
+
+    Example:
+    >>> callback = BackupAndRestore("backup")
+
+    Args:
+        backup_dir: Where checkpoints are. Nothing else should be in there.
+        save_freq: `"epoch"`, or after how many batches to save.
+        max_to_keep: The most checkpoints.
+        delete_checkpoint: Whether checkpoints are removed when `fit` has done all its epochs. If
+            not, the same `fit` does nothing afterwards.
+
+    Raises:
+        ValueError: For another `save_freq`, and numbers that are not positive.
+    """
+
+    def __init__(
+        self,
+        backup_dir: str | os.PathLike[str],
+        save_freq: str | int = "epoch",
+        max_to_keep: int = 3,
+        delete_checkpoint: bool = True,
+    ) -> None:
+        super().__init__()
+        is_number = isinstance(save_freq, int) and not isinstance(save_freq, bool)
+        if save_freq != "epoch" and not (is_number and int(save_freq) > 0):
+            raise ValueError(
+                "Expected save_freq to be 'epoch' or a positive number of batches. Received: "
+                f"{save_freq!r}."
+            )
+        self._every = int(save_freq) if is_number else None
+        self._delete_checkpoint = delete_checkpoint
+        # Where a checkpoint was saved: epochs that are done, and batches of the next one.
+        self._epoch = tf.Variable(0, dtype=tf.int64)
+        self._batch = tf.Variable(0, dtype=tf.int64)
+        self._directory = backup_dir
+        self._max_to_keep = max_to_keep
+        self._saved_at = 0  # batches of the epoch
+        self._make_manager(None)
+
+    def _make_manager(self, model: keras.Model | None) -> None:
+        self._checkpoint = Checkpoint(model, epoch=self._epoch, batch=self._batch)
+        self._manager = CheckpointManager(self._checkpoint, self._directory, self._max_to_keep)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Restores the last checkpoint, if there is one."""
+        self._make_manager(self.model)
+        folder = self._manager.restore_or_initialize()
+        if folder is None:
+            return
+        epoch, batch = int(self._epoch), int(self._batch)
+        self.model._initial_epoch = epoch
+        if batch:
+            warnings.warn(
+                f"The checkpoint '{folder}' was saved after {batch} batches of epoch {epoch + 1}. "
+                "fit cannot begin within an epoch: it trains on these batches again.",
+                stacklevel=2,
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Counts the batches of the epoch anew."""
+        self._epoch.assign(epoch)
+        self._saved_at = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Saves after so many batches."""
+        done = batch + 1
+        if self._every is not None and done - self._saved_at >= self._every:
+            self._save(done)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Saves at the end of the epoch."""
+        self._epoch.assign(epoch + 1)
+        self._save(0)
+
+    def _save(self, batch: int) -> None:
+        if self._checkpoint.waiting_calls():
+            return  # the gradients that were accumulated would be lost
+        self._batch.assign(batch)
+        self._manager.save()
+        self._saved_at = batch
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Removes the checkpoints: all epochs are done."""
+        self.model._initial_epoch = None  # of the next fit
+        if self._delete_checkpoint:
+            self._manager.remove_all()
 
 
 class BroadcastVariables(keras.callbacks.Callback):

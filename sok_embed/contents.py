@@ -8,8 +8,10 @@ refused before anything is loaded.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +23,25 @@ Contents = TypeVar("Contents", tf_ops.Export, tf_ops.AdaptiveExport)
 
 # The field of a table on disk, whose rows stay in its storage: the path and the id.
 STORAGE = "storage"
+
+
+# Whether the rows of tables are written elsewhere than by `tf.train.Checkpoint`.
+_apart: ContextVar[bool] = ContextVar("sok_embed_rows_apart", default=False)
+
+
+@contextlib.contextmanager
+def rows_apart() -> Iterator[None]:
+    """Has `tf.train.Checkpoint` write and read everything but what tables hold."""
+    token = _apart.set(True)
+    try:
+        yield
+    finally:
+        _apart.reset(token)
+
+
+def are_apart() -> bool:
+    """Returns whether trackables with rows are to give `tf.train.Checkpoint` nothing."""
+    return _apart.get()
 
 
 def entries(kind: type[Contents], prefix: str) -> dict[str, str]:

@@ -104,7 +104,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
         # Positions of workers that share keys by another rule are the keys themselves.
         sharing = (owners, owner) if isinstance(self._owner_rule, ModuloRule) else (1, 0)
         self.key_limit = max_rows * sharing[0] if direct and max_rows is not None else 0
-        self._attributes = {
+        self._attributes: dict[str, Any] = {
             "initializer": initializer.kind,
             "initializer_a": initializer.a,
             "initializer_b": initializer.b,
@@ -160,6 +160,8 @@ class Table(tf.saved_model.experimental.TrackableResource):
         return children
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        if contents.are_apart():
+            return {}
         if self.storage is not None:
             # The rows stay where they are; only that they were there is written down.
             with tf.init_scope():

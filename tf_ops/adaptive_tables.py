@@ -206,9 +206,10 @@ class AdaptiveExport(NamedTuple):
     counters: tf.Tensor
 
 
-def adaptive_export(table: tf.Tensor, dim: int) -> AdaptiveExport:
-    """Copies everything out, as it is between two commits."""
-    return AdaptiveExport(*ops.sok_embed_adaptive_export(table=table, dim=dim))
+def adaptive_export(table: tf.Tensor, dim: int, *, with_rows: bool = True) -> AdaptiveExport:
+    """Copies everything out, as it is between two commits; or everything but rows."""
+    exported = ops.sok_embed_adaptive_export(table=table, dim=dim, with_rows=with_rows)
+    return AdaptiveExport(*exported)
 
 
 def adaptive_restore(table: tf.Tensor, contents: AdaptiveExport) -> tf.Operation | None:

@@ -248,6 +248,36 @@ def export(table: tf.Tensor, dim: int, with_slots: bool) -> Export:
     return Export(*ops.sok_embed_export(table=table, dim=dim, with_slots=with_slots))
 
 
+class ExportedPiece(NamedTuple):
+    """Some rows of a table, and all else that it holds.
+
+    Attributes:
+        size: int64 scalar, the rows of the whole table.
+        contents: An `Export` of the rows of the piece.
+    """
+
+    size: tf.Tensor
+    contents: Export
+
+
+def export_piece(
+    table: tf.Tensor, dim: int, begin: int, rows: int, *, with_admission: bool = False
+) -> ExportedPiece:
+    """Copies some rows out: each of them is in one piece, if the table does not change meanwhile.
+
+    Args:
+        table: A handle. Of one in a storage, every piece takes a walk through all rows.
+        dim: The length of a row.
+        begin: The first row, in an order of the table's own.
+        rows: How many; those beyond the last are left out.
+        with_admission: Whether the piece has what an admission has counted.
+    """
+    size, *fields = ops.sok_embed_export_piece(
+        table=table, begin=begin, rows=rows, dim=dim, with_admission=with_admission
+    )
+    return ExportedPiece(size, Export(*fields))
+
+
 def check_integers(contents: Any) -> None:
     """Raises for keys, counts and times of an export that are no integers, which would be rounded.
 
@@ -280,6 +310,28 @@ def restore(table: tf.Tensor, contents: Export) -> tf.Operation | None:
     """
     check_integers(contents)
     return ops.sok_embed_restore(table=table, **contents._asdict())
+
+
+def check_restore(table: tf.Tensor, contents: Export) -> tf.Operation | None:
+    """Raises what `restore` would, and changes nothing."""
+    check_integers(contents)
+    return ops.sok_embed_check_restore(table=table, **contents._asdict())
+
+
+def add_rows(table: tf.Tensor, contents: Export) -> tf.Operation | None:
+    """Takes up rows beside those that there are: a restore of contents that come in pieces.
+
+    The first piece is for `restore`, and may have no rows; rule and clock of the others are those
+    of the first.
+
+    Raises:
+        ValueError: For keys, counts and times that are no integers.
+        tf.errors.InvalidArgumentError: As `restore`, and for a key that has a row. Nothing of the
+            piece is taken up.
+        tf.errors.ResourceExhaustedError: If the table would have too many rows, likewise.
+    """
+    check_integers(contents)
+    return ops.sok_embed_add_rows(table=table, **contents._asdict())
 
 
 def assign(table: tf.Tensor, keys: tf.Tensor, embeddings: tf.Tensor) -> tf.Operation | None:

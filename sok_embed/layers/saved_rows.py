@@ -17,9 +17,9 @@ def check_saves_all_rows(layer: str) -> None:
     if communicators.size() > 1:
         raise ValueError(
             f"Layer '{layer}' is sharded over {communicators.size()} workers, and a Keras "
-            "file holds one worker's part. Expected one worker. To resume, write "
-            "tf.train.Checkpoint(model=model) on every worker, each to a path of its own; to "
-            "join the rows, save `layer.table.export(slots=True)` of each."
+            "file holds one worker's part. Expected one worker. To resume, call "
+            "sok_embed.checkpoint.Checkpoint(model).save(directory) on all workers; to have one "
+            "file, restore that in one process and save there."
         )
 
 

@@ -232,7 +232,7 @@ def test_a_saved_model_predicts_the_same_in_another_process(tmp_path, save):
 
 def test_several_workers_refuse_to_save_a_keras_file(tmp_path, first_of_two):
     model = make_model()
-    with pytest.raises(ValueError, match="'emb' is sharded over 2 workers.*Checkpoint.*export"):
+    with pytest.raises(ValueError, match="'emb' is sharded over 2 workers.*Checkpoint.*restore"):
         model.save(tmp_path / "model.keras")
 
 

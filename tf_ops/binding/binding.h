@@ -175,6 +175,7 @@ struct PyOptimizer {
 };
 
 void BindErrors(nb::module_& module);
+void BindChecksums(nb::module_& module);
 void BindStorage(nb::module_& module);
 void BindTable(nb::module_& module);
 void BindMesh(nb::module_& module);

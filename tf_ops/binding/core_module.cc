@@ -31,6 +31,7 @@ NB_MODULE(_core, module) {
   nanobind::set_leak_warnings(false);
   module.doc() = "The core of sok_embed: storages, their tables, and the rules that train them.";
   sok::binding::BindErrors(module);
+  sok::binding::BindChecksums(module);
   sok::binding::BindOptimizer(module);
   sok::binding::BindInitializer(module);
   sok::binding::BindTable(module);

@@ -42,6 +42,7 @@ REGISTER_OP("SokEmbed>AdaptiveExport")
     .SOK_CONTENTS(Output, "static_")
     .Output("cells: uint8")
     .Output("counters: int64")
+    .Attr("with_rows: bool = true")
     .Attr("dim: int >= 1")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
@@ -56,7 +57,9 @@ REGISTER_OP("SokEmbed>AdaptiveExport")
 
 class AdaptiveExportOp : public AdaptiveOp {
  public:
-  using AdaptiveOp::AdaptiveOp;
+  explicit AdaptiveExportOp(tf::OpKernelConstruction* ctx) : AdaptiveOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("with_rows", &with_rows_));
+  }
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx, AdaptiveTable& table,
@@ -64,9 +67,12 @@ class AdaptiveExportOp : public AdaptiveOp {
     const auto frozen = table.Freeze();
     TF_RETURN_IF_ERROR(ToAbsl(frozen.status(), name));
     const AdaptiveTable::Snapshot& snapshot = frozen.value();
-    TF_RETURN_IF_ERROR(PutSnapshot(ctx, 0, name, snapshot.own, table.dim(), true));
-    TF_RETURN_IF_ERROR(
-        PutSnapshot(ctx, kContentsTensors, name, snapshot.statics, table.dim(), true));
+    int first = 0;
+    for (const Table::Snapshot* part : {&snapshot.own, &snapshot.statics}) {
+      const int64_t rows = with_rows_ ? static_cast<int64_t>(part->size()) : 0;
+      TF_RETURN_IF_ERROR(PutPiece(ctx, first, name, *part, table.dim(), 0, rows, true));
+      first += kContentsTensors;
+    }
     tf::Tensor *cells, *counters;
     const auto bytes = static_cast<int64_t>(snapshot.sketch.size());
     const auto count = static_cast<int64_t>(snapshot.counters.size());
@@ -76,6 +82,9 @@ class AdaptiveExportOp : public AdaptiveOp {
     std::copy(snapshot.counters.begin(), snapshot.counters.end(), counters->flat<int64_t>().data());
     return absl::OkStatus();
   }
+
+ private:
+  bool with_rows_;
 };
 SOK_REGISTER_KERNEL("AdaptiveExport", AdaptiveExportOp);
 

@@ -1,5 +1,6 @@
-// Ops on what a table holds: export, assign, restore, remove, metadata, size, steps, stats,
-// drop_deposits.
+// Ops on what a table holds: export, assign, restore, the same in pieces, remove, metadata, size,
+// steps, stats, drop_deposits.
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -97,6 +98,48 @@ class ExportOp : public TableOp {
 };
 SOK_REGISTER_KERNEL("Export", ExportOp);
 
+REGISTER_OP("SokEmbed>ExportPiece")
+    .Input("table: resource")
+    .Input("begin: int64")
+    .Input("rows: int64")
+    .Output("size: int64")
+    .SOK_CONTENTS(Output, "")
+    .Attr("with_admission: bool")
+    .Attr("dim: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      c->set_output(0, c->Scalar());
+      SetSnapshotShapes(c, 1, dim);
+      return absl::OkStatus();
+    });
+
+class ExportPieceOp : public TableOp {
+ public:
+  explicit ExportPieceOp(tf::OpKernelConstruction* ctx) : TableOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("with_admission", &with_admission_));
+  }
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+    TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(1), "begin"));
+    TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(2), "rows"));
+    const auto frozen = resource.table()->Freeze();
+    TF_RETURN_IF_ERROR(ToAbsl(frozen.status(), resource.name()));
+    const auto size = static_cast<int64_t>(frozen.value().size());
+    const int64_t begin = std::clamp<int64_t>(ctx->input(1).scalar<int64_t>()(), 0, size);
+    const int64_t rows = std::clamp<int64_t>(ctx->input(2).scalar<int64_t>()(), 0, size - begin);
+    TF_RETURN_IF_ERROR(PutScalar(ctx, size));
+    return PutPiece(ctx, 1, resource.name(), frozen.value(), resource.table()->dim(), begin,
+                    begin + rows, with_admission_);
+  }
+
+ private:
+  bool with_admission_;
+};
+SOK_REGISTER_KERNEL("ExportPiece", ExportPieceOp);
+
 REGISTER_OP("SokEmbed>Assign")
     .Input("table: resource")
     .Input("keys: Tkeys")
@@ -154,6 +197,46 @@ class RestoreOp : public TableOp {
   }
 };
 SOK_REGISTER_KERNEL("Restore", RestoreOp);
+
+REGISTER_OP("SokEmbed>CheckRestore")
+    .Input("table: resource")
+    .SOK_CONTENTS(Input, "")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); });
+
+class CheckRestoreOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+    const Table& table = *resource.table();
+    TableContents contents;
+    TF_RETURN_IF_ERROR(ReadContents(ctx, 1, resource.name(), table.dim(), &contents));
+    return ToAbsl(table.CheckRestore(contents, IntraOpPool(ctx)).status(), resource.name());
+  }
+};
+SOK_REGISTER_KERNEL("CheckRestore", CheckRestoreOp);
+
+REGISTER_OP("SokEmbed>AddRows")
+    .Input("table: resource")
+    .SOK_CONTENTS(Input, "")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); });
+
+class AddRowsOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+    Table& table = *resource.table();
+    TableContents piece;
+    TF_RETURN_IF_ERROR(ReadContents(ctx, 1, resource.name(), table.dim(), &piece));
+    return ToAbsl(table.AddRows(piece, IntraOpPool(ctx)), resource.name());
+  }
+};
+SOK_REGISTER_KERNEL("AddRows", AddRowsOp);
 
 REGISTER_OP("SokEmbed>Remove")
     .Input("table: resource")

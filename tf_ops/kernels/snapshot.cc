@@ -31,19 +31,26 @@ void SetSnapshotShapes(tf::shape_inference::InferenceContext* c, int first, int6
   c->set_output(output, c->Vector(c->UnknownDim()));                 // admission
 }
 
-absl::Status PutSnapshot(tf::OpKernelContext* ctx, int first, const std::string& table,
-                         const Table::Snapshot& snapshot, int dim, bool with_slots) {
-  const auto n = static_cast<int64_t>(snapshot.size());
-  const int64_t extra = with_slots ? n : 0;
-  const int64_t width = with_slots ? snapshot.slot_floats() : 0;
+namespace {
+
+struct Piece {
+  int64_t begin, end;  // rows
+  bool with_slots, with_admission;
+};
+
+absl::Status Put(tf::OpKernelContext* ctx, int first, const std::string& table,
+                 const Table::Snapshot& snapshot, int dim, const Piece& piece) {
+  const int64_t n = piece.end - piece.begin;
+  const int64_t extra = piece.with_slots ? n : 0;
+  const int64_t width = piece.with_slots ? snapshot.slot_floats() : 0;
   std::vector<std::string> counts;
-  if (with_slots) {
+  if (piece.with_admission) {
     auto dumped = snapshot.DumpAdmission();
     TF_RETURN_IF_ERROR(ToAbsl(dumped.status(), table));
     counts = std::move(dumped.value());
   }
   int64_t count_bytes = 0;
-  for (const std::string& piece : counts) count_bytes += static_cast<int64_t>(piece.size());
+  for (const std::string& part : counts) count_bytes += static_cast<int64_t>(part.size());
   const tf::TensorShape shapes[kContentsTensors] = {
       {n}, {n, dim}, {extra, width}, {extra}, {extra}, {width}, {}, {}, {}, {count_bytes}};
   tf::Tensor* out[kContentsTensors];
@@ -53,22 +60,40 @@ absl::Status PutSnapshot(tf::OpKernelContext* ctx, int first, const std::string&
   WritableRowColumns columns;
   columns.keys = static_cast<Key*>(out[0]->data());
   columns.embeddings = static_cast<float*>(out[1]->data());
-  if (with_slots) {
+  if (piece.with_slots) {
     columns.slots = static_cast<float*>(out[2]->data());
     columns.update_nums = static_cast<int64_t*>(out[3]->data());
     columns.update_times = static_cast<int64_t*>(out[4]->data());
   }
-  TF_RETURN_IF_ERROR(ToAbsl(snapshot.Write(columns), table));
+  if (n > 0) {
+    TF_RETURN_IF_ERROR(ToAbsl(snapshot.Write(columns, static_cast<uint64_t>(piece.begin),
+                                             static_cast<uint64_t>(piece.end)),
+                              table));
+  }
   std::copy_n(snapshot.slot_start().begin(), width, out[5]->flat<float>().data());
   out[6]->scalar<tf::tstring>()() = snapshot.state().rule;
   out[7]->scalar<int64_t>()() = snapshot.state().steps;
   out[8]->scalar<int64_t>()() = snapshot.step_clock();
   auto* to = static_cast<char*>(out[9]->data());
-  for (std::string& piece : counts) {
-    to = std::copy(piece.begin(), piece.end(), to);
-    std::string().swap(piece);  // so that there is no second copy in the end
+  for (std::string& part : counts) {
+    to = std::copy(part.begin(), part.end(), to);
+    std::string().swap(part);  // so that there is no second copy in the end
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status PutPiece(tf::OpKernelContext* ctx, int first, const std::string& table,
+                      const Table::Snapshot& snapshot, int dim, int64_t begin, int64_t end,
+                      bool with_admission) {
+  return Put(ctx, first, table, snapshot, dim, {begin, end, true, with_admission});
+}
+
+absl::Status PutSnapshot(tf::OpKernelContext* ctx, int first, const std::string& table,
+                         const Table::Snapshot& snapshot, int dim, bool with_slots) {
+  const auto n = static_cast<int64_t>(snapshot.size());
+  return Put(ctx, first, table, snapshot, dim, {0, n, with_slots, with_slots});
 }
 
 absl::Status ReadContents(tf::OpKernelContext* ctx, int first, const std::string& table, int dim,

@@ -27,6 +27,12 @@ constexpr int kContentsTensors = 10;
 // Sets the shapes of the outputs from `first` on.
 void SetSnapshotShapes(tensorflow::shape_inference::InferenceContext* c, int first, int64_t dim);
 
+// Fills the outputs from `first` on with the rows [begin, end) and all else, but for what an
+// admission has counted.
+absl::Status PutPiece(tensorflow::OpKernelContext* ctx, int first, const std::string& table,
+                      const Table::Snapshot& snapshot, int dim, int64_t begin, int64_t end,
+                      bool with_admission);
+
 // Fills the outputs from `first` on. Without slots, `slots` is [0, 0], and `update_nums`,
 // `update_times`, `slot_start` and `admission` are [0].
 absl::Status PutSnapshot(tensorflow::OpKernelContext* ctx, int first, const std::string& table,

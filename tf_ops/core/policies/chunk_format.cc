@@ -22,10 +22,6 @@ uint64_t Mix(uint64_t sum, std::string_view bytes) {
   return Mix64(sum ^ ReadLittleEndian(bytes.data(), static_cast<int>(bytes.size())));
 }
 
-uint64_t Checksum(std::string_view header, std::string_view payload) {
-  return Mix(Mix(0, header.substr(0, kChecksumAt)), payload);
-}
-
 Status Damaged(uint32_t number, const std::string& expected, const std::string& received) {
   return Status(Code::kDataLoss, "Expected chunk " + std::to_string(number) +
                                      " of the admission filter to " + expected + ". Received: " +
@@ -33,6 +29,10 @@ Status Damaged(uint32_t number, const std::string& expected, const std::string& 
 }
 
 }  // namespace
+
+uint64_t ChunkChecksum(std::string_view header, std::string_view payload) {
+  return Mix(Mix(0, header.substr(0, kChecksumAt)), payload);
+}
 
 void AppendLittleEndian(std::string* out, uint64_t value, int bytes) {
   for (int i = 0; i < bytes; ++i) out->push_back(static_cast<char>(value >> (8 * i) & 0xff));
@@ -52,7 +52,7 @@ std::string EncodeChunk(const ChunkIdentity& identity, std::string_view payload)
   AppendLittleEndian(&bytes, identity.fingerprint, 8);
   AppendLittleEndian(&bytes, identity.number, 4);
   AppendLittleEndian(&bytes, payload.size(), 8);
-  AppendLittleEndian(&bytes, Checksum(bytes, payload), 8);
+  AppendLittleEndian(&bytes, ChunkChecksum(bytes, payload), 8);
   bytes.append(payload);
   return bytes;
 }
@@ -79,7 +79,7 @@ Result<std::string_view> DecodeChunk(const ChunkIdentity& expected, std::string_
     return Damaged(expected.number, "have " + std::to_string(payload_bytes) + " bytes of counters",
                    std::to_string(payload.size()) + " bytes");
   }
-  if (ReadLittleEndian(bytes.data() + kChecksumAt, 8) != Checksum(bytes, payload)) {
+  if (ReadLittleEndian(bytes.data() + kChecksumAt, 8) != ChunkChecksum(bytes, payload)) {
     return Damaged(expected.number, "match its checksum", "changed bytes");
   }
   if (ReadLittleEndian(bytes.data() + kFingerprintAt, 8) != expected.fingerprint) {

@@ -22,6 +22,9 @@ namespace sok {
 void AppendLittleEndian(std::string* out, uint64_t value, int bytes);
 uint64_t ReadLittleEndian(const char* from, int bytes);
 
+// The checksum of a chunk: of its first 28 bytes, and of its payload.
+uint64_t ChunkChecksum(std::string_view header, std::string_view payload);
+
 struct ChunkIdentity {
   uint64_t fingerprint;
   uint32_t number;

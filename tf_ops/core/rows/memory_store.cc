@@ -47,6 +47,23 @@ class MemoryStore<Index>::FrozenStore final : public Frozen {
     }
     return Status();
   }
+  Status ForEachIn(uint64_t begin, uint64_t end,
+                   const std::function<void(Key, RowRef)>& fn) const override {
+    uint64_t at = 0;  // the rows of the shards before
+    for (const auto& shard : store_.shards_) {
+      const uint64_t size = shard->index.size();
+      if (at < end && begin < at + size) {
+        const RowSlabs& rows = shard->rows;
+        uint64_t i = at;
+        shard->index.ForEach([&](Key key, uint32_t row) {
+          if (i >= begin && i < end) fn(key, {rows.row(row), rows.meta(row)});
+          ++i;
+        });
+      }
+      at += size;
+    }
+    return Status();
+  }
 
  private:
   const MemoryStore& store_;

@@ -180,6 +180,16 @@ class RowStore {
     virtual ~Frozen() = default;
     virtual uint64_t size() const = 0;
     virtual Status ForEach(const std::function<void(Key key, RowRef row)>& fn) const = 0;
+    // The same of rows [begin, end) in the order of ForEach, which is the same for all views
+    // between which the store does not change. A store that must read all rows for that does so.
+    virtual Status ForEachIn(uint64_t begin, uint64_t end,
+                             const std::function<void(Key key, RowRef row)>& fn) const {
+      uint64_t i = 0;
+      return ForEach([&](Key key, RowRef row) {
+        if (i >= begin && i < end) fn(key, row);
+        ++i;
+      });
+    }
   };
   virtual Result<std::unique_ptr<Frozen>> Freeze() = 0;
 };

@@ -501,6 +501,33 @@ TEST_CASE_TEMPLATE("another layout keeps embeddings and starts slots; the same s
   REQUIRE(store->Upsert(&fresh, 1, 0, kNow, starts_at_8, SerialFor).ok());
 }
 
+TEST_CASE_TEMPLATE("ranges of a frozen view have its rows in one order", Kind, SOK_EVERY_STORE) {
+  const auto store = MakeStore<Kind>();
+  const auto keys = Keys<Kind>(0, 250);
+  REQUIRE(Put(*store, keys, 1.0f).ok());
+  std::vector<Key> order;
+  const auto note = [&](std::vector<Key>* into) {
+    return [into](Key key, RowRef row) {
+      CHECK(row.embedding[0] == 1.0f);
+      into->push_back(key);
+    };
+  };
+  REQUIRE(Value(store->Freeze())->ForEach(note(&order)).ok());
+  REQUIRE(order.size() == keys.size());
+  for (uint64_t size : {1, 7, 100, 250, 1000}) {
+    std::vector<Key> seen;
+    for (uint64_t begin = 0; begin < order.size(); begin += size) {
+      // Each range is one of a view of its own.
+      REQUIRE(Value(store->Freeze())->ForEachIn(begin, begin + size, note(&seen)).ok());
+    }
+    CHECK(seen == order);
+  }
+  std::vector<Key> none;
+  REQUIRE(Value(store->Freeze())->ForEachIn(250, 300, note(&none)).ok());
+  REQUIRE(Value(store->Freeze())->ForEachIn(9, 9, note(&none)).ok());
+  CHECK(none.empty());
+}
+
 TEST_CASE_TEMPLATE("nothing changes what a frozen view shows, and writers go on after it", Kind,
                    SOK_EVERY_STORE) {
   const auto store = MakeStore<Kind>();

@@ -263,6 +263,12 @@ class Table {
   // table's, and rows that no training leaves: see CheckRows; kDataLoss for damaged counts;
   // kOutOfRange and kResourceExhausted as Lookup. Nothing has changed then, unless memory ended.
   Result<RestoreOutcome> Restore(const TableContents& contents, const ParallelFor& parallel_for);
+  // Takes up the rows of a piece beside those that there are, as Restore does. So contents that are
+  // larger than memory come back in pieces: a Restore of everything but rows, then an AddRows for
+  // each piece, whose rule and clock are those of the Restore. Errors: those of Restore, and
+  // kInvalidArgument for a key that has a row already. Nothing has changed then, unless memory
+  // ended.
+  Status AddRows(const TableContents& piece, const ParallelFor& parallel_for);
   // What Restore refuses, before it changes anything; else the state that it would leave.
   Result<TableState> CheckRestore(const TableContents& contents,
                                   const ParallelFor& parallel_for) const;
@@ -281,7 +287,10 @@ class Table {
     // TableContents::step_clock.
     int64_t step_clock() const { return step_clock_; }
     // Columns of size() rows, but for those that are null.
-    Status Write(const WritableRowColumns& columns) const;
+    Status Write(const WritableRowColumns& columns) const { return Write(columns, 0, size()); }
+    // Columns of the rows [begin, end), in an order that is the same for all snapshots between
+    // which the table does not change.
+    Status Write(const WritableRowColumns& columns, uint64_t begin, uint64_t end) const;
     // What admission has counted by the time of the call, in the pieces of DumpCounts; none without
     // an admission.
     Result<std::vector<std::string>> DumpAdmission() const;

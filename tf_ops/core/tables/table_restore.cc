@@ -35,6 +35,49 @@ Result<std::vector<Slot>> SlotsOf(const TableContents& contents, int dim) {
   return Result<std::vector<Slot>>(std::move(slots));
 }
 
+// The rows of contents that a table takes up: all but those that have expired.
+class TakenRows {
+ public:
+  // Rows get the time `now` in the place of later ones, or all of them.
+  TakenRows(const TableContents& contents, int dim, const Expiry& clock, uint32_t now, bool all_now)
+      : contents_(contents), dim_(dim), now_(now), all_now_(all_now) {
+    if (clock.ttl() == 0) return;
+    filtered_ = true;
+    for (size_t i = 0; i < contents.n; ++i) {
+      if (clock.Expired(TimeOf(i), now)) continue;
+      places_.push_back(i);
+      kept_.push_back(contents.rows.keys[i]);
+    }
+  }
+
+  const Key* keys() const { return filtered_ ? kept_.data() : contents_.rows.keys; }
+  size_t n() const { return filtered_ ? kept_.size() : contents_.n; }
+
+  // Fills the row of keys()[place].
+  void Put(size_t place, RowRef row) const {
+    const size_t i = filtered_ ? places_[place] : place;
+    const auto slot_floats = static_cast<size_t>(contents_.slot_floats);
+    std::copy_n(contents_.rows.embeddings + i * dim_, dim_, row.embedding);
+    std::copy_n(contents_.rows.slots + i * slot_floats, slot_floats, row.embedding + dim_);
+    row.meta->update_num = static_cast<uint32_t>(contents_.rows.update_nums[i]);
+    row.meta->update_time = TimeOf(i);
+  }
+
+ private:
+  uint32_t TimeOf(size_t i) const {
+    if (all_now_) return now_;
+    return static_cast<uint32_t>(std::min<int64_t>(contents_.rows.update_times[i], now_));
+  }
+
+  const TableContents& contents_;
+  const size_t dim_;
+  const uint32_t now_;
+  const bool all_now_;
+  bool filtered_ = false;
+  std::vector<size_t> places_;  // of the kept keys in the contents
+  std::vector<Key> kept_;
+};
+
 }  // namespace
 
 Result<AdmissionChunks> Table::CountsOf(const TableContents& contents) const {
@@ -94,35 +137,10 @@ Result<RestoreOutcome> Table::Restore(const TableContents& contents,
                                                     : contents.step_clock);
   }
   const uint32_t now = this->now();
-  const auto time_of = [&](size_t i) {
-    if (outcome.dropped_times) return now;
-    return static_cast<uint32_t>(std::min<int64_t>(contents.rows.update_times[i], now));
-  };
-  // Which rows of the contents the table takes up; empty: all.
-  std::vector<size_t> places;
-  std::vector<Key> kept;
-  const Key* keys = contents.rows.keys;
-  size_t n = contents.n;
-  if (clock_->ttl() > 0) {
-    for (size_t i = 0; i < n; ++i) {
-      if (clock_->Expired(time_of(i), now)) continue;
-      places.push_back(i);
-      kept.push_back(keys[i]);
-    }
-    keys = kept.data();
-    n = kept.size();
-  }
-  const int dim = config_.dim, slot_floats = contents.slot_floats;
+  const TakenRows taken(contents, config_.dim, *clock_, now, outcome.dropped_times);
   Status status = store_->Replace(
-      layout, state, keys, n, now,
-      [&](size_t place, RowRef row, bool) {
-        const size_t i = places.empty() ? place : places[place];
-        std::copy_n(contents.rows.embeddings + i * dim, dim, row.embedding);
-        std::copy_n(contents.rows.slots + i * slot_floats, slot_floats, row.embedding + dim);
-        row.meta->update_num = static_cast<uint32_t>(contents.rows.update_nums[i]);
-        row.meta->update_time = time_of(i);
-      },
-      parallel_for);
+      layout, state, taken.keys(), taken.n(), now,
+      [&](size_t place, RowRef row, bool) { taken.Put(place, row); }, parallel_for);
   // After an error too, the store's layout tells which rows it has.
   if (store_->layout() == layout) state_ = std::move(state);
   if (status.ok() && admission_ != nullptr) status = admission_->Restore(counts.value());
@@ -130,10 +148,39 @@ Result<RestoreOutcome> Table::Restore(const TableContents& contents,
   return outcome;
 }
 
-Status Table::Snapshot::Write(const WritableRowColumns& columns) const {
-  const size_t size = rows_->size();
+Status Table::AddRows(const TableContents& piece, const ParallelFor& parallel_for) {
+  Status status = CheckRange(piece.rows.keys, piece.n);
+  if (!status.ok()) return status;
+  auto slots = SlotsOf(piece, config_.dim);
+  if (!slots.ok()) return slots.status();
+  status = CheckRows({piece.rule, std::move(slots.value()), piece.steps}, config_.dim, piece,
+                     parallel_for);
+  if (!status.ok()) return status;
+  std::lock_guard<std::mutex> commit(commit_mu_);
+  if (piece.rule != state_.rule) {
+    return InvalidArgument("expected rows of the table's rule '{expected}', got those of '{rule}'",
+                           {{"expected", RuleName{state_.rule}}, {"rule", RuleName{piece.rule}}});
+  }
+  const uint32_t now = this->now();
+  const TakenRows taken(piece, config_.dim, *clock_, now, !SharesClock(piece));
+  const auto missing = store_->Missing(taken.keys(), taken.n(), parallel_for);
+  if (!missing.ok()) return missing.status();
+  if (missing.value().size() != taken.n()) {
+    return InvalidArgument("expected keys without a row, got " +
+                           std::to_string(taken.n() - missing.value().size()) +
+                           " that have one; whatever wrote the pieces wrote a key twice");
+  }
+  if (evictor_ != nullptr) evictor_->Forget();
+  return store_->Upsert(
+      taken.keys(), taken.n(), config_.max_rows, now,
+      [&](size_t place, RowRef row, bool) { taken.Put(place, row); }, parallel_for);
+}
+
+Status Table::Snapshot::Write(const WritableRowColumns& columns, uint64_t begin,
+                              uint64_t end) const {
+  const size_t size = std::min(end, rows_->size()) - begin;
   size_t i = 0;
-  const Status status = rows_->ForEach([&](Key key, RowRef row) {
+  const Status status = rows_->ForEachIn(begin, end, [&](Key key, RowRef row) {
     const size_t at = i++;
     if (at >= size) return;
     if (columns.keys != nullptr) columns.keys[at] = key;

@@ -1,6 +1,7 @@
 // Table: exports and restores.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -206,6 +207,75 @@ TEST_CASE("rows that come after a restore start from the slots that the saved ru
   REQUIRE(copy->Lookup(second.data(), 1, true, out.data(), SerialFor).ok());
   const auto rows = RowsOf(ExportOf(*copy));
   for (int j = 0; j < kDim; ++j) CHECK(rows.at(2)[kDim + j] == 3.0);
+}
+
+// The rows [begin, end) of a snapshot, with all else that a restore takes.
+Export PieceOf(const Table::Snapshot& snapshot, uint64_t begin, uint64_t end) {
+  Export piece;
+  piece.state = snapshot.state();
+  piece.step_clock = snapshot.step_clock();
+  piece.slot_floats = snapshot.slot_floats();
+  piece.slot_start = snapshot.slot_start();
+  const size_t n = end - begin;
+  piece.keys.resize(n);
+  piece.embeddings.resize(n * kDim);
+  piece.slots.resize(n * piece.slot_floats);
+  piece.update_nums.resize(n);
+  piece.update_times.resize(n);
+  REQUIRE(snapshot
+              .Write({piece.keys.data(), piece.embeddings.data(), piece.slots.data(),
+                      piece.update_nums.data(), piece.update_times.data()},
+                     begin, end)
+              .ok());
+  return piece;
+}
+
+TEST_CASE("pieces of snapshots have every row once, and put a table together again") {
+  for (bool direct : {false, true}) {
+    const auto table = MakeTable(direct ? 1000 : 0, direct);
+    std::vector<Key> keys;
+    for (Key key = 0; key < 1000; key += 3) keys.push_back(key);
+    Train(*table, "adam", keys);
+    Train(*table, "adam", {0, 3, 6});
+    const Export whole = ExportOf(*table);
+    const auto other = MakeTable(direct ? 1000 : 0, direct);
+    Train(*other, "sgd", {1, 3});
+    const auto head = Value(table->Freeze());
+    REQUIRE(Restore(*other, PieceOf(head, 0, 0)).ok());
+    CHECK(other->size() == 0);
+    for (uint64_t begin = 0; begin < head.size(); begin += 7) {
+      Export piece = PieceOf(head, begin, std::min<uint64_t>(begin + 7, head.size()));
+      REQUIRE(other->AddRows(piece.View(), ThreadedFor).ok());
+    }
+    const Export found = ExportOf(*other);
+    CHECK(RowsOf(found) == RowsOf(whole));
+    CHECK(found.state.rule == "adam");
+    CHECK(found.state.steps == 2);
+  }
+}
+
+TEST_CASE("a piece with a row that is there already, or of another rule, adds nothing") {
+  const auto table = MakeTable();
+  REQUIRE(Restore(*table, MadeUp("adam", 2 * kDim)).ok());
+  const Export before = ExportOf(*table);
+  Export piece = MadeUp("adam", 2 * kDim);
+  piece.keys = {7, 0, 8};
+  CHECK(table->AddRows(piece.View(), ThreadedFor).code() == Code::kInvalidArgument);
+  piece.keys = {7, 8, 7};
+  CHECK(table->AddRows(piece.View(), ThreadedFor).code() == Code::kInvalidArgument);
+  Export foreign = MadeUp("adagrad", kDim);
+  foreign.keys = {7, 8, 9};
+  CHECK(table->AddRows(foreign.View(), ThreadedFor).code() == Code::kInvalidArgument);
+  CHECK(RowsOf(ExportOf(*table)) == RowsOf(before));
+}
+
+TEST_CASE("pieces do not go beyond the most rows that a table takes") {
+  const auto table = MakeTable(4);
+  REQUIRE(Restore(*table, MadeUp("adam", 2 * kDim)).ok());
+  Export piece = MadeUp("adam", 2 * kDim);
+  piece.keys = {7, 8, 9};
+  CHECK(table->AddRows(piece.View(), ThreadedFor).code() == Code::kResourceExhausted);
+  CHECK(table->size() == 3);
 }
 
 }  // namespace

@@ -1,0 +1,102 @@
+"""What workers that write or read one checkpoint tell each other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import tensorflow as tf
+
+from sok_embed.checkpoint.files import checksum
+from sok_embed.communicators import Communicator
+
+_Result = TypeVar("_Result")
+
+# Numbers travel as int64.
+LARGEST = 2**63 - 1
+
+
+class Agreement:
+    """All workers do the same, and an error of one is an error of all.
+
+    Every method is collective.
+
+    Args:
+        communicator: Of the workers.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self.rank = communicator.rank
+        self.size = communicator.size
+
+    def gather(self, number: int) -> list[int]:
+        """Returns the numbers of all workers, each in `[0, LARGEST]`, in their order."""
+        if self.size == 1:
+            return [number]
+        own = [number if worker == self.rank else 0 for worker in range(self.size)]
+        numbers = self._communicator.all_reduce(
+            tf.constant(own, tf.int64), "sok_embed.checkpoint.numbers"
+        )
+        return [int(each) for each in numbers.numpy()]
+
+    def check_same(self, what: str, number: int, remedy: str) -> None:
+        """Raises ValueError on all workers unless their numbers are one.
+
+        Args:
+            what: It is, for the message.
+            number: Of this worker.
+            remedy: The last sentence of the message.
+        """
+        numbers = self.gather(number)
+        self._refuse_others(what, numbers, numbers, remedy)
+
+    def check_same_text(self, what: str, text: str, remedy: str) -> None:
+        """As `check_same`, of texts; messages do not have them."""
+        numbers = self.gather(checksum(text.encode(), 0) & LARGEST)
+        self._refuse_others(what, numbers, ["one"] + ["another"] * (self.size - 1), remedy)
+
+    def _refuse_others(
+        self, what: str, numbers: Sequence[int], shown: Sequence[object], remedy: str
+    ) -> None:
+        if min(numbers) != max(numbers):
+            other = next(i for i, each in enumerate(numbers) if each != numbers[0])
+            raise ValueError(
+                f"Expected all workers to have the same {what}. Received: {shown[0]} on worker "
+                f"0 and {shown[other]} on worker {other}. {remedy}"
+            )
+
+    def together(
+        self, what: str, work: Callable[[], _Result], undo: Callable[[], object] | None = None
+    ) -> _Result:
+        """Does something on this worker while the others do, and waits for them.
+
+        Args:
+            what: It is, for the message: an infinitive.
+            work: Uses no workers.
+            undo: Is called if the work has failed on one of them, once all have ended it. It is not
+                if a worker is lost: the others may be at work still.
+
+        Raises:
+            Exception: That of `work`.
+            RuntimeError: If `work` has failed on another worker alone.
+        """
+        error: Exception | None = None
+        result: _Result | None = None
+        try:
+            result = work()
+        except Exception as raised:
+            error = raised
+        failed = self.gather(int(error is not None))
+        if any(failed) and undo is not None:
+            with contextlib.suppress(OSError):
+                undo()
+        if error is not None:
+            raise error
+        if any(failed):
+            raise RuntimeError(
+                f"Expected all workers to {what}. Received: an error on worker {failed.index(1)}, "
+                "whose own message says more."
+            )
+        return result  # type: ignore[return-value]

@@ -1,0 +1,210 @@
+"""What admissions and sketches have counted, brought over to another number of workers.
+
+The layouts are those of `docs/reference/file-formats.md`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sok_embed.kv import CorruptionError, _core
+
+Mask = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
+
+_HEAD = struct.Struct("<4sIIIQdII")
+_CHUNK = struct.Struct("<4sIQIQ")
+_CHUNK_HEAD_BYTES = _CHUNK.size + 8
+_COUNTER = np.dtype([("key", "<i8"), ("count", "<u4")])
+_SKETCH = struct.Struct("<4sIQQI")
+
+
+class _Counts(NamedTuple):
+    """A dump of an admission.
+
+    Attributes:
+        config: `min_count`, `capacity`, `false_positive_rate` and `counter_bits`.
+        kind: `"frequency"` or `"counting_bloom"`.
+        fingerprint: Of the config, as chunks have it; `None` without chunks.
+        chunks: The payload of each chunk that was counted in, by its number.
+    """
+
+    config: tuple[Any, ...]
+    kind: bytes
+    fingerprint: int | None
+    chunks: dict[int, memoryview]
+
+
+def merge_admissions(parts: Sequence[bytes], mine: Mask) -> bytes:
+    """Puts together what the admissions of several workers have counted.
+
+    Counts of `frequency` are those of keys, and each goes to the worker of its key. A counter of
+    `counting_bloom` belongs to many keys; the greatest of all workers is never too low for any of
+    them, and it is too high for some, which are admitted early.
+
+    Args:
+        parts: Dumps of the workers; those of other counts are empty.
+        mine: Says which keys are those of this worker.
+
+    Returns:
+        A dump, as `tf_ops.restore` takes it. Empty if no part has anything.
+
+    Raises:
+        CorruptionError: For a part that is no dump.
+        ValueError: For parts of two configs.
+    """
+    read = [_read_counts(part) for part in parts if part]
+    if not read:
+        return b""
+    first = read[0]
+    if any((part.config, part.kind) != (first.config, first.kind) for part in read):
+        raise ValueError(
+            "Expected workers with one admission for a table. Received: the counts of "
+            f"{sorted({(part.kind.decode(), *part.config) for part in read})}."
+        )
+    chunks: dict[int, bytes] = {}
+    for number in sorted({number for part in read for number in part.chunks}):
+        payloads = [part.chunks[number] for part in read if number in part.chunks]
+        if first.kind == b"frequency":
+            payload = _merge_frequencies(payloads, mine)
+        else:
+            payload = _merge_filters(payloads, int(first.config[3]))
+        if payload:
+            chunks[number] = payload
+    prints = [part.fingerprint for part in read if part.fingerprint is not None]
+    return _write_counts(first, prints[0] if prints else 0, chunks)
+
+
+def _read_counts(data: bytes) -> _Counts:
+    """Reads a dump; the core has checked its bytes, or will."""
+    try:
+        magic, version, head_bytes, *config, kind_bytes = _HEAD.unpack_from(data)
+        if magic != b"SOKN" or version != 1:
+            raise CorruptionError(
+                f"Expected the counts of an admission, of version 1. Received: {magic!r} of "
+                f"version {version}."
+            )
+        at = _HEAD.size
+        kind = data[at : at + kind_bytes]
+        at += kind_bytes
+        (count,) = struct.unpack_from("<I", data, at)
+        sizes = struct.iter_unpack("<IQ", data[at + 4 : at + 4 + 12 * count])
+        chunks, fingerprint, begin = {}, None, head_bytes
+        for number, length in sizes:
+            _, _, fingerprint, _, payload = _CHUNK.unpack_from(data, begin)
+            start = begin + _CHUNK_HEAD_BYTES
+            chunks[number] = memoryview(data)[start : start + payload]
+            begin += length
+    except struct.error as error:
+        raise CorruptionError(f"Expected the counts of an admission. Received: {error}.") from None
+    return _Counts(tuple(config), kind, fingerprint, chunks)
+
+
+def _merge_frequencies(payloads: Sequence[memoryview], mine: Mask) -> bytes:
+    """Counters of 12 bytes by key; a key that two have counted keeps the greater count."""
+    counters = np.concatenate([np.frombuffer(payload, _COUNTER) for payload in payloads])
+    counters = counters[mine(counters["key"].astype(np.int64))]
+    counters = counters[np.lexsort((-counters["count"].astype(np.int64), counters["key"]))]
+    _, first = np.unique(counters["key"], return_index=True)
+    return counters[first].tobytes()
+
+
+def _merge_filters(payloads: Sequence[memoryview], bits: int) -> bytes:
+    """The greatest of counters that stand in bytes, the lowest bits first."""
+    merged: npt.NDArray[Any] | None = None
+    for payload in payloads:
+        counters = np.frombuffer(payload, np.uint16 if bits == 16 else np.uint8)
+        if merged is None:
+            merged = counters.copy()
+        elif bits >= 8:
+            np.maximum(merged, counters, out=merged)
+        else:
+            mask = (1 << bits) - 1
+            merged = sum(
+                (
+                    np.maximum(merged >> shift & mask, counters >> shift & mask) << shift
+                    for shift in range(0, 8, bits)
+                ),
+                start=np.zeros_like(merged),
+            )
+    assert merged is not None
+    return merged.tobytes()
+
+
+def _write_counts(like: _Counts, fingerprint: int, payloads: Mapping[int, bytes]) -> bytes:
+    chunks = {number: _chunk(number, fingerprint, data) for number, data in payloads.items()}
+    head_bytes = _HEAD.size + len(like.kind) + 4 + 12 * len(chunks) + 8
+    head = _HEAD.pack(b"SOKN", 1, head_bytes, *like.config, len(like.kind)) + like.kind
+    head += struct.pack("<I", len(chunks))
+    for number, chunk in chunks.items():
+        head += struct.pack("<IQ", number, len(chunk))
+    head += _core.checksum(np.frombuffer(head, np.uint8), 0).to_bytes(8, "little")
+    return head + b"".join(chunks.values())
+
+
+def _chunk(number: int, fingerprint: int, payload: bytes) -> bytes:
+    header = _CHUNK.pack(b"SOKA", 1, fingerprint, number, len(payload))
+    checksum = _core.admission_chunk_checksum(
+        np.frombuffer(header, np.uint8), np.frombuffer(payload, np.uint8)
+    )
+    return header + checksum.to_bytes(8, "little") + payload
+
+
+class SketchPlace(NamedTuple):
+    """Which buckets a sketch counts: those whose number modulo `owners` is `owner`.
+
+    Attributes:
+        static_buckets: Of all workers.
+        owners: How many workers there are.
+        owner: The number of this one.
+    """
+
+    static_buckets: int
+    owners: int
+    owner: int
+
+
+def merge_sketches(parts: Mapping[int, bytes], workers: int, place: SketchPlace) -> bytes:
+    """Makes the sketch of a worker of those of other workers, cell by cell.
+
+    Args:
+        parts: `CountMinSketch::Dump` of the workers that are needed, by their numbers.
+        workers: How many wrote them.
+        place: Of the sketch to make.
+
+    Raises:
+        CorruptionError: For a part that is no dump.
+        ValueError: For parts of two sizes.
+    """
+    cells: npt.NDArray[np.uint8] | None = None
+    shape: tuple[int, int] | None = None  # cells a bucket, bits a cell
+    own = np.arange(place.owner, place.static_buckets, place.owners)
+    count = -(-place.static_buckets // place.owners)
+    for worker, data in parts.items():
+        magic, version, buckets, width, bits = _SKETCH.unpack_from(data.ljust(_SKETCH.size, b"\0"))
+        expected = _SKETCH.size + 8 + buckets * width * bits // 8
+        if magic != b"SOKC" or version != 1 or len(data) != expected:
+            raise CorruptionError(
+                f"Expected a sketch of version 1 with {expected} bytes. Received: {len(data)} "
+                f"bytes that begin with {magic!r}, of version {version}."
+            )
+        if shape not in (None, (width, bits)):
+            raise ValueError(
+                f"Expected sketches of one size. Received: {shape} and {(width, bits)} cells of a "
+                "bucket and bits of a cell."
+            )
+        shape = (width, bits)
+        found = np.frombuffer(data, np.uint8, offset=_SKETCH.size + 8).reshape(buckets, -1)
+        if cells is None:
+            cells = np.zeros((count, found.shape[1]), np.uint8)
+        theirs = own[own % workers == worker]
+        cells[theirs // place.owners] = found[theirs // workers]
+    assert cells is not None and shape is not None
+    header = _SKETCH.pack(b"SOKC", 1, count, *shape)
+    seed = _core.checksum(np.frombuffer(header, np.uint8), 0)
+    flat = cells.reshape(-1)
+    return header + _core.checksum(flat, seed).to_bytes(8, "little") + flat.tobytes()

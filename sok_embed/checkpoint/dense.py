@@ -1,0 +1,128 @@
+"""Everything of a checkpoint that is no rows: `tf.train.Checkpoint` has it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from sok_embed import contents
+from sok_embed.checkpoint.files import FileRecord, damaged, record_of
+from sok_embed.checkpoint.manifest import Manifest
+from sok_embed.checkpoint.tables import Found, find
+
+
+class DenseState:
+    """The objects of a checkpoint, with what hangs on a model and TensorFlow does not see.
+
+    Args:
+        model: A Keras model that is built; `None`: there is none.
+        objects: Others, by name.
+
+    Raises:
+        ValueError: For a model that is not built.
+    """
+
+    def __init__(self, model: keras.Model | None, objects: Mapping[str, Any]) -> None:
+        self._given: dict[str, Any] = dict(objects)
+        self._metrics: dict[str, Any] = {}
+        if model is not None:
+            _check_built(model)
+            self._given["model"] = model
+        found = find(tf.train.Checkpoint(**self._given))
+        if model is not None:
+            seen = {id(variable) for variable in found.variables.values()}
+            metrics = {id(variable) for variable in model.metrics_variables}
+            # States of seed generators, for instance.
+            more = [each for each in model.variables if id(each) not in seen | metrics]
+            self._given |= {f"model_variable_{i}": each for i, each in enumerate(more)}
+            self._metrics = {
+                f"model_metric_{i}": each for i, each in enumerate(model.metrics_variables)
+            }
+            found = find(tf.train.Checkpoint(**self._given))
+        self.found: Found = found
+
+    def description(self) -> dict[str, Any]:
+        """What a manifest says of the variables, but for where they are."""
+        return {
+            "variables": _shapes(self.found.variables),
+            "metrics": _shapes(self._metrics),
+        }
+
+    def write(self, folder: str, prefix: str) -> list[FileRecord]:
+        """Writes all variables into files whose names begin with `prefix`. Returns their records.
+
+        Files of a save that fails are left for whoever removes what no manifest names.
+        """
+        checkpoint = tf.train.Checkpoint(**self._given, **self._metrics)
+        try:
+            with contents.rows_apart():
+                checkpoint.write(os.path.join(folder, prefix))
+        except tf.errors.OpError as error:
+            raise OSError(
+                f"Expected to write dense weights into '{folder}'. Received: {error.message}"
+            ) from None
+        names = sorted(name for name in os.listdir(folder) if name.startswith(f"{prefix}."))
+        return [record_of(folder, name) for name in names]
+
+    def check(self, folder: str, manifest: Manifest) -> None:
+        """Raises for variables other than those that were saved.
+
+        Raises:
+            ValueError: For another variable, shape or dtype.
+            CorruptionError: If TensorFlow cannot read the file.
+        """
+        saved, own = manifest.dense["variables"], _shapes(self.found.variables)
+        if saved != own:
+            lacking = [each for each in own if each not in saved]
+            more = [each for each in saved if each not in own]
+            raise ValueError(
+                "Expected a checkpoint with the variables of the model, its optimizer and the "
+                f"other objects. Received: one without {_text(lacking)}, and with {_text(more)}. "
+                "Make the model by the code that made the one that was saved, and compile it with "
+                "the same optimizer."
+            )
+        path = os.path.join(folder, manifest.dense["prefix"])
+        try:
+            tf.train.load_checkpoint(path)
+        except (tf.errors.OpError, ValueError) as error:
+            raise damaged(path, "a tf.train.Checkpoint", str(error)) from None
+
+    def read(self, folder: str, manifest: Manifest) -> None:
+        """Sets all variables; metrics as far as they were saved and are there."""
+        saved = manifest.dense["metrics"]
+        shapes = {name: shape for name, *shape in _shapes(self._metrics)}
+        metrics = {name: self._metrics[name] for name, *shape in saved
+                   if shapes.get(name) == shape}  # fmt: skip
+        checkpoint = tf.train.Checkpoint(**self._given, **metrics)
+        with contents.rows_apart():
+            status = checkpoint.read(os.path.join(folder, manifest.dense["prefix"]))
+        status.assert_existing_objects_matched()
+
+
+def _check_built(model: keras.Model) -> None:
+    if not model.built:
+        raise ValueError(
+            f"Model '{model.name}': expected a model that is built, whose variables there are. "
+            "Received: one that is not. Call it on a batch, or give its first layer a keras.Input."
+        )
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+
+
+def _shapes(variables: Mapping[str, Any]) -> list[list[Any]]:
+    return [
+        [path, tf.as_dtype(variable.dtype).name, [int(size) for size in variable.shape]]
+        for path, variable in sorted(variables.items())
+    ]
+
+
+def _text(shapes: Sequence[Any]) -> str:
+    if not shapes:
+        return "none of them missing" if shapes == [] else ""
+    named = ", ".join(f"{path} ({dtype} {shape})" for path, dtype, shape in shapes[:3])
+    return named + (f" and {len(shapes) - 3} more" if len(shapes) > 3 else "")

@@ -1,0 +1,166 @@
+"""The files of a checkpoint: their checksums, their names, and how they come to be whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sok_embed.kv import CorruptionError, _core
+
+# A file's checksum is made of those of its pieces, so that whoever writes it needs no second look.
+PIECE_BYTES = 1 << 20
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class FileRecord(NamedTuple):
+    """What a manifest says of a file.
+
+    Attributes:
+        name: In the folder of the manifest.
+        bytes: Its length.
+        checksum: See `FileChecksum`: 16 hexadecimal digits.
+    """
+
+    name: str
+    bytes: int
+    checksum: str
+
+
+def checksum(data: Any, offset: int) -> int:
+    """XXH3-64 of bytes, with the offset in the file of the first one as its seed."""
+    return _core.checksum(np.frombuffer(data, np.uint8), offset)
+
+
+class FileChecksum:
+    """The checksum of a file that is written or read from its beginning to its end.
+
+    The file is cut into pieces of `PIECE_BYTES`. Each has its `checksum`; those numbers, as
+    little-endian u64 one after the other, have the checksum of the file, with its length as seed.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._waiting = bytearray()  # less than a piece
+        self._pieces = bytearray()
+
+    def update(self, data: Any) -> None:
+        """Adds bytes that follow in the file."""
+        view = memoryview(data).cast("B")
+        self.bytes += len(view)
+        while len(view):
+            taken = view[: PIECE_BYTES - len(self._waiting)]
+            view = view[len(taken) :]
+            if not self._waiting and len(taken) == PIECE_BYTES:
+                self._add_piece(taken)
+                continue
+            self._waiting += taken
+            if len(self._waiting) == PIECE_BYTES:
+                self._add_piece(self._waiting)
+                self._waiting = bytearray()
+
+    def _add_piece(self, piece: Any) -> None:
+        offset = len(self._pieces) // 8 * PIECE_BYTES
+        self._pieces += checksum(piece, offset).to_bytes(8, "little")
+
+    def digest(self) -> str:
+        """The checksum of all bytes so far."""
+        pieces = bytes(self._pieces)
+        if self._waiting:
+            offset = len(pieces) // 8 * PIECE_BYTES
+            pieces += checksum(self._waiting, offset).to_bytes(8, "little")
+        return f"{checksum(pieces, self.bytes):016x}"
+
+
+def record_of(folder: str, name: str) -> FileRecord:
+    """Forces a file that another library has written to disk, and reads it for its record."""
+    found = FileChecksum()
+    with open(os.path.join(folder, name), "rb") as file:
+        while data := file.read(PIECE_BYTES):
+            found.update(data)
+        os.fsync(file.fileno())
+    return FileRecord(name, found.bytes, found.digest())
+
+
+def check_record(folder: str, record: FileRecord) -> None:
+    """Raises CorruptionError for a file that is not as it was written."""
+    path = os.path.join(folder, record.name)
+    check_length(path, record.bytes)
+    found = FileChecksum()
+    with open(path, "rb") as file:
+        while data := file.read(PIECE_BYTES):
+            found.update(data)
+    check_digest(path, record, found)
+
+
+def check_length(path: str, expected: int) -> None:
+    """Raises CorruptionError for a file of another length, or none."""
+    try:
+        length = os.stat(path).st_size
+    except FileNotFoundError:
+        raise damaged(path, f"a file of {expected} bytes", "none") from None
+    if length != expected:
+        raise damaged(path, f"{expected} bytes", f"{length}")
+
+
+def check_digest(path: str, record: FileRecord, found: FileChecksum) -> None:
+    """Raises CorruptionError for a file that has another checksum than its record."""
+    if found.digest() != record.checksum:
+        raise damaged(path, f"the checksum {record.checksum}", found.digest())
+
+
+def damaged(path: str, expected: str, received: str) -> CorruptionError:
+    """The error for a file of a checkpoint that is not as it was written."""
+    return CorruptionError(
+        f"Expected {expected} in '{path}'. Received: {received}. The checkpoint is damaged or "
+        "incomplete, and nothing was restored: take another one, or a copy of it."
+    )
+
+
+def is_plain_name(name: Any) -> bool:
+    """Returns whether a name leads to a file in the folder that it stands in, and nowhere else."""
+    return isinstance(name, str) and _PLAIN_NAME.fullmatch(name) is not None
+
+
+def write_whole(path: str, data: bytes) -> None:
+    """Writes a file that is there as a whole or not at all, and is on the device afterwards."""
+    temporary = f"{path}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        remove_if_there(temporary)
+        raise
+    sync_folder(os.path.dirname(path))
+
+
+def sync_folder(folder: str) -> None:
+    """Forces the names in a folder to disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_if_there(path: str) -> None:
+    """Removes a file; one that is gone is no error."""
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(path)
+
+
+@contextlib.contextmanager
+def removed_on_error(path: str) -> Iterator[None]:
+    """Removes a file that was begun, should the block fail."""
+    try:
+        yield
+    except BaseException:
+        remove_if_there(path)
+        raise

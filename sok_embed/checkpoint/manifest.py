@@ -1,0 +1,132 @@
+"""The manifest of a checkpoint, which is written last: with it the checkpoint is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, NamedTuple
+
+from sok_embed.checkpoint.files import (
+    FileRecord,
+    checksum,
+    damaged,
+    is_plain_name,
+    write_whole,
+)
+
+NAME = "manifest.json"
+_FORMAT = "sok-embed checkpoint"
+_VERSION = 1
+# What a reader must know to read what this writer writes.
+_FEATURES = ("full", "rows-1", "tf.train.Checkpoint")
+
+
+class Manifest(NamedTuple):
+    """What a checkpoint consists of.
+
+    Attributes:
+        attempt: The number of the save, in the names of its files.
+        step: The iterations of the optimizer.
+        workers: How many wrote it.
+        dense: The file of dense weights: `prefix`, and `variables` and `metrics`, lists of
+            `[path, dtype, shape]`.
+        tables: A dict for each table; see `docs/reference/file-formats.md`.
+        rows: The file of rows of each worker; none without tables.
+        files: Of dense weights.
+    """
+
+    attempt: int
+    step: int
+    workers: int
+    dense: dict[str, Any]
+    tables: list[dict[str, Any]]
+    rows: list[FileRecord]
+    files: list[FileRecord]
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all files, that of the manifest too."""
+        return {NAME, *(record.name for record in (*self.rows, *self.files))}
+
+
+def write(folder: str, manifest: Manifest) -> None:
+    """Makes the checkpoint whole, in the place of one that was there."""
+    content = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "least_reader": _VERSION,
+        "features": list(_FEATURES),
+        **manifest._asdict(),
+        "attempt": f"{manifest.attempt:016x}",
+        "rows": [record._asdict() for record in manifest.rows],
+        "files": [record._asdict() for record in manifest.files],
+    }
+    content["checksum"] = _checksum(content)
+    text = json.dumps(content, indent=1, allow_nan=False)
+    write_whole(os.path.join(folder, NAME), text.encode())
+
+
+def is_whole(folder: str) -> bool:
+    """Returns whether a folder has a manifest, whatever it says."""
+    return os.path.isfile(os.path.join(folder, NAME))
+
+
+def read(folder: str) -> Manifest:
+    """Reads and checks the manifest of a folder.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        CorruptionError: For one that is not as it was written.
+        ValueError: For one that this version does not know how to read.
+    """
+    path = os.path.join(folder, NAME)
+    try:
+        with open(path, "rb") as file:
+            content = json.loads(file.read())
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"Expected a checkpoint in '{folder}'. Received: a folder without {NAME}, which is "
+            "none, or one whose save did not end. Take another one."
+        ) from None
+    except ValueError as error:
+        raise damaged(path, "JSON", str(error)) from None
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise damaged(path, f"the format {_FORMAT!r}", "another")
+    _check_version(path, content)
+    if content.pop("checksum", None) != _checksum(content):
+        raise damaged(path, "what agrees with its checksum", "something else")
+    rows, files = ([FileRecord(**each) for each in content[name]] for name in ("rows", "files"))
+    for record in (*rows, *files):
+        if not is_plain_name(record.name):
+            raise damaged(path, "names of files in the folder of the manifest", repr(record.name))
+    if not is_plain_name(content["dense"]["prefix"]):
+        raise damaged(path, "a plain name of dense weights", repr(content["dense"]["prefix"]))
+    return Manifest(
+        attempt=int(content["attempt"], 16),
+        step=content["step"],
+        workers=content["workers"],
+        dense=content["dense"],
+        tables=content["tables"],
+        rows=rows,
+        files=files,
+    )
+
+
+def _check_version(path: str, content: dict[str, Any]) -> None:
+    """Raises for what only a later version reads. Its checksum may be another one too."""
+    least, features = content.get("least_reader"), content.get("features")
+    if not isinstance(least, int) or not isinstance(features, list):
+        raise damaged(path, "a least reader and features", "none")
+    unknown = [each for each in features if each not in _FEATURES]
+    if least > _VERSION or unknown:
+        raise ValueError(
+            f"Expected a checkpoint of version {_VERSION} with features of {list(_FEATURES)} in "
+            f"'{path}', which this sok-embed knows. Received: one for readers of version {least} "
+            f"on, with {unknown or 'no other'} beside these. Restore it with the sok-embed that "
+            "wrote it, or a newer one."
+        )
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return f"{checksum(text.encode(), 0):016x}"

@@ -1,0 +1,280 @@
+"""What one worker takes out of a checkpoint: the rows that are its own, whoever wrote them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sok_embed import kv, tf_ops
+from sok_embed.adaptive_table import AdaptiveTable
+from sok_embed.checkpoint.counts import merge_admissions, merge_sketches
+from sok_embed.checkpoint.manifest import Manifest
+from sok_embed.checkpoint.rows_file import ADMISSION, ROWS, SKETCH, Rows, RowsReader
+from sok_embed.checkpoint.tables import Head, Host, Part, owner_text
+from sok_embed.checkpoint.writing import head_in
+from sok_embed.table import Table
+from sok_embed.tensors import as_errors
+
+_EVERY_WORKER = "every worker"
+
+
+class _Place(NamedTuple):
+    """Where a file says something of rows.
+
+    Attributes:
+        worker: Who wrote the file.
+        table: The number in its index.
+    """
+
+    worker: int
+    table: int
+
+
+class PartReader:
+    """The rows of a part that are this worker's, in all files that may have some.
+
+    Args:
+        part: That takes them.
+        sources: Workers that wrote some.
+        readers: Of files, by the worker.
+        number: Of the part in the indices.
+
+    Attributes:
+        head: What the table will hold beside rows.
+    """
+
+    def __init__(
+        self, part: Part, sources: Sequence[int], readers: dict[int, RowsReader], number: int
+    ) -> None:
+        self.part = part
+        self.places = {_Place(worker, number) for worker in sources}
+        entries = [readers[worker].tables[number] for worker in sources]
+        self.head = _merged_head(part, [head_in(entry) for entry in entries])
+        self._counts: dict[tuple[int, int], bytearray] = {}
+        self._rows = 0
+
+    def check(self, rows: Rows) -> None:
+        """Looks at rows of a file before anything is changed."""
+        own = rows.where(self.part.mine(rows.keys))
+        self._rows += len(own.keys)
+        limit = self.part.max_rows
+        if limit and self._rows > limit:
+            raise ValueError(
+                f"Table '{self.part.table.name}': expected at most max_rows={limit} rows for this "
+                f"worker in the checkpoint. Received: {self._rows} or more. Raise max_rows, or "
+                "start more workers. Nothing was restored."
+            )
+        if len(own.keys):
+            piece = self.head.contents(self.part.table.dim, own)
+            as_errors(lambda: tf_ops.check_restore(self.part.handle, piece))
+
+    def add(self, rows: Rows) -> None:
+        """Takes up rows of a file."""
+        own = rows.where(self.part.mine(rows.keys))
+        if len(own.keys):
+            piece = self.head.contents(self.part.table.dim, own)
+            as_errors(lambda: tf_ops.add_rows(self.part.handle, piece))
+
+    def add_bytes(self, worker: int, kind: int, begin: int, data: memoryview) -> None:
+        """Keeps a piece of what an admission or a sketch has counted; they come in order."""
+        held = self._counts.setdefault((worker, kind), bytearray())
+        if len(held) != begin:
+            raise ValueError(
+                f"Expected counts from byte {len(held)} on. Received: from {begin} on."
+            )
+        held += data
+
+    def counts(self, kind: int) -> dict[int, bytes]:
+        """All that was kept of a kind, by the worker who wrote it."""
+        return {
+            worker: bytes(data)
+            for (worker, each), data in sorted(self._counts.items())
+            if each == kind
+        }
+
+    def admission(self) -> bytes:
+        """What the admission of this worker will have counted."""
+        counts = self.counts(ADMISSION)
+        if len(counts) == 1 and len(self.places) == 1:
+            return next(iter(counts.values()))
+        return merge_admissions(list(counts.values()), self.part.mine)
+
+
+def _merged_head(part: Part, heads: Sequence[Head]) -> Head:
+    """What a table holds that was put together from the parts of several workers."""
+    trained = [head for head in heads if head.rule] or list(heads)
+    if any((head.rule, head.slot_start) != (trained[0].rule, trained[0].slot_start)
+           for head in trained):  # fmt: skip
+        raise ValueError(
+            f"Table '{part.table.name}': expected workers with one optimizer in the checkpoint. "
+            f"Received: {sorted({head.rule for head in trained})}."
+        )
+    return trained[0]._replace(
+        steps=max(head.steps for head in heads),
+        step_clock=max(head.step_clock for head in heads),
+    )
+
+
+class TablesReader:
+    """All tables of a checkpoint, for this worker.
+
+    Args:
+        folder: Of the checkpoint.
+        manifest: Its manifest.
+        hosts: The tables that are to be restored, in the order of the manifest.
+        rank: The number of this worker.
+        size: How many there are.
+    """
+
+    def __init__(
+        self, folder: str, manifest: Manifest, hosts: Sequence[Host], rank: int, size: int
+    ) -> None:
+        self._rank, self._size = rank, size
+        self._workers = manifest.workers
+        self._hosts = list(hosts)
+        sources = [
+            self._sources(host, entry) for host, entry in zip(hosts, manifest.tables, strict=True)
+        ]
+        needed = sorted(set().union(*sources)) if sources else []
+        self._readers = {
+            worker: RowsReader(
+                folder, manifest.rows[worker], manifest.attempt, worker, manifest.workers
+            )
+            for worker in needed
+        }
+        self._parts: list[PartReader] = []
+        for host, of_host in zip(hosts, sources, strict=True):
+            for part in host.parts:
+                number = len(self._parts)
+                self._check_index(host, part, number)
+                self._parts.append(PartReader(part, sorted(of_host), self._readers, number))
+        self._adaptive: dict[int, tf_ops.AdaptiveExport] = {}
+
+    def _sources(self, host: Host, entry: dict[str, Any]) -> set[int]:
+        """Which workers wrote rows that may be this worker's."""
+        if entry["owners"] == _EVERY_WORKER:
+            return {0}
+        if self._workers == self._size and entry["owners"] == owner_text(host.table):
+            return {self._rank}
+        return set(range(self._workers))
+
+    def _check_index(self, host: Host, part: Part, number: int) -> None:
+        for reader in self._readers.values():
+            told = [
+                (each["path"], each["part"], each["dim"])
+                for each in reader.tables[number : number + 1]
+            ]
+            expected = (host.path, part.name, part.table.dim)
+            if told != [expected]:
+                raise ValueError(
+                    f"Expected rows of {expected} in '{reader.path}'. Received: {told}. The "
+                    "checkpoint is that of another model."
+                )
+
+    def _blocks(self) -> Iterator[tuple[int, RowsReader, Any]]:
+        for worker, reader in self._readers.items():
+            for block in reader.blocks():
+                yield worker, reader, block
+
+    def check(self) -> None:
+        """Reads all files, and raises for whatever `restore` would refuse."""
+        for storage in self._storages():
+            if storage.read_only:
+                raise ValueError(
+                    f"Expected storages that may be written. Received: {storage!r}. Open it "
+                    "without read_only=True."
+                )
+        for worker, reader, block in self._blocks():
+            part = self._parts[block.table]
+            if _Place(worker, block.table) not in part.places:
+                continue
+            if block.kind == ROWS:
+                part.check(reader.rows_of(block))
+            else:
+                part.add_bytes(worker, block.kind, block.number, block.payload)
+        for number, part in enumerate(self._parts):
+            empty = part.head.contents(part.part.table.dim, admission=part.admission())
+            as_errors(lambda part=part, empty=empty: tf_ops.check_restore(part.part.handle, empty))
+            if part.part.name == "own":
+                self._adaptive[number] = self._adaptive_contents(number)
+
+    def _adaptive_contents(self, number: int) -> tf_ops.AdaptiveExport:
+        """Everything of an adaptive table but its rows."""
+        own, static = self._parts[number], self._parts[number + 1]
+        host = next(host for host in self._hosts if host.table is own.part.table)
+        fields: dict[str, Any] = {}
+        for reader in (own, static):
+            head = reader.head.contents(host.table.dim)
+            fields |= {f"{reader.part.name}_{name}": v for name, v in head._asdict().items()}
+        cells = merge_sketches(own.counts(SKETCH), self._workers, host.sketch_place)
+        # Figures of several workers add up to what they were.
+        inherited = [
+            self._readers[place.worker].tables[number]["counters"]
+            for place in sorted(own.places)
+            if place.worker % self._size == self._rank
+        ]
+        like = self._readers[min(own.places).worker].tables[number]["counters"]
+        counters = np.array(inherited or [[0] * len(like)], np.int64).sum(0)
+        counters[0] = like[0]  # the version
+        return tf_ops.AdaptiveExport(
+            **fields, cells=np.frombuffer(cells, np.uint8), counters=counters
+        )
+
+    def restore(self) -> None:
+        """Replaces everything that the tables hold; `check` has been called."""
+        for number, part in enumerate(self._parts):
+            table = part.part.table
+            if isinstance(table, Table):
+                table.restore(part.head.contents(table.dim, admission=part.admission()))
+            elif number in self._adaptive:
+                assert isinstance(table, AdaptiveTable)
+                table.restore(self._adaptive[number])
+        for worker, reader, block in self._blocks():
+            part = self._parts[block.table]
+            if block.kind == ROWS and _Place(worker, block.table) in part.places:
+                part.add(reader.rows_of(block))
+        for storage in self._storages():
+            storage.flush()
+
+    def _storages(self) -> set[kv.Storage]:
+        tables = (host.table for host in self._hosts if isinstance(host.table, Table))
+        return {table.storage for table in tables if table.storage is not None}
+
+
+def check_descriptions(manifest: Manifest, hosts: Sequence[Host]) -> None:
+    """Raises ValueError unless the tables are those that the checkpoint has; warns of new starts.
+
+    Owner rules may differ, and where rows lie.
+    """
+    saved = {entry["path"]: entry for entry in manifest.tables}
+    own = {host.path: host.description() for host in hosts}
+    if saved.keys() != own.keys():
+        missing = sorted(own.keys() - saved.keys())
+        more = sorted(saved.keys() - own.keys())
+        raise ValueError(
+            "Expected a checkpoint with the tables of the model. Received: one "
+            f"without {missing or 'none of them missing'}, and with {more or 'no other'}. Make the "
+            "model by the code that made the one that was saved."
+        )
+    for path, described in own.items():
+        entry = saved[path]
+        fixed = ("kind", "dim", "static_buckets", "sketch_capacity", "counter_bits")
+        differing = [name for name in fixed if entry.get(name) != described.get(name)]
+        if differing:
+            name = differing[0]
+            raise ValueError(
+                f"Table '{described['name']}': expected a checkpoint with {name}="
+                f"{described.get(name)!r}. Received: {entry.get(name)!r}. Make the model with the "
+                "arguments of the one that was saved."
+            )
+        for name in ("initializer", "seed"):
+            if entry[name] != described[name]:
+                warnings.warn(
+                    f"Table '{described['name']}': expected the {name} of the checkpoint, "
+                    f"{entry[name]!r}. Received: {described[name]!r}. Rows that are made from now "
+                    "on start otherwise than those that were saved.",
+                    stacklevel=5,
+                )

@@ -1,0 +1,110 @@
+"""A fit that is interrupted goes on where its last epoch ended."""
+
+import os
+from pathlib import Path
+
+import held_state
+import keras
+import numpy as np
+import pytest
+
+import sok_embed as sok
+from sok_embed.callbacks import BackupAndRestore
+
+
+class Interruption(Exception):
+    """Ends a fit."""
+
+
+class InterruptAt(keras.callbacks.Callback):
+    """Raises before a batch of an epoch, both counted from 0."""
+
+    def __init__(self, epoch, batch=0):
+        super().__init__()
+        self.at = (epoch, batch)
+        self.epoch = None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self.epoch, batch) == self.at:
+            raise Interruption
+
+
+def fit(model, callbacks, epochs=5):
+    return model.fit(
+        held_state.KEYS, held_state.TARGETS, batch_size=12, epochs=epochs, shuffle=False,
+        verbose=0, callbacks=callbacks,
+    )  # fmt: skip
+
+
+def fresh():
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    return held_state.every_kind()
+
+
+def test_an_interrupted_fit_goes_on_with_the_next_epoch(tmp_path):
+    whole = fresh()
+    fit(whole, [])
+    with pytest.raises(Interruption):
+        fit(fresh(), [BackupAndRestore(tmp_path / "backup"), InterruptAt(3)])
+    model = fresh()
+    history = fit(model, [BackupAndRestore(tmp_path / "backup")])
+    assert history.epoch == [3, 4]
+    expected = held_state.held_by(whole)
+    for name, value in held_state.held_by(model).items():
+        if value.dtype == np.float32:
+            np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-6, err_msg=name)
+    assert not (tmp_path / "backup").exists()
+    assert fit(model, [BackupAndRestore(tmp_path / "backup")], epochs=1).epoch == [0]
+
+
+def test_a_second_interruption_is_one_more(tmp_path):
+    callbacks = [BackupAndRestore(tmp_path, max_to_keep=2)]
+    for at in (2, 4):
+        with pytest.raises(Interruption):
+            fit(fresh(), [BackupAndRestore(tmp_path, max_to_keep=2), InterruptAt(at)])
+    assert sorted(os.listdir(tmp_path)) == ["step-000000012", "step-000000016"]
+    assert fit(fresh(), callbacks).epoch == [4]
+
+
+def test_a_checkpoint_within_an_epoch_begins_it_again_and_says_so(tmp_path):
+    model = fresh()
+    with pytest.raises(Interruption):
+        fit(model, [BackupAndRestore(tmp_path, save_freq=3), InterruptAt(1, 3)])
+    assert sorted(os.listdir(tmp_path)) == [f"step-{step:09d}" for step in (3, 4, 7)]
+    with pytest.warns(UserWarning, match="after 3 batches of epoch 2"):
+        history = fit(fresh(), [BackupAndRestore(tmp_path, save_freq=3)], epochs=3)
+    assert history.epoch == [1, 2]
+
+
+def test_checkpoints_stay_on_request(tmp_path):
+    fit(fresh(), [BackupAndRestore(tmp_path, delete_checkpoint=False)], epochs=2)
+    model = fresh()
+    assert fit(model, [BackupAndRestore(tmp_path)], epochs=2).epoch == []
+    assert int(model.optimizer.iterations) == 8
+    assert not Path(tmp_path).exists()
+
+
+def test_accumulated_gradients_are_not_lost(tmp_path):
+    def model():
+        layer = sok.DynamicEmbedding(2, seed=1, name="rows")
+        model = keras.Sequential([keras.Input((1,), dtype="int64"), layer, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(gradient_accumulation_steps=2), "mse")
+        return model
+
+    # An epoch has three batches: the first ends in the midst of an accumulation.
+    with pytest.raises(Interruption):
+        model().fit(
+            np.arange(6).reshape(-1, 1), np.ones(6), batch_size=2, epochs=4, verbose=0,
+            callbacks=[BackupAndRestore(tmp_path), InterruptAt(3)],
+        )  # fmt: skip
+    assert os.listdir(tmp_path) == ["step-000000003"]  # 6 calls
+
+
+@pytest.mark.parametrize("save_freq", [0, -1, True, "batch", 1.5])
+def test_other_frequencies_are_refused(tmp_path, save_freq):
+    with pytest.raises(ValueError, match="save_freq"):
+        BackupAndRestore(tmp_path, save_freq=save_freq)

@@ -1,0 +1,213 @@
+"""A manager keeps the last whole checkpoints, whatever happens to the process or the disk."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import sok_embed as sok
+from sok_embed.checkpoint import Checkpoint, CheckpointManager
+
+ROWS, DIM, KILLS = 60_000, 8, 5
+
+# Saves a table whose rows all have the number of the step, again and again.
+SAVE_AGAIN_AND_AGAIN = f"""
+    import itertools
+    import sys
+    import keras, numpy as np, tensorflow as tf
+    import sok_embed as sok
+
+    table = sok.DynamicEmbedding({DIM}, name="rows", seed=1).table
+    optimizer = keras.optimizers.SGD()
+    variable = tf.Variable(0.0)
+    checkpoint = sok.checkpoint.Checkpoint(table=table, optimizer=optimizer, variable=variable)
+    manager = sok.checkpoint.CheckpointManager(checkpoint, "run", max_to_keep=2)
+    manager.restore_or_initialize()
+    for step in itertools.count(int(optimizer.iterations) + 1):
+        optimizer.iterations.assign(step)
+        variable.assign(step)
+        table.assign(np.arange({ROWS}), np.full([{ROWS}, {DIM}], step, np.float32))
+        print(step, flush=True)
+        manager.save()
+"""
+
+
+def counting(folder, **arguments):
+    """A manager of one variable, and how to save it as of a step."""
+    import keras
+
+    optimizer = keras.optimizers.SGD()
+    manager = CheckpointManager(Checkpoint(optimizer=optimizer), folder, **arguments)
+
+    def save(step):
+        optimizer.iterations.assign(step)
+        return manager.save()
+
+    return manager, save, optimizer
+
+
+def steps_of(manager):
+    return [int(os.path.basename(path).removeprefix("step-")) for path in manager.checkpoints]
+
+
+def test_the_last_checkpoints_stay(tmp_path):
+    manager, save, optimizer = counting(tmp_path / "run", max_to_keep=2)
+    assert manager.checkpoints == [] and manager.latest_checkpoint is None
+    assert manager.restore_or_initialize() is None
+    for step in (1, 5, 12000):
+        assert save(step) == manager.latest_checkpoint == str(tmp_path / f"run/step-{step:09d}")
+    assert steps_of(manager) == [5, 12000]
+    optimizer.iterations.assign(0)
+    assert manager.restore_or_initialize() == str(tmp_path / "run/step-000012000")
+    assert int(optimizer.iterations) == 12000
+
+
+def test_the_first_of_so_many_steps_stays_for_good(tmp_path):
+    manager, save, _ = counting(tmp_path, max_to_keep=1, keep_every=10)
+    for step in (0, 4, 8, 12, 16, 20, 24):
+        save(step)
+    assert steps_of(manager) == [0, 12, 20, 24]
+
+
+def test_without_a_limit_all_stay(tmp_path):
+    manager, save, _ = counting(tmp_path, max_to_keep=None)
+    for step in range(6):
+        save(step)
+    assert steps_of(manager) == list(range(6))
+
+
+def test_a_step_that_is_saved_twice_is_that_of_the_second_time(tmp_path):
+    variable = tf.Variable(1.0)
+    manager = CheckpointManager(Checkpoint(variable=variable), tmp_path)
+    manager.save()
+    variable.assign(2.0)
+    manager.save()
+    variable.assign(3.0)
+    manager.restore_or_initialize()
+    assert float(variable) == 2 and steps_of(manager) == [0]
+
+
+def test_a_folder_without_a_manifest_is_none_and_goes_with_the_next_save(tmp_path):
+    manager, save, optimizer = counting(tmp_path)
+    save(3)
+    os.remove(Path(save(7), "manifest.json"))
+    (tmp_path / "notes").mkdir()
+    assert steps_of(manager) == [3]
+    manager.restore_or_initialize()
+    assert int(optimizer.iterations) == 3
+    save(4)
+    assert sorted(os.listdir(tmp_path)) == ["notes", "step-000000003", "step-000000004"]
+
+
+def test_an_old_checkpoint_loses_its_manifest_first(tmp_path, monkeypatch):
+    manager, save, _ = counting(tmp_path, max_to_keep=1)
+    save(1)
+    monkeypatch.setattr("shutil.rmtree", lambda path: pytest.fail(str(os.listdir(path))))
+    with pytest.raises(pytest.fail.Exception) as caught:
+        save(2)
+    assert "manifest" not in str(caught.value) and "dense" in str(caught.value)
+    assert steps_of(manager) == [2]
+
+
+def test_a_link_is_not_followed_where_checkpoints_are_removed(tmp_path):
+    manager, save, _ = counting(tmp_path / "run", max_to_keep=1)
+    save(5)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "manifest.json").write_text("of somebody else")
+    (tmp_path / "run/step-000000001").symlink_to(other)
+    save(6)
+    assert (other / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("name", ["max_to_keep", "keep_every"])
+def test_numbers_of_checkpoints_are_positive(tmp_path, name):
+    with pytest.raises(ValueError, match=name):
+        counting(tmp_path, **{name: 0})
+
+
+def restored(folder):
+    """The step that a new process would go on from, with all rows of it."""
+    import keras
+
+    table = sok.DynamicEmbedding(DIM, name="rows", seed=1).table
+    optimizer, variable = keras.optimizers.SGD(), tf.Variable(0.0)
+    checkpoint = Checkpoint(table=table, optimizer=optimizer, variable=variable)
+    assert CheckpointManager(checkpoint, folder).restore_or_initialize() is not None
+    step = int(optimizer.iterations)
+    keys, rows = table.export()
+    assert len(keys) == ROWS and (rows == step).all() and float(variable) == step
+    return step
+
+
+def test_kills_leave_the_last_whole_checkpoint(tmp_path):
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    waits = random.Random(seed)
+    command = [sys.executable, "-c", textwrap.dedent(SAVE_AGAIN_AND_AGAIN)]
+    for _ in range(KILLS):
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        # The line of a step comes before it is saved, so the one before has been saved.
+        printed = [int(process.stdout.readline()) for _ in range(2)]
+        time.sleep(waits.uniform(0.0, 0.4))
+        process.send_signal(signal.SIGKILL)
+        printed += [int(line) for line in process.stdout.read().split()]
+        process.wait()
+        assert printed[-1] - 1 <= restored(tmp_path / "run") <= printed[-1]
+    table = sok.DynamicEmbedding(DIM, name="rows", seed=1).table
+    manager = CheckpointManager(Checkpoint(table=table), tmp_path / "run", max_to_keep=1)
+    folder = manager.save()
+    names = [path.name for path in Path(folder).iterdir()]
+    assert len(names) == 4 and not [name for name in names if name.endswith(("tmp", "_temp"))]
+
+
+FULL_DISK = """
+    import resource, signal, sys
+    import keras, numpy as np, tensorflow as tf
+    import sok_embed as sok
+
+    optimizer = keras.optimizers.SGD()
+    table = sok.DynamicEmbedding(8, name="rows", seed=1).table
+    big = tf.Variable(tf.zeros([int(sys.argv[1])]))
+    checkpoint = sok.checkpoint.Checkpoint(table=table, optimizer=optimizer, big=big)
+    manager = sok.checkpoint.CheckpointManager(checkpoint, "run")
+    manager.save()
+    table.assign(np.arange(int(sys.argv[2])), np.ones([int(sys.argv[2]), 8], np.float32))
+    big.assign(tf.random.normal(big.shape))
+    optimizer.iterations.assign(1)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+    try:
+        manager.save()
+    except OSError as error:
+        print("refused:", error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    print("latest:", manager.latest_checkpoint)
+    table.remove(np.arange(int(sys.argv[2])))
+    manager.restore_or_initialize()
+    print("step:", int(optimizer.iterations))
+    manager.save()
+    optimizer.iterations.assign(2)
+    print("then:", manager.save())
+"""
+
+
+@pytest.mark.parametrize(
+    ("floats", "rows"), [(10, 50_000), (50_000, 10)], ids=["rows", "dense_weights"]
+)
+def test_a_disk_that_takes_no_more_leaves_the_last_checkpoint(tmp_path, floats, rows):
+    command = [sys.executable, "-c", textwrap.dedent(FULL_DISK), str(floats), str(rows)]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    said = dict(line.split(": ", 1) for line in ended.stdout.splitlines())
+    assert "File too large" in said["refused"] or "Expected to write" in said["refused"]
+    assert said["latest"].endswith("step-000000000") and said["step"] == "0"
+    assert said["then"].endswith("step-000000002")
+    assert sorted(os.listdir(tmp_path / "run")) == ["step-000000000", "step-000000002"]

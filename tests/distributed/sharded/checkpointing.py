@@ -1,0 +1,162 @@
+"""A worker that trains and saves checkpoints, or restores those of other numbers of workers.
+
+    python checkpointing.py FOLDER write
+    python checkpointing.py FOLDER read
+    python checkpointing.py FOLDER refuse
+    python checkpointing.py FOLDER fit [die]
+
+With n workers `write` leaves `<optimizer>-<n>` and what the workers held when it was saved and
+after more steps; `read` restores each of these, trains it as far, and leaves what it held.
+`refuse` leaves what was raised where one worker or a file was at fault. `fit` backs up into
+`backup` and goes on from there; with `die` the last worker is killed within the third epoch.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import keras
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import held_state
+
+import sok_embed
+from sok_embed.checkpoint import Checkpoint
+from sok_embed.checkpoint import checkpoint as checkpoint_module
+
+OPTIMIZERS = {"sgd": lambda: keras.optimizers.SGD(0.1), "adam": lambda: keras.optimizers.Adam(0.01)}
+WORKERS = (1, 2, 3)
+# Parts of a save that may fail.
+KEPT = {name: getattr(checkpoint_module, name) for name in ("write_rows", "_finish")}
+
+
+def model_in(folder: Path, optimizer: str, *, admissions: bool = True) -> Any:
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    wrapped = sok_embed.DistributedOptimizer(OPTIMIZERS[optimizer]())
+    return held_state.every_kind(folder, wrapped, dropout=0.0, admissions=admissions)
+
+
+def train(model: Any) -> None:
+    """Two epochs of the same global batches, whatever the number of workers."""
+    rank, size = sok_embed.rank(), sok_embed.size()
+    model.fit(
+        held_state.KEYS[rank::size],
+        held_state.TARGETS[rank::size],
+        batch_size=12 // size,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+    )
+
+
+def note(path: Path, model: Any) -> None:
+    held = held_state.held_by(model)
+    np.savez(path.with_name(f"{path.name}.{sok_embed.rank()}"), **held)
+
+
+def write(folder: Path) -> None:
+    size = sok_embed.size()
+    for optimizer in OPTIMIZERS:
+        run = f"{optimizer}-{size}"
+        model = model_in(folder / f"storage-of-{run}", optimizer)
+        train(model)
+        Checkpoint(model).save(folder / run)
+        note(folder / f"{run}.saved", model)
+        train(model)
+        note(folder / f"{run}.trained", model)
+
+
+def read(folder: Path) -> None:
+    size = sok_embed.size()
+    for optimizer in OPTIMIZERS:
+        for wrote in WORKERS:
+            run = f"{optimizer}-{wrote}"
+            model = model_in(folder / f"storage-of-{run}-on-{size}", optimizer)
+            Checkpoint(model).restore(folder / run)
+            note(folder / f"{run}.restored-on-{size}", model)
+            train(model)
+            note(folder / f"{run}.trained-on-{size}", model)
+
+
+class KilledInThirdEpoch(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if (self.epoch, batch, sok_embed.rank() + 1) == (2, 1, sok_embed.size()):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fit(folder: Path, *, die: bool = False) -> None:
+    rank, size = sok_embed.rank(), sok_embed.size()
+    model = model_in(folder / f"storage-of-{size}", "adam", admissions=False)
+    callbacks = [sok_embed.callbacks.BackupAndRestore(folder / "backup")]
+    history = model.fit(
+        held_state.KEYS[rank::size],
+        held_state.TARGETS[rank::size],
+        batch_size=12 // size,
+        epochs=4,
+        shuffle=False,
+        verbose=0,
+        callbacks=[*callbacks, KilledInThirdEpoch()] if die else callbacks,
+    )
+    np.savez(folder / f"fit-{size}.{rank}", epochs=history.epoch, **held_state.held_by(model))
+
+
+def no_space(*_: Any) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def refuse(folder: Path) -> None:
+    """Notes what is raised, and whether model and files stay, where something is at fault."""
+    rank = sok_embed.rank()
+    model = model_in(folder / "storage", "sgd")
+    checkpoint = Checkpoint(model)
+    path = checkpoint.save(folder / "checkpoint")
+    files = sorted(os.listdir(path))
+    before = held_state.held_by(model)
+    found: dict[str, Any] = {"files": files}
+
+    def note_error(fault: str, call: Any) -> None:
+        try:
+            call()
+            found[fault] = "nothing"
+        except (OSError, ValueError, RuntimeError) as error:
+            found[fault] = str(error)
+        after = held_state.held_by(model)
+        found[f"{fault}.same"] = all(np.array_equal(after[name], before[name]) for name in before)
+        sok_embed.communicators.current().barrier()
+        found[f"{fault}.files"] = sorted(os.listdir(path))
+
+    model.optimizer.iterations.assign(7 * rank)
+    before = held_state.held_by(model)
+    note_error("steps", lambda: checkpoint.save(path))
+    model.optimizer.iterations.assign(0)
+    before = held_state.held_by(model)
+    note_error("paths", lambda: checkpoint.save(f"{path}{'-of-another' if rank else ''}"))
+    for fault, name, faulty in (("disk", "write_rows", 1), ("manifest", "_finish", 0)):
+        with mock.patch.object(checkpoint_module, name, no_space if rank == faulty else KEPT[name]):
+            note_error(fault, lambda: checkpoint.save(path))
+    sok_embed.communicators.current().barrier()
+    (rows,) = Path(path).glob("rows-00002-*")
+    whole = rows.read_bytes()
+    if rank == 0:
+        rows.write_bytes(whole[:-1] + b"?")
+    sok_embed.communicators.current().barrier()
+    note_error("rows", lambda: checkpoint.restore(path))
+    np.savez(folder / f"refusals.{rank}", **found)
+
+
+if __name__ == "__main__":
+    sok_embed.init()
+    tasks = {"write": write, "read": read, "refuse": refuse, "fit": fit}
+    tasks[sys.argv[2]](Path(sys.argv[1]), **dict.fromkeys(sys.argv[3:], True))

@@ -1,0 +1,179 @@
+"""What n workers have saved, m workers restore, and train on as if nothing had happened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from sharded.launch import launch
+
+PROGRAM = Path(__file__).parent / "sharded" / "checkpointing.py"
+WORKERS = (1, 2, 3)
+
+Held = dict[str, npt.NDArray[Any]]
+
+# Columns of rows, which are on one worker each; other fields are those of a worker.
+COLUMNS = ("keys", "embeddings", "slots", "update_nums", "update_times")
+# A table that lies on every worker.
+EVERYWHERE = "fields.everywhere"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What all numbers of workers wrote, and restored of each other."""
+    folder = tmp_path_factory.mktemp("restored_by_others")
+    for task in ("write", "read"):
+        for workers in WORKERS:
+            ended = launch(PROGRAM, workers, [str(folder), task], limit_s=300, horovod=False)
+            assert ended.status == 0, f"{task} of {workers} workers:\n{ended.output[-6000:]}"
+    return folder
+
+
+def held(folder: Path, what: str, workers: int) -> list[Held]:
+    """What each worker held."""
+    found = []
+    for rank in range(workers):
+        with np.load(folder / f"{what}.{rank}.npz") as arrays:
+            found.append(dict(arrays))
+    return found
+
+
+def rows_of(shards: list[Held], table: str) -> Held:
+    """The rows of all workers, in the order of their keys."""
+    if table.rstrip(".").startswith(EVERYWHERE):
+        for shard in shards[1:]:
+            for column in COLUMNS[:4]:
+                np.testing.assert_array_equal(
+                    np.sort(shard[table + column], 0), np.sort(shards[0][table + column], 0)
+                )
+        shards = shards[:1]
+    rows = {}
+    for column in COLUMNS:
+        parts = [shard[table + column] for shard in shards if len(shard[table + "keys"])]
+        rows[column] = np.concatenate(parts)
+    order = np.argsort(rows["keys"])
+    return {column: values[order] for column, values in rows.items()}
+
+
+def tables_of(shards: list[Held]) -> list[str]:
+    """What the names of each table's fields begin with."""
+    return [name[: -len("keys")] for name in shards[0] if name.endswith("keys")]
+
+
+PAIRS = [(wrote, reads) for wrote in WORKERS for reads in WORKERS]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(("wrote", "reads"), PAIRS)
+def test_every_row_slot_count_and_time_comes_back(folder, optimizer, wrote, reads) -> None:
+    run = f"{optimizer}-{wrote}"
+    saved = held(folder, f"{run}.saved", wrote)
+    restored = held(folder, f"{run}.restored-on-{reads}", reads)
+    tables = tables_of(saved)
+    assert len(tables) == 10, tables
+    for table in tables:
+        expected, found = rows_of(saved, table), rows_of(restored, table)
+        assert len(expected["keys"]) == len(np.unique(expected["keys"])) > 0
+        for column in COLUMNS:
+            np.testing.assert_array_equal(found[column], expected[column], err_msg=table + column)
+        for field in ("rule", "steps", "step_clock", "slot_start"):
+            values = [shard[table + field].tolist() for shard in saved]
+            if wrote != reads:  # all have what those with rows had
+                values = [max(values)] * reads
+            assert [shard[table + field].tolist() for shard in restored] == values, table + field
+    for name in saved[0]:
+        if name.startswith("variable."):
+            for shard in restored:
+                np.testing.assert_array_equal(shard[name], saved[0][name], err_msg=name)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(("wrote", "reads"), PAIRS)
+def test_figures_of_adaptive_tables_add_up_to_what_they_were(
+    folder, optimizer, wrote, reads
+) -> None:
+    run = f"{optimizer}-{wrote}"
+    saved = held(folder, f"{run}.saved", wrote)
+    restored = held(folder, f"{run}.restored-on-{reads}", reads)
+    name = "adaptive.counters"
+    before, after = (np.sum([s[name][1:] for s in shards], 0) for shards in (saved, restored))
+    np.testing.assert_array_equal(after, before)
+    assert before[0] > 0 and before[2] > 0
+    cells = [
+        np.sum([s["adaptive.cells"][36:].sum() for s in shards]) for shards in (saved, restored)
+    ]
+    assert cells[0] == cells[1] > 0
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(("wrote", "reads"), PAIRS)
+def test_training_goes_on_as_if_it_had_never_stopped(folder, optimizer, wrote, reads) -> None:
+    run = f"{optimizer}-{wrote}"
+    expected = held(folder, f"{run}.trained", wrote)
+    found = held(folder, f"{run}.trained-on-{reads}", reads)
+    assert_as_trained(found, expected)
+
+
+def assert_as_trained(found: list[Held], expected: list[Held], atol: float = 1e-6) -> None:
+    """Both have rows and variables as the same batches leave them, within rounding."""
+    for table in tables_of(expected):
+        ours, theirs = rows_of(found, table), rows_of(expected, table)
+        np.testing.assert_array_equal(ours["keys"], theirs["keys"], err_msg=table)
+        np.testing.assert_array_equal(ours["update_nums"], theirs["update_nums"], err_msg=table)
+        for column in ("embeddings", "slots"):
+            np.testing.assert_allclose(
+                ours[column], theirs[column], rtol=0, atol=atol, err_msg=table + column
+            )
+    for name in expected[0]:
+        if name.startswith("variable."):
+            np.testing.assert_allclose(
+                found[0][name], expected[0][name], rtol=0, atol=atol, err_msg=name
+            )
+
+
+def test_a_fit_of_two_workers_that_was_killed_goes_on_with_three(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    one = launch(PROGRAM, 1, [str(tmp_path / "one"), "fit"], horovod=False)
+    assert one.status == 0, one.output
+    killed = launch(PROGRAM, 2, [str(tmp_path), "fit", "die"], horovod=False)
+    assert killed.status != 0 and not killed.timed_out
+    steps = [f"step-{step:09d}" for step in (4, 8)]
+    assert sorted(path.name for path in (tmp_path / "backup").iterdir()) == steps
+    ended = launch(PROGRAM, 3, [str(tmp_path), "fit"], horovod=False)
+    assert ended.status == 0, ended.output
+    found = held(tmp_path, "fit-3", 3)
+    for shard in found:
+        assert shard.pop("epochs").tolist() == [2, 3]
+    expected = held(tmp_path / "one", "fit-1", 1)
+    assert expected[0].pop("epochs").tolist() == [0, 1, 2, 3]
+    assert_as_trained(found, expected, atol=1e-5)
+    assert not (tmp_path / "backup").exists()
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[Held]:
+    """What two workers raised where one of them, or a file, was at fault."""
+    folder = tmp_path_factory.mktemp("refusals")
+    ended = launch(PROGRAM, 2, [str(folder), "refuse"], limit_s=120, horovod=False)
+    assert ended.status == 0, ended.output[-6000:]
+    return held(folder, "refusals", 2)
+
+
+@pytest.mark.parametrize(
+    ("fault", "texts"),
+    [
+        ("steps", ["same step. Received: 0 on worker 0 and 7 on worker 1"] * 2),
+        ("paths", ["same folder"] * 2),
+        ("disk", ["an error on worker 1", "No space left on device"]),
+        ("manifest", ["No space left on device", "an error on worker 0"]),
+        ("rows", ["an error on worker 1", "rows-00002-of-00002"]),
+    ],
+)
+def test_an_error_of_one_worker_is_one_of_all_and_changes_nothing(refusals, fault, texts) -> None:
+    for worker, text in zip(refusals, texts, strict=True):
+        assert text in str(worker[fault]), worker[fault]
+        assert worker[f"{fault}.same"], "the model was changed"
+        assert worker[f"{fault}.files"].tolist() == worker["files"].tolist()
