@@ -81,7 +81,8 @@ class DenseState:
             more = [each for each in saved if each not in own]
             raise ValueError(
                 "Expected a checkpoint with the variables of the model, its optimizer and the "
-                f"other objects. Received: one without {_text(lacking)}, and with {_text(more)}. "
+                f"other objects. Received: one that lacks {_text(lacking)} and has {_text(more)} "
+                "more. "
                 "Make the model by the code that made the one that was saved, and compile it with "
                 "the same optimizer."
             )
@@ -123,6 +124,6 @@ def _shapes(variables: Mapping[str, Any]) -> list[list[Any]]:
 
 def _text(shapes: Sequence[Any]) -> str:
     if not shapes:
-        return "none of them missing" if shapes == [] else ""
+        return "none"
     named = ", ".join(f"{path} ({dtype} {shape})" for path, dtype, shape in shapes[:3])
     return named + (f" and {len(shapes) - 3} more" if len(shapes) > 3 else "")

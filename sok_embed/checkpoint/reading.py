@@ -255,8 +255,8 @@ def check_descriptions(manifest: Manifest, hosts: Sequence[Host]) -> None:
         missing = sorted(own.keys() - saved.keys())
         more = sorted(saved.keys() - own.keys())
         raise ValueError(
-            "Expected a checkpoint with the tables of the model. Received: one "
-            f"without {missing or 'none of them missing'}, and with {more or 'no other'}. Make the "
+            "Expected a checkpoint with the tables of the model. Received: one that lacks "
+            f"{', '.join(missing) or 'none'} and has {', '.join(more) or 'none'} more. Make the "
             "model by the code that made the one that was saved."
         )
     for path, described in own.items():
