@@ -63,16 +63,23 @@ class Counting(Communicator):
         self._counted.barrier()
 
 
-def step_of(placement: str, tables: int, dim: int) -> Callable[[list[tf.Tensor]], None]:
-    """Returns a step of a new layer: a lookup, its gradient, and the optimizer's."""
-    size = sok_embed.size()
+def features_of(
+    placement: str, tables: int, dim: int, workers: int
+) -> list[sok_embed.FeatureConfig]:
+    """Returns a feature for each of some equal tables, `f0` of `t0` and so on."""
     features = []
     for number in range(tables):
-        holder = number % size if placement == "worker" else None
+        holder = number % workers if placement == "worker" else None
         table = sok_embed.TableConfig(
             f"t{number}", None, dim, combiner="sum", placement=placement, worker=holder
         )
         features.append(sok_embed.FeatureConfig(f"f{number}", table))
+    return features
+
+
+def step_of(placement: str, tables: int, dim: int) -> Callable[[list[tf.Tensor]], None]:
+    """Returns a step of a new layer: a lookup, its gradient, and the optimizer's."""
+    features = features_of(placement, tables, dim, sok_embed.size())
     layer = sok_embed.DistributedEmbedding(features, output="concat", name=placement)
     layer.build()
     optimizer = sok_embed.DistributedOptimizer(keras.optimizers.SGD(0.01))

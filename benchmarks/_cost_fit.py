@@ -1,0 +1,92 @@
+"""Parameters of the cost model of a plan, fitted to what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sok_embed.planning import Hardware
+
+
+class Timed(NamedTuple):
+    """How long something took.
+
+    Attributes:
+        amount: How much there was of it: bytes, or messages.
+        seconds: The time of all of it.
+    """
+
+    amount: float
+    seconds: float
+
+
+class Line(NamedTuple):
+    """Seconds as a function of an amount: `constant + each * amount`."""
+
+    constant: float
+    each: float
+
+
+class Fit(NamedTuple):
+    """The cost model of a plan, and what it leaves out.
+
+    Attributes:
+        hardware: Its parameters.
+        fixed_seconds: The time of the local part of a step that has no rows. It is in no plan.
+    """
+
+    hardware: Hardware
+    fixed_seconds: float
+
+    def step_seconds(self, sent: float, received: float, touched: float) -> float:
+        """Returns the model's seconds of a step, and the fixed ones."""
+        return float(self.hardware.step_seconds(sent, received, touched)) + self.fixed_seconds
+
+
+def fitted_line(points: Sequence[Timed]) -> Line:
+    """Returns the line of the least relative errors, squared, whose constant is not below 0.
+
+    Raises:
+        ValueError: For fewer than two different amounts, for times that are not above 0, and for
+            times that do not grow with the amount.
+    """
+    amounts, seconds = np.array(points, np.float64).reshape(-1, 2).T
+    if len(np.unique(amounts)) < 2 or np.any(seconds <= 0):
+        raise ValueError(
+            "Expected times above 0 of at least two different amounts. Received: "
+            f"{[tuple(point) for point in points]}. Measure more amounts."
+        )
+    # An error of a tenth counts alike in a short time and in a long one.
+    equations = np.stack([1 / seconds, amounts / seconds], 1)
+    (constant, each), *_ = np.linalg.lstsq(equations, np.ones(len(seconds)), rcond=None)
+    if constant < 0:
+        constant, ratios = 0.0, equations[:, 1]
+        each = ratios.sum() / (ratios @ ratios)
+    if each <= 0:
+        raise ValueError(
+            "Expected times that grow with the amount. Received: "
+            f"{[tuple(point) for point in points]}. Measure amounts further apart, or on a machine "
+            "that does nothing else."
+        )
+    return Line(float(constant), float(each))
+
+
+def fitted(exchanges: Sequence[Timed], steps: Sequence[Timed]) -> Fit:
+    """Fits the cost model.
+
+    Args:
+        exchanges: Bytes that a worker sends, while it receives as many, and the time of one
+            exchange.
+        steps: Bytes of rows that a worker touches in a step, and the time of the local part of the
+            step.
+
+    Raises:
+        ValueError: As `fitted_line` does.
+    """
+    network, memory = fitted_line(exchanges), fitted_line(steps)
+    hardware = Hardware(
+        bandwidth=1 / network.each, latency=network.constant, memory_bandwidth=1 / memory.each
+    )
+    return Fit(hardware, memory.constant)
