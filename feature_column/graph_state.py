@@ -61,15 +61,14 @@ class GraphTable:
             attributes["storage"] = os.fsencode(self.storage.path)
         attributes |= op_attributes(column.ev_option.admission)
         self._evict = Evictor(column, dim, lambda: static, name)
-        with tf.device("/device:CPU:0"):
-            self.resource_handle = tf_ops.table_handle(
-                name,
-                dim,
-                initializer="constant",
-                initializer_a=0.0,
-                initializer_b=0.0,
-                **attributes,
-            )
+        self.resource_handle = tf_ops.table_handle(
+            name,
+            dim,
+            initializer="constant",
+            initializer_a=0.0,
+            initializer_b=0.0,
+            **attributes,
+        )
 
     def commit(self, anchor: tf.Tensor, **arguments: Any) -> tf.Tensor:
         """Applies the deposited gradients, and evicts."""

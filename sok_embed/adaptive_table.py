@@ -112,10 +112,9 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
             self.resource_handle  # noqa: B018
 
     def _create_resource(self) -> tf.Tensor:
-        with tf.device("CPU:0"):
-            return as_errors(
-                lambda: tf_ops.anonymous_adaptive_table(self.name, self.dim, **self._attributes)
-            )
+        return as_errors(
+            lambda: tf_ops.anonymous_adaptive_table(self.name, self.dim, **self._attributes)
+        )
 
     def _initialize(self) -> None:
         """A table is ready once it is made."""

@@ -130,16 +130,13 @@ class Table(tf.saved_model.experimental.TrackableResource):
             self.resource_handle  # noqa: B018
 
     def _create_resource(self) -> tf.Tensor:
-        with tf.device("CPU:0"):
-            if self.storage is not None:
-                self.storage.ready()
-                if self.owners > 1:
-                    check_stored_owners(
-                        f"Table '{self.name}'", self.storage, self._group, self._owner_rule
-                    )
-            return as_errors(
-                lambda: tf_ops.anonymous_table(self.name, self.dim, **self._attributes)
-            )
+        if self.storage is not None:
+            self.storage.ready()
+            if self.owners > 1:
+                check_stored_owners(
+                    f"Table '{self.name}'", self.storage, self._group, self._owner_rule
+                )
+        return as_errors(lambda: tf_ops.anonymous_table(self.name, self.dim, **self._attributes))
 
     def _initialize(self) -> None:
         """A table is ready once it is made."""

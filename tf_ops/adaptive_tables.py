@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed.tf_ops.exchange import Partition, unique_and_partition
-from sok_embed.tf_ops.native import number_in_graph, ops
+from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
 from sok_embed.tf_ops.tables import check_integers, deposit, has_marks
 
 _NO_COUNTS = np.zeros([0], np.int64)
@@ -29,9 +29,10 @@ def anonymous_adaptive_table(table_name: str, dim: int, **attributes: Any) -> tf
             `sketch_capacity`; `counter_bits`. See `sok_embed.AdaptiveEmbedding`.
 
     Returns:
-        A scalar resource tensor.
+        A scalar resource tensor, on the CPU.
     """
-    return ops.sok_embed_anonymous_adaptive_table(table_name=table_name, dim=dim, **attributes)
+    with on_cpu():
+        return ops.sok_embed_anonymous_adaptive_table(table_name=table_name, dim=dim, **attributes)
 
 
 def adaptive_tables(table: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

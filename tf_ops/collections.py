@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sok_embed.tf_ops.native import number_in_graph, ops
+from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
 from sok_embed.tf_ops.tables import deposit, has_marks
 
 _NOTHING = np.zeros([0], np.float32)
@@ -107,7 +107,8 @@ class CollectionTables(NamedTuple):
 
 def anonymous_collection_queue(name: str) -> tf.Tensor:
     """Makes a place for the gradients of a collection, which goes with its last handle."""
-    return ops.sok_embed_anonymous_collection_queue(collection_name=name)
+    with on_cpu():
+        return ops.sok_embed_anonymous_collection_queue(collection_name=name)
 
 
 class CollectionRequest(NamedTuple):

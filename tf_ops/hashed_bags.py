@@ -243,7 +243,7 @@ def _in_reach(weight: Any) -> bool:
     return (
         isinstance(weight, tf.Variable)
         and not isinstance(weight, tf.distribute.DistributedValues)
-        and "GPU" not in weight.device
+        and tf.DeviceSpec.from_string(weight.device or "").device_type in (None, "CPU")
     )
 
 

@@ -14,6 +14,15 @@ _PATH = Path(__file__).with_name("_ops.so")
 _numbers = itertools.count(1)
 
 
+def on_cpu() -> Any:
+    """Places the op that makes a handle on the CPU, whatever device its caller asks for.
+
+    TensorFlow has a resource on the device whose op makes it, and runs all ops on it there. Each
+    device has names of its own, so the same one would be two tables on two devices.
+    """
+    return tf.device("/device:CPU:0")
+
+
 def number_in_graph() -> int:
     """Tells ops of a graph apart, in the order in which they are made.
 

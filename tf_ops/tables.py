@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed.tf_ops.measuring import note_deposit
-from sok_embed.tf_ops.native import number_in_graph, ops
+from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
 
 # The length of an anchor whose gradient names deposits: kAnchorSize in tickets.h of the core.
 ANCHOR_SIZE = 192
@@ -39,14 +39,16 @@ def table_handle(shared_name: str, dim: int, **attributes: Any) -> tf.Tensor:
             the second).
 
     Returns:
-        A scalar resource tensor.
+        A scalar resource tensor, on the CPU.
     """
-    return ops.sok_embed_table_handle(shared_name=shared_name, dim=dim, **attributes)
+    with on_cpu():
+        return ops.sok_embed_table_handle(shared_name=shared_name, dim=dim, **attributes)
 
 
 def anonymous_table(table_name: str, dim: int, **attributes: Any) -> tf.Tensor:
     """Makes a table, which goes with the last copy of its handle. Arguments as `table_handle`."""
-    return ops.sok_embed_anonymous_table(table_name=table_name, dim=dim, **attributes)
+    with on_cpu():
+        return ops.sok_embed_anonymous_table(table_name=table_name, dim=dim, **attributes)
 
 
 class Lookup(NamedTuple):

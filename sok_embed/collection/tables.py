@@ -36,8 +36,7 @@ class CollectionQueue(tf.saved_model.experimental.TrackableResource):
             self.resource_handle  # noqa: B018
 
     def _create_resource(self) -> tf.Tensor:
-        with tf.device("CPU:0"):
-            return tf_ops.anonymous_collection_queue(self._name)
+        return tf_ops.anonymous_collection_queue(self._name)
 
     def _initialize(self) -> None:
         """A queue is ready once it is made."""

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "kernels/adaptive_resource.h"
-#include "kernels/guarded_kernel.h"
 #include "kernels/outputs.h"
+#include "kernels/register_kernel.h"
 #include "kernels/snapshot.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"

@@ -5,8 +5,8 @@
 
 #include "core/adaptive/mask_gather.h"
 #include "core/base/bfloat16.h"
-#include "kernels/guarded_kernel.h"
 #include "kernels/receipt.h"
+#include "kernels/register_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -212,7 +212,7 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
   int64_t number_;
 };
 
-SOK_REGISTER_KERNEL("AdaptiveMaskGather", AdaptiveMaskGatherOp);
+SOK_REGISTER_CPU_KERNEL("AdaptiveMaskGather", AdaptiveMaskGatherOp);
 
 }  // namespace
 

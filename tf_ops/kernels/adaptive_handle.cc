@@ -6,7 +6,8 @@
 #include <utility>
 
 #include "kernels/adaptive_resource.h"
-#include "kernels/guarded_kernel.h"
+#include "kernels/host_memory.h"
+#include "kernels/register_kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -19,9 +20,7 @@ namespace {
 
 void PutHandle(tf::OpKernelContext* ctx, int output, const tf::ResourceHandle& handle) {
   tf::Tensor tensor;
-  tf::AllocatorAttributes attributes;
-  attributes.set_on_host(true);
-  OP_REQUIRES_OK(ctx, ctx->allocate_temp(tf::DT_RESOURCE, {}, &tensor, attributes));
+  OP_REQUIRES_OK(ctx, AllocateOnHost(ctx, tf::DT_RESOURCE, {}, &tensor));
   tensor.scalar<tf::ResourceHandle>()() = handle;
   ctx->set_output(output, tensor);
 }

@@ -5,7 +5,7 @@
 
 #include "core/base/bfloat16.h"
 #include "core/exchange/exchange.h"
-#include "kernels/guarded_kernel.h"
+#include "kernels/register_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"

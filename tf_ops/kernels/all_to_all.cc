@@ -10,7 +10,7 @@
 
 #include "core/base/checksum.h"
 #include "core/transport/mesh.h"
-#include "kernels/guarded_kernel.h"
+#include "kernels/register_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -201,19 +201,7 @@ class AllToAllOp : public tf::AsyncOpKernel {
   std::string exchange_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>OwnOrder").Device(tf::DEVICE_CPU), OwnOrderOp);
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>OwnOrder").Device(tf::DEVICE_GPU).HostMemory("order"),
-                        OwnOrderOp);
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>AllToAll").Device(tf::DEVICE_CPU), AllToAllOp);
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>AllToAll")
-                            .Device(tf::DEVICE_GPU)
-                            .HostMemory("rows")
-                            .HostMemory("splits")
-                            .HostMemory("turn")
-                            .HostMemory("orders")
-                            .HostMemory("received")
-                            .HostMemory("received_splits")
-                            .HostMemory("taken_turn"),
-                        AllToAllOp);
+SOK_REGISTER_KERNEL("OwnOrder", OwnOrderOp);
+SOK_REGISTER_ASYNC_KERNEL("AllToAll", AllToAllOp);
 
 }  // namespace sok

@@ -6,7 +6,7 @@
 
 #include "core/tables/tickets.h"
 #include "kernels/collection_resource.h"
-#include "kernels/guarded_kernel.h"
+#include "kernels/register_kernel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 

@@ -5,7 +5,8 @@
 #include <utility>
 
 #include "kernels/collection_resource.h"
-#include "kernels/guarded_kernel.h"
+#include "kernels/host_memory.h"
+#include "kernels/register_kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -74,9 +75,7 @@ class AnonymousCollectionQueueOp : public tf::OpKernel {
 
   void Compute(tf::OpKernelContext* ctx) override {
     tf::Tensor handle;
-    tf::AllocatorAttributes attributes;
-    attributes.set_on_host(true);
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tf::DT_RESOURCE, {}, &handle, attributes));
+    OP_REQUIRES_OK(ctx, AllocateOnHost(ctx, tf::DT_RESOURCE, {}, &handle));
     handle.scalar<tf::ResourceHandle>()() = tf::ResourceHandle::MakeRefCountingHandle(
         new CollectionQueueResource(name_), ctx->device()->name());
     ctx->set_output(0, handle);

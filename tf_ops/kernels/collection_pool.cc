@@ -10,10 +10,11 @@
 #include "core/collection/messages.h"
 #include "core/collection/pooling.h"
 #include "kernels/collection_resource.h"
-#include "kernels/guarded_kernel.h"
+#include "kernels/host_memory.h"
+#include "kernels/host_variant.h"
+#include "kernels/register_kernel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/framework/variant_op_registry.h"
 
 namespace sok {
 
@@ -195,8 +196,8 @@ class CollectionPoolOp : public PoolKernel {
   absl::Status Allocate(tf::OpKernelContext* ctx, size_t bags, size_t width,
                         VectorsVariant* vectors) const {
     vectors->outputs.emplace_back();
-    return ctx->allocate_temp(dtype_, {static_cast<int64_t>(bags), static_cast<int64_t>(width)},
-                              &vectors->outputs.back());
+    return AllocatePinned(ctx, dtype_, {static_cast<int64_t>(bags), static_cast<int64_t>(width)},
+                          &vectors->outputs.back());
   }
 
   template <typename T>
@@ -382,7 +383,7 @@ absl::Status AddVectors(tf::OpKernelContext* ctx, const VectorsVariant& a, const
     if (added.dtype() != there.dtype() || added.shape() != there.shape()) {
       return absl::InvalidArgumentError("expected gradients of one output to have one shape");
     }
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(added.dtype(), added.shape(), &sum->outputs[i]));
+    TF_RETURN_IF_ERROR(AllocateOnHost(ctx, added.dtype(), added.shape(), &sum->outputs[i]));
     if (added.dtype() == tf::DT_FLOAT) {
       AddTo<float>(there, added, &sum->outputs[i]);
     } else {
@@ -394,13 +395,7 @@ absl::Status AddVectors(tf::OpKernelContext* ctx, const VectorsVariant& a, const
 
 }  // namespace
 
-using tf::TypeIndex;  // the macros take this for granted
-// An eager tape makes zeros for gradients of outputs that have none: here, none at all.
-REGISTER_UNARY_VARIANT_UNARY_OP_FUNCTION(tf::ZEROS_LIKE_VARIANT_UNARY_OP, tf::DEVICE_CPU,
-                                         VectorsVariant,
-                                         [](tf::OpKernelContext*, const VectorsVariant&,
-                                            VectorsVariant*) { return absl::OkStatus(); });
-REGISTER_UNARY_VARIANT_BINARY_OP_FUNCTION(tf::ADD_VARIANT_BINARY_OP, tf::DEVICE_CPU, VectorsVariant,
-                                          AddVectors);
+[[maybe_unused]] static const bool vectors_variants = RegisterHostVariant<VectorsVariant>();
+[[maybe_unused]] static const bool vectors_sums = RegisterHostSum<VectorsVariant>(AddVectors);
 
 }  // namespace sok

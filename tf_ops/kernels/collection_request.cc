@@ -8,10 +8,10 @@
 
 #include "core/collection/messages.h"
 #include "kernels/collection_resource.h"
-#include "kernels/guarded_kernel.h"
+#include "kernels/host_variant.h"
+#include "kernels/register_kernel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/framework/variant_op_registry.h"
 
 namespace sok {
 
@@ -206,11 +206,6 @@ class CollectionRequestOp : public tf::OpKernel {
 
 SOK_REGISTER_KERNEL("CollectionRequest", CollectionRequestOp);
 
-// An eager tape makes zeros for gradients of outputs that have none. Nobody reads them.
-using tf::TypeIndex;  // the macro takes this for granted
-REGISTER_UNARY_VARIANT_UNARY_OP_FUNCTION(tf::ZEROS_LIKE_VARIANT_UNARY_OP, tf::DEVICE_CPU,
-                                         AskedVariant,
-                                         [](tf::OpKernelContext*, const AskedVariant&,
-                                            AskedVariant*) { return absl::OkStatus(); });
+[[maybe_unused]] static const bool asked_variants = RegisterHostVariant<AskedVariant>();
 
 }  // namespace sok

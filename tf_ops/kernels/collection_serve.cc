@@ -7,8 +7,8 @@
 
 #include "core/collection/messages.h"
 #include "kernels/collection_resource.h"
-#include "kernels/guarded_kernel.h"
 #include "kernels/receipt.h"
+#include "kernels/register_kernel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 

@@ -5,7 +5,7 @@
 
 #include "core/tables/tickets.h"
 #include "kernels/commit_kernel.h"
-#include "kernels/guarded_kernel.h"
+#include "kernels/register_kernel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/resource_var.h"
 

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/guarded_kernel.h"
 #include "kernels/outputs.h"
+#include "kernels/register_kernel.h"
 #include "kernels/snapshot.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
@@ -303,7 +303,7 @@ class MetadataOp : public TableOp {
     return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokEmbed>Metadata").Device(tf::DEVICE_CPU), MetadataOp);
+SOK_REGISTER_KERNEL("Metadata", MetadataOp);
 
 REGISTER_OP("SokEmbed>Size")
     .Input("table: resource")

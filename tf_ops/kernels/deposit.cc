@@ -3,8 +3,8 @@
 
 #include "core/base/bfloat16.h"
 #include "core/tables/tickets.h"
-#include "kernels/guarded_kernel.h"
 #include "kernels/receipt.h"
+#include "kernels/register_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/policies/eviction.h"
-#include "kernels/guarded_kernel.h"
+#include "kernels/register_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"

@@ -1,5 +1,5 @@
-// How every kernel here is registered: what the core throws, which is little but a failed
-// allocation, becomes an error of the op. TensorFlow catches nothing, and the process would end.
+// What kernels throw, which is little but a failed allocation, becomes an error of the op.
+// TensorFlow catches nothing, and the process would end.
 #pragma once
 
 #include <exception>
@@ -29,6 +29,10 @@ class Guarded final : public Kernel {
  public:
   using Kernel::Kernel;
 
+  // It works on the host on whatever device it is placed. TensorFlow takes kernels of GPUs for ones
+  // that only start work, and would have others wait behind them on one thread.
+  bool IsExpensive() override { return true; }
+
   void Compute(tensorflow::OpKernelContext* ctx) override {
     try {
       Kernel::Compute(ctx);
@@ -39,8 +43,3 @@ class Guarded final : public Kernel {
 };
 
 }  // namespace sok
-
-// Registers a kernel. `name` is that of the op, without "SokEmbed>".
-#define SOK_REGISTER_KERNEL(name, kernel)                                          \
-  REGISTER_KERNEL_BUILDER(Name("SokEmbed>" name).Device(::tensorflow::DEVICE_CPU), \
-                          ::sok::Guarded<kernel>)

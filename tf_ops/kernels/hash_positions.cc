@@ -4,7 +4,7 @@
 
 #include "core/bags/bags.h"
 #include "core/bags/position_map.h"
-#include "kernels/guarded_kernel.h"
+#include "kernels/register_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"

@@ -3,8 +3,8 @@
 #include <string>
 
 #include "core/bags/forward.h"
-#include "kernels/guarded_kernel.h"
 #include "kernels/hashed_bag_kernel.h"
+#include "kernels/register_kernel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -111,6 +111,6 @@ REGISTER_OP("SokEmbed>ResourceHashedBag")
     .SOK_HASHED_BAG_ATTRS.Attr("gradient: {'auto', 'dense', 'sparse'}")
     .Attr("wide_shape: bool")
     .SetShapeFn(ForwardShape);
-SOK_REGISTER_KERNEL("ResourceHashedBag", HashedBagOp);
+SOK_REGISTER_CPU_KERNEL("ResourceHashedBag", HashedBagOp);
 
 }  // namespace sok

@@ -4,8 +4,9 @@
 #include <vector>
 
 #include "core/bags/gradient.h"
-#include "kernels/guarded_kernel.h"
 #include "kernels/hashed_bag_kernel.h"
+#include "kernels/host_memory.h"
+#include "kernels/register_kernel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -85,7 +86,7 @@ class DenseHashedBagGradientOp : public HashedBagGradientOp {
     const int64_t size = gradient.positions.size();
     tf::Tensor wide, *sums;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {size}, &sums));
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tf::DT_FLOAT, {size}, &wide));
+    OP_REQUIRES_OK(ctx, AllocateOnHost(ctx, tf::DT_FLOAT, {size}, &wide));
     const auto* from = Elements<float>(wide);
     auto* to = Elements<T>(*sums);
     DenseWeightGradient(gradient, Elements<float>(wide), IntraOpPool(ctx));

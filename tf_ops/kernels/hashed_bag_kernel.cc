@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <new>
 
+#include "kernels/host_memory.h"
+
 namespace sok {
 
 namespace tf = tensorflow;
@@ -67,7 +69,7 @@ absl::Status HashedBagKernel::ReadBags(tf::OpKernelContext* ctx, const tf::Tenso
     }
     // Any number of rows is possible where they are empty.
     TF_RETURN_IF_ERROR(
-        ctx->allocate_temp(tf::DT_INT64, tf::TensorShape({ids.dim_size(0) + 1}), &read->splits));
+        AllocateOnHost(ctx, tf::DT_INT64, tf::TensorShape({ids.dim_size(0) + 1}), &read->splits));
     auto splits = read->splits.flat<int64_t>();
     for (int64_t bag = 0; bag < splits.size(); ++bag) splits(bag) = bag * ids.dim_size(1);
   } else {
@@ -77,7 +79,7 @@ absl::Status HashedBagKernel::ReadBags(tf::OpKernelContext* ctx, const tf::Tenso
             : SplitsOfOffsets(Int64s(offsets), offsets.NumElements(), n, ends_);
     TF_RETURN_IF_ERROR(ToAbsl(splits.status()));
     const auto count = static_cast<int64_t>(splits.value().size());
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(tf::DT_INT64, tf::TensorShape({count}), &read->splits));
+    TF_RETURN_IF_ERROR(AllocateOnHost(ctx, tf::DT_INT64, tf::TensorShape({count}), &read->splits));
     std::copy_n(splits.value().data(), count, read->splits.flat<int64_t>().data());
   }
   read->ids = KeysOf(ids);

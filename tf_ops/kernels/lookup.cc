@@ -2,13 +2,13 @@
 #include <string>
 
 #include "core/base/bfloat16.h"
-#include "kernels/guarded_kernel.h"
+#include "kernels/host_variant.h"
 #include "kernels/receipt.h"
+#include "kernels/register_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/framework/variant_op_registry.h"
 
 namespace sok {
 
@@ -90,12 +90,6 @@ class LookupOp : public tf::OpKernel {
 
 SOK_REGISTER_KERNEL("Lookup", LookupOp);
 
-// An eager tape makes a zero for the gradient of every output, also of the receipt. Nobody reads
-// that zero, so it is empty.
-using tf::TypeIndex;  // the macro takes this for granted
-REGISTER_UNARY_VARIANT_UNARY_OP_FUNCTION(tf::ZEROS_LIKE_VARIANT_UNARY_OP, tf::DEVICE_CPU, Receipt,
-                                         [](tf::OpKernelContext*, const Receipt&, Receipt*) {
-                                           return absl::OkStatus();
-                                         });
+[[maybe_unused]] static const bool receipts = RegisterHostVariant<Receipt>();
 
 }  // namespace sok

@@ -4,7 +4,7 @@
 
 #include "core/adaptive/decimal_fingerprint.h"
 #include "core/base/remainder.h"
-#include "kernels/guarded_kernel.h"
+#include "kernels/register_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"

@@ -7,7 +7,8 @@
 #include <string>
 #include <utility>
 
-#include "kernels/guarded_kernel.h"
+#include "kernels/host_memory.h"
+#include "kernels/register_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -241,9 +242,7 @@ class AnonymousTableOp : public tf::OpKernel {
     auto resource = place_.Open(name_);
     OP_REQUIRES_OK(ctx, ToAbsl(resource.status(), name_));
     tf::Tensor handle;
-    tf::AllocatorAttributes attributes;
-    attributes.set_on_host(true);
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tf::DT_RESOURCE, {}, &handle, attributes));
+    OP_REQUIRES_OK(ctx, AllocateOnHost(ctx, tf::DT_RESOURCE, {}, &handle));
     handle.scalar<tf::ResourceHandle>()() =
         tf::ResourceHandle::MakeRefCountingHandle(resource.value(), ctx->device()->name());
     ctx->set_output(0, handle);

@@ -1,0 +1,47 @@
+"""Which devices have a kernel of each op, and in whose memory it has its tensors."""
+
+import pytest
+from tensorflow.core.framework import op_def_pb2
+from tensorflow.python.client import pywrap_tf_session
+from tensorflow.python.framework import kernels
+
+from sok_embed import tf_ops  # noqa: F401, which registers the ops
+
+# They read a variable where it lies, so it must be where the host reads.
+ON_THE_CPU_ALONE = {"SokEmbed>AdaptiveMaskGather", "SokEmbed>ResourceHashedBag"}
+
+
+def registered_ops():
+    buffer = pywrap_tf_session.TF_GetAllOpList()
+    ops = op_def_pb2.OpList.FromString(pywrap_tf_session.TF_GetBuffer(buffer)).op
+    return {op.name: op for op in ops if op.name.startswith("SokEmbed>")}
+
+
+OPS = registered_ops()
+
+
+def kernels_of(name):
+    return {
+        kernel.device_type: kernel for kernel in kernels.get_registered_kernels_for_op(name).kernel
+    }
+
+
+def test_there_are_ops():
+    assert len(OPS) >= 49
+    assert ON_THE_CPU_ALONE < OPS.keys()
+
+
+@pytest.mark.parametrize("name", sorted(OPS.keys() - ON_THE_CPU_ALONE))
+def test_an_op_has_all_its_tensors_in_host_memory_on_every_device(name):
+    of_devices = kernels_of(name)
+    assert of_devices.keys() == {"CPU", "DEFAULT"}
+    op = OPS[name]
+    arguments = [argument.name for argument in (*op.input_arg, *op.output_arg)]
+    assert sorted(of_devices["DEFAULT"].host_memory_arg) == sorted(arguments)
+    # What nobody has placed runs on the CPU.
+    assert of_devices["CPU"].priority > of_devices["DEFAULT"].priority
+
+
+@pytest.mark.parametrize("name", sorted(ON_THE_CPU_ALONE))
+def test_an_op_that_reads_a_variable_in_place_is_for_the_cpu(name):
+    assert kernels_of(name).keys() == {"CPU"}

@@ -1,0 +1,81 @@
+"""The ops on a device other than the CPU, which a test makes up: see `guarded_device.cc`.
+
+It shows where ops run and whose memory they touch, on a machine without a GPU. It computes nothing,
+so no model is trained on it.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+HERE = Path(__file__).parent
+COMPILER = shutil.which("c++")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory):
+    """Returns the compiled device."""
+    library = tmp_path_factory.mktemp("device") / "guarded_device.so"
+    source = HERE / "guarded_device.cc"
+    build = [COMPILER, "-O1", "-fPIC", "-shared", *tf.sysconfig.get_compile_flags(), str(source)]
+    built = subprocess.run(
+        [*build, "-o", str(library), *tf.sysconfig.get_link_flags()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert built.returncode == 0, built.stderr
+    return library
+
+
+def run_tests(device, arguments, device_type):
+    environment = {
+        **os.environ,
+        "SOK_GUARDED_DEVICE": str(device),
+        "SOK_GUARDED_DEVICE_TYPE": device_type,
+        "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+        # Its pytest is not one of pytest-xdist's workers.
+        "PYTEST_ADDOPTS": "",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "guarded_device",
+        "-p",
+        "no:cacheprovider",
+    ]
+    run = subprocess.run(
+        [*command, *arguments], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-4000:]
+    assert " passed" in run.stdout
+
+
+@pytest.mark.parametrize("device_type", ["GUARDED", "GPU"])
+def test_ops_run_where_they_are_placed(device, device_type):
+    run_tests(device, [str(HERE / "cases_on_guarded_device.py")], device_type)
+
+
+# Tests that go on past sok_embed's ops to some of TensorFlow's have nothing to run them on.
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["test_ops.py", "-k", "not optimizer_commits_through_the_constraint"],
+        ["test_collections.py", "test_static_buckets.py", "test_adaptive_table_contents.py"],
+        ["test_adaptive_table_ops.py"],
+        ["test_hashed_bag_gradient.py", "-k", "original or within_a_millionth"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_tests_of_the_ops_pass_on_the_device(device, arguments):
+    files = [str(HERE / name) if name.endswith(".py") else name for name in arguments]
+    run_tests(device, files, "GUARDED")

@@ -1,0 +1,33 @@
+// Temporary tensors in the host's memory, for kernels that may run on a GPU. There allocate_temp
+// gives the GPU's memory to whoever does not ask for the host's.
+//
+// A GPU copies from pinned memory by itself; what is pageable TensorFlow copies into a pinned
+// buffer first. allocate_output gives pinned memory where a GPU takes the output, since TensorFlow
+// knows that. Of a temporary it knows nothing.
+#pragma once
+
+#include "tensorflow/core/framework/allocator.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace sok {
+
+// Allocates a tensor that does not leave its kernel, or is a handle.
+inline absl::Status AllocateOnHost(tensorflow::OpKernelContext* ctx, tensorflow::DataType type,
+                                   const tensorflow::TensorShape& shape,
+                                   tensorflow::Tensor* tensor) {
+  tensorflow::AllocatorAttributes attributes;
+  attributes.set_on_host(true);
+  return ctx->allocate_temp(type, shape, tensor, attributes);
+}
+
+// Allocates a tensor that an op puts out later, for dense layers: pinned where there is a GPU.
+inline absl::Status AllocatePinned(tensorflow::OpKernelContext* ctx, tensorflow::DataType type,
+                                   const tensorflow::TensorShape& shape,
+                                   tensorflow::Tensor* tensor) {
+  tensorflow::AllocatorAttributes attributes;
+  attributes.set_on_host(true);
+  attributes.set_gpu_compatible(true);
+  return ctx->allocate_temp(type, shape, tensor, attributes);
+}
+
+}  // namespace sok

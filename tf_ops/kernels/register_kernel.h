@@ -1,0 +1,58 @@
+// How every kernel here is registered.
+//
+// The ops work on the host, in its memory. So each has two kernels, which are the same class: one
+// for the CPU, and one for all other devices, GPUs above all, whose inputs and outputs are all in
+// the host's memory. TensorFlow copies between the two memories as it does for its own ops of that
+// kind. Thus a model that is placed on a GPU runs also where soft placement is off.
+//
+// The second kernel is one for DEVICE_DEFAULT and not for DEVICE_GPU: TensorFlow takes it for every
+// device whose type has none of its own, which is how its own ops that need nothing of a device are
+// registered. It serves GPUs of all makers, and XLA, which cannot compile the ops, does not see it.
+//
+// The kernel for the CPU has the higher priority: an op that nobody has placed runs there, where
+// the tables are, and not on the first of several GPUs. In a function TensorFlow prefers the device
+// that the function is called on, which is a GPU where there is one. It makes little difference:
+// the tensors are in the same memory.
+#pragma once
+
+#include "kernels/guarded_kernel.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace sok {
+
+using MakeKernel = tensorflow::OpKernel* (*)(tensorflow::OpKernelConstruction*);
+
+template <typename Kernel>
+tensorflow::OpKernel* NewKernel(tensorflow::OpKernelConstruction* ctx) {
+  return new Kernel(ctx);
+}
+
+// Registers a kernel of an op for the CPU. Returns true.
+bool RegisterCpuKernel(const char* op, const char* kernel, MakeKernel make);
+
+// Registers a kernel of an op for the CPU and for all other devices. The op must have been
+// registered before, by a REGISTER_OP above in the same file: the names of its inputs and outputs
+// are read from there. Ends the process if it was not. Returns true.
+bool RegisterKernel(const char* op, const char* kernel, MakeKernel make);
+
+}  // namespace sok
+
+#define SOK_REGISTER_WITH_ID_2(id, Register, name, kernel, ...) \
+  [[maybe_unused]] static const bool sok_kernel_##id =          \
+      ::sok::Register("SokEmbed>" name, kernel, ::sok::NewKernel<__VA_ARGS__>)
+#define SOK_REGISTER_WITH_ID(id, ...) SOK_REGISTER_WITH_ID_2(id, __VA_ARGS__)
+
+// Registers a kernel. `name` is that of the op, without "SokEmbed>". What the kernel throws becomes
+// an error of the op.
+#define SOK_REGISTER_KERNEL(name, kernel) \
+  SOK_REGISTER_WITH_ID(__COUNTER__, RegisterKernel, name, #kernel, ::sok::Guarded<kernel>)
+
+// Registers an AsyncOpKernel, which must catch what it throws.
+#define SOK_REGISTER_ASYNC_KERNEL(name, kernel) \
+  SOK_REGISTER_WITH_ID(__COUNTER__, RegisterKernel, name, #kernel, kernel)
+
+// Registers a kernel that reads the value of a variable where it lies, which on a GPU is memory
+// that the host cannot read. TensorFlow keeps a variable that it may place with an op that reads it
+// so on the CPU, and refuses to run the op on one that lies on another device.
+#define SOK_REGISTER_CPU_KERNEL(name, kernel) \
+  SOK_REGISTER_WITH_ID(__COUNTER__, RegisterCpuKernel, name, #kernel, ::sok::Guarded<kernel>)
