@@ -312,25 +312,47 @@ def plan(
     metavar="SECONDS",
     help="End the workers after this time, with exit status 124. Without it they have for ever.",
 )
+@click.option(
+    "--restarts",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="How often all workers are started again when one fails.",
+)
+@click.option(
+    "--min-workers",
+    type=click.IntRange(1),
+    help="Restart with a worker less each time, but no fewer than these. Default: as many as -np.",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def run(
-    context: click.Context, workers: int, timeout: float | None, command: tuple[str, ...]
+    context: click.Context,
+    workers: int,
+    timeout: float | None,
+    restarts: int,
+    min_workers: int | None,
+    command: tuple[str, ...],
 ) -> None:
     """Run COMMAND as several workers of this machine.
 
     A script that ends in .py runs with the Python of sok-embed. Each worker knows its place by
     RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. What it prints is
     printed, after its rank. When one fails, the others get SIGTERM, and SIGKILL after 10 seconds;
-    the exit status is that of the one that failed first, or 128 and the number of a signal.
+    the exit status is that of the one that failed first, or 128 and the number of a signal. With
+    --restarts a program that saves checkpoints goes on from the last one.
     """
     from sok_embed.running import as_program, run_workers
 
+    if min_workers is not None and min_workers > workers:
+        raise click.UsageError(
+            f"Expected --min-workers of at most the {workers} of -np. Received: {min_workers}."
+        )
     try:
         program = as_program(command)
     except FileNotFoundError as error:
         raise click.UsageError(str(error)) from None
-    context.exit(run_workers(program, workers, timeout))
+    context.exit(run_workers(program, workers, timeout, restarts=restarts, min_workers=min_workers))
 
 
 def _shown_ttl(ttl: int | None) -> str:

@@ -52,33 +52,55 @@ def as_program(command: Sequence[str]) -> list[str]:
 
 
 def run_workers(
-    command: Sequence[str], size: int, timeout: float | None = None, grace: float = 10.0
+    command: Sequence[str],
+    size: int,
+    timeout: float | None = None,
+    grace: float = 10.0,
+    restarts: int = 0,
+    min_workers: int | None = None,
 ) -> int:
     """Runs a command once for each of several workers, until all have ended.
 
     Each line that a worker prints is printed here, after its rank. When one fails, the others are
-    ended. Call it from the main thread, where it takes signals to pass them to the workers.
+    ended; with `restarts` all are started again, and find in `SOK_EMBED_RESTART` how often that has
+    been. Call it from the main thread, where it takes signals to pass them to the workers.
 
     Args:
         command: A program and its arguments.
         size: How many workers there are.
-        timeout: Seconds after which the workers are ended; `None`: never.
+        timeout: Seconds after which the workers are ended, restarts included; `None`: never.
         grace: Seconds between SIGTERM and SIGKILL.
+        restarts: How often workers are started again at most.
+        min_workers: Each restart has a worker less than there were before, but no fewer than these;
+            `None`: as many as before.
 
     Returns:
-        The exit status: 0, or that of the worker that failed first, 128 and the number of a signal
-        that ended it, or 124 after the timeout.
+        The exit status: 0, or that of the worker that failed first in the last run, 128 and the
+        number of a signal that ended it, or 124 after the timeout.
 
     Raises:
         OSError: If the command cannot be started.
+        ValueError: For more than `size` as `min_workers`.
     """
+    least = size if min_workers is None else min_workers
+    if least > size:
+        raise ValueError(
+            f"Expected min_workers to be at most the {size} workers. Received: {min_workers}."
+        )
+    end = None if timeout is None else time.monotonic() + timeout
     with _signals() as received:
-        job = _Job(grace)
-        try:
-            job.start(command, size)
-            return job.wait(received, timeout)
-        finally:
-            job.close()
+        for restart in range(restarts + 1):
+            job = _Job(grace, timeout)
+            try:
+                job.start(command, size, restart)
+                status = job.wait(received, end)
+            finally:
+                job.close()
+            if restart == restarts or not job.has_failed:
+                break
+            size = max(least, size - 1)
+            _say(f"restart {restart + 1} of {restarts}, with {size} workers.")
+    return status
 
 
 @dataclass
@@ -134,8 +156,9 @@ class _Stream:
 class _Job:
     """Workers that end together."""
 
-    def __init__(self, grace: float) -> None:
+    def __init__(self, grace: float, timeout: float | None) -> None:
         self._grace = grace
+        self._timeout = timeout  # for a message
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
         self._failed: _Worker | None = None  # the first one
@@ -143,7 +166,12 @@ class _Job:
         self._timed_out = False
         self._kill_at: float | None = None
 
-    def start(self, command: Sequence[str], size: int) -> None:
+    @property
+    def has_failed(self) -> bool:
+        """Whether a worker has failed by itself: nobody has asked it to end, and time was left."""
+        return self._failed is not None and not self._was_interrupted and not self._timed_out
+
+    def start(self, command: Sequence[str], size: int, restart: int) -> None:
         common = {
             **without_launchers(os.environ),
             "PYTHONUNBUFFERED": "1",
@@ -151,6 +179,7 @@ class _Job:
             "MASTER_PORT": str(_free_port()),
             "WORLD_SIZE": str(size),
             "LOCAL_WORLD_SIZE": str(size),
+            "SOK_EMBED_RESTART": str(restart),
         }
         prepare = _tied_to_this_process()
         for rank in range(size):
@@ -170,17 +199,16 @@ class _Job:
                 stream = _Stream(worker, source, target.buffer)
                 self._selector.register(source, selectors.EVENT_READ, stream)
 
-    def wait(self, received: deque[int], timeout: float | None) -> int:
+    def wait(self, received: deque[int], end: float | None) -> int:
         """Waits until all workers have ended.
 
         Args:
             received: The signals that have come to this process, which other code adds to.
-            timeout: As of `run_workers`.
+            end: When the timeout is over, on the monotonic clock.
 
         Returns:
             What `run_workers` returns.
         """
-        end = None if timeout is None else time.monotonic() + timeout
         while any(worker.status is None for worker in self._workers):
             self._print(_LOOK_S)
             while received:
@@ -192,10 +220,10 @@ class _Job:
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self._send(signal.SIGKILL)
         self._send(signal.SIGKILL)  # to children that have outlived their worker
-        end = time.monotonic() + _DRAIN_S
-        while self._selector.get_map() and time.monotonic() < end:
+        drained = time.monotonic() + _DRAIN_S
+        while self._selector.get_map() and time.monotonic() < drained:
             self._print(_LOOK_S)
-        return self._result(timeout)
+        return self._result()
 
     def close(self) -> None:
         """Ends what still runs."""
@@ -259,9 +287,9 @@ class _Job:
             except (ProcessLookupError, PermissionError):
                 pass  # all of the group have ended, or belong to another user
 
-    def _result(self, timeout: float | None) -> int:
+    def _result(self) -> int:
         if self._timed_out:
-            _say(f"error: the workers did not end within {timeout:g} seconds.")
+            _say(f"error: the workers did not end within {self._timeout:g} seconds.")
             return _TIMED_OUT
         failed = self._failed
         if failed is None or failed.status is None:

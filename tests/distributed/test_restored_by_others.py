@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +154,15 @@ def test_a_fit_of_two_workers_that_was_killed_goes_on_with_three(tmp_path: Path)
     assert expected[0].pop("epochs").tolist() == [0, 1, 2, 3]
     assert_as_trained(found, expected, atol=1e-5)
     assert not (tmp_path / "backup").exists()
+    # One command for a kill and what comes after it, with a table on disk that begins empty.
+    shutil.rmtree(tmp_path / "storage-of-3")
+    command = [sys.executable, "-m", "sok_embed", "run", "-np", "3", "--restarts", "1"]
+    command += ["--min-workers", "2", str(PROGRAM), str(tmp_path), "fit", "die"]
+    subprocess.run(command, check=True, timeout=300)
+    found = held(tmp_path, "fit-2", 2)
+    for shard in found:
+        assert shard.pop("epochs").tolist() == [2, 3]
+    assert_as_trained(found, expected, atol=1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -278,6 +278,59 @@ def test_the_timeout_ends_the_workers() -> None:
     assert result.stderr == "error: the workers did not end within 0.5 seconds.\n"
 
 
+RESTARTED = """
+restart = int(os.environ["SOK_EMBED_RESTART"])
+print("of", os.environ["WORLD_SIZE"], "at", restart)
+if rank == 1 and restart < FAILURES:
+    os.kill(os.getpid(), signal.SIGKILL)
+if restart < FAILURES:
+    time.sleep(600)
+"""
+
+
+def sizes_of_runs(result: subprocess.CompletedProcess[str]) -> list[tuple[int, int]]:
+    """The number of each run, and how many workers it had, as the one that fails says."""
+    lines = [line.split() for line in result.stdout.splitlines() if line.startswith("[1] of")]
+    return [(int(line[4]), int(line[2])) for line in lines]
+
+
+def test_workers_are_started_again_when_one_fails() -> None:
+    result = run_program(3, "FAILURES = 2" + RESTARTED, "--restarts", 2)
+    assert result.returncode == 0, result.stderr
+    assert sizes_of_runs(result) == [(0, 3), (1, 3), (2, 3)]
+    assert result.stderr.count("worker 1 was ended by SIGKILL") == 2
+    assert "restart 2 of 2, with 3 workers." in result.stderr
+
+
+def test_a_restart_may_have_a_worker_less_but_no_fewer_than_are_asked_for() -> None:
+    options = "--restarts", 3, "--min-workers", 2
+    result = run_program(3, "FAILURES = 2" + RESTARTED, *options)
+    assert result.returncode == 0, result.stderr
+    assert sizes_of_runs(result) == [(0, 3), (1, 2), (2, 2)]
+
+
+def test_after_the_last_restart_the_status_is_that_of_the_last_run() -> None:
+    result = run_program(2, "FAILURES = 9" + RESTARTED, "--restarts", 1)
+    assert result.returncode == 128 + signal.SIGKILL
+    assert sizes_of_runs(result) == [(0, 2), (1, 2)]
+
+
+def test_workers_that_are_asked_to_end_are_not_started_again() -> None:
+    process, _ = start(2, SLEEP, "--restarts", "5")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=ENOUGH)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "ready" not in out and "restart" not in err
+
+
+def test_the_timeout_is_for_all_restarts_together() -> None:
+    program = "FAILURES = 1" + RESTARTED + "time.sleep(600)"
+    result = run_program(2, program, "--restarts", 5, "--timeout", 10)
+    assert result.returncode == 124
+    assert sizes_of_runs(result) == [(0, 2), (1, 2)]
+    assert "did not end within 10 seconds" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -286,6 +339,7 @@ def test_the_timeout_ends_the_workers() -> None:
         (["true"], "Missing option '-np'"),
         (["-np", "2"], "Missing argument 'COMMAND...'"),
         (["-np", "2", "--timeout", "0", "true"], "0 is not in the range x>0"),
+        (["-np", "2", "--min-workers", "3", "true"], "--min-workers of at most the 2 of -np"),
         (["-np", "2", "no-such-program"], "a program to run. Received: 'no-such-program', which"),
         (["-np", "2", "no_such_script.py"], "a program to run. Received: 'no_such_script.py', wh"),
         (["-np", "2", __file__ + "/.."], "a program to run. Received: "),

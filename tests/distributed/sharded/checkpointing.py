@@ -100,6 +100,7 @@ def fit(folder: Path, *, die: bool = False) -> None:
     rank, size = sok_embed.rank(), sok_embed.size()
     model = model_in(folder / f"storage-of-{size}", "adam", admissions=False)
     callbacks = [sok_embed.callbacks.BackupAndRestore(folder / "backup")]
+    first_run = os.environ.get("SOK_EMBED_RESTART", "0") == "0"
     history = model.fit(
         held_state.KEYS[rank::size],
         held_state.TARGETS[rank::size],
@@ -107,7 +108,7 @@ def fit(folder: Path, *, die: bool = False) -> None:
         epochs=4,
         shuffle=False,
         verbose=0,
-        callbacks=[*callbacks, KilledInThirdEpoch()] if die else callbacks,
+        callbacks=[*callbacks, KilledInThirdEpoch()] if die and first_run else callbacks,
     )
     np.savez(folder / f"fit-{size}.{rank}", epochs=history.epoch, **held_state.held_by(model))
 
