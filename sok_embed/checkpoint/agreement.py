@@ -31,15 +31,24 @@ class Agreement:
         self.rank = communicator.rank
         self.size = communicator.size
 
-    def gather(self, number: int) -> list[int]:
-        """Returns the numbers of all workers, each in `[0, LARGEST]`, in their order."""
-        if self.size == 1:
-            return [number]
+    def gather(self, number: int, purpose: str) -> list[int]:
+        """Returns the numbers of all workers, each in `[0, LARGEST]`, in their order.
+
+        Args:
+            number: Of this worker.
+            purpose: What it is for. It is the name of the exchange, so that numbers of workers that
+                are at different places are never taken for each other.
+        """
         own = [number if worker == self.rank else 0 for worker in range(self.size)]
-        numbers = self._communicator.all_reduce(
-            tf.constant(own, tf.int64), "sok_embed.checkpoint.numbers"
-        )
-        return [int(each) for each in numbers.numpy()]
+        return self.sums(own, purpose)
+
+    def sums(self, numbers: Sequence[int], purpose: str) -> list[int]:
+        """Returns the sums over all workers of each number; `purpose` as for `gather`."""
+        if self.size == 1 or not numbers:
+            return list(numbers)
+        name = f"sok_embed.checkpoint.{purpose.replace(' ', '_')}"
+        sums = self._communicator.all_reduce(tf.constant(numbers, tf.int64), name)
+        return [int(each) for each in sums.numpy()]
 
     def check_same(self, what: str, number: int, remedy: str) -> None:
         """Raises ValueError on all workers unless their numbers are one.
@@ -49,12 +58,12 @@ class Agreement:
             number: Of this worker.
             remedy: The last sentence of the message.
         """
-        numbers = self.gather(number)
+        numbers = self.gather(number, f"same {what}")
         self._refuse_others(what, numbers, numbers, remedy)
 
     def check_same_text(self, what: str, text: str, remedy: str) -> None:
         """As `check_same`, of texts; messages do not have them."""
-        numbers = self.gather(checksum(text.encode(), 0) & LARGEST)
+        numbers = self.gather(checksum(text.encode(), 0) & LARGEST, f"same {what}")
         self._refuse_others(what, numbers, ["one"] + ["another"] * (self.size - 1), remedy)
 
     def _refuse_others(
@@ -73,7 +82,7 @@ class Agreement:
         """Does something on this worker while the others do, and waits for them.
 
         Args:
-            what: It is, for the message: an infinitive.
+            what: It is, for the message and the name of the exchange: an infinitive.
             work: Uses no workers.
             undo: Is called if the work has failed on one of them, once all have ended it. It is not
                 if a worker is lost: the others may be at work still.
@@ -88,15 +97,16 @@ class Agreement:
             result = work()
         except Exception as raised:
             error = raised
-        failed = self.gather(int(error is not None))
+        failed = self.gather(int(error is not None), what)
         if any(failed) and undo is not None:
             with contextlib.suppress(OSError):
                 undo()
         if error is not None:
             raise error
         if any(failed):
+            other = next(worker for worker, each in enumerate(failed) if each)
             raise RuntimeError(
-                f"Expected all workers to {what}. Received: an error on worker {failed.index(1)}, "
-                "whose own message says more."
+                f"Expected all workers to {what}. Received: an error on worker {other}, whose own "
+                "message says more."
             )
         return result  # type: ignore[return-value]

@@ -18,6 +18,7 @@ from sok_embed.checkpoint.dense import DenseState
 from sok_embed.checkpoint.files import (
     FileRecord,
     check_record,
+    nothing_restored,
     remove_if_there,
     sync_folder,
 )
@@ -73,6 +74,8 @@ class Checkpoint:
             )
         self._model = model
         self._objects = objects
+        # The checkpoint of a restore that has begun to change things and has not ended.
+        self._half_restored: str | None = None
 
     def save(self, directory: str | os.PathLike[str]) -> str:
         """Writes everything into a folder, in the place of a checkpoint that is there.
@@ -90,14 +93,19 @@ class Checkpoint:
             ValueError: If workers have different models or steps, or are in the midst of an
                 accumulation of gradients; on all workers.
             OSError: From the file system.
-            RuntimeError: If another worker has failed, or a table changes meanwhile.
+            RuntimeError: If another worker has failed, a table changes meanwhile, or the last
+                restore has failed when it had changed something.
         """
-        folder = local_path(directory)
+        return self._save(local_path(directory))
+
+    def _save(self, folder: str, serial: int = 0) -> str:
+        """Saves into a folder of an absolute path; `serial` is that of worker 0."""
         agreement = Agreement(communicators.current())
         dense = agreement.together("be ready for a save", self._prepared)
         step = self.step(dense.found)
         self._check_agreement(agreement, dense, folder, step)
-        attempt = sum(agreement.gather(secrets.randbits(62) if agreement.rank == 0 else 0))
+        number = secrets.randbits(62) if agreement.rank == 0 else 0
+        attempt = agreement.gather(number, "attempt")[0]
         first = agreement.rank == 0
         agreement.together("find the folder", lambda: _make_folder(folder) if first else None)
 
@@ -109,6 +117,7 @@ class Checkpoint:
         )
         manifest = Manifest(
             attempt=attempt,
+            serial=serial,
             step=step,
             workers=agreement.size,
             dense={"prefix": _dense_prefix(attempt), **dense.description()},
@@ -125,7 +134,8 @@ class Checkpoint:
         """Replaces everything by what a checkpoint has.
 
         All files that this worker needs are read and checked before anything is changed; if one of
-        them is damaged, or is that of another model, all workers are left as they were.
+        them is damaged, or is that of another model, all workers are left as they were. What fails
+        after that leaves things of two times: `save` refuses them until a restore has ended.
 
         Args:
             directory: What `save` was given.
@@ -137,11 +147,16 @@ class Checkpoint:
             FileNotFoundError: If there is no whole checkpoint in the folder.
             CorruptionError: For a file that is not as it was written.
             ValueError: For the checkpoint of another model, or of a later version.
-            RuntimeError: If another worker has failed.
+            RuntimeError: If another worker has failed, or for an error after something was changed.
         """
         folder = local_path(directory)
         agreement = Agreement(communicators.current())
-        manifest = agreement.together("read the manifest", lambda: manifests.read(folder))
+
+        def read() -> Manifest:
+            with nothing_restored():
+                return manifests.read(folder)
+
+        manifest = agreement.together("read the manifest", read)
         agreement.check_same_text(
             "checkpoint",
             f"{manifest.attempt:016x}",
@@ -149,25 +164,42 @@ class Checkpoint:
         )
 
         def check() -> tuple[DenseState, TablesReader]:
-            dense = self._prepared()
-            check_descriptions(manifest, dense.found.tables)
-            for record in manifest.files:
-                check_record(folder, record)
-            dense.check(folder, manifest)
-            tables = TablesReader(
-                folder, manifest, dense.found.tables, agreement.rank, agreement.size
-            )
-            tables.check()
-            return dense, tables
+            with nothing_restored():
+                return self._checked(folder, manifest, agreement)
 
         dense, tables = agreement.together("find the checkpoint whole", check)
 
         def restore() -> None:
-            tables.restore()
-            dense.read(folder, manifest)
+            try:
+                tables.restore()
+                dense.read(folder, manifest)
+            except Exception as error:
+                raise RuntimeError(
+                    f"Expected to take up all of the checkpoint in '{folder}'. Received: "
+                    f"{type(error).__name__}: {error} It is restored in part, so rows and weights "
+                    "are of two times: restore again, this checkpoint or another."
+                ) from error
 
-        agreement.together("take up the checkpoint, which they do in part now", restore)
+        self._half_restored = folder
+        agreement.together(
+            "take up the checkpoint, which is restored in part now and must be restored again",
+            restore,
+        )
+        self._half_restored = None
         return manifest.step
+
+    def _checked(
+        self, folder: str, manifest: Manifest, agreement: Agreement
+    ) -> tuple[DenseState, TablesReader]:
+        """Reads all files that this worker needs, and raises for what cannot be restored."""
+        dense = self._prepared()
+        check_descriptions(manifest, dense.found.tables)
+        for record in manifest.files:
+            check_record(folder, record)
+        dense.check(folder, manifest)
+        tables = TablesReader(folder, manifest, dense.found.tables, agreement.rank, agreement.size)
+        tables.check()
+        return dense, tables
 
     def step(self, found: Found | None = None) -> int:
         """The step that a save would have: the iterations of the model's optimizer, or 0."""
@@ -195,7 +227,14 @@ class Checkpoint:
     def _check_agreement(
         self, agreement: Agreement, dense: DenseState, folder: str, step: int
     ) -> None:
-        pending = max(agreement.gather(waiting_calls(dense.found)))
+        torn = agreement.gather(int(self._half_restored is not None), "half restored")
+        if any(torn):
+            raise RuntimeError(
+                "Expected rows and weights of one time. Received: those that a restore has left "
+                f"in part, of '{self._half_restored or 'a checkpoint'}'. Restore it again, or "
+                "another one, and save then."
+            )
+        pending = max(agreement.gather(waiting_calls(dense.found), "accumulated calls"))
         if pending:
             raise ValueError(
                 "Expected a step at which the optimizer applies gradients. Received: one at which "
@@ -246,9 +285,9 @@ def _gathered(agreement: Agreement, record: FileRecord | None, attempt: int) -> 
     if record is None:
         return []
     checksum_bits = int(record.checksum, 16)
-    lengths = agreement.gather(record.bytes)
-    high = agreement.gather(checksum_bits >> 32)
-    low = agreement.gather(checksum_bits & 0xFFFFFFFF)
+    lengths = agreement.gather(record.bytes, "lengths of files")
+    high = agreement.gather(checksum_bits >> 32, "checksums of files, high")
+    low = agreement.gather(checksum_bits & 0xFFFFFFFF, "checksums of files, low")
     return [
         FileRecord(
             rows_name(worker, agreement.size, attempt),

@@ -46,10 +46,11 @@ class DenseState:
         self.found: Found = found
 
     def description(self) -> dict[str, Any]:
-        """What a manifest says of the variables, but for where they are."""
+        """What a manifest says of the variables and other objects, but for where they are."""
         return {
             "variables": _shapes(self.found.variables),
             "metrics": _shapes(self._metrics),
+            "others": sorted(self.found.others),
         }
 
     def write(self, folder: str, prefix: str) -> list[FileRecord]:
@@ -69,22 +70,32 @@ class DenseState:
         return [record_of(folder, name) for name in names]
 
     def check(self, folder: str, manifest: Manifest) -> None:
-        """Raises for variables other than those that were saved.
+        """Raises for variables and other objects than those that were saved.
 
         Raises:
-            ValueError: For another variable, shape or dtype.
+            ValueError: For another variable, shape or dtype, or another iterator.
             CorruptionError: If TensorFlow cannot read the file.
         """
-        saved, own = manifest.dense["variables"], _shapes(self.found.variables)
-        if saved != own:
-            lacking = [each for each in own if each not in saved]
-            more = [each for each in saved if each not in own]
+        own = self.description()
+        saved, variables = manifest.dense["variables"], own["variables"]
+        if saved != variables:
+            lacking = [each for each in variables if each not in saved]
+            more = [each for each in saved if each not in variables]
             raise ValueError(
                 "Expected a checkpoint with the variables of the model, its optimizer and the "
                 f"other objects. Received: one that lacks {_text(lacking)} and has {_text(more)} "
                 "more. "
                 "Make the model by the code that made the one that was saved, and compile it with "
                 "the same optimizer."
+            )
+        saved_others, others = manifest.dense.get("others", []), own["others"]
+        if saved_others != others:
+            lacking = sorted(set(others) - set(saved_others))
+            more = sorted(set(saved_others) - set(others))
+            raise ValueError(
+                "Expected a checkpoint with the iterators and other objects of this one. Received: "
+                f"one that lacks {', '.join(lacking) or 'none'} and has "
+                f"{', '.join(more) or 'none'} more. Give the objects that were saved."
             )
         path = os.path.join(folder, manifest.dense["prefix"])
         try:

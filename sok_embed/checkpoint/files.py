@@ -117,8 +117,17 @@ def damaged(path: str, expected: str, received: str) -> CorruptionError:
     """The error for a file of a checkpoint that is not as it was written."""
     return CorruptionError(
         f"Expected {expected} in '{path}'. Received: {received}. The checkpoint is damaged or "
-        "incomplete, and nothing was restored: take another one, or a copy of it."
+        "incomplete: take another one, or a copy of it."
     )
+
+
+@contextlib.contextmanager
+def nothing_restored() -> Iterator[None]:
+    """Has the CorruptionError of a block say that nothing was restored."""
+    try:
+        yield
+    except CorruptionError as error:
+        raise CorruptionError(f"{error} Nothing was restored.") from error
 
 
 def is_plain_name(name: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import warnings
 
 from sok_embed import communicators
 from sok_embed.arguments import check_positive
@@ -20,9 +21,11 @@ _MOST = 2**31
 class CheckpointManager:
     """Saves checkpoints into folders `step-000012000` of a directory, and keeps the last ones.
 
-    Collective as `Checkpoint` is. A folder without a manifest is what a save has left that did not
-    end: it is never taken for a checkpoint, and the next save removes it. Old checkpoints lose
-    their manifest first, so that half of one is never taken for one either.
+    Collective as `Checkpoint` is. The last checkpoint is the one that was saved last, also where
+    training went back to an earlier step and an older checkpoint has a greater one. A folder
+    without a manifest is what a save has left that did not end: it is never taken for a checkpoint,
+    and the next save removes it. Old checkpoints lose their manifest first, so that half of one is
+    never taken for one either.
 
     Example:
     >>> import tensorflow as tf
@@ -60,33 +63,38 @@ class CheckpointManager:
 
     @property
     def checkpoints(self) -> list[str]:
-        """The folders of whole checkpoints, by their steps."""
-        return [self._folder(step) for step in self._steps() if self._is_whole(step)]
+        """The folders of whole checkpoints, in the order in which they were saved."""
+        return [self._folder(step) for step in self._by_age()]
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The folder of the last whole checkpoint; `None`: there is none."""
+        """The folder of the whole checkpoint that was saved last; `None`: there is none."""
         return next(reversed(self.checkpoints), None)
 
     def save(self) -> str:
         """Saves a checkpoint of the step, and removes old ones. Returns its folder.
 
+        An old checkpoint that cannot be removed is a warning.
+
         Raises:
             Exception: As `Checkpoint.save`. All checkpoints stay.
         """
         agreement = Agreement(communicators.current())
-        step = max(agreement.gather(self._checkpoint.step()))
-        if agreement.rank == 0:
-            self._remove_unfinished(but=step)
-        folder = self._checkpoint.save(self._folder(step))
-        if agreement.rank == 0:
-            for old in self._too_many(step):
-                self._remove(old)
-        agreement.gather(0)  # so that all see the same checkpoints
+        first = agreement.rank == 0
+        own_step = agreement.together("know the step", self._checkpoint.step)
+        step = max(agreement.gather(own_step, "step"))
+        serial = agreement.together(
+            "find room for a checkpoint", lambda: self._make_room(step) if first else 0
+        )
+        folder = self._checkpoint._save(self._folder(step), serial)
+        # All wait, so that they see the same checkpoints.
+        agreement.together(
+            "remove old checkpoints", lambda: self._remove_old(step) if first else None
+        )
         return folder
 
     def restore_or_initialize(self) -> str | None:
-        """Restores the last whole checkpoint.
+        """Restores the whole checkpoint that was saved last.
 
         Returns:
             Its folder. `None`: there is none, and everything is left as it is.
@@ -95,9 +103,11 @@ class CheckpointManager:
             Exception: As `Checkpoint.restore`.
         """
         agreement = Agreement(communicators.current())
-        whole = [step for step in self._steps() if self._is_whole(step)]
         # Worker 0 says which: others may have an older view of a shared disk.
-        chosen = agreement.gather(whole[-1] + 1 if whole and agreement.rank == 0 else 0)[0]
+        steps = agreement.together(
+            "find the last checkpoint", lambda: self._by_age() if agreement.rank == 0 else []
+        )
+        chosen = agreement.gather(steps[-1] + 1 if steps else 0, "last step")[0]
         if not chosen:
             return None
         folder = self._folder(chosen - 1)
@@ -107,12 +117,16 @@ class CheckpointManager:
     def remove_all(self) -> None:
         """Removes all checkpoints, and the directory if nothing else is in there."""
         agreement = Agreement(communicators.current())
-        if agreement.rank == 0:
+
+        def remove() -> None:
             for step in self._steps():
                 self._remove(step)
             if os.path.isdir(self.directory) and not os.listdir(self.directory):
                 os.rmdir(self.directory)
-        agreement.gather(0)
+
+        agreement.together(
+            "remove all checkpoints", lambda: remove() if agreement.rank == 0 else None
+        )
 
     def _folder(self, step: int) -> str:
         return os.path.join(self.directory, f"step-{step:09d}")
@@ -130,23 +144,58 @@ class CheckpointManager:
     def _is_whole(self, step: int) -> bool:
         return manifests.is_whole(self._folder(step))
 
+    def _serials(self) -> dict[int, int]:
+        """The serials of whole checkpoints, by their steps, ascending.
+
+        A manifest that cannot be read counts as saved after those of smaller steps: a damaged
+        checkpoint that may be the last one is not passed over.
+        """
+        serials: dict[int, int] = {}
+        for step in self._steps():
+            if not self._is_whole(step):
+                continue
+            try:
+                serials[step] = manifests.read(self._folder(step)).serial
+            except (OSError, ValueError):
+                serials[step] = max(serials.values(), default=0)
+        return serials
+
+    def _by_age(self) -> list[int]:
+        """The steps of whole checkpoints, the one that was saved first first."""
+        serials = self._serials()
+        return sorted(serials, key=lambda step: (serials[step], step))
+
     def _too_many(self, saved: int) -> list[int]:
         """Steps whose checkpoints are to go."""
-        steps = [step for step in self._steps() if self._is_whole(step)]
+        steps = self._by_age()
         if self._max_to_keep is None:
             return []
         kept = set(steps[-self._max_to_keep :]) | {saved}
         if self._keep_every is not None:
             firsts: dict[int, int] = {}
-            for step in steps:
+            for step in sorted(steps):
                 firsts.setdefault(step // self._keep_every, step)
             kept.update(firsts.values())
         return [step for step in steps if step not in kept]
 
-    def _remove_unfinished(self, but: int) -> None:
-        for step in self._steps():
-            if step != but and not self._is_whole(step):
+    def _make_room(self, step: int) -> int:
+        """Removes what saves have left that did not end. Returns the serial of the next save."""
+        for each in self._steps():
+            if each != step and not self._is_whole(each):
+                self._remove(each)
+        return max(self._serials().values(), default=0) + 1
+
+    def _remove_old(self, saved: int) -> None:
+        """Removes the checkpoints that are too many. An error is a warning: the save is done."""
+        try:
+            for step in self._too_many(saved):
                 self._remove(step)
+        except OSError as error:
+            warnings.warn(
+                f"Expected to remove old checkpoints in '{self.directory}'. Received: {error}. The "
+                f"checkpoint of step {saved} is whole; remove the old ones yourself.",
+                stacklevel=2,
+            )
 
     def _remove(self, step: int) -> None:
         folder = self._folder(step)

@@ -26,6 +26,7 @@ class Manifest(NamedTuple):
 
     Attributes:
         attempt: The number of the save, in the names of its files.
+        serial: Grows from one save of a `CheckpointManager` to the next; 0 for other saves.
         step: The iterations of the optimizer.
         workers: How many wrote it.
         dense: The file of dense weights: `prefix`, and `variables` and `metrics`, lists of
@@ -36,6 +37,7 @@ class Manifest(NamedTuple):
     """
 
     attempt: int
+    serial: int
     step: int
     workers: int
     dense: dict[str, Any]
@@ -103,6 +105,7 @@ def read(folder: str) -> Manifest:
         raise damaged(path, "a plain name of dense weights", repr(content["dense"]["prefix"]))
     return Manifest(
         attempt=int(content["attempt"], 16),
+        serial=content.get("serial", 0),
         step=content["step"],
         workers=content["workers"],
         dense=content["dense"],

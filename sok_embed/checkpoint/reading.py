@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -245,9 +246,9 @@ class TablesReader:
 
 
 def check_descriptions(manifest: Manifest, hosts: Sequence[Host]) -> None:
-    """Raises ValueError unless the tables are those that the checkpoint has; warns of new starts.
+    """Raises ValueError unless the tables are those that the checkpoint has.
 
-    Owner rules may differ, and where rows lie.
+    Owner rules may differ, and where rows lie. Warns of other names and of new starts.
     """
     saved = {entry["path"]: entry for entry in manifest.tables}
     own = {host.path: host.description() for host in hosts}
@@ -259,6 +260,7 @@ def check_descriptions(manifest: Manifest, hosts: Sequence[Host]) -> None:
             f"{', '.join(missing) or 'none'} and has {', '.join(more) or 'none'} more. Make the "
             "model by the code that made the one that was saved."
         )
+    _check_names(saved, own)
     for path, described in own.items():
         entry = saved[path]
         fixed = ("kind", "dim", "static_buckets", "sketch_capacity", "counter_bits")
@@ -276,5 +278,34 @@ def check_descriptions(manifest: Manifest, hosts: Sequence[Host]) -> None:
                     f"Table '{described['name']}': expected the {name} of the checkpoint, "
                     f"{entry[name]!r}. Received: {described[name]!r}. Rows that are made from now "
                     "on start otherwise than those that were saved.",
-                    stacklevel=5,
+                    stacklevel=6,
                 )
+
+
+def _check_names(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raises ValueError for tables that have changed places, whose paths are those of others."""
+    other = [path for path in sorted(own) if own[path]["name"] != saved[path]["name"]]
+    if not other:
+        return
+    path = other[0]
+    was, name = saved[path]["name"], own[path]["name"]
+    names = [sorted(entry["name"] for entry in entries.values()) for entries in (saved, own)]
+    if names[0] == names[1]:
+        raise ValueError(
+            "Expected the tables of the model in the places that they had when the checkpoint was "
+            f"saved. Received: table '{name}' where '{was}' was, at {path}. Make the layers in the "
+            "order of the model that was saved."
+        )
+    for path in other:
+        was, name = saved[path]["name"], own[path]["name"]
+        if _without_count(was) != _without_count(name):
+            warnings.warn(
+                f"Table '{name}': expected the name of the table of the checkpoint at {path}, "
+                f"'{was}'. Received: another one. It takes the rows of '{was}'.",
+                stacklevel=7,
+            )
+
+
+def _without_count(name: str) -> str:
+    """A name without the number that Keras adds where a process makes a layer again."""
+    return re.sub(r"_\d+$", "", name)

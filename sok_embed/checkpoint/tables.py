@@ -22,6 +22,7 @@ from sok_embed.checkpoint.rows_file import Rows, row_bytes
 from sok_embed.owners import EveryWorkerRule
 from sok_embed.table import Table
 from sok_embed.tensors import as_errors
+from sok_embed.worker_record import WorkerRecord
 
 # Rows that are in memory twice while they are copied out.
 _PIECE_BYTES = 64 << 20
@@ -232,12 +233,14 @@ class Found(NamedTuple):
         variables: All variables, by their paths.
         optimizers: Those of Keras.
         iterators: Paths of iterators of `tf.data`.
+        others: Paths of all else that has something to save, iterators among them.
     """
 
     tables: list[Host]
     variables: dict[str, Any]
     optimizers: list[keras.optimizers.Optimizer]
     iterators: list[str]
+    others: list[str]
 
 
 def find(root: tf.train.Checkpoint) -> Found:
@@ -245,7 +248,7 @@ def find(root: tf.train.Checkpoint) -> Found:
     view = tf.train.TrackableView(root)
     paths: dict[int, str] = {id(root): ""}
     waiting: deque[Any] = deque([root])
-    found = Found([], {}, [], [])
+    found = Found([], {}, [], [], [])
     while waiting:
         each = waiting.popleft()
         path = paths[id(each)]
@@ -255,10 +258,23 @@ def find(root: tf.train.Checkpoint) -> Found:
             found.variables[path] = each
         elif isinstance(each, keras.optimizers.Optimizer):
             found.optimizers.append(each)
-        elif isinstance(each, tf.data.Iterator):
-            found.iterators.append(path)
+        elif _saves_something(each):
+            found.others.append(path)
+            if isinstance(each, tf.data.Iterator):
+                found.iterators.append(path)
         for name, child in sorted(view.children(each).items()):
             if id(child) not in paths:
                 paths[id(child)] = f"{path}/{name}" if path else name
                 waiting.append(child)
     return found._replace(tables=sorted(found.tables, key=lambda host: host.path))
+
+
+def _saves_something(each: Any) -> bool:
+    """Whether an object that is no variable and no table has something to save."""
+    if isinstance(each, WorkerRecord):
+        return False  # belongs to the rows
+    none = tf.__internal__.tracking.Trackable
+    return any(
+        getattr(type(each), method) is not getattr(none, method)
+        for method in ("_serialize_to_tensors", "_gather_saveables_for_checkpoint")
+    )

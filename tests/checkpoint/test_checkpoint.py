@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import sok_embed as sok
 from sok_embed import feature_column as fc
-from sok_embed.checkpoint import Checkpoint, files, rows_file, tables
+from sok_embed.checkpoint import Checkpoint, files, reading, rows_file, tables
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +171,69 @@ def test_variables_iterators_and_other_objects_are_saved_too(tmp_path):
     Checkpoint(iterator=again, variable=zeros).restore(folder)
     assert int(next(again)) == 2
     np.testing.assert_array_equal(zeros, [1, 2])
+
+
+@pytest.mark.parametrize("kind", ["iterator", "lookup_table"])
+def test_an_object_that_was_not_saved_is_refused_before_anything_changes(tmp_path, kind):
+    others = {
+        "iterator": lambda: iter(tf.data.Dataset.range(3)),
+        "lookup_table": lambda: tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0),
+    }
+    table = sok.DynamicEmbedding(2, seed=1, name="rows").table
+    Checkpoint(table=table).save(tmp_path / "without")
+    Checkpoint(table=table, it=others[kind]()).save(tmp_path / "with")
+    table.assign([1, 2], np.ones([2, 2]))
+    before = held_state.contents_of(table)
+    with pytest.raises(ValueError, match="iterators and other objects.*lacks it and has none"):
+        Checkpoint(table=table, it=others[kind]()).restore(tmp_path / "without")
+    held_state.assert_same(held_state.contents_of(table), before)
+    Checkpoint(table=table, it=others[kind]()).restore(tmp_path / "with")
+    assert table.size() == 0
+
+
+@pytest.mark.parametrize("error", [MemoryError("no memory"), AssertionError("not matched")])
+def test_a_restore_that_fails_half_way_says_so_and_is_not_saved(tmp_path, monkeypatch, error):
+    table, variable = sok.DynamicEmbedding(2, seed=1, name="rows").table, tf.Variable(1.0)
+    checkpoint = Checkpoint(table=table, variable=variable)
+    checkpoint.save(tmp_path / "one")
+    table.assign([1, 2], np.ones([2, 2]))
+
+    def fail(*_):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sok_embed.checkpoint.dense.DenseState.read", fail)
+        with pytest.raises(RuntimeError, match=r"restored in part.*restore again") as caught:
+            checkpoint.restore(tmp_path / "one")
+    assert caught.value.__cause__ is error and table.size() == 0
+    with pytest.raises(RuntimeError, match="left in part, of '.*one'"):
+        checkpoint.save(tmp_path / "two")
+    assert not (tmp_path / "two").exists()
+    checkpoint.restore(tmp_path / "one")
+    checkpoint.save(tmp_path / "two")
+
+
+def test_a_file_that_is_damaged_after_the_check_is_no_promise_that_nothing_changed(
+    tmp_path, monkeypatch
+):
+    table = sok.DynamicEmbedding(2, seed=1, name="rows").table
+    table.assign([1, 2], np.ones([2, 2]))
+    checkpoint = Checkpoint(table=table)
+    checkpoint.save(tmp_path)
+    (path,) = tmp_path.glob("rows-*")
+    whole = path.read_bytes()
+    check = reading.TablesReader.check
+
+    def check_and_damage(self):
+        check(self)
+        path.write_bytes(flipped(whole, 70))
+
+    monkeypatch.setattr(reading.TablesReader, "check", check_and_damage)
+    with pytest.raises(RuntimeError, match="checksum.*restored in part") as caught:
+        checkpoint.restore(tmp_path)
+    assert "othing was restored" not in str(caught.value)
+    with pytest.raises(sok.kv.CorruptionError, match="Nothing was restored"):
+        checkpoint.restore(tmp_path)
 
 
 def test_a_second_save_takes_the_place_of_the_first(tmp_path):
@@ -344,6 +407,33 @@ def test_another_seed_is_told(tmp_path):
     keras.utils.clear_session(free_memory=False)
     with pytest.warns(UserWarning, match="'rows': expected the seed of the checkpoint"):
         Checkpoint(small(seed=2)).restore(tmp_path)
+
+
+def two_tables(*names):
+    inputs = keras.Input((1,), dtype="int64")
+    vectors = [sok.DynamicEmbedding(2, seed=1, name=name)(inputs) for name in names]
+    return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(vectors)))
+
+
+def test_tables_that_have_changed_places_are_refused(tmp_path):
+    Checkpoint(two_tables("users", "items")).save(tmp_path)
+    keras.utils.clear_session(free_memory=False)
+    other = two_tables("items", "users")
+    other.get_layer("items").table.assign([1], [[1, 2]])
+    with pytest.raises(ValueError, match="table 'items' where 'users' was"):
+        Checkpoint(other).restore(tmp_path)
+    assert other.get_layer("items").table.size() == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("members", True), ("users_1", False), ("users", False)]
+)
+def test_a_table_of_another_name_is_told(tmp_path, name, told, recwarn):
+    Checkpoint(two_tables("users", "items")).save(tmp_path)
+    keras.utils.clear_session(free_memory=False)
+    Checkpoint(two_tables(name, "items")).restore(tmp_path)
+    texts = [str(each.message) for each in recwarn if "the rows of 'users'" in str(each.message)]
+    assert len(texts) == int(told)
 
 
 @pytest.mark.parametrize(("calls", "waiting"), [(1, 1), (3, 0), (4, 1), (5, 2), (6, 0)])

@@ -127,6 +127,59 @@ def test_a_link_is_not_followed_where_checkpoints_are_removed(tmp_path):
     assert (other / "manifest.json").exists()
 
 
+def test_the_last_checkpoint_is_the_one_that_was_saved_last(tmp_path):
+    manager, save, optimizer = counting(tmp_path, max_to_keep=3)
+    for step in (12, 22, 32):
+        save(step)
+    manager._checkpoint.restore(tmp_path / "step-000000012")
+    for step, kept in ((15, [22, 32, 15]), (18, [32, 15, 18]), (21, [15, 18, 21])):
+        assert save(step) == manager.latest_checkpoint
+        assert steps_of(manager) == kept
+    assert manager.restore_or_initialize() == str(tmp_path / "step-000000021")
+    assert int(optimizer.iterations) == 21
+
+
+def test_a_new_run_in_an_old_folder_goes_on_with_its_own_checkpoints(tmp_path):
+    counting(tmp_path)[1](100)
+    manager, save, optimizer = counting(tmp_path, max_to_keep=1)
+    save(5)
+    assert steps_of(manager) == [5]
+    counting(tmp_path)[1](7)
+    optimizer.iterations.assign(0)
+    manager.restore_or_initialize()
+    assert int(optimizer.iterations) == 7
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_a_damaged_manifest_stands_behind_those_of_smaller_steps(tmp_path, step):
+    manager, save, optimizer = counting(tmp_path)
+    for each in (1, 2, 3):
+        save(each)
+    (tmp_path / f"step-{step:09d}/manifest.json").write_text("")
+    assert steps_of(manager) == [1, 2, 3]
+    if step == 2:
+        manager.restore_or_initialize()
+    else:
+        with pytest.raises(sok.kv.CorruptionError, match="Nothing was restored"):
+            manager.restore_or_initialize()
+    assert int(optimizer.iterations) == 3
+
+
+def test_old_checkpoints_that_cannot_be_removed_are_a_warning(tmp_path, monkeypatch):
+    manager, save, optimizer = counting(tmp_path, max_to_keep=1)
+    save(1)
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", refuse)
+        with pytest.warns(UserWarning, match="remove old checkpoints.*Permission denied"):
+            assert save(2) == manager.latest_checkpoint
+        with pytest.raises(PermissionError):
+            manager.remove_all()
+
+
 @pytest.mark.parametrize("name", ["max_to_keep", "keep_every"])
 def test_numbers_of_checkpoints_are_positive(tmp_path, name):
     with pytest.raises(ValueError, match=name):

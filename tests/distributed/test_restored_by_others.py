@@ -182,6 +182,13 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[Held]:
         ("disk", ["an error on worker 1", "No space left on device"]),
         ("manifest", ["No space left on device", "an error on worker 0"]),
         ("rows", ["an error on worker 1", "rows-00002-of-00002"]),
+        ("step", ["an error on worker 1", "no step"]),
+        ("room", ["No space left on device", "an error on worker 0"]),
+        ("last", ["No space left on device", "an error on worker 0"]),
+        ("all", ["No space left on device", "an error on worker 0"]),
+        ("half", ["restored again. Received: an error on worker 1", "restored in part"]),
+        ("torn", ["a restore has left in part"] * 2),
+        ("again", ["nothing"] * 2),
     ],
 )
 def test_an_error_of_one_worker_is_one_of_all_and_changes_nothing(refusals, fault, texts) -> None:

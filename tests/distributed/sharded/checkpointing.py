@@ -29,8 +29,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import held_state
 
 import sok_embed
-from sok_embed.checkpoint import Checkpoint
+from sok_embed.checkpoint import Checkpoint, CheckpointManager
 from sok_embed.checkpoint import checkpoint as checkpoint_module
+from sok_embed.checkpoint.dense import DenseState
 
 OPTIMIZERS = {"sgd": lambda: keras.optimizers.SGD(0.1), "adam": lambda: keras.optimizers.Adam(0.01)}
 WORKERS = (1, 2, 3)
@@ -154,7 +155,38 @@ def refuse(folder: Path) -> None:
         rows.write_bytes(whole[:-1] + b"?")
     sok_embed.communicators.current().barrier()
     note_error("rows", lambda: checkpoint.restore(path))
+    if rank == 0:
+        rows.write_bytes(whole)
+    sok_embed.communicators.current().barrier()
+    refuse_on_one_worker(folder, checkpoint, note_error)
     np.savez(folder / f"refusals.{rank}", **found)
+
+
+def refuse_on_one_worker(folder: Path, checkpoint: Checkpoint, note_error: Any) -> None:
+    """Has the housekeeping of a manager fail on worker 0, and a restore on worker 1."""
+    rank = sok_embed.rank()
+    manager = CheckpointManager(checkpoint, folder / "run")
+
+    def no_step() -> int:
+        raise ValueError("no step")
+
+    for fault, name, faulty, call in (
+        ("step", "step", 1, manager.save),
+        ("room", "_steps", 0, manager.save),
+        ("last", "_steps", 0, manager.restore_or_initialize),
+        ("all", "_steps", 0, manager.remove_all),
+    ):
+        owner = checkpoint if name == "step" else manager
+        failing = no_step if name == "step" else no_space
+        with mock.patch.object(owner, name, failing if rank == faulty else getattr(owner, name)):
+            note_error(fault, call)
+    path = folder / "checkpoint"
+    read = DenseState.read
+    with mock.patch.object(DenseState, "read", no_space if rank == 1 else read):
+        note_error("half", lambda: checkpoint.restore(path))
+    note_error("torn", lambda: checkpoint.save(path))
+    checkpoint.restore(path)
+    note_error("again", lambda: checkpoint.restore(path))
 
 
 if __name__ == "__main__":
