@@ -145,7 +145,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._checkpoint.waiting_calls():
             return  # the gradients that were accumulated would be lost
         self._batch.assign(batch)
-        self._manager.save()
+        # The end of an epoch may be the step that was saved last.
+        self._manager.save(self._checkpoint.step())
         self._saved_at = batch
 
     def on_train_end(self, logs: Any = None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from sok_embed import callers
+from sok_embed import callers, communicators
 
 _allowed: ContextVar[bool] = ContextVar("sok_embed_dense_only", default=False)
 
@@ -63,7 +63,8 @@ class LayerWithRows(keras.layers.Layer):
         """Returns metrics as Keras has them. `fit` asks before its first step, so checks are here.
 
         Raises:
-            ValueError: For callbacks that would take dense weights alone at the end of the epoch.
+            ValueError: For callbacks that would take dense weights alone at the end of the epoch,
+                and for ModelCheckpoint on several workers.
         """
         for callback in callers.callbacks_at_start_of_fit():
             self._check_callback(callback)
@@ -103,6 +104,7 @@ class LayerWithRows(keras.layers.Layer):
         if isinstance(callback, keras.callbacks.EarlyStopping):
             files = {"early_stopping.py"} if callback.restore_best_weights else files
         elif isinstance(callback, keras.callbacks.ModelCheckpoint):
+            self._check_one_worker()
             old = callback.filepath.endswith(".h5") and not callback.save_weights_only
             files = {"legacy_h5_format.py"} if old else files
         elif isinstance(callback, keras.callbacks.OrbaxCheckpoint):
@@ -110,6 +112,16 @@ class LayerWithRows(keras.layers.Layer):
         reason = self._reason(files)
         if reason is not None:
             raise ValueError(f"Layer '{self.name}': {reason}")
+
+    def _check_one_worker(self) -> None:
+        size = communicators.size()
+        if size > 1 and not self._rows_are_kept():
+            raise ValueError(
+                f"Layer '{self.name}': expected one worker with ModelCheckpoint, whose file holds "
+                f"one worker's part. Received: {size} workers. Save on all of them, with "
+                "sok_embed.callbacks.BackupAndRestore, or in a callback of your own with "
+                "sok_embed.checkpoint.Checkpoint(model).save(directory)."
+            )
 
     def _reason(self, asking: set[str]) -> str | None:
         """Returns why those who ask must not have the variables, by what of Keras is running."""

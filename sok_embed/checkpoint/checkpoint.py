@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +19,7 @@ from sok_embed.checkpoint.agreement import Agreement
 from sok_embed.checkpoint.dense import DenseState
 from sok_embed.checkpoint.files import (
     FileRecord,
+    check_length,
     check_record,
     nothing_restored,
     remove_if_there,
@@ -27,9 +30,10 @@ from sok_embed.checkpoint.reading import TablesReader, check_descriptions
 from sok_embed.checkpoint.rows_file import RowsReader
 from sok_embed.checkpoint.tables import Found
 from sok_embed.checkpoint.writing import rows_name, write_rows
+from sok_embed.kv import CorruptionError
 
 # What saves write, all with the number of the save in their names.
-_OWN_NAME = re.compile(r"(?:rows-\d{5,}-of-\d{5,}|dense)-(?P<attempt>[0-9a-f]{16})[.\w-]*")
+_OWN_NAME = re.compile(r"(?:rows-\d{5,}-of-\d{5,}|dense|manifest)-(?P<attempt>[0-9a-f]{16})[.\w-]*")
 
 
 class Checkpoint:
@@ -98,11 +102,17 @@ class Checkpoint:
         """
         return self._save(local_path(directory))
 
-    def _save(self, folder: str, serial: int = 0) -> str:
-        """Saves into a folder of an absolute path; `serial` is that of worker 0."""
+    def _save(self, folder: str, serial: int = 0, step: int | None = None) -> str:
+        """Saves into a folder of an absolute path.
+
+        Args:
+            folder: The path.
+            serial: Of the save; that of worker 0 counts.
+            step: Of the save. `None`: that of `step()`.
+        """
         agreement = Agreement(communicators.current())
         dense = agreement.together("be ready for a save", self._prepared)
-        step = self.step(dense.found)
+        step = self.step(dense.found) if step is None else step
         self._check_agreement(agreement, dense, folder, step)
         number = secrets.randbits(62) if agreement.rank == 0 else 0
         attempt = agreement.gather(number, "attempt")[0]
@@ -140,8 +150,11 @@ class Checkpoint:
         Args:
             directory: What `save` was given.
 
+        Objects beside a model that were saved and are not given here are left out.
+
         Returns:
-            The step that was saved: the iterations of the model's optimizer.
+            The step that was saved: the iterations of the model's optimizer, or what a
+            `CheckpointManager` was given.
 
         Raises:
             FileNotFoundError: If there is no whole checkpoint in the folder.
@@ -168,6 +181,7 @@ class Checkpoint:
                 return self._checked(folder, manifest, agreement)
 
         dense, tables = agreement.together("find the checkpoint whole", check)
+        tables.check_rows(agreement.sums(tables.rows_found(), "rows found"))
 
         def restore() -> None:
             try:
@@ -299,14 +313,30 @@ def _gathered(agreement: Agreement, record: FileRecord | None, attempt: int) -> 
 
 
 def _make_folder(folder: str) -> None:
-    """Makes the folder, or removes what saves have left in there that did not end."""
+    """Makes the folder, or removes what saves have left in there that did not end.
+
+    Raises:
+        ValueError: For a checkpoint of a later version, which is not replaced.
+    """
     if os.path.isdir(folder):
-        kept = manifests.read(folder).attempt if manifests.is_whole(folder) else None
-        remove_if_there(os.path.join(folder, f"{manifests.NAME}.tmp"))
-        _remove_attempts(folder, lambda attempt: attempt != kept)
+        if manifests.is_whole(folder):
+            # The new manifest takes the place of a damaged one, and the files go then.
+            with contextlib.suppress(CorruptionError):
+                manifests.read(folder)
+        _remove_attempts(folder, lambda _: True)
         return
-    os.makedirs(folder)
-    sync_folder(os.path.dirname(folder))
+    made = []
+    while not os.path.isdir(folder):
+        made.append(folder)
+        folder = os.path.dirname(folder)
+    os.makedirs(made[0])
+    for each in made:
+        sync_folder(os.path.dirname(each))
+
+
+def is_of_a_save(name: str) -> bool:
+    """Whether a file or a folder has a name that saves give."""
+    return _OWN_NAME.fullmatch(name) is not None
 
 
 def _finish(folder: str, manifest: Manifest) -> None:
@@ -320,6 +350,8 @@ def _finish(folder: str, manifest: Manifest) -> None:
                 "Save into a folder that all workers share."
             )
         readers.append(RowsReader(folder, record, manifest.attempt, worker, manifest.workers))
+    for record in manifest.files:
+        check_length(os.path.join(folder, record.name), record.bytes)
     entries = [entry for reader in readers for entry in reader.tables]
     for table in manifest.tables:
         of_table = [entry for entry in entries if entry["path"] == table["path"]]
@@ -328,7 +360,14 @@ def _finish(folder: str, manifest: Manifest) -> None:
             for part in sorted({entry["part"] for entry in of_table})
         }
     manifests.write(folder, manifest)
-    _remove_attempts(folder, lambda attempt: attempt != manifest.attempt)
+    try:
+        _remove_attempts(folder, lambda attempt: attempt != manifest.attempt)
+    except OSError as error:
+        warnings.warn(
+            f"Expected to remove the files of earlier saves in '{folder}'. Received: {error}. The "
+            "checkpoint is whole, and the next save removes them.",
+            stacklevel=6,
+        )
 
 
 def _total(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -72,12 +72,15 @@ class DenseState:
     def check(self, folder: str, manifest: Manifest) -> None:
         """Raises for variables and other objects than those that were saved.
 
+        What was saved beside a model may be more: objects that are not asked for are left out.
+
         Raises:
             ValueError: For another variable, shape or dtype, or another iterator.
             CorruptionError: If TensorFlow cannot read the file.
         """
         own = self.description()
-        saved, variables = manifest.dense["variables"], own["variables"]
+        saved = [each for each in manifest.dense["variables"] if self._is_asked_for(each[0])]
+        variables = own["variables"]
         if saved != variables:
             lacking = [each for each in variables if each not in saved]
             more = [each for each in saved if each not in variables]
@@ -88,7 +91,8 @@ class DenseState:
                 "Make the model by the code that made the one that was saved, and compile it with "
                 "the same optimizer."
             )
-        saved_others, others = manifest.dense.get("others", []), own["others"]
+        others = own["others"]
+        saved_others = [path for path in manifest.dense["others"] if self._is_asked_for(path)]
         if saved_others != others:
             lacking = sorted(set(others) - set(saved_others))
             more = sorted(set(saved_others) - set(others))
@@ -102,6 +106,11 @@ class DenseState:
             tf.train.load_checkpoint(path)
         except (tf.errors.OpError, ValueError) as error:
             raise damaged(path, "a tf.train.Checkpoint", str(error)) from None
+
+    def _is_asked_for(self, path: str) -> bool:
+        """Whether something of the checkpoint belongs to an object that is given, or to a model."""
+        name = path.partition("/")[0]
+        return name in self._given or name == "model" or name.startswith("model_")
 
     def read(self, folder: str, manifest: Manifest) -> None:
         """Sets all variables; metrics as far as they were saved and are there."""

@@ -135,9 +135,14 @@ def is_plain_name(name: Any) -> bool:
     return isinstance(name, str) and _PLAIN_NAME.fullmatch(name) is not None
 
 
-def write_whole(path: str, data: bytes) -> None:
-    """Writes a file that is there as a whole or not at all, and is on the device afterwards."""
-    temporary = f"{path}.tmp"
+def write_whole(path: str, data: bytes, temporary: str) -> None:
+    """Writes a file that is there as a whole or not at all, and is on the device afterwards.
+
+    Args:
+        path: Where it is to be.
+        data: What is in it.
+        temporary: In the same folder, where it is until it is whole.
+    """
     try:
         with open(temporary, "wb") as file:
             file.write(data)

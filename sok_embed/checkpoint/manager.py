@@ -8,10 +8,10 @@ import shutil
 import warnings
 
 from sok_embed import communicators
-from sok_embed.arguments import check_positive
+from sok_embed.arguments import check_integer, check_positive
 from sok_embed.checkpoint import manifest as manifests
-from sok_embed.checkpoint.agreement import Agreement
-from sok_embed.checkpoint.checkpoint import Checkpoint, local_path
+from sok_embed.checkpoint.agreement import LARGEST, Agreement
+from sok_embed.checkpoint.checkpoint import Checkpoint, is_of_a_save, local_path
 from sok_embed.checkpoint.files import remove_if_there, sync_folder
 
 _STEP_FOLDER = re.compile(r"step-(\d{9,})")
@@ -60,6 +60,7 @@ class CheckpointManager:
                 check_positive(name, number, _MOST)
         self._max_to_keep = max_to_keep
         self._keep_every = keep_every
+        self._last_step: int | None = None  # of the last save, if no restore came after it
 
     @property
     def checkpoints(self) -> list[str]:
@@ -71,22 +72,29 @@ class CheckpointManager:
         """The folder of the whole checkpoint that was saved last; `None`: there is none."""
         return next(reversed(self.checkpoints), None)
 
-    def save(self) -> str:
+    def save(self, step: int | None = None) -> str:
         """Saves a checkpoint of the step, and removes old ones. Returns its folder.
 
-        An old checkpoint that cannot be removed is a warning.
+        An old checkpoint that cannot be removed is a warning. So is a step that is not given and is
+        that of the save before, which is replaced: nothing that is saved has counted it.
+
+        Args:
+            step: The number of the folder, not negative. `None`: the iterations of the model's
+                optimizer; without one, those of the optimizers among the objects, or 0.
 
         Raises:
+            ValueError: For a negative step.
             Exception: As `Checkpoint.save`. All checkpoints stay.
         """
         agreement = Agreement(communicators.current())
         first = agreement.rank == 0
-        own_step = agreement.together("know the step", self._checkpoint.step)
+        own_step = agreement.together("know the step", lambda: self._step_of_save(step))
         step = max(agreement.gather(own_step, "step"))
         serial = agreement.together(
             "find room for a checkpoint", lambda: self._make_room(step) if first else 0
         )
-        folder = self._checkpoint._save(self._folder(step), serial)
+        folder = self._checkpoint._save(self._folder(step), serial, own_step)
+        self._last_step = step
         # All wait, so that they see the same checkpoints.
         agreement.together(
             "remove old checkpoints", lambda: self._remove_old(step) if first else None
@@ -112,6 +120,7 @@ class CheckpointManager:
             return None
         folder = self._folder(chosen - 1)
         self._checkpoint.restore(folder)
+        self._last_step = None
         return folder
 
     def remove_all(self) -> None:
@@ -127,6 +136,20 @@ class CheckpointManager:
         agreement.together(
             "remove all checkpoints", lambda: remove() if agreement.rank == 0 else None
         )
+
+    def _step_of_save(self, given: int | None) -> int:
+        """The step that this worker saves."""
+        if given is not None:
+            return check_integer("step", given, 0, LARGEST)
+        step = self._checkpoint.step()
+        if step == self._last_step:
+            warnings.warn(
+                f"Expected another step than that of the save before, {step}. Received: the same, "
+                "so its checkpoint is replaced. If no optimizer of the checkpoint counts your "
+                "steps, give them: manager.save(step=…).",
+                stacklevel=5,
+            )
+        return step
 
     def _folder(self, step: int) -> str:
         return os.path.join(self.directory, f"step-{step:09d}")
@@ -181,7 +204,10 @@ class CheckpointManager:
     def _make_room(self, step: int) -> int:
         """Removes what saves have left that did not end. Returns the serial of the next save."""
         for each in self._steps():
-            if each != step and not self._is_whole(each):
+            if each == step or self._is_whole(each):
+                continue
+            # A folder with other names in it is somebody else's.
+            if all(is_of_a_save(name) for name in os.listdir(self._folder(each))):
                 self._remove(each)
         return max(self._serials().values(), default=0) + 1
 

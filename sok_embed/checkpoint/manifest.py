@@ -27,10 +27,10 @@ class Manifest(NamedTuple):
     Attributes:
         attempt: The number of the save, in the names of its files.
         serial: Grows from one save of a `CheckpointManager` to the next; 0 for other saves.
-        step: The iterations of the optimizer.
+        step: The iterations of the optimizer, or what a manager was given.
         workers: How many wrote it.
-        dense: The file of dense weights: `prefix`, and `variables` and `metrics`, lists of
-            `[path, dtype, shape]`.
+        dense: The file of dense weights: `prefix`; `variables` and `metrics`, lists of
+            `[path, dtype, shape]`; `others`, paths of what else was saved.
         tables: A dict for each table; see `docs/reference/file-formats.md`.
         rows: The file of rows of each worker; none without tables.
         files: Of dense weights.
@@ -65,7 +65,8 @@ def write(folder: str, manifest: Manifest) -> None:
     }
     content["checksum"] = _checksum(content)
     text = json.dumps(content, indent=1, allow_nan=False)
-    write_whole(os.path.join(folder, NAME), text.encode())
+    temporary = os.path.join(folder, f"manifest-{manifest.attempt:016x}.tmp")
+    write_whole(os.path.join(folder, NAME), text.encode(), temporary)
 
 
 def is_whole(folder: str) -> bool:

@@ -55,17 +55,17 @@ class PartReader:
         entries = [readers[worker].tables[number] for worker in sources]
         self.head = _merged_head(part, [head_in(entry) for entry in entries])
         self._counts: dict[tuple[int, int], bytearray] = {}
-        self._rows = 0
+        self.rows = 0  # that `check` has found
 
     def check(self, rows: Rows) -> None:
         """Looks at rows of a file before anything is changed."""
         own = rows.where(self.part.mine(rows.keys))
-        self._rows += len(own.keys)
+        self.rows += len(own.keys)
         limit = self.part.max_rows
-        if limit and self._rows > limit:
+        if limit and self.rows > limit:
             raise ValueError(
                 f"Table '{self.part.table.name}': expected at most max_rows={limit} rows for this "
-                f"worker in the checkpoint. Received: {self._rows} or more. Raise max_rows, or "
+                f"worker in the checkpoint. Received: {self.rows} or more. Raise max_rows, or "
                 "start more workers. Nothing was restored."
             )
         if len(own.keys):
@@ -133,8 +133,10 @@ class TablesReader:
     def __init__(
         self, folder: str, manifest: Manifest, hosts: Sequence[Host], rank: int, size: int
     ) -> None:
+        self._folder = folder
         self._rank, self._size = rank, size
         self._workers = manifest.workers
+        self._entries = manifest.tables
         self._hosts = list(hosts)
         sources = [
             self._sources(host, entry) for host, entry in zip(hosts, manifest.tables, strict=True)
@@ -201,6 +203,31 @@ class TablesReader:
             as_errors(lambda part=part, empty=empty: tf_ops.check_restore(part.part.handle, empty))
             if part.part.name == "own":
                 self._adaptive[number] = self._adaptive_contents(number)
+
+    def rows_found(self) -> list[int]:
+        """How many rows `check` has found for this worker, by parts."""
+        return [part.rows for part in self._parts]
+
+    def check_rows(self, found: Sequence[int]) -> None:
+        """Raises CorruptionError unless all workers together take every row that was saved.
+
+        Args:
+            found: The sums of `rows_found` over all workers.
+        """
+        saved = [
+            entry["parts"][part.name]["rows"]
+            for host, entry in zip(self._hosts, self._entries, strict=True)
+            for part in host.parts
+        ]
+        for part, expected, received in zip(self._parts, saved, found, strict=True):
+            # Rows that every worker takes are counted by each.
+            if not part.part.shared and expected != received:
+                raise kv.CorruptionError(
+                    f"Table '{part.part.table.name}': expected {expected} {part.part.name} in "
+                    f"'{self._folder}' for all workers together. Received: {received}. The "
+                    "checkpoint, or what workers take of it, is incomplete, and nothing was "
+                    "restored: take another one."
+                )
 
     def _adaptive_contents(self, number: int) -> tf_ops.AdaptiveExport:
         """Everything of an adaptive table but its rows."""

@@ -104,6 +104,22 @@ def test_accumulated_gradients_are_not_lost(tmp_path):
     assert os.listdir(tmp_path) == ["step-000000003"]  # 6 calls
 
 
+def test_a_model_alone_takes_up_what_a_fit_has_backed_up(tmp_path):
+    model = fresh()
+    fit(model, [BackupAndRestore(tmp_path, delete_checkpoint=False)], epochs=1)
+    other = fresh()
+    assert sok.checkpoint.Checkpoint(other).restore(tmp_path / "step-000000004") == 4
+    held_state.assert_same(held_state.held_by(other), held_state.held_by(model))
+
+
+def test_the_end_of_an_epoch_that_was_saved_already_is_no_warning(tmp_path, recwarn):
+    with pytest.raises(Interruption):
+        fit(fresh(), [BackupAndRestore(tmp_path, save_freq=4), InterruptAt(1)])
+    assert os.listdir(tmp_path) == ["step-000000004"]
+    assert not [each for each in recwarn if "another step" in str(each.message)]
+    assert fit(fresh(), [BackupAndRestore(tmp_path)], epochs=2).epoch == [1]
+
+
 @pytest.mark.parametrize("save_freq", [0, -1, True, "batch", 1.5])
 def test_other_frequencies_are_refused(tmp_path, save_freq):
     with pytest.raises(ValueError, match="save_freq"):

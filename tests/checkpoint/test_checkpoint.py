@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import sok_embed as sok
 from sok_embed import feature_column as fc
-from sok_embed.checkpoint import Checkpoint, files, reading, rows_file, tables
+from sok_embed.checkpoint import Checkpoint, dense, files, reading, rows_file, tables
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +253,87 @@ def test_a_second_save_takes_the_place_of_the_first(tmp_path):
     assert float(variable) == 2
 
 
+@pytest.mark.parametrize("content", ["", "{}", "[1", '{"format": "sok-embed checkpoint"}'])
+def test_a_save_takes_the_place_of_a_damaged_checkpoint(tmp_path, content):
+    variable = tf.Variable(1.0)
+    checkpoint = Checkpoint(variable=variable)
+    checkpoint.save(tmp_path)
+    (tmp_path / "manifest.json").write_text(content)
+    before = {path.name for path in tmp_path.iterdir()}
+    variable.assign(2.0)
+    checkpoint.save(tmp_path)
+    assert before & {path.name for path in tmp_path.iterdir()} == {"manifest.json"}
+    variable.assign(3.0)
+    checkpoint.restore(tmp_path)
+    assert float(variable) == 2
+
+
+def test_a_save_does_not_take_the_place_of_a_later_version(tmp_path):
+    checkpoint = Checkpoint(variable=tf.Variable(1.0))
+    checkpoint.save(tmp_path)
+    rewritten(tmp_path, lambda content: content.update(least_reader=2))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(ValueError, match="version 2"):
+        checkpoint.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_files_of_an_earlier_save_that_cannot_be_removed_are_a_warning(tmp_path, monkeypatch):
+    variable = tf.Variable(1.0)
+    checkpoint = Checkpoint(variable=variable)
+    checkpoint.save(tmp_path)
+    variable.assign(2.0)
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sok_embed.checkpoint.checkpoint.remove_if_there", refuse)
+        with pytest.warns(UserWarning, match="files of earlier saves.*Permission denied"):
+            checkpoint.save(tmp_path)
+    variable.assign(3.0)
+    checkpoint.restore(tmp_path)
+    assert float(variable) == 2
+
+
+def test_every_folder_that_a_save_makes_is_forced_to_disk(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("sok_embed.checkpoint.checkpoint.sync_folder", synced.append)
+    Checkpoint(variable=tf.Variable(1.0)).save(tmp_path / "a/b/c")
+    folders = [str(tmp_path / each) for each in ("a/b", "a", "")]
+    assert {folder.rstrip("/") for folder in folders} <= set(synced)
+
+
+def test_dense_weights_that_were_cut_short_are_no_checkpoint(tmp_path, monkeypatch):
+    write = dense.DenseState.write
+
+    def write_and_cut(self, folder, prefix):
+        records = write(self, folder, prefix)
+        path = tmp_path / records[0].name
+        path.write_bytes(path.read_bytes()[:-1])
+        return records
+
+    monkeypatch.setattr(dense.DenseState, "write", write_and_cut)
+    with pytest.raises(sok.kv.CorruptionError, match="bytes"):
+        Checkpoint(variable=tf.Variable(1.0)).save(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 # What is not as it was written.
+
+
+@pytest.mark.parametrize("more", [1, -1])
+def test_rows_that_no_worker_takes_are_missed(saved, tmp_path, more):
+    _, folder = copied(saved, tmp_path)
+
+    def change(content):
+        (entry,) = (each for each in content["tables"] if each["name"].startswith("counted"))
+        entry["parts"]["rows"]["rows"] += more
+
+    rewritten(folder, change)
+    error = restored_from(saved, folder)
+    assert isinstance(error, sok.kv.CorruptionError)
+    assert "Table 'counted'" in str(error) and "for all workers together" in str(error)
 
 
 def copied(saved, tmp_path):
@@ -445,6 +525,21 @@ def test_a_save_in_the_midst_of_an_accumulation_is_refused(tmp_path, calls, wait
         return
     with pytest.raises(ValueError, match=f"accumulated those of {waiting} calls"):
         Checkpoint(model).save(tmp_path / "checkpoint")
+
+
+def test_what_was_saved_beside_a_model_may_be_left_out(tmp_path):
+    model, epoch = small(), tf.Variable(4)
+    iterator = iter(tf.data.Dataset.range(3))
+    model.fit(np.arange(4).reshape(-1, 1), np.ones(4), verbose=0)
+    Checkpoint(model, epoch=epoch, iterator=iterator).save(tmp_path)
+    keras.utils.clear_session(free_memory=False)
+    other = small()
+    assert Checkpoint(other).restore(tmp_path) == 1
+    held_state.assert_same(held_state.held_by(other), held_state.held_by(model))
+    with pytest.raises(ValueError, match=r"lacks epok \(int32 \[\]\) and has none more"):
+        Checkpoint(other, epok=epoch).restore(tmp_path)
+    with pytest.raises(ValueError, match="with the tables of the model"):
+        Checkpoint(epoch=epoch).restore(tmp_path)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"model_part": tf.Variable(0.0)}])

@@ -88,10 +88,25 @@ def test_a_step_that_is_saved_twice_is_that_of_the_second_time(tmp_path):
     manager = CheckpointManager(Checkpoint(variable=variable), tmp_path)
     manager.save()
     variable.assign(2.0)
-    manager.save()
+    with pytest.warns(UserWarning, match=r"another step than that of the save before, 0"):
+        manager.save()
     variable.assign(3.0)
     manager.restore_or_initialize()
     assert float(variable) == 2 and steps_of(manager) == [0]
+
+
+def test_steps_that_no_optimizer_counts_are_given(tmp_path, recwarn):
+    variable = tf.Variable(1.0)
+    checkpoint = Checkpoint(variable=variable)
+    manager = CheckpointManager(checkpoint, tmp_path, max_to_keep=2)
+    for step in (5, 7, 9, 9):
+        variable.assign(step)
+        assert manager.save(step=step) == str(tmp_path / f"step-{step:09d}")
+    assert steps_of(manager) == [7, 9] and not recwarn.list
+    assert checkpoint.restore(tmp_path / "step-000000007") == 7 and float(variable) == 7
+    for step in (-1, 1.5, True):
+        with pytest.raises(ValueError, match="step"):
+            manager.save(step=step)
 
 
 def test_a_folder_without_a_manifest_is_none_and_goes_with_the_next_save(tmp_path):
@@ -104,6 +119,20 @@ def test_a_folder_without_a_manifest_is_none_and_goes_with_the_next_save(tmp_pat
     assert int(optimizer.iterations) == 3
     save(4)
     assert sorted(os.listdir(tmp_path)) == ["notes", "step-000000003", "step-000000004"]
+
+
+def test_a_folder_of_somebody_else_stays(tmp_path):
+    _, save, _ = counting(tmp_path)
+    for name, file in (
+        ("step-000000001", "results.csv"),
+        ("step-000000002", "manifest-0123456789abcdef.tmp"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "dense-0123456789abcdef.index").write_text("")
+        (tmp_path / name / file).write_text("")
+    save(3)
+    assert sorted(os.listdir(tmp_path)) == ["step-000000001", "step-000000003"]
+    assert (tmp_path / "step-000000001/results.csv").exists()
 
 
 def test_an_old_checkpoint_loses_its_manifest_first(tmp_path, monkeypatch):

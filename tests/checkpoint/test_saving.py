@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from keras import optimizers as ko
 
-from sok_embed import All2AllDenseEmbedding, DynamicEmbedding, Table
+from sok_embed import All2AllDenseEmbedding, DynamicEmbedding, Table, callbacks
 from sok_embed.initializers import RowInitializer
 
 DIM = 4
@@ -234,6 +234,19 @@ def test_several_workers_refuse_to_save_a_keras_file(tmp_path, first_of_two):
     model = make_model()
     with pytest.raises(ValueError, match="'emb' is sharded over 2 workers.*Checkpoint.*restore"):
         model.save(tmp_path / "model.keras")
+
+
+@pytest.mark.parametrize("kind", [keras.callbacks.ModelCheckpoint, callbacks.ModelCheckpoint])
+def test_several_workers_refuse_a_model_checkpoint_before_the_first_step(
+    tmp_path, first_of_two, kind
+):
+    model = make_model()
+    before = int(model.optimizer.iterations)
+    with pytest.raises(
+        ValueError, match="'emb': expected one worker with ModelCheckpoint.*2 workers"
+    ):
+        model.fit(KEYS, TARGETS, verbose=0, callbacks=[kind(tmp_path / "best.keras")])
+    assert int(model.optimizer.iterations) == before
 
 
 def test_several_workers_refuse_to_load_a_keras_file(tmp_path, request):
