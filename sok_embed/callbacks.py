@@ -19,7 +19,8 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """`keras.callbacks.ModelCheckpoint` whose file is the last whole one, also after a kill.
 
     Keras' own writes over the best model that there is. The arguments are the same; see
-    `sok_embed.save_model` for how a file is replaced.
+    `sok_embed.save_model` for how a file is replaced. `fit` refuses both on several workers, each
+    of which has a part of the rows: use a `sok_embed.checkpoint.Checkpoint` there.
 
     Example:
     >>> callback = ModelCheckpoint("best.keras", monitor="loss", save_best_only=True)
@@ -72,11 +73,13 @@ class BackupAndRestore(keras.callbacks.Callback):
     >>> callback = BackupAndRestore("backup")
 
     Args:
-        backup_dir: Where checkpoints are. Nothing else should be in there.
+        backup_dir: Where checkpoints are. Nothing else should be in there, and each `fit` of a
+            program has one of its own.
         save_freq: `"epoch"`, or after how many batches to save.
         max_to_keep: The most checkpoints.
-        delete_checkpoint: Whether checkpoints are removed when `fit` has done all its epochs. If
-            not, the same `fit` does nothing afterwards.
+        delete_checkpoint: Whether checkpoints are removed when `fit` has done all its epochs, or a
+            callback has stopped it; save the model after `fit` then. If not, the same `fit` does
+            nothing afterwards.
 
     Raises:
         ValueError: For another `save_freq`, and numbers that are not positive.
@@ -150,7 +153,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._saved_at = batch
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Removes the checkpoints: all epochs are done."""
+        """Removes the checkpoints: all epochs are done, or a callback has stopped training."""
         self.model._initial_epoch = None  # of the next fit
         if self._delete_checkpoint:
             self._manager.remove_all()
