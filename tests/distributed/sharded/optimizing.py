@@ -92,7 +92,7 @@ def saving(here: Here) -> dict[str, Any]:
             saved["is_plain"] = type(loaded.optimizer) is keras.optimizers.Adam
         except ValueError as error:
             saved["refusal"] = str(error)
-    # The refusal says to do this instead.
+    # Nothing else was changed, so the rows of each worker can still be taken out and put back.
     table = model.get_layer("dynamic").table
     kept = table.export(slots=True)
     table.remove(kept.keys)
