@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/base/checksum.h"
+#include "core/base/page_memory.h"
 #include "core/transport/mesh.h"
 #include "kernels/register_kernel.h"
 #include "kernels/table_resource.h"
@@ -193,7 +194,10 @@ class AllToAllOp : public tf::AsyncOpKernel {
     }
     shape.set_dim(0, total);
     if (status.ok()) status = ctx->allocate_output(0, shape, &received);
-    if (status.ok()) return static_cast<char*>(received->data());
+    if (status.ok()) {
+      PreferHugePages(received->data(), received->TotalBytes());
+      return static_cast<char*>(received->data());
+    }
     return Status(Code::kResourceExhausted, std::string(status.message()));
   }
 

@@ -42,6 +42,15 @@ bool HugePagesForAll() {
 
 }  // namespace
 
+void PreferHugePages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  if (data == nullptr || bytes < 2 * kHugePage) return;
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  const size_t first = RoundUp(begin, kHugePage), last = (begin + bytes) / kHugePage * kHugePage;
+  madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#endif
+}
+
 PageBuffer::PageBuffer(size_t bytes, bool huge_pages) {
   if (bytes == 0) return;
   static const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));

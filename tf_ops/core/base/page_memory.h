@@ -12,6 +12,10 @@
 
 namespace sok {
 
+// Asks the system for huge pages under memory that is about to be written for the first time, which
+// then is resident in far fewer steps. Does nothing for less than a few of them.
+void PreferHugePages(void* data, size_t bytes);
+
 // One zero-filled mapping of memory. It can be moved, and is freed when it goes.
 class PageBuffer {
  public:

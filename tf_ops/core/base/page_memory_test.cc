@@ -150,5 +150,14 @@ TEST_CASE("an arena that gets no memory says so and keeps what it has") {
   CHECK(arena.Allocate(100) != nullptr);
 }
 
+TEST_CASE("memory that shall have huge pages keeps what is in it") {
+  for (const size_t bytes : {size_t{0}, size_t{100}, size_t{5} << 20}) {
+    std::vector<char> memory(bytes + 1, 'x');
+    PreferHugePages(memory.data() + 1, bytes);  // it begins with no page
+    CHECK(std::count(memory.begin(), memory.end(), 'x') == static_cast<ptrdiff_t>(bytes) + 1);
+  }
+  PreferHugePages(nullptr, size_t{8} << 20);
+}
+
 }  // namespace
 }  // namespace sok
