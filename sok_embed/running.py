@@ -264,8 +264,8 @@ class _Job:
         """Notes which workers have ended; when one has failed, the others shall end too."""
         failed = [worker for worker in self._workers if worker.look() and worker.status]
         if failed and self._kill_at is None:
-            # Of several that are seen at once, one that a signal has ended is likelier to be the
-            # cause than one that has ended by itself.
+            # Several may have failed since the last look. A worker that a signal has ended is
+            # likelier to be the cause than one that has ended by itself.
             self._failed = min(failed, key=lambda worker: (worker.status or 0) > 0)
             # Workers that got a signal may be saving what they have.
             self._stop(None if self._was_interrupted else signal.SIGTERM)

@@ -157,7 +157,7 @@ def test_each_launcher_is_understood(environ: Environ, expected: Workers) -> Non
 
 
 def test_workers_of_tf_config_meet_where_none_of_its_servers_listens() -> None:
-    # Of so many ports in a row, some cluster names the very one that it would meet at.
+    # There are so many clusters here that one of them names the port at which it would meet.
     met = {}
     for port in range(20000, 30000):
         workers = [f"a:{port}", f"b:{port + 1}"]

@@ -72,9 +72,7 @@ PAIRS = [(wrote, reads) for wrote in WORKERS for reads in WORKERS]
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize(("wrote", "reads"), PAIRS)
 def test_every_row_slot_count_and_time_comes_back(folder, optimizer, wrote, reads) -> None:
-    run = f"{optimizer}-{wrote}"
-    saved = held(folder, f"{run}.saved", wrote)
-    restored = held(folder, f"{run}.restored-on-{reads}", reads)
+    saved, restored = before_and_after(folder, optimizer, wrote, reads)
     tables = tables_of(saved)
     assert len(tables) == 10, tables
     for table in tables:
@@ -98,9 +96,7 @@ def test_every_row_slot_count_and_time_comes_back(folder, optimizer, wrote, read
 def test_figures_of_adaptive_tables_add_up_to_what_they_were(
     folder, optimizer, wrote, reads
 ) -> None:
-    run = f"{optimizer}-{wrote}"
-    saved = held(folder, f"{run}.saved", wrote)
-    restored = held(folder, f"{run}.restored-on-{reads}", reads)
+    saved, restored = before_and_after(folder, optimizer, wrote, reads)
     name = "adaptive.counters"
     before, after = (np.sum([s[name][1:] for s in shards], 0) for shards in (saved, restored))
     np.testing.assert_array_equal(after, before)
@@ -118,6 +114,12 @@ def test_training_goes_on_as_if_it_had_never_stopped(folder, optimizer, wrote, r
     expected = held(folder, f"{run}.trained", wrote)
     found = held(folder, f"{run}.trained-on-{reads}", reads)
     assert_as_trained(found, expected)
+
+
+def before_and_after(folder: Path, optimizer: str, wrote: int, reads: int) -> tuple[Any, Any]:
+    """What the workers that wrote had, and what those that read had after their restore."""
+    run = f"{optimizer}-{wrote}"
+    return held(folder, f"{run}.saved", wrote), held(folder, f"{run}.restored-on-{reads}", reads)
 
 
 def assert_as_trained(found: list[Held], expected: list[Held], atol: float = 1e-6) -> None:

@@ -17,6 +17,7 @@ import errno
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -46,16 +47,17 @@ def model_in(folder: Path, optimizer: str, *, admissions: bool = True) -> Any:
     return held_state.every_kind(folder, wrapped, dropout=0.0, admissions=admissions)
 
 
-def train(model: Any) -> None:
-    """Two epochs of the same global batches, whatever the number of workers."""
+def train(model: Any, epochs: int = 2, callbacks: Sequence[Any] = ()) -> Any:
+    """Trains on the same global batches, whatever the number of workers; returns the history."""
     rank, size = sok_embed.rank(), sok_embed.size()
-    model.fit(
+    return model.fit(
         held_state.KEYS[rank::size],
         held_state.TARGETS[rank::size],
         batch_size=12 // size,
-        epochs=2,
+        epochs=epochs,
         shuffle=False,
         verbose=0,
+        callbacks=list(callbacks),
     )
 
 
@@ -100,17 +102,11 @@ class KilledInThirdEpoch(keras.callbacks.Callback):
 def fit(folder: Path, *, die: bool = False) -> None:
     rank, size = sok_embed.rank(), sok_embed.size()
     model = model_in(folder / f"storage-of-{size}", "adam", admissions=False)
-    callbacks = [sok_embed.callbacks.BackupAndRestore(folder / "backup")]
+    callbacks: list[Any] = [sok_embed.callbacks.BackupAndRestore(folder / "backup")]
     first_run = os.environ.get("SOK_EMBED_RESTART", "0") == "0"
-    history = model.fit(
-        held_state.KEYS[rank::size],
-        held_state.TARGETS[rank::size],
-        batch_size=12 // size,
-        epochs=4,
-        shuffle=False,
-        verbose=0,
-        callbacks=[*callbacks, KilledInThirdEpoch()] if die and first_run else callbacks,
-    )
+    if die and first_run:
+        callbacks.append(KilledInThirdEpoch())
+    history = train(model, 4, callbacks)
     np.savez(folder / f"fit-{size}.{rank}", epochs=history.epoch, **held_state.held_by(model))
 
 

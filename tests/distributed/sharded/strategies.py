@@ -22,7 +22,7 @@ STEPS = 5
 VOCABULARY = 20
 TABLES = ("dynamic", "hashed", "users", "items")
 OTHER_KEYS = np.arange(12).reshape(4, 3)
-# Of two workers, of which the first has more of each batch.
+# How many examples of each batch the two workers have.
 UNEVEN = (7, 5)
 
 Strategy = tf.distribute.Strategy
