@@ -37,4 +37,5 @@ NB_MODULE(_core, module) {
   sok::binding::BindTable(module);
   sok::binding::BindStorage(module);
   sok::binding::BindMesh(module);
+  sok::binding::BindRowsFile(module);
 }

@@ -11,6 +11,7 @@
 #include "core/rows/direct_index.h"
 #include "core/rows/hash_index.h"
 #include "core/rows/pipelined_find.h"
+#include "core/rows/store_capture.h"
 
 namespace sok {
 namespace {
@@ -18,6 +19,8 @@ namespace {
 constexpr int64_t kShardCost = 100000;
 
 constexpr int kMostShardBits = 10;
+
+constexpr size_t kMostRemoved = 4096;  // of a shard, beside twice its rows
 
 // There are four shards a core, so that threads seldom wait for each other's last one; not more,
 // since a large shard's index gets huge pages.
@@ -138,6 +141,7 @@ Status MemoryStore<Index>::ReadMeta(const Key* keys, size_t n, RowMeta* metas, u
 template <typename Index>
 Status MemoryStore<Index>::Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
                                   const WriteRow& write, const ParallelFor& parallel_for) {
+  WaitForCapture();
   ShardPartition partition;
   Partition({{keys, n}}, parallel_for, &partition);
   std::unique_lock<std::mutex> admission(limit_mu_, std::defer_lock);
@@ -182,6 +186,7 @@ Status MemoryStore<Index>::Upsert(const Key* keys, size_t n, uint64_t max_rows, 
           *shard.rows.meta(rows[i]) = RowMeta{0, now};
           size_.fetch_add(1, std::memory_order_relaxed);
         }
+        if (shard.marks != nullptr) shard.marks->Changing(key, rows[i], shard.rows);
         write(entries[i].position, {shard.rows.row(rows[i]), shard.rows.meta(rows[i])}, is_new);
       }
     }
@@ -193,6 +198,7 @@ template <typename Index>
 Result<uint64_t> MemoryStore<Index>::Apply(const std::vector<GradientBatch>& batches,
                                            const RowOptimizer& optimizer, const CommitStep& step,
                                            const ParallelFor& parallel_for) {
+  WaitForCapture();
   const ShardPartition& partition = PartitionOf(*this, batches, parallel_for, &apply_partition_);
   std::atomic<uint64_t> touched{0};
   parallel_for(shard_count(), kShardCost, [&](int64_t first, int64_t last) {
@@ -207,6 +213,12 @@ Result<uint64_t> MemoryStore<Index>::Apply(const std::vector<GradientBatch>& bat
       FindEntries(
           shard.index, partition.begin(s), n, [this](Key key) { return Hash(key); },
           numbers.data());
+      if (shard.marks != nullptr) {
+        for (size_t i = 0; i < n; ++i) {
+          if (numbers[i] == Index::kNone) continue;
+          shard.marks->Changing(partition.begin(s)[i].key, numbers[i], shard.rows);
+        }
+      }
       touched += update
                      .Apply(shard.rows, partition.begin(s), numbers.data(), n, batches, dim_,
                             optimizer, step)
@@ -220,6 +232,7 @@ Result<uint64_t> MemoryStore<Index>::Apply(const std::vector<GradientBatch>& bat
 template <typename Index>
 Result<uint64_t> MemoryStore<Index>::Erase(const Key* keys, size_t n,
                                            const ParallelFor& parallel_for) {
+  WaitForCapture();
   ShardPartition partition;
   Partition({{keys, n}}, parallel_for, &partition);
   std::atomic<uint64_t> erased{0};
@@ -232,12 +245,19 @@ Result<uint64_t> MemoryStore<Index>::Erase(const Key* keys, size_t n,
         const Key key = partition.begin(s)[i].key;
         const uint32_t row = shard.index.Erase(key, Hash(key));
         if (row == Index::kNone) continue;
+        if (shard.marks != nullptr) shard.marks->Going(key, row, shard.rows);
         shard.rows.Free(row);
         ++gone;
       }
       shard.index.Trim(gone);
       size_.fetch_sub(gone, std::memory_order_relaxed);
       erased += gone;
+      // Where rows come and go for long, a list of those that went would outgrow the table.
+      if (shard.marks != nullptr &&
+          shard.marks->removed() > kMostRemoved + 2 * shard.index.size()) {
+        mark_ = 0;
+        shard.marks->StopNoting();
+      }
     }
   });
   return erased.load();
@@ -245,12 +265,14 @@ Result<uint64_t> MemoryStore<Index>::Erase(const Key* keys, size_t n,
 
 template <typename Index>
 void MemoryStore<Index>::Clear() {
+  ForgetChanges();
   std::lock_guard<std::mutex> guard(layout_mu_);
   arena_ = std::make_shared<Arena>();
   for (uint32_t s = 0; s < shard_count(); ++s) {
     Shard& shard = *shards_[s];
     std::lock_guard<SharedMutex> lock(shard.mu);
     size_.fetch_sub(shard.index.size(), std::memory_order_relaxed);
+    if (shard.marks != nullptr) shard.marks->ChangingAll(shard.index, shard.rows);
     shard.index = Index(config_, s);
     shard.rows = RowSlabs(layout_, arena_);
   }
@@ -277,6 +299,7 @@ Result<bool> MemoryStore<Index>::Relay(std::shared_ptr<const RowLayout> layout,
     std::shared_lock<SharedMutex> lock(shard->mu);
     reshape |= !layout->SameShape(shard->rows.layout());
   }
+  if (reshape) ForgetChanges();
   std::lock_guard<std::mutex> guard(layout_mu_);
   auto arena = reshape ? std::make_shared<Arena>() : arena_;
   Status failure;
@@ -289,6 +312,7 @@ Result<bool> MemoryStore<Index>::Relay(std::shared_ptr<const RowLayout> layout,
         shard.rows.set_layout(layout);
         continue;
       }
+      if (shard.marks != nullptr) shard.marks->ChangingAll(shard.index, shard.rows);
       Result<RowSlabs> relaid = shard.rows.Relaid(layout, arena);
       if (!relaid.ok()) {
         std::lock_guard<std::mutex> failure_guard(failure_mu);
@@ -334,6 +358,27 @@ uint64_t MemoryStore<Index>::row_bytes() const {
 template <typename Index>
 Result<std::unique_ptr<RowStore::Frozen>> MemoryStore<Index>::Freeze() {
   return std::unique_ptr<Frozen>(std::make_unique<FrozenStore>(*this));
+}
+
+template <typename Index>
+Result<std::unique_ptr<RowCapture>> MemoryStore<Index>::BeginCapture(
+    const CaptureOptions& options) {
+  return StoreCapture::Begin(*this, options);
+}
+
+template <typename Index>
+void MemoryStore<Index>::WaitForCapture() const {
+  if (!capturing_.load(std::memory_order_relaxed)) return;
+  CaptureBudget::OfProcess().WaitForRoom([this] { return !capturing_.load(); });
+}
+
+template <typename Index>
+void MemoryStore<Index>::ForgetChanges() {
+  mark_ = 0;
+  for (const auto& shard : shards_) {
+    std::lock_guard<SharedMutex> lock(shard->mu);
+    if (shard->marks != nullptr) shard->marks->StopNoting();
+  }
 }
 
 template class MemoryStore<HashIndex>;

@@ -10,6 +10,7 @@
 #include "core/base/shared_mutex.h"
 #include "core/rows/row_slabs.h"
 #include "core/rows/row_store.h"
+#include "core/rows/shard_marks.h"
 #include "core/rows/shard_partition.h"
 
 namespace sok {
@@ -49,6 +50,7 @@ class MemoryStore final : public RowStore {
   uint64_t index_bytes() const override;
   uint64_t row_bytes() const override;
   Result<std::unique_ptr<Frozen>> Freeze() override;
+  Result<std::unique_ptr<RowCapture>> BeginCapture(const CaptureOptions& options) override;
 
  private:
   struct alignas(64) Shard {
@@ -56,8 +58,10 @@ class MemoryStore final : public RowStore {
     mutable SharedMutex mu;
     Index index;
     RowSlabs rows;
+    std::unique_ptr<ShardMarks> marks;  // null before the first capture
   };
   class FrozenStore;
+  class StoreCapture;
 
   uint32_t ShardOf(uint64_t hash) const { return Index::ShardOf(hash, config_.shard_bits); }
   uint64_t Hash(Key key) const { return Index::Hash(key, config_); }
@@ -74,13 +78,20 @@ class MemoryStore final : public RowStore {
             int prefetch_floats, const Found& found, const Absent& absent) const;
   uint64_t CountNew(const ShardPartition& partition, const ParallelFor& parallel_for) const;
 
+  // Waits, before any lock is taken, while the copies of a capture have no room.
+  void WaitForCapture() const;
+  // Forgets what changes were noted; the next capture is of all rows. The shards' locks are free.
+  void ForgetChanges();
+
   const IndexConfig config_;
   const int dim_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::atomic<uint64_t> size_{0};
   std::mutex limit_mu_;             // one Upsert at a time where there is a limit to keep
   ShardPartition apply_partition_;  // scratch of Apply
-  mutable std::mutex layout_mu_;    // guards the two below
+  std::atomic<bool> capturing_{false};
+  std::atomic<uint64_t> mark_{0};  // the number of the state that changes are noted since; 0: none
+  mutable std::mutex layout_mu_;   // guards the two below
   std::shared_ptr<const RowLayout> layout_;
   std::shared_ptr<Arena> arena_;
 };

@@ -128,6 +128,14 @@ Result<RowSlabs> RowSlabs::Relaid(std::shared_ptr<const RowLayout> layout,
   return relaid;
 }
 
+std::vector<uint64_t> RowSlabs::taken() const {
+  std::vector<uint64_t> words;
+  words.reserve(uses_.size() * std::size(Use().taken));
+  for (const Use& use : uses_)
+    words.insert(words.end(), std::begin(use.taken), std::end(use.taken));
+  return words;
+}
+
 size_t RowSlabs::untouched_bytes() const {
   size_t bytes = 0;
   for (uint32_t slab = 0; slab < slabs_.size(); ++slab) {

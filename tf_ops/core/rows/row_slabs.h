@@ -80,6 +80,9 @@ class RowSlabs {
 
   const Arena& arena() const { return *arena_; }
 
+  // Returns which rows are in use, a bit a row.
+  std::vector<uint64_t> taken() const;
+
   // Returns the bytes of the pages of the slabs that no row was written to yet.
   size_t untouched_bytes() const;
 

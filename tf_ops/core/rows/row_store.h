@@ -12,6 +12,7 @@
 #include "core/base/status.h"
 #include "core/base/types.h"
 #include "core/rows/index_config.h"
+#include "core/rows/row_capture.h"
 #include "core/rows/row_slabs.h"
 #include "core/rows/shard_partition.h"
 #include "core/rules/row_optimizer.h"
@@ -192,6 +193,13 @@ class RowStore {
     }
   };
   virtual Result<std::unique_ptr<Frozen>> Freeze() = 0;
+
+  // Begins a capture of the rows as they are now. Errors: kFailedPrecondition while there is
+  // another one, or if the state to start from is not the last one that has a number; kUnavailable
+  // from a store that cannot.
+  virtual Result<std::unique_ptr<RowCapture>> BeginCapture(const CaptureOptions& /*options*/) {
+    return Status(Code::kUnavailable, "rows on disk are not captured; make a checkpoint of theirs");
+  }
 };
 
 // Returns the error of an Upsert that would go beyond max_rows.

@@ -23,6 +23,7 @@
 #include "core/tables/optimizer_history.h"
 #include "core/tables/row_evictor.h"
 #include "core/tables/rows_in_use.h"
+#include "core/tables/table_capture.h"
 #include "core/tables/table_contents.h"
 
 namespace sok {
@@ -306,6 +307,9 @@ class Table {
     std::vector<float> slot_start_;
   };
   Result<Snapshot> Freeze();
+
+  // Begins a capture of what the table holds now, which goes on changing meanwhile; see RowCapture.
+  Result<TableCapture> BeginCapture(const CaptureOptions& options);
 
   int dim() const { return config_.dim; }
   // Grows whenever rows may have gone.

@@ -204,6 +204,24 @@ Result<std::vector<std::string>> Table::Snapshot::DumpAdmission() const {
   return DumpCounts(*admission_);
 }
 
+Result<TableCapture> Table::BeginCapture(const CaptureOptions& options) {
+  TableCapture capture;
+  std::lock_guard<std::mutex> commits(commit_mu_);
+  auto rows = store_->BeginCapture(options);
+  if (!rows.ok()) return rows.status();
+  capture.rows = std::move(rows.value());
+  if (admission_ != nullptr) {
+    auto counts = DumpCounts(*admission_);
+    if (!counts.ok()) return counts.status();
+    capture.admission = std::move(counts.value());
+  }
+  capture.state = state_;
+  if (ticks_ != nullptr) capture.step_clock = ticks_->load();
+  capture.dim = config_.dim;
+  capture.slot_start = RowLayout(config_.dim, state_.slots).slot_start();
+  return Result<TableCapture>(std::move(capture));
+}
+
 Result<Table::Snapshot> Table::Freeze() {
   Snapshot snapshot;
   snapshot.commits_ = std::unique_lock<std::mutex>(commit_mu_);

@@ -1,0 +1,210 @@
+#include "core/dump/rows_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "core/dump/dump_format.h"
+
+namespace sok {
+namespace {
+
+using dump::Append;
+using dump::Store;
+
+constexpr char kMagic[] = "SOKROWS\n", kEndMagic[] = "SOKREND\n";
+constexpr uint32_t kVersion = 1;
+constexpr size_t kHeaderBytes = 40;
+constexpr size_t kHeadBytes = 24;  // of a block
+constexpr size_t kChecksumBytes = 8;
+constexpr uint64_t kPieceBytes = 1 << 20;
+// The system brings so many bytes to the device while later ones are made.
+constexpr uint64_t kPushedBytes = 16 << 20;
+
+// Writes a block of what Next or NextKept of a capture copies. Returns whether it may have more.
+Result<bool> PutSome(const NumberedCapture& each,
+                     Result<size_t> (RowCapture::*next)(const CapturedColumns&, size_t),
+                     RowsFileWriter* writer, uint64_t* written) {
+  const auto room = writer->MakeRoom(each.capture->dim, each.capture->slot_floats());
+  if (!room.ok()) return room.status();
+  const auto rows = (each.capture->rows.get()->*next)(room.value().columns, room.value().room);
+  if (!rows.ok()) return rows.status();
+  if (rows.value() > 0) {
+    if (Status status = writer->PutRows(each.table, rows.value()); !status.ok()) return status;
+  }
+  *written += rows.value();
+  return rows.value() == room.value().room;
+}
+
+// Writes the copies that are kept now.
+Status PutKept(const NumberedCapture& each, RowsFileWriter* writer, uint64_t* written) {
+  for (;;) {
+    const auto more = PutSome(each, &RowCapture::NextKept, writer, written);
+    if (!more.ok() || !more.value()) return more.status();
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RowsFileWriter>> RowsFileWriter::Create(const std::string& path,
+                                                               const Identity& identity) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (fd < 0) return SystemError(errno, "make", path);
+  std::unique_ptr<RowsFileWriter> writer(new RowsFileWriter(fd, path));
+  std::string header(kMagic, dump::kMagicBytes);
+  Append(header, kVersion);
+  Append(header, static_cast<uint32_t>(kHeaderBytes));
+  Append(header, identity.attempt);
+  Append(header, identity.worker);
+  Append(header, identity.workers);
+  Append(header, Checksum(header.data(), header.size(), 0));
+  if (Status status = writer->Write(header.data(), header.size()); !status.ok()) return status;
+  return Result<std::unique_ptr<RowsFileWriter>>(std::move(writer));
+}
+
+RowsFileWriter::~RowsFileWriter() {
+  if (fd_ >= 0) close(fd_);
+}
+
+Result<RowsFileWriter::Room> RowsFileWriter::MakeRoom(int dim, int slot_floats) {
+  dim_ = dim;
+  slot_floats_ = slot_floats;
+  const uint64_t row_bytes = dump::RowBytes(dim, slot_floats);
+  room_ = std::max<uint64_t>(1, kMostPayload / row_bytes);
+  const size_t bytes = kHeadBytes + room_ * row_bytes + kChecksumBytes;
+  if (!block_.Reserve(bytes)) return OutOfMemory(bytes, path_);
+  Room room;
+  room.room = room_;
+  char* at = block_.data() + kHeadBytes;
+  room.columns.keys = reinterpret_cast<Key*>(at);
+  at += room_ * sizeof(Key);
+  room.columns.update_nums = reinterpret_cast<uint32_t*>(at);
+  at += room_ * sizeof(uint32_t);
+  room.columns.update_times = reinterpret_cast<uint32_t*>(at);
+  at += room_ * sizeof(uint32_t);
+  room.columns.embeddings = reinterpret_cast<float*>(at);
+  room.columns.slots = room.columns.embeddings + room_ * static_cast<size_t>(dim);
+  return room;
+}
+
+Status RowsFileWriter::PutRows(uint32_t table, size_t n) {
+  // Columns of fewer rows than there is room for move together.
+  char* const payload = block_.data() + kHeadBytes;
+  size_t to = 0, from = 0;
+  for (const size_t width :
+       {sizeof(Key), sizeof(uint32_t), sizeof(uint32_t), static_cast<size_t>(dim_) * sizeof(float),
+        static_cast<size_t>(slot_floats_) * sizeof(float)}) {
+    if (to != from) std::memmove(payload + to, payload + from, n * width);
+    to += n * width;
+    from += room_ * width;
+  }
+  return PutBlock(table, RowsBlock::kRows, n, to);
+}
+
+Status RowsFileWriter::PutBytes(uint32_t table, RowsBlock kind, const void* bytes, size_t size) {
+  for (size_t begin = 0; begin < size; begin += kMostPayload) {
+    const size_t payload = std::min<size_t>(kMostPayload, size - begin);
+    const size_t block = kHeadBytes + payload + kChecksumBytes;
+    if (!block_.Reserve(block)) return OutOfMemory(block, path_);
+    std::memcpy(block_.data() + kHeadBytes, static_cast<const char*>(bytes) + begin, payload);
+    if (Status status = PutBlock(table, kind, begin, payload); !status.ok()) return status;
+  }
+  return Status();
+}
+
+Status RowsFileWriter::PutRemoved(uint32_t table, const Key* keys, size_t n) {
+  constexpr size_t kMostKeys = kMostPayload / sizeof(Key);
+  for (size_t begin = 0; begin < n; begin += kMostKeys) {
+    const size_t count = std::min(kMostKeys, n - begin);
+    const size_t block = kHeadBytes + count * sizeof(Key) + kChecksumBytes;
+    if (!block_.Reserve(block)) return OutOfMemory(block, path_);
+    std::memcpy(block_.data() + kHeadBytes, keys + begin, count * sizeof(Key));
+    Status status = PutBlock(table, RowsBlock::kRemoved, count, count * sizeof(Key));
+    if (!status.ok()) return status;
+  }
+  return Status();
+}
+
+Status RowsFileWriter::PutBlock(uint32_t table, RowsBlock kind, uint64_t number, size_t payload) {
+  char* const block = block_.data();
+  Store(block, table);
+  Store(block + 4, static_cast<uint32_t>(kind));
+  Store(block + 8, number);
+  Store(block + 16, static_cast<uint64_t>(payload));
+  const size_t covered = kHeadBytes + payload;
+  Store(block + covered, Checksum(block, covered, bytes_));
+  return Write(block, covered + kChecksumBytes);
+}
+
+Status RowsFileWriter::Write(const char* bytes, size_t size) {
+  for (size_t done = 0; done < size;) {
+    const ssize_t wrote = write(fd_, bytes + done, size - done);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) return SystemError(errno, "write", path_);
+    done += static_cast<size_t>(wrote);
+  }
+  for (size_t done = 0; done < size;) {
+    const uint64_t in_piece = (bytes_ + done) % kPieceBytes;
+    const size_t part = std::min<size_t>(kPieceBytes - in_piece, size - done);
+    piece_.Add(bytes + done, part);
+    done += part;
+    if (in_piece + part < kPieceBytes) continue;
+    Append(pieces_, piece_.value());
+    piece_.Start(bytes_ + done);
+  }
+  bytes_ += size;
+#ifdef SYNC_FILE_RANGE_WRITE
+  if (bytes_ - pushed_ >= kPushedBytes) {
+    // A file system that cannot do it does it all in Finish.
+    (void)sync_file_range(fd_, static_cast<off_t>(pushed_), static_cast<off_t>(bytes_ - pushed_),
+                          SYNC_FILE_RANGE_WRITE);
+    pushed_ = bytes_;
+  }
+#endif
+  return Status();
+}
+
+Result<RowsFileWriter::Summary> RowsFileWriter::Finish(const std::string& index) {
+  const uint64_t offset = bytes_;
+  std::string end = index;
+  Append(end, offset);
+  Append(end, static_cast<uint64_t>(offset + index.size() + 4 * sizeof(uint64_t)));
+  Append(end, Checksum(end.data(), end.size(), offset));
+  end.append(kEndMagic, dump::kMagicBytes);
+  if (Status status = Write(end.data(), end.size()); !status.ok()) return status;
+  if (fsync(fd_) != 0) return SystemError(errno, "bring to the device", path_);
+  if (bytes_ % kPieceBytes != 0) Append(pieces_, piece_.value());
+  return Summary{bytes_, Checksum(pieces_.data(), pieces_.size(), bytes_)};
+}
+
+Status PutCaptures(const std::vector<NumberedCapture>& captures, RowsFileWriter* writer) {
+  const CaptureBudget& budget = CaptureBudget::OfProcess();
+  std::vector<uint64_t> written(captures.size(), 0);
+  for (size_t i = 0; i < captures.size(); ++i) {
+    const std::vector<Key>& removed = captures[i].capture->rows->removed();
+    Status status = writer->PutRemoved(captures[i].table, removed.data(), removed.size());
+    if (!status.ok()) return status;
+    for (bool is_more = true; is_more;) {
+      // Others wait for room, perhaps those who change a later table.
+      for (size_t j = i; j < captures.size() && 2 * budget.used() > budget.limit(); ++j) {
+        status = PutKept(captures[j], writer, &written[j]);
+        if (!status.ok()) return status;
+      }
+      const auto more = PutSome(captures[i], &RowCapture::Next, writer, &written[i]);
+      if (!more.ok()) return more.status();
+      is_more = more.value();
+    }
+    const uint64_t rows = captures[i].capture->rows->rows();
+    if (written[i] == rows) continue;
+    return Status(Code::kInternal, "expected " + std::to_string(rows) +
+                                       " rows of a table that is saved, found " +
+                                       std::to_string(written[i]) + "; the save is of no use");
+  }
+  return Status();
+}
+
+}  // namespace sok

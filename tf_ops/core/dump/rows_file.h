@@ -1,0 +1,95 @@
+// The file of rows that one worker writes of a checkpoint: blocks with checksums, an index behind
+// them. docs/reference/file-formats.md has the layout as tables; numbers are little-endian.
+//
+//   header  magic[8] u32 version, u32 header_bytes, u64 attempt, u32 worker, u32 workers, u64
+//           checksum of all before
+//   block*  u32 table, u32 kind, u64 number, u64 payload_bytes, payload, u64 checksum of all that
+//   index   JSON, which the caller writes
+//   footer  u64 index_offset, file_bytes, checksum from index_offset to here, end_magic[8]
+//
+// Whoever reads it is sok_embed/checkpoint/rows_file.py.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/checksum.h"
+#include "core/base/file.h"
+#include "core/base/status.h"
+#include "core/rows/row_capture.h"
+#include "core/tables/table_capture.h"
+
+namespace sok {
+
+// Kinds of blocks.
+enum class RowsBlock : uint32_t { kRows = 1, kAdmission = 2, kSketch = 3, kRemoved = 4 };
+
+// One thread at a time may use it. After an error what stands in the file is of no use.
+class RowsFileWriter {
+ public:
+  // A block has at most so many bytes of payload, but at least one row.
+  static constexpr uint64_t kMostPayload = 4 << 20;
+
+  struct Identity {
+    uint64_t attempt;
+    uint32_t worker, workers;
+  };
+  struct Summary {
+    uint64_t bytes;
+    uint64_t checksum;  // of the pieces of 1 MiB of the file: see files.py
+  };
+
+  // Makes the file, which must not be there.
+  static Result<std::unique_ptr<RowsFileWriter>> Create(const std::string& path,
+                                                        const Identity& identity);
+  ~RowsFileWriter();
+  RowsFileWriter(const RowsFileWriter&) = delete;
+  RowsFileWriter& operator=(const RowsFileWriter&) = delete;
+
+  // Where the columns of up to `room` rows go, before PutRows.
+  struct Room {
+    CapturedColumns columns;
+    size_t room;
+  };
+  // Errors: kResourceExhausted if there is no memory for a block.
+  Result<Room> MakeRoom(int dim, int slot_floats);
+  // Writes the first n rows of the room as a block.
+  Status PutRows(uint32_t table, size_t n);
+  // Writes bytes in blocks; `number` of each is where its bytes begin.
+  Status PutBytes(uint32_t table, RowsBlock kind, const void* bytes, size_t size);
+  // Writes keys in blocks; `number` of each is how many they are.
+  Status PutRemoved(uint32_t table, const Key* keys, size_t n);
+
+  // Writes the index and brings all to the device.
+  Result<Summary> Finish(const std::string& index);
+
+ private:
+  RowsFileWriter(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+
+  Status PutBlock(uint32_t table, RowsBlock kind, uint64_t number, size_t payload);
+  Status Write(const char* bytes, size_t size);
+
+  int fd_;
+  const std::string path_;
+  uint64_t bytes_ = 0;
+  uint64_t pushed_ = 0;  // bytes that the system was told to bring to the device
+  FileBuffer block_;     // head, payload, checksum
+  int dim_ = 0, slot_floats_ = 0;
+  size_t room_ = 0;  // rows that the block has room for
+  RunningChecksum piece_;
+  std::string pieces_;  // checksums of whole pieces
+};
+
+// A capture and the number of its table in the file.
+struct NumberedCapture {
+  uint32_t table;
+  TableCapture* capture;
+};
+
+// Writes the rows and the removed keys of captures, those first of which copies are kept while
+// these take more than half of the CaptureBudget.
+Status PutCaptures(const std::vector<NumberedCapture>& captures, RowsFileWriter* writer);
+
+}  // namespace sok

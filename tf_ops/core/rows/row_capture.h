@@ -1,0 +1,94 @@
+// Rows of a store as they were at one moment, copied out while the store goes on changing.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/base/types.h"
+
+namespace sok {
+
+// What a capture is of. States of a store that somebody has captured have numbers, which whoever
+// captures draws.
+struct CaptureOptions {
+  // The number of the state that is captured, from which later captures may start; 0: none will.
+  uint64_t mark = 0;
+  // Only rows that were made or changed, and keys that went, since the state of this number, which
+  // must be the last one that has a number; 0: all rows.
+  uint64_t since = 0;
+};
+
+// Where a capture writes rows. All have room for so many as the call says.
+struct CapturedColumns {
+  Key* keys;
+  uint32_t* update_nums;
+  uint32_t* update_times;
+  float* embeddings;  // (room, dim)
+  float* slots;       // (room, slot_floats)
+};
+
+// A store has at most one at a time. Whoever changes a row that the capture has not copied out yet
+// keeps a copy for it first; such copies count in the CaptureBudget.
+//
+// One thread at a time may use it. It must not outlive its store.
+class RowCapture {
+ public:
+  RowCapture() = default;
+  RowCapture(const RowCapture&) = delete;
+  RowCapture& operator=(const RowCapture&) = delete;
+  // Ends it. Without Keep, the store forgets the number of the state, and a capture that starts
+  // from the one before has all changes since then.
+  virtual ~RowCapture() = default;
+
+  // How many rows it has in all.
+  virtual uint64_t rows() const = 0;
+  // Distinct keys that went since the state that the capture starts from; some of them may have
+  // come again, and have a row.
+  virtual const std::vector<Key>& removed() const = 0;
+
+  // Copies rows that were not copied out before, in no order. Returns how many; less than `room` if
+  // these were the last. kResourceExhausted: memory for copies has ended, and some rows are lost to
+  // the capture.
+  virtual Result<size_t> Next(const CapturedColumns& to, size_t room) = 0;
+  // The same of rows alone of which copies are kept; less than `room` says that none are left now.
+  virtual Result<size_t> NextKept(const CapturedColumns& to, size_t room) = 0;
+  // Returns the bytes of the copies that are kept.
+  virtual uint64_t kept_bytes() const = 0;
+
+  // What was captured is safe: the store remembers the number of its state.
+  virtual void Keep() = 0;
+};
+
+// The memory of copies that all captures of the process keep. Thread-safe.
+class CaptureBudget {
+ public:
+  static CaptureBudget& OfProcess();
+
+  // Those who change rows wait while so many bytes are kept.
+  void set_limit(uint64_t bytes);
+  uint64_t limit() const;
+  uint64_t used() const;
+  uint64_t peak() const;          // the greatest `used` since the limit was set
+  double waited_seconds() const;  // how long threads have waited, since the limit was set
+  void Add(uint64_t bytes);
+  void Remove(uint64_t bytes);
+  // Waits until less than the limit is used, or `ended` returns true.
+  void WaitForRoom(const std::function<bool()>& ended);
+  // Has those who wait ask `ended` again.
+  void Wake();
+
+ private:
+  mutable std::mutex mu_;
+  std::condition_variable changed_;
+  uint64_t limit_ = uint64_t{256} << 20;
+  uint64_t used_ = 0;
+  uint64_t peak_ = 0;
+  double waited_seconds_ = 0;
+};
+
+}  // namespace sok

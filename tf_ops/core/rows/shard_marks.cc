@@ -1,0 +1,146 @@
+#include "core/rows/shard_marks.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <new>
+#include <utility>
+
+namespace sok {
+namespace {
+
+constexpr size_t kChunkBytes = size_t{256} << 10;
+
+// Writes a row into columns.
+void PutRow(const CapturedColumns& to, size_t at, Key key, const RowMeta& meta, const float* row,
+            size_t dim, size_t slot_floats) {
+  to.keys[at] = key;
+  to.update_nums[at] = meta.update_num;
+  to.update_times[at] = meta.update_time;
+  std::copy_n(row, dim, to.embeddings + at * dim);
+  std::copy_n(row + dim, slot_floats, to.slots + at * slot_floats);
+}
+
+}  // namespace
+
+void RowBits::Add(const RowBits& other) {
+  if (words_.size() < other.words_.size()) words_.resize(other.words_.size());
+  for (size_t i = 0; i < other.words_.size(); ++i) words_[i] |= other.words_[i];
+}
+
+void RowBits::KeepThoseOf(const RowBits& other) {
+  for (size_t i = 0; i < words_.size(); ++i) {
+    words_[i] &= i < other.words_.size() ? other.words_[i] : 0;
+  }
+}
+
+uint64_t RowBits::Count() const {
+  uint64_t count = 0;
+  for (uint64_t word : words_) count += static_cast<uint64_t>(__builtin_popcountll(word));
+  return count;
+}
+
+size_t RowCopies::chunk_rows() const { return std::max<size_t>(1, kChunkBytes / record_bytes()); }
+
+RowCopies::~RowCopies() {
+  if (!chunks_.empty()) CaptureBudget::OfProcess().Remove(bytes());
+}
+
+RowCopies::RowCopies(RowCopies&& other) noexcept
+    : dim_(other.dim_), slot_floats_(other.slot_floats_), chunks_(std::move(other.chunks_)) {
+  other.chunks_.clear();
+}
+
+bool RowCopies::Add(Key key, const float* row, const RowMeta& meta) {
+  if (chunks_.empty() || chunks_.back().rows == chunk_rows()) {
+    Chunk chunk{std::unique_ptr<char[]>(new (std::nothrow) char[chunk_bytes()])};
+    if (chunk.records == nullptr) return false;
+    chunks_.push_back(std::move(chunk));
+    CaptureBudget::OfProcess().Add(chunk_bytes());
+  }
+  Chunk& chunk = chunks_.back();
+  char* const record = chunk.records.get() + chunk.rows++ * record_bytes();
+  const Record head{key, meta};
+  std::memcpy(record, &head, sizeof(head));
+  std::memcpy(record + sizeof(head), row, floats() * sizeof(float));
+  return true;
+}
+
+void RowCopies::TakeAll(RowCopies& other) {
+  std::move(other.chunks_.begin(), other.chunks_.end(), std::back_inserter(chunks_));
+  other.chunks_.clear();
+}
+
+size_t RowCopies::TakeInto(const CapturedColumns& to, size_t begin, size_t end) {
+  size_t at = begin, freed = 0;
+  while (at < end && !chunks_.empty()) {
+    Chunk& chunk = chunks_.back();
+    while (at < end && chunk.rows > 0) {
+      const char* const record = chunk.records.get() + --chunk.rows * record_bytes();
+      Record head;
+      std::memcpy(&head, record, sizeof(head));
+      PutRow(to, at++, head.key, head.meta, reinterpret_cast<const float*>(record + sizeof(head)),
+             static_cast<size_t>(dim_), static_cast<size_t>(slot_floats_));
+    }
+    if (chunk.rows > 0) break;
+    chunks_.pop_back();
+    freed += chunk_bytes();
+  }
+  if (freed > 0) CaptureBudget::OfProcess().Remove(freed);
+  return at - begin;
+}
+
+void ShardMarks::StartNoting() {
+  noting_ = true;
+  changes_ = {};
+}
+
+void ShardMarks::StopNoting() {
+  noting_ = false;
+  changes_ = {};
+}
+
+void ShardMarks::PutBack(Changes earlier) {
+  // A row that was changed and has gone since then is noted as removed; its number may be that of
+  // another row now, which is captured once more than it must be.
+  changes_.rows.Add(earlier.rows);
+  changes_.removed.insert(changes_.removed.begin(), earlier.removed.begin(), earlier.removed.end());
+}
+
+void ShardMarks::StartCapture(RowBits waiting, const RowLayout& layout) {
+  waiting_ = std::move(waiting);
+  kept_ = std::make_unique<RowCopies>(layout.dim(), layout.slot_floats());
+  lost_ = false;
+}
+
+void ShardMarks::EndCapture() {
+  waiting_ = {};
+  kept_.reset();
+}
+
+void ShardMarks::KeepCopy(Key key, uint32_t row, const RowSlabs& rows) {
+  lost_ |= !kept_->Add(key, rows.row(row), *rows.meta(row));
+  waiting_.Clear(row);
+}
+
+size_t ShardMarks::CopyOut(const std::vector<Key>& keys, const RowSlabs& rows,
+                           const CapturedColumns& to, size_t begin, size_t end, uint32_t* from) {
+  std::vector<uint64_t>& words = waiting_.words();
+  const auto dim = static_cast<size_t>(rows.layout().dim());
+  const auto slot_floats = static_cast<size_t>(rows.layout().slot_floats());
+  size_t at = begin;
+  size_t word = *from / 64;
+  while (word < words.size() && at < end) {
+    if (words[word] == 0) {
+      ++word;
+      continue;
+    }
+    const auto row = static_cast<uint32_t>(word * 64 + __builtin_ctzll(words[word]));
+    words[word] &= words[word] - 1;
+    PutRow(to, at++, keys[row], *rows.meta(row), rows.row(row), dim, slot_floats);
+  }
+  *from = static_cast<uint32_t>(word * 64);
+  return at - begin;
+}
+
+}  // namespace sok

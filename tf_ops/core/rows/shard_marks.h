@@ -1,0 +1,144 @@
+// What a shard knows of its rows over time: which have changed, and which a capture has yet to
+// copy.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/base/types.h"
+#include "core/rows/row_capture.h"
+#include "core/rows/row_slabs.h"
+
+namespace sok {
+
+// A bit a row of a shard.
+class RowBits {
+ public:
+  bool Has(uint32_t row) const {
+    const size_t word = row / 64;
+    return word < words_.size() && (words_[word] >> (row % 64) & 1) != 0;
+  }
+  void Set(uint32_t row) {
+    const size_t word = row / 64;
+    if (word >= words_.size()) words_.resize(word + 1 + words_.size() / 2);
+    words_[word] |= uint64_t{1} << (row % 64);
+  }
+  void Clear(uint32_t row) {
+    const size_t word = row / 64;
+    if (word < words_.size()) words_[word] &= ~(uint64_t{1} << (row % 64));
+  }
+  void Add(const RowBits& other);
+  void KeepThoseOf(const RowBits& other);
+  uint64_t Count() const;
+  std::vector<uint64_t>& words() { return words_; }
+  const std::vector<uint64_t>& words() const { return words_; }
+
+ private:
+  std::vector<uint64_t> words_;
+};
+
+// Copies of rows, which count in the CaptureBudget of the process until they are taken.
+class RowCopies {
+ public:
+  // The floats of a row are its embedding and slots.
+  RowCopies(int dim, int slot_floats) : dim_(dim), slot_floats_(slot_floats) {}
+  ~RowCopies();
+  RowCopies(RowCopies&& other) noexcept;
+  RowCopies& operator=(const RowCopies&) = delete;
+
+  // Returns whether there was memory.
+  bool Add(Key key, const float* row, const RowMeta& meta);
+  // Takes all that another one has.
+  void TakeAll(RowCopies& other);
+  // Moves rows into columns from place `begin` on, as many as there are or have room before `end`.
+  // Returns how many.
+  size_t TakeInto(const CapturedColumns& to, size_t begin, size_t end);
+  bool empty() const { return chunks_.empty(); }
+  uint64_t bytes() const { return chunks_.size() * chunk_bytes(); }
+
+ private:
+  struct Record {
+    Key key;
+    RowMeta meta;
+  };
+  struct Chunk {
+    std::unique_ptr<char[]> records;
+    size_t rows = 0;
+  };
+
+  size_t floats() const { return static_cast<size_t>(dim_) + static_cast<size_t>(slot_floats_); }
+  size_t record_bytes() const { return sizeof(Record) + (floats() * sizeof(float) + 7) / 8 * 8; }
+  size_t chunk_rows() const;
+  size_t chunk_bytes() const { return chunk_rows() * record_bytes(); }
+
+  int dim_, slot_floats_;
+  std::vector<Chunk> chunks_;
+};
+
+// Of one shard. Not thread-safe: whoever holds the shard's lock exclusively may call it, but for
+// CopyOut, which whoever has the capture may call with the lock shared.
+class ShardMarks {
+ public:
+  // Changes since a moment.
+  struct Changes {
+    RowBits rows;              // that were made or changed and are there
+    std::vector<Key> removed;  // keys that went, in order
+  };
+
+  // From now on changes are noted, beginning with none.
+  void StartNoting();
+  void StopNoting();
+  bool noting() const { return noting_; }
+  const Changes& changes() const { return changes_; }
+  // Adds changes that were noted before those that are.
+  void PutBack(Changes earlier);
+
+  // From now on rows of which a bit is set wait to be copied out.
+  void StartCapture(RowBits waiting, const RowLayout& layout);
+  void EndCapture();
+  bool capturing() const { return kept_ != nullptr; }
+
+  // A row is about to change; what is new may have been noted as changed afterwards.
+  void Changing(Key key, uint32_t row, const RowSlabs& rows) {
+    if (waiting_.Has(row)) KeepCopy(key, row, rows);
+    if (noting_) changes_.rows.Set(row);
+  }
+  // A row is about to go.
+  void Going(Key key, uint32_t row, const RowSlabs& rows) {
+    if (waiting_.Has(row)) KeepCopy(key, row, rows);
+    if (!noting_) return;
+    changes_.rows.Clear(row);
+    changes_.removed.push_back(key);
+  }
+  size_t removed() const { return changes_.removed.size(); }
+  // All rows are about to change or to go: has copies kept of all that wait. index is the shard's.
+  template <typename Index>
+  void ChangingAll(const Index& index, const RowSlabs& rows) {
+    if (!capturing()) return;
+    index.ForEach([&](Key key, uint32_t row) {
+      if (waiting_.Has(row)) KeepCopy(key, row, rows);
+    });
+  }
+
+  // Copies rows that wait into columns from place `begin` on, as many as there are from row `*from`
+  // on or have room before `end`, and sets `*from` to where to go on. keys[row] is the key of a row
+  // that waits. Returns how many; their wait is over.
+  size_t CopyOut(const std::vector<Key>& keys, const RowSlabs& rows, const CapturedColumns& to,
+                 size_t begin, size_t end, uint32_t* from);
+  const RowBits& waiting() const { return waiting_; }
+  RowCopies* kept() { return kept_.get(); }
+  // Whether a copy could not be kept.
+  bool lost() const { return lost_; }
+
+ private:
+  void KeepCopy(Key key, uint32_t row, const RowSlabs& rows);
+
+  bool noting_ = false;
+  Changes changes_;
+  RowBits waiting_;
+  std::unique_ptr<RowCopies> kept_;  // null without a capture
+  bool lost_ = false;
+};
+
+}  // namespace sok

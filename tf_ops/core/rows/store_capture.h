@@ -1,0 +1,175 @@
+// The capture of a store in memory, shard by shard. Only memory_store.cc includes it.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/rows/memory_store.h"
+
+namespace sok {
+
+template <typename Index>
+class MemoryStore<Index>::StoreCapture final : public RowCapture {
+ public:
+  static Result<std::unique_ptr<RowCapture>> Begin(MemoryStore& store,
+                                                   const CaptureOptions& options) {
+    if (store.capturing_.exchange(true)) {
+      return Status(Code::kFailedPrecondition,
+                    "expected no save of the table to be under way, got one that is; wait for it");
+    }
+    auto capture = std::unique_ptr<StoreCapture>(new StoreCapture(store, options));
+    if (Status status = capture->Start(); !status.ok()) return status;
+    return std::unique_ptr<RowCapture>(std::move(capture));
+  }
+
+  ~StoreCapture() override {
+    const bool put_back = !kept_ && options_.mark != 0 && store_.mark_ == options_.mark;
+    for (size_t s = 0; s < store_.shards_.size(); ++s) {
+      Shard& shard = *store_.shards_[s];
+      std::lock_guard<SharedMutex> lock(shard.mu);
+      if (shard.marks == nullptr) continue;
+      shard.marks->EndCapture();
+      if (!put_back || !shard.marks->noting()) continue;
+      if (mark_before_ == 0) {
+        shard.marks->StopNoting();
+      } else {
+        shard.marks->PutBack(std::move(before_[s]));
+      }
+    }
+    if (put_back) {
+      uint64_t own = options_.mark;  // unless changes were forgotten meanwhile
+      store_.mark_.compare_exchange_strong(own, mark_before_);
+    }
+    store_.capturing_ = false;
+    CaptureBudget::OfProcess().Wake();
+  }
+
+  uint64_t rows() const override { return rows_; }
+  const std::vector<Key>& removed() const override { return removed_; }
+
+  Result<size_t> Next(const CapturedColumns& to, size_t room) override {
+    size_t n = copies_.TakeInto(to, 0, room);
+    while (n < room && shard_ < store_.shards_.size()) {
+      Shard& shard = *store_.shards_[shard_];
+      {
+        std::shared_lock<SharedMutex> lock(shard.mu);
+        if (!listed_) ListKeys(shard);
+        const size_t copied = shard.marks->CopyOut(keys_, shard.rows, to, n, room, &from_);
+        n += copied;
+      }
+      if (n == room) break;
+      // None waits any more, so that no more copies come.
+      if (Status status = TakeKept(shard); !status.ok()) return status;
+      ++shard_;
+      from_ = 0;
+      listed_ = false;
+      n += copies_.TakeInto(to, n, room);
+    }
+    return n;
+  }
+
+  Result<size_t> NextKept(const CapturedColumns& to, size_t room) override {
+    size_t n = copies_.TakeInto(to, 0, room);
+    for (size_t s = shard_; n < room && s < store_.shards_.size(); ++s) {
+      if (Status status = TakeKept(*store_.shards_[s]); !status.ok()) return status;
+      n += copies_.TakeInto(to, n, room);
+    }
+    return n;
+  }
+
+  uint64_t kept_bytes() const override {
+    uint64_t bytes = copies_.bytes();
+    for (size_t s = shard_; s < store_.shards_.size(); ++s) {
+      Shard& shard = *store_.shards_[s];
+      std::shared_lock<SharedMutex> lock(shard.mu);
+      bytes += shard.marks->kept()->bytes();
+    }
+    return bytes;
+  }
+
+  void Keep() override { kept_ = true; }
+
+ private:
+  StoreCapture(MemoryStore& store, const CaptureOptions& options)
+      : store_(store),
+        options_(options),
+        copies_(store.dim_, store.layout()->slot_floats()),
+        before_(store.shards_.size()) {}
+
+  // All shards are locked for the moment, so that what is captured is of one time.
+  Status Start() {
+    const bool noting = options_.mark != 0;
+    for (const auto& shard : store_.shards_) shard->mu.lock();
+    mark_before_ = store_.mark_;
+    Status status;
+    if (options_.since != 0 && options_.since != mark_before_) {
+      status = Status(Code::kFailedPrecondition,
+                      "expected the changes since the state that was saved before to be known, got "
+                      "a table that has been replaced or saved by others since; save all rows");
+    }
+    for (size_t s = 0; s < store_.shards_.size() && status.ok(); ++s) {
+      Shard& shard = *store_.shards_[s];
+      if (shard.marks == nullptr) shard.marks = std::make_unique<ShardMarks>();
+      RowBits waiting;
+      waiting.words() = shard.rows.taken();
+      if (noting || options_.since != 0) before_[s] = shard.marks->changes();
+      if (options_.since != 0) {
+        waiting.KeepThoseOf(before_[s].rows);
+        removed_.insert(removed_.end(), before_[s].removed.begin(), before_[s].removed.end());
+      }
+      if (noting) shard.marks->StartNoting();
+      rows_ += waiting.Count();
+      shard.marks->StartCapture(std::move(waiting), shard.rows.layout());
+    }
+    if (status.ok() && noting) store_.mark_ = options_.mark;
+    for (const auto& shard : store_.shards_) shard->mu.unlock();
+    if (!status.ok()) options_.mark = 0;  // nothing was noted
+    std::sort(removed_.begin(), removed_.end());
+    removed_.erase(std::unique(removed_.begin(), removed_.end()), removed_.end());
+    return status;
+  }
+
+  // Finds the keys of the rows that wait. The shard's lock is shared.
+  void ListKeys(const Shard& shard) {
+    keys_.assign(shard.marks->waiting().words().size() * 64, 0);
+    if (shard.marks->waiting().Count() > 0) {
+      shard.index.ForEach([&](Key key, uint32_t row) {
+        if (row < keys_.size()) keys_[row] = key;
+      });
+    }
+    listed_ = true;
+  }
+
+  // Takes the copies that a shard has kept.
+  Status TakeKept(Shard& shard) {
+    std::lock_guard<SharedMutex> lock(shard.mu);
+    if (shard.marks->lost()) {
+      return Status(Code::kResourceExhausted,
+                    "no memory for copies of rows that change while the table is saved; make more "
+                    "available, or save without training meanwhile");
+    }
+    copies_.TakeAll(*shard.marks->kept());
+    return Status();
+  }
+
+  MemoryStore& store_;
+  CaptureOptions options_;
+  uint64_t rows_ = 0;
+  std::vector<Key> removed_;
+  bool kept_ = false;
+
+  RowCopies copies_;                         // taken from shards and not written yet
+  size_t shard_ = 0;                         // the one whose rows are copied
+  uint32_t from_ = 0;                        // its next row
+  bool listed_ = false;                      // whether keys_ is of that shard
+  std::vector<Key> keys_;                    // by row
+  uint64_t mark_before_ = 0;                 // what noted changes were since
+  std::vector<ShardMarks::Changes> before_;  // by shard, for a capture that fails
+};
+
+}  // namespace sok
