@@ -280,6 +280,43 @@ def export_piece(
     return ExportedPiece(size, Export(*fields))
 
 
+class BegunCapture(NamedTuple):
+    """What a table holds beside its rows, which `_core.Capture` has.
+
+    Attributes:
+        capture: int64 scalar, the number that `_core.Capture` takes.
+        slot_start: float32 `[slot_floats]`, what the slots of a new row hold.
+        rule: A string scalar, the row optimizer's; empty before the first commit.
+        steps: int64 scalar, the commits so far.
+        step_clock: int64 scalar, what the clock shows if it counts steps, else -1.
+        admission: uint8 `[bytes]`, what an admission has counted.
+    """
+
+    capture: tf.Tensor
+    slot_start: tf.Tensor
+    rule: tf.Tensor
+    steps: tf.Tensor
+    step_clock: tf.Tensor
+    admission: tf.Tensor
+
+
+def begin_capture(table: tf.Tensor, mark: int = 0, since: int = 0) -> BegunCapture:
+    """Begins a capture of a table in memory, which goes on changing meanwhile.
+
+    Args:
+        table: A handle.
+        mark: The number of the state that is captured, from which later captures may start, if this
+            one is kept; 0: none will.
+        since: The number of the state that was captured and kept before: only rows that were made
+            or changed since then, and keys that went. 0: all rows.
+
+    Raises:
+        FailedPreconditionError: If another capture of the table goes on, or changes since that
+            state are not known.
+    """
+    return BegunCapture(*ops.sok_embed_begin_capture(table=table, mark=mark, since=since))
+
+
 def check_integers(contents: Any) -> None:
     """Raises for keys, counts and times of an export that are no integers, which would be rounded.
 

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
-import secrets
-import shutil
-import warnings
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -17,23 +11,11 @@ from sok_embed import communicators
 from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.agreement import Agreement
 from sok_embed.checkpoint.dense import DenseState
-from sok_embed.checkpoint.files import (
-    FileRecord,
-    check_length,
-    check_record,
-    nothing_restored,
-    remove_if_there,
-    sync_folder,
-)
-from sok_embed.checkpoint.manifest import Manifest
+from sok_embed.checkpoint.files import check_record, nothing_restored
+from sok_embed.checkpoint.manifest import Link
 from sok_embed.checkpoint.reading import TablesReader, check_descriptions
-from sok_embed.checkpoint.rows_file import RowsReader
+from sok_embed.checkpoint.saves import Save, SaveOptions
 from sok_embed.checkpoint.tables import Found
-from sok_embed.checkpoint.writing import rows_name, write_rows
-from sok_embed.kv import CorruptionError
-
-# What saves write, all with the number of the save in their names.
-_OWN_NAME = re.compile(r"(?:rows-\d{5,}-of-\d{5,}|dense|manifest)-(?P<attempt>[0-9a-f]{16})[.\w-]*")
 
 
 class Checkpoint:
@@ -102,43 +84,25 @@ class Checkpoint:
         """
         return self._save(local_path(directory))
 
-    def _save(self, folder: str, serial: int = 0, step: int | None = None) -> str:
-        """Saves into a folder of an absolute path.
+    def _save(self, folder: str) -> str:
+        save = self._begin(folder)
+        save.write()
+        save.finish()
+        return folder
+
+    def _begin(self, folder: str, options: SaveOptions | None = None) -> Save:
+        """Begins a save into a folder of an absolute path.
 
         Args:
             folder: The path.
-            serial: Of the save; that of worker 0 counts.
-            step: Of the save. `None`: that of `step()`.
+            options: What the save is like. `None`: a whole one of the step that `step` says.
         """
         agreement = Agreement(communicators.current())
         dense = agreement.together("be ready for a save", self._prepared)
-        step = self.step(dense.found) if step is None else step
-        self._check_agreement(agreement, dense, folder, step)
-        number = secrets.randbits(62) if agreement.rank == 0 else 0
-        attempt = agreement.gather(number, "attempt")[0]
-        first = agreement.rank == 0
-        agreement.together("find the folder", lambda: _make_folder(folder) if first else None)
-
-        def undo() -> None:
-            _remove_attempts(folder, lambda each: each == attempt)
-
-        rows, files = agreement.together(
-            "write their parts", lambda: self._write(folder, dense, attempt, agreement), undo
-        )
-        manifest = Manifest(
-            attempt=attempt,
-            serial=serial,
-            step=step,
-            workers=agreement.size,
-            dense={"prefix": _dense_prefix(attempt), **dense.description()},
-            tables=[host.description() for host in dense.found.tables],
-            rows=_gathered(agreement, rows, attempt),
-            files=files,
-        )
-        agreement.together(
-            "finish the checkpoint", lambda: _finish(folder, manifest) if first else None, undo
-        )
-        return folder
+        if options is None:
+            options = SaveOptions(serial=0, step=self.step(dense.found))
+        self._check_agreement(agreement, dense, folder, options.step)
+        return Save(agreement, folder, dense, options)
 
     def restore(self, directory: str | os.PathLike[str]) -> int:
         """Replaces everything by what a checkpoint has.
@@ -165,11 +129,12 @@ class Checkpoint:
         folder = local_path(directory)
         agreement = Agreement(communicators.current())
 
-        def read() -> Manifest:
+        def read() -> list[Link]:
             with nothing_restored():
-                return manifests.read(folder)
+                return manifests.read_chain(folder)
 
-        manifest = agreement.together("read the manifest", read)
+        chain = agreement.together("read the manifest", read)
+        manifest = chain[0].manifest
         agreement.check_same_text(
             "checkpoint",
             f"{manifest.attempt:016x}",
@@ -178,7 +143,7 @@ class Checkpoint:
 
         def check() -> tuple[DenseState, TablesReader]:
             with nothing_restored():
-                return self._checked(folder, manifest, agreement)
+                return self._checked(chain, agreement)
 
         dense, tables = agreement.together("find the checkpoint whole", check)
         tables.check_rows(agreement.sums(tables.rows_found(), "rows found"))
@@ -202,16 +167,15 @@ class Checkpoint:
         self._half_restored = None
         return manifest.step
 
-    def _checked(
-        self, folder: str, manifest: Manifest, agreement: Agreement
-    ) -> tuple[DenseState, TablesReader]:
+    def _checked(self, chain: list[Link], agreement: Agreement) -> tuple[DenseState, TablesReader]:
         """Reads all files that this worker needs, and raises for what cannot be restored."""
+        folder, manifest = chain[0]
         dense = self._prepared()
         check_descriptions(manifest, dense.found.tables)
         for record in manifest.files:
             check_record(folder, record)
         dense.check(folder, manifest)
-        tables = TablesReader(folder, manifest, dense.found.tables, agreement.rank, agreement.size)
+        tables = TablesReader(chain, dense.found.tables, agreement.rank, agreement.size)
         tables.check()
         return dense, tables
 
@@ -261,19 +225,6 @@ class Checkpoint:
         agreement.check_same_text("model", text, "Make the same model on all of them.")
         agreement.check_same_text("folder", folder, "Give all of them the same path.")
 
-    def _write(
-        self, folder: str, dense: DenseState, attempt: int, agreement: Agreement
-    ) -> tuple[FileRecord | None, list[FileRecord]]:
-        """Writes what this worker has: its rows, if there are tables, and dense weights."""
-        rows, files = None, []
-        hosts = dense.found.tables
-        if hosts:
-            rows = write_rows(folder, hosts, attempt, agreement.rank, agreement.size)
-        if agreement.rank == 0:
-            files = dense.write(folder, _dense_prefix(attempt))
-        sync_folder(folder)
-        return rows, files
-
 
 def local_path(path: str | os.PathLike[str]) -> str:
     """The absolute path of a folder.
@@ -288,114 +239,6 @@ def local_path(path: str | os.PathLike[str]) -> str:
             "local or a shared folder, and copy the checkpoint from there."
         )
     return os.path.abspath(text)
-
-
-def _dense_prefix(attempt: int) -> str:
-    return f"dense-{attempt:016x}"
-
-
-def _gathered(agreement: Agreement, record: FileRecord | None, attempt: int) -> list[FileRecord]:
-    """The records of the files of rows of all workers."""
-    if record is None:
-        return []
-    checksum_bits = int(record.checksum, 16)
-    lengths = agreement.gather(record.bytes, "lengths of files")
-    high = agreement.gather(checksum_bits >> 32, "checksums of files, high")
-    low = agreement.gather(checksum_bits & 0xFFFFFFFF, "checksums of files, low")
-    return [
-        FileRecord(
-            rows_name(worker, agreement.size, attempt),
-            lengths[worker],
-            f"{high[worker] << 32 | low[worker]:016x}",
-        )
-        for worker in range(agreement.size)
-    ]
-
-
-def _make_folder(folder: str) -> None:
-    """Makes the folder, or removes what saves have left in there that did not end.
-
-    Raises:
-        ValueError: For a checkpoint of a later version, which is not replaced.
-    """
-    if os.path.isdir(folder):
-        if manifests.is_whole(folder):
-            # The new manifest takes the place of a damaged one, and the files go then.
-            with contextlib.suppress(CorruptionError):
-                manifests.read(folder)
-        _remove_attempts(folder, lambda _: True)
-        return
-    made = []
-    while not os.path.isdir(folder):
-        made.append(folder)
-        folder = os.path.dirname(folder)
-    os.makedirs(made[0])
-    for each in made:
-        sync_folder(os.path.dirname(each))
-
-
-def is_of_a_save(name: str) -> bool:
-    """Whether a file or a folder has a name that saves give."""
-    return _OWN_NAME.fullmatch(name) is not None
-
-
-def _finish(folder: str, manifest: Manifest) -> None:
-    """Writes the manifest, once the files of all workers are seen to be there."""
-    readers = []
-    for worker, record in enumerate(manifest.rows):
-        path = os.path.join(folder, record.name)
-        if not os.path.exists(path):
-            raise FileNotFoundError(
-                f"Expected '{path}', which worker {worker} has written. Received: nothing there. "
-                "Save into a folder that all workers share."
-            )
-        readers.append(RowsReader(folder, record, manifest.attempt, worker, manifest.workers))
-    for record in manifest.files:
-        check_length(os.path.join(folder, record.name), record.bytes)
-    entries = [entry for reader in readers for entry in reader.tables]
-    for table in manifest.tables:
-        of_table = [entry for entry in entries if entry["path"] == table["path"]]
-        table["parts"] = {
-            part: _total([entry for entry in of_table if entry["part"] == part])
-            for part in sorted({entry["part"] for entry in of_table})
-        }
-    manifests.write(folder, manifest)
-    try:
-        _remove_attempts(folder, lambda attempt: attempt != manifest.attempt)
-    except OSError as error:
-        warnings.warn(
-            f"Expected to remove the files of earlier saves in '{folder}'. Received: {error}. The "
-            "checkpoint is whole, and the next save removes them.",
-            stacklevel=6,
-        )
-
-
-def _total(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What a manifest says of rows that several workers have."""
-    return {
-        "rule": max(entry["rule"] for entry in entries),
-        "slot_floats": max(entry["slot_floats"] for entry in entries),
-        "steps": max(entry["steps"] for entry in entries),
-        "rows": sum(entry["rows"] for entry in entries),
-    }
-
-
-def _remove_attempts(folder: str, goes: Callable[[int], bool]) -> None:
-    """Removes the files of saves, but those that the manifest in the folder names."""
-    try:
-        kept = manifests.read(folder).attempt if manifests.is_whole(folder) else None
-    except (OSError, ValueError):
-        return  # what a damaged manifest names is not known
-    for name in os.listdir(folder):
-        found = _OWN_NAME.fullmatch(name)
-        if found is None or int(found["attempt"], 16) == kept:
-            continue
-        path = os.path.join(folder, name)
-        if goes(int(found["attempt"], 16)):
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                remove_if_there(path)
 
 
 def waiting_calls(found: Found) -> int:

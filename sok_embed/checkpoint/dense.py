@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from sok_embed import contents
-from sok_embed.checkpoint.files import FileRecord, damaged, record_of
+from sok_embed.checkpoint.files import damaged
 from sok_embed.checkpoint.manifest import Manifest
 from sok_embed.checkpoint.tables import Found, find
 
@@ -53,10 +53,11 @@ class DenseState:
             "others": sorted(self.found.others),
         }
 
-    def write(self, folder: str, prefix: str) -> list[FileRecord]:
-        """Writes all variables into files whose names begin with `prefix`. Returns their records.
+    def write(self, folder: str, prefix: str) -> list[str]:
+        """Writes all variables into files whose names begin with `prefix`. Returns these names.
 
-        Files of a save that fails are left for whoever removes what no manifest names.
+        The files may not be on the device yet. Those of a save that fails are left for whoever
+        removes what no manifest names.
         """
         checkpoint = tf.train.Checkpoint(**self._given, **self._metrics)
         try:
@@ -66,8 +67,7 @@ class DenseState:
             raise OSError(
                 f"Expected to write dense weights into '{folder}'. Received: {error.message}"
             ) from None
-        names = sorted(name for name in os.listdir(folder) if name.startswith(f"{prefix}."))
-        return [record_of(folder, name) for name in names]
+        return sorted(name for name in os.listdir(folder) if name.startswith(f"{prefix}."))
 
     def check(self, folder: str, manifest: Manifest) -> None:
         """Raises for variables and other objects than those that were saved.

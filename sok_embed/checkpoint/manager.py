@@ -5,17 +5,38 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import threading
 import warnings
+from typing import NamedTuple
 
 from sok_embed import communicators
 from sok_embed.arguments import check_integer, check_positive
 from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.agreement import LARGEST, Agreement
-from sok_embed.checkpoint.checkpoint import Checkpoint, is_of_a_save, local_path
+from sok_embed.checkpoint.checkpoint import Checkpoint, local_path
 from sok_embed.checkpoint.files import remove_if_there, sync_folder
+from sok_embed.checkpoint.manifest import Parent
+from sok_embed.checkpoint.saves import Save, SaveOptions, is_of_a_save
+from sok_embed.kv import _core
 
 _STEP_FOLDER = re.compile(r"step-(\d{9,})")
 _MOST = 2**31
+
+
+class _Chain(NamedTuple):
+    """The last checkpoint from which the changes since then can be saved.
+
+    Attributes:
+        parent: That checkpoint.
+        deltas: How many checkpoints of changes there are up to it.
+        base_bytes: The length of the files that have everything.
+        delta_bytes: The length of those that have changes.
+    """
+
+    parent: Parent
+    deltas: int
+    base_bytes: int
+    delta_bytes: int
 
 
 class CheckpointManager:
@@ -26,6 +47,19 @@ class CheckpointManager:
     without a manifest is what a save has left that did not end: it is never taken for a checkpoint,
     and the next save removes it. Old checkpoints lose their manifest first, so that half of one is
     never taken for one either.
+
+    `save(incremental=True)` writes dense weights, and of tables in memory only the rows that were
+    made or changed since the save before, and the keys that went. Such a checkpoint needs those
+    before it, back to one that has everything, and these stay as long as it does. One that has
+    everything is made where there is none to begin with: by the first save of a process, after a
+    restore, after `max_deltas`, and where the changes together have become longer than everything
+    was.
+
+    With `save_on_background`, `save` returns once it is known what is to be saved, and training
+    goes on while a thread writes. What is saved is what was there at the call, bit for bit: whoever
+    changes a row that is not written yet keeps a copy of it first, in up to 256 MiB (see
+    `set_copy_budget`); beyond that, training waits. Call `wait` after the last save. An error of a
+    save is raised by the next call of `save`, `poll` or `wait`.
 
     Example:
     >>> import tensorflow as tf
@@ -41,6 +75,8 @@ class CheckpointManager:
         directory: Where; it is made when it is needed. Nothing else should be in there.
         max_to_keep: The most checkpoints, beside those of `keep_every`. `None`: all of them.
         keep_every: Of each so many steps the first checkpoint is kept for good. `None`: none is.
+        max_deltas: The most checkpoints of changes, one after another.
+        save_on_background: Whether training goes on while a checkpoint is written.
 
     Raises:
         ValueError: For numbers that are not positive.
@@ -52,14 +88,24 @@ class CheckpointManager:
         directory: str | os.PathLike[str],
         max_to_keep: int | None = 3,
         keep_every: int | None = None,
+        max_deltas: int = 40,
+        save_on_background: bool = False,
     ) -> None:
         self._checkpoint = checkpoint
         self.directory = local_path(directory)
-        for name, number in (("max_to_keep", max_to_keep), ("keep_every", keep_every)):
+        for name, number in (
+            ("max_to_keep", max_to_keep),
+            ("keep_every", keep_every),
+            ("max_deltas", max_deltas),
+        ):
             if number is not None:
                 check_positive(name, number, _MOST)
         self._max_to_keep = max_to_keep
         self._keep_every = keep_every
+        self._max_deltas = max_deltas
+        self._on_background = save_on_background
+        self._chain: _Chain | None = None
+        self._pending: _Pending | None = None
         self._last_step: int | None = None  # of the last save, if no restore came after it
 
     @property
@@ -72,20 +118,23 @@ class CheckpointManager:
         """The folder of the whole checkpoint that was saved last; `None`: there is none."""
         return next(reversed(self.checkpoints), None)
 
-    def save(self, step: int | None = None) -> str:
+    def save(self, step: int | None = None, incremental: bool = False) -> str:
         """Saves a checkpoint of the step, and removes old ones. Returns its folder.
 
-        An old checkpoint that cannot be removed is a warning. So is a step that is not given and is
-        that of the save before, which is replaced: nothing that is saved has counted it.
+        A save that is still being written is waited for first. An old checkpoint that cannot be
+        removed is a warning. So is a step that is not given and is that of the save before, which
+        is replaced: nothing that is saved has counted it.
 
         Args:
             step: The number of the folder, not negative. `None`: the iterations of the model's
                 optimizer; without one, those of the optimizers among the objects, or 0.
+            incremental: Whether to save only the changes since the save before, if that can be.
 
         Raises:
             ValueError: For a negative step.
             Exception: As `Checkpoint.save`. All checkpoints stay.
         """
+        self.wait()
         agreement = Agreement(communicators.current())
         first = agreement.rank == 0
         own_step = agreement.together("know the step", lambda: self._step_of_save(step))
@@ -93,13 +142,89 @@ class CheckpointManager:
         serial = agreement.together(
             "find room for a checkpoint", lambda: self._make_room(step) if first else 0
         )
-        folder = self._checkpoint._save(self._folder(step), serial, own_step)
-        self._last_step = step
-        # All wait, so that they see the same checkpoints.
-        agreement.together(
-            "remove old checkpoints", lambda: self._remove_old(step) if first else None
+        parent = self._parent(step) if incremental and first else None
+        chained = agreement.gather(int(parent is not None), "changes alone")[0] == 1
+        save = self._checkpoint._begin(
+            self._folder(step),
+            SaveOptions(
+                serial,
+                own_step,
+                self._chain.parent if chained and self._chain else None,
+                notes_changes=incremental or self._chain is not None,
+                goes_on=self._on_background,
+            ),
         )
-        return folder
+        self._last_step = step
+        self._pending = _Pending(save, step, self)
+        if not self._on_background:
+            self.wait()
+        return save.folder
+
+    def poll(self) -> bool:
+        """Ends a save that all workers have written, if there is one; the others go on.
+
+        Call it now and then where training goes on for long after a save: several workers end a
+        save together, and it is no checkpoint until then. It takes the time of a small message.
+
+        Returns:
+            Whether no save is being written any more.
+
+        Raises:
+            Exception: That of the save.
+        """
+        pending = self._pending
+        if pending is None:
+            return True
+        if not pending.is_written_everywhere():
+            return False
+        self.wait()
+        return True
+
+    def wait(self) -> None:
+        """Waits until the last save is whole.
+
+        Raises:
+            Exception: That of the save. All checkpoints stay, and the next save may follow.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.finish()
+
+    def _finish(self, save: Save, step: int) -> None:
+        """Makes a save whole, once this worker has written its part; collective."""
+        manifest = save.finish()
+        length = sum(record.bytes for record in (*manifest.rows, *manifest.files))
+        parent = Parent(os.path.basename(save.folder), manifest.state)
+        if not save.options.notes_changes:
+            self._chain = None
+        elif manifest.parent is None or self._chain is None:
+            self._chain = _Chain(parent, 0, length, 0)
+        else:
+            before = self._chain
+            self._chain = _Chain(
+                parent, before.deltas + 1, before.base_bytes, before.delta_bytes + length
+            )
+        # All wait, so that they see the same checkpoints.
+        agreement = save.agreement
+        agreement.together(
+            "remove old checkpoints",
+            lambda: self._remove_old(step) if agreement.rank == 0 else None,
+        )
+
+    def _parent(self, step: int) -> Parent | None:
+        """The checkpoint whose changes since then the save of a step may have alone."""
+        chain = self._chain
+        if chain is None or chain.deltas >= self._max_deltas:
+            return None
+        if chain.delta_bytes > chain.base_bytes:
+            return None
+        if chain.parent.folder == os.path.basename(self._folder(step)):
+            return None  # it is replaced
+        try:
+            links = manifests.read_chain(os.path.join(self.directory, chain.parent.folder))
+        except (OSError, ValueError):
+            return None  # somebody has removed or damaged it
+        return chain.parent if links[0].manifest.state == chain.parent.state else None
 
     def restore_or_initialize(self) -> str | None:
         """Restores the whole checkpoint that was saved last.
@@ -110,6 +235,7 @@ class CheckpointManager:
         Raises:
             Exception: As `Checkpoint.restore`.
         """
+        self.wait()
         agreement = Agreement(communicators.current())
         # Worker 0 says which: others may have an older view of a shared disk.
         steps = agreement.together(
@@ -121,10 +247,13 @@ class CheckpointManager:
         folder = self._folder(chosen - 1)
         self._checkpoint.restore(folder)
         self._last_step = None
+        self._chain = None
         return folder
 
     def remove_all(self) -> None:
         """Removes all checkpoints, and the directory if nothing else is in there."""
+        self.wait()
+        self._chain = None
         agreement = Agreement(communicators.current())
 
         def remove() -> None:
@@ -189,17 +318,34 @@ class CheckpointManager:
         return sorted(serials, key=lambda step: (serials[step], step))
 
     def _too_many(self, saved: int) -> list[int]:
-        """Steps whose checkpoints are to go."""
+        """Steps whose checkpoints are to go, those that build on others before these."""
         steps = self._by_age()
-        if self._max_to_keep is None:
-            return []
-        kept = set(steps[-self._max_to_keep :]) | {saved}
+        builds_on = {step: self._builds_on(step) for step in steps}
+        orphans = {step for step in steps if builds_on[step] is None} - {saved}
+        kept = set(steps if self._max_to_keep is None else steps[-self._max_to_keep :]) | {saved}
         if self._keep_every is not None:
             firsts: dict[int, int] = {}
-            for step in sorted(steps):
+            for step in sorted(set(steps) - orphans):
                 firsts.setdefault(step // self._keep_every, step)
             kept.update(firsts.values())
-        return [step for step in steps if step not in kept]
+        kept -= orphans
+        needed = kept.union(*(builds_on[step] or () for step in kept))
+        return [step for step in reversed(steps) if step not in needed]
+
+    def _builds_on(self, step: int) -> list[int] | None:
+        """The steps of the checkpoints that one needs; `None`: one of them was replaced or went."""
+        try:
+            own = manifests.read(self._folder(step))
+        except (OSError, ValueError):
+            return []  # it may be the last one, and is not judged here
+        if own.parent is None:
+            return []
+        try:
+            chain = manifests.read_chain(self._folder(step))
+        except (OSError, ValueError):
+            return None
+        found = [_STEP_FOLDER.fullmatch(os.path.basename(link.folder)) for link in chain[1:]]
+        return [int(match[1]) for match in found if match is not None]
 
     def _make_room(self, step: int) -> int:
         """Removes what saves have left that did not end. Returns the serial of the next save."""
@@ -231,3 +377,59 @@ class CheckpointManager:
         sync_folder(folder)
         shutil.rmtree(folder)
         sync_folder(self.directory)
+
+
+class _Pending:
+    """A save that is being written, by a thread if training goes on meanwhile."""
+
+    def __init__(self, save: Save, step: int, manager: CheckpointManager) -> None:
+        self._save = save
+        self._step = step
+        self._manager = manager
+        self._alone = save.agreement.size == 1
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+        if save.options.goes_on:
+            # The interpreter waits for it before it ends.
+            self._thread = threading.Thread(target=self._write, name="sok_embed.checkpoint")
+            self._thread.start()
+        else:
+            self._write()
+
+    def _write(self) -> None:
+        self._save.write()
+        if self._alone:
+            # Nobody need be asked, so the checkpoint is whole as soon as it can be.
+            try:
+                self._manager._finish(self._save, self._step)
+            except Exception as error:
+                self._error = error
+
+    def is_written_everywhere(self) -> bool:
+        """Whether all workers have written their parts; collective."""
+        writing = self._thread is not None and self._thread.is_alive()
+        return not any(self._save.agreement.gather(int(writing), "still writing"))
+
+    def finish(self) -> None:
+        """Waits for the thread, and makes the save whole; collective."""
+        if self._thread is not None:
+            self._thread.join()
+        if not self._alone:
+            self._manager._finish(self._save, self._step)
+        if self._error is not None:
+            raise self._error
+
+
+def set_copy_budget(mebibytes: int) -> None:
+    """Sets how much memory this process may take for copies of rows that change while it saves.
+
+    Beyond it, changes of rows wait until copies are written. The default is 256.
+
+    Args:
+        mebibytes: Of 2^20 bytes, for all tables together.
+
+    Raises:
+        ValueError: For a number that is not positive.
+    """
+    check_positive("mebibytes", mebibytes, _MOST)
+    _core.set_capture_budget(mebibytes << 20)

@@ -19,6 +19,21 @@ _FORMAT = "sok-embed checkpoint"
 _VERSION = 1
 # What a reader must know to read what this writer writes.
 _FEATURES = ("full", "rows-1", "tf.train.Checkpoint")
+# The same of a checkpoint that has the changes since another one.
+_DELTA_FEATURES = ("delta", "rows-1", "tf.train.Checkpoint")
+_KNOWN_FEATURES = frozenset(_FEATURES + _DELTA_FEATURES)
+
+
+class Parent(NamedTuple):
+    """The checkpoint whose changes since then another one has.
+
+    Attributes:
+        folder: Its name, in the folder that both lie in.
+        state: The number of what it holds.
+    """
+
+    folder: str
+    state: int
 
 
 class Manifest(NamedTuple):
@@ -34,6 +49,9 @@ class Manifest(NamedTuple):
         tables: A dict for each table; see `docs/reference/file-formats.md`.
         rows: The file of rows of each worker; none without tables.
         files: Of dense weights.
+        parent: Of a checkpoint that has the changes since that one; `None`: it has everything.
+        state: The number of what it holds: that of the save that captured it, also where its files
+            were written again later.
     """
 
     attempt: int
@@ -44,6 +62,8 @@ class Manifest(NamedTuple):
     tables: list[dict[str, Any]]
     rows: list[FileRecord]
     files: list[FileRecord]
+    parent: Parent | None = None
+    state: int = 0
 
     @property
     def names(self) -> set[str]:
@@ -57,9 +77,12 @@ def write(folder: str, manifest: Manifest) -> None:
         "format": _FORMAT,
         "version": _VERSION,
         "least_reader": _VERSION,
-        "features": list(_FEATURES),
+        "features": list(_DELTA_FEATURES if manifest.parent else _FEATURES),
         **manifest._asdict(),
         "attempt": f"{manifest.attempt:016x}",
+        "state": f"{manifest.state:016x}",
+        "parent": manifest.parent
+        and {"folder": manifest.parent.folder, "state": f"{manifest.parent.state:016x}"},
         "rows": [record._asdict() for record in manifest.rows],
         "files": [record._asdict() for record in manifest.files],
     }
@@ -104,6 +127,9 @@ def read(folder: str) -> Manifest:
             raise damaged(path, "names of files in the folder of the manifest", repr(record.name))
     if not is_plain_name(content["dense"]["prefix"]):
         raise damaged(path, "a plain name of dense weights", repr(content["dense"]["prefix"]))
+    parent = content.get("parent")
+    if parent and not is_plain_name(parent["folder"]):
+        raise damaged(path, "a plain name of the checkpoint before", repr(parent["folder"]))
     return Manifest(
         attempt=int(content["attempt"], 16),
         serial=content.get("serial", 0),
@@ -113,7 +139,54 @@ def read(folder: str) -> Manifest:
         tables=content["tables"],
         rows=rows,
         files=files,
+        parent=Parent(parent["folder"], int(parent["state"], 16)) if parent else None,
+        state=int(content.get("state") or content["attempt"], 16),
     )
+
+
+class Link(NamedTuple):
+    """One of the checkpoints that another one needs.
+
+    Attributes:
+        folder: Of the checkpoint.
+        manifest: Its manifest.
+    """
+
+    folder: str
+    manifest: Manifest
+
+
+def read_chain(folder: str) -> list[Link]:
+    """Reads the manifest of a folder, and of those that it has the changes since, the newest first.
+
+    Raises:
+        FileNotFoundError: If there is none in the folder.
+        CorruptionError: For one that is not as it was written, and where one of the others is not
+            there or holds another state.
+        ValueError: For one that this version does not know how to read.
+    """
+    chain = [Link(folder, read(folder))]
+    while (parent := chain[-1].manifest.parent) is not None:
+        path = os.path.join(os.path.dirname(folder), parent.folder)
+        if not is_whole(path):
+            raise damaged(chain[-1].folder, f"the checkpoint that it builds on, '{path}'", "none")
+        manifest = read(path)
+        if manifest.state != parent.state or path in [link.folder for link in chain]:
+            raise damaged(
+                chain[-1].folder,
+                f"state {parent.state:016x} in '{path}', which it builds on",
+                f"state {manifest.state:016x}, of another chain",
+            )
+        own = (manifest.workers, [_identity(table) for table in manifest.tables])
+        first = chain[0].manifest
+        if own != (first.workers, [_identity(table) for table in first.tables]):
+            raise damaged(path, "the tables and workers of the later checkpoints", "others")
+        chain.append(Link(path, manifest))
+    return chain
+
+
+def _identity(table: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(table[name] for name in ("path", "kind", "dim", "owners"))
 
 
 def _check_version(path: str, content: dict[str, Any]) -> None:
@@ -121,13 +194,13 @@ def _check_version(path: str, content: dict[str, Any]) -> None:
     least, features = content.get("least_reader"), content.get("features")
     if not isinstance(least, int) or not isinstance(features, list):
         raise damaged(path, "a least reader and features", "none")
-    unknown = [each for each in features if each not in _FEATURES]
+    unknown = [each for each in features if each not in _KNOWN_FEATURES]
     if least > _VERSION or unknown:
         raise ValueError(
-            f"Expected a checkpoint of version {_VERSION} with features of {list(_FEATURES)} in "
-            f"'{path}', which this sok-embed knows. Received: one for readers of version {least} "
-            f"on, with {unknown or 'no other'} beside these. Restore it with the sok-embed that "
-            "wrote it, or a newer one."
+            f"Expected a checkpoint of version {_VERSION} with features of "
+            f"{sorted(_KNOWN_FEATURES)} in '{path}', which this sok-embed knows. Received: one for "
+            f"readers of version {least} on, with {unknown or 'no other'} beside these. Restore "
+            "it with the sok-embed that wrote it, or a newer one."
         )
 
 

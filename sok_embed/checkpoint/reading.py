@@ -8,14 +8,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from sok_embed import kv, tf_ops
 from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.checkpoint.counts import merge_admissions, merge_sketches
-from sok_embed.checkpoint.manifest import Manifest
-from sok_embed.checkpoint.rows_file import ADMISSION, ROWS, SKETCH, Rows, RowsReader
+from sok_embed.checkpoint.manifest import Link, Manifest
+from sok_embed.checkpoint.rows_file import (
+    ADMISSION,
+    REMOVED,
+    ROWS,
+    SKETCH,
+    Block,
+    Rows,
+    RowsReader,
+)
 from sok_embed.checkpoint.tables import Head, Host, Part, owner_text
 from sok_embed.checkpoint.writing import head_in
+from sok_embed.kv import _core
 from sok_embed.table import Table
 from sok_embed.tensors import as_errors
 
@@ -26,10 +36,12 @@ class _Place(NamedTuple):
     """Where a file says something of rows.
 
     Attributes:
+        link: Of which checkpoint of the chain, 0 being the newest.
         worker: Who wrote the file.
         table: The number in its index.
     """
 
+    link: int
     worker: int
     table: int
 
@@ -37,29 +49,67 @@ class _Place(NamedTuple):
 class PartReader:
     """The rows of a part that are this worker's, in all files that may have some.
 
+    Checkpoints of a chain are read from the newest to the oldest, and of each key the first row
+    counts that is found, unless the key is found as removed before.
+
     Args:
         part: That takes them.
-        sources: Workers that wrote some.
-        readers: Of files, by the worker.
-        number: Of the part in the indices.
+        places: Where rows may be.
+        readers: Of files, by the number of the checkpoint and the worker.
 
     Attributes:
         head: What the table will hold beside rows.
     """
 
     def __init__(
-        self, part: Part, sources: Sequence[int], readers: dict[int, RowsReader], number: int
+        self, part: Part, places: Sequence[_Place], readers: Mapping[tuple[int, int], RowsReader]
     ) -> None:
         self.part = part
-        self.places = {_Place(worker, number) for worker in sources}
-        entries = [readers[worker].tables[number] for worker in sources]
+        self.places = set(places)
+        # The newest checkpoint says what there is beside rows.
+        self.newest = sorted(place for place in places if place.link == 0)
+        self._oldest = max(place.link for place in places)
+        entries = [readers[place[:2]].tables[place.table] for place in self.newest]
         self.head = _merged_head(part, [head_in(entry) for entry in entries])
         self._counts: dict[tuple[int, int], bytearray] = {}
         self.rows = 0  # that `check` has found
+        self.start()
 
-    def check(self, rows: Rows) -> None:
-        """Looks at rows of a file before anything is changed."""
-        own = rows.where(self.part.mine(rows.keys))
+    def start(self) -> None:
+        """Begins with the newest checkpoint."""
+        self._link = 0
+        self._settled = _core.KeySet()  # keys that newer checkpoints have said something of
+        self._said: list[npt.NDArray[np.uint64]] = []  # keys of the checkpoint that is read
+
+    def _reach(self, link: int) -> None:
+        """Goes on to an older checkpoint."""
+        if link != self._link:
+            for keys in self._said:
+                self._settled.add(keys)
+            self._said.clear()
+            self._link = link
+
+    def _say(self, keys: npt.NDArray[np.int64]) -> None:
+        if self._link < self._oldest:
+            self._said.append(keys.view(np.uint64).copy())
+
+    def remove(self, link: int, keys: npt.NDArray[np.int64]) -> None:
+        """Has keys count as removed in older checkpoints."""
+        self._reach(link)
+        self._say(keys)
+
+    def own(self, link: int, rows: Rows) -> Rows:
+        """Which rows of a checkpoint count, and are this worker's."""
+        self._reach(link)
+        self._say(rows.keys)
+        if len(self._settled):
+            settled = np.empty(len(rows.keys), np.uint8)
+            self._settled.contains(rows.keys.view(np.uint64), settled)
+            rows = rows.where(settled == 0)
+        return rows.where(self.part.mine(rows.keys))
+
+    def check(self, own: Rows) -> None:
+        """Looks at rows before anything is changed."""
         self.rows += len(own.keys)
         limit = self.part.max_rows
         if limit and self.rows > limit:
@@ -72,9 +122,8 @@ class PartReader:
             piece = self.head.contents(self.part.table.dim, own)
             as_errors(lambda: tf_ops.check_restore(self.part.handle, piece))
 
-    def add(self, rows: Rows) -> None:
-        """Takes up rows of a file."""
-        own = rows.where(self.part.mine(rows.keys))
+    def add(self, own: Rows) -> None:
+        """Takes up rows."""
         if len(own.keys):
             piece = self.head.contents(self.part.table.dim, own)
             as_errors(lambda: tf_ops.add_rows(self.part.handle, piece))
@@ -99,7 +148,7 @@ class PartReader:
     def admission(self) -> bytes:
         """What the admission of this worker will have counted."""
         counts = self.counts(ADMISSION)
-        if len(counts) == 1 and len(self.places) == 1:
+        if len(counts) == 1 and len(self.newest) == 1:
             return next(iter(counts.values()))
         return merge_admissions(list(counts.values()), self.part.mine)
 
@@ -123,17 +172,14 @@ class TablesReader:
     """All tables of a checkpoint, for this worker.
 
     Args:
-        folder: Of the checkpoint.
-        manifest: Its manifest.
+        chain: The checkpoint, and those that it has the changes since, the newest first.
         hosts: The tables that are to be restored, in the order of the manifest.
         rank: The number of this worker.
         size: How many there are.
     """
 
-    def __init__(
-        self, folder: str, manifest: Manifest, hosts: Sequence[Host], rank: int, size: int
-    ) -> None:
-        self._folder = folder
+    def __init__(self, chain: Sequence[Link], hosts: Sequence[Host], rank: int, size: int) -> None:
+        self._folder, manifest = chain[0]
         self._rank, self._size = rank, size
         self._workers = manifest.workers
         self._entries = manifest.tables
@@ -142,10 +188,12 @@ class TablesReader:
             self._sources(host, entry) for host, entry in zip(hosts, manifest.tables, strict=True)
         ]
         needed = sorted(set().union(*sources)) if sources else []
+        # The newest checkpoint first, as its rows count.
         self._readers = {
-            worker: RowsReader(
-                folder, manifest.rows[worker], manifest.attempt, worker, manifest.workers
+            (number, worker): RowsReader(
+                folder, each.rows[worker], each.attempt, worker, each.workers
             )
+            for number, (folder, each) in enumerate(chain)
             for worker in needed
         }
         self._parts: list[PartReader] = []
@@ -153,8 +201,20 @@ class TablesReader:
             for part in host.parts:
                 number = len(self._parts)
                 self._check_index(host, part, number)
-                self._parts.append(PartReader(part, sorted(of_host), self._readers, number))
+                places = [
+                    place
+                    for worker in sorted(of_host)
+                    for place in self._places(worker, number, len(chain))
+                ]
+                self._parts.append(PartReader(part, places, self._readers))
         self._adaptive: dict[int, tf_ops.AdaptiveExport] = {}
+
+    def _places(self, worker: int, number: int, links: int) -> Iterator[_Place]:
+        """Where a worker's rows of a part are: back to the newest file that has all of them."""
+        for link in range(links):
+            yield _Place(link, worker, number)
+            if self._readers[link, worker].tables[number]["whole"]:
+                return
 
     def _sources(self, host: Host, entry: dict[str, Any]) -> set[int]:
         """Which workers wrote rows that may be this worker's."""
@@ -177,10 +237,23 @@ class TablesReader:
                     "checkpoint is that of another model."
                 )
 
-    def _blocks(self) -> Iterator[tuple[int, RowsReader, Any]]:
-        for worker, reader in self._readers.items():
+    def _blocks(self) -> Iterator[tuple[_Place, PartReader, RowsReader, Block]]:
+        """Yields all blocks that count, those of the newest checkpoint first."""
+        for part in self._parts:
+            part.start()
+        wanted = {place[:2] for part in self._parts for place in part.places}
+        for (link, worker), reader in self._readers.items():
+            if (link, worker) not in wanted:
+                continue
             for block in reader.blocks():
-                yield worker, reader, block
+                place = _Place(link, worker, block.table)
+                part = self._parts[block.table]
+                if place not in part.places:
+                    continue
+                if block.kind == REMOVED:
+                    part.remove(link, reader.removed_in(block))
+                else:
+                    yield place, part, reader, block
 
     def check(self) -> None:
         """Reads all files, and raises for whatever `restore` would refuse."""
@@ -190,14 +263,11 @@ class TablesReader:
                     f"Expected storages that may be written. Received: {storage!r}. Open it "
                     "without read_only=True."
                 )
-        for worker, reader, block in self._blocks():
-            part = self._parts[block.table]
-            if _Place(worker, block.table) not in part.places:
-                continue
+        for place, part, reader, block in self._blocks():
             if block.kind == ROWS:
-                part.check(reader.rows_of(block))
-            else:
-                part.add_bytes(worker, block.kind, block.number, block.payload)
+                part.check(part.own(place.link, reader.rows_of(block)))
+            elif place.link == 0:
+                part.add_bytes(place.worker, block.kind, block.number, block.payload)
         for number, part in enumerate(self._parts):
             empty = part.head.contents(part.part.table.dim, admission=part.admission())
             as_errors(lambda part=part, empty=empty: tf_ops.check_restore(part.part.handle, empty))
@@ -215,7 +285,7 @@ class TablesReader:
             found: The sums of `rows_found` over all workers.
         """
         saved = [
-            entry["parts"][part.name]["rows"]
+            entry["parts"][part.name].get("size", entry["parts"][part.name]["rows"])
             for host, entry in zip(self._hosts, self._entries, strict=True)
             for part in host.parts
         ]
@@ -240,11 +310,11 @@ class TablesReader:
         cells = merge_sketches(own.counts(SKETCH), self._workers, host.sketch_place)
         # Figures of several workers add up to what they were.
         inherited = [
-            self._readers[place.worker].tables[number]["counters"]
-            for place in sorted(own.places)
+            self._readers[place[:2]].tables[number]["counters"]
+            for place in own.newest
             if place.worker % self._size == self._rank
         ]
-        like = self._readers[min(own.places).worker].tables[number]["counters"]
+        like = self._readers[own.newest[0][:2]].tables[number]["counters"]
         counters = np.array(inherited or [[0] * len(like)], np.int64).sum(0)
         counters[0] = like[0]  # the version
         return tf_ops.AdaptiveExport(
@@ -260,10 +330,9 @@ class TablesReader:
             elif number in self._adaptive:
                 assert isinstance(table, AdaptiveTable)
                 table.restore(self._adaptive[number])
-        for worker, reader, block in self._blocks():
-            part = self._parts[block.table]
-            if block.kind == ROWS and _Place(worker, block.table) in part.places:
-                part.add(reader.rows_of(block))
+        for place, part, reader, block in self._blocks():
+            if block.kind == ROWS:
+                part.add(part.own(place.link, reader.rows_of(block)))
         for storage in self._storages():
             storage.flush()
 

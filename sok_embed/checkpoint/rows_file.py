@@ -24,11 +24,12 @@ from sok_embed.checkpoint.files import (
     checksum,
     damaged,
 )
+from sok_embed.kv import _core
 
 MAGIC, END_MAGIC = b"SOKROWS\n", b"SOKREND\n"
 VERSION = 1
 
-ROWS, ADMISSION, SKETCH = 1, 2, 3  # kinds of blocks
+ROWS, ADMISSION, SKETCH, REMOVED = 1, 2, 3, 4  # kinds of blocks
 
 # A block has at most so many bytes of payload, but at least one row.
 PAYLOAD_BYTES = 4 << 20
@@ -71,8 +72,8 @@ class Block(NamedTuple):
 
     Attributes:
         table: Its number in the index.
-        kind: `ROWS`, `ADMISSION` or `SKETCH`.
-        number: Of rows how many; of other bytes where they begin.
+        kind: `ROWS`, `ADMISSION`, `SKETCH` or `REMOVED`.
+        number: Of rows and removed keys how many; of other bytes where they begin.
         payload: The bytes.
     """
 
@@ -87,11 +88,6 @@ def row_bytes(dim: int, slot_floats: int) -> int:
     return _ROW_BYTES + 4 * (dim + slot_floats)
 
 
-def rows_a_block(dim: int, slot_floats: int) -> int:
-    """The most rows of a block."""
-    return max(1, PAYLOAD_BYTES // row_bytes(dim, slot_floats))
-
-
 class RowsWriter:
     """Writes a file, which counts once a manifest names it.
 
@@ -104,11 +100,7 @@ class RowsWriter:
 
     def __init__(self, path: str, attempt: int, worker: int, workers: int) -> None:
         self.path = path
-        self._file = open(path, "xb", buffering=1 << 20)
-        self._checksum = FileChecksum()
-        header = _HEADER.pack(MAGIC, VERSION, _HEADER_BYTES, attempt, worker, workers)
-        self._put(header)
-        self._put(checksum(header, 0).to_bytes(8, "little"))
+        self._core = _core.RowsFileWriter(path, attempt, worker, workers)
 
     def __enter__(self) -> RowsWriter:
         return self
@@ -119,51 +111,47 @@ class RowsWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
-
-    def _put(self, data: Any) -> None:
-        self._file.write(data)
-        self._checksum.update(data)
+        self._core.close()
 
     def put_rows(self, table: int, rows: Rows) -> None:
         """Adds rows, in as many blocks as they need."""
-        most = rows_a_block(rows.embeddings.shape[1], rows.slots.shape[1])
-        for begin in range(0, len(rows.keys), most):
-            part = rows.between(begin, begin + most)
-            columns: list[npt.NDArray[Any]] = [
-                part.keys,
-                part.update_nums.astype(np.uint32),
-                part.update_times.astype(np.uint32),
-                part.embeddings,
-                part.slots,
-            ]
-            payload = b"".join(np.ascontiguousarray(column).tobytes() for column in columns)
-            self._put_block(table, ROWS, len(part.keys), payload)
+        self._core.put_rows(
+            table,
+            _flat(rows.keys, np.int64).view(np.uint64),
+            _flat(rows.update_nums, np.uint32),
+            _flat(rows.update_times, np.uint32),
+            _flat(rows.embeddings, np.float32),
+            _flat(rows.slots, np.float32),
+            rows.embeddings.shape[1],
+            rows.slots.shape[1],
+        )
+
+    def put_captures(self, tables: Sequence[int], captures: Sequence[_core.Capture]) -> None:
+        """Adds the rows of captures, and the keys that they have as removed.
+
+        Args:
+            tables: The number of each capture's table.
+            captures: All those of one save, so that none of them keeps copies for long.
+        """
+        self._core.put_captures(tables, captures)
 
     def put_bytes(self, table: int, kind: int, data: bytes) -> None:
         """Adds what an admission or a sketch has counted."""
-        for begin in range(0, len(data), PAYLOAD_BYTES):
-            self._put_block(table, kind, begin, data[begin : begin + PAYLOAD_BYTES])
+        self._core.put_bytes(table, kind, np.frombuffer(data, np.uint8))
 
-    def _put_block(self, table: int, kind: int, number: int, payload: bytes) -> None:
-        offset = self._checksum.bytes
-        block = _BLOCK.pack(table, kind, number, len(payload)) + payload
-        self._put(block)
-        self._put(checksum(block, offset).to_bytes(8, "little"))
+    def put_removed(self, table: int, keys: npt.NDArray[np.int64]) -> None:
+        """Adds keys that went since the checkpoint before."""
+        self._core.put_removed(table, _flat(keys, np.int64).view(np.uint64))
 
     def finish(self, tables: Sequence[dict[str, Any]]) -> FileRecord:
         """Writes the index, forces the file to disk, and returns its record."""
-        offset = self._checksum.bytes
         index = json.dumps({"tables": list(tables)}, allow_nan=False).encode()
-        length = offset + len(index) + _FOOTER.size
-        end = index + struct.pack("<QQ", offset, length)
-        self._put(end)
-        self._put(checksum(end, offset).to_bytes(8, "little") + END_MAGIC)
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return FileRecord(
-            os.path.basename(self.path), self._checksum.bytes, self._checksum.digest()
-        )
+        length, digest = self._core.finish(index)
+        return FileRecord(os.path.basename(self.path), length, f"{digest:016x}")
+
+
+def _flat(column: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(column, dtype).reshape(-1)
 
 
 class RowsReader:
@@ -227,6 +215,9 @@ class RowsReader:
             raise damaged(self.path, "an index that agrees with its checksum", "another")
         try:
             tables = json.loads(index)["tables"]
+            for entry in tables:  # files of before there were changes alone
+                for name, value in (("size", entry["rows"]), ("removed", 0), ("whole", True)):
+                    entry.setdefault(name, value)
             fits = all(_is_entry(entry) for entry in tables)
         except (ValueError, TypeError, KeyError):
             fits = False
@@ -263,14 +254,21 @@ class RowsReader:
 
     def _check_head(self, offset: int, table: int, kind: int, number: int, length: int) -> None:
         """Raises unless the lengths of a block agree with each other and with the index."""
-        fits = table < len(self.tables) and kind in (ROWS, ADMISSION, SKETCH)
+        fits = table < len(self.tables) and kind in (ROWS, ADMISSION, SKETCH, REMOVED)
         if fits and kind == ROWS:
             width = row_bytes(self.tables[table]["dim"], self.tables[table]["slot_floats"])
             fits = length == number * width and 0 < length <= max(width, PAYLOAD_BYTES)
+        elif fits and kind == REMOVED:
+            fits = length == 8 * number and 0 < length <= PAYLOAD_BYTES
         elif fits:
             fits = 0 < length <= PAYLOAD_BYTES
         if not fits or offset + _BLOCK.size + length + 8 > self._index_offset:
             raise damaged(self.path, f"a block at byte {offset}", "lengths that do not fit")
+
+    @staticmethod
+    def removed_in(block: Block) -> npt.NDArray[np.int64]:
+        """The keys of a block of removed ones."""
+        return np.frombuffer(block.payload, np.int64)
 
     def rows_of(self, block: Block) -> Rows:
         """The rows of a block, which stay in its memory."""
@@ -289,7 +287,8 @@ class RowsReader:
 
 _ENTRY = {
     "path": str, "part": str, "dim": int, "slot_floats": int, "rule": str, "steps": int,
-    "step_clock": int, "slot_start": list, "rows": int, "admission_bytes": int,
+    "step_clock": int, "slot_start": list, "rows": int, "size": int, "removed": int, "whole": bool,
+    "admission_bytes": int,
 }  # fmt: skip
 
 

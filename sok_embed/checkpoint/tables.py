@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -18,14 +17,12 @@ from sok_embed import kv, tf_ops
 from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.checkpoint.counts import SketchPlace
 from sok_embed.checkpoint.dump_rows import rows_of_dump
-from sok_embed.checkpoint.rows_file import Rows, row_bytes
+from sok_embed.checkpoint.rows_file import Rows
+from sok_embed.kv import _core
 from sok_embed.owners import EveryWorkerRule
 from sok_embed.table import Table
 from sok_embed.tensors import as_errors
 from sok_embed.worker_record import WorkerRecord
-
-# Rows that are in memory twice while they are copied out.
-_PIECE_BYTES = 64 << 20
 
 
 class Head(NamedTuple):
@@ -72,16 +69,6 @@ class Head(NamedTuple):
         )
 
 
-def head_of(exported: tf_ops.Export) -> Head:
-    """The head of an export."""
-    return Head(
-        bytes(np.asarray(exported.rule).item()).decode(),
-        int(exported.steps),
-        int(exported.step_clock),
-        [float(value) for value in np.asarray(exported.slot_start)],
-    )
-
-
 @dataclass(frozen=True)
 class Part:
     """Rows that lie under one handle: those of a table, or the own or static ones of an adaptive.
@@ -123,48 +110,52 @@ class Part:
             owners = buckets % self.table.owners
         return np.asarray(owners == self.table.owner)
 
+    @property
+    def storage(self) -> kv.Storage | None:
+        """Where the rows lie on disk; `None`: they are in memory."""
+        return self.table.storage if isinstance(self.table, Table) else None
+
+    @property
+    def group(self) -> int:
+        """The group of the storage."""
+        assert isinstance(self.table, Table)
+        return self.table._group
+
     def head(self) -> tuple[Head, bytes]:
         """The head, and what an admission has counted."""
         _, exported = as_errors(
             lambda: tf_ops.export_piece(self.handle, self.table.dim, 0, 0, with_admission=True)
         )
-        return head_of(exported), exported.admission.numpy().tobytes()
+        return _head_of(exported), exported.admission.numpy().tobytes()
 
-    def pieces(self, head: Head, scratch: str) -> Iterator[Rows]:
-        """Yields all rows, some at a time.
-
-        Args:
-            head: Of the table.
-            scratch: The path of a file that may be written meanwhile, for rows in a storage.
+    def capture(self, mark: int, since: int) -> tuple[Head, bytes, _core.Capture]:
+        """Begins a capture: see `tf_ops.begin_capture`. Returns what `head` does, and the capture.
 
         Raises:
-            RuntimeError: If the table was changed meanwhile.
+            RuntimeError: If another one goes on, or changes since that state are not known.
         """
-        storage = self.table.storage if isinstance(self.table, Table) else None
-        if storage is not None:
-            yield from _stored_rows(storage, self.table._group, scratch)
-            return
-        width = row_bytes(self.table.dim, len(head.slot_start))
-        most = max(1, _PIECE_BYTES // width)
-        expected = None
-        for begin in itertools.count(0, most):
-            size, exported = as_errors(
-                lambda begin=begin: tf_ops.export_piece(self.handle, self.table.dim, begin, most)
-            )
-            now = (int(size), head_of(exported))
-            expected = expected or now
-            if now != expected or now[1] != head:
-                raise RuntimeError(
-                    f"Table '{self.table.name}': expected it to stay as it is while it is saved. "
-                    "Received: a change. Save between two steps, on the thread that trains."
-                )
-            yield Rows._make(exported._asdict()[field].numpy() for field in Rows._fields)
-            if begin + most >= expected[0]:
-                return
+        begun = as_errors(lambda: tf_ops.begin_capture(self.handle, mark, since))
+        capture = _core.Capture(int(begun.capture))
+        return _head_of(begun), begun.admission.numpy().tobytes(), capture
 
 
-def _stored_rows(storage: kv.Storage, group: int, scratch: str) -> Iterator[Rows]:
-    """The rows of a group, by way of a dump: a piece of a view would take a walk through all."""
+def _head_of(exported: tf_ops.Export | tf_ops.BegunCapture) -> Head:
+    return Head(
+        bytes(np.asarray(exported.rule).item()).decode(),
+        int(exported.steps),
+        int(exported.step_clock),
+        [float(value) for value in np.asarray(exported.slot_start)],
+    )
+
+
+def stored_rows(storage: kv.Storage | _core.Storage, group: int, scratch: str) -> Iterator[Rows]:
+    """The rows of a group, by way of a dump: a piece of a view would take a walk through all.
+
+    Args:
+        storage: The storage.
+        group: The group.
+        scratch: The path of a file that is written meanwhile.
+    """
     try:
         storage.dump(scratch, group=group)
         for *_, rows in rows_of_dump(scratch):

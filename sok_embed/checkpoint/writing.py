@@ -1,17 +1,21 @@
-"""What one worker writes of a checkpoint: the rows that it has."""
+"""What one worker writes of a checkpoint: the rows that it has at one moment."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from sok_embed import tf_ops
+from sok_embed import kv, tf_ops
 from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.checkpoint.files import FileRecord, removed_on_error
 from sok_embed.checkpoint.rows_file import ADMISSION, SKETCH, RowsWriter
-from sok_embed.checkpoint.tables import Head, Host, Part
+from sok_embed.checkpoint.tables import Head, Host, Part, stored_rows
+from sok_embed.kv import _core
 from sok_embed.tensors import as_errors
+
+_CACHE_BYTES = 8 << 20  # of a storage that is only dumped
 
 
 def rows_name(worker: int, workers: int, attempt: int) -> str:
@@ -19,57 +23,169 @@ def rows_name(worker: int, workers: int, attempt: int) -> str:
     return f"rows-{worker + 1:05d}-of-{workers:05d}-{attempt:016x}.sok"
 
 
-def write_rows(
-    folder: str, hosts: Sequence[Host], attempt: int, worker: int, workers: int
-) -> FileRecord:
-    """Writes all rows of this worker into one file, which is removed on an error.
+class RowsOf(NamedTuple):
+    """Which rows are captured.
 
-    Rows that every worker has are written by worker 0.
+    Attributes:
+        attempt: The number of the save.
+        worker: Of which worker.
+        workers: Of how many.
+        mark: The number of the state, from which the next save may start; 0: none will.
+        since: That of the state before, whose changes alone are captured; 0: all rows are.
     """
-    path = os.path.join(folder, rows_name(worker, workers, attempt))
-    entries: list[dict[str, Any]] = []
-    with removed_on_error(path), RowsWriter(path, attempt, worker, workers) as writer:
-        for host in hosts:
-            for part in host.parts:
-                entries.append(_write_part(writer, len(entries), host, part, worker))
-            if isinstance(host.table, AdaptiveTable):
-                # The counts stand with the own rows, which come first.
-                entries[-2] |= _write_sketch(writer, len(entries) - 2, host.table)
-        return writer.finish(entries)
+
+    attempt: int
+    worker: int
+    workers: int
+    mark: int = 0
+    since: int = 0
 
 
-def _write_part(
-    writer: RowsWriter, number: int, host: Host, part: Part, worker: int
-) -> dict[str, Any]:
-    head, admission = part.head()
-    rows = 0
-    if worker == 0 or not part.shared:
-        scratch = f"{writer.path}.rows"
-        for piece in part.pieces(head, scratch):
-            writer.put_rows(number, piece)
-            rows += len(piece.keys)
-    writer.put_bytes(number, ADMISSION, admission)
-    return {
-        "path": host.path,
-        "part": part.name,
-        "dim": part.table.dim,
-        "slot_floats": len(head.slot_start),
-        **head._asdict(),
-        "rows": rows,
-        "admission_bytes": len(admission),
-    }
+class RowsCapture:
+    """All that a worker has of the tables at one moment, while training goes on.
 
+    Rows in memory are not copied yet: whoever changes one keeps a copy of it first. Rows that every
+    worker has are those of worker 0. Rows on disk are always captured whole.
 
-def _write_sketch(writer: RowsWriter, number: int, table: AdaptiveTable) -> dict[str, Any]:
-    exported = as_errors(
-        lambda: tf_ops.adaptive_export(table.resource_handle, table.dim, with_rows=False)
-    )
-    sketch = exported.cells.numpy().tobytes()
-    writer.put_bytes(number, SKETCH, sketch)
-    return {
-        "sketch_bytes": len(sketch),
-        "counters": [int(count) for count in exported.counters.numpy()],
-    }
+    Args:
+        folder: Of the checkpoint.
+        hosts: The tables.
+        which: Which of their rows.
+        apart: Whether storages change before `write` is called, so that what they hold now is set
+            apart, in the folder.
+
+    Raises:
+        RuntimeError: If another save of a table goes on.
+    """
+
+    def __init__(self, folder: str, hosts: Sequence[Host], which: RowsOf, apart: bool) -> None:
+        self._which = which
+        self._path = os.path.join(folder, rows_name(which.worker, which.workers, which.attempt))
+        self._entries: list[dict[str, Any]] = []
+        self._captures: dict[int, _core.Capture] = {}
+        self._stored: dict[int, tuple[kv.Storage | str, int]] = {}  # its storage and group
+        self._counts: list[tuple[int, int, bytes]] = []
+        self._apart: dict[int, str] = {}  # folders, by the storage
+        try:
+            for host in hosts:
+                for part in host.parts:
+                    self._capture(host, part, apart)
+                if isinstance(host.table, AdaptiveTable):
+                    # The counts stand with the own rows, which come first.
+                    self._add_sketch(len(self._entries) - 2, host.table)
+        except BaseException:
+            self.end()
+            raise
+
+    def _capture(self, host: Host, part: Part, apart: bool) -> None:
+        number = len(self._entries)
+        has_rows = self._which.worker == 0 or not part.shared
+        whole, rows, size, removed = True, 0, 0, 0
+        if part.storage is None:
+            head, admission, capture, whole = self._capture_memory(part)
+            if has_rows:
+                self._captures[number] = capture
+                rows, size, removed = capture.rows, capture.size, capture.removed
+            else:
+                capture.end()
+        else:
+            head, admission = part.head()
+            if has_rows:
+                source = self._set_apart(part.storage) if apart else part.storage
+                self._stored[number] = source, part.group
+        if admission:
+            self._counts.append((number, ADMISSION, admission))
+        self._entries.append(
+            {
+                "path": host.path,
+                "part": part.name,
+                "dim": part.table.dim,
+                "slot_floats": len(head.slot_start),
+                **head._asdict(),
+                "rows": rows,
+                "size": size,
+                "removed": removed,
+                "whole": whole,
+                "admission_bytes": len(admission),
+            }
+        )
+
+    def _capture_memory(self, part: Part) -> tuple[Head, bytes, _core.Capture, bool]:
+        """Returns the head, counts, the capture, and whether that is one of all rows."""
+        mark, since = self._which.mark, self._which.since
+        if since:
+            try:
+                return *part.capture(mark, since), False
+            except RuntimeError:
+                pass  # the table was replaced, or has another rule now, or another save goes on
+        return *part.capture(mark, 0), True
+
+    def _set_apart(self, storage: kv.Storage) -> str:
+        """Makes a checkpoint of a storage in the folder; its files are links if they can be."""
+        if id(storage) not in self._apart:
+            folder = f"{self._path}.storage-{len(self._apart)}"
+            storage.checkpoint(folder)
+            self._apart[id(storage)] = folder
+        return self._apart[id(storage)]
+
+    def _add_sketch(self, number: int, table: AdaptiveTable) -> None:
+        exported = as_errors(
+            lambda: tf_ops.adaptive_export(table.resource_handle, table.dim, with_rows=False)
+        )
+        sketch = exported.cells.numpy().tobytes()
+        self._counts.append((number, SKETCH, sketch))
+        self._entries[number] |= {
+            "sketch_bytes": len(sketch),
+            "counters": [int(count) for count in exported.counters.numpy()],
+        }
+
+    def write(self) -> FileRecord:
+        """Writes everything into one file, which is removed on an error."""
+        which = self._which
+        with (
+            removed_on_error(self._path),
+            RowsWriter(self._path, which.attempt, which.worker, which.workers) as writer,
+        ):
+            writer.put_captures(list(self._captures), list(self._captures.values()))
+            for number in self._stored:
+                self._write_stored(writer, number)
+            for number, kind, data in self._counts:
+                writer.put_bytes(number, kind, data)
+            return writer.finish(self._entries)
+
+    def _write_stored(self, writer: RowsWriter, number: int) -> None:
+        source, group = self._stored[number]
+        is_apart = isinstance(source, str)
+        # The one that was set apart is this worker's own, also where there are several.
+        storage = (
+            _core.Storage(source, None, _CACHE_BYTES, write_through=False, read_only=True)
+            if isinstance(source, str)
+            else source
+        )
+        try:
+            rows = 0
+            for piece in stored_rows(storage, group, f"{self._path}.rows"):
+                writer.put_rows(number, piece)
+                rows += len(piece.keys)
+        finally:
+            if is_apart:
+                storage.close()
+        self._entries[number] |= {"rows": rows, "size": rows}
+
+    def keep(self) -> None:
+        """What was captured is safe: the next save may be of the changes since then."""
+        for capture in self._captures.values():
+            capture.keep()
+        self.end()
+
+    def end(self) -> None:
+        """Nothing is kept for the capture any more."""
+        for capture in self._captures.values():
+            capture.end()
+        self._captures.clear()
+        for folder in self._apart.values():
+            shutil.rmtree(folder, ignore_errors=True)
+        self._apart.clear()
 
 
 def head_in(entry: dict[str, Any]) -> Head:

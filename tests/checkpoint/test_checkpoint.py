@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import sok_embed as sok
 from sok_embed import feature_column as fc
-from sok_embed.checkpoint import Checkpoint, dense, files, reading, rows_file, tables
+from sok_embed.checkpoint import Checkpoint, files, reading, rows_file
 
 
 @pytest.fixture(scope="module")
@@ -84,15 +84,13 @@ def test_rows_move_from_disk_to_memory(tmp_path):
     )
 
 
-def test_rows_in_many_pieces_and_blocks_come_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "_PIECE_BYTES", 4000)
-    monkeypatch.setattr(rows_file, "PAYLOAD_BYTES", 1000)
-    one, other = (sok.DynamicEmbedding(4, name="rows", seed=1).table for _ in range(2))
+def test_rows_in_many_blocks_come_back(tmp_path):
+    one, other = (sok.DynamicEmbedding(8192, name="rows", seed=1).table for _ in range(2))
     keys = np.arange(1000) * 7 - 500
-    one.assign(keys, np.random.default_rng(1).normal(size=(1000, 4)))
+    one.assign(keys, np.random.default_rng(1).normal(size=(1000, 8192)))
     Checkpoint(table=one).save(tmp_path / "checkpoint")
     (record,) = sok.checkpoint.manifest.read(tmp_path / "checkpoint").rows
-    assert record.bytes > 30 * 1000
+    assert record.bytes > 7 * rows_file.PAYLOAD_BYTES
     Checkpoint(table=other).restore(tmp_path / "checkpoint")
     held_state.assert_same(held_state.contents_of(other), held_state.contents_of(one))
 
@@ -288,7 +286,7 @@ def test_files_of_an_earlier_save_that_cannot_be_removed_are_a_warning(tmp_path,
         raise PermissionError(13, "Permission denied", path)
 
     with monkeypatch.context() as patch:
-        patch.setattr("sok_embed.checkpoint.checkpoint.remove_if_there", refuse)
+        patch.setattr("sok_embed.checkpoint.saves.remove_if_there", refuse)
         with pytest.warns(UserWarning, match="files of earlier saves.*Permission denied"):
             checkpoint.save(tmp_path)
     variable.assign(3.0)
@@ -298,22 +296,20 @@ def test_files_of_an_earlier_save_that_cannot_be_removed_are_a_warning(tmp_path,
 
 def test_every_folder_that_a_save_makes_is_forced_to_disk(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr("sok_embed.checkpoint.checkpoint.sync_folder", synced.append)
+    monkeypatch.setattr("sok_embed.checkpoint.saves.sync_folder", synced.append)
     Checkpoint(variable=tf.Variable(1.0)).save(tmp_path / "a/b/c")
     folders = [str(tmp_path / each) for each in ("a/b", "a", "")]
     assert {folder.rstrip("/") for folder in folders} <= set(synced)
 
 
 def test_dense_weights_that_were_cut_short_are_no_checkpoint(tmp_path, monkeypatch):
-    write = dense.DenseState.write
-
-    def write_and_cut(self, folder, prefix):
-        records = write(self, folder, prefix)
-        path = tmp_path / records[0].name
+    def record_and_cut(folder, name):
+        record = files.record_of(folder, name)
+        path = tmp_path / name
         path.write_bytes(path.read_bytes()[:-1])
-        return records
+        return record
 
-    monkeypatch.setattr(dense.DenseState, "write", write_and_cut)
+    monkeypatch.setattr("sok_embed.checkpoint.saves.record_of", record_and_cut)
     with pytest.raises(sok.kv.CorruptionError, match="bytes"):
         Checkpoint(variable=tf.Variable(1.0)).save(tmp_path)
     assert not list(tmp_path.iterdir())
@@ -328,7 +324,7 @@ def test_rows_that_no_worker_takes_are_missed(saved, tmp_path, more):
 
     def change(content):
         (entry,) = (each for each in content["tables"] if each["name"].startswith("counted"))
-        entry["parts"]["rows"]["rows"] += more
+        entry["parts"]["rows"]["size"] += more
 
     rewritten(folder, change)
     error = restored_from(saved, folder)
@@ -435,8 +431,8 @@ def test_a_name_that_leads_elsewhere_is_refused(saved, tmp_path, name):
 
 def test_a_checkpoint_of_a_later_version_is_refused(saved, tmp_path):
     _, folder = copied(saved, tmp_path)
-    rewritten(folder, lambda content: content["features"].append("delta"))
-    assert "'delta'" in str(restored_from(saved, folder))
+    rewritten(folder, lambda content: content["features"].append("new"))
+    assert "'new'" in str(restored_from(saved, folder))
     rewritten(folder, lambda content: content.update(features=[], least_reader=2))
     assert "version 2" in str(restored_from(saved, folder))
 

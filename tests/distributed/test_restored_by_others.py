@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from sharded.launch import launch
 
 PROGRAM = Path(__file__).parent / "sharded" / "checkpointing.py"
-WORKERS = (1, 2, 3)
+WORKERS = tuple(range(1, 1 + int(os.environ.get("SOK_CHECKPOINT_WORKERS", "3"))))
 
 Held = dict[str, npt.NDArray[Any]]
 

@@ -104,6 +104,7 @@ void BindRowsFile(nb::module_& module) {
   nb::class_<PyCapture>(module, "Capture")
       .def(nb::init<uint64_t>(), nb::arg("number"))
       .def_prop_ro("rows", [](PyCapture& self) { return self.get().rows->rows(); })
+      .def_prop_ro("size", [](PyCapture& self) { return self.get().rows->size(); })
       .def_prop_ro("removed", [](PyCapture& self) { return self.get().rows->removed().size(); })
       .def("keep", [](PyCapture& self) { self.get().rows->Keep(); })
       .def("end", &PyCapture::End);

@@ -5,7 +5,8 @@
     python checkpointing.py FOLDER refuse
     python checkpointing.py FOLDER fit [die]
 
-With n workers `write` leaves `<optimizer>-<n>` and what the workers held when it was saved and
+With n workers `write` leaves `<optimizer>-<n>`, of Adam a chain of checkpoints of changes that
+were written while training went on, and what the workers held when it was saved and
 after more steps; `read` restores each of these, trains it as far, and leaves what it held.
 `refuse` leaves what was raised where one worker or a file was at fault. `fit` backs up into
 `backup` and goes on from there; with `die` the last worker is killed within the third epoch.
@@ -30,14 +31,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import held_state
 
 import sok_embed
-from sok_embed.checkpoint import Checkpoint, CheckpointManager
-from sok_embed.checkpoint import checkpoint as checkpoint_module
+from sok_embed.checkpoint import Checkpoint, CheckpointManager, saves
 from sok_embed.checkpoint.dense import DenseState
+from sok_embed.checkpoint.writing import RowsCapture
 
 OPTIMIZERS = {"sgd": lambda: keras.optimizers.SGD(0.1), "adam": lambda: keras.optimizers.Adam(0.01)}
-WORKERS = (1, 2, 3)
-# Parts of a save that may fail.
-KEPT = {name: getattr(checkpoint_module, name) for name in ("write_rows", "_finish")}
+WORKERS = tuple(range(1, 1 + int(os.environ.get("SOK_CHECKPOINT_WORKERS", "3"))))
 
 
 def model_in(folder: Path, optimizer: str, *, admissions: bool = True) -> Any:
@@ -71,10 +70,20 @@ def write(folder: Path) -> None:
     for optimizer in OPTIMIZERS:
         run = f"{optimizer}-{size}"
         model = model_in(folder / f"storage-of-{run}", optimizer)
-        train(model)
-        Checkpoint(model).save(folder / run)
+        if optimizer == "sgd":
+            train(model)
+            Checkpoint(model).save(folder / run)
+        else:
+            manager = CheckpointManager(Checkpoint(model), folder / run, save_on_background=True)
+            for step in range(3):
+                train(model, 1 if step else 2)
+                saved = manager.save(step, incremental=True)
+                note(folder / f"{run}.step-{step}", model)
+            Path(saved).parent.joinpath("last").write_text(saved)
         note(folder / f"{run}.saved", model)
         train(model)
+        if optimizer == "adam":
+            manager.wait()
         note(folder / f"{run}.trained", model)
 
 
@@ -84,7 +93,8 @@ def read(folder: Path) -> None:
         for wrote in WORKERS:
             run = f"{optimizer}-{wrote}"
             model = model_in(folder / f"storage-of-{run}-on-{size}", optimizer)
-            Checkpoint(model).restore(folder / run)
+            last = folder / run / "last"
+            Checkpoint(model).restore(last.read_text() if last.exists() else folder / run)
             note(folder / f"{run}.restored-on-{size}", model)
             train(model)
             note(folder / f"{run}.trained-on-{size}", model)
@@ -141,8 +151,12 @@ def refuse(folder: Path) -> None:
     model.optimizer.iterations.assign(0)
     before = held_state.held_by(model)
     note_error("paths", lambda: checkpoint.save(f"{path}{'-of-another' if rank else ''}"))
-    for fault, name, faulty in (("disk", "write_rows", 1), ("manifest", "_finish", 0)):
-        with mock.patch.object(checkpoint_module, name, no_space if rank == faulty else KEPT[name]):
+    for fault, owner, name, faulty in (
+        ("disk", RowsCapture, "write", 1),
+        ("manifest", saves, "_finish", 0),
+    ):
+        failing = no_space if rank == faulty else getattr(owner, name)
+        with mock.patch.object(owner, name, failing):
             note_error(fault, lambda: checkpoint.save(path))
     sok_embed.communicators.current().barrier()
     (rows,) = Path(path).glob("rows-00002-*")

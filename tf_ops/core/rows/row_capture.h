@@ -45,8 +45,10 @@ class RowCapture {
   // from the one before has all changes since then.
   virtual ~RowCapture() = default;
 
-  // How many rows it has in all.
+  // How many rows it has.
   virtual uint64_t rows() const = 0;
+  // How many the store had at its moment.
+  virtual uint64_t size() const = 0;
   // Distinct keys that went since the state that the capture starts from; some of them may have
   // come again, and have a row.
   virtual const std::vector<Key>& removed() const = 0;

@@ -50,6 +50,7 @@ class MemoryStore<Index>::StoreCapture final : public RowCapture {
   }
 
   uint64_t rows() const override { return rows_; }
+  uint64_t size() const override { return size_; }
   const std::vector<Key>& removed() const override { return removed_; }
 
   Result<size_t> Next(const CapturedColumns& to, size_t room) override {
@@ -124,6 +125,7 @@ class MemoryStore<Index>::StoreCapture final : public RowCapture {
       }
       if (noting) shard.marks->StartNoting();
       rows_ += waiting.Count();
+      size_ += shard.index.size();
       shard.marks->StartCapture(std::move(waiting), shard.rows.layout());
     }
     if (status.ok() && noting) store_.mark_ = options_.mark;
@@ -159,7 +161,7 @@ class MemoryStore<Index>::StoreCapture final : public RowCapture {
 
   MemoryStore& store_;
   CaptureOptions options_;
-  uint64_t rows_ = 0;
+  uint64_t rows_ = 0, size_ = 0;
   std::vector<Key> removed_;
   bool kept_ = false;
 

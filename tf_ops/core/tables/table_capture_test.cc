@@ -143,6 +143,7 @@ TEST_CASE("a capture has the rows of its moment, whatever happens to them while 
         const Rows expected = RowsOf(*table);
         TableCapture capture = Begin(*table);
         CHECK(capture.rows->rows() == expected.size());
+        CHECK(capture.rows->size() == expected.size());
         Rows found;
         do {
           for (uint32_t i = changer.Below(3); i > 0; --i) changer.Change(*table);

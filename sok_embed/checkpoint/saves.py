@@ -1,0 +1,263 @@
+"""One save: what is captured at a step, what each worker writes, and the manifest that ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from sok_embed.checkpoint import manifest as manifests
+from sok_embed.checkpoint.agreement import Agreement
+from sok_embed.checkpoint.dense import DenseState
+from sok_embed.checkpoint.files import (
+    FileRecord,
+    check_length,
+    record_of,
+    remove_if_there,
+    sync_folder,
+)
+from sok_embed.checkpoint.manifest import Manifest, Parent
+from sok_embed.checkpoint.rows_file import RowsReader
+from sok_embed.checkpoint.writing import RowsCapture, RowsOf, rows_name
+from sok_embed.kv import CorruptionError
+
+# What saves write, all with the number of the save in their names.
+_OWN_NAME = re.compile(r"(?:rows-\d{5,}-of-\d{5,}|dense|manifest)-(?P<attempt>[0-9a-f]{16})[.\w-]*")
+
+
+class SaveOptions(NamedTuple):
+    """What a save is like.
+
+    Attributes:
+        serial: Grows from one save of a manager to the next; that of worker 0 counts.
+        step: Of the model.
+        parent: The checkpoint whose changes since then are saved; `None`: everything is.
+        notes_changes: Whether later saves may be of the changes since this one.
+        goes_on: Whether training goes on while the save is written.
+    """
+
+    serial: int
+    step: int
+    parent: Parent | None = None
+    notes_changes: bool = False
+    goes_on: bool = False
+
+
+class Save:
+    """A save that has begun: what it saves is that of the moment when it was made.
+
+    Making it and `finish` are collective, and are called at the same step by all workers. `write`
+    is not, and may run in another thread.
+
+    Args:
+        agreement: Between the workers.
+        folder: Of the checkpoint.
+        dense: Everything that is no rows.
+        options: What the save is like.
+
+    Raises:
+        OSError: From the file system, on all workers.
+        RuntimeError: If another worker has failed.
+    """
+
+    def __init__(
+        self, agreement: Agreement, folder: str, dense: DenseState, options: SaveOptions
+    ) -> None:
+        self.agreement = agreement
+        self.folder = folder
+        self._dense = dense
+        self.options = options
+        number = secrets.randbelow(2**62) + 1 if agreement.rank == 0 else 0
+        self.attempt = agreement.gather(number, "attempt")[0]
+        first = agreement.rank == 0
+        agreement.together("find the folder", lambda: _make_folder(folder) if first else None)
+        self._capture: RowsCapture | None = None
+        self._dense_names: list[str] = []
+        self._rows: FileRecord | None = None
+        self._files: list[FileRecord] = []
+        self._error: Exception | None = None
+        agreement.together("begin their parts", self._begin, self._undo)
+
+    def _begin(self) -> None:
+        hosts = self._dense.found.tables
+        agreement, options = self.agreement, self.options
+        if hosts:
+            which = RowsOf(
+                self.attempt,
+                agreement.rank,
+                agreement.size,
+                self.attempt if options.notes_changes else 0,
+                options.parent.state if options.parent else 0,
+            )
+            self._capture = RowsCapture(self.folder, hosts, which, options.goes_on)
+        if agreement.rank == 0:
+            self._dense_names = self._dense.write(self.folder, _dense_prefix(self.attempt))
+
+    def write(self) -> None:
+        """Writes what this worker has. An error of it is raised by `finish`."""
+        try:
+            if self._capture is not None:
+                self._rows = self._capture.write()
+            self._files = [record_of(self.folder, name) for name in self._dense_names]
+            sync_folder(self.folder)
+        except Exception as error:
+            self._error = error
+
+    def finish(self) -> Manifest:
+        """Writes the manifest once all have written their parts. Returns it.
+
+        Raises:
+            Exception: That of `write`, and as the save itself.
+        """
+        agreement = self.agreement
+        try:
+            agreement.together("write their parts", self._check_written, self._undo)
+            manifest = Manifest(
+                attempt=self.attempt,
+                serial=self.options.serial,
+                step=self.options.step,
+                workers=agreement.size,
+                dense={"prefix": _dense_prefix(self.attempt), **self._dense.description()},
+                tables=[host.description() for host in self._dense.found.tables],
+                rows=self._gathered(),
+                files=self._files,
+                parent=self.options.parent,
+                state=self.attempt,
+            )
+            agreement.together(
+                "finish the checkpoint",
+                lambda: _finish(self.folder, manifest) if agreement.rank == 0 else None,
+                self._undo,
+            )
+            if self._capture is not None:
+                self._capture.keep()
+            return manifest
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Ends a save that has not been finished, whose files the next one removes."""
+        if self._capture is not None:
+            self._capture.end()
+
+    def _check_written(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _undo(self) -> None:
+        self.end()
+        _remove_attempts(self.folder, lambda each: each == self.attempt)
+
+    def _gathered(self) -> list[FileRecord]:
+        """The records of the files of rows of all workers."""
+        record, agreement = self._rows, self.agreement
+        if record is None:
+            return []
+        checksum_bits = int(record.checksum, 16)
+        lengths = agreement.gather(record.bytes, "lengths of files")
+        high = agreement.gather(checksum_bits >> 32, "checksums of files, high")
+        low = agreement.gather(checksum_bits & 0xFFFFFFFF, "checksums of files, low")
+        return [
+            FileRecord(
+                rows_name(worker, agreement.size, self.attempt),
+                lengths[worker],
+                f"{high[worker] << 32 | low[worker]:016x}",
+            )
+            for worker in range(agreement.size)
+        ]
+
+
+def _dense_prefix(attempt: int) -> str:
+    return f"dense-{attempt:016x}"
+
+
+def _make_folder(folder: str) -> None:
+    """Makes the folder, or removes what saves have left in there that did not end.
+
+    Raises:
+        ValueError: For a checkpoint of a later version, which is not replaced.
+    """
+    if os.path.isdir(folder):
+        if manifests.is_whole(folder):
+            # The new manifest takes the place of a damaged one, and the files go then.
+            with contextlib.suppress(CorruptionError):
+                manifests.read(folder)
+        _remove_attempts(folder, lambda _: True)
+        return
+    made = []
+    while not os.path.isdir(folder):
+        made.append(folder)
+        folder = os.path.dirname(folder)
+    os.makedirs(made[0])
+    for each in made:
+        sync_folder(os.path.dirname(each))
+
+
+def is_of_a_save(name: str) -> bool:
+    """Whether a file or a folder has a name that saves give."""
+    return _OWN_NAME.fullmatch(name) is not None
+
+
+def _finish(folder: str, manifest: Manifest) -> None:
+    """Writes the manifest, once the files of all workers are seen to be there."""
+    readers = []
+    for worker, record in enumerate(manifest.rows):
+        path = os.path.join(folder, record.name)
+        if not os.path.exists(path):
+            raise FileNotFoundError(
+                f"Expected '{path}', which worker {worker} has written. Received: nothing there. "
+                "Save into a folder that all workers share."
+            )
+        readers.append(RowsReader(folder, record, manifest.attempt, worker, manifest.workers))
+    for record in manifest.files:
+        check_length(os.path.join(folder, record.name), record.bytes)
+    entries = [entry for reader in readers for entry in reader.tables]
+    for table in manifest.tables:
+        of_table = [entry for entry in entries if entry["path"] == table["path"]]
+        table["parts"] = {
+            part: total([entry for entry in of_table if entry["part"] == part])
+            for part in sorted({entry["part"] for entry in of_table})
+        }
+    manifests.write(folder, manifest)
+    try:
+        _remove_attempts(folder, lambda attempt: attempt != manifest.attempt)
+    except OSError as error:
+        warnings.warn(
+            f"Expected to remove the files of earlier saves in '{folder}'. Received: {error}. The "
+            "checkpoint is whole, and the next save removes them.",
+            stacklevel=6,
+        )
+
+
+def total(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What a manifest says of rows that several workers have."""
+    return {
+        "rule": max(entry["rule"] for entry in entries),
+        "slot_floats": max(entry["slot_floats"] for entry in entries),
+        "steps": max(entry["steps"] for entry in entries),
+        "rows": sum(entry["rows"] for entry in entries),
+        "size": sum(entry["size"] for entry in entries),
+    }
+
+
+def _remove_attempts(folder: str, goes: Callable[[int], bool]) -> None:
+    """Removes the files of saves, but those that the manifest in the folder names."""
+    try:
+        kept = manifests.read(folder).attempt if manifests.is_whole(folder) else None
+    except (OSError, ValueError):
+        return  # what a damaged manifest names is not known
+    for name in os.listdir(folder):
+        found = _OWN_NAME.fullmatch(name)
+        if found is None or int(found["attempt"], 16) == kept:
+            continue
+        path = os.path.join(folder, name)
+        if goes(int(found["attempt"], 16)):
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                remove_if_there(path)
