@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import shutil
 import warnings
@@ -18,22 +17,23 @@ from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.agreement import Agreement
 from sok_embed.checkpoint.dense import DenseState
 from sok_embed.checkpoint.files import (
+    OWN_NAME,
     FileRecord,
     check_length,
     check_record,
+    dense_prefix,
+    local_path,
     nothing_restored,
     remove_if_there,
+    rows_name,
     sync_folder,
 )
 from sok_embed.checkpoint.manifest import Manifest
 from sok_embed.checkpoint.reading import TablesReader, check_descriptions
 from sok_embed.checkpoint.rows_file import RowsReader
 from sok_embed.checkpoint.tables import Found
-from sok_embed.checkpoint.writing import rows_name, write_rows
+from sok_embed.checkpoint.writing import write_rows
 from sok_embed.kv import CorruptionError
-
-# What saves write, all with the number of the save in their names.
-_OWN_NAME = re.compile(r"(?:rows-\d{5,}-of-\d{5,}|dense|manifest)-(?P<attempt>[0-9a-f]{16})[.\w-]*")
 
 
 class Checkpoint:
@@ -130,7 +130,7 @@ class Checkpoint:
             serial=serial,
             step=step,
             workers=agreement.size,
-            dense={"prefix": _dense_prefix(attempt), **dense.description()},
+            dense={"prefix": dense_prefix(attempt), **dense.description()},
             tables=[host.description() for host in dense.found.tables],
             rows=_gathered(agreement, rows, attempt),
             files=files,
@@ -270,28 +270,9 @@ class Checkpoint:
         if hosts:
             rows = write_rows(folder, hosts, attempt, agreement.rank, agreement.size)
         if agreement.rank == 0:
-            files = dense.write(folder, _dense_prefix(attempt))
+            files = dense.write(folder, dense_prefix(attempt))
         sync_folder(folder)
         return rows, files
-
-
-def local_path(path: str | os.PathLike[str]) -> str:
-    """The absolute path of a folder.
-
-    Raises:
-        ValueError: For one of another file system than that of the machine.
-    """
-    text = os.fspath(path)
-    if "://" in text:
-        raise ValueError(
-            f"Expected a folder of a file system that is mounted. Received: {text!r}. Save to a "
-            "local or a shared folder, and copy the checkpoint from there."
-        )
-    return os.path.abspath(text)
-
-
-def _dense_prefix(attempt: int) -> str:
-    return f"dense-{attempt:016x}"
 
 
 def _gathered(agreement: Agreement, record: FileRecord | None, attempt: int) -> list[FileRecord]:
@@ -332,11 +313,6 @@ def _make_folder(folder: str) -> None:
     os.makedirs(made[0])
     for each in made:
         sync_folder(os.path.dirname(each))
-
-
-def is_of_a_save(name: str) -> bool:
-    """Whether a file or a folder has a name that saves give."""
-    return _OWN_NAME.fullmatch(name) is not None
 
 
 def _finish(folder: str, manifest: Manifest) -> None:
@@ -387,7 +363,7 @@ def _remove_attempts(folder: str, goes: Callable[[int], bool]) -> None:
     except (OSError, ValueError):
         return  # what a damaged manifest names is not known
     for name in os.listdir(folder):
-        found = _OWN_NAME.fullmatch(name)
+        found = OWN_NAME.fullmatch(name)
         if found is None or int(found["attempt"], 16) == kept:
             continue
         path = os.path.join(folder, name)

@@ -8,15 +8,10 @@ from typing import Any
 
 from sok_embed import tf_ops
 from sok_embed.adaptive_table import AdaptiveTable
-from sok_embed.checkpoint.files import FileRecord, removed_on_error
+from sok_embed.checkpoint.files import FileRecord, removed_on_error, rows_name
 from sok_embed.checkpoint.rows_file import ADMISSION, SKETCH, RowsWriter
 from sok_embed.checkpoint.tables import Head, Host, Part
 from sok_embed.tensors import as_errors
-
-
-def rows_name(worker: int, workers: int, attempt: int) -> str:
-    """The name of a worker's file of rows."""
-    return f"rows-{worker + 1:05d}-of-{workers:05d}-{attempt:016x}.sok"
 
 
 def write_rows(
