@@ -1,4 +1,4 @@
-"""The command `sok-embed`: storages, sharding plans, workers. It needs no TensorFlow."""
+"""The command `sok-embed`: storages, checkpoints, plans, workers. It needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sok_embed.checkpoint.command import checkpoint
 from sok_embed.terminal import (
     Group,
     as_json_option,
@@ -47,7 +48,7 @@ _group_number = click.IntRange(0, _GROUPS - 1)
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Looks into folders of embeddings, moves their rows, and plans where those of tables lie.
+    """Looks into storages and checkpoints, moves their rows, and plans where those of tables lie.
 
     A folder that another process has open is refused. It starts the workers of a training, too.
     """
@@ -332,6 +333,9 @@ def run(
     except FileNotFoundError as error:
         raise click.UsageError(str(error)) from None
     context.exit(run_workers(program, workers, timeout, restarts=restarts, min_workers=min_workers))
+
+
+main.add_command(checkpoint)
 
 
 def _shown_ttl(ttl: int | None) -> str:

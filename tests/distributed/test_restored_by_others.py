@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from click.testing import CliRunner
 from sharded.launch import launch
+
+from sok_embed.cli import main
 
 PROGRAM = Path(__file__).parent / "sharded" / "checkpointing.py"
 WORKERS = (1, 2, 3)
@@ -32,7 +36,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for workers in WORKERS:
             ended = launch(PROGRAM, workers, [str(folder), task], limit_s=300, horovod=False)
             assert ended.status == 0, f"{task} of {workers} workers:\n{ended.output[-6000:]}"
+        if task == "write":
+            convert_some(folder)
     return folder
+
+
+def command(*arguments: object) -> Any:
+    """What `sok-embed checkpoint` prints as JSON."""
+    result = CliRunner().invoke(main, ["checkpoint", *map(str, arguments), "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def convert_some(folder: Path) -> None:
+    """Has rows of two tables of two workers go out of a checkpoint, and into one like it."""
+    base = folder / "adam-2"
+    for table in ("spread", "adaptive:own"):
+        rows, made = folder / f"{table}.npz", folder / f"with-{table}"
+        command("convert", base, rows, "--table", table)
+        command("convert", rows, made, "--to", "checkpoint", "--base", base)
+        base = made
+    base.rename(folder / "converted")
 
 
 def held(folder: Path, what: str, workers: int) -> list[Held]:
@@ -89,6 +113,54 @@ def test_every_row_slot_count_and_time_comes_back(folder, optimizer, wrote, read
         if name.startswith("variable."):
             for shard in restored:
                 np.testing.assert_array_equal(shard[name], saved[0][name], err_msg=name)
+
+
+def test_workers_restore_rows_that_went_out_and_came_back(folder) -> None:
+    saved, restored = held(folder, "adam-2.saved", 2), held(folder, "converted.restored", 2)
+    assert command("diff", folder / "adam-2", folder / "converted")["same"]
+    for before, after in zip(saved, restored, strict=True):
+        assert after.keys() == before.keys()
+        for table in tables_of([before]):
+            orders = [np.argsort(each[f"{table}keys"]) for each in (after, before)]
+            for column in COLUMNS:
+                name = table + column
+                ours, theirs = after[name][orders[0]], before[name][orders[1]]
+                np.testing.assert_array_equal(ours, theirs, err_msg=name)
+        np.testing.assert_array_equal(after["adaptive.cells"], before["adaptive.cells"])
+    figures = [
+        np.sum([each["adaptive.counters"] for each in both], 0) for both in (saved, restored)
+    ]
+    np.testing.assert_array_equal(*figures)
+
+
+@pytest.mark.parametrize("wrote", WORKERS)
+def test_the_command_tells_what_workers_have_saved(folder, wrote, tmp_path) -> None:
+    path = folder / f"adam-{wrote}"
+    assert command("verify", path)["whole"]
+    saved = held(folder, f"adam-{wrote}.saved", wrote)
+    shown = {each["table"]: each for each in command("show", path)["tables"]}
+    assert len(shown) == len(tables_of(saved)) == 10  # an adaptive table is two
+    for name in ("plain", "spread", "everywhere", "adaptive:own", "adaptive:static", "stored"):
+        table = next(each for each in saved[0] if each.endswith(f"{held_name(name)}keys"))
+        expected = rows_of(saved, table.removesuffix("keys"))
+        command("convert", path, tmp_path / f"{name}.npz", "--table", name)
+        with np.load(tmp_path / f"{name}.npz") as arrays:
+            order = np.argsort(arrays["key"])
+            for column, member in zip(
+                COLUMNS, ("key", "embedding", "slots", "update_num", "update_time"), strict=True
+            ):
+                np.testing.assert_array_equal(arrays[member][order], expected[column])
+        told = next(
+            each for each in shown.values()
+            if name in (each["name"], f"{each['name']}:{each['part']}")
+        )  # fmt: skip
+        assert told["rows"] == len(expected["keys"]) and len(told["rows_of_workers"]) == wrote
+
+
+def held_name(table: str) -> str:
+    """What the names of a table's fields end with, before that of the column."""
+    name, _, part = table.partition(":")
+    return f"{name}.{part}_" if part else f"{name}."
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

@@ -6,7 +6,8 @@
     python checkpointing.py FOLDER fit [die]
 
 With n workers `write` leaves `<optimizer>-<n>` and what the workers held when it was saved and
-after more steps; `read` restores each of these, trains it as far, and leaves what it held.
+after more steps; `read` restores each of these, trains it as far, and leaves what it held. With two
+workers it also restores `converted`.
 `refuse` leaves what was raised where one worker or a file was at fault. `fit` backs up into
 `backup` and goes on from there; with `die` the last worker is killed within the third epoch.
 """
@@ -36,6 +37,7 @@ from sok_embed.checkpoint.dense import DenseState
 
 OPTIMIZERS = {"sgd": lambda: keras.optimizers.SGD(0.1), "adam": lambda: keras.optimizers.Adam(0.01)}
 WORKERS = (1, 2, 3)
+CONVERTED = 2  # so many workers restore `converted`, which is made of theirs
 # Parts of a save that may fail.
 KEPT = {name: getattr(checkpoint_module, name) for name in ("write_rows", "_finish")}
 
@@ -88,6 +90,10 @@ def read(folder: Path) -> None:
             note(folder / f"{run}.restored-on-{size}", model)
             train(model)
             note(folder / f"{run}.trained-on-{size}", model)
+    if size == CONVERTED:
+        model = model_in(folder / "storage-of-converted", "adam")
+        Checkpoint(model).restore(folder / "converted")
+        note(folder / "converted.restored", model)
 
 
 class KilledInThirdEpoch(keras.callbacks.Callback):
