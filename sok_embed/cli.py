@@ -1,54 +1,35 @@
-"""The command `sok-embed`: storages, sharding plans, workers. It needs no TensorFlow."""
+"""The command `sok-embed`: storages, checkpoints, plans, workers. It needs no TensorFlow."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from sok_embed.checkpoint.command import checkpoint
+from sok_embed.terminal import (
+    Group,
+    as_json_option,
+    bar,
+    key_of,
+    numbers,
+    print_json,
+    print_result,
+    printable,
+    table,
+)
 
 # What brings NumPy and the core is imported by the commands that need it, so that --help and
 # completion in the shell answer at once.
 if TYPE_CHECKING:
     from sok_embed import kv
 
-_UINT64 = 2**64
 _GROUPS = 256  # as kv.GROUPS says
-
-
-class _Group(click.Group):
-    """Commands whose errors are one line on stderr and exit status 1."""
-
-    def invoke(self, context: click.Context) -> Any:
-        try:
-            return super().invoke(context)
-        except BrokenPipeError:
-            raise  # the reader of our output has gone, which click deals with
-        except (OSError, RuntimeError, ValueError) as error:
-            if isinstance(error, click.exceptions.Exit | click.exceptions.Abort):
-                raise
-            click.echo(f"error: {_printable(' '.join(str(error).split()))}", err=True)
-            context.exit(1)
-
-
-def _printable(text: str) -> str:
-    """Returns the text, with a sign in the place of bytes of paths that are no UTF-8."""
-    return os.fsencode(text).decode(errors="replace")
-
-
-def _key(text: str) -> int:
-    """A key of 64 bits: decimal, signed or not, or hexadecimal with 0x in front."""
-    try:
-        key = int(text, 16 if text.lower().startswith("0x") else 10)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is no integer, in decimal or after 0x.") from None
-    if not -_UINT64 // 2 <= key < _UINT64:
-        raise click.BadParameter(f"{text} does not fit into 64 bits.")
-    return key % _UINT64
 
 
 def _time(text: str) -> int:
@@ -63,12 +44,11 @@ def _time(text: str) -> int:
 
 _folder = click.argument("path", type=click.Path())
 _group_number = click.IntRange(0, _GROUPS - 1)
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Looks into folders of embeddings, moves their rows, and plans where those of tables lie.
+    """Looks into storages and checkpoints, moves their rows, and plans where those of tables lie.
 
     A folder that another process has open is refused. It starts the workers of a training, too.
     """
@@ -77,7 +57,7 @@ def main() -> None:
 @main.command()
 @_folder
 @click.option("--group", type=_group_number, help="Only this group.")
-@_as_json
+@as_json_option
 def inspect(path: str, group: int | None, as_json: bool) -> None:
     """Show the groups of PATH, with the ages and update counts of their rows.
 
@@ -99,29 +79,29 @@ def inspect(path: str, group: int | None, as_json: bool) -> None:
             "groups": [_survey(storage, known) for known in groups],
         }
     if as_json:
-        _print_json(report)
+        print_json(report)
         return
-    click.echo(f"path        {_printable(report['path'])}")
+    click.echo(f"path        {printable(report['path'])}")
     click.echo(f"ttl         {_shown_ttl(report['ttl'])}")
     click.echo(f"file bytes  {report['file_bytes']:,}")
     head = ("group", "dimension", "optimizer", "rows", "expired", "bytes", "steps")
     surveys = report["groups"]
-    click.echo("\n" + _table([head, *(_overview(survey) for survey in surveys)]))
+    click.echo("\n" + table([head, *(_overview(survey) for survey in surveys)]))
     for survey in surveys:
         for title in ("last_update", "update_count"):
             heading = f"group {survey['group']}: rows by {title.replace('_', ' ')}"
             shown = [(label, f"{rows:,}") for label, rows in survey[title].items() if rows]
             if shown:
-                click.echo(f"\n{heading}\n{_table(shown)}")
+                click.echo(f"\n{heading}\n{table(shown)}")
 
 
 # Numbers are no options, so that a key may be negative.
 @main.command(context_settings={"ignore_unknown_options": True})
 @_folder
 @click.argument("group", type=_group_number)
-@click.argument("key", type=_key)
+@click.argument("key", type=key_of)
 @click.option("--slots", is_flag=True, help="Show what the optimizer keeps of the row, too.")
-@_as_json
+@as_json_option
 def get(path: str, group: int, key: int, slots: bool, as_json: bool) -> None:
     """Show the row of KEY in GROUP of PATH.
 
@@ -143,12 +123,12 @@ def get(path: str, group: int, key: int, slots: bool, as_json: bool) -> None:
     if slots:
         shown["slots"] = _named_slots(known, floats[known.dimension :])
     if as_json:
-        _print_json(shown)
+        print_json(shown)
         return
     shown["last_update"] = datetime.fromtimestamp(row["update_time"]).astimezone().isoformat()
     shown.update(shown.pop("slots", {}))
-    lines = ((name, _numbers(value)) for name, value in shown.items())
-    click.echo(_table(list(lines), right=False))
+    lines = ((name, numbers(value)) for name, value in shown.items())
+    click.echo(table(list(lines), right=False))
 
 
 @main.command()
@@ -162,7 +142,7 @@ def get(path: str, group: int, key: int, slots: bool, as_json: bool) -> None:
     metavar="TIME",
     help="Only rows updated after this time: seconds since 1970, or such as 2026-01-31T12:00.",
 )
-@_as_json
+@as_json_option
 def dump(
     path: str,
     file: str,
@@ -172,9 +152,9 @@ def dump(
     as_json: bool,
 ) -> None:
     """Write rows of PATH into FILE, to move them elsewhere."""
-    with _opened(path) as storage, _bar("dump") as progress:
+    with _opened(path) as storage, bar("dump") as progress:
         rows = storage.dump(file, group, min_count, newer_than, progress)
-    _print_result(as_json, f"{rows:,} rows in {file}", rows=rows, file=file)
+    print_result(as_json, f"{rows:,} rows in {file}", rows=rows, file=file)
 
 
 @main.command()
@@ -188,7 +168,7 @@ def dump(
     help="How long PATH keeps a row after its last update, from now on; 0: for ever. "
     "Without it, as PATH has it; if PATH is made, as the rows of FILE had it.",
 )
-@_as_json
+@as_json_option
 def load(path: str, file: str, damo: bool, ttl: int | None, as_json: bool) -> None:
     """Take the rows of FILE into PATH, which is made if there is none."""
     from sok_embed import kv
@@ -201,7 +181,7 @@ def load(path: str, file: str, damo: bool, ttl: int | None, as_json: bool) -> No
     # A load that fails leaves the TTL of the folder as it is.
     folder = worker_folder(path)
     storage = _core.Storage(folder, ttl, 256 << 20, False, False, ttl_with_load=True)
-    with closing(storage), _bar("load") as progress:
+    with closing(storage), bar("load") as progress:
         rows = (storage.load_damo if damo else storage.load)(
             file, lambda done, total: progress(done, total) is not False
         )
@@ -211,12 +191,12 @@ def load(path: str, file: str, damo: bool, ttl: int | None, as_json: bool) -> No
         text += f"\nttl {_shown_ttl(ttl)}"
     if theirs is not None and theirs != ttl:
         text += f"; where the rows come from, {_shown_ttl(theirs)}"
-    _print_result(as_json, text, rows=rows, file=file, ttl=ttl)
+    print_result(as_json, text, rows=rows, file=file, ttl=ttl)
 
 
 @main.command()
 @_folder
-@_as_json
+@as_json_option
 def compact(path: str, as_json: bool) -> None:
     """Rewrite the files of PATH without expired and superseded rows."""
     from sok_embed import kv
@@ -227,7 +207,7 @@ def compact(path: str, as_json: bool) -> None:
     with kv.Storage(path, ttl=None) as storage:
         storage.compact()
     after = _core.file_bytes(path)
-    _print_result(
+    print_result(
         as_json, f"{before:,} bytes before, {after:,} after", bytes_before=before, bytes_after=after
     )
 
@@ -259,7 +239,7 @@ def compact(path: str, as_json: bool) -> None:
     show_default=True,
     help="In which rows travel, as of the layer.",
 )
-@_as_json
+@as_json_option
 def plan(
     config: str,
     workers: int,
@@ -300,7 +280,7 @@ def plan(
         hardware=Hardware(**hardware),
         exchange_dtype=exchange_dtype,
     )
-    click.echo(made.to_json() if as_json else _printable(str(made)))
+    click.echo(made.to_json() if as_json else printable(str(made)))
 
 
 # What follows the command belongs to it, also where it looks like an option.
@@ -355,6 +335,9 @@ def run(
     context.exit(run_workers(program, workers, timeout, restarts=restarts, min_workers=min_workers))
 
 
+main.add_command(checkpoint)
+
+
 def _shown_ttl(ttl: int | None) -> str:
     if ttl is None:
         return "not in the file"
@@ -382,7 +365,7 @@ def _inspect_dump(path: str, number: int | None, as_json: bool) -> None:
     ]
     size = os.path.getsize(path)
     if as_json:
-        _print_json({"path": path, "ttl": dump.ttl, "file_bytes": size, "groups": report})
+        print_json({"path": path, "ttl": dump.ttl, "file_bytes": size, "groups": report})
         return
     click.echo(f"dump        {path}")
     click.echo(f"ttl         {_shown_ttl(dump.ttl)}")
@@ -392,27 +375,13 @@ def _inspect_dump(path: str, number: int | None, as_json: bool) -> None:
         (str(g.number), str(g.dimension), g.optimizer or "none", f"{g.rows:,}", f"{g.steps:,}")
         for g in groups
     ]
-    click.echo("\n" + _table([head, *rows]))
+    click.echo("\n" + table([head, *rows]))
 
 
 def _opened(path: str) -> kv.Storage:
     from sok_embed import kv
 
     return kv.Storage(path, ttl=None, read_only=True)
-
-
-@contextmanager
-def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Makes a progress bar on stderr, if that is a terminal."""
-    from tqdm import tqdm
-
-    with tqdm(desc=what, unit_scale=True, disable=None, leave=False) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield show
 
 
 def _survey(storage: kv.Storage, group: kv.Group) -> dict[str, Any]:
@@ -463,35 +432,6 @@ def _named_slots(group: kv.Group, floats: list[float]) -> dict[str, list[float]]
     for name, width in group.slots if floats else ():
         named[name], floats = floats[:width], floats[width:]
     return named
-
-
-def _numbers(value: Any) -> str:
-    return " ".join(f"{number:g}" for number in value) if isinstance(value, list) else str(value)
-
-
-def _table(rows: Sequence[tuple[str, ...]], right: bool = True) -> str:
-    """Lays the rows out in columns; all but the first to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0])]
-        cells += [
-            cell.rjust(width) if right else cell
-            for cell, width in zip(row[1:], widths[1:], strict=True)
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    click.echo(json.dumps(value, indent=2))
-
-
-def _print_result(as_json: bool, text: str, **result: Any) -> None:
-    if as_json:
-        _print_json(result)
-    else:
-        click.echo(_printable(text))
 
 
 if __name__ == "__main__":

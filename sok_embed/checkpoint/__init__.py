@@ -1,6 +1,36 @@
-"""Checkpoints of models with rows, which any number of workers write and any number read."""
+"""Checkpoints of models with rows, which any number of workers write and any number read.
 
-from sok_embed.checkpoint.checkpoint import Checkpoint
-from sok_embed.checkpoint.manager import CheckpointManager, set_copy_budget
+Importing this package imports no TensorFlow: the command does without it.
+"""
 
-__all__ = ["Checkpoint", "CheckpointManager", "set_copy_budget"]
+from __future__ import annotations
+
+import importlib as _importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sok_embed.checkpoint.checkpoint import Checkpoint
+    from sok_embed.checkpoint.compaction import compact
+    from sok_embed.checkpoint.manager import CheckpointManager, set_copy_budget
+
+__all__ = ["Checkpoint", "CheckpointManager", "compact", "set_copy_budget"]
+
+# Says in which module each of these names is.
+_HOMES = {
+    "Checkpoint": "checkpoint",
+    "CheckpointManager": "manager",
+    "compact": "compaction",
+    "set_copy_budget": "manager",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(_importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,7 +11,7 @@ from sok_embed import communicators
 from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.agreement import Agreement
 from sok_embed.checkpoint.dense import DenseState
-from sok_embed.checkpoint.files import check_record, nothing_restored
+from sok_embed.checkpoint.files import check_record, local_path, nothing_restored
 from sok_embed.checkpoint.manifest import Link
 from sok_embed.checkpoint.reading import TablesReader, check_descriptions
 from sok_embed.checkpoint.saves import Save, SaveOptions
@@ -224,21 +224,6 @@ class Checkpoint:
         text = repr((tables, dense.description()["variables"]))
         agreement.check_same_text("model", text, "Make the same model on all of them.")
         agreement.check_same_text("folder", folder, "Give all of them the same path.")
-
-
-def local_path(path: str | os.PathLike[str]) -> str:
-    """The absolute path of a folder.
-
-    Raises:
-        ValueError: For one of another file system than that of the machine.
-    """
-    text = os.fspath(path)
-    if "://" in text:
-        raise ValueError(
-            f"Expected a folder of a file system that is mounted. Received: {text!r}. Save to a "
-            "local or a shared folder, and copy the checkpoint from there."
-        )
-    return os.path.abspath(text)
 
 
 def waiting_calls(found: Found) -> int:

@@ -14,6 +14,8 @@ from sok_embed.kv import CorruptionError, _core
 
 # A file's checksum is made of those of its pieces, so that whoever writes it needs no second look.
 PIECE_BYTES = 1 << 20
+# What saves write, all with the number of the save in their names.
+OWN_NAME = re.compile(r"(?:rows-\d{5,}-of-\d{5,}|dense|manifest)-(?P<attempt>[0-9a-f]{16})[.\w-]*")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -133,6 +135,36 @@ def nothing_restored() -> Iterator[None]:
 def is_plain_name(name: Any) -> bool:
     """Returns whether a name leads to a file in the folder that it stands in, and nowhere else."""
     return isinstance(name, str) and _PLAIN_NAME.fullmatch(name) is not None
+
+
+def is_of_a_save(name: str) -> bool:
+    """Whether a file or a folder has a name that saves give."""
+    return OWN_NAME.fullmatch(name) is not None
+
+
+def rows_name(worker: int, workers: int, attempt: int) -> str:
+    """The name of a worker's file of rows."""
+    return f"rows-{worker + 1:05d}-of-{workers:05d}-{attempt:016x}.sok"
+
+
+def dense_prefix(attempt: int) -> str:
+    """What the names of the files of dense weights begin with."""
+    return f"dense-{attempt:016x}"
+
+
+def local_path(path: str | os.PathLike[str]) -> str:
+    """The absolute path of a folder.
+
+    Raises:
+        ValueError: For one of another file system than that of the machine.
+    """
+    text = os.fspath(path)
+    if "://" in text:
+        raise ValueError(
+            f"Expected a folder of a file system that is mounted. Received: {text!r}. Save to a "
+            "local or a shared folder, and copy the checkpoint from there."
+        )
+    return os.path.abspath(text)
 
 
 def write_whole(path: str, data: bytes, temporary: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import threading
 import warnings
 from typing import NamedTuple
@@ -13,14 +11,12 @@ from sok_embed import communicators
 from sok_embed.arguments import check_integer, check_positive
 from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.agreement import LARGEST, Agreement
-from sok_embed.checkpoint.checkpoint import Checkpoint, local_path
-from sok_embed.checkpoint.files import remove_if_there, sync_folder
+from sok_embed.checkpoint.checkpoint import Checkpoint
+from sok_embed.checkpoint.files import local_path
 from sok_embed.checkpoint.manifest import Parent
-from sok_embed.checkpoint.saves import Save, SaveOptions, is_of_a_save
+from sok_embed.checkpoint.saves import Save, SaveOptions
+from sok_embed.checkpoint.step_folders import MOST, StepFolders
 from sok_embed.kv import _core
-
-_STEP_FOLDER = re.compile(r"step-(\d{9,})")
-_MOST = 2**31
 
 
 class _Chain(NamedTuple):
@@ -39,7 +35,7 @@ class _Chain(NamedTuple):
     delta_bytes: int
 
 
-class CheckpointManager:
+class CheckpointManager(StepFolders):
     """Saves checkpoints into folders `step-000012000` of a directory, and keeps the last ones.
 
     Collective as `Checkpoint` is. The last checkpoint is the one that was saved last, also where
@@ -91,17 +87,9 @@ class CheckpointManager:
         max_deltas: int = 40,
         save_on_background: bool = False,
     ) -> None:
+        super().__init__(local_path(directory), max_to_keep, keep_every)
+        check_positive("max_deltas", max_deltas, MOST)
         self._checkpoint = checkpoint
-        self.directory = local_path(directory)
-        for name, number in (
-            ("max_to_keep", max_to_keep),
-            ("keep_every", keep_every),
-            ("max_deltas", max_deltas),
-        ):
-            if number is not None:
-                check_positive(name, number, _MOST)
-        self._max_to_keep = max_to_keep
-        self._keep_every = keep_every
         self._max_deltas = max_deltas
         self._on_background = save_on_background
         self._chain: _Chain | None = None
@@ -280,81 +268,15 @@ class CheckpointManager:
             )
         return step
 
-    def _folder(self, step: int) -> str:
-        return os.path.join(self.directory, f"step-{step:09d}")
-
-    def _steps(self) -> list[int]:
-        """The steps of all folders, also of those that did not become whole."""
-        try:
-            names = os.listdir(self.directory)
-        except FileNotFoundError:
-            return []
-        found = [_STEP_FOLDER.fullmatch(name) for name in names]
-        steps = sorted(int(match[1]) for match in found if match is not None)
-        return [step for step in steps if os.path.isdir(self._folder(step))]
-
-    def _is_whole(self, step: int) -> bool:
-        return manifests.is_whole(self._folder(step))
-
-    def _serials(self) -> dict[int, int]:
-        """The serials of whole checkpoints, by their steps, ascending.
-
-        A manifest that cannot be read counts as saved after those of smaller steps: a damaged
-        checkpoint that may be the last one is not passed over.
-        """
-        serials: dict[int, int] = {}
-        for step in self._steps():
-            if not self._is_whole(step):
-                continue
-            try:
-                serials[step] = manifests.read(self._folder(step)).serial
-            except (OSError, ValueError):
-                serials[step] = max(serials.values(), default=0)
-        return serials
-
-    def _by_age(self) -> list[int]:
-        """The steps of whole checkpoints, the one that was saved first first."""
-        serials = self._serials()
-        return sorted(serials, key=lambda step: (serials[step], step))
-
-    def _too_many(self, saved: int) -> list[int]:
-        """Steps whose checkpoints are to go, those that build on others before these."""
-        steps = self._by_age()
-        builds_on = {step: self._builds_on(step) for step in steps}
-        orphans = {step for step in steps if builds_on[step] is None} - {saved}
-        kept = set(steps if self._max_to_keep is None else steps[-self._max_to_keep :]) | {saved}
-        if self._keep_every is not None:
-            firsts: dict[int, int] = {}
-            for step in sorted(set(steps) - orphans):
-                firsts.setdefault(step // self._keep_every, step)
-            kept.update(firsts.values())
-        kept -= orphans
-        needed = kept.union(*(builds_on[step] or () for step in kept))
-        return [step for step in reversed(steps) if step not in needed]
-
-    def _builds_on(self, step: int) -> list[int] | None:
-        """The steps of the checkpoints that one needs; `None`: one of them was replaced or went."""
-        try:
-            own = manifests.read(self._folder(step))
-        except (OSError, ValueError):
-            return []  # it may be the last one, and is not judged here
-        if own.parent is None:
-            return []
-        try:
-            chain = manifests.read_chain(self._folder(step))
-        except (OSError, ValueError):
-            return None
-        found = [_STEP_FOLDER.fullmatch(os.path.basename(link.folder)) for link in chain[1:]]
-        return [int(match[1]) for match in found if match is not None]
-
     def _make_room(self, step: int) -> int:
         """Removes what saves have left that did not end. Returns the serial of the next save."""
-        for each in self._steps():
-            if each == step or self._is_whole(each):
-                continue
-            # A folder with other names in it is somebody else's.
-            if all(is_of_a_save(name) for name in os.listdir(self._folder(each))):
+        for each in self._leftovers():
+            if each != step:
                 self._remove(each)
+        for each in self._steps():
+            if self._is_whole(each):
+                # A save in its place, or a compaction, may not have ended.
+                manifests.remove_attempts(self._folder(each), lambda _: True)
         return max(self._serials().values(), default=0) + 1
 
     def _remove_old(self, saved: int) -> None:
@@ -368,15 +290,6 @@ class CheckpointManager:
                 f"checkpoint of step {saved} is whole; remove the old ones yourself.",
                 stacklevel=2,
             )
-
-    def _remove(self, step: int) -> None:
-        folder = self._folder(step)
-        if os.path.islink(folder):
-            return  # what it leads to belongs to somebody else
-        remove_if_there(os.path.join(folder, manifests.NAME))
-        sync_folder(folder)
-        shutil.rmtree(folder)
-        sync_folder(self.directory)
 
 
 class _Pending:
@@ -431,5 +344,5 @@ def set_copy_budget(mebibytes: int) -> None:
     Raises:
         ValueError: For a number that is not positive.
     """
-    check_positive("mebibytes", mebibytes, _MOST)
+    check_positive("mebibytes", mebibytes, MOST)
     _core.set_capture_budget(mebibytes << 20)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sok_embed.checkpoint.files import (
+    OWN_NAME,
     FileRecord,
     checksum,
     damaged,
     is_plain_name,
+    remove_if_there,
     write_whole,
 )
 
@@ -142,6 +146,24 @@ def read(folder: str) -> Manifest:
         parent=Parent(parent["folder"], int(parent["state"], 16)) if parent else None,
         state=int(content.get("state") or content["attempt"], 16),
     )
+
+
+def remove_attempts(folder: str, goes: Callable[[int], bool]) -> None:
+    """Removes the files of saves, but those that the manifest in the folder names."""
+    try:
+        kept = read(folder).attempt if is_whole(folder) else None
+    except (OSError, ValueError):
+        return  # what a damaged manifest names is not known
+    for name in os.listdir(folder):
+        found = OWN_NAME.fullmatch(name)
+        if found is None or int(found["attempt"], 16) == kept:
+            continue
+        path = os.path.join(folder, name)
+        if goes(int(found["attempt"], 16)):
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                remove_if_there(path)
 
 
 class Link(NamedTuple):

@@ -14,6 +14,7 @@ from sok_embed import kv, tf_ops
 from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.checkpoint.counts import merge_admissions, merge_sketches
 from sok_embed.checkpoint.manifest import Link, Manifest
+from sok_embed.checkpoint.newest_first import NewestFirst
 from sok_embed.checkpoint.rows_file import (
     ADMISSION,
     REMOVED,
@@ -25,7 +26,6 @@ from sok_embed.checkpoint.rows_file import (
 )
 from sok_embed.checkpoint.tables import Head, Host, Part, owner_text
 from sok_embed.checkpoint.writing import head_in
-from sok_embed.kv import _core
 from sok_embed.table import Table
 from sok_embed.tensors import as_errors
 
@@ -49,9 +49,6 @@ class _Place(NamedTuple):
 class PartReader:
     """The rows of a part that are this worker's, in all files that may have some.
 
-    Checkpoints of a chain are read from the newest to the oldest, and of each key the first row
-    counts that is found, unless the key is found as removed before.
-
     Args:
         part: That takes them.
         places: Where rows may be.
@@ -68,7 +65,7 @@ class PartReader:
         self.places = set(places)
         # The newest checkpoint says what there is beside rows.
         self.newest = sorted(place for place in places if place.link == 0)
-        self._oldest = max(place.link for place in places)
+        self._links = 1 + max(place.link for place in places)
         entries = [readers[place[:2]].tables[place.table] for place in self.newest]
         self.head = _merged_head(part, [head_in(entry) for entry in entries])
         self._counts: dict[tuple[int, int], bytearray] = {}
@@ -77,36 +74,16 @@ class PartReader:
 
     def start(self) -> None:
         """Begins with the newest checkpoint."""
-        self._link = 0
-        self._settled = _core.KeySet()  # keys that newer checkpoints have said something of
-        self._said: list[npt.NDArray[np.uint64]] = []  # keys of the checkpoint that is read
-
-    def _reach(self, link: int) -> None:
-        """Goes on to an older checkpoint."""
-        if link != self._link:
-            for keys in self._said:
-                self._settled.add(keys)
-            self._said.clear()
-            self._link = link
-
-    def _say(self, keys: npt.NDArray[np.int64]) -> None:
-        if self._link < self._oldest:
-            self._said.append(keys.view(np.uint64).copy())
+        self._newest_first = NewestFirst(self._links)
 
     def remove(self, link: int, keys: npt.NDArray[np.int64]) -> None:
-        """Has keys count as removed in older checkpoints."""
-        self._reach(link)
-        self._say(keys)
+        """Has keys count as gone in older checkpoints."""
+        self._newest_first.remove(link, keys)
 
     def own(self, link: int, rows: Rows) -> Rows:
         """Which rows of a checkpoint count, and are this worker's."""
-        self._reach(link)
-        self._say(rows.keys)
-        if len(self._settled):
-            settled = np.empty(len(rows.keys), np.uint8)
-            self._settled.contains(rows.keys.view(np.uint64), settled)
-            rows = rows.where(settled == 0)
-        return rows.where(self.part.mine(rows.keys))
+        live = self._newest_first.live(link, rows)
+        return live.where(self.part.mine(live.keys))
 
     def check(self, own: Rows) -> None:
         """Looks at rows before anything is changed."""

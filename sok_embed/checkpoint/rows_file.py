@@ -88,6 +88,11 @@ def row_bytes(dim: int, slot_floats: int) -> int:
     return _ROW_BYTES + 4 * (dim + slot_floats)
 
 
+def rows_a_block(dim: int, slot_floats: int) -> int:
+    """The most rows of a block."""
+    return max(1, PAYLOAD_BYTES // row_bytes(dim, slot_floats))
+
+
 class RowsWriter:
     """Writes a file, which counts once a manifest names it.
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
-import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sok_embed.checkpoint import manifest as manifests
@@ -17,17 +15,15 @@ from sok_embed.checkpoint.dense import DenseState
 from sok_embed.checkpoint.files import (
     FileRecord,
     check_length,
+    dense_prefix,
     record_of,
-    remove_if_there,
+    rows_name,
     sync_folder,
 )
 from sok_embed.checkpoint.manifest import Manifest, Parent
 from sok_embed.checkpoint.rows_file import RowsReader
-from sok_embed.checkpoint.writing import RowsCapture, RowsOf, rows_name
+from sok_embed.checkpoint.writing import RowsCapture, RowsOf
 from sok_embed.kv import CorruptionError
-
-# What saves write, all with the number of the save in their names.
-_OWN_NAME = re.compile(r"(?:rows-\d{5,}-of-\d{5,}|dense|manifest)-(?P<attempt>[0-9a-f]{16})[.\w-]*")
 
 
 class SaveOptions(NamedTuple):
@@ -96,7 +92,7 @@ class Save:
             )
             self._capture = RowsCapture(self.folder, hosts, which, options.goes_on)
         if agreement.rank == 0:
-            self._dense_names = self._dense.write(self.folder, _dense_prefix(self.attempt))
+            self._dense_names = self._dense.write(self.folder, dense_prefix(self.attempt))
 
     def write(self) -> None:
         """Writes what this worker has. An error of it is raised by `finish`."""
@@ -122,7 +118,7 @@ class Save:
                 serial=self.options.serial,
                 step=self.options.step,
                 workers=agreement.size,
-                dense={"prefix": _dense_prefix(self.attempt), **self._dense.description()},
+                dense={"prefix": dense_prefix(self.attempt), **self._dense.description()},
                 tables=[host.description() for host in self._dense.found.tables],
                 rows=self._gathered(),
                 files=self._files,
@@ -151,7 +147,7 @@ class Save:
 
     def _undo(self) -> None:
         self.end()
-        _remove_attempts(self.folder, lambda each: each == self.attempt)
+        manifests.remove_attempts(self.folder, lambda each: each == self.attempt)
 
     def _gathered(self) -> list[FileRecord]:
         """The records of the files of rows of all workers."""
@@ -172,10 +168,6 @@ class Save:
         ]
 
 
-def _dense_prefix(attempt: int) -> str:
-    return f"dense-{attempt:016x}"
-
-
 def _make_folder(folder: str) -> None:
     """Makes the folder, or removes what saves have left in there that did not end.
 
@@ -187,7 +179,7 @@ def _make_folder(folder: str) -> None:
             # The new manifest takes the place of a damaged one, and the files go then.
             with contextlib.suppress(CorruptionError):
                 manifests.read(folder)
-        _remove_attempts(folder, lambda _: True)
+        manifests.remove_attempts(folder, lambda _: True)
         return
     made = []
     while not os.path.isdir(folder):
@@ -196,11 +188,6 @@ def _make_folder(folder: str) -> None:
     os.makedirs(made[0])
     for each in made:
         sync_folder(os.path.dirname(each))
-
-
-def is_of_a_save(name: str) -> bool:
-    """Whether a file or a folder has a name that saves give."""
-    return _OWN_NAME.fullmatch(name) is not None
 
 
 def _finish(folder: str, manifest: Manifest) -> None:
@@ -225,7 +212,7 @@ def _finish(folder: str, manifest: Manifest) -> None:
         }
     manifests.write(folder, manifest)
     try:
-        _remove_attempts(folder, lambda attempt: attempt != manifest.attempt)
+        manifests.remove_attempts(folder, lambda attempt: attempt != manifest.attempt)
     except OSError as error:
         warnings.warn(
             f"Expected to remove the files of earlier saves in '{folder}'. Received: {error}. The "
@@ -243,21 +230,3 @@ def total(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "rows": sum(entry["rows"] for entry in entries),
         "size": sum(entry["size"] for entry in entries),
     }
-
-
-def _remove_attempts(folder: str, goes: Callable[[int], bool]) -> None:
-    """Removes the files of saves, but those that the manifest in the folder names."""
-    try:
-        kept = manifests.read(folder).attempt if manifests.is_whole(folder) else None
-    except (OSError, ValueError):
-        return  # what a damaged manifest names is not known
-    for name in os.listdir(folder):
-        found = _OWN_NAME.fullmatch(name)
-        if found is None or int(found["attempt"], 16) == kept:
-            continue
-        path = os.path.join(folder, name)
-        if goes(int(found["attempt"], 16)):
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                remove_if_there(path)

@@ -286,7 +286,7 @@ def test_files_of_an_earlier_save_that_cannot_be_removed_are_a_warning(tmp_path,
         raise PermissionError(13, "Permission denied", path)
 
     with monkeypatch.context() as patch:
-        patch.setattr("sok_embed.checkpoint.saves.remove_if_there", refuse)
+        patch.setattr("sok_embed.checkpoint.manifest.remove_if_there", refuse)
         with pytest.warns(UserWarning, match="files of earlier saves.*Permission denied"):
             checkpoint.save(tmp_path)
     variable.assign(3.0)

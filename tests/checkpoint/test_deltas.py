@@ -237,6 +237,44 @@ def test_a_parent_elsewhere_or_in_a_circle_is_refused(chain, folder):
         restored(chain[1])
 
 
+def states_of(folder):
+    return {path.name: restored(path) for path in sorted(folder.glob("step-*"))}
+
+
+def test_a_chain_stays_what_it_is_where_one_of_it_is_compacted(tmp_path):
+    table, manager = one_table(tmp_path, rows=400, max_to_keep=3)
+    chance = np.random.default_rng(3)
+    for step in range(6):
+        manager.save(step, incremental=True)
+        table.assign(chance.integers(0, 600, 40), chance.random([40, 4]))
+        table.remove(chance.integers(0, 600, 20))
+    before = states_of(tmp_path)
+    assert kinds(manager) == {0: None, 1: 0, 2: 1, 3: 2, 4: 3, 5: 4}
+    assert sok.checkpoint.compact(tmp_path / "step-000000003") == 3
+    assert sok.checkpoint.compact(tmp_path / "step-000000003") == 0
+    assert kinds(manager) == {0: None, 1: 0, 2: 1, 3: None, 4: 3, 5: 4}
+    for name, state in states_of(tmp_path).items():
+        held_state.assert_same(state, before[name])
+    # The next save goes on from the last one, and those before the compacted one may go.
+    manager.save(6, incremental=True)
+    assert kinds(manager) == {3: None, 4: 3, 5: 4, 6: 5}
+    held_state.assert_same(restored(tmp_path / "step-000000006"), held_state.contents_of(table))
+
+
+def test_a_compaction_that_fails_or_is_killed_changes_nothing(chain, monkeypatch):
+    before = sorted(path.name for path in chain[1].iterdir())
+    for place in ("compaction.RowsWriter.finish", "compaction.copied_dense", "manifest.write"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"sok_embed.checkpoint.{place}", failing)
+            with pytest.raises(OSError, match="No space left"):
+                sok.checkpoint.compact(chain[1])
+        assert sorted(path.name for path in chain[1].iterdir()) == before
+    (chain[1] / "rows-00001-of-00001-0123456789abcdef.sok").write_bytes(b"of one that was killed")
+    table, manager = one_table(chain[1].parent, rows=5)
+    manager.save(7)
+    assert sorted(path.name for path in chain[1].iterdir()) == before
+
+
 def test_a_checkpoint_of_changes_needs_a_reader_that_knows_them(chain):
     content = json.loads((chain[1] / "manifest.json").read_text())
     assert "delta" in content["features"] and "full" not in content["features"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,7 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from click.testing import CliRunner
 from sharded.launch import launch
+
+from sok_embed.cli import main
 
 PROGRAM = Path(__file__).parent / "sharded" / "checkpointing.py"
 WORKERS = tuple(range(1, 1 + int(os.environ.get("SOK_CHECKPOINT_WORKERS", "3"))))
@@ -33,7 +37,44 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for workers in WORKERS:
             ended = launch(PROGRAM, workers, [str(folder), task], limit_s=300, horovod=False)
             assert ended.status == 0, f"{task} of {workers} workers:\n{ended.output[-6000:]}"
+        if task == "write":
+            compact_some(folder)
+            convert_some(folder)
     return folder
+
+
+def command(*arguments: object) -> Any:
+    """What `sok-embed checkpoint` prints as JSON."""
+    result = CliRunner().invoke(main, ["checkpoint", *map(str, arguments), "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def last_of(run: Path) -> Path:
+    """The checkpoint that workers restore of a run."""
+    return Path((run / "last").read_text()) if (run / "last").exists() else run
+
+
+def compact_some(folder: Path) -> None:
+    """Has a copy of a chain of two workers end in a checkpoint that has everything."""
+    shutil.copytree(folder / "adam-2", folder / "whole-2")
+    last = folder / "whole-2" / last_of(folder / "adam-2").name
+    assert command("compact", last)["built_on"] == 2
+    for each in (folder / "whole-2").glob("step-*"):
+        if each != last:
+            shutil.rmtree(each)
+    last.rename(folder / "whole")
+
+
+def convert_some(folder: Path) -> None:
+    """Has rows of two tables of two workers go out of a checkpoint, and into one like it."""
+    base = folder / "whole"
+    for table in ("spread", "adaptive:own"):
+        rows, made = folder / f"{table}.npz", folder / f"with-{table}"
+        command("convert", base, rows, "--table", table)
+        command("convert", rows, made, "--to", "checkpoint", "--base", base)
+        base = made
+    base.rename(folder / "converted")
 
 
 def held(folder: Path, what: str, workers: int) -> list[Held]:
@@ -90,6 +131,57 @@ def test_every_row_slot_count_and_time_comes_back(folder, optimizer, wrote, read
         if name.startswith("variable."):
             for shard in restored:
                 np.testing.assert_array_equal(shard[name], saved[0][name], err_msg=name)
+
+
+def test_workers_restore_rows_that_went_out_and_came_back(folder) -> None:
+    saved, restored = held(folder, "adam-2.saved", 2), held(folder, "converted.restored", 2)
+    chain = last_of(folder / "adam-2")
+    assert command("diff", chain, folder / "whole")["same"]
+    assert command("diff", folder / "whole", folder / "converted")["same"]
+    for before, after in zip(saved, restored, strict=True):
+        assert after.keys() == before.keys()
+        for table in tables_of([before]):
+            orders = [np.argsort(each[f"{table}keys"]) for each in (after, before)]
+            for column in COLUMNS:
+                name = table + column
+                ours, theirs = after[name][orders[0]], before[name][orders[1]]
+                np.testing.assert_array_equal(ours, theirs, err_msg=name)
+        np.testing.assert_array_equal(after["adaptive.cells"], before["adaptive.cells"])
+    figures = [
+        np.sum([each["adaptive.counters"] for each in both], 0) for both in (saved, restored)
+    ]
+    np.testing.assert_array_equal(*figures)
+
+
+@pytest.mark.parametrize("wrote", WORKERS)
+def test_the_command_tells_what_workers_have_saved(folder, wrote, tmp_path) -> None:
+    path = last_of(folder / f"adam-{wrote}")
+    for each in (path, path.parent, folder / f"sgd-{wrote}"):
+        assert command("verify", each)["whole"]
+    saved = held(folder, f"adam-{wrote}.saved", wrote)
+    shown = {each["table"]: each for each in command("show", path)["tables"]}
+    assert len(shown) == len(tables_of(saved)) == 10  # an adaptive table is two
+    for name in ("plain", "spread", "everywhere", "adaptive:own", "adaptive:static", "stored"):
+        table = next(each for each in saved[0] if each.endswith(f"{held_name(name)}keys"))
+        expected = rows_of(saved, table.removesuffix("keys"))
+        command("convert", path, tmp_path / f"{name}.npz", "--table", name)
+        with np.load(tmp_path / f"{name}.npz") as arrays:
+            order = np.argsort(arrays["key"])
+            for column, member in zip(
+                COLUMNS, ("key", "embedding", "slots", "update_num", "update_time"), strict=True
+            ):
+                np.testing.assert_array_equal(arrays[member][order], expected[column])
+        told = next(
+            each for each in shown.values()
+            if name in (each["name"], f"{each['name']}:{each['part']}")
+        )  # fmt: skip
+        assert told["rows"] == len(expected["keys"]) and len(told["rows_of_workers"]) == wrote
+
+
+def held_name(table: str) -> str:
+    """What the names of a table's fields end with, before that of the column."""
+    name, _, part = table.partition(":")
+    return f"{name}.{part}_" if part else f"{name}."
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

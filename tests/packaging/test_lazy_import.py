@@ -31,7 +31,9 @@ def test_numpy_and_the_command_need_no_tensorflow(tmp_path):
 sys.modules["tensorflow"] = sys.modules["keras"] = None  # importing one of them is an error
 import numpy as np
 import sok_embed
-from sok_embed import admission, cli, communicators, damo, kv
+from sok_embed import admission, checkpoint, cli, communicators, damo, kv
+from sok_embed.checkpoint import dump_rows, files, manifest, rows_file, step_folders
+assert "Checkpoint" in dir(checkpoint)
 with kv.Storage("rows") as storage:
     embedding = kv.Embedding(
         storage, kv.Optimizer("adam"), kv.Initializer("zeros"), 2

@@ -7,7 +7,8 @@
 
 With n workers `write` leaves `<optimizer>-<n>`, of Adam a chain of checkpoints of changes that
 were written while training went on, and what the workers held when it was saved and
-after more steps; `read` restores each of these, trains it as far, and leaves what it held.
+after more steps; `read` restores each of these, trains it as far, and leaves what it held. With two
+workers it also restores `converted`.
 `refuse` leaves what was raised where one worker or a file was at fault. `fit` backs up into
 `backup` and goes on from there; with `die` the last worker is killed within the third epoch.
 """
@@ -37,6 +38,8 @@ from sok_embed.checkpoint.writing import RowsCapture
 
 OPTIMIZERS = {"sgd": lambda: keras.optimizers.SGD(0.1), "adam": lambda: keras.optimizers.Adam(0.01)}
 WORKERS = tuple(range(1, 1 + int(os.environ.get("SOK_CHECKPOINT_WORKERS", "3"))))
+
+CONVERTED = 2  # so many workers restore `converted`, which is made of theirs
 
 
 def model_in(folder: Path, optimizer: str, *, admissions: bool = True) -> Any:
@@ -98,6 +101,10 @@ def read(folder: Path) -> None:
             note(folder / f"{run}.restored-on-{size}", model)
             train(model)
             note(folder / f"{run}.trained-on-{size}", model)
+    if size == CONVERTED:
+        model = model_in(folder / "storage-of-converted", "adam")
+        Checkpoint(model).restore(folder / "converted")
+        note(folder / "converted.restored", model)
 
 
 class KilledInThirdEpoch(keras.callbacks.Callback):

@@ -1,0 +1,125 @@
+"""The folders of checkpoints in a directory: which are whole, which are the last, which may go."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+
+from sok_embed.arguments import check_positive
+from sok_embed.checkpoint import manifest as manifests
+from sok_embed.checkpoint.files import is_of_a_save, remove_if_there, sync_folder
+
+_STEP_FOLDER = re.compile(r"step-(\d{9,})")
+MOST = 2**31
+
+
+class StepFolders:
+    """Folders `step-000012000` of a directory, as a `CheckpointManager` saves them.
+
+    Args:
+        directory: An absolute path.
+        max_to_keep: The most checkpoints, beside those of `keep_every`. `None`: all of them.
+        keep_every: Of each so many steps the first checkpoint is kept for good. `None`: none is.
+
+    Raises:
+        ValueError: For numbers that are not positive.
+    """
+
+    def __init__(
+        self, directory: str, max_to_keep: int | None = None, keep_every: int | None = None
+    ) -> None:
+        self.directory = directory
+        for name, number in (("max_to_keep", max_to_keep), ("keep_every", keep_every)):
+            if number is not None:
+                check_positive(name, number, MOST)
+        self._max_to_keep = max_to_keep
+        self._keep_every = keep_every
+
+    def _folder(self, step: int) -> str:
+        return os.path.join(self.directory, f"step-{step:09d}")
+
+    def _steps(self) -> list[int]:
+        """The steps of all folders, also of those that did not become whole."""
+        try:
+            names = os.listdir(self.directory)
+        except FileNotFoundError:
+            return []
+        found = [_STEP_FOLDER.fullmatch(name) for name in names]
+        steps = sorted(int(match[1]) for match in found if match is not None)
+        return [step for step in steps if os.path.isdir(self._folder(step))]
+
+    def _is_whole(self, step: int) -> bool:
+        return manifests.is_whole(self._folder(step))
+
+    def _serials(self) -> dict[int, int]:
+        """The serials of whole checkpoints, by their steps, ascending.
+
+        A manifest that cannot be read counts as saved after those of smaller steps: a damaged
+        checkpoint that may be the last one is not passed over.
+        """
+        serials: dict[int, int] = {}
+        for step in self._steps():
+            if not self._is_whole(step):
+                continue
+            try:
+                serials[step] = manifests.read(self._folder(step)).serial
+            except (OSError, ValueError):
+                serials[step] = max(serials.values(), default=0)
+        return serials
+
+    def _by_age(self) -> list[int]:
+        """The steps of whole checkpoints, the one that was saved first first."""
+        serials = self._serials()
+        return sorted(serials, key=lambda step: (serials[step], step))
+
+    def _too_many(self, saved: int) -> list[int]:
+        """Steps whose checkpoints are to go, those that build on others before these."""
+        steps = self._by_age()
+        builds_on = {step: self._builds_on(step) for step in steps}
+        orphans = {step for step in steps if builds_on[step] is None} - {saved}
+        kept = set(steps if self._max_to_keep is None else steps[-self._max_to_keep :]) | {saved}
+        if self._keep_every is not None:
+            firsts: dict[int, int] = {}
+            for step in sorted(set(steps) - orphans):
+                firsts.setdefault(step // self._keep_every, step)
+            kept.update(firsts.values())
+        kept -= orphans
+        needed = kept.union(*(builds_on.get(step) or () for step in kept))
+        return [step for step in reversed(steps) if step not in needed]
+
+    def _builds_on(self, step: int) -> list[int] | None:
+        """The steps of the checkpoints that one needs; `None`: one of them was replaced or went."""
+        try:
+            own = manifests.read(self._folder(step))
+        except (OSError, ValueError):
+            return []  # it may be the last one, and is not judged here
+        if own.parent is None:
+            return []
+        try:
+            chain = manifests.read_chain(self._folder(step))
+        except (OSError, ValueError):
+            return None
+        found = [_STEP_FOLDER.fullmatch(os.path.basename(link.folder)) for link in chain[1:]]
+        return [int(match[1]) for match in found if match is not None]
+
+    def _leftovers(self) -> list[int]:
+        """Steps of folders that saves have left that did not end.
+
+        A folder with other names in it than those that saves give is somebody else's.
+        """
+        return [
+            step
+            for step in self._steps()
+            if not self._is_whole(step)
+            and all(is_of_a_save(name) for name in os.listdir(self._folder(step)))
+        ]
+
+    def _remove(self, step: int) -> None:
+        folder = self._folder(step)
+        if os.path.islink(folder):
+            return  # what it leads to belongs to somebody else
+        remove_if_there(os.path.join(folder, manifests.NAME))
+        sync_folder(folder)
+        shutil.rmtree(folder)
+        sync_folder(self.directory)

@@ -1,0 +1,93 @@
+"""What the commands of `sok-embed` share: errors, keys, tables, progress and JSON on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+_UINT64 = 2**64
+
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+class Group(click.Group):
+    """Commands whose errors are one line on stderr and exit status 1."""
+
+    def invoke(self, context: click.Context) -> Any:
+        """See `click.Group.invoke`."""
+        try:
+            return super().invoke(context)
+        except BrokenPipeError:
+            raise  # the reader of our output has gone, which click deals with
+        except (OSError, RuntimeError, ValueError) as error:
+            if isinstance(error, click.exceptions.Exit | click.exceptions.Abort):
+                raise
+            click.echo(f"error: {printable(' '.join(str(error).split()))}", err=True)
+            context.exit(1)
+
+
+def printable(text: str) -> str:
+    """Returns the text, with a sign in the place of bytes of paths that are no UTF-8."""
+    return os.fsencode(text).decode(errors="replace")
+
+
+def key_of(text: str) -> int:
+    """A key of 64 bits: decimal, signed or not, or hexadecimal with 0x in front."""
+    try:
+        key = int(text, 16 if text.lower().startswith("0x") else 10)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no integer, in decimal or after 0x.") from None
+    if not -_UINT64 // 2 <= key < _UINT64:
+        raise click.BadParameter(f"{text} does not fit into 64 bits.")
+    return key % _UINT64
+
+
+@contextmanager
+def bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Makes a progress bar on stderr, if that is a terminal."""
+    from tqdm import tqdm
+
+    with tqdm(desc=what, unit_scale=True, disable=None, leave=False) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield show
+
+
+def numbers(value: Any) -> str:
+    """Returns a list of numbers as they are printed, and anything else as its text."""
+    return " ".join(f"{number:g}" for number in value) if isinstance(value, list) else str(value)
+
+
+def table(rows: Sequence[tuple[str, ...]], right: bool = True) -> str:
+    """Lays the rows out in columns; all but the first to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        cells += [
+            cell.rjust(width) if right else cell
+            for cell, width in zip(row[1:], widths[1:], strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Prints one JSON object."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def print_result(as_json: bool, text: str, **result: Any) -> None:
+    """Prints what a command has done: as JSON or for people."""
+    if as_json:
+        print_json(result)
+    else:
+        click.echo(printable(text))
