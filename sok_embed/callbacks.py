@@ -14,6 +14,9 @@ from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.checkpoint import Checkpoint, CheckpointManager
 from sok_embed.saving import replacing, save_model
 
+# After so many batches workers ask each other whether a save has been written.
+_POLL_EVERY = 16
+
 
 class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """`keras.callbacks.ModelCheckpoint` whose file is the last whole one, also after a kill.
@@ -69,6 +72,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     Where the optimizer has accumulated gradients that it has not applied, a save waits for a later
     batch or epoch.
 
+    Training goes on while a checkpoint is written, see `sok_embed.checkpoint.CheckpointManager`. An
+    error of a save ends `fit` at one of the next batches.
+
     Example:
     >>> callback = BackupAndRestore("backup")
 
@@ -76,7 +82,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         backup_dir: Where checkpoints are. Nothing else should be in there, and each `fit` of a
             program has one of its own.
         save_freq: `"epoch"`, or after how many batches to save.
-        max_to_keep: The most checkpoints.
+        incremental: Whether checkpoints may have the changes since the one before alone.
+        max_deltas: The most checkpoints of changes, one after another.
+        max_to_keep: The most checkpoints, beside those that they build on.
+        save_on_background: Whether training goes on while a checkpoint is written.
         delete_checkpoint: Whether checkpoints are removed when `fit` has done all its epochs, or a
             callback has stopped it; save the model after `fit` then. If not, the same `fit` does
             nothing afterwards.
@@ -89,7 +98,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         self,
         backup_dir: str | os.PathLike[str],
         save_freq: str | int = "epoch",
+        incremental: bool = False,
+        max_deltas: int = 40,
         max_to_keep: int = 3,
+        save_on_background: bool = True,
         delete_checkpoint: bool = True,
     ) -> None:
         super().__init__()
@@ -105,13 +117,18 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._epoch = tf.Variable(0, dtype=tf.int64)
         self._batch = tf.Variable(0, dtype=tf.int64)
         self._directory = backup_dir
-        self._max_to_keep = max_to_keep
+        self._incremental = incremental
+        self._keeps = {
+            "max_to_keep": max_to_keep,
+            "max_deltas": max_deltas,
+            "save_on_background": save_on_background,
+        }
         self._saved_at = 0  # batches of the epoch
         self._make_manager(None)
 
     def _make_manager(self, model: keras.Model | None) -> None:
         self._checkpoint = Checkpoint(model, epoch=self._epoch, batch=self._batch)
-        self._manager = CheckpointManager(self._checkpoint, self._directory, self._max_to_keep)
+        self._manager = CheckpointManager(self._checkpoint, self._directory, **self._keeps)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores the last checkpoint, if there is one."""
@@ -138,6 +155,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         done = batch + 1
         if self._every is not None and done - self._saved_at >= self._every:
             self._save(done)
+        elif done % _POLL_EVERY == 0:
+            self._manager.poll()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves at the end of the epoch."""
@@ -149,12 +168,13 @@ class BackupAndRestore(keras.callbacks.Callback):
             return  # the gradients that were accumulated would be lost
         self._batch.assign(batch)
         # The end of an epoch may be the step that was saved last.
-        self._manager.save(self._checkpoint.step())
+        self._manager.save(self._checkpoint.step(), self._incremental)
         self._saved_at = batch
 
     def on_train_end(self, logs: Any = None) -> None:
         """Removes the checkpoints: all epochs are done, or a callback has stopped training."""
         self.model._initial_epoch = None  # of the next fit
+        self._manager.wait()
         if self._delete_checkpoint:
             self._manager.remove_all()
 

@@ -64,6 +64,8 @@ class StepFolders:
                 continue
             try:
                 serials[step] = manifests.read(self._folder(step)).serial
+            except FileNotFoundError:
+                continue  # it was removed meanwhile
             except (OSError, ValueError):
                 serials[step] = max(serials.values(), default=0)
         return serials
