@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from sok_embed import communicators
 from sok_embed.checkpoint import manifest as manifests
@@ -26,6 +27,7 @@ from sok_embed.checkpoint.files import (
     sync_folder,
 )
 from sok_embed.checkpoint.manifest import Manifest
+from sok_embed.checkpoint.own_state import OwnState, data_names
 from sok_embed.checkpoint.reading import TablesReader, check_descriptions
 from sok_embed.checkpoint.rows_file import RowsReader
 from sok_embed.checkpoint.tables import Found
@@ -33,7 +35,9 @@ from sok_embed.checkpoint.writing import rows_name, write_rows
 from sok_embed.kv import CorruptionError
 
 # What saves write, all with the number of the save in their names.
-_OWN_NAME = re.compile(r"(?:rows-\d{5,}-of-\d{5,}|dense|manifest)-(?P<attempt>[0-9a-f]{16})[.\w-]*")
+_OWN_NAME = re.compile(
+    r"(?:(?:rows|data)-\d{5,}-of-\d{5,}|dense|manifest)-(?P<attempt>[0-9a-f]{16})[.\w-]*"
+)
 
 
 class Checkpoint:
@@ -46,7 +50,9 @@ class Checkpoint:
     bit, with slots, update counts and times; so do the steps of tables, counts of admissions and
     sketches.
 
-    The objects are those of `tf.train.Checkpoint`. Rows of tables on disk are copied too, and a
+    The objects are those of `tf.train.Checkpoint`. An iterator of `tf.data` that is given as one
+    of them is each worker's own: each saves where it stands, and as many workers go on from there;
+    others than so many cannot restore it. Rows of tables on disk are copied too, and a
     restore replaces what is in the storage.
 
     Example:
@@ -122,7 +128,7 @@ class Checkpoint:
         def undo() -> None:
             _remove_attempts(folder, lambda each: each == attempt)
 
-        rows, files = agreement.together(
+        rows, files, data = agreement.together(
             "write their parts", lambda: self._write(folder, dense, attempt, agreement), undo
         )
         manifest = Manifest(
@@ -134,6 +140,7 @@ class Checkpoint:
             tables=[host.description() for host in dense.found.tables],
             rows=_gathered(agreement, rows, attempt),
             files=files,
+            data=_gathered_data(agreement, data, attempt),
         )
         agreement.together(
             "finish the checkpoint", lambda: _finish(folder, manifest) if first else None, undo
@@ -176,8 +183,11 @@ class Checkpoint:
             "Give all workers the same folder, of a shared disk.",
         )
 
+        own = OwnState(self._own_objects())
+
         def check() -> tuple[DenseState, TablesReader]:
             with nothing_restored():
+                own.check(folder, manifest, agreement.rank, agreement.size)
                 return self._checked(folder, manifest, agreement)
 
         dense, tables = agreement.together("find the checkpoint whole", check)
@@ -187,6 +197,7 @@ class Checkpoint:
             try:
                 tables.restore()
                 dense.read(folder, manifest)
+                own.read(folder, manifest, agreement.rank, agreement.size)
             except Exception as error:
                 raise RuntimeError(
                     f"Expected to take up all of the checkpoint in '{folder}'. Received: "
@@ -230,13 +241,20 @@ class Checkpoint:
     def _prepared(self) -> DenseState:
         """Everything that is to be saved, as it can be saved now."""
         dense = DenseState(self._model, self._objects)
-        found = dense.found
-        if found.iterators and communicators.size() > 1:
+        nested = [path for path in dense.found.iterators if path not in self._objects]
+        if nested and communicators.size() > 1:
             raise ValueError(
-                "Expected no iterator of tf.data among the objects with several workers, each of "
-                f"which is elsewhere in its data. Received: {', '.join(found.iterators)}."
+                "Expected each iterator of tf.data as an object of its own with several workers, "
+                "each of which is elsewhere in its data. Received: iterators within objects, "
+                f"{', '.join(nested)}. Give them as Checkpoint(iterator=iterator, …)."
             )
         return dense
+
+    def _own_objects(self) -> dict[str, Any]:
+        """What each worker saves for itself: the iterators among the objects."""
+        return {
+            name: each for name, each in self._objects.items() if isinstance(each, tf.data.Iterator)
+        }
 
     def _check_agreement(
         self, agreement: Agreement, dense: DenseState, folder: str, step: int
@@ -257,22 +275,24 @@ class Checkpoint:
             )
         agreement.check_same("step", step, "Save after the same step on all of them.")
         tables = [host.description() for host in dense.found.tables]
-        text = repr((tables, dense.description()["variables"]))
+        text = repr((tables, dense.description()["variables"], sorted(self._own_objects())))
         agreement.check_same_text("model", text, "Make the same model on all of them.")
         agreement.check_same_text("folder", folder, "Give all of them the same path.")
 
     def _write(
         self, folder: str, dense: DenseState, attempt: int, agreement: Agreement
-    ) -> tuple[FileRecord | None, list[FileRecord]]:
-        """Writes what this worker has: its rows, if there are tables, and dense weights."""
+    ) -> tuple[FileRecord | None, list[FileRecord], list[FileRecord]]:
+        """Writes what this worker has: its rows, if there are tables, dense weights, its own."""
         rows, files = None, []
         hosts = dense.found.tables
         if hosts:
             rows = write_rows(folder, hosts, attempt, agreement.rank, agreement.size)
         if agreement.rank == 0:
             files = dense.write(folder, _dense_prefix(attempt))
+        own = OwnState(self._own_objects())
+        data = own.write(folder, attempt, agreement.rank, agreement.size)
         sync_folder(folder)
-        return rows, files
+        return rows, files, data
 
 
 def local_path(path: str | os.PathLike[str]) -> str:
@@ -298,17 +318,35 @@ def _gathered(agreement: Agreement, record: FileRecord | None, attempt: int) -> 
     """The records of the files of rows of all workers."""
     if record is None:
         return []
+    names = [rows_name(worker, agreement.size, attempt) for worker in range(agreement.size)]
+    return _of_all_workers(agreement, record, names)
+
+
+def _gathered_data(
+    agreement: Agreement, records: Sequence[FileRecord], attempt: int
+) -> list[FileRecord]:
+    """The records of the own files of all workers, those of one after those of another."""
+    if not records:
+        return []
+    names = data_names(agreement.size, attempt)
+    kinds = [
+        _of_all_workers(agreement, record, names[kind :: len(records)])
+        for kind, record in enumerate(records)
+    ]
+    return [record for of_worker in zip(*kinds, strict=True) for record in of_worker]
+
+
+def _of_all_workers(
+    agreement: Agreement, record: FileRecord, names: Sequence[str]
+) -> list[FileRecord]:
+    """The records of a file that each worker has written; the names are those of the workers."""
     checksum_bits = int(record.checksum, 16)
     lengths = agreement.gather(record.bytes, "lengths of files")
     high = agreement.gather(checksum_bits >> 32, "checksums of files, high")
     low = agreement.gather(checksum_bits & 0xFFFFFFFF, "checksums of files, low")
     return [
-        FileRecord(
-            rows_name(worker, agreement.size, attempt),
-            lengths[worker],
-            f"{high[worker] << 32 | low[worker]:016x}",
-        )
-        for worker in range(agreement.size)
+        FileRecord(name, lengths[worker], f"{high[worker] << 32 | low[worker]:016x}")
+        for worker, name in enumerate(names)
     ]
 
 
@@ -350,7 +388,7 @@ def _finish(folder: str, manifest: Manifest) -> None:
                 "Save into a folder that all workers share."
             )
         readers.append(RowsReader(folder, record, manifest.attempt, worker, manifest.workers))
-    for record in manifest.files:
+    for record in (*manifest.files, *manifest.data):
         check_length(os.path.join(folder, record.name), record.bytes)
     entries = [entry for reader in readers for entry in reader.tables]
     for table in manifest.tables:

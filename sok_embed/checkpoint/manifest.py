@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sok_embed.checkpoint.files import (
@@ -34,6 +35,7 @@ class Manifest(NamedTuple):
         tables: A dict for each table; see `docs/reference/file-formats.md`.
         rows: The file of rows of each worker; none without tables.
         files: Of dense weights.
+        data: The files that each worker has of its own, those of one after those of another.
     """
 
     attempt: int
@@ -44,11 +46,12 @@ class Manifest(NamedTuple):
     tables: list[dict[str, Any]]
     rows: list[FileRecord]
     files: list[FileRecord]
+    data: Sequence[FileRecord] = ()
 
     @property
     def names(self) -> set[str]:
         """The names of all files, that of the manifest too."""
-        return {NAME, *(record.name for record in (*self.rows, *self.files))}
+        return {NAME, *(record.name for record in (*self.rows, *self.files, *self.data))}
 
 
 def write(folder: str, manifest: Manifest) -> None:
@@ -62,6 +65,7 @@ def write(folder: str, manifest: Manifest) -> None:
         "attempt": f"{manifest.attempt:016x}",
         "rows": [record._asdict() for record in manifest.rows],
         "files": [record._asdict() for record in manifest.files],
+        "data": [record._asdict() for record in manifest.data],
     }
     content["checksum"] = _checksum(content)
     text = json.dumps(content, indent=1, allow_nan=False)
@@ -98,8 +102,10 @@ def read(folder: str) -> Manifest:
     _check_version(path, content)
     if content.pop("checksum", None) != _checksum(content):
         raise damaged(path, "what agrees with its checksum", "something else")
-    rows, files = ([FileRecord(**each) for each in content[name]] for name in ("rows", "files"))
-    for record in (*rows, *files):
+    rows, files, data = (
+        [FileRecord(**each) for each in content.get(name, [])] for name in ("rows", "files", "data")
+    )
+    for record in (*rows, *files, *data):
         if not is_plain_name(record.name):
             raise damaged(path, "names of files in the folder of the manifest", repr(record.name))
     if not is_plain_name(content["dense"]["prefix"]):
@@ -113,6 +119,7 @@ def read(folder: str) -> Manifest:
         tables=content["tables"],
         rows=rows,
         files=files,
+        data=data,
     )
 
 
