@@ -64,7 +64,8 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     With a number for `save_freq`, checkpoints are saved within epochs too. From one of these `fit`
     goes on at the beginning of its epoch, and says so in a warning: it trains on the first batches
-    of the epoch again, as Keras' callback does.
+    of the epoch again, as Keras' callback does. `sok_embed.checkpoint.fit` goes on at the next
+    batch instead.
 
     Where the optimizer has accumulated gradients that it has not applied, a save waits for a later
     batch or epoch.
@@ -124,7 +125,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         if batch:
             warnings.warn(
                 f"The checkpoint '{folder}' was saved after {batch} batches of epoch {epoch + 1}. "
-                "fit cannot begin within an epoch: it trains on these batches again.",
+                "fit cannot begin within an epoch: it trains on these batches again. Train by "
+                "sok_embed.checkpoint.fit to go on with the next batch.",
                 stacklevel=2,
             )
 
