@@ -67,7 +67,8 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     With a number for `save_freq`, checkpoints are saved within epochs too. From one of these `fit`
     goes on at the beginning of its epoch, and says so in a warning: it trains on the first batches
-    of the epoch again, as Keras' callback does.
+    of the epoch again, as Keras' callback does. `sok_embed.checkpoint.fit` goes on at the next
+    batch instead.
 
     Where the optimizer has accumulated gradients that it has not applied, a save waits for a later
     batch or epoch.
@@ -118,7 +119,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._batch = tf.Variable(0, dtype=tf.int64)
         self._directory = backup_dir
         self._incremental = incremental
-        self._keeps = {
+        self._keeps: dict[str, Any] = {
             "max_to_keep": max_to_keep,
             "max_deltas": max_deltas,
             "save_on_background": save_on_background,
@@ -141,7 +142,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         if batch:
             warnings.warn(
                 f"The checkpoint '{folder}' was saved after {batch} batches of epoch {epoch + 1}. "
-                "fit cannot begin within an epoch: it trains on these batches again.",
+                "fit cannot begin within an epoch: it trains on these batches again. Train by "
+                "sok_embed.checkpoint.fit to go on with the next batch.",
                 stacklevel=2,
             )
 

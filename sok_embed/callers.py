@@ -26,6 +26,7 @@ _FUNCTIONAL = os.path.join("keras", "src", "models", "functional.py")
 # At most so many calls are between `fit` and the metrics of a layer in it, those of Keras and of
 # its wrappers.
 _FIT_IS_NEAR = 14
+_FIT_OF_CHECKPOINTS = os.path.join("sok_embed", "checkpoint", "fitting.py")
 _LAYER = os.path.join("keras", "src", "layers", "layer.py")
 _LAYER_OF_TENSORFLOW = os.path.join("keras", "src", "backend", "tensorflow", "layer.py")
 _LOSS_SCALING = os.path.join("keras", "src", "optimizers", "loss_scale_optimizer.py")
@@ -198,14 +199,14 @@ def saving_to_hdf5() -> HDF5Saving | None:
 
 
 def callbacks_at_start_of_fit() -> list[Any]:
-    """Returns the callbacks of `fit` if `fit` is resetting the metrics, else none.
+    """Returns the callbacks of `fit`, Keras' or ours, if it is resetting the metrics, else none.
 
     It does so before each epoch, and whether or not the model has been traced before.
     """
     resetting = False
     for frame in itertools.islice(_callers(), _FIT_IS_NEAR):
-        name = frame.f_code.co_name
-        if resetting and name == "fit" and "keras" in frame.f_code.co_filename:
+        name, file = frame.f_code.co_name, frame.f_code.co_filename
+        if resetting and name == "fit" and ("keras" in file or file.endswith(_FIT_OF_CHECKPOINTS)):
             return list(getattr(frame.f_locals.get("callbacks"), "callbacks", ()))
         resetting = resetting or name == "reset_metrics"
     return []

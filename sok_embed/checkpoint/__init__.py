@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sok_embed.checkpoint.checkpoint import Checkpoint
     from sok_embed.checkpoint.compaction import compact
+    from sok_embed.checkpoint.fitting import fit
     from sok_embed.checkpoint.manager import CheckpointManager, set_copy_budget
 
-__all__ = ["Checkpoint", "CheckpointManager", "compact", "set_copy_budget"]
+__all__ = ["Checkpoint", "CheckpointManager", "compact", "fit", "set_copy_budget"]
 
 # Says in which module each of these names is.
 _HOMES = {
     "Checkpoint": "checkpoint",
     "CheckpointManager": "manager",
     "compact": "compaction",
+    "fit": "fitting",
     "set_copy_budget": "manager",
 }
 

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from sok_embed import communicators
 from sok_embed.checkpoint import manifest as manifests
@@ -13,6 +14,7 @@ from sok_embed.checkpoint.agreement import Agreement
 from sok_embed.checkpoint.dense import DenseState
 from sok_embed.checkpoint.files import check_record, local_path, nothing_restored
 from sok_embed.checkpoint.manifest import Link
+from sok_embed.checkpoint.own_state import OwnState
 from sok_embed.checkpoint.reading import TablesReader, check_descriptions
 from sok_embed.checkpoint.saves import Save, SaveOptions
 from sok_embed.checkpoint.tables import Found
@@ -28,7 +30,9 @@ class Checkpoint:
     bit, with slots, update counts and times; so do the steps of tables, counts of admissions and
     sketches.
 
-    The objects are those of `tf.train.Checkpoint`. Rows of tables on disk are copied too, and a
+    The objects are those of `tf.train.Checkpoint`. An iterator of `tf.data` that is given as one
+    of them is each worker's own: each saves where it stands, and as many workers go on from there;
+    others than so many cannot restore it. Rows of tables on disk are copied too, and a
     restore replaces what is in the storage.
 
     Example:
@@ -102,7 +106,7 @@ class Checkpoint:
         if options is None:
             options = SaveOptions(serial=0, step=self.step(dense.found))
         self._check_agreement(agreement, dense, folder, options.step)
-        return Save(agreement, folder, dense, options)
+        return Save(agreement, folder, dense, OwnState(self._own_objects()), options)
 
     def restore(self, directory: str | os.PathLike[str]) -> int:
         """Replaces everything by what a checkpoint has.
@@ -141,8 +145,11 @@ class Checkpoint:
             "Give all workers the same folder, of a shared disk.",
         )
 
+        own = OwnState(self._own_objects())
+
         def check() -> tuple[DenseState, TablesReader]:
             with nothing_restored():
+                own.check(*chain[0], agreement.rank, agreement.size)
                 return self._checked(chain, agreement)
 
         dense, tables = agreement.together("find the checkpoint whole", check)
@@ -152,6 +159,7 @@ class Checkpoint:
             try:
                 tables.restore()
                 dense.read(folder, manifest)
+                own.read(folder, manifest, agreement.rank, agreement.size)
             except Exception as error:
                 raise RuntimeError(
                     f"Expected to take up all of the checkpoint in '{folder}'. Received: "
@@ -194,13 +202,20 @@ class Checkpoint:
     def _prepared(self) -> DenseState:
         """Everything that is to be saved, as it can be saved now."""
         dense = DenseState(self._model, self._objects)
-        found = dense.found
-        if found.iterators and communicators.size() > 1:
+        nested = [path for path in dense.found.iterators if path not in self._objects]
+        if nested and communicators.size() > 1:
             raise ValueError(
-                "Expected no iterator of tf.data among the objects with several workers, each of "
-                f"which is elsewhere in its data. Received: {', '.join(found.iterators)}."
+                "Expected each iterator of tf.data as an object of its own with several workers, "
+                "each of which is elsewhere in its data. Received: iterators within objects, "
+                f"{', '.join(nested)}. Give them as Checkpoint(iterator=iterator, …)."
             )
         return dense
+
+    def _own_objects(self) -> dict[str, Any]:
+        """What each worker saves for itself: the iterators among the objects."""
+        return {
+            name: each for name, each in self._objects.items() if isinstance(each, tf.data.Iterator)
+        }
 
     def _check_agreement(
         self, agreement: Agreement, dense: DenseState, folder: str, step: int
@@ -221,7 +236,7 @@ class Checkpoint:
             )
         agreement.check_same("step", step, "Save after the same step on all of them.")
         tables = [host.description() for host in dense.found.tables]
-        text = repr((tables, dense.description()["variables"]))
+        text = repr((tables, dense.description()["variables"], sorted(self._own_objects())))
         agreement.check_same_text("model", text, "Make the same model on all of them.")
         agreement.check_same_text("folder", folder, "Give all of them the same path.")
 

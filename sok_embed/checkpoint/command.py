@@ -208,7 +208,7 @@ def _byte_bar(what: str, folders: Sequence[str]) -> Iterator[Callable[[int], Non
     """A progress bar of the bytes of checkpoints."""
     total = sum(
         entry.stat().st_size for folder in folders for entry in os.scandir(folder)
-        if entry.is_file() and entry.name.startswith(("rows-", "dense-"))
+        if entry.is_file() and entry.name.startswith(("rows-", "dense-", "data-"))
     )  # fmt: skip
     done = 0
     with bar(what) as progress:

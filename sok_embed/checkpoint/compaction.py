@@ -8,7 +8,7 @@ import secrets
 from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.files import dense_prefix, removed_on_error, rows_name, sync_folder
 from sok_embed.checkpoint.rows_file import REMOVED, ROWS, RowsWriter
-from sok_embed.checkpoint.saved import Saved, Watch, copied_dense, live_blocks, open_saved
+from sok_embed.checkpoint.saved import Saved, Watch, copied_files, live_blocks, open_saved
 
 
 def compact(folder: str | os.PathLike[str], watch: Watch | None = None) -> int:
@@ -61,7 +61,7 @@ def _write(saved: Saved, attempt: int, watch: Watch | None) -> None:
             for (number, kind), data in counts.items():
                 writer.put_bytes(number, kind, bytes(data))
             records.append(writer.finish(entries))
-    files = copied_dense(saved.folder, saved, attempt)
+    copied = copied_files(saved.folder, saved, attempt)
     sync_folder(saved.folder)
     parts = [
         {**entry, "parts": {name: {**part, "rows": part["size"]} for name, part in named.items()}}
@@ -75,7 +75,8 @@ def _write(saved: Saved, attempt: int, watch: Watch | None) -> None:
             dense={**manifest.dense, "prefix": dense_prefix(attempt)},
             tables=parts,
             rows=records,
-            files=files,
+            files=copied.files,
+            data=copied.data,
             parent=None,
         ),
     )

@@ -59,7 +59,7 @@ class DenseState:
         The files may not be on the device yet. Those of a save that fails are left for whoever
         removes what no manifest names.
         """
-        checkpoint = tf.train.Checkpoint(**self._given, **self._metrics)
+        checkpoint = tf.train.Checkpoint(**self._shared(), **self._metrics)
         try:
             with contents.rows_apart():
                 checkpoint.write(os.path.join(folder, prefix))
@@ -107,6 +107,14 @@ class DenseState:
         except (tf.errors.OpError, ValueError) as error:
             raise damaged(path, "a tf.train.Checkpoint", str(error)) from None
 
+    def _shared(self) -> dict[str, Any]:
+        """What is the same on all workers: an iterator is each worker's own."""
+        return {
+            name: each
+            for name, each in self._given.items()
+            if not isinstance(each, tf.data.Iterator)
+        }
+
     def _is_asked_for(self, path: str) -> bool:
         """Whether something of the checkpoint belongs to an object that is given, or to a model."""
         name = path.partition("/")[0]
@@ -118,7 +126,7 @@ class DenseState:
         shapes = {name: shape for name, *shape in _shapes(self._metrics)}
         metrics = {name: self._metrics[name] for name, *shape in saved
                    if shapes.get(name) == shape}  # fmt: skip
-        checkpoint = tf.train.Checkpoint(**self._given, **metrics)
+        checkpoint = tf.train.Checkpoint(**self._shared(), **metrics)
         with contents.rows_apart():
             status = checkpoint.read(os.path.join(folder, manifest.dense["prefix"]))
         status.assert_existing_objects_matched()

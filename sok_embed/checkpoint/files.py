@@ -15,7 +15,9 @@ from sok_embed.kv import CorruptionError, _core
 # A file's checksum is made of those of its pieces, so that whoever writes it needs no second look.
 PIECE_BYTES = 1 << 20
 # What saves write, all with the number of the save in their names.
-OWN_NAME = re.compile(r"(?:rows-\d{5,}-of-\d{5,}|dense|manifest)-(?P<attempt>[0-9a-f]{16})[.\w-]*")
+OWN_NAME = re.compile(
+    r"(?:(?:rows|data)-\d{5,}-of-\d{5,}|dense|manifest)-(?P<attempt>[0-9a-f]{16})[.\w-]*"
+)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from sok_embed.checkpoint.files import (
@@ -56,6 +56,7 @@ class Manifest(NamedTuple):
         parent: Of a checkpoint that has the changes since that one; `None`: it has everything.
         state: The number of what it holds: that of the save that captured it, also where its files
             were written again later.
+        data: The files that each worker has of its own, those of one after those of another.
     """
 
     attempt: int
@@ -68,11 +69,12 @@ class Manifest(NamedTuple):
     files: list[FileRecord]
     parent: Parent | None = None
     state: int = 0
+    data: Sequence[FileRecord] = ()
 
     @property
     def names(self) -> set[str]:
         """The names of all files, that of the manifest too."""
-        return {NAME, *(record.name for record in (*self.rows, *self.files))}
+        return {NAME, *(record.name for record in (*self.rows, *self.files, *self.data))}
 
 
 def write(folder: str, manifest: Manifest) -> None:
@@ -89,6 +91,7 @@ def write(folder: str, manifest: Manifest) -> None:
         and {"folder": manifest.parent.folder, "state": f"{manifest.parent.state:016x}"},
         "rows": [record._asdict() for record in manifest.rows],
         "files": [record._asdict() for record in manifest.files],
+        "data": [record._asdict() for record in manifest.data],
     }
     content["checksum"] = _checksum(content)
     text = json.dumps(content, indent=1, allow_nan=False)
@@ -125,8 +128,10 @@ def read(folder: str) -> Manifest:
     _check_version(path, content)
     if content.pop("checksum", None) != _checksum(content):
         raise damaged(path, "what agrees with its checksum", "something else")
-    rows, files = ([FileRecord(**each) for each in content[name]] for name in ("rows", "files"))
-    for record in (*rows, *files):
+    rows, files, data = (
+        [FileRecord(**each) for each in content.get(name, [])] for name in ("rows", "files", "data")
+    )
+    for record in (*rows, *files, *data):
         if not is_plain_name(record.name):
             raise damaged(path, "names of files in the folder of the manifest", repr(record.name))
     if not is_plain_name(content["dense"]["prefix"]):
@@ -145,6 +150,7 @@ def read(folder: str) -> Manifest:
         files=files,
         parent=Parent(parent["folder"], int(parent["state"], 16)) if parent else None,
         state=int(content.get("state") or content["attempt"], 16),
+        data=data,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_embed.checkpoint import manifest as manifests
-from sok_embed.checkpoint.files import FileRecord, damaged, dense_prefix, local_path, record_of
+from sok_embed.checkpoint.files import FileRecord, damaged, local_path, record_of
 from sok_embed.checkpoint.manifest import Link, Manifest
 from sok_embed.checkpoint.newest_first import NewestFirst
 from sok_embed.checkpoint.rows_file import REMOVED, ROWS, Block, Rows, RowsReader
@@ -289,22 +289,38 @@ def _with_slots(rows: Rows, table: SavedTable) -> Rows:
     return rows._replace(slots=np.tile(start, (len(rows.keys), 1)))
 
 
-def copied_dense(folder: str, saved: Saved, attempt: int) -> list[FileRecord]:
-    """Copies the files of dense weights into a folder, under the names of another save."""
-    records = []
-    old, new = saved.manifest.dense["prefix"], dense_prefix(attempt)
-    for record in saved.manifest.files:
-        name = new + record.name.removeprefix(old)
+class CopiedFiles(NamedTuple):
+    """The files of a checkpoint that are no rows, under the names of another save.
+
+    Attributes:
+        files: Of dense weights.
+        data: That each worker has of its own.
+    """
+
+    files: list[FileRecord]
+    data: list[FileRecord]
+
+
+def copied_files(folder: str, saved: Saved, attempt: int) -> CopiedFiles:
+    """Copies what is no rows into a folder, under the names of another save."""
+    manifest = saved.manifest
+    old, new = f"-{manifest.attempt:016x}", f"-{attempt:016x}"
+
+    def copy(record: FileRecord) -> FileRecord:
+        name = record.name.replace(old, new)
         shutil.copyfile(os.path.join(saved.folder, record.name), os.path.join(folder, name))
         copied = record_of(folder, name)
         if copied.checksum != record.checksum:
             path = os.path.join(saved.folder, record.name)
             raise damaged(path, f"the checksum {record.checksum}", copied.checksum)
-        records.append(copied)
-    return records
+        return copied
+
+    return CopiedFiles(
+        [copy(record) for record in manifest.files], [copy(record) for record in manifest.data]
+    )
 
 
 def bytes_of(folder: str, manifest: Manifest) -> int:
     """The bytes of all files of a checkpoint, its manifest too."""
     own = os.path.getsize(os.path.join(folder, manifests.NAME))
-    return own + sum(record.bytes for record in (*manifest.rows, *manifest.files))
+    return own + sum(record.bytes for record in (*manifest.rows, *manifest.files, *manifest.data))

@@ -21,6 +21,7 @@ from sok_embed.checkpoint.files import (
     sync_folder,
 )
 from sok_embed.checkpoint.manifest import Manifest, Parent
+from sok_embed.checkpoint.own_state import OwnState, data_names
 from sok_embed.checkpoint.rows_file import RowsReader
 from sok_embed.checkpoint.writing import RowsCapture, RowsOf
 from sok_embed.kv import CorruptionError
@@ -54,6 +55,7 @@ class Save:
         agreement: Between the workers.
         folder: Of the checkpoint.
         dense: Everything that is no rows.
+        own: What each worker has of its own.
         options: What the save is like.
 
     Raises:
@@ -62,11 +64,17 @@ class Save:
     """
 
     def __init__(
-        self, agreement: Agreement, folder: str, dense: DenseState, options: SaveOptions
+        self,
+        agreement: Agreement,
+        folder: str,
+        dense: DenseState,
+        own: OwnState,
+        options: SaveOptions,
     ) -> None:
         self.agreement = agreement
         self.folder = folder
         self._dense = dense
+        self._own = own
         self.options = options
         number = secrets.randbelow(2**62) + 1 if agreement.rank == 0 else 0
         self.attempt = agreement.gather(number, "attempt")[0]
@@ -76,6 +84,8 @@ class Save:
         self._dense_names: list[str] = []
         self._rows: FileRecord | None = None
         self._files: list[FileRecord] = []
+        self._own_names: list[str] = []
+        self._data: list[FileRecord] = []
         self._error: Exception | None = None
         agreement.together("begin their parts", self._begin, self._undo)
 
@@ -93,6 +103,7 @@ class Save:
             self._capture = RowsCapture(self.folder, hosts, which, options.goes_on)
         if agreement.rank == 0:
             self._dense_names = self._dense.write(self.folder, dense_prefix(self.attempt))
+        self._own_names = self._own.write(self.folder, self.attempt, agreement.rank, agreement.size)
 
     def write(self) -> None:
         """Writes what this worker has. An error of it is raised by `finish`."""
@@ -100,6 +111,7 @@ class Save:
             if self._capture is not None:
                 self._rows = self._capture.write()
             self._files = [record_of(self.folder, name) for name in self._dense_names]
+            self._data = [record_of(self.folder, name) for name in self._own_names]
             sync_folder(self.folder)
         except Exception as error:
             self._error = error
@@ -122,6 +134,7 @@ class Save:
                 tables=[host.description() for host in self._dense.found.tables],
                 rows=self._gathered(),
                 files=self._files,
+                data=self._gathered_data(),
                 parent=self.options.parent,
                 state=self.attempt,
             )
@@ -154,18 +167,35 @@ class Save:
         record, agreement = self._rows, self.agreement
         if record is None:
             return []
-        checksum_bits = int(record.checksum, 16)
-        lengths = agreement.gather(record.bytes, "lengths of files")
-        high = agreement.gather(checksum_bits >> 32, "checksums of files, high")
-        low = agreement.gather(checksum_bits & 0xFFFFFFFF, "checksums of files, low")
-        return [
-            FileRecord(
-                rows_name(worker, agreement.size, self.attempt),
-                lengths[worker],
-                f"{high[worker] << 32 | low[worker]:016x}",
-            )
-            for worker in range(agreement.size)
+        names = [
+            rows_name(worker, agreement.size, self.attempt) for worker in range(agreement.size)
         ]
+        return _of_all_workers(agreement, record, names)
+
+    def _gathered_data(self) -> list[FileRecord]:
+        """The records of the own files of all workers, those of one after those of another."""
+        if not self._data:
+            return []
+        names = data_names(self.agreement.size, self.attempt)
+        kinds = [
+            _of_all_workers(self.agreement, record, names[kind :: len(self._data)])
+            for kind, record in enumerate(self._data)
+        ]
+        return [record for of_worker in zip(*kinds, strict=True) for record in of_worker]
+
+
+def _of_all_workers(
+    agreement: Agreement, record: FileRecord, names: Sequence[str]
+) -> list[FileRecord]:
+    """The records of a file that each worker has written; the names are those of the workers."""
+    checksum_bits = int(record.checksum, 16)
+    lengths = agreement.gather(record.bytes, "lengths of files")
+    high = agreement.gather(checksum_bits >> 32, "checksums of files, high")
+    low = agreement.gather(checksum_bits & 0xFFFFFFFF, "checksums of files, low")
+    return [
+        FileRecord(name, lengths[worker], f"{high[worker] << 32 | low[worker]:016x}")
+        for worker, name in enumerate(names)
+    ]
 
 
 def _make_folder(folder: str) -> None:
@@ -201,7 +231,7 @@ def _finish(folder: str, manifest: Manifest) -> None:
                 "Save into a folder that all workers share."
             )
         readers.append(RowsReader(folder, record, manifest.attempt, worker, manifest.workers))
-    for record in manifest.files:
+    for record in (*manifest.files, *manifest.data):
         check_length(os.path.join(folder, record.name), record.bytes)
     entries = [entry for reader in readers for entry in reader.tables]
     for table in manifest.tables:

@@ -84,7 +84,7 @@ def surveyed(saved: Saved, names: Sequence[str]) -> dict[str, Any]:
             for path, dtype, shape in manifest.dense["metrics"]
         ],
         "others": manifest.dense["others"],
-        "files": [record._asdict() for record in (*manifest.rows, *manifest.files)],
+        "files": [record._asdict() for record in (*manifest.rows, *manifest.files, *manifest.data)],
     }
 
 

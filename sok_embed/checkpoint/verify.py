@@ -92,7 +92,7 @@ def _verify_files(folder: str, manifest: Manifest, watch: Watch | None) -> Verif
     """Reads all files of one folder."""
     faults: list[str] = []
     whole = 0
-    for record in manifest.files:
+    for record in (*manifest.files, *manifest.data):
         if _holds(faults, partial(check_record, folder, record)):
             whole += record.bytes
             if watch is not None:

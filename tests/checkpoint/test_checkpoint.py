@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 import random
 import shutil
 import struct
@@ -14,7 +15,8 @@ import tensorflow as tf
 
 import sok_embed as sok
 from sok_embed import feature_column as fc
-from sok_embed.checkpoint import Checkpoint, files, reading, rows_file
+from sok_embed.checkpoint import Checkpoint, files, manifest, reading, rows_file
+from sok_embed.checkpoint.own_state import OwnState
 
 
 @pytest.fixture(scope="module")
@@ -153,10 +155,49 @@ def test_a_storage_that_is_only_read_is_saved_and_not_restored(tmp_path):
     held_state.assert_same(held_state.contents_of(other), held_state.contents_of(read))
 
 
-def test_several_workers_do_not_save_an_iterator(tmp_path, first_of_two):
+def test_several_workers_save_iterators_as_objects_of_their_own_alone(first_of_two):
     iterator = iter(tf.data.Dataset.range(3))
-    with pytest.raises(ValueError, match=r"no iterator of tf\.data.*iterator"):
-        Checkpoint(iterator=iterator)._prepared()
+    Checkpoint(iterator=iterator)._prepared()
+    holder = tf.Module()
+    holder.iterator = iterator
+    with pytest.raises(ValueError, match=r"object of its own.*holder/iterator"):
+        Checkpoint(holder=holder)._prepared()
+
+
+def test_an_iterator_is_not_restored_by_another_number_of_workers(tmp_path, first_of_two):
+    sok.init("local")
+    iterator, weight = iter(tf.data.Dataset.range(3)), tf.Variable(1.0)
+    folder = Checkpoint(iterator=iterator, weight=weight).save(tmp_path)
+    written = manifest.read(folder)
+    OwnState({"iterator": iterator}).check(folder, written, 0, 1)
+    with pytest.raises(ValueError, match=r"checkpoint of 2 workers.*one of 1\. .*count"):
+        OwnState({"iterator": iterator}).check(folder, written, 0, 2)
+    OwnState({"weight": weight}).check(folder, written, 0, 2)  # stays as it is
+    with pytest.raises(ValueError, match="with weight of each worker"):
+        OwnState({"weight": weight}).check(folder, written, 0, 1)
+
+
+def test_a_damaged_state_of_an_iterator_changes_nothing(tmp_path):
+    dataset, weight = tf.data.Dataset.range(3), tf.Variable(1.0)
+    Checkpoint(iterator=iter(dataset), weight=weight).save(tmp_path)
+    weight.assign(2.0)
+    for path in tmp_path.glob("data-00001-of-00001-*"):
+        whole = path.read_bytes()
+        for broken in (whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1])):
+            path.write_bytes(broken)
+            with pytest.raises(sok.kv.CorruptionError, match=r"data-00001.*Nothing was restored"):
+                Checkpoint(iterator=iter(dataset), weight=weight).restore(tmp_path)
+        path.write_bytes(whole)
+    assert float(weight) == 2.0
+    Checkpoint(iterator=iter(dataset), weight=weight).restore(tmp_path)
+    assert float(weight) == 1.0
+
+
+def test_an_iterator_with_a_state_that_would_be_lost_is_refused(tmp_path):
+    dataset = tf.data.Dataset.range(3).map(lambda x: tf.random.uniform([]))
+    with pytest.raises(ValueError, match="RandomUniform is stateful.*count of batches"):
+        Checkpoint(iterator=iter(dataset)).save(tmp_path)
+    assert os.listdir(tmp_path) == []
 
 
 def test_variables_iterators_and_other_objects_are_saved_too(tmp_path):

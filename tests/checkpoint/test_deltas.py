@@ -263,7 +263,7 @@ def test_a_chain_stays_what_it_is_where_one_of_it_is_compacted(tmp_path):
 
 def test_a_compaction_that_fails_or_is_killed_changes_nothing(chain, monkeypatch):
     before = sorted(path.name for path in chain[1].iterdir())
-    for place in ("compaction.RowsWriter.finish", "compaction.copied_dense", "manifest.write"):
+    for place in ("compaction.RowsWriter.finish", "compaction.copied_files", "manifest.write"):
         with monkeypatch.context() as patch:
             patch.setattr(f"sok_embed.checkpoint.{place}", failing)
             with pytest.raises(OSError, match="No space left"):

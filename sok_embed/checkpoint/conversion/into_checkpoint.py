@@ -19,7 +19,7 @@ from sok_embed.checkpoint.files import (
     rows_name,
 )
 from sok_embed.checkpoint.rows_file import ROWS, Rows, RowsReader, RowsWriter
-from sok_embed.checkpoint.saved import Saved, SavedTable, copied_dense
+from sok_embed.checkpoint.saved import Saved, SavedTable, copied_files
 from sok_embed.kv import CorruptionError, _core
 from sok_embed.owners import MixedRule, ModuloRule, OneWorkerRule, OwnerRule
 
@@ -115,6 +115,7 @@ def write_checkpoint(
             entries = [dict(entry) for entry in reader.tables]
             entries[table.number] |= {**taken, "rows": counts[worker], "size": counts[worker]}
             records.append(writer.finish(entries))
+    copied = copied_files(folder, base, attempt)
     manifests.write(
         folder,
         manifest._replace(
@@ -122,7 +123,8 @@ def write_checkpoint(
             dense={**manifest.dense, "prefix": dense_prefix(attempt)},
             tables=_tables(base, table, taken, sum(counts), deal),
             rows=records,
-            files=copied_dense(folder, base, attempt),
+            files=copied.files,
+            data=copied.data,
             state=attempt,
         ),
     )

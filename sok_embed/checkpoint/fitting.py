@@ -1,0 +1,141 @@
+"""`fit` that goes on in the middle of an epoch, at the batch after its last checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from sok_embed.arguments import check_positive
+from sok_embed.checkpoint.batches import Batches, Position
+from sok_embed.checkpoint.progress import check_callbacks
+from sok_embed.checkpoint.run import Run
+
+_MOST = 2**31
+
+
+def fit(
+    model: keras.Model,
+    dataset: tf.data.Dataset,
+    *,
+    directory: str | os.PathLike[str],
+    epochs: int,
+    steps_per_epoch: int | None = None,
+    save_freq: str | int = "epoch",
+    position: Position = "iterator",
+    max_to_keep: int | None = 3,
+    callbacks: Sequence[keras.callbacks.Callback] | None = None,
+    validation_data: Any = None,
+    validation_steps: int | None = None,
+    validation_freq: int = 1,
+    verbose: str | int = "auto",
+) -> keras.callbacks.History:
+    """Trains as `model.fit` does, with checkpoints that it goes on from, also within an epoch.
+
+    If the process is killed, the same call in a new one goes on at the batch after the last
+    checkpoint: losses, metrics, weights and rows become those of a run that was never stopped.
+    Callbacks see the epochs and batches that are left by their numbers, and `on_epoch_end` once an
+    epoch with the logs of the whole epoch; `History` has all epochs. `EarlyStopping`,
+    `ReduceLROnPlateau` and `ModelCheckpoint` go on with what they remembered, and so do callbacks
+    that have `get_state()`, which returns what JSON can hold, and `set_state(state)`.
+
+    A checkpoint is saved before the first batch, after every `save_freq` batches of an epoch, and
+    at the end of each epoch; where the optimizer has accumulated gradients, after the batch that
+    applies them. They stay when training has ended: the same call then restores the last one and
+    trains nothing, and one with more epochs trains these.
+
+    Collective: all workers call it with the same arguments and a dataset of their own with as many
+    batches. If a callback stops training at the end of an epoch on one worker, it ends on all.
+
+    Example:
+    >>> import sok_embed
+    >>> model = keras.Sequential([keras.Input((1,), dtype="int64"),
+    ...                           sok_embed.DynamicEmbedding(2), keras.layers.Dense(1)])
+    >>> model.compile("adam", "mse")
+    >>> examples = tf.data.Dataset.from_tensor_slices(([[1], [2], [3]], [[0.], [1.], [0.]]))
+    >>> dataset = examples.shuffle(3, seed=1).batch(1)
+    >>> history = fit(model, dataset, directory="run", epochs=2, save_freq=2, verbose=0)
+    >>> history.epoch
+    [0, 1]
+
+    Args:
+        model: It is compiled and built, and no strategy of `tf.distribute` is in its scope.
+        dataset: Of batches `(x, y)` or `(x, y, sample_weight)`.
+        directory: Where checkpoints are, by a `CheckpointManager`; all workers share it. Each run
+            has one of its own.
+        epochs: The number of the last epoch, counted from 1.
+        steps_per_epoch: The batches of an epoch. `None`: an epoch is a pass through the dataset.
+        save_freq: `"epoch"`, or after how many batches of an epoch to save too.
+        position: How the place in the dataset is found again. `"iterator"`: each worker saves the
+            state of its iterator, which as many workers restore. `"count"`: batches that were
+            trained on are skipped, so the dataset must have the same ones in every process; any
+            number of workers can go on, with the same global batches.
+        max_to_keep: The most checkpoints. `None`: all of them.
+        callbacks: Callbacks of Keras.
+        validation_data: As `model.fit` has it.
+        validation_steps: As `model.fit` has it.
+        validation_freq: After how many epochs to validate.
+        verbose: As `model.fit` has it.
+
+    Returns:
+        The history of all epochs of the run, also of those before it was stopped.
+
+    Raises:
+        TypeError: For another kind of dataset.
+        ValueError: For arguments that do not fit; for a dataset whose state cannot be saved, or
+            whose order is not known, by `position`; for one that ends within an epoch; for a
+            checkpoint of other arguments, or of another number of workers with iterators.
+        Exception: As `CheckpointManager.save` and `restore_or_initialize`.
+    """
+    _check_model(model)
+    _check_dataset(dataset)
+    for name, number in (("epochs", epochs), ("validation_freq", validation_freq)):
+        check_positive(name, number, _MOST)
+    if steps_per_epoch is not None:
+        check_positive("steps_per_epoch", steps_per_epoch, _MOST)
+    if position not in ("iterator", "count"):
+        raise ValueError(f"Expected position to be 'iterator' or 'count'. Received: {position!r}.")
+    if save_freq != "epoch":
+        check_positive("save_freq", save_freq, _MOST)
+    given = list(callbacks or ())
+    check_callbacks(given)
+    run = Run(model, Batches(dataset, position), position, epochs, steps_per_epoch)
+    run.agree(f"{save_freq}, {max_to_keep}, {validation_freq}")
+    run.every = None if save_freq == "epoch" else int(save_freq)
+    run.open(directory, max_to_keep)
+    run.validation = {"x": validation_data, "steps": validation_steps}
+    run.validation_freq = validation_freq
+    # Layers look at the callbacks of a function of this name when metrics are reset.
+    callbacks = run.make_callbacks(given, verbose)
+    model.reset_metrics()
+    run.begin()
+    run.train()
+    return run.history
+
+
+def _check_model(model: keras.Model) -> None:
+    if not model.compiled:
+        raise ValueError(
+            f"Model '{model.name}': expected one that is compiled. Received: one that is not. Call "
+            "model.compile first."
+        )
+    strategy = model.distribute_strategy
+    if type(strategy).__name__ != "_DefaultDistributionStrategy":
+        raise ValueError(
+            f"Model '{model.name}': expected one that was made without a strategy of "
+            f"tf.distribute. Received: {type(strategy).__name__}. Start workers by `sok-embed run` "
+            "instead, and wrap the optimizer in sok_embed.DistributedOptimizer."
+        )
+
+
+def _check_dataset(dataset: Any) -> None:
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            "Expected a tf.data.Dataset of batches, whose place can be found again. Received: "
+            f"{type(dataset).__name__}. Make one of arrays by "
+            "tf.data.Dataset.from_tensor_slices((x, y)).batch(…), of Python code by "
+            "tf.data.Dataset.from_generator with position='count'."
+        )

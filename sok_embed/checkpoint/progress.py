@@ -1,0 +1,121 @@
+"""How far a run has come, beside its model and its data."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+# What callbacks of Keras remember from one epoch to the next.
+_REMEMBERED: dict[type, tuple[str, ...]] = {
+    keras.callbacks.EarlyStopping: ("best", "best_epoch", "wait", "stopped_epoch"),
+    keras.callbacks.ReduceLROnPlateau: ("best", "wait", "cooldown_counter"),
+    keras.callbacks.ModelCheckpoint: (
+        "best", "_batches_seen_since_last_saving", "_last_batch_seen",
+    ),
+}  # fmt: skip
+
+
+class Progress(tf.train.experimental.PythonState):
+    """A dict that a checkpoint has as JSON.
+
+    Attributes:
+        fields: The dict, empty before the first save or restore.
+    """
+
+    def __init__(self) -> None:
+        self.fields: dict[str, Any] = {}
+
+    def serialize(self) -> str:
+        """The dict as JSON, in which floats keep all their bits."""
+        return json.dumps(self.fields)
+
+    def deserialize(self, string_value: str | bytes) -> None:
+        """Takes the dict of a checkpoint."""
+        self.fields = json.loads(string_value)
+
+
+def plain(value: Any) -> Any:
+    """A figure of logs, or what a callback remembers, as JSON has it."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, dict):
+        return {str(name): plain(each) for name, each in value.items()}
+    return np.asarray(value).tolist()
+
+
+def states_of(callbacks: Sequence[Any]) -> list[list[Any]]:
+    """The class and the state of each callback that has one."""
+    found = []
+    for callback in callbacks:
+        state = _state_of(callback)
+        if state is not None:
+            found.append([type(callback).__name__, plain(state)])
+    return found
+
+
+def restore_states(callbacks: Sequence[Any], states: Sequence[Sequence[Any]]) -> None:
+    """Gives callbacks the states that `states_of` has found in another process.
+
+    Callbacks that are not those of the saved run begin anew, with a warning.
+    """
+    holders = [callback for callback in callbacks if _state_of(callback) is not None]
+    names = [type(callback).__name__ for callback in holders]
+    saved = [name for name, _ in states]
+    if names != saved:
+        warnings.warn(
+            f"Expected the callbacks that the run was begun with, of which {saved or 'none'} have "
+            f"a state. Received: {names or 'none'}. They begin anew.",
+            stacklevel=2,
+        )
+        return
+    for callback, (_, state) in zip(holders, states, strict=True):
+        if _has_protocol(callback):
+            callback.set_state(state)
+        else:
+            for name, value in state.items():
+                setattr(callback, name, value)
+
+
+def _has_protocol(callback: Any) -> bool:
+    return callable(getattr(callback, "get_state", None)) and callable(
+        getattr(callback, "set_state", None)
+    )
+
+
+def _state_of(callback: Any) -> Any:
+    """What a callback remembers; `None`: nothing that is known."""
+    if _has_protocol(callback):
+        return callback.get_state()
+    for kind, names in _REMEMBERED.items():
+        if isinstance(callback, kind):
+            return {name: getattr(callback, name, None) for name in names}
+    return None
+
+
+def check_callbacks(callbacks: Sequence[Any]) -> None:
+    """Raises for callbacks whose work would be lost, or would spoil that of the run.
+
+    Raises:
+        ValueError: For callbacks that back a run up themselves, and for one that keeps weights of
+            an earlier epoch in memory.
+    """
+    for callback in callbacks:
+        name = type(callback).__name__
+        if name == "BackupAndRestore":
+            raise ValueError(
+                "Expected callbacks without BackupAndRestore: checkpoint.fit saves and restores by "
+                f"itself. Received: {name}. Leave it out."
+            )
+        keeps = getattr(callback, "restore_best_weights", False)
+        if keeps and not _has_protocol(callback):
+            raise ValueError(
+                f"Expected {name}(restore_best_weights=False): weights that a callback has in "
+                "memory are in no checkpoint. Received: True. Save the best epoch by a callback of "
+                "your own, as the guide on checkpoints does."
+            )

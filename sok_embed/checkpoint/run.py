@@ -1,0 +1,419 @@
+"""A training of `checkpoint.fit`: its loop, its checkpoints, and where it stands."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from sok_embed import communicators
+from sok_embed.checkpoint.agreement import Agreement
+from sok_embed.checkpoint.batches import Batches, Position
+from sok_embed.checkpoint.checkpoint import Checkpoint
+from sok_embed.checkpoint.manager import CheckpointManager
+from sok_embed.checkpoint.progress import Progress, plain, restore_states, states_of
+
+# What an iterator raises at its end, within a step of Keras and before one.
+_ENDS = (StopIteration, tf.errors.OutOfRangeError)
+
+
+class _RunCheckpoint(Checkpoint):
+    """A checkpoint of a run, with what each worker counts for itself.
+
+    Args:
+        model: Of the run.
+        progress: Of worker 0, which all workers restore.
+        own_progress: Of this worker.
+        batches: Whose iterator is saved; `None`: none is.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        progress: Progress,
+        own_progress: Progress,
+        batches: Batches | None,
+    ) -> None:
+        super().__init__(model, progress=progress)
+        self._own_progress = own_progress
+        self._batches = batches
+
+    def follow_iterator(self) -> None:
+        """Saves and restores the iterators of the pass that has begun and of the next one."""
+        if self._batches is not None:
+            self._objects["iterator"] = self._batches.iterator
+            if self._batches.following is not None:
+                self._objects["following"] = self._batches.following
+
+    def _own_objects(self) -> dict[str, Any]:
+        own = {**super()._own_objects(), "own_progress": self._own_progress}
+        if communicators.size() > 1:
+            assert self._model is not None
+            for i, variable in enumerate(_own_variables(self._model)):
+                own[f"variable_{i}"] = variable
+        return own
+
+
+class Run:
+    """A training and where it stands.
+
+    Args:
+        model: Compiled and built.
+        batches: What it is trained on.
+        position: By what the place among these is found again.
+        epochs: The number of the last epoch.
+        steps: The batches of an epoch. `None`: those of a pass.
+
+    Attributes:
+        every: After how many batches of an epoch to save; `None`: at its end alone.
+        validation: The arguments `x` and `steps` of `evaluate`; without `x` there is none.
+        validation_freq: After how many epochs to validate.
+        history: Of all epochs.
+
+    Raises:
+        ValueError: For a dataset that does not end where an epoch does, and for no end at all.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        batches: Batches,
+        position: Position,
+        epochs: int,
+        steps: int | None,
+    ) -> None:
+        self._model = model
+        self._batches = batches
+        self._position = position
+        self._epochs = epochs
+        self._steps = steps
+        self._stride = int(model.steps_per_execution)
+        self._agreement = Agreement(communicators.current())
+        _check_enough(batches, epochs, steps, self._stride)
+        sizes = self._agreement.gather(batches.batch_size() or 0, "examples of a batch")
+        # The examples of a batch over all workers; `None`: they are not known.
+        self._global_batch = sum(sizes) if all(sizes) else None
+        self._progress, self._own_progress = Progress(), Progress()
+        self._epoch = 0  # the first one that has not ended
+        self._batch = 0  # the batches of it that were trained on
+        self._logs: dict[str, Any] = {}  # of the last one of these
+        self._stopped = False
+        self._saved_at = 0
+        self._due = False
+        self.every: int | None = None
+        self.validation: dict[str, Any] = {}
+        self.validation_freq = 1
+        self.history = keras.callbacks.History()
+
+    def agree(self, others: str) -> None:
+        """Raises on all workers unless all have the same arguments."""
+        text = f"{self._epochs}, {self._steps}, {self._position}, {self._stride}, {others}"
+        remedy = "Give all of them the same."
+        self._agreement.check_same_text("arguments of checkpoint.fit", text, remedy)
+        in_a_pass = (self._batches.in_a_pass or 0) + 1
+        remedy = "Give all of them as many: cut longer ones by dataset.take."
+        self._agreement.check_same("number of batches of a pass, plus one", in_a_pass, remedy)
+
+    def open(self, directory: str | os.PathLike[str], max_to_keep: int | None) -> None:
+        """Makes the manager of the checkpoints."""
+        batches = self._batches if self._position == "iterator" else None
+        self._checkpoint = _RunCheckpoint(self._model, self._progress, self._own_progress, batches)
+        self._manager = CheckpointManager(self._checkpoint, directory, max_to_keep)
+
+    def make_callbacks(
+        self, given: Sequence[keras.callbacks.Callback], verbose: str | int
+    ) -> keras.callbacks.CallbackList:
+        """The callbacks and Keras' own, as `fit` makes them."""
+        histories = [each for each in given if isinstance(each, keras.callbacks.History)]
+        self.history = (histories or [self.history])[-1]
+        self._given = [*given, *([] if histories else [self.history])]
+        self._callbacks = keras.callbacks.CallbackList(
+            self._given,
+            add_progbar=verbose != 0,
+            verbose=verbose,
+            epochs=self._epochs,
+            steps=self._steps or self._batches.in_a_pass,
+            model=self._model,
+        )
+        return self._callbacks
+
+    def begin(self) -> None:
+        """Takes up the last checkpoint, or saves one of the beginning."""
+        model = self._model
+        model.stop_training = False
+        model.make_train_function()
+        first = self._agreement.rank == 0
+        there = self._agreement.together(
+            "look for checkpoints", lambda: int(bool(first and self._manager.latest_checkpoint))
+        )
+        resumed = self._agreement.gather(there, "there are checkpoints")[0] > 0
+        if resumed:
+            _make_metrics(model, self._batches.element_spec)
+        if self._position == "iterator":
+            self._batches.begin_pass()
+            self._checkpoint.follow_iterator()
+        if resumed:
+            self._manager.restore_or_initialize()
+            self._take_up()
+        else:
+            self._save(0)
+
+    def _take_up(self) -> None:
+        """Sets what the checkpoint says beside the model, once it is restored."""
+        fields = self._own_progress.fields or self._progress.fields
+        # Seeds and sizes are those of a worker.
+        self._agreement.together(
+            "find the place in the data again", lambda: self._check_saved(fields)
+        )
+        self._epoch, self._batch = fields["epoch"], fields["batch"]
+        self._logs, self._stopped = fields["logs"], fields["stopped"]
+        self._saved_at = self._batch
+        if self._position == "count":
+            self._batches.skip_to(fields["passes"], fields["taken"])
+        else:
+            self._batches.note_restored(fields["passes"], fields["taken"])
+
+    def _check_saved(self, fields: dict[str, Any]) -> None:
+        """Raises if the place of a checkpoint is none in this run."""
+        within_epoch = fields["batch"] > 0
+        remedy = "Go on as the run was begun, or begin another one in another directory."
+        if within_epoch and fields["steps"] != self._steps:
+            raise ValueError(
+                f"Expected steps_per_epoch={fields['steps']}, as the epoch was begun with. "
+                f"Received: {self._steps}. {remedy}"
+            )
+        if fields["taken"] and (within_epoch or self._steps is not None):
+            self._check_data(fields, remedy)
+
+    def _check_data(self, fields: dict[str, Any], remedy: str) -> None:
+        """Raises for another dataset than the one in which the checkpoint stands."""
+        in_a_pass = self._batches.in_a_pass
+        if in_a_pass is not None and fields["in_a_pass"] not in (None, in_a_pass):
+            raise ValueError(
+                f"Expected a dataset of {fields['in_a_pass']} batches, as the run was begun with. "
+                f"Received: one of {in_a_pass}. {remedy}"
+            )
+        if self._position == "iterator":
+            return
+        if fields["seeds"] != self._batches.seeds():
+            raise ValueError(
+                "Expected the seeds of shuffles that the run was begun with, "
+                f"{fields['seeds']}. Received: {self._batches.seeds()}. Give dataset.shuffle and "
+                "its like a seed."
+            )
+        size, saved = self._global_batch, fields["global_batch"]
+        if size is not None and saved is not None and size != saved:
+            raise ValueError(
+                f"Expected batches of {saved} examples over all workers, by which batches were "
+                f"counted. Received: {size}. Give each of {self._agreement.size} workers its part "
+                "of as many."
+            )
+        if fields["workers"] != self._agreement.size:
+            self._check_other_workers(size is None or saved is None)
+
+    def _check_other_workers(self, unknown: bool) -> None:
+        """Raises where batches of another number of workers are other ones."""
+        if self._batches.shuffles_a_shard():
+            raise ValueError(
+                "Expected a dataset that is shuffled first and sharded then, since the number of "
+                "workers has changed. Received: a shard that is shuffled, so the examples that are "
+                "left are not those that were not trained on. Begin from the end of an epoch, or "
+                "with as many workers."
+            )
+        if unknown:
+            warnings.warn(
+                "Expected to know how many examples a batch has. Received: a dataset that does not "
+                "say so. The number of workers has changed: make sure that batches of all workers "
+                "together have as many examples as before.",
+                stacklevel=2,
+            )
+
+    def train(self) -> None:
+        """Trains the epochs that are left."""
+        model, callbacks = self._model, self._callbacks
+        # A learning rate that a callback has set at the beginning of the epoch is in there.
+        held = _values_of(model) if self._batch else []
+        callbacks.on_train_begin()
+        if self._epoch or self._batch:
+            fields = self._own_progress.fields or self._progress.fields
+            restore_states(self._given, fields["callbacks"])
+            self.history.epoch, self.history.history = fields["epochs"], fields["history"]
+        logs: Any = None
+        while self._epoch < self._epochs and not self._stopped:
+            model.reset_metrics()
+            callbacks.on_epoch_begin(self._epoch)
+            for variable, value in held:
+                variable.assign(value)
+            held = []
+            logs = self._train_epoch()
+        if isinstance(model.optimizer, keras.optimizers.Optimizer):
+            model.optimizer.finalize_variable_values(model.trainable_weights)
+        callbacks.on_train_end(logs=logs)
+
+    def _train_epoch(self) -> dict[str, Any]:
+        """Trains what is left of an epoch, and returns its logs."""
+        self._train_batches()
+        results = self._model.get_metrics_result()
+        logs = dict(results if results.keys() == self._logs.keys() else self._logs)
+        logs |= self._validate()
+        self._callbacks.on_epoch_end(self._epoch, logs)
+        stops = self._agreement.gather(int(self._model.stop_training), "stop training")
+        self._stopped = self._model.stop_training = any(stops)
+        self._epoch, self._batch, self._logs, self._saved_at = self._epoch + 1, 0, {}, 0
+        self._save(0)
+        return logs
+
+    def _train_batches(self) -> None:
+        if self._batch == 0 and self._is_pass_over():
+            self._begin_pass()
+        while self._steps is None or self._batch < self._steps:
+            if self._steps is None and self._batch and self._batches.at_end:
+                return
+            self._callbacks.on_train_batch_begin(self._batch)
+            logs = self._step()
+            if logs is None:
+                return
+            self._batch += self._stride
+            self._batches.taken += self._stride
+            self._logs = logs
+            self._callbacks.on_train_batch_end(self._batch - 1, logs)
+            if self._due or (self.every and self._batch - self._saved_at >= self.every):
+                self._save(self._batch)
+            if self._model.stop_training:
+                return
+
+    def _is_pass_over(self) -> bool:
+        """Whether an epoch begins with another pass."""
+        if self._batches.iterator is None:
+            return True
+        return self._batches.taken > 0 and (self._steps is None or self._batches.at_end)
+
+    def _begin_pass(self) -> None:
+        self._batches.begin_pass()
+        self._checkpoint.follow_iterator()
+
+    def _step(self) -> Any:
+        """Trains on the next batch and returns its logs; `None`: the epoch ends with the pass."""
+        try:
+            return self._model.train_function(self._batches.iterator)
+        except _ENDS:
+            if self._steps is None and self._batch:
+                return None
+        if self._steps is not None and self._batch == 0 and self._batches.taken:
+            self._begin_pass()
+            try:
+                return self._model.train_function(self._batches.iterator)
+            except _ENDS:
+                pass
+        raise ValueError(
+            f"Expected batches for epoch {self._epoch + 1}, {self._steps or 'at least one'}. "
+            f"Received: a dataset that ended after {self._batch}. Repeat it by dataset.repeat(), "
+            "or leave steps_per_epoch out, so that an epoch is a pass."
+        )
+
+    def _validate(self) -> dict[str, Any]:
+        """The logs of a validation, if one is due."""
+        due = (self._epoch + 1) % self.validation_freq == 0
+        if self.validation["x"] is None or not due:
+            return {}
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(self.validation["x"])
+        logs = self._model.evaluate(
+            x,
+            y,
+            sample_weight=weights,
+            steps=self.validation["steps"],
+            callbacks=self._callbacks,
+            return_dict=True,
+        )
+        return {f"val_{name}": value for name, value in logs.items()}
+
+    def _save(self, batch: int) -> None:
+        """Saves where the run stands, or waits while gradients are accumulated."""
+        self._due = self._checkpoint.waiting_calls() > 0
+        if self._due:
+            return
+        self._own_progress.fields = self._progress.fields = {
+            "epoch": self._epoch,
+            "batch": batch,
+            "passes": self._batches.passes,
+            "taken": self._batches.taken,
+            "in_a_pass": self._batches.in_a_pass,
+            "steps": self._steps,
+            "workers": self._agreement.size,
+            "seeds": self._batches.seeds(),
+            "global_batch": self._global_batch,
+            "stopped": self._stopped,
+            "logs": plain(self._logs),
+            "epochs": list(getattr(self.history, "epoch", [])),
+            "history": {
+                name: [plain(each) for each in values]
+                for name, values in self.history.history.items()
+            },
+            "callbacks": states_of(self._given),
+        }
+        self._manager.save(self._checkpoint.step())
+        self._saved_at = batch
+
+
+def _check_enough(batches: Batches, epochs: int, steps: int | None, stride: int) -> None:
+    """Raises if the dataset has no end, or is known to end within an epoch."""
+    if steps is None:
+        if batches.endless:
+            raise ValueError(
+                "Expected steps_per_epoch for a dataset without an end. Received: None. Say how "
+                "many batches an epoch has."
+            )
+        return
+    in_a_pass, in_an_epoch = batches.in_a_pass, -(-steps // stride) * stride
+    if in_a_pass is None or epochs * in_an_epoch <= in_a_pass or in_a_pass % in_an_epoch == 0:
+        return
+    raise ValueError(
+        f"Expected a dataset whose passes end where epochs of {in_an_epoch} batches do. Received: "
+        f"one of {in_a_pass} batches, which ends within an epoch. Repeat it by dataset.repeat(), "
+        "or leave steps_per_epoch out, so that an epoch is a pass."
+    )
+
+
+def _make_metrics(model: keras.Model, element_spec: Any) -> None:
+    """Has Keras make the variables of metrics, as the first step of training does."""
+    if not _is_unbuilt(model):
+        return
+    if model.run_eagerly:  # its step may be none that can be traced
+        batch = tf.nest.map_structure(
+            lambda spec: keras.KerasTensor(tuple(spec.shape), spec.dtype.name), element_spec
+        )
+        model._symbolic_build(data_batch=batch)
+    else:
+        tf.function(model.train_step).get_concrete_function(element_spec)
+
+
+def _is_unbuilt(model: keras.Model) -> bool:
+    """Whether metrics or losses of `compile` wait for a batch to be built."""
+    parts = (getattr(model, "_compile_metrics", None), getattr(model, "_compile_loss", None))
+    return any(part is not None and not part.built for part in parts)
+
+
+def _own_variables(model: keras.Model) -> list[Any]:
+    """What workers do not have in common: states of metrics, seeds, moving averages of layers."""
+    found = list(model.metrics_variables)
+    for layer in model._flatten_layers():
+        found += [each for each in layer._non_trainable_variables if _is_plain(each)]
+        found += [generator.state for generator in layer._seed_generators]
+    return list({id(each): each for each in found}.values())
+
+
+def _is_plain(variable: Any) -> bool:
+    return isinstance(variable, keras.Variable)
+
+
+def _values_of(model: keras.Model) -> list[tuple[Any, tf.Tensor]]:
+    """All dense variables with their values, which share memory until a variable is assigned."""
+    optimizer = model.optimizer
+    variables = [
+        *model.variables, *model.metrics_variables, *(optimizer.variables if optimizer else ()),
+    ]  # fmt: skip
+    return [(each, tf.convert_to_tensor(each.value)) for each in variables]

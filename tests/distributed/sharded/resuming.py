@@ -1,0 +1,71 @@
+"""A worker that trains by `checkpoint.fit`, and may be killed within an epoch.
+
+    python resuming.py FOLDER NAME POSITION [die]
+
+The run's checkpoints are in `FOLDER/run`. With `die` the last worker kills itself at the third
+batch of the second epoch, where the second batch was saved. Else each worker leaves what it held
+and its history in `NAME.<rank>.npz`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+import held_state
+from checkpointing import model_in
+
+import sok_embed
+from sok_embed import checkpoint
+
+
+class Watch(keras.callbacks.Callback):
+    """Notes batches, and kills this process after one of them."""
+
+    def __init__(self, kill_at: tuple[int, int] | None) -> None:
+        super().__init__()
+        self.kill_at = kill_at
+        self.seen: list[tuple[int, int]] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append((self.epoch, batch))
+        if self.seen[-1] == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dataset() -> tf.data.Dataset:
+    """This worker's part of each batch of 12; examples come in another order in each pass."""
+    rank, size = sok_embed.rank(), sok_embed.size()
+    examples = tf.data.Dataset.from_tensor_slices((held_state.KEYS, held_state.TARGETS))
+    return examples.shuffle(48, seed=3).shard(size, rank).batch(12 // size).prefetch(1)
+
+
+def main(folder: Path, name: str, position: Any, *, die: bool = False) -> None:
+    rank, size = sok_embed.rank(), sok_embed.size()
+    model = model_in(folder / f"storage-{name}", "adam", admissions=False)
+    watch = Watch((1, 2) if die and rank == size - 1 else None)
+    arguments: dict[str, Any] = {"epochs": 3, "save_freq": 2, "verbose": 0, "position": position}
+    history = checkpoint.fit(
+        model, dataset(), directory=folder / "run", callbacks=[watch], **arguments
+    )
+    found = {f"history.{key}": values for key, values in history.history.items()}
+    held = held_state.held_by(model)
+    np.savez(folder / f"{name}.{rank}", seen=watch.seen, epochs=history.epoch, **found, **held)
+
+
+if __name__ == "__main__":
+    sok_embed.init()
+    main(Path(sys.argv[1]), *sys.argv[2:4], die="die" in sys.argv[4:])

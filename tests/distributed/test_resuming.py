@@ -1,0 +1,70 @@
+"""A run that was killed within an epoch ends as one that was not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sharded.launch import launch
+from test_restored_by_others import Held, assert_as_trained, held
+
+PROGRAM = Path(__file__).parent / "sharded" / "resuming.py"
+
+
+def run(folder: Path, workers: int, name: str, position: str = "iterator") -> list[Held]:
+    ended = launch(PROGRAM, workers, [str(folder), name, position], horovod=False)
+    assert ended.status == 0, ended.output[-6000:]
+    return held(folder, name, workers)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Held]:
+    """A run of one worker that nobody stops."""
+    return run(tmp_path_factory.mktemp("whole"), 1, "whole")
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one worker or two, of which the last was killed."""
+    folder = tmp_path_factory.mktemp(f"killed_{request.param}")
+    arguments = [str(folder), "killed", "iterator", "die"]
+    ended = launch(PROGRAM, request.param, arguments, horovod=False)
+    assert ended.status != 0 and not ended.timed_out, ended.output[-6000:]
+    steps = [f"step-{step:09d}" for step in (2, 4, 6)]
+    assert sorted(path.name for path in (folder / "run").iterdir()) == steps
+    assert len(list((folder / "run" / steps[2]).glob("data-*"))) == 2 * request.param
+    (folder / "workers").write_text(str(request.param))
+    return folder
+
+
+# What is left of three epochs of four batches.
+LEFT = [[1, 2], [1, 3], [2, 0], [2, 1], [2, 2], [2, 3]]
+
+
+def test_as_many_workers_go_on_at_the_next_batch(killed: Path, whole: list[Held]) -> None:
+    workers = int((killed / "workers").read_text())
+    shutil.copytree(killed / "run", killed / "kept")
+    found = run(killed, workers, "resumed")
+    for worker in found:
+        assert worker["seen"].tolist() == LEFT
+        assert worker["epochs"].tolist() == [0, 1, 2]
+    # A worker's loss is that of its part of each batch.
+    for name in ("history.loss", "history.mae"):
+        means = np.mean([worker[name] for worker in found], 0)
+        atol = 0 if workers == 1 else 1e-5
+        np.testing.assert_allclose(means, whole[0][name], rtol=0, atol=atol, err_msg=name)
+    assert_as_trained(found, whole, atol=1e-6 if workers == 1 else 1e-5)
+    shutil.rmtree(killed / "run")
+    shutil.move(killed / "kept", killed / "run")
+
+
+@pytest.mark.parametrize("killed", [2], indirect=True)
+def test_other_workers_go_on_by_count(killed: Path, whole: list[Held]) -> None:
+    found = run(killed, 3, "counted", "count")
+    for worker in found:
+        assert worker["seen"].tolist() == LEFT
+    means = np.mean([worker["history.loss"] for worker in found], 0)
+    np.testing.assert_allclose(means[2], whole[0]["history.loss"][2], rtol=0, atol=1e-5)
+    assert_as_trained(found, whole, atol=1e-5)
