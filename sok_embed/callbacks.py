@@ -12,10 +12,8 @@ import tensorflow as tf
 from sok_embed import communicators
 from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.checkpoint import Checkpoint, CheckpointManager
+from sok_embed.checkpoint.manager import POLL_EVERY
 from sok_embed.saving import replacing, save_model
-
-# After so many batches workers ask each other whether a save has been written.
-_POLL_EVERY = 16
 
 
 class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
@@ -157,7 +155,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         done = batch + 1
         if self._every is not None and done - self._saved_at >= self._every:
             self._save(done)
-        elif done % _POLL_EVERY == 0:
+        elif done % POLL_EVERY == 0:
             self._manager.poll()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

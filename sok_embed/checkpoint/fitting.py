@@ -26,7 +26,10 @@ def fit(
     steps_per_epoch: int | None = None,
     save_freq: str | int = "epoch",
     position: Position = "iterator",
+    incremental: bool = False,
+    max_deltas: int = 40,
     max_to_keep: int | None = 3,
+    save_on_background: bool = True,
     callbacks: Sequence[keras.callbacks.Callback] | None = None,
     validation_data: Any = None,
     validation_steps: int | None = None,
@@ -73,7 +76,10 @@ def fit(
             state of its iterator, which as many workers restore. `"count"`: batches that were
             trained on are skipped, so the dataset must have the same ones in every process; any
             number of workers can go on, with the same global batches.
-        max_to_keep: The most checkpoints. `None`: all of them.
+        incremental: Whether checkpoints may have the changes since the one before alone.
+        max_deltas: The most checkpoints of changes, one after another.
+        max_to_keep: The most checkpoints, beside those that they build on. `None`: all of them.
+        save_on_background: Whether training goes on while a checkpoint is written.
         callbacks: Callbacks of Keras.
         validation_data: As `model.fit` has it.
         validation_steps: As `model.fit` has it.
@@ -103,9 +109,14 @@ def fit(
     given = list(callbacks or ())
     check_callbacks(given)
     run = Run(model, Batches(dataset, position), position, epochs, steps_per_epoch)
-    run.agree(f"{save_freq}, {max_to_keep}, {validation_freq}")
+    keeps = {
+        "max_deltas": max_deltas,
+        "max_to_keep": max_to_keep,
+        "save_on_background": save_on_background,
+    }
+    run.agree(f"{save_freq}, {incremental}, {keeps}, {validation_freq}")
     run.every = None if save_freq == "epoch" else int(save_freq)
-    run.open(directory, max_to_keep)
+    run.open(directory, incremental, **keeps)
     run.validation = {"x": validation_data, "steps": validation_steps}
     run.validation_freq = validation_freq
     # Layers look at the callbacks of a function of this name when metrics are reset.

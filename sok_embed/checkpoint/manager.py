@@ -18,6 +18,9 @@ from sok_embed.checkpoint.saves import Save, SaveOptions
 from sok_embed.checkpoint.step_folders import MOST, StepFolders
 from sok_embed.kv import _core
 
+# After so many batches of training, workers ask each other whether a save has been written.
+POLL_EVERY = 16
+
 
 class _Chain(NamedTuple):
     """The last checkpoint from which the changes since then can be saved.

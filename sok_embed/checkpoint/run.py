@@ -14,7 +14,7 @@ from sok_embed import communicators
 from sok_embed.checkpoint.agreement import Agreement
 from sok_embed.checkpoint.batches import Batches, Position
 from sok_embed.checkpoint.checkpoint import Checkpoint
-from sok_embed.checkpoint.manager import CheckpointManager
+from sok_embed.checkpoint.manager import POLL_EVERY, CheckpointManager
 from sok_embed.checkpoint.progress import Progress, plain, restore_states, states_of
 
 # What an iterator raises at its end, within a step of Keras and before one.
@@ -118,11 +118,12 @@ class Run:
         remedy = "Give all of them as many: cut longer ones by dataset.take."
         self._agreement.check_same("number of batches of a pass, plus one", in_a_pass, remedy)
 
-    def open(self, directory: str | os.PathLike[str], max_to_keep: int | None) -> None:
-        """Makes the manager of the checkpoints."""
+    def open(self, directory: str | os.PathLike[str], incremental: bool, **arguments: Any) -> None:
+        """Makes the manager of the checkpoints, by its own arguments."""
+        self._incremental = incremental
         batches = self._batches if self._position == "iterator" else None
         self._checkpoint = _RunCheckpoint(self._model, self._progress, self._own_progress, batches)
-        self._manager = CheckpointManager(self._checkpoint, directory, max_to_keep)
+        self._manager = CheckpointManager(self._checkpoint, directory, **arguments)
 
     def make_callbacks(
         self, given: Sequence[keras.callbacks.Callback], verbose: str | int
@@ -253,6 +254,7 @@ class Run:
         if isinstance(model.optimizer, keras.optimizers.Optimizer):
             model.optimizer.finalize_variable_values(model.trainable_weights)
         callbacks.on_train_end(logs=logs)
+        self._manager.wait()
 
     def _train_epoch(self) -> dict[str, Any]:
         """Trains what is left of an epoch, and returns its logs."""
@@ -283,6 +285,8 @@ class Run:
             self._callbacks.on_train_batch_end(self._batch - 1, logs)
             if self._due or (self.every and self._batch - self._saved_at >= self.every):
                 self._save(self._batch)
+            elif self._batch // self._stride % POLL_EVERY == 0:
+                self._manager.poll()
             if self._model.stop_training:
                 return
 
@@ -355,7 +359,7 @@ class Run:
             },
             "callbacks": states_of(self._given),
         }
-        self._manager.save(self._checkpoint.step())
+        self._manager.save(self._checkpoint.step(), self._incremental)
         self._saved_at = batch
 
 
