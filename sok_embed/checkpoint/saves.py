@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import threading
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,13 +18,22 @@ from sok_embed.checkpoint.files import (
     check_length,
     dense_prefix,
     record_of,
-    rows_name,
     sync_folder,
 )
 from sok_embed.checkpoint.manifest import Manifest, Parent
 from sok_embed.checkpoint.rows_file import RowsReader
-from sok_embed.checkpoint.writing import RowsCapture, RowsOf
+from sok_embed.checkpoint.writing import RowsCapture, RowsOf, records_of_all
 from sok_embed.kv import CorruptionError
+
+# The name of threads that write a save while training goes on.
+WRITER = "sok_embed.checkpoint"
+
+
+def wait_for_writers() -> None:
+    """Waits until this process has written all saves: a table is captured for one at a time."""
+    for thread in threading.enumerate():
+        if thread.name == WRITER:
+            thread.join()
 
 
 class SaveOptions(NamedTuple):
@@ -113,6 +123,7 @@ class Save:
         agreement = self.agreement
         try:
             agreement.together("write their parts", self._check_written, self._undo)
+            rows = [] if self._rows is None else records_of_all(agreement, self._rows, self.attempt)
             manifest = Manifest(
                 attempt=self.attempt,
                 serial=self.options.serial,
@@ -120,7 +131,7 @@ class Save:
                 workers=agreement.size,
                 dense={"prefix": dense_prefix(self.attempt), **self._dense.description()},
                 tables=[host.description() for host in self._dense.found.tables],
-                rows=self._gathered(),
+                rows=rows,
                 files=self._files,
                 parent=self.options.parent,
                 state=self.attempt,
@@ -148,24 +159,6 @@ class Save:
     def _undo(self) -> None:
         self.end()
         manifests.remove_attempts(self.folder, lambda each: each == self.attempt)
-
-    def _gathered(self) -> list[FileRecord]:
-        """The records of the files of rows of all workers."""
-        record, agreement = self._rows, self.agreement
-        if record is None:
-            return []
-        checksum_bits = int(record.checksum, 16)
-        lengths = agreement.gather(record.bytes, "lengths of files")
-        high = agreement.gather(checksum_bits >> 32, "checksums of files, high")
-        low = agreement.gather(checksum_bits & 0xFFFFFFFF, "checksums of files, low")
-        return [
-            FileRecord(
-                rows_name(worker, agreement.size, self.attempt),
-                lengths[worker],
-                f"{high[worker] << 32 | low[worker]:016x}",
-            )
-            for worker in range(agreement.size)
-        ]
 
 
 def _make_folder(folder: str) -> None:
