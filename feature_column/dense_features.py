@@ -11,7 +11,8 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 from tensorflow.python.feature_column import serialization
 
-from sok_embed import callers, communicators, contents, tf_ops
+from sok_embed import callers, contents, tf_ops
+from sok_embed.checkpoint.whole_tables import own_part
 from sok_embed.dense_alone import LayerWithRows
 from sok_embed.feature_column.input_layers import check_sequences, join_sequences
 from sok_embed.feature_column.layer_state import LayerState
@@ -22,6 +23,7 @@ from sok_embed.feature_column.rows_column import RowsColumn
 from sok_embed.layers.arguments import check_training
 from sok_embed.layers.default_signatures import refuse_when_served
 from sok_embed.layers.rebuilding import check_rebuilt
+from sok_embed.layers.saved_rows import check_saves_all_rows
 from sok_embed.strategies import check_strategy
 
 
@@ -187,25 +189,15 @@ class _FeaturesLayer(LayerWithRows, ABC):
             if table.storage is not None:
                 table.storage.flush()
                 continue
-            if communicators.size() > 1:
-                raise ValueError(
-                    f"Layer '{self.name}' has rows on {communicators.size()} workers, and a Keras "
-                    "file holds one worker's part. Expected one worker. To resume, write "
-                    "tf.train.Checkpoint(model=model) on every worker, each to a path of its own."
-                )
-            contents.save(store, _prefix(i), table.export(slots=True))
+            check_saves_all_rows(self.name)
+            contents.save(store, _prefix(i), contents.whole_contents(table))
 
     def load_own_variables(self, store: Any) -> None:
-        """Takes own rows out of what Keras saved, but for those in a storage."""
+        """Takes own rows out of what Keras saved, those of this worker; none for a storage."""
         check_rebuilt()
         in_memory = {
             i: table for i, table in enumerate(self.tables.values()) if table.storage is None
         }
-        if in_memory and communicators.size() > 1:
-            raise ValueError(
-                f"Layer '{self.name}': expected one worker to load a Keras file, which holds the "
-                f"rows of one worker. Received: {communicators.size()} workers."
-            )
         saved = set(store.keys())
         rows = {
             name for i in in_memory for name in contents.entries(tf_ops.Export, _prefix(i)).values()
@@ -220,7 +212,7 @@ class _FeaturesLayer(LayerWithRows, ABC):
             )
         super().load_own_variables({name: store[name] for name in saved - rows})
         for i, table in in_memory.items():
-            table.restore(contents.load(store, _prefix(i), tf_ops.Export))
+            table.restore(own_part(table, contents.load(store, _prefix(i), tf_ops.Export)))
 
 
 def _prefix(column: int) -> str:

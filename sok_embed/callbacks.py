@@ -1,4 +1,4 @@
-"""Keras callbacks: whole files, dense weights of several workers, figures of adaptive layers."""
+"""Keras callbacks: files and backups with rows, dense weights of several workers, figures."""
 
 from __future__ import annotations
 
@@ -11,48 +11,18 @@ import tensorflow as tf
 
 from sok_embed import communicators
 from sok_embed.adaptive_table import AdaptiveTable
+from sok_embed.best_epoch import EarlyStopping
 from sok_embed.checkpoint import Checkpoint, CheckpointManager
 from sok_embed.checkpoint.manager import POLL_EVERY
-from sok_embed.saving import replacing, save_model
+from sok_embed.model_checkpoint import ModelCheckpoint
 
-
-class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """`keras.callbacks.ModelCheckpoint` whose file is the last whole one, also after a kill.
-
-    Keras' own writes over the best model that there is. The arguments are the same; see
-    `sok_embed.save_model` for how a file is replaced. `fit` refuses both on several workers, each
-    of which has a part of the rows: use a `sok_embed.checkpoint.Checkpoint` there.
-
-    Example:
-    >>> callback = ModelCheckpoint("best.keras", monitor="loss", save_best_only=True)
-
-    Args:
-        filepath: Ends in `.keras`, or in `.weights.h5` with `save_weights_only`.
-        *args: As `keras.callbacks.ModelCheckpoint` has them.
-        **kwargs: As `keras.callbacks.ModelCheckpoint` has them.
-
-    Raises:
-        ValueError: For another ending, and as Keras raises.
-    """
-
-    def __init__(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        super().__init__(filepath, *args, **kwargs)
-        if not self.filepath.endswith((".keras", ".weights.h5")):
-            raise ValueError(
-                "Expected a filepath that ends in .keras, or in .weights.h5 with "
-                f"save_weights_only=True. Received: {self.filepath!r}."
-            )
-
-    def _should_save_model(self, epoch: int, batch: Any, logs: Any, filepath: str) -> bool:
-        """Saves where Keras would, and tells it that there is nothing to do."""
-        if super()._should_save_model(epoch, batch, logs, filepath):
-            os.makedirs(os.path.dirname(os.path.abspath(filepath)), exist_ok=True)
-            if self.save_weights_only:
-                with replacing(filepath) as temporary:
-                    self.model.save_weights(temporary)
-            else:
-                save_model(self.model, filepath)
-        return False
+__all__ = [
+    "AdaptiveMetrics",
+    "BackupAndRestore",
+    "BroadcastVariables",
+    "EarlyStopping",
+    "ModelCheckpoint",
+]
 
 
 class BackupAndRestore(keras.callbacks.Callback):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -42,6 +42,35 @@ def rows_apart() -> Iterator[None]:
 def are_apart() -> bool:
     """Returns whether trackables with rows are to give `tf.train.Checkpoint` nothing."""
     return _apart.get()
+
+
+# What all workers together have in a table, while one of them writes a file for all.
+_of_all_workers: ContextVar[Callable[[Any], Any] | None] = ContextVar(
+    "sok_embed_contents_of_all_workers", default=None
+)
+
+
+@contextlib.contextmanager
+def of_all_workers(contents: Callable[[Any], Any]) -> Iterator[None]:
+    """Has Keras files take the contents of tables from a function, with a table as its argument."""
+    token = _of_all_workers.set(contents)
+    try:
+        yield
+    finally:
+        _of_all_workers.reset(token)
+
+
+def are_of_all_workers() -> bool:
+    """Returns whether files are being written with the contents of all workers."""
+    return _of_all_workers.get() is not None
+
+
+def whole_contents(table: Any) -> Any:
+    """What a Keras file is to have of a table: an `Export` with slots, or an `AdaptiveExport`."""
+    of_all_workers = _of_all_workers.get()
+    if of_all_workers is not None:
+        return of_all_workers(table)
+    return table.snapshot() if hasattr(table, "snapshot") else table.export(slots=True)
 
 
 def entries(kind: type[Contents], prefix: str) -> dict[str, str]:

@@ -20,10 +20,10 @@ _INSTEAD = (
 )
 
 _EARLY_STOPPING = (
-    "expected EarlyStopping(restore_best_weights=False). Received: True, which would put the dense "
-    "weights of the best epoch beside the rows of the last one. Add "
-    "sok_embed.callbacks.ModelCheckpoint(path, save_best_only=True) with the same monitor, and "
-    "load the best model with keras.saving.load_model(path)."
+    "expected a callback that brings rows back too. Received: Keras' own "
+    "EarlyStopping(restore_best_weights=True), which would put the dense weights of the best epoch "
+    "beside the rows of the last one. Use sok_embed.callbacks.EarlyStopping, with the same "
+    "arguments."
 )
 
 
@@ -64,7 +64,7 @@ class LayerWithRows(keras.layers.Layer):
 
         Raises:
             ValueError: For callbacks that would take dense weights alone at the end of the epoch,
-                and for ModelCheckpoint on several workers.
+                and for Keras' own ModelCheckpoint on several workers.
         """
         for callback in callers.callbacks_at_start_of_fit():
             self._check_callback(callback)
@@ -104,7 +104,8 @@ class LayerWithRows(keras.layers.Layer):
         if isinstance(callback, keras.callbacks.EarlyStopping):
             files = {"early_stopping.py"} if callback.restore_best_weights else files
         elif isinstance(callback, keras.callbacks.ModelCheckpoint):
-            self._check_one_worker()
+            if not getattr(callback, "saves_rows_of_all_workers", False):
+                self._check_one_worker()
             old = callback.filepath.endswith(".h5") and not callback.save_weights_only
             files = {"legacy_h5_format.py"} if old else files
         elif isinstance(callback, keras.callbacks.OrbaxCheckpoint):
@@ -117,10 +118,9 @@ class LayerWithRows(keras.layers.Layer):
         size = communicators.size()
         if size > 1 and not self._rows_are_kept():
             raise ValueError(
-                f"Layer '{self.name}': expected one worker with ModelCheckpoint, whose file holds "
-                f"one worker's part. Received: {size} workers. Save on all of them, with "
-                "sok_embed.callbacks.BackupAndRestore, or in a callback of your own with "
-                "sok_embed.checkpoint.Checkpoint(model).save(directory)."
+                f"Layer '{self.name}': expected sok_embed.callbacks.ModelCheckpoint with {size} "
+                "workers, which writes the rows of all of them. Received: that of Keras, whose "
+                "file would hold the rows of one. It has the same arguments."
             )
 
     def _reason(self, asking: set[str]) -> str | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import tensorflow as tf
@@ -15,6 +16,9 @@ _Result = TypeVar("_Result")
 
 # Numbers travel as int64.
 LARGEST = 2**63 - 1
+
+# Of a worker that the others wait for.
+SECONDS_BETWEEN_SIGNS = 2.0
 
 
 class Agreement:
@@ -110,3 +114,56 @@ class Agreement:
                 "message says more."
             )
         return result  # type: ignore[return-value]
+
+    def first_alone(self, what: str, work: Callable[[], _Result]) -> _Result | None:
+        """Does something that may take long on worker 0, while the others wait for it.
+
+        Worker 0 gives a sign every few seconds, so that nobody takes it for one that is lost.
+
+        Args:
+            what: It is, for the message and the name of the exchange: an infinitive.
+            work: Uses no workers.
+
+        Returns:
+            What the work returns; `None` on the others.
+
+        Raises:
+            Exception: That of `work`, on worker 0.
+            RuntimeError: On the others, if it has failed.
+        """
+        if self.rank:
+            while any(self.gather(0, f"sign: {what}")):
+                pass
+            return self.together(what, lambda: None)
+
+        def signed() -> _Result:
+            with self._signs(f"sign: {what}"):
+                return work()
+
+        return self.together(what, signed)
+
+    @contextlib.contextmanager
+    def _signs(self, purpose: str) -> Iterator[None]:
+        """Gathers ones while a block runs, and a zero when it has ended."""
+        if self.size == 1:
+            yield
+            return
+        ended = threading.Event()
+        failures: list[Exception] = []
+
+        def give() -> None:
+            try:
+                while self.gather(int(not ended.wait(SECONDS_BETWEEN_SIGNS)), purpose)[0]:
+                    pass
+            except Exception as error:  # a worker is lost, which the next exchange says too
+                failures.append(error)
+
+        thread = threading.Thread(target=give, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+        if failures:
+            raise failures[0]

@@ -80,7 +80,7 @@ def merge_admissions(parts: Sequence[bytes], mine: Mask) -> bytes:
 
 
 def _read_counts(data: bytes) -> _Counts:
-    """Reads a dump; the core has checked its bytes, or will."""
+    """Reads a dump. Its bytes are checked, for what is made of them has checksums of its own."""
     try:
         magic, version, head_bytes, *config, kind_bytes = _HEAD.unpack_from(data)
         if magic != b"SOKN" or version != 1:
@@ -88,6 +88,7 @@ def _read_counts(data: bytes) -> _Counts:
                 f"Expected the counts of an admission, of version 1. Received: {magic!r} of "
                 f"version {version}."
             )
+        _check_bytes(data[: head_bytes - 8], data[head_bytes - 8 : head_bytes])
         at = _HEAD.size
         kind = data[at : at + kind_bytes]
         at += kind_bytes
@@ -98,10 +99,30 @@ def _read_counts(data: bytes) -> _Counts:
             _, _, fingerprint, _, payload = _CHUNK.unpack_from(data, begin)
             start = begin + _CHUNK_HEAD_BYTES
             chunks[number] = memoryview(data)[start : start + payload]
+            _check_chunk(data[begin:start], chunks[number])
             begin += length
     except struct.error as error:
         raise CorruptionError(f"Expected the counts of an admission. Received: {error}.") from None
     return _Counts(tuple(config), kind, fingerprint, chunks)
+
+
+def _check_bytes(head: bytes, told: bytes) -> None:
+    if _core.checksum(np.frombuffer(head, np.uint8), 0) != int.from_bytes(told, "little"):
+        raise _another_checksum()
+
+
+def _check_chunk(head: bytes, payload: memoryview) -> None:
+    found = _core.admission_chunk_checksum(
+        np.frombuffer(head[: _CHUNK.size], np.uint8), np.frombuffer(payload, np.uint8)
+    )
+    if found != int.from_bytes(head[_CHUNK.size :], "little"):
+        raise _another_checksum()
+
+
+def _another_checksum() -> CorruptionError:
+    return CorruptionError(
+        "Expected the counts of an admission that agree with their checksums. Received: others."
+    )
 
 
 def _merge_frequencies(payloads: Sequence[memoryview], mine: Mask) -> bytes:
@@ -192,13 +213,20 @@ def merge_sketches(parts: Mapping[int, bytes], workers: int, place: SketchPlace)
                 f"Expected a sketch of version 1 with {expected} bytes. Received: {len(data)} "
                 f"bytes that begin with {magic!r}, of version {version}."
             )
+        found = np.frombuffer(data, np.uint8, offset=_SKETCH.size + 8)
+        seed = _core.checksum(np.frombuffer(data[: _SKETCH.size], np.uint8), 0)
+        told = int.from_bytes(data[_SKETCH.size : _SKETCH.size + 8], "little")
+        if _core.checksum(found, seed) != told:
+            raise CorruptionError(
+                "Expected a sketch that agrees with its checksum. Received: another."
+            )
         if shape not in (None, (width, bits)):
             raise ValueError(
                 f"Expected sketches of one size. Received: {shape} and {(width, bits)} cells of a "
                 "bucket and bits of a cell."
             )
         shape = (width, bits)
-        found = np.frombuffer(data, np.uint8, offset=_SKETCH.size + 8).reshape(buckets, -1)
+        found = found.reshape(buckets, -1)
         if cells is None:
             cells = np.zeros((count, found.shape[1]), np.uint8)
         theirs = own[own % workers == worker]

@@ -14,7 +14,7 @@ from sok_embed.checkpoint.agreement import LARGEST, Agreement
 from sok_embed.checkpoint.checkpoint import Checkpoint
 from sok_embed.checkpoint.files import local_path
 from sok_embed.checkpoint.manifest import Parent
-from sok_embed.checkpoint.saves import Save, SaveOptions
+from sok_embed.checkpoint.saves import WRITER, Save, SaveOptions
 from sok_embed.checkpoint.step_folders import MOST, StepFolders
 from sok_embed.kv import _core
 
@@ -307,7 +307,7 @@ class _Pending:
         self._thread: threading.Thread | None = None
         if save.options.goes_on:
             # The interpreter waits for it before it ends.
-            self._thread = threading.Thread(target=self._write, name="sok_embed.checkpoint")
+            self._thread = threading.Thread(target=self._write, name=WRITER)
             self._thread.start()
         else:
             self._write()

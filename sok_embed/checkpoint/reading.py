@@ -67,7 +67,7 @@ class PartReader:
         self.newest = sorted(place for place in places if place.link == 0)
         self._links = 1 + max(place.link for place in places)
         entries = [readers[place[:2]].tables[place.table] for place in self.newest]
-        self.head = _merged_head(part, [head_in(entry) for entry in entries])
+        self.head = merged_head(part, [head_in(entry) for entry in entries])
         self._counts: dict[tuple[int, int], bytearray] = {}
         self.rows = 0  # that `check` has found
         self.start()
@@ -130,7 +130,7 @@ class PartReader:
         return merge_admissions(list(counts.values()), self.part.mine)
 
 
-def _merged_head(part: Part, heads: Sequence[Head]) -> Head:
+def merged_head(part: Part, heads: Sequence[Head]) -> Head:
     """What a table holds that was put together from the parts of several workers."""
     trained = [head for head in heads if head.rule] or list(heads)
     if any((head.rule, head.slot_start) != (trained[0].rule, trained[0].slot_start)

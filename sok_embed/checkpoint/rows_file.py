@@ -240,13 +240,41 @@ class RowsReader:
             found.update(file.read(self._record.bytes - self._index_offset))
         check_digest(self.path, self._record, found)
 
+    def places(self) -> dict[int, list[int]]:
+        """Returns where the blocks of each table begin, and reads no more than their heads."""
+        places: dict[int, list[int]] = {}
+        offset = _HEADER_BYTES
+        with open(self.path, "rb") as file:
+            while offset < self._index_offset:
+                file.seek(offset)
+                table, _, _, length = self._read_head(file, offset)[1]
+                places.setdefault(table, []).append(offset)
+                offset += _BLOCK.size + length + 8
+        return places
+
+    def blocks_at(self, offsets: Sequence[int]) -> Iterator[Block]:
+        """Yields the blocks that begin at some of `places`; each is checked."""
+        with open(self.path, "rb") as file:
+            for offset in offsets:
+                file.seek(offset)
+                yield self._read_block(file, offset)[0]
+
     def _next_block(self, file: Any, found: FileChecksum) -> Block:
-        offset = found.bytes
+        block, read = self._read_block(file, found.bytes)
+        found.update(read)
+        return block
+
+    def _read_head(self, file: Any, offset: int) -> tuple[bytes, tuple[int, int, int, int]]:
         head = file.read(_BLOCK.size)
         if len(head) < _BLOCK.size:
             raise damaged(self.path, f"a block at byte {offset}", "the end of the file")
-        table, kind, number, length = _BLOCK.unpack(head)
-        self._check_head(offset, table, kind, number, length)
+        told = _BLOCK.unpack(head)
+        self._check_head(offset, *told)
+        return head, told
+
+    def _read_block(self, file: Any, offset: int) -> tuple[Block, memoryview]:
+        """The block that begins at an offset, where the file stands, and all bytes of it."""
+        head, (table, kind, number, length) = self._read_head(file, offset)
         rest = file.read(length + 8)
         block = memoryview(head + rest)
         told = int.from_bytes(block[_BLOCK.size + length :], "little")
@@ -254,8 +282,7 @@ class RowsReader:
             raise damaged(
                 self.path, f"a block at byte {offset} that agrees with its checksum", "another"
             )
-        found.update(block)
-        return Block(table, kind, number, block[_BLOCK.size : _BLOCK.size + length])
+        return Block(table, kind, number, block[_BLOCK.size : _BLOCK.size + length]), block
 
     def _check_head(self, offset: int, table: int, kind: int, number: int, length: int) -> None:
         """Raises unless the lengths of a block agree with each other and with the index."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import threading
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,14 +18,23 @@ from sok_embed.checkpoint.files import (
     check_length,
     dense_prefix,
     record_of,
-    rows_name,
     sync_folder,
 )
 from sok_embed.checkpoint.manifest import Manifest, Parent
 from sok_embed.checkpoint.own_state import OwnState, data_names
 from sok_embed.checkpoint.rows_file import RowsReader
-from sok_embed.checkpoint.writing import RowsCapture, RowsOf
+from sok_embed.checkpoint.writing import RowsCapture, RowsOf, records_by_name, records_of_all
 from sok_embed.kv import CorruptionError
+
+# The name of threads that write a save while training goes on.
+WRITER = "sok_embed.checkpoint"
+
+
+def wait_for_writers() -> None:
+    """Waits until this process has written all saves: a table is captured for one at a time."""
+    for thread in threading.enumerate():
+        if thread.name == WRITER:
+            thread.join()
 
 
 class SaveOptions(NamedTuple):
@@ -125,6 +135,7 @@ class Save:
         agreement = self.agreement
         try:
             agreement.together("write their parts", self._check_written, self._undo)
+            rows = [] if self._rows is None else records_of_all(agreement, self._rows, self.attempt)
             manifest = Manifest(
                 attempt=self.attempt,
                 serial=self.options.serial,
@@ -132,7 +143,7 @@ class Save:
                 workers=agreement.size,
                 dense={"prefix": dense_prefix(self.attempt), **self._dense.description()},
                 tables=[host.description() for host in self._dense.found.tables],
-                rows=self._gathered(),
+                rows=rows,
                 files=self._files,
                 data=self._gathered_data(),
                 parent=self.options.parent,
@@ -162,40 +173,16 @@ class Save:
         self.end()
         manifests.remove_attempts(self.folder, lambda each: each == self.attempt)
 
-    def _gathered(self) -> list[FileRecord]:
-        """The records of the files of rows of all workers."""
-        record, agreement = self._rows, self.agreement
-        if record is None:
-            return []
-        names = [
-            rows_name(worker, agreement.size, self.attempt) for worker in range(agreement.size)
-        ]
-        return _of_all_workers(agreement, record, names)
-
     def _gathered_data(self) -> list[FileRecord]:
         """The records of the own files of all workers, those of one after those of another."""
         if not self._data:
             return []
         names = data_names(self.agreement.size, self.attempt)
         kinds = [
-            _of_all_workers(self.agreement, record, names[kind :: len(self._data)])
+            records_by_name(self.agreement, record, names[kind :: len(self._data)])
             for kind, record in enumerate(self._data)
         ]
         return [record for of_worker in zip(*kinds, strict=True) for record in of_worker]
-
-
-def _of_all_workers(
-    agreement: Agreement, record: FileRecord, names: Sequence[str]
-) -> list[FileRecord]:
-    """The records of a file that each worker has written; the names are those of the workers."""
-    checksum_bits = int(record.checksum, 16)
-    lengths = agreement.gather(record.bytes, "lengths of files")
-    high = agreement.gather(checksum_bits >> 32, "checksums of files, high")
-    low = agreement.gather(checksum_bits & 0xFFFFFFFF, "checksums of files, low")
-    return [
-        FileRecord(name, lengths[worker], f"{high[worker] << 32 | low[worker]:016x}")
-        for worker, name in enumerate(names)
-    ]
 
 
 def _make_folder(folder: str) -> None:

@@ -126,7 +126,7 @@ class Part:
         _, exported = as_errors(
             lambda: tf_ops.export_piece(self.handle, self.table.dim, 0, 0, with_admission=True)
         )
-        return _head_of(exported), exported.admission.numpy().tobytes()
+        return head_of(exported), exported.admission.numpy().tobytes()
 
     def capture(self, mark: int, since: int) -> tuple[Head, bytes, _core.Capture]:
         """Begins a capture: see `tf_ops.begin_capture`. Returns what `head` does, and the capture.
@@ -136,10 +136,11 @@ class Part:
         """
         begun = as_errors(lambda: tf_ops.begin_capture(self.handle, mark, since))
         capture = _core.Capture(int(begun.capture))
-        return _head_of(begun), begun.admission.numpy().tobytes(), capture
+        return head_of(begun), begun.admission.numpy().tobytes(), capture
 
 
-def _head_of(exported: tf_ops.Export | tf_ops.BegunCapture) -> Head:
+def head_of(exported: tf_ops.Export | tf_ops.BegunCapture) -> Head:
+    """The head of an export or a capture."""
     return Head(
         bytes(np.asarray(exported.rule).item()).decode(),
         int(exported.steps),

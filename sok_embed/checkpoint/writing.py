@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from sok_embed import kv, tf_ops
 from sok_embed.adaptive_table import AdaptiveTable
+from sok_embed.checkpoint.agreement import Agreement
 from sok_embed.checkpoint.files import FileRecord, removed_on_error, rows_name
 from sok_embed.checkpoint.rows_file import ADMISSION, SKETCH, RowsWriter
 from sok_embed.checkpoint.tables import Head, Host, Part, stored_rows
@@ -16,6 +17,26 @@ from sok_embed.kv import _core
 from sok_embed.tensors import as_errors
 
 _CACHE_BYTES = 8 << 20  # of a storage that is only dumped
+
+
+def records_of_all(agreement: Agreement, record: FileRecord, attempt: int) -> list[FileRecord]:
+    """The records of the files of rows that all workers have written. Collective."""
+    names = [rows_name(worker, agreement.size, attempt) for worker in range(agreement.size)]
+    return records_by_name(agreement, record, names)
+
+
+def records_by_name(
+    agreement: Agreement, record: FileRecord, names: Sequence[str]
+) -> list[FileRecord]:
+    """The records of a file that each worker has written, under these names. Collective."""
+    checksum_bits = int(record.checksum, 16)
+    lengths = agreement.gather(record.bytes, "lengths of files")
+    high = agreement.gather(checksum_bits >> 32, "checksums of files, high")
+    low = agreement.gather(checksum_bits & 0xFFFFFFFF, "checksums of files, low")
+    return [
+        FileRecord(name, lengths[worker], f"{high[worker] << 32 | low[worker]:016x}")
+        for worker, name in enumerate(names)
+    ]
 
 
 class RowsOf(NamedTuple):
@@ -90,19 +111,9 @@ class RowsCapture:
                 self._stored[number] = source, part.group
         if admission:
             self._counts.append((number, ADMISSION, admission))
+        entry = entry_of(host, part, head, len(admission))
         self._entries.append(
-            {
-                "path": host.path,
-                "part": part.name,
-                "dim": part.table.dim,
-                "slot_floats": len(head.slot_start),
-                **head._asdict(),
-                "rows": rows,
-                "size": size,
-                "removed": removed,
-                "whole": whole,
-                "admission_bytes": len(admission),
-            }
+            entry | {"rows": rows, "size": size, "removed": removed, "whole": whole}
         )
 
     def _capture_memory(self, part: Part) -> tuple[Head, bytes, _core.Capture, bool]:
@@ -124,18 +135,19 @@ class RowsCapture:
         return self._apart[id(storage)]
 
     def _add_sketch(self, number: int, table: AdaptiveTable) -> None:
-        exported = as_errors(
-            lambda: tf_ops.adaptive_export(table.resource_handle, table.dim, with_rows=False)
-        )
-        sketch = exported.cells.numpy().tobytes()
+        sketch, told = sketch_of(table)
         self._counts.append((number, SKETCH, sketch))
-        self._entries[number] |= {
-            "sketch_bytes": len(sketch),
-            "counters": [int(count) for count in exported.counters.numpy()],
-        }
+        self._entries[number] |= told
 
     def write(self) -> FileRecord:
         """Writes everything into one file, which is removed on an error."""
+        try:
+            return self._write()
+        finally:
+            for capture in self._captures.values():
+                capture.release()
+
+    def _write(self) -> FileRecord:
         which = self._which
         with (
             removed_on_error(self._path),
@@ -181,6 +193,32 @@ class RowsCapture:
         for folder in self._apart.values():
             shutil.rmtree(folder, ignore_errors=True)
         self._apart.clear()
+
+
+def entry_of(host: Host, part: Part, head: Head, admission_bytes: int) -> dict[str, Any]:
+    """What the index of a file says of a part, whose rows are yet to be written."""
+    return {
+        "path": host.path,
+        "part": part.name,
+        "dim": part.table.dim,
+        "slot_floats": len(head.slot_start),
+        **head._asdict(),
+        "rows": 0,
+        "size": 0,
+        "removed": 0,
+        "whole": True,
+        "admission_bytes": admission_bytes,
+    }
+
+
+def sketch_of(table: AdaptiveTable) -> tuple[bytes, dict[str, Any]]:
+    """What the sketch of a table has counted, and what the index of a file says of it."""
+    exported = as_errors(
+        lambda: tf_ops.adaptive_export(table.resource_handle, table.dim, with_rows=False)
+    )
+    sketch = exported.cells.numpy().tobytes()
+    counters = [int(count) for count in exported.counters.numpy()]
+    return sketch, {"sketch_bytes": len(sketch), "counters": counters}
 
 
 def head_in(entry: dict[str, Any]) -> Head:

@@ -201,6 +201,7 @@ class Capture:
     def size(self) -> int: ...  # rows of the table at its moment
     @property
     def removed(self) -> int: ...
+    def release(self) -> None: ...  # nothing more is written of it; another one may begin
     def keep(self) -> None: ...  # what was captured is safe; later captures may start from it
     def end(self) -> None: ...  # nothing else can be done with it then
 

@@ -10,6 +10,7 @@ from keras.src.backend import get_keras_mask
 
 from sok_embed import communicators, contents, tf_ops
 from sok_embed.adaptive_table import AdaptiveTable
+from sok_embed.checkpoint.whole_tables import own_part
 from sok_embed.input_forms import values_beside
 from sok_embed.layers.adaptive_arguments import check_adaptive_arguments
 from sok_embed.layers.adaptive_inputs import check_inputs, narrow, read_route
@@ -19,7 +20,7 @@ from sok_embed.layers.arguments import serialize_initializer
 from sok_embed.layers.combining import combine, flat_values, output_spec, rows_of
 from sok_embed.layers.keras_arguments import refuse_keras_arguments
 from sok_embed.layers.rebuilding import check_rebuilt
-from sok_embed.layers.saved_rows import check_loads_all_rows, check_saves_all_rows
+from sok_embed.layers.saved_rows import check_saves_all_rows
 
 _PREFIX = "adaptive_"  # of the entries of a Keras file
 
@@ -233,12 +234,11 @@ class AdaptiveEmbedding(AnchoredLayer):
         """Adds rows of both kinds, counts and figures to what Keras saves."""
         check_saves_all_rows(self.name)
         super().save_own_variables(store)
-        contents.save(store, _PREFIX, self.table.snapshot())
+        contents.save(store, _PREFIX, contents.whole_contents(self.table))
 
     def load_own_variables(self, store: Any) -> None:
-        """Takes rows, counts and figures out of what Keras saved."""
+        """Takes rows, counts and figures out of what Keras saved: of several workers, its own."""
         check_rebuilt()
-        check_loads_all_rows(self.name, "Load it in one process.")
         expected = contents.entries(tf_ops.AdaptiveExport, _PREFIX).values()
         saved = set(store.keys())
         contents.check_whole(f"Layer '{self.name}'", saved, tf_ops.AdaptiveExport, [_PREFIX])
@@ -249,7 +249,8 @@ class AdaptiveEmbedding(AnchoredLayer):
                 f"{', '.join(sorted(saved)) or 'no entries'}."
             )
         super().load_own_variables({name: store[name] for name in saved.difference(expected)})
-        self.table.restore(contents.load(store, _PREFIX, tf_ops.AdaptiveExport))
+        whole = contents.load(store, _PREFIX, tf_ops.AdaptiveExport)
+        self.table.restore(own_part(self.table, whole))
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""

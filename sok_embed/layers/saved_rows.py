@@ -9,26 +9,21 @@ from typing import Any
 import numpy as np
 
 from sok_embed import callers, communicators, contents, tf_ops
+from sok_embed.checkpoint.whole_tables import own_part
 from sok_embed.table import Table
 
 
 def check_saves_all_rows(layer: str) -> None:
-    """Raises where there are several workers, each of which has a part of the rows."""
-    if communicators.size() > 1:
+    """Raises where a worker would write its own rows alone into a file that is for all."""
+    size = communicators.size()
+    if size > 1 and not contents.are_of_all_workers():
         raise ValueError(
-            f"Layer '{layer}' is sharded over {communicators.size()} workers, and a Keras "
-            "file holds one worker's part. Expected one worker. To resume, call "
-            "sok_embed.checkpoint.Checkpoint(model).save(directory) on all workers; to have one "
-            "file, restore that in one process and save there."
-        )
-
-
-def check_loads_all_rows(layer: str, how: str) -> None:
-    """Raises where there are several workers, with what to do."""
-    if communicators.size() > 1:
-        raise ValueError(
-            f"Layer '{layer}': expected one worker to load a Keras file, which holds the "
-            f"rows of one worker. Received: {communicators.size()} workers. {how}"
+            f"Layer '{layer}' is sharded over {size} workers, and Keras writes the rows of this "
+            "one alone. Expected a way to save that has those of all. Received: model.save, "
+            "model.save_weights or a callback of Keras. Call sok_embed.save_model(model, "
+            "'model.keras') on all workers, or sok_embed.checkpoint.Checkpoint(model)"
+            ".save(directory), or use sok_embed.callbacks in fit; model.load_weights takes weights "
+            "from a .keras file too."
         )
 
 
@@ -60,10 +55,13 @@ class SavedRows:
             store[self._storage_entry] = np.int64(self._table.size())
             return
         check_saves_all_rows(self._layer)
-        contents.save(store, self._prefix, self._table.export(slots=True))
+        contents.save(store, self._prefix, contents.whole_contents(self._table))
 
     def read(self, store: Any) -> tf_ops.Export | None:
-        """What the table is to be restored from; `None`: its rows are in the storage.
+        """What the table is to be restored from: of several workers, the rows of this one.
+
+        Returns:
+            `None` for a table whose rows are in the storage.
 
         Raises:
             ValueError: For a file that does not have what the table needs.
@@ -81,10 +79,6 @@ class SavedRows:
                 "Received: some, which would take the place of those. To put them there, make the "
                 "model by its class and use model.load_weights(file)."
             )
-        check_loads_all_rows(
-            self._layer,
-            "Load it in one process, and give each worker its rows with `layer.table.assign`.",
-        )
         if self._storage_entry in saved and saved.isdisjoint(expected):
             raise ValueError(
                 f"{what}: expected rows in the file, for a layer without a storage. "
@@ -100,7 +94,9 @@ class SavedRows:
                 f"{', '.join(expected)}. Received: {there}. To take the weights of a static "
                 "embedding, use `layer.table.assign(range(len(weights)), weights)`."
             )
-        return contents.load(store, self._prefix, tf_ops.Export)
+        whole = contents.load(store, self._prefix, tf_ops.Export)
+        own: tf_ops.Export = own_part(self._table, whole)
+        return own
 
     def _warn_of_missing(self, store: Any, saved: Iterable[str]) -> None:
         rows = int(np.asarray(store[self._storage_entry])) if self._storage_entry in saved else 0

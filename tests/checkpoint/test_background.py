@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 import sok_embed as sok
-from sok_embed.checkpoint import Checkpoint, CheckpointManager, set_copy_budget, writing
+from sok_embed.checkpoint import (
+    Checkpoint,
+    CheckpointManager,
+    saves,
+    set_copy_budget,
+    writing,
+)
 
 
 @pytest.fixture
@@ -98,6 +104,25 @@ def test_one_save_of_a_table_goes_on_at_a_time(tmp_path, held_back):
     manager.wait()
     Checkpoint(table=table).save(tmp_path / "other")
     assert manager.checkpoints == [folder]
+
+
+def test_a_save_that_is_written_and_not_ended_is_in_nobodys_way(tmp_path):
+    """Several workers end it together, at the next step at which all do; others may save before."""
+    table = sok.DynamicEmbedding(4, name="rows").table
+    table.assign([1, 2], np.ones([2, 4], np.float32))
+    checkpoint = Checkpoint(table=table)
+    options = saves.SaveOptions(1, 1, notes_changes=True, goes_on=True)
+    pending = checkpoint._begin(str(tmp_path / "first"), options)
+    pending.write()
+    expected = held_state.contents_of(table)
+    table.assign([2, 3], np.zeros([2, 4], np.float32))
+    checkpoint.save(tmp_path / "second")
+    pending.finish()
+    other = sok.DynamicEmbedding(4, name="rows").table
+    Checkpoint(table=other).restore(tmp_path / "first")
+    held_state.assert_same(held_state.contents_of(other), expected)
+    Checkpoint(table=other).restore(tmp_path / "second")
+    held_state.assert_same(held_state.contents_of(other), held_state.contents_of(table))
 
 
 def test_copies_of_rows_take_no_more_than_the_budget(tmp_path, held_back):

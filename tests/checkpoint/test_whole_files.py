@@ -1,12 +1,16 @@
 """A file that is saved is the old one or the new one, also where its process is killed."""
 
+import io
 import random
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import zipfile
+from pathlib import Path
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -105,6 +109,51 @@ def test_a_link_stays_a_link(tmp_path):
     sok.save_model(small_model(), tmp_path / "link.keras")
     assert (tmp_path / "link.keras").is_symlink()
     assert (tmp_path / "there" / "model.keras").is_file()
+
+
+class WithAssets(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs
+
+    def save_assets(self, folder):
+        Path(folder, "words.txt").write_text("one\ntwo\n")
+
+    def load_assets(self, folder):
+        self.words = Path(folder, "words.txt").read_text()
+
+
+def test_the_file_has_what_that_of_keras_has(tmp_path):
+    inputs = keras.Input((2,), dtype="int64")
+    vectors = WithAssets(name="assets")(sok.DynamicEmbedding(2, name="emb")(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(1)(vectors))
+    model.compile("adam", "mse")
+    model.fit(np.arange(8).reshape(4, 2), np.ones([4, 2, 1]), verbose=0)
+    model.save(tmp_path / "theirs.keras")
+    sok.save_model(model, tmp_path / "ours.keras")
+    found = {}
+    for name in ("theirs", "ours"):
+        with zipfile.ZipFile(tmp_path / f"{name}.keras") as file:
+            held = {
+                each.filename: (each.compress_type, file.read(each)) for each in file.infolist()
+            }
+        _, weights = held.pop("model.weights.h5")
+        # They say when they were written.
+        held["metadata.json"] = held["metadata.json"][0]
+        with h5py.File(io.BytesIO(weights)) as stored:
+            stored.visititems(
+                lambda path, each, held=held: (
+                    held.update({path: np.asarray(each).tobytes()})
+                    if isinstance(each, h5py.Dataset)
+                    else None
+                )
+            )
+        found[name] = held
+    assert found["ours"] == found["theirs"]
+    assert {"config.json", "assets/layers/with_assets/words.txt"} < found["ours"].keys()
+    loaded = keras.models.load_model(
+        tmp_path / "ours.keras", custom_objects={"WithAssets": WithAssets}
+    )
+    assert loaded.get_layer("assets").words == "one\ntwo\n"
 
 
 @pytest.mark.parametrize("path", ["model.h5", "model", "model.weights.h5"])

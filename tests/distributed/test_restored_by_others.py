@@ -11,22 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from click.testing import CliRunner
 from sharded.launch import launch
+from sharded.shards import COLUMNS, Held, assert_as_trained, held, rows_of, tables_of
 
 from sok_embed.cli import main
 
 PROGRAM = Path(__file__).parent / "sharded" / "checkpointing.py"
 WORKERS = tuple(range(1, 1 + int(os.environ.get("SOK_CHECKPOINT_WORKERS", "3"))))
-
-Held = dict[str, npt.NDArray[Any]]
-
-# Columns of rows, which are on one worker each; other fields are those of a worker.
-COLUMNS = ("keys", "embeddings", "slots", "update_nums", "update_times")
-# A table that lies on every worker.
-EVERYWHERE = "fields.everywhere"
 
 
 @pytest.fixture(scope="module")
@@ -75,37 +68,6 @@ def convert_some(folder: Path) -> None:
         command("convert", rows, made, "--to", "checkpoint", "--base", base)
         base = made
     base.rename(folder / "converted")
-
-
-def held(folder: Path, what: str, workers: int) -> list[Held]:
-    """What each worker held."""
-    found = []
-    for rank in range(workers):
-        with np.load(folder / f"{what}.{rank}.npz") as arrays:
-            found.append(dict(arrays))
-    return found
-
-
-def rows_of(shards: list[Held], table: str) -> Held:
-    """The rows of all workers, in the order of their keys."""
-    if table.rstrip(".").startswith(EVERYWHERE):
-        for shard in shards[1:]:
-            for column in COLUMNS[:4]:
-                np.testing.assert_array_equal(
-                    np.sort(shard[table + column], 0), np.sort(shards[0][table + column], 0)
-                )
-        shards = shards[:1]
-    rows = {}
-    for column in COLUMNS:
-        parts = [shard[table + column] for shard in shards if len(shard[table + "keys"])]
-        rows[column] = np.concatenate(parts)
-    order = np.argsort(rows["keys"])
-    return {column: values[order] for column, values in rows.items()}
-
-
-def tables_of(shards: list[Held]) -> list[str]:
-    """What the names of each table's fields begin with."""
-    return [name[: -len("keys")] for name in shards[0] if name.endswith("keys")]
 
 
 PAIRS = [(wrote, reads) for wrote in WORKERS for reads in WORKERS]
@@ -213,23 +175,6 @@ def before_and_after(folder: Path, optimizer: str, wrote: int, reads: int) -> tu
     """What the workers that wrote had, and what those that read had after their restore."""
     run = f"{optimizer}-{wrote}"
     return held(folder, f"{run}.saved", wrote), held(folder, f"{run}.restored-on-{reads}", reads)
-
-
-def assert_as_trained(found: list[Held], expected: list[Held], atol: float = 1e-6) -> None:
-    """Both have rows and variables as the same batches leave them, within rounding."""
-    for table in tables_of(expected):
-        ours, theirs = rows_of(found, table), rows_of(expected, table)
-        np.testing.assert_array_equal(ours["keys"], theirs["keys"], err_msg=table)
-        np.testing.assert_array_equal(ours["update_nums"], theirs["update_nums"], err_msg=table)
-        for column in ("embeddings", "slots"):
-            np.testing.assert_allclose(
-                ours[column], theirs[column], rtol=0, atol=atol, err_msg=table + column
-            )
-    for name in expected[0]:
-        if name.startswith("variable."):
-            np.testing.assert_allclose(
-                found[0][name], expected[0][name], rtol=0, atol=atol, err_msg=name
-            )
 
 
 def test_a_fit_of_two_workers_that_was_killed_goes_on_with_three(tmp_path: Path) -> None:

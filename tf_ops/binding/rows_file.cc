@@ -106,6 +106,12 @@ void BindRowsFile(nb::module_& module) {
       .def_prop_ro("rows", [](PyCapture& self) { return self.get().rows->rows(); })
       .def_prop_ro("size", [](PyCapture& self) { return self.get().rows->size(); })
       .def_prop_ro("removed", [](PyCapture& self) { return self.get().rows->removed().size(); })
+      .def("release",
+           [](PyCapture& self) {
+             TableCapture& capture = self.get();
+             const GilReleased released;
+             capture.rows->Release();
+           })
       .def("keep", [](PyCapture& self) { self.get().rows->Keep(); })
       .def("end", &PyCapture::End);
 

@@ -42,7 +42,7 @@ WORKERS = tuple(range(1, 1 + int(os.environ.get("SOK_CHECKPOINT_WORKERS", "3")))
 CONVERTED = 2  # so many workers restore `converted`, which is made of theirs
 
 
-def model_in(folder: Path, optimizer: str, *, admissions: bool = True) -> Any:
+def model_in(folder: Path | None, optimizer: str, *, admissions: bool = True) -> Any:
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     wrapped = sok_embed.DistributedOptimizer(OPTIMIZERS[optimizer]())

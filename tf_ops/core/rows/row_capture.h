@@ -32,8 +32,8 @@ struct CapturedColumns {
   float* slots;       // (room, slot_floats)
 };
 
-// A store has at most one at a time. Whoever changes a row that the capture has not copied out yet
-// keeps a copy for it first; such copies count in the CaptureBudget.
+// A store has at most one at a time that is not released. Whoever changes a row that the capture
+// has not copied out yet keeps a copy for it first; such copies count in the CaptureBudget.
 //
 // One thread at a time may use it. It must not outlive its store.
 class RowCapture {
@@ -62,6 +62,8 @@ class RowCapture {
   // Returns the bytes of the copies that are kept.
   virtual uint64_t kept_bytes() const = 0;
 
+  // Nothing more is copied out, so that no more copies are kept, and another capture may begin.
+  virtual void Release() = 0;
   // What was captured is safe: the store remembers the number of its state.
   virtual void Keep() = 0;
 };

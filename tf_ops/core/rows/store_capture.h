@@ -28,22 +28,15 @@ class MemoryStore<Index>::StoreCapture final : public RowCapture {
   }
 
   ~StoreCapture() override {
-    const bool put_back = !kept_ && options_.mark != 0 && store_.mark_ == options_.mark;
-    for (size_t s = 0; s < store_.shards_.size(); ++s) {
-      Shard& shard = *store_.shards_[s];
-      std::lock_guard<SharedMutex> lock(shard.mu);
-      if (shard.marks == nullptr) continue;
-      shard.marks->EndCapture();
-      if (!put_back || !shard.marks->noting()) continue;
-      if (mark_before_ == 0) {
-        shard.marks->StopNoting();
-      } else {
-        shard.marks->PutBack(std::move(before_[s]));
-      }
-    }
-    if (put_back) {
-      uint64_t own = options_.mark;  // unless changes were forgotten meanwhile
-      store_.mark_.compare_exchange_strong(own, mark_before_);
+    Release();
+    if (!kept_) PutBack();
+  }
+
+  void Release() override {
+    if (std::exchange(released_, true)) return;
+    for (const auto& shard : store_.shards_) {
+      std::lock_guard<SharedMutex> lock(shard->mu);
+      if (shard->marks != nullptr) shard->marks->EndCapture();
     }
     store_.capturing_ = false;
     CaptureBudget::OfProcess().Wake();
@@ -54,6 +47,7 @@ class MemoryStore<Index>::StoreCapture final : public RowCapture {
   const std::vector<Key>& removed() const override { return removed_; }
 
   Result<size_t> Next(const CapturedColumns& to, size_t room) override {
+    if (released_) return size_t{0};
     size_t n = copies_.TakeInto(to, 0, room);
     while (n < room && shard_ < store_.shards_.size()) {
       Shard& shard = *store_.shards_[shard_];
@@ -75,6 +69,7 @@ class MemoryStore<Index>::StoreCapture final : public RowCapture {
   }
 
   Result<size_t> NextKept(const CapturedColumns& to, size_t room) override {
+    if (released_) return size_t{0};
     size_t n = copies_.TakeInto(to, 0, room);
     for (size_t s = shard_; n < room && s < store_.shards_.size(); ++s) {
       if (Status status = TakeKept(*store_.shards_[s]); !status.ok()) return status;
@@ -85,6 +80,7 @@ class MemoryStore<Index>::StoreCapture final : public RowCapture {
 
   uint64_t kept_bytes() const override {
     uint64_t bytes = copies_.bytes();
+    if (released_) return bytes;
     for (size_t s = shard_; s < store_.shards_.size(); ++s) {
       Shard& shard = *store_.shards_[s];
       std::shared_lock<SharedMutex> lock(shard.mu);
@@ -136,6 +132,24 @@ class MemoryStore<Index>::StoreCapture final : public RowCapture {
     return status;
   }
 
+  // Gives back what this capture has taken of the changes that were noted before it, unless they
+  // were forgotten meanwhile.
+  void PutBack() {
+    if (options_.mark == 0 || store_.mark_ != options_.mark) return;
+    for (size_t s = 0; s < store_.shards_.size(); ++s) {
+      Shard& shard = *store_.shards_[s];
+      std::lock_guard<SharedMutex> lock(shard.mu);
+      if (!shard.marks->noting()) continue;
+      if (mark_before_ == 0) {
+        shard.marks->StopNoting();
+      } else {
+        shard.marks->PutBack(std::move(before_[s]));
+      }
+    }
+    uint64_t own = options_.mark;
+    store_.mark_.compare_exchange_strong(own, mark_before_);
+  }
+
   // Finds the keys of the rows that wait. The shard's lock is shared.
   void ListKeys(const Shard& shard) {
     keys_.assign(shard.marks->waiting().words().size() * 64, 0);
@@ -163,7 +177,7 @@ class MemoryStore<Index>::StoreCapture final : public RowCapture {
   CaptureOptions options_;
   uint64_t rows_ = 0, size_ = 0;
   std::vector<Key> removed_;
-  bool kept_ = false;
+  bool kept_ = false, released_ = false;
 
   RowCopies copies_;                         // taken from shards and not written yet
   size_t shard_ = 0;                         // the one whose rows are copied

@@ -218,6 +218,27 @@ TEST_CASE("there is one capture at a time, and it starts from the state that was
   CHECK(table->BeginCapture({6, 4}).status().code() == Code::kFailedPrecondition);
 }
 
+TEST_CASE("a capture that was released lets another one begin, and gives its changes back") {
+  auto table = MakeTable(false);
+  Train(*table, {1, 2, 3}, "sgd", 1.0f);
+  TableCapture first = Begin(*table, 1);
+  first.rows->Keep();
+  first.rows.reset();
+  Train(*table, {2}, "sgd", 1.0f);
+  TableCapture second = Begin(*table, 2, 1);
+  Rows found;
+  CHECK_FALSE(CopySome(second, 10, false, &found));
+  CHECK(found.size() == 1);
+  second.rows->Release();
+  Train(*table, {3}, "sgd", 1.0f);
+  TableCapture third = Begin(*table);
+  CHECK(third.rows->rows() == 3);
+  second.rows.reset();  // it has failed
+  CHECK(table->BeginCapture({3, 1}).status().code() == Code::kFailedPrecondition);
+  third.rows.reset();
+  CHECK(Begin(*table, 3, 1).rows->rows() == 2);
+}
+
 TEST_CASE("keys that come and go for long are no longer noted one by one") {
   auto table = MakeTable(false);
   Train(*table, {1}, "sgd", 1.0f);
