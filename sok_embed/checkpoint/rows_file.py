@@ -38,6 +38,7 @@ _HEADER = struct.Struct("<8sIIQII")
 _HEADER_BYTES = _HEADER.size + 8
 _BLOCK = struct.Struct("<IIQQ")
 _FOOTER = struct.Struct("<QQQ8s")
+_ALIGNMENT = 64  # of TensorFlow's tensors, in bytes
 _ROW_BYTES = 16  # key, update count and update time
 
 
@@ -153,6 +154,13 @@ class RowsWriter:
         index = json.dumps({"tables": list(tables)}, allow_nan=False).encode()
         length, digest = self._core.finish(index)
         return FileRecord(os.path.basename(self.path), length, f"{digest:016x}")
+
+
+def _aligned(length: int) -> memoryview:
+    """Memory for a block whose columns TensorFlow can take as they are, without a copy."""
+    memory = np.empty(length + _ALIGNMENT, np.uint8)
+    begin = -(memory.ctypes.data + _BLOCK.size) % _ALIGNMENT
+    return memoryview(memory)[begin : begin + length]
 
 
 def _flat(column: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -275,10 +283,14 @@ class RowsReader:
     def _read_block(self, file: Any, offset: int) -> tuple[Block, memoryview]:
         """The block that begins at an offset, where the file stands, and all bytes of it."""
         head, (table, kind, number, length) = self._read_head(file, offset)
-        rest = file.read(length + 8)
-        block = memoryview(head + rest)
+        block = _aligned(_BLOCK.size + length + 8)
+        block[: _BLOCK.size] = head
+        at, read = _BLOCK.size, 1
+        while at < len(block) and read:
+            read = file.readinto(block[at:])
+            at += read
         told = int.from_bytes(block[_BLOCK.size + length :], "little")
-        if len(rest) < length + 8 or checksum(block[: _BLOCK.size + length], offset) != told:
+        if at < len(block) or checksum(block[: _BLOCK.size + length], offset) != told:
             raise damaged(
                 self.path, f"a block at byte {offset} that agrees with its checksum", "another"
             )

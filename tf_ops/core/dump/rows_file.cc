@@ -22,6 +22,7 @@ constexpr size_t kHeaderBytes = 40;
 constexpr size_t kHeadBytes = 24;  // of a block
 constexpr size_t kChecksumBytes = 8;
 constexpr uint64_t kPieceBytes = 1 << 20;
+constexpr size_t kAlignedRows = 16;
 // The system brings so many bytes to the device while later ones are made.
 constexpr uint64_t kPushedBytes = 16 << 20;
 
@@ -75,6 +76,8 @@ Result<RowsFileWriter::Room> RowsFileWriter::MakeRoom(int dim, int slot_floats) 
   slot_floats_ = slot_floats;
   const uint64_t row_bytes = dump::RowBytes(dim, slot_floats);
   room_ = std::max<uint64_t>(1, kMostPayload / row_bytes);
+  // So that columns are aligned as the payload is, and readers need not copy them.
+  if (room_ > kAlignedRows) room_ -= room_ % kAlignedRows;
   const size_t bytes = kHeadBytes + room_ * row_bytes + kChecksumBytes;
   if (!block_.Reserve(bytes)) return OutOfMemory(bytes, path_);
   Room room;
