@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import threading
 import warnings
 from typing import NamedTuple
@@ -20,6 +22,8 @@ from sok_embed.kv import _core
 
 # After so many batches of training, workers ask each other whether a save has been written.
 POLL_EVERY = 16
+
+_NICENESS = 15  # of a thread that writes while training goes on
 
 
 class _Chain(NamedTuple):
@@ -313,6 +317,8 @@ class _Pending:
             self._write()
 
     def _write(self) -> None:
+        if self._thread is not None:
+            _give_way()
         self._save.write()
         if self._alone:
             # Nobody need be asked, so the checkpoint is whole as soon as it can be.
@@ -334,6 +340,13 @@ class _Pending:
             self._manager._finish(self._save, self._step)
         if self._error is not None:
             raise self._error
+
+
+def _give_way() -> None:
+    """Has this thread run where the threads that train leave a core idle."""
+    if sys.platform == "linux":  # elsewhere the priority would be that of the process
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def set_copy_budget(mebibytes: int) -> None:

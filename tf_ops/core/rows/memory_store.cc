@@ -214,10 +214,9 @@ Result<uint64_t> MemoryStore<Index>::Apply(const std::vector<GradientBatch>& bat
           shard.index, partition.begin(s), n, [this](Key key) { return Hash(key); },
           numbers.data());
       if (shard.marks != nullptr) {
-        for (size_t i = 0; i < n; ++i) {
-          if (numbers[i] == Index::kNone) continue;
-          shard.marks->Changing(partition.begin(s)[i].key, numbers[i], shard.rows);
-        }
+        const ShardEntry* const entries = partition.begin(s);
+        shard.marks->ChangingMany(
+            numbers.data(), n, [entries](size_t i) { return entries[i].key; }, shard.rows);
       }
       touched += update
                      .Apply(shard.rows, partition.begin(s), numbers.data(), n, batches, dim_,

@@ -80,6 +80,8 @@ class RowSlabs {
 
   const Arena& arena() const { return *arena_; }
 
+  // All rows have numbers below this.
+  uint32_t end() const { return static_cast<uint32_t>(slabs_.size()) << kShift; }
   // Returns which rows are in use, a bit a row.
   std::vector<uint64_t> taken() const;
 

@@ -31,6 +31,11 @@ class RowBits {
   void Add(const RowBits& other);
   void KeepThoseOf(const RowBits& other);
   uint64_t Count() const;
+  // Makes room for rows below this number, and returns the words.
+  uint64_t* Room(uint32_t rows) {
+    if (words_.size() * 64 < rows) words_.resize(rows / 64 + 1);
+    return words_.data();
+  }
   std::vector<uint64_t>& words() { return words_; }
   const std::vector<uint64_t>& words() const { return words_; }
 
@@ -103,6 +108,22 @@ class ShardMarks {
   void Changing(Key key, uint32_t row, const RowSlabs& rows) {
     if (waiting_.Has(row)) KeepCopy(key, row, rows);
     if (noting_) changes_.rows.Set(row);
+  }
+  // The same of many rows: numbers[i] is that of key_of(i), or UINT32_MAX, which is left out.
+  template <typename KeyOf>
+  void ChangingMany(const uint32_t* numbers, size_t n, const KeyOf& key_of, const RowSlabs& rows) {
+    if (capturing()) {
+      for (size_t i = 0; i < n; ++i) {
+        if (numbers[i] != UINT32_MAX) Changing(key_of(i), numbers[i], rows);
+      }
+      return;
+    }
+    if (!noting_) return;
+    // This runs in every step, so it does nothing else.
+    uint64_t* const words = changes_.rows.Room(rows.end());
+    for (size_t i = 0; i < n; ++i) {
+      if (numbers[i] != UINT32_MAX) words[numbers[i] / 64] |= uint64_t{1} << (numbers[i] % 64);
+    }
   }
   // A row is about to go.
   void Going(Key key, uint32_t row, const RowSlabs& rows) {
