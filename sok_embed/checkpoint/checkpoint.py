@@ -66,6 +66,7 @@ class Checkpoint:
         self._objects = objects
         # The checkpoint of a restore that has begun to change things and has not ended.
         self._half_restored: str | None = None
+        self._restores = 0  # how many have changed something
 
     def save(self, directory: str | os.PathLike[str]) -> str:
         """Writes everything into a folder, in the place of a checkpoint that is there.
@@ -168,6 +169,7 @@ class Checkpoint:
                 ) from error
 
         self._half_restored = folder
+        self._restores += 1
         agreement.together(
             "take up the checkpoint, which is restored in part now and must be restored again",
             restore,
@@ -198,6 +200,10 @@ class Checkpoint:
     def waiting_calls(self) -> int:
         """How many calls' gradients optimizers have accumulated: with any, a save is refused."""
         return waiting_calls(self._prepared().found)
+
+    def tables(self) -> list[tuple[Any, ...]]:
+        """What identifies each table that a save would have, in their order."""
+        return [manifests.identity(host.description()) for host in self._prepared().found.tables]
 
     def _prepared(self) -> DenseState:
         """Everything that is to be saved, as it can be saved now."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from sok_embed import communicators
 from sok_embed.arguments import check_integer, check_positive
@@ -51,8 +52,8 @@ class CheckpointManager(StepFolders):
     made or changed since the save before, and the keys that went. Such a checkpoint needs those
     before it, back to one that has everything, and these stay as long as it does. One that has
     everything is made where there is none to begin with: by the first save of a process, after a
-    restore, after `max_deltas`, and where the changes together have become longer than everything
-    was.
+    restore, where there are other tables than before, after `max_deltas`, where the changes
+    together have become longer than everything was, and in the place of a checkpoint of the chain.
 
     With `save_on_background`, `save` returns once it is known what is to be saved, and training
     goes on while a thread writes. What is saved is what was there at the call, bit for bit: whoever
@@ -98,6 +99,7 @@ class CheckpointManager(StepFolders):
         self._chain: _Chain | None = None
         self._pending: _Pending | None = None
         self._last_step: int | None = None  # of the last save, if no restore came after it
+        self._restores = 0  # of the checkpoint, when the last save began
 
     @property
     def checkpoints(self) -> list[str]:
@@ -126,6 +128,10 @@ class CheckpointManager(StepFolders):
             Exception: As `Checkpoint.save`. All checkpoints stay.
         """
         self.wait()
+        if self._restores != self._checkpoint._restores:
+            # What was changed since then is not what was changed since the save before.
+            self._restores = self._checkpoint._restores
+            self._last_step, self._chain = None, None
         agreement = Agreement(communicators.current())
         first = agreement.rank == 0
         own_step = agreement.together("know the step", lambda: self._step_of_save(step))
@@ -133,7 +139,10 @@ class CheckpointManager(StepFolders):
         serial = agreement.together(
             "find room for a checkpoint", lambda: self._make_room(step) if first else 0
         )
-        parent = self._parent(step) if incremental and first else None
+        tables = agreement.together(
+            "find the tables", lambda: self._checkpoint.tables() if incremental else []
+        )
+        parent = self._parent(step, tables, agreement.size) if incremental and first else None
         chained = agreement.gather(int(parent is not None), "changes alone")[0] == 1
         save = self._checkpoint._begin(
             self._folder(step),
@@ -202,20 +211,28 @@ class CheckpointManager(StepFolders):
             lambda: self._remove_old(step) if agreement.rank == 0 else None,
         )
 
-    def _parent(self, step: int) -> Parent | None:
-        """The checkpoint whose changes since then the save of a step may have alone."""
+    def _parent(self, step: int, tables: Sequence[tuple[Any, ...]], workers: int) -> Parent | None:
+        """The checkpoint whose changes since then the save of a step may have alone.
+
+        Args:
+            step: Of the save.
+            tables: What identifies each of its tables.
+            workers: Who will write it.
+        """
         chain = self._chain
         if chain is None or chain.deltas >= self._max_deltas:
             return None
         if chain.delta_bytes > chain.base_bytes:
             return None
-        if chain.parent.folder == os.path.basename(self._folder(step)):
-            return None  # it is replaced
         try:
             links = manifests.read_chain(os.path.join(self.directory, chain.parent.folder))
         except (OSError, ValueError):
             return None  # somebody has removed or damaged it
-        return chain.parent if links[0].manifest.state == chain.parent.state else None
+        if self._folder(step) in [link.folder for link in links]:
+            return None  # the save takes its place
+        last = links[0].manifest
+        saved = (last.state, last.workers, [manifests.identity(table) for table in last.tables])
+        return chain.parent if saved == (chain.parent.state, workers, tables) else None
 
     def restore_or_initialize(self) -> str | None:
         """Restores the whole checkpoint that was saved last.
@@ -237,8 +254,6 @@ class CheckpointManager(StepFolders):
             return None
         folder = self._folder(chosen - 1)
         self._checkpoint.restore(folder)
-        self._last_step = None
-        self._chain = None
         return folder
 
     def remove_all(self) -> None:
