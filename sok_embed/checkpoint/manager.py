@@ -15,7 +15,7 @@ from sok_embed.checkpoint.agreement import LARGEST, Agreement
 from sok_embed.checkpoint.checkpoint import Checkpoint
 from sok_embed.checkpoint.files import local_path
 from sok_embed.checkpoint.manifest import Parent
-from sok_embed.checkpoint.saves import WRITER, Save, SaveOptions
+from sok_embed.checkpoint.saves import WRITER, Save, SaveOptions, wait_for_writers
 from sok_embed.checkpoint.step_folders import MOST, StepFolders
 from sok_embed.kv import _core
 
@@ -114,9 +114,10 @@ class CheckpointManager(StepFolders):
     def save(self, step: int | None = None, incremental: bool = False) -> str:
         """Saves a checkpoint of the step, and removes old ones. Returns its folder.
 
-        A save that is still being written is waited for first. An old checkpoint that cannot be
-        removed is a warning. So is a step that is not given and is that of the save before, which
-        is replaced: nothing that is saved has counted it.
+        A save that is still being written, be it that of another manager of the process, is waited
+        for first. An old checkpoint that cannot be removed is a warning. So is a step that is not
+        given and is that of the save before, which is replaced: nothing that is saved has counted
+        it.
 
         Args:
             step: The number of the folder, not negative. `None`: the iterations of the model's
@@ -127,7 +128,7 @@ class CheckpointManager(StepFolders):
             ValueError: For a negative step.
             Exception: As `Checkpoint.save`. All checkpoints stay.
         """
-        self.wait()
+        self._wait_for_all()
         if self._restores != self._checkpoint._restores:
             # What was changed since then is not what was changed since the save before.
             self._restores = self._checkpoint._restores
@@ -211,6 +212,14 @@ class CheckpointManager(StepFolders):
             lambda: self._remove_old(step) if agreement.rank == 0 else None,
         )
 
+    def _wait_for_all(self) -> None:
+        """Waits until no save is being written, as by the manager of a `fit` that was interrupted.
+
+        Its tables would be captured twice, and its folder be taken for what a killed save has left.
+        """
+        self.wait()
+        wait_for_writers()
+
     def _parent(self, step: int, tables: Sequence[tuple[Any, ...]], workers: int) -> Parent | None:
         """The checkpoint whose changes since then the save of a step may have alone.
 
@@ -243,7 +252,7 @@ class CheckpointManager(StepFolders):
         Raises:
             Exception: As `Checkpoint.restore`.
         """
-        self.wait()
+        self._wait_for_all()
         agreement = Agreement(communicators.current())
         # Worker 0 says which: others may have an older view of a shared disk.
         steps = agreement.together(
@@ -258,7 +267,7 @@ class CheckpointManager(StepFolders):
 
     def remove_all(self) -> None:
         """Removes all checkpoints, and the directory if nothing else is in there."""
-        self.wait()
+        self._wait_for_all()
         self._chain = None
         agreement = Agreement(communicators.current())
 

@@ -10,6 +10,7 @@ import pytest
 
 import sok_embed as sok
 from sok_embed.callbacks import BackupAndRestore
+from sok_embed.checkpoint.saves import wait_for_writers
 
 
 class Interruption(Exception):
@@ -66,6 +67,7 @@ def test_a_second_interruption_is_one_more(tmp_path):
     for at in (2, 4):
         with pytest.raises(Interruption):
             fit(fresh(), [BackupAndRestore(tmp_path, max_to_keep=2), InterruptAt(at)])
+    wait_for_writers()
     assert sorted(os.listdir(tmp_path)) == ["step-000000012", "step-000000016"]
     assert fit(fresh(), callbacks).epoch == [4]
 
