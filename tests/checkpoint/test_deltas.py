@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import sok_embed as sok
-from sok_embed.checkpoint import Checkpoint, CheckpointManager, manifest, rows_file
+from sok_embed.checkpoint import Checkpoint, CheckpointManager, manifest, rows_file, survey
 
 
 def kinds(manager):
@@ -229,6 +229,22 @@ def test_a_manifest_that_cannot_be_read_for_once_removes_nothing(tmp_path, monke
         manager.save(9)
     kinds_read.clear()
     assert kinds(manager) == {**before, 9: None}
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_prune_takes_none_for_readable_whose_chain_is_broken(tmp_path, is_gone):
+    table, manager = one_table(tmp_path, rows=50, max_to_keep=None)
+    for step in range(4):
+        manager.save(step, incremental=True)
+        table.assign([step], np.full([1, 4], 9, np.float32))
+    before = restored(tmp_path / "step-000000001")
+    if is_gone:
+        shutil.rmtree(tmp_path / "step-000000002")
+    else:
+        (tmp_path / "step-000000002/manifest.json").write_text("{")
+    found = survey.pruned(str(tmp_path), keep=1, keep_every=None, dry_run=False)
+    assert [Path(folder).name for folder in found["removed"]] == ["step-000000003"]
+    held_state.assert_same(restored(tmp_path / "step-000000001"), before)
 
 
 def test_a_save_that_failed_leaves_the_changes_to_the_next_one(tmp_path, monkeypatch):
