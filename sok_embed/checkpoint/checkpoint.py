@@ -17,7 +17,7 @@ from sok_embed.checkpoint.manifest import Link
 from sok_embed.checkpoint.own_state import OwnState
 from sok_embed.checkpoint.reading import TablesReader, check_descriptions
 from sok_embed.checkpoint.saves import Save, SaveOptions
-from sok_embed.checkpoint.tables import Found
+from sok_embed.checkpoint.tables import Found, calls_of, steps_of
 
 
 class Checkpoint:
@@ -193,9 +193,9 @@ class Checkpoint:
         """The step that a save would have: the iterations of the model's optimizer, or 0."""
         optimizer = getattr(self._model, "optimizer", None)
         if optimizer is not None:
-            return int(optimizer.iterations)
+            return steps_of(optimizer)
         found = found or DenseState(self._model, self._objects).found
-        return max((int(each.iterations) for each in found.optimizers), default=0)
+        return max((steps_of(each) for each in found.optimizers), default=0)
 
     def waiting_calls(self) -> int:
         """How many calls' gradients optimizers have accumulated: with any, a save is refused."""
@@ -252,7 +252,7 @@ def waiting_calls(found: Found) -> int:
     return max(
         (
             # `iterations` are those in which gradients were applied.
-            int(optimizer._iterations) % (optimizer.gradient_accumulation_steps or 1)
+            calls_of(optimizer) % (optimizer.gradient_accumulation_steps or 1)
             for optimizer in found.optimizers
         ),
         default=0,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import held_state
 import keras
+import keras_reference
 import numpy as np
 import pytest
 
@@ -38,6 +39,49 @@ def fit(model, callbacks, epochs=5):
         held_state.KEYS, held_state.TARGETS, batch_size=12, epochs=epochs, shuffle=False,
         verbose=0, callbacks=callbacks,
     )  # fmt: skip
+
+
+def test_replicas_of_a_strategy_are_saved_and_restored(tmp_path):
+    strategy = keras_reference.mirrored()
+    held = {}
+
+    def run(at, callbacks):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model = keras.Sequential(
+                [
+                    keras.Input((2,), dtype="int64"),
+                    sok.DynamicEmbedding(4, seed=1, name="items"),
+                    keras.layers.Flatten(),
+                    keras.layers.Dense(1),
+                ]
+            )
+            model.compile("adam", "mse")
+
+        def begin(epoch, _):
+            held[epoch] = model.predict(held_state.KEYS, verbose=0)
+            if epoch == at:
+                raise Interruption
+
+        begins = keras.callbacks.LambdaCallback(on_epoch_begin=begin)
+        return model, fit(model, [*callbacks, begins], epochs=4)
+
+    with pytest.raises(Interruption):
+        run(2, [BackupAndRestore(tmp_path / "backup", save_freq=1, incremental=True)])
+    before = held[2]
+    best = sok.callbacks.EarlyStopping("loss", restore_best_weights=True)
+    file = sok.callbacks.ModelCheckpoint(tmp_path / "best.keras", "loss", save_best_only=True)
+    model, history = run(None, [BackupAndRestore(tmp_path / "backup"), best, file])
+    assert history.epoch == [2, 3]
+    np.testing.assert_array_equal(held[2], before)
+    predicted = model.predict(held_state.KEYS, verbose=0)
+    sok.save_model(model, tmp_path / "last.keras")
+    for name in ("best", "last"):
+        loaded = keras.saving.load_model(tmp_path / f"{name}.keras")
+        # A process without replicas sums batches in another order.
+        np.testing.assert_allclose(
+            loaded.predict(held_state.KEYS, verbose=0), predicted, rtol=0, atol=1e-6
+        )
 
 
 def fresh():
