@@ -57,8 +57,8 @@ class CheckpointManager(StepFolders):
 
     With `save_on_background`, `save` returns once it is known what is to be saved, and training
     goes on while a thread writes. What is saved is what was there at the call, bit for bit: whoever
-    changes a row that is not written yet keeps a copy of it first, in up to 256 MiB (see
-    `set_copy_budget`); beyond that, training waits. Call `wait` after the last save. An error of a
+    changes a row that is not written yet keeps a copy of it first. Once these copies take 256 MiB
+    (see `set_copy_budget`), the next change waits. Call `wait` after the last save. An error of a
     save is raised by the next call of `save`, `poll` or `wait`.
 
     Example:
@@ -363,7 +363,8 @@ class _Pending:
 def set_copy_budget(mebibytes: int) -> None:
     """Sets how much memory this process may take for copies of rows that change while it saves.
 
-    Beyond it, changes of rows wait until copies are written. The default is 256.
+    Beyond it, the next change of rows waits until copies are written; one that has begun takes what
+    it needs. The default is 256.
 
     Args:
         mebibytes: Of 2^20 bytes, for all tables together.
