@@ -79,7 +79,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
                 f"Received: {os.fspath(directory)!r}."
             )
         self.best_epoch = 0
-        self._keeps_best = restore_best_weights
+        self.keeps_best_epoch = restore_best_weights
         self._directory = directory
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._kept: str | None = None  # the folder, once an epoch is in there
@@ -89,7 +89,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
         super().on_train_begin(logs)
         self._kept = None
         size = communicators.size()
-        if self._keeps_best and self._directory is None and size > 1:
+        if self.keeps_best_epoch and self._directory is None and size > 1:
             raise ValueError(
                 "Expected a directory that all workers share, in which "
                 f"EarlyStopping(restore_best_weights=True) keeps the best epoch of {size} workers. "
@@ -105,7 +105,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
         super().on_epoch_end(epoch, averaged_logs(logs))
         if self.best_epoch != epoch:
             self.best_epoch = before
-        elif self._keeps_best:
+        elif self.keeps_best_epoch:
             wait_for_writers()  # of BackupAndRestore, for one
             self._kept = Checkpoint(self.model).save(self._folder())
 

@@ -20,7 +20,7 @@ from sok_embed import communicators, contents
 from sok_embed.checkpoint.agreement import Agreement
 from sok_embed.checkpoint.files import FileRecord
 from sok_embed.checkpoint.pieces import write_rows
-from sok_embed.checkpoint.tables import Host, find
+from sok_embed.checkpoint.tables import Host, find, steps_of
 from sok_embed.checkpoint.whole_tables import WholeTables
 from sok_embed.checkpoint.writing import records_of_all
 
@@ -100,7 +100,7 @@ def save_whole(
     target = os.path.realpath(os.fsdecode(path))
     agreement = Agreement(communicators.current())
     hosts = agreement.together("be ready for a save", lambda: _prepared(model, path, ending))
-    step = int(model.optimizer.iterations) if getattr(model, "optimizer", None) else 0
+    step = steps_of(model.optimizer) if getattr(model, "optimizer", None) else 0
     agreement.check_same("step", step, "Save after the same step on all of them.")
     tables = repr([host.description() for host in hosts])
     agreement.check_same_text("model", tables, "Make the same model on all of them.")

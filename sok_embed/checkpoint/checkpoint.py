@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -17,7 +19,11 @@ from sok_embed.checkpoint.manifest import Link
 from sok_embed.checkpoint.own_state import OwnState
 from sok_embed.checkpoint.reading import TablesReader, check_descriptions
 from sok_embed.checkpoint.saves import Save, SaveOptions
-from sok_embed.checkpoint.tables import Found
+from sok_embed.checkpoint.tables import Found, calls_of, steps_of
+
+# Of tables and models that a restore has begun to change and has not ended: the checkpoint. They
+# may be saved by another object than the one that was to restore them.
+_in_part: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 class Checkpoint:
@@ -66,6 +72,7 @@ class Checkpoint:
         self._objects = objects
         # The checkpoint of a restore that has begun to change things and has not ended.
         self._half_restored: str | None = None
+        self._restores = 0  # how many have changed something
 
     def save(self, directory: str | os.PathLike[str]) -> str:
         """Writes everything into a folder, in the place of a checkpoint that is there.
@@ -168,11 +175,16 @@ class Checkpoint:
                 ) from error
 
         self._half_restored = folder
+        for each in self._shared_parts(dense.found):
+            _in_part[each] = folder
+        self._restores += 1
         agreement.together(
             "take up the checkpoint, which is restored in part now and must be restored again",
             restore,
         )
         self._half_restored = None
+        for each in self._shared_parts(dense.found):
+            _in_part.pop(each, None)
         return manifest.step
 
     def _checked(self, chain: list[Link], agreement: Agreement) -> tuple[DenseState, TablesReader]:
@@ -191,13 +203,17 @@ class Checkpoint:
         """The step that a save would have: the iterations of the model's optimizer, or 0."""
         optimizer = getattr(self._model, "optimizer", None)
         if optimizer is not None:
-            return int(optimizer.iterations)
+            return steps_of(optimizer)
         found = found or DenseState(self._model, self._objects).found
-        return max((int(each.iterations) for each in found.optimizers), default=0)
+        return max((steps_of(each) for each in found.optimizers), default=0)
 
     def waiting_calls(self) -> int:
         """How many calls' gradients optimizers have accumulated: with any, a save is refused."""
         return waiting_calls(self._prepared().found)
+
+    def tables(self) -> list[tuple[Any, ...]]:
+        """What identifies each table that a save would have, in their order."""
+        return [manifests.identity(host.description()) for host in self._prepared().found.tables]
 
     def _prepared(self) -> DenseState:
         """Everything that is to be saved, as it can be saved now."""
@@ -211,6 +227,12 @@ class Checkpoint:
             )
         return dense
 
+    def _shared_parts(self, found: Found) -> Iterator[Any]:
+        """What other checkpoints may have too: tables, and the model."""
+        yield from (host.table for host in found.tables)
+        if self._model is not None:
+            yield self._model
+
     def _own_objects(self) -> dict[str, Any]:
         """What each worker saves for itself: the iterators among the objects."""
         return {
@@ -220,11 +242,13 @@ class Checkpoint:
     def _check_agreement(
         self, agreement: Agreement, dense: DenseState, folder: str, step: int
     ) -> None:
-        torn = agreement.gather(int(self._half_restored is not None), "half restored")
+        parts = [_in_part.get(each) for each in self._shared_parts(dense.found)]
+        half_restored = next(filter(None, [self._half_restored, *parts]), None)
+        torn = agreement.gather(int(half_restored is not None), "half restored")
         if any(torn):
             raise RuntimeError(
                 "Expected rows and weights of one time. Received: those that a restore has left "
-                f"in part, of '{self._half_restored or 'a checkpoint'}'. Restore it again, or "
+                f"in part, of '{half_restored or 'a checkpoint'}'. Restore it again, or "
                 "another one, and save then."
             )
         pending = max(agreement.gather(waiting_calls(dense.found), "accumulated calls"))
@@ -246,7 +270,7 @@ def waiting_calls(found: Found) -> int:
     return max(
         (
             # `iterations` are those in which gradients were applied.
-            int(optimizer._iterations) % (optimizer.gradient_accumulation_steps or 1)
+            calls_of(optimizer) % (optimizer.gradient_accumulation_steps or 1)
             for optimizer in found.optimizers
         ),
         default=0,

@@ -48,7 +48,7 @@ def fit(
     A checkpoint is saved before the first batch, after every `save_freq` batches of an epoch, and
     at the end of each epoch; where the optimizer has accumulated gradients, after the batch that
     applies them. They stay when training has ended: the same call then restores the last one and
-    trains nothing, and one with more epochs trains these.
+    trains nothing, and one with more epochs trains these, unless a callback had stopped the run.
 
     Collective: all workers call it with the same arguments and a dataset of their own with as many
     batches. If a callback stops training at the end of an epoch on one worker, it ends on all.

@@ -7,7 +7,8 @@ import os
 import sys
 import threading
 import warnings
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from sok_embed import communicators
 from sok_embed.arguments import check_integer, check_positive
@@ -16,7 +17,7 @@ from sok_embed.checkpoint.agreement import LARGEST, Agreement
 from sok_embed.checkpoint.checkpoint import Checkpoint
 from sok_embed.checkpoint.files import local_path
 from sok_embed.checkpoint.manifest import Parent
-from sok_embed.checkpoint.saves import WRITER, Save, SaveOptions
+from sok_embed.checkpoint.saves import WRITER, Save, SaveOptions, wait_for_writers
 from sok_embed.checkpoint.step_folders import MOST, StepFolders
 from sok_embed.kv import _core
 
@@ -55,13 +56,13 @@ class CheckpointManager(StepFolders):
     made or changed since the save before, and the keys that went. Such a checkpoint needs those
     before it, back to one that has everything, and these stay as long as it does. One that has
     everything is made where there is none to begin with: by the first save of a process, after a
-    restore, after `max_deltas`, and where the changes together have become longer than everything
-    was.
+    restore, where there are other tables than before, after `max_deltas`, where the changes
+    together have become longer than everything was, and in the place of a checkpoint of the chain.
 
     With `save_on_background`, `save` returns once it is known what is to be saved, and training
     goes on while a thread writes. What is saved is what was there at the call, bit for bit: whoever
-    changes a row that is not written yet keeps a copy of it first, in up to 256 MiB (see
-    `set_copy_budget`); beyond that, training waits. Call `wait` after the last save. An error of a
+    changes a row that is not written yet keeps a copy of it first. Once these copies take 256 MiB
+    (see `set_copy_budget`), the next change waits. Call `wait` after the last save. An error of a
     save is raised by the next call of `save`, `poll` or `wait`.
 
     Example:
@@ -102,6 +103,7 @@ class CheckpointManager(StepFolders):
         self._chain: _Chain | None = None
         self._pending: _Pending | None = None
         self._last_step: int | None = None  # of the last save, if no restore came after it
+        self._restores = 0  # of the checkpoint, when the last save began
 
     @property
     def checkpoints(self) -> list[str]:
@@ -116,9 +118,10 @@ class CheckpointManager(StepFolders):
     def save(self, step: int | None = None, incremental: bool = False) -> str:
         """Saves a checkpoint of the step, and removes old ones. Returns its folder.
 
-        A save that is still being written is waited for first. An old checkpoint that cannot be
-        removed is a warning. So is a step that is not given and is that of the save before, which
-        is replaced: nothing that is saved has counted it.
+        A save that is still being written, be it that of another manager of the process, is waited
+        for first. An old checkpoint that cannot be removed is a warning. So is a step that is not
+        given and is that of the save before, which is replaced: nothing that is saved has counted
+        it.
 
         Args:
             step: The number of the folder, not negative. `None`: the iterations of the model's
@@ -129,7 +132,11 @@ class CheckpointManager(StepFolders):
             ValueError: For a negative step.
             Exception: As `Checkpoint.save`. All checkpoints stay.
         """
-        self.wait()
+        self._wait_for_all()
+        if self._restores != self._checkpoint._restores:
+            # What was changed since then is not what was changed since the save before.
+            self._restores = self._checkpoint._restores
+            self._last_step, self._chain = None, None
         agreement = Agreement(communicators.current())
         first = agreement.rank == 0
         own_step = agreement.together("know the step", lambda: self._step_of_save(step))
@@ -137,7 +144,10 @@ class CheckpointManager(StepFolders):
         serial = agreement.together(
             "find room for a checkpoint", lambda: self._make_room(step) if first else 0
         )
-        parent = self._parent(step) if incremental and first else None
+        tables = agreement.together(
+            "find the tables", lambda: self._checkpoint.tables() if incremental else []
+        )
+        parent = self._parent(step, tables, agreement.size) if incremental and first else None
         chained = agreement.gather(int(parent is not None), "changes alone")[0] == 1
         save = self._checkpoint._begin(
             self._folder(step),
@@ -206,20 +216,36 @@ class CheckpointManager(StepFolders):
             lambda: self._remove_old(step) if agreement.rank == 0 else None,
         )
 
-    def _parent(self, step: int) -> Parent | None:
-        """The checkpoint whose changes since then the save of a step may have alone."""
+    def _wait_for_all(self) -> None:
+        """Waits until no save is being written, as by the manager of a `fit` that was interrupted.
+
+        Its tables would be captured twice, and its folder be taken for what a killed save has left.
+        """
+        self.wait()
+        wait_for_writers()
+
+    def _parent(self, step: int, tables: Sequence[tuple[Any, ...]], workers: int) -> Parent | None:
+        """The checkpoint whose changes since then the save of a step may have alone.
+
+        Args:
+            step: Of the save.
+            tables: What identifies each of its tables.
+            workers: Who will write it.
+        """
         chain = self._chain
         if chain is None or chain.deltas >= self._max_deltas:
             return None
         if chain.delta_bytes > chain.base_bytes:
             return None
-        if chain.parent.folder == os.path.basename(self._folder(step)):
-            return None  # it is replaced
         try:
             links = manifests.read_chain(os.path.join(self.directory, chain.parent.folder))
         except (OSError, ValueError):
             return None  # somebody has removed or damaged it
-        return chain.parent if links[0].manifest.state == chain.parent.state else None
+        if self._folder(step) in [link.folder for link in links]:
+            return None  # the save takes its place
+        last = links[0].manifest
+        saved = (last.state, last.workers, [manifests.identity(table) for table in last.tables])
+        return chain.parent if saved == (chain.parent.state, workers, tables) else None
 
     def restore_or_initialize(self) -> str | None:
         """Restores the whole checkpoint that was saved last.
@@ -230,7 +256,7 @@ class CheckpointManager(StepFolders):
         Raises:
             Exception: As `Checkpoint.restore`.
         """
-        self.wait()
+        self._wait_for_all()
         agreement = Agreement(communicators.current())
         # Worker 0 says which: others may have an older view of a shared disk.
         steps = agreement.together(
@@ -241,13 +267,11 @@ class CheckpointManager(StepFolders):
             return None
         folder = self._folder(chosen - 1)
         self._checkpoint.restore(folder)
-        self._last_step = None
-        self._chain = None
         return folder
 
     def remove_all(self) -> None:
         """Removes all checkpoints, and the directory if nothing else is in there."""
-        self.wait()
+        self._wait_for_all()
         self._chain = None
         agreement = Agreement(communicators.current())
 
@@ -352,7 +376,8 @@ def _give_way() -> None:
 def set_copy_budget(mebibytes: int) -> None:
     """Sets how much memory this process may take for copies of rows that change while it saves.
 
-    Beyond it, changes of rows wait until copies are written. The default is 256.
+    Beyond it, the next change of rows waits until copies are written; one that has begun takes what
+    it needs. The default is 256.
 
     Args:
         mebibytes: Of 2^20 bytes, for all tables together.

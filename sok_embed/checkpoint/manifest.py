@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sok_embed.checkpoint.files import (
@@ -205,15 +205,16 @@ def read_chain(folder: str) -> list[Link]:
                 f"state {parent.state:016x} in '{path}', which it builds on",
                 f"state {manifest.state:016x}, of another chain",
             )
-        own = (manifest.workers, [_identity(table) for table in manifest.tables])
+        own = (manifest.workers, [identity(table) for table in manifest.tables])
         first = chain[0].manifest
-        if own != (first.workers, [_identity(table) for table in first.tables]):
+        if own != (first.workers, [identity(table) for table in first.tables]):
             raise damaged(path, "the tables and workers of the later checkpoints", "others")
         chain.append(Link(path, manifest))
     return chain
 
 
-def _identity(table: dict[str, Any]) -> tuple[Any, ...]:
+def identity(table: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What must be the same of a table in all checkpoints of a chain."""
     return tuple(table[name] for name in ("path", "kind", "dim", "owners"))
 
 

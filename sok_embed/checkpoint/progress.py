@@ -102,8 +102,8 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
     """Raises for callbacks whose work would be lost, or would spoil that of the run.
 
     Raises:
-        ValueError: For callbacks that back a run up themselves, and for one that keeps weights of
-            an earlier epoch in memory.
+        ValueError: For callbacks that back a run up themselves, and for one that keeps an
+            earlier epoch to go back to.
     """
     for callback in callbacks:
         name = type(callback).__name__
@@ -112,10 +112,13 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
                 "Expected callbacks without BackupAndRestore: checkpoint.fit saves and restores by "
                 f"itself. Received: {name}. Leave it out."
             )
-        keeps = getattr(callback, "restore_best_weights", False)
+        keeps = any(
+            getattr(callback, flag, False) for flag in ("restore_best_weights", "keeps_best_epoch")
+        )
         if keeps and not _has_protocol(callback):
             raise ValueError(
-                f"Expected {name}(restore_best_weights=False): weights that a callback has in "
-                "memory are in no checkpoint. Received: True. Save the best epoch by a callback of "
-                "your own, as the guide on checkpoints does."
+                f"Expected {name}(restore_best_weights=False): a run that goes on does not know "
+                "which epoch a callback has kept. Received: True. Save the best epoch by "
+                "sok_embed.callbacks.ModelCheckpoint(…, save_best_only=True), which goes on with "
+                "what was the best."
             )

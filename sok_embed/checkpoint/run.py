@@ -16,6 +16,7 @@ from sok_embed.checkpoint.batches import Batches, Position
 from sok_embed.checkpoint.checkpoint import Checkpoint
 from sok_embed.checkpoint.manager import POLL_EVERY, CheckpointManager
 from sok_embed.checkpoint.progress import Progress, plain, restore_states, states_of
+from sok_embed.checkpoint.saves import wait_for_writers
 
 # What an iterator raises at its end, within a step of Keras and before one.
 _ENDS = (StopIteration, tf.errors.OutOfRangeError)
@@ -148,6 +149,7 @@ class Run:
         model.stop_training = False
         model.make_train_function()
         first = self._agreement.rank == 0
+        wait_for_writers()  # of a run that was interrupted in this process
         there = self._agreement.together(
             "look for checkpoints", lambda: int(bool(first and self._manager.latest_checkpoint))
         )

@@ -9,9 +9,12 @@ import shutil
 from sok_embed.arguments import check_positive
 from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.files import is_of_a_save, remove_if_there, sync_folder
+from sok_embed.kv import CorruptionError
 
 _STEP_FOLDER = re.compile(r"step-(\d{9,})")
 MOST = 2**31
+# What a manifest raises that is damaged, gone or of a later version, now and ever after.
+_UNUSABLE = (CorruptionError, FileNotFoundError, ValueError)
 
 
 class StepFolders:
@@ -76,17 +79,23 @@ class StepFolders:
         return sorted(serials, key=lambda step: (serials[step], step))
 
     def _too_many(self, saved: int) -> list[int]:
-        """Steps whose checkpoints are to go, those that build on others before these."""
+        """Steps whose checkpoints are to go, those that build on others before these.
+
+        Those of which a part was replaced or went are of no use and do not count.
+
+        Raises:
+            OSError: If a manifest cannot be read, so that what others need is not known.
+        """
         steps = self._by_age()
         builds_on = {step: self._builds_on(step) for step in steps}
         orphans = {step for step in steps if builds_on[step] is None} - {saved}
-        kept = set(steps if self._max_to_keep is None else steps[-self._max_to_keep :]) | {saved}
+        whole = [step for step in steps if step not in orphans]
+        kept = {saved, *(whole if self._max_to_keep is None else whole[-self._max_to_keep :])}
         if self._keep_every is not None:
             firsts: dict[int, int] = {}
-            for step in sorted(set(steps) - orphans):
+            for step in sorted(whole):
                 firsts.setdefault(step // self._keep_every, step)
             kept.update(firsts.values())
-        kept -= orphans
         needed = kept.union(*(builds_on.get(step) or () for step in kept))
         return [step for step in reversed(steps) if step not in needed]
 
@@ -94,13 +103,13 @@ class StepFolders:
         """The steps of the checkpoints that one needs; `None`: one of them was replaced or went."""
         try:
             own = manifests.read(self._folder(step))
-        except (OSError, ValueError):
+        except _UNUSABLE:
             return []  # it may be the last one, and is not judged here
         if own.parent is None:
             return []
         try:
             chain = manifests.read_chain(self._folder(step))
-        except (OSError, ValueError):
+        except _UNUSABLE:
             return None
         found = [_STEP_FOLDER.fullmatch(os.path.basename(link.folder)) for link in chain[1:]]
         return [int(match[1]) for match in found if match is not None]

@@ -210,10 +210,13 @@ def pruned(
 
 
 def _last_readable(folders: StepFolders) -> int:
-    """The step of the last checkpoint whose manifest is no damaged one; -1: there is none."""
+    """The step of the last checkpoint of which all manifests can be read; -1: there is none.
+
+    Manifests are its own, and those of the checkpoints that it builds on.
+    """
     for step in reversed(folders._by_age()):
         try:
-            manifests.read(folders._folder(step))
+            manifests.read_chain(folders._folder(step))
         except (OSError, ValueError):
             continue
         return step

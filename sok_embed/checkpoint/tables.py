@@ -166,6 +166,25 @@ def stored_rows(storage: kv.Storage | _core.Storage, group: int, scratch: str) -
             os.remove(scratch)
 
 
+def calls_of(optimizer: keras.optimizers.Optimizer) -> int:
+    """How often an optimizer was given gradients."""
+    return _integer(optimizer._iterations)
+
+
+def steps_of(optimizer: keras.optimizers.Optimizer) -> int:
+    """How often an optimizer has applied gradients: its `iterations`."""
+    return _integer(optimizer.iterations)
+
+
+def _integer(variable: Any) -> int:
+    """The value of a variable or a tensor, also under a strategy of `tf.distribute`.
+
+    Python's `int` raises there for variables of Keras.
+    """
+    held = variable.value if isinstance(variable, keras.Variable) else variable
+    return int(tf.convert_to_tensor(held))
+
+
 class Host(NamedTuple):
     """A table and where it was found.
 

@@ -6,8 +6,10 @@ import textwrap
 import threading
 
 import held_state
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import sok_embed as sok
 from sok_embed.checkpoint import (
@@ -104,6 +106,76 @@ def test_one_save_of_a_table_goes_on_at_a_time(tmp_path, held_back):
     manager.wait()
     Checkpoint(table=table).save(tmp_path / "other")
     assert manager.checkpoints == [folder]
+
+
+@pytest.mark.parametrize("by", ["BackupAndRestore", "checkpoint.fit"])
+def test_a_fit_after_one_that_was_interrupted_waits_for_what_that_one_writes(
+    tmp_path, monkeypatch, by
+):
+    write = writing.RowsCapture.write
+    late = threading.Event()
+
+    def write_late(self):
+        late.wait(1)
+        return write(self)
+
+    model = held_state.every_kind()
+    epochs = []
+
+    def fit(interrupted_at=None):
+        def begin(epoch, _):
+            if epoch == interrupted_at:
+                raise KeyboardInterrupt
+            epochs.append(epoch)
+
+        callbacks = [keras.callbacks.LambdaCallback(on_epoch_begin=begin)]
+        if by == "checkpoint.fit":
+            dataset = tf.data.Dataset.from_tensor_slices((held_state.KEYS, held_state.TARGETS))
+            sok.checkpoint.fit(
+                model, dataset.batch(12), directory=tmp_path, epochs=4, verbose=0,
+                callbacks=callbacks,
+            )  # fmt: skip
+        else:
+            model.fit(
+                held_state.KEYS, held_state.TARGETS, batch_size=12, epochs=4, verbose=0,
+                callbacks=[sok.callbacks.BackupAndRestore(tmp_path), *callbacks],
+            )  # fmt: skip
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writing.RowsCapture, "write", write_late)
+        with pytest.raises(KeyboardInterrupt):
+            fit(interrupted_at=2)
+        fit()
+        late.set()
+    assert epochs == [0, 1, 2, 3]
+
+
+def test_managers_of_one_table_wait_for_each_other(tmp_path, monkeypatch):
+    table = sok.DynamicEmbedding(4, name="rows").table
+    table.assign([1, 2], np.ones([2, 4], np.float32))
+    write = writing.RowsCapture.write
+
+    def write_late(self):
+        threading.Event().wait(0.2)
+        return write(self)
+
+    monkeypatch.setattr(writing.RowsCapture, "write", write_late)
+    managers = [
+        CheckpointManager(Checkpoint(table=table), tmp_path / name, save_on_background=True)
+        for name in ("hourly", "daily")
+    ]
+    states = []
+    for step in range(3):
+        for manager in managers:
+            table.assign([step], np.full([1, 4], step, np.float32))
+            manager.save(step, incremental=True)
+            states.append(held_state.contents_of(table))
+    for i, manager in enumerate(managers):
+        manager.wait()
+        other = sok.DynamicEmbedding(4, name="rows").table
+        for step, folder in enumerate(manager.checkpoints):
+            Checkpoint(table=other).restore(folder)
+            held_state.assert_same(held_state.contents_of(other), states[2 * step + i])
 
 
 def test_a_save_that_is_written_and_not_ended_is_in_nobodys_way(tmp_path):

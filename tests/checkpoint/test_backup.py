@@ -5,11 +5,13 @@ from pathlib import Path
 
 import held_state
 import keras
+import keras_reference
 import numpy as np
 import pytest
 
 import sok_embed as sok
 from sok_embed.callbacks import BackupAndRestore
+from sok_embed.checkpoint.saves import wait_for_writers
 
 
 class Interruption(Exception):
@@ -39,6 +41,49 @@ def fit(model, callbacks, epochs=5):
     )  # fmt: skip
 
 
+def test_replicas_of_a_strategy_are_saved_and_restored(tmp_path):
+    strategy = keras_reference.mirrored()
+    held = {}
+
+    def run(at, callbacks):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model = keras.Sequential(
+                [
+                    keras.Input((2,), dtype="int64"),
+                    sok.DynamicEmbedding(4, seed=1, name="items"),
+                    keras.layers.Flatten(),
+                    keras.layers.Dense(1),
+                ]
+            )
+            model.compile("adam", "mse")
+
+        def begin(epoch, _):
+            held[epoch] = model.predict(held_state.KEYS, verbose=0)
+            if epoch == at:
+                raise Interruption
+
+        begins = keras.callbacks.LambdaCallback(on_epoch_begin=begin)
+        return model, fit(model, [*callbacks, begins], epochs=4)
+
+    with pytest.raises(Interruption):
+        run(2, [BackupAndRestore(tmp_path / "backup", save_freq=1, incremental=True)])
+    before = held[2]
+    best = sok.callbacks.EarlyStopping("loss", restore_best_weights=True)
+    file = sok.callbacks.ModelCheckpoint(tmp_path / "best.keras", "loss", save_best_only=True)
+    model, history = run(None, [BackupAndRestore(tmp_path / "backup"), best, file])
+    assert history.epoch == [2, 3]
+    np.testing.assert_array_equal(held[2], before)
+    predicted = model.predict(held_state.KEYS, verbose=0)
+    sok.save_model(model, tmp_path / "last.keras")
+    for name in ("best", "last"):
+        loaded = keras.saving.load_model(tmp_path / f"{name}.keras")
+        # A process without replicas sums batches in another order.
+        np.testing.assert_allclose(
+            loaded.predict(held_state.KEYS, verbose=0), predicted, rtol=0, atol=1e-6
+        )
+
+
 def fresh():
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
@@ -66,6 +111,7 @@ def test_a_second_interruption_is_one_more(tmp_path):
     for at in (2, 4):
         with pytest.raises(Interruption):
             fit(fresh(), [BackupAndRestore(tmp_path, max_to_keep=2), InterruptAt(at)])
+    wait_for_writers()
     assert sorted(os.listdir(tmp_path)) == ["step-000000012", "step-000000016"]
     assert fit(fresh(), callbacks).epoch == [4]
 

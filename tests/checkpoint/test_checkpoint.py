@@ -247,6 +247,9 @@ def test_a_restore_that_fails_half_way_says_so_and_is_not_saved(tmp_path, monkey
     assert caught.value.__cause__ is error and table.size() == 0
     with pytest.raises(RuntimeError, match="left in part, of '.*one'"):
         checkpoint.save(tmp_path / "two")
+    # Nor does another object that has the table save it.
+    with pytest.raises(RuntimeError, match="left in part, of '.*one'"):
+        Checkpoint(other=table).save(tmp_path / "two")
     assert not (tmp_path / "two").exists()
     checkpoint.restore(tmp_path / "one")
     checkpoint.save(tmp_path / "two")

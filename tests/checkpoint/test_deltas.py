@@ -8,9 +8,10 @@ from pathlib import Path
 import held_state
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import sok_embed as sok
-from sok_embed.checkpoint import Checkpoint, CheckpointManager, manifest, rows_file
+from sok_embed.checkpoint import Checkpoint, CheckpointManager, manifest, rows_file, survey
 
 
 def kinds(manager):
@@ -150,6 +151,100 @@ def test_a_restore_by_hand_is_followed_by_all_rows(tmp_path):
     folder = manager.save(2, incremental=True)
     held_state.assert_same(restored(folder), held_state.contents_of(table))
     assert len(restored(folder)["keys"]) == 50
+
+
+@pytest.mark.parametrize("goes_back_to", [0, 1, 3])
+@pytest.mark.parametrize("on_background", [False, True])
+def test_going_back_by_hand_leaves_checkpoints_that_can_be_restored(
+    tmp_path, goes_back_to, on_background
+):
+    table, manager = one_table(tmp_path, rows=50, save_on_background=on_background)
+    states = {}
+    for step in range(4):
+        manager.save(step, incremental=True)
+        states[step] = held_state.contents_of(table)
+        table.assign([step], np.full([1, 4], 9, np.float32))
+    manager.wait()
+    manager._checkpoint.restore(tmp_path / f"step-{goes_back_to:09d}")
+    for step in range(goes_back_to + 1, goes_back_to + 3):
+        table.assign([step], np.full([1, 4], step, np.float32))
+        manager.save(step, incremental=True)
+        states[step] = held_state.contents_of(table)
+    manager.wait()
+    # What was to be gone back to is there still, where it builds on none that was replaced.
+    expected = {0: [0, 1, 2], 1: [0, 1, 2, 3], 3: [0, 1, 2, 3, 4, 5]}[goes_back_to]
+    found = kinds(manager)
+    assert sorted(found) == expected
+    assert found[goes_back_to + 1] is None and found[goes_back_to + 2] == goes_back_to + 1
+    for step in found:
+        held_state.assert_same(restored(tmp_path / f"step-{step:09d}"), states[step])
+
+
+def test_a_checkpoint_never_builds_on_one_whose_place_it_takes(tmp_path):
+    table, manager = one_table(tmp_path, rows=50)
+    for step in (0, 1, 2, 1, 2, 0):
+        table.assign([step], np.random.default_rng(step).random([1, 4], np.float32))
+        folder = manager.save(step, incremental=True)
+        held_state.assert_same(restored(folder), held_state.contents_of(table))
+
+
+def test_a_table_that_came_later_begins_another_chain(tmp_path):
+    def holder(*names):
+        module = tf.Module()
+        for name in names:
+            setattr(module, name, sok.DynamicEmbedding(4, name=name).table)
+            getattr(module, name).assign([1, 2], np.ones([2, 4], np.float32))
+        return module
+
+    module = holder("first")
+    manager = CheckpointManager(Checkpoint(module=module), tmp_path)
+    manager.save(0, incremental=True)
+    module.second = holder("second").second
+    manager.save(1, incremental=True)
+    manager.save(2, incremental=True)
+    assert kinds(manager) == {0: None, 1: None, 2: 1}
+    other = tf.Module()
+    other.first = sok.DynamicEmbedding(4, name="first").table
+    other.second = sok.DynamicEmbedding(4, name="second").table
+    Checkpoint(module=other).restore(manager.latest_checkpoint)
+    assert (len(other.first), len(other.second)) == (2, 2)
+
+
+def test_a_manifest_that_cannot_be_read_for_once_removes_nothing(tmp_path, monkeypatch):
+    table, manager = one_table(tmp_path, rows=50, max_to_keep=2)
+    for step in range(4):
+        manager.save(step, incremental=True)
+        table.assign([step], np.full([1, 4], 9, np.float32))
+    before = kinds(manager)
+    read = manifest.read
+
+    def read_or_fail(folder):
+        if folder.endswith("step-000000002") and len(kinds_read) > 0:
+            raise OSError(5, "Input/output error")
+        return read(folder)
+
+    kinds_read = [1]
+    monkeypatch.setattr(manifest, "read", read_or_fail)
+    with pytest.warns(UserWarning, match="Input/output error"):
+        manager.save(9)
+    kinds_read.clear()
+    assert kinds(manager) == {**before, 9: None}
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_prune_takes_none_for_readable_whose_chain_is_broken(tmp_path, is_gone):
+    table, manager = one_table(tmp_path, rows=50, max_to_keep=None)
+    for step in range(4):
+        manager.save(step, incremental=True)
+        table.assign([step], np.full([1, 4], 9, np.float32))
+    before = restored(tmp_path / "step-000000001")
+    if is_gone:
+        shutil.rmtree(tmp_path / "step-000000002")
+    else:
+        (tmp_path / "step-000000002/manifest.json").write_text("{")
+    found = survey.pruned(str(tmp_path), keep=1, keep_every=None, dry_run=False)
+    assert [Path(folder).name for folder in found["removed"]] == ["step-000000003"]
+    held_state.assert_same(restored(tmp_path / "step-000000001"), before)
 
 
 def test_a_save_that_failed_leaves_the_changes_to_the_next_one(tmp_path, monkeypatch):

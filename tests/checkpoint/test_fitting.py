@@ -384,6 +384,8 @@ def test_a_place_of_another_number_of_workers_needs_the_same_examples_to_be_left
         ({"callbacks": [sok.callbacks.BackupAndRestore("b")]}, ValueError, "BackupAndRestore"),
         ({"callbacks": [keras.callbacks.EarlyStopping(restore_best_weights=True)]}, ValueError,
          "restore_best_weights=False"),
+        ({"callbacks": [sok.callbacks.EarlyStopping(restore_best_weights=True)]}, ValueError,
+         "restore_best_weights=False"),
         ({"callbacks": [keras.callbacks.ModelCheckpoint("m.h5")]}, ValueError, "HDF5"),
         ({"dataset": "endless"}, ValueError, "steps_per_epoch for a dataset without an end"),
         ({"dataset": "unordered", "position": "count"}, ValueError, "deterministic=False"),
