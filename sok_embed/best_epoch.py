@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from typing import Any
 
 import keras
@@ -98,6 +99,19 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
             )
         if communicators.rank():
             self.verbose = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Warns where a best epoch of before would be forgotten."""
+        super().on_epoch_begin(epoch, logs)
+        folder = self._directory
+        if epoch and self.best is None and folder is not None and os.path.exists(folder):
+            if not communicators.rank():
+                warnings.warn(
+                    f"Expected to know how good the epoch in '{os.fspath(folder)}' was, as fit "
+                    f"goes on with epoch {epoch + 1}. Received: nothing of that, so the next epoch "
+                    "takes its place. Give another directory, or a baseline.",
+                    stacklevel=2,
+                )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Keeps the epoch if it is the best one, and stops if none has been for too long."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import keras
@@ -82,6 +83,19 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         """Refuses tables of which no file can be written, before the first step."""
         super().on_train_begin(logs)
         tables_of_one_file(self.model)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Warns where a best epoch of before would be forgotten."""
+        super().on_epoch_begin(epoch, logs)
+        forgets = self.save_best_only and self.best in (None, float("inf"), -float("inf"))
+        if forgets and epoch and os.path.exists(self.filepath) and not communicators.rank():
+            warnings.warn(
+                f"Expected to know how good the epoch in '{self.filepath}' was, as fit goes on "
+                f"with epoch {epoch + 1}. Received: nothing of that, so the next epoch takes its "
+                "place. Give initial_value_threshold or another path, or train by "
+                "sok_embed.checkpoint.fit, which remembers it.",
+                stacklevel=2,
+            )
 
     def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
         """Saves where Keras would, by the metrics of all workers."""

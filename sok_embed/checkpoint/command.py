@@ -125,8 +125,10 @@ def _shown_update(time: int, times: str) -> str:
 
 
 def _show_survey(report: dict[str, Any]) -> None:
-    for field in ("path", "step", "workers", "bytes"):
-        value = report[field]
+    for field in ("path", "step", "workers", "bytes", "changes since"):
+        value = report["parent" if field == "changes since" else field]
+        if value is None:
+            continue
         shown = printable(value) if isinstance(value, str) else f"{value:,}"
         click.echo(f"{field:<8}  {shown}")
     click.echo(f"{'saved':<8}  {_time_of(report['saved'])}")
@@ -195,7 +197,8 @@ def verify(context: click.Context, path: str, as_json: bool) -> None:
             if not each["faults"]:
                 click.echo(
                     printable(
-                        f"{each['path']}: whole, {each['rows']:,} rows, {each['bytes']:,} bytes"
+                        f"{each['path']}: whole, {each['rows']:,} rows and {each['bytes']:,} bytes "
+                        "in all files that it needs"
                     )
                 )
         for folder in left:
@@ -319,7 +322,8 @@ def compact(path: str, as_json: bool) -> None:
     folders = [link.folder for link in read_chain(os.path.abspath(path))]
     with _byte_bar(f"compact {os.path.basename(path)}", folders) as watch:
         built_on = compact_one(path, watch)
-    text = f"{path}: has everything, and was built on {built_on} others"
+    others = "another checkpoint" if built_on == 1 else f"{built_on} others"
+    text = f"{path}: has everything, and was built on {others}"
     if not built_on:
         text = f"{path}: has everything already"
     print_result(as_json, text, path=path, built_on=built_on)

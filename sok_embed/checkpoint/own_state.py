@@ -97,6 +97,7 @@ class OwnState:
         for name, each in self._objects.items():
             status = tf.train.Checkpoint(**{name: each}).read(prefix)
             status.assert_existing_objects_matched()
+            status.expect_partial()  # the others come in their turn
 
     def _is_restored(self, manifest: Manifest, workers: int) -> bool:
         return bool(self._objects and manifest.data) and manifest.workers == workers

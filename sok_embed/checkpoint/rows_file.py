@@ -160,7 +160,7 @@ def _aligned(length: int) -> memoryview:
     """Memory for a block whose columns TensorFlow can take as they are, without a copy."""
     memory = np.empty(length + _ALIGNMENT, np.uint8)
     begin = -(memory.ctypes.data + _BLOCK.size) % _ALIGNMENT
-    return memoryview(memory)[begin : begin + length]
+    return memory.data[begin : begin + length]
 
 
 def _flat(column: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:

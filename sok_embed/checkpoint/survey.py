@@ -37,7 +37,7 @@ def listed(directory: str) -> list[dict[str, Any]]:
         folder = folders._folder(step)
         about: dict[str, Any] = {"path": folder, "step": step, "state": "whole"}
         try:
-            about |= _about(folder, manifests.read(folder))
+            about |= _about(folder, manifests.read_chain(folder)[0].manifest)
         except OSError as error:
             about |= {"state": "damaged", "error": str(error)}
         except ValueError as error:

@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from pathlib import Path
 
 import held_state
@@ -197,3 +198,31 @@ def test_averages_of_what_is_not_finite_are_not_either():
     assert math.isnan(_average([1.0, math.nan]))
     assert _average([1.0, math.inf]) == math.inf
     assert math.isnan(_average([math.inf, -math.inf]))
+
+
+def test_a_best_epoch_that_was_forgotten_is_told_of(tmp_path):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    values = np.ones((4, 1), np.float32)
+
+    def fit(begin, callback):
+        model.fit(
+            values, values, epochs=begin + 1, initial_epoch=begin, verbose=0, callbacks=[callback]
+        )
+
+    def file():
+        return sok.callbacks.ModelCheckpoint(
+            tmp_path / "best.keras", monitor="loss", save_best_only=True
+        )
+
+    def folder():
+        return sok.callbacks.EarlyStopping(
+            monitor="loss", restore_best_weights=True, directory=tmp_path / "best"
+        )
+
+    for make, text in ((file, "initial_value_threshold"), (folder, "another directory")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            fit(0, make())
+        with pytest.warns(UserWarning, match=rf"(?s)goes on with epoch 2.*{text}"):
+            fit(1, make())

@@ -302,6 +302,12 @@ def test_changes_since_a_checkpoint_that_went_are_refused(chain):
         restored(chain[1])
 
 
+def test_the_command_tells_of_a_checkpoint_whose_parent_went(chain):
+    shutil.rmtree(chain[0])
+    (told,) = survey.listed(str(chain[0].parent))
+    assert told["state"] == "damaged" and "builds on" in told["error"]
+
+
 def test_changes_since_another_state_are_refused(chain):
     _, manager = one_table(chain[0].parent, rows=70)
     Checkpoint(table=manager._checkpoint._objects["table"]).save(chain[0])

@@ -162,9 +162,9 @@ def convert(
 def _check_arguments(form: str, group: int | None, base: Base | None) -> None:
     if (base is not None) != (form == "checkpoint"):
         raise ValueError(
-            "Expected a checkpoint that the new one is like, where rows go into a checkpoint, and "
-            f"there alone. Received: the form '{form}' {'with' if base else 'without'} one. "
-            f"{'Leave out' if base else 'Give'} --base."
+            "Expected --base, the checkpoint that all but the rows is taken from, with the form "
+            f"'checkpoint' and no other. Received: the form '{form}' "
+            f"{'with' if base else 'without'} it. {'Leave out' if base else 'Give'} --base."
         )
     if group is not None and form not in ("dump", "storage"):
         raise ValueError(
