@@ -333,12 +333,16 @@ class _Pending:
         self._alone = save.agreement.size == 1
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
-        if save.options.goes_on:
-            # The interpreter waits for it before it ends.
-            self._thread = threading.Thread(target=self._write, name=WRITER)
-            self._thread.start()
-        else:
-            self._write()
+        try:
+            if save.options.goes_on:
+                # The interpreter waits for it before it ends.
+                self._thread = threading.Thread(target=self._write, name=WRITER)
+                self._thread.start()
+            else:
+                self._write()
+        except BaseException:
+            save.end()  # it was interrupted, or there are too many threads
+            raise
 
     def _write(self) -> None:
         if self._thread is not None:

@@ -97,7 +97,11 @@ class Save:
         self._own_names: list[str] = []
         self._data: list[FileRecord] = []
         self._error: Exception | None = None
-        agreement.together("begin their parts", self._begin, self._undo)
+        try:
+            agreement.together("begin their parts", self._begin, self._undo)
+        except BaseException:
+            self.end()  # also where somebody has interrupted it, or a worker is lost
+            raise
 
     def _begin(self) -> None:
         hosts = self._dense.found.tables

@@ -178,6 +178,39 @@ def test_managers_of_one_table_wait_for_each_other(tmp_path, monkeypatch):
             held_state.assert_same(held_state.contents_of(other), states[2 * step + i])
 
 
+@pytest.mark.parametrize(
+    ("place", "on_background"),
+    [
+        ("sok_embed.checkpoint.dense.DenseState.write", False),
+        ("sok_embed.checkpoint.dense.DenseState.write", True),
+        ("sok_embed.checkpoint.writing.RowsCapture.write", False),
+        ("threading.Thread.start", True),
+    ],
+)
+def test_a_save_that_is_interrupted_is_in_nobodys_way(tmp_path, monkeypatch, place, on_background):
+    table = sok.DynamicEmbedding(4, name="rows").table
+    table.assign([1, 2], np.ones([2, 4], np.float32))
+    manager = CheckpointManager(Checkpoint(table=table), tmp_path, save_on_background=on_background)
+    manager.save(0, incremental=True)
+    manager.wait()
+    table.assign([3], np.ones([1, 4], np.float32))
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, interrupt)
+        # Its traceback, which a notebook keeps, has the save.
+        with pytest.raises(KeyboardInterrupt) as kept:
+            manager.save(1, incremental=True)
+    folder = manager.save(2, incremental=True)
+    manager.wait()
+    assert kept.tb is not None and manager.latest_checkpoint == folder
+    other = sok.DynamicEmbedding(4, name="rows").table
+    Checkpoint(table=other).restore(folder)
+    held_state.assert_same(held_state.contents_of(other), held_state.contents_of(table))
+
+
 def test_a_save_that_is_written_and_not_ended_is_in_nobodys_way(tmp_path):
     """Several workers end it together, at the next step at which all do; others may save before."""
     table = sok.DynamicEmbedding(4, name="rows").table
