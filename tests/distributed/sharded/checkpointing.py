@@ -122,7 +122,9 @@ class KilledInThirdEpoch(keras.callbacks.Callback):
 def fit(folder: Path, *, die: bool = False) -> None:
     rank, size = sok_embed.rank(), sok_embed.size()
     model = model_in(folder / f"storage-of-{size}", "adam", admissions=False)
-    callbacks: list[Any] = [sok_embed.callbacks.BackupAndRestore(folder / "backup")]
+    # A save that is being written when a worker is killed would be none.
+    backup = sok_embed.callbacks.BackupAndRestore(folder / "backup", save_on_background=not die)
+    callbacks: list[Any] = [backup]
     first_run = os.environ.get("SOK_EMBED_RESTART", "0") == "0"
     if die and first_run:
         callbacks.append(KilledInThirdEpoch())

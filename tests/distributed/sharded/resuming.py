@@ -58,6 +58,8 @@ def main(folder: Path, name: str, position: Any, *, die: bool = False) -> None:
     model = model_in(folder / f"storage-{name}", "adam", admissions=False)
     watch = Watch((1, 2) if die and rank == size - 1 else None)
     arguments: dict[str, Any] = {"epochs": 3, "save_freq": 2, "verbose": 0, "position": position}
+    # A save that is being written when the process is killed would be none.
+    arguments["save_on_background"] = not die
     history = checkpoint.fit(
         model, dataset(), directory=folder / "run", callbacks=[watch], **arguments
     )
