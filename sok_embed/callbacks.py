@@ -123,6 +123,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves after so many batches."""
         done = batch + 1
+        if done == self.params.get("steps"):
+            return  # the end of the epoch is saved
         if self._every is not None and done - self._saved_at >= self._every:
             self._save(done)
         elif done % POLL_EVERY == 0:

@@ -285,6 +285,8 @@ class Run:
             self._batches.taken += self._stride
             self._logs = logs
             self._callbacks.on_train_batch_end(self._batch - 1, logs)
+            if self._steps is not None and self._batch >= self._steps:
+                return  # the end of the epoch is saved
             if self._due or (self.every and self._batch - self._saved_at >= self.every):
                 self._save(self._batch)
             elif self._batch // self._stride % POLL_EVERY == 0:
