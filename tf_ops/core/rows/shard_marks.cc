@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <mutex>
 #include <new>
 #include <utility>
 
@@ -10,6 +11,43 @@ namespace sok {
 namespace {
 
 constexpr size_t kChunkBytes = size_t{256} << 10;
+
+// Memory for copies that was used before: new memory costs the system more than the copy itself.
+// Thread-safe.
+class UsedChunks {
+ public:
+  static UsedChunks& OfProcess() {
+    static auto* const chunks = new UsedChunks;
+    return *chunks;
+  }
+
+  // Returns kChunkBytes, or null if there is no memory.
+  std::unique_ptr<char[]> Take() {
+    {
+      std::lock_guard<std::mutex> guard(mu_);
+      if (!free_.empty()) {
+        auto chunk = std::move(free_.back());
+        free_.pop_back();
+        return chunk;
+      }
+    }
+    return std::unique_ptr<char[]>(new (std::nothrow) char[kChunkBytes]);
+  }
+  void Give(std::unique_ptr<char[]> chunk) {
+    std::lock_guard<std::mutex> guard(mu_);
+    if (free_.size() < kMostFree) free_.push_back(std::move(chunk));
+  }
+  void Clear() {
+    std::lock_guard<std::mutex> guard(mu_);
+    free_.clear();
+  }
+
+ private:
+  static constexpr size_t kMostFree = 256;  // 64 MiB
+
+  std::mutex mu_;
+  std::vector<std::unique_ptr<char[]>> free_;
+};
 
 // Writes a row into columns.
 void PutRow(const CapturedColumns& to, size_t at, Key key, const RowMeta& meta, const float* row,
@@ -53,7 +91,9 @@ RowCopies::RowCopies(RowCopies&& other) noexcept
 
 bool RowCopies::Add(Key key, const float* row, const RowMeta& meta) {
   if (chunks_.empty() || chunks_.back().rows == chunk_rows()) {
-    Chunk chunk{std::unique_ptr<char[]>(new (std::nothrow) char[chunk_bytes()])};
+    Chunk chunk{chunk_bytes() <= kChunkBytes
+                    ? UsedChunks::OfProcess().Take()
+                    : std::unique_ptr<char[]>(new (std::nothrow) char[chunk_bytes()])};
     if (chunk.records == nullptr) return false;
     chunks_.push_back(std::move(chunk));
     CaptureBudget::OfProcess().Add(chunk_bytes());
@@ -83,6 +123,7 @@ size_t RowCopies::TakeInto(const CapturedColumns& to, size_t begin, size_t end) 
              static_cast<size_t>(dim_), static_cast<size_t>(slot_floats_));
     }
     if (chunk.rows > 0) break;
+    if (chunk_bytes() <= kChunkBytes) UsedChunks::OfProcess().Give(std::move(chunk.records));
     chunks_.pop_back();
     freed += chunk_bytes();
   }
@@ -116,6 +157,7 @@ void ShardMarks::StartCapture(RowBits waiting, const RowLayout& layout) {
 void ShardMarks::EndCapture() {
   waiting_ = {};
   kept_.reset();
+  UsedChunks::OfProcess().Clear();
 }
 
 void ShardMarks::KeepCopy(Key key, uint32_t row, const RowSlabs& rows) {
