@@ -73,8 +73,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     >>> callback = BackupAndRestore("backup")
 
     Args:
-        backup_dir: Where checkpoints are. Nothing else should be in there, and each `fit` of a
-            program has one of its own.
+        backup_dir: Where checkpoints are: a folder, or the URL of an object store. Nothing else
+            should be in there, and each `fit` of a program has one of its own.
         save_freq: `"epoch"`, or after how many batches to save.
         max_to_keep: The most checkpoints.
         delete_checkpoint: Whether checkpoints are removed when `fit` has done all its epochs, or a
@@ -82,6 +82,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             nothing afterwards.
 
     Raises:
+        ImportError: For a URL, without fsspec or what it needs for the store.
         ValueError: For another `save_freq`, and numbers that are not positive.
     """
 

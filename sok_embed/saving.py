@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 
-_SUFFIX = ".saving"
+from sok_embed.scratch import locked_folder, remove_leftovers
 
 
 def save_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
@@ -47,8 +45,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     """Yields where to write; afterwards that file takes the place of the one at `path`."""
     target = os.path.realpath(os.fsdecode(path))
     folder, name = os.path.split(target)
-    _remove_leftovers(folder, name)
-    work, lock = _locked_folder(folder, name)
+    remove_leftovers(folder, name)
+    work, lock = locked_folder(folder, name)
     try:
         temporary = os.path.join(work, name)
         yield temporary
@@ -60,40 +58,6 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     finally:
         shutil.rmtree(work, ignore_errors=True)
         os.close(lock)
-
-
-def _locked_folder(folder: str, name: str) -> tuple[str, int]:
-    """Makes a folder that is locked while this process lives. Returns it and the lock."""
-    while True:
-        work = tempfile.mkdtemp(prefix=f".{name}.", suffix=_SUFFIX, dir=folder)
-        lock = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
-        # Another save may have taken it for a leftover before it was locked.
-        if _try_lock(lock) and os.path.exists(work):
-            return work, lock
-        os.close(lock)
-
-
-def _remove_leftovers(folder: str, name: str) -> None:
-    """Removes what killed saves of a file have left; that of a save that is going on is locked."""
-    for entry in os.listdir(folder):
-        if not (entry.startswith(f".{name}.") and entry.endswith(_SUFFIX)):
-            continue
-        path = os.path.join(folder, entry)
-        with contextlib.suppress(OSError):
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                if _try_lock(lock):
-                    shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(lock)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _sync(path: Any) -> None:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401  # see the end of this file
+import functools
 import os
 import re
-import shutil
 import threading
 import warnings
+from collections.abc import Callable
 from typing import NamedTuple
 
 from sok_embed import communicators
 from sok_embed.arguments import check_integer, check_positive
 from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.agreement import LARGEST, Agreement
-from sok_embed.checkpoint.checkpoint import Checkpoint, local_path
-from sok_embed.checkpoint.files import remove_if_there, sync_folder
-from sok_embed.checkpoint.manifest import Parent
+from sok_embed.checkpoint.checkpoint import Checkpoint
+from sok_embed.checkpoint.manifest import Manifest, Parent
+from sok_embed.checkpoint.object_store import StoreError
+from sok_embed.checkpoint.places import place_of
 from sok_embed.checkpoint.saves import Save, SaveOptions, is_of_a_save
 from sok_embed.kv import _core
 
 _STEP_FOLDER = re.compile(r"step-(\d{9,})")
 _MOST = 2**31
+_Reading = Callable[[str], Manifest]
 
 
 class _Chain(NamedTuple):
@@ -72,13 +76,15 @@ class CheckpointManager:
 
     Args:
         checkpoint: What is saved.
-        directory: Where; it is made when it is needed. Nothing else should be in there.
+        directory: Where; it is made when it is needed. Nothing else should be in there. It may be
+            a URL, as `Checkpoint.save` takes it.
         max_to_keep: The most checkpoints, beside those of `keep_every`. `None`: all of them.
         keep_every: Of each so many steps the first checkpoint is kept for good. `None`: none is.
         max_deltas: The most checkpoints of changes, one after another.
         save_on_background: Whether training goes on while a checkpoint is written.
 
     Raises:
+        ImportError: For a URL, without fsspec or what it needs for the store.
         ValueError: For numbers that are not positive.
     """
 
@@ -92,7 +98,8 @@ class CheckpointManager:
         save_on_background: bool = False,
     ) -> None:
         self._checkpoint = checkpoint
-        self.directory = local_path(directory)
+        self._place = place_of(directory)
+        self.directory = self._place.path
         for name, number in (
             ("max_to_keep", max_to_keep),
             ("keep_every", keep_every),
@@ -259,8 +266,7 @@ class CheckpointManager:
         def remove() -> None:
             for step in self._steps():
                 self._remove(step)
-            if os.path.isdir(self.directory) and not os.listdir(self.directory):
-                os.rmdir(self.directory)
+            self._place.remove_if_empty()
 
         agreement.together(
             "remove all checkpoints", lambda: remove() if agreement.rank == 0 else None
@@ -285,42 +291,41 @@ class CheckpointManager:
 
     def _steps(self) -> list[int]:
         """The steps of all folders, also of those that did not become whole."""
-        try:
-            names = os.listdir(self.directory)
-        except FileNotFoundError:
-            return []
-        found = [_STEP_FOLDER.fullmatch(name) for name in names]
-        steps = sorted(int(match[1]) for match in found if match is not None)
-        return [step for step in steps if os.path.isdir(self._folder(step))]
+        found = [_STEP_FOLDER.fullmatch(name) for name in self._place.folders()]
+        return sorted(int(match[1]) for match in found if match is not None)
 
     def _is_whole(self, step: int) -> bool:
         return manifests.is_whole(self._folder(step))
 
-    def _serials(self) -> dict[int, int]:
+    def _serials(self, read: _Reading = manifests.read) -> dict[int, int]:
         """The serials of whole checkpoints, by their steps, ascending.
 
         A manifest that cannot be read counts as saved after those of smaller steps: a damaged
-        checkpoint that may be the last one is not passed over.
+        checkpoint that may be the last one is not passed over. Where a store does not answer,
+        nothing is known of it, and its StoreError is raised.
         """
         serials: dict[int, int] = {}
         for step in self._steps():
             if not self._is_whole(step):
                 continue
             try:
-                serials[step] = manifests.read(self._folder(step)).serial
+                serials[step] = read(self._folder(step)).serial
+            except StoreError:
+                raise
             except (OSError, ValueError):
                 serials[step] = max(serials.values(), default=0)
         return serials
 
-    def _by_age(self) -> list[int]:
+    def _by_age(self, read: _Reading = manifests.read) -> list[int]:
         """The steps of whole checkpoints, the one that was saved first first."""
-        serials = self._serials()
+        serials = self._serials(read)
         return sorted(serials, key=lambda step: (serials[step], step))
 
     def _too_many(self, saved: int) -> list[int]:
         """Steps whose checkpoints are to go, those that build on others before these."""
-        steps = self._by_age()
-        builds_on = {step: self._builds_on(step) for step in steps}
+        read = functools.cache(manifests.read)  # each belongs to the chains of many
+        steps = self._by_age(read)
+        builds_on = {step: self._builds_on(step, read) for step in steps}
         orphans = {step for step in steps if builds_on[step] is None} - {saved}
         kept = set(steps if self._max_to_keep is None else steps[-self._max_to_keep :]) | {saved}
         if self._keep_every is not None:
@@ -332,16 +337,20 @@ class CheckpointManager:
         needed = kept.union(*(builds_on[step] or () for step in kept))
         return [step for step in reversed(steps) if step not in needed]
 
-    def _builds_on(self, step: int) -> list[int] | None:
+    def _builds_on(self, step: int, read: _Reading) -> list[int] | None:
         """The steps of the checkpoints that one needs; `None`: one of them was replaced or went."""
         try:
-            own = manifests.read(self._folder(step))
+            own = read(self._folder(step))
+        except StoreError:
+            raise
         except (OSError, ValueError):
             return []  # it may be the last one, and is not judged here
         if own.parent is None:
             return []
         try:
-            chain = manifests.read_chain(self._folder(step))
+            chain = manifests.read_chain(self._folder(step), read)
+        except StoreError:
+            raise
         except (OSError, ValueError):
             return None
         found = [_STEP_FOLDER.fullmatch(os.path.basename(link.folder)) for link in chain[1:]]
@@ -353,7 +362,7 @@ class CheckpointManager:
             if each == step or self._is_whole(each):
                 continue
             # A folder with other names in it is somebody else's.
-            if all(is_of_a_save(name) for name in os.listdir(self._folder(each))):
+            if all(is_of_a_save(name) for name in place_of(self._folder(each)).names()):
                 self._remove(each)
         return max(self._serials().values(), default=0) + 1
 
@@ -370,13 +379,7 @@ class CheckpointManager:
             )
 
     def _remove(self, step: int) -> None:
-        folder = self._folder(step)
-        if os.path.islink(folder):
-            return  # what it leads to belongs to somebody else
-        remove_if_there(os.path.join(folder, manifests.NAME))
-        sync_folder(folder)
-        shutil.rmtree(folder)
-        sync_folder(self.directory)
+        place_of(self._folder(step)).remove_all(manifests.NAME)
 
 
 class _Pending:
@@ -390,9 +393,9 @@ class _Pending:
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
         if save.options.goes_on:
-            # The interpreter waits for it before it ends.
             self._thread = threading.Thread(target=self._write, name="sok_embed.checkpoint")
             self._thread.start()
+            _unfinished.add(self)
         else:
             self._write()
 
@@ -412,12 +415,26 @@ class _Pending:
 
     def finish(self) -> None:
         """Waits for the thread, and makes the save whole; collective."""
+        _unfinished.discard(self)
         if self._thread is not None:
             self._thread.join()
         if not self._alone:
             self._manager._finish(self._save, self._step)
         if self._error is not None:
             raise self._error
+
+    def end_with_process(self) -> None:
+        """Waits for the thread, and tells if that has not made the save whole."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None or not self._alone:
+            reason = self._error or "a save of several workers that none of them has waited for"
+            warnings.warn(
+                f"Expected a whole checkpoint in '{self._save.folder}' when the process ends. "
+                f"Received: {reason}. Call wait after the last save.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def set_copy_budget(mebibytes: int) -> None:
@@ -433,3 +450,17 @@ def set_copy_budget(mebibytes: int) -> None:
     """
     check_positive("mebibytes", mebibytes, _MOST)
     _core.set_capture_budget(mebibytes << 20)
+
+
+_unfinished: set[_Pending] = set()
+
+
+def _end_with_process() -> None:
+    for pending in list(_unfinished):
+        pending.end_with_process()
+
+
+# The interpreter waits for threads only when executors take no work any more, which clients of
+# object stores have to give them. What is registered last is called first: before that of
+# `concurrent.futures`, which closes the executors.
+threading._register_atexit(_end_with_process)  # type: ignore[attr-defined]

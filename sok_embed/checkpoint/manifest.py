@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sok_embed.checkpoint.files import (
@@ -11,8 +12,8 @@ from sok_embed.checkpoint.files import (
     checksum,
     damaged,
     is_plain_name,
-    write_whole,
 )
+from sok_embed.checkpoint.places import Place, place_of
 
 NAME = "manifest.json"
 _FORMAT = "sok-embed checkpoint"
@@ -71,7 +72,7 @@ class Manifest(NamedTuple):
         return {NAME, *(record.name for record in (*self.rows, *self.files))}
 
 
-def write(folder: str, manifest: Manifest) -> None:
+def write(folder: str | Place, manifest: Manifest) -> None:
     """Makes the checkpoint whole, in the place of one that was there."""
     content = {
         "format": _FORMAT,
@@ -88,16 +89,15 @@ def write(folder: str, manifest: Manifest) -> None:
     }
     content["checksum"] = _checksum(content)
     text = json.dumps(content, indent=1, allow_nan=False)
-    temporary = os.path.join(folder, f"manifest-{manifest.attempt:016x}.tmp")
-    write_whole(os.path.join(folder, NAME), text.encode(), temporary)
+    place_of(folder).write(NAME, text.encode(), f"manifest-{manifest.attempt:016x}.tmp")
 
 
-def is_whole(folder: str) -> bool:
+def is_whole(folder: str | Place) -> bool:
     """Returns whether a folder has a manifest, whatever it says."""
-    return os.path.isfile(os.path.join(folder, NAME))
+    return place_of(folder).has(NAME)
 
 
-def read(folder: str) -> Manifest:
+def read(folder: str | Place) -> Manifest:
     """Reads and checks the manifest of a folder.
 
     Raises:
@@ -105,13 +105,13 @@ def read(folder: str) -> Manifest:
         CorruptionError: For one that is not as it was written.
         ValueError: For one that this version does not know how to read.
     """
-    path = os.path.join(folder, NAME)
+    place = place_of(folder)
+    path = place.file(NAME)
     try:
-        with open(path, "rb") as file:
-            content = json.loads(file.read())
+        content = json.loads(place.read(NAME))
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"Expected a checkpoint in '{folder}'. Received: a folder without {NAME}, which is "
+            f"Expected a checkpoint in '{place.path}'. Received: a folder without {NAME}, which is "
             "none, or one whose save did not end. Take another one."
         ) from None
     except ValueError as error:
@@ -148,7 +148,7 @@ class Link(NamedTuple):
     """One of the checkpoints that another one needs.
 
     Attributes:
-        folder: Of the checkpoint.
+        folder: The path of the checkpoint's folder.
         manifest: Its manifest.
     """
 
@@ -156,8 +156,12 @@ class Link(NamedTuple):
     manifest: Manifest
 
 
-def read_chain(folder: str) -> list[Link]:
+def read_chain(folder: str, reading: Callable[[str], Manifest] = read) -> list[Link]:
     """Reads the manifest of a folder, and of those that it has the changes since, the newest first.
+
+    Args:
+        folder: The path of the checkpoint's folder.
+        reading: Reads a manifest, or remembers it.
 
     Raises:
         FileNotFoundError: If there is none in the folder.
@@ -165,12 +169,15 @@ def read_chain(folder: str) -> list[Link]:
             there or holds another state.
         ValueError: For one that this version does not know how to read.
     """
-    chain = [Link(folder, read(folder))]
+    chain = [Link(folder, reading(folder))]
     while (parent := chain[-1].manifest.parent) is not None:
         path = os.path.join(os.path.dirname(folder), parent.folder)
-        if not is_whole(path):
-            raise damaged(chain[-1].folder, f"the checkpoint that it builds on, '{path}'", "none")
-        manifest = read(path)
+        try:
+            manifest = reading(path)
+        except FileNotFoundError:
+            raise damaged(
+                chain[-1].folder, f"the checkpoint that it builds on, '{path}'", "none"
+            ) from None
         if manifest.state != parent.state or path in [link.folder for link in chain]:
             raise damaged(
                 chain[-1].folder,

@@ -24,6 +24,7 @@ from sok_embed.checkpoint.files import (
     checksum,
     damaged,
 )
+from sok_embed.checkpoint.places import Place, Readable, place_of
 from sok_embed.kv import _core
 
 MAGIC, END_MAGIC = b"SOKROWS\n", b"SOKREND\n"
@@ -172,12 +173,13 @@ class RowsReader:
     """
 
     def __init__(
-        self, folder: str, record: FileRecord, attempt: int, worker: int, workers: int
+        self, folder: str | Place, record: FileRecord, attempt: int, worker: int, workers: int
     ) -> None:
-        self.path = os.path.join(folder, record.name)
+        self._place = place_of(folder)
+        self.path = self._place.file(record.name)
         self._record = record
-        check_length(self.path, record.bytes)
-        with open(self.path, "rb") as file:
+        check_length(self._place, record)
+        with self._place.open(record.name) as file:
             self._check_header(file.read(_HEADER_BYTES), (attempt, worker, workers))
             self._index_offset, self.tables = self._read_index(file)
 
@@ -198,7 +200,7 @@ class RowsReader:
             names = "save {}, worker {} of {}"
             raise damaged(self.path, names.format(*expected), names.format(*identity))
 
-    def _read_index(self, file: Any) -> tuple[int, list[dict[str, Any]]]:
+    def _read_index(self, file: Readable) -> tuple[int, list[dict[str, Any]]]:
         end = self._record.bytes
         if end < _HEADER_BYTES + _FOOTER.size:
             raise damaged(self.path, "an index and a footer", f"{end} bytes in all")
@@ -228,14 +230,14 @@ class RowsReader:
     def blocks(self) -> Iterator[Block]:
         """Yields the blocks in their order; after the last the whole file has been checked."""
         found = FileChecksum()
-        with open(self.path, "rb") as file:
+        with self._place.open(self._record.name) as file:
             found.update(file.read(_HEADER_BYTES))
             while found.bytes < self._index_offset:
                 yield self._next_block(file, found)
             found.update(file.read(self._record.bytes - self._index_offset))
         check_digest(self.path, self._record, found)
 
-    def _next_block(self, file: Any, found: FileChecksum) -> Block:
+    def _next_block(self, file: Readable, found: FileChecksum) -> Block:
         offset = found.bytes
         head = file.read(_BLOCK.size)
         if len(head) < _BLOCK.size:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import secrets
-import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -14,14 +12,9 @@ from typing import Any, NamedTuple
 from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.agreement import Agreement
 from sok_embed.checkpoint.dense import DenseState
-from sok_embed.checkpoint.files import (
-    FileRecord,
-    check_length,
-    record_of,
-    remove_if_there,
-    sync_folder,
-)
+from sok_embed.checkpoint.files import FileRecord, check_length, record_of
 from sok_embed.checkpoint.manifest import Manifest, Parent
+from sok_embed.checkpoint.places import Place, Work, place_of
 from sok_embed.checkpoint.rows_file import RowsReader
 from sok_embed.checkpoint.writing import RowsCapture, RowsOf, rows_name
 from sok_embed.kv import CorruptionError
@@ -56,12 +49,12 @@ class Save:
 
     Args:
         agreement: Between the workers.
-        folder: Of the checkpoint.
+        folder: The path of the checkpoint's folder.
         dense: Everything that is no rows.
         options: What the save is like.
 
     Raises:
-        OSError: From the file system, on all workers.
+        OSError: From the file system or the store, on all workers.
         RuntimeError: If another worker has failed.
     """
 
@@ -75,7 +68,9 @@ class Save:
         number = secrets.randbelow(2**62) + 1 if agreement.rank == 0 else 0
         self.attempt = agreement.gather(number, "attempt")[0]
         first = agreement.rank == 0
-        agreement.together("find the folder", lambda: _make_folder(folder) if first else None)
+        self._place = place_of(folder)
+        agreement.together("find the folder", lambda: _make(self._place) if first else None)
+        self._work: Work | None = None
         self._capture: RowsCapture | None = None
         self._dense_names: list[str] = []
         self._rows: FileRecord | None = None
@@ -86,6 +81,7 @@ class Save:
     def _begin(self) -> None:
         hosts = self._dense.found.tables
         agreement, options = self.agreement, self.options
+        self._work = self._place.work()
         if hosts:
             which = RowsOf(
                 self.attempt,
@@ -94,17 +90,19 @@ class Save:
                 self.attempt if options.notes_changes else 0,
                 options.parent.state if options.parent else 0,
             )
-            self._capture = RowsCapture(self.folder, hosts, which, options.goes_on)
+            self._capture = RowsCapture(self._work.folder, hosts, which, options.goes_on)
         if agreement.rank == 0:
-            self._dense_names = self._dense.write(self.folder, _dense_prefix(self.attempt))
+            self._dense_names = self._dense.write(self._work.folder, _dense_prefix(self.attempt))
 
     def write(self) -> None:
         """Writes what this worker has. An error of it is raised by `finish`."""
+        assert self._work is not None
         try:
             if self._capture is not None:
                 self._rows = self._capture.write()
-            self._files = [record_of(self.folder, name) for name in self._dense_names]
-            sync_folder(self.folder)
+            self._files = [record_of(self._work.folder, name) for name in self._dense_names]
+            rows = [self._rows] if self._rows else []
+            self._work.put([record.name for record in (*rows, *self._files)])
         except Exception as error:
             self._error = error
 
@@ -131,7 +129,7 @@ class Save:
             )
             agreement.together(
                 "finish the checkpoint",
-                lambda: _finish(self.folder, manifest) if agreement.rank == 0 else None,
+                lambda: _finish(self._place, manifest) if agreement.rank == 0 else None,
                 self._undo,
             )
             if self._capture is not None:
@@ -144,6 +142,8 @@ class Save:
         """Ends a save that has not been finished, whose files the next one removes."""
         if self._capture is not None:
             self._capture.end()
+        if self._work is not None:
+            self._work.end()
 
     def _check_written(self) -> None:
         if self._error is not None:
@@ -151,7 +151,7 @@ class Save:
 
     def _undo(self) -> None:
         self.end()
-        _remove_attempts(self.folder, lambda each: each == self.attempt)
+        _remove_attempts(self._place, lambda each: each == self.attempt)
 
     def _gathered(self) -> list[FileRecord]:
         """The records of the files of rows of all workers."""
@@ -176,26 +176,18 @@ def _dense_prefix(attempt: int) -> str:
     return f"dense-{attempt:016x}"
 
 
-def _make_folder(folder: str) -> None:
+def _make(place: Place) -> None:
     """Makes the folder, or removes what saves have left in there that did not end.
 
     Raises:
         ValueError: For a checkpoint of a later version, which is not replaced.
     """
-    if os.path.isdir(folder):
-        if manifests.is_whole(folder):
-            # The new manifest takes the place of a damaged one, and the files go then.
-            with contextlib.suppress(CorruptionError):
-                manifests.read(folder)
-        _remove_attempts(folder, lambda _: True)
-        return
-    made = []
-    while not os.path.isdir(folder):
-        made.append(folder)
-        folder = os.path.dirname(folder)
-    os.makedirs(made[0])
-    for each in made:
-        sync_folder(os.path.dirname(each))
+    place.make()
+    if manifests.is_whole(place):
+        # The new manifest takes the place of a damaged one, and the files go then.
+        with contextlib.suppress(CorruptionError):
+            manifests.read(place)
+    _remove_attempts(place, lambda _: True)
 
 
 def is_of_a_save(name: str) -> bool:
@@ -203,19 +195,19 @@ def is_of_a_save(name: str) -> bool:
     return _OWN_NAME.fullmatch(name) is not None
 
 
-def _finish(folder: str, manifest: Manifest) -> None:
+def _finish(place: Place, manifest: Manifest) -> None:
     """Writes the manifest, once the files of all workers are seen to be there."""
     readers = []
+    there = set(place.names())
     for worker, record in enumerate(manifest.rows):
-        path = os.path.join(folder, record.name)
-        if not os.path.exists(path):
+        if record.name not in there:
             raise FileNotFoundError(
-                f"Expected '{path}', which worker {worker} has written. Received: nothing there. "
-                "Save into a folder that all workers share."
+                f"Expected '{place.file(record.name)}', which worker {worker} has written. "
+                "Received: nothing there. Save into a folder that all workers share."
             )
-        readers.append(RowsReader(folder, record, manifest.attempt, worker, manifest.workers))
+        readers.append(RowsReader(place, record, manifest.attempt, worker, manifest.workers))
     for record in manifest.files:
-        check_length(os.path.join(folder, record.name), record.bytes)
+        check_length(place, record)
     entries = [entry for reader in readers for entry in reader.tables]
     for table in manifest.tables:
         of_table = [entry for entry in entries if entry["path"] == table["path"]]
@@ -223,13 +215,13 @@ def _finish(folder: str, manifest: Manifest) -> None:
             part: total([entry for entry in of_table if entry["part"] == part])
             for part in sorted({entry["part"] for entry in of_table})
         }
-    manifests.write(folder, manifest)
+    manifests.write(place, manifest)
     try:
-        _remove_attempts(folder, lambda attempt: attempt != manifest.attempt)
+        _remove_attempts(place, lambda attempt: attempt != manifest.attempt)
     except OSError as error:
         warnings.warn(
-            f"Expected to remove the files of earlier saves in '{folder}'. Received: {error}. The "
-            "checkpoint is whole, and the next save removes them.",
+            f"Expected to remove the files of earlier saves in '{place.path}'. Received: {error}. "
+            "The checkpoint is whole, and the next save removes them.",
             stacklevel=6,
         )
 
@@ -245,19 +237,16 @@ def total(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _remove_attempts(folder: str, goes: Callable[[int], bool]) -> None:
+def _remove_attempts(place: Place, goes: Callable[[int], bool]) -> None:
     """Removes the files of saves, but those that the manifest in the folder names."""
     try:
-        kept = manifests.read(folder).attempt if manifests.is_whole(folder) else None
+        kept = manifests.read(place).attempt if manifests.is_whole(place) else None
     except (OSError, ValueError):
         return  # what a damaged manifest names is not known
-    for name in os.listdir(folder):
+    gone = []
+    for name in place.names():
         found = _OWN_NAME.fullmatch(name)
-        if found is None or int(found["attempt"], 16) == kept:
-            continue
-        path = os.path.join(folder, name)
-        if goes(int(found["attempt"], 16)):
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                remove_if_there(path)
+        if found is not None and int(found["attempt"], 16) != kept:
+            if goes(int(found["attempt"], 16)):
+                gone.append(name)
+    place.remove(gone)

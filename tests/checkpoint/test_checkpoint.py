@@ -286,7 +286,7 @@ def test_files_of_an_earlier_save_that_cannot_be_removed_are_a_warning(tmp_path,
         raise PermissionError(13, "Permission denied", path)
 
     with monkeypatch.context() as patch:
-        patch.setattr("sok_embed.checkpoint.saves.remove_if_there", refuse)
+        patch.setattr("sok_embed.checkpoint.places.remove_if_there", refuse)
         with pytest.warns(UserWarning, match="files of earlier saves.*Permission denied"):
             checkpoint.save(tmp_path)
     variable.assign(3.0)
@@ -296,7 +296,7 @@ def test_files_of_an_earlier_save_that_cannot_be_removed_are_a_warning(tmp_path,
 
 def test_every_folder_that_a_save_makes_is_forced_to_disk(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr("sok_embed.checkpoint.saves.sync_folder", synced.append)
+    monkeypatch.setattr("sok_embed.checkpoint.places.sync_folder", synced.append)
     Checkpoint(variable=tf.Variable(1.0)).save(tmp_path / "a/b/c")
     folders = [str(tmp_path / each) for each in ("a/b", "a", "")]
     assert {folder.rstrip("/") for folder in folders} <= set(synced)
@@ -542,11 +542,6 @@ def test_what_was_saved_beside_a_model_may_be_left_out(tmp_path):
 def test_objects_that_cannot_be_named_are_refused(arguments):
     with pytest.raises(ValueError, match="Received"):
         Checkpoint(**arguments)
-
-
-def test_a_path_of_an_object_store_is_refused():
-    with pytest.raises(ValueError, match="file system that is mounted"):
-        Checkpoint(variable=tf.Variable(0.0)).save("gs://bucket/checkpoint")
 
 
 # The format, by its documentation alone.
