@@ -13,6 +13,7 @@ from keras.src.utils import io_utils
 from sok_embed import communicators
 from sok_embed.averaged_logs import averaged_logs
 from sok_embed.checkpoint import Checkpoint
+from sok_embed.checkpoint.files import local_path
 from sok_embed.checkpoint.saves import wait_for_writers
 
 
@@ -45,9 +46,9 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
             of them share.
 
     Raises:
-        ValueError: For a directory without `restore_best_weights`; at the beginning of `fit` with
-            several workers for `restore_best_weights` without a directory, and when an epoch is
-            kept as `Checkpoint.save` raises.
+        ValueError: For a directory without `restore_best_weights`, and for a URL; at the beginning
+            of `fit` with several workers for `restore_best_weights` without a directory, and when
+            an epoch is kept as `Checkpoint.save` raises.
     """
 
     def __init__(
@@ -81,6 +82,8 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
             )
         self.best_epoch = 0
         self.keeps_best_epoch = restore_best_weights
+        if directory is not None:
+            local_path(directory)  # refuses a URL
         self._directory = directory
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._kept: str | None = None  # the folder, once an epoch is in there

@@ -48,8 +48,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     >>> callback = BackupAndRestore("backup")
 
     Args:
-        backup_dir: Where checkpoints are. Nothing else should be in there, and each `fit` of a
-            program has one of its own.
+        backup_dir: Where checkpoints are: a folder, or the URL of an object store. Nothing else
+            should be in there, and each `fit` of a program has one of its own.
         save_freq: `"epoch"`, or after how many batches to save.
         incremental: Whether checkpoints may have the changes since the one before alone.
         max_deltas: The most checkpoints of changes, one after another.
@@ -60,6 +60,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             nothing afterwards.
 
     Raises:
+        ImportError: For a URL, without fsspec or what it needs for the store.
         ValueError: For another `save_freq`, and numbers that are not positive.
     """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import os
 import secrets
@@ -23,8 +22,7 @@ from sok_embed.checkpoint.pieces import write_rows
 from sok_embed.checkpoint.tables import Host, find, steps_of
 from sok_embed.checkpoint.whole_tables import WholeTables
 from sok_embed.checkpoint.writing import records_of_all
-
-_SUFFIX = ".saving"
+from sok_embed.scratch import locked_folder, remove_leftovers, work_folder
 
 
 def save_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
@@ -117,7 +115,7 @@ def save_whole(
             return stack.enter_context(replacing(target, number))
 
         temporary = agreement.together("make a folder beside the file", begin)
-        work = _work_folder(target, number)
+        work = work_folder(*os.path.split(target), number)
         records: list[FileRecord] = []
         if hosts and agreement.size > 1:
             own = agreement.together(
@@ -206,8 +204,8 @@ def replacing(path: str | os.PathLike[str], number: int | None = None) -> Iterat
     """
     target = os.path.realpath(os.fsdecode(path))
     folder, name = os.path.split(target)
-    _remove_leftovers(folder, name)
-    work, lock = _locked_folder(target, secrets.randbits(62) if number is None else number)
+    remove_leftovers(folder, name)
+    work, lock = locked_folder(folder, name, number)
     try:
         temporary = os.path.join(work, name)
         yield temporary
@@ -219,48 +217,6 @@ def replacing(path: str | os.PathLike[str], number: int | None = None) -> Iterat
     finally:
         shutil.rmtree(work, ignore_errors=True)
         os.close(lock)
-
-
-def _work_folder(target: str, number: int) -> str:
-    folder, name = os.path.split(target)
-    return os.path.join(folder, f".{name}.{number:016x}{_SUFFIX}")
-
-
-def _locked_folder(target: str, number: int) -> tuple[str, int]:
-    """Makes a folder that is locked while this process lives. Returns it and the lock."""
-    work = _work_folder(target, number)
-    while True:
-        os.mkdir(work, 0o700)
-        lock = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
-        # Another save may have taken it for a leftover before it was locked.
-        if _try_lock(lock) and os.path.exists(work):
-            return work, lock
-        os.close(lock)
-        with contextlib.suppress(FileNotFoundError):
-            os.rmdir(work)
-
-
-def _remove_leftovers(folder: str, name: str) -> None:
-    """Removes what killed saves of a file have left; that of a save that is going on is locked."""
-    for entry in os.listdir(folder):
-        if not (entry.startswith(f".{name}.") and entry.endswith(_SUFFIX)):
-            continue
-        path = os.path.join(folder, entry)
-        with contextlib.suppress(OSError):
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                if _try_lock(lock):
-                    shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(lock)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _sync(path: Any) -> None:

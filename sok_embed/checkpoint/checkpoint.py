@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -14,10 +15,11 @@ from sok_embed import communicators
 from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.agreement import Agreement
 from sok_embed.checkpoint.dense import DenseState
-from sok_embed.checkpoint.files import check_record, local_path, nothing_restored
+from sok_embed.checkpoint.files import check_record, nothing_restored
 from sok_embed.checkpoint.manifest import Link
 from sok_embed.checkpoint.own_state import OwnState
-from sok_embed.checkpoint.reading import TablesReader, check_descriptions
+from sok_embed.checkpoint.places import LocalFolder, place_of
+from sok_embed.checkpoint.reading import TablesReader, check_descriptions, workers_needed
 from sok_embed.checkpoint.saves import Save, SaveOptions
 from sok_embed.checkpoint.tables import Found, calls_of, steps_of
 
@@ -30,11 +32,11 @@ class Checkpoint:
     """Dense weights, optimizers, seeds, metrics and all rows, in one folder.
 
     Every method is collective: all workers call it, with the same folder, which must lie on a file
-    system that all of them share. Each writes the rows that it has, worker 0 writes everything
-    else, and at last a manifest, with which the checkpoint is whole. Any number of workers reads
-    it: each takes the rows that are its own by its own placement of tables. Rows come back bit for
-    bit, with slots, update counts and times; so do the steps of tables, counts of admissions and
-    sketches.
+    system that all of them share, or be the URL of an object store. Each writes the rows that it
+    has, worker 0 writes everything else, and at last a manifest, with which the checkpoint is
+    whole. Any number of workers reads it: each takes the rows that are its own by its own placement
+    of tables. Rows come back bit for bit, with slots, update counts and times; so do the steps of
+    tables, counts of admissions and sketches.
 
     The objects are those of `tf.train.Checkpoint`. An iterator of `tf.data` that is given as one
     of them is each worker's own: each saves where it stands, and as many workers go on from there;
@@ -81,19 +83,21 @@ class Checkpoint:
         killed, leaves it. What such a save has left, the next one removes.
 
         Args:
-            directory: The folder; it is made if there is none.
+            directory: The folder, which is made if there is none, or a URL such as
+                `s3://bucket/run7/final`, which fsspec leads to an object store.
 
         Returns:
-            Its absolute path.
+            Its absolute path, or the URL.
 
         Raises:
+            ImportError: For a URL, without fsspec or what it needs for the store.
             ValueError: If workers have different models or steps, or are in the midst of an
                 accumulation of gradients; on all workers.
-            OSError: From the file system.
+            OSError: From the file system or the store.
             RuntimeError: If another worker has failed, a table changes meanwhile, or the last
                 restore has failed when it had changed something.
         """
-        return self._save(local_path(directory))
+        return self._save(place_of(directory).path)
 
     def _save(self, folder: str) -> str:
         save = self._begin(folder)
@@ -134,10 +138,15 @@ class Checkpoint:
         Raises:
             FileNotFoundError: If there is no whole checkpoint in the folder.
             CorruptionError: For a file that is not as it was written.
+            OSError: From the file system or the store.
             ValueError: For the checkpoint of another model, or of a later version.
             RuntimeError: If another worker has failed, or for an error after something was changed.
         """
-        folder = local_path(directory)
+        with contextlib.ExitStack() as fetched:
+            return self._restore(place_of(directory).path, fetched)
+
+    def _restore(self, folder: str, fetched: contextlib.ExitStack) -> int:
+        """Restores the checkpoint of a folder, whose files are there until `fetched` ends."""
         agreement = Agreement(communicators.current())
 
         def read() -> list[Link]:
@@ -154,19 +163,18 @@ class Checkpoint:
 
         own = OwnState(self._own_objects())
 
-        def check() -> tuple[DenseState, TablesReader]:
+        def check() -> _Checked:
             with nothing_restored():
-                own.check(*chain[0], agreement.rank, agreement.size)
-                return self._checked(chain, agreement)
+                return self._checked(chain, own, agreement, fetched)
 
-        dense, tables = agreement.together("find the checkpoint whole", check)
+        place, dense, tables = agreement.together("find the checkpoint whole", check)
         tables.check_rows(agreement.sums(tables.rows_found(), "rows found"))
 
         def restore() -> None:
             try:
                 tables.restore()
-                dense.read(folder, manifest)
-                own.read(folder, manifest, agreement.rank, agreement.size)
+                dense.read(place, manifest)
+                own.read(place, manifest, agreement.rank, agreement.size)
             except Exception as error:
                 raise RuntimeError(
                     f"Expected to take up all of the checkpoint in '{folder}'. Received: "
@@ -187,17 +195,33 @@ class Checkpoint:
             _in_part.pop(each, None)
         return manifest.step
 
-    def _checked(self, chain: list[Link], agreement: Agreement) -> tuple[DenseState, TablesReader]:
+    def _checked(
+        self,
+        chain: list[Link],
+        own: OwnState,
+        agreement: Agreement,
+        fetched: contextlib.ExitStack,
+    ) -> _Checked:
         """Reads all files that this worker needs, and raises for what cannot be restored."""
-        folder, manifest = chain[0]
+        manifest, rank, size = chain[0].manifest, agreement.rank, agreement.size
+        own_records = own.needed(manifest, rank, size)
         dense = self._prepared()
-        check_descriptions(manifest, dense.found.tables)
+        hosts = dense.found.tables
+        check_descriptions(manifest, hosts)
+        needed = workers_needed(hosts, manifest, rank, size)
+        places: list[LocalFolder] = []
+        for folder, each in chain:
+            names = [each.rows[worker].name for worker in needed]
+            if not places:
+                names += [record.name for record in (*manifest.files, *own_records)]
+            places.append(fetched.enter_context(place_of(folder).fetch(names)))
+        own.check(places[0], manifest, rank, size)
         for record in manifest.files:
-            check_record(folder, record)
-        dense.check(folder, manifest)
-        tables = TablesReader(chain, dense.found.tables, agreement.rank, agreement.size)
+            check_record(places[0], record)
+        dense.check(places[0], manifest)
+        tables = TablesReader(chain, places, hosts, rank, size)
         tables.check()
-        return dense, tables
+        return _Checked(places[0], dense, tables)
 
     def step(self, found: Found | None = None) -> int:
         """The step that a save would have: the iterations of the model's optimizer, or 0."""
@@ -263,6 +287,20 @@ class Checkpoint:
         text = repr((tables, dense.description()["variables"], sorted(self._own_objects())))
         agreement.check_same_text("model", text, "Make the same model on all of them.")
         agreement.check_same_text("folder", folder, "Give all of them the same path.")
+
+
+class _Checked(NamedTuple):
+    """A checkpoint that this worker can take up.
+
+    Attributes:
+        place: Where its files are read.
+        dense: What takes everything that is no rows.
+        tables: What takes the rows.
+    """
+
+    place: LocalFolder
+    dense: DenseState
+    tables: TablesReader
 
 
 def waiting_calls(found: Found) -> int:

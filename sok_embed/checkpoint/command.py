@@ -28,6 +28,21 @@ _FORMS = ("parquet", "npz", "dump", "storage", "checkpoint")  # as conversion.co
 _SHOWN = 20  # lines of a list that is printed for people
 
 
+class _MountedPath(click.Path):
+    """A path that is no URL: these commands read and write the files of this machine."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuses a URL, and looks at paths as `click.Path` does."""
+        if "://" in os.fspath(value):
+            from sok_embed.checkpoint.files import local_path
+
+            try:
+                local_path(value)
+            except ValueError as error:
+                self.fail(str(error), param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.group()
 def checkpoint() -> None:
     """Look into checkpoints, check them, compare them, and move their rows.
@@ -38,7 +53,7 @@ def checkpoint() -> None:
 
 
 @checkpoint.command()
-@click.argument("directory", type=click.Path(exists=True, file_okay=False))
+@click.argument("directory", type=_MountedPath(exists=True, file_okay=False))
 @as_json_option
 def ls(directory: str, as_json: bool) -> None:
     """List the checkpoints of DIRECTORY in the order of their saves."""
@@ -79,7 +94,7 @@ class _Keys(click.ParamType):  # type: ignore[type-arg]  # older ones of click a
 
 
 @checkpoint.command()
-@click.argument("path", type=click.Path())
+@click.argument("path", type=_MountedPath())
 @click.option("--table", "name", metavar="TABLE", help="Only the table of this path or name.")
 @click.option(
     "--keys", "--key", type=_Keys(), help="Its rows of these keys: 1,-2,0xff, say. Needs --table."
@@ -165,7 +180,7 @@ def _show_list(
 
 
 @checkpoint.command()
-@click.argument("path", type=click.Path(exists=True, file_okay=False))
+@click.argument("path", type=_MountedPath(exists=True, file_okay=False))
 @as_json_option
 @click.pass_context
 def verify(context: click.Context, path: str, as_json: bool) -> None:
@@ -225,8 +240,8 @@ def _byte_bar(what: str, folders: Sequence[str]) -> Iterator[Callable[[int], Non
 
 
 @checkpoint.command()
-@click.argument("a", type=click.Path(exists=True, file_okay=False))
-@click.argument("b", type=click.Path(exists=True, file_okay=False))
+@click.argument("a", type=_MountedPath(exists=True, file_okay=False))
+@click.argument("b", type=_MountedPath(exists=True, file_okay=False))
 @as_json_option
 def diff(a: str, b: str, as_json: bool) -> None:
     """Compare the checkpoints A and B: rows of tables bit by bit, and dense variables.
@@ -286,7 +301,7 @@ def _show_tables_apart(report: dict[str, Any]) -> None:
 
 
 @checkpoint.command()
-@click.argument("directory", type=click.Path(exists=True, file_okay=False))
+@click.argument("directory", type=_MountedPath(exists=True, file_okay=False))
 @click.option("--keep", type=click.IntRange(1), required=True, help="The last ones, so many.")
 @click.option(
     "--keep-every", type=click.IntRange(1), metavar="K", help="Also the first of each K steps."
@@ -309,7 +324,7 @@ def prune(directory: str, keep: int, keep_every: int | None, dry_run: bool, as_j
 
 
 @checkpoint.command()
-@click.argument("path", type=click.Path(exists=True, file_okay=False))
+@click.argument("path", type=_MountedPath(exists=True, file_okay=False))
 @as_json_option
 def compact(path: str, as_json: bool) -> None:
     """Have the checkpoint PATH, of changes, hold everything, so that it needs no other one.
@@ -330,8 +345,8 @@ def compact(path: str, as_json: bool) -> None:
 
 
 @checkpoint.command()
-@click.argument("source", type=click.Path(exists=True))
-@click.argument("target", type=click.Path())
+@click.argument("source", type=_MountedPath(exists=True))
+@click.argument("target", type=_MountedPath())
 @click.option(
     "--to",
     "form",
@@ -349,7 +364,7 @@ def compact(path: str, as_json: bool) -> None:
 @click.option(
     "--base",
     metavar="CHECKPOINT",
-    type=click.Path(exists=True, file_okay=False),
+    type=_MountedPath(exists=True, file_okay=False),
     help="With --to checkpoint: what TARGET is like, but for the rows of a table.",
 )
 @click.option("--base-table", metavar="TABLE", help="Whose rows are replaced; default: as --table.")

@@ -27,6 +27,7 @@ def compact(folder: str | os.PathLike[str], watch: Watch | None = None) -> int:
     Raises:
         FileNotFoundError: If there is no whole checkpoint in the folder.
         CorruptionError: For a damaged file of it, or of one that it builds on.
+        ValueError: For a URL, and for a checkpoint of a later version.
         OSError: From the file system. The checkpoint stays as it was.
     """
     saved = open_saved(os.fspath(folder))

@@ -12,6 +12,7 @@ import tensorflow as tf
 from sok_embed import contents
 from sok_embed.checkpoint.files import damaged
 from sok_embed.checkpoint.manifest import Manifest
+from sok_embed.checkpoint.places import LocalFolder
 from sok_embed.checkpoint.tables import Found, find
 
 
@@ -69,7 +70,7 @@ class DenseState:
             ) from None
         return sorted(name for name in os.listdir(folder) if name.startswith(f"{prefix}."))
 
-    def check(self, folder: str, manifest: Manifest) -> None:
+    def check(self, folder: LocalFolder, manifest: Manifest) -> None:
         """Raises for variables and other objects than those that were saved.
 
         What was saved beside a model may be more: objects that are not asked for are left out.
@@ -101,11 +102,11 @@ class DenseState:
                 f"one that lacks {', '.join(lacking) or 'none'} and has "
                 f"{', '.join(more) or 'none'} more. Give the objects that were saved."
             )
-        path = os.path.join(folder, manifest.dense["prefix"])
+        prefix = manifest.dense["prefix"]
         try:
-            tf.train.load_checkpoint(path)
+            tf.train.load_checkpoint(os.path.join(folder.local, prefix))
         except (tf.errors.OpError, ValueError) as error:
-            raise damaged(path, "a tf.train.Checkpoint", str(error)) from None
+            raise damaged(folder.file(prefix), "a tf.train.Checkpoint", str(error)) from None
 
     def _shared(self) -> dict[str, Any]:
         """What is the same on all workers: an iterator is each worker's own."""
@@ -120,7 +121,7 @@ class DenseState:
         name = path.partition("/")[0]
         return name in self._given or name == "model" or name.startswith("model_")
 
-    def read(self, folder: str, manifest: Manifest) -> None:
+    def read(self, folder: LocalFolder, manifest: Manifest) -> None:
         """Sets all variables; metrics as far as they were saved and are there."""
         saved = manifest.dense["metrics"]
         shapes = {name: shape for name, *shape in _shapes(self._metrics)}
@@ -128,7 +129,7 @@ class DenseState:
                    if shapes.get(name) == shape}  # fmt: skip
         checkpoint = tf.train.Checkpoint(**self._shared(), **metrics)
         with contents.rows_apart():
-            status = checkpoint.read(os.path.join(folder, manifest.dense["prefix"]))
+            status = checkpoint.read(os.path.join(folder.local, manifest.dense["prefix"]))
         status.assert_existing_objects_matched()
         status.expect_partial()  # metrics and objects that are not asked for are left out
 

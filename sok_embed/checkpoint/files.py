@@ -6,11 +6,14 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from sok_embed.kv import CorruptionError, _core
+
+if TYPE_CHECKING:
+    from sok_embed.checkpoint.places import Place
 
 # A file's checksum is made of those of its pieces, so that whoever writes it needs no second look.
 PIECE_BYTES = 1 << 20
@@ -90,25 +93,25 @@ def record_of(folder: str, name: str) -> FileRecord:
     return FileRecord(name, found.bytes, found.digest())
 
 
-def check_record(folder: str, record: FileRecord) -> None:
+def check_record(place: Place, record: FileRecord) -> None:
     """Raises CorruptionError for a file that is not as it was written."""
-    path = os.path.join(folder, record.name)
-    check_length(path, record.bytes)
+    check_length(place, record)
     found = FileChecksum()
-    with open(path, "rb") as file:
+    with place.open(record.name) as file:
         while data := file.read(PIECE_BYTES):
             found.update(data)
-    check_digest(path, record, found)
+    check_digest(place.file(record.name), record, found)
 
 
-def check_length(path: str, expected: int) -> None:
+def check_length(place: Place, record: FileRecord) -> None:
     """Raises CorruptionError for a file of another length, or none."""
+    path = place.file(record.name)
     try:
-        length = os.stat(path).st_size
+        length = place.length(record.name)
     except FileNotFoundError:
-        raise damaged(path, f"a file of {expected} bytes", "none") from None
-    if length != expected:
-        raise damaged(path, f"{expected} bytes", f"{length}")
+        raise damaged(path, f"a file of {record.bytes} bytes", "none") from None
+    if length != record.bytes:
+        raise damaged(path, f"{record.bytes} bytes", f"{length}")
 
 
 def check_digest(path: str, record: FileRecord, found: FileChecksum) -> None:
@@ -163,8 +166,8 @@ def local_path(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path)
     if "://" in text:
         raise ValueError(
-            f"Expected a folder of a file system that is mounted. Received: {text!r}. Save to a "
-            "local or a shared folder, and copy the checkpoint from there."
+            f"Expected a folder of a file system that is mounted. Received: {text!r}. Copy what "
+            "is there to a local or a shared folder, and give that."
         )
     return os.path.abspath(text)
 

@@ -67,8 +67,8 @@ def fit(
     Args:
         model: It is compiled and built, and no strategy of `tf.distribute` is in its scope.
         dataset: Of batches `(x, y)` or `(x, y, sample_weight)`.
-        directory: Where checkpoints are, by a `CheckpointManager`; all workers share it. Each run
-            has one of its own.
+        directory: Where checkpoints are, by a `CheckpointManager`, in a folder that all workers
+            share or below the URL of an object store. Each run has one of its own.
         epochs: The number of the last epoch, counted from 1.
         steps_per_epoch: The batches of an epoch. `None`: an epoch is a pass through the dataset.
         save_freq: `"epoch"`, or after how many batches of an epoch to save too.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401  # see the end of this file
 import contextlib
 import os
 import sys
@@ -15,8 +16,8 @@ from sok_embed.arguments import check_integer, check_positive
 from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.agreement import LARGEST, Agreement
 from sok_embed.checkpoint.checkpoint import Checkpoint
-from sok_embed.checkpoint.files import local_path
 from sok_embed.checkpoint.manifest import Parent
+from sok_embed.checkpoint.places import place_of
 from sok_embed.checkpoint.saves import WRITER, Save, SaveOptions, wait_for_writers
 from sok_embed.checkpoint.step_folders import MOST, StepFolders
 from sok_embed.kv import _core
@@ -76,13 +77,15 @@ class CheckpointManager(StepFolders):
 
     Args:
         checkpoint: What is saved.
-        directory: Where; it is made when it is needed. Nothing else should be in there.
+        directory: Where; it is made when it is needed. Nothing else should be in there. It may be
+            a URL, as `Checkpoint.save` takes it.
         max_to_keep: The most checkpoints, beside those of `keep_every`. `None`: all of them.
         keep_every: Of each so many steps the first checkpoint is kept for good. `None`: none is.
         max_deltas: The most checkpoints of changes, one after another.
         save_on_background: Whether training goes on while a checkpoint is written.
 
     Raises:
+        ImportError: For a URL, without fsspec or what it needs for the store.
         ValueError: For numbers that are not positive.
     """
 
@@ -95,7 +98,7 @@ class CheckpointManager(StepFolders):
         max_deltas: int = 40,
         save_on_background: bool = False,
     ) -> None:
-        super().__init__(local_path(directory), max_to_keep, keep_every)
+        super().__init__(place_of(directory), max_to_keep, keep_every)
         check_positive("max_deltas", max_deltas, MOST)
         self._checkpoint = checkpoint
         self._max_deltas = max_deltas
@@ -278,8 +281,7 @@ class CheckpointManager(StepFolders):
         def remove() -> None:
             for step in self._steps():
                 self._remove(step)
-            if os.path.isdir(self.directory) and not os.listdir(self.directory):
-                os.rmdir(self.directory)
+            self._place.remove_if_empty()
 
         agreement.together(
             "remove all checkpoints", lambda: remove() if agreement.rank == 0 else None
@@ -335,12 +337,13 @@ class _Pending:
         self._thread: threading.Thread | None = None
         try:
             if save.options.goes_on:
-                # The interpreter waits for it before it ends.
+                _unfinished.add(self)
                 self._thread = threading.Thread(target=self._write, name=WRITER)
                 self._thread.start()
             else:
                 self._write()
         except BaseException:
+            _unfinished.discard(self)
             save.end()  # it was interrupted, or there are too many threads
             raise
 
@@ -352,6 +355,7 @@ class _Pending:
             # Nobody need be asked, so the checkpoint is whole as soon as it can be.
             try:
                 self._manager._finish(self._save, self._step)
+                _unfinished.discard(self)
             except Exception as error:
                 self._error = error
 
@@ -362,12 +366,26 @@ class _Pending:
 
     def finish(self) -> None:
         """Waits for the thread, and makes the save whole; collective."""
+        _unfinished.discard(self)
         if self._thread is not None:
             self._thread.join()
         if not self._alone:
             self._manager._finish(self._save, self._step)
         if self._error is not None:
             raise self._error
+
+    def end_with_process(self) -> None:
+        """Waits for the thread, and tells if that has not made the save whole."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None or not self._alone:
+            reason = self._error or "a save of several workers that none of them has waited for"
+            warnings.warn(
+                f"Expected a whole checkpoint in '{self._save.folder}' when the process ends. "
+                f"Received: {reason}. Call wait after the last save.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def _give_way() -> None:
@@ -391,3 +409,18 @@ def set_copy_budget(mebibytes: int) -> None:
     """
     check_positive("mebibytes", mebibytes, MOST)
     _core.set_capture_budget(mebibytes << 20)
+
+
+# Saves that threads write, until they are whole or somebody has waited for them.
+_unfinished: set[_Pending] = set()
+
+
+def _end_with_process() -> None:
+    for pending in list(_unfinished):
+        pending.end_with_process()
+
+
+# The interpreter waits for threads only when executors take no work any more, which clients of
+# object stores have to give them. What is registered last is called first: before that of
+# `concurrent.futures`, which closes the executors.
+threading._register_atexit(_end_with_process)  # type: ignore[attr-defined]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,9 +13,8 @@ from sok_embed.checkpoint.files import (
     checksum,
     damaged,
     is_plain_name,
-    remove_if_there,
-    write_whole,
 )
+from sok_embed.checkpoint.places import Place, place_of
 
 NAME = "manifest.json"
 _FORMAT = "sok-embed checkpoint"
@@ -77,7 +75,7 @@ class Manifest(NamedTuple):
         return {NAME, *(record.name for record in (*self.rows, *self.files, *self.data))}
 
 
-def write(folder: str, manifest: Manifest) -> None:
+def write(folder: str | Place, manifest: Manifest) -> None:
     """Makes the checkpoint whole, in the place of one that was there."""
     content = {
         "format": _FORMAT,
@@ -95,16 +93,15 @@ def write(folder: str, manifest: Manifest) -> None:
     }
     content["checksum"] = _checksum(content)
     text = json.dumps(content, indent=1, allow_nan=False)
-    temporary = os.path.join(folder, f"manifest-{manifest.attempt:016x}.tmp")
-    write_whole(os.path.join(folder, NAME), text.encode(), temporary)
+    place_of(folder).write(NAME, text.encode(), f"manifest-{manifest.attempt:016x}.tmp")
 
 
-def is_whole(folder: str) -> bool:
+def is_whole(folder: str | Place) -> bool:
     """Returns whether a folder has a manifest, whatever it says."""
-    return os.path.isfile(os.path.join(folder, NAME))
+    return place_of(folder).has(NAME)
 
 
-def read(folder: str) -> Manifest:
+def read(folder: str | Place) -> Manifest:
     """Reads and checks the manifest of a folder.
 
     Raises:
@@ -112,13 +109,13 @@ def read(folder: str) -> Manifest:
         CorruptionError: For one that is not as it was written.
         ValueError: For one that this version does not know how to read.
     """
-    path = os.path.join(folder, NAME)
+    place = place_of(folder)
+    path = place.file(NAME)
     try:
-        with open(path, "rb") as file:
-            content = json.loads(file.read())
+        content = json.loads(place.read(NAME))
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"Expected a checkpoint in '{folder}'. Received: a folder without {NAME}, which is "
+            f"Expected a checkpoint in '{place.path}'. Received: a folder without {NAME}, which is "
             "none, or one whose save did not end. Take another one."
         ) from None
     except ValueError as error:
@@ -154,29 +151,27 @@ def read(folder: str) -> Manifest:
     )
 
 
-def remove_attempts(folder: str, goes: Callable[[int], bool]) -> None:
+def remove_attempts(folder: str | Place, goes: Callable[[int], bool]) -> None:
     """Removes the files of saves, but those that the manifest in the folder names."""
+    place = place_of(folder)
     try:
-        kept = read(folder).attempt if is_whole(folder) else None
+        kept = read(place).attempt if is_whole(place) else None
     except (OSError, ValueError):
         return  # what a damaged manifest names is not known
-    for name in os.listdir(folder):
+    gone = []
+    for name in place.names():
         found = OWN_NAME.fullmatch(name)
-        if found is None or int(found["attempt"], 16) == kept:
-            continue
-        path = os.path.join(folder, name)
-        if goes(int(found["attempt"], 16)):
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                remove_if_there(path)
+        if found is not None and int(found["attempt"], 16) != kept:
+            if goes(int(found["attempt"], 16)):
+                gone.append(name)
+    place.remove(gone)
 
 
 class Link(NamedTuple):
     """One of the checkpoints that another one needs.
 
     Attributes:
-        folder: Of the checkpoint.
+        folder: The path of the checkpoint's folder.
         manifest: Its manifest.
     """
 
@@ -184,8 +179,12 @@ class Link(NamedTuple):
     manifest: Manifest
 
 
-def read_chain(folder: str) -> list[Link]:
+def read_chain(folder: str, reading: Callable[[str], Manifest] = read) -> list[Link]:
     """Reads the manifest of a folder, and of those that it has the changes since, the newest first.
+
+    Args:
+        folder: The path of the checkpoint's folder.
+        reading: Reads a manifest, or remembers it.
 
     Raises:
         FileNotFoundError: If there is none in the folder.
@@ -193,12 +192,15 @@ def read_chain(folder: str) -> list[Link]:
             there or holds another state.
         ValueError: For one that this version does not know how to read.
     """
-    chain = [Link(folder, read(folder))]
+    chain = [Link(folder, reading(folder))]
     while (parent := chain[-1].manifest.parent) is not None:
         path = os.path.join(os.path.dirname(folder), parent.folder)
-        if not is_whole(path):
-            raise damaged(chain[-1].folder, f"the checkpoint that it builds on, '{path}'", "none")
-        manifest = read(path)
+        try:
+            manifest = reading(path)
+        except FileNotFoundError:
+            raise damaged(
+                chain[-1].folder, f"the checkpoint that it builds on, '{path}'", "none"
+            ) from None
         if manifest.state != parent.state or path in [link.folder for link in chain]:
             raise damaged(
                 chain[-1].folder,

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from sok_embed.checkpoint.files import FileRecord, check_record, damaged
 from sok_embed.checkpoint.manifest import Manifest
+from sok_embed.checkpoint.places import LocalFolder
 
 # What `tf.train.Checkpoint` appends to a prefix, in the order of the records.
 _ENDINGS = (".index", ".data-00000-of-00001")
@@ -54,13 +55,11 @@ class OwnState:
             raise _write_error(folder, error) from None
         return [f"{prefix}{ending}" for ending in _ENDINGS]
 
-    def check(self, folder: str, manifest: Manifest, worker: int, workers: int) -> None:
-        """Raises for files that this worker cannot restore from, and changes nothing.
+    def needed(self, manifest: Manifest, worker: int, workers: int) -> list[FileRecord]:
+        """The records of the files that this worker restores from.
 
         Raises:
-            ValueError: If there are iterators, and others than so many workers wrote; if an object
-                is not in the file.
-            CorruptionError: For a file that is not as it was written.
+            ValueError: If there are iterators, and others than so many workers wrote.
         """
         if self._iterators and manifest.workers != workers:
             raise ValueError(
@@ -69,15 +68,32 @@ class OwnState:
                 "as many workers, or go by the count of batches: position='count' in "
                 "checkpoint.fit, no iterator elsewhere."
             )
-        if not self._is_restored(manifest, workers):
+        return _records(manifest, worker) if self._is_restored(manifest, workers) else []
+
+    def check(self, folder: LocalFolder, manifest: Manifest, worker: int, workers: int) -> None:
+        """Raises for files that this worker cannot restore from, and changes nothing.
+
+        Args:
+            folder: Where the files are that `needed` has named.
+            manifest: Of the checkpoint.
+            worker: The number of this worker.
+            workers: How many there are.
+
+        Raises:
+            ValueError: As `needed`, and if an object is not in the file.
+            CorruptionError: For a file that is not as it was written.
+        """
+        records = self.needed(manifest, worker, workers)
+        if not records:
             return
-        prefix = os.path.join(folder, data_prefix(worker, workers, manifest.attempt))
-        for record in _records(manifest, worker):
+        prefix = data_prefix(worker, workers, manifest.attempt)
+        for record in records:
             check_record(folder, record)
         try:
-            saved = tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
+            path = os.path.join(folder.local, prefix)
+            saved = tf.train.load_checkpoint(path).get_variable_to_shape_map()
         except (tf.errors.OpError, ValueError) as error:
-            raise damaged(prefix, "a tf.train.Checkpoint", str(error)) from None
+            raise damaged(folder.file(prefix), "a tf.train.Checkpoint", str(error)) from None
         names = {path.partition("/")[0] for path in saved}
         lacking = sorted(self._objects.keys() - names)
         if lacking:
@@ -86,14 +102,14 @@ class OwnState:
                 "without. Give the objects that were saved."
             )
 
-    def read(self, folder: str, manifest: Manifest, worker: int, workers: int) -> None:
+    def read(self, folder: LocalFolder, manifest: Manifest, worker: int, workers: int) -> None:
         """Restores the objects of this worker, if so many wrote the checkpoint.
 
         One after the other, since iterators of one dataset share how often it was shuffled.
         """
         if not self._is_restored(manifest, workers):
             return
-        prefix = os.path.join(folder, data_prefix(worker, workers, manifest.attempt))
+        prefix = os.path.join(folder.local, data_prefix(worker, workers, manifest.attempt))
         for name, each in self._objects.items():
             status = tf.train.Checkpoint(**{name: each}).read(prefix)
             status.assert_existing_objects_matched()

@@ -15,6 +15,7 @@ from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.checkpoint.counts import merge_admissions, merge_sketches
 from sok_embed.checkpoint.manifest import Link, Manifest
 from sok_embed.checkpoint.newest_first import NewestFirst
+from sok_embed.checkpoint.places import Place
 from sok_embed.checkpoint.rows_file import (
     ADMISSION,
     REMOVED,
@@ -150,28 +151,33 @@ class TablesReader:
 
     Args:
         chain: The checkpoint, and those that it has the changes since, the newest first.
+        folders: Where the files of each of them are read.
         hosts: The tables that are to be restored, in the order of the manifest.
         rank: The number of this worker.
         size: How many there are.
     """
 
-    def __init__(self, chain: Sequence[Link], hosts: Sequence[Host], rank: int, size: int) -> None:
+    def __init__(
+        self,
+        chain: Sequence[Link],
+        folders: Sequence[Place],
+        hosts: Sequence[Host],
+        rank: int,
+        size: int,
+    ) -> None:
         self._folder, manifest = chain[0]
         self._rank, self._size = rank, size
         self._workers = manifest.workers
         self._entries = manifest.tables
         self._hosts = list(hosts)
-        sources = [
-            self._sources(host, entry) for host, entry in zip(hosts, manifest.tables, strict=True)
-        ]
-        needed = sorted(set().union(*sources)) if sources else []
+        sources = _sources(hosts, manifest, rank, size)
         # The newest checkpoint first, as its rows count.
         self._readers = {
             (number, worker): RowsReader(
                 folder, each.rows[worker], each.attempt, worker, each.workers
             )
-            for number, (folder, each) in enumerate(chain)
-            for worker in needed
+            for number, (folder, (_, each)) in enumerate(zip(folders, chain, strict=True))
+            for worker in workers_needed(hosts, manifest, rank, size)
         }
         self._parts: list[PartReader] = []
         for host, of_host in zip(hosts, sources, strict=True):
@@ -192,14 +198,6 @@ class TablesReader:
             yield _Place(link, worker, number)
             if self._readers[link, worker].tables[number]["whole"]:
                 return
-
-    def _sources(self, host: Host, entry: dict[str, Any]) -> set[int]:
-        """Which workers wrote rows that may be this worker's."""
-        if entry["owners"] == _EVERY_WORKER:
-            return {0}
-        if self._workers == self._size and entry["owners"] == owner_text(host.table):
-            return {self._rank}
-        return set(range(self._workers))
 
     def _check_index(self, host: Host, part: Part, number: int) -> None:
         for reader in self._readers.values():
@@ -318,6 +316,31 @@ class TablesReader:
         return {table.storage for table in tables if table.storage is not None}
 
 
+def workers_needed(hosts: Sequence[Host], manifest: Manifest, rank: int, size: int) -> list[int]:
+    """Whose files of rows a worker reads.
+
+    Args:
+        hosts: The tables that are to be restored, in the order of the manifest.
+        manifest: Of a checkpoint that has their descriptions.
+        rank: The number of the worker that reads.
+        size: How many there are.
+    """
+    return sorted(set().union(*_sources(hosts, manifest, rank, size)))
+
+
+def _sources(hosts: Sequence[Host], manifest: Manifest, rank: int, size: int) -> list[set[int]]:
+    """Which workers wrote rows of each table that may be this worker's."""
+    found = []
+    for host, entry in zip(hosts, manifest.tables, strict=True):
+        if entry["owners"] == _EVERY_WORKER:
+            found.append({0})
+        elif manifest.workers == size and entry["owners"] == owner_text(host.table):
+            found.append({rank})
+        else:
+            found.append(set(range(manifest.workers)))
+    return found
+
+
 def check_descriptions(manifest: Manifest, hosts: Sequence[Host]) -> None:
     """Raises ValueError unless the tables are those that the checkpoint has.
 
@@ -351,7 +374,7 @@ def check_descriptions(manifest: Manifest, hosts: Sequence[Host]) -> None:
                     f"Table '{described['name']}': expected the {name} of the checkpoint, "
                     f"{entry[name]!r}. Received: {described[name]!r}. Rows that are made from now "
                     "on start otherwise than those that were saved.",
-                    stacklevel=6,
+                    stacklevel=7,
                 )
 
 
@@ -375,7 +398,7 @@ def _check_names(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
             warnings.warn(
                 f"Table '{name}': expected the name of the table of the checkpoint at {path}, "
                 f"'{was}'. Received: another one. It takes the rows of '{was}'.",
-                stacklevel=7,
+                stacklevel=8,
             )
 
 

@@ -24,6 +24,7 @@ from sok_embed.checkpoint.files import (
     checksum,
     damaged,
 )
+from sok_embed.checkpoint.places import Place, Readable, place_of
 from sok_embed.kv import _core
 
 MAGIC, END_MAGIC = b"SOKROWS\n", b"SOKREND\n"
@@ -185,12 +186,13 @@ class RowsReader:
     """
 
     def __init__(
-        self, folder: str, record: FileRecord, attempt: int, worker: int, workers: int
+        self, folder: str | Place, record: FileRecord, attempt: int, worker: int, workers: int
     ) -> None:
-        self.path = os.path.join(folder, record.name)
+        self._place = place_of(folder)
+        self.path = self._place.file(record.name)
         self._record = record
-        check_length(self.path, record.bytes)
-        with open(self.path, "rb") as file:
+        check_length(self._place, record)
+        with self._place.open(record.name) as file:
             self._check_header(file.read(_HEADER_BYTES), (attempt, worker, workers))
             self._index_offset, self.tables = self._read_index(file)
 
@@ -211,7 +213,7 @@ class RowsReader:
             names = "save {}, worker {} of {}"
             raise damaged(self.path, names.format(*expected), names.format(*identity))
 
-    def _read_index(self, file: Any) -> tuple[int, list[dict[str, Any]]]:
+    def _read_index(self, file: Readable) -> tuple[int, list[dict[str, Any]]]:
         end = self._record.bytes
         if end < _HEADER_BYTES + _FOOTER.size:
             raise damaged(self.path, "an index and a footer", f"{end} bytes in all")
@@ -241,7 +243,7 @@ class RowsReader:
     def blocks(self) -> Iterator[Block]:
         """Yields the blocks in their order; after the last the whole file has been checked."""
         found = FileChecksum()
-        with open(self.path, "rb") as file:
+        with self._place.open(self._record.name) as file:
             found.update(file.read(_HEADER_BYTES))
             while found.bytes < self._index_offset:
                 yield self._next_block(file, found)
@@ -252,7 +254,7 @@ class RowsReader:
         """Returns where the blocks of each table begin, and reads no more than their heads."""
         places: dict[int, list[int]] = {}
         offset = _HEADER_BYTES
-        with open(self.path, "rb") as file:
+        with self._place.open(self._record.name) as file:
             while offset < self._index_offset:
                 file.seek(offset)
                 table, _, _, length = self._read_head(file, offset)[1]
@@ -262,17 +264,17 @@ class RowsReader:
 
     def blocks_at(self, offsets: Sequence[int]) -> Iterator[Block]:
         """Yields the blocks that begin at some of `places`; each is checked."""
-        with open(self.path, "rb") as file:
+        with self._place.open(self._record.name) as file:
             for offset in offsets:
                 file.seek(offset)
                 yield self._read_block(file, offset)[0]
 
-    def _next_block(self, file: Any, found: FileChecksum) -> Block:
+    def _next_block(self, file: Readable, found: FileChecksum) -> Block:
         block, read = self._read_block(file, found.bytes)
         found.update(read)
         return block
 
-    def _read_head(self, file: Any, offset: int) -> tuple[bytes, tuple[int, int, int, int]]:
+    def _read_head(self, file: Readable, offset: int) -> tuple[bytes, tuple[int, int, int, int]]:
         head = file.read(_BLOCK.size)
         if len(head) < _BLOCK.size:
             raise damaged(self.path, f"a block at byte {offset}", "the end of the file")
@@ -280,7 +282,7 @@ class RowsReader:
         self._check_head(offset, *told)
         return head, told
 
-    def _read_block(self, file: Any, offset: int) -> tuple[Block, memoryview]:
+    def _read_block(self, file: Readable, offset: int) -> tuple[Block, memoryview]:
         """The block that begins at an offset, where the file stands, and all bytes of it."""
         head, (table, kind, number, length) = self._read_head(file, offset)
         block = _aligned(_BLOCK.size + length + 8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import threading
 import warnings
@@ -13,15 +12,10 @@ from typing import Any, NamedTuple
 from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.agreement import Agreement
 from sok_embed.checkpoint.dense import DenseState
-from sok_embed.checkpoint.files import (
-    FileRecord,
-    check_length,
-    dense_prefix,
-    record_of,
-    sync_folder,
-)
+from sok_embed.checkpoint.files import FileRecord, check_length, dense_prefix, record_of
 from sok_embed.checkpoint.manifest import Manifest, Parent
 from sok_embed.checkpoint.own_state import OwnState, data_names
+from sok_embed.checkpoint.places import Place, Work, place_of
 from sok_embed.checkpoint.rows_file import RowsReader
 from sok_embed.checkpoint.writing import RowsCapture, RowsOf, records_by_name, records_of_all
 from sok_embed.kv import CorruptionError
@@ -63,13 +57,13 @@ class Save:
 
     Args:
         agreement: Between the workers.
-        folder: Of the checkpoint.
+        folder: The path of the checkpoint's folder.
         dense: Everything that is no rows.
         own: What each worker has of its own.
         options: What the save is like.
 
     Raises:
-        OSError: From the file system, on all workers.
+        OSError: From the file system or the store, on all workers.
         RuntimeError: If another worker has failed.
     """
 
@@ -89,7 +83,9 @@ class Save:
         number = secrets.randbelow(2**62) + 1 if agreement.rank == 0 else 0
         self.attempt = agreement.gather(number, "attempt")[0]
         first = agreement.rank == 0
-        agreement.together("find the folder", lambda: _make_folder(folder) if first else None)
+        self._place = place_of(folder)
+        agreement.together("find the folder", lambda: _make(self._place) if first else None)
+        self._work: Work | None = None
         self._capture: RowsCapture | None = None
         self._dense_names: list[str] = []
         self._rows: FileRecord | None = None
@@ -106,6 +102,7 @@ class Save:
     def _begin(self) -> None:
         hosts = self._dense.found.tables
         agreement, options = self.agreement, self.options
+        self._work = self._place.work()
         if hosts:
             which = RowsOf(
                 self.attempt,
@@ -114,19 +111,23 @@ class Save:
                 self.attempt if options.notes_changes else 0,
                 options.parent.state if options.parent else 0,
             )
-            self._capture = RowsCapture(self.folder, hosts, which, options.goes_on)
+            self._capture = RowsCapture(self._work.folder, hosts, which, options.goes_on)
         if agreement.rank == 0:
-            self._dense_names = self._dense.write(self.folder, dense_prefix(self.attempt))
-        self._own_names = self._own.write(self.folder, self.attempt, agreement.rank, agreement.size)
+            self._dense_names = self._dense.write(self._work.folder, dense_prefix(self.attempt))
+        self._own_names = self._own.write(
+            self._work.folder, self.attempt, agreement.rank, agreement.size
+        )
 
     def write(self) -> None:
         """Writes what this worker has. An error of it is raised by `finish`."""
+        assert self._work is not None
         try:
             if self._capture is not None:
                 self._rows = self._capture.write()
-            self._files = [record_of(self.folder, name) for name in self._dense_names]
-            self._data = [record_of(self.folder, name) for name in self._own_names]
-            sync_folder(self.folder)
+            self._files = [record_of(self._work.folder, name) for name in self._dense_names]
+            self._data = [record_of(self._work.folder, name) for name in self._own_names]
+            rows = [self._rows] if self._rows else []
+            self._work.put([record.name for record in (*rows, *self._files, *self._data)])
         except Exception as error:
             self._error = error
 
@@ -155,7 +156,7 @@ class Save:
             )
             agreement.together(
                 "finish the checkpoint",
-                lambda: _finish(self.folder, manifest) if agreement.rank == 0 else None,
+                lambda: _finish(self._place, manifest) if agreement.rank == 0 else None,
                 self._undo,
             )
             if self._capture is not None:
@@ -168,6 +169,8 @@ class Save:
         """Ends a save that has not been finished, whose files the next one removes."""
         if self._capture is not None:
             self._capture.end()
+        if self._work is not None:
+            self._work.end()
 
     def _check_written(self) -> None:
         if self._error is not None:
@@ -175,7 +178,7 @@ class Save:
 
     def _undo(self) -> None:
         self.end()
-        manifests.remove_attempts(self.folder, lambda each: each == self.attempt)
+        manifests.remove_attempts(self._place, lambda each: each == self.attempt)
 
     def _gathered_data(self) -> list[FileRecord]:
         """The records of the own files of all workers, those of one after those of another."""
@@ -189,41 +192,33 @@ class Save:
         return [record for of_worker in zip(*kinds, strict=True) for record in of_worker]
 
 
-def _make_folder(folder: str) -> None:
+def _make(place: Place) -> None:
     """Makes the folder, or removes what saves have left in there that did not end.
 
     Raises:
         ValueError: For a checkpoint of a later version, which is not replaced.
     """
-    if os.path.isdir(folder):
-        if manifests.is_whole(folder):
-            # The new manifest takes the place of a damaged one, and the files go then.
-            with contextlib.suppress(CorruptionError):
-                manifests.read(folder)
-        manifests.remove_attempts(folder, lambda _: True)
-        return
-    made = []
-    while not os.path.isdir(folder):
-        made.append(folder)
-        folder = os.path.dirname(folder)
-    os.makedirs(made[0])
-    for each in made:
-        sync_folder(os.path.dirname(each))
+    place.make()
+    if manifests.is_whole(place):
+        # The new manifest takes the place of a damaged one, and the files go then.
+        with contextlib.suppress(CorruptionError):
+            manifests.read(place)
+    manifests.remove_attempts(place, lambda _: True)
 
 
-def _finish(folder: str, manifest: Manifest) -> None:
+def _finish(place: Place, manifest: Manifest) -> None:
     """Writes the manifest, once the files of all workers are seen to be there."""
     readers = []
+    there = set(place.names())
     for worker, record in enumerate(manifest.rows):
-        path = os.path.join(folder, record.name)
-        if not os.path.exists(path):
+        if record.name not in there:
             raise FileNotFoundError(
-                f"Expected '{path}', which worker {worker} has written. Received: nothing there. "
-                "Save into a folder that all workers share."
+                f"Expected '{place.file(record.name)}', which worker {worker} has written. "
+                "Received: nothing there. Save into a folder that all workers share."
             )
-        readers.append(RowsReader(folder, record, manifest.attempt, worker, manifest.workers))
+        readers.append(RowsReader(place, record, manifest.attempt, worker, manifest.workers))
     for record in (*manifest.files, *manifest.data):
-        check_length(os.path.join(folder, record.name), record.bytes)
+        check_length(place, record)
     entries = [entry for reader in readers for entry in reader.tables]
     for table in manifest.tables:
         of_table = [entry for entry in entries if entry["path"] == table["path"]]
@@ -231,13 +226,13 @@ def _finish(folder: str, manifest: Manifest) -> None:
             part: total([entry for entry in of_table if entry["part"] == part])
             for part in sorted({entry["part"] for entry in of_table})
         }
-    manifests.write(folder, manifest)
+    manifests.write(place, manifest)
     try:
-        manifests.remove_attempts(folder, lambda attempt: attempt != manifest.attempt)
+        manifests.remove_attempts(place, lambda attempt: attempt != manifest.attempt)
     except OSError as error:
         warnings.warn(
-            f"Expected to remove the files of earlier saves in '{folder}'. Received: {error}. The "
-            "checkpoint is whole, and the next save removes them.",
+            f"Expected to remove the files of earlier saves in '{place.path}'. Received: {error}. "
+            "The checkpoint is whole, and the next save removes them.",
             stacklevel=6,
         )
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-import shutil
+from collections.abc import Callable
 
 from sok_embed.arguments import check_positive
 from sok_embed.checkpoint import manifest as manifests
-from sok_embed.checkpoint.files import is_of_a_save, remove_if_there, sync_folder
+from sok_embed.checkpoint.files import is_of_a_save
+from sok_embed.checkpoint.manifest import Manifest
+from sok_embed.checkpoint.object_store import StoreError
+from sok_embed.checkpoint.places import Place, place_of
 from sok_embed.kv import CorruptionError
 
 _STEP_FOLDER = re.compile(r"step-(\d{9,})")
 MOST = 2**31
+_Reading = Callable[[str], Manifest]
 # What a manifest raises that is damaged, gone or of a later version, now and ever after.
 _UNUSABLE = (CorruptionError, FileNotFoundError, ValueError)
 
@@ -21,7 +26,7 @@ class StepFolders:
     """Folders `step-000012000` of a directory, as a `CheckpointManager` saves them.
 
     Args:
-        directory: An absolute path.
+        directory: An absolute path, or where that leads to.
         max_to_keep: The most checkpoints, beside those of `keep_every`. `None`: all of them.
         keep_every: Of each so many steps the first checkpoint is kept for good. `None`: none is.
 
@@ -30,9 +35,13 @@ class StepFolders:
     """
 
     def __init__(
-        self, directory: str, max_to_keep: int | None = None, keep_every: int | None = None
+        self,
+        directory: str | Place,
+        max_to_keep: int | None = None,
+        keep_every: int | None = None,
     ) -> None:
-        self.directory = directory
+        self._place = place_of(directory)
+        self.directory = self._place.path
         for name, number in (("max_to_keep", max_to_keep), ("keep_every", keep_every)):
             if number is not None:
                 check_positive(name, number, MOST)
@@ -44,38 +53,36 @@ class StepFolders:
 
     def _steps(self) -> list[int]:
         """The steps of all folders, also of those that did not become whole."""
-        try:
-            names = os.listdir(self.directory)
-        except FileNotFoundError:
-            return []
-        found = [_STEP_FOLDER.fullmatch(name) for name in names]
-        steps = sorted(int(match[1]) for match in found if match is not None)
-        return [step for step in steps if os.path.isdir(self._folder(step))]
+        found = [_STEP_FOLDER.fullmatch(name) for name in self._place.folders()]
+        return sorted(int(match[1]) for match in found if match is not None)
 
     def _is_whole(self, step: int) -> bool:
         return manifests.is_whole(self._folder(step))
 
-    def _serials(self) -> dict[int, int]:
+    def _serials(self, read: _Reading = manifests.read) -> dict[int, int]:
         """The serials of whole checkpoints, by their steps, ascending.
 
         A manifest that cannot be read counts as saved after those of smaller steps: a damaged
-        checkpoint that may be the last one is not passed over.
+        checkpoint that may be the last one is not passed over. Where a store does not answer,
+        nothing is known of it, and its StoreError is raised.
         """
         serials: dict[int, int] = {}
         for step in self._steps():
             if not self._is_whole(step):
                 continue
             try:
-                serials[step] = manifests.read(self._folder(step)).serial
+                serials[step] = read(self._folder(step)).serial
             except FileNotFoundError:
                 continue  # it was removed meanwhile
+            except StoreError:
+                raise
             except (OSError, ValueError):
                 serials[step] = max(serials.values(), default=0)
         return serials
 
-    def _by_age(self) -> list[int]:
+    def _by_age(self, read: _Reading = manifests.read) -> list[int]:
         """The steps of whole checkpoints, the one that was saved first first."""
-        serials = self._serials()
+        serials = self._serials(read)
         return sorted(serials, key=lambda step: (serials[step], step))
 
     def _too_many(self, saved: int) -> list[int]:
@@ -86,8 +93,9 @@ class StepFolders:
         Raises:
             OSError: If a manifest cannot be read, so that what others need is not known.
         """
-        steps = self._by_age()
-        builds_on = {step: self._builds_on(step) for step in steps}
+        read = functools.cache(manifests.read)  # each belongs to the chains of many
+        steps = self._by_age(read)
+        builds_on = {step: self._builds_on(step, read) for step in steps}
         orphans = {step for step in steps if builds_on[step] is None} - {saved}
         whole = [step for step in steps if step not in orphans]
         kept = {saved, *(whole if self._max_to_keep is None else whole[-self._max_to_keep :])}
@@ -99,16 +107,16 @@ class StepFolders:
         needed = kept.union(*(builds_on.get(step) or () for step in kept))
         return [step for step in reversed(steps) if step not in needed]
 
-    def _builds_on(self, step: int) -> list[int] | None:
+    def _builds_on(self, step: int, read: _Reading) -> list[int] | None:
         """The steps of the checkpoints that one needs; `None`: one of them was replaced or went."""
         try:
-            own = manifests.read(self._folder(step))
+            own = read(self._folder(step))
         except _UNUSABLE:
             return []  # it may be the last one, and is not judged here
         if own.parent is None:
             return []
         try:
-            chain = manifests.read_chain(self._folder(step))
+            chain = manifests.read_chain(self._folder(step), read)
         except _UNUSABLE:
             return None
         found = [_STEP_FOLDER.fullmatch(os.path.basename(link.folder)) for link in chain[1:]]
@@ -123,14 +131,8 @@ class StepFolders:
             step
             for step in self._steps()
             if not self._is_whole(step)
-            and all(is_of_a_save(name) for name in os.listdir(self._folder(step)))
+            and all(is_of_a_save(name) for name in place_of(self._folder(step)).names())
         ]
 
     def _remove(self, step: int) -> None:
-        folder = self._folder(step)
-        if os.path.islink(folder):
-            return  # what it leads to belongs to somebody else
-        remove_if_there(os.path.join(folder, manifests.NAME))
-        sync_folder(folder)
-        shutil.rmtree(folder)
-        sync_folder(self.directory)
+        place_of(self._folder(step)).remove_all(manifests.NAME)

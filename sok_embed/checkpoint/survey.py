@@ -160,9 +160,10 @@ def checkpoints_in(path: str) -> list[str]:
     Raises:
         FileNotFoundError: If there is none.
     """
-    if manifests.is_whole(path):
+    folder = local_path(path)
+    if manifests.is_whole(folder):
         return [path]
-    folders = StepFolders(local_path(path))
+    folders = StepFolders(folder)
     found = [folders._folder(step) for step in folders._by_age()]
     if not found:
         raise FileNotFoundError(

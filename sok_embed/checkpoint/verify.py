@@ -13,6 +13,7 @@ from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.files import check_record, damaged, local_path
 from sok_embed.checkpoint.manifest import Link, Manifest
 from sok_embed.checkpoint.partitions import Partitions
+from sok_embed.checkpoint.places import LocalFolder
 from sok_embed.checkpoint.rows_file import ADMISSION, REMOVED, ROWS, SKETCH, RowsReader
 from sok_embed.checkpoint.saved import (
     SavedTable,
@@ -93,7 +94,7 @@ def _verify_files(folder: str, manifest: Manifest, watch: Watch | None) -> Verif
     faults: list[str] = []
     whole = 0
     for record in (*manifest.files, *manifest.data):
-        if _holds(faults, partial(check_record, folder, record)):
+        if _holds(faults, partial(check_record, LocalFolder(folder), record)):
             whole += record.bytes
             if watch is not None:
                 watch(record.bytes)

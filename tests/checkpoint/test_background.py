@@ -1,9 +1,11 @@
 """Saves that are written while training goes on have the state of the step at which they began."""
 
+import gc
 import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 
 import held_state
 import keras
@@ -228,6 +230,19 @@ def test_a_save_that_is_written_and_not_ended_is_in_nobodys_way(tmp_path):
     held_state.assert_same(held_state.contents_of(other), expected)
     Checkpoint(table=other).restore(tmp_path / "second")
     held_state.assert_same(held_state.contents_of(other), held_state.contents_of(table))
+
+
+def test_a_save_that_is_whole_keeps_nothing_in_memory(tmp_path):
+    variable = tf.Variable(1.0)
+    checkpoint = Checkpoint(variable=variable)
+    manager = CheckpointManager(checkpoint, tmp_path, save_on_background=True)
+    manager.save()
+    saves.wait_for_writers()  # nobody waits for the save itself
+    assert len(manager.checkpoints) == 1
+    kept = weakref.ref(manager)
+    del manager
+    gc.collect()
+    assert kept() is None
 
 
 def test_copies_of_rows_take_no_more_than_the_budget(tmp_path, held_back):

@@ -8,7 +8,8 @@
 With n workers `write` leaves `<optimizer>-<n>`, of Adam a chain of checkpoints of changes that
 were written while training went on, and what the workers held when it was saved and
 after more steps; `read` restores each of these, trains it as far, and leaves what it held. With two
-workers it also restores `converted`.
+workers it also restores `converted`. The checkpoints lie in FOLDER, or below the
+URL of SOK_CHECKPOINT_STORE; SOK_CHECKPOINT_WROTE says which numbers of workers have written.
 `refuse` leaves what was raised where one worker or a file was at fault. `fit` backs up into
 `backup` and goes on from there; with `die` the last worker is killed within the third epoch.
 """
@@ -38,6 +39,8 @@ from sok_embed.checkpoint.writing import RowsCapture
 
 OPTIMIZERS = {"sgd": lambda: keras.optimizers.SGD(0.1), "adam": lambda: keras.optimizers.Adam(0.01)}
 WORKERS = tuple(range(1, 1 + int(os.environ.get("SOK_CHECKPOINT_WORKERS", "3"))))
+if "SOK_CHECKPOINT_WROTE" in os.environ:
+    WORKERS = tuple(map(int, os.environ["SOK_CHECKPOINT_WROTE"].split()))
 
 CONVERTED = 2  # so many workers restore `converted`, which is made of theirs
 
@@ -68,6 +71,10 @@ def note(path: Path, model: Any) -> None:
     np.savez(path.with_name(f"{path.name}.{sok_embed.rank()}"), **held)
 
 
+def place(folder: Path, run: str) -> str:
+    return f"{os.environ.get('SOK_CHECKPOINT_STORE', folder)}/{run}"
+
+
 def write(folder: Path) -> None:
     size = sok_embed.size()
     for optimizer in OPTIMIZERS:
@@ -75,9 +82,11 @@ def write(folder: Path) -> None:
         model = model_in(folder / f"storage-of-{run}", optimizer)
         if optimizer == "sgd":
             train(model)
-            Checkpoint(model).save(folder / run)
+            Checkpoint(model).save(place(folder, run))
         else:
-            manager = CheckpointManager(Checkpoint(model), folder / run, save_on_background=True)
+            manager = CheckpointManager(
+                Checkpoint(model), place(folder, run), save_on_background=True
+            )
             for step in range(3):
                 train(model, 1 if step else 2)
                 manager.wait()
@@ -85,7 +94,7 @@ def write(folder: Path) -> None:
                     manager._chain = manager._chain._replace(base_bytes=2**40)
                 saved = manager.save(step, incremental=True)
                 note(folder / f"{run}.step-{step}", model)
-            Path(saved).parent.joinpath("last").write_text(saved)
+            folder.joinpath(f"{run}.last").write_text(saved)
         note(folder / f"{run}.saved", model)
         train(model)
         if optimizer == "adam":
@@ -99,8 +108,8 @@ def read(folder: Path) -> None:
         for wrote in WORKERS:
             run = f"{optimizer}-{wrote}"
             model = model_in(folder / f"storage-of-{run}-on-{size}", optimizer)
-            last = folder / run / "last"
-            Checkpoint(model).restore(last.read_text() if last.exists() else folder / run)
+            last = folder / f"{run}.last"
+            Checkpoint(model).restore(last.read_text() if last.exists() else place(folder, run))
             note(folder / f"{run}.restored-on-{size}", model)
             train(model)
             note(folder / f"{run}.trained-on-{size}", model)
@@ -170,6 +179,8 @@ def refuse(folder: Path) -> None:
         failing = no_space if rank == faulty else getattr(owner, name)
         with mock.patch.object(owner, name, failing):
             note_error(fault, lambda: checkpoint.save(path))
+    # Each process has a memory of its own.
+    note_error("memory", lambda: checkpoint.save("memory://run"))
     sok_embed.communicators.current().barrier()
     (rows,) = Path(path).glob("rows-00002-*")
     whole = rows.read_bytes()

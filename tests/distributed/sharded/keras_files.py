@@ -197,7 +197,7 @@ def refuse(folder: Path) -> None:
     for fault, owner, name, faulty in (
         ("rows", saving, "write_rows", 1),
         ("keras_saving", keras.saving, "save_model", 0),
-        ("folder", saving, "_locked_folder", 0),
+        ("folder", saving, "locked_folder", 0),
         ("seen", saving.os.path, "isdir", 1),
     ):
         failing = (lambda _: False) if fault == "seen" else no_space

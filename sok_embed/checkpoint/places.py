@@ -1,0 +1,291 @@
+"""Where the files of checkpoints lie: in folders of a file system, or in an object store.
+
+`place_of` makes a `Place` of a path, and whoever lists, reads, writes and removes by its methods
+need not know which kind it is.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import io
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from sok_embed.checkpoint.files import remove_if_there, sync_folder, write_whole
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")
+
+
+class Readable(Protocol):
+    """A file that is read from the place that `seek` has set."""
+
+    def read(self, size: int, /) -> bytes:
+        """The next bytes, less than `size` at the end of the file."""
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Fills the buffer with the next bytes, and returns how many; 0 at the end of the file."""
+
+    def seek(self, offset: int, /) -> int:
+        """Goes to a byte, counted from the beginning, and returns it."""
+
+    def __enter__(self) -> Readable: ...
+    def __exit__(self, *error: Any) -> None: ...
+
+
+class Work(Protocol):
+    """Where a save writes its files before they are in their place.
+
+    Attributes:
+        folder: The path of a local folder.
+    """
+
+    folder: str
+
+    def put(self, names: Sequence[str]) -> None:
+        """Has files of the folder be in their place, where they outlive a failure of the machine.
+
+        Raises:
+            OSError: If one of them could not be brought there.
+        """
+
+    def end(self) -> None:
+        """Removes what lies elsewhere than in its place."""
+
+
+class Place(abc.ABC):
+    """A folder of files, and of other folders.
+
+    Names are plain ones: see `files.is_plain_name`.
+
+    Attributes:
+        path: What users and messages call it: an absolute path, or a URL.
+    """
+
+    path: str
+
+    def file(self, name: str) -> str:
+        """What messages call a file."""
+        return os.path.join(self.path, name)
+
+    @abc.abstractmethod
+    def names(self) -> list[str]:
+        """The names of all files and folders; none if there is no such folder.
+
+        Raises:
+            OSError: If that cannot be found out.
+        """
+
+    @abc.abstractmethod
+    def folders(self) -> list[str]:
+        """The names of the folders; as `names`."""
+
+    @abc.abstractmethod
+    def has(self, name: str) -> bool:
+        """Whether there is a file of the name."""
+
+    @abc.abstractmethod
+    def length(self, name: str) -> int:
+        """The bytes of a file.
+
+        Raises:
+            FileNotFoundError: If there is none.
+        """
+
+    @abc.abstractmethod
+    def open(self, name: str) -> Readable:
+        """Opens a file for reading.
+
+        Raises:
+            FileNotFoundError: If there is none, now or when it is read.
+        """
+
+    @abc.abstractmethod
+    def read(self, name: str) -> bytes:
+        """All bytes of a file.
+
+        Raises:
+            FileNotFoundError: If there is none.
+        """
+
+    @abc.abstractmethod
+    def write(self, name: str, data: bytes, temporary: str) -> None:
+        """Writes a file that is there as a whole or not at all, in the place of one that was there.
+
+        Args:
+            name: Its name.
+            data: What is in it.
+            temporary: A name that it may have until it is whole.
+        """
+
+    @abc.abstractmethod
+    def make(self) -> None:
+        """Makes the folder, and those that it lies in, as far as they are not there."""
+
+    @abc.abstractmethod
+    def remove(self, names: Iterable[str]) -> None:
+        """Removes files and folders in it; those that are gone are no error."""
+
+    @abc.abstractmethod
+    def remove_all(self, first: str) -> None:
+        """Removes the folder with all that is in it.
+
+        Args:
+            first: The file that goes before all others, and for good.
+        """
+
+    @abc.abstractmethod
+    def remove_if_empty(self) -> None:
+        """Removes the folder, should nothing be in it."""
+
+    @abc.abstractmethod
+    def work(self) -> Work:
+        """Begins to write files."""
+
+    @abc.abstractmethod
+    def fetch(self, names: Iterable[str]) -> contextlib.AbstractContextManager[LocalFolder]:
+        """Has files be in a local folder for the length of a block; those that lack are left out.
+
+        Args:
+            names: Of the files.
+        """
+
+
+class LocalFolder(Place):
+    """A folder of a file system, which all workers may share.
+
+    Args:
+        local: Its absolute path.
+        path: What messages call it, if that is something else.
+    """
+
+    def __init__(self, local: str, path: str | None = None) -> None:
+        self.local = local
+        self.path = path or local
+
+    def _at(self, name: str) -> str:
+        return os.path.join(self.local, name)
+
+    def names(self) -> list[str]:
+        """See `Place`."""
+        try:
+            return os.listdir(self.local)
+        except FileNotFoundError:
+            return []
+
+    def folders(self) -> list[str]:
+        """See `Place`."""
+        return [name for name in self.names() if os.path.isdir(self._at(name))]
+
+    def has(self, name: str) -> bool:
+        """See `Place`."""
+        return os.path.isfile(self._at(name))
+
+    def length(self, name: str) -> int:
+        """See `Place`."""
+        return os.stat(self._at(name)).st_size
+
+    def open(self, name: str) -> io.BufferedReader:
+        """See `Place`."""
+        return open(self._at(name), "rb")
+
+    def read(self, name: str) -> bytes:
+        """See `Place`."""
+        with self.open(name) as file:
+            return file.read()
+
+    def write(self, name: str, data: bytes, temporary: str) -> None:
+        """See `Place`."""
+        write_whole(self._at(name), data, self._at(temporary))
+
+    def make(self) -> None:
+        """See `Place`."""
+        folder, made = self.local, []
+        while not os.path.isdir(folder):
+            made.append(folder)
+            folder = os.path.dirname(folder)
+        os.makedirs(self.local, exist_ok=True)
+        for each in made:
+            sync_folder(os.path.dirname(each))
+
+    def remove(self, names: Iterable[str]) -> None:
+        """See `Place`."""
+        for path in map(self._at, names):
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                remove_if_there(path)
+
+    def remove_all(self, first: str) -> None:
+        """See `Place`."""
+        if os.path.islink(self.local):
+            return  # what it leads to belongs to somebody else
+        remove_if_there(self._at(first))
+        sync_folder(self.local)
+        shutil.rmtree(self.local)
+        sync_folder(os.path.dirname(self.local))
+
+    def remove_if_empty(self) -> None:
+        """See `Place`."""
+        if os.path.isdir(self.local) and not os.listdir(self.local):
+            os.rmdir(self.local)
+
+    def work(self) -> Work:
+        """See `Place`."""
+        return _InPlace(self.local)
+
+    @contextlib.contextmanager
+    def fetch(self, names: Iterable[str]) -> Iterator[LocalFolder]:
+        """See `Place`."""
+        yield self
+
+
+class _InPlace:
+    """Files are written where they are to be."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def put(self, names: Sequence[str]) -> None:
+        sync_folder(self.folder)  # whoever has written a file has forced it to disk
+
+    def end(self) -> None:
+        pass
+
+
+def place_of(path: str | os.PathLike[str] | Place) -> Place:
+    """The place that a path leads to.
+
+    Args:
+        path: Of a folder, or a URL such as `s3://bucket/run7`.
+
+    Raises:
+        ImportError: For a URL, without fsspec or what it needs for the store.
+        ValueError: For a URL of something else than an object store, and one that could be
+            understood in two ways.
+    """
+    if isinstance(path, Place):
+        return path
+    text = os.fspath(path)
+    found = _SCHEME.match(text)
+    if found is None:
+        if not isinstance(path, str) and _ONE_SLASH.match(text):
+            raise ValueError(
+                f"Expected a folder, or a URL as a string. Received: {path!r}, of which pathlib "
+                "has taken a slash. Give it as a string."
+            )
+        if "://" in text:
+            raise ValueError(
+                "Expected a folder, or a URL that begins with its scheme, as s3://bucket/run7. "
+                f"Received: {text!r}."
+            )
+        return LocalFolder(os.path.abspath(text))
+    if found[1].lower() in ("file", "local"):
+        return LocalFolder(os.path.abspath(text[found.end() :]))
+    from sok_embed.checkpoint.object_store import StoreFolder
+
+    return StoreFolder(text)

@@ -1,0 +1,67 @@
+"""Folders for work in progress, which go also where the process that made them was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+
+_SUFFIX = ".saving"
+
+
+def work_folder(folder: str, name: str, number: int) -> str:
+    """The path of the folder that `locked_folder` makes by the same arguments."""
+    return os.path.join(folder, f".{name}.{number:016x}{_SUFFIX}")
+
+
+def locked_folder(folder: str, name: str, number: int | None = None) -> tuple[str, int]:
+    """Makes a folder that is locked while this process lives.
+
+    Args:
+        folder: Where to make it.
+        name: What its own name begins with, behind a dot.
+        number: In its name, which belongs to no other work; `None`: any.
+
+    Returns:
+        Its path, and the descriptor that holds the lock.
+    """
+    while True:
+        work = work_folder(folder, name, secrets.randbits(62) if number is None else number)
+        os.mkdir(work, 0o700)
+        # Another process may take it for a leftover before it is locked.
+        with contextlib.suppress(FileNotFoundError):
+            lock = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
+            if _try_lock(lock) and os.path.exists(work):
+                return work, lock
+            os.close(lock)
+            os.rmdir(work)
+
+
+def remove_leftovers(folder: str, name: str) -> None:
+    """Removes what killed processes have left; folders of those that live are locked.
+
+    Args:
+        folder: As `locked_folder` was given.
+        name: As `locked_folder` was given.
+    """
+    for entry in os.listdir(folder):
+        if not (entry.startswith(f".{name}.") and entry.endswith(_SUFFIX)):
+            continue
+        path = os.path.join(folder, entry)
+        with contextlib.suppress(OSError):
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if _try_lock(lock):
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
