@@ -39,14 +39,20 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
+def resumed(killed: Path, workers: int, name: str, position: str = "iterator") -> list[Held]:
+    """Goes on from the checkpoints of a killed run, which stay as they are."""
+    folder = killed / name
+    shutil.copytree(killed / "run", folder / "run")
+    return run(folder, workers, name, position)
+
+
 # What is left of three epochs of four batches.
 LEFT = [[1, 2], [1, 3], [2, 0], [2, 1], [2, 2], [2, 3]]
 
 
 def test_as_many_workers_go_on_at_the_next_batch(killed: Path, whole: list[Held]) -> None:
     workers = int((killed / "workers").read_text())
-    shutil.copytree(killed / "run", killed / "kept")
-    found = run(killed, workers, "resumed")
+    found = resumed(killed, workers, "resumed")
     for worker in found:
         assert worker["seen"].tolist() == LEFT
         assert worker["epochs"].tolist() == [0, 1, 2]
@@ -56,13 +62,11 @@ def test_as_many_workers_go_on_at_the_next_batch(killed: Path, whole: list[Held]
         atol = 0 if workers == 1 else 1e-5
         np.testing.assert_allclose(means, whole[0][name], rtol=0, atol=atol, err_msg=name)
     assert_as_trained(found, whole, atol=1e-6 if workers == 1 else 1e-5)
-    shutil.rmtree(killed / "run")
-    shutil.move(killed / "kept", killed / "run")
 
 
 @pytest.mark.parametrize("killed", [2], indirect=True)
 def test_other_workers_go_on_by_count(killed: Path, whole: list[Held]) -> None:
-    found = run(killed, 3, "counted", "count")
+    found = resumed(killed, 3, "counted", "count")
     for worker in found:
         assert worker["seen"].tolist() == LEFT
     means = np.mean([worker["history.loss"] for worker in found], 0)
