@@ -17,7 +17,7 @@ _Result = TypeVar("_Result")
 # Numbers travel as int64.
 LARGEST = 2**63 - 1
 
-# Of a worker that the others wait for.
+# A worker that the others wait for tells them so often that it is still at work.
 SECONDS_BETWEEN_SIGNS = 2.0
 
 

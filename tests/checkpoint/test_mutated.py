@@ -93,7 +93,7 @@ def test_mutated_files_are_refused_and_nothing_changes(chain, tmp_path):
     files = sorted(path for path in (tmp_path / "run").rglob("*") if path.is_file())
     originals = {path: path.read_bytes() for path in files}
     newest = max(path.parent for path in files)
-    # Of the checkpoints before, rows and manifest count, and not dense weights.
+    # A restore reads no dense weights of the checkpoints that the newest one builds on.
     files = [path for path in files if path.parent == newest or "dense-" not in path.name]
     tables, checkpoint = things()
     before = held(tables)

@@ -499,7 +499,7 @@ def test_a_damaged_object_is_found_before_anything_changes(url, name, how):
     table.assign([2], np.full([1, 4], 2, np.float32))
     manager.save(2, incremental=True)
     files, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
-    # Of the older checkpoint only rows are read, and the manifest.
+    # A restore reads the rows and the manifest of the older checkpoint, and no dense weights.
     folder = f"{root}/step-00000000{2 if name.startswith('dense') else 1}"
     (path,) = fnmatch.filter(files.find(folder), f"*/{name}")
     damaged(files, path, how)
