@@ -1,7 +1,6 @@
 #include "core/dump/rows_file.h"
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -23,8 +22,6 @@ constexpr size_t kHeadBytes = 24;  // of a block
 constexpr size_t kChecksumBytes = 8;
 constexpr uint64_t kPieceBytes = 1 << 20;
 constexpr size_t kAlignedRows = 16;
-// The system brings so many bytes to the device while later ones are made.
-constexpr uint64_t kPushedBytes = 16 << 20;
 
 // Writes a block of what Next or NextKept of a capture copies. Returns whether it may have more.
 Result<bool> PutSome(const NumberedCapture& each,
@@ -65,10 +62,6 @@ Result<std::unique_ptr<RowsFileWriter>> RowsFileWriter::Create(const std::string
   Append(header, Checksum(header.data(), header.size(), 0));
   if (Status status = writer->Write(header.data(), header.size()); !status.ok()) return status;
   return Result<std::unique_ptr<RowsFileWriter>>(std::move(writer));
-}
-
-RowsFileWriter::~RowsFileWriter() {
-  if (fd_ >= 0) close(fd_);
 }
 
 Result<RowsFileWriter::Room> RowsFileWriter::MakeRoom(int dim, int slot_floats) {
@@ -139,49 +132,36 @@ Status RowsFileWriter::PutBlock(uint32_t table, RowsBlock kind, uint64_t number,
   Store(block + 8, number);
   Store(block + 16, static_cast<uint64_t>(payload));
   const size_t covered = kHeadBytes + payload;
-  Store(block + covered, Checksum(block, covered, bytes_));
+  Store(block + covered, Checksum(block, covered, file_.bytes()));
   return Write(block, covered + kChecksumBytes);
 }
 
 Status RowsFileWriter::Write(const char* bytes, size_t size) {
+  const uint64_t begin = file_.bytes();
+  if (Status status = file_.Write(bytes, size); !status.ok()) return status;
   for (size_t done = 0; done < size;) {
-    const ssize_t wrote = write(fd_, bytes + done, size - done);
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote < 0) return SystemError(errno, "write", path_);
-    done += static_cast<size_t>(wrote);
-  }
-  for (size_t done = 0; done < size;) {
-    const uint64_t in_piece = (bytes_ + done) % kPieceBytes;
+    const uint64_t in_piece = (begin + done) % kPieceBytes;
     const size_t part = std::min<size_t>(kPieceBytes - in_piece, size - done);
     piece_.Add(bytes + done, part);
     done += part;
     if (in_piece + part < kPieceBytes) continue;
     Append(pieces_, piece_.value());
-    piece_.Start(bytes_ + done);
+    piece_.Start(begin + done);
   }
-  bytes_ += size;
-#ifdef SYNC_FILE_RANGE_WRITE
-  if (bytes_ - pushed_ >= kPushedBytes) {
-    // A file system that cannot do it does it all in Finish.
-    (void)sync_file_range(fd_, static_cast<off_t>(pushed_), static_cast<off_t>(bytes_ - pushed_),
-                          SYNC_FILE_RANGE_WRITE);
-    pushed_ = bytes_;
-  }
-#endif
   return Status();
 }
 
 Result<RowsFileWriter::Summary> RowsFileWriter::Finish(const std::string& index) {
-  const uint64_t offset = bytes_;
+  const uint64_t offset = file_.bytes();
   std::string end = index;
   Append(end, offset);
   Append(end, static_cast<uint64_t>(offset + index.size() + 4 * sizeof(uint64_t)));
   Append(end, Checksum(end.data(), end.size(), offset));
   end.append(kEndMagic, dump::kMagicBytes);
   if (Status status = Write(end.data(), end.size()); !status.ok()) return status;
-  if (fsync(fd_) != 0) return SystemError(errno, "bring to the device", path_);
-  if (bytes_ % kPieceBytes != 0) Append(pieces_, piece_.value());
-  return Summary{bytes_, Checksum(pieces_.data(), pieces_.size(), bytes_)};
+  if (Status status = file_.Finish(); !status.ok()) return status;
+  if (file_.bytes() % kPieceBytes != 0) Append(pieces_, piece_.value());
+  return Summary{file_.bytes(), Checksum(pieces_.data(), pieces_.size(), file_.bytes())};
 }
 
 Status PutCaptures(const std::vector<NumberedCapture>& captures, RowsFileWriter* writer) {

@@ -17,6 +17,7 @@
 
 #include "core/base/checksum.h"
 #include "core/base/file.h"
+#include "core/base/file_stream.h"
 #include "core/base/status.h"
 #include "core/rows/row_capture.h"
 #include "core/tables/table_capture.h"
@@ -44,7 +45,7 @@ class RowsFileWriter {
   // Makes the file, which must not be there.
   static Result<std::unique_ptr<RowsFileWriter>> Create(const std::string& path,
                                                         const Identity& identity);
-  ~RowsFileWriter();
+  ~RowsFileWriter() = default;
   RowsFileWriter(const RowsFileWriter&) = delete;
   RowsFileWriter& operator=(const RowsFileWriter&) = delete;
 
@@ -66,16 +67,14 @@ class RowsFileWriter {
   Result<Summary> Finish(const std::string& index);
 
  private:
-  RowsFileWriter(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+  RowsFileWriter(int fd, const std::string& path) : path_(path), file_(fd, path) {}
 
   Status PutBlock(uint32_t table, RowsBlock kind, uint64_t number, size_t payload);
   Status Write(const char* bytes, size_t size);
 
-  int fd_;
   const std::string path_;
-  uint64_t bytes_ = 0;
-  uint64_t pushed_ = 0;  // bytes that the system was told to bring to the device
-  FileBuffer block_;     // head, payload, checksum
+  FileStream file_;
+  FileBuffer block_;  // head, payload, checksum
   int dim_ = 0, slot_floats_ = 0;
   size_t room_ = 0;  // rows that the block has room for
   RunningChecksum piece_;

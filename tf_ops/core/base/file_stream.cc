@@ -1,0 +1,156 @@
+#include "core/base/file_stream.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "core/base/file.h"
+
+namespace sok {
+namespace {
+
+// Direct I/O needs memory, places and lengths that are multiples of a block of the device, which
+// has 4 KiB at most where it is common.
+constexpr size_t kAlignment = 4096;
+// In the system's cache a thread of low priority keeps its core until a call returns, also from one
+// of a high priority: so calls are short.
+constexpr size_t kCachedBytes = size_t{64} << 10;
+// The system brings so many bytes to the device while later ones are made.
+constexpr uint64_t kPushedBytes = uint64_t{16} << 20;
+
+}  // namespace
+
+FileStream::~FileStream() {
+  StopThread();
+  close(fd_);
+}
+
+Status FileStream::Write(const void* bytes, size_t size) {
+  const char* from = static_cast<const char*>(bytes);
+  while (size > 0) {
+    if (filled_ == kBufferBytes) {
+      if (Status status = PassOn(); !status.ok()) return status;
+    }
+    if (filling_ == nullptr) {
+      filling_.reset(static_cast<char*>(std::aligned_alloc(kAlignment, kBufferBytes)));
+      if (filling_ == nullptr) return OutOfMemory(kBufferBytes, path_);
+    }
+    const size_t part = std::min(size, kBufferBytes - filled_);
+    std::memcpy(filling_.get() + filled_, from, part);
+    filled_ += part;
+    bytes_ += part;
+    from += part;
+    size -= part;
+  }
+  return Status();
+}
+
+Status FileStream::Finish() {
+  Status status = WaitForThread();
+  StopThread();
+  if (!status.ok()) return status;
+  // The end of a file is seldom a whole block.
+  GiveUpDirect();
+  status = WriteOut(filling_.get(), filled_);
+  if (!status.ok()) return status;
+  filled_ = 0;
+  return fsync(fd_) == 0 ? Status() : SystemError(errno, "bring to the device", path_);
+}
+
+Status FileStream::PassOn() {
+  if (Status status = WaitForThread(); !status.ok()) return status;
+  if (!thread_.joinable()) {
+#ifdef O_DIRECT
+    const int flags = fcntl(fd_, F_GETFL);
+    direct_ = flags >= 0 && fcntl(fd_, F_SETFL, flags | O_DIRECT) == 0;
+#endif
+    try {
+      thread_ = std::thread([this] { Run(); });
+    } catch (const std::system_error&) {
+      // The system has no more threads, so the caller's own writes.
+      filled_ = 0;
+      return WriteOut(filling_.get(), kBufferBytes);
+    }
+  }
+  {
+    std::lock_guard<std::mutex> guard(mu_);
+    std::swap(filling_, passed_);
+    is_passed_ = true;
+  }
+  changed_.notify_all();
+  filled_ = 0;
+  return Status();
+}
+
+Status FileStream::WaitForThread() {
+  std::unique_lock<std::mutex> lock(mu_);
+  changed_.wait(lock, [this] { return !is_passed_; });
+  return status_;
+}
+
+void FileStream::Run() {
+  std::unique_lock<std::mutex> lock(mu_);
+  for (;;) {
+    changed_.wait(lock, [this] { return is_passed_ || is_ended_; });
+    if (!is_passed_) return;
+    lock.unlock();
+    Status status = WriteOut(passed_.get(), kBufferBytes);
+    lock.lock();
+    status_ = std::move(status);
+    is_passed_ = false;
+    changed_.notify_all();
+  }
+}
+
+void FileStream::StopThread() {
+  if (!thread_.joinable()) return;
+  {
+    std::lock_guard<std::mutex> guard(mu_);
+    is_ended_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+Status FileStream::WriteOut(const char* bytes, size_t size) {
+  for (size_t done = 0; done < size;) {
+    const size_t part = direct_ ? size - done : std::min(size - done, kCachedBytes);
+    const ssize_t wrote = write(fd_, bytes + done, part);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0 && errno == EINVAL && direct_) {
+      // The file system takes the flag, and not these lengths.
+      GiveUpDirect();
+      continue;
+    }
+    if (wrote < 0)
+      return SystemError(errno, "write byte " + std::to_string(written_) + " of", path_);
+    done += static_cast<size_t>(wrote);
+    written_ += static_cast<uint64_t>(wrote);
+    if (done % kAlignment != 0) GiveUpDirect();
+#ifdef SYNC_FILE_RANGE_WRITE
+    if (written_ - pushed_ < kPushedBytes) continue;
+    // A file system that cannot do it does it all in Finish.
+    if (!direct_) {
+      (void)sync_file_range(fd_, static_cast<off_t>(pushed_),
+                            static_cast<off_t>(written_ - pushed_), SYNC_FILE_RANGE_WRITE);
+    }
+    pushed_ = written_;
+#endif
+  }
+  return Status();
+}
+
+void FileStream::GiveUpDirect() {
+  if (!std::exchange(direct_, false)) return;
+#ifdef O_DIRECT
+  const int flags = fcntl(fd_, F_GETFL);
+  if (flags >= 0) (void)fcntl(fd_, F_SETFL, flags & ~O_DIRECT);
+#endif
+}
+
+}  // namespace sok

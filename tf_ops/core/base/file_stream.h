@@ -1,0 +1,75 @@
+// Writes a file from its beginning to its end, past the system's cache where that can be.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "core/base/status.h"
+
+namespace sok {
+
+// Gathers bytes in memory; while one buffer fills, a thread writes the other one. With direct I/O
+// that thread sleeps while the device works, the processor copies nothing into the cache, and the
+// cache keeps what others have there: see docs/decisions/direct-io.md.
+//
+// One thread at a time may use it. An error comes with a later call, at the latest with Finish;
+// after it, what stands in the file is of no use.
+class FileStream {
+ public:
+  // The file is new and open for writing. `path` is for errors.
+  FileStream(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+  // Closes the file. Without a Finish before, some bytes are lost.
+  ~FileStream();
+  FileStream(const FileStream&) = delete;
+  FileStream& operator=(const FileStream&) = delete;
+
+  // Errors: those of SystemError; kResourceExhausted if there is no memory for a buffer.
+  Status Write(const void* bytes, size_t size);
+  // Writes what is left, and brings everything to the device. Nothing may be written afterwards.
+  Status Finish();
+
+  // Returns how many bytes Write has taken.
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  static constexpr size_t kBufferBytes = size_t{4} << 20;
+
+  struct Freed {
+    void operator()(char* bytes) const { std::free(bytes); }
+  };
+  using Buffer = std::unique_ptr<char[], Freed>;
+
+  Status PassOn();  // has the thread write the buffer that is full
+  Status WaitForThread();
+  void Run();  // what the thread does
+  void StopThread();
+  Status WriteOut(const char* bytes, size_t size);
+  void GiveUpDirect();
+
+  const int fd_;
+  const std::string path_;
+  Buffer filling_, passed_;
+  size_t filled_ = 0;  // bytes in filling_
+  uint64_t bytes_ = 0;
+
+  // Of whoever writes: the thread while there is one.
+  bool direct_ = false;
+  uint64_t written_ = 0;
+  uint64_t pushed_ = 0;  // bytes that the system was told to bring to the device
+
+  std::thread thread_;
+  std::mutex mu_;
+  std::condition_variable changed_;
+  bool is_passed_ = false;  // passed_ is full and not written yet
+  bool is_ended_ = false;
+  Status status_;
+};
+
+}  // namespace sok
