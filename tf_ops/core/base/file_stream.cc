@@ -14,8 +14,8 @@
 namespace sok {
 namespace {
 
-// Direct I/O needs memory, places and lengths that are multiples of a block of the device, which
-// has 4 KiB at most where it is common.
+// Direct I/O needs memory, places and lengths that are multiples of a block of the device. Common
+// devices have blocks of 512 bytes or 4 KiB, and pages of memory are multiples of both.
 constexpr size_t kAlignment = 4096;
 // In the system's cache a thread of low priority keeps its core until a call returns, also from one
 // of a high priority: so calls are short.
@@ -36,12 +36,12 @@ Status FileStream::Write(const void* bytes, size_t size) {
     if (filled_ == kBufferBytes) {
       if (Status status = PassOn(); !status.ok()) return status;
     }
-    if (filling_ == nullptr) {
-      filling_.reset(static_cast<char*>(std::aligned_alloc(kAlignment, kBufferBytes)));
-      if (filling_ == nullptr) return OutOfMemory(kBufferBytes, path_);
+    if (filling_.data() == nullptr) {
+      filling_ = PageBuffer(kBufferBytes, /*huge_pages=*/false);
+      if (filling_.data() == nullptr) return OutOfMemory(kBufferBytes, path_);
     }
     const size_t part = std::min(size, kBufferBytes - filled_);
-    std::memcpy(filling_.get() + filled_, from, part);
+    std::memcpy(filling_.data() + filled_, from, part);
     filled_ += part;
     bytes_ += part;
     from += part;
@@ -56,7 +56,7 @@ Status FileStream::Finish() {
   if (!status.ok()) return status;
   // The end of a file is seldom a whole block.
   GiveUpDirect();
-  status = WriteOut(filling_.get(), filled_);
+  status = WriteOut(filling_.data(), filled_);
   if (!status.ok()) return status;
   filled_ = 0;
   return fsync(fd_) == 0 ? Status() : SystemError(errno, "bring to the device", path_);
@@ -72,9 +72,9 @@ Status FileStream::PassOn() {
     try {
       thread_ = std::thread([this] { Run(); });
     } catch (const std::system_error&) {
-      // The system has no more threads, so the caller's own writes.
+      // The system has no more threads, so that of the caller writes.
       filled_ = 0;
-      return WriteOut(filling_.get(), kBufferBytes);
+      return WriteOut(filling_.data(), kBufferBytes);
     }
   }
   {
@@ -99,7 +99,7 @@ void FileStream::Run() {
     changed_.wait(lock, [this] { return is_passed_ || is_ended_; });
     if (!is_passed_) return;
     lock.unlock();
-    Status status = WriteOut(passed_.get(), kBufferBytes);
+    Status status = WriteOut(passed_.data(), kBufferBytes);
     lock.lock();
     status_ = std::move(status);
     is_passed_ = false;
@@ -127,8 +127,9 @@ Status FileStream::WriteOut(const char* bytes, size_t size) {
       GiveUpDirect();
       continue;
     }
-    if (wrote < 0)
+    if (wrote < 0) {
       return SystemError(errno, "write byte " + std::to_string(written_) + " of", path_);
+    }
     done += static_cast<size_t>(wrote);
     written_ += static_cast<uint64_t>(wrote);
     if (done % kAlignment != 0) GiveUpDirect();

@@ -4,13 +4,12 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "core/base/page_memory.h"
 #include "core/base/status.h"
 
 namespace sok {
@@ -41,25 +40,23 @@ class FileStream {
  private:
   static constexpr size_t kBufferBytes = size_t{4} << 20;
 
-  struct Freed {
-    void operator()(char* bytes) const { std::free(bytes); }
-  };
-  using Buffer = std::unique_ptr<char[], Freed>;
-
-  Status PassOn();  // has the thread write the buffer that is full
+  // Has the thread write the buffer that is full.
+  Status PassOn();
+  // Returns the first error that the thread has met.
   Status WaitForThread();
-  void Run();  // what the thread does
+  // The thread runs this until StopThread is called.
+  void Run();
   void StopThread();
   Status WriteOut(const char* bytes, size_t size);
   void GiveUpDirect();
 
   const int fd_;
   const std::string path_;
-  Buffer filling_, passed_;
+  PageBuffer filling_, passed_;
   size_t filled_ = 0;  // bytes in filling_
   uint64_t bytes_ = 0;
 
-  // Of whoever writes: the thread while there is one.
+  // While there is a thread, it alone uses these three.
   bool direct_ = false;
   uint64_t written_ = 0;
   uint64_t pushed_ = 0;  // bytes that the system was told to bring to the device

@@ -45,7 +45,6 @@ class RowsFileWriter {
   // Makes the file, which must not be there.
   static Result<std::unique_ptr<RowsFileWriter>> Create(const std::string& path,
                                                         const Identity& identity);
-  ~RowsFileWriter() = default;
   RowsFileWriter(const RowsFileWriter&) = delete;
   RowsFileWriter& operator=(const RowsFileWriter&) = delete;
 
