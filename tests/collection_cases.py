@@ -361,3 +361,12 @@ def functional_model(layer: Any, batch: dict[str, Bags]) -> Any:
     ]
     vector = keras.layers.Concatenate()(flat)
     return keras.Model(inputs, keras.layers.Dense(1, name="dense")(vector))
+
+
+def one_table(name: str = "t", dim: int = 2, **arguments: Any) -> TableConfig:
+    return TableConfig(name, None, dim, **arguments)
+
+
+def fit_few(model: Any, optimizer: Any, data: Any) -> None:
+    model.compile(optimizer, "mse", run_eagerly=True)
+    model.fit(data, shuffle=False, verbose=0)

@@ -9,6 +9,7 @@ import held_state
 import numpy as np
 import pytest
 import tensorflow as tf
+from one_table import one_table, restored
 
 import sok_embed as sok
 from sok_embed.checkpoint import Checkpoint, CheckpointManager, manifest, rows_file, survey
@@ -22,20 +23,6 @@ def kinds(manager):
         read = manifest.read(folder)
         found[read.step] = int(read.parent.folder[-9:]) if read.parent else None
     return found
-
-
-def one_table(folder, rows=0, **arguments):
-    """A table, and a manager of it that has saved nothing yet."""
-    table = sok.DynamicEmbedding(4, name="rows", seed=1).table
-    if rows:
-        table.assign(np.arange(rows), np.ones([rows, 4], np.float32))
-    return table, CheckpointManager(Checkpoint(table=table), folder, **arguments)
-
-
-def restored(folder):
-    other = sok.DynamicEmbedding(4, name="rows", seed=1).table
-    Checkpoint(table=other).restore(folder)
-    return held_state.contents_of(other)
 
 
 def change(model, chance):

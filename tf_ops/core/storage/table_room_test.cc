@@ -10,105 +10,13 @@
 #include <thread>
 #include <vector>
 
-#include "core/base/test_folder.h"
 #include "core/base/test_result.h"
-#include "core/base/test_threads.h"
 #include "core/storage/storage.h"
+#include "core/storage/test_place.h"
 #include "core/tables/table.h"
 
 namespace sok {
 namespace {
-
-constexpr int kDim = 2;
-using Keys = std::vector<Key>;
-
-EvictionConfig Kind(const char* kind) { return {kind}; }
-
-TableConfig Config(uint64_t max_rows) {
-  TableConfig config;
-  config.dim = kDim;
-  config.initializer = "constant";
-  config.initializer_a = 1;
-  config.max_rows = max_rows;
-  return config;
-}
-
-// A table in memory, whose clock is its steps, or in a storage, whose clock a test moves.
-class Place {
- public:
-  Place(bool on_disk, const EvictionConfig& eviction, uint64_t max_rows,
-        std::shared_ptr<Admission> admission = nullptr, uint32_t ttl = 0) {
-    TableConfig config = Config(max_rows);
-    if (!on_disk) {
-      config.step_clock = true;
-      table =
-          Value(Table::Make(config, std::move(admission), nullptr, Value(MakeEviction(eviction))));
-      return;
-    }
-    StorageOptions options;
-    options.path = folder_ / "storage";
-    options.ttl = ttl;
-    storage = Value(Storage::Open(options));
-    storage->SetNow(1);
-    table = Value(storage->OpenTable(config, "", {}, std::nullopt, false, eviction));
-  }
-  ~Place() {
-    table.reset();
-    if (storage != nullptr) CHECK(storage->Close().ok());
-  }
-
-  void Tick() {
-    if (storage != nullptr) storage->SetNow(++now_);
-  }
-  // One training step of the keys.
-  void Step(const Keys& keys) {
-    Tick();
-    REQUIRE(Look(keys).ok());
-    Deposit(keys);
-    Commit();
-  }
-  Status Look(const Keys& keys) {
-    std::vector<float> out(keys.size() * kDim);
-    return table->Lookup(keys.data(), keys.size(), true, out.data(), ThreadedFor);
-  }
-  // Gradients of 1.
-  void Deposit(const Keys& keys, std::shared_ptr<RowClaim> claim = nullptr) {
-    const auto ones = std::make_shared<const std::vector<float>>(keys.size() * kDim, 1.0f);
-    LookupKeys lookup = Held(keys);
-    lookup.rows_made = true;
-    lookup.removals = table->removals();
-    lookup.claim = std::move(claim);
-    table->Deposit(lookup, ones, ones->data(), nullptr);
-  }
-  CommitOutcome Commit() {
-    return Value(table->Commit({"sgd", {{"learning_rate", 1}}, 0, 1.0f}, ThreadedFor));
-  }
-  static LookupKeys Held(const Keys& keys) {
-    const auto copy = std::make_shared<const Keys>(keys);
-    LookupKeys lookup;
-    lookup.hold = copy;
-    lookup.keys = copy->data();
-    lookup.n = keys.size();
-    return lookup;
-  }
-  Keys Rows() {
-    Keys keys;
-    REQUIRE(table->ForEachRow([&](Key key, RowRef) { keys.push_back(key); }).ok());
-    std::sort(keys.begin(), keys.end());
-    CHECK(keys.size() == table->size());
-    return keys;
-  }
-
- private:
-  const TestFolder folder_;
-  uint32_t now_ = 1;
-
- public:
-  std::shared_ptr<Storage> storage;
-  std::shared_ptr<Table> table;
-};
-
-}  // namespace
 
 TEST_CASE("a full table evicts exactly as many rows as it needs: least recently, least often") {
   for (const bool on_disk : {false, true}) {
@@ -373,137 +281,6 @@ TEST_CASE("a row that was written by a clock ahead counts as trained now") {
   CHECK(place.Rows() == Keys{2, 3, 4});  // of equal times the least key
 }
 
-TEST_CASE("max_age: rows go after steps once they are so old, and in a full table at once") {
-  EvictionConfig config{"max_age", 3};
-  Place place(false, config, 4);
-  place.Step({1});
-  place.Step({2});
-  place.Step({3});
-  CHECK(place.Rows() == Keys{1, 2, 3});
-  place.Step({3});  // 1 was trained three steps ago
-  CHECK(place.Rows() == Keys{2, 3});
-  CHECK(place.table->Stats().evicted == 1);
-  REQUIRE(place.Look({5, 6}).ok());  // made at 4
-  const Status full = place.Look({7});
-  CHECK(full.code() == Code::kResourceExhausted);
-  CHECK(place.Rows() == Keys{2, 3, 5, 6});
-
-  Place slow(false, {"max_age", 64}, 3);  // rows are looked through in every fourth step
-  slow.Step({1});
-  slow.Step({2});
-  for (int step = 3; step <= 65; ++step) slow.Step({3});
-  CHECK(slow.Rows() == Keys{2, 3});
-  REQUIRE(slow.Look({4}).ok());
-  slow.Step({3});
-  CHECK(slow.Rows() == Keys{2, 3, 4});  // not looked through before step 69
-  REQUIRE(slow.Look({5}).ok());
-  CHECK(slow.Rows() == Keys{3, 4, 5});
-}
-
-TEST_CASE("min_norm: rows go in every so many steps, and in a full table at once") {
-  for (const bool on_disk : {false, true}) {
-    EvictionConfig config{"min_norm", 0, 1.0f, 3};
-    Place place(on_disk, config, 4);
-    const Keys keys = {1, 2, 3, 4};
-    const std::vector<float> values = {0.5f, 0, 3, 4, 0.1f, 0.1f, 5, 5};
-    REQUIRE(place.table->Assign(keys.data(), 4, values.data(), SerialFor).ok());
-    REQUIRE(place.Look({7}).ok());
-    CHECK(place.Rows() == Keys{1, 2, 4, 7});  // the smallest
-    REQUIRE(place.Look({8}).ok());
-    CHECK(place.Rows() == Keys{2, 4, 7, 8});
-    CHECK(place.Look({9}).code() == Code::kResourceExhausted);
-    CHECK(place.table->Stats().evicted == 2);
-    const Key key = 2;
-    const float nothing[] = {0, 0};
-    REQUIRE(place.table->Assign(&key, 1, nothing, SerialFor).ok());
-    for (int step = 1; step <= 3; ++step) {
-      CHECK(place.Rows() == Keys{2, 4, 7, 8});
-      place.Step({4});  // from (5, 5) to (2, 2)
-    }
-    CHECK(place.Rows() == Keys{4, 7, 8});
-    CHECK(place.table->Stats().evicted == 3);
-  }
-}
-
-TEST_CASE("min_norm: rows of an update stay until the next one") {
-  for (const bool on_disk : {false, true}) {
-    Place place(on_disk, {"min_norm", 0, 1.0f, 1}, 0);
-    const auto sgd = Value(MakeRowOptimizer("sgd", {{"learning_rate", 1.0}}));
-    const auto update = [&](const Keys& keys) {
-      const std::vector<float> gradients(keys.size() * kDim, 0.9f);  // from (1, 1)
-      REQUIRE(place.table
-                  ->Update(keys.data(), keys.size(), gradients.data(), "sgd", *sgd, {}, SerialFor)
-                  .ok());
-    };
-    update({1, 2});
-    CHECK(place.Rows() == Keys{1, 2});
-    update({2, 3});
-    CHECK(place.Rows() == Keys{2, 3});
-    CHECK(place.table->Stats().evicted == 1);
-  }
-}
-
-TEST_CASE("rows in use do not go after steps") {
-  Place place(false, {"min_norm", 0, 10.0f, 1}, 0);
-  LookupKeys batch = Place::Held({1});
-  batch.claim = place.table->Claim(batch);
-  REQUIRE(place.Look({1, 2}).ok());
-  place.Deposit({2});
-  place.Commit();
-  CHECK(place.Rows() == Keys{1});
-}
-
-TEST_CASE("a key whose row went has to be admitted anew") {
-  AdmissionConfig admission;
-  admission.min_count = 2;
-  Place place(false, Kind("lru"), 2, Value(MakeAdmission(admission)));
-  REQUIRE(place.Look({1, 1, 2, 2}).ok());
-  REQUIRE(place.Look({3, 3}).ok());
-  CHECK(place.Rows() == Keys{2, 3});
-  REQUIRE(place.Look({1}).ok());
-  CHECK(place.Rows() == Keys{2, 3});
-  REQUIRE(place.Look({1}).ok());
-  CHECK(place.Rows() == Keys{1, 3});
-}
-
-TEST_CASE("evictions that a table cannot have are refused") {
-  const auto make = [](const EvictionConfig& eviction, const TableConfig& config) {
-    return Table::Make(config, nullptr, nullptr, Value(MakeEviction(eviction))).status();
-  };
-  CHECK(make(Kind("lru"), Config(0)).code() == Code::kInvalidArgument);
-  CHECK(make(Kind("lfu"), Config(0)).code() == Code::kInvalidArgument);
-  CHECK(make({"max_age", 1}, Config(0)).ok());
-  TableConfig direct = Config(5);
-  direct.direct = true;
-  CHECK(make(Kind("lru"), direct).code() == Code::kInvalidArgument);
-}
-
-TEST_CASE("a group's description has its eviction, and while it is open there is no other") {
-  const TestFolder folder;
-  StorageOptions options;
-  options.path = folder / "storage";
-  const EvictionConfig by_norm{"min_norm", 0, 0.25f, 7};
-  const auto open = [](Storage& storage, std::optional<EvictionConfig> eviction) {
-    return storage.OpenTable(Config(5), "", {}, std::nullopt, false, eviction);
-  };
-  const auto described = [](Storage& storage) { return Value(storage.Groups())[0].meta.eviction; };
-  for (const auto& eviction : std::vector<std::optional<EvictionConfig>>{
-           Kind("lru"), by_norm, std::nullopt, EvictionConfig{"max_age", 9}}) {
-    const auto storage = Value(Storage::Open(options));
-    REQUIRE(open(*storage, eviction).ok());
-    CHECK(open(*storage, eviction).ok());
-    const Status other = open(*storage, Kind("lfu")).status();
-    CHECK(other.code() == Code::kInvalidArgument);
-    CHECK(other.message().find("{\"kind\":\"lfu\"}") != std::string::npos);
-    REQUIRE(storage->Close().ok());
-    const auto again = Value(Storage::Open(options));
-    const auto meta = described(*again);
-    REQUIRE(meta.has_value() == eviction.has_value());
-    if (meta.has_value()) CHECK(SameEviction(*meta, *eviction));
-    REQUIRE(again->Close().ok());
-  }
-}
-
 TEST_CASE("lookups and commits beside each other keep the table within its limit") {
   for (const bool on_disk : {false, true}) {
     for (const char* kind : {"lru", "lfu"}) {
@@ -546,4 +323,5 @@ TEST_CASE("lookups and commits beside each other keep the table within its limit
   }
 }
 
+}  // namespace
 }  // namespace sok
