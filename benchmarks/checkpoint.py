@@ -42,6 +42,7 @@ from _common import environment, interleaved, report
 
 import sok_embed
 from sok_embed.checkpoint import Checkpoint, CheckpointManager
+from sok_embed.checkpoint.tables import Part
 from sok_embed.kv import _core
 
 SHARES = (0.01, 0.1)
@@ -212,26 +213,37 @@ def in_background(table: Table, folder: Path, repeats: int, whole: float) -> dic
     }
 
 
-def noting(table: Table, folder: Path, repeats: int) -> dict[str, Any]:
-    """Steps while changes are noted, against steps without, in turns: a restore ends the noting."""
-    manager = CheckpointManager(table.checkpoint(), folder / "noting", max_to_keep=1)
+def noting(table: Table, _: Path, repeats: int) -> dict[str, Any]:
+    """Steps while changes are noted, against steps without, in short turns.
 
-    def steps() -> float:
-        for i in range(20):
-            table.step(i)
-        return statistics.median(table.step(i) for i in range(100))
-
+    The first steps of a turn note rows that were not noted yet; later ones find most of them noted.
+    """
+    layer = table.layer.table
+    both: dict[str, list[float]] = {"first": [], "later": []}
     times: dict[str, list[float]] = {"plain": [], "noted": []}
-    for repeat in range(repeats):
-        times["plain"].append(steps())
-        path = manager.save(repeat, incremental=True)
-        times["noted"].append(steps())
-        table.checkpoint().restore(path)
-    medians = {name: statistics.median(each) for name, each in times.items()}
-    ratios = [noted / plain for plain, noted in zip(*times.values(), strict=True)]
+    count = len(table.batches)
+    for turn in range(20 * repeats):
+        turns = {}
+        for name in ("plain", "noted") if turn % 2 else ("noted", "plain"):
+            # Only the notes of this capture go on once it is released. They end with it.
+            _, _, capture = Part(layer, "rows").capture(1, 0)
+            capture.release()
+            if name == "plain":
+                capture.end()
+            turns[name] = [table.step(i) for i in range(3 * count)]
+            capture.end()
+            times[name].append(statistics.median(turns[name]))
+        for when, part in (("first", slice(count)), ("later", slice(count, None))):
+            plain, noted = (statistics.median(turns[name][part]) for name in ("plain", "noted"))
+            both[when].append(noted / plain)
     return {
-        "milliseconds": {name: round(value * 1e3, 3) for name, value in medians.items()},
-        "noted_over_plain": round(statistics.median(ratios), 4),
+        "milliseconds": {
+            name: round(statistics.median(each) * 1e3, 3) for name, each in times.items()
+        },
+        **{
+            f"{when}_noted_over_plain": round(statistics.median(each), 4)
+            for when, each in both.items()
+        },
     }
 
 

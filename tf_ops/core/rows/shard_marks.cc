@@ -7,10 +7,16 @@
 #include <new>
 #include <utility>
 
+#include "core/rows/row_copy.h"
+
 namespace sok {
 namespace {
 
 constexpr size_t kChunkBytes = size_t{256} << 10;
+// Changed rows are listed with their keys up to this share of all: two bytes for each row.
+constexpr uint32_t kLeastListed = 64, kListedShare = 8;
+// A copy of a listed row is prefetched so many entries before.
+constexpr size_t kAhead = 12;
 
 // Memory for copies that was used before: new memory costs the system more than the copy itself.
 // Thread-safe.
@@ -131,9 +137,21 @@ size_t RowCopies::TakeInto(const CapturedColumns& to, size_t begin, size_t end) 
   return at - begin;
 }
 
-void ShardMarks::StartNoting() {
+void ShardMarks::Changes::List(Key key, uint32_t row, uint32_t end) {
+  if (listed.size() < std::max(kLeastListed, end / kListedShare)) {
+    listed.push_back({key, row});
+  } else {
+    is_listed = false;
+    listed = {};
+  }
+}
+
+ShardMarks::Changes ShardMarks::StartNoting() {
   noting_ = true;
-  changes_ = {};
+  Changes before = std::exchange(changes_, {});
+  // As many are likely to come again; growing while training waits costs more than noting.
+  changes_.listed.reserve(before.listed.size());
+  return before;
 }
 
 void ShardMarks::StopNoting() {
@@ -141,11 +159,20 @@ void ShardMarks::StopNoting() {
   changes_ = {};
 }
 
-void ShardMarks::PutBack(Changes earlier) {
-  // A row that was changed and has gone since then is noted as removed; its number may be that of
-  // another row now, which is captured once more than it must be.
+void ShardMarks::PutBack(Changes earlier, const RowSlabs& rows) {
+  // A row that was changed and has gone since then is noted as removed. Its number may be that of
+  // another row now, which was noted when it was made, or may become that of one yet to be made.
+  RowBits taken;
+  taken.words() = rows.taken();
+  earlier.rows.KeepThoseOf(taken);
   changes_.rows.Add(earlier.rows);
   changes_.removed.insert(changes_.removed.begin(), earlier.removed.begin(), earlier.removed.end());
+  changes_.is_listed &= earlier.is_listed;
+  if (changes_.is_listed) {
+    changes_.listed.insert(changes_.listed.begin(), earlier.listed.begin(), earlier.listed.end());
+  } else {
+    changes_.listed = {};
+  }
 }
 
 void ShardMarks::StartCapture(RowBits waiting, const RowLayout& layout) {
@@ -182,6 +209,31 @@ size_t ShardMarks::CopyOut(const std::vector<Key>& keys, const RowSlabs& rows,
     PutRow(to, at++, keys[row], *rows.meta(row), rows.row(row), dim, slot_floats);
   }
   *from = static_cast<uint32_t>(word * 64);
+  return at - begin;
+}
+
+size_t ShardMarks::CopyListed(const std::vector<NumberedKey>& listed, const RowSlabs& rows,
+                              const CapturedColumns& to, size_t begin, size_t end, uint32_t* from) {
+  const int floats = rows.layout().dim() + rows.layout().slot_floats();
+  const auto dim = static_cast<size_t>(rows.layout().dim());
+  const auto slot_floats = static_cast<size_t>(rows.layout().slot_floats());
+  size_t at = begin, done = *from;
+  // Backwards, so that the first entry of a row that is met is its last.
+  for (; done < listed.size() && at < end; ++done) {
+    const size_t left = listed.size() - done;
+    if (left > kAhead) {
+      const uint32_t ahead = listed[left - 1 - kAhead].row;
+      if (waiting_.Has(ahead)) {
+        PrefetchForCopy(rows.row(ahead), floats);
+        __builtin_prefetch(rows.meta(ahead));
+      }
+    }
+    const auto [key, row] = listed[left - 1];
+    if (!waiting_.Has(row)) continue;
+    waiting_.Clear(row);
+    PutRow(to, at++, key, *rows.meta(row), rows.row(row), dim, slot_floats);
+  }
+  *from = static_cast<uint32_t>(done);
   return at - begin;
 }
 

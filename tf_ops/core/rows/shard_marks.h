@@ -82,22 +82,38 @@ class RowCopies {
 };
 
 // Of one shard. Not thread-safe: whoever holds the shard's lock exclusively may call it, but for
-// CopyOut, which whoever has the capture may call with the lock shared.
+// CopyOut and CopyListed, which whoever has the capture may call with the lock shared.
 class ShardMarks {
  public:
+  struct NumberedKey {
+    Key key;
+    uint32_t row;
+  };
   // Changes since a moment.
   struct Changes {
-    RowBits rows;              // that were made or changed and are there
+    RowBits rows;              // that were made or changed and are there: no free one is set
     std::vector<Key> removed;  // keys that went, in order
+    // The rows with their keys, so that nobody has to look through the index for these, while they
+    // are a small share of all. In the order of first changes: a row that went and was made again
+    // for another key comes again, and its last entry counts.
+    std::vector<NumberedKey> listed;
+    bool is_listed = true;  // false: they became too many, and none is listed
+
+    // Notes a change of a row, whose number is below `end`, as those of all rows are.
+    void Note(Key key, uint32_t row, uint32_t end) {
+      if (is_listed && !rows.Has(row)) List(key, row, end);
+      rows.Set(row);
+    }
+    void List(Key key, uint32_t row, uint32_t end);
   };
 
-  // From now on changes are noted, beginning with none.
-  void StartNoting();
+  // From now on changes are noted, beginning with none. Returns those that were noted before.
+  Changes StartNoting();
   void StopNoting();
   bool noting() const { return noting_; }
   const Changes& changes() const { return changes_; }
   // Adds changes that were noted before those that are.
-  void PutBack(Changes earlier);
+  void PutBack(Changes earlier, const RowSlabs& rows);
 
   // From now on rows of which a bit is set wait to be copied out.
   void StartCapture(RowBits waiting, const RowLayout& layout);
@@ -107,7 +123,7 @@ class ShardMarks {
   // A row is about to change; what is new may have been noted as changed afterwards.
   void Changing(Key key, uint32_t row, const RowSlabs& rows) {
     if (waiting_.Has(row)) KeepCopy(key, row, rows);
-    if (noting_) changes_.rows.Set(row);
+    if (noting_) changes_.Note(key, row, rows.end());
   }
   // The same of many rows: numbers[i] is that of key_of(i), or UINT32_MAX, which is left out.
   template <typename KeyOf>
@@ -119,10 +135,25 @@ class ShardMarks {
       return;
     }
     if (!noting_) return;
-    // This runs in every step, so it does nothing else.
-    uint64_t* const words = changes_.rows.Room(rows.end());
-    for (size_t i = 0; i < n; ++i) {
-      if (numbers[i] != UINT32_MAX) words[numbers[i] / 64] |= uint64_t{1} << (numbers[i] % 64);
+    // This runs in every step, so it does nothing else, and does not branch on what a row is.
+    const uint32_t end = rows.end();
+    const uint64_t* const words = changes_.rows.Room(end);
+    constexpr size_t kAtOnce = 256, kAhead = 96;
+    uint32_t fresh[kAtOnce];  // of these, those that had not changed
+    for (size_t begin = 0; begin < n; begin += kAtOnce) {
+      const auto some = static_cast<uint32_t>(n - begin < kAtOnce ? n - begin : kAtOnce);
+      size_t count = 0;
+      for (uint32_t i = 0; i < some; ++i) {
+        const uint32_t ahead = begin + i + kAhead < n ? numbers[begin + i + kAhead] : 0;
+        __builtin_prefetch(words + (ahead < end ? ahead : 0) / 64);
+        const uint32_t row = numbers[begin + i];
+        if (row == UINT32_MAX) continue;
+        fresh[count] = i;
+        count += (words[row / 64] >> (row % 64) & 1) == 0;
+      }
+      for (size_t i = 0; i < count; ++i) {
+        changes_.Note(key_of(begin + fresh[i]), numbers[begin + fresh[i]], end);
+      }
     }
   }
   // A row is about to go.
@@ -147,6 +178,9 @@ class ShardMarks {
   // that waits. Returns how many; their wait is over.
   size_t CopyOut(const std::vector<Key>& keys, const RowSlabs& rows, const CapturedColumns& to,
                  size_t begin, size_t end, uint32_t* from);
+  // The same of rows that are listed with their keys; `*from` is how many entries are done.
+  size_t CopyListed(const std::vector<NumberedKey>& listed, const RowSlabs& rows,
+                    const CapturedColumns& to, size_t begin, size_t end, uint32_t* from);
   const RowBits& waiting() const { return waiting_; }
   RowCopies* kept() { return kept_.get(); }
   // Whether a copy could not be kept.

@@ -53,9 +53,13 @@ class MemoryStore<Index>::StoreCapture final : public RowCapture {
       Shard& shard = *store_.shards_[shard_];
       {
         std::shared_lock<SharedMutex> lock(shard.mu);
-        if (!listed_) ListKeys(shard);
-        const size_t copied = shard.marks->CopyOut(keys_, shard.rows, to, n, room, &from_);
-        n += copied;
+        if (options_.since != 0 && before_[shard_].is_listed) {
+          const auto& listed = before_[shard_].listed;
+          n += shard.marks->CopyListed(listed, shard.rows, to, n, room, &from_);
+        } else {
+          if (!listed_) ListKeys(shard);
+          n += shard.marks->CopyOut(keys_, shard.rows, to, n, room, &from_);
+        }
       }
       if (n == room) break;
       // None waits any more, so that no more copies come.
@@ -114,12 +118,15 @@ class MemoryStore<Index>::StoreCapture final : public RowCapture {
       if (shard.marks == nullptr) shard.marks = std::make_unique<ShardMarks>();
       RowBits waiting;
       waiting.words() = shard.rows.taken();
-      if (noting || options_.since != 0) before_[s] = shard.marks->changes();
+      if (noting) {
+        before_[s] = shard.marks->StartNoting();
+      } else if (options_.since != 0) {
+        before_[s] = shard.marks->changes();
+      }
       if (options_.since != 0) {
         waiting.KeepThoseOf(before_[s].rows);
         removed_.insert(removed_.end(), before_[s].removed.begin(), before_[s].removed.end());
       }
-      if (noting) shard.marks->StartNoting();
       rows_ += waiting.Count();
       size_ += shard.index.size();
       shard.marks->StartCapture(std::move(waiting), shard.rows.layout());
@@ -143,7 +150,7 @@ class MemoryStore<Index>::StoreCapture final : public RowCapture {
       if (mark_before_ == 0) {
         shard.marks->StopNoting();
       } else {
-        shard.marks->PutBack(std::move(before_[s]));
+        shard.marks->PutBack(std::move(before_[s]), shard.rows);
       }
     }
     uint64_t own = options_.mark;
