@@ -12,7 +12,10 @@ One table of rows with the slots of Adam, in memory. In turns:
     delta       CheckpointManager.save(incremental=True) after a share of rows was trained,
                 against the save of all rows, in time and in bytes
     background  steps of training while a save is written, against steps without one: the longest,
-                what all of them took longer than the median, and the call of save itself
+                what all of them took longer than the median, and the call of save itself; the
+                steps do nothing but train rows, and keys are drawn evenly
+    model       the same of a model with FEATURES keys a sample, some of them far more frequent than
+                others, and dense layers
     noting      steps while changes are noted for the next delta, against steps without
 
 Saves and their rivals write new files; a disk may be quicker where it wrote before.
@@ -46,26 +49,43 @@ from sok_embed.checkpoint.tables import Part
 from sok_embed.kv import _core
 
 SHARES = (0.01, 0.1)
+FEATURES = 26  # keys a sample of a model
 
 
 class Table:
-    """A layer whose rows are trained with Adam, and a step of training."""
+    """A layer whose rows are trained with Adam, and a step of training.
 
-    def __init__(self, keys: int, dim: int, batch: int, rng: np.random.Generator) -> None:
+    With `as_model`, a small network stands on the layer, and the chance of a key falls with its
+    number as 1 / key. Otherwise a step trains rows and nothing else.
+    """
+
+    def __init__(
+        self, keys: int, dim: int, batch: int, rng: np.random.Generator, as_model: bool = False
+    ) -> None:
         self.keys, self.dim, self.batch = keys, dim, batch
         self.layer = sok_embed.DynamicEmbedding(dim, name="rows")
         self.optimizer = keras.optimizers.Adam()
         self.model = keras.Sequential([keras.Input((), dtype="int64"), self.layer])
-        self.optimizer.build(self.model.trainable_variables)
-        self.step_of = tf.function(self._step)
+        fill = tf.function(lambda some: self._train(self.model, some))
+        if as_model:
+            layers = [keras.layers.Dense(units, activation="relu") for units in (256, 128)]
+            layers = [keras.layers.Flatten(), *layers, keras.layers.Dense(1)]
+            shape = keras.Input((FEATURES,), dtype="int64")
+            self.trained = keras.Sequential([shape, self.layer, *layers])
+            drawn = keys ** rng.random((64, batch // FEATURES, FEATURES)) - 1
+        else:
+            self.trained = self.model
+            drawn = rng.integers(0, keys, (16, batch))
+        self.optimizer.build(self.trained.trainable_variables)
         for begin in range(0, keys, batch):
-            self.step_of(tf.range(begin, begin + batch, dtype=tf.int64))
-        self.batches = [tf.constant(rng.integers(0, keys, batch)) for _ in range(16)]
+            fill(tf.range(begin, begin + batch, dtype=tf.int64))
+        self.batches = [tf.constant(each, tf.int64) for each in drawn.astype(np.int64)]
+        self.step_of = tf.function(lambda some: self._train(self.trained, some))
 
-    def _step(self, keys: tf.Tensor) -> None:
+    def _train(self, model: keras.Model, keys: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(self.model(keys, training=True))
-        variables = self.model.trainable_variables
+            loss = tf.reduce_sum(model(keys, training=True))
+        variables = model.trainable_variables
         self.optimizer.apply(tape.gradient(loss, variables), variables)
 
     def step(self, number: int) -> float:
@@ -76,7 +96,7 @@ class Table:
 
     def checkpoint(self) -> Checkpoint:
         """A checkpoint of the table and its optimizer."""
-        return Checkpoint(model=self.model, optimizer=self.optimizer)
+        return Checkpoint(model=self.trained, optimizer=self.optimizer)
 
 
 def emptied(folder: Path) -> Path:
@@ -176,7 +196,7 @@ def deltas(table: Table, folder: Path, repeats: int) -> dict[str, Any]:
 def in_background(table: Table, folder: Path, repeats: int, whole: float) -> dict[str, Any]:
     """Steps of training while saves are written."""
     manager = CheckpointManager(
-        table.checkpoint(), folder / "background", max_to_keep=1, save_on_background=True
+        table.checkpoint(), emptied(folder / "background"), max_to_keep=1, save_on_background=True
     )
     runs: dict[str, list[float]] = {
         name: [] for name in ("call", "longest", "stalls", "slower", "written_in", "copies_mib")
@@ -258,11 +278,12 @@ def main() -> None:
     parser.add_argument(
         "--cases",
         nargs="+",
-        choices=["save", "delta", "background", "noting"],
-        default=["save", "delta", "background", "noting"],
+        choices=["save", "delta", "background", "model", "noting"],
+        default=["save", "delta", "background", "model", "noting"],
     )
     arguments = parser.parse_args()
-    table = Table(arguments.keys, arguments.dim, arguments.batch, np.random.default_rng(0))
+    shape = arguments.keys, arguments.dim, arguments.batch
+    table = Table(*shape, np.random.default_rng(0))
     with tempfile.TemporaryDirectory(dir=arguments.folder) as path:
         folder = Path(path)
         begin = time.perf_counter()
@@ -273,6 +294,12 @@ def main() -> None:
             "save": lambda: saving(table, folder, arguments.repeats),
             "delta": lambda: deltas(table, folder, arguments.repeats),
             "background": lambda: in_background(table, folder, arguments.repeats, whole),
+            "model": lambda: in_background(
+                Table(*shape, np.random.default_rng(0), as_model=True),
+                folder,
+                arguments.repeats,
+                whole,
+            ),
             "noting": lambda: noting(table, folder, arguments.repeats),
         }
         for name in arguments.cases:
