@@ -192,6 +192,19 @@ void ShardMarks::KeepCopy(Key key, uint32_t row, const RowSlabs& rows) {
   waiting_.Clear(row);
 }
 
+void ShardMarks::KeepCopies(const NumberedKey* some, size_t n, const RowSlabs& rows) {
+  const int floats = rows.layout().dim() + rows.layout().slot_floats();
+  for (size_t i = 0; i < n + kAhead; ++i) {
+    if (i < n) {
+      PrefetchForCopy(rows.row(some[i].row), floats);
+      __builtin_prefetch(rows.meta(some[i].row));
+    }
+    if (i < kAhead) continue;
+    const auto [key, row] = some[i - kAhead];
+    if (waiting_.Has(row)) KeepCopy(key, row, rows);
+  }
+}
+
 size_t ShardMarks::CopyOut(const std::vector<Key>& keys, const RowSlabs& rows,
                            const CapturedColumns& to, size_t begin, size_t end, uint32_t* from) {
   std::vector<uint64_t>& words = waiting_.words();

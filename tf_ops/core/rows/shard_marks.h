@@ -128,32 +128,20 @@ class ShardMarks {
   // The same of many rows: numbers[i] is that of key_of(i), or UINT32_MAX, which is left out.
   template <typename KeyOf>
   void ChangingMany(const uint32_t* numbers, size_t n, const KeyOf& key_of, const RowSlabs& rows) {
+    // This runs in every step, so it does not branch on what a row is.
     if (capturing()) {
-      for (size_t i = 0; i < n; ++i) {
-        if (numbers[i] != UINT32_MAX) Changing(key_of(i), numbers[i], rows);
-      }
-      return;
+      const uint32_t end = static_cast<uint32_t>(waiting_.words().size()) * 64;
+      ForSelected<true>(waiting_.words().data(), end, numbers, n, key_of,
+                        [&](const NumberedKey* some, size_t m) { KeepCopies(some, m, rows); });
     }
-    if (!noting_) return;
-    // This runs in every step, so it does nothing else, and does not branch on what a row is.
-    const uint32_t end = rows.end();
-    const uint64_t* const words = changes_.rows.Room(end);
-    constexpr size_t kAtOnce = 256, kAhead = 96;
-    uint32_t fresh[kAtOnce];  // of these, those that had not changed
-    for (size_t begin = 0; begin < n; begin += kAtOnce) {
-      const auto some = static_cast<uint32_t>(n - begin < kAtOnce ? n - begin : kAtOnce);
-      size_t count = 0;
-      for (uint32_t i = 0; i < some; ++i) {
-        const uint32_t ahead = begin + i + kAhead < n ? numbers[begin + i + kAhead] : 0;
-        __builtin_prefetch(words + (ahead < end ? ahead : 0) / 64);
-        const uint32_t row = numbers[begin + i];
-        if (row == UINT32_MAX) continue;
-        fresh[count] = i;
-        count += (words[row / 64] >> (row % 64) & 1) == 0;
-      }
-      for (size_t i = 0; i < count; ++i) {
-        changes_.Note(key_of(begin + fresh[i]), numbers[begin + fresh[i]], end);
-      }
+    if (noting_) {
+      const uint32_t end = rows.end();
+      ForSelected<false>(changes_.rows.Room(end), end, numbers, n, key_of,
+                         [&](const NumberedKey* some, size_t m) {
+                           for (size_t i = 0; i < m; ++i) {
+                             changes_.Note(some[i].key, some[i].row, end);
+                           }
+                         });
     }
   }
   // A row is about to go.
@@ -187,7 +175,36 @@ class ShardMarks {
   bool lost() const { return lost_; }
 
  private:
+  // Calls fn(some, m) for those of numbers[0..n) that are below `end` and whose bit is `kSet`, at
+  // most 256 at a time. fn may flip the bits; the same row may be in there several times.
+  template <bool kSet, typename KeyOf, typename Fn>
+  static void ForSelected(const uint64_t* words, uint32_t end, const uint32_t* numbers, size_t n,
+                          const KeyOf& key_of, const Fn& fn) {
+    constexpr size_t kAtOnce = 256, kAhead = 96;
+    if (end == 0) return;
+    NumberedKey some[kAtOnce];
+    uint32_t selected[kAtOnce];
+    for (size_t begin = 0; begin < n; begin += kAtOnce) {
+      const size_t last = n - begin < kAtOnce ? n : begin + kAtOnce;
+      size_t m = 0;
+      for (size_t i = begin; i < last; ++i) {
+        const uint32_t ahead = i + kAhead < n ? numbers[i + kAhead] : 0;
+        __builtin_prefetch(words + (ahead < end ? ahead : 0) / 64);
+        const bool known = numbers[i] < end;
+        const uint32_t row = known ? numbers[i] : 0;
+        selected[m] = static_cast<uint32_t>(i - begin);
+        m += static_cast<size_t>(known & ((words[row / 64] >> (row % 64) & 1) == kSet));
+      }
+      for (size_t j = 0; j < m; ++j) {
+        some[j] = {key_of(begin + selected[j]), numbers[begin + selected[j]]};
+      }
+      if (m > 0) fn(some, m);
+    }
+  }
+
   void KeepCopy(Key key, uint32_t row, const RowSlabs& rows);
+  // Keeps copies of those that still wait.
+  void KeepCopies(const NumberedKey* some, size_t n, const RowSlabs& rows);
 
   bool noting_ = false;
   Changes changes_;
