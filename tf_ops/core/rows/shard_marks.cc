@@ -13,8 +13,8 @@ namespace sok {
 namespace {
 
 constexpr size_t kChunkBytes = size_t{256} << 10;
-// Changed rows are listed with their keys up to this share of all: two bytes for each row.
-constexpr uint32_t kLeastListed = 64, kListedShare = 8;
+// Changed rows are listed with their keys up to an eighth of all: two bytes for each row.
+size_t MostListed(uint32_t rows) { return std::max(64u, rows / 8); }
 // A copy of a listed row is prefetched so many entries before.
 constexpr size_t kAhead = 12;
 
@@ -138,7 +138,7 @@ size_t RowCopies::TakeInto(const CapturedColumns& to, size_t begin, size_t end) 
 }
 
 void ShardMarks::Changes::List(Key key, uint32_t row, uint32_t end) {
-  if (listed.size() < std::max(kLeastListed, end / kListedShare)) {
+  if (listed.size() < MostListed(end)) {
     listed.push_back({key, row});
   } else {
     is_listed = false;
@@ -165,14 +165,20 @@ void ShardMarks::PutBack(Changes earlier, const RowSlabs& rows) {
   RowBits taken;
   taken.words() = rows.taken();
   earlier.rows.KeepThoseOf(taken);
-  changes_.rows.Add(earlier.rows);
   changes_.removed.insert(changes_.removed.begin(), earlier.removed.begin(), earlier.removed.end());
-  changes_.is_listed &= earlier.is_listed;
-  if (changes_.is_listed) {
-    changes_.listed.insert(changes_.listed.begin(), earlier.listed.begin(), earlier.listed.end());
+  std::vector<NumberedKey> listed;
+  if (changes_.is_listed && earlier.is_listed) {
+    // Rows that are listed since then have their last entries there.
+    for (const NumberedKey& each : earlier.listed) {
+      if (earlier.rows.Has(each.row) && !changes_.rows.Has(each.row)) listed.push_back(each);
+    }
+    listed.insert(listed.end(), changes_.listed.begin(), changes_.listed.end());
+    changes_.is_listed = listed.size() <= MostListed(rows.end());
   } else {
-    changes_.listed = {};
+    changes_.is_listed = false;
   }
+  changes_.listed = changes_.is_listed ? std::move(listed) : std::vector<NumberedKey>();
+  changes_.rows.Add(earlier.rows);
 }
 
 void ShardMarks::StartCapture(RowBits waiting, const RowLayout& layout) {

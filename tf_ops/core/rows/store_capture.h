@@ -146,6 +146,8 @@ class MemoryStore<Index>::StoreCapture final : public RowCapture {
     for (size_t s = 0; s < store_.shards_.size(); ++s) {
       Shard& shard = *store_.shards_[s];
       std::lock_guard<SharedMutex> lock(shard.mu);
+      // Another capture may have begun, or all rows been replaced.
+      if (store_.mark_ != options_.mark) return;
       if (!shard.marks->noting()) continue;
       if (mark_before_ == 0) {
         shard.marks->StopNoting();
