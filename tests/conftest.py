@@ -7,6 +7,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 import logging
+import signal
 import sys
 from pathlib import Path
 
@@ -15,6 +16,11 @@ import pytest
 # This lets tests import the helper modules beside this file; it comes last, so that they shadow
 # nothing.
 sys.path.append(str(Path(__file__).parent))
+
+# Where a script starts the tests in the background, the shell has them ignore this signal, and so
+# would the programs to which tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import keras
 import tensorflow as tf
