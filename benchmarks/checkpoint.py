@@ -233,13 +233,13 @@ def in_background(table: Table, folder: Path, repeats: int, whole: float) -> dic
     }
 
 
-def noting(table: Table, _: Path, repeats: int) -> dict[str, Any]:
+def noting(table: Table, repeats: int) -> dict[str, Any]:
     """Steps while changes are noted, against steps without, in short turns.
 
     The first steps of a turn note rows that were not noted yet; later ones find most of them noted.
     """
     layer = table.layer.table
-    both: dict[str, list[float]] = {"first": [], "later": []}
+    ratios: dict[str, list[float]] = {"first": [], "later": []}
     times: dict[str, list[float]] = {"plain": [], "noted": []}
     count = len(table.batches)
     for turn in range(20 * repeats):
@@ -255,14 +255,14 @@ def noting(table: Table, _: Path, repeats: int) -> dict[str, Any]:
             times[name].append(statistics.median(turns[name]))
         for when, part in (("first", slice(count)), ("later", slice(count, None))):
             plain, noted = (statistics.median(turns[name][part]) for name in ("plain", "noted"))
-            both[when].append(noted / plain)
+            ratios[when].append(noted / plain)
     return {
         "milliseconds": {
             name: round(statistics.median(each) * 1e3, 3) for name, each in times.items()
         },
         **{
             f"{when}_noted_over_plain": round(statistics.median(each), 4)
-            for when, each in both.items()
+            for when, each in ratios.items()
         },
     }
 
@@ -300,7 +300,7 @@ def main() -> None:
                 arguments.repeats,
                 whole,
             ),
-            "noting": lambda: noting(table, folder, arguments.repeats),
+            "noting": lambda: noting(table, arguments.repeats),
         }
         for name in arguments.cases:
             found = cases[name]()

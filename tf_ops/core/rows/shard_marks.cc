@@ -13,10 +13,12 @@ namespace sok {
 namespace {
 
 constexpr size_t kChunkBytes = size_t{256} << 10;
-// Changed rows are listed with their keys up to an eighth of all: two bytes for each row.
-size_t MostListed(uint32_t rows) { return std::max(64u, rows / 8); }
-// A copy of a listed row is prefetched so many entries before.
+// A row is prefetched so many entries before it is copied.
 constexpr size_t kAhead = 12;
+
+// Changed rows are listed with their keys up to an eighth of all, which is two bytes for each row;
+// in a small shard up to 64.
+size_t MostListed(uint32_t rows) { return std::max(64u, rows / 8); }
 
 // Memory for copies that was used before: new memory costs the system more than the copy itself.
 // Thread-safe.
@@ -63,6 +65,11 @@ void PutRow(const CapturedColumns& to, size_t at, Key key, const RowMeta& meta, 
   to.update_times[at] = meta.update_time;
   std::copy_n(row, dim, to.embeddings + at * dim);
   std::copy_n(row + dim, slot_floats, to.slots + at * slot_floats);
+}
+
+void PrefetchRow(const RowSlabs& rows, uint32_t row) {
+  PrefetchForCopy(rows.row(row), rows.layout().dim() + rows.layout().slot_floats());
+  __builtin_prefetch(rows.meta(row));
 }
 
 }  // namespace
@@ -199,12 +206,8 @@ void ShardMarks::KeepCopy(Key key, uint32_t row, const RowSlabs& rows) {
 }
 
 void ShardMarks::KeepCopies(const NumberedKey* some, size_t n, const RowSlabs& rows) {
-  const int floats = rows.layout().dim() + rows.layout().slot_floats();
   for (size_t i = 0; i < n + kAhead; ++i) {
-    if (i < n) {
-      PrefetchForCopy(rows.row(some[i].row), floats);
-      __builtin_prefetch(rows.meta(some[i].row));
-    }
+    if (i < n) PrefetchRow(rows, some[i].row);
     if (i < kAhead) continue;
     const auto [key, row] = some[i - kAhead];
     if (waiting_.Has(row)) KeepCopy(key, row, rows);
@@ -233,7 +236,6 @@ size_t ShardMarks::CopyOut(const std::vector<Key>& keys, const RowSlabs& rows,
 
 size_t ShardMarks::CopyListed(const std::vector<NumberedKey>& listed, const RowSlabs& rows,
                               const CapturedColumns& to, size_t begin, size_t end, uint32_t* from) {
-  const int floats = rows.layout().dim() + rows.layout().slot_floats();
   const auto dim = static_cast<size_t>(rows.layout().dim());
   const auto slot_floats = static_cast<size_t>(rows.layout().slot_floats());
   size_t at = begin, done = *from;
@@ -242,10 +244,7 @@ size_t ShardMarks::CopyListed(const std::vector<NumberedKey>& listed, const RowS
     const size_t left = listed.size() - done;
     if (left > kAhead) {
       const uint32_t ahead = listed[left - 1 - kAhead].row;
-      if (waiting_.Has(ahead)) {
-        PrefetchForCopy(rows.row(ahead), floats);
-        __builtin_prefetch(rows.meta(ahead));
-      }
+      if (waiting_.Has(ahead)) PrefetchRow(rows, ahead);
     }
     const auto [key, row] = listed[left - 1];
     if (!waiting_.Has(row)) continue;
