@@ -18,7 +18,7 @@ from sok_embed.layers.adaptive_lookup import AdaptiveLookup
 from sok_embed.layers.anchored_layer import AnchoredLayer
 from sok_embed.layers.arguments import serialize_initializer
 from sok_embed.layers.combining import combine, flat_values, output_spec, rows_of
-from sok_embed.layers.keras_arguments import refuse_keras_arguments
+from sok_embed.layers.keras_arguments import refuse_unknown_arguments
 from sok_embed.layers.rebuilding import check_rebuilt
 from sok_embed.layers.saved_rows import check_saves_all_rows
 
@@ -125,8 +125,8 @@ class AdaptiveEmbedding(AnchoredLayer):
         counter_bits: int = 8,
         **kwargs: Any,
     ) -> None:
-        refuse_keras_arguments(
-            "AdaptiveEmbedding",
+        refuse_unknown_arguments(
+            AdaptiveEmbedding,
             kwargs,
             {
                 "weights": "Make the layer, and put rows in with layer.table.restore, which takes "

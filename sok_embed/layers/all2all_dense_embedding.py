@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok_embed.arguments import check_positive
 from sok_embed.layers.arguments import serialize_initializer
-from sok_embed.layers.keras_arguments import refuse_keras_arguments
+from sok_embed.layers.keras_arguments import refuse_unknown_arguments
 from sok_embed.layers.rebuilding import true_ids
 from sok_embed.layers.table_layer import TableLayer
 
@@ -95,7 +95,7 @@ class All2AllDenseEmbedding(TableLayer):
         eviction: Any = None,
         **kwargs: Any,
     ) -> None:
-        refuse_keras_arguments("All2AllDenseEmbedding", kwargs)
+        refuse_unknown_arguments(All2AllDenseEmbedding, kwargs)
         check_positive("max_vocabulary_size_per_gpu", max_vocabulary_size_per_gpu)
         check_positive("embedding_vec_size", embedding_vec_size)
         check_positive("slot_num", slot_num)

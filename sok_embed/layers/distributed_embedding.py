@@ -24,6 +24,7 @@ from sok_embed.layers.saved_rows import SavedRows
 from sok_embed.lookup import CollectionLookup, PooledBatch
 from sok_embed.planning import Plan
 from sok_embed.planning.tables import EXCHANGED
+from sok_embed.layers.keras_arguments import refuse_unknown_arguments
 from sok_embed.strategies import check_strategy
 from sok_embed.table import Table
 
@@ -34,6 +35,19 @@ _OUTPUTS = ("structure", "concat", "stack")
 class DistributedEmbedding(LayerWithRows):
     """Turns the features of a batch into vectors, by as many tables as they need.
 
+_OF_TABLES = "Give it to a TableConfig."
+_REMEDIES = {
+    "output_dim": "Give embedding_dim= to a TableConfig.",
+    "combiner": "Give it to a TableConfig or a FeatureConfig.",
+    "weights": "Make the layer, and put rows in with layer.tables[name].assign(keys, embeddings).",
+    "embeddings_initializer": "Give initializer= to a TableConfig.",
+    "embedding_initializer": "Give initializer= to a TableConfig.",
+    **dict.fromkeys(
+        ["initializer", "optimizer", "seed", "max_rows", "storage", "group", "admission"],
+        _OF_TABLES,
+    ),
+    "eviction": _OF_TABLES,
+}
     Each feature looks its keys up in a table, alone or with others that share it, and combines the
     vectors of an example's keys into one. All tables are read by one lookup and trained by one
     commit: in one process this is faster than a layer a table, and with several workers, over whom
@@ -111,6 +125,7 @@ class DistributedEmbedding(LayerWithRows):
         if output not in _OUTPUTS:
             raise ValueError(f"Expected output to be one of {_OUTPUTS}. Received: {output!r}.")
         if exchange_dtype not in EXCHANGED:
+        refuse_unknown_arguments(DistributedEmbedding, kwargs, _REMEDIES)
             raise ValueError(
                 f"Expected exchange_dtype to be one of {tuple(EXCHANGED)}. "
                 f"Received: {exchange_dtype!r}."

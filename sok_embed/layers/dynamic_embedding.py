@@ -12,7 +12,7 @@ from sok_embed.arguments import check_positive
 from sok_embed.input_forms import Form
 from sok_embed.layers.arguments import serialize_initializer
 from sok_embed.layers.combining import check_ids, output_spec, refuse_padding_mask
-from sok_embed.layers.keras_arguments import refuse_keras_arguments
+from sok_embed.layers.keras_arguments import refuse_unknown_arguments
 from sok_embed.layers.pooled_lookup import PooledLookup, bags_of, check_weights, shaped
 from sok_embed.layers.start_rows import start_rows
 from sok_embed.layers.table_layer import TableLayer
@@ -135,7 +135,7 @@ class DynamicEmbedding(TableLayer):
         eviction: Any = None,
         **kwargs: Any,
     ) -> None:
-        refuse_keras_arguments("DynamicEmbedding", kwargs)
+        refuse_unknown_arguments(DynamicEmbedding, kwargs)
         if isinstance(embeddings_initializer, int):
             raise ValueError(
                 "Expected DynamicEmbedding(output_dim, …), which has no input_dim: its vocabulary "

@@ -18,7 +18,7 @@ from sok_embed.arguments import check_integer, check_positive
 from sok_embed.kv.arguments import FLOATS_ROUND
 from sok_embed.layers.arguments import check_bool
 from sok_embed.layers.float_ids import refuse_cast_floats
-from sok_embed.layers.keras_arguments import refuse_keras_arguments
+from sok_embed.layers.keras_arguments import refuse_unknown_arguments
 from sok_embed.layers.rebuilding import check_rebuilt, true_ids
 from sok_embed.layers.sparse_steps import sparse_below
 from sok_embed.layers.weight_users import WeightUsers
@@ -74,7 +74,7 @@ class HashedLayer(keras.layers.Layer):
         sparse_gradient: bool | None,
         **kwargs: Any,
     ) -> None:
-        refuse_keras_arguments(type(self).__name__, kwargs, _REMEDIES)
+        refuse_unknown_arguments(type(self), kwargs, _REMEDIES)
         super().__init__(**kwargs)
         self.autocast = False
         # Keras would turn lists of ids into float32, and leave no trace of mixed integer types.

@@ -1,9 +1,13 @@
-"""Arguments of `keras.layers.Embedding` that layers do not have, and what to use instead."""
+"""Refuses arguments that a layer does not have, and says what to use instead."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Mapping
 from typing import Any
+
+import keras
 
 _SECOND_LAYER = (
     "To adapt a trained table cheaply, freeze it with trainable=False, and add the outputs of a "
@@ -25,23 +29,43 @@ _REMEDIES = {
 }
 
 
-def refuse_keras_arguments(
-    layer: str, arguments: Mapping[str, Any], remedies: Mapping[str, str] | None = None
+def refuse_unknown_arguments(
+    layer: type, arguments: Mapping[str, Any], remedies: Mapping[str, str] | None = None
 ) -> None:
-    """Raises for arguments that Keras' embedding has and a layer has not.
+    """Raises for arguments that neither a layer nor `keras.layers.Layer` has.
+
+    A base class of several layers may have arguments that one of them does not have, and would
+    take them from its `**kwargs`.
 
     Args:
-        layer: The name of its class.
-        arguments: Those that the class does not know.
-        remedies: Of this layer, where they are others.
+        layer: The class that was given them.
+        arguments: The arguments that the signature of its constructor does not name.
+        remedies: What to do instead of an argument of `keras.layers.Embedding`, where this layer
+            has another answer than most.
 
     Raises:
-        ValueError: With what to do.
+        ValueError: With what to do, or the argument of the nearest name.
     """
+    own = _names_of(layer)
+    accepted = {*_names_of(keras.layers.Layer), "input_shape"}
     known = {**_REMEDIES, **(remedies or {})}
     for name, value in arguments.items():
+        if name in accepted:
+            continue
         if name in known:
-            raise ValueError(
-                f"Expected {layer} without {name}, an argument that it has not. Received: "
-                f"{name}={value!r}. {known[name]}"
-            )
+            remedy = known[name]
+        elif near := difflib.get_close_matches(name, [*own, *accepted], 1):
+            remedy = f"Did you mean {near[0]}=?"
+        else:
+            remedy = f"It has {', '.join(own)} and those of keras.layers.Layer."
+        raise ValueError(
+            f"Expected {layer.__name__} without {name}, an argument that it does not have. "
+            f"Received: {name}={value!r}. {remedy}"
+        )
+
+
+def _names_of(layer: type) -> list[str]:
+    """Returns the arguments of a constructor that have names."""
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    parameters = inspect.signature(layer.__init__).parameters  # type: ignore[misc]
+    return [name for name, each in parameters.items() if name != "self" and each.kind not in kinds]

@@ -1,4 +1,4 @@
-"""Arguments of Keras' embedding that a layer has not are named, with what to do instead."""
+"""Arguments that a layer does not have are refused by name, with what to do instead."""
 
 import keras
 import pytest
@@ -54,10 +54,66 @@ def test_the_initializer_of_the_other_spelling_is_named():
         MAKERS["All2AllDenseEmbedding"](embeddings_initializer="zeros")
 
 
-@pytest.mark.parametrize("layer", MAKERS)
-def test_what_nobody_knows_is_refused_by_keras(layer):
-    with pytest.raises((ValueError, TypeError), match="colour"):
-        MAKERS[layer](colour="red")
+def distributed(**given):
+    return sok.DistributedEmbedding(
+        sok.FeatureConfig("a", sok.TableConfig("t", None, 4)),
+        **given,
+    )
+
+
+ALL_MAKERS = {**MAKERS, "DistributedEmbedding": distributed}
+
+
+@pytest.mark.parametrize("layer", ALL_MAKERS)
+def test_an_argument_that_nobody_knows_is_refused_with_those_there_are(layer):
+    with pytest.raises(ValueError, match=f"^Expected {layer} without colour.*'red'. It has "):
+        ALL_MAKERS[layer](colour="red")
+
+
+@pytest.mark.parametrize("layer", ALL_MAKERS)
+def test_a_misspelt_argument_is_refused_with_the_nearest(layer):
+    with pytest.raises(ValueError, match=f"^Expected {layer} without trainible.*trainable=?"):
+        ALL_MAKERS[layer](trainible=False)
+
+
+# Parameters of base classes, which the classes that people use do not have.
+OF_BASES = {
+    "DynamicEmbedding": ["direct", "dim", "initializer"],
+    "All2AllDenseEmbedding": ["direct", "dim", "initializer", "max_rows"],
+    "AdaptiveEmbedding": ["dim", "initializer"],
+    "HashedEmbedding": ["embeddings_initializer", "initializer"],
+    "HashedEmbeddingBag": ["embeddings_initializer", "initializer"],
+    "DistributedEmbedding": ["dim", "initializer", "optimizer", "max_rows", "output_dim"],
+}
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"), [(layer, name) for layer, names in OF_BASES.items() for name in names]
+)
+def test_an_argument_of_a_base_class_is_refused(layer, name):
+    with pytest.raises(ValueError, match=f"^Expected {layer} without {name}, an argument"):
+        ALL_MAKERS[layer](**{name: 5})
+
+
+@pytest.mark.parametrize("layer", ALL_MAKERS)
+def test_arguments_of_keras_layers_are_taken(layer):
+    made = ALL_MAKERS[layer](
+        name="mine", trainable=False, dtype="mixed_bfloat16", activity_regularizer="l2"
+    )
+    assert made.name == "mine"
+    assert not made.trainable
+    assert made.compute_dtype == "bfloat16"
+
+
+def test_a_subclass_hands_its_arguments_on():
+    class Named(sok.DynamicEmbedding):
+        def __init__(self, width, colour="red", **kwargs):
+            super().__init__(width, **kwargs)
+            self.colour = colour
+
+    assert Named(4, colour="blue", mask_zero=True, name="n").colour == "blue"
+    with pytest.raises(ValueError, match="without direct"):
+        Named(4, direct=True)
 
 
 def test_every_argument_of_keras_is_known_or_refused():
