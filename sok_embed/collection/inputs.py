@@ -92,6 +92,12 @@ def feature_input(
     return FeatureInput(given, tf_ops.BAG_A_KEY, None, flat_weights, None, given.shape)
 
 
+def absent_input() -> FeatureInput:
+    """Returns the input of a feature that a call does not have: no keys, and no bags."""
+    keys = tf.zeros([0], tf.int64)
+    return FeatureInput(keys, tf_ops.BAG_A_KEY, None, None, None, keys.shape)
+
+
 def _unmasked(keys: tf.Tensor, weights: Any, mask: tf.Tensor) -> tuple[tf.RaggedTensor, Any]:
     """The keys of a dense input that a mask leaves, as bags, and their weights."""
     if keys.shape.rank == 1:

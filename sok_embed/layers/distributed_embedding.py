@@ -9,32 +9,32 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras import tree
 
-from sok_embed.collection.configs import FeatureConfig, distinct_tables, feature_config
-from sok_embed.collection.inputs import FeatureInput, as_tensor, feature_input, shape_of
+from sok_embed.collection.configs import distinct_tables
+from sok_embed.collection.inputs import (
+    FeatureInput,
+    absent_input,
+    as_tensor,
+    feature_input,
+    shape_of,
+)
+from sok_embed.collection.nests import FeatureNest, Given
 from sok_embed.collection.tables import CollectionCommit, TableCollection
 from sok_embed.dense_alone import LayerWithRows
 from sok_embed.layers.anchored_layer import activation_type
 from sok_embed.layers.arguments import check_training
 from sok_embed.layers.float_ids import refuse_cast_floats
+from sok_embed.layers.keras_arguments import refuse_unknown_arguments
 from sok_embed.layers.rebuilding import check_rebuilt, plain_errors, true_ids
 from sok_embed.layers.row_count import RowCount
 from sok_embed.layers.saved_rows import SavedRows
 from sok_embed.lookup import CollectionLookup, PooledBatch
 from sok_embed.planning import Plan
 from sok_embed.planning.tables import EXCHANGED
-from sok_embed.layers.keras_arguments import refuse_unknown_arguments
 from sok_embed.strategies import check_strategy
 from sok_embed.table import Table
 
 _OUTPUTS = ("structure", "concat", "stack")
-
-
-@keras.saving.register_keras_serializable(package="sok_embed")
-class DistributedEmbedding(LayerWithRows):
-    """Turns the features of a batch into vectors, by as many tables as they need.
-
 _OF_TABLES = "Give it to a TableConfig."
 _REMEDIES = {
     "output_dim": "Give embedding_dim= to a TableConfig.",
@@ -48,6 +48,12 @@ _REMEDIES = {
     ),
     "eviction": _OF_TABLES,
 }
+
+
+@keras.saving.register_keras_serializable(package="sok_embed")
+class DistributedEmbedding(LayerWithRows):
+    """Turns the features of a batch into vectors, by as many tables as they need.
+
     Each feature looks its keys up in a table, alone or with others that share it, and combines the
     vectors of an example's keys into one. All tables are read by one lookup and trained by one
     commit: in one process this is faster than a layer a table, and with several workers, over whom
@@ -72,19 +78,24 @@ _REMEDIES = {
     ...     "country": np.array([[3], [199]]),
     ... })
     >>> {name: tuple(vector.shape) for name, vector in vectors.items()}
-    {'country': (2, 4), 'item': (2, 8), 'seen': (2, 8)}
+    {'item': (2, 8), 'seen': (2, 8), 'country': (2, 4)}
 
     Args:
         feature_configs: A nest (dicts, lists, tuples) of `FeatureConfig`, of this package or of
             keras-rs. Features with an equal table of one name share it.
-        output: `"structure"`: a nest as that of the configs. `"concat"`: one tensor
-            `[B, sum of dims]`. `"stack"`: one tensor `[B, features, dim]`, for tables of one dim.
+        output: `"structure"`: vectors in plain dicts, lists and tuples, as the inputs of the call.
+            `"concat"`: one tensor `[B, sum of dims]`. `"stack"`: one tensor `[B, features, dim]`,
+            for tables of one dim. Both have the features of a dict in the order of its sorted
+            keys, and the features of a list in its order.
         exchange_dtype: Of the rows that workers send each other: `"float32"`, or `"bfloat16"`,
             which rounds them and halves their bytes. Gradients are summed, and travel, in float32.
         **kwargs: Of `keras.layers.Layer`.
 
     Call arguments:
-        inputs: A nest as that of the configs. Each input is dense `[B]` or `[B, L]`, ragged
+        inputs: A nest as that of the configs, in which a dict may lack features: with
+            `output="structure"` a layer can be called with some of its features, as for one of two
+            towers that share a table, and returns their vectors. Several workers call a layer with
+            the same features. Each input is dense `[B]` or `[B, L]`, ragged
             `[B, None]` or sparse `[B, L]`, of int32, int64 or uint64. Keys that a Keras mask of a
             dense input leaves out are left out of what is combined; with `combiner=None` the
             output has that mask.
@@ -114,6 +125,7 @@ _REMEDIES = {
         exchange_dtype: str = "float32",
         **kwargs: Any,
     ) -> None:
+        refuse_unknown_arguments(DistributedEmbedding, kwargs, _REMEDIES)
         super().__init__(**kwargs)
         self.autocast = False
         # Keras would turn lists of integers into float32 or int32.
@@ -125,19 +137,15 @@ _REMEDIES = {
         if output not in _OUTPUTS:
             raise ValueError(f"Expected output to be one of {_OUTPUTS}. Received: {output!r}.")
         if exchange_dtype not in EXCHANGED:
-        refuse_unknown_arguments(DistributedEmbedding, kwargs, _REMEDIES)
             raise ValueError(
                 f"Expected exchange_dtype to be one of {tuple(EXCHANGED)}. "
                 f"Received: {exchange_dtype!r}."
             )
         self.output_form = output
         self.exchange_dtype = exchange_dtype
-        self._configs = tree.map_structure(feature_config, _with_plain_dicts(feature_configs))
-        self._features: list[FeatureConfig] = tree.flatten(self._configs)
-        if not self._features:
-            raise ValueError("Expected at least one FeatureConfig. Received: none.")
+        self._nest = FeatureNest(self.name, feature_configs)
+        self._features = tuple(self._nest.features)
         distinct_tables(self._features)  # this checks them
-        self._check_keys()
         self._check_output()
         self._collection = TableCollection(self.name, self._features, exchange_dtype)
         for number, table in enumerate(self._collection.values()):
@@ -151,18 +159,6 @@ _REMEDIES = {
             self._collection.owner,
             tf.as_dtype(exchange_dtype),
         )
-
-    def _check_keys(self) -> None:
-        """Raises for a dict whose keys are names of other features, by which weights go too."""
-        if not isinstance(self._configs, Mapping):
-            return
-        names = {feature.name for feature in self._features}
-        for key, part in self._configs.items():
-            if key in names and not (isinstance(part, FeatureConfig) and part.name == key):
-                raise ValueError(
-                    f"Layer '{self.name}': expected feature_configs[{key!r}] to be the feature of "
-                    "that name. Received: another."
-                )
 
     def _check_output(self) -> None:
         if self.output_form == "structure":
@@ -208,29 +204,30 @@ _REMEDIES = {
     def __call__(self, inputs: Any, weights: Any = None, **kwargs: Any) -> Any:
         """As `call`; Keras is given tensors alone, since it takes no nest of mixed values."""
         what = f"Layer '{self.name}'"
-        flat = [
-            as_tensor(f"{what}: feature '{feature.name}'", keys)
-            for feature, keys in zip(self._features, self._flat(inputs), strict=True)
+        given = self._given(inputs)
+        tensors = [
+            as_tensor(f"{what}: feature '{each.feature.name}'", each.value) for each in given
         ]
         by_name = {
-            feature.name: values if hasattr(values, "dtype") else tf.convert_to_tensor(values)
-            for feature, values in zip(self._features, self._flat_weights(weights), strict=True)
+            each.feature.name: values if hasattr(values, "dtype") else tf.convert_to_tensor(values)
+            for each, values in zip(given, self._nest.weights(given, weights), strict=True)
             if values is not None
         }
-        given = tree.pack_sequence_as(self._configs, flat)
-        return super().__call__(given, by_name or None, **kwargs)
+        return super().__call__(self._nest.packed(inputs, tensors), by_name or None, **kwargs)
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Looks all keys up, and combines the vectors of each example's."""
         check_strategy(f"Layer '{self.name}'")
         refuse_cast_floats(self)
         what = f"Layer '{self.name}'"
-        given = [
-            feature_input(what, feature, true_ids(keys), values, _mask_of(keys))
-            for feature, keys, values in zip(
-                self._features, self._flat(inputs), self._flat_weights(weights), strict=True
+        present = self._given(inputs)
+        # A feature that the call does not have is one of no keys, whose output nobody sees.
+        given = [absent_input() for _ in self._features]
+        for each, values in zip(present, self._nest.weights(present, weights), strict=True):
+            keys = true_ids(each.value)
+            given[each.number] = feature_input(
+                what, each.feature, keys, values, _mask_of(each.value)
             )
-        ]
         call = self._lookup.begin(self.trainable, check_training(self.name, training))
         batch = PooledBatch(
             keys=[each.keys for each in given],
@@ -244,8 +241,8 @@ _REMEDIES = {
         pooled = self._lookup.pooled(call, batch, concat=concat, dtype=self._compute_type)
         if concat:
             return self._joined(pooled[0], given)
-        shaped = [_shaped(vectors, each) for vectors, each in zip(pooled, given, strict=True)]
-        return tree.pack_sequence_as(self._configs, shaped)
+        shaped = [_shaped(pooled[each.number], given[each.number]) for each in present]
+        return self._nest.packed(inputs, shaped)
 
     def _joined(self, vectors: tf.Tensor, given: list[FeatureInput]) -> tf.Tensor:
         batch = next((each.shape[0] for each in given if each.shape[0] is not None), None)
@@ -255,36 +252,35 @@ _REMEDIES = {
         count = len(self._features)
         return tf.reshape(vectors, [-1, count, vectors.shape[1] // count])
 
-    def _flat(self, inputs: Any) -> list[Any]:
-        """The inputs of the features in their order."""
-        return list(_leaves(self._configs, inputs, f"Layer '{self.name}': expected inputs", ()))
-
-    def _flat_weights(self, weights: Any) -> list[Any]:
-        """The weights of the features in their order, `None` where there are none."""
-        names = [feature.name for feature in self._features]
-        if isinstance(weights, Mapping) and set(weights).issubset(names):
-            return [weights.get(name) for name in names]
-        what = f"Layer '{self.name}': expected weights"
-        return list(_leaves(self._configs, weights, what, (), may_lack=True))
+    def _given(self, inputs: Any) -> list[Given]:
+        """Returns the features that the inputs have; all of them where their vectors are joined."""
+        given = self._nest.inputs(inputs)
+        if self.output_form != "structure" and len(given) < len(self._features):
+            present = {each.number for each in given}
+            lacking = [f.name for n, f in enumerate(self._features) if n not in present]
+            raise ValueError(
+                f"Layer '{self.name}': expected inputs of all features, whose vectors "
+                f"output='{self.output_form}' joins. Received: inputs without "
+                f"{', '.join(map(repr, lacking))}. A layer with output='structure' can be called "
+                "with some of its features."
+            )
+        return given
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
         """Returns the masks of the outputs: of `combiner=None`, that of the input."""
         if self.output_form != "structure":
             return None
         masks = [
-            _mask_of(keys) if feature.own_combiner is None else None
-            for feature, keys in zip(self._features, self._flat(inputs), strict=True)
+            _mask_of(each.value) if each.feature.own_combiner is None else None
+            for each in self._given(inputs)
         ]
-        return tree.pack_sequence_as(self._configs, masks)
+        return self._nest.packed(inputs, masks)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shapes of the outputs."""
-        shapes = [
-            shape_of(feature, shape)
-            for feature, shape in zip(self._features, self._flat(input_shape), strict=True)
-        ]
+        shapes = [shape_of(each.feature, each.value) for each in self._given(input_shape)]
         if self.output_form == "structure":
-            return tree.pack_sequence_as(self._configs, shapes)
+            return self._nest.packed(input_shape, shapes)
         dims = [shape[-1] for shape in shapes]
         if self.output_form == "concat":
             return (shapes[0][0], sum(dims))
@@ -294,9 +290,10 @@ _REMEDIES = {
         self, inputs: Any, weights: Any = None, training: bool | None = None
     ) -> Any:
         """Returns the shapes and the dtype of the outputs."""
-        flat = self._flat(inputs)
+        given = self._given(inputs)
         specs = []
-        for feature, keys in zip(self._features, flat, strict=True):
+        for each in given:
+            feature, keys = each.feature, each.value
             if not keras.backend.is_int_dtype(keys.dtype):
                 raise ValueError(
                     f"Layer '{self.name}': feature '{feature.name}': expected integer keys. "
@@ -307,9 +304,9 @@ _REMEDIES = {
             shape = shape_of(feature, keys.shape)
             specs.append(keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged))
         if self.output_form == "structure":
-            return tree.pack_sequence_as(self._configs, specs)
+            return self._nest.packed(inputs, specs)
         shape = self.compute_output_shape(
-            tree.pack_sequence_as(self._configs, [keys.shape for keys in flat])
+            self._nest.packed(inputs, [each.value.shape for each in given])
         )
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
@@ -370,8 +367,8 @@ _REMEDIES = {
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor, with the seeds that were chosen."""
         tables = self._collection.seeded
-        seeded = tree.map_structure(
-            lambda feature: replace(feature, table=tables[feature.table.name]), self._configs
+        seeded = self._nest.mapped(
+            lambda feature: replace(feature, table=tables[feature.table.name])
         )
         return {
             **super().get_config(),
@@ -379,21 +376,6 @@ _REMEDIES = {
             "output": self.output_form,
             "exchange_dtype": self.exchange_dtype,
         }
-
-
-def _with_plain_dicts(nest: Any) -> Any:
-    """A nest whose dicts `keras.tree` goes through by their sorted keys, as those of a file."""
-    if isinstance(nest, Mapping):
-        for key in nest:
-            if not isinstance(key, str):  # a file would have a string in its place
-                raise ValueError(
-                    "Expected the keys of dicts in feature_configs to be strings. Received: "
-                    f"{key!r} (of type {type(key).__name__})."
-                )
-        return {key: _with_plain_dicts(part) for key, part in nest.items()}
-    if isinstance(nest, list) or type(nest) is tuple:
-        return type(nest)(map(_with_plain_dicts, nest))
-    return nest
 
 
 def _mask_of(keys: Any) -> Any:
@@ -412,53 +394,3 @@ def _shaped(vectors: tf.Tensor, given: FeatureInput) -> Any:
     shaped = tf.reshape(vectors, tf.concat([tf.shape(given.keys), [dim]], 0))
     shaped.set_shape([*given.shape, dim])
     return shaped
-
-
-def _leaves(
-    configs: Any, given: Any, what: str, path: tuple[Any, ...], *, may_lack: bool = False
-) -> Any:
-    """Yields what a nest has for each config, in the order of `keras.tree`.
-
-    Args:
-        configs: The nest of configs, or a part of it.
-        given: What lies there.
-        what: How the message begins.
-        path: To the part.
-        may_lack: Whether `None`, or nothing in a dict, stands for a part.
-
-    Raises:
-        ValueError: For a nest that differs from that of the configs.
-    """
-    if isinstance(configs, FeatureConfig):
-        if given is None and not may_lack:
-            raise ValueError(f"{what} of the feature '{configs.name}'. Received: None.")
-        yield given
-        return
-    if given is None and may_lack:
-        given = dict.fromkeys(configs) if isinstance(configs, Mapping) else [None] * len(configs)
-    place = "".join(f"[{key!r}]" for key in path) or "as a whole"
-    if isinstance(configs, Mapping):
-        if not isinstance(given, Mapping):
-            raise ValueError(
-                f"{what} in a dict with {_names(configs)} ({place}). Received: "
-                f"{type(given).__name__}."
-            )
-        unknown = [key for key in given if key not in configs]
-        lacking = [key for key in configs if key not in given and not may_lack]
-        if unknown or lacking:
-            raise ValueError(
-                f"{what} with the keys {_names(configs)} ({place}). Received: {_names(given)}."
-            )
-        # keras.tree goes through a dict by its sorted keys.
-        for key in sorted(configs):
-            yield from _leaves(configs[key], given.get(key), what, (*path, key), may_lack=may_lack)
-        return
-    if not isinstance(given, (list, tuple)) or len(given) != len(configs):
-        count = len(given) if isinstance(given, (list, tuple)) else type(given).__name__
-        raise ValueError(f"{what} in a list of {len(configs)} ({place}). Received: {count}.")
-    for key, part in enumerate(configs):
-        yield from _leaves(part, given[key], what, (*path, key), may_lack=may_lack)
-
-
-def _names(keys: Any) -> str:
-    return ", ".join(map(repr, keys)) or "none"

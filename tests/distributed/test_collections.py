@@ -21,6 +21,9 @@ TRAINING = [
     "collection_adam_mixed",
     "collection_sgd_whole",
     "collection_adam_whole",
+    # Two calls a step, each with some of the features.
+    "collection_sgd_towers",
+    "collection_adam_towers_mixed",
 ]
 
 

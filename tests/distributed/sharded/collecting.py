@@ -59,8 +59,9 @@ def _layer(placements: str = "keys", **arguments: Any) -> DistributedEmbedding:
 
 
 class Fields(keras.Model):
-    def __init__(self, placements: str, **arguments: Any) -> None:
+    def __init__(self, placements: str, towers: bool = False, **arguments: Any) -> None:
         super().__init__()
+        self.towers = towers
         self.layer = _layer(placements, **arguments)
         self.dense = dense()
         # Weights of a table's feature keep its holder from pooling.
@@ -68,9 +69,23 @@ class Fields(keras.Model):
 
     def call(self, batch: Any, training: Any = None) -> Any:
         weights = batch["weights"] if self.has_weights else None
-        outputs = self.layer(batch["keys"], weights, training=training)
+        if self.towers:
+            outputs = {}
+            for names in (("user", "user_log", "unused"), ("item", "place", "frozen")):
+                outputs |= _call_with(self.layer, batch, names, weights, training=training)
+        else:
+            outputs = self.layer(batch["keys"], weights, training=training)
         used = [outputs[name] for name in ("user", "user_log", "item", "place", "frozen")]
         return self.dense(tf.concat(used, 1))
+
+
+def _call_with(
+    layer: DistributedEmbedding, batch: Any, names: Any, weights: Any, **arguments: Any
+) -> dict[str, Any]:
+    """Calls a layer with some of its features."""
+    keys = {name: batch["keys"][name] for name in names}
+    some = {name: values for name, values in (weights or {}).items() if name in names}
+    return layer(keys, some or None, **arguments)
 
 
 def _numbers(samples: int = SAMPLES) -> dict[str, Any]:
@@ -192,6 +207,16 @@ def collection_adam_whole(here: Here) -> dict[str, Any]:
 
 
 @scenario
+def collection_sgd_towers(here: Here) -> dict[str, Any]:
+    return _train(here, "sgd", compiled=True, towers=True)
+
+
+@scenario
+def collection_adam_towers_mixed(here: Here) -> dict[str, Any]:
+    return _train(here, "adam", compiled=True, placements="mixed", towers=True)
+
+
+@scenario
 def collection_sgd_bfloat16(here: Here) -> dict[str, Any]:
     return _train(here, "sgd", compiled=True, exchange_dtype="bfloat16")
 
@@ -260,6 +285,10 @@ def _rows(here: Here, placements: str, **arguments: Any) -> dict[str, Any]:
         assert [tuple(output.shape)[0] for output in empty.values()] == [0] * 6
     else:
         layer(batch["keys"], batch["weights"])
+    for names in (("user", "item"), ("place",), ("user_log", "frozen")):
+        some = _call_with(layer, batch, names, batch["weights"])
+        for name in names:
+            np.testing.assert_array_equal(some[name], outputs[name])
     return {**{f"output.{name}": v for name, v in outputs.items()}, **_contents(layer)}
 
 
