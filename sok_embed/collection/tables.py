@@ -14,6 +14,7 @@ import tensorflow as tf
 from sok_embed import communicators, group_holders, optimizers, planning, tf_ops
 from sok_embed import eviction as evictions
 from sok_embed.collection.configs import FeatureConfig, TableConfig, distinct_tables
+from sok_embed.collection.shared_configs import check_own_configs
 from sok_embed.commit import Commit, TrainedTable
 from sok_embed.initializers import RowInitializer, derive_seed, row_initializer
 from sok_embed.owners import EveryWorkerRule, MixedRule, OneWorkerRule, OwnerRule, salt_of
@@ -239,10 +240,14 @@ class CollectionCommit(Commit):
     def __init__(self, tables: TableCollection) -> None:
         super().__init__(tables, None)
         self._tables = tables
+        self._checked: Any = None  # the optimizer that was checked last
 
     def _commit(
         self, applying: Any, anchor: Any, redeemed: tf.Tensor | None, rate: Any = None
     ) -> tf.Tensor:
+        if applying is not None and applying is not self._checked:
+            check_own_configs(self._tables, self._tables.configs, applying)
+            self._checked = applying
         steps: list[tf_ops.RuleStep] = []
         numbers: dict[tuple[int, str | None], int] = {}  # of the steps, by what they depend on
         table_rules = []
