@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 
+from sok_embed.arguments import shown
 from sok_embed.feature_column.initializers import same_initializer
 from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
 from sok_embed.feature_column.rows_column import (
@@ -175,8 +176,8 @@ def one_initializer(adaptive: Any, initializer: Any) -> Any:
         return option if initializer is None else initializer
     if not same_initializer(initializer, option):
         raise ValueError(
-            f"Column '{adaptive.name}': expected one initializer. Received: {initializer!r} as an "
-            f"argument and {option!r} by InitializerOption."
+            f"Column '{adaptive.name}': expected one initializer. Received: {shown(initializer)} "
+            f"as an argument and {shown(option)} by InitializerOption."
         )
     return initializer
 
@@ -185,7 +186,7 @@ def _check_checkpoint(column: Any, path: str | None) -> None:
     if path is not None and not column.shares_static_rows:
         raise ValueError(
             f"Column '{column.name}': expected no ckpt_to_load_from: each id has a row of its own, "
-            f"and there are no static rows to load. Received: {path!r}. Restore rows with "
+            f"and there are no static rows to load. Received: {shown(path)}. Restore rows with "
             "tf.compat.v1.train.Saver."
         )
 
@@ -194,5 +195,5 @@ def _check_combiner(column: str, combiner: str) -> None:
     if combiner not in ("mean", "sqrtn", "sum"):
         raise ValueError(
             f"Column '{column}': expected combiner to be 'mean', 'sqrtn' or 'sum'. Received: "
-            f"{combiner!r}."
+            f"{shown(combiner)}."
         )

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.util import dispatch
 
 from sok_embed import tf_ops
-from sok_embed.arguments import check_integer
+from sok_embed.arguments import check_integer, shown
 from sok_embed.feature_column import graph_state
 from sok_embed.feature_column.combine import Positions, combine, with_weight
 from sok_embed.feature_column.embedding_columns import one_initializer
@@ -261,7 +261,7 @@ def get_embedding_variable(
         if value is not None:
             raise ValueError(
                 f"{what}: expected no {argument}, which has no meaning for rows of a table. "
-                f"Received: {value!r}. Leave it out."
+                f"Received: {shown(value)}. Leave it out."
             )
     if value_dtype is not None and tf.as_dtype(value_dtype) != tf.float32:
         raise ValueError(
@@ -315,7 +315,7 @@ def _partitions(what: str, partitioner: Any, rows: int, dim: int) -> int | None:
     if not callable(partitioner):
         raise ValueError(
             f"{what}: expected partitioner to be a function, such as "
-            f"tf.compat.v1.fixed_size_partitioner(4). Received: {partitioner!r}."
+            f"tf.compat.v1.fixed_size_partitioner(4). Received: {shown(partitioner)}."
         )
     # It wants to know a shape; the number of rows is not known before.
     return int(np.prod(partitioner(shape=tf.TensorShape([rows, dim]), dtype=tf.float32)))

@@ -15,6 +15,7 @@ from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
 
 from sok_embed import communicators, tf_ops
 from sok_embed.admission import op_attributes
+from sok_embed.arguments import shown
 from sok_embed.feature_column.embedding_rows import EmbeddingRows, check_same_rows
 from sok_embed.feature_column.own_rows import Evictor, open_storage, table_attributes
 from sok_embed.feature_column.own_rows_categorical import OwnRowsCategorical, own_rows_column_in
@@ -297,7 +298,7 @@ def check_regularizer(what: str, remedy: str, given: Any = None) -> None:
         return
     raise ValueError(
         f"{what}: expected no regularizer{place}, which cannot see the rows of a table. Received: "
-        f"{regularizer!r}{origin}. {remedy if given is None else 'Leave it out'}, and use an "
+        f"{shown(regularizer)}{origin}. {remedy if given is None else 'Leave it out'}, and use an "
         "optimizer with weight decay, or tf.nn.l2_loss of the embeddings that a step looks up."
     )
 

@@ -10,6 +10,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import init_ops, init_ops_v2
 
+from sok_embed.arguments import shown
+
 
 def same_initializer(first: Any, second: Any) -> bool:
     """Whether two initializers draw from the same distribution with the same seed."""
@@ -49,7 +51,7 @@ def serialize_initializer(initializer: Any) -> Any:
             return {"kind": kind, "name": type(initializer).__name__, "config": config}
     raise ValueError(
         "Expected an initializer of Keras or TensorFlow, to be saved with its column. Received: "
-        f"{initializer!r}."
+        f"{shown(initializer)}."
     )
 
 

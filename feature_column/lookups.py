@@ -9,6 +9,7 @@ from typing import Any, List, Union  # noqa: UP035  # as TensorFlow's dispatcher
 
 import tensorflow as tf
 
+from sok_embed.arguments import shown
 from sok_embed.feature_column.embedding_variables import EmbeddingVariable
 
 # A list stands for the parts of a partitioned variable.
@@ -131,7 +132,7 @@ def _sparse(ids: Any, weights: Any) -> tuple[tf.SparseTensor, tf.SparseTensor | 
         weights = weights.to_sparse()
     for what, tensor in (("ids", ids), ("weights", weights)):
         if not isinstance(tensor, tf.SparseTensor) and not (what == "weights" and tensor is None):
-            raise TypeError(f"Expected {what} to be a SparseTensor. Received: {tensor!r}.")
+            raise TypeError(f"Expected {what} to be a SparseTensor. Received: {shown(tensor)}.")
     return ids, weights
 
 

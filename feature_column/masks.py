@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from sok_embed.arguments import shown
 from sok_embed.feature_column.own_rows_categorical import OwnRowsCategorical, own_rows_column_in
 
 
@@ -55,7 +56,7 @@ def named_masks(columns: Iterable[Any], masks: Mapping[str, Any] | None) -> dict
     if masks is not None and not isinstance(masks, Mapping):
         raise ValueError(
             "Expected adaptive_mask_tensors to be a dict, from names of columns to masks. "
-            f"Received: {masks!r}."
+            f"Received: {shown(masks)}."
         )
     names = names_of_masked(columns)
     named: dict[str, Any] = {}

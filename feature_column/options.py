@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sok_embed.admission import Admission
-from sok_embed.arguments import check_integer
+from sok_embed.arguments import check_integer, shown
 from sok_embed.eviction import Eviction
 from sok_embed.feature_column.evictions import GlobalStepEvict, L2WeightEvict
 from sok_embed.feature_column.filters import CBFFilter, CounterFilter
@@ -56,7 +56,7 @@ class InitializerOption:
         if absent is not None and not (_is_number(absent) and math.isfinite(absent)):
             raise ValueError(
                 "InitializerOption: expected default_value_no_permission to be a finite number. "
-                f"Received: {absent!r}."
+                f"Received: {shown(absent)}."
             )
         if isinstance(self.initializer, type):
             object.__setattr__(self, "initializer", self.initializer())
@@ -99,7 +99,7 @@ class EmbeddingVariableOption:
             if part is not None and not isinstance(part, kinds):
                 raise ValueError(
                     f"EmbeddingVariableOption: expected {name} to be None or one of "
-                    f"{', '.join(kind.__name__ for kind in kinds)}. Received: {part!r}."
+                    f"{', '.join(kind.__name__ for kind in kinds)}. Received: {shown(part)}."
                 )
         on_disk = self.storage_option is not None and self.storage_option.on_disk
         if on_disk and isinstance(self.evict_option, GlobalStepEvict):
@@ -133,7 +133,7 @@ class EmbeddingVariableOption:
                 raise ValueError(
                     f"Column '{column}': expected an InitializerOption with no {name}, which has "
                     "no meaning for adaptive columns: own rows start from static rows, and ids "
-                    f"without one read these. Received: {value!r}."
+                    f"without one read these. Received: {shown(value)}."
                 )
 
     def get_config(self) -> dict[str, Any]:

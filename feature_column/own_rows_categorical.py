@@ -11,7 +11,7 @@ from tensorflow.python.feature_column import feature_column as fc_v1
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 from tensorflow.python.feature_column import utils
 
-from sok_embed.arguments import check_integer
+from sok_embed.arguments import check_integer, shown
 from sok_embed.feature_column.options import EmbeddingVariableOption
 
 _INT64_MAX = 2**63 - 1
@@ -183,6 +183,6 @@ def as_option(key: str, ev_option: Any) -> EmbeddingVariableOption:
     if not isinstance(ev_option, EmbeddingVariableOption):
         raise ValueError(
             f"Column '{key}': expected ev_option to be an EmbeddingVariableOption. Received: "
-            f"{ev_option!r}."
+            f"{shown(ev_option)}."
         )
     return ev_option

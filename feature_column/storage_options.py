@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from sok_embed.arguments import check_integer
+from sok_embed.arguments import check_integer, shown
 
 
 class StorageType(enum.Enum):
@@ -84,7 +84,8 @@ class StorageOption:
         kind = self.storage_type
         if kind is not None and not isinstance(kind, StorageType):
             raise ValueError(
-                f"StorageOption: expected storage_type to be a StorageType. Received: {kind!r}."
+                "StorageOption: expected storage_type to be a StorageType. Received: "
+                f"{shown(kind)}."
             )
         if kind not in (None, StorageType.DRAM, *_ON_DISK):
             assert kind is not None

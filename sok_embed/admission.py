@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from sok_embed.arguments import check_integer
+from sok_embed.arguments import check_integer, shown
 
 __all__ = ["Admission", "CountingBloomAdmission", "FrequencyAdmission", "from_config", "get"]
 
@@ -140,7 +140,7 @@ def get(admission: Admission | Mapping[str, Any] | None) -> Admission | None:
         return admission
     raise ValueError(
         "Expected admission to be a FrequencyAdmission, a CountingBloomAdmission or None. "
-        f"Received: {admission!r} (of type {type(admission).__name__})."
+        f"Received: {shown(admission)} (of type {type(admission).__name__})."
     )
 
 

@@ -1,10 +1,31 @@
-"""The check of integers, for arguments of every room."""
+"""The check of integers, and what messages say of values, for arguments of every room."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
+
+# What Python writes of an object whose class says nothing better.
+_PLAIN = re.compile(
+    r"<(?:function |bound method )?(?:[\w<>]+\.)*(\w+|<lambda>)[^<>]* at 0x[0-9a-f]+>"
+)
+
+
+def shown(value: Any) -> str:
+    """Returns a value as messages show it: its `repr`, with names in the place of addresses.
+
+    Example:
+    >>> shown([3, object()])
+    '[3, object]'
+    >>> shown("adam")
+    "'adam'"
+
+    Args:
+        value: Anything.
+    """
+    return _PLAIN.sub(r"\1", repr(value))
 
 
 def check_integer(
@@ -37,7 +58,7 @@ def check_integer(
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if whole and (low is None or value >= low) and (high is None or value < high):
         return int(value)
-    given = f"{name}={value!r}" if named else repr(value)
+    given = f"{name}={shown(value)}" if named else shown(value)
     kind = "" if whole else f" (of type {type(value).__name__})"
     raise ValueError(
         f"Expected {name} to be {expected or _within(low, high)}. Received: {given}{kind}."

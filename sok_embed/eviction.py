@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from sok_embed.arguments import check_integer
+from sok_embed.arguments import check_integer, shown
 
 __all__ = [
     "Eviction",
@@ -213,8 +213,8 @@ def get(eviction: Eviction | str | Mapping[str, Any] | None) -> Eviction | None:
         return from_config({"kind": eviction})
     raise ValueError(
         'Expected eviction to be "lru", "lfu", an eviction of sok_embed.eviction '
-        f"({', '.join(cls.__name__ for cls in _KINDS.values())}) or None. Received: {eviction!r} "
-        f"(of type {type(eviction).__name__})."
+        f"({', '.join(cls.__name__ for cls in _KINDS.values())}) or None. Received: "
+        f"{shown(eviction)} (of type {type(eviction).__name__})."
     )
 
 
@@ -250,15 +250,15 @@ def check_place(
     if direct:
         raise ValueError(
             f"{what}: expected no eviction for keys of a fixed range, whose rows all have their "
-            f"places. Received: {eviction!r}. Use a hash table."
+            f"places. Received: {shown(eviction)}. Use a hash table."
         )
     if eviction.needs_max_rows and max_rows is None:
         raise ValueError(
-            f"{what}: expected max_rows with {eviction!r}, which makes room in a full table. "
+            f"{what}: expected max_rows with {shown(eviction)}, which makes room in a full table. "
             "Received: max_rows=None. Give max_rows, or use MaxAge or MinNorm."
         )
     if stored and isinstance(eviction, MaxAge) and eviction.steps is not None:
         raise ValueError(
             f"{what}: expected MaxAge(seconds=…) for rows in a storage, whose times are seconds. "
-            f"Received: {eviction!r}."
+            f"Received: {shown(eviction)}."
         )

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from sok_embed import callers
+from sok_embed.arguments import shown
 
 __all__ = ["RowInitializer", "derive_seed", "row_initializer"]
 
@@ -178,5 +179,5 @@ _TWINS: dict[type[Any], Callable[[Any, int], RowInitializer]] = {
 def _unsupported(identifier: Any) -> ValueError:
     return ValueError(
         f"Expected an initializer that a row can be drawn from: {_SUPPORTED}. "
-        f"Received: {identifier!r}."
+        f"Received: {shown(identifier)}."
     )

@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras import ops
 
 from sok_embed import v1_optimizers
+from sok_embed.arguments import shown
 
 __all__ = [
     "GroupFtrl",
@@ -353,14 +354,14 @@ def get(identifier: Any) -> keras.optimizers.Optimizer | None:
         if make is None:
             raise ValueError(
                 f"Expected an optimizer's name of {', '.join(_BY_NAME)}, or a "
-                f"`keras.optimizers.Optimizer` object. Received: {identifier!r}."
+                f"`keras.optimizers.Optimizer` object. Received: {shown(identifier)}."
             )
         optimizer = make()
     elif isinstance(identifier, dict):
         if "class_name" not in identifier:
             raise ValueError(
                 "Expected the config of an optimizer, with a `class_name` and a `config`. "
-                f"Received: {identifier!r}."
+                f"Received: {shown(identifier)}."
             )
         # Keras writes to the config that it reads.
         try:
@@ -368,7 +369,7 @@ def get(identifier: Any) -> keras.optimizers.Optimizer | None:
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"Expected the config of an optimizer, as `serialize` makes it. "
-                f"Received: {identifier!r}, of which Keras says: {error}"
+                f"Received: {shown(identifier)}, of which Keras says: {error}"
             ) from error
     else:
         optimizer = identifier
@@ -447,4 +448,5 @@ def serialize(optimizer: keras.optimizers.Optimizer | None) -> dict[str, Any] | 
 def _describe(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__} (expected an instance of it)"
-    return f"{value!r} of type {type(value).__name__}"
+    text = shown(value)
+    return text if text == type(value).__name__ else f"{text} of type {type(value).__name__}"

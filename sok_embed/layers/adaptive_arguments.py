@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_embed.arguments import check_integer, check_positive
+from sok_embed.arguments import check_integer, check_positive, shown
 from sok_embed.layers.combining import COMBINERS
 
 _ROUTES = (-1, 0, 1)
@@ -34,7 +34,7 @@ def check_adaptive_arguments(**arguments: Any) -> None:
         known = arguments[name] is None or isinstance(arguments[name], (str, int, np.integer))
         if not known or arguments[name] not in choices:
             raise ValueError(
-                f"Expected {name} to be one of {choices}. Received: {arguments[name]!r}."
+                f"Expected {name} to be one of {choices}. Received: {shown(arguments[name])}."
             )
     if arguments["mask"] is not None:
         check_route(arguments["mask"])
@@ -48,12 +48,12 @@ def check_adaptive_arguments(**arguments: Any) -> None:
     blend = arguments["demote_blend"]
     is_number = isinstance(blend, numbers.Real) and not isinstance(blend, (bool, np.bool_))
     if not is_number or not 0 <= blend <= 1:
-        raise ValueError(f"Expected demote_blend to be in [0, 1]. Received: {blend!r}.")
+        raise ValueError(f"Expected demote_blend to be in [0, 1]. Received: {shown(blend)}.")
 
 
 def check_route(mask: Any) -> int:
     """The number that routes all keys. Raises ValueError unless it is -1, 0 or 1."""
     is_integer = isinstance(mask, (int, np.integer)) and not isinstance(mask, bool)
     if not is_integer or mask not in _ROUTES:
-        raise ValueError(f"Expected mask to be -1, 0 or 1. Received: {mask!r}.")
+        raise ValueError(f"Expected mask to be -1, 0 or 1. Received: {shown(mask)}.")
     return int(mask)

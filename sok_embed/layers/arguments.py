@@ -7,11 +7,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from sok_embed.arguments import shown
+
 
 def check_bool(name: str, value: Any) -> None:
     """Raises ValueError unless `value` is True or False."""
     if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"Expected {name} to be True or False. Received: {name}={value!r}.")
+        raise ValueError(f"Expected {name} to be True or False. Received: {name}={shown(value)}.")
 
 
 def check_training(layer: str, training: Any) -> bool:
@@ -19,9 +21,9 @@ def check_training(layer: str, training: Any) -> bool:
     if training is None or isinstance(training, (bool, np.bool_, int)):
         return bool(training)
     raise ValueError(
-        f"Layer '{layer}': expected training to be a Python bool or None. Received: {training!r}. "
-        "Whether rows are made is decided when the call is traced: pass True or False, and trace "
-        "a function for each."
+        f"Layer '{layer}': expected training to be a Python bool or None. Received: "
+        f"{shown(training)}. Whether rows are made is decided when the call is traced: pass True "
+        "or False, and trace a function for each."
     )
 
 

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from sok_embed.arguments import check_positive
+from sok_embed.arguments import check_positive, shown
 from sok_embed.input_forms import Form
 from sok_embed.layers.arguments import serialize_initializer
 from sok_embed.layers.combining import check_ids, output_spec, refuse_padding_mask
@@ -146,7 +146,7 @@ class DynamicEmbedding(TableLayer):
             check_positive("max_rows", max_rows)
         if combiner is not None and combiner not in COMBINERS:
             raise ValueError(
-                f"Expected combiner to be one of {(*COMBINERS, None)}. Received: {combiner!r}."
+                f"Expected combiner to be one of {(*COMBINERS, None)}. Received: {shown(combiner)}."
             )
         given_rows = None if weights is None else start_rows(weights, output_dim)
         super().__init__(

@@ -9,6 +9,8 @@ from typing import Any
 
 import keras
 
+from sok_embed.arguments import shown
+
 _SECOND_LAYER = (
     "To adapt a trained table cheaply, freeze it with trainable=False, and add the outputs of a "
     "small second layer."
@@ -60,7 +62,7 @@ def refuse_unknown_arguments(
             remedy = f"It has {', '.join(own)} and those of keras.layers.Layer."
         raise ValueError(
             f"Expected {layer.__name__} without {name}, an argument that it does not have. "
-            f"Received: {name}={value!r}. {remedy}"
+            f"Received: {name}={shown(value)}. {remedy}"
         )
 
 
