@@ -7,10 +7,54 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
+import keras
 import numpy as np
 
 from sok_embed import communicators
 from sok_embed.checkpoint.agreement import Agreement
+
+
+class AverageMetrics(keras.callbacks.Callback):
+    """Averages the figures in the logs over all workers, at the end of epochs and evaluations.
+
+    Each worker has the metrics of its own examples. Callbacks that come after this one see the
+    averages: `History`, the progress bar at the end of an epoch, `ReduceLROnPlateau`, which has all
+    workers take the same learning rate then, `CSVLogger` and `TensorBoard`. So it is the first in
+    the list, on all workers. Figures that other callbacks add later stay those of the worker.
+
+    Workers count alike, however many examples each of them had. The average of a metric that is no
+    mean over examples, as AUC, is near that of all examples and not the same. Figures in the midst
+    of an epoch are those of the worker.
+
+    Example:
+    >>> callbacks = [AverageMetrics(), keras.callbacks.ReduceLROnPlateau("val_loss")]
+
+    Raises:
+        ValueError: From `fit` and `evaluate`, on all workers, if they have other names in their
+            logs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fitting = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Notes that validations are parts of epochs, which average them."""
+        self._fitting = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Averages the figures of the epoch, those of its validation among them."""
+        if logs:
+            logs.update(averaged_logs(logs))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Notes that an evaluation is one by itself from now on."""
+        self._fitting = False
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Averages the figures of an evaluation by itself."""
+        if logs and not self._fitting:
+            logs.update(averaged_logs(logs))
 
 
 def averaged_logs(logs: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from sok_embed import communicators
 from sok_embed.adaptive_table import AdaptiveTable
+from sok_embed.arguments import shown
+from sok_embed.averaged_logs import AverageMetrics
 from sok_embed.best_epoch import EarlyStopping
 from sok_embed.checkpoint import Checkpoint, CheckpointManager
 from sok_embed.checkpoint.manager import POLL_EVERY
@@ -18,6 +20,7 @@ from sok_embed.model_checkpoint import ModelCheckpoint
 
 __all__ = [
     "AdaptiveMetrics",
+    "AverageMetrics",
     "BackupAndRestore",
     "BroadcastVariables",
     "EarlyStopping",
@@ -28,10 +31,11 @@ __all__ = [
 class BackupAndRestore(keras.callbacks.Callback):
     """`keras.callbacks.BackupAndRestore` that has the rows, with one worker and with many.
 
-    `fit` saves a checkpoint at the end of each epoch. If it is interrupted, or killed, the same
-    `fit` in a new process, on as many workers or on others, begins with the epoch after the last
-    one that was saved. All workers need the callback, and a directory that all of them share; it is
-    that of a `sok_embed.checkpoint.CheckpointManager`.
+    `fit` saves a checkpoint at the end of each epoch, and begins the next epoch when it is whole.
+    If `fit` is interrupted, or killed, the same `fit` in a new process, on as many workers or on
+    others, begins with the epoch after the last one that has ended. All workers need the callback,
+    and a directory that all of them share; it is that of a
+    `sok_embed.checkpoint.CheckpointManager`.
 
     With a number for `save_freq`, checkpoints are saved within epochs too. From one of these `fit`
     goes on at the beginning of its epoch, and says so in a warning: it trains on the first batches
@@ -41,8 +45,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     Where the optimizer has accumulated gradients that it has not applied, a save waits for a later
     batch or epoch.
 
-    Training goes on while a checkpoint is written, see `sok_embed.checkpoint.CheckpointManager`. An
-    error of a save ends `fit` at one of the next batches.
+    Training goes on while a checkpoint within an epoch is written, see
+    `sok_embed.checkpoint.CheckpointManager`. An error of such a save ends `fit` at one of the next
+    batches.
 
     Example:
     >>> callback = BackupAndRestore("backup")
@@ -54,7 +59,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         incremental: Whether checkpoints may have the changes since the one before alone.
         max_deltas: The most checkpoints of changes, one after another.
         max_to_keep: The most checkpoints, beside those that they build on.
-        save_on_background: Whether training goes on while a checkpoint is written.
+        save_on_background: Whether training goes on while a checkpoint within an epoch is written.
         delete_checkpoint: Whether checkpoints are removed when `fit` has done all its epochs, or a
             callback has stopped it; save the model after `fit` then. If not, the same `fit` does
             nothing afterwards.
@@ -79,7 +84,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if save_freq != "epoch" and not (is_number and int(save_freq) > 0):
             raise ValueError(
                 "Expected save_freq to be 'epoch' or a positive number of batches. Received: "
-                f"{save_freq!r}."
+                f"{shown(save_freq)}."
             )
         self._every = int(save_freq) if is_number else None
         self._delete_checkpoint = delete_checkpoint
@@ -132,9 +137,11 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._manager.poll()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Saves at the end of the epoch."""
+        """Saves at the end of the epoch, and waits until the checkpoint is whole."""
         self._epoch.assign(epoch + 1)
         self._save(0)
+        # A kill at the beginning of the next epoch would go back by a whole one.
+        self._manager.wait()
 
     def _save(self, batch: int) -> None:
         if self._checkpoint.waiting_calls():
@@ -214,6 +221,10 @@ class AdaptiveMetrics(keras.callbacks.Callback):
 
     Example:
     >>> callbacks = [AdaptiveMetrics(), keras.callbacks.CSVLogger("epochs.csv")]
+
+    Raises:
+        ValueError: At the beginning of `fit` or `evaluate`, for a model without an
+            `AdaptiveEmbedding`; of a model that is not built by then, at the end of the epoch.
     """
 
     def __init__(self) -> None:
@@ -224,7 +235,12 @@ class AdaptiveMetrics(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Remembers where the figures stand."""
         self._fitting = True
-        self._before = {name: table.stats() for name, table in self._tables().items()}
+        tables = self._tables(may_lack=not self.model.built)
+        self._before = {name: table.stats() for name, table in tables.items()}
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Refuses a model without an `AdaptiveEmbedding`."""
+        self._tables(may_lack=not self.model.built)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Adds the figures of the epoch."""
@@ -254,10 +270,18 @@ class AdaptiveMetrics(keras.callbacks.Callback):
         for name, table in self._tables().items():
             _add_states(logs, name, table.stats())
 
-    def _tables(self) -> dict[str, AdaptiveTable]:
-        layers = self.model._flatten_layers()
+    def _tables(self, may_lack: bool = False) -> dict[str, AdaptiveTable]:
+        layers = list(self.model._flatten_layers(include_self=False))
         tables = ((layer.name, getattr(layer, "table", None)) for layer in layers)
-        return {name: table for name, table in tables if isinstance(table, AdaptiveTable)}
+        found = {name: table for name, table in tables if isinstance(table, AdaptiveTable)}
+        if not found and not may_lack:
+            names = ", ".join(f"{type(layer).__name__} '{layer.name}'" for layer in layers)
+            raise ValueError(
+                f"Model '{self.model.name}': expected an AdaptiveEmbedding among its layers, whose "
+                f"figures AdaptiveMetrics adds to the logs. Received: {names or 'no layers'}. "
+                "Leave the callback out: of other tables, `table.stats()` has the figures."
+            )
+        return found
 
 
 def _add_states(logs: Any, name: str, figures: dict[str, float]) -> None:

@@ -1,6 +1,10 @@
 """A fit that is interrupted goes on where its last epoch ended."""
 
 import os
+import signal
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import held_state
@@ -104,6 +108,50 @@ def test_an_interrupted_fit_goes_on_with_the_next_epoch(tmp_path):
             np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-6, err_msg=name)
     assert not (tmp_path / "backup").exists()
     assert fit(model, [BackupAndRestore(tmp_path / "backup")], epochs=1).epoch == [0]
+
+
+KILLED_AT_THE_BEGINNING_OF_AN_EPOCH = """
+    import os, signal, sys, time
+    import keras
+    import numpy as np
+    import sok_embed as sok
+    from sok_embed.checkpoint.writing import RowsCapture
+
+    write = RowsCapture.write
+
+    def slow(capture):
+        time.sleep(1.0)
+        return write(capture)
+
+    RowsCapture.write = slow
+
+    class Kill(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            print("epoch", epoch, flush=True)
+            if epoch == int(sys.argv[2]):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    layer = sok.DynamicEmbedding(2, seed=1, name="rows")
+    model = keras.Sequential([keras.Input((1,), dtype="int64"), layer, keras.layers.Dense(1)])
+    model.compile("adam", "mse", run_eagerly=True)
+    backup = sok.callbacks.BackupAndRestore(sys.argv[1])
+    model.fit(
+        np.arange(6).reshape(-1, 1), np.ones(6), batch_size=2, epochs=3, verbose=0,
+        callbacks=[backup, Kill()],
+    )
+"""
+
+
+def test_a_kill_at_the_beginning_of_an_epoch_loses_nothing_of_the_one_before(tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(KILLED_AT_THE_BEGINNING_OF_AN_EPOCH)]
+    begun = []
+    for at in (1, 2, 9):
+        done = subprocess.run(
+            [*command, str(tmp_path / "backup"), str(at)], capture_output=True, text=True
+        )
+        assert done.returncode == (0 if at == 9 else -signal.SIGKILL), done.stderr
+        begun.append([int(line.split()[1]) for line in done.stdout.splitlines()])
+    assert begun == [[0, 1], [1, 2], [2]]
 
 
 def test_a_second_interruption_is_one_more(tmp_path):

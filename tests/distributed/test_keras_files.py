@@ -143,6 +143,22 @@ def test_all_workers_choose_the_epochs_that_keras_chooses_by_averages(folder, wo
 
 
 @pytest.mark.parametrize("workers", WORKERS)
+def test_average_metrics_gives_all_workers_the_same_figures(folder, workers) -> None:
+    shards = held(folder, f"{workers}.chosen", workers)
+    of_workers = SCORES[:4, [rank % 2 for rank in range(workers)]] if workers > 1 else SCORES[:4]
+    expected = of_workers.mean(1)
+    for shard in shards:
+        # Sums of a few float64.
+        np.testing.assert_allclose(shard["scores"], expected, rtol=1e-12)
+        for name in ("scores", "losses", "averaged"):
+            assert (shard[name] == shards[0][name]).all()
+    own = [float(shard["own"]) for shard in shards]
+    assert len(set(own)) == workers
+    np.testing.assert_allclose(shards[0]["averaged"], np.mean(own), rtol=1e-12)
+    assert len({float(shard["rate"]) for shard in shards}) == 1
+
+
+@pytest.mark.parametrize("workers", WORKERS)
 def test_the_best_epoch_comes_back_as_it_was(folder, workers) -> None:
     found = held(folder, f"{workers}.restored", workers)
     expected = held(folder, f"{workers}.epoch-{BEST}", workers)

@@ -140,3 +140,13 @@ def test_a_sketch_that_is_too_small_is_full():
     layer = make(promote_after=255, sketch_capacity=1)
     layer(np.arange(60_000) % 100, training=True)
     assert layer.stats()["sketch_saturation"] == 1.0
+
+
+def test_a_model_without_an_adaptive_layer_is_refused_before_the_first_step():
+    model = model_of(DynamicEmbedding(DIM, name="plain"))
+    text = r"expected an AdaptiveEmbedding.*DynamicEmbedding 'plain'.*table\.stats"
+    with pytest.raises(ValueError, match=text):
+        fit(model, callbacks=[AdaptiveMetrics()])
+    assert int(model.optimizer.iterations) == 0
+    with pytest.raises(ValueError, match=text):
+        model.evaluate(KEYS, np.ones((3, 1)), verbose=0, callbacks=[AdaptiveMetrics()])

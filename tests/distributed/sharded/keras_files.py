@@ -33,7 +33,7 @@ import held_state
 import sok_embed
 from sharded.checkpointing import WORKERS, model_in, note, train
 from sok_embed import feature_column, saving
-from sok_embed.callbacks import EarlyStopping, ModelCheckpoint
+from sok_embed.callbacks import AverageMetrics, EarlyStopping, ModelCheckpoint
 
 # Scores of epochs, by the number of the worker modulo 2. The averages are best in the second epoch,
 # those of worker 0 in the third, those of worker 1 in the first.
@@ -118,10 +118,19 @@ def choose(folder: Path) -> None:
         ),
         ModelCheckpoint(files / "all.weights.h5", save_weights_only=True, save_freq=2),
         stop,
+        # What follows sees the averages: it has all workers take one learning rate.
+        AverageMetrics(),
+        keras.callbacks.ReduceLROnPlateau("score", 0.5, patience=1, mode="min", min_delta=0.3),
     ]
     history = train(model, len(SCORES), callbacks)
     note(folder / f"{size}.restored", model)
     chosen = {"epochs": history.epoch, "stopped": stop.stopped_epoch, "best": stop.best_epoch}
+    chosen |= {"scores": history.history["score"], "losses": history.history["loss"]}
+    chosen["rate"] = float(model.optimizer.learning_rate)
+    given = held_state.KEYS[rank::size], held_state.TARGETS[rank::size]
+    for name, callbacks in (("own", []), ("averaged", [AverageMetrics()])):
+        arguments = {"batch_size": 4, "verbose": 0, "return_dict": True, "callbacks": callbacks}
+        chosen[name] = model.evaluate(*given, **arguments)["loss"]
     np.savez(folder / f"{size}.chosen.{rank}", **chosen)
 
 
