@@ -12,6 +12,7 @@ from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 from tensorflow.python.feature_column import serialization
 
 from sok_embed import callers, contents, tf_ops
+from sok_embed.arguments import shown
 from sok_embed.checkpoint.whole_tables import own_part
 from sok_embed.dense_alone import LayerWithRows
 from sok_embed.feature_column.input_layers import check_sequences, join_sequences
@@ -31,6 +32,8 @@ class _FeaturesLayer(LayerWithRows, ABC):
     """What `DenseFeatures` and `SequenceFeatures` have in common."""
 
     _of_sequences: bool
+    _takes_ids = False
+    _reads_storage_copies = False  # columns name the folders of their rows
 
     def __init__(self, feature_columns: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -73,11 +76,8 @@ class _FeaturesLayer(LayerWithRows, ABC):
                 "sok_embed.AdaptiveEmbedding."
             )
 
-    def _has_rows(self) -> bool:
-        return "_state" in vars(self) and bool(self.tables)
-
-    def _rows_are_kept(self) -> bool:
-        return all(table.storage is not None for table in self.tables.values())
+    def _tables(self) -> list[OwnRows]:
+        return list(self.tables.values()) if "_state" in vars(self) else []
 
     @property
     def feature_columns(self) -> list[Any]:
@@ -113,7 +113,7 @@ class _FeaturesLayer(LayerWithRows, ABC):
         check_strategy(f"Layer '{self.name}'")
         if not isinstance(features, Mapping):
             raise ValueError(
-                f"Layer '{self.name}': expected a dict of features. Received: {features!r}."
+                f"Layer '{self.name}': expected a dict of features. Received: {shown(features)}."
             )
         sparse = {
             name: feature.to_sparse() if isinstance(feature, tf.RaggedTensor) else feature

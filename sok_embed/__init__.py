@@ -113,13 +113,29 @@ _HOMES = {
 }
 
 
+# Names of SparseOperationKit that have no twin here, and what takes their place.
+_OF_SPARSE_OPERATION_KIT = {
+    "DynamicVariable": "DynamicEmbedding, or a TableConfig of a DistributedEmbedding",
+    "Init": "sok_embed.init(), without a batch size",
+    "OptimizerWrapper": "the Keras optimizer itself, in DistributedOptimizer",
+    "Saver": "layer.table.export(slots=True) and layer.table.restore, or sok_embed.save_model",
+    "Variable": "DynamicEmbedding, or a TableConfig with vocabulary_size",
+    "dump": "layer.table.export(slots=True) on each worker, or sok_embed.save_model",
+    "load": "layer.table.restore, layer.table.assign or keras.saving.load_model",
+    "lookup_sparse": "one call of a DistributedEmbedding, for all tables and features",
+    "split_embedding_variable_from_others": "nothing: one optimizer trains dense weights and rows",
+}
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = getattr(_importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     elif not name.startswith("_") and _util.find_spec(f"{__name__}.{name}") is not None:
         value = _importlib.import_module(f"{__name__}.{name}")
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        instead = _OF_SPARSE_OPERATION_KIT.get(name)
+        pointer = f". SparseOperationKit has it; here use {instead}" if instead else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{pointer}")
     globals()[name] = value
     return value
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sok_embed import contents, tf_ops
 from sok_embed.initializers import RowInitializer, seed_as_int64
-from sok_embed.tensors import as_errors, as_keys
+from sok_embed.tensors import as_errors, as_keys, eager
 from sok_embed.worker_record import WorkerRecord
 
 # Figures that are no counts.
@@ -160,10 +160,12 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
             f"{self.static_buckets} static>"
         )
 
+    @eager
     def size(self) -> int:
         """The number of own rows."""
         return int(tf_ops.size(self._own))
 
+    @eager
     def buckets(self, keys: Any) -> npt.NDArray[np.int64]:
         """The buckets that keys share static rows of, int64 of the shape of the keys."""
         found: npt.NDArray[np.int64] = tf_ops.adaptive_buckets(
@@ -171,6 +173,7 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
         ).numpy()
         return found
 
+    @eager
     def lookup(self, keys: Any) -> npt.NDArray[np.float32]:
         """Reads what evaluation would: own rows, and static rows of the keys that have none.
 
@@ -185,10 +188,12 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
         """
         return self._read(keys, None)
 
+    @eager
     def lookup_static(self, keys: Any) -> npt.NDArray[np.float32]:
         """Reads the static rows of keys, also of those that have rows of their own. As `lookup`."""
         return self._read(keys, 0)
 
+    @eager
     def export(self, slots: bool = False) -> Any:
         """Copies all own rows out, in no order, as they are between two training steps.
 
@@ -201,10 +206,12 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
         """
         return self._contents(self._own, slots)
 
+    @eager
     def export_static(self, slots: bool = False) -> Any:
         """Copies the static rows out that were trained or shared. As `export`; keys are buckets."""
         return self._contents(self._static, slots)
 
+    @eager
     def snapshot(self) -> tf_ops.AdaptiveExport:
         """Copies everything out, as it is between two training steps: an `AdaptiveExport`."""
         exported = tf_ops.adaptive_export(self.resource_handle, self.dim)
@@ -219,6 +226,7 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
         """
         as_errors(lambda: tf_ops.adaptive_restore(self.resource_handle, contents))
 
+    @eager
     def promote(self, keys: Any) -> int:
         """Gives keys rows of their own, as if they had been seen often enough.
 
@@ -246,6 +254,7 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
         )
         return int(self.stats()["promoted"] - before)
 
+    @eager
     def demote(self, keys: Any) -> int:
         """Takes the own rows of keys away, which then have their static rows again.
 
@@ -261,6 +270,7 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
         own_keys = self._own_keys(keys)
         return int(as_errors(lambda: tf_ops.adaptive_demote(self.resource_handle, own_keys)))
 
+    @eager
     def drop_gradients(self) -> int:
         """Forgets gradients that were taken and not applied: see `Table.drop_gradients`.
 
@@ -269,6 +279,7 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
         """
         return int(tf_ops.adaptive_drop_deposits(self.resource_handle))
 
+    @eager
     def stats(self) -> dict[str, float]:
         """Figures of the table, which is that of this worker.
 

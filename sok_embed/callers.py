@@ -31,6 +31,10 @@ _LAYER = os.path.join("keras", "src", "layers", "layer.py")
 _LAYER_OF_TENSORFLOW = os.path.join("keras", "src", "backend", "tensorflow", "layer.py")
 _LOSS_SCALING = os.path.join("keras", "src", "optimizers", "loss_scale_optimizer.py")
 _MODEL = os.path.join("keras", "src", "models", "model.py")
+_SEQUENTIAL = os.path.join("keras", "src", "models", "sequential.py")
+_TRAINER = os.path.join("keras", "src", "trainers", "trainer.py")
+_SAVING = os.path.join("keras", "src", "saving")
+_LOADS = ("load_model", "load_weights", "load_weights_only")
 
 
 class FunctionalCall(NamedTuple):
@@ -129,6 +133,18 @@ def loading_model() -> bool:
     return any(any(_running(f"_load_model_from_{kind}")) for kind in ("fileobj", "dir"))
 
 
+def loading_file() -> str | None:
+    """Returns the path of the file from which Keras is loading a model or weights, if it is."""
+    outermost = None
+    for frame in _callers():
+        code = frame.f_code
+        if code.co_name in _LOADS and _SAVING in code.co_filename:
+            path = frame.f_locals.get("filepath")
+            if isinstance(path, (str, os.PathLike)):
+                outermost = os.fsdecode(path)
+    return outermost
+
+
 def loading_weights() -> LoadedWeights | None:
     """Returns the outermost object that Keras is loading weights into, if it is."""
     outermost = None
@@ -210,6 +226,29 @@ def callbacks_at_start_of_fit() -> list[Any]:
             return list(getattr(frame.f_locals.get("callbacks"), "callbacks", ()))
         resetting = resetting or name == "reset_metrics"
     return []
+
+
+def compiling_model() -> Any:
+    """Returns the model whose `compile` reads an attribute of a layer, or `None`.
+
+    To be called by the attribute itself, which is read often: only the nearest frames are looked
+    at.
+    """
+    frame = sys._getframe(2)
+    if not frame.f_code.co_filename.endswith(_TRAINER):
+        return None
+    if frame.f_code.co_name == "<dictcomp>" and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_locals.get("self") if frame.f_code.co_name == "compile" else None
+
+
+def making_input_of_sequential() -> bool:
+    """Returns whether a `Sequential` without a `keras.Input` reads an attribute of its first layer.
+
+    It makes an input of that dtype. To be called by the attribute itself.
+    """
+    code = sys._getframe(2).f_code
+    return code.co_name == "build" and code.co_filename.endswith(_SEQUENTIAL)
 
 
 def fitting_optimizer() -> keras.optimizers.Optimizer | None:

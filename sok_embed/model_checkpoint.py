@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from sok_embed import communicators
 from sok_embed.averaged_logs import averaged_logs
-from sok_embed.saving import save_whole, tables_of_one_file, write_archive
+from sok_embed.saving import save_whole, storages_of, tables_of_one_file, write_archive
 
 _WHOLE, _WEIGHTS = ".keras", ".weights.h5"
 
@@ -20,6 +21,13 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
     Keras' own writes over the best model that there is. Here a file is replaced once the new one is
     whole, as `sok_embed.save_model` does.
+
+    Rows in a storage go on changing after the file was written, so they are copied with it: by hard
+    links, where the file system has them, into a folder beside the file, `best.keras.rows`. File
+    and rows are replaced in one step. `keras.saving.load_model` reads the rows where they lie, from
+    a storage that is open read-only, so such a model predicts and does not train; to go on from
+    there, make the model by its class and `model.load_weights(file)`, which puts the rows into the
+    storage of the model. Take the folder along wherever the file goes.
 
     With several workers, all of them need the callback, with the same path in a folder that they
     share. Metrics are averaged over them before they are compared, and before they come into the
@@ -40,7 +48,8 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         initial_value_threshold: What the metric must be better than at first.
 
     Raises:
-        ValueError: For another ending, and as Keras raises; from `fit` as `sok_embed.save_model`.
+        ValueError: For another ending, and as Keras raises; from `fit` as `sok_embed.save_model`,
+            and for feature columns whose rows lie in a storage.
     """
 
     # Layers with rows ask for this before `fit` begins.
@@ -83,6 +92,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         """Refuses tables of which no file can be written, before the first step."""
         super().on_train_begin(logs)
         tables_of_one_file(self.model)
+        storages_of(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Warns where a best epoch of before would be forgotten."""
@@ -105,10 +115,13 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         """Saves where Keras would, and tells it that there is nothing to do."""
         if super()._should_save_model(epoch, batch, logs, filepath):
             if self.save_weights_only:
-                save_whole(self.model, filepath, _WEIGHTS, self._save_weights, make_folder=True)
+                self._save_file(filepath, _WEIGHTS, self._save_weights)
             else:
-                save_whole(self.model, filepath, _WHOLE, self._write_archive, make_folder=True)
+                self._save_file(filepath, _WHOLE, self._write_archive)
         return False
+
+    def _save_file(self, filepath: str, ending: str, write: Callable[[str], object]) -> None:
+        save_whole(self.model, filepath, ending, write, make_folder=True, copy_storages=True)
 
     def _save_weights(self, path: str) -> None:
         self.model.save_weights(path)

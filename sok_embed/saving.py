@@ -15,13 +15,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed import communicators, contents
+from sok_embed import communicators, contents, kv, storage_copies
 from sok_embed.checkpoint.agreement import Agreement
 from sok_embed.checkpoint.files import FileRecord
 from sok_embed.checkpoint.pieces import write_rows
 from sok_embed.checkpoint.tables import Host, find, steps_of
 from sok_embed.checkpoint.whole_tables import WholeTables
 from sok_embed.checkpoint.writing import records_of_all
+from sok_embed.dense_alone import LayerWithRows
 from sok_embed.scratch import locked_folder, remove_leftovers, work_folder
 
 
@@ -85,6 +86,7 @@ def save_whole(
     write: Callable[[str], object],
     *,
     make_folder: bool = False,
+    copy_storages: bool = False,
 ) -> None:
     """Saves a model by a function of Keras as `save_model` does.
 
@@ -94,6 +96,8 @@ def save_whole(
         ending: That the path must have.
         write: Writes the file, to a path that it is given, with the rows of all workers.
         make_folder: Whether the folder of the file is made if there is none.
+        copy_storages: Whether rows in storages are copied beside the file, which refers to them;
+            else they stay where they are.
     """
     target = os.path.realpath(os.fsdecode(path))
     agreement = Agreement(communicators.current())
@@ -125,13 +129,15 @@ def save_whole(
 
         def finish() -> None:
             assert temporary is not None
-            if records:
-                tables = WholeTables(work, records, number, hosts)
-                with contents.of_all_workers(functools.partial(_fitting_contents, tables)):
+            storages = storages_of(model) if copy_storages else []
+            with storage_copies.kept_beside(target, storages):
+                if records:
+                    tables = WholeTables(work, records, number, hosts)
+                    with contents.of_all_workers(functools.partial(_fitting_contents, tables)):
+                        write(temporary)
+                else:
                     write(temporary)
-            else:
-                write(temporary)
-            stack.close()  # puts the file in its place
+                stack.close()  # puts the file in its place
 
         agreement.first_alone("write the file", finish)
 
@@ -141,6 +147,26 @@ def _prepared(model: keras.Model, path: Any, ending: str) -> list[Host]:
     if not os.fsdecode(path).endswith(ending):
         raise ValueError(f"Expected a path that ends in {ending}. Received: {os.fsdecode(path)!r}.")
     return tables_of_one_file(model)
+
+
+def storages_of(model: keras.Model) -> list[kv.Storage]:
+    """The storages that rows of a model lie in.
+
+    Raises:
+        ValueError: For a layer that cannot read its rows beside a file.
+    """
+    found = []
+    for layer in model._flatten_layers():
+        storages = layer._storages() if isinstance(layer, LayerWithRows) else []
+        if storages and not layer._reads_storage_copies:
+            raise ValueError(
+                f"Layer '{layer.name}': expected rows in memory, or a layer with storage=, whose "
+                f"rows lie beside the file then. Received: columns with rows in {storages[0]!r}. "
+                "Keep the best epoch by sok_embed.callbacks.EarlyStopping(restore_best_weights="
+                "True, directory=…), whose checkpoint has the rows."
+            )
+        found += storages
+    return found
 
 
 def tables_of_one_file(model: keras.Model) -> list[Host]:

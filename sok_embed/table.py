@@ -17,7 +17,7 @@ from sok_embed.initializers import RowInitializer, seed_as_int64
 from sok_embed.kv.storage import warn_of_another
 from sok_embed.owners import ModuloRule, OwnerRule
 from sok_embed.stored_owners import check_stored_owners
-from sok_embed.tensors import as_errors, as_keys
+from sok_embed.tensors import as_errors, as_keys, eager
 from sok_embed.worker_record import WorkerRecord
 
 
@@ -241,10 +241,12 @@ class Table(tf.saved_model.experimental.TrackableResource):
         """
         return self._owner_rule.owners(keys, self.owners)
 
+    @eager
     def size(self) -> int:
         """The number of rows."""
         return int(tf_ops.size(self.resource_handle))
 
+    @eager
     def contains(self, keys: Any) -> npt.NDArray[np.bool_]:
         """Whether keys have a row; makes none.
 
@@ -259,6 +261,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
         """
         return self.metadata(keys).exists
 
+    @eager
     def metadata(self, keys: Any) -> tf_ops.Metadata:
         """Which keys have a row, and how often and when it was trained; makes no rows.
 
@@ -277,6 +280,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
         found = as_errors(lambda: tf_ops.metadata(self.resource_handle, self._own_keys(keys)))
         return tf_ops.Metadata(*(tensor.numpy() for tensor in found))
 
+    @eager
     def lookup(self, keys: Any) -> npt.NDArray[np.float32]:
         """Reads embeddings, and makes no rows.
 
@@ -299,6 +303,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
         embeddings: npt.NDArray[np.float32] = found.embeddings.numpy()
         return embeddings
 
+    @eager
     def export(self, slots: bool = False) -> Any:
         """Copies all rows out, in no order, as they are between two training steps.
 
@@ -354,6 +359,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
         flat = (tf.reshape(own_keys, [-1]), tf.reshape(values, [-1, self.dim]))
         as_errors(lambda: tf_ops.assign(self.resource_handle, *flat))
 
+    @eager
     def remove(self, keys: Any) -> int:
         """Removes rows.
 
@@ -369,6 +375,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
         own_keys = tf.reshape(self._own_keys(keys), [-1])
         return int(as_errors(lambda: tf_ops.remove(self.resource_handle, own_keys)))
 
+    @eager
     def drop_gradients(self) -> int:
         """Forgets gradients that were taken and not applied.
 
@@ -396,6 +403,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
         """The number of commits that found gradients, an int64 scalar tensor."""
         return tf_ops.steps(self.resource_handle)
 
+    @eager
     def stats(self) -> dict[str, int]:
         """Figures of the table: rows, bytes in memory, steps.
 

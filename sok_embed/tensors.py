@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from sok_embed import kv
 from sok_embed.kv.arguments import FLOATS_ROUND
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def eager(method: _Method) -> _Method:
+    """Has a method of a table say what to do where TensorFlow traces a function.
+
+    There are no values then that it could return as numbers or NumPy arrays.
+    """
+
+    @functools.wraps(method)
+    def checked(table: Any, *args: Any, **kwargs: Any) -> Any:
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                f"Table '{table.name}': expected a call outside of tf.function, since "
+                f"{method.__name__} returns numbers or NumPy arrays. Received: a call that is "
+                "traced. Within a model call the layer; elsewhere put the call into "
+                "tf.py_function."
+            )
+        return method(table, *args, **kwargs)
+
+    return checked  # type: ignore[return-value]
 
 
 def as_keys(keys: Any) -> tf.Tensor:

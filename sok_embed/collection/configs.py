@@ -10,8 +10,8 @@ import keras
 
 from sok_embed import admission as admissions
 from sok_embed import eviction as evictions
-from sok_embed import kv, optimizers
-from sok_embed.arguments import check_integer, check_positive
+from sok_embed import kv, optimizers, storage_copies
+from sok_embed.arguments import check_integer, check_positive, shown
 from sok_embed.tf_ops.collections import COMBINERS as POOLED
 
 COMBINERS = (*POOLED, None)
@@ -97,18 +97,18 @@ class TableConfig:
         # Such a config must not change what the storage has.
         self.storage_by_config = isinstance(self.storage, Mapping)
         if isinstance(self.storage, Mapping):
-            self.storage = kv.Storage.from_config(self.storage)
+            self.storage = storage_copies.storage_of(self.storage)
         if self.storage is not None and not isinstance(self.storage, kv.Storage):
             raise ValueError(
                 f"{what}: expected storage to be a sok_embed.kv.Storage. "
-                f"Received: {self.storage!r} (of type {type(self.storage).__name__})."
+                f"Received: {shown(self.storage)} (of type {type(self.storage).__name__})."
             )
         if self.group is not None:
             self.group = check_integer("group", self.group, named=True)
             if self.storage is None or not 0 <= self.group < kv.GROUPS:
                 raise ValueError(
                     f"{what}: expected group in [0, {kv.GROUPS}) of a storage. Received: "
-                    f"group={self.group}, storage={self.storage!r}."
+                    f"group={self.group}, storage={shown(self.storage)}."
                 )
         self.optimizer = optimizers.get(self.optimizer)
         self.admission = admissions.get(self.admission)
@@ -149,7 +149,7 @@ class TableConfig:
             "seed": self.seed,
             "worker": self.worker,
             "max_rows": self.max_rows,
-            "storage": None if self.storage is None else self.storage.get_config(),
+            "storage": storage_copies.config_of(self.storage),
             "group": self.group,
             "admission": None if self.admission is None else self.admission.get_config(),
             "eviction": None if self.eviction is None else self.eviction.get_config(),
@@ -240,7 +240,7 @@ def feature_config(given: Any) -> FeatureConfig:
     if type(given).__module__.partition(".")[0] != "keras_rs":
         raise ValueError(
             "Expected feature_configs to be a nest (dicts, lists, tuples) of "
-            f"sok_embed.FeatureConfig. Received: {given!r} (of type {type(given).__name__})."
+            f"sok_embed.FeatureConfig. Received: {shown(given)} (of type {type(given).__name__})."
         )
     table = given.table
     if table.placement not in _KERAS_RS:
@@ -313,11 +313,12 @@ def _without_identity(config: dict[str, Any]) -> dict[str, Any]:
 
 def _check_name(what: str, name: Any) -> None:
     if not isinstance(name, str) or not name:
-        raise ValueError(f"{what}: expected a name. Received: name={name!r}.")
+        raise ValueError(f"{what}: expected a name. Received: name={shown(name)}.")
 
 
 def _check_choice(what: str, argument: str, value: Any, choices: tuple[Any, ...]) -> None:
     if value not in choices:
         raise ValueError(
-            f"{what}: expected {argument} to be one of {choices}. Received: {argument}={value!r}."
+            f"{what}: expected {argument} to be one of {choices}. Received: "
+            f"{argument}={shown(value)}."
         )

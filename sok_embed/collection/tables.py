@@ -167,6 +167,9 @@ class TableCollection(Mapping[str, Table]):
     def __len__(self) -> int:
         return len(self._tables)
 
+    def __repr__(self) -> str:
+        return repr(self._tables)
+
     @property
     def trainable(self) -> list[bool]:
         """Of each table, whether training changes it."""

@@ -95,6 +95,7 @@ class Storage:
         self.durability = durability
         self._ttl_by_default = ttl is None
         self._clock = clock
+        self._is_copy = False  # beside the file of a model, with the id of the storage
         self._process = os.getpid()
         with _open_lock:
             self._native = _core.Storage(
@@ -400,7 +401,8 @@ def _open_elsewhere(path: str, id: str | None, at_any_path: bool) -> Storage | N
     `at_any_path` that is the only way to find it: a checkpoint has the id of its storage, and must
     not be trained in its place.
     """
-    same = [s for s in _open_storages.values() if id and s.id == id and not s.closed]
+    writers = [s for s in _open_storages.values() if not s._is_copy and not s.closed]
+    same = [s for s in writers if id and s.id == id]
     moved = [s for s in same if s._given == path and not os.path.isabs(path)]
     found = same if at_any_path and not moved else moved
     return found[0] if len(found) == 1 else None
@@ -419,6 +421,26 @@ def _is_in(folder: str, id: str | None) -> bool:
         return f"{native.id:016x}" == id
     finally:
         native.close()
+
+
+def open_copy(folder: str, config: Mapping[str, Any]) -> Storage:
+    """Opens the copy of a storage read-only, or returns it if this process has it open.
+
+    Args:
+        folder: The copy. Whoever calls has leave to open it.
+        config: Of the storage that it is a copy of: the size of the cache counts.
+
+    Raises:
+        Exception: As the constructor.
+    """
+    arguments = _checked_config({**config, "path": folder})
+    cache = {name: arguments[name] for name in ("cache_bytes",) if name in arguments}
+    with _open_lock:
+        storage = _open_storages.get(os.path.realpath(folder))
+        if storage is None or storage.closed:
+            storage = Storage(folder, read_only=True, **cache)
+            storage._is_copy = True
+        return storage
 
 
 def warn_of_another(storage: Storage, id: str | None) -> None:

@@ -74,12 +74,16 @@ class AnchoredLayer(LayerWithRows):
         check_strategy(f"Layer '{self.name}'")
         return self._table_lookup.begin(self.trainable, check_training(self.name, training))
 
+    def _tables(self) -> list[Any]:
+        return [self.table] if "table" in vars(self) else []
+
+    def _follows_model(self) -> bool:
+        return self.optimizer is None
+
     def count_params(self) -> int:
         """Counts the numbers in the vectors of this worker's rows; a summary shows bytes too."""
-        super().count_params()  # this raises for a layer that is not built
-        stats = self.table.stats()
-        rows = int(stats["rows"] + stats.get("static_rows", 0))
-        return RowCount(rows, rows * self._dim, int(stats["bytes"]))
+        numbers = super().count_params()  # this raises for a layer that is not built
+        return RowCount.of([self.table], numbers)
 
     def _check_key_type(self, inputs: Any) -> None:
         """Raises for inputs of a symbolic call that are no integers."""

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from sok_embed.arguments import shown
 from sok_embed.collection.configs import distinct_tables
 from sok_embed.collection.inputs import (
     FeatureInput,
@@ -135,11 +136,11 @@ class DistributedEmbedding(LayerWithRows):
         self.supports_masking = True
         self._compute_type = activation_type(self.compute_dtype)
         if output not in _OUTPUTS:
-            raise ValueError(f"Expected output to be one of {_OUTPUTS}. Received: {output!r}.")
+            raise ValueError(f"Expected output to be one of {_OUTPUTS}. Received: {shown(output)}.")
         if exchange_dtype not in EXCHANGED:
             raise ValueError(
                 f"Expected exchange_dtype to be one of {tuple(EXCHANGED)}. "
-                f"Received: {exchange_dtype!r}."
+                f"Received: {shown(exchange_dtype)}."
             )
         self.output_form = output
         self.exchange_dtype = exchange_dtype
@@ -312,14 +313,8 @@ class DistributedEmbedding(LayerWithRows):
 
     def count_params(self) -> int:
         """Counts the numbers in the vectors of this worker's rows; a summary shows bytes too."""
-        super().count_params()  # this raises for a layer that is not built
-        numbers = rows = memory = 0
-        for table in self._collection.values():
-            stats = table.stats()
-            rows += int(stats["rows"])
-            numbers += int(stats["rows"]) * table.dim
-            memory += int(stats["bytes"])
-        return RowCount(rows, numbers, memory)
+        numbers = super().count_params()  # this raises for a layer that is not built
+        return RowCount.of(self._tables(), numbers)
 
     def get_embedding_tables(self) -> dict[str, Any]:
         """The keys and vectors of this worker's rows.
@@ -330,8 +325,15 @@ class DistributedEmbedding(LayerWithRows):
         """
         return {name: table.export() for name, table in self._collection.items()}
 
-    def _rows_are_kept(self) -> bool:
-        return all(table.storage is not None for table in self._collection.values())
+    def _tables(self) -> list[Table]:
+        return list(self._collection.values()) if "_collection" in vars(self) else []
+
+    def _follows_model(self) -> bool:
+        configs = self._collection.configs
+        return any(config.trainable and config.optimizer is None for config in configs)
+
+    def _trained_tables(self) -> list[bool]:
+        return [self.trainable and trained for trained in self._collection.trainable]
 
     def save_own_variables(self, store: Any) -> None:
         """Adds the rows to what Keras saves; those in a storage are flushed, and stay there."""
@@ -343,12 +345,11 @@ class DistributedEmbedding(LayerWithRows):
         """Takes the rows out of what Keras saved, unless they lie in a storage."""
         check_rebuilt()
         saved = self._saved_rows()
-        rows = {name: each.read(store) for name, each in saved.items()}
+        put_rows = [each.read(store) for each in saved.values()]
         of_tables = set().union(*(each.names for each in saved.values()))
         super().load_own_variables({name: store[name] for name in set(store.keys()) - of_tables})
-        for name, contents in rows.items():
-            if contents is not None:
-                self._collection[name].restore(contents)
+        for put in put_rows:
+            put()
 
     def _saved_rows(self) -> dict[str, SavedRows]:
         return {

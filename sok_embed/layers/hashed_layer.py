@@ -14,8 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed import callers, tf_ops
-from sok_embed.arguments import check_integer, check_positive
+from sok_embed.arguments import check_integer, check_positive, shown
 from sok_embed.kv.arguments import FLOATS_ROUND
+from sok_embed.layer_of_ids import LayerOfIds
 from sok_embed.layers.arguments import check_bool
 from sok_embed.layers.float_ids import refuse_cast_floats
 from sok_embed.layers.keras_arguments import refuse_unknown_arguments
@@ -38,7 +39,7 @@ _REMEDIES = {
 }
 
 
-class HashedLayer(keras.layers.Layer):
+class HashedLayer(LayerOfIds):
     """Base of the layers whose embeddings are hashed into one weight. Not for use by itself.
 
     Args:
@@ -84,7 +85,7 @@ class HashedLayer(keras.layers.Layer):
         check_positive("num_embeddings", num_embeddings, _LIMIT)
         check_positive("block_size", block_size, _LIMIT)
         if hash not in _HASHES:
-            raise ValueError(f"Expected hash to be one of {_HASHES}. Received: {hash!r}.")
+            raise ValueError(f"Expected hash to be one of {_HASHES}. Received: {shown(hash)}.")
         check_bool("sign", sign)
         if sparse_gradient is not None:
             check_bool("sparse_gradient", sparse_gradient)
@@ -131,7 +132,7 @@ class HashedLayer(keras.layers.Layer):
             if isinstance(weight, keras.layers.Layer):
                 raise ValueError(
                     "Expected a layer whose weight is shared to be a HashedEmbeddingBag or a "
-                    f"HashedEmbedding. Received: weight={weight!r}."
+                    f"HashedEmbedding. Received: weight={shown(weight)}."
                 )
             if weight is None or isinstance(weight, (str, Mapping)) or callable(weight):
                 self._initializer = None if weight is None else keras.initializers.get(weight)
@@ -277,9 +278,11 @@ class HashedLayer(keras.layers.Layer):
         try:
             array = np.asarray(ids)
         except ValueError:
-            raise self._error("lists of one length", f"{ids!r}. Try tf.ragged.constant") from None
+            raise self._error(
+                "lists of one length", f"{shown(ids)}. Try tf.ragged.constant"
+            ) from None
         if array.dtype == object:
-            raise self._error("integers of 64 bits", f"{ids!r}")
+            raise self._error("integers of 64 bits", f"{shown(ids)}")
         if array.size == 0:
             array = array.astype(np.int64)
         fits = array.dtype == np.int64 and np.array_equal(array, array.astype(np.int32))
@@ -376,7 +379,7 @@ def _as_weight(weight: Any) -> Any:
     if not is_number and name != "bfloat16":
         raise ValueError(
             "Expected weight to be an initializer, a hashed layer, or an array of floats. "
-            f"Received: weight={weight!r}."
+            f"Received: weight={shown(weight)}."
         )
     if values.ndim != 1 or values.size == 0:
         raise ValueError(

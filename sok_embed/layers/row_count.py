@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from keras.src.utils.summary_utils import readable_memory_size
+
+from sok_embed.counted_rows import rows_of
 
 
 class RowCount(int):
@@ -24,6 +29,12 @@ class RowCount(int):
         count = super().__new__(cls, numbers)
         count._text = f"\n{rows:,} rows\n{readable_memory_size(memory)}"
         return count
+
+    @classmethod
+    def of(cls, tables: Sequence[Any], numbers: int) -> RowCount:
+        """Makes the count of tables whose vectors have so many numbers."""
+        memory = sum(int(table.stats()["bytes"]) for table in tables)
+        return cls(sum(map(rows_of, tables)), numbers, memory)
 
     def __format__(self, spec: str) -> str:
         return int.__format__(int(self), spec) + (self._text if spec == "," else "")

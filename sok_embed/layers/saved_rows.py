@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from sok_embed import callers, communicators, contents, tf_ops
+from sok_embed import callers, communicators, contents, storage_copies, tf_ops
+from sok_embed.checkpoint.copied_rows import CopiedRows
 from sok_embed.checkpoint.whole_tables import own_part
 from sok_embed.table import Table
 
@@ -34,7 +37,8 @@ class SavedRows:
         layer: The name of the layer that has the table.
         table: The table.
         prefix: Of the entries of rows.
-        storage_entry: The entry with the number of rows in a storage.
+        storage_entry: The entry with the number of rows in a storage. Two others begin with its
+            name: the steps of the table, and the copy of the storage beside the file.
     """
 
     def __init__(self, layer: str, table: Table, prefix: str, storage_entry: str) -> None:
@@ -42,36 +46,50 @@ class SavedRows:
         self._table = table
         self._prefix = prefix
         self._storage_entry = storage_entry
+        self._steps_entry = f"{storage_entry}_steps"
+        self._copy_entry = f"{storage_entry}_copy"
 
     @property
     def names(self) -> set[str]:
         """The names of all entries that a file may have of the table."""
-        return {*contents.entries(tf_ops.Export, self._prefix).values(), self._storage_entry}
+        of_storage = {self._storage_entry, self._steps_entry, self._copy_entry}
+        return {*contents.entries(tf_ops.Export, self._prefix).values(), *of_storage}
 
     def save(self, store: Any) -> None:
         """Adds the rows; those in a storage are flushed, and stay there."""
-        if self._table.storage is not None:
-            self._table.storage.flush()
+        storage = self._table.storage
+        if storage is not None:
+            storage.flush()
             store[self._storage_entry] = np.int64(self._table.size())
+            store[self._steps_entry] = np.int64(self._table.step_count())
+            copy = storage_copies.name_of(storage)
+            if copy is not None:
+                numbers = [int(copy.number, 16), int(copy.id, 16), self._table._group]
+                store[self._copy_entry] = np.array(numbers, np.uint64)
             return
         check_saves_all_rows(self._layer)
         contents.save(store, self._prefix, contents.whole_contents(self._table))
 
-    def read(self, store: Any) -> tf_ops.Export | None:
-        """What the table is to be restored from: of several workers, the rows of this one.
+    def read(self, store: Any) -> Callable[[], None]:
+        """Reads and checks what the table is to be restored from.
 
         Returns:
-            `None` for a table whose rows are in the storage.
+            What puts the rows into the table, those of this worker. It does nothing for a table
+            whose rows are in its storage.
 
         Raises:
             ValueError: For a file that does not have what the table needs.
+            FileNotFoundError: If the rows are not beside the file that refers to them.
         """
         expected = contents.entries(tf_ops.Export, self._prefix).values()
         saved = self.names.intersection(store.keys())
         storage = self._table.storage
+        if self._copy_entry in saved:
+            return self._rows_beside_file(np.asarray(store[self._copy_entry]))
         if storage is not None and saved.isdisjoint(expected):
             self._warn_of_missing(store, saved)
-            return None
+            self._warn_of_later_steps(store, saved)
+            return _do_nothing
         what = f"Layer '{self._layer}'"
         if storage is not None and callers.loading_model():
             raise ValueError(
@@ -95,8 +113,31 @@ class SavedRows:
                 "embedding, use `layer.table.assign(range(len(weights)), weights)`."
             )
         whole = contents.load(store, self._prefix, tf_ops.Export)
-        own: tf_ops.Export = own_part(self._table, whole)
-        return own
+        return functools.partial(self._table.restore, own_part(self._table, whole))
+
+    def _rows_beside_file(self, numbers: npt.NDArray[Any]) -> Callable[[], None]:
+        """Returns what puts the rows of a copy beside the file into the table."""
+        what = f"Layer '{self._layer}'"
+        if numbers.shape != (3,):
+            raise ValueError(
+                f"{what}: expected three numbers in the entry '{self._copy_entry}'. Received: an "
+                f"array of shape {numbers.shape}. The file is damaged, or of another program."
+            )
+        number, id, group = map(int, numbers)
+        name = storage_copies.CopyName(f"{number:016x}", f"{id:016x}")
+        copy = storage_copies.open_beside_file(name)
+        if self._table.storage is copy:
+            return _do_nothing  # the whole model was loaded, and reads the copy
+        if self._table.storage is not None and callers.loading_model():
+            raise ValueError(
+                f"{what}: expected a model whose rows are read where they lie beside its file, in "
+                f"{copy!r}. Received: one over {self._table.storage!r}, whose rows they would "
+                "replace. To put them there, make the model by its class and use "
+                "model.load_weights(file)."
+            )
+        rows = CopiedRows(self._table, copy, group)
+        rows.check()
+        return rows.restore
 
     def _warn_of_missing(self, store: Any, saved: Iterable[str]) -> None:
         rows = int(np.asarray(store[self._storage_entry])) if self._storage_entry in saved else 0
@@ -107,3 +148,21 @@ class SavedRows:
                 "Put the folder of that time there.",
                 stacklevel=5,
             )
+
+    def _warn_of_later_steps(self, store: Any, saved: Iterable[str]) -> None:
+        """Warns where dense weights of the file meet rows of another time."""
+        if self._steps_entry not in saved or not self._table.size():
+            return
+        then, now = int(np.asarray(store[self._steps_entry])), int(self._table.step_count())
+        if then != now:
+            warnings.warn(
+                f"Layer '{self._layer}': expected rows in {self._table.storage!r} after {then} "
+                f"steps of training, as the file has the dense weights. Received: rows after {now} "
+                "steps, so both are of different times. To keep rows with a file, save it by "
+                "sok_embed.callbacks.ModelCheckpoint, or save a sok_embed.checkpoint.Checkpoint.",
+                stacklevel=5,
+            )
+
+
+def _do_nothing() -> None:
+    """Leaves the rows where they are."""

@@ -9,10 +9,10 @@ import keras
 import tensorflow as tf
 
 from sok_embed import admission as admissions
-from sok_embed import communicators, group_holders, kv
+from sok_embed import communicators, group_holders, kv, storage_copies
 from sok_embed import eviction as evictions
 from sok_embed.admission import Admission
-from sok_embed.arguments import check_integer
+from sok_embed.arguments import check_integer, shown
 from sok_embed.eviction import Eviction
 from sok_embed.layers.anchored_layer import AnchoredLayer
 from sok_embed.layers.rebuilding import check_rebuilt
@@ -61,7 +61,9 @@ class TableLayer(AnchoredLayer):
     ) -> None:
         super().__init__(dim, initializer, optimizer=optimizer, **kwargs)
         by_config = isinstance(storage, Mapping)
-        self.storage = kv.Storage.from_config(storage) if isinstance(storage, Mapping) else storage
+        self.storage = (
+            storage_copies.storage_of(storage) if isinstance(storage, Mapping) else storage
+        )
         self.group = check_integer("group", group, named=True)
         self.admission = admissions.get(admission)
         self.eviction = evictions.get(eviction)
@@ -104,9 +106,6 @@ class TableLayer(AnchoredLayer):
         if self.storage is not None:
             group_holders.hold(self.storage, self.group, self, f"layer '{self.name}'")
 
-    def _rows_are_kept(self) -> bool:
-        return self.storage is not None
-
     def _stored_group(self) -> kv.Group | None:
         """What the storage has of the layer's group; raises if another layer has taken it."""
         if self.storage is None:
@@ -119,7 +118,7 @@ class TableLayer(AnchoredLayer):
         if not isinstance(self.storage, kv.Storage):
             raise ValueError(
                 f"Layer '{self.name}': expected storage to be a sok_embed.kv.Storage. Received: "
-                f"{self.storage!r} (of type {type(self.storage).__name__})."
+                f"{shown(self.storage)} (of type {type(self.storage).__name__})."
             )
         if not 0 <= self.group < kv.GROUPS:
             raise ValueError(
@@ -145,13 +144,12 @@ class TableLayer(AnchoredLayer):
         self._saved_rows().save(store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Takes the rows out of what Keras saved, unless they lie in the layer's storage."""
+        """Takes the rows out of what Keras saved, unless they stayed in the layer's storage."""
         check_rebuilt()
         saved = self._saved_rows()
-        rows = saved.read(store)
+        put_rows = saved.read(store)
         super().load_own_variables({name: store[name] for name in set(store.keys()) - saved.names})
-        if rows is not None:
-            self.table.restore(rows)
+        put_rows()
 
     def _saved_rows(self) -> SavedRows:
         return SavedRows(self.name, self.table, "table_", "storage_rows")
@@ -160,7 +158,7 @@ class TableLayer(AnchoredLayer):
         """The arguments that all table layers share."""
         return {
             **super().get_config(),
-            "storage": None if self.storage is None else self.storage.get_config(),
+            "storage": storage_copies.config_of(self.storage),
             "group": self.group,
             "admission": None if self.admission is None else self.admission.get_config(),
             "eviction": None if self.eviction is None else self.eviction.get_config(),

@@ -185,9 +185,18 @@ def test_an_optimizer_that_rows_cannot_follow_is_refused_when_the_layer_is_made(
 def test_a_model_with_an_optimizer_that_rows_cannot_follow_does_not_train(optimizer, eagerly):
     model = model_of(DynamicEmbedding(DIM))
     optimizer = type(optimizer).from_config(optimizer.get_config())
-    model.compile(optimizer, "mse", run_eagerly=eagerly)
-    with pytest.raises(ValueError, match="Expected an optimizer that can train rows.*optimizer="):
-        model.fit(np.zeros((2, 3), np.int64), np.zeros((2, 1)), verbose=0)
+    text = "Expected an optimizer that can train rows.*optimizer="
+    with pytest.raises(ValueError, match=text):
+        model.compile(optimizer, "mse", run_eagerly=eagerly)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(np.zeros((2, 3), np.int64), training=True))
+        variables = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, [each.value for each in variables]), variables)
+
+    with pytest.raises(ValueError, match=text):  # a loop of one's own, which compiles nothing
+        (step if eagerly else tf.function(step))()
 
 
 def test_a_model_may_have_any_optimizer_if_the_layer_has_its_own():
@@ -389,3 +398,39 @@ def test_an_optimizer_that_does_not_average_is_warned_of_on_several_workers(firs
     optimizer = ko.SGD(0.1)
     with pytest.warns(UserWarning, match=r"drift apart\. Wrap it in sok_embed\.Distributed"):
         optimizer.apply([tf.zeros(layer.anchor.shape)], [layer.anchor])
+
+
+def refused_model(layer, cls=keras.Sequential):
+    return cls([keras.Input((2,), dtype="int64"), layer, keras.layers.Dense(1)])
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, data):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        {"optimizer": "adafactor"},
+        {"optimizer": ko.LossScaleOptimizer(ko.Adafactor())},
+        {"optimizer": "adafactor", "run_eagerly": True},
+        {"optimizer": "adafactor", "jit_compile": False},
+    ],
+    ids=["plain", "scaled", "eager", "no jit"],
+)
+def test_compile_refuses_an_optimizer_that_rows_cannot_follow(compiled):
+    text = r"(?s)Layer 'emb': .*Received: Adafactor.*layer\.trainable = False"
+    with pytest.raises(ValueError, match=text):
+        refused_model(DynamicEmbedding(4, name="emb")).compile(loss="mse", **compiled)
+
+
+def test_compile_takes_any_optimizer_for_rows_that_it_does_not_train():
+    frozen = DynamicEmbedding(4, name="emb")
+    frozen.trainable = False
+    own = DynamicEmbedding(4, optimizer="adam")
+    for layer in (frozen, own):
+        refused_model(layer).compile("adafactor", "mse")
+    refused_model(DynamicEmbedding(4), OwnStep).compile("adafactor", "mse")
+    assert frozen.trainable is False
+    assert own.trainable is True
