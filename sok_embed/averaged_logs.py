@@ -24,7 +24,8 @@ class AverageMetrics(keras.callbacks.Callback):
 
     Workers count alike, however many examples each of them had. The average of a metric that is no
     mean over examples, as AUC, is near that of all examples and not the same. Figures in the midst
-    of an epoch are those of the worker.
+    of an epoch, and what `evaluate` returns, which Keras takes before callbacks are asked, are
+    those of the worker.
 
     Example:
     >>> callbacks = [AverageMetrics(), keras.callbacks.ReduceLROnPlateau("val_loss")]

@@ -11,7 +11,12 @@ import keras
 
 from sok_embed import communicators
 from sok_embed.averaged_logs import averaged_logs
-from sok_embed.saving import save_whole, storages_of, tables_of_one_file, write_archive
+from sok_embed.saving import (
+    check_rows_can_be_copied,
+    save_whole,
+    tables_of_one_file,
+    write_archive,
+)
 
 _WHOLE, _WEIGHTS = ".keras", ".weights.h5"
 
@@ -92,7 +97,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         """Refuses tables of which no file can be written, before the first step."""
         super().on_train_begin(logs)
         tables_of_one_file(self.model)
-        storages_of(self.model)
+        check_rows_can_be_copied(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Warns where a best epoch of before would be forgotten."""

@@ -97,7 +97,7 @@ def save_whole(
         write: Writes the file, to a path that it is given, with the rows of all workers.
         make_folder: Whether the folder of the file is made if there is none.
         copy_storages: Whether rows in storages are copied beside the file, which refers to them;
-            else they stay where they are.
+            else they stay where they are, but for those that lie beside another file.
     """
     target = os.path.realpath(os.fsdecode(path))
     agreement = Agreement(communicators.current())
@@ -129,7 +129,7 @@ def save_whole(
 
         def finish() -> None:
             assert temporary is not None
-            storages = storages_of(model) if copy_storages else []
+            storages = [each for each in storages_of(model) if copy_storages or each._is_copy]
             with storage_copies.kept_beside(target, storages):
                 if records:
                     tables = WholeTables(work, records, number, hosts)
@@ -150,23 +150,26 @@ def _prepared(model: keras.Model, path: Any, ending: str) -> list[Host]:
 
 
 def storages_of(model: keras.Model) -> list[kv.Storage]:
-    """The storages that rows of a model lie in.
-
-    Raises:
-        ValueError: For a layer that cannot read its rows beside a file.
-    """
+    """Returns the storages that rows of a model lie in."""
     found = []
     for layer in model._flatten_layers():
-        storages = layer._storages() if isinstance(layer, LayerWithRows) else []
-        if storages and not layer._reads_storage_copies:
+        if isinstance(layer, LayerWithRows):
+            found += layer._storages()
+    return found
+
+
+def check_rows_can_be_copied(model: keras.Model) -> None:
+    """Raises ValueError for a layer that cannot read its rows in a storage beside a file."""
+    for layer in model._flatten_layers():
+        if not isinstance(layer, LayerWithRows) or layer._reads_storage_copies:
+            continue
+        for storage in layer._storages():
             raise ValueError(
                 f"Layer '{layer.name}': expected rows in memory, or a layer with storage=, whose "
-                f"rows lie beside the file then. Received: columns with rows in {storages[0]!r}. "
+                f"rows lie beside the file then. Received: columns with rows in {storage!r}. "
                 "Keep the best epoch by sok_embed.callbacks.EarlyStopping(restore_best_weights="
                 "True, directory=…), whose checkpoint has the rows."
             )
-        found += storages
-    return found
 
 
 def tables_of_one_file(model: keras.Model) -> list[Host]:

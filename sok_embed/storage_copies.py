@@ -17,6 +17,7 @@ import shutil
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sok_embed import callers, communicators, kv
@@ -26,8 +27,10 @@ _ENDING = ".rows"
 _COPY = "copy"  # the field of a storage's config that has the number
 _NAME = re.compile("[0-9a-f]{16}")
 
-# Of the copies that the file refers to which is being written; `None`: it refers to none.
-_number: ContextVar[int | None] = ContextVar("sok_embed_storage_copies", default=None)
+# Of the storages that are copied for the file which is being written: the number of the copies.
+_copied: ContextVar[Mapping[kv.Storage, str]] = ContextVar(
+    "sok_embed_storage_copies", default=MappingProxyType({})
+)
 
 
 class CopyName(NamedTuple):
@@ -44,8 +47,8 @@ class CopyName(NamedTuple):
 
 def name_of(storage: kv.Storage) -> CopyName | None:
     """Returns the name of a storage's copy for the file that is being written, if it has one."""
-    number = _number.get()
-    return None if number is None else CopyName(f"{number:016x}", _id_of(storage))
+    number = _copied.get().get(storage)
+    return None if number is None else CopyName(number, _id_of(storage))
 
 
 def config_of(storage: kv.Storage | None) -> dict[str, Any] | None:
@@ -81,26 +84,26 @@ def kept_beside(file: str, storages: Iterable[kv.Storage]) -> Iterator[None]:
         file: The path of the file.
         storages: Those whose rows the file is to keep.
     """
-    distinct = list(dict.fromkeys(storages))
-    number = secrets.randbits(64) if distinct else None
-    folder = None if number is None else os.path.join(f"{file}{_ENDING}", f"{number:016x}")
+    number = f"{secrets.randbits(64):016x}"
+    copied = dict.fromkeys(storages, number)
+    all_of_file = f"{file}{_ENDING}"
+    folder = os.path.join(all_of_file, number)
     try:
-        if folder is not None:
+        if copied:
             os.makedirs(folder)
-            for storage in distinct:
+            for storage in copied:
                 storage.checkpoint(os.path.join(folder, _id_of(storage)))
             _sync(folder)
-            _sync(os.path.dirname(folder))
-        token = _number.set(number)
+            _sync(all_of_file)
+        token = _copied.set(copied)
         try:
             yield
         finally:
-            _number.reset(token)
+            _copied.reset(token)
     except BaseException:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         raise
-    _remove_others(f"{file}{_ENDING}", None if folder is None else os.path.basename(folder))
+    _remove_others(all_of_file, number)
 
 
 def open_beside_file(name: CopyName, config: Mapping[str, Any] | None = None) -> kv.Storage:
@@ -158,7 +161,7 @@ def _shared_lock(folder: str) -> int | None:
     return lock
 
 
-def _remove_others(folder: str, kept: str | None) -> None:
+def _remove_others(folder: str, kept: str) -> None:
     """Removes the copies of files that were replaced, but for those that somebody reads."""
     try:
         names = os.listdir(folder)

@@ -163,14 +163,17 @@ class Table(tf.saved_model.experimental.TrackableResource):
             # The rows stay where they are; only that they were there is written down.
             with tf.init_scope():
                 self.storage.flush()
-            return contents.storage_tensors(f"{self.storage.path}\0{self.storage.id}")
+                steps = int(self.step_count())
+            return contents.storage_tensors(f"{self.storage.path}\0{self.storage.id}\0{steps}")
         return contents.to_tensors(tf_ops.export(self.resource_handle, self.dim, with_slots=True))
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
         if self.storage is not None:
             if tf.executing_eagerly():
-                _, _, saved = os.fsdecode(restored[contents.STORAGE].numpy()).partition("\0")
-                warn_of_another(self.storage, saved)
+                _, *said = os.fsdecode(restored[contents.STORAGE].numpy()).split("\0")
+                warn_of_another(self.storage, said[0] if said else "")
+                if len(said) > 1:
+                    self.warn_of_later_steps(f"Table '{self.name}'", int(said[1]))
             return tf.no_op()
         given = contents.from_tensors(tf_ops.Export, restored)
         if tf.executing_eagerly():
@@ -179,6 +182,23 @@ class Table(tf.saved_model.experimental.TrackableResource):
         if tf.executing_eagerly():
             self._warn_of_dropped(given)
         return done
+
+    def warn_of_later_steps(self, what: str, steps: int) -> None:
+        """Warns where dense weights that are loaded meet rows on disk of another time.
+
+        Args:
+            what: How the message begins.
+            steps: Of the table when the dense weights were saved.
+        """
+        now = int(self.step_count())
+        if steps != now and self.size():
+            warnings.warn(
+                f"{what}: expected rows in {self.storage!r} after {steps} steps of training, of "
+                f"which the dense weights are. Received: rows after {now} steps, so both are of "
+                "different times. To keep rows with a file, save it by "
+                "sok_embed.callbacks.ModelCheckpoint, or save a sok_embed.checkpoint.Checkpoint.",
+                stacklevel=6,
+            )
 
     def _warn_of_dropped(self, given: tf_ops.Export) -> None:
         """Says what a restore has left out, since this table has another admission or clock."""

@@ -95,7 +95,8 @@ class Storage:
         self.durability = durability
         self._ttl_by_default = ttl is None
         self._clock = clock
-        self._is_copy = False  # beside the file of a model, with the id of the storage
+        # Whether it lies beside the file of a model, with the id of the storage it was made of.
+        self._is_copy = False
         self._process = os.getpid()
         with _open_lock:
             self._native = _core.Storage(

@@ -63,6 +63,12 @@ class SavedRows:
             store[self._storage_entry] = np.int64(self._table.size())
             store[self._steps_entry] = np.int64(self._table.step_count())
             copy = storage_copies.name_of(storage)
+            if copy is None and storage._is_copy:
+                raise ValueError(
+                    f"Layer '{self._layer}': expected sok_embed.save_model, which brings the rows "
+                    f"along. Received: a save of Keras, whose file would have them in {storage!r}, "
+                    "which goes with the file that it lies beside."
+                )
             if copy is not None:
                 numbers = [int(copy.number, 16), int(copy.id, 16), self._table._group]
                 store[self._copy_entry] = np.array(numbers, np.uint64)
@@ -88,7 +94,9 @@ class SavedRows:
             return self._rows_beside_file(np.asarray(store[self._copy_entry]))
         if storage is not None and saved.isdisjoint(expected):
             self._warn_of_missing(store, saved)
-            self._warn_of_later_steps(store, saved)
+            if self._steps_entry in saved:
+                steps = int(np.asarray(store[self._steps_entry]))
+                self._table.warn_of_later_steps(f"Layer '{self._layer}'", steps)
             return _do_nothing
         what = f"Layer '{self._layer}'"
         if storage is not None and callers.loading_model():
@@ -146,20 +154,6 @@ class SavedRows:
                 f"Layer '{self._layer}': expected {rows} rows in {self._table.storage!r}, as the "
                 "model was saved with. Received: none, so every key has the vector it starts from. "
                 "Put the folder of that time there.",
-                stacklevel=5,
-            )
-
-    def _warn_of_later_steps(self, store: Any, saved: Iterable[str]) -> None:
-        """Warns where dense weights of the file meet rows of another time."""
-        if self._steps_entry not in saved or not self._table.size():
-            return
-        then, now = int(np.asarray(store[self._steps_entry])), int(self._table.step_count())
-        if then != now:
-            warnings.warn(
-                f"Layer '{self._layer}': expected rows in {self._table.storage!r} after {then} "
-                f"steps of training, as the file has the dense weights. Received: rows after {now} "
-                "steps, so both are of different times. To keep rows with a file, save it by "
-                "sok_embed.callbacks.ModelCheckpoint, or save a sok_embed.checkpoint.Checkpoint.",
                 stacklevel=5,
             )
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 
 import keras
 import numpy as np
@@ -121,6 +122,31 @@ def test_weights_go_into_the_storage_of_a_model_or_into_memory(tmp_path, storage
             np.testing.assert_array_equal(getattr(found, field)[order], expected, err_msg=field)
         assert found.steps == kept.steps == 1
     assert not list(tmp_path.glob(".sok-embed-rows-*"))
+
+
+def test_a_loaded_model_takes_its_rows_along_when_it_is_saved(tmp_path, storage):
+    model = model_over(storage)
+    set_all(model, 1.0)
+    keep(model, tmp_path / "best.keras")
+    loaded = keras.saving.load_model(tmp_path / "best.keras")
+    with pytest.raises(ValueError, match=r"sok_embed\.save_model"):
+        loaded.save(tmp_path / "theirs.keras")
+    sok.save_model(loaded, tmp_path / "final.keras")
+    del loaded
+    shutil.rmtree(tmp_path / "best.keras.rows")
+    assert versions(keras.saving.load_model(tmp_path / "final.keras")) == {1.0}
+
+
+def test_a_checkpoint_of_tensorflow_tells_of_rows_of_later_steps(tmp_path, storage):
+    model = model_over(storage)
+    model.fit(KEYS, np.ones(len(KEYS)), verbose=0)
+    path = tf.train.Checkpoint(model=model).write(str(tmp_path / "checkpoint"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tf.train.Checkpoint(model=model).read(path)
+    model.fit(KEYS, np.ones(len(KEYS)), verbose=0)
+    with pytest.warns(UserWarning, match=r"after 1 steps of training.*rows after 2 steps"):
+        tf.train.Checkpoint(model=model).read(path)
 
 
 def test_rows_that_do_not_fit_leave_the_table(tmp_path, storage):

@@ -60,6 +60,15 @@ class Noted(keras.callbacks.Callback):
         note(self.path.with_name(f"{self.path.name}-{epoch}"), self.model)
 
 
+class Told(keras.callbacks.Callback):
+    """Remembers the loss that an evaluation tells callbacks."""
+
+    loss = 0.0
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self.loss = logs["loss"]
+
+
 def columns() -> keras.Model:
     """A model of a feature column with own rows, which has static rows in a weight."""
     keras.utils.clear_session(free_memory=False)
@@ -126,11 +135,12 @@ def choose(folder: Path) -> None:
     note(folder / f"{size}.restored", model)
     chosen = {"epochs": history.epoch, "stopped": stop.stopped_epoch, "best": stop.best_epoch}
     chosen |= {"scores": history.history["score"], "losses": history.history["loss"]}
-    chosen["rate"] = float(model.optimizer.learning_rate)
+    chosen["rates"] = history.history["learning_rate"]
     given = held_state.KEYS[rank::size], held_state.TARGETS[rank::size]
-    for name, callbacks in (("own", []), ("averaged", [AverageMetrics()])):
-        arguments = {"batch_size": 4, "verbose": 0, "return_dict": True, "callbacks": callbacks}
-        chosen[name] = model.evaluate(*given, **arguments)["loss"]
+    told = Told()
+    for name, callbacks in (("own", [told]), ("averaged", [AverageMetrics(), told])):
+        model.evaluate(*given, batch_size=4, verbose=0, callbacks=callbacks)
+        chosen[name] = told.loss
     np.savez(folder / f"{size}.chosen.{rank}", **chosen)
 
 
