@@ -13,6 +13,7 @@ from tensorflow.python.feature_column import utils
 
 from sok_embed.arguments import check_integer
 from sok_embed.feature_column.options import EmbeddingVariableOption
+from sok_embed.layers.graph_casts import checked_in_graph
 
 _INT64_MAX = 2**63 - 1
 
@@ -113,7 +114,8 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
         """The key that an id's own row goes by, int64: the id itself, or 63 bits of a hash."""
         if ids.dtype == tf.string:
             return tf.strings.to_hash_bucket_fast(ids, _INT64_MAX)
-        return tf.bitcast(ids, tf.int64) if ids.dtype == tf.uint64 else tf.cast(ids, tf.int64)
+        keys = tf.bitcast(ids, tf.int64) if ids.dtype == tf.uint64 else tf.cast(ids, tf.int64)
+        return keys if tf.executing_eagerly() else checked_in_graph(f"Column '{self.key}'", keys)
 
     def transform_feature(self, transformation_cache: Any, state_manager: Any) -> tf.SparseTensor:
         """What the ids are to columns that know nothing of own rows."""

@@ -23,7 +23,8 @@ from sok_embed.collection.tables import CollectionCommit, TableCollection
 from sok_embed.dense_alone import LayerWithRows
 from sok_embed.layers.anchored_layer import activation_type
 from sok_embed.layers.arguments import check_training
-from sok_embed.layers.float_ids import refuse_cast_floats
+from sok_embed.layers.cast_ids import refuse_casts
+from sok_embed.layers.graph_casts import checked_ids
 from sok_embed.layers.keras_arguments import refuse_unknown_arguments
 from sok_embed.layers.rebuilding import check_rebuilt, plain_errors, true_ids
 from sok_embed.layers.row_count import RowCount
@@ -218,7 +219,7 @@ class DistributedEmbedding(LayerWithRows):
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Looks all keys up, and combines the vectors of each example's."""
         check_strategy(f"Layer '{self.name}'")
-        refuse_cast_floats(self)
+        refuse_casts(self)
         what = f"Layer '{self.name}'"
         present = self._given(inputs)
         # A feature that the call does not have is one of no keys, whose output nobody sees.
@@ -228,6 +229,7 @@ class DistributedEmbedding(LayerWithRows):
             given[each.number] = feature_input(
                 what, each.feature, keys, values, _mask_of(each.value)
             )
+        given = [each._replace(keys=checked_ids(self, each.keys)) for each in given]
         call = self._lookup.begin(self.trainable, check_training(self.name, training))
         batch = PooledBatch(
             keys=[each.keys for each in given],
