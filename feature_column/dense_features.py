@@ -140,7 +140,11 @@ class _FeaturesLayer(LayerWithRows, ABC):
         except (TypeError, ValueError):
             if not callers.tracing_default_signature():
                 raise
-        refuse_when_served(self.name)
+        refuse_when_served(
+            f"Layer '{self.name}': expected features of the dtypes that its columns have. "
+            "Received: floats, by a signature that Keras made up from shapes. Export the model "
+            "with one: model.export(path, input_signature=[...])."
+        )
         # The number of examples, of any of the features.
         return self._nothing(tf.shape(tf.nest.flatten(features)[0])[0])
 

@@ -49,21 +49,27 @@ def keeps_ids(source: str, target: str) -> bool:
     return cast.size == 8 or (cast.min <= given.min and given.max <= cast.max)
 
 
-def _check(layer: Any, call: callers.FunctionalCall, chosen: Any) -> None:
+def given_to(call: callers.FunctionalCall) -> Iterator[tuple[Any, Any]]:
+    """Yields the inputs of a functional model, and what it was given for each."""
     inputs, functional = call.inputs, call.model
     names = [tensor.name for tensor in functional.inputs]
     if isinstance(inputs, dict) and not isinstance(functional.input, dict):
         leaves = [inputs.get(name) for name in names]
     else:
         leaves = tree.flatten(inputs)
-    for tensor, leaf in zip(functional.inputs, leaves, strict=False):
+    yield from zip(functional.inputs, leaves, strict=False)
+
+
+def _check(layer: Any, call: callers.FunctionalCall, chosen: Any) -> None:
+    functional = call.model
+    for tensor, leaf in given_to(call):
         dtype = _dtype_of(leaf)
         if dtype is None or not keras.backend.is_int_dtype(tensor.dtype):
             continue
         is_float = "float" in dtype
         if not is_float and keeps_ids(dtype, tensor.dtype):
             continue
-        if not any(tensor is source for source in _sources(call.layer, functional, chosen)):
+        if not any(tensor is source for source in sources(call.layer, functional, chosen)):
             continue
         if not is_float:
             raise ValueError(
@@ -90,7 +96,7 @@ def _dtype_of(leaf: Any) -> str | None:
     return dtype if "float" in dtype or keras.backend.is_int_dtype(dtype) else None
 
 
-def _sources(called: Any, functional: Any, chosen: Any) -> Iterator[Any]:
+def sources(called: Any, functional: Any, chosen: Any = None) -> Iterator[Any]:
     """Yields the inputs of a functional model that a layer's first argument comes from."""
     own = {id(node) for nodes in functional._nodes_by_depth.values() for node in nodes}
     waiting: list[Any] = []

@@ -33,11 +33,6 @@ def check_exact(floats: tf.Tensor) -> tf.Tensor:
         return tf.identity(floats)
 
 
-def refuse_when_served(name: str) -> None:
-    """Adds what fails to the graph, for layers that floats cannot mean anything to."""
-    message = (
-        f"Layer '{name}': expected features of the dtypes that its columns have. Received: floats, "
-        "by a signature that Keras made up from shapes. Export the model with one: "
-        "model.export(path, input_signature=[...])."
-    )
+def refuse_when_served(message: str) -> None:
+    """Adds what fails to the graph, for layers that such inputs cannot mean anything to."""
     tf.debugging.Assert(tf.constant(False), [message])
