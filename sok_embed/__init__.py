@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from sok_embed.dense_alone import dense_only
     from sok_embed.distributed_optimizer import DistributedOptimizer
     from sok_embed.exporting import export_model
+    from sok_embed.fingerprints import fingerprint
     from sok_embed.kv import Storage
     from sok_embed.layers import (
         AdaptiveEmbedding,
@@ -81,6 +82,7 @@ __all__ = [
     "dense_only",
     "eviction",
     "export_model",
+    "fingerprint",
     "init",
     "initializers",
     "kv",
@@ -110,6 +112,7 @@ _HOMES = {
     "TableConfig": "collection.configs",
     "dense_only": "dense_alone",
     "export_model": "exporting",
+    "fingerprint": "fingerprints",
     "init": "communicators",
     "plan": "planning",
     "rank": "communicators",

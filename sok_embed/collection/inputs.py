@@ -142,7 +142,7 @@ def _as_keys(what: str, given: Any) -> Any:
     if given.dtype.is_integer:
         return tf.cast(given, tf.int64)
     if given.dtype == tf.string:
-        remedy = "Hash them first, as with keras.layers.Hashing(2**62, dtype='int64')"
+        remedy = "Make keys of them first, with sok_embed.fingerprint"
     else:
         remedy = FLOATS_ROUND
     raise ValueError(f"{what}: expected integer keys. Received: {given.dtype.name}. {remedy}.")

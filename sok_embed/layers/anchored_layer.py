@@ -86,8 +86,8 @@ class AnchoredLayer(LayerWithRows):
         """Raises for inputs of a symbolic call that are no integers."""
         if inputs.dtype == "string":
             raise ValueError(
-                f"Layer '{self.name}': expected integer keys. Received: strings. Hash them first, "
-                "as with keras.layers.Hashing(2**62, dtype='int64')."
+                f"Layer '{self.name}': expected integer keys. Received: strings. Make keys of "
+                "them first, with sok_embed.fingerprint."
             )
         if not keras.backend.is_int_dtype(inputs.dtype):
             raise ValueError(
