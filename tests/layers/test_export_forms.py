@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -145,12 +147,14 @@ def test_a_subclassed_model_is_exported_with_a_signature_of_its_forms(name, form
     model = Subclassed(LAYERS[name]())
     ids = given(form, IDS, np.int64)
     expected = model(ids, training=True)
-    for save in (
-        lambda path: model.export(path, verbose=False),
-        lambda path: tf.saved_model.save(model, path),
-    ):
-        with pytest.raises(ValueError, match=REFUSED):
-            save(str(tmp_path / "refused"))
+    with pytest.raises(ValueError, match=f"{REFUSED}|has never called"):
+        model.export(str(tmp_path / "refused"), verbose=False)
+    try:
+        tf.saved_model.save(model, str(tmp_path / "saved"))
+    except ValueError as error:
+        assert re.search(REFUSED, str(error))
+    else:  # of some layers Keras knows no shapes, and makes no signature up
+        assert not tf.saved_model.load(str(tmp_path / "saved")).signatures
     with pytest.raises(ValueError, match="input_signature for a subclassed model"):
         sok.export_model(model, tmp_path / "no")
     sok.export_model(model, tmp_path / "parts", {"ids": SPECS[form]}["ids"])
@@ -172,7 +176,7 @@ def test_a_signature_that_keras_adds_to_others_fails_when_it_is_served(tmp_path)
         values=tf.constant([5, 7], tf.int64), lengths=tf.constant([2], tf.int64)
     )
     with pytest.raises(tf.errors.InvalidArgumentError, match="expected ragged ids"):
-        loaded.serving_default({"ids": tf.constant([[5, 7]], tf.int64)})
+        loaded._default_save_signature({"ids": tf.constant([[5, 7]], tf.int64)})
 
 
 @pytest.mark.parametrize("make, padding", [
