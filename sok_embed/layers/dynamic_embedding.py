@@ -7,7 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed.arguments import check_positive
+from sok_embed import communicators
+from sok_embed.arguments import check_integer, check_positive
 from sok_embed.input_forms import Form
 from sok_embed.layers.arguments import serialize_initializer
 from sok_embed.layers.combining import check_ids, output_spec, refuse_padding_mask
@@ -16,6 +17,7 @@ from sok_embed.layers.keras_arguments import refuse_unknown_arguments
 from sok_embed.layers.pooled_lookup import PooledLookup, bags_of, check_weights, shaped
 from sok_embed.layers.start_rows import start_rows
 from sok_embed.layers.table_layer import TableLayer
+from sok_embed.lookup import read_rows
 from sok_embed.padding import is_key, padding_key
 from sok_embed.strategies import check_strategy
 from sok_embed.tf_ops.collections import COMBINERS
@@ -92,6 +94,9 @@ class DynamicEmbedding(TableLayer):
         eviction: Which rows go: of `sok_embed.eviction`, or `"lru"` or `"lfu"`, by which a full
             table evicts the rows that were trained least recently or least often, as many as
             newcomers need. `None`: rows stay.
+        default_vector: What a key without a row reads in calls that do not train, in evaluation
+            and serving: `"zeros"`, or the key whose vector stands for unknown ones, with one
+            worker. `None`: the vector that training would start from, which nothing has trained.
         **kwargs: Of `keras.layers.Layer`.
 
     Call arguments:
@@ -138,6 +143,7 @@ class DynamicEmbedding(TableLayer):
         group: int = 0,
         admission: Any = None,
         eviction: Any = None,
+        default_vector: str | int | None = None,
         **kwargs: Any,
     ) -> None:
         refuse_unknown_arguments(DynamicEmbedding, kwargs)
@@ -154,6 +160,7 @@ class DynamicEmbedding(TableLayer):
                 f"Expected combiner to be one of {(*COMBINERS, None)}. Received: {combiner!r}."
             )
         padding = padding_key(mask_zero, padding_value)
+        default_key = _default_key(default_vector)
         given_rows = None if weights is None else start_rows(weights, output_dim)
         super().__init__(
             output_dim,
@@ -171,6 +178,8 @@ class DynamicEmbedding(TableLayer):
         self.embeddings_initializer = embeddings_initializer
         self.mask_zero = mask_zero
         self.padding_value = padding_value
+        self.default_vector = default_vector
+        self._table_lookup.read = read_rows(self.table, default_key)
         self._padding = padding
         self.supports_masking = padding is not None
         self.max_rows = max_rows
@@ -255,4 +264,24 @@ class DynamicEmbedding(TableLayer):
             "padding_value": self.padding_value,
             "combiner": self.combiner,
             "max_rows": self.max_rows,
+            "default_vector": self.default_vector,
         }
+
+
+def _default_key(default_vector: Any) -> str | int | None:
+    """Returns what keys without a row read, a key as int64."""
+    if default_vector is None or default_vector == "zeros":
+        return "zeros" if default_vector == "zeros" else None
+    if isinstance(default_vector, str):
+        raise ValueError(
+            "Expected default_vector to be 'zeros', a key or None. "
+            f"Received: default_vector={default_vector!r}."
+        )
+    key = check_integer("default_vector", default_vector, -(2**63), 2**64, named=True)
+    if communicators.size() > 1:
+        raise ValueError(
+            "Expected default_vector to be 'zeros' or None with several workers, of which one has "
+            f"the row of a key. Received: default_vector={default_vector} on "
+            f"{communicators.size()} workers."
+        )
+    return key - 2**64 if key >= 2**63 else key
