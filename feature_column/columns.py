@@ -14,6 +14,7 @@ from sok_embed.feature_column.options import EmbeddingVariableOption
 from sok_embed.feature_column.own_rows_categorical import (
     OwnRowsCategorical,
     as_option,
+    check_padding,
     check_partitions,
 )
 
@@ -28,6 +29,7 @@ class _Fields(NamedTuple):
     ev_option: EmbeddingVariableOption
     slots: str
     demote_blend: float
+    padding_value: Any = None
 
 
 @serialization.register_feature_column
@@ -77,6 +79,7 @@ def categorical_column_with_adaptive_embedding(
     *,
     slots: str = "copy",
     demote_blend: float = 0.0,
+    padding_value: Any = None,
 ) -> AdaptiveCategoricalColumn:
     """A categorical column whose ids share static rows, or have rows of their own, as a mask says.
 
@@ -102,6 +105,8 @@ def categorical_column_with_adaptive_embedding(
             `"zero"`, new ones.
         demote_blend: When a row goes by `ev_option`'s `evict_option`, its static row moves by so
             much of `row - static row`. In [0, 1].
+        padding_value: An id that stands where there is none, beside "" and -1 of a dense tensor: it
+            is not looked up, and no filter counts it. `None`: there is none.
 
     Returns:
         A column for `embedding_column` and `shared_embedding_columns`.
@@ -123,7 +128,14 @@ def categorical_column_with_adaptive_embedding(
         )
     _check_blend(key, dtype, ev_option, demote_blend)
     return AdaptiveCategoricalColumn(
-        key, hash_bucket_size, dtype, partition_num, ev_option, slots, float(demote_blend)
+        key,
+        hash_bucket_size,
+        dtype,
+        partition_num,
+        ev_option,
+        slots,
+        float(demote_blend),
+        check_padding(key, dtype, padding_value),
     )
 
 
@@ -153,6 +165,7 @@ def sequence_categorical_column_with_adaptive_embedding(
     *,
     slots: str = "copy",
     demote_blend: float = 0.0,
+    padding_value: Any = None,
 ) -> fc_v2.SequenceCategoricalColumn:
     """As `categorical_column_with_adaptive_embedding`, of sequences of ids.
 
@@ -169,6 +182,7 @@ def sequence_categorical_column_with_adaptive_embedding(
         ev_option: As there.
         slots: As there.
         demote_blend: As there.
+        padding_value: As there.
 
     Returns:
         A column for an `embedding_column` of `sequence_input_layer` or `SequenceFeatures`.
@@ -185,5 +199,6 @@ def sequence_categorical_column_with_adaptive_embedding(
             ev_option,
             slots=slots,
             demote_blend=demote_blend,
+            padding_value=padding_value,
         )
     )

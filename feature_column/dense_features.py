@@ -22,6 +22,7 @@ from sok_embed.feature_column.own_rows import OwnRows, made_by_config
 from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
 from sok_embed.feature_column.rows_column import RowsColumn
 from sok_embed.layers.arguments import check_training
+from sok_embed.layers.cast_ids import refuse_casts
 from sok_embed.layers.default_signatures import refuse_when_served
 from sok_embed.layers.rebuilding import check_rebuilt
 from sok_embed.layers.saved_rows import check_saves_all_rows
@@ -133,14 +134,25 @@ class _FeaturesLayer(LayerWithRows, ABC):
         """Looks the features up; with `training`, makes rows for ids of mask 1."""
         if callers.building_from_file():
             return self._placeholders()
+        refuse_casts(self, self._ids_among)
         try:
             return self._look_up(*self._begin(features, adaptive_mask_tensors, training))
         except (TypeError, ValueError):
             if not callers.tracing_default_signature():
                 raise
-        refuse_when_served(self.name)
+        refuse_when_served(
+            f"Layer '{self.name}': expected features of the dtypes that its columns have. "
+            "Received: floats, by a signature that Keras made up from shapes. Export the model "
+            "with one: model.export(path, input_signature=[...])."
+        )
         # The number of examples, of any of the features.
         return self._nothing(tf.shape(tf.nest.flatten(features)[0])[0])
+
+    def _ids_among(self, features: Any) -> list[Any]:
+        """Returns those of symbolic features that columns take for ids of rows of their own."""
+        columns = map(own_rows_column_in, self._state.columns)
+        keys = {column.key for column in columns if column is not None}
+        return [features[key] for key in keys if key in features]
 
     @abstractmethod
     def _placeholders(self) -> Any:

@@ -13,6 +13,7 @@ from sok_embed.feature_column.options import EmbeddingVariableOption
 from sok_embed.feature_column.own_rows_categorical import (
     OwnRowsCategorical,
     as_option,
+    check_padding,
     check_partitions,
 )
 
@@ -25,6 +26,7 @@ class _Fields(NamedTuple):
     dtype: tf.DType
     partition_num: int | None
     ev_option: EmbeddingVariableOption
+    padding_value: Any = None
 
 
 @serialization.register_feature_column
@@ -75,6 +77,8 @@ def categorical_column_with_embedding(
     dtype: Any = tf.string,
     partition_num: int | None = None,
     ev_option: EmbeddingVariableOption | None = None,
+    *,
+    padding_value: Any = None,
 ) -> EmbeddingCategoricalColumn:
     """A categorical column each of whose ids has a row of its own: DeepRec's embedding variable.
 
@@ -95,6 +99,8 @@ def categorical_column_with_embedding(
             to work on. `None`: as many as suit the machine.
         ev_option: Which ids keep a row, where rows live and what they start from. An id that a
             filter holds back reads `default_value_no_permission` and trains nothing.
+        padding_value: An id that stands where there is none, beside "" and -1 of a dense tensor: it
+            is not looked up, and no filter counts it. `None`: there is none.
 
     Returns:
         A column for `embedding_column` and `shared_embedding_columns`.
@@ -107,7 +113,8 @@ def categorical_column_with_embedding(
     utils.assert_string_or_int(dtype, prefix=f"column_name: {key}")
     ev_option = as_option(key, ev_option)
     partition_num = check_partitions(key, partition_num, ev_option)
-    return EmbeddingCategoricalColumn(key, dtype, partition_num, ev_option)
+    padding_value = check_padding(key, dtype, padding_value)
+    return EmbeddingCategoricalColumn(key, dtype, partition_num, ev_option, padding_value)
 
 
 def sequence_categorical_column_with_embedding(
@@ -115,6 +122,8 @@ def sequence_categorical_column_with_embedding(
     dtype: Any = tf.string,
     partition_num: int | None = None,
     ev_option: EmbeddingVariableOption | None = None,
+    *,
+    padding_value: Any = None,
 ) -> fc_v2.SequenceCategoricalColumn:
     """As `categorical_column_with_embedding`, of sequences of ids.
 
@@ -127,6 +136,7 @@ def sequence_categorical_column_with_embedding(
         dtype: As there.
         partition_num: As there.
         ev_option: As there.
+        padding_value: As there.
 
     Returns:
         A column for an `embedding_column` of `sequence_input_layer` or `SequenceFeatures`.
@@ -135,5 +145,7 @@ def sequence_categorical_column_with_embedding(
         ValueError: As there.
     """
     return fc_v2.SequenceCategoricalColumn(
-        categorical_column_with_embedding(key, dtype, partition_num, ev_option)
+        categorical_column_with_embedding(
+            key, dtype, partition_num, ev_option, padding_value=padding_value
+        )
     )

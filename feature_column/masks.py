@@ -138,6 +138,8 @@ def aligned_mask(
                 raise _misshapen(column, f"of the feature's shape {shape}", mask.shape)
             # A feature [batch] was made one of [batch, 1].
             return tf.gather_nd(mask[:, tf.newaxis] if shape.rank == 1 else mask, ids.indices)
+    elif column.padding_value is not None and mask.shape.rank == 1:
+        mask = tf.boolean_mask(mask, column.stays(feature.values))
     expected = ids.values.shape
     if not mask.shape.is_compatible_with(expected):
         raise _misshapen(column, f"of shape {expected}, an entry for each id", mask.shape)

@@ -13,6 +13,7 @@ from tensorflow.python.feature_column import utils
 
 from sok_embed.arguments import check_integer, shown
 from sok_embed.feature_column.options import EmbeddingVariableOption
+from sok_embed.layers.graph_casts import checked_in_graph
 
 _INT64_MAX = 2**63 - 1
 
@@ -30,6 +31,7 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
         slots: `"copy"` if an own row starts with the optimizer slots of its static row, `"zero"` if
             with new ones.
         demote_blend: How much of a row that goes its static row takes.
+        padding_value: The id that stands where there is none, or `None`.
     """
 
     key: str
@@ -38,6 +40,7 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
     ev_option: EmbeddingVariableOption
     slots: str
     demote_blend: float
+    padding_value: Any
 
     # Whether a mask says which ids have rows of their own, and the others train static rows.
     shares_static_rows: bool
@@ -93,13 +96,17 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
         return self.parse_example_spec
 
     def raw_ids(self, cache: Any, state_manager: Any = None) -> tf.SparseTensor:
-        """The ids as they come. Of a dense feature -1, or "", is missing."""
+        """Returns the ids that are no padding. Of a dense feature -1, or "", is missing too."""
         version_2 = isinstance(cache, fc_v2.FeatureTransformationCache)
         tensor = cache.get(self.key, state_manager) if version_2 else cache.get(self.key)
         ids = fc_v2._to_sparse_input_and_drop_ignore_values(tensor)
         utils.assert_string_or_int(ids.dtype, prefix=f"column_name: {self.key} input_tensor")
         self.check_ids(ids.dtype)
-        return ids
+        return ids if self.padding_value is None else tf.sparse.retain(ids, self.stays(ids.values))
+
+    def stays(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns which ids are not padding: bool of their shape."""
+        return tf.not_equal(ids, tf.constant(self.padding_value, ids.dtype))
 
     def check_ids(self, dtype: tf.DType) -> None:
         """Raises ValueError for strings in a column of integers, and the other way round."""
@@ -113,7 +120,8 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
         """The key that an id's own row goes by, int64: the id itself, or 63 bits of a hash."""
         if ids.dtype == tf.string:
             return tf.strings.to_hash_bucket_fast(ids, _INT64_MAX)
-        return tf.bitcast(ids, tf.int64) if ids.dtype == tf.uint64 else tf.cast(ids, tf.int64)
+        keys = tf.bitcast(ids, tf.int64) if ids.dtype == tf.uint64 else tf.cast(ids, tf.int64)
+        return keys if tf.executing_eagerly() else checked_in_graph(f"Column '{self.key}'", keys)
 
     def transform_feature(self, transformation_cache: Any, state_manager: Any) -> tf.SparseTensor:
         """What the ids are to columns that know nothing of own rows."""
@@ -174,6 +182,19 @@ def check_partitions(
             f"meaning. Received: {partition_num}."
         )
     return partition_num
+
+
+def check_padding(key: str, dtype: tf.DType, padding_value: Any) -> Any:
+    """Returns the id that is padding, or `None`; raises ValueError for one of another type."""
+    if padding_value is None or (dtype == tf.string and isinstance(padding_value, str)):
+        return padding_value
+    if dtype == tf.string:
+        raise ValueError(
+            f"Column '{key}': expected padding_value to be a string, as ids are. Received: "
+            f"{padding_value!r}."
+        )
+    name = f"padding_value of column '{key}'"
+    return check_integer(name, padding_value, dtype.min, dtype.max + 1)
 
 
 def as_option(key: str, ev_option: Any) -> EmbeddingVariableOption:

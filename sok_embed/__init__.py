@@ -40,8 +40,11 @@ if TYPE_CHECKING:
     from sok_embed.adaptive_table import AdaptiveTable
     from sok_embed.collection.configs import FeatureConfig, TableConfig
     from sok_embed.communicators import init, rank, size
+    from sok_embed.contents import whole_saved_models
     from sok_embed.dense_alone import dense_only
     from sok_embed.distributed_optimizer import DistributedOptimizer
+    from sok_embed.exporting import export_model
+    from sok_embed.fingerprints import fingerprint
     from sok_embed.kv import Storage
     from sok_embed.layers import (
         AdaptiveEmbedding,
@@ -78,6 +81,8 @@ __all__ = [
     "data",
     "dense_only",
     "eviction",
+    "export_model",
+    "fingerprint",
     "init",
     "initializers",
     "kv",
@@ -87,6 +92,7 @@ __all__ = [
     "rank",
     "save_model",
     "size",
+    "whole_saved_models",
 ]
 
 # Says in which module each of these names is, for those that are no modules themselves.
@@ -105,11 +111,14 @@ _HOMES = {
     "Table": "table",
     "TableConfig": "collection.configs",
     "dense_only": "dense_alone",
+    "export_model": "exporting",
+    "fingerprint": "fingerprints",
     "init": "communicators",
     "plan": "planning",
     "rank": "communicators",
     "save_model": "saving",
     "size": "communicators",
+    "whole_saved_models": "contents",
 }
 
 

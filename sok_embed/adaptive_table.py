@@ -15,6 +15,8 @@ from sok_embed.worker_record import WorkerRecord
 
 # Figures that are no counts.
 _SHARES = ("sketch_saturation",)
+# The fields of an `AdaptiveExport` that a SavedModel has.
+_VECTORS = ("own_keys", "own_embeddings", "static_keys", "static_embeddings")
 
 
 class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
@@ -28,8 +30,9 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
     Under Horovod the buckets are spread over the workers. The own row of a key, its static row and
     its counts lie on worker `bucket % size()`.
 
-    An adaptive table is a TensorFlow trackable: `tf.train.Checkpoint` and `tf.saved_model.save`
-    carry its own rows, static rows, slots, counts, times of updates and figures.
+    An adaptive table is a TensorFlow trackable: `tf.train.Checkpoint` carries its own rows, static
+    rows, slots, counts, times of updates and figures. A SavedModel has the rows' vectors, and the
+    rest in `sok_embed.whole_saved_models`.
 
     Example:
     >>> zeros = RowInitializer("constant", 0.0, 0.0, None)
@@ -133,9 +136,17 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         if contents.are_apart():
             return {}
-        return contents.to_tensors(tf_ops.adaptive_export(self.resource_handle, self.dim))
+        whole = tf_ops.adaptive_export(self.resource_handle, self.dim)
+        if contents.are_vectors_alone():
+            return {field: getattr(whole, field) for field in _VECTORS}
+        return contents.to_tensors(whole)
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
+        if "cells" not in restored:
+            return tf.group(
+                tf_ops.assign(self._own, restored["own_keys"], restored["own_embeddings"]),
+                tf_ops.assign(self._static, restored["static_keys"], restored["static_embeddings"]),
+            )
         return tf_ops.adaptive_restore(
             self.resource_handle, contents.from_tensors(tf_ops.AdaptiveExport, restored)
         )

@@ -35,6 +35,7 @@ _SEQUENTIAL = os.path.join("keras", "src", "models", "sequential.py")
 _TRAINER = os.path.join("keras", "src", "trainers", "trainer.py")
 _SAVING = os.path.join("keras", "src", "saving")
 _LOADS = ("load_model", "load_weights", "load_weights_only")
+_SAVED_MODEL = os.path.join("tensorflow", "python", "saved_model", "save.py")
 
 
 class FunctionalCall(NamedTuple):
@@ -172,6 +173,26 @@ def tracing_default_signature() -> bool:
         if traced.co_name == "serving_default":
             if traced.co_filename.endswith(_LAYER_OF_TENSORFLOW):
                 return True
+    return False
+
+
+def writing_saved_model() -> bool:
+    """Returns whether TensorFlow is writing a SavedModel, or traces how one is read."""
+    return any(_running("save_and_return_nodes", _SAVED_MODEL))
+
+
+def made_up_signature_is_the_only_one() -> bool:
+    """Returns whether what is exported is served by nothing but a signature that Keras made up.
+
+    Where `tf.saved_model.save` is given signatures, or an object around the model, Keras' own is
+    one beside others.
+    """
+    for frame in _callers():
+        code, found = frame.f_code, frame.f_locals
+        if code.co_name == "export" and code.co_filename.endswith(_MODEL):
+            return found.get("input_signature") is None
+        if code.co_name == "save_and_return_nodes" and code.co_filename.endswith(_SAVED_MODEL):
+            return found.get("signatures") is None and isinstance(found.get("obj"), keras.Model)
     return False
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from sok_embed import tf_ops
+from sok_embed import callers, tf_ops
 
 Contents = TypeVar("Contents", tf_ops.Export, tf_ops.AdaptiveExport)
 
@@ -42,6 +42,37 @@ def rows_apart() -> Iterator[None]:
 def are_apart() -> bool:
     """Returns whether trackables with rows are to give `tf.train.Checkpoint` nothing."""
     return _apart.get()
+
+
+# Whether SavedModels are written with all that tables hold, and not with vectors alone.
+_whole_in_saved_models: ContextVar[bool] = ContextVar(
+    "sok_embed_whole_in_saved_models", default=False
+)
+
+
+@contextlib.contextmanager
+def whole_saved_models() -> Iterator[None]:
+    """Has SavedModels carry all that tables hold, for a function in them that trains.
+
+    Without it they have the keys and vectors that serving needs: slots, update counts, times and
+    what was counted for newcomers stay behind. Files of Keras and `tf.train.Checkpoint` always have
+    them.
+
+    Example:
+    >>> module = tf.Module()
+    >>> with whole_saved_models():
+    ...     tf.saved_model.save(module, "to_train_on")
+    """
+    token = _whole_in_saved_models.set(True)
+    try:
+        yield
+    finally:
+        _whole_in_saved_models.reset(token)
+
+
+def are_vectors_alone() -> bool:
+    """Returns whether a SavedModel is being written, which is to have vectors alone of tables."""
+    return not _whole_in_saved_models.get() and callers.writing_saved_model()
 
 
 # What all workers together have in a table, while one of them writes a file for all.

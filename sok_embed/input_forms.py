@@ -33,6 +33,13 @@ class Form(NamedTuple):
         )
 
 
+def flat_values(ids: Any) -> tf.Tensor:
+    """Returns the ids as a dense tensor; those of ragged and sparse ones in row order."""
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.flat_values
+    return ids.values if isinstance(ids, tf.SparseTensor) else ids
+
+
 def values_beside(name: str, tensor: Any, ids: tf.RaggedTensor | tf.SparseTensor) -> Any:
     """Returns the flat values of a tensor that lie where the ids do; a flat tensor as it is.
 

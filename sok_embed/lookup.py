@@ -414,12 +414,27 @@ class Request(NamedTuple):
     inverse: tf.Tensor
 
 
-def read_rows(table: SharedTable) -> Read:
-    """Looks keys up that have a row each."""
+def read_rows(table: SharedTable, default: str | int | None = None) -> Read:
+    """Returns the lookup of keys that have a row each.
+
+    Args:
+        table: The part of this worker.
+        default: What keys without a row read in calls that do not train: `"zeros"`, or the vector
+            of another key of this worker. `None`: the vector that training would start from.
+    """
 
     def read(call: Call, dtype: tf.DType, keys: tf.Tensor, *columns: tf.Tensor | None) -> tf.Tensor:
         handle = table.resource_handle
-        return tf_ops.lookup(handle, keys, table.dim, call.trains, dtype, call.anchor).embeddings
+        found = tf_ops.lookup(handle, keys, table.dim, call.trains, dtype, call.anchor).embeddings
+        if default is None or call.trains:
+            return found
+        if default == "zeros":
+            vector = tf.zeros([table.dim], dtype)
+        else:
+            key = tf.constant(default, tf.int64)
+            vector = tf_ops.lookup(handle, key, table.dim, False, dtype).embeddings
+        exists = tf_ops.metadata(handle, keys).exists
+        return tf.where(exists[..., tf.newaxis], found, vector)
 
     return read
 

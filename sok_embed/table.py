@@ -28,9 +28,10 @@ class Table(tf.saved_model.experimental.TrackableResource):
     rows in. Under Horovod a table holds the rows of this worker only, those with
     `key % size() == rank()`.
 
-    A table is a TensorFlow trackable: `tf.train.Checkpoint` and `tf.saved_model.save` carry its
-    rows, slots and step count. Of a table in a `storage` they carry the path alone, and flush the
-    storage, so that its rows are at least as new.
+    A table is a TensorFlow trackable: `tf.train.Checkpoint` carries its rows, slots, update counts
+    and times, its step count and what its admission has counted. A SavedModel has the keys and the
+    vectors, and the rest in `sok_embed.whole_saved_models`. Of a table in a `storage` both carry
+    the path alone, and flush the storage, so that its rows are at least as new.
 
     Example:
     >>> import numpy as np
@@ -165,6 +166,9 @@ class Table(tf.saved_model.experimental.TrackableResource):
                 self.storage.flush()
                 steps = int(self.step_count())
             return contents.storage_tensors(f"{self.storage.path}\0{self.storage.id}\0{steps}")
+        if contents.are_vectors_alone():
+            vectors = tf_ops.export(self.resource_handle, self.dim, with_slots=False)
+            return {"keys": vectors.keys, "embeddings": vectors.embeddings}
         return contents.to_tensors(tf_ops.export(self.resource_handle, self.dim, with_slots=True))
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
@@ -175,6 +179,8 @@ class Table(tf.saved_model.experimental.TrackableResource):
                 if len(said) > 1:
                     self.warn_of_later_steps(f"Table '{self.name}'", int(said[1]))
             return tf.no_op()
+        if "slots" not in restored:
+            return tf_ops.assign(self.resource_handle, restored["keys"], restored["embeddings"])
         given = contents.from_tensors(tf_ops.Export, restored)
         if tf.executing_eagerly():
             self._own_keys(given.keys)

@@ -61,7 +61,7 @@ def as_keys(keys: Any) -> tf.Tensor:
         remedy = (
             f". {FLOATS_ROUND}."
             if tensor.dtype.is_floating
-            else ". Cast them, or hash strings first, e.g. with tf.strings.to_hash_bucket_fast."
+            else ". Cast them, or make keys of strings first, with sok_embed.fingerprint."
         )
         raise ValueError(
             "Expected integer keys (int32, int64 or uint64). "

@@ -12,6 +12,7 @@ from sok_embed import admission as admissions
 from sok_embed import eviction as evictions
 from sok_embed import kv, optimizers, storage_copies
 from sok_embed.arguments import check_integer, check_positive, shown
+from sok_embed.padding import padding_key
 from sok_embed.tf_ops.collections import COMBINERS as POOLED
 
 COMBINERS = (*POOLED, None)
@@ -174,6 +175,10 @@ class FeatureConfig:
             needed.
         output_shape: That of the output, likewise.
         combiner: That of this feature; `"table"`: the table's.
+        mask_zero: Whether key 0 is padding, as Keras spells `padding_value=0`.
+        padding_value: The key that is padding, an int64 or a uint64, as `DynamicEmbedding` has it:
+            what is combined leaves it out, in every form of input; with `combiner=None` the vectors
+            of a dense input get a mask. `None`: every key is a key.
         max_length: The most keys that an example has; one with more is an error. A sharding plan
             takes it for the length of every bag where it is told of no better one. `None`: any
             number.
@@ -188,6 +193,8 @@ class FeatureConfig:
     output_shape: Any = None
     combiner: str | None = field(default="table", kw_only=True)
     max_length: int | None = field(default=None, kw_only=True)
+    mask_zero: bool = field(default=False, kw_only=True)
+    padding_value: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Checks the values."""
@@ -201,6 +208,10 @@ class FeatureConfig:
         _check_choice(what, "combiner", self.combiner, ("table", *COMBINERS))
         if self.max_length is not None:
             self.max_length = check_positive("max_length", self.max_length)
+        try:
+            self.padding = padding_key(self.mask_zero, self.padding_value)
+        except ValueError as error:
+            raise ValueError(f"{what}: {error}") from None
 
     @property
     def own_combiner(self) -> str | None:
@@ -216,6 +227,8 @@ class FeatureConfig:
             "output_shape": self.output_shape,
             "combiner": self.combiner,
             "max_length": self.max_length,
+            "mask_zero": self.mask_zero,
+            "padding_value": self.padding_value,
         }
 
     @classmethod

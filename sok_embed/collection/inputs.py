@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from sok_embed import tf_ops
 from sok_embed.collection.configs import FeatureConfig
-from sok_embed.input_forms import values_beside
+from sok_embed.input_forms import flat_values, values_beside
 from sok_embed.kv.arguments import FLOATS_ROUND
+from sok_embed.padding import is_key, without_padding
 from sok_embed.tensors import as_keys
 
 _KEY_TYPES = (tf.int32, tf.int64, tf.uint64)
@@ -70,6 +71,13 @@ def feature_input(
     pools = feature.own_combiner is not None
     if mask is not None and pools:
         given, flat_weights = _unmasked(given, flat_weights, mask)
+    if feature.padding is not None and pools:
+        if flat_weights is not None:
+            stays = is_key(flat_values(given), feature.padding)
+            flat_weights = tf.boolean_mask(tf.reshape(flat_weights, [-1]), tf.reshape(stays, [-1]))
+        if isinstance(given, tf.Tensor) and rank == 1:
+            given = given[:, tf.newaxis]
+        given = without_padding(given, feature.padding)
     if isinstance(given, tf.SparseTensor):
         if not pools:
             raise ValueError(
@@ -134,7 +142,7 @@ def _as_keys(what: str, given: Any) -> Any:
     if given.dtype.is_integer:
         return tf.cast(given, tf.int64)
     if given.dtype == tf.string:
-        remedy = "Hash them first, as with keras.layers.Hashing(2**62, dtype='int64')"
+        remedy = "Make keys of them first, with sok_embed.fingerprint"
     else:
         remedy = FLOATS_ROUND
     raise ValueError(f"{what}: expected integer keys. Received: {given.dtype.name}. {remedy}.")

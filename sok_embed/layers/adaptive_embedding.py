@@ -11,16 +11,19 @@ from keras.src.backend import get_keras_mask
 from sok_embed import communicators, contents, tf_ops
 from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.checkpoint.whole_tables import own_part
-from sok_embed.input_forms import values_beside
+from sok_embed.input_forms import Form, flat_values, values_beside
 from sok_embed.layers.adaptive_arguments import check_adaptive_arguments
 from sok_embed.layers.adaptive_inputs import check_inputs, narrow, read_route
 from sok_embed.layers.adaptive_lookup import AdaptiveLookup
 from sok_embed.layers.anchored_layer import AnchoredLayer
 from sok_embed.layers.arguments import serialize_initializer
-from sok_embed.layers.combining import combine, flat_values, output_spec, rows_of
+from sok_embed.layers.combining import combine, combine_rows, output_spec, rows_of
+from sok_embed.layers.export_forms import refuse_dense_signature
 from sok_embed.layers.keras_arguments import refuse_unknown_arguments
+from sok_embed.layers.pooled_lookup import bags_of, shaped
 from sok_embed.layers.rebuilding import check_rebuilt
 from sok_embed.layers.saved_rows import check_saves_all_rows
+from sok_embed.padding import is_key, padding_key
 
 _PREFIX = "adaptive_"  # of the entries of a Keras file
 
@@ -70,6 +73,10 @@ class AdaptiveEmbedding(AnchoredLayer):
         embeddings_initializer: Of static rows: a Keras initializer, its name or config. `"uniform"`
             is -0.05..0.05.
         optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
+        mask_zero: Whether key 0 is padding, as Keras spells `padding_value=0`.
+        padding_value: The key that is padding, as `DynamicEmbedding` has it: with a combiner it is
+            neither looked up nor counted, whatever a mask says of it; without one it has a vector,
+            which later layers mask. `None`: every key is a key.
         mask: What `mask` is in calls that have none: -1, 0 or 1 for all keys. `None`: -1.
         seed: Of the initializer; `None`: from the layer's name and Keras' global seed.
         slots: `"copy"`: an own row starts with the optimizer slots of its static row. `"zero"`: it
@@ -117,6 +124,8 @@ class AdaptiveEmbedding(AnchoredLayer):
         embeddings_initializer: Any = "uniform",
         optimizer: Any = None,
         *,
+        mask_zero: bool = False,
+        padding_value: int | None = None,
         mask: int | None = None,
         seed: int | None = None,
         slots: str = "copy",
@@ -133,6 +142,7 @@ class AdaptiveEmbedding(AnchoredLayer):
                 "what layer.table.snapshot() gives."
             },
         )
+        padding = padding_key(mask_zero, padding_value)
         check_adaptive_arguments(
             output_dim=output_dim,
             static_buckets=static_buckets,
@@ -156,6 +166,9 @@ class AdaptiveEmbedding(AnchoredLayer):
         self.decay_every = decay_every
         self.ttl = ttl
         self.combiner = combiner
+        self.mask_zero = mask_zero
+        self.padding_value = padding_value
+        self._padding = padding
         self.embeddings_initializer = embeddings_initializer
         self.mask = None if mask is None else int(mask)
         self.slots = slots
@@ -185,6 +198,8 @@ class AdaptiveEmbedding(AnchoredLayer):
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Looks the keys up; with `training`, counts them and makes rows."""
+        padded, pools = self._padding is not None, self.combiner is not None
+        refuse_dense_signature(self, inputs, padded=padded, pools=pools)
         ids = self._to_ids(inputs)
         route = read_route(self, mask, inputs)
         check_inputs(self, ids, route)
@@ -194,6 +209,8 @@ class AdaptiveEmbedding(AnchoredLayer):
                 route = tf.fill(tf.shape(flat_values(ids)), route)
             elif isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
                 route = values_beside("a mask", route, ids)
+        if self.combiner is not None and self._padding is not None:
+            return self._pool_keys(ids, route, training)
         # Wrong inputs must raise before anything is learned from them.
         rows = None if self.combiner is None else rows_of(ids)
         with tf.control_dependencies([] if rows is None else [rows]):
@@ -208,9 +225,27 @@ class AdaptiveEmbedding(AnchoredLayer):
             return ids.with_flat_values(embeddings)
         return embeddings
 
+    def _pool_keys(self, ids: Any, route: Any, training: bool | None) -> Any:
+        """Returns a vector of each bag, of the keys in it that are not padding."""
+        assert self._padding is not None and self.combiner is not None
+        beside = [] if isinstance(route, int) else [route]
+        bags, routes = bags_of(ids, None).without(self._padding, *beside)
+        with tf.control_dependencies([bags.splits]):
+            call = self._begin_lookup(training)
+            chosen = routes[0] if routes else route
+            embeddings = self._table_lookup.routed(call, bags.keys, chosen, tf.float32)
+        combined = combine_rows(embeddings, bags.splits, self.combiner)
+        return shaped(tf.cast(combined, self._compute_type), ids)
+
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """The padding that Keras has attached to the inputs, if any."""
-        return get_keras_mask(inputs) if self.combiner is None else None
+        """Returns the mask that Keras has attached to the inputs, or where they are not padding."""
+        if self.combiner is not None:
+            return None
+        attached = get_keras_mask(inputs)
+        if self._padding is None or Form.of(inputs).kind == "ragged":
+            return attached
+        keys = is_key(inputs, self._padding)
+        return keys if attached is None else keras.ops.logical_and(attached, keys)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         """The shape of the input, without its last axis if there is a combiner, and the dim."""
@@ -264,6 +299,8 @@ class AdaptiveEmbedding(AnchoredLayer):
             "ttl": self.ttl,
             "combiner": self.combiner,
             "embeddings_initializer": serialize_initializer(self.embeddings_initializer),
+            "mask_zero": self.mask_zero,
+            "padding_value": self.padding_value,
             "mask": self.mask,
             "slots": self.slots,
             "demote_blend": self.demote_blend,

@@ -14,7 +14,8 @@ from sok_embed.arguments import check_integer
 from sok_embed.dense_alone import LayerWithRows
 from sok_embed.initializers import derive_seed, row_initializer
 from sok_embed.layers.arguments import check_training
-from sok_embed.layers.float_ids import refuse_cast_floats
+from sok_embed.layers.cast_ids import refuse_casts
+from sok_embed.layers.graph_casts import checked_ids
 from sok_embed.layers.rebuilding import plain_errors, true_ids
 from sok_embed.layers.row_count import RowCount
 from sok_embed.lookup import Call, TableLookup
@@ -89,8 +90,8 @@ class AnchoredLayer(LayerWithRows):
         """Raises for inputs of a symbolic call that are no integers."""
         if inputs.dtype == "string":
             raise ValueError(
-                f"Layer '{self.name}': expected integer keys. Received: strings. Hash them first, "
-                "as with keras.layers.Hashing(2**62, dtype='int64')."
+                f"Layer '{self.name}': expected integer keys. Received: strings. Make keys of "
+                "them first, with sok_embed.fingerprint."
             )
         if not keras.backend.is_int_dtype(inputs.dtype):
             raise ValueError(
@@ -99,11 +100,12 @@ class AnchoredLayer(LayerWithRows):
             )
 
     def _to_keys(self, inputs: Any) -> tf.Tensor:
-        refuse_cast_floats(self)
+        refuse_casts(self)
         try:
-            return as_keys(true_ids(inputs))
+            keys = as_keys(true_ids(inputs))
         except ValueError as error:
             raise ValueError(f"Layer '{self.name}': {error}") from None
+        return checked_ids(self, keys)
 
     def _to_ids(self, inputs: Any) -> Any:
         """The inputs with int64 keys: a tensor, ragged or sparse."""

@@ -71,13 +71,6 @@ def output_spec(
     return keras.KerasTensor(shape, dtype=dtype, ragged=ragged, ragged_rank=ragged_rank)
 
 
-def flat_values(ids: Any) -> tf.Tensor:
-    """Returns the ids as a dense tensor; those of ragged and sparse ones in row order."""
-    if isinstance(ids, tf.RaggedTensor):
-        return ids.flat_values
-    return ids.values if isinstance(ids, tf.SparseTensor) else ids
-
-
 def rows_of(ids: Any) -> tf.Tensor | None:
     """Returns where the innermost rows of ragged and sparse ids begin and end, or `None`.
 
@@ -108,7 +101,7 @@ def combine(embeddings: tf.Tensor, ids: Any, splits: tf.Tensor | None, combiner:
         combined = _combine_axis(embeddings, combiner)
         is_ragged = isinstance(ids, tf.RaggedTensor)
         return ids.with_flat_values(combined) if is_ragged else combined
-    combined = _combine_rows(embeddings, splits, combiner)
+    combined = combine_rows(embeddings, splits, combiner)
     if isinstance(ids, tf.RaggedTensor) and ids.ragged_rank > 1:
         outer = ids.nested_row_splits[:-1]
         return tf.RaggedTensor.from_nested_row_splits(combined, outer, validate=False)
@@ -121,7 +114,8 @@ def _combine_axis(embeddings: tf.Tensor, combiner: str) -> tf.Tensor:
     return _divided(tf.reduce_sum(embeddings, -2), entries, combiner)
 
 
-def _combine_rows(embeddings: tf.Tensor, splits: tf.Tensor, combiner: str) -> tf.Tensor:
+def combine_rows(embeddings: tf.Tensor, splits: tf.Tensor, combiner: str) -> tf.Tensor:
+    """Reduces rows of embeddings `[n, dim]`, from one split to the next: `[splits - 1, dim]`."""
     entries = splits[1:] - splits[:-1]
     rows = tf.size(entries)
     places = tf.repeat(tf.range(rows), entries)

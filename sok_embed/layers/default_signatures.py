@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-# Maps float types to the least integer that another one rounds to.
-_ROUNDED = {tf.bfloat16: 2**8, tf.float16: 2**11, tf.float32: 2**24, tf.float64: 2**53}
+# Maps float types to the bound below which they hold each integer, so that none rounds to another.
+EXACT_BELOW = {tf.bfloat16: 2**8, tf.float16: 2**11, tf.float32: 2**24, tf.float64: 2**53}
 
 
 def check_exact(floats: tf.Tensor) -> tf.Tensor:
@@ -21,7 +21,7 @@ def check_exact(floats: tf.Tensor) -> tf.Tensor:
     Raises:
         tf.errors.InvalidArgumentError: When the graph runs, with what to do.
     """
-    limit = _ROUNDED[floats.dtype]
+    limit = EXACT_BELOW[floats.dtype]
     # Both comparisons are false for a NaN.
     exact = tf.logical_and(tf.abs(floats) < limit, tf.equal(floats, tf.round(floats)))
     message = (
@@ -33,11 +33,6 @@ def check_exact(floats: tf.Tensor) -> tf.Tensor:
         return tf.identity(floats)
 
 
-def refuse_when_served(name: str) -> None:
-    """Adds what fails to the graph, for layers that floats cannot mean anything to."""
-    message = (
-        f"Layer '{name}': expected features of the dtypes that its columns have. Received: floats, "
-        "by a signature that Keras made up from shapes. Export the model with one: "
-        "model.export(path, input_signature=[...])."
-    )
+def refuse_when_served(message: str) -> None:
+    """Adds what fails to the graph, for layers that such inputs cannot mean anything to."""
     tf.debugging.Assert(tf.constant(False), [message])

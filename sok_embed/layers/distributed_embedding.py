@@ -22,14 +22,18 @@ from sok_embed.collection.inputs import (
 from sok_embed.collection.nests import FeatureNest, Given
 from sok_embed.collection.tables import CollectionCommit, TableCollection
 from sok_embed.dense_alone import LayerWithRows
+from sok_embed.input_forms import Form
 from sok_embed.layers.anchored_layer import activation_type
 from sok_embed.layers.arguments import check_training
-from sok_embed.layers.float_ids import refuse_cast_floats
+from sok_embed.layers.cast_ids import refuse_casts
+from sok_embed.layers.export_forms import refuse_dense_signature
+from sok_embed.layers.graph_casts import checked_ids
 from sok_embed.layers.keras_arguments import refuse_unknown_arguments
 from sok_embed.layers.rebuilding import check_rebuilt, plain_errors, true_ids
 from sok_embed.layers.row_count import RowCount
 from sok_embed.layers.saved_rows import SavedRows
 from sok_embed.lookup import CollectionLookup, PooledBatch
+from sok_embed.padding import is_key
 from sok_embed.planning import Plan
 from sok_embed.planning.tables import EXCHANGED
 from sok_embed.strategies import check_strategy
@@ -219,16 +223,18 @@ class DistributedEmbedding(LayerWithRows):
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Looks all keys up, and combines the vectors of each example's."""
         check_strategy(f"Layer '{self.name}'")
-        refuse_cast_floats(self)
+        refuse_casts(self)
         what = f"Layer '{self.name}'"
         present = self._given(inputs)
         # A feature that the call does not have is one of no keys, whose output nobody sees.
         given = [absent_input() for _ in self._features]
         for each, values in zip(present, self._nest.weights(present, weights), strict=True):
+            self._refuse_dense_signature(each)
             keys = true_ids(each.value)
             given[each.number] = feature_input(
                 what, each.feature, keys, values, _mask_of(each.value)
             )
+        given = [each._replace(keys=checked_ids(self, each.keys)) for each in given]
         call = self._lookup.begin(self.trainable, check_training(self.name, training))
         batch = PooledBatch(
             keys=[each.keys for each in given],
@@ -244,6 +250,22 @@ class DistributedEmbedding(LayerWithRows):
             return self._joined(pooled[0], given)
         shaped = [_shaped(pooled[each.number], given[each.number]) for each in present]
         return self._nest.packed(inputs, shaped)
+
+    def _refuse_dense_signature(self, given: Given) -> None:
+        """Raises for ids of a feature that an export would take as dense, and padded."""
+        feature = given.feature
+
+        def of_feature(inputs: Any) -> list[Any]:
+            return [each.value for each in self._nest.inputs(inputs) if each.feature is feature]
+
+        refuse_dense_signature(
+            self,
+            given.value,
+            padded=feature.padding is not None,
+            pools=feature.own_combiner is not None and given.value.shape.rank != 1,
+            feature=feature.name,
+            chosen=of_feature,
+        )
 
     def _joined(self, vectors: tf.Tensor, given: list[FeatureInput]) -> tf.Tensor:
         batch = next((each.shape[0] for each in given if each.shape[0] is not None), None)
@@ -272,7 +294,7 @@ class DistributedEmbedding(LayerWithRows):
         if self.output_form != "structure":
             return None
         masks = [
-            _mask_of(each.value) if each.feature.own_combiner is None else None
+            _mask_of_keys(each) if each.feature.own_combiner is None else None
             for each in self._given(inputs)
         ]
         return self._nest.packed(inputs, masks)
@@ -382,6 +404,16 @@ class DistributedEmbedding(LayerWithRows):
 def _mask_of(keys: Any) -> Any:
     """The mask that Keras has put on a tensor, or `None`."""
     return getattr(keys, "_keras_mask", None)
+
+
+def _mask_of_keys(given: Given) -> Any:
+    """Returns the mask of the vectors of single keys, or `None`."""
+    keys, padding = given.value, given.feature.padding
+    attached = _mask_of(keys)
+    if padding is None or Form.of(keys).kind != "dense":
+        return attached
+    stays = is_key(keys, padding)
+    return stays if attached is None else keras.ops.logical_and(attached, stays)
 
 
 def _shaped(vectors: tf.Tensor, given: FeatureInput) -> Any:

@@ -6,16 +6,19 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras import ops
 
-from sok_embed.arguments import check_positive, shown
+from sok_embed import communicators
+from sok_embed.arguments import check_integer, check_positive, shown
 from sok_embed.input_forms import Form
 from sok_embed.layers.arguments import serialize_initializer
 from sok_embed.layers.combining import check_ids, output_spec, refuse_padding_mask
+from sok_embed.layers.export_forms import refuse_dense_signature
 from sok_embed.layers.keras_arguments import refuse_unknown_arguments
 from sok_embed.layers.pooled_lookup import PooledLookup, bags_of, check_weights, shaped
 from sok_embed.layers.start_rows import start_rows
 from sok_embed.layers.table_layer import TableLayer
+from sok_embed.lookup import read_rows
+from sok_embed.padding import is_key, padding_key
 from sok_embed.strategies import check_strategy
 from sok_embed.tf_ops.collections import COMBINERS
 
@@ -64,13 +67,16 @@ class DynamicEmbedding(TableLayer):
         output_dim: The length of a vector.
         embeddings_initializer: A Keras initializer, its name or config. `"uniform"` is
             -0.05..0.05.
-        mask_zero: Whether key 0 is padding. Without a combiner it still has a vector, which later
-            layers mask; ragged inputs have no padding, and get no mask. With a combiner bags are
-            pooled without their keys 0, and there is nothing left to mask.
+        mask_zero: Whether key 0 is padding, as Keras spells `padding_value=0`.
         optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
         combiner: How the vectors of the keys along the last axis become one: `"sum"`, `"mean"`,
             `"sqrtn"` (the sum by the root of the number of keys) or `"max"`, place by place.
             `None`: each key has its vector.
+        padding_value: The key that is padding, an int64 or a uint64. With a combiner, bags are
+            pooled without it, in every form of input: it is not looked up, counts for no admission
+            and no divisor, and gets no gradient. Without a combiner it still has a vector, as in
+            Keras, which later layers mask; ragged inputs then get no mask. `None`: every key is a
+            key, unless `mask_zero` says otherwise.
         weights: Vectors that rows start from, trained elsewhere: a pair `(keys, embeddings)`,
             distinct int64 `[n]` and float `[n, output_dim]`, or the path of an `.npz` file with
             arrays of these names. They become rows when the layer is built, in a table that must
@@ -88,6 +94,9 @@ class DynamicEmbedding(TableLayer):
         eviction: Which rows go: of `sok_embed.eviction`, or `"lru"` or `"lfu"`, by which a full
             table evicts the rows that were trained least recently or least often, as many as
             newcomers need. `None`: rows stay.
+        default_vector: What a key without a row reads in calls that do not train, in evaluation
+            and serving: `"zeros"`, or the key whose vector stands for unknown ones, with one
+            worker. `None`: the vector that training would start from, which nothing has trained.
         **kwargs: Of `keras.layers.Layer`.
 
     Call arguments:
@@ -126,6 +135,7 @@ class DynamicEmbedding(TableLayer):
         optimizer: Any = None,
         *,
         combiner: str | None = None,
+        padding_value: int | None = None,
         weights: Any = None,
         seed: int | None = None,
         max_rows: int | None = None,
@@ -133,6 +143,7 @@ class DynamicEmbedding(TableLayer):
         group: int = 0,
         admission: Any = None,
         eviction: Any = None,
+        default_vector: str | int | None = None,
         **kwargs: Any,
     ) -> None:
         refuse_unknown_arguments(DynamicEmbedding, kwargs)
@@ -148,6 +159,8 @@ class DynamicEmbedding(TableLayer):
             raise ValueError(
                 f"Expected combiner to be one of {(*COMBINERS, None)}. Received: {shown(combiner)}."
             )
+        padding = padding_key(mask_zero, padding_value)
+        default_key = _default_key(default_vector)
         given_rows = None if weights is None else start_rows(weights, output_dim)
         super().__init__(
             output_dim,
@@ -164,7 +177,11 @@ class DynamicEmbedding(TableLayer):
         self.output_dim = output_dim
         self.embeddings_initializer = embeddings_initializer
         self.mask_zero = mask_zero
-        self.supports_masking = mask_zero
+        self.padding_value = padding_value
+        self.default_vector = default_vector
+        self._table_lookup.read = read_rows(self.table, default_key)
+        self._padding = padding
+        self.supports_masking = padding is not None
         self.max_rows = max_rows
         self.combiner = combiner
         if combiner is not None:
@@ -185,6 +202,8 @@ class DynamicEmbedding(TableLayer):
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Looks the keys up; with `training`, makes rows for those that have none."""
+        padded, pools = self._padding is not None, self.combiner is not None
+        refuse_dense_signature(self, inputs, padded=padded, pools=pools)
         if self.combiner is not None:
             return self._pool(inputs, weights, training)
         if weights is not None:
@@ -206,15 +225,16 @@ class DynamicEmbedding(TableLayer):
             weights = weights if tf.is_tensor(weights) else tf.convert_to_tensor(weights)
             check_weights(f"Layer '{self.name}'", self.combiner, ids, weights)
         bags = bags_of(ids, weights)
-        if self.mask_zero:
-            bags = bags.without_zeros()
+        if self._padding is not None:
+            bags, _ = bags.without(self._padding)
         call = self._begin_lookup(training)
         return shaped(self._pooled.vectors(call, bags, self._compute_type), ids)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Returns where keys are not 0, if `mask_zero`; vectors of bags have no mask."""
-        padded = self.mask_zero and self.combiner is None and Form.of(inputs).kind != "ragged"
-        return ops.not_equal(inputs, 0) if padded else None
+        """Returns where keys are not padding; vectors of bags have no mask."""
+        if self._padding is None or self.combiner is not None or Form.of(inputs).kind == "ragged":
+            return None
+        return is_key(inputs, self._padding)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         """Returns the shape of the input, without its last axis if there is a combiner, and dim."""
@@ -241,6 +261,27 @@ class DynamicEmbedding(TableLayer):
             "output_dim": self.output_dim,
             "embeddings_initializer": serialize_initializer(self.embeddings_initializer),
             "mask_zero": self.mask_zero,
+            "padding_value": self.padding_value,
             "combiner": self.combiner,
             "max_rows": self.max_rows,
+            "default_vector": self.default_vector,
         }
+
+
+def _default_key(default_vector: Any) -> str | int | None:
+    """Returns what keys without a row read, a key as int64."""
+    if default_vector is None or default_vector == "zeros":
+        return "zeros" if default_vector == "zeros" else None
+    if isinstance(default_vector, str):
+        raise ValueError(
+            "Expected default_vector to be 'zeros', a key or None. "
+            f"Received: default_vector={default_vector!r}."
+        )
+    key = check_integer("default_vector", default_vector, -(2**63), 2**64, named=True)
+    if communicators.size() > 1:
+        raise ValueError(
+            "Expected default_vector to be 'zeros' or None with several workers, of which one has "
+            f"the row of a key. Received: default_vector={default_vector} on "
+            f"{communicators.size()} workers."
+        )
+    return key - 2**64 if key >= 2**63 else key

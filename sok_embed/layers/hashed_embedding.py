@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import ops
 
 from sok_embed.layers.arguments import check_bool
+from sok_embed.layers.export_forms import refuse_dense_signature
 from sok_embed.layers.hashed_layer import HashedLayer
 
 
@@ -100,6 +101,7 @@ class HashedEmbedding(HashedLayer):
     def call(self, input: Any) -> Any:
         """Looks the ids up."""
         ids = self._as_ids(input)
+        refuse_dense_signature(self, ids, padded=self.mask_zero, pools=False)
         self._check_ids(ids)
         if isinstance(ids, tf.RaggedTensor):
             return ids.with_flat_values(self._embed(ids.flat_values))

@@ -11,6 +11,7 @@ from sok_embed import tf_ops
 from sok_embed.arguments import check_integer, check_positive
 from sok_embed.input_forms import Form, shape_text, values_beside
 from sok_embed.layers.arguments import check_bool
+from sok_embed.layers.export_forms import refuse_dense_signature
 from sok_embed.layers.hashed_layer import HashedLayer
 
 _MODES = ("sum", "mean", "max")
@@ -147,6 +148,9 @@ class HashedEmbeddingBag(HashedLayer):
     def call(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> tf.Tensor:
         """Reduces the bags."""
         input = self._as_ids(input, offsets)
+        if offsets is None:
+            padded = self.padding_idx is not None
+            refuse_dense_signature(self, input, padded=padded, pools=True)
         offsets = None if offsets is None else self._as_ids(offsets, input)
         weights = self._as_floats(per_sample_weights)
         self._check(input, offsets, weights)

@@ -18,7 +18,8 @@ from sok_embed.arguments import check_integer, check_positive, shown
 from sok_embed.kv.arguments import FLOATS_ROUND
 from sok_embed.layer_of_ids import LayerOfIds
 from sok_embed.layers.arguments import check_bool
-from sok_embed.layers.float_ids import refuse_cast_floats
+from sok_embed.layers.cast_ids import refuse_casts
+from sok_embed.layers.graph_casts import checked_ids
 from sok_embed.layers.keras_arguments import refuse_unknown_arguments
 from sok_embed.layers.rebuilding import check_rebuilt, true_ids
 from sok_embed.layers.sparse_steps import sparse_below
@@ -247,6 +248,7 @@ class HashedLayer(LayerOfIds):
         **options: Any,
     ) -> tf.Tensor:
         """Reduces bags of checked ids to `[B, embedding_dim]` in the compute dtype."""
+        ids = checked_ids(self, ids)
         gradient = {None: "auto", False: "dense", True: "sparse"}[self.sparse_gradient]
         if gradient == "auto":
             if self._users.only_call():
@@ -292,7 +294,7 @@ class HashedLayer(LayerOfIds):
 
     def _check_ids(self, ids: Any) -> None:
         """Raises ValueError for a dtype that no ids have."""
-        refuse_cast_floats(self)
+        refuse_casts(self)
         dtype = tf.as_dtype(ids.dtype)
         if dtype == tf.string:
             raise self._error(

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok_embed import tf_ops
-from sok_embed.input_forms import Form, check_beside, values_beside
-from sok_embed.layers.combining import flat_values, rows_of
+from sok_embed.input_forms import Form, check_beside, flat_values, values_beside
+from sok_embed.layers.combining import rows_of
 from sok_embed.lookup import Call, TableLookup
+from sok_embed.padding import is_key
 
 
 class Bags(NamedTuple):
@@ -25,18 +26,24 @@ class Bags(NamedTuple):
     splits: tf.Tensor | None
     weights: tf.Tensor | None
 
-    def without_zeros(self) -> Bags:
-        """The same bags without the keys that are 0."""
+    def without(self, padding: int, *beside: tf.Tensor) -> tuple[Bags, list[tf.Tensor]]:
+        """Returns the same bags without the keys that are padding, and what lies beside the others.
+
+        Args:
+            padding: The key that stands where there is none.
+            *beside: Values of the keys, in their order.
+        """
         keys, splits, weights = self.keys, self.splits, self.weights
         if splits is None:
             shape = tf.shape(keys, tf.int64)
             splits = tf.range(shape[0] + 1) * shape[1]
             keys = tf.reshape(keys, [-1])
-        stays = tf.not_equal(keys, 0)
+        stays = is_key(keys, padding)
         before = tf.concat([[0], tf.cumsum(tf.cast(stays, tf.int64))], 0)
         if weights is not None:
             weights = tf.boolean_mask(tf.reshape(weights, [-1]), stays)
-        return Bags(tf.boolean_mask(keys, stays), tf.gather(before, splits), weights)
+        bags = Bags(tf.boolean_mask(keys, stays), tf.gather(before, splits), weights)
+        return bags, [tf.boolean_mask(tf.reshape(each, [-1]), stays) for each in beside]
 
 
 def check_weights(what: str, combiner: str | None, ids: Any, weights: Any) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras import optimizers as ko
 
 from sok_embed import AdaptiveEmbedding, DynamicEmbedding, Table, admission, kv, tf_ops
+from sok_embed.contents import whole_saved_models
 from sok_embed.initializers import RowInitializer
 
 DIM = 2
@@ -127,7 +128,7 @@ def test_own_and_static_rows_of_an_adaptive_table_keep_their_times(tmp_path, way
         assert dict(zip(keys, times, strict=True)) == dict(zip(was_keys, was_times, strict=True))
 
 
-def test_a_saved_model_has_the_times_and_the_counts(tmp_path):
+def test_a_whole_saved_model_has_the_times_and_the_counts(tmp_path):
     model = dynamic(admission=ONCE)
     see(model, *np.repeat(KEYS, 2).tolist(), 1)
     contents = table_of(model).export(slots=True)
@@ -135,7 +136,8 @@ def test_a_saved_model_has_the_times_and_the_counts(tmp_path):
     table_of(model).restore(contents._replace(update_times=TIMES[place], update_nums=COUNTS[place]))
     module = tf.Module()
     module.table = table_of(model)
-    tf.saved_model.save(module, str(tmp_path / "saved"))
+    with whole_saved_models():
+        tf.saved_model.save(module, str(tmp_path / "saved"))
     handle = tf.saved_model.load(str(tmp_path / "saved")).table.resource_handle
     assert_aged(tf_ops.Metadata(*(each.numpy() for each in tf_ops.metadata(handle, KEYS))))
     tf_ops.lookup(handle, tf.constant([1, 3], tf.int64), DIM, make_rows=True)

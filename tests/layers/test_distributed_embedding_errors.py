@@ -224,7 +224,7 @@ def test_a_part_of_a_nest_that_differs_is_named(inputs, text):
         ([1.5, 2.0], "[Ee]xpected integer keys"),
         (tf.constant([1.0]), "[Ee]xpected integer keys. Received: float32"),
         (RAGGED.with_values(tf.zeros(3)), "[Ee]xpected integer keys. Received: float32"),
-        (tf.constant(["x"]), "[Ee]xpected integer keys. Received: string. Hash them"),
+        (tf.constant(["x"]), "[Ee]xpected integer keys. Received: string. Make keys of them"),
         (
             np.zeros((2, 2, 2), np.int64),
             r"expected an input of shape \[B\] or \[B, L\].*\(2, 2, 2\)",

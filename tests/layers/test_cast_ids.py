@@ -1,4 +1,4 @@
-"""Floats are no ids: not where a layer sees them, and not where a model casts them before."""
+"""Ids are refused that a model casts before a layer sees them, where others come out."""
 
 from __future__ import annotations
 
@@ -92,6 +92,114 @@ def test_every_layer_refuses(name, floats, eagerly):
 def test_a_layer_alone_says_why_floats_are_no_ids(name, floats):
     with pytest.raises(ValueError, match=MESSAGE):
         LAYERS[name]()(FLOATS[floats])
+
+
+# --- integers that an input of another width cuts off ---------------------------------------------
+
+WIDE = np.array([[5, 2**32 + 5]])  # as int32 both are 5
+NARROW = {"int64": "int32", "uint64": "uint32", "uint32": "int32", "int32": "int16"}
+INTEGERS = {
+    "array": WIDE,
+    "tensor": tf.constant(WIDE),
+    "sparse": tf.sparse.from_dense(tf.constant(WIDE)),
+}
+LOSES = "ids in input 'ids.*that its dtype holds, {}. Received: {}.*dtype='{}'"
+
+
+@pytest.mark.parametrize("use", ["fit", "predict", "call", "dataset"])
+@pytest.mark.parametrize("ids", list(INTEGERS))
+@pytest.mark.parametrize("make", [functional, nested])
+def test_an_input_that_cuts_ids_off_is_refused_and_no_row_is_made(make, ids, use):
+    layer = sok.DynamicEmbedding(2, seed=1, combiner="sum" if ids == "sparse" else None)
+    inputs = keras.Input((2,), dtype="int32", name="ids", sparse=ids == "sparse")
+    model = keras.Model(inputs, keras.layers.Flatten()(layer(inputs)))
+    if make is nested:
+        outer = keras.Input((2,), dtype="int64", name="outer", sparse=ids == "sparse")
+        model = keras.Model(outer, model(outer))
+    model.compile("sgd", "mse")
+    targets = np.ones((1, model.output_shape[-1]), np.float32)
+    given = INTEGERS[ids]
+    calls = {
+        "fit": lambda: model.fit(given, targets, verbose=0),
+        "predict": lambda: model.predict(given, verbose=0),
+        "call": lambda: model(given, training=True),
+        "dataset": lambda: model.fit(tf.data.Dataset.from_tensors((given, targets)), verbose=0),
+    }
+    with pytest.raises(ValueError, match=LOSES.format("int32", "int64", "int64")):
+        calls[use]()
+    assert layer.table.size() == 0
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_every_layer_refuses_an_input_that_cuts_ids_off(name, eagerly):
+    model = functional(LAYERS[name](), "int32")
+    model.run_eagerly = eagerly
+    with pytest.raises(ValueError, match=LOSES.format("int32", "int64", "int64")):
+        model.fit(WIDE, TARGETS, verbose=0)
+
+
+def test_ragged_ids_that_an_input_cuts_off_are_refused():
+    inputs = keras.Input((None,), dtype="int32", name="ids", ragged=True)
+    layer = sok.DynamicEmbedding(2, combiner="mean")
+    model = keras.Model(inputs, layer(inputs))
+    with pytest.raises(ValueError, match=LOSES.format("int32", "int64", "int64")):
+        model(tf.RaggedTensor.from_tensor(tf.constant(WIDE)), training=True)
+    assert layer.table.size() == 0
+
+
+def test_a_collection_refuses_an_input_that_cuts_ids_off():
+    layer = sok.DistributedEmbedding(
+        {"a": sok.FeatureConfig("a", sok.TableConfig("t", None, 2, combiner="sum"))}
+    )
+    inputs = {"a": keras.Input((2,), dtype="int32", name="ids")}
+    model = keras.Model(inputs, layer(inputs)["a"])
+    with pytest.raises(ValueError, match=LOSES.format("int32", "int64", "int64")):
+        model.predict({"a": WIDE}, verbose=0)
+
+
+def test_a_layer_that_is_called_by_name_refuses_too():
+    inputs = keras.Input((2,), dtype="int32", name="ids")
+    model = keras.Model(inputs, sok.DynamicEmbedding(2)(inputs=inputs))
+    with pytest.raises(ValueError, match=LOSES.format("int32", "int64", "int64")):
+        model.predict(WIDE, verbose=0)
+
+
+@pytest.mark.parametrize("given, cast", NARROW.items())
+def test_every_pair_of_dtypes_that_loses_ids_is_refused(given, cast):
+    model = functional(sok.DynamicEmbedding(2), cast)
+    with pytest.raises(ValueError, match=LOSES.format(cast, given, given)):
+        model.predict(np.array([[1, 2]], given), verbose=0)
+
+
+@pytest.mark.parametrize("given", ["int64", "uint64"])
+@pytest.mark.parametrize("cast", ["int64", "uint64"])
+def test_casts_between_64_bits_keep_every_key(given, cast):
+    ids = np.array([[2**63 + 5, 7]], np.uint64).view(given)
+    layer = sok.DynamicEmbedding(2, seed=1)
+    model = functional(layer, cast)
+    model.fit(ids, TARGETS, verbose=0)
+    assert sorted(layer.table.export()[0]) == sorted(ids.view(np.int64)[0])
+
+
+class Subclassed(keras.Model):
+    """A model that hands its inputs on as they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = sok.DynamicEmbedding(2, seed=1)
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, ids):
+        return self.dense(keras.ops.reshape(self.layer(ids), (-1, 4)))
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_subclassed_model_keeps_every_bit_of_an_id(eagerly):
+    model = Subclassed()
+    model.compile("sgd", "mse", run_eagerly=eagerly)
+    model.fit(WIDE, TARGETS, verbose=0)
+    assert sorted(model.layer.table.export()[0]) == [5, 2**32 + 5]
 
 
 @pytest.mark.parametrize("make", [functional, sequential, nested])

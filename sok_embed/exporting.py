@@ -1,0 +1,169 @@
+"""Exports of models with ragged and sparse inputs, by signatures of dense tensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+
+def export_model(
+    model: keras.Model, path: str | os.PathLike[str], input_signature: Any = None
+) -> None:
+    """Exports a model as `model.export(path)` does, with what ragged and sparse inputs consist of.
+
+    A signature that Keras makes up is dense for every input. Whoever serves a ragged model through
+    one pads, and the padding is taken for keys. Here the signature has plain dense tensors, as
+    TensorFlow Serving takes them: of a dense input its `name`; of a ragged one `name_values` and
+    `name_row_lengths`, with several ragged dimensions `name_row_lengths_0` and so on, the outermost
+    first; of a sparse one `name_indices`, `name_values` and `name_dense_shape`. Ragged and sparse
+    outputs come out in the same way.
+
+    Example:
+    >>> import numpy as np
+    >>> from sok_embed import DynamicEmbedding
+    >>> words = keras.Input((None,), dtype="int64", ragged=True, name="words")
+    >>> model = keras.Model(words, DynamicEmbedding(2, combiner="mean", seed=1)(words))
+    >>> export_model(model, "served")
+    >>> serve = tf.saved_model.load("served").signatures["serving_default"]
+    >>> (vectors,) = serve(words_values=tf.constant([4, 7, 9], tf.int64),
+    ...                    words_row_lengths=tf.constant([2, 0, 1], tf.int64)).values()
+    >>> bags = tf.ragged.constant([[4, 7], [], [9]], dtype=tf.int64)
+    >>> bool(np.array_equal(vectors, model(bags)))
+    True
+
+    Args:
+        model: A Keras model that is built.
+        path: A folder for the SavedModel. Its endpoint is `serve`, and `serving_default`.
+        input_signature: What the model takes, of which only a functional or sequential model knows
+            itself: a nest of `tf.TensorSpec`, `tf.RaggedTensorSpec` and `tf.SparseTensorSpec` as
+            its first argument. Inputs go by their keys in dicts and the names of specs.
+
+    Raises:
+        ValueError: For a subclassed model without a signature, and for two inputs of one name.
+    """
+    nest = _inputs_of(model) if input_signature is None else input_signature
+    named = _by_name(nest, "inputs")
+    specs = tree.map_structure(_spec_of, nest)
+    inputs = [_Input(name, spec) for name, spec in zip(named, tree.flatten(specs), strict=True)]
+    parts = [part for each in inputs for part in each.parts]
+
+    def serve(given: dict[str, tf.Tensor]) -> Any:
+        tensors = [each.tensor(given) for each in inputs]
+        return _dense_parts(model(tree.pack_sequence_as(specs, tensors)))
+
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", serve, [{part.name: part for part in parts}])
+    archive.write_out(os.fspath(path), verbose=False)
+
+
+class _Input:
+    """One input, and the dense tensors that it consists of."""
+
+    def __init__(self, name: str, spec: Any) -> None:
+        self._name = name
+        self._spec = spec
+        shape = spec.shape
+        if isinstance(spec, tf.RaggedTensorSpec):
+            self._lengths = _lengths(name, spec.ragged_rank)
+            inner = shape[spec.ragged_rank + 1 :]
+            self.parts = [
+                tf.TensorSpec([None, *inner], spec.dtype, f"{name}_values"),
+                *(tf.TensorSpec([None], tf.int64, each) for each in self._lengths),
+            ]
+        elif isinstance(spec, tf.SparseTensorSpec):
+            self.parts = [
+                tf.TensorSpec([None, shape.rank], tf.int64, f"{name}_indices"),
+                tf.TensorSpec([None], spec.dtype, f"{name}_values"),
+                tf.TensorSpec([shape.rank], tf.int64, f"{name}_dense_shape"),
+            ]
+        else:
+            self.parts = [tf.TensorSpec(shape, spec.dtype, name)]
+
+    def tensor(self, given: Mapping[str, tf.Tensor]) -> Any:
+        """Returns the input of which the parts are given."""
+        name, spec = self._name, self._spec
+        if isinstance(spec, tf.RaggedTensorSpec):
+            return tf.RaggedTensor.from_nested_row_lengths(
+                given[f"{name}_values"], [given[each] for each in self._lengths]
+            )
+        if isinstance(spec, tf.SparseTensorSpec):
+            names = ("indices", "values", "dense_shape")
+            sparse = tf.SparseTensor(*(given[f"{name}_{each}"] for each in names))
+            sparse.set_shape(spec.shape)
+            return sparse
+        return given[name]
+
+
+def _lengths(name: str, ragged_rank: int) -> list[str]:
+    if ragged_rank == 1:
+        return [f"{name}_row_lengths"]
+    return [f"{name}_row_lengths_{dimension}" for dimension in range(ragged_rank)]
+
+
+def _inputs_of(model: keras.Model) -> Any:
+    """Returns the symbolic inputs of a functional or sequential model."""
+    functional = getattr(model, "_functional", None) or model
+    if not hasattr(functional, "_inputs_struct"):
+        raise ValueError(
+            f"Model '{model.name}': expected an input_signature for a subclassed model, of which "
+            "Keras does not know what it takes. Received: none. Pass one, as in "
+            "input_signature={'words': tf.RaggedTensorSpec([None, None], tf.int64)}."
+        )
+    struct = functional._inputs_struct
+    return struct[0] if isinstance(struct, list) and len(struct) == 1 else struct
+
+
+def _by_name(nest: Any, default: str) -> dict[str, Any]:
+    """Returns the leaves of a nest by their own names, or by where they are in it.
+
+    Raises:
+        ValueError: For two of one name.
+    """
+    flat = tree.flatten_with_path(nest)
+    named = {getattr(leaf, "name", None) or _place(path, default): leaf for path, leaf in flat}
+    if len(named) < len(flat):
+        raise ValueError(f"Expected {default} of different names. Received: {', '.join(named)}.")
+    return named
+
+
+def _place(path: tuple[Any, ...], default: str) -> str:
+    """Returns a name for what lies at a path of a nest."""
+    numbered = all(isinstance(key, int) for key in path)
+    return "_".join(map(str, (default, *path) if numbered else path))
+
+
+def _dense_parts(outputs: Any) -> Any:
+    """Returns outputs as they are, or if some are ragged or sparse, the dense parts of all."""
+    composite = (tf.RaggedTensor, tf.SparseTensor)
+    if not any(isinstance(each, composite) for each in tree.flatten(outputs)):
+        return outputs
+    parts: dict[str, tf.Tensor] = {}
+    for path, each in tree.flatten_with_path(outputs):
+        name = _place(path, "output")
+        if isinstance(each, tf.RaggedTensor):
+            parts[f"{name}_values"] = each.flat_values
+            lengths = _lengths(name, each.ragged_rank)
+            parts.update(zip(lengths, each.nested_row_lengths(), strict=True))
+        elif isinstance(each, tf.SparseTensor):
+            parts[f"{name}_indices"], parts[f"{name}_values"] = each.indices, each.values
+            parts[f"{name}_dense_shape"] = each.dense_shape
+        else:
+            parts[name] = each
+    return parts
+
+
+def _spec_of(tensor: Any) -> tf.TypeSpec:
+    if isinstance(tensor, tf.TypeSpec):
+        return tensor
+    shape, dtype = [None, *tensor.shape[1:]], tf.as_dtype(tensor.dtype)
+    if getattr(tensor, "ragged", False):
+        return tf.RaggedTensorSpec(shape, dtype, tensor.ragged_rank or 1)
+    if getattr(tensor, "sparse", False):
+        return tf.SparseTensorSpec(shape, dtype)
+    return tf.TensorSpec(shape, dtype)

@@ -1,0 +1,225 @@
+"""Exports of models with ragged and sparse inputs serve what the model answers, or are refused."""
+
+from __future__ import annotations
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_embed as sok
+
+IDS = [[5, 2**40], [], [7], [0, 5, 5]]
+WEIGHTS = [[0.5, 2.0], [], [3.0], [1.0, -1.0, 4.0]]
+
+
+def dynamic(combiner="mean", **padding):
+    return sok.DynamicEmbedding(3, combiner=combiner, seed=1, **padding)
+
+
+def adaptive(combiner="mean", **padding):
+    return sok.AdaptiveEmbedding(3, static_buckets=5, combiner=combiner, seed=1, **padding)
+
+
+def collection(combiner="mean", **padding):
+    table = sok.TableConfig("t", None, 3, combiner=combiner, seed=1)
+    return sok.DistributedEmbedding(sok.FeatureConfig("a", table, **padding))
+
+
+def bag(combiner="mean", **padding):
+    return sok.HashedEmbeddingBag(2**41, 3, 1e-11, mode=combiner, **padding)
+
+
+LAYERS = {"dynamic": dynamic, "adaptive": adaptive, "collection": collection, "bag": bag}
+WEIGHTED = {"dynamic": "weights", "collection": "weights", "bag": "per_sample_weights"}
+
+
+def given(form, values, dtype):
+    """Returns values in a form: dense ones are the first and the last of a row."""
+    if form == "dense":
+        return np.array([[row[0], row[-1]] if row else [1, 1] for row in values], dtype)
+    ragged = tf.ragged.constant(values, dtype)
+    return ragged if form == "ragged" else ragged.to_sparse()
+
+
+def cases():
+    for name in LAYERS:
+        for form in ("dense", "ragged", "sparse"):
+            for weighted in (False, True) if name in WEIGHTED else (False,):
+                ending = "-weighted" if weighted else ""
+                yield pytest.param(name, form, weighted, id=f"{name}-{form}{ending}")
+
+
+def model_of(name, form, weighted):
+    """Makes a trained functional model, what it is fed, and its inputs by name."""
+    layer = LAYERS[name]("sum" if weighted and name == "bag" else "mean")
+    shape = (2,) if form == "dense" else (None,)
+    flags = {"ragged": form == "ragged", "sparse": form == "sparse"}
+    inputs = {"ids": keras.Input(shape, dtype="int64", name="ids", **flags)}
+    fed = {"ids": given(form, IDS, np.int64)}
+    weights = {}
+    if weighted:
+        inputs["weights"] = keras.Input(shape, name="weights", **flags)
+        fed["weights"] = given(form, WEIGHTS, np.float32)
+        weights = {WEIGHTED[name]: inputs["weights"]}
+    vectors = layer(inputs["ids"], **weights)
+    model = keras.Model(inputs, keras.layers.Dense(1)(vectors))
+    model.compile("adam", "mse")
+    dataset = tf.data.Dataset.from_tensors((fed, np.ones((4, 1), np.float32)))
+    model.fit(dataset, epochs=2, verbose=0)
+    return model, fed
+
+
+def parts_of(fed):
+    """Returns the dense tensors that an export's signature has for what a model is fed."""
+    parts = {}
+    for name, tensor in fed.items():
+        if isinstance(tensor, tf.RaggedTensor):
+            parts[f"{name}_values"] = tensor.flat_values
+            parts[f"{name}_row_lengths"] = tensor.row_lengths()
+        elif isinstance(tensor, tf.SparseTensor):
+            parts[f"{name}_values"], parts[f"{name}_indices"] = tensor.values, tensor.indices
+            parts[f"{name}_dense_shape"] = tensor.dense_shape
+        else:
+            parts[name] = tf.constant(tensor)
+    return parts
+
+
+def served(path, parts):
+    signature = tf.saved_model.load(path).signatures["serving_default"]
+    names = sorted(signature.structured_input_signature[1])
+    if set(names) != set(parts):  # TensorFlow numbers those of a dict that Keras does not name
+        parts = dict(zip(names, [parts[name] for name in sorted(parts)], strict=True))
+    (outputs,) = signature(**parts).values()
+    return outputs.numpy()
+
+
+REFUSED = "expected (ragged|sparse) ids, as the model was called with. Received: a dense signature"
+
+
+@pytest.mark.parametrize("name, form, weighted", cases())
+def test_what_is_served_is_what_the_model_answers_or_the_export_is_refused(
+    name, form, weighted, tmp_path
+):
+    model, fed = model_of(name, form, weighted)
+    expected = model(fed).numpy()
+    sok.export_model(model, tmp_path / "parts")
+    np.testing.assert_allclose(served(str(tmp_path / "parts"), parts_of(fed)), expected, rtol=1e-5)
+    model.save(tmp_path / "m.keras")
+    again = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(again(fed), expected)
+    for save in (
+        lambda model, path: model.export(path, verbose=False),
+        lambda model, path: tf.saved_model.save(model, path),
+    ):
+        for each in (model, again):
+            if form != "dense":
+                with pytest.raises(ValueError, match=REFUSED):
+                    save(each, str(tmp_path / "refused"))
+                continue
+            save(each, str(tmp_path / "dense"))
+            found = served(str(tmp_path / "dense"), parts_of(fed))
+            np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+class Subclassed(keras.Model):
+    """A model of which Keras knows shapes alone."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def call(self, ids):
+        return self.layer(ids)
+
+
+SPECS = {
+    "ragged": tf.RaggedTensorSpec([None, None], tf.int64),
+    "sparse": tf.SparseTensorSpec([None, None], tf.int64),
+}
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
+@pytest.mark.parametrize("form", ["ragged", "sparse"])
+def test_a_subclassed_model_is_exported_with_a_signature_of_its_forms(name, form, tmp_path):
+    model = Subclassed(LAYERS[name]())
+    ids = given(form, IDS, np.int64)
+    expected = model(ids, training=True)
+    with pytest.raises(ValueError, match=f"{REFUSED}|has never called"):
+        model.export(str(tmp_path / "refused"), verbose=False)
+    try:
+        tf.saved_model.save(model, str(tmp_path / "saved"))
+    except ValueError as error:
+        assert re.search(REFUSED, str(error))
+    else:  # of some layers Keras knows no shapes, and makes no signature up
+        assert not tf.saved_model.load(str(tmp_path / "saved")).signatures
+    with pytest.raises(ValueError, match="input_signature for a subclassed model"):
+        sok.export_model(model, tmp_path / "no")
+    sok.export_model(model, tmp_path / "parts", {"ids": SPECS[form]}["ids"])
+    found = served(str(tmp_path / "parts"), parts_of({"inputs": ids}))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_a_signature_that_keras_adds_to_others_fails_when_it_is_served(tmp_path):
+    model, _ = model_of("dynamic", "ragged", False)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.int64)])
+    def serve(values, lengths):
+        return {"y": model({"ids": tf.RaggedTensor.from_row_lengths(values, lengths)})}
+
+    path = str(tmp_path / "both")
+    tf.saved_model.save(model, path, signatures={"serve": serve})
+    loaded = tf.saved_model.load(path)
+    loaded.signatures["serve"](
+        values=tf.constant([5, 7], tf.int64), lengths=tf.constant([2], tf.int64)
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match="expected ragged ids"):
+        loaded._default_save_signature({"ids": tf.constant([[5, 7]], tf.int64)})
+
+
+@pytest.mark.parametrize("make, padding", [
+    (dynamic, {"padding_value": -1}),
+    (adaptive, {"padding_value": -1}),
+    (collection, {"padding_value": -1}),
+    (bag, {"padding_idx": -1}),
+])  # fmt: skip
+def test_a_layer_that_knows_padding_is_served_padded(make, padding, tmp_path):
+    layer = make(**padding)
+    value = 2**41 - 1 if make is bag else -1
+    inputs = keras.Input((None,), dtype="int64", ragged=True, name="ids")
+    model = keras.Model(inputs, layer(inputs))
+    ids = given("ragged", IDS, np.int64)
+    expected = model(ids, training=True)
+    model.export(tmp_path / "padded", verbose=False)
+    found = served(str(tmp_path / "padded"), {"ids": ids.to_tensor(value)})
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_ragged_outputs_and_several_ragged_dimensions(tmp_path):
+    ids = tf.ragged.constant([[[5], [7, 8]], [], [[9, 9, 9]]], dtype=tf.int64)
+    spec = tf.RaggedTensorSpec([None, None, None], tf.int64, 2)
+    model = Subclassed(dynamic())
+    expected = model(ids)
+    sok.export_model(model, tmp_path / "deep", spec)
+    serve = tf.saved_model.load(str(tmp_path / "deep")).signatures["serving_default"]
+    outer, inner = ids.nested_row_lengths()
+    parts = {"inputs_values": ids.flat_values}
+    found = serve(inputs_row_lengths_0=outer, inputs_row_lengths_1=inner, **parts)
+    np.testing.assert_array_equal(found["output_values"], expected.values)
+    np.testing.assert_array_equal(found["output_row_lengths"], expected.row_lengths())
+
+
+def test_lengths_that_do_not_fit_the_values_are_an_error(tmp_path):
+    model, _ = model_of("dynamic", "ragged", False)
+    sok.export_model(model, tmp_path / "m")
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        values = {"ids_values": tf.constant([5, 7], tf.int64)}
+        served(str(tmp_path / "m"), {**values, "ids_row_lengths": tf.constant([1], tf.int64)})
+
+
+def test_inputs_of_one_name_are_refused(tmp_path):
+    specs = [tf.TensorSpec([None], tf.int64, "a"), tf.TensorSpec([None], tf.int64, "a")]
+    with pytest.raises(ValueError, match="different names. Received: a"):
+        sok.export_model(Subclassed(dynamic()), tmp_path / "m", specs)
