@@ -16,6 +16,9 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
+import sok_embed.tf_ops  # noqa: F401  it refuses another backend, of which Keras may lack parts
+
+# isort: split
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
