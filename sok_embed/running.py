@@ -20,6 +20,7 @@ from types import FrameType
 from typing import IO
 
 from sok_embed.communicators.launchers import without_launchers
+from sok_embed.communicators.secret import SECRET_VARIABLE, new_secret
 
 _HOST = "127.0.0.1"
 # Linux gives connections that go out a port above these. One of them that held the workers' port
@@ -180,6 +181,8 @@ class _Job:
             "WORLD_SIZE": str(size),
             "LOCAL_WORLD_SIZE": str(size),
             "SOK_EMBED_RESTART": str(restart),
+            # The environment of a process can be read by its user alone, a command line by all.
+            SECRET_VARIABLE: new_secret(),
         }
         prepare = _tied_to_this_process()
         for rank in range(size):

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_embed import tf_ops
+from sok_embed.communicators.secret import derived
 from sok_embed.kv import _core
 
 # Where other workers reach this one, if its own guess would be wrong.
@@ -29,6 +30,7 @@ class Connections:
         host: By which the others reach this one, a name or a number.
         timeout: In seconds: how long an exchange waits without a sign of a worker.
         gather: Takes what this worker has to say, and returns what all have said, by rank.
+        secret: The secret of the job. With one, only who knows it can connect.
 
     Raises:
         ConnectionError: If another worker cannot be reached.
@@ -42,9 +44,11 @@ class Connections:
         host: str,
         timeout: float,
         gather: Callable[[bytes], list[bytes]],
+        secret: bytes | None,
     ) -> None:
         self._rank, self._size = rank, size
-        self._mesh = _core.Mesh(rank, size, host, timeout)
+        key = b"" if secret is None else derived(secret, b"mesh")
+        self._mesh = _core.Mesh(rank, size, host, timeout, key)
         addresses = gather(self._mesh.address.encode())
         self._mesh.connect([address.decode() for address in addresses])
 
@@ -156,6 +160,7 @@ def shared_connections(
     host: Callable[[], str],
     timeout: float,
     gather: Callable[[bytes], list[bytes]],
+    secret: bytes | None,
 ) -> Connections:
     """The connections of this process; makes them if there are none, or an error has ended them.
 
@@ -166,11 +171,12 @@ def shared_connections(
         host: Returns what `Connections` has.
         timeout: As `Connections` has it.
         gather: Likewise.
+        secret: Likewise.
     """
     job = (launcher, rank, size, timeout)
     made = _made.get(job)
     if made is None or made.broken:
-        made = _made[job] = Connections(rank, size, host(), timeout, gather)
+        made = _made[job] = Connections(rank, size, host(), timeout, gather, secret)
     return made
 
 

@@ -102,8 +102,9 @@ def init(
 
     Raises:
         ValueError: For another name; if what launchers say contradicts itself; if workers on
-            several hosts are not told where to meet; for a launcher that says how many processes
-            there are in another way than the above; for fewer GPUs of a host than workers.
+            several hosts are not told where to meet; for a SOK_EMBED_SECRET that cannot be one; for
+            a launcher that says how many processes there are in another way than the above; for
+            fewer GPUs of a host than workers.
         ImportError: If Horovod is asked for and missing.
         ConnectionError: If a worker cannot be reached.
         TimeoutError: If a worker does not come.

@@ -12,6 +12,7 @@ from sok_embed.communicators.base import Communicator
 from sok_embed.communicators.connections import Connections, host_of, shared_connections
 from sok_embed.communicators.cores import share_cores
 from sok_embed.communicators.gpus import pin_gpu as pin_one_gpu
+from sok_embed.communicators.secret import job_secret
 
 # Bytes of a worker's address, which Horovod gathers.
 _ADDRESS_BYTES = 512
@@ -128,6 +129,7 @@ def _connections(hvd: Any, timeout: float) -> Connections:
         ),
         timeout,
         lambda own: _gather(hvd, own),
+        job_secret(),
     )
 
 

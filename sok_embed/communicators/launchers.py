@@ -68,6 +68,11 @@ class Workers:
     address: tuple[str, int] | None
     launcher: str
 
+    @property
+    def on_one_host(self) -> bool:
+        """Whether the launcher says that all workers are on this host."""
+        return self.local_size == self.size
+
 
 @dataclass(frozen=True)
 class _Launcher:
@@ -331,7 +336,7 @@ def _met(
     """
     address = _given_address(environ, workers.launcher)
     if address is None:
-        host = "127.0.0.1" if workers.local_size == workers.size else first_host
+        host = "127.0.0.1" if workers.on_one_host else first_host
         if host is None:
             raise ValueError(
                 "Expected MASTER_ADDR and MASTER_PORT to say where workers on several hosts meet. "

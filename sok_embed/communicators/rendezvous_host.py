@@ -5,223 +5,315 @@ from __future__ import annotations
 import errno
 import selectors
 import socket
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from sok_embed.communicators import rendezvous_wire as wire
 from sok_embed.communicators.launchers import Workers
+from sok_embed.communicators.rendezvous_guests import (
+    SLOTS,
+    Ended,
+    Guest,
+    Refusals,
+    Refused,
+    dispensable,
+)
+from sok_embed.communicators.rendezvous_listener import listen
+from sok_embed.communicators.secret import SECRET_VARIABLE
 
-# What the system says of an address that is none of this host's.
-_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 # How many missing ranks a message names.
 _NAMED_RANKS = 16
-
-
-@dataclass
-class _Guest:
-    """Somebody who has connected to worker 0.
-
-    Attributes:
-        connection: The socket.
-        where: Its address, for messages.
-        received: What came of the message so far.
-        rank: The rank, once the beginning of the message is there and right.
-        length: How long the whole message is, as far as it is known.
-    """
-
-    connection: socket.socket
-    where: str
-    received: bytearray = field(default_factory=bytearray)
-    rank: int | None = None
-    length: int = wire.HELLO.size
-
-    @property
-    def has_told(self) -> bool:
-        return self.rank is not None and len(self.received) == self.length
-
-    @property
-    def content(self) -> bytes:
-        return bytes(self.received[wire.HELLO.size :])
+# So many connections are accepted before those that are there have their turn.
+_AT_ONCE = 16
+# What the system says when it has nothing left for another connection, and how many seconds worker
+# 0 then waits for somebody to give something back.
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_EXHAUSTED_WAIT = 0.05
 
 
 class Host:
-    """Worker 0, which listens until all others have come, and then tells them everything."""
+    """Worker 0, which listens until all others have come, and then tells them everything.
 
-    def __init__(self, workers: Workers, address: tuple[str, int], deadline: wire.Deadline) -> None:
+    Only a guest that has proven to know the secret can end the meeting. Without a secret nobody
+    can: a guest that does not fit is sent away, and worker 0 goes on until its time is over.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        address: tuple[str, int],
+        deadline: wire.Deadline,
+        secret: bytes | None,
+    ) -> None:
         self._workers = workers
         self._address = address
         self._deadline = deadline
-        self._guests: list[_Guest] = []
+        self._secret = secret
+        self._guests: dict[socket.socket, Guest] = {}  # the oldest first
+        self._told: dict[int, Guest] = {}  # by rank, those who have told their contents
+        self._gave_up: set[int] = set()  # ranks of guests who had come and waited for too short
+        self._refusals = Refusals()
+        self._selector: selectors.BaseSelector
+        self._here_only = False  # whether no other host reaches worker 0
 
     def gather(self, content: bytes) -> list[bytes]:
         """Does on worker 0 what `all_gather` says."""
         try:
             try:
-                with selectors.DefaultSelector() as selector, self._listener() as listener:
-                    self._receive(selector, listener)
+                has_secret = self._secret is not None
+                with (
+                    listen(self._workers, self._address, self._deadline, has_secret) as listener,
+                    self._new_selector() as self._selector,
+                ):
+                    self._here_only = wire.is_loopback(listener.getsockname())
+                    self._receive(listener)
                 # Nobody can come from here on: a worker that has its answer and calls again waits
                 # until this one listens again.
             except wire.ERRORS as error:
                 self._tell_error(error)
                 raise
-            told = {guest.rank: guest for guest in self._guests if guest.has_told}
-            others = [told[rank] for rank in range(1, self._workers.size)]
-            contents = [content, *(guest.content for guest in others)]
+            others = [self._told[rank] for rank in range(1, self._workers.size)]
+            contents = [content, *(guest.content or b"" for guest in others)]
             self._tell(contents, others)
             return contents
         finally:
-            for guest in self._guests:
-                guest.connection.close()
+            for connection in self._guests:
+                connection.close()
 
-    def _listener(self) -> socket.socket:
-        host, port = self._address
-        found = wire.look_up(self._address, self._deadline)
-        # An address that is none of this host's may be translated to one on its way.
-        if not any(wire.is_loopback(place) for _, place in found):
-            found += [(family, (wire.ANY[family], port)) for family, _ in found]
-        problem: OSError | None = None
-        for family, place in found:
-            listener = socket.socket(family, socket.SOCK_STREAM)
-            try:
-                # This allows for connections of an earlier job that wait for their end. Two
-                # listeners at one port are refused on Linux all the same.
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(place)
-                listener.listen(max(128, self._workers.size))
-                listener.setblocking(False)
-                return listener
-            except OSError as error:
-                listener.close()
-                problem = error
-                if error.errno not in _NOT_HERE:
-                    break
-        if problem is not None and problem.errno == errno.EADDRINUSE:
-            raise OSError(
-                f"Expected port {port} of {host} to be free, for worker 0 to listen at. Received: "
-                f"another process that listens there. {wire.ANOTHER_PORT}"
-            )
-        raise OSError(
-            f"Expected worker 0 to listen at {wire.shown(self._address)}. Received: {problem}. "
-            f"{wire.ANOTHER_PORT}"
-        )
-
-    def _receive(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
-        """Waits until all others have told their contents."""
-        selector.register(listener, selectors.EVENT_READ)
-        while sum(guest.has_told for guest in self._guests) < self._workers.size - 1:
-            if not self._deadline.left():
-                raise self._missing(listener)
-            for key, _ in selector.select(self._deadline.left()):
-                if key.data is None:
-                    self._welcome(selector, listener)
-                elif not self._listen_to(key.data):
-                    selector.unregister(key.data.connection)
-                    key.data.connection.close()
-                    self._guests.remove(key.data)
-
-    def _welcome(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
+    def _new_selector(self) -> selectors.BaseSelector:
         try:
-            connection, place = listener.accept()
-        except (BlockingIOError, ConnectionError):
-            return  # who came has gone again
-        connection.setblocking(False)
-        guest = _Guest(connection, wire.shown(place))
-        self._guests.append(guest)
-        selector.register(connection, selectors.EVENT_READ, guest)
+            return selectors.DefaultSelector()
+        except OSError as error:
+            raise OSError(
+                f"Expected worker 0 to wait for others at {wire.shown(self._address)}. Received: "
+                f"{error}."
+            ) from None
 
-    def _listen_to(self, guest: _Guest) -> bool:
-        """Takes what has come of a guest. Returns whether the guest is one of the workers, so far.
+    def _receive(self, listener: socket.socket) -> None:
+        """Waits until all others have told their contents."""
+        self._selector.register(listener, selectors.EVENT_READ)
+        while len(self._told) < self._workers.size - 1:
+            if not self._deadline.left():
+                raise self._missing()
+            waits = [guest.deadline.left() for guest in self._guests.values()]
+            ready = {key.fileobj for key, _ in self._selector.select(self._first(waits))}
+            # Those who have said something come first: new ones may take their slots.
+            for guest in [guest for at, guest in self._guests.items() if at in ready]:
+                self._attend(guest)
+            if listener in ready:
+                self._welcome(listener)
+            for guest in [each for each in self._guests.values() if not each.deadline.left()]:
+                self._expire(guest)
+
+    def _first(self, waits: Sequence[float]) -> float:
+        return min(self._deadline.left(), *waits) if waits else self._deadline.left()
+
+    # --- who comes and goes -----------------------------------------------------------------------
+
+    def _welcome(self, listener: socket.socket) -> None:
+        """Accepts connections, some at a time, and makes room for them."""
+        for _ in range(_AT_ONCE):
+            try:
+                connection, place = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # Other errors are of somebody who has gone again.
+                if error.errno in _EXHAUSTED:
+                    self._make_room(f"worker 0 had no room for more ({error.strerror})")
+                return
+            guest = Guest(connection, place, self._greet)
+            try:
+                connection.setblocking(False)
+                self._selector.register(connection, selectors.EVENT_READ)
+            except OSError:
+                connection.close()
+                continue
+            self._guests[connection] = guest
+            if sum(each.is_half for each in self._guests.values()) > SLOTS:
+                self._make_room(f"{SLOTS} later ones had not said who they are, either")
+
+    def _make_room(self, reason: str) -> None:
+        guest = dispensable(list(self._guests.values()))
+        if guest is not None:
+            self._let_go(guest, reason)
+        else:
+            self._refusals.note("", "somebody", reason)
+            time.sleep(min(_EXHAUSTED_WAIT, self._deadline.left()))
+
+    def _attend(self, guest: Guest) -> None:
+        """Does what a guest's bytes ask for.
 
         Raises:
-            ConnectionError: If it was one of the workers and has ended.
-            ValueError: If it has another idea of the job.
+            ConnectionError: If a worker of this job has ended.
+            ValueError: If a worker of this job has another idea of the job.
         """
         try:
-            # One who has told everything is silent, until the connection ends.
-            chunk = guest.connection.recv(
-                min(wire.CHUNK, max(1, guest.length - len(guest.received)))
-            )
-        except BlockingIOError:
-            return True
-        except OSError:
-            chunk = b""
-        if guest.rank is not None and (not chunk or guest.has_told):
-            raise ConnectionError(
-                f"Expected all workers to go on until they have met. Received: worker {guest.rank} "
-                f"at {guest.where} has ended. See what it printed last."
-            )
-        guest.received += chunk
-        if not chunk or not wire.MAGIC.startswith(guest.received[: len(wire.MAGIC)]):
-            return False  # a stranger
-        if guest.rank is None and len(guest.received) == wire.HELLO.size:
-            self._greet(guest)
-        return True
+            guest.listen()
+        except Refused as refused:
+            self._let_go(guest, str(refused))
+        except Ended:
+            if guest.content is not None and guest.is_proven:
+                raise ConnectionError(
+                    "Expected all workers to go on until they have met. Received: worker "
+                    f"{guest.rank} at {guest.where} has ended. See what it printed last."
+                ) from None
+            if guest.content is not None:
+                self._let_go(
+                    guest, "it had come as a worker and ended", f"Its rank was {guest.rank}."
+                )
+            elif guest.transcript:
+                self._let_go(
+                    guest,
+                    "it ended when it had the answer of worker 0, as a worker does whose "
+                    f"{SECRET_VARIABLE} is another one or not set alike",
+                )
+            else:
+                self._let_go(guest, "it ended before it had said anything")
 
-    def _greet(self, guest: _Guest) -> None:
-        """Checks the beginning of a guest's message."""
-        _, version, rank, size, fingerprint, patience, length = wire.HELLO.unpack(guest.received)
-        ours = self._workers
-        if version != wire.VERSION:
+    def _expire(self, guest: Guest) -> None:
+        """Lets a guest go whose time is over.
+
+        Raises:
+            TimeoutError: If it is a worker of this job, which hears who is missing before it gives
+                up.
+        """
+        if guest.content is None:
+            self._let_go(guest, "it did not say in time who it is")
+            return
+        missing = self._missing()
+        if guest.is_proven:
+            raise missing
+        self._send_error(guest, missing)
+        self._gave_up.add(guest.rank)
+        self._let_go(guest, "it would not wait for the others any longer")
+
+    def _let_go(self, guest: Guest, reason: str, more: str = "") -> None:
+        self._refusals.note(guest.host, guest.where, reason, more)
+        self._selector.unregister(guest.connection)
+        guest.connection.close()
+        del self._guests[guest.connection]
+        if self._told.get(guest.rank) is guest:
+            del self._told[guest.rank]
+
+    # --- what guests say, step by step ------------------------------------------------------------
+
+    def _greet(self, guest: Guest, greeting: bytes) -> None:
+        """Answers a greeting by a proof, which tells nothing to who does not know the secret."""
+        _, guest.version, guest.rank, _ = wire.GREETING.unpack(greeting)
+        answer = wire.ANSWER.pack(wire.MAGIC, wire.VERSION, wire.nonce())
+        guest.transcript = greeting + answer
+        guest.send(answer + wire.proof(self._secret, wire.HOST, guest.transcript))
+        if self._secret is None and guest.version != wire.VERSION:
+            # The answer has told it our version.
+            raise Refused("it has another version of sok_embed")
+        guest.wait_for(wire.PROOF_BYTES, self._check_proof)
+
+    def _check_proof(self, guest: Guest, proof: bytes) -> None:
+        if not wire.is_proof(proof, wire.proof(self._secret, wire.WORKER, guest.transcript)):
+            raise Refused(
+                f"it did not prove that it knows the secret of the job, {SECRET_VARIABLE}"
+                if self._secret is not None
+                else f"it knows a secret, and worker 0 has no {SECRET_VARIABLE}"
+            )
+        guest.is_proven = self._secret is not None
+        if guest.version != wire.VERSION:
             raise ValueError(
                 f"Expected all workers to have one version of sok_embed, whose protocol here is "
-                f"{wire.VERSION}. Received: {version} from the process at {guest.where}."
+                f"{wire.VERSION}. Received: {guest.version} from the process at {guest.where}."
             )
+        guest.wait_for(wire.HELLO.size, self._hear)
+
+    def _hear(self, guest: Guest, hello: bytes) -> None:
+        """Learns from what a guest says of the job how much more it tells."""
+        length = wire.HELLO.unpack(hello)[-1]
+        if length > wire.MAX_CONTENT:
+            raise Refused("it wants to tell more than any worker does")
+        guest.hello = hello
+        guest.wait_for(length + wire.PROOF_BYTES, self._take_in)
+
+    def _take_in(self, guest: Guest, told: bytes) -> None:
+        """Takes the content of a guest, and with it the guest among the workers."""
+        content, proof = told[: -wire.PROOF_BYTES], told[-wire.PROOF_BYTES :]
+        signed = guest.hello + content
+        expected = wire.proof(self._secret, wire.CONTENT, guest.transcript, signed)
+        if not wire.is_proof(proof, expected):
+            raise Refused("what it told was changed on its way")
+        self._check_job(guest)
+        guest.content = content
+        self._told[guest.rank] = guest
+        # A worker that has waited for long hears who is missing before it gives up.
+        patience = wire.HELLO.unpack(guest.hello)[2] / 1000
+        guest.deadline = wire.Deadline(patience - min(1.0, patience / 5))
+        guest.wait_for(0, self._greet)  # which is silent from now on
+        guest.send(self._reply(guest, wire.TAKEN_IN, 0))
+
+    def _check_job(self, guest: Guest) -> None:
+        """Checks that a guest has the same idea of the job, and a rank that nobody else has."""
+        size, fingerprint, _, _ = wire.HELLO.unpack(guest.hello)
+        ours, rank, where = self._workers, guest.rank, guest.where
         if size != ours.size:
-            raise ValueError(
+            self._refuse_worker(
+                guest,
+                "it knows of another number of workers",
                 f"Expected all workers to know of {ours.size} workers, as worker 0 does by "
-                f"{ours.launcher}. Received: worker {rank} at {guest.where} knows of {size}. If it "
-                f"is of another job, that one meets at the same port. {wire.ANOTHER_PORT}"
+                f"{ours.launcher}. Received: worker {rank} at {where} knows of {size}. If it is of "
+                f"another job, that one meets at the same port. {wire.ANOTHER_PORT}",
             )
         if fingerprint != wire.fingerprint(ours):
-            raise ValueError(
+            self._refuse_worker(
+                guest,
+                "it was started otherwise than worker 0",
                 f"Expected all workers to be started by {ours.launcher}, as worker 0 was. "
-                f"Received: worker {rank} at {guest.where}, which was started otherwise. If it is "
-                f"of another job, that one meets at the same port. {wire.ANOTHER_PORT}"
+                f"Received: worker {rank} at {where}, which was started otherwise. If it is of "
+                f"another job, that one meets at the same port. {wire.ANOTHER_PORT}",
             )
-        same = [each.where for each in self._guests if each.rank == rank]
-        if rank == 0:
-            same = ["this process"]
-        if same or rank >= size:
-            raise ValueError(
+        if not 0 < rank < size or rank in self._told:
+            others = ["this process"] if rank == 0 else []
+            others += [self._told[rank].where] if rank in self._told else []
+            self._refuse_worker(
+                guest,
+                "another worker has its rank, or nobody can have it",
                 f"Expected each of {size} workers to have a rank of its own. Received: rank {rank} "
-                f"from {' and '.join([*same, guest.where])}. Start the workers with a launcher "
-                "that numbers them, such as `sok-embed run`."
+                f"from {' and '.join([*others, where])}. Start the workers with a launcher that "
+                "numbers them, such as `sok-embed run`.",
             )
-        if length > wire.MAX_CONTENT:
-            raise ValueError(
-                f"Expected at most {wire.MAX_CONTENT} bytes of each worker. Received: {length} of "
-                f"worker {rank} at {guest.where}."
-            )
-        guest.rank = rank
-        guest.length += length
-        # A worker that has waited for long hears who is missing before it gives up.
-        seconds = patience / 1000
-        self._deadline.shorten(seconds - min(1.0, seconds / 5))
 
-    def _missing(self, listener: socket.socket) -> TimeoutError:
-        here = {guest.rank for guest in self._guests if guest.has_told}
-        missing = [rank for rank in range(1, self._workers.size) if rank not in here]
-        loopback = wire.is_loopback(listener.getsockname())
-        here_only = ", which no other host reaches," if loopback else ""
+    def _refuse_worker(self, guest: Guest, reason: str, text: str) -> None:
+        """Ends the job if the guest belongs to it and does not fit, else only tells the guest."""
+        error = ValueError(text)
+        if guest.is_proven:
+            raise error
+        self._send_error(guest, error)
+        raise Refused(reason)
+
+    # --- what worker 0 says -----------------------------------------------------------------------
+
+    def _missing(self) -> TimeoutError:
+        absent = [rank for rank in range(1, self._workers.size) if rank not in self._told]
+        missing = [rank for rank in absent if rank not in self._gave_up] or absent
+        here_only = ", which no other host reaches," if self._here_only else ""
         return TimeoutError(
             f"Expected all {self._workers.size} workers at {wire.shown(self._address)}{here_only} "
             f"within {self._deadline.seconds:g} seconds. Received: nothing of {_ranks(missing)}. "
-            "See what was printed there last, whether the address leads from there to worker 0, "
-            f"and whether the timeout is enough for workers that start late. {wire.ANOTHER_PORT}"
+            f"{self._refusals.summary()}See what was printed there last, whether the address leads "
+            "from there to worker 0, and whether the timeout is enough for workers that start "
+            f"late. {wire.ANOTHER_PORT}"
         )
 
-    def _tell(self, contents: Sequence[bytes], others: Sequence[_Guest]) -> None:
-        parts = [wire.REPLY.pack(wire.MAGIC, wire.VERSION, 0, len(contents))]
-        for content in contents:
-            parts += [wire.LENGTH.pack(len(content)), content]
-        reply = b"".join(parts)
+    def _reply(self, guest: Guest, kind: int, number: int, body: bytes = b"") -> bytes:
+        reply = wire.REPLY.pack(wire.MAGIC, wire.VERSION, kind, number) + body
+        return reply + wire.proof(self._secret, wire.REPLIED, guest.transcript, reply)
+
+    def _tell(self, contents: Sequence[bytes], others: Sequence[Guest]) -> None:
+        body = b"".join(wire.LENGTH.pack(len(content)) + content for content in contents)
         failed = []
-        for rank, guest in enumerate(others, 1):
+        for guest in others:
             try:
                 guest.connection.settimeout(self._deadline.patience())
-                guest.connection.sendall(reply)
+                guest.connection.sendall(self._reply(guest, wire.CONTENTS, len(contents), body))
             except OSError:
-                failed.append(rank)
+                failed.append(guest.rank)
         if failed:
             raise ConnectionError(
                 "Expected all workers to go on until they have met. Received: "
@@ -229,16 +321,18 @@ class Host:
             )
 
     def _tell_error(self, error: Exception) -> None:
-        """Tells all who have come why there will be no others."""
+        """Tells all workers that have come why there will be no others."""
+        for guest in self._guests.values():
+            if not guest.is_half:
+                self._send_error(guest, error)
+
+    def _send_error(self, guest: Guest, error: Exception) -> None:
         kind = next(i for i, known in enumerate(wire.ERRORS, 1) if isinstance(error, known))
         text = str(error).encode()[: wire.MAX_TEXT]
-        reply = wire.REPLY.pack(wire.MAGIC, wire.VERSION, kind, len(text)) + text
-        for guest in self._guests:
-            try:
-                # A text so short fits into what the system keeps for the connection.
-                guest.connection.sendall(reply)
-            except OSError:
-                pass  # it has ended itself, maybe for the same reason
+        try:
+            guest.send(self._reply(guest, kind, len(text), text))
+        except Ended:
+            pass  # it has ended itself, maybe for the same reason
 
 
 def _ranks(ranks: Sequence[int]) -> str:

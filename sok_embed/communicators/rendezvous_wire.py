@@ -1,8 +1,11 @@
-"""What worker 0 and the others share when they meet: the messages, times and addresses."""
+"""What worker 0 and the others share when they meet: the messages, proofs, times and addresses."""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
+import ipaddress
+import secrets
 import socket
 import struct
 import time
@@ -11,14 +14,20 @@ from typing import Any
 from sok_embed.communicators.launchers import Workers
 
 MAGIC = b"sok-meet"
-VERSION = 1
-HELLO = struct.Struct("!8sIII16sIQ")  # magic, version, rank, size, fingerprint, patience, length
+VERSION = 2
+# What a greeting and an answer look like is the same in every version from 2 on, so that two
+# versions can tell each other that they differ.
+GREETING = struct.Struct("!8sII32s")  # magic, version, rank, nonce
+ANSWER = struct.Struct("!8sI32s")  # magic, version, nonce; then a proof
+HELLO = struct.Struct("!I16sIQ")  # number of workers, fingerprint, patience, length of the content
 REPLY = struct.Struct("!8sIII")  # magic, version, kind, contents or bytes of text
 LENGTH = struct.Struct("!Q")
-MAX_CONTENT = 16 << 20  # bytes
-MAX_TEXT = 64 << 10  # bytes
+PROOF_BYTES = NONCE_BYTES = 32
+MAX_CONTENT = 64 << 10  # bytes
+MAX_TEXT = 16 << 10  # bytes
 CHUNK = 64 << 10  # bytes; nobody makes us allocate more than was sent
-# The kinds of replies, after 0 for contents.
+# The kinds of replies: contents, the errors in their order, and that a worker has been taken in.
+CONTENTS, TAKEN_IN = 0, 255
 ERRORS: tuple[type[Exception], ...] = (TimeoutError, ConnectionError, ValueError)
 ANOTHER_PORT = (
     "Set MASTER_ADDR and MASTER_PORT, alike for all workers, to the host of worker 0 and a free "
@@ -26,6 +35,9 @@ ANOTHER_PORT = (
 )
 # Seconds between two tries to reach worker 0: the first wait, and the longest.
 FIRST_WAIT, LONGEST_WAIT = 0.02, 0.5
+# Who proves that it knows the secret, and what is signed with it.
+HOST, WORKER, CONTENT, REPLIED = b"worker 0", b"another worker", b"content", b"reply"
+NO_PROOF = bytes(PROOF_BYTES)
 
 
 class Deadline:
@@ -39,13 +51,35 @@ class Deadline:
         """Returns how many seconds are left, from 0 on."""
         return max(0.0, self._end - time.monotonic())
 
-    def shorten(self, seconds: float) -> None:
-        """Takes as many seconds from now for the end, if that comes earlier."""
-        self._end = min(self._end, time.monotonic() + seconds)
-
     def patience(self) -> float:
         """Returns the same for a socket, for which 0 seconds would mean to wait for nothing."""
         return max(0.001, self.left())
+
+
+def proof(secret: bytes | None, role: bytes, transcript: bytes, signed: bytes = b"") -> bytes:
+    """Returns what only somebody who knows the secret can compute, 32 bytes.
+
+    Args:
+        secret: The secret of the job; without one the proof is zeros.
+        role: Who proves or signs, so that nobody can send back what was sent to them.
+        transcript: The greeting and the answer: both versions, the rank, and a random number of
+            each side, so that a proof of one meeting is of no use in another.
+        signed: Bytes that the proof vouches for.
+    """
+    if secret is None:
+        return NO_PROOF
+    # All but `signed` have a known length, or end with a zero.
+    return hmac.digest(secret, role + b"\0" + transcript + signed, "sha256")
+
+
+def is_proof(received: bytes, expected: bytes) -> bool:
+    """Compares two proofs in a time that does not depend on them."""
+    return hmac.compare_digest(received, expected)
+
+
+def nonce() -> bytes:
+    """Returns a random number that is used once."""
+    return secrets.token_bytes(NONCE_BYTES)
 
 
 def fingerprint(workers: Workers) -> bytes:
@@ -55,6 +89,7 @@ def fingerprint(workers: Workers) -> bytes:
 
 # Whoever listens at one of these hears all interfaces.
 ANY = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
+LOOPBACK = "127.0.0.1"
 
 
 def look_up(
@@ -77,8 +112,11 @@ def look_up(
 
 
 def is_loopback(place: tuple[Any, ...]) -> bool:
-    """Returns whether only this host reaches an address."""
-    return place[0] == "::1" or str(place[0]).startswith("127.")
+    """Returns whether only this host reaches an address, whose host is a number or a name."""
+    try:
+        return place[0] == "localhost" or ipaddress.ip_address(place[0]).is_loopback
+    except ValueError:
+        return False
 
 
 def shown(address: tuple[Any, ...]) -> str:

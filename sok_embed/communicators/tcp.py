@@ -12,6 +12,8 @@ from sok_embed.communicators.connections import Connections, host_of, shared_con
 from sok_embed.communicators.cores import share_cores
 from sok_embed.communicators.gpus import pin_gpu as pin_one_gpu
 from sok_embed.communicators.launchers import Workers
+from sok_embed.communicators.rendezvous_wire import is_loopback
+from sok_embed.communicators.secret import job_secret
 
 
 class TcpCommunicator(Communicator):
@@ -24,7 +26,8 @@ class TcpCommunicator(Communicator):
 
     Raises:
         ConnectionError: If the others do not come, or cannot be reached.
-        ValueError: Without an address at which workers can meet.
+        ValueError: Without an address at which workers can meet, and for a secret of the job that
+            cannot be one.
     """
 
     def __init__(self, workers: Workers, timeout: float, pin_gpu: bool = True) -> None:
@@ -38,13 +41,19 @@ class TcpCommunicator(Communicator):
         if pin_gpu:
             pin_one_gpu(workers.local_rank, workers.local_size)
         self._workers = workers
+        secret = job_secret()
+        # Whoever meets at an address of the loopback interface is on this host.
+        is_here = workers.on_one_host or is_loopback(workers.address)
         self._connections = shared_connections(
             workers.launcher,
             workers.rank,
             workers.size,
-            functools.partial(host_of, workers.address[0], workers.local_size == workers.size),
+            functools.partial(host_of, workers.address[0], is_here),
             timeout,
-            functools.partial(rendezvous.all_gather, workers=workers, timeout=timeout),
+            functools.partial(
+                rendezvous.all_gather, workers=workers, timeout=timeout, secret=secret
+            ),
+            secret,
         )
 
     @property

@@ -178,10 +178,11 @@ class _MeshStats(TypedDict):
 class Mesh:
     """Connections of this worker to all others; a connection that fails is a ConnectionError.
 
-    Listens from the start. Each worker gives the others its `address`, and all call `connect`.
+    Listens from the start. Each worker gives the others its `address`, and all call `connect`. With
+    a `secret` that is not empty, only who has the same one can connect.
     """
 
-    def __init__(self, rank: int, size: int, host: str, timeout: float) -> None: ...
+    def __init__(self, rank: int, size: int, host: str, timeout: float, secret: bytes) -> None: ...
     @property
     def address(self) -> str: ...
     @property

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
+from sharded.meeting import (
+    ENOUGH,
+    GREETING_BYTES,
+    HOST,
+    PROOF_BYTES,
+    SECRET,
+    TAKEN_IN,
+    call,
+    connected,
+    free_port,
+    hello,
+    meet,
+    proof,
+    read,
+    reply,
+    tell,
+)
 
 from sok_embed.communicators.launchers import Workers
 from sok_embed.communicators.rendezvous import all_gather
-
-HOST = "127.0.0.1"
-# Seconds that no test needs, so that one which waits for nothing fails by its error.
-ENOUGH = 20.0
-
-
-def free_port() -> int:
-    with closing(socket.create_server((HOST, 0))) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.fixture
@@ -30,54 +36,28 @@ def port() -> int:
     return free_port()
 
 
-def worker(rank: int, size: int, port: int, launcher: str = "test", host: str = HOST) -> Workers:
-    return Workers(rank, size, rank, size, (host, port), launcher)
-
-
-def meet(*calls: Callable[[], list[bytes]]) -> list[list[bytes] | BaseException]:
-    """Runs each call in a thread, and returns what each returned or raised."""
-    with ThreadPoolExecutor(len(calls)) as threads:
-        futures: list[Future[list[bytes]]] = [threads.submit(call) for call in calls]
-        return [future.exception() or future.result() for future in futures]
-
-
-def call(
-    rank: int, size: int, port: int, content: bytes = b"", timeout: float = ENOUGH, **more: str
-) -> Callable[[], list[bytes]]:
-    return lambda: all_gather(content, worker(rank, size, port, **more), timeout)
-
-
-@contextmanager
-def connected(port: int) -> Iterator[socket.socket]:
-    """A connection to worker 0, which may not listen yet."""
-    while True:
-        try:
-            connection = socket.create_connection((HOST, port), ENOUGH)
-            break
-        except ConnectionRefusedError:
-            threading.Event().wait(0.01)
-    with connection:
-        yield connection
-
-
-def hello(rank: int, size: int, length: int, version: int = 1, wait_ms: int = 2**31) -> bytes:
-    """The beginning of a worker's message, as the module's description has it."""
-    fingerprint = hashlib.sha256(f"{size} test".encode()).digest()[:16]
-    return struct.pack(
-        "!8sIII16sIQ", b"sok-meet", version, rank, size, fingerprint, wait_ms, length
-    )
+@pytest.fixture(params=[None, SECRET], ids=["no secret", "secret"])
+def secret(request: pytest.FixtureRequest) -> bytes | None:
+    return request.param  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
-def test_each_worker_gets_the_contents_of_all_by_rank(port: int, size: int) -> None:
+def test_each_worker_gets_the_contents_of_all_by_rank(
+    port: int, size: int, secret: bytes | None
+) -> None:
     contents = [bytes([rank]) * rank for rank in range(size)]  # that of worker 0 is empty
-    results = meet(*(call(rank, size, port, contents[rank]) for rank in reversed(range(size))))
+    ranks = reversed(range(size))
+    results = meet(*(call(rank, size, port, contents[rank], secret=secret) for rank in ranks))
     assert results == [contents] * size
 
 
-def test_contents_may_be_larger_than_what_a_connection_holds(port: int) -> None:
+def test_contents_may_be_larger_than_what_a_connection_holds(
+    port: int, secret: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sok_embed.communicators.rendezvous_wire.MAX_CONTENT", 8 << 20)
     contents = [bytes(5 << 20), b"\1" * (7 << 20), b""]
-    assert meet(*(call(rank, 3, port, contents[rank]) for rank in range(3))) == [contents] * 3
+    results = meet(*(call(rank, 3, port, contents[rank], secret=secret) for rank in range(3)))
+    assert results == [contents] * 3
 
 
 def test_workers_meet_again_at_the_same_address(port: int) -> None:
@@ -123,7 +103,9 @@ def test_worker_0_is_heard_where_an_address_is_translated(
         "getaddrinfo",
         lambda host, *args, **more: real(places.get(host, host), *args, **more),
     )
-    results = meet(call(0, 2, port, b"0", host="outside"), call(1, 2, port, b"1"))
+    results = meet(
+        call(0, 2, port, b"0", host="outside", local_size=1), call(1, 2, port, b"1", local_size=1)
+    )
     assert results == [[b"0", b"1"]] * 2
 
 
@@ -145,8 +127,8 @@ def test_a_port_that_is_taken_is_named_with_what_to_set(port: int) -> None:
             call(0, 2, port)()
 
 
-def test_workers_that_never_come_are_named_on_all_others(port: int) -> None:
-    results = meet(*(call(rank, 5, port, timeout=1.0) for rank in (0, 1, 3)))
+def test_workers_that_never_come_are_named_on_all_others(port: int, secret: bytes | None) -> None:
+    results = meet(*(call(rank, 5, port, timeout=1.0, secret=secret) for rank in (0, 1, 3)))
     for error in results:
         assert isinstance(error, TimeoutError)
         assert f"all 5 workers at {HOST}:{port}" in str(error)
@@ -154,9 +136,24 @@ def test_workers_that_never_come_are_named_on_all_others(port: int) -> None:
 
 
 def test_a_worker_that_came_early_hears_who_is_missing_before_it_gives_up(port: int) -> None:
-    results = meet(call(0, 3, port), call(2, 3, port, timeout=1.0))
+    results = meet(call(0, 3, port, secret=SECRET), call(2, 3, port, timeout=1.0, secret=SECRET))
     for error in results:
         assert isinstance(error, TimeoutError) and "nothing of worker 1. " in str(error)
+
+
+def test_without_a_secret_a_worker_that_gives_up_ends_itself_alone(port: int) -> None:
+    host, early, late, other = (
+        call(0, 3, port, b"0"),
+        call(2, 3, port, b"early", timeout=0.5),
+        call(2, 3, port, b"late"),
+        call(1, 3, port, b"1"),
+    )
+    with ThreadPoolExecutor(2) as threads:
+        waiting = threads.submit(host)
+        with pytest.raises(TimeoutError, match="nothing of worker 1. "):
+            early()
+        again = threads.submit(late)
+        assert other() == again.result() == waiting.result() == [b"0", b"1", b"late"]
 
 
 def test_worker_0_that_never_comes_is_missed_in_time(port: int) -> None:
@@ -167,137 +164,255 @@ def test_worker_0_that_never_comes_is_missed_in_time(port: int) -> None:
 def test_a_host_that_nobody_knows_is_named(port: int) -> None:
     for rank in range(2):
         with pytest.raises(TimeoutError, match="'no-host.invalid' to be the host of worker 0"):
-            call(rank, 2, port, timeout=0.1, host="no-host.invalid")()
+            call(rank, 2, port, timeout=0.1, host="no-host.invalid", local_size=1)()
 
 
-def is_closed(connection: socket.socket) -> bool:
-    """Waits until worker 0 sends something or ends the connection. Returns whether it ended."""
-    try:
-        return connection.recv(1) == b""
-    except ConnectionResetError:
-        return True
+def test_workers_of_one_host_meet_on_the_loopback_interface_whatever_the_address(
+    port: int, secret: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    # 192.0.2.0/24 is for documents (RFC 5737): no interface of this host has it.
+    host, secrets = "192.0.2.1", {"secret": secret}
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(call(0, 2, port, b"0", host=host, **secrets))
+        with connected(port):
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.2", port), ENOUGH)
+        assert call(1, 2, port, b"1", host=host, **secrets)() == [b"0", b"1"]
+        assert waiting.result() == [b"0", b"1"]
+    assert "without a secret" not in caplog.text
 
 
-def reply(connection: socket.socket) -> tuple[int, str]:
-    """The kind of an error that worker 0 answers with, and its text."""
-    with connection.makefile("rb") as file:
-        magic, version, kind, length = struct.unpack("!8sIII", file.read(20))
-        assert (magic, version) == (b"sok-meet", 1)
-        return kind, file.read(length).decode()
+def test_a_worker_whose_launcher_says_less_than_that_of_worker_0_finds_it(port: int) -> None:
+    # Of RANK, WORLD_SIZE and LOCAL_RANK alone the last worker concludes that all are on one host.
+    last = Workers(1, 2, 1, 2, ("127.0.0.2", port), "test")
+    first = Workers(0, 2, 0, 1, ("127.0.0.2", port), "test")
+    results = meet(*(lambda each=each: all_gather(b"x", each, ENOUGH) for each in (first, last)))
+    assert results == [[b"x", b"x"]] * 2
 
 
-@pytest.mark.parametrize(
-    ("second", "message"),
-    [
-        ({"rank": 1, "size": 3}, r"3 workers to have a rank of its own.*rank 1 from \S+ and 127"),
-        ({"rank": 1, "size": 4}, "know of 3 workers.*test. Received: worker 1 at .* knows of 4"),
-        ({"rank": 1, "size": 2}, "know of 3 workers.*test. Received: worker 1 at .* knows of 2"),
-        ({"rank": 2, "size": 3, "launcher": "srun"}, "started by test.*worker 2 at .* otherwise"),
-    ],
-)
-def test_of_workers_that_contradict_each_other_all_hear(
+@pytest.mark.parametrize("has_secret", [False, True])
+def test_worker_0_warns_once_where_others_may_listen_without_a_secret(
+    port: int, has_secret: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *args, **more: real("0.0.0.0" if host == "me" else host, *args, **more),
+    )
+    secret = SECRET if has_secret else None
+    results = meet(
+        *(call(rank, 2, port, host="me", local_size=1, secret=secret) for rank in range(2))
+    )
+    assert results == [[b"", b""]] * 2
+    warnings = [record for record in caplog.records if "without a secret" in record.message]
+    assert len(warnings) == (0 if has_secret else 1)
+    for warning in warnings:
+        assert f"me:{port}" in warning.message and "SOK_EMBED_SECRET" in warning.message
+
+
+MISFITS = [
+    ({"rank": 1, "size": 3}, r"3 workers to have a rank of its own.*rank 1 from \S+ and 127"),
+    ({"rank": 1, "size": 4}, "know of 3 workers.*test. Received: worker 1 at .* knows of 4"),
+    ({"rank": 1, "size": 2}, "know of 3 workers.*test. Received: worker 1 at .* knows of 2"),
+    ({"rank": 2, "size": 3, "launcher": "srun"}, "started by test.*worker 2 at .* otherwise"),
+]
+
+
+@pytest.mark.parametrize(("second", "message"), MISFITS)
+def test_of_workers_of_a_job_that_contradict_each_other_all_hear(
     port: int, second: dict[str, object], message: str
 ) -> None:
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(call(0, 3, port))
+        waiting = threads.submit(call(0, 3, port, secret=SECRET))
         with connected(port) as first:
-            first.sendall(hello(1, 3, 0))
+            transcript = tell(first, 1, 3, secret=SECRET)
+            assert reply(first, transcript, SECRET) == TAKEN_IN
             with pytest.raises(ValueError, match=message) as on_second:
-                call(port=port, **second)()  # type: ignore[arg-type]
-            assert reply(first) == (3, str(on_second.value))
+                call(port=port, secret=SECRET, **second)()  # type: ignore[arg-type]
+            assert reply(first, transcript, SECRET) == (3, str(on_second.value))
             assert str(waiting.exception()) == str(on_second.value)
 
 
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        (hello(1, 3, 0, version=2), "one version of sok_embed, whose protocol here is 1. .*: 2"),
-        (hello(3, 3, 0), "a rank of its own. Received: rank 3"),
-        (hello(0, 3, 0), "a rank of its own. Received: rank 0 from this process and 127"),
-        (hello(1, 3, 2**63), "at most 16777216 bytes of each worker"),
-    ],
-    ids=["version", "rank 3", "rank 0", "length"],
-)
-def test_a_message_that_no_worker_of_this_job_sends_ends_the_job(
-    port: int, message: bytes, expected: str
+@pytest.mark.parametrize(("second", "message"), MISFITS)
+def test_without_a_secret_a_worker_that_contradicts_the_others_hears_of_it_alone(
+    port: int, second: dict[str, object], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(call(0, 3, port))
+        waiting = threads.submit(call(0, 3, port, b"0"))
+        with connected(port) as first:
+            tell(first, 1, 3, b"1")
+            assert reply(first) == TAKEN_IN
+            with pytest.raises(ValueError, match=message):
+                call(port=port, **second)()  # type: ignore[arg-type]
+            assert call(2, 3, port, b"2")() == waiting.result() == [b"0", b"1", b"2"]
+    assert caplog.text.count("has ended a connection from 127.0.0.1:") == 1
+
+
+@pytest.mark.parametrize(
+    ("rank", "more", "expected"),
+    [
+        (1, {"version": 3}, "one version of sok_embed, whose protocol here is 2. .*: 3"),
+        (3, {}, "a rank of its own. Received: rank 3"),
+        (2**32 - 1, {}, "a rank of its own. Received: rank 4294967295"),
+        (0, {}, "a rank of its own. Received: rank 0 from this process and 127"),
+    ],
+    ids=["version", "rank 3", "no rank", "rank 0"],
+)
+def test_who_knows_the_secret_and_is_not_a_worker_of_this_job_ends_it(
+    port: int, rank: int, more: dict[str, int], expected: str
+) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(call(0, 3, port, secret=SECRET))
         with connected(port) as wrong:
-            wrong.sendall(message)
+            transcript = tell(wrong, rank, 3, secret=SECRET, **more)  # type: ignore[arg-type]
             with pytest.raises(ValueError, match=expected) as error:
                 waiting.result()
-            assert reply(wrong) == (3, str(error.value))
+            assert reply(wrong, transcript, SECRET) == (3, str(error.value))
 
 
-@pytest.mark.parametrize(
-    "nonsense",
-    [b"GET / HTTP/1.1\r\n\r\n", b"sok-mood" + bytes(100), b"", b"sok-"],
-    ids=["another protocol", "another magic", "nothing", "too little"],
-)
-def test_a_stranger_is_ignored(port: int, nonsense: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"told"])
+def test_a_worker_that_ends_before_all_have_met_is_named(port: int, content: bytes) -> None:
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(call(0, 2, port, b"0"))
-        with connected(port) as stranger, connected(port) as silent:
-            stranger.sendall(nonsense)
-            with suppress(OSError):  # worker 0 may have ended the connection already
-                stranger.shutdown(socket.SHUT_WR)
-            assert is_closed(stranger)
-            assert call(1, 2, port, b"1")() == waiting.result() == [b"0", b"1"]
-            assert is_closed(silent)
-
-
-@pytest.mark.parametrize(
-    "sent", [hello(1, 4, 5) + b"half", hello(1, 4, 4) + b"told"], ids=["telling", "waiting"]
-)
-def test_a_worker_that_ends_before_all_have_met_is_named(port: int, sent: bytes) -> None:
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(call(0, 4, port))
+        waiting = threads.submit(call(0, 4, port, secret=SECRET))
         with connected(port) as other:
-            other.sendall(hello(2, 4, 0))
+            transcript = tell(other, 2, 4, secret=SECRET)
+            assert reply(other, transcript, SECRET) == TAKEN_IN
             with connected(port) as ending:
-                ending.sendall(sent)
+                said = tell(ending, 1, 4, content, secret=SECRET)
+                assert reply(ending, said, SECRET) == TAKEN_IN
             with pytest.raises(ConnectionError, match="worker 1 at .* has ended") as error:
                 waiting.result()
-            assert reply(other) == (2, str(error.value))
+            assert reply(other, transcript, SECRET) == (2, str(error.value))
+
+
+def answer_of(
+    spoken_to: bytes, version: int = 2, secret: bytes | None = None, magic: bytes = b"sok-meet"
+) -> bytes:
+    """What a worker 0 answers to a greeting."""
+    answer = struct.pack("!8sI32s", magic, version, b"n" * 32)
+    return answer + proof(secret, b"worker 0", spoken_to + answer)
+
+
+REPLIED = struct.pack("!8sIII", b"sok-meet", 2, 255, 0) + bytes(PROOF_BYTES)
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
+    ("replies", "expected"),
     [
-        (b"", "worker 0 at .* to go on.*the end of the connection"),
-        (b"sok-meet", "worker 0 at .* to go on.*the end of the connection"),
-        (struct.pack("!8sIIIQ", b"sok-meet", 1, 0, 2, 5) + b"half", "the end of the connection"),
+        (REPLIED, "worker 0 at .* to go on.*the end of the connection"),
+        (REPLIED + b"sok-meet", "worker 0 at .* to go on.*the end of the connection"),
+        (
+            REPLIED + struct.pack("!8sIIIQ", b"sok-meet", 2, 0, 2, 5) + b"half",
+            "the end of the connection",
+        ),
+        (
+            REPLIED + struct.pack("!8sIII", b"sok-meet", 2, 2, 4) + b"text" + b"x" * 32,
+            "changed on its way",
+        ),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "Received: the answer of another program"),
-        (struct.pack("!8sIII", b"sok-meet", 1, 0, 3), "Received: the answer of another program"),
-        (struct.pack("!8sIII", b"sok-meet", 1, 9, 3), "Received: the answer of another program"),
+        (struct.pack("!8sIII", b"sok-meet", 2, 0, 2), "Received: the answer of another program"),
+        (
+            REPLIED + struct.pack("!8sIII", b"sok-meet", 2, 0, 3),
+            "Received: the answer of another program",
+        ),
+        (
+            REPLIED + struct.pack("!8sIII", b"sok-meet", 2, 9, 3),
+            "Received: the answer of another program",
+        ),
     ],
-    ids=["nothing", "magic", "half a content", "another protocol", "another size", "no kind"],
+    ids=[
+        *("nothing", "magic", "half a content", "a wrong proof", "another protocol"),
+        *("contents at once", "another size", "no kind"),
+    ],
 )
 def test_worker_0_that_ends_or_is_another_program_is_named(
-    port: int, answer: bytes, expected: str
+    port: int, replies: bytes, expected: str
 ) -> None:
     with closing(socket.create_server((HOST, port))) as server, ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(call(1, 2, port))
         connection, _ = server.accept()
         with connection:
-            connection.sendall(answer)
-            while len(connection.recv(100)) == 100:
-                pass
+            connection.sendall(answer_of(read(connection, GREETING_BYTES)) + replies)
+            read(connection, 2 * PROOF_BYTES + len(hello(2, 0)))
         with pytest.raises(ConnectionError, match=expected):
             waiting.result()
 
 
-def test_a_program_that_does_not_answer_is_left_in_time(port: int) -> None:
+def test_another_program_is_named_at_once(port: int) -> None:
+    with closing(socket.create_server((HOST, port))) as server, ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(call(1, 2, port))
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            with pytest.raises(ConnectionError, match="Received: the answer of another program"):
+                waiting.result()
+
+
+@pytest.mark.parametrize("answer", [b"", b"sok-meet"], ids=["nothing", "half of an answer"])
+def test_a_worker_whose_connection_ends_before_it_is_taken_in_comes_again(
+    port: int, answer: bytes, secret: bytes | None
+) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        with closing(socket.create_server((HOST, port))) as server:
+            waiting = threads.submit(call(1, 2, port, b"1", secret=secret))
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(answer)
+        assert call(0, 2, port, b"0", secret=secret)() == waiting.result() == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("of_host", [None, SECRET], ids=["worker 0 has none", "worker 0 has one"])
+def test_a_secret_that_one_side_has_alone_is_named(
+    port: int, of_host: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    of_other = SECRET if of_host is None else None
+    results = meet(
+        call(0, 2, port, timeout=1.0, secret=of_host),
+        call(1, 2, port, timeout=1.0, secret=of_other),
+    )
+    assert isinstance(results[0], TimeoutError) and "SOK_EMBED_SECRET" in str(results[0])
+    expected = ValueError if of_other is None else TimeoutError
+    assert isinstance(results[1], expected) and "SOK_EMBED_SECRET" in str(results[1])
+    assert "SOK_EMBED_SECRET" in caplog.text
+
+
+def test_different_secrets_are_named_on_both_sides(
+    port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = bytes(reversed(SECRET))
+    results = meet(
+        call(0, 2, port, timeout=1.0, secret=SECRET), call(1, 2, port, timeout=1.0, secret=other)
+    )
+    for error in results:
+        assert isinstance(error, TimeoutError) and "SOK_EMBED_SECRET" in str(error)
+    for line in ("Worker 1 looks for worker 0", "Worker 0 waits for the other workers"):
+        assert caplog.text.count(line) == 1
+    for secret in (SECRET, other):
+        assert secret.hex() not in caplog.text and repr(secret) not in caplog.text
+
+
+def test_a_program_that_does_not_answer_is_left_in_time(port: int, secret: bytes | None) -> None:
     with closing(socket.create_server((HOST, port))):
-        with pytest.raises(TimeoutError, match="an answer of worker 0 .* within 0.2 seconds"):
-            call(1, 2, port, timeout=0.2)()
+        with pytest.raises(TimeoutError, match="within 0.2 seconds. Received: no answer"):
+            call(1, 2, port, timeout=0.2, secret=secret)()
+
+
+def test_versions_that_differ_are_named_by_a_worker(port: int, secret: bytes | None) -> None:
+    with closing(socket.create_server((HOST, port))) as server, ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(call(1, 2, port, secret=secret))
+        connection, _ = server.accept()
+        with connection:
+            greeted = read(connection, GREETING_BYTES)
+            connection.sendall(answer_of(greeted, 7, secret))
+            with pytest.raises(ValueError, match="whose protocol here is 2. Received: 7 from work"):
+                waiting.result()
 
 
 @pytest.mark.parametrize(
     ("content", "address", "timeout", "message"),
     [
-        (bytes((16 << 20) + 1), (HOST, 1), 1.0, "at most 16777216 bytes.*Received: 16777217"),
+        (bytes((64 << 10) + 1), (HOST, 1), 1.0, "at most 65536 bytes.*Received: 65537"),
         (b"", None, 1.0, "an address.*those of horovodrun, without one"),
         (b"", (HOST, 1), 0.0, "a timeout above 0 seconds. Received: 0"),
         (b"", (HOST, 1), float("nan"), "a timeout above 0 seconds. Received: nan"),

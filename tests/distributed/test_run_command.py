@@ -89,6 +89,7 @@ def test_each_worker_knows_its_place_by_this_launcher_alone() -> None:
         "TF_CONFIG": "{}",
         "HOROVOD_CYCLE_TIME": "1",
         "SLURM_JOB_ID": "7",
+        "SOK_EMBED_SECRET": "ab" * 32,
     }
     result = run("-np", 3, "--", sys.executable, "-c", HEAD + program, **outer)
     assert result.returncode == 0, result.stderr
@@ -99,21 +100,26 @@ def test_each_worker_knows_its_place_by_this_launcher_alone() -> None:
     assert sorted(environs) == ["[0]", "[1]", "[2]"]
     ports = {environ["MASTER_PORT"] for environ in environs.values()}
     assert len(ports) == 1 and 20000 <= int(*ports) < 30000
+    (secret,) = {environ["SOK_EMBED_SECRET"] for environ in environs.values()}
+    assert len(bytes.fromhex(secret)) == 32 and secret != outer["SOK_EMBED_SECRET"]
     for rank in range(3):
         environ = environs[f"[{rank}]"]
         place = [str(rank), "3", str(rank), "3", "127.0.0.1", *ports]
         assert [environ[name] for name in PLACE] == place
         assert environ["PYTHONUNBUFFERED"] == "1"
         # Settings and the allocation are not what a launcher says of a worker.
-        assert [name for name in outer if name in environ] == ["HOROVOD_CYCLE_TIME", "SLURM_JOB_ID"]
+        kept = [name for name in outer if name in environ]
+        assert kept == ["HOROVOD_CYCLE_TIME", "SLURM_JOB_ID", "SOK_EMBED_SECRET"]
 
 
-def test_workers_find_each_other() -> None:
+def test_workers_find_each_other_by_a_secret_that_no_command_line_shows() -> None:
     program = """
 from sok_embed.communicators.launchers import find_workers
 from sok_embed.communicators.rendezvous import all_gather
-workers = find_workers()
-print(workers.local_rank, all_gather(b"from %d" % rank, workers, 30))
+from sok_embed.communicators.secret import job_secret
+workers, secret = find_workers(), job_secret()
+assert len(secret) == 32 and secret.hex() not in open("/proc/self/cmdline").read()
+print(workers.local_rank, all_gather(b"from %d" % rank, workers, 30, secret))
 """
     result = run_program(3, program)
     assert result.returncode == 0, result.stderr
@@ -300,6 +306,15 @@ def test_workers_are_started_again_when_one_fails() -> None:
     assert sizes_of_runs(result) == [(0, 3), (1, 3), (2, 3)]
     assert result.stderr.count("worker 1 was ended by SIGKILL") == 2
     assert "restart 2 of 2, with 3 workers." in result.stderr
+
+
+def test_each_start_has_a_secret_of_its_own() -> None:
+    told = "print('secret', os.environ['SOK_EMBED_SECRET'])"
+    program = f"{told}\nFAILURES = 1{RESTARTED}"
+    result = run_program(2, program, "--restarts", 1)
+    lines = [line.split() for line in result.stdout.splitlines()]
+    secrets = {line[2] for line in lines if line[1] == "secret"}
+    assert len(secrets) == 2, result.stderr
 
 
 def test_a_restart_may_have_a_worker_less_but_no_fewer_than_are_asked_for() -> None:

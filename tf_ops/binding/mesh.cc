@@ -17,8 +17,10 @@ namespace {
 // A mesh that ops find by its number for as long as this lives.
 class PyMesh {
  public:
-  PyMesh(int rank, int size, const std::string& host, double timeout)
-      : mesh_(Value(Mesh::Listen({rank, size, host, timeout}))), number_(AddMesh(mesh_)) {}
+  PyMesh(int rank, int size, const std::string& host, double timeout, const nb::bytes& secret)
+      : mesh_(Value(Mesh::Listen(
+            {rank, size, host, timeout, true, std::string(secret.c_str(), secret.size())}))),
+        number_(AddMesh(mesh_)) {}
   ~PyMesh() { RemoveMesh(number_); }
   PyMesh(const PyMesh&) = delete;
 
@@ -48,8 +50,8 @@ class PyMesh {
 
 void BindMesh(nb::module_& module) {
   nb::class_<PyMesh>(module, "Mesh")
-      .def(nb::init<int, int, const std::string&, double>(), nb::arg("rank"), nb::arg("size"),
-           nb::arg("host"), nb::arg("timeout"))
+      .def(nb::init<int, int, const std::string&, double, const nb::bytes&>(), nb::arg("rank"),
+           nb::arg("size"), nb::arg("host"), nb::arg("timeout"), nb::arg("secret"))
       .def_prop_ro("address", [](const PyMesh& self) { return self.address(); })
       .def_prop_ro("number", [](const PyMesh& self) { return self.number(); })
       .def_prop_ro("broken", [](const PyMesh& self) { return self.is_broken(); })

@@ -7,24 +7,60 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <string_view>
+#include <utility>
+
+#include "core/base/sha256.h"
 
 namespace sok {
 namespace {
 
-// The first bytes of a connection.
-struct Hello {
-  char magic[8];
-  char token[32];  // of who is called
-  uint32_t rank;   // of who calls
-};
-constexpr char kMagic[8] = {'s', 'o', 'k', 'm', 'e', 's', 'h', '1'};
+// How many callers may be about to prove who they are, how long each of them has for it, and how
+// long a worker tries one connection to another. Milliseconds.
+constexpr size_t kMostCallers = 64;
+constexpr int64_t kLongestProof = 10000;
+constexpr int64_t kLongestTry = 10000;
+constexpr int kPause = 20;
+// So many calls are taken before those that are there have their turn.
+constexpr int kCallsAtOnce = 16;
 
-// Somebody who has called and not said yet who it is.
-struct Caller {
-  Descriptor socket;
-  Hello hello;
-  size_t received = 0;
+constexpr size_t kNonceBytes = 32;
+
+// The first bytes of a connection, from who calls.
+struct Greeting {
+  char magic[8];
+  uint32_t caller, callee;  // ranks
+  char nonce[kNonceBytes];  // that nobody has used before
 };
+// What comes back, before a proof of who is called.
+struct Answer {
+  char nonce[kNonceBytes];
+};
+// Then who calls sends a proof, and has this byte back once it has been taken for a worker.
+constexpr char kTakenIn = 1;
+constexpr char kMagic[8] = {'s', 'o', 'k', 'm', 'e', 's', 'h', '2'};
+
+// Proves that `role` takes part in this very handshake and knows secret and token. Nobody can send
+// a proof back to where it came from, since the roles differ.
+Sha256Digest Proof(const std::string& secret, const std::string& token, std::string_view role,
+                   const Greeting& greeting, const Answer& answer) {
+  const Sha256Digest key = HmacSha256(secret, token);
+  std::string message(role);
+  message.append(1, '\0');
+  message.append(reinterpret_cast<const char*>(&greeting), sizeof(greeting));
+  message.append(reinterpret_cast<const char*>(&answer), sizeof(answer));
+  return HmacSha256({reinterpret_cast<const char*>(key.data()), key.size()}, message);
+}
+constexpr std::string_view kCaller = "caller", kCallee = "callee";
+
+Status MakeNonce(char* nonce) {
+  const Result<std::string> token = RandomToken();
+  if (!token.ok()) return token.status();
+  std::memcpy(nonce, token.value().data(), kNonceBytes);
+  return Status();
+}
+
+// --- who calls ----------------------------------------------------------------------------------
 
 // By a local socket where both are of one system, else, and where that fails, by the port.
 Result<Descriptor> Reach(const WorkerAddress& own, const WorkerAddress& address, int64_t end) {
@@ -35,19 +71,110 @@ Result<Descriptor> Reach(const WorkerAddress& own, const WorkerAddress& address,
   return ConnectTo(address, std::max<int64_t>(0, end - NowMilliseconds()));
 }
 
-Status Call(int rank, const WorkerAddress& own, const WorkerAddress& address, int64_t end,
-            Descriptor* connection) {
-  Result<Descriptor> made = Reach(own, address, end);
-  if (!made.ok()) return made.status();
-  Hello hello;
-  std::memcpy(hello.magic, kMagic, sizeof(kMagic));
-  std::memcpy(hello.token, address.token.data(), sizeof(hello.token));
-  hello.rank = static_cast<uint32_t>(rank);
-  const Status status = SendAll(made.value().get(), &hello, sizeof(hello),
-                                std::max<int64_t>(0, end - NowMilliseconds()));
-  if (status.ok()) *connection = std::move(made.value());
-  return status;
+// Sets `is_taken_in` once the other side has this worker. What ends before that is worth a try
+// more.
+Status Introduce(int rank, int other, const std::string& secret, const std::string& token, int fd,
+                 int64_t end, bool* is_taken_in) {
+  const auto left = [end] { return std::max<int64_t>(0, end - NowMilliseconds()); };
+  Greeting greeting;
+  std::memcpy(greeting.magic, kMagic, sizeof(kMagic));
+  greeting.caller = static_cast<uint32_t>(rank);
+  greeting.callee = static_cast<uint32_t>(other);
+  Status status = MakeNonce(greeting.nonce);
+  if (!status.ok()) return status;
+  Answer answer;
+  Sha256Digest proof;
+  char taken_in = 0;
+  if (!SendAll(fd, &greeting, sizeof(greeting), left()).ok() ||
+      !ReceiveAll(fd, &answer, sizeof(answer), left()).ok() ||
+      !ReceiveAll(fd, proof.data(), proof.size(), left()).ok()) {
+    return Status();
+  }
+  if (!SameDigest(proof, Proof(secret, token, kCallee, greeting, answer))) {
+    return Status(Code::kUnavailable,
+                  "expected a worker that proves to belong to this job, got another program, or "
+                  "one with another SOK_EMBED_SECRET");
+  }
+  proof = Proof(secret, token, kCaller, greeting, answer);
+  *is_taken_in = SendAll(fd, proof.data(), proof.size(), left()).ok() &&
+                 ReceiveAll(fd, &taken_in, 1, left()).ok() && taken_in == kTakenIn;
+  return Status();
 }
+
+Status Call(int rank, int other, const std::string& secret,
+            const std::vector<WorkerAddress>& addresses, int64_t end, Descriptor* connection) {
+  const WorkerAddress& address = addresses[static_cast<size_t>(other)];
+  for (;;) {
+    Result<Descriptor> made = Reach(addresses[static_cast<size_t>(rank)], address, end);
+    if (!made.ok()) return made.status();
+    bool is_taken_in = false;
+    const Status status = Introduce(rank, other, secret, address.token, made.value().get(),
+                                    std::min(end, NowMilliseconds() + kLongestTry), &is_taken_in);
+    if (is_taken_in) *connection = std::move(made.value());
+    if (is_taken_in || !status.ok()) return status;
+    if (NowMilliseconds() >= end) {
+      return Status(Code::kUnavailable, "expected an answer within the timeout, got none");
+    }
+    // The other side may have had no room for this worker among many strangers.
+    poll(nullptr, 0, kPause);
+  }
+}
+
+// --- who is called ------------------------------------------------------------------------------
+
+// Somebody who has called and not proven yet who it is.
+class Caller {
+ public:
+  explicit Caller(int fd) : socket_(fd) {}
+
+  int fd() const { return socket_.get(); }
+  bool is_late() const { return NowMilliseconds() >= until_; }
+
+  // Takes what has come. Returns false for one that is done with: it has a place among the
+  // connections, or is none of the workers.
+  bool Hear(int rank, const std::string& secret, const std::string& token,
+            std::vector<Descriptor>* connections) {
+    char* const bytes =
+        has_answer_ ? reinterpret_cast<char*>(proof_.data()) : reinterpret_cast<char*>(&greeting_);
+    const size_t wanted = has_answer_ ? proof_.size() : sizeof(greeting_);
+    const ssize_t n = recv(fd(), bytes + received_, wanted - received_, 0);
+    if (n <= 0) return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+    received_ += static_cast<size_t>(n);
+    if (received_ < wanted) return true;
+    received_ = 0;
+    if (!has_answer_) return Reply(rank, secret, token, connections->size());
+    if (!SameDigest(proof_, Proof(secret, token, kCaller, greeting_, answer_))) return false;
+    if (SendNow(&kTakenIn, 1)) (*connections)[greeting_.caller] = std::move(socket_);
+    return false;
+  }
+
+ private:
+  // Returns false for a greeting that none of the workers sends.
+  bool Reply(int rank, const std::string& secret, const std::string& token, size_t size) {
+    if (std::memcmp(greeting_.magic, kMagic, sizeof(kMagic)) != 0 ||
+        greeting_.callee != static_cast<uint32_t>(rank) ||
+        greeting_.caller <= static_cast<uint32_t>(rank) || greeting_.caller >= size ||
+        !MakeNonce(answer_.nonce).ok()) {
+      return false;
+    }
+    has_answer_ = true;
+    const Sha256Digest proof = Proof(secret, token, kCallee, greeting_, answer_);
+    return SendNow(&answer_, sizeof(answer_)) && SendNow(proof.data(), proof.size());
+  }
+
+  // So little fits into what the system keeps for a new connection.
+  bool SendNow(const void* bytes, size_t n) {
+    return send(fd(), bytes, n, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(n);
+  }
+
+  Descriptor socket_;
+  int64_t until_ = NowMilliseconds() + kLongestProof;
+  Greeting greeting_;
+  Answer answer_;
+  Sha256Digest proof_;
+  bool has_answer_ = false;
+  size_t received_ = 0;  // of the greeting, or of the proof
+};
 
 std::string MissingRanks(int rank, const std::vector<Descriptor>& connections) {
   std::string missing;
@@ -57,34 +184,32 @@ std::string MissingRanks(int rank, const std::vector<Descriptor>& connections) {
   return missing;
 }
 
-// Takes what has come from a caller. Returns false for one that is done with: it has a place among
-// the connections, or is none of the workers.
-bool Hear(Caller* caller, int rank, const std::string& token,
-          std::vector<Descriptor>* connections) {
-  char* const bytes = reinterpret_cast<char*>(&caller->hello);
-  const ssize_t n =
-      recv(caller->socket.get(), bytes + caller->received, sizeof(Hello) - caller->received, 0);
-  if (n <= 0) return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
-  caller->received += static_cast<size_t>(n);
-  if (caller->received < sizeof(Hello)) return true;
-  const Hello& hello = caller->hello;
-  if (std::memcmp(hello.magic, kMagic, sizeof(kMagic)) != 0 ||
-      std::memcmp(hello.token, token.data(), sizeof(hello.token)) != 0 ||
-      hello.rank <= static_cast<uint32_t>(rank) || hello.rank >= connections->size()) {
-    return false;
+// Takes calls; the callers who have waited longest make room.
+void TakeCalls(int listening, std::vector<Caller>* callers) {
+  for (int i = 0; i < kCallsAtOnce; ++i) {
+    const int fd = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    const bool is_exhausted =
+        fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM);
+    if (is_exhausted && callers->empty()) poll(nullptr, 0, kPause);
+    if ((is_exhausted && !callers->empty()) || callers->size() == kMostCallers) {
+      callers->erase(callers->begin());
+    }
+    if (fd < 0) return;
+    callers->emplace_back(fd);
   }
-  (*connections)[hello.rank] = std::move(caller->socket);
-  return false;
 }
 
 }  // namespace
 
-Result<std::vector<Descriptor>> ConnectAll(int rank, const std::vector<WorkerAddress>& addresses,
+Result<std::vector<Descriptor>> ConnectAll(int rank, const std::string& secret,
+                                           const std::vector<WorkerAddress>& addresses,
                                            const Listening& listening, int64_t milliseconds) {
   const int64_t end = NowMilliseconds() + milliseconds;
+  const std::string& token = addresses[static_cast<size_t>(rank)].token;
   std::vector<Descriptor> connections(addresses.size());
   for (int other = 0; other < rank; ++other) {
-    const Status status = Call(rank, addresses[rank], addresses[other], end, &connections[other]);
+    Descriptor& connection = connections[static_cast<size_t>(other)];
+    const Status status = Call(rank, other, secret, addresses, end, &connection);
     if (!status.ok()) return status.Within("", "; is worker " + std::to_string(other) + " alive?");
   }
   std::vector<Caller> callers;
@@ -99,21 +224,19 @@ Result<std::vector<Descriptor>> ConnectAll(int rank, const std::vector<WorkerAdd
     std::vector<pollfd> polled{{listening.port.get(), POLLIN, 0},
                                {listening.local.get(), POLLIN, 0}};
     const size_t listeners = polled.size();
-    for (const Caller& caller : callers) polled.push_back({caller.socket.get(), POLLIN, 0});
+    for (const Caller& caller : callers) polled.push_back({caller.fd(), POLLIN, 0});
     if (poll(polled.data(), polled.size(), static_cast<int>(std::min<int64_t>(left, 1000))) < 0 &&
         errno != EINTR) {
       return SocketError("waiting for the other workers", errno);
     }
     for (size_t i = callers.size(); i-- > 0;) {
-      if (polled[listeners + i].revents == 0) continue;
-      if (!Hear(&callers[i], rank, addresses[rank].token, &connections)) {
+      const bool has_said = polled[listeners + i].revents != 0;
+      if (has_said ? !callers[i].Hear(rank, secret, token, &connections) : callers[i].is_late()) {
         callers.erase(callers.begin() + static_cast<ptrdiff_t>(i));
       }
     }
     for (size_t i = 0; i < listeners; ++i) {
-      if ((polled[i].revents & POLLIN) == 0) continue;
-      const int fd = accept4(polled[i].fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-      if (fd >= 0) callers.push_back({Descriptor(fd), {}, 0});
+      if ((polled[i].revents & POLLIN) != 0) TakeCalls(polled[i].fd, &callers);
     }
   }
   for (size_t i = 0; i < connections.size(); ++i) {

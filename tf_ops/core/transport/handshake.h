@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/base/status.h"
@@ -16,9 +17,12 @@ struct Listening {
 };
 
 // Connects this worker to all others: it calls those of lower rank, and is called by the others.
-// Whoever does not know this worker's secret is sent away. `addresses` (size) are those of all
-// workers. Returns a connection for each worker, none for this one.
-Result<std::vector<Descriptor>> ConnectAll(int rank, const std::vector<WorkerAddress>& addresses,
+// Both sides of a connection prove that they know the secret of the job and the token of who is
+// called, which neither of them sends, before they are taken for workers; of strangers some may be
+// there at a time, for a short while. `addresses` (size) are those of all workers. Returns a
+// connection for each worker, none for this one.
+Result<std::vector<Descriptor>> ConnectAll(int rank, const std::string& secret,
+                                           const std::vector<WorkerAddress>& addresses,
                                            const Listening& listening, int64_t milliseconds);
 
 }  // namespace sok

@@ -21,6 +21,8 @@ namespace {
 const Status kNoMemory = Status::Literal(Code::kResourceExhausted, "no memory for an exchange");
 // Longer ones would not fit into the clock's milliseconds.
 constexpr double kLongestTimeout = 1e6;
+// Workers find room among so many strangers that the system keeps until this worker comes to them.
+constexpr int kLeastBacklog = 1024;
 
 }  // namespace
 
@@ -42,7 +44,7 @@ Status Mesh::Work::Connect(const std::vector<std::string>& addresses) {
   }
   const auto milliseconds = static_cast<int64_t>(options_.timeout_seconds * 1000);
   Result<std::vector<Descriptor>> made =
-      ConnectAll(options_.rank, parsed, listening_, milliseconds);
+      ConnectAll(options_.rank, options_.secret, parsed, listening_, milliseconds);
   if (!made.ok()) return made.status();
   listening_ = Listening();
 
@@ -290,11 +292,12 @@ Result<std::shared_ptr<Mesh>> Mesh::Listen(const MeshOptions& options) {
   Result<std::string> token = RandomToken();
   if (!token.ok()) return token.status();
   own.token = token.value();
-  Result<Descriptor> port = ListenFor(options.host, options.size, &own.port);
+  const int backlog = std::max(kLeastBacklog, options.size);
+  Result<Descriptor> port = ListenFor(options.host, backlog, &own.port);
   if (!port.ok()) return port.status();
   Listening listening{std::move(port.value()), {}};
   if (options.local_sockets) {
-    Result<Descriptor> local = ListenLocally(own.token, options.size);
+    Result<Descriptor> local = ListenLocally(own.token, backlog);
     // Without one the others come by the port.
     if (local.ok()) {
       listening.local = std::move(local.value());

@@ -38,6 +38,9 @@ struct MeshOptions {
   double timeout_seconds = 600;
   // Whether workers of one system talk over local sockets, and not over its loopback interface.
   bool local_sockets = true;
+  // A secret of the job, the same for all workers. With one, nobody takes part who does not know
+  // it; without one, whoever knows the addresses can.
+  std::string secret = {};
 };
 
 // Rows for one worker. They must stay as they are until the exchange is done.
@@ -76,8 +79,8 @@ class Mesh {
 
   int rank() const;
   int size() const;
-  // What Connect of the others has to be given for this worker. It holds a secret: who knows it can
-  // take part.
+  // What Connect of the others has to be given for this worker. Without a secret of the job, who
+  // knows it can take part.
   const std::string& address() const;
 
   // Connects to all workers; collective. `addresses` (size) are theirs by rank.

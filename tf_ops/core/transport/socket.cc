@@ -22,6 +22,7 @@
 #include <utility>
 
 #include "core/base/checksum.h"
+#include "core/base/sha256.h"
 
 namespace sok {
 namespace {
@@ -49,11 +50,13 @@ std::string HexDigits(uint64_t number) {
 }
 
 // The name of the local socket of who has a token. It lies in no folder and ends with the process.
-// Names can be listed by anybody, so it is a checksum, from which nobody finds the token.
+// Names can be listed by anybody, so it is made of a digest, from which nobody finds the token.
 std::pair<sockaddr_un, socklen_t> LocalName(const std::string& token) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  const std::string name = "sok-embed." + HexDigits(Checksum(token.data(), token.size(), 0));
+  uint64_t number = 0;
+  std::memcpy(&number, Sha256(token).data(), sizeof(number));
+  const std::string name = "sok-embed." + HexDigits(number);
   std::copy(name.begin(), name.end(), address.sun_path + 1);
   return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())};
 }

@@ -1,0 +1,175 @@
+"""Those who connect to worker 0, of whom any number may be strangers."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sok_embed.communicators import rendezvous_wire as wire
+
+# Seconds for a guest to say who it is. A worker says it at once.
+HALF_SECONDS = 10.0
+# How many guests may be about to say who they are.
+SLOTS = 64
+# How many lines of one reason are logged, of hosts that differ.
+_LOGGED_HOSTS = 16
+
+_log = logging.getLogger("sok_embed")
+
+
+class Refused(Exception):
+    """Ends the connection of a guest. The text says what the guest did, without numbers of its."""
+
+
+class Ended(Exception):
+    """Says that a guest has ended its connection, or sends what nobody has asked for."""
+
+
+@dataclass(eq=False)
+class Guest:
+    """Somebody who has connected to worker 0.
+
+    Attributes:
+        connection: The socket, which does not block.
+        place: Its address.
+        step: Takes the bytes that are waited for, once all are there.
+        wanted: How many these are.
+        begins: How they have to begin.
+        received: Those that have come.
+        deadline: Until when the guest has to do what comes next; for one who has told its content,
+            until when the guest waits.
+        version: The version of the protocol that the guest speaks.
+        rank: The rank that the guest claims.
+        transcript: The greeting and the answer.
+        hello: What the guest says of the job.
+        is_proven: Whether the guest has proven that it knows the secret of the job.
+        content: What the guest tells the others; `None` until all of it is there.
+    """
+
+    connection: socket.socket
+    place: tuple[Any, ...]
+    step: Callable[[Guest, bytes], None]
+    wanted: int = wire.GREETING.size
+    begins: bytes = wire.MAGIC
+    received: bytearray = field(default_factory=bytearray)
+    deadline: wire.Deadline = field(default_factory=lambda: wire.Deadline(HALF_SECONDS))
+    version: int = 0
+    rank: int = 0
+    transcript: bytes = b""
+    hello: bytes = b""
+    is_proven: bool = False
+    content: bytes | None = None
+
+    @property
+    def where(self) -> str:
+        """The address for messages."""
+        return wire.shown(self.place)
+
+    @property
+    def host(self) -> str:
+        """The host that the guest comes from."""
+        return str(self.place[0])
+
+    @property
+    def is_half(self) -> bool:
+        """Whether the guest may be anybody, and has not said everything yet."""
+        return not self.is_proven and self.content is None
+
+    def wait_for(self, count: int, step: Callable[[Guest, bytes], None]) -> None:
+        """Chooses what is done once so many further bytes have come."""
+        self.wanted, self.step, self.begins = count, step, b""
+
+    def listen(self) -> None:
+        """Takes what has come, and does the next step if everything for it is there.
+
+        Raises:
+            Refused: If it is nothing that a worker sends.
+            Ended: If the guest has ended.
+        """
+        missing = self.wanted - len(self.received)
+        try:
+            chunk = self.connection.recv(min(wire.CHUNK, max(1, missing)))
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        if not chunk or missing <= 0:
+            raise Ended
+        self.received += chunk
+        if not self.begins.startswith(self.received[: len(self.begins)]):
+            raise Refused("what it sent is not the greeting of a worker")
+        if len(self.received) == self.wanted:
+            whole, self.received = bytes(self.received), bytearray()
+            self.step(self, whole)
+
+    def send(self, message: bytes) -> None:
+        """Sends a message that is short enough for what the system keeps for a connection.
+
+        Raises:
+            Ended: If the guest has ended, or does not read what it is sent.
+        """
+        try:
+            if self.connection.send(message) == len(message):
+                return
+        except OSError:
+            pass
+        raise Ended
+
+
+def dispensable(guests: list[Guest]) -> Guest | None:
+    """Returns the guest whose slot another may have: the oldest of the host that has most slots.
+
+    Thus a flood from one host does not push out those who come from others.
+
+    Args:
+        guests: Those who have connected, the oldest first.
+    """
+    half = [guest for guest in guests if guest.is_half]
+    if not half:
+        return None
+    counts = Counter(guest.host for guest in half)
+    # Not by most_common, which imports a module, where there may be no descriptors.
+    host = max(counts, key=counts.__getitem__)
+    return next(guest for guest in half if guest.host == host)
+
+
+class Refusals:
+    """Counts why worker 0 has ended connections, and logs a few of them."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._logged: dict[str, set[str]] = {}
+
+    def note(self, host: str, where: str, reason: str, more: str = "") -> None:
+        """Counts a connection; logs it if it is the first of a host that ends for this reason.
+
+        Args:
+            host: Where the connection came from.
+            where: The same with the port, for the message.
+            reason: Why it was ended, one of a few texts.
+            more: What else the message says.
+        """
+        self._counts[reason] += 1
+        hosts = self._logged.setdefault(reason, set())
+        if host in hosts or len(hosts) == _LOGGED_HOSTS:
+            return
+        hosts.add(host)
+        _log.warning(
+            "Worker 0 waits for the other workers, and has ended a connection from %s: %s.%s "
+            "Further ones from that host are counted and not logged.",
+            *(where, reason, f" {more}" if more else ""),
+        )
+
+    def summary(self) -> str:
+        """Returns a sentence on all that were ended; nothing if there were none."""
+        if not self._counts:
+            return ""
+        counts = "; ".join(
+            f"{count} time{'s'[: count > 1]}: {reason}"
+            for reason, count in self._counts.most_common()
+        )
+        return f"Connections that worker 0 has ended: {counts}. "

@@ -1,0 +1,85 @@
+"""Where worker 0 listens for the other workers."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+
+from sok_embed.communicators import rendezvous_wire as wire
+from sok_embed.communicators.launchers import Workers
+from sok_embed.communicators.secret import HOW_TO_SET
+
+# What the system says of an address that is not one of this host's.
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+# How many connections the system keeps until worker 0 comes to them.
+_BACKLOG = 1024
+
+_log = logging.getLogger("sok_embed")
+
+
+def listen(
+    workers: Workers, address: tuple[str, int], deadline: wire.Deadline, has_secret: bool
+) -> socket.socket:
+    """Returns a socket that listens for the other workers.
+
+    It listens on the loopback interface alone where all workers are on this host. Where it does
+    not, and there is no secret of the job, a warning says so.
+
+    Raises:
+        OSError: If this host cannot listen there.
+        TimeoutError: If nobody knows the host of the address.
+    """
+    host, port = address
+    if workers.on_one_host and not wire.is_loopback(address):
+        found = [(socket.AF_INET, (wire.LOOPBACK, port))]
+    else:
+        found = wire.look_up(address, deadline)
+        # An address that is not one of this host's may be translated to one on its way.
+        if not any(wire.is_loopback(place) for _, place in found):
+            found += [(family, (wire.ANY[family], port)) for family, _ in found]
+    problem: OSError | None = None
+    for family, place in found:
+        try:
+            listener = _bound(family, place, max(_BACKLOG, workers.size))
+        except OSError as error:
+            problem = error
+            if error.errno not in _NOT_HERE:
+                break
+        else:
+            if not has_secret and not wire.is_loopback(place):
+                _warn(address)
+            return listener
+    if problem is not None and problem.errno == errno.EADDRINUSE:
+        raise OSError(
+            f"Expected port {port} of {host} to be free, for worker 0 to listen at. Received: "
+            f"another process that listens there. {wire.ANOTHER_PORT}"
+        )
+    raise OSError(
+        f"Expected worker 0 to listen at {wire.shown(address)}. Received: {problem}. "
+        f"{wire.ANOTHER_PORT}"
+    )
+
+
+def _bound(family: socket.AddressFamily, place: tuple[object, ...], backlog: int) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # This allows for connections of an earlier job that wait for their end. Two listeners at
+        # one port are refused on Linux all the same.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.listen(backlog)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _warn(address: tuple[str, int]) -> None:
+    _log.warning(
+        "Workers meet at %s without a secret: until all have come, any process that reaches that "
+        "port can take a worker's place, see and change what is trained, or keep the job from "
+        "starting. %s",
+        *(wire.shown(address), HOW_TO_SET),
+    )

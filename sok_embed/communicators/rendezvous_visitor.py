@@ -1,0 +1,284 @@
+"""The other workers where workers meet, see `sok_embed.communicators.rendezvous`."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+import time
+from typing import NoReturn
+
+from sok_embed.communicators import rendezvous_wire as wire
+from sok_embed.communicators.launchers import Workers
+from sok_embed.communicators.secret import HOW_TO_SET, SECRET_VARIABLE
+
+# Seconds for one of several addresses of worker 0, which may be one that swallows what comes.
+_LONGEST_TRY = 5.0
+# Seconds for an answer to a greeting, which worker 0 gives at once.
+_LONGEST_ANSWER = 10.0
+# How every answer begins: magic and version.
+_HEAD = struct.Struct("!8sI")
+
+_log = logging.getLogger("sok_embed")
+
+
+class _TryAgain(Exception):
+    """Says that this connection did not lead to worker 0, and that another one may."""
+
+
+class _Ended(Exception):
+    """Says why the other side has ended a connection."""
+
+
+class Visitor:
+    """A worker that looks for worker 0, which may start later, and tells it the content.
+
+    Args:
+        content: What this worker tells the others.
+        workers: This process among the workers.
+        address: Where worker 0 listens.
+        deadline: Until when this worker waits.
+        secret: The secret of the job. With one, no answer of somebody else ends the search.
+    """
+
+    def __init__(
+        self,
+        content: bytes,
+        workers: Workers,
+        address: tuple[str, int],
+        deadline: wire.Deadline,
+        secret: bytes | None,
+    ) -> None:
+        self._content = content
+        self._workers = workers
+        self._address = address
+        self._where = wire.shown(address)
+        self._deadline = deadline
+        self._secret = secret
+        self._warned = ""
+
+    def gather(self) -> list[bytes]:
+        """Does on other workers what `all_gather` says."""
+        wait = wire.FIRST_WAIT
+        while True:
+            try:
+                with self._connect() as connection:
+                    return self._visit(connection)
+            except _TryAgain as again:
+                problem = str(again)
+            if not self._deadline.left():
+                if self._warned not in ("", problem):
+                    problem = f"{self._warned}; and last {problem}"
+                raise TimeoutError(
+                    f"Expected worker 0 to listen at {self._where} within "
+                    f"{self._deadline.seconds:g} seconds. Received: {problem}. See what worker 0 "
+                    f"printed last, and whether this host reaches it there. {wire.ANOTHER_PORT}"
+                )
+            time.sleep(min(wait, self._deadline.left()))
+            wait = min(2 * wait, wire.LONGEST_WAIT)
+
+    def _connect(self) -> socket.socket:
+        places = wire.look_up(self._address, self._deadline)
+        if self._workers.on_one_host and not wire.is_loopback(self._address):
+            # Worker 0 listens there, unless its launcher has not told it that all are on one host.
+            places.insert(0, (socket.AF_INET, (wire.LOOPBACK, self._address[1])))
+        problem: object = "no address"
+        for family, place in places:
+            try:
+                connection = socket.socket(family, socket.SOCK_STREAM)
+            except OSError as error:
+                problem = error
+                continue
+            try:
+                connection.settimeout(min(self._deadline.patience(), _LONGEST_TRY))
+                connection.connect(place)
+                # Where nobody listens at a port from which connections go out, the system may
+                # connect one with itself.
+                if connection.getsockname() != connection.getpeername():
+                    return connection
+                problem = "nobody listens there"
+            except OSError as error:
+                problem = error
+            connection.close()
+        raise _TryAgain(problem)
+
+    def _visit(self, connection: socket.socket) -> list[bytes]:
+        """Returns the contents of all, from one connection."""
+        transcript = self._greet(connection)
+        reader = _Reader(connection, self._deadline)
+        workers = self._workers
+        told = wire.HELLO.pack(
+            *(workers.size, wire.fingerprint(workers)),
+            *(int(self._deadline.left() * 1000), len(self._content)),
+        )
+        told += self._content
+        proof = wire.proof(self._secret, wire.WORKER, transcript)
+        signature = wire.proof(self._secret, wire.CONTENT, transcript, told)
+        reader.send(proof + told + signature)
+        try:
+            try:
+                self._reply(reader, transcript, is_taken_in=False)
+            except _Ended as ended:
+                # Worker 0 may have had no room for this worker among many strangers.
+                raise _TryAgain(f"the end of the connection: {ended}") from None
+            return self._reply(reader, transcript, is_taken_in=True)
+        except _Ended as ended:
+            raise ConnectionError(
+                f"Expected worker 0 at {self._where} to go on until all workers have met. "
+                f"Received: the end of the connection: {ended}. See what worker 0 printed last."
+            ) from None
+        except TimeoutError as error:
+            if error.args:
+                raise  # a reply
+            raise TimeoutError(
+                f"Expected a reply of worker 0 at {self._where} within "
+                f"{self._deadline.seconds:g} seconds. Received: none, though something listens "
+                "there. Worker 0 may wait for others with a longer timeout, which are those to "
+                f"look for; or another program has that port. {wire.ANOTHER_PORT}"
+            ) from None
+
+    def _greet(self, connection: socket.socket) -> bytes:
+        """Makes sure that worker 0 is at the other end. Returns greeting and answer.
+
+        Raises:
+            _TryAgain: If that is not certain.
+            ConnectionError: Without a secret, if another program is there.
+            ValueError: If worker 0 has another version, or a secret, and this worker none.
+        """
+        seconds = min(self._deadline.patience(), _LONGEST_ANSWER)
+        reader = _Reader(connection, wire.Deadline(seconds))
+        greeting = wire.GREETING.pack(wire.MAGIC, wire.VERSION, self._workers.rank, wire.nonce())
+        reader.send(greeting)
+        try:
+            head = reader.read(_HEAD.size)
+            magic, version = _HEAD.unpack(head)
+            if magic != wire.MAGIC:
+                self._refuse_another_program()
+            answer = head + reader.read(wire.ANSWER.size - _HEAD.size)
+            proof = reader.read(wire.PROOF_BYTES)
+        except TimeoutError:
+            raise _TryAgain(
+                f"no answer within {seconds:g} seconds, though something listens there, which may "
+                "be another program"
+            ) from None
+        except _Ended as ended:
+            raise _TryAgain(f"the end of the connection: {ended}") from None
+        if not wire.is_proof(proof, wire.proof(self._secret, wire.HOST, greeting + answer)):
+            self._doubt(proof)
+        if version != wire.VERSION:
+            reader.send(wire.proof(self._secret, wire.WORKER, greeting + answer))
+            raise ValueError(
+                "Expected all workers to have one version of sok_embed, whose protocol here is "
+                f"{wire.VERSION}. Received: {version} from worker 0 at {self._where}."
+            )
+        return greeting + answer
+
+    def _doubt(self, proof: bytes) -> NoReturn:
+        """Raises for an answer whose proof is not one of this job."""
+        if self._secret is None:
+            raise ValueError(
+                f"Expected worker 0 at {self._where} to have no secret, as this worker has none. "
+                f"Received: an answer that proves one. {HOW_TO_SET}"
+            )
+        what = "without a proof" if proof == wire.NO_PROOF else "with a wrong proof"
+        self._look_on(
+            f"an answer {what} of the job's secret: worker 0 may have another {SECRET_VARIABLE} "
+            "or none, or another program listens there"
+        )
+
+    def _refuse_another_program(self) -> NoReturn:
+        if self._secret is not None:
+            self._look_on("the answer of another program")
+        raise ConnectionError(
+            f"Expected worker 0 at {self._where}. Received: the answer of another program. "
+            f"{wire.ANOTHER_PORT}"
+        )
+
+    def _look_on(self, problem: str) -> NoReturn:
+        """Says once what is wrong, and goes on to look for worker 0."""
+        if problem != self._warned:
+            self._warned = problem
+            _log.warning(
+                "Worker %d looks for worker 0 at %s, and received %s. It tries again until its "
+                "timeout.",
+                *(self._workers.rank, self._where, problem),
+            )
+        raise _TryAgain(problem)
+
+    def _reply(self, reader: _Reader, transcript: bytes, is_taken_in: bool) -> list[bytes]:
+        """Returns the contents of all; before this worker is taken in, nothing.
+
+        Raises:
+            _Ended: If the connection ends before.
+            TimeoutError: Without a text, if the reply does not come in time.
+            ConnectionError: If it is not a reply of worker 0.
+            Exception: The one that worker 0 replies with, of a class in `wire.ERRORS`.
+        """
+        reader.signed.clear()
+        magic, version, kind, number = wire.REPLY.unpack(reader.read(wire.REPLY.size))
+        contents, text = [], None
+        if (magic, version) != (wire.MAGIC, wire.VERSION):
+            self._refuse_another_program()
+        if 0 < kind <= len(wire.ERRORS) and number <= wire.MAX_TEXT:
+            text = reader.read(number)
+        elif is_taken_in and kind == wire.CONTENTS and number == self._workers.size:
+            contents = [reader.read_content() for _ in range(number)]
+        elif is_taken_in or kind != wire.TAKEN_IN:
+            self._refuse_another_program()
+        expected = wire.proof(self._secret, wire.REPLIED, transcript, bytes(reader.signed))
+        if not wire.is_proof(reader.read(wire.PROOF_BYTES), expected):
+            raise ConnectionError(
+                f"Expected the reply of worker 0 at {self._where}. Received: one that was changed "
+                "on its way. See what is between this host and that one."
+            )
+        if text is not None:
+            raise wire.ERRORS[kind - 1](text.decode(errors="replace"))
+        return contents
+
+
+class _Reader:
+    """Reads what the other side sends.
+
+    Attributes:
+        signed: What has been read since somebody cleared it.
+    """
+
+    def __init__(self, connection: socket.socket, deadline: wire.Deadline) -> None:
+        self._connection = connection
+        self._deadline = deadline
+        self.signed = bytearray()
+
+    def send(self, message: bytes) -> None:
+        """Sends a message. If the other side has stopped to listen, it may say why."""
+        try:
+            self._connection.settimeout(self._deadline.patience())
+            self._connection.sendall(message)
+        except OSError:
+            pass
+
+    def read_content(self) -> bytes:
+        """Returns bytes that come after their number, of which none but the first 64 KiB."""
+        (length,) = wire.LENGTH.unpack(self.read(wire.LENGTH.size))
+        return self.read(min(length, wire.MAX_CONTENT))
+
+    def read(self, count: int) -> bytes:
+        """Returns so many bytes.
+
+        Raises:
+            TimeoutError: Without a text, if they do not come in time.
+            _Ended: If the connection ends before.
+        """
+        received = bytearray()
+        try:
+            while len(received) < count:
+                self._connection.settimeout(self._deadline.patience())
+                chunk = self._connection.recv(min(wire.CHUNK, count - len(received)))
+                if not chunk:
+                    raise _Ended("it was closed")
+                received += chunk
+        except TimeoutError:
+            raise TimeoutError from None
+        except OSError as error:
+            raise _Ended(error) from None
+        self.signed += received
+        return bytes(received)
