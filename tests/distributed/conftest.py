@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from sharded.launch import launch, require_horovod
+from sharded.meeting import SECRET, free_port
 from sharded.results import Results
 
 WORKER = Path(__file__).parent / "sharded" / "worker.py"
@@ -53,3 +54,15 @@ def two(results_of: Callable[[int], Results]) -> Results:
 def horovod() -> None:
     """Skips a test that starts workers by itself if there is no Horovod."""
     require_horovod()
+
+
+@pytest.fixture
+def port() -> int:
+    """A port at which nobody listens."""
+    return free_port()
+
+
+@pytest.fixture(params=[None, SECRET], ids=["no secret", "secret"])
+def secret(request: pytest.FixtureRequest) -> bytes | None:
+    """A secret of the job, or none."""
+    return request.param  # type: ignore[no-any-return]

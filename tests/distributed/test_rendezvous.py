@@ -18,7 +18,6 @@ from sharded.meeting import (
     TAKEN_IN,
     call,
     connected,
-    free_port,
     hello,
     meet,
     proof,
@@ -29,16 +28,6 @@ from sharded.meeting import (
 
 from sok_embed.communicators.launchers import Workers
 from sok_embed.communicators.rendezvous import all_gather
-
-
-@pytest.fixture
-def port() -> int:
-    return free_port()
-
-
-@pytest.fixture(params=[None, SECRET], ids=["no secret", "secret"])
-def secret(request: pytest.FixtureRequest) -> bytes | None:
-    return request.param  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
@@ -92,41 +81,6 @@ def test_a_name_is_looked_up(port: int) -> None:
     assert results == [[b"x", b"x"]] * 2
 
 
-def test_worker_0_is_heard_where_an_address_is_translated(
-    monkeypatch: pytest.MonkeyPatch, port: int
-) -> None:
-    # 192.0.2.0/24 is for documents (RFC 5737), and no interface of this host has it.
-    real = socket.getaddrinfo
-    places = {"outside": "192.0.2.1"}
-    monkeypatch.setattr(
-        socket,
-        "getaddrinfo",
-        lambda host, *args, **more: real(places.get(host, host), *args, **more),
-    )
-    results = meet(
-        call(0, 2, port, b"0", host="outside", local_size=1), call(1, 2, port, b"1", local_size=1)
-    )
-    assert results == [[b"0", b"1"]] * 2
-
-
-def test_a_loopback_address_is_heard_by_no_other_interface(port: int) -> None:
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(call(0, 2, port))
-        with connected(port):
-            # 127.0.0.2 is another address of this host, where one who listens to all would hear.
-            with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(("127.0.0.2", port), ENOUGH)
-        assert call(1, 2, port)() == waiting.result() == [b"", b""]
-
-
-def test_a_port_that_is_taken_is_named_with_what_to_set(port: int) -> None:
-    with closing(socket.create_server((HOST, port))):
-        with pytest.raises(
-            OSError, match=f"port {port} of {HOST} to be free.*Set MASTER_ADDR and MASTER_PORT"
-        ):
-            call(0, 2, port)()
-
-
 def test_workers_that_never_come_are_named_on_all_others(port: int, secret: bytes | None) -> None:
     results = meet(*(call(rank, 5, port, timeout=1.0, secret=secret) for rank in (0, 1, 3)))
     for error in results:
@@ -165,50 +119,6 @@ def test_a_host_that_nobody_knows_is_named(port: int) -> None:
     for rank in range(2):
         with pytest.raises(TimeoutError, match="'no-host.invalid' to be the host of worker 0"):
             call(rank, 2, port, timeout=0.1, host="no-host.invalid", local_size=1)()
-
-
-def test_workers_of_one_host_meet_on_the_loopback_interface_whatever_the_address(
-    port: int, secret: bytes | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    # 192.0.2.0/24 is for documents (RFC 5737): no interface of this host has it.
-    host, secrets = "192.0.2.1", {"secret": secret}
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(call(0, 2, port, b"0", host=host, **secrets))
-        with connected(port):
-            with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(("127.0.0.2", port), ENOUGH)
-        assert call(1, 2, port, b"1", host=host, **secrets)() == [b"0", b"1"]
-        assert waiting.result() == [b"0", b"1"]
-    assert "without a secret" not in caplog.text
-
-
-def test_a_worker_whose_launcher_says_less_than_that_of_worker_0_finds_it(port: int) -> None:
-    # Of RANK, WORLD_SIZE and LOCAL_RANK alone the last worker concludes that all are on one host.
-    last = Workers(1, 2, 1, 2, ("127.0.0.2", port), "test")
-    first = Workers(0, 2, 0, 1, ("127.0.0.2", port), "test")
-    results = meet(*(lambda each=each: all_gather(b"x", each, ENOUGH) for each in (first, last)))
-    assert results == [[b"x", b"x"]] * 2
-
-
-@pytest.mark.parametrize("has_secret", [False, True])
-def test_worker_0_warns_once_where_others_may_listen_without_a_secret(
-    port: int, has_secret: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = socket.getaddrinfo
-    monkeypatch.setattr(
-        socket,
-        "getaddrinfo",
-        lambda host, *args, **more: real("0.0.0.0" if host == "me" else host, *args, **more),
-    )
-    secret = SECRET if has_secret else None
-    results = meet(
-        *(call(rank, 2, port, host="me", local_size=1, secret=secret) for rank in range(2))
-    )
-    assert results == [[b"", b""]] * 2
-    warnings = [record for record in caplog.records if "without a secret" in record.message]
-    assert len(warnings) == (0 if has_secret else 1)
-    for warning in warnings:
-        assert f"me:{port}" in warning.message and "SOK_EMBED_SECRET" in warning.message
 
 
 MISFITS = [

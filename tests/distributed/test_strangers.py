@@ -45,16 +45,6 @@ SIZE = 3
 MET = [b"of 0", b"of 1", b"of 2"]
 
 
-@pytest.fixture
-def port() -> int:
-    return free_port()
-
-
-@pytest.fixture(params=[None, SECRET], ids=["no secret", "secret"])
-def secret(request: pytest.FixtureRequest) -> bytes | None:
-    return request.param  # type: ignore[no-any-return]
-
-
 @contextmanager
 def meeting(port: int, secret: bytes | None, timeout: float = ENOUGH) -> Iterator[None]:
     """Worker 0 waits in the block; after it the others come, and all have to meet."""
