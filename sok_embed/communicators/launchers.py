@@ -70,7 +70,7 @@ class Workers:
 
     @property
     def on_one_host(self) -> bool:
-        """Whether the launcher says that all workers are on this host."""
+        """Tells whether the launcher says that all workers are on this host."""
         return self.local_size == self.size
 
 

@@ -13,7 +13,7 @@ from sok_embed.communicators import rendezvous_wire as wire
 
 # Seconds for a guest to say who it is. A worker says it at once.
 HALF_SECONDS = 10.0
-# How many guests may be about to say who they are.
+# So many guests may be about to say who they are, beside one for each worker.
 SLOTS = 64
 # How many lines of one reason are logged, of hosts that differ.
 _LOGGED_HOSTS = 16
@@ -22,7 +22,7 @@ _log = logging.getLogger("sok_embed")
 
 
 class Refused(Exception):
-    """Ends the connection of a guest. The text says what the guest did, without numbers of its."""
+    """Ends the connection of a guest. Its text, one of a few, says what the guest did."""
 
 
 class Ended(Exception):
@@ -66,17 +66,17 @@ class Guest:
 
     @property
     def where(self) -> str:
-        """The address for messages."""
+        """Returns the address for messages."""
         return wire.shown(self.place)
 
     @property
     def host(self) -> str:
-        """The host that the guest comes from."""
+        """Returns the host that the guest comes from."""
         return str(self.place[0])
 
     @property
     def is_half(self) -> bool:
-        """Whether the guest may be anybody, and has not said everything yet."""
+        """Tells whether the guest may be anybody, and has not said everything yet."""
         return not self.is_proven and self.content is None
 
     def wait_for(self, count: int, step: Callable[[Guest, bytes], None]) -> None:

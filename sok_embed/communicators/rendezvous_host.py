@@ -130,8 +130,8 @@ class Host:
                 connection.close()
                 continue
             self._guests[connection] = guest
-            if sum(each.is_half for each in self._guests.values()) > SLOTS:
-                self._make_room(f"{SLOTS} later ones had not said who they are, either")
+            if sum(each.is_half for each in self._guests.values()) > SLOTS + self._workers.size:
+                self._make_room("many later ones had not said who they are, either")
 
     def _make_room(self, reason: str) -> None:
         guest = dispensable(list(self._guests.values()))

@@ -199,7 +199,7 @@ def test_a_worker_that_ends_before_all_have_met_is_named(port: int, content: byt
 def answer_of(
     spoken_to: bytes, version: int = 2, secret: bytes | None = None, magic: bytes = b"sok-meet"
 ) -> bytes:
-    """What a worker 0 answers to a greeting."""
+    """Returns what a worker 0 answers to a greeting."""
     answer = struct.pack("!8sI32s", magic, version, b"n" * 32)
     return answer + proof(secret, b"worker 0", spoken_to + answer)
 

@@ -78,7 +78,7 @@ def test_nonsense_is_ignored(port: int, secret: bytes | None, nonsense: bytes) -
 
 
 def changed(draw: random.Random, message: bytes) -> bytes:
-    """A message with some bytes that are others, a part that is missing, or more behind it."""
+    """Changes some bytes of a message, leaves out a part, adds more, or makes up all of it."""
     kind = draw.randrange(4)
     if kind == 0:
         return draw.randbytes(draw.randrange(300))

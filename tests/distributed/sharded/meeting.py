@@ -60,7 +60,7 @@ def call(
 
 @contextmanager
 def connected(port: int) -> Iterator[socket.socket]:
-    """A connection to worker 0, which may not listen yet."""
+    """Connects to worker 0, which may not listen yet."""
     for _ in range(100 * 300):
         try:
             connection = socket.create_connection((HOST, port), ENOUGH)
@@ -106,7 +106,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 @dataclass
 class Spoken:
-    """What went to and fro before a worker says something of the job."""
+    """Holds what went to and fro before a worker says something of the job."""
 
     transcript: bytes
     proof_of_host: bytes
@@ -143,7 +143,7 @@ def tell(
 def reply(
     connection: socket.socket, transcript: bytes = b"", secret: bytes | None = None
 ) -> tuple[int, str]:
-    """The kind of worker 0's next reply, and its text."""
+    """Returns the kind of worker 0's next reply, and its text."""
     head = read(connection, 20)
     magic, version, kind, length = struct.unpack("!8sIII", head)
     assert (magic, version) == (b"sok-meet", 2)

@@ -15,9 +15,9 @@
 namespace sok {
 namespace {
 
-// How many callers may be about to prove who they are, how long each of them has for it, and how
-// long a worker tries one connection to another. Milliseconds.
-constexpr size_t kMostCallers = 64;
+// So many callers may be about to prove who they are, beside one for each worker. How long each of
+// them has for it, and how long a worker tries one connection to another, in milliseconds.
+constexpr size_t kStrangers = 64;
 constexpr int64_t kLongestProof = 10000;
 constexpr int64_t kLongestTry = 10000;
 constexpr int kPause = 20;
@@ -185,13 +185,13 @@ std::string MissingRanks(int rank, const std::vector<Descriptor>& connections) {
 }
 
 // Takes calls; the callers who have waited longest make room.
-void TakeCalls(int listening, std::vector<Caller>* callers) {
+void TakeCalls(int listening, size_t most, std::vector<Caller>* callers) {
   for (int i = 0; i < kCallsAtOnce; ++i) {
     const int fd = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     const bool is_exhausted =
         fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM);
     if (is_exhausted && callers->empty()) poll(nullptr, 0, kPause);
-    if ((is_exhausted && !callers->empty()) || callers->size() == kMostCallers) {
+    if ((is_exhausted && !callers->empty()) || callers->size() == most) {
       callers->erase(callers->begin());
     }
     if (fd < 0) return;
@@ -236,7 +236,8 @@ Result<std::vector<Descriptor>> ConnectAll(int rank, const std::string& secret,
       }
     }
     for (size_t i = 0; i < listeners; ++i) {
-      if ((polled[i].revents & POLLIN) != 0) TakeCalls(polled[i].fd, &callers);
+      if ((polled[i].revents & POLLIN) != 0)
+        TakeCalls(polled[i].fd, kStrangers + connections.size(), &callers);
     }
   }
   for (size_t i = 0; i < connections.size(); ++i) {

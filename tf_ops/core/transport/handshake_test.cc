@@ -58,7 +58,7 @@ struct Workers {
   std::vector<std::thread> threads;
 };
 
-// Whether each worker gets from each other what that one sent, here its rank.
+// Has workers send each other their ranks. Returns whether each got those of all.
 bool Exchange(const Workers& workers) {
   const size_t size = workers.meshes.size();
   std::vector<int64_t> sent(size);

@@ -1,0 +1,100 @@
+"""Connections between workers: who reaches them, and who takes part."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+
+import pytest
+from sharded.meeting import ENOUGH, HOST, SECRET
+
+from sok_embed.communicators import tcp
+from sok_embed.communicators.connections import host_of
+from sok_embed.communicators.launchers import Workers
+from sok_embed.kv import _core
+
+
+def listening(address: str) -> tuple[str, int]:
+    """Returns host and port of a mesh's address."""
+    host, port, *_ = address.split()
+    return host, int(port)
+
+
+def test_workers_of_one_host_listen_on_the_loopback_interface_alone() -> None:
+    mesh = _core.Mesh(0, 2, host_of("10.1.2.3", everybody_is_here=True), ENOUGH, b"")
+    host, port = listening(mesh.address)
+    assert host == HOST
+    with socket.create_connection((host, port), ENOUGH):
+        pass
+    # 127.0.0.2 is another address of this host, where one who listens to all would hear.
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), ENOUGH)
+
+
+@pytest.mark.parametrize(
+    ("address", "local_size", "is_here"),
+    [
+        *(("10.1.2.3", 2, True), ("127.0.0.1", 1, True), ("localhost", 1, True)),
+        *(("::1", 1, True), ("10.1.2.3", 1, False), ("127.example.com", 1, False)),
+    ],
+)
+def test_workers_are_of_one_host_where_the_launcher_or_the_address_says_so(
+    address: str, local_size: int, is_here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def made(launcher: str, rank: int, size: int, host: Callable[[], str], *_: object) -> None:
+        host()
+
+    monkeypatch.setattr(tcp, "shared_connections", made)
+    monkeypatch.setattr(tcp, "host_of", lambda peer, here: asked.append((peer, here)))
+    workers = Workers(1, 2, 0, local_size, (address, 1), "test")
+    monkeypatch.setattr(tcp, "share_cores", lambda _: None)
+    tcp.TcpCommunicator(workers, ENOUGH, pin_gpu=False)
+    assert asked == [(address, is_here)]
+
+
+# Runs worker 0 of two with so few descriptors that few connections take them all.
+FEW_DESCRIPTORS = """
+import resource, sys
+from sok_embed.kv import _core
+mesh = _core.Mesh(0, 2, "127.0.0.1", 60, bytes.fromhex(sys.argv[1]))
+print(mesh.address, flush=True)
+other = sys.stdin.readline().strip()
+used = max(map(int, __import__("os").listdir("/proc/self/fd")))
+resource.setrlimit(resource.RLIMIT_NOFILE, (used + 12, used + 12))
+mesh.connect([mesh.address, other])
+print("connected", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("secret", [b"", SECRET], ids=["no secret", "secret"])
+def test_a_worker_without_descriptors_takes_the_others_in(secret: bytes) -> None:
+    mesh = _core.Mesh(1, 2, HOST, 60, secret)
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", FEW_DESCRIPTORS, secret.hex()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as first,
+        ExitStack() as held,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        assert first.stdin is not None and first.stdout is not None
+        address = first.stdout.readline().strip()
+        for _ in range(50):
+            held.enter_context(socket.create_connection(listening(address), ENOUGH))
+        print(mesh.address, file=first.stdin, flush=True)
+        connecting = threads.submit(mesh.connect, [address, mesh.address])
+        said = first.stdout.readline()
+        with suppress(BrokenPipeError):
+            print(file=first.stdin, flush=True)
+        assert said == "connected\n", first.stderr and first.stderr.read()
+        connecting.result()
