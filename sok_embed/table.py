@@ -177,7 +177,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
                 _, *said = os.fsdecode(restored[contents.STORAGE].numpy()).split("\0")
                 warn_of_another(self.storage, said[0] if said else "")
                 if len(said) > 1:
-                    self.warn_of_later_steps(f"Table '{self.name}'", int(said[1]))
+                    self._warn_of_later_steps(f"Table '{self.name}'", int(said[1]))
             return tf.no_op()
         if "slots" not in restored:
             return tf_ops.assign(self.resource_handle, restored["keys"], restored["embeddings"])
@@ -189,7 +189,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
             self._warn_of_dropped(given)
         return done
 
-    def warn_of_later_steps(self, what: str, steps: int) -> None:
+    def _warn_of_later_steps(self, what: str, steps: int) -> None:
         """Warns where dense weights that are loaded meet rows on disk of another time.
 
         Args:

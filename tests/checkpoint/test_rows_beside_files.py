@@ -16,8 +16,8 @@ import pytest
 import tensorflow as tf
 
 import sok_embed as sok
+from sok_embed import FeatureConfig, TableConfig, storage_copies
 from sok_embed import feature_column as fc
-from sok_embed import storage_copies
 from sok_embed.saving import save_whole, write_archive
 
 KEYS, DIM, KILLS = np.arange(20).reshape(-1, 1), 4, 5
@@ -213,6 +213,44 @@ def test_a_save_that_fails_leaves_the_pair_of_before(tmp_path, storage):
     assert os.listdir(tmp_path / "best.keras.rows") == there
     assert versions(keras.saving.load_model(path)) == {1.0}
     assert "copy" not in model.get_layer("emb").get_config()["storage"]
+
+
+def test_an_interrupt_after_the_file_was_replaced_keeps_its_rows(tmp_path, storage, monkeypatch):
+    model = model_over(storage)
+    path = tmp_path / "best.keras"
+    set_all(model, 1.0)
+    keep(model, path)
+    set_all(model, 2.0)
+    replace = os.replace
+
+    def interrupted(*paths):
+        replace(*paths)
+        if paths[1] == str(path):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        keep(model, path)
+    monkeypatch.undo()
+    assert versions(keras.saving.load_model(path)) == {2.0}
+
+
+def test_a_frozen_table_of_a_collection_may_be_read_only(tmp_path):
+    with sok.Storage(tmp_path / "fixed") as storage:
+        set_all(model_over(storage), 1.0)
+    with sok.Storage(tmp_path / "fixed", read_only=True) as reader:
+        tables = [
+            TableConfig("fixed", None, DIM, storage=reader, trainable=False),
+            TableConfig("free", None, DIM),
+        ]
+        features = [FeatureConfig(table.name, table) for table in tables]
+        layer = sok.DistributedEmbedding(features, output="concat", name="emb")
+        inputs = keras.Input((1,), dtype="int64")
+        model = keras.Model(inputs, keras.layers.Dense(1)(layer([inputs, inputs])))
+        model.compile("sgd", "mse")
+        callback = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras")
+        model.fit(KEYS, np.ones(len(KEYS)), verbose=0, callbacks=[callback])
+        assert layer.tables["free"].size() == len(KEYS)
 
 
 SAVE_AGAIN_AND_AGAIN = f"""
