@@ -162,10 +162,13 @@ class Table(tf.saved_model.experimental.TrackableResource):
             return {}
         if self.storage is not None:
             # The rows stay where they are; only that they were there is written down.
+            said = [self.storage.path, self.storage.id]
             with tf.init_scope():
                 self.storage.flush()
-                steps = int(self.step_count())
-            return contents.storage_tensors(f"{self.storage.path}\0{self.storage.id}\0{steps}")
+                # In the graph of a SavedModel there are no values, and nobody reads the steps.
+                if tf.executing_eagerly():
+                    said.append(str(int(self.step_count())))
+            return contents.storage_tensors("\0".join(said))
         if contents.are_vectors_alone():
             vectors = tf_ops.export(self.resource_handle, self.dim, with_slots=False)
             return {"keys": vectors.keys, "embeddings": vectors.embeddings}
