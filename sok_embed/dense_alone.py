@@ -96,7 +96,7 @@ class LayerWithRows(LayerOfIds):
 
     @property
     def trainable(self) -> bool:
-        """Whether training changes the layer. `compile` asks, so its optimizer is checked here.
+        """Tells whether training changes the layer; checks the optimizer where `compile` asks.
 
         Raises:
             ValueError: From `compile`, for an optimizer whose rule rows cannot follow.
@@ -127,18 +127,18 @@ class LayerWithRows(LayerOfIds):
 
     @property
     def embeddings(self) -> Any:
-        """Raises: there is no such weight.
+        """Raises an error that says where the vectors are.
 
         Raises:
-            AttributeError: With what has the vectors.
+            AttributeError: Always.
         """
         raise AttributeError(
-            f"Layer '{self.name}' has no attribute 'embeddings', as its rows are no variable. "
+            f"Layer '{self.name}' has no attribute 'embeddings', as its rows are not a variable. "
             f"{_VECTORS}"
         )
 
     def get_weights(self) -> Any:
-        """Returns variables that are no rows; raises where there are none but the anchor.
+        """Returns the variables of the layer; raises where the anchor is the only one.
 
         Raises:
             ValueError: With what has the vectors.
@@ -187,8 +187,8 @@ class LayerWithRows(LayerOfIds):
     def weights(self) -> Any:
         """The anchor; raises for those who would take it for the whole layer.
 
-        Where Keras counts parameters, the vectors of the rows stand in its place, and where it
-        draws histograms, nothing does: it is always 0.
+        Where Keras counts parameters, the vectors of the rows are counted instead of the anchor,
+        and where it draws histograms, nothing is drawn of it, since it is always 0.
         """
         asking = self._check_dense_alone()
         found = super().weights
@@ -254,7 +254,7 @@ class LayerWithRows(LayerOfIds):
                 f"Layer '{self.name}': expected sok_embed.callbacks.{callback}, which keeps the "
                 f"rows of {changing[0]!r} with the dense weights. Received: that of Keras, which "
                 "leaves rows where they are: dense weights of one time would meet the rows of a "
-                "later one. Use ours in its place."
+                "later one. Use ours instead."
             )
 
     def _reason(self, asking: set[str]) -> str | None:

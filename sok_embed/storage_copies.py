@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from sok_embed import callers, communicators, kv
 from sok_embed.kv.storage import open_copy
+from sok_embed.scratch import sync
 
 _ENDING = ".rows"
 _COPY = "copy"  # the field of a storage's config that has the number
@@ -94,8 +95,8 @@ def kept_beside(file: str, storages: Iterable[kv.Storage]) -> Iterator[None]:
             os.makedirs(folder)
             for storage in copied:
                 storage.checkpoint(os.path.join(folder, _id_of(storage)))
-            _sync(folder)
-            _sync(all_of_file)
+            sync(folder)
+            sync(all_of_file)
         token = _copied.set(copied)
         try:
             yield
@@ -193,11 +194,3 @@ def _remove_others(folder: str, kept: str) -> None:
                 os.close(lock)
     with contextlib.suppress(OSError):
         os.rmdir(folder)  # if nothing is in there any more
-
-
-def _sync(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,26 +1,24 @@
 """Rows of a storage that lie beside the file of a model: both are of one moment."""
 
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
 import textwrap
-import time
 import warnings
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from killed_files import kill_again_and_again
 
 import sok_embed as sok
 from sok_embed import FeatureConfig, TableConfig, storage_copies
 from sok_embed import feature_column as fc
 from sok_embed.saving import save_whole, write_archive
 
-KEYS, DIM, KILLS = np.arange(20).reshape(-1, 1), 4, 5
+KEYS, DIM = np.arange(20).reshape(-1, 1), 4
 
 
 def model_over(storage, dim=DIM, **arguments):
@@ -273,25 +271,11 @@ SAVE_AGAIN_AND_AGAIN = f"""
 
 
 def test_a_kill_leaves_file_and_rows_of_one_moment(tmp_path):
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    waits = random.Random(seed)
-    command = [sys.executable, "-c", textwrap.dedent(SAVE_AGAIN_AND_AGAIN)]
-    last = 0
-    for _ in range(KILLS):
-        process = subprocess.Popen(
-            [*command, str(last + 1)], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-        )
-        # The line of a version comes before it is saved, so the one before has been saved.
-        printed = [int(process.stdout.readline()) for _ in range(2)]
-        time.sleep(waits.uniform(0.0, 0.3))
-        process.send_signal(signal.SIGKILL)
-        printed += [int(line) for line in process.stdout.read().split()]
-        process.wait()
-        found = versions(keras.saving.load_model(tmp_path / "best.keras"))
-        assert len(found) == 1
-        assert printed[-1] - 1 <= found.pop() <= printed[-1]
-        last = printed[-1]
+    def found():
+        (version,) = versions(keras.saving.load_model(tmp_path / "best.keras"))
+        return version
+
+    kill_again_and_again(SAVE_AGAIN_AND_AGAIN, tmp_path, found)
     model = model_over(sok.Storage(tmp_path / "rows"))
     keep(model, tmp_path / "best.keras")
     assert sorted(os.listdir(tmp_path)) == ["best.keras", "best.keras.rows", "rows"]
