@@ -14,7 +14,7 @@ _PLAIN = re.compile(
 
 
 def shown(value: Any) -> str:
-    """Returns a value as messages show it: its `repr`, with names in the place of addresses.
+    """Returns a value as messages show it: its `repr`, with names instead of addresses.
 
     Example:
     >>> shown([3, object()])

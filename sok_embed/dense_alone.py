@@ -84,13 +84,19 @@ class LayerWithRows(LayerOfIds):
         found = (getattr(table, "storage", None) for table in self._tables())
         return list(dict.fromkeys(storage for storage in found if storage is not None))
 
+    def _trained_storages(self) -> list[kv.Storage]:
+        """Returns the storages whose rows training changes."""
+        tables = zip(self._tables(), self._trained_tables(), strict=True)
+        found = (getattr(table, "storage", None) for table, trained in tables if trained)
+        return [storage for storage in found if storage is not None]
+
     def _rows_are_kept(self) -> bool:
         """Returns whether rows lie in storages, and stay there whatever weights are set."""
         return all(getattr(table, "storage", None) is not None for table in self._tables())
 
     @property
     def trainable(self) -> bool:
-        """Whether training changes the layer. `compile` asks, so its optimizer is checked here.
+        """Tells whether training changes the layer; checks the optimizer where `compile` asks.
 
         Raises:
             ValueError: From `compile`, for an optimizer whose rule rows cannot follow.
@@ -121,18 +127,18 @@ class LayerWithRows(LayerOfIds):
 
     @property
     def embeddings(self) -> Any:
-        """Raises: there is no such weight.
+        """Raises an error that says where the vectors are.
 
         Raises:
-            AttributeError: With what has the vectors.
+            AttributeError: Always.
         """
         raise AttributeError(
-            f"Layer '{self.name}' has no attribute 'embeddings', as its rows are no variable. "
+            f"Layer '{self.name}' has no attribute 'embeddings', as its rows are not a variable. "
             f"{_VECTORS}"
         )
 
     def get_weights(self) -> Any:
-        """Returns variables that are no rows; raises where there are none but the anchor.
+        """Returns the variables of the layer; raises where the anchor is the only one.
 
         Raises:
             ValueError: With what has the vectors.
@@ -140,7 +146,8 @@ class LayerWithRows(LayerOfIds):
         if not _allowed.get() and all(map(is_anchor, self.weights)) and self._tables():
             raise ValueError(
                 f"Layer '{self.name}': expected to be asked for its rows. Received: get_weights, "
-                f"which has variables alone, and here but one that is always 0. {_VECTORS}"
+                "which returns variables, and the only one here is the anchor, which is always 0. "
+                f"{_VECTORS}"
             )
         return super().get_weights()
 
@@ -162,8 +169,8 @@ class LayerWithRows(LayerOfIds):
 
     def _check_trains(self) -> None:
         """Raises for rows that `fit` could not change, before it changes dense weights."""
-        fixed = [storage for storage in self._storages() if storage.read_only]
-        if fixed and self.trainable:
+        fixed = [storage for storage in self._trained_storages() if storage.read_only]
+        if fixed:
             raise ValueError(
                 f"Layer '{self.name}': expected a storage that may be written, as fit trains its "
                 f"rows. Received: {fixed[0]!r}. Freeze the layer, by layer.trainable = False; or "
@@ -180,8 +187,8 @@ class LayerWithRows(LayerOfIds):
     def weights(self) -> Any:
         """The anchor; raises for those who would take it for the whole layer.
 
-        Where Keras counts parameters, the vectors of the rows stand in its place, and where it
-        draws histograms, nothing does: it is always 0.
+        Where Keras counts parameters, the vectors of the rows are counted instead of the anchor,
+        and where it draws histograms, nothing is drawn of it, since it is always 0.
         """
         asking = self._check_dense_alone()
         found = super().weights
@@ -241,13 +248,13 @@ class LayerWithRows(LayerOfIds):
 
     def _check_rows_stay(self, callback: str) -> None:
         """Raises for a callback of Keras whose file would soon be older than the rows on disk."""
-        changing = [storage for storage in self._storages() if not storage.read_only]
-        if changing and self.trainable:
+        changing = [storage for storage in self._trained_storages() if not storage.read_only]
+        if changing:
             raise ValueError(
                 f"Layer '{self.name}': expected sok_embed.callbacks.{callback}, which keeps the "
                 f"rows of {changing[0]!r} with the dense weights. Received: that of Keras, which "
                 "leaves rows where they are: dense weights of one time would meet the rows of a "
-                "later one. Use ours in its place."
+                "later one. Use ours instead."
             )
 
     def _reason(self, asking: set[str]) -> str | None:

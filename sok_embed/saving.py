@@ -23,7 +23,7 @@ from sok_embed.checkpoint.tables import Host, find, steps_of
 from sok_embed.checkpoint.whole_tables import WholeTables
 from sok_embed.checkpoint.writing import records_of_all
 from sok_embed.dense_alone import LayerWithRows
-from sok_embed.scratch import locked_folder, remove_leftovers, work_folder
+from sok_embed.scratch import locked_folder, remove_leftovers, sync, work_folder
 
 
 def save_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
@@ -240,17 +240,9 @@ def replacing(path: str | os.PathLike[str], number: int | None = None) -> Iterat
         yield temporary
         if os.path.isfile(target):
             shutil.copymode(target, temporary)
-        _sync(temporary)
+        sync(temporary)
         os.replace(temporary, target)
-        _sync(folder)
+        sync(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
         os.close(lock)
-
-
-def _sync(path: Any) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -59,6 +59,15 @@ def remove_leftovers(folder: str, name: str) -> None:
                 os.close(lock)
 
 
+def sync(path: str) -> None:
+    """Forces a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

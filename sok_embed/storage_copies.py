@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from sok_embed import callers, communicators, kv
 from sok_embed.kv.storage import open_copy
+from sok_embed.scratch import sync
 
 _ENDING = ".rows"
 _COPY = "copy"  # the field of a storage's config that has the number
@@ -78,7 +79,7 @@ def kept_beside(file: str, storages: Iterable[kv.Storage]) -> Iterator[None]:
     """Copies storages for a file that is written within the block, and replaced at its end.
 
     Copies of earlier files of the path go afterwards, but for those that somebody has open. After
-    an error the new copies go.
+    an error that leaves the old file the new copies go.
 
     Args:
         file: The path of the file.
@@ -88,20 +89,23 @@ def kept_beside(file: str, storages: Iterable[kv.Storage]) -> Iterator[None]:
     copied = dict.fromkeys(storages, number)
     all_of_file = f"{file}{_ENDING}"
     folder = os.path.join(all_of_file, number)
+    before = _identity(file)
     try:
         if copied:
             os.makedirs(folder)
             for storage in copied:
                 storage.checkpoint(os.path.join(folder, _id_of(storage)))
-            _sync(folder)
-            _sync(all_of_file)
+            sync(folder)
+            sync(all_of_file)
         token = _copied.set(copied)
         try:
             yield
         finally:
             _copied.reset(token)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        # An interrupt may come when the new file, which needs its copies, is in its place already.
+        if _identity(file) == before:
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     _remove_others(all_of_file, number)
 
@@ -151,13 +155,23 @@ def _id_of(storage: kv.Storage) -> str:
     return storage.id or "0" * 16  # one that was made before storages had ids
 
 
+def _identity(file: str) -> tuple[int, int] | None:
+    """Tells a file from another one that takes its place; `None`: there is none."""
+    try:
+        found = os.stat(file)
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
 def _shared_lock(folder: str) -> int | None:
     """Locks a folder that is read against its removal; `None`: it is not there."""
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         return None
-    fcntl.flock(lock, fcntl.LOCK_SH)
+    with contextlib.suppress(OSError):  # some network file systems have no locks
+        fcntl.flock(lock, fcntl.LOCK_SH)
     return lock
 
 
@@ -180,11 +194,3 @@ def _remove_others(folder: str, kept: str) -> None:
                 os.close(lock)
     with contextlib.suppress(OSError):
         os.rmdir(folder)  # if nothing is in there any more
-
-
-def _sync(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -162,10 +162,13 @@ class Table(tf.saved_model.experimental.TrackableResource):
             return {}
         if self.storage is not None:
             # The rows stay where they are; only that they were there is written down.
+            said = [self.storage.path, self.storage.id]
             with tf.init_scope():
                 self.storage.flush()
-                steps = int(self.step_count())
-            return contents.storage_tensors(f"{self.storage.path}\0{self.storage.id}\0{steps}")
+                # In the graph of a SavedModel there are no values, and nobody reads the steps.
+                if tf.executing_eagerly():
+                    said.append(str(int(self.step_count())))
+            return contents.storage_tensors("\0".join(said))
         if contents.are_vectors_alone():
             vectors = tf_ops.export(self.resource_handle, self.dim, with_slots=False)
             return {"keys": vectors.keys, "embeddings": vectors.embeddings}
@@ -177,7 +180,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
                 _, *said = os.fsdecode(restored[contents.STORAGE].numpy()).split("\0")
                 warn_of_another(self.storage, said[0] if said else "")
                 if len(said) > 1:
-                    self.warn_of_later_steps(f"Table '{self.name}'", int(said[1]))
+                    self._warn_of_later_steps(f"Table '{self.name}'", int(said[1]))
             return tf.no_op()
         if "slots" not in restored:
             return tf_ops.assign(self.resource_handle, restored["keys"], restored["embeddings"])
@@ -189,7 +192,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
             self._warn_of_dropped(given)
         return done
 
-    def warn_of_later_steps(self, what: str, steps: int) -> None:
+    def _warn_of_later_steps(self, what: str, steps: int) -> None:
         """Warns where dense weights that are loaded meet rows on disk of another time.
 
         Args:

@@ -96,7 +96,7 @@ class SavedRows:
             self._warn_of_missing(store, saved)
             if self._steps_entry in saved:
                 steps = int(np.asarray(store[self._steps_entry]))
-                self._table.warn_of_later_steps(f"Layer '{self._layer}'", steps)
+                self._table._warn_of_later_steps(f"Layer '{self._layer}'", steps)
             return _do_nothing
         what = f"Layer '{self._layer}'"
         if storage is not None and callers.loading_model():

@@ -1,26 +1,24 @@
 """Rows of a storage that lie beside the file of a model: both are of one moment."""
 
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
 import textwrap
-import time
 import warnings
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from killed_files import kill_again_and_again
 
 import sok_embed as sok
+from sok_embed import FeatureConfig, TableConfig, storage_copies
 from sok_embed import feature_column as fc
-from sok_embed import storage_copies
 from sok_embed.saving import save_whole, write_archive
 
-KEYS, DIM, KILLS = np.arange(20).reshape(-1, 1), 4, 5
+KEYS, DIM = np.arange(20).reshape(-1, 1), 4
 
 
 def model_over(storage, dim=DIM, **arguments):
@@ -215,6 +213,44 @@ def test_a_save_that_fails_leaves_the_pair_of_before(tmp_path, storage):
     assert "copy" not in model.get_layer("emb").get_config()["storage"]
 
 
+def test_an_interrupt_after_the_file_was_replaced_keeps_its_rows(tmp_path, storage, monkeypatch):
+    model = model_over(storage)
+    path = tmp_path / "best.keras"
+    set_all(model, 1.0)
+    keep(model, path)
+    set_all(model, 2.0)
+    replace = os.replace
+
+    def interrupted(*paths):
+        replace(*paths)
+        if paths[1] == str(path):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        keep(model, path)
+    monkeypatch.undo()
+    assert versions(keras.saving.load_model(path)) == {2.0}
+
+
+def test_a_frozen_table_of_a_collection_may_be_read_only(tmp_path):
+    with sok.Storage(tmp_path / "fixed") as storage:
+        set_all(model_over(storage), 1.0)
+    with sok.Storage(tmp_path / "fixed", read_only=True) as reader:
+        tables = [
+            TableConfig("fixed", None, DIM, storage=reader, trainable=False),
+            TableConfig("free", None, DIM),
+        ]
+        features = [FeatureConfig(table.name, table) for table in tables]
+        layer = sok.DistributedEmbedding(features, output="concat", name="emb")
+        inputs = keras.Input((1,), dtype="int64")
+        model = keras.Model(inputs, keras.layers.Dense(1)(layer([inputs, inputs])))
+        model.compile("sgd", "mse")
+        callback = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras")
+        model.fit(KEYS, np.ones(len(KEYS)), verbose=0, callbacks=[callback])
+        assert layer.tables["free"].size() == len(KEYS)
+
+
 SAVE_AGAIN_AND_AGAIN = f"""
     import itertools, sys
     import keras, numpy as np
@@ -235,25 +271,11 @@ SAVE_AGAIN_AND_AGAIN = f"""
 
 
 def test_a_kill_leaves_file_and_rows_of_one_moment(tmp_path):
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    waits = random.Random(seed)
-    command = [sys.executable, "-c", textwrap.dedent(SAVE_AGAIN_AND_AGAIN)]
-    last = 0
-    for _ in range(KILLS):
-        process = subprocess.Popen(
-            [*command, str(last + 1)], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-        )
-        # The line of a version comes before it is saved, so the one before has been saved.
-        printed = [int(process.stdout.readline()) for _ in range(2)]
-        time.sleep(waits.uniform(0.0, 0.3))
-        process.send_signal(signal.SIGKILL)
-        printed += [int(line) for line in process.stdout.read().split()]
-        process.wait()
-        found = versions(keras.saving.load_model(tmp_path / "best.keras"))
-        assert len(found) == 1
-        assert printed[-1] - 1 <= found.pop() <= printed[-1]
-        last = printed[-1]
+    def found():
+        (version,) = versions(keras.saving.load_model(tmp_path / "best.keras"))
+        return version
+
+    kill_again_and_again(SAVE_AGAIN_AND_AGAIN, tmp_path, found)
     model = model_over(sok.Storage(tmp_path / "rows"))
     keep(model, tmp_path / "best.keras")
     assert sorted(os.listdir(tmp_path)) == ["best.keras", "best.keras.rows", "rows"]

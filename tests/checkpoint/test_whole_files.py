@@ -1,12 +1,6 @@
 """A file that is saved is the old one or the new one, also where its process is killed."""
 
 import io
-import random
-import signal
-import subprocess
-import sys
-import textwrap
-import time
 import zipfile
 from pathlib import Path
 
@@ -14,11 +8,12 @@ import h5py
 import keras
 import numpy as np
 import pytest
+from killed_files import kill_again_and_again
 
 import sok_embed as sok
 from sok_embed.saving import replacing
 
-ROWS, DIM, KILLS = 200_000, 8, 5
+ROWS, DIM = 200_000, 8
 
 SAVE_AGAIN_AND_AGAIN = f"""
     import itertools, os, sys
@@ -45,28 +40,16 @@ def small_model():
 
 
 def test_a_kill_leaves_the_last_whole_model(tmp_path):
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    waits = random.Random(seed)
-    command = [sys.executable, "-c", textwrap.dedent(SAVE_AGAIN_AND_AGAIN)]
-    last = 0
-    for _ in range(KILLS):
-        process = subprocess.Popen(
-            [*command, str(last + 1)], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-        )
-        # The line of a version comes before it is saved, so the one before has been saved.
-        printed = [int(process.stdout.readline()) for _ in range(2)]
-        time.sleep(waits.uniform(0.0, 0.3))
-        process.send_signal(signal.SIGKILL)
-        printed += [int(line) for line in process.stdout.read().split()]
-        process.wait()
+    def found():
         model = keras.models.load_model(tmp_path / "model.keras")
         keys, rows = model.get_layer("emb").table.export()
         version = rows[0, 0]
-        assert printed[-1] - 1 <= version <= printed[-1]
         assert len(keys) == ROWS and (rows == version).all()
         assert (model.layers[-1].get_weights()[0] == version).all()
-        last = printed[-1]
+        return version
+
+    kill_again_and_again(SAVE_AGAIN_AND_AGAIN, tmp_path, found)
+    model = keras.models.load_model(tmp_path / "model.keras")
     sok.save_model(model, tmp_path / "model.keras")
     assert [file.name for file in tmp_path.iterdir()] == ["model.keras"]
 
