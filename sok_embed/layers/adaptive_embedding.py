@@ -198,7 +198,8 @@ class AdaptiveEmbedding(AnchoredLayer):
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Looks the keys up; with `training`, counts them and makes rows."""
-        padded, pools = self._padding is not None, self.combiner is not None
+        pools = self.combiner is not None
+        padded = pools and self._padding is not None
         refuse_dense_signature(self, inputs, padded=padded, pools=pools)
         ids = self._to_ids(inputs)
         route = read_route(self, mask, inputs)

@@ -258,11 +258,12 @@ class DistributedEmbedding(LayerWithRows):
         def of_feature(inputs: Any) -> list[Any]:
             return [each.value for each in self._nest.inputs(inputs) if each.feature is feature]
 
+        combines = feature.own_combiner is not None
         refuse_dense_signature(
             self,
             given.value,
-            padded=feature.padding is not None,
-            pools=feature.own_combiner is not None and given.value.shape.rank != 1,
+            padded=combines and feature.padding is not None,
+            pools=combines and given.value.shape.rank != 1,
             feature=feature.name,
             chosen=of_feature,
         )

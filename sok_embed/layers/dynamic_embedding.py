@@ -202,7 +202,8 @@ class DynamicEmbedding(TableLayer):
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Looks the keys up; with `training`, makes rows for those that have none."""
-        padded, pools = self._padding is not None, self.combiner is not None
+        pools = self.combiner is not None
+        padded = pools and self._padding is not None
         refuse_dense_signature(self, inputs, padded=padded, pools=pools)
         if self.combiner is not None:
             return self._pool(inputs, weights, training)

@@ -36,7 +36,8 @@ def refuse_dense_signature(
     Args:
         layer: The layer.
         ids: What it was given.
-        padded: Whether the layer knows what is padding.
+        padded: Whether the layer leaves padding out of what it pools. A mask does not do: what
+            comes after ragged vectors need not look for one.
         pools: Whether it makes one vector of several keys.
         feature: Which of the layer's features the ids are of.
         chosen: Takes the layer's first argument and returns the part that is this feature's.
