@@ -44,6 +44,8 @@ _OF_TABLES = "Give it to a TableConfig."
 _REMEDIES = {
     "output_dim": "Give embedding_dim= to a TableConfig.",
     "combiner": "Give it to a TableConfig or a FeatureConfig.",
+    "mask_zero": "Give it to a FeatureConfig.",
+    "padding_value": "Give it to a FeatureConfig.",
     "weights": "Make the layer, and put rows in with layer.tables[name].assign(keys, embeddings).",
     "embeddings_initializer": "Give initializer= to a TableConfig.",
     "embedding_initializer": "Give initializer= to a TableConfig.",

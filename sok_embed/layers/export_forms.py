@@ -47,7 +47,7 @@ def refuse_dense_signature(
     """
     if callers.computing_shapes():
         return
-    form = Form.of(ids).kind
+    form = Form.of(ids).kind if hasattr(ids, "dtype") else "dense"  # a list
     if not callers.tracing_default_signature():
         if form != "dense" or not callers.building_from_file():
             forms = _seen.setdefault(layer, {})
