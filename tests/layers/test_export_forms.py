@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import sok_embed as sok
+from sok_embed import feature_column as fc
 
 IDS = [[5, 2**40], [], [7], [0, 5, 5]]
 WEIGHTS = [[0.5, 2.0], [], [3.0], [1.0, -1.0, 4.0]]
@@ -244,3 +245,25 @@ def test_ragged_vectors_of_single_keys_are_exported_by_parts_alone(make, tmp_pat
     sok.export_model(model, tmp_path / "parts")
     found = served(str(tmp_path / "parts"), parts_of({"ids": ids}))
     np.testing.assert_allclose(found, model(ids), rtol=1e-6)
+
+
+@pytest.mark.parametrize("padding", [None, -3])
+@pytest.mark.parametrize("form", ["ragged", "sparse"])
+def test_feature_columns_are_exported_by_parts_or_padded(padding, form, tmp_path):
+    column = fc.categorical_column_with_embedding("ids", tf.int64, padding_value=padding)
+    layer = fc.DenseFeatures([fc.embedding_column(column, 3)])
+    flags = {"ragged": form == "ragged", "sparse": form == "sparse"}
+    inputs = {"ids": keras.Input((None,), dtype="int64", name="ids", **flags)}
+    model = keras.Model(inputs, layer(inputs))
+    fed = {"ids": given(form, IDS, np.int64)}
+    expected = model(fed, training=True)
+    sok.export_model(model, tmp_path / "parts")
+    np.testing.assert_allclose(served(str(tmp_path / "parts"), parts_of(fed)), expected, rtol=1e-6)
+    if padding is None:
+        with pytest.raises(ValueError, match=REFUSED):
+            model.export(str(tmp_path / "refused"), verbose=False)
+    else:
+        model.export(str(tmp_path / "padded"), verbose=False)
+        ids = given("ragged", IDS, np.int64).to_tensor(padding)
+        found = served(str(tmp_path / "padded"), {"ids": ids})
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
