@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,6 +25,7 @@ from sok_embed.feature_column.rows_column import RowsColumn
 from sok_embed.layers.arguments import check_training
 from sok_embed.layers.cast_ids import refuse_casts
 from sok_embed.layers.default_signatures import refuse_when_served
+from sok_embed.layers.export_forms import refuse_dense_signature
 from sok_embed.layers.rebuilding import check_rebuilt
 from sok_embed.layers.saved_rows import check_saves_all_rows
 from sok_embed.strategies import check_strategy
@@ -135,6 +137,7 @@ class _FeaturesLayer(LayerWithRows, ABC):
         if callers.building_from_file():
             return self._placeholders()
         refuse_casts(self, self._ids_among)
+        self._refuse_dense_signature(features)
         try:
             return self._look_up(*self._begin(features, adaptive_mask_tensors, training))
         except (TypeError, ValueError):
@@ -147,6 +150,19 @@ class _FeaturesLayer(LayerWithRows, ABC):
         )
         # The number of examples, of any of the features.
         return self._nothing(tf.shape(tf.nest.flatten(features)[0])[0])
+
+    def _refuse_dense_signature(self, features: Any) -> None:
+        """Raises for ids that an export would take as dense, and padded; "" is missing anyway."""
+        for column in map(own_rows_column_in, self._state.columns):
+            if column is not None and isinstance(features, Mapping) and column.key in features:
+                refuse_dense_signature(
+                    self,
+                    features[column.key],
+                    padded=column.padding_value is not None or column.dtype == tf.string,
+                    pools=False,
+                    feature=column.key,
+                    chosen=operator.itemgetter(column.key),
+                )
 
     def _ids_among(self, features: Any) -> list[Any]:
         """Returns those of symbolic features that columns take for ids of rows of their own."""

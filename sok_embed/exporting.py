@@ -39,18 +39,30 @@ def export_model(
     Args:
         model: A Keras model that is built.
         path: A folder for the SavedModel. Its endpoint is `serve`, and `serving_default`.
-        input_signature: What the model takes, of which only a functional or sequential model knows
-            itself: a nest of `tf.TensorSpec`, `tf.RaggedTensorSpec` and `tf.SparseTensorSpec` as
-            its first argument. Inputs go by their keys in dicts and the names of specs.
+        input_signature: What the model takes, in a list, as `model.export` has it: its first
+            argument, a nest of `tf.TensorSpec`, `tf.RaggedTensorSpec` and `tf.SparseTensorSpec`.
+            Inputs go by their keys in dicts, and by names of specs that have one. `None`: as a
+            functional or sequential model knows itself.
 
     Raises:
-        ValueError: For a subclassed model without a signature, and for two inputs of one name.
+        ValueError: For a subclassed model without a signature, for a signature of several
+            arguments, and for two tensors of one name.
     """
-    nest = _inputs_of(model) if input_signature is None else input_signature
-    named = _by_name(nest, "inputs")
+    nest = _inputs_of(model) if input_signature is None else _only_argument(input_signature)
     specs = tree.map_structure(_spec_of, nest)
-    inputs = [_Input(name, spec) for name, spec in zip(named, tree.flatten(specs), strict=True)]
+    inputs = [
+        _Input(getattr(leaf, "name", None) or _place(path, "inputs"), spec)
+        for (path, leaf), spec in zip(
+            tree.flatten_with_path(nest), tree.flatten(specs), strict=True
+        )
+    ]
     parts = [part for each in inputs for part in each.parts]
+    names = [part.name for part in parts]
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"Expected tensors of different names. Received: {', '.join(names)}. Name the inputs "
+            "otherwise."
+        )
 
     def serve(given: dict[str, tf.Tensor]) -> Any:
         tensors = [each.tensor(given) for each in inputs]
@@ -113,23 +125,21 @@ def _inputs_of(model: keras.Model) -> Any:
         raise ValueError(
             f"Model '{model.name}': expected an input_signature for a subclassed model, of which "
             "Keras does not know what it takes. Received: none. Pass one, as in "
-            "input_signature={'words': tf.RaggedTensorSpec([None, None], tf.int64)}."
+            "input_signature=[tf.RaggedTensorSpec([None, None], tf.int64)]."
         )
     struct = functional._inputs_struct
     return struct[0] if isinstance(struct, list) and len(struct) == 1 else struct
 
 
-def _by_name(nest: Any, default: str) -> dict[str, Any]:
-    """Returns the leaves of a nest by their own names, or by where they are in it.
-
-    Raises:
-        ValueError: For two of one name.
-    """
-    flat = tree.flatten_with_path(nest)
-    named = {getattr(leaf, "name", None) or _place(path, default): leaf for path, leaf in flat}
-    if len(named) < len(flat):
-        raise ValueError(f"Expected {default} of different names. Received: {', '.join(named)}.")
-    return named
+def _only_argument(signature: Any) -> Any:
+    """Returns the nest of the first argument; raises for more than one, or none."""
+    if isinstance(signature, (list, tuple)) and len(signature) == 1:
+        return signature[0]
+    count = len(signature) if isinstance(signature, (list, tuple)) else type(signature).__name__
+    raise ValueError(
+        "Expected input_signature to be a list of one argument, the model's inputs, as in "
+        f"[tf.RaggedTensorSpec([None, None], tf.int64)]. Received: {count}."
+    )
 
 
 def _place(path: tuple[Any, ...], default: str) -> str:

@@ -419,8 +419,9 @@ def read_rows(table: SharedTable, default: str | int | None = None) -> Read:
 
     Args:
         table: The part of this worker.
-        default: What keys without a row read in calls that do not train: `"zeros"`, or the vector
-            of another key of this worker. `None`: the vector that training would start from.
+        default: The vector of keys without a row in calls that do not train: `"zeros"`; or another
+            key of this worker, whose vector it is. `None`: the vector that training would start
+            from.
     """
 
     def read(call: Call, dtype: tf.DType, keys: tf.Tensor, *columns: tf.Tensor | None) -> tf.Tensor:

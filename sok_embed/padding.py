@@ -15,8 +15,8 @@ def padding_key(mask_zero: Any, padding_value: Any) -> int | None:
     """Returns the key that is padding, as int64, or `None` if all keys are keys.
 
     Args:
-        mask_zero: Whether 0 is padding, as Keras has it.
-        padding_value: The key that is, an int64 or a uint64; or `None`.
+        mask_zero: True if 0 is padding, as Keras has it.
+        padding_value: The key that is padding, an int64 or a uint64; or `None`.
 
     Raises:
         ValueError: For other values, and for `mask_zero` beside a value that is not 0.

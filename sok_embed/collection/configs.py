@@ -175,7 +175,7 @@ class FeatureConfig:
             needed.
         output_shape: That of the output, likewise.
         combiner: That of this feature; `"table"`: the table's.
-        mask_zero: Whether key 0 is padding, as Keras spells `padding_value=0`.
+        mask_zero: True if key 0 is padding, as Keras spells `padding_value=0`.
         padding_value: The key that is padding, an int64 or a uint64, as `DynamicEmbedding` has it:
             what is combined leaves it out, in every form of input; with `combiner=None` the vectors
             of a dense input get a mask. `None`: every key is a key.

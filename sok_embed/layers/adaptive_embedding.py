@@ -73,7 +73,7 @@ class AdaptiveEmbedding(AnchoredLayer):
         embeddings_initializer: Of static rows: a Keras initializer, its name or config. `"uniform"`
             is -0.05..0.05.
         optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
-        mask_zero: Whether key 0 is padding, as Keras spells `padding_value=0`.
+        mask_zero: True if key 0 is padding, as Keras spells `padding_value=0`.
         padding_value: The key that is padding, as `DynamicEmbedding` has it: with a combiner it is
             neither looked up nor counted, whatever a mask says of it; without one it has a vector,
             which later layers mask. `None`: every key is a key.
@@ -198,7 +198,8 @@ class AdaptiveEmbedding(AnchoredLayer):
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Looks the keys up; with `training`, counts them and makes rows."""
-        padded, pools = self._padding is not None, self.combiner is not None
+        pools = self.combiner is not None
+        padded = pools and self._padding is not None
         refuse_dense_signature(self, inputs, padded=padded, pools=pools)
         ids = self._to_ids(inputs)
         route = read_route(self, mask, inputs)

@@ -44,6 +44,8 @@ _OF_TABLES = "Give it to a TableConfig."
 _REMEDIES = {
     "output_dim": "Give embedding_dim= to a TableConfig.",
     "combiner": "Give it to a TableConfig or a FeatureConfig.",
+    "mask_zero": "Give it to a FeatureConfig.",
+    "padding_value": "Give it to a FeatureConfig.",
     "weights": "Make the layer, and put rows in with layer.tables[name].assign(keys, embeddings).",
     "embeddings_initializer": "Give initializer= to a TableConfig.",
     "embedding_initializer": "Give initializer= to a TableConfig.",
@@ -258,11 +260,12 @@ class DistributedEmbedding(LayerWithRows):
         def of_feature(inputs: Any) -> list[Any]:
             return [each.value for each in self._nest.inputs(inputs) if each.feature is feature]
 
+        combines = feature.own_combiner is not None
         refuse_dense_signature(
             self,
             given.value,
-            padded=feature.padding is not None,
-            pools=feature.own_combiner is not None and given.value.shape.rank != 1,
+            padded=combines and feature.padding is not None,
+            pools=combines and given.value.shape.rank != 1,
             feature=feature.name,
             chosen=of_feature,
         )

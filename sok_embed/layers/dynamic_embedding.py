@@ -67,7 +67,7 @@ class DynamicEmbedding(TableLayer):
         output_dim: The length of a vector.
         embeddings_initializer: A Keras initializer, its name or config. `"uniform"` is
             -0.05..0.05.
-        mask_zero: Whether key 0 is padding, as Keras spells `padding_value=0`.
+        mask_zero: True if key 0 is padding, as Keras spells `padding_value=0`.
         optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
         combiner: How the vectors of the keys along the last axis become one: `"sum"`, `"mean"`,
             `"sqrtn"` (the sum by the root of the number of keys) or `"max"`, place by place.
@@ -94,8 +94,8 @@ class DynamicEmbedding(TableLayer):
         eviction: Which rows go: of `sok_embed.eviction`, or `"lru"` or `"lfu"`, by which a full
             table evicts the rows that were trained least recently or least often, as many as
             newcomers need. `None`: rows stay.
-        default_vector: What a key without a row reads in calls that do not train, in evaluation
-            and serving: `"zeros"`, or the key whose vector stands for unknown ones, with one
+        default_vector: The vector of keys without a row in calls that do not train, in evaluation
+            and serving: `"zeros"`; or another key, whose vector stands for unknown ones, with one
             worker. `None`: the vector that training would start from, which nothing has trained.
         **kwargs: Of `keras.layers.Layer`.
 
@@ -202,7 +202,8 @@ class DynamicEmbedding(TableLayer):
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Looks the keys up; with `training`, makes rows for those that have none."""
-        padded, pools = self._padding is not None, self.combiner is not None
+        pools = self.combiner is not None
+        padded = pools and self._padding is not None
         refuse_dense_signature(self, inputs, padded=padded, pools=pools)
         if self.combiner is not None:
             return self._pool(inputs, weights, training)

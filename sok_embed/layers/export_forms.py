@@ -36,9 +36,10 @@ def refuse_dense_signature(
     Args:
         layer: The layer.
         ids: What it was given.
-        padded: Whether the layer knows what is padding.
-        pools: Whether it makes one vector of several keys.
-        feature: Which of the layer's features the ids are of.
+        padded: True if the layer leaves padding out of what it pools. A mask does not do: what
+            comes after ragged vectors need not look for one.
+        pools: True if it makes one vector of several keys.
+        feature: The name of the feature that the ids are of, in a layer of several.
         chosen: Takes the layer's first argument and returns the part that is this feature's.
 
     Raises:
@@ -46,7 +47,7 @@ def refuse_dense_signature(
     """
     if callers.computing_shapes():
         return
-    form = Form.of(ids).kind
+    form = Form.of(ids).kind if hasattr(ids, "dtype") else "dense"  # a list
     if not callers.tracing_default_signature():
         if form != "dense" or not callers.building_from_file():
             forms = _seen.setdefault(layer, {})

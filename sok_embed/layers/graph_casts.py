@@ -116,32 +116,40 @@ def checked_in_graph(what: str, ids: tf.Tensor) -> tf.Tensor:
 
 def _through_casts(ids: tf.Tensor) -> Iterator[_Through]:
     """Yields what of the ids has come from an input of the graph through a cast."""
-    tensor = ids
+    parts, seen = [ids], {ids.name}
+    while parts:
+        part = parts.pop()  # all of it is moved as one
+        through, more = _behind(part)
+        if through is not None:
+            yield through
+        parts += [each for each in more if each.name not in seen]
+        seen |= {each.name for each in more}
+
+
+def _behind(part: tf.Tensor) -> tuple[_Through | None, list[tf.Tensor]]:
+    """Goes back from a tensor to a cast, or to the tensors that it was put together from."""
+    tensor = part
     while True:
         op = tensor.op
         if op.type == "Cast":
             source = op.inputs[0]
             if source.dtype in EXACT_BELOW:
                 narrowest = _narrowest(source)
-                if narrowest is not None:
-                    yield _from_floats(ids, tensor.dtype, source, narrowest)
-                return
+                if narrowest is None:
+                    return None, []
+                return _from_floats(part, tensor.dtype, source, narrowest), []
             if not source.dtype.is_integer:
-                return
+                return None, []
             narrows = not keeps_ids(source.dtype.name, tensor.dtype.name)
             if narrows and _narrowest(source) is not None:
                 # What was cut off does not show in what came out.
-                yield _Through(source, source.dtype, tensor.dtype.min, tensor.dtype.max + 1)
-                return
+                low, high = tensor.dtype.min, tensor.dtype.max + 1
+                return _Through(source, source.dtype, low, high), []
             tensor = source
             continue
-        if op.type not in _MOVES:
-            return
-        moved = _moved(op)
-        if len(moved) > 1:
-            for each in moved:
-                yield from _through_casts(each)
-            return
+        moved = _moved(op) if op.type in _MOVES else []
+        if len(moved) != 1:
+            return None, moved
         tensor = moved[0]
 
 

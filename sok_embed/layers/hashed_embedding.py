@@ -101,7 +101,7 @@ class HashedEmbedding(HashedLayer):
     def call(self, input: Any) -> Any:
         """Looks the ids up."""
         ids = self._as_ids(input)
-        refuse_dense_signature(self, ids, padded=self.mask_zero, pools=False)
+        refuse_dense_signature(self, ids, padded=False, pools=False)
         self._check_ids(ids)
         if isinstance(ids, tf.RaggedTensor):
             return ids.with_flat_values(self._embed(ids.flat_values))

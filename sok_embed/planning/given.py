@@ -31,7 +31,7 @@ _TABLE = {
 }
 _FEATURE = {
     *("name", "table", "input_shape", "output_shape", "combiner", "max_length"),
-    *("length", "weighted"),
+    *("mask_zero", "padding_value", "length", "weighted"),
 }
 
 

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import sok_embed as sok
+from sok_embed import feature_column as fc
 
 IDS = [[5, 2**40], [], [7], [0, 5, 5]]
 WEIGHTS = [[0.5, 2.0], [], [3.0], [1.0, -1.0, 4.0]]
@@ -99,7 +100,7 @@ def served(path, parts):
 REFUSED = "expected (ragged|sparse) ids, as the model was called with. Received: a dense signature"
 
 
-@pytest.mark.parametrize("name, form, weighted", cases())
+@pytest.mark.parametrize("name, form, weighted", list(cases()))
 def test_what_is_served_is_what_the_model_answers_or_the_export_is_refused(
     name, form, weighted, tmp_path
 ):
@@ -157,7 +158,7 @@ def test_a_subclassed_model_is_exported_with_a_signature_of_its_forms(name, form
         assert not tf.saved_model.load(str(tmp_path / "saved")).signatures
     with pytest.raises(ValueError, match="input_signature for a subclassed model"):
         sok.export_model(model, tmp_path / "no")
-    sok.export_model(model, tmp_path / "parts", {"ids": SPECS[form]}["ids"])
+    sok.export_model(model, tmp_path / "parts", [SPECS[form]])
     found = served(str(tmp_path / "parts"), parts_of({"inputs": ids}))
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -202,7 +203,7 @@ def test_ragged_outputs_and_several_ragged_dimensions(tmp_path):
     spec = tf.RaggedTensorSpec([None, None, None], tf.int64, 2)
     model = Subclassed(dynamic())
     expected = model(ids)
-    sok.export_model(model, tmp_path / "deep", spec)
+    sok.export_model(model, tmp_path / "deep", [spec])
     serve = tf.saved_model.load(str(tmp_path / "deep")).signatures["serving_default"]
     outer, inner = ids.nested_row_lengths()
     parts = {"inputs_values": ids.flat_values}
@@ -220,6 +221,49 @@ def test_lengths_that_do_not_fit_the_values_are_an_error(tmp_path):
 
 
 def test_inputs_of_one_name_are_refused(tmp_path):
-    specs = [tf.TensorSpec([None], tf.int64, "a"), tf.TensorSpec([None], tf.int64, "a")]
-    with pytest.raises(ValueError, match="different names. Received: a"):
-        sok.export_model(Subclassed(dynamic()), tmp_path / "m", specs)
+    ragged = tf.RaggedTensorSpec([None, None], tf.int64)
+    for specs in (
+        [tf.TensorSpec([None], tf.int64, "a"), tf.TensorSpec([None], tf.int64, "a")],
+        {"a": ragged, "a_values": tf.TensorSpec([None], tf.int64)},
+    ):
+        with pytest.raises(ValueError, match="different names. Received: a"):
+            sok.export_model(Subclassed(dynamic()), tmp_path / "m", [specs])
+    for signature in (ragged, [], [ragged, ragged]):
+        with pytest.raises(ValueError, match="a list of one argument.*Received: [R02]"):
+            sok.export_model(Subclassed(dynamic()), tmp_path / "m", signature)
+
+
+@pytest.mark.parametrize("make", [dynamic, adaptive, collection])
+def test_ragged_vectors_of_single_keys_are_exported_by_parts_alone(make, tmp_path):
+    """A mask would tell of padding, but a sum over ragged vectors does not look for one."""
+    inputs = keras.Input((None,), dtype="int64", ragged=True, name="ids")
+    vectors = make(None, padding_value=-1)(inputs)
+    model = keras.Model(inputs, keras.layers.Lambda(lambda x: tf.reduce_sum(x, 1))(vectors))
+    ids = given("ragged", IDS, np.int64)
+    with pytest.raises(ValueError, match=REFUSED):
+        model.export(str(tmp_path / "refused"), verbose=False)
+    sok.export_model(model, tmp_path / "parts")
+    found = served(str(tmp_path / "parts"), parts_of({"ids": ids}))
+    np.testing.assert_allclose(found, model(ids), rtol=1e-6)
+
+
+@pytest.mark.parametrize("padding", [None, -3])
+@pytest.mark.parametrize("form", ["ragged", "sparse"])
+def test_feature_columns_are_exported_by_parts_or_padded(padding, form, tmp_path):
+    column = fc.categorical_column_with_embedding("ids", tf.int64, padding_value=padding)
+    layer = fc.DenseFeatures([fc.embedding_column(column, 3)])
+    flags = {"ragged": form == "ragged", "sparse": form == "sparse"}
+    inputs = {"ids": keras.Input((None,), dtype="int64", name="ids", **flags)}
+    model = keras.Model(inputs, layer(inputs))
+    fed = {"ids": given(form, IDS, np.int64)}
+    expected = model(fed, training=True)
+    sok.export_model(model, tmp_path / "parts")
+    np.testing.assert_allclose(served(str(tmp_path / "parts"), parts_of(fed)), expected, rtol=1e-6)
+    if padding is None:
+        with pytest.raises(ValueError, match=REFUSED):
+            model.export(str(tmp_path / "refused"), verbose=False)
+    else:
+        model.export(str(tmp_path / "padded"), verbose=False)
+        ids = given("ragged", IDS, np.int64).to_tensor(padding)
+        found = served(str(tmp_path / "padded"), {"ids": ids})
+        np.testing.assert_allclose(found, expected, rtol=1e-6)

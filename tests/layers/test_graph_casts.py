@@ -205,3 +205,18 @@ def test_columns_refuse_an_input_that_cuts_ids_off():
     model.predict(narrow, verbose=0)
     with pytest.raises(ValueError, match="ids in input 'item' .* int32. Received: int64"):
         model.predict({**narrow, "item": np.array([[2**32 + 5]])}, verbose=0)
+
+
+def test_a_graph_of_many_concatenations_is_looked_through_once():
+    layer = LAYERS["dynamic"]()
+
+    @tf.function
+    def look_up(floats):
+        ids = tf.cast(floats, tf.int64)
+        for _ in range(60):  # 2**60 ways lead back to the cast
+            ids = tf.concat([ids, ids], 0)[: tf.shape(floats)[0]]
+        return layer(ids, training=True)
+
+    look_up(tf.constant([1.0, 2.0]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=CAST):
+        look_up(tf.constant([BIG * 1.0, 2.0]))

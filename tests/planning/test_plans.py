@@ -219,3 +219,14 @@ def test_random_descriptions_differ():
     # The tests above would show nothing otherwise.
     seen = {json.dumps(random_description(np.random.default_rng(seed), 3)) for seed in SEEDS}
     assert len(seen) == len(SEEDS)
+
+
+def test_the_config_of_a_layer_is_a_description():
+    features = [
+        FeatureConfig("item", TableConfig("items", 100, 4), padding_value=-1, max_length=3),
+        FeatureConfig("word", TableConfig("words", None, 8), mask_zero=True),
+    ]
+    layer = DistributedEmbedding(features)
+    described = json.loads(json.dumps(layer.get_config()["feature_configs"]))
+    made = plan_of(given_by_json(described), workers=2, batch_size=64)
+    assert {table.name for table in made.tables} == {"items", "words"}
