@@ -7,6 +7,7 @@
 #include "core/base/forked_child.h"
 #include "core/disk/disk_store.h"
 #include "core/disk/flat_json.h"
+#include "core/disk/open_folders.h"
 #include "core/disk/rocksdb/row_database.h"
 #include "core/storage/admission_names.h"
 #include "core/storage/checkpoint_place.h"
