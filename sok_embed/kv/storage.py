@@ -288,6 +288,13 @@ class Storage:
         Raises:
             RuntimeError: In a process that was forked after the storage was opened.
         """
+        self.check_process()
+        if self._clock is not None:
+            self._native.set_now(int(self._clock()))
+        return self._native
+
+    def check_process(self) -> None:
+        """Raises RuntimeError in a process that was forked after the storage was opened."""
         process = os.getpid()
         if process != self._process:
             raise RuntimeError(
@@ -295,9 +302,6 @@ class Storage:
                 f"Received: a call in process {process}, forked from it. Start processes with "
                 "multiprocessing's 'spawn', and open the storage in one of them."
             )
-        if self._clock is not None:
-            self._native.set_now(int(self._clock()))
-        return self._native
 
     def get_config(self) -> dict[str, Any]:
         """Returns how the folder was opened, as JSON; what the folder says itself is left out.

@@ -134,6 +134,10 @@ class Storage : public std::enable_shared_from_this<Storage> {
   Result<std::optional<StoredRow>> Get(int group, Key key);
   Result<Database::DiskUse> disk_use();
 
+  // Returns kFailedPrecondition in a process that was forked from the one that has it open, which
+  // must call nothing else of it or of its tables.
+  Status CheckProcess() const { return core_->CheckProcess(); }
+
   const std::string& path() const { return core_->path; }
   // Names the rows that were first made here: their checkpoints have it too. 0: read-only, and made
   // by a version that gave no ids.
