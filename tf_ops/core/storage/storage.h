@@ -40,6 +40,8 @@ struct StorageOptions {
   // False: what the last Flush or Checkpoint that returned has written survives the process.
   // True: also what every call that returned has changed: updates, assignments, removals, restores.
   bool write_through = false;
+  // With write_through: whether what they have changed survives the machine, too.
+  bool sync = false;
   // How long the journal of those calls may get before it is published.
   uint64_t journal_bytes = Journal::kMostBytes;
   bool read_only = false;

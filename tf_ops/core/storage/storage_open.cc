@@ -240,7 +240,7 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
   }
   if (options.write_through && !options.read_only) {
     core->journal = std::make_unique<Journal>(options.path, core->id, next_segment.value(),
-                                              options.journal_bytes);
+                                              options.journal_bytes, options.sync);
   }
   std::shared_ptr<Storage> storage(new Storage(core));
   storage->SetResetSlots(options.reset_slots);
