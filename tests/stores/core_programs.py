@@ -57,7 +57,7 @@ def run(
     Args:
         program: In Python.
         arguments: From `sys.argv[2]` on.
-        within: A command in front of the whole, such as that of a namespace.
+        within: A command in front of the whole, such as `unshare`.
         environment: Variables beside those of this process.
     """
     done = subprocess.run(

@@ -115,7 +115,7 @@ class Program:
 
     Attributes:
         place: A folder for all of it.
-        random: What draws the steps.
+        random: The source of the steps.
         at: The number of the folder at the path; `None`: there is none.
         flushed: Of each folder that was ever flushed, by number, the value of its rows on disk.
         aside: Where folders are that were moved away, by number.
@@ -215,7 +215,7 @@ def write(program: Program, worker: Worker) -> str:
 
 
 def look(program: Program, worker: Worker) -> str:
-    """What is in memory can be read, wherever the folder is."""
+    """Reads what is in memory, which works wherever the folder is."""
     if worker.writes:
         assert worker.ask("look") == str([worker.value])
     return ""

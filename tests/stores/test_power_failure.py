@@ -1,4 +1,4 @@
-"""What survives a failure of power, when a disk has only what was brought to it (fsync)."""
+"""A failure of power leaves what durabilities promise, on a disk that has what was synced alone."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def life(
     """Has a program work for a while after it says "opened", and the power fail.
 
     Returns:
-        What it said since. The files that survive are in "after" in `place`.
+        The lines that it has printed since, by words. What survives is in "after" in `place`.
     """
     (place / "survives").mkdir(parents=True)
     process = subprocess.Popen(

@@ -34,7 +34,7 @@ class TableResource : public tensorflow::ResourceBase {
   // Returns whether the rows lie in a storage, whose lookups wait for more than locks of shards.
   bool stored() const { return storage_ != nullptr; }
   // Returns FailedPrecondition in a process that was forked from the one that has the storage open:
-  // what waits there waits for ever.
+  // calls would wait for threads that this process does not have.
   absl::Status CheckProcess() const;
 
   // Returns the variables that rows which start as static rows copy their slots from; null before

@@ -260,7 +260,7 @@ Status Journal::Append(Room /*room*/, const NamedValues& meta, const std::vector
 
 Status Journal::SyncThrough(uint64_t record, std::unique_lock<std::mutex>* lock) {
   while (synced_ < record) {
-    // What the device has refused once it may report as written the next time.
+    // After an error the system may report bytes as written that it has dropped.
     if (broken_) return Failed(kBring, EIO);
     if (syncing_) {
       synced_more_.wait(*lock);

@@ -117,7 +117,7 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const std::string& fo
       torn_path = path;
       torn_at = rest = *torn.value();
     }
-    // What was written last may be torn, and nothing else: calls would be missing in the midst.
+    // Only the end may be torn: with whole records behind it, calls would be missing in the midst.
     auto later = FindRecord(path, number, rest);
     if (!later.ok()) return later.status();
     if (!later.value().has_value()) continue;
