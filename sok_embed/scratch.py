@@ -33,7 +33,8 @@ def locked_folder(folder: str, name: str, number: int | None = None) -> tuple[st
         # Another process may take it for a leftover before it is locked.
         with contextlib.suppress(FileNotFoundError):
             lock = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
-            if _try_lock(lock) and os.path.exists(work):
+            # A file system without locks has no leftovers removed either.
+            if _try_lock(lock) is not False and os.path.exists(work):
                 return work, lock
             os.close(lock)
             os.rmdir(work)
@@ -68,9 +69,16 @@ def sync(path: str) -> None:
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool | None:
+    """Locks an open folder. Returns False if another process has it, `None` if nothing can lock it.
+
+    The lock is one of the open folder: no other open or close of it takes the lock away. NFS
+    refuses such a lock of a folder, for which it wants leave to write.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError:
+        return None
     return True

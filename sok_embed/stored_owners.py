@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import threading
 from pathlib import Path
 
 from sok_embed import kv
 from sok_embed.kv.worker_folder import OWNERS_NOTE
 from sok_embed.owners import OwnerRule
+from sok_embed.scratch import sync
+
+_note_lock = threading.Lock()
 
 
 def check_stored_owners(what: str, storage: kv.Storage, group: int, rule: OwnerRule) -> None:
@@ -27,14 +31,16 @@ def check_stored_owners(what: str, storage: kv.Storage, group: int, rule: OwnerR
 
     Raises:
         ValueError: For another rule, and a file that says none.
+        OSError: If the storage cannot be written to; the note stays as it is then.
     """
     path = Path(storage.path) / OWNERS_NOTE
-    rules = _read(path)
-    noted = rules.get(str(group))
-    if noted is None:
-        if not storage.read_only:
+    with _note_lock:  # other threads may open other groups
+        rules = _read(path)
+        noted = rules.get(str(group))
+        if noted is None and not storage.read_only:
+            storage.flush()  # fails where the folder, or its lock, is not this process's any more
             _write(path, {**rules, str(group): rule.text})
-    elif noted != rule.text:
+    if noted is not None and noted != rule.text:
         raise ValueError(
             f"{what}: expected rows in group {group} of {storage!r} of which each lies on worker "
             f"{rule.text}. Received: rows that lie on worker {noted}. Use the layer and the "
@@ -66,3 +72,4 @@ def _write(path: Path, rules: dict[str, str]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+    sync(str(path.parent))

@@ -130,6 +130,17 @@ class Table(tf.saved_model.experimental.TrackableResource):
         with tf.init_scope():
             self.resource_handle  # noqa: B018
 
+    @property
+    def resource_handle(self) -> tf.Tensor:
+        """The table, for ops.
+
+        Raises:
+            RuntimeError: In a process that was forked after the storage of the table was opened.
+        """
+        if self.storage is not None:
+            self.storage.check_process()
+        return super().resource_handle
+
     def _create_resource(self) -> tf.Tensor:
         if self.storage is not None:
             self.storage.ready()

@@ -233,7 +233,7 @@ class _Scratch:
         parent = tempfile.gettempdir()
         remove_leftovers(parent, _SCRATCH_NAME)
         self.folder, lock = locked_folder(parent, _SCRATCH_NAME)
-        self._end = weakref.finalize(self, _remove_scratch, self.folder, lock)
+        self._end = weakref.finalize(self, _remove_scratch, self.folder, lock, os.getpid())
 
     def put(self, names: Sequence[str]) -> None:
         for name in names:
@@ -245,8 +245,9 @@ class _Scratch:
         self._end()
 
 
-def _remove_scratch(folder: str, lock: int) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+def _remove_scratch(folder: str, lock: int, process: int) -> None:
+    if os.getpid() == process:  # a forked child leaves it to its parent
+        shutil.rmtree(folder, ignore_errors=True)
     os.close(lock)
 
 

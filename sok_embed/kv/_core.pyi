@@ -56,6 +56,7 @@ class Storage:
         reset_slots: bool = False,
         spill_rows: int | None = None,  # that may wait in the spill; None: by cache_bytes
         ttl_with_load: bool = False,  # a folder that is there has another TTL only once rows came
+        sync: bool = False,  # with write_through: calls survive the machine
     ) -> None: ...
     @staticmethod
     def find_open(path: _Path) -> Storage | None: ...

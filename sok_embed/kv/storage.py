@@ -25,7 +25,7 @@ from sok_embed.kv.dump import read_dump
 from sok_embed.kv.group import GROUPS, Group, group_of
 from sok_embed.kv.worker_folder import copy_owners_note, worker_folder
 
-_DURABILITIES = ("checkpoint", "update")
+_DURABILITIES = ("checkpoint", "update", "sync")
 _CONFIG = ("path", "cache_bytes", "durability", "read_only")
 _NOT_ARGUMENTS = ("ttl", "id")  # configs have this beside the arguments
 
@@ -60,7 +60,8 @@ class Storage:
         durability: What survives when the process is killed: `"checkpoint"`, everything up to the
             last `flush`, `checkpoint` or `close` that returned; `"update"`, also every update,
             assignment, removal, restore and load that returned, each as a whole, which takes a
-            write to a journal each.
+            write to a journal each. `"sync"` has these survive the machine, too, for which every
+            call waits until the disk has it.
         read_only: Nothing in the folder changes, and lookups make no rows.
         reset_slots: Whether an optimizer of another rule may take over rows that have been
             trained: what the rule before kept of them (its slots) is dropped for good then. An
@@ -81,7 +82,7 @@ class Storage:
         path: str | bytes | os.PathLike[Any],
         ttl: int | None = None,
         cache_bytes: int = 256 << 20,
-        durability: Literal["checkpoint", "update"] = "checkpoint",
+        durability: Literal["checkpoint", "update", "sync"] = "checkpoint",
         read_only: bool = False,
         reset_slots: bool = False,
         clock: Callable[[], float] | None = None,
@@ -90,7 +91,8 @@ class Storage:
         self.path = worker_folder(self._given)
         if durability not in _DURABILITIES:
             raise ValueError(
-                f"Expected durability to be 'checkpoint' or 'update'. Received: {durability!r}."
+                "Expected durability to be 'checkpoint', 'update' or 'sync'. Received: "
+                f"{durability!r}."
             )
         self.durability = durability
         self._ttl_by_default = ttl is None
@@ -104,9 +106,10 @@ class Storage:
                 self.path and os.path.join(os.getcwd(), self.path),
                 None if ttl is None else check_integer("ttl", ttl, 0, UINT32),
                 check_integer("cache_bytes", cache_bytes, 0, UINT64),
-                durability == "update",
+                durability != "checkpoint",
                 bool(read_only),
                 check_flag("reset_slots", reset_slots),
+                sync=durability == "sync",
             )
             _open_storages[os.path.realpath(self.path)] = self
         self._finalizer = weakref.finalize(self, _finish, self._native, self._process)
@@ -288,6 +291,13 @@ class Storage:
         Raises:
             RuntimeError: In a process that was forked after the storage was opened.
         """
+        self.check_process()
+        if self._clock is not None:
+            self._native.set_now(int(self._clock()))
+        return self._native
+
+    def check_process(self) -> None:
+        """Raises RuntimeError in a process that was forked after the storage was opened."""
         process = os.getpid()
         if process != self._process:
             raise RuntimeError(
@@ -295,9 +305,6 @@ class Storage:
                 f"Received: a call in process {process}, forked from it. Start processes with "
                 "multiprocessing's 'spawn', and open the storage in one of them."
             )
-        if self._clock is not None:
-            self._native.set_now(int(self._clock()))
-        return self._native
 
     def get_config(self) -> dict[str, Any]:
         """Returns how the folder was opened, as JSON; what the folder says itself is left out.

@@ -1,5 +1,7 @@
 """Checkpoints in an object store are as good as those of a folder."""
 
+import errno
+import fcntl
 import os
 import re
 import subprocess
@@ -17,7 +19,7 @@ import sok_embed as sok
 from sok_embed.callbacks import BackupAndRestore
 from sok_embed.checkpoint import Checkpoint, CheckpointManager, manifest
 from sok_embed.checkpoint.saves import wait_for_writers
-from sok_embed.scratch import locked_folder
+from sok_embed.scratch import locked_folder, remove_leftovers
 
 pytestmark = pytest.mark.usefixtures("scratch")
 
@@ -237,3 +239,30 @@ def test_a_folder_that_another_process_takes_for_a_leftover_is_made_again(tmp_pa
         folder, lock = locked_folder(str(tmp_path), "x")
     os.close(lock)
     assert os.path.isdir(folder) and taken != [folder]
+
+
+def test_a_file_system_without_locks_of_folders_keeps_what_is_in_work(tmp_path, monkeypatch):
+    def refused(descriptor, operation):
+        raise OSError(errno.EBADF, "Bad file descriptor")  # as NFS says
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    folder, lock = locked_folder(str(tmp_path), "x")
+    remove_leftovers(str(tmp_path), "x")
+    assert os.path.isdir(folder)
+    os.close(lock)
+
+
+def test_a_forked_child_leaves_the_scratch_folder_to_its_parent(scratch):
+    program = """
+        import os, sys
+        from sok_embed.checkpoint.object_store import _Scratch
+        scratch = _Scratch(None)
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)
+        os.waitpid(child, 0)
+        print(os.path.isdir(scratch.folder))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout == "True\n"

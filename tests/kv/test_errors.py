@@ -207,7 +207,7 @@ def test_unknown_names_and_values_out_of_range(make, message):
         ({"ttl": 2**32}, ValueError, "ttl .* Received: 4294967296"),
         ({"ttl": 1.5}, ValueError, "ttl .* Received: 1.5"),
         ({"cache_bytes": 1000}, ValueError, "cache_bytes"),
-        ({"durability": "always"}, ValueError, "'checkpoint' or 'update'. Received: 'always'"),
+        ({"durability": "always"}, ValueError, "'update' or 'sync'. Received: 'always'"),
         ({"path": 3}, TypeError, "Expected a path. Received: 3 of type int"),
         ({"path": ""}, ValueError, "folder"),
         ({"path": "missing", "read_only": True}, FileNotFoundError, "missing"),

@@ -202,3 +202,101 @@ def test_the_interpreter_ends_under_busy_daemon_threads(tmp_path, seconds):
     with kv.Storage(tmp_path / "rows") as again:
         sgd(again).apply_gradients(keys(1), ones(1))
         assert len(sgd(again)) == 100_000
+
+
+IN_EACH_CALL = """
+import keras
+import sok_embed as sok
+from sok_embed.initializers import RowInitializer
+
+storage = sok.Storage(sys.argv[1])
+keys = np.arange(20, dtype=np.int64)
+table = sok.Table(2, RowInitializer("constant", 0.0, 0.0, None), storage=storage, group=0)
+table.assign(keys, np.ones((20, 2), np.float32))
+layer = sok.DynamicEmbedding(2, storage=storage, group=1)
+layer(keys)
+pooled = sok.DynamicEmbedding(2, storage=storage, group=2, combiner="sum")
+pooled(keys.reshape(4, 5))
+both = sok.DistributedEmbedding({
+    name: sok.FeatureConfig(name, sok.TableConfig(
+        name, None, 2, combiner="sum", storage=storage, group=group))
+    for name, group in (("a", 3), ("b", 4))})
+features = {"a": keys.reshape(4, 5), "b": keys.reshape(4, 5)}
+both(features)
+embedding = kv.Embedding(storage, kv.Optimizer("sgd"), kv.Initializer("zeros"), 2, group=5)
+unsigned = keys.astype(np.uint64)
+embedding.lookup(unsigned)
+if sys.argv[2] == "reads":
+    storage.close()
+    storage = sok.Storage(sys.argv[1], read_only=True)
+    table = sok.Table(2, RowInitializer("constant", 0.0, 0.0, None), storage=storage, group=0)
+    embedding = kv.Embedding(storage, kv.Optimizer("sgd"), kv.Initializer("zeros"), 2, group=5)
+vectors = np.ones((20, 2), np.float32)
+calls = {
+    "lookup": lambda: table.lookup(keys),
+    "size": table.size,
+    "stats": table.stats,
+    "steps": table.step_count,
+    "assign": lambda: table.assign(keys, vectors),
+    "remove": lambda: table.remove(keys),
+    "export": table.export,
+    "export with slots": lambda: table.export(slots=True),
+    "metadata": lambda: table.metadata(keys),
+    "contains": lambda: table.contains(keys),
+    "drop_gradients": table.drop_gradients,
+    "another table": lambda: sok.Table(
+        2, RowInitializer("constant", 0.0, 0.0, None), storage=storage, group=9),
+    "kv lookup": lambda: embedding.lookup(unsigned),
+    "kv apply_gradients": lambda: embedding.apply_gradients(unsigned, vectors),
+    "kv assign": lambda: embedding.assign(unsigned, vectors),
+    "kv remove": lambda: embedding.remove(unsigned),
+    "kv contains": lambda: embedding.contains(unsigned),
+    "kv stats": embedding.stats,
+    "kv len": lambda: len(embedding),
+    "flush": storage.flush,
+    "checkpoint": lambda: storage.checkpoint(sys.argv[1] + "-of-child"),
+    "compact": storage.compact,
+    "groups": storage.groups,
+    "dump": lambda: storage.dump(sys.argv[1] + "-of-child"),
+    "close": storage.close,
+}
+if sys.argv[2] == "writes":
+    calls |= {
+        "layer": lambda: layer(keys),
+        "layer in training": lambda: layer(keys, training=True),
+        "pooled layer": lambda: pooled(keys.reshape(4, 5)),
+        "collection": lambda: both(features),
+    }
+for name, call in calls.items():
+    child = os.fork()
+    if child == 0:
+        try:
+            call()
+            said = "nothing"
+        except RuntimeError as error:
+            said = "told" if "spawn" in str(error) else f"{error}"
+        except BaseException as error:
+            said = f"{type(error).__name__} {error}"
+        os.write(1, f"{name}: {said}\\n".encode())
+        os._exit(0)
+    for _ in range(300):
+        done, _status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        import time
+        time.sleep(0.1)
+    else:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        os.write(1, f"{name}: hangs\\n".encode())
+print("parent", table.size(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["writes", "reads"])
+def test_each_call_of_a_forked_child_is_told_and_none_hangs(tmp_path, how):
+    result = run_python(START + IN_EACH_CALL, tmp_path / "rows", how)
+    *told, parent = result.stdout.splitlines() or [""]
+    assert parent == "parent 20", result.stderr
+    assert len(told) > 20
+    assert [line for line in told if not line.endswith(": told")] == []

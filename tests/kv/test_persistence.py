@@ -11,7 +11,7 @@ from kv_rows import adam, keys, ones, peek, row, run_python, sgd
 from sok_embed import kv
 
 
-@pytest.mark.parametrize("durability", ["checkpoint", "update"])
+@pytest.mark.parametrize("durability", ["checkpoint", "update", "sync"])
 def test_rows_slots_and_counts_are_there_again(tmp_path, durability):
     with kv.Storage(tmp_path / "rows", durability=durability) as storage:
         embedding = adam(storage, group=3)

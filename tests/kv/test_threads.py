@@ -13,7 +13,7 @@ STEPS = 60
 KEYS = 500
 
 
-@pytest.mark.parametrize("durability", ["checkpoint", "update"])
+@pytest.mark.parametrize("durability", ["checkpoint", "update", "sync"])
 def test_no_update_is_lost(tmp_path, durability):
     # The cache holds two rows in three, so that rows move between it and the disk.
     dimension = 64

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -98,3 +101,18 @@ def test_a_checkpoint_has_the_note_too(tmp_path, first_of_two):
         pytest.raises(ValueError, match="expected rows in group 0"),
     ):
         by_key(storage)
+
+
+def test_no_note_is_written_into_a_folder_that_has_come_to_the_path(tmp_path, first_of_two):
+    storage = kv.Storage(tmp_path / "rows")
+    folder = Path(storage.path)
+    folder.rename(tmp_path / "away")
+    shutil.copytree(tmp_path / "away", folder)
+    with pytest.raises(FileNotFoundError, match="moved, removed or replaced"):
+        dynamic(storage)
+    assert not list(tmp_path.rglob("sok-owners.json*"))
+    shutil.rmtree(folder)
+    (tmp_path / "away").rename(folder)
+    dynamic(storage)
+    assert list(folder.glob("sok-owners.json"))
+    storage.close()

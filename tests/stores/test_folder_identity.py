@@ -1,51 +1,19 @@
 """A storage knows its folder by what it is, not by its name."""
 
+import json
 import os
 import shutil
 import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
 from broken_disk import NAMESPACE
+from core_programs import command, run
 
 from sok_embed import kv
-from sok_embed.kv import _core
 
 KEYS = np.arange(1000, dtype=np.uint64)
 DIM = 16
-
-OPEN = """
-    import importlib.util, sys
-    spec = importlib.util.spec_from_file_location("_core", sys.argv[1])
-    core = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(core)
-    def opens(path, read_only=False):
-        try:
-            core.Storage(path, None, 1 << 20, False, read_only)
-        except core.StorageLockedError:
-            return "locked"
-        return "open"
-"""
-
-
-def run(program: str, *arguments: object, within: tuple[str, ...] = ()) -> str:
-    done = subprocess.run(
-        [
-            *within,
-            sys.executable,
-            "-c",
-            textwrap.dedent(OPEN) + textwrap.dedent(program),
-            _core.__file__,
-            *map(str, arguments),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, f"ended with {done.returncode}: {done.stderr}"
-    return done.stdout.strip()
 
 
 def embedding_in(storage: kv.Storage) -> kv.Embedding:
@@ -96,12 +64,12 @@ def test_a_folder_is_not_opened_twice_by_a_bind_mount(tmp_path):
     (tmp_path / "bound").mkdir()
     said = run(
         """
-        import subprocess
+        import json, subprocess
         rows, bound = sys.argv[2:4]
         subprocess.run(["mount", "--bind", rows, bound], check=True)
         storage = core.Storage(rows, None, 1 << 20, False, False)
         print(opens(bound), opens(bound, True))
-        again = [sys.executable, "-c", sys.argv[4], sys.argv[1], bound]
+        again = json.loads(sys.argv[4])
         print(subprocess.run(again, capture_output=True, text=True).stdout.strip())
         storage.flush()
         storage.close()
@@ -109,7 +77,7 @@ def test_a_folder_is_not_opened_twice_by_a_bind_mount(tmp_path):
         """,
         tmp_path / "rows",
         tmp_path / "bound",
-        textwrap.dedent(OPEN) + "print(opens(sys.argv[2]))",
+        json.dumps(command("print(opens(sys.argv[2]))", tmp_path / "bound")),
         within=tuple(NAMESPACE),
     )
     assert said.split() == ["locked", "locked", "locked", "open"]
@@ -151,8 +119,6 @@ def test_work_in_a_folder_that_is_gone_raises_and_goes_on_when_it_is_back(
 def test_a_folder_that_was_deleted_raises_and_ends_no_process(tmp_path, durability):
     done = run(
         """
-        import shutil
-        import numpy as np
         storage = core.Storage(sys.argv[2], None, 1 << 20, sys.argv[3] == "update", False)
         table = storage.open_table(group=0, dim=16, initializer="constant", a=0.0, b=0.0, seed=1)
         optimizer = core.Optimizer("kv_sgd", [])

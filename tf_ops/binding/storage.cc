@@ -40,7 +40,7 @@ std::optional<EvictionConfig> ToEviction(const std::optional<EvictionTuple>& giv
 
 void Open(PyStorage* self, nb::handle path, std::optional<uint32_t> ttl, uint64_t cache_bytes,
           bool write_through, bool read_only, bool reset_slots, std::optional<uint64_t> spill_rows,
-          bool ttl_with_load) {
+          bool ttl_with_load, bool sync) {
   StorageOptions options;
   options.path = ToPath(path);
   options.ttl = ttl;
@@ -50,6 +50,7 @@ void Open(PyStorage* self, nb::handle path, std::optional<uint32_t> ttl, uint64_
   options.spill_rows = spill_rows;
   options.reset_slots = reset_slots;
   options.ttl_with_load = ttl_with_load;
+  options.sync = sync;
   new (self) PyStorage{Held<Storage>(Value(Unlocked([&] { return Storage::Open(options); })))};
 }
 
@@ -175,7 +176,8 @@ void BindStorage(nb::module_& module) {
       nb::class_<PyStorage>(module, "Storage")
           .def("__init__", Open, nb::arg("path"), nb::arg("ttl").none(), nb::arg("cache_bytes"),
                nb::arg("write_through"), nb::arg("read_only"), nb::arg("reset_slots") = false,
-               nb::arg("spill_rows").none() = nb::none(), nb::arg("ttl_with_load") = false)
+               nb::arg("spill_rows").none() = nb::none(), nb::arg("ttl_with_load") = false,
+               nb::arg("sync") = false)
           .def_static("find_open", FindOpen, nb::arg("path"))
           .def_prop_ro("path", [](PyStorage& self) { return FromPath(self.storage->path()); })
           .def_prop_ro("id", [](PyStorage& self) { return self.storage->id(); })

@@ -51,6 +51,7 @@ absl::Status GetCollection(tf::OpKernelContext* ctx, OpenCollection* collection,
     TF_RETURN_IF_ERROR(ExpectScalar(handle, "a table"));
     tf::core::RefCountPtr<TableResource> table;
     TF_RETURN_IF_ERROR(tf::LookupResource(ctx, handle.scalar<tf::ResourceHandle>()(), &table));
+    TF_RETURN_IF_ERROR(table->CheckProcess());
     members.push_back({table->name(), table->table(), table->stored()});
     if (members.size() <= placements.size()) {
       members.back().placement = placements[members.size() - 1];

@@ -51,9 +51,14 @@ absl::Status ToAbsl(const Status& status, const std::string& table_name) {
   return absl::InternalError(message);
 }
 
+absl::Status TableResource::CheckProcess() const {
+  return storage_ == nullptr ? absl::OkStatus() : ToAbsl(storage_->CheckProcess(), name_);
+}
+
 absl::Status GetTable(tf::OpKernelContext* ctx, tf::core::RefCountPtr<TableResource>* resource) {
   TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(0), "table"));
-  return tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), resource);
+  TF_RETURN_IF_ERROR(tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), resource));
+  return (*resource)->CheckProcess();
 }
 
 absl::Status ExpectScalar(const tf::Tensor& tensor, const char* what) {

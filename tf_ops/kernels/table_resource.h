@@ -33,6 +33,9 @@ class TableResource : public tensorflow::ResourceBase {
   const std::shared_ptr<Table>& table() const { return table_; }
   // Returns whether the rows lie in a storage, whose lookups wait for more than locks of shards.
   bool stored() const { return storage_ != nullptr; }
+  // Returns FailedPrecondition in a process that was forked from the one that has the storage open:
+  // calls would wait for threads that this process does not have.
+  absl::Status CheckProcess() const;
 
   // Returns the variables that rows which start as static rows copy their slots from; null before
   // the first commit that knew them.

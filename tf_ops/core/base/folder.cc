@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "core/base/file.h"
 #include "core/base/file_error.h"
 
 namespace sok {
@@ -26,7 +27,13 @@ std::vector<std::string> FilesIn(const std::string& path) {
 Status MakeFolders(const std::string& path) {
   for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
     const std::string part = path.substr(0, end);
-    if (mkdir(part.c_str(), 0777) != 0 && errno != EEXIST) {
+    if (mkdir(part.c_str(), 0777) == 0) {
+      // A failure of power may take a name that the device does not have, and all that is in there.
+      const size_t slash = part.rfind('/');
+      Status status = SyncFolder(slash == std::string::npos ? "." : part.substr(0, slash + 1));
+      // Who may make a folder there may be kept from reading it.
+      if (!status.ok() && status.code() != Code::kPermissionDenied) return status;
+    } else if (errno != EEXIST) {
       return FileError(errno, "could not make the folder '" + part + "'");
     }
     if (end == std::string::npos) return Status();

@@ -15,6 +15,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "core/base/file.h"
 #include "core/base/file_error.h"
 
 namespace sok {
@@ -63,6 +64,17 @@ int WriteAt(int file, std::vector<iovec> parts, uint64_t offset) {
   }
   return 0;
 }
+
+// Returns errno, or 0.
+int BringToDevice(int file) {
+  int result;
+  do {
+    result = fdatasync(file);
+  } while (result != 0 && errno == EINTR);
+  return result == 0 ? 0 : errno;
+}
+
+constexpr char kBring[] = "bring to the device";
 
 }  // namespace
 
@@ -150,6 +162,11 @@ Status Journal::OpenSegment() {
     unlink(path.c_str());
     return Failed("write", error);
   }
+  if (Status status = sync_ ? SyncSegment(file) : Status(); !status.ok()) {
+    close(file);
+    unlink(path.c_str());
+    return status;
+  }
   struct statvfs disk;
   const uint64_t free =
       fstatvfs(file, &disk) == 0 ? uint64_t{disk.f_bavail} * disk.f_frsize : UINT64_MAX;
@@ -158,6 +175,11 @@ Status Journal::OpenSegment() {
   end_ = allocated_ = sizeof(header);
   segments_.push_back(number_);
   return Status();
+}
+
+Status Journal::SyncSegment(int file) const {
+  if (const int error = BringToDevice(file); error != 0) return Failed(kBring, error);
+  return SyncFolder(folder_);
 }
 
 void Journal::CloseSegment() {
@@ -217,7 +239,7 @@ Status Journal::Append(Room /*room*/, const NamedValues& meta, const std::vector
     header.bytes += batch.bytes();
     parts.push_back({const_cast<char*>(batch.view().data()), batch.bytes()});
   }
-  std::lock_guard<std::mutex> guard(mu_);
+  std::unique_lock<std::mutex> lock(mu_);
   if (broken_) return Failed("write", EIO);
   XXH3_state_t state;
   XXH3_64bits_reset_withSeed(&state, number_);
@@ -233,6 +255,30 @@ Status Journal::Append(Room /*room*/, const NamedValues& meta, const std::vector
     return Failed("write", error);
   }
   end_ += sizeof(header) + header.bytes;
+  return sync_ ? SyncThrough(++appended_, &lock) : Status();
+}
+
+Status Journal::SyncThrough(uint64_t record, std::unique_lock<std::mutex>* lock) {
+  while (synced_ < record) {
+    // After an error the system may report bytes as written that it has dropped.
+    if (broken_) return Failed(kBring, EIO);
+    if (syncing_) {
+      synced_more_.wait(*lock);
+      continue;
+    }
+    // The room of this record keeps the segment open.
+    syncing_ = true;
+    const uint64_t through = appended_;
+    const int file = file_;
+    lock->unlock();
+    const int error = BringToDevice(file);
+    lock->lock();
+    syncing_ = false;
+    broken_ = broken_ || error != 0;
+    if (error == 0) synced_ = through;
+    synced_more_.notify_all();
+    if (error != 0) return Failed(kBring, error);
+  }
   return Status();
 }
 

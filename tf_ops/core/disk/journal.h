@@ -4,12 +4,14 @@
 // after it, are appended to a file: one record a call, with a checksum, so that a kill leaves all
 // of it or nothing. That is one sequential write, where RocksDB's own log comes with a skip list.
 // The next publication (a flush) has all of these rows, and the files go; after a kill the next
-// opening publishes what the files hold.
+// opening publishes what the files hold. With durability="sync" it survives the machine, too: the
+// file is on the device before the call returns.
 //
 // Segments are files "sok-journal-<number>" in the storage's folder. See journal_reader.h for what
 // is in them, and docs/reference/file-formats.md.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -60,11 +62,13 @@ class Journal {
 
   // The first segment will have the number `first_number`; it is made by the first Reserve. The
   // journal is full at `most_bytes`, or at a quarter of the disk's free space if that is less.
+  // With `sync`, records survive the machine.
   Journal(std::string folder, uint64_t storage, uint64_t first_number,
-          uint64_t most_bytes = kMostBytes)
+          uint64_t most_bytes = kMostBytes, bool sync = false)
       : folder_(std::move(folder)),
         storage_(storage),
         most_bytes_(most_bytes),
+        sync_(sync),
         number_(first_number) {}
   ~Journal();
   Journal(const Journal&) = delete;
@@ -87,9 +91,10 @@ class Journal {
   // Errors: kResourceExhausted, and those of making a file.
   Result<Room> Reserve(uint64_t row_bytes);
 
-  // Writes a record, which survives the process when this returns. On an error it is not there, the
-  // journal is broken, and only DropThrough mends it: what the record says must be published in
-  // another way.
+  // Writes a record, which survives the process when this returns; with `sync` the machine, too,
+  // where records of several threads are brought to the device together. On an error the journal is
+  // broken, and only DropThrough mends it: what the record says must be published in another way.
+  // The record is not there then, unless it was the device that failed.
   Status Append(Room room, const NamedValues& meta, const std::vector<RowBatch>& rows);
 
   // Ends the segment, so that what comes later is in another one. Returns the number of the last
@@ -111,6 +116,10 @@ class Journal {
 
  private:
   Status OpenSegment();
+  // Brings a new segment, and its name, to the device.
+  Status SyncSegment(int file) const;
+  // Brings records to the device up to that number, or waits for another thread that does.
+  Status SyncThrough(uint64_t record, std::unique_lock<std::mutex>* lock);
   Status Failed(const char* what, int error) const;
   void GiveBack(uint64_t bytes);
   std::string PathOf(uint64_t number) const;
@@ -120,6 +129,7 @@ class Journal {
   const std::string folder_;
   const uint64_t storage_;
   const uint64_t most_bytes_;
+  const bool sync_;
   mutable std::mutex mu_;
   uint64_t number_;
   int file_ = -1;
@@ -128,6 +138,12 @@ class Journal {
   uint64_t outstanding_ = 0;  // bytes that are reserved and not yet appended
   bool can_allocate_ = true;  // the file system can set space aside
   bool broken_ = false;
+  // With sync_: how many records there were, how many of them are on the device, and whether a
+  // thread is bringing more there, which tells the others when it is done.
+  uint64_t appended_ = 0;
+  uint64_t synced_ = 0;
+  bool syncing_ = false;
+  std::condition_variable synced_more_;
   uint64_t earlier_bytes_ = 0;      // the bytes of the segments before, which are closed
   uint64_t full_bytes_ = 0;         // the journal is full at this length; the free space decides
   std::vector<uint64_t> segments_;  // their numbers, ascending

@@ -24,10 +24,52 @@ constexpr char kRemedy[] =
     "the "
     "folder from a checkpoint or a dump";
 
-Status Damaged(const std::string& path, uint64_t offset) {
+Status Damaged(const std::string& path, uint64_t offset, const std::string& why) {
   return Status(Code::kDataLoss, "the journal '" + path + "' is damaged at byte " +
-                                     std::to_string(offset) +
-                                     ": what was written from there on cannot be read" + kRemedy);
+                                     std::to_string(offset) + ": " + why + kRemedy);
+}
+
+constexpr size_t kReadTogether = size_t{1} << 20;
+
+bool IsHead(const JournalRecordHeader& record, uint64_t segment, uint64_t room) {
+  return record.bytes > 0 && record.bytes <= room && record.meta_bytes <= record.bytes &&
+         record.head_checksum == HeadChecksum(record, segment);
+}
+
+// Reads what follows a head. Returns whether its checksum is right.
+Result<bool> ReadRecord(const InputFile& file, uint64_t offset, const JournalRecordHeader& record,
+                        uint64_t segment, std::string* bytes) {
+  bytes->resize(record.bytes);
+  Status status = file.ReadAt(offset + sizeof(record), bytes->data(), bytes->size());
+  if (!status.ok()) return status;
+  return XXH3_64bits_withSeed(bytes->data(), bytes->size(), segment) == record.checksum;
+}
+
+// Looks for a whole record that begins at `offset` or anywhere behind it.
+Result<std::optional<uint64_t>> FindRecord(const std::string& path, uint64_t segment,
+                                           uint64_t offset) {
+  auto opened = InputFile::Open(path);
+  if (!opened.ok()) return opened.status();
+  const InputFile& file = *opened.value();
+  JournalRecordHeader record;
+  std::string piece, bytes;
+  while (offset + sizeof(record) < file.bytes()) {
+    piece.resize(std::min<uint64_t>(kReadTogether, file.bytes() - offset));
+    if (Status status = file.ReadAt(offset, piece.data(), piece.size()); !status.ok()) {
+      return status;
+    }
+    const size_t places = piece.size() - sizeof(record) + 1;
+    for (size_t i = 0; i < places; ++i) {
+      std::memcpy(&record, piece.data() + i, sizeof(record));
+      const uint64_t room = file.bytes() - offset - i - sizeof(record);
+      if (!IsHead(record, segment, room)) continue;
+      auto whole = ReadRecord(file, offset + i, record, segment, &bytes);
+      if (!whole.ok()) return whole.status();
+      if (whole.value()) return std::optional<uint64_t>(offset + i);
+    }
+    offset += places;
+  }
+  return std::optional<uint64_t>();
 }
 
 }  // namespace
@@ -52,9 +94,10 @@ void RemoveJournalSegment(const std::string& folder, uint64_t number) {
 Result<std::unique_ptr<JournalReader>> JournalReader::Open(const std::string& folder,
                                                            uint64_t storage, uint64_t applied) {
   std::unique_ptr<JournalReader> reader(new JournalReader());
-  const std::vector<uint64_t> segments = JournalSegments(folder);
   reader->last_ = applied;
-  for (uint64_t number : segments) {
+  std::string torn_path;  // empty while everything is whole
+  uint64_t torn_at = 0;
+  for (uint64_t number : JournalSegments(folder)) {
     if (number <= applied) continue;
     const std::string path = PathOf(folder, JournalSegmentName(number));
     if (number != reader->last_ + 1) {
@@ -65,9 +108,22 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const std::string& fo
                         "journal goes with" +
                         kRemedy);
     }
-    Status status = reader->ReadSegment(path, storage, number, number == segments.back());
-    if (!status.ok()) return status;
     reader->last_ = number;
+    uint64_t rest = 0;
+    if (torn_path.empty()) {
+      auto torn = reader->ReadSegment(path, storage, number);
+      if (!torn.ok()) return torn.status();
+      if (!torn.value().has_value()) continue;
+      torn_path = path;
+      torn_at = rest = *torn.value();
+    }
+    // Only the end may be torn: with whole records behind it, calls would be missing in the midst.
+    auto later = FindRecord(path, number, rest);
+    if (!later.ok()) return later.status();
+    if (!later.value().has_value()) continue;
+    return Damaged(torn_path, torn_at,
+                   "what was written there cannot be read, and calls follow it from byte " +
+                       std::to_string(*later.value()) + " of '" + path + "' on");
   }
   std::vector<Place>& places = reader->places_;
   // Equal keys stay in the order of their calls, so that the last one counts.
@@ -85,20 +141,19 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const std::string& fo
   return reader;
 }
 
-Status JournalReader::ReadSegment(const std::string& path, uint64_t storage, uint64_t number,
-                                  bool last) {
+Result<std::optional<uint64_t>> JournalReader::ReadSegment(const std::string& path,
+                                                           uint64_t storage, uint64_t number) {
+  const std::optional<uint64_t> whole;
   auto opened = InputFile::Open(path);
   if (!opened.ok()) return opened.status();
   const InputFile& file = *opened.value();
   JournalSegmentHeader head;
-  // A kill cuts the last record of the last segment off, and nothing else.
-  const auto cut_short = [&](uint64_t at) { return last ? Status() : Damaged(path, at); };
-  if (file.bytes() < sizeof(head)) return cut_short(0);
+  if (file.bytes() < sizeof(head)) return std::optional<uint64_t>(0);
   Status status = file.ReadAt(0, &head, sizeof(head));
   if (!status.ok()) return status;
   if (std::memcmp(head.magic, JournalSegmentHeader::kMagic, sizeof(head.magic)) != 0 ||
       head.number != number) {
-    return Damaged(path, 0);
+    return std::optional<uint64_t>(0);
   }
   if (head.storage != storage) {
     return Status(Code::kDataLoss,
@@ -109,26 +164,24 @@ Status JournalReader::ReadSegment(const std::string& path, uint64_t storage, uin
   uint64_t offset = sizeof(head);
   JournalRecordHeader record;
   while (offset < file.bytes()) {
-    if (file.bytes() - offset < sizeof(record)) return cut_short(offset);
+    if (file.bytes() - offset < sizeof(record)) return std::optional<uint64_t>(offset);
     status = file.ReadAt(offset, &record, sizeof(record));
     if (!status.ok()) return status;
-    if (record.head_checksum != HeadChecksum(record, number) || record.meta_bytes > record.bytes) {
-      return Damaged(path, offset);
+    if (!IsHead(record, number, file.bytes() - offset - sizeof(record))) {
+      return std::optional<uint64_t>(offset);
     }
-    if (record.bytes > file.bytes() - offset - sizeof(record)) return cut_short(offset);
-    bytes.resize(record.bytes);
-    status = file.ReadAt(offset + sizeof(record), bytes.data(), bytes.size());
-    if (!status.ok()) return status;
+    auto right = ReadRecord(file, offset, record, number, &bytes);
+    if (!right.ok()) return right.status();
+    if (!right.value()) return std::optional<uint64_t>(offset);
     const std::string_view view = bytes;
-    if (XXH3_64bits_withSeed(bytes.data(), bytes.size(), number) != record.checksum ||
-        !DecodeNamedValues(view.substr(0, record.meta_bytes), &meta_) ||
+    if (!DecodeNamedValues(view.substr(0, record.meta_bytes), &meta_) ||
         !TakeRecord(view.substr(record.meta_bytes), offset + sizeof(record) + record.meta_bytes)
              .ok()) {
-      return Damaged(path, offset);
+      return Damaged(path, offset, "its checksum is right, and what it says has no meaning");
     }
     offset += sizeof(record) + record.bytes;
   }
-  return Status();
+  return whole;
 }
 
 Status JournalReader::TakeRecord(std::string_view rows, uint64_t offset) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,10 +21,10 @@ void RemoveJournalSegment(const std::string& folder, uint64_t number);
 // A journal as it is on disk. Const methods are thread-safe.
 class JournalReader {
  public:
-  // Reads the segments after number `applied`, of the storage with that id. A record at the end
-  // that a kill has cut short is left out: its call did not return. Errors: kDataLoss, naming the
-  // file, for any other damage, for a segment that is missing and for one of another storage; those
-  // of reading.
+  // Reads the segments after number `applied`, of the storage with that id. It ends where a record
+  // is cut short or damaged and no whole one follows: a kill or a failure of power has torn what
+  // was written last. Errors: kDataLoss, naming the file, for damage before whole records, for a
+  // segment that is missing and for one of another storage; those of reading.
   static Result<std::unique_ptr<JournalReader>> Open(const std::string& folder, uint64_t storage,
                                                      uint64_t applied);
 
@@ -48,7 +49,9 @@ class JournalReader {
 
  private:
   JournalReader() = default;
-  Status ReadSegment(const std::string& path, uint64_t storage, uint64_t number, bool last);
+  // Returns where the segment is torn; nothing if it is whole.
+  Result<std::optional<uint64_t>> ReadSegment(const std::string& path, uint64_t storage,
+                                              uint64_t number);
   Status TakeRecord(std::string_view rows, uint64_t offset);
 
   std::vector<std::unique_ptr<InputFile>> files_;

@@ -13,27 +13,23 @@
 
 namespace sok {
 
-// Tells folders apart whatever names they have: links, bind mounts and renames change nothing about
-// it.
+// Tells folders and files apart whatever names they have: links, bind mounts and renames change
+// nothing about it.
 using FolderIdentity = std::pair<dev_t, ino_t>;
 
-// Returns the identity of a folder, or {0, 0} if there is nothing.
+// Returns the identity of what is at a path, or {0, 0} if there is nothing.
 FolderIdentity IdentityOf(const std::string& path);
 
+class FolderClaim;
+
 // The folders that this process has open for writing, or is about to open. It must not look into a
-// LOCK file of one of them, which would set the lock free: POSIX locks go with the first descriptor
-// that the process closes. Two databases in one folder would each believe to hold it.
+// LOCK file of one of them, which would set RocksDB's lock free: POSIX locks go with the first
+// descriptor that the process closes.
 class OpenFolders {
  public:
-  // Adds a folder, before it is locked. Returns false if it is there already.
-  static bool Add(const FolderIdentity& folder) {
-    std::lock_guard<std::mutex> guard(Mutex());
-    return Folders().insert(folder).second;
-  }
-  static void Remove(const FolderIdentity& folder) {
-    std::lock_guard<std::mutex> guard(Mutex());
-    Folders().erase(folder);
-  }
+  // Adds the claim's folder, before it is locked. Returns false if it is there already.
+  static bool Add(FolderClaim* claim);
+  static void Remove(FolderClaim* claim);
 
   // Returns ", held by process 123", for a message about a folder that is locked; empty if nobody
   // holds it.
@@ -42,22 +38,26 @@ class OpenFolders {
   static std::string OtherHolder(const std::string& path);
 
  private:
+  friend class FolderClaim;
+  friend struct LocksAfterFork;
+
   static std::mutex& Mutex() {
-    static std::mutex mu;
-    return mu;
+    static auto* mu = new std::mutex;
+    return *mu;
   }
-  static std::set<FolderIdentity>& Folders() {
-    static auto* folders = new std::set<FolderIdentity>;
-    return *folders;
+  static std::set<FolderClaim*>& Claims() {
+    static auto* claims = new std::set<FolderClaim*>;
+    return *claims;
   }
 };
 
 // The right to write to a folder, from when a database is opened there until it is closed for good.
-// The database has a lock too, which is free while it is opened again after an error: what another
-// process wrote then would be covered by what this one keeps in memory.
+// The database has a lock too, which goes when this process opens and closes its file once more, as
+// whoever copies the folder does, and is free while the database is opened again after an error:
+// what another process wrote then would be covered by what this one keeps in memory. Thread-safe.
 class FolderClaim {
  public:
-  // An empty file in the folder, which is locked.
+  // A small file in the folder, which is locked. It says who locked it last.
   static constexpr char kFileName[] = "sok-lock";
 
   // Null if this process or another one has the folder.
@@ -66,18 +66,31 @@ class FolderClaim {
   FolderClaim(const FolderClaim&) = delete;
   FolderClaim& operator=(const FolderClaim&) = delete;
 
-  // Whether the folder has the file, as every folder of a storage does.
+  // Returns whether the folder has the file, as every folder of a storage does.
   bool has_file() const;
-  // Locks the folder's file, which is made if there is none.
-  // Errors: kUnavailable if another process has it, SystemError's.
+  // Locks the folder's file, which is made if there is none. The lock is one of the open file
+  // (F_OFD_SETLK): it goes when this claim or the process ends, whoever else in the process opens
+  // and closes the file. Errors: kUnavailable if another process has it, kInternal for a file
+  // system without locks, SystemError's.
   Status LockFile();
+  // Returns success while the folder and the file that this claim has locked are at its path. A
+  // file that was removed or replaced is locked anew. Errors: kNotFound for another folder or none,
+  // kUnavailable if another process has the new file, SystemError's.
+  Status Check();
 
  private:
+  friend class OpenFolders;
+  friend struct LocksAfterFork;
+
   FolderClaim(std::string path, FolderIdentity folder) : path_(std::move(path)), folder_(folder) {}
+  // The part of LockFile for who holds mu_.
+  Status Lock();
 
   const std::string path_;
   const FolderIdentity folder_;
+  std::mutex mu_;  // guards the two below
   int file_ = -1;
+  FolderIdentity locked_;  // the identity of the file that is locked
 };
 
 }  // namespace sok

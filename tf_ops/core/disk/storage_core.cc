@@ -1,7 +1,11 @@
 #include "core/disk/storage_core.h"
 
+#include <unistd.h>
+
 #include <mutex>
 #include <utility>
+
+#include "core/base/forked_child.h"
 
 namespace sok {
 namespace {
@@ -10,7 +14,18 @@ constexpr std::chrono::seconds kMendPause(1);
 
 }  // namespace
 
+Status StorageCore::CheckProcess() const {
+  if (!ForkedFromBackgroundThreads()) return Status();
+  return Status(Code::kFailedPrecondition,
+                "expected the storage '" + path +
+                    "' in the process that opened it, got a call in " + "process " +
+                    std::to_string(getpid()) +
+                    ", forked from it; start processes with multiprocessing's 'spawn', and open "
+                    "the storage in one of them");
+}
+
 Status StorageCore::CheckOpen() const {
+  if (Status status = CheckProcess(); !status.ok()) return status;
   if (database == nullptr) {
     return Status(Code::kFailedPrecondition,
                   "the storage '" + path +
@@ -57,6 +72,7 @@ Status StorageCore::Mend(bool to_write) {
 }
 
 Result<StorageCore::Entrance> StorageCore::Enter(bool to_write) {
+  if (Status status = CheckProcess(); !status.ok()) return status;
   Entrance entrance(gate);
   if (ShouldMend(to_write)) {
     entrance.unlock();

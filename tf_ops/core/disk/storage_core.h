@@ -24,6 +24,9 @@ struct StorageCore {
   StorageCore(uint32_t ttl, std::function<uint32_t()> now, uint64_t cache_bytes)
       : expiry(std::make_shared<Expiry>(ttl, std::move(now))), memory(cache_bytes) {}
 
+  // Returns kFailedPrecondition in a process that was forked from the one that has it open. There
+  // are neither threads nor locks of other threads' to wait for, so it comes first.
+  Status CheckProcess() const;
   // kFailedPrecondition once the storage is closed, and what keeps the database from being used.
   // The gate must be held.
   Status CheckOpen() const;

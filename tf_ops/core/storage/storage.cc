@@ -43,6 +43,7 @@ Storage::~Storage() {
 }
 
 bool Storage::closed() {
+  if (!CheckProcess().ok()) return true;  // a lock may be held by a thread that is not here
   std::shared_lock<SharedMutex> gate(core_->gate);
   return core_->database == nullptr;
 }

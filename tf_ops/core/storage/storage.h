@@ -40,6 +40,8 @@ struct StorageOptions {
   // False: what the last Flush or Checkpoint that returned has written survives the process.
   // True: also what every call that returned has changed: updates, assignments, removals, restores.
   bool write_through = false;
+  // With write_through: whether what they have changed survives the machine, too.
+  bool sync = false;
   // How long the journal of those calls may get before it is published.
   uint64_t journal_bytes = Journal::kMostBytes;
   bool read_only = false;
@@ -133,6 +135,10 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // Nothing for a key without a row.
   Result<std::optional<StoredRow>> Get(int group, Key key);
   Result<Database::DiskUse> disk_use();
+
+  // Returns kFailedPrecondition in a process that was forked from the one that has it open, which
+  // must call nothing else of it or of its tables.
+  Status CheckProcess() const { return core_->CheckProcess(); }
 
   const std::string& path() const { return core_->path; }
   // Names the rows that were first made here: their checkpoints have it too. 0: read-only, and made

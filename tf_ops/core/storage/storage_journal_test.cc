@@ -315,25 +315,127 @@ TEST_CASE("of a call that was under way, all is there or nothing") {
   }
 }
 
-TEST_CASE("a damaged journal is an error that names it, and not the end of what it holds") {
+TEST_CASE("a journal that is damaged before whole calls is an error that names it") {
   const TestFolder folder;
   const auto storage = Value(Storage::Open(At(folder / "rows")));
   Calls calls(3);
   const auto table = TableOf(*storage);
-  for (int call = 0; call < 3; ++call) calls.Run(*table);
+  for (int call = 0; call < 2; ++call) calls.Run(*table);
+  const auto before_last = fs::file_size(LastSegment(folder / "rows"));
+  calls.Run(*table);
   std::mt19937_64 random(4);
   for (int i = 0; i < 70; ++i) {
     const std::string killed = Killed(folder, "killed");
     const std::string segment = LastSegment(killed);
     std::string bytes = ReadAll(segment);
-    const size_t at = i < 56 ? i : random() % bytes.size();
+    const size_t at = i < 56 ? i : random() % (before_last - 512);
     bytes[at] = static_cast<char>(bytes[at] ^ (1 << random() % 8));
+    // Zeros are no better, as of a page that the device has never had.
+    if (i % 7 == 6) bytes.replace(at, 512, 512, '\0');
     WriteAll(segment, bytes);
     const auto opened = Storage::Open(At(killed));
     REQUIRE_FALSE(opened.ok());
     CHECK(opened.status().code() == Code::kDataLoss);
     CHECK(Contains(opened.status(), segment));
   }
+}
+
+namespace {
+
+// Three calls, and what a failure of power may have made of what was written last.
+class TornCalls {
+ public:
+  TornCalls() : storage(Value(Storage::Open(At(folder / "rows")))), table(TableOf(*storage)) {
+    REQUIRE(storage->Flush().ok());  // the group is there
+    for (int call = 0; call < 3; ++call) {
+      calls.Run(*table);
+      ends.push_back(fs::file_size(LastSegment(folder / "rows")));
+      models.push_back(calls.model);
+    }
+  }
+  // Checks that the calls before the last ones are there, whoever opens first.
+  void Expect(const std::string& bytes, const Rows& rows, bool read_only) const {
+    const std::string killed = Killed(folder, "killed");
+    WriteAll(LastSegment(killed), bytes);
+    REQUIRE(RowsAt(killed, read_only) == rows);
+    // The tail is cut: later calls are not behind it.
+    Calls more{13};
+    more.model = rows;
+    {
+      const auto opened = Value(Storage::Open(At(killed)));
+      more.Run(*TableOf(*opened));
+      CopyOfOneMoment(killed, folder / "again");
+    }
+    REQUIRE(RowsAt(folder / "again", false) == more.model);
+    fs::remove_all(folder / "again");
+  }
+
+  const TestFolder folder;
+  const std::shared_ptr<Storage> storage;
+  const std::shared_ptr<Table> table;
+  Calls calls{21};
+  std::vector<uint64_t> ends;  // of each call in the segment
+  std::vector<Rows> models;    // after each call
+};
+
+}  // namespace
+
+TEST_CASE("of a torn tail nothing is taken, and all calls before it are kept") {
+  const TornCalls torn;
+  const std::string whole = ReadAll(LastSegment(torn.folder / "rows"));
+  const uint64_t first = torn.ends[0], second = torn.ends[1];
+  std::mt19937_64 random(8);
+  const auto zeros_from = [&whole](uint64_t begin) {
+    std::string bytes = whole;
+    bytes.replace(begin, std::string::npos, whole.size() - begin, '\0');
+    return bytes;
+  };
+  // Zeros up to the end of the file, which may have had its length before its bytes.
+  for (const uint64_t begin : {second, second + 1, second + 40, whole.size() - 1}) {
+    CAPTURE(begin);
+    if (zeros_from(begin) == whole) continue;
+    torn.Expect(zeros_from(begin), torn.models[1], begin % 2 == 0);
+  }
+  torn.Expect(zeros_from(first), torn.models[0], true);
+  torn.Expect(whole.substr(0, second) + std::string(100000, '\0'), torn.models[1], false);
+  // Bytes of other files.
+  std::string garbage = whole.substr(0, second);
+  for (int i = 0; i < 5000; ++i) garbage += static_cast<char>(random());
+  torn.Expect(garbage, torn.models[1], true);
+  // One page of the last call.
+  std::string holed = whole;
+  holed.replace(second + 100, 512, 512, '\0');
+  torn.Expect(holed, torn.models[1], false);
+  // Pages of two calls, in any order.
+  holed.replace(first + 100, 512, 512, '\0');
+  torn.Expect(holed, torn.models[0], true);
+  // Not even the first bytes.
+  torn.Expect(std::string(whole.size(), '\0'), {}, false);
+}
+
+TEST_CASE("a segment may be torn before segments without calls, and not before others") {
+  const TornCalls torn;
+  const std::string killed = Killed(torn.folder, "killed");
+  const std::string segment = LastSegment(killed);
+  std::string bytes = ReadAll(segment);
+  bytes.replace(torn.ends[1], std::string::npos, 1000, '\0');
+  WriteAll(segment, bytes);
+  const std::string next = killed + "/" + JournalSegmentName(3);
+  REQUIRE(segment == killed + "/" + JournalSegmentName(2));
+  WriteAll(next, std::string(500, '\0'));
+  CHECK(RowsAt(killed, /*read_only=*/true) == torn.models[1]);
+  // A whole call in the next one.
+  Journal journal(torn.folder / ".", torn.storage->id(), /*first_number=*/3);
+  auto room = journal.Reserve(10);
+  REQUIRE(room.ok());
+  REQUIRE(journal.Append(std::move(room.value()), {{"name", "value"}}, {}).ok());
+  fs::remove(next);
+  fs::copy_file(torn.folder / JournalSegmentName(3), next);
+  const auto opened = Storage::Open(At(killed));
+  REQUIRE_FALSE(opened.ok());
+  CHECK(opened.status().code() == Code::kDataLoss);
+  CHECK(Contains(opened.status(), segment));
+  CHECK(Contains(opened.status(), next));
 }
 
 TEST_CASE("a restore is durable when it returns, and a journal from before does not undo it") {

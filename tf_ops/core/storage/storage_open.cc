@@ -7,6 +7,7 @@
 #include "core/base/forked_child.h"
 #include "core/disk/disk_store.h"
 #include "core/disk/flat_json.h"
+#include "core/disk/open_folders.h"
 #include "core/disk/rocksdb/row_database.h"
 #include "core/storage/admission_names.h"
 #include "core/storage/checkpoint_place.h"
@@ -239,7 +240,7 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
   }
   if (options.write_through && !options.read_only) {
     core->journal = std::make_unique<Journal>(options.path, core->id, next_segment.value(),
-                                              options.journal_bytes);
+                                              options.journal_bytes, options.sync);
   }
   std::shared_ptr<Storage> storage(new Storage(core));
   storage->SetResetSlots(options.reset_slots);

@@ -17,6 +17,7 @@
 
 #include "core/base/folder.h"
 #include "core/disk/rocksdb/database_folder.h"
+#include "core/disk/rocksdb/owned_files.h"
 #include "core/disk/rocksdb/rocksdb_setup.h"
 #include "core/disk/rocksdb/row_database_handles.h"
 #include "core/disk/rocksdb/table_footers.h"
@@ -87,18 +88,16 @@ rocksdb::ReadOptions WholeRead() {
 
 }  // namespace
 
-RowDatabase::RowDatabase(const Options& options, std::unique_ptr<FolderClaim> claim,
+RowDatabase::RowDatabase(const Options& options, std::shared_ptr<OwnedFiles> files,
                          std::unique_ptr<Handles> handles)
     : options_(options),
       path_(options.path),
-      claim_(std::move(claim)),
-      handles_(std::move(handles)),
-      folder_(IdentityOf(options.path)) {}
+      files_(std::move(files)),
+      handles_(std::move(handles)) {}
 
 RowDatabase::~RowDatabase() {
-  if (handles_ == nullptr || !handles_->stuck) return;
-  handles_.release();  // see there
-  claim_.release();
+  // See there. The handles keep the files, and the lock with them.
+  if (handles_ != nullptr && handles_->stuck) handles_.release();
 }
 
 bool RowDatabase::usable() const { return handles_ != nullptr && !handles_->stuck; }
@@ -108,13 +107,17 @@ Status RowDatabase::CheckNotStuck() const {
   return FromRocksdb(Handles::Stuck(), "go on with the storage '" + path_ + "'");
 }
 
-Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(const Options& options,
-                                                                       bool create) {
+Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(
+    const Options& options, const std::shared_ptr<OwnedFiles>& files, bool create) {
   const std::string& path = options.path;
   const std::string what = "open the storage '" + path + "'";
   auto handles = std::make_unique<Handles>();
   rocksdb::DBOptions db_options = DatabaseOptions();
   db_options.create_if_missing = create;
+  if (files != nullptr) {
+    handles->env = rocksdb::NewCompositeEnv(files);
+    db_options.env = handles->env.get();
+  }
   db_options.listeners = {handles->errors};
   std::vector<std::string> names = {rocksdb::kDefaultColumnFamilyName};
   const bool exists = access((path + "/CURRENT").c_str(), F_OK) == 0;
@@ -167,7 +170,8 @@ Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& options) {
     if (Status status = CheckNew(path); !status.ok()) return status;
     if (Status status = MakeFolders(path); !status.ok()) return status;
   }
-  std::unique_ptr<FolderClaim> claim;
+  std::shared_ptr<FolderClaim> claim;
+  std::shared_ptr<OwnedFiles> files;
   if (!options.read_only) {
     claim = FolderClaim::Take(path);
     if (claim == nullptr) return InUse(path, OpenFolders::Holder(path));
@@ -183,13 +187,14 @@ Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& options) {
   if (has_lock) {
     if (Status status = TakeLock(path, claim.get()); !status.ok()) return status;
   }
-  auto handles = OpenHandles(options, /*create=*/!options.read_only);
+  if (claim != nullptr) files = std::make_shared<OwnedFiles>(path, claim);
+  auto handles = OpenHandles(options, files, /*create=*/!options.read_only);
   if (!handles.ok()) return handles.status();
   if (claim != nullptr && !has_lock) {
     if (Status status = TakeLock(path, claim.get()); !status.ok()) return status;
   }
   std::unique_ptr<RowDatabase> database(
-      new RowDatabase(options, std::move(claim), std::move(handles.value())));
+      new RowDatabase(options, std::move(files), std::move(handles.value())));
   if (options.read_only) return std::unique_ptr<Database>(std::move(database));
   Handles& h = *database->handles_;
   if (h.meta == nullptr) {
@@ -211,12 +216,7 @@ bool RowDatabase::failed() const {
   return !usable() || handles_->errors->failed() || handles_->pending_unusable;
 }
 
-Status RowDatabase::CheckFolder() const {
-  if (IdentityOf(path_) == folder_) return Status();
-  return Status(Code::kNotFound, "the folder of the storage '" + path_ +
-                                     "' was moved, removed or replaced while it is open; what is "
-                                     "in memory is kept: put the folder back, then go on");
-}
+Status RowDatabase::CheckFolder() const { return files_ == nullptr ? Status() : files_->Check(); }
 
 Status RowDatabase::SavePending() {
   Handles& h = *handles_;
@@ -247,7 +247,7 @@ Status RowDatabase::Recover() {
   // What was compacting may have met the end of memory.
   if (Status status = CheckNotStuck(); !status.ok()) return status;
   handles_.reset();
-  auto handles = OpenHandles(options_, /*create=*/false);
+  auto handles = OpenHandles(options_, files_, /*create=*/false);
   if (!handles.ok()) {
     return handles.status().Within(
         "",
@@ -262,6 +262,7 @@ Status RowDatabase::StartPendingAnew() {
   // next Recover do the rest.
   pending_rows_ = 0;
   handles_->pending_unusable = true;
+  if (Status status = CheckFolder(); !status.ok()) return status;
   return OrNoMemory([this] { return MakePendingAnew(); });
 }
 
@@ -349,6 +350,7 @@ Status RowDatabase::ReadPublished(const RowKey* keys, size_t n, const Found& fou
 
 Status RowDatabase::WritePending(const RowBatch& batch) {
   if (batch.rows() == 0) return Status();
+  if (Status status = CheckFolder(); !status.ok()) return status;
   if (handles_->pending_unusable) {
     return Status(Code::kResourceExhausted, "'" + path_ +
                                                 "' has no place for pending rows since "
@@ -388,6 +390,7 @@ Status RowDatabase::WritePublished(const RowBatch& batch, const Meta& meta, bool
     }
   }
   if (writes.Count() == 0) return Status();
+  if (Status status = CheckFolder(); !status.ok()) return status;
   rocksdb::WriteOptions options;
   options.sync = sync;
   const auto status = handles_->Write(options, &writes);
@@ -541,6 +544,7 @@ Status RowDatabase::Checkpoint(const std::string& path) const {
     return InvalidArgument("expected a path for the checkpoint that does not exist yet, got '" +
                            path + "'");
   }
+  if (Status status = CheckFolder(); !status.ok()) return status;
   rocksdb::Checkpoint* made = nullptr;
   auto status = rocksdb::Checkpoint::Create(handles_->db.get(), &made);
   std::unique_ptr<rocksdb::Checkpoint> checkpoint(made);
@@ -555,6 +559,7 @@ Status RowDatabase::Compact() {
   options.bottommost_level_compaction = rocksdb::BottommostLevelCompaction::kForceOptimized;
   std::lock_guard<std::mutex> running(compacting_);
   if (!usable()) return FromRocksdb(Handles::Paused(), "compact '" + path_ + "'");
+  if (Status status = CheckFolder(); !status.ok()) return status;
   const auto status = handles_->Call([&](rocksdb::DB* db) {
     return db->CompactRange(options, handles_->published, nullptr, nullptr);
   });

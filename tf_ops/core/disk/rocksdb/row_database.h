@@ -19,9 +19,10 @@
 #include "core/base/status.h"
 #include "core/base/types.h"
 #include "core/disk/database.h"
-#include "core/disk/open_folders.h"
 
 namespace sok {
+
+class OwnedFiles;
 
 class RowDatabase final : public Database {
  public:
@@ -59,10 +60,12 @@ class RowDatabase final : public Database {
  private:
   struct Handles;
   class RowPublication;
-  RowDatabase(const Options& options, std::unique_ptr<FolderClaim> claim,
+  RowDatabase(const Options& options, std::shared_ptr<OwnedFiles> files,
               std::unique_ptr<Handles> handles);
   // Opens all that is there.
-  static Result<std::unique_ptr<Handles>> OpenHandles(const Options& options, bool create);
+  static Result<std::unique_ptr<Handles>> OpenHandles(const Options& options,
+                                                      const std::shared_ptr<OwnedFiles>& files,
+                                                      bool create);
   // Writes pending rows to files: they have no log, and go with the handles.
   Status SavePending();
   // Drops all pending rows. Throws nothing, even where memory ends.
@@ -75,14 +78,14 @@ class RowDatabase final : public Database {
 
   const Options options_;
   const std::string path_;
-  std::unique_ptr<FolderClaim> claim_;  // also while the handles are made anew; null: read-only
+  // These hold the folder's lock, also while the handles are made anew. Null: read-only.
+  const std::shared_ptr<OwnedFiles> files_;
   std::unique_ptr<Handles> handles_;
   std::atomic<uint64_t> pending_rows_{0};
   std::atomic<uint64_t> writes_in_doubt_{0};
   // The mark of the publication that is under way or was the last to fail; empty if that one has
   // none.
   std::string failed_publication_;
-  const FolderIdentity folder_;
   std::mutex compacting_;  // held by Compact, beside which the database must not be closed
   std::unique_ptr<JournalReader> journal_;  // readers see this journal; null: there is none
   Meta journal_meta_;

@@ -4,6 +4,7 @@
 #include <rocksdb/cache.h>
 #include <rocksdb/compaction_filter.h>
 #include <rocksdb/db.h>
+#include <rocksdb/env.h>
 #include <rocksdb/listener.h>
 
 #include <atomic>
@@ -44,6 +45,7 @@ class ErrorListener final : public rocksdb::EventListener {
 
 struct RowDatabase::Handles {
   // The members stand in this order because the last goes first: the database, then what it uses.
+  std::unique_ptr<rocksdb::Env> env;  // over OwnedFiles; null: the default one
   std::unique_ptr<rocksdb::CompactionFilter> filter;
   std::shared_ptr<rocksdb::Cache> block_cache;
   rocksdb::ColumnFamilyOptions row_options;

@@ -43,7 +43,8 @@ struct RowDatabase::RowPublication::Writing {
 
 RowDatabase::RowPublication::RowPublication(RowDatabase* database)
     : database_(*database), writing_(std::make_unique<Writing>()) {
-  if (!database_.has_pending()) return;
+  error_ = database_.CheckFolder();
+  if (!error_.ok() || !database_.has_pending()) return;
   rocksdb::ReadOptions reading;
   reading.fill_cache = false;
   reading.readahead_size = size_t{2} << 20;
@@ -54,6 +55,8 @@ RowDatabase::RowPublication::RowPublication(RowDatabase* database)
 
 RowDatabase::RowPublication::~RowPublication() {
   writing_->writer.reset();
+  // Files of these names may be another writer's.
+  if (!database_.CheckFolder().ok()) return;
   for (const std::string& file : writing_->files) std::remove(file.c_str());
 }
 
@@ -104,6 +107,8 @@ Status RowDatabase::RowPublication::AddValue(const RowKey& key, std::string_view
 
 Status RowDatabase::RowPublication::Finish(Meta meta) {
   if (!error_.ok() || !PutPendingBefore(nullptr).ok()) return error_;
+  error_ = database_.CheckFolder();
+  if (!error_.ok()) return error_;
   Handles& h = *database_.handles_;
   rocksdb::Status status;
   if (writing_->writer != nullptr) status = writing_->CloseFile();

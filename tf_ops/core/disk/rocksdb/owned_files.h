@@ -1,0 +1,67 @@
+// The files of a database, for as long as its folder is this process's own.
+#pragma once
+
+#include <rocksdb/file_system.h>
+#include <sys/stat.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "core/base/status.h"
+#include "core/disk/open_folders.h"
+
+namespace sok {
+
+// RocksDB finds its files by their paths, also in threads of its own and when it closes. Where
+// another folder has come to that path, or another writer to the folder, it would remove and
+// replace files that are not its own. Here every call that makes, renames or removes a file looks
+// first, and fails then. Thread-safe.
+class OwnedFiles final : public rocksdb::FileSystemWrapper {
+ public:
+  explicit OwnedFiles(std::string path, std::shared_ptr<FolderClaim> claim);
+  const char* Name() const override { return "sok_embed.owned_files"; }
+
+  // Returns success while the folder, its lock and its CURRENT, which names the manifest, are those
+  // of this process. Errors: those of FolderClaim::Check, kUnavailable for another CURRENT.
+  Status Check();
+
+  rocksdb::IOStatus NewWritableFile(const std::string& name, const rocksdb::FileOptions& options,
+                                    std::unique_ptr<rocksdb::FSWritableFile>* result,
+                                    rocksdb::IODebugContext* debug) override;
+  rocksdb::IOStatus ReopenWritableFile(const std::string& name, const rocksdb::FileOptions& options,
+                                       std::unique_ptr<rocksdb::FSWritableFile>* result,
+                                       rocksdb::IODebugContext* debug) override;
+  rocksdb::IOStatus ReuseWritableFile(const std::string& name, const std::string& old_name,
+                                      const rocksdb::FileOptions& options,
+                                      std::unique_ptr<rocksdb::FSWritableFile>* result,
+                                      rocksdb::IODebugContext* debug) override;
+  rocksdb::IOStatus DeleteFile(const std::string& name, const rocksdb::IOOptions& options,
+                               rocksdb::IODebugContext* debug) override;
+  rocksdb::IOStatus RenameFile(const std::string& from, const std::string& to,
+                               const rocksdb::IOOptions& options,
+                               rocksdb::IODebugContext* debug) override;
+  rocksdb::IOStatus LinkFile(const std::string& from, const std::string& to,
+                             const rocksdb::IOOptions& options,
+                             rocksdb::IODebugContext* debug) override;
+
+ private:
+  // The folder's CURRENT as this process has left it.
+  struct Mark {
+    FolderIdentity file;
+    off_t bytes = 0;
+    timespec written = {};
+    bool operator==(const Mark& other) const;
+  };
+  Mark Look() const;
+  // The part of Check for who holds mu_.
+  Status CheckHeld();
+  rocksdb::IOStatus Checked();
+
+  const std::string current_;
+  const std::shared_ptr<FolderClaim> claim_;
+  std::mutex mu_;  // held while CURRENT is replaced; guards mark_
+  Mark mark_;
+};
+
+}  // namespace sok
