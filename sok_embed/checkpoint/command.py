@@ -387,8 +387,8 @@ def convert(
 ) -> None:
     """Write rows of SOURCE in another form into TARGET, where nothing is yet.
 
-    SOURCE is a checkpoint, a storage, a dump, a Parquet file or an .npz. Rows of an adaptive table
-    are two tables, TABLE:own and TABLE:static.
+    SOURCE is a checkpoint, a storage, a dump, a Parquet file, an .npz, or a .keras file of Keras.
+    Rows of an adaptive table are two tables, TABLE:own and TABLE:static.
     """
     from sok_embed.checkpoint.conversion.convert import Base, form_of_target
     from sok_embed.checkpoint.conversion.convert import convert as convert_rows
