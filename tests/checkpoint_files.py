@@ -113,7 +113,7 @@ def _put(
             }  # fmt: skip
             if part == "own":
                 writer.put_bytes(len(entries), SKETCH, b"sketch")
-                entry |= {"sketch_bytes": 6, "counters": [1, 2]}
+                entry |= {"sketch_bytes": 6, "counters": [1, 2, 0, 0, 0]}
             entries.append(entry)
     return entries
 

@@ -18,11 +18,14 @@ from sok_embed.checkpoint.schema import (
     number,
     parsed,
     record,
+    shown,
     text,
 )
 
 MOST_INDEX_BYTES = 64 << 20
 _MOST_VALUES = 1 << 22
+# What the core says of an adaptive table: see `adaptive_commit.cc`.
+_COUNTERS, _COUNTERS_VERSION = 5, 1
 ROW_HEAD_BYTES = 16  # key, update count and update time
 
 _count = integer()
@@ -52,6 +55,10 @@ def _check_entry(room: int, entry: dict[str, Any], field: str) -> None:
         raise Misfit(f"{field}.slot_start", f"{entry['slot_floats']} numbers", received)
     if entry["part"] == "own":
         _sketch(entry, field)
+        counters = entry["counters"]
+        if len(counters) != _COUNTERS or counters[0] != _COUNTERS_VERSION:
+            expected = f"{_COUNTERS} counts, the first of which is the version {_COUNTERS_VERSION}"
+            raise Misfit(f"{field}.counters", expected, shown(counters))
     width = row_bytes(entry["dim"], entry["slot_floats"])
     for name, each in (
         ("rows", width), ("removed", 8), ("admission_bytes", 1), ("sketch_bytes", 1),
