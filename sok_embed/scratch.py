@@ -7,6 +7,8 @@ import fcntl
 import os
 import secrets
 import shutil
+import tempfile
+import weakref
 
 _SUFFIX = ".saving"
 
@@ -82,3 +84,33 @@ def _try_lock(descriptor: int) -> bool | None:
     except OSError:
         return None
     return True
+
+
+class ScratchFolder:
+    """A folder of temporary files.
+
+    It goes when nothing refers to it any more, or the process ends; folders of killed processes go
+    when the next one is made.
+
+    Args:
+        name: What its own name begins with, behind a dot.
+
+    Attributes:
+        path: Its path.
+    """
+
+    def __init__(self, name: str) -> None:
+        parent = tempfile.gettempdir()
+        remove_leftovers(parent, name)
+        self.path, lock = locked_folder(parent, name)
+        self._end = weakref.finalize(self, _remove, self.path, lock, os.getpid())
+
+    def end(self) -> None:
+        """Removes the folder."""
+        self._end()
+
+
+def _remove(path: str, lock: int, process: int) -> None:
+    if os.getpid() == process:  # a forked child leaves the folder to its parent
+        shutil.rmtree(path, ignore_errors=True)
+    os.close(lock)

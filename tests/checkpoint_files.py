@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sok_embed.checkpoint import manifest as manifests
-from sok_embed.checkpoint.files import dense_prefix, rows_name
+from sok_embed.checkpoint.files import dense_prefix, record_of, rows_name
 from sok_embed.checkpoint.manifest import Manifest
 from sok_embed.checkpoint.rows_file import ADMISSION, SKETCH, Rows, RowsWriter
 
@@ -70,7 +70,8 @@ def rows_of(keys: Any, dim: int, slot_floats: int, seed: int = 1) -> Rows:
 def write_by_hand(
     folder: Path, tables: list[Table], workers: int = 1, step: int = 7, serial: int = 1
 ) -> Path:
-    """Writes a checkpoint whose rows lie on the workers key % workers, without dense files."""
+    """Writes a checkpoint whose rows lie on the workers key % workers; dense files are not read."""
+    tables = sorted(tables, key=lambda table: table.path)
     os.makedirs(folder)
     attempt = random.randrange(2**62)
     records, entries_of = [], []
@@ -81,9 +82,14 @@ def write_by_hand(
             records.append(writer.finish(entries))
         entries_of.append(entries)
     described = [_described(table, [e for each in entries_of for e in each]) for table in tables]
-    prefix = {"prefix": dense_prefix(attempt), "variables": [], "metrics": [], "others": []}
+    prefix = dense_prefix(attempt)
+    dense = {"prefix": prefix, "variables": [], "metrics": [], "others": []}
+    files = []
+    for ending in (".data-00000-of-00001", ".index"):
+        (folder / f"{prefix}{ending}").write_bytes(b"of no variables")
+        files.append(record_of(str(folder), f"{prefix}{ending}"))
     manifests.write(
-        str(folder), Manifest(attempt, serial, step, workers, prefix, described, records, [])
+        str(folder), Manifest(attempt, serial, step, workers, dense, described, records, files)
     )
     return folder
 
@@ -107,7 +113,7 @@ def _put(
             }  # fmt: skip
             if part == "own":
                 writer.put_bytes(len(entries), SKETCH, b"sketch")
-                entry |= {"sketch_bytes": 6, "counters": [1, 2]}
+                entry |= {"sketch_bytes": 6, "counters": [1, 2, 0, 0, 0]}
             entries.append(entry)
     return entries
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import weakref
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -16,12 +15,15 @@ from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.agreement import Agreement
 from sok_embed.checkpoint.dense import DenseState
 from sok_embed.checkpoint.files import check_record, nothing_restored
-from sok_embed.checkpoint.manifest import Link
+from sok_embed.checkpoint.holding import Held, hold
+from sok_embed.checkpoint.manifest import Manifest
 from sok_embed.checkpoint.own_state import OwnState
-from sok_embed.checkpoint.places import LocalFolder, place_of
+from sok_embed.checkpoint.places import place_of
 from sok_embed.checkpoint.reading import TablesReader, check_descriptions, workers_needed
 from sok_embed.checkpoint.saves import Save, SaveOptions
 from sok_embed.checkpoint.tables import Found, calls_of, steps_of
+
+_TRIES = 10  # to have all workers open the same save, where another job saves meanwhile
 
 # Of tables and models that a restore has begun to change and has not ended: the checkpoint. They
 # may be saved by another object than the one that was to restore them.
@@ -122,9 +124,13 @@ class Checkpoint:
     def restore(self, directory: str | os.PathLike[str]) -> int:
         """Replaces everything by what a checkpoint has.
 
-        All files that this worker needs are read and checked before anything is changed; if one of
-        them is damaged, or is that of another model, all workers are left as they were. What fails
-        after that leaves things of two times: `save` refuses them until a restore has ended.
+        All files that this worker needs are opened, read and checked before anything is changed; if
+        one of them is damaged, or is that of another model, all workers are left as they were. What
+        fails after that leaves things of two times: `save` refuses them until a restore has ended.
+
+        The files stay open to the end, so another process may save, remove or compact meanwhile;
+        those of an object store are copied first. A checkpoint that goes before all of its files
+        are open is a FileNotFoundError.
 
         Args:
             directory: What `save` was given.
@@ -142,32 +148,62 @@ class Checkpoint:
             ValueError: For the checkpoint of another model, or of a later version.
             RuntimeError: If another worker has failed, or for an error after something was changed.
         """
-        with contextlib.ExitStack() as fetched:
-            return self._restore(place_of(directory).path, fetched)
-
-    def _restore(self, folder: str, fetched: contextlib.ExitStack) -> int:
-        """Restores the checkpoint of a folder, whose files are there until `fetched` ends."""
+        folder = place_of(directory).path
         agreement = Agreement(communicators.current())
+        dense = agreement.together("be ready for a restore", self._prepared)
+        own = OwnState(self._own_objects())
+        held = self._held(folder, agreement, dense, own)
+        try:
+            return self._restore(folder, agreement, held, dense, own)
+        finally:
+            held.end()
 
-        def read() -> list[Link]:
+    def _held(self, folder: str, agreement: Agreement, dense: DenseState, own: OwnState) -> Held:
+        """Opens the files that this worker needs, of the same save as the others."""
+        rank, size = agreement.rank, agreement.size
+        hosts = dense.found.tables
+
+        def needed(number: int, manifest: Manifest) -> list[str]:
+            if number == 0:
+                check_descriptions(manifest, hosts)
+            records = [
+                manifest.rows[worker] for worker in workers_needed(hosts, manifest, rank, size)
+            ]
+            if number == 0:
+                records += [*manifest.files, *own.needed(manifest, rank, size)]
+            return [record.name for record in records]
+
+        def open_files() -> Held:
             with nothing_restored():
-                return manifests.read_chain(folder)
+                return hold(folder, needed)
 
-        chain = agreement.together("read the manifest", read)
-        manifest = chain[0].manifest
-        agreement.check_same_text(
-            "checkpoint",
-            f"{manifest.attempt:016x}",
-            "Give all workers the same folder, of a shared disk.",
+        for _ in range(_TRIES):
+            held = agreement.together("open the checkpoint", open_files)
+            attempts = agreement.gather(held.chain[0].manifest.attempt, "attempt")
+            if min(attempts) == max(attempts):
+                return held
+            held.end()  # somebody has replaced it meanwhile
+        raise ValueError(
+            "Expected all workers to open the same checkpoint. Received: those of several saves. "
+            "Give all workers the same folder, of a shared disk, into which no job is saving."
         )
 
-        own = OwnState(self._own_objects())
+    def _restore(
+        self,
+        folder: str,
+        agreement: Agreement,
+        held: Held,
+        dense: DenseState,
+        own: OwnState,
+    ) -> int:
+        """Restores a checkpoint whose files are open."""
+        manifest, place = held.chain[0].manifest, held.places[0]
 
-        def check() -> _Checked:
+        def check() -> TablesReader:
             with nothing_restored():
-                return self._checked(chain, own, agreement, fetched)
+                return self._checked(held, dense, own, agreement)
 
-        place, dense, tables = agreement.together("find the checkpoint whole", check)
+        tables = agreement.together("find the checkpoint whole", check)
         tables.check_rows(agreement.sums(tables.rows_found(), "rows found"))
 
         def restore() -> None:
@@ -196,32 +232,18 @@ class Checkpoint:
         return manifest.step
 
     def _checked(
-        self,
-        chain: list[Link],
-        own: OwnState,
-        agreement: Agreement,
-        fetched: contextlib.ExitStack,
-    ) -> _Checked:
+        self, held: Held, dense: DenseState, own: OwnState, agreement: Agreement
+    ) -> TablesReader:
         """Reads all files that this worker needs, and raises for what cannot be restored."""
-        manifest, rank, size = chain[0].manifest, agreement.rank, agreement.size
-        own_records = own.needed(manifest, rank, size)
-        dense = self._prepared()
-        hosts = dense.found.tables
-        check_descriptions(manifest, hosts)
-        needed = workers_needed(hosts, manifest, rank, size)
-        places: list[LocalFolder] = []
-        for folder, each in chain:
-            names = [each.rows[worker].name for worker in needed]
-            if not places:
-                names += [record.name for record in (*manifest.files, *own_records)]
-            places.append(fetched.enter_context(place_of(folder).fetch(names)))
-        own.check(places[0], manifest, rank, size)
+        manifest, place = held.chain[0].manifest, held.places[0]
+        rank, size = agreement.rank, agreement.size
+        own.check(place, manifest, rank, size)
         for record in manifest.files:
-            check_record(places[0], record)
-        dense.check(places[0], manifest)
-        tables = TablesReader(chain, places, hosts, rank, size)
+            check_record(place, record)
+        dense.check(place, manifest)
+        tables = TablesReader(held.chain, held.places, dense.found.tables, rank, size)
         tables.check()
-        return _Checked(places[0], dense, tables)
+        return tables
 
     def step(self, found: Found | None = None) -> int:
         """The step that a save would have: the iterations of the model's optimizer, or 0."""
@@ -287,20 +309,6 @@ class Checkpoint:
         text = repr((tables, dense.description()["variables"], sorted(self._own_objects())))
         agreement.check_same_text("model", text, "Make the same model on all of them.")
         agreement.check_same_text("folder", folder, "Give all of them the same path.")
-
-
-class _Checked(NamedTuple):
-    """A checkpoint that this worker can take up.
-
-    Attributes:
-        place: Where its files are read.
-        dense: What takes everything that is no rows.
-        tables: What takes the rows.
-    """
-
-    place: LocalFolder
-    dense: DenseState
-    tables: TablesReader
 
 
 def waiting_calls(found: Found) -> int:

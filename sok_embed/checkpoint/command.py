@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
@@ -199,6 +199,8 @@ def verify(context: click.Context, path: str, as_json: bool) -> None:
             try:
                 found = verify_one(folder, watch)._asdict()
             except (OSError, ValueError) as error:
+                if isinstance(error, FileNotFoundError) and folder != path:
+                    continue  # a job has removed it meanwhile
                 found = {"bytes": 0, "rows": 0, "faults": [str(error)]}
         report.append({"path": folder, **found})
     faulty = any(each["faults"] for each in report)
@@ -224,10 +226,13 @@ def verify(context: click.Context, path: str, as_json: bool) -> None:
 @contextmanager
 def _byte_bar(what: str, folders: Sequence[str]) -> Iterator[Callable[[int], None]]:
     """A progress bar of the bytes of checkpoints."""
-    total = sum(
-        entry.stat().st_size for folder in folders for entry in os.scandir(folder)
-        if entry.is_file() and entry.name.startswith(("rows-", "dense-", "data-"))
-    )  # fmt: skip
+    total = 0
+    for folder in folders:
+        with suppress(OSError):  # a file that went, or that others will tell of
+            total += sum(
+                entry.stat().st_size for entry in os.scandir(folder)
+                if entry.is_file() and entry.name.startswith(("rows-", "dense-", "data-"))
+            )  # fmt: skip
     done = 0
     with bar(what) as progress:
 
@@ -319,6 +324,7 @@ def prune(directory: str, keep: int, keep_every: int | None, dry_run: bool, as_j
     found = pruned(directory, keep, keep_every, dry_run)
     verb = "would remove" if dry_run else "removed"
     lines = [f"{verb} {path}" for path in (*found["removed"], *found["leftovers"])]
+    lines += [f"kept {path}, which cannot be read" for path in found["unreadable"]]
     lines.append(f"{len(found['kept'])} kept")
     print_result(as_json, "\n".join(lines), dry_run=dry_run, **found)
 
@@ -381,8 +387,8 @@ def convert(
 ) -> None:
     """Write rows of SOURCE in another form into TARGET, where nothing is yet.
 
-    SOURCE is a checkpoint, a storage, a dump, a Parquet file or an .npz. Rows of an adaptive table
-    are two tables, TABLE:own and TABLE:static.
+    SOURCE is a checkpoint, a storage, a dump, a Parquet file, an .npz, or a .keras file of Keras.
+    Rows of an adaptive table are two tables, TABLE:own and TABLE:static.
     """
     from sok_embed.checkpoint.conversion.convert import Base, form_of_target
     from sok_embed.checkpoint.conversion.convert import convert as convert_rows

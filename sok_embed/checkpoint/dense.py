@@ -10,10 +10,13 @@ import keras
 import tensorflow as tf
 
 from sok_embed import contents
+from sok_embed.checkpoint.bundle import Bundle
 from sok_embed.checkpoint.files import damaged
 from sok_embed.checkpoint.manifest import Manifest
 from sok_embed.checkpoint.places import LocalFolder
 from sok_embed.checkpoint.tables import Found, find
+
+_METRIC = "model_metric_"  # begins the names of metrics' variables
 
 
 class DenseState:
@@ -41,7 +44,7 @@ class DenseState:
             more = [each for each in model.variables if id(each) not in seen | metrics]
             self._given |= {f"model_variable_{i}": each for i, each in enumerate(more)}
             self._metrics = {
-                f"model_metric_{i}": each for i, each in enumerate(model.metrics_variables)
+                f"{_METRIC}{i}": each for i, each in enumerate(model.metrics_variables)
             }
             found = find(tf.train.Checkpoint(**self._given))
         self.found: Found = found
@@ -77,7 +80,7 @@ class DenseState:
 
         Raises:
             ValueError: For another variable, shape or dtype, or another iterator.
-            CorruptionError: If TensorFlow cannot read the file.
+            CorruptionError: For files that have something else than the manifest says.
         """
         own = self.description()
         saved = [each for each in manifest.dense["variables"] if self._is_asked_for(each[0])]
@@ -102,11 +105,12 @@ class DenseState:
                 f"one that lacks {', '.join(lacking) or 'none'} and has "
                 f"{', '.join(more) or 'none'} more. Give the objects that were saved."
             )
-        prefix = manifest.dense["prefix"]
-        try:
-            tf.train.load_checkpoint(os.path.join(folder.local, prefix))
-        except (tf.errors.OpError, ValueError) as error:
-            raise damaged(folder.file(prefix), "a tf.train.Checkpoint", str(error)) from None
+        bundle = Bundle(folder, manifest.dense["prefix"], manifest.files)
+        bundle.check(manifest.dense, _METRIC)
+        shared = self._shared()
+        for path in others:
+            if path.partition("/")[0] in shared and not bundle.has(path):
+                raise damaged(folder.file(manifest.dense["prefix"]), f"what '{path}' saves", "none")
 
     def _shared(self) -> dict[str, Any]:
         """What is the same on all workers: an iterator is each worker's own."""

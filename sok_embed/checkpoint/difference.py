@@ -214,7 +214,9 @@ def _variables(a: Saved, b: Saved) -> Iterator[VariableDifference]:
     import tensorflow as tf
 
     readers = [
-        tf.train.load_checkpoint(os.path.join(saved.folder, saved.manifest.dense["prefix"]))
+        tf.train.load_checkpoint(
+            os.path.join(saved.held.places[0].local, saved.manifest.dense["prefix"])
+        )
         for saved in (a, b)
     ]
     shapes = [reader.get_variable_to_shape_map() for reader in readers]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
 import re
+import stat
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +24,12 @@ PIECE_BYTES = 1 << 20
 OWN_NAME = re.compile(
     r"(?:(?:rows|data)-\d{5,}-of-\d{5,}|dense|manifest)-(?P<attempt>[0-9a-f]{16})[.\w-]*"
 )
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+ROWS_NAME = re.compile(
+    r"rows-(?P<worker>\d{5,})-of-(?P<workers>\d{5,})-(?P<attempt>[0-9a-f]{16})\.sok"
+)
+# What `tf.train.Checkpoint` appends to the prefix of a worker's own files, in the order of records.
+DATA_ENDINGS = (".index", ".data-00000-of-00001")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")  # file systems have no longer ones
 
 
 class FileRecord(NamedTuple):
@@ -114,6 +122,12 @@ def check_length(place: Place, record: FileRecord) -> None:
         raise damaged(path, f"{record.bytes} bytes", f"{length}")
 
 
+def check_most(path: str, length: int, most: int) -> None:
+    """Raises CorruptionError for a file that is longer than any of its kind."""
+    if length > most:
+        raise damaged(path, f"at most {most} bytes", f"{length}")
+
+
 def check_digest(path: str, record: FileRecord, found: FileChecksum) -> None:
     """Raises CorruptionError for a file that has another checksum than its record."""
     if found.digest() != record.checksum:
@@ -155,6 +169,20 @@ def rows_name(worker: int, workers: int, attempt: int) -> str:
 def dense_prefix(attempt: int) -> str:
     """What the names of the files of dense weights begin with."""
     return f"dense-{attempt:016x}"
+
+
+def data_prefix(worker: int, workers: int, attempt: int) -> str:
+    """What the names of a worker's own files begin with."""
+    return f"data-{worker + 1:05d}-of-{workers:05d}-{attempt:016x}"
+
+
+def data_names(workers: int, attempt: int) -> list[str]:
+    """The names of the own files of all workers, those of one after those of another."""
+    return [
+        f"{data_prefix(worker, workers, attempt)}{ending}"
+        for worker in range(workers)
+        for ending in DATA_ENDINGS
+    ]
 
 
 def local_path(path: str | os.PathLike[str]) -> str:
@@ -199,6 +227,26 @@ def sync_folder(folder: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def opened(path: str) -> io.BufferedReader:
+    """Opens a file for reading; what is not a regular file is not waited for.
+
+    Raises:
+        CorruptionError: For a FIFO, a device, a folder, and links that lead to each other.
+        OSError: From the file system.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # the latter is that of a socket
+            raise damaged(path, "a file", str(error.strerror)) from None
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise damaged(path, "a file", f"something else, of the mode {stat.filemode(mode)}")
+    return open(descriptor, "rb")
 
 
 def remove_if_there(path: str) -> None:

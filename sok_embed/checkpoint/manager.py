@@ -253,6 +253,9 @@ class CheckpointManager(StepFolders):
     def restore_or_initialize(self) -> str | None:
         """Restores the whole checkpoint that was saved last.
 
+        Where another process saves and removes meanwhile, and the checkpoint goes before its files
+        are open, that is the one that was saved last by then.
+
         Returns:
             Its folder. `None`: there is none, and everything is left as it is.
 
@@ -261,16 +264,28 @@ class CheckpointManager(StepFolders):
         """
         self._wait_for_all()
         agreement = Agreement(communicators.current())
-        # Worker 0 says which: others may have an older view of a shared disk.
-        steps = agreement.together(
-            "find the last checkpoint", lambda: self._by_age() if agreement.rank == 0 else []
-        )
-        chosen = agreement.gather(steps[-1] + 1 if steps else 0, "last step")[0]
-        if not chosen:
-            return None
-        folder = self._folder(chosen - 1)
-        self._checkpoint.restore(folder)
-        return folder
+        while True:
+            # Worker 0 says which: others may have an older view of a shared disk.
+            steps = agreement.together(
+                "find the last checkpoint", lambda: self._by_age() if agreement.rank == 0 else []
+            )
+            chosen = agreement.gather(steps[-1] + 1 if steps else 0, "last step")[0]
+            if not chosen:
+                return None
+            folder, before = self._folder(chosen - 1), self._checkpoint._restores
+            try:
+                self._checkpoint.restore(folder)
+            except Exception:
+                has_changed = self._checkpoint._restores != before
+                if has_changed or not self._is_gone(agreement, chosen - 1):
+                    raise
+            else:
+                return folder
+
+    def _is_gone(self, agreement: Agreement, step: int) -> bool:
+        """Whether somebody has removed the checkpoint of a step; collective."""
+        own = agreement.rank == 0 and not self._is_whole(step)
+        return agreement.gather(int(own), "removed meanwhile")[0] == 1
 
     def remove_all(self) -> None:
         """Removes all checkpoints, and the directory if nothing else is in there."""
@@ -315,8 +330,15 @@ class CheckpointManager(StepFolders):
     def _remove_old(self, saved: int) -> None:
         """Removes the checkpoints that are too many. An error is a warning: the save is done."""
         try:
-            for step in self._too_many(saved):
+            found = self._too_many(saved)
+            for step in found.steps:
                 self._remove(step)
+            if found.unreadable:
+                raise OSError(
+                    "manifests that cannot be read, so that their checkpoints stay, with all that "
+                    "they may need: "
+                    f"{', '.join(repr(self._folder(step)) for step in found.unreadable)}"
+                )
         except OSError as error:
             warnings.warn(
                 f"Expected to remove old checkpoints in '{self.directory}'. Received: {error}. The "

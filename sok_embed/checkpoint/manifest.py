@@ -7,14 +7,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sok_embed.checkpoint.files import (
-    OWN_NAME,
-    FileRecord,
-    checksum,
-    damaged,
-    is_plain_name,
-)
+from sok_embed.checkpoint import manifest_schema
+from sok_embed.checkpoint.files import OWN_NAME, FileRecord, checksum, damaged
 from sok_embed.checkpoint.places import Place, place_of
+from sok_embed.checkpoint.schema import MOST_BYTES, checked, integer, list_of, parsed, shown, text
 
 NAME = "manifest.json"
 _FORMAT = "sok-embed checkpoint"
@@ -76,7 +72,13 @@ class Manifest(NamedTuple):
 
 
 def write(folder: str | Place, manifest: Manifest) -> None:
-    """Makes the checkpoint whole, in the place of one that was there."""
+    """Makes the checkpoint whole, in the place of one that was there.
+
+    Raises:
+        ValueError: For a manifest that `read` would refuse; nothing is written.
+        OSError: From the file system or the store.
+    """
+    place = place_of(folder)
     content = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -92,8 +94,9 @@ def write(folder: str | Place, manifest: Manifest) -> None:
         "data": [record._asdict() for record in manifest.data],
     }
     content["checksum"] = _checksum(content)
-    text = json.dumps(content, indent=1, allow_nan=False)
-    place_of(folder).write(NAME, text.encode(), f"manifest-{manifest.attempt:016x}.tmp")
+    data = json.dumps(content, indent=1, allow_nan=False).encode()
+    _parsed(place.file(NAME), data)
+    place.write(NAME, data, f"manifest-{manifest.attempt:016x}.tmp")
 
 
 def is_whole(folder: str | Place) -> bool:
@@ -110,32 +113,19 @@ def read(folder: str | Place) -> Manifest:
         ValueError: For one that this version does not know how to read.
     """
     place = place_of(folder)
-    path = place.file(NAME)
     try:
-        content = json.loads(place.read(NAME))
+        data = place.read(NAME, MOST_BYTES)
     except FileNotFoundError:
         raise FileNotFoundError(
             f"Expected a checkpoint in '{place.path}'. Received: a folder without {NAME}, which is "
             "none, or one whose save did not end. Take another one."
         ) from None
-    except ValueError as error:
-        raise damaged(path, "JSON", str(error)) from None
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise damaged(path, f"the format {_FORMAT!r}", "another")
-    _check_version(path, content)
-    if content.pop("checksum", None) != _checksum(content):
-        raise damaged(path, "what agrees with its checksum", "something else")
-    rows, files, data = (
-        [FileRecord(**each) for each in content.get(name, [])] for name in ("rows", "files", "data")
+    content = _parsed(place.file(NAME), data)
+    rows, files, more = (
+        [FileRecord(*(each[field] for field in FileRecord._fields)) for each in records]
+        for records in (content["rows"], content["files"], content.get("data", ()))
     )
-    for record in (*rows, *files, *data):
-        if not is_plain_name(record.name):
-            raise damaged(path, "names of files in the folder of the manifest", repr(record.name))
-    if not is_plain_name(content["dense"]["prefix"]):
-        raise damaged(path, "a plain name of dense weights", repr(content["dense"]["prefix"]))
     parent = content.get("parent")
-    if parent and not is_plain_name(parent["folder"]):
-        raise damaged(path, "a plain name of the checkpoint before", repr(parent["folder"]))
     return Manifest(
         attempt=int(content["attempt"], 16),
         serial=content.get("serial", 0),
@@ -146,9 +136,29 @@ def read(folder: str | Place) -> Manifest:
         rows=rows,
         files=files,
         parent=Parent(parent["folder"], int(parent["state"], 16)) if parent else None,
-        state=int(content.get("state") or content["attempt"], 16),
-        data=data,
+        state=int(content.get("state", content["attempt"]), 16),
+        data=more,
     )
+
+
+def _parsed(path: str, data: bytes) -> dict[str, Any]:
+    """The content of a manifest, all of which has been checked.
+
+    Raises:
+        CorruptionError: For one that is not as it was written.
+        ValueError: For one that this version does not know how to read.
+    """
+    content = parsed(path, data)
+    if type(content) is not dict or content.get("format") != _FORMAT:
+        raise damaged(path, f"the format {_FORMAT!r}", shown(content))
+    _check_version(path, content)
+    if content.pop("checksum", None) != _checksum(content):
+        raise damaged(path, "what agrees with its checksum", "something else")
+    checked(path, content, manifest_schema.manifest)
+    for entry in content["tables"]:
+        for part in entry["parts"].values():
+            part.setdefault("size", part["rows"])  # of before there were changes alone
+    return content
 
 
 def remove_attempts(folder: str | Place, goes: Callable[[int], bool]) -> None:
@@ -212,7 +222,19 @@ def read_chain(folder: str, reading: Callable[[str], Manifest] = read) -> list[L
         if own != (first.workers, [identity(table) for table in first.tables]):
             raise damaged(path, "the tables and workers of the later checkpoints", "others")
         chain.append(Link(path, manifest))
+    _check_sizes(chain)
     return chain
+
+
+def _check_sizes(chain: Sequence[Link]) -> None:
+    """Raises CorruptionError for a table with more rows than all files of the chain have."""
+    folder, newest = chain[0]
+    for i, entry in enumerate(newest.tables):
+        for name, part in entry["parts"].items():
+            most = sum(manifest.tables[i]["parts"][name]["rows"] for _, manifest in chain)
+            if part["size"] > most:
+                expected = f"a size of at most {most} as 'tables[{i}].parts.{name}.size'"
+                raise damaged(os.path.join(folder, NAME), expected, str(part["size"]))
 
 
 def identity(table: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -222,9 +244,9 @@ def identity(table: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _check_version(path: str, content: dict[str, Any]) -> None:
     """Raises for what only a later version reads. Its checksum may be another one too."""
-    least, features = content.get("least_reader"), content.get("features")
-    if not isinstance(least, int) or not isinstance(features, list):
-        raise damaged(path, "a least reader and features", "none")
+    checked(path, content.get("least_reader"), integer(1), "least_reader")
+    checked(path, content.get("features"), list_of(text), "features")
+    least, features = content["least_reader"], content["features"]
     unknown = [each for each in features if each not in _KNOWN_FEATURES]
     if least > _VERSION or unknown:
         raise ValueError(

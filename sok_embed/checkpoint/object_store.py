@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
-import tempfile
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from sok_embed.checkpoint.places import LocalFolder, Place, Readable, Work
-from sok_embed.scratch import locked_folder, remove_leftovers
+from sok_embed.checkpoint.files import check_most
+from sok_embed.checkpoint.places import SCRATCH_NAME, Fetched, Place, Readable, Work
+from sok_embed.scratch import ScratchFolder
 
 # File systems of fsspec where a file that is written can be seen before it is whole, or that only
 # read.
@@ -22,7 +20,6 @@ _NO_STORES = frozenset(
     " hdfs http https jlab jupyter libarchive reference sftp simplecache smb ssh tar webhdfs zip"
     .split()
 )  # fmt: skip
-_SCRATCH_NAME = "sok-embed-checkpoint"
 _FETCHES = 4  # at a time
 
 
@@ -97,8 +94,10 @@ class StoreFolder(Place):
         """See `Place`."""
         return _StoreFile(self, name)
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, most: int) -> bytes:
         """See `Place`."""
+        with contextlib.suppress(FileNotFoundError):  # which the next line explains
+            check_most(self.file(name), self.length(name), most)
         return self.read_range(name, None, None)
 
     def read_range(self, name: str, begin: int | None, end: int | None) -> bytes:
@@ -158,17 +157,17 @@ class StoreFolder(Place):
         """See `Place`."""
         return _Scratch(self)
 
-    @contextlib.contextmanager
-    def fetch(self, names: Iterable[str]) -> Iterator[LocalFolder]:
+    def fetch(self, names: Iterable[str]) -> Fetched:
         """See `Place`."""
-        scratch = _Scratch(self)
+        fetched = Fetched(self.path)
         try:
             with ThreadPoolExecutor(_FETCHES) as pool:
-                for _ in pool.map(lambda name: self._fetch(name, scratch.folder), names):
+                for _ in pool.map(lambda name: self._fetch(name, fetched.local), names):
                     pass
-            yield LocalFolder(scratch.folder, self.path)
-        finally:
-            scratch.end()
+        except BaseException:
+            fetched.end()
+            raise
+        return fetched
 
     def _fetch(self, name: str, folder: str) -> None:
         what = f"copy '{self.file(name)}' into '{folder}', on a disk with room for it,"
@@ -223,17 +222,12 @@ class _StoreFile:
 
 
 class _Scratch:
-    """A local folder of files that come from a store, or are to go there.
-
-    It goes when the process ends, if not before; those of killed processes go with the next one.
-    """
+    """A local folder of files that are to go to a store."""
 
     def __init__(self, place: StoreFolder) -> None:
         self._place = place
-        parent = tempfile.gettempdir()
-        remove_leftovers(parent, _SCRATCH_NAME)
-        self.folder, lock = locked_folder(parent, _SCRATCH_NAME)
-        self._end = weakref.finalize(self, _remove_scratch, self.folder, lock, os.getpid())
+        self._scratch = ScratchFolder(SCRATCH_NAME)
+        self.folder = self._scratch.path
 
     def put(self, names: Sequence[str]) -> None:
         for name in names:
@@ -242,13 +236,7 @@ class _Scratch:
             os.remove(path)
 
     def end(self) -> None:
-        self._end()
-
-
-def _remove_scratch(folder: str, lock: int, process: int) -> None:
-    if os.getpid() == process:  # a forked child leaves it to its parent
-        shutil.rmtree(folder, ignore_errors=True)
-    os.close(lock)
+        self._scratch.end()
 
 
 def _checked(url: str) -> str:

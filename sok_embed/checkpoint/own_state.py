@@ -8,12 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_embed.checkpoint.files import FileRecord, check_record, damaged
+from sok_embed.checkpoint.bundle import Bundle
+from sok_embed.checkpoint.files import DATA_ENDINGS, FileRecord, check_record, data_prefix
 from sok_embed.checkpoint.manifest import Manifest
 from sok_embed.checkpoint.places import LocalFolder
-
-# What `tf.train.Checkpoint` appends to a prefix, in the order of the records.
-_ENDINGS = (".index", ".data-00000-of-00001")
 
 
 class OwnState:
@@ -53,7 +51,7 @@ class OwnState:
             ) from None
         except tf.errors.OpError as error:
             raise _write_error(folder, error) from None
-        return [f"{prefix}{ending}" for ending in _ENDINGS]
+        return [f"{prefix}{ending}" for ending in DATA_ENDINGS]
 
     def needed(self, manifest: Manifest, worker: int, workers: int) -> list[FileRecord]:
         """The records of the files that this worker restores from.
@@ -89,12 +87,8 @@ class OwnState:
         prefix = data_prefix(worker, workers, manifest.attempt)
         for record in records:
             check_record(folder, record)
-        try:
-            path = os.path.join(folder.local, prefix)
-            saved = tf.train.load_checkpoint(path).get_variable_to_shape_map()
-        except (tf.errors.OpError, ValueError) as error:
-            raise damaged(folder.file(prefix), "a tf.train.Checkpoint", str(error)) from None
-        names = {path.partition("/")[0] for path in saved}
+        bundle = Bundle(folder, prefix, records)
+        names = {path.partition("/")[0] for path in bundle.shapes}
         lacking = sorted(self._objects.keys() - names)
         if lacking:
             raise ValueError(
@@ -119,22 +113,8 @@ class OwnState:
         return bool(self._objects and manifest.data) and manifest.workers == workers
 
 
-def data_prefix(worker: int, workers: int, attempt: int) -> str:
-    """What the names of a worker's own files begin with."""
-    return f"data-{worker + 1:05d}-of-{workers:05d}-{attempt:016x}"
-
-
-def data_names(workers: int, attempt: int) -> list[str]:
-    """The names of the own files of all workers, those of one after those of another."""
-    return [
-        f"{data_prefix(worker, workers, attempt)}{ending}"
-        for worker in range(workers)
-        for ending in _ENDINGS
-    ]
-
-
 def _records(manifest: Manifest, worker: int) -> list[FileRecord]:
-    count = len(_ENDINGS)
+    count = len(DATA_ENDINGS)
     return list(manifest.data[worker * count : (worker + 1) * count])
 
 

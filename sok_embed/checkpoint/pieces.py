@@ -10,7 +10,8 @@ from typing import Any
 from sok_embed import tf_ops
 from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.checkpoint.files import FileRecord, removed_on_error, rows_name
-from sok_embed.checkpoint.rows_file import ADMISSION, SKETCH, Rows, RowsWriter, row_bytes
+from sok_embed.checkpoint.rows_file import ADMISSION, SKETCH, Rows, RowsWriter
+from sok_embed.checkpoint.rows_index import row_bytes
 from sok_embed.checkpoint.tables import Head, Host, Part, head_of
 from sok_embed.checkpoint.writing import entry_of, sketch_of
 from sok_embed.tensors import as_errors

@@ -8,15 +8,26 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import errno
 import io
 import os
 import re
+import resource
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from sok_embed.checkpoint.files import remove_if_there, sync_folder, write_whole
+from sok_embed.checkpoint.files import (
+    check_most,
+    opened,
+    remove_if_there,
+    sync_folder,
+    write_whole,
+)
+from sok_embed.scratch import ScratchFolder
 
+SCRATCH_NAME = "sok-embed-checkpoint"  # begins the names of local folders of files
+_OTHER_FILES = 64  # that may be opened while those of a checkpoint are
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")
 
@@ -86,7 +97,7 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def has(self, name: str) -> bool:
-        """Whether there is a file of the name."""
+        """Whether there is something of the name, which need not be a regular file."""
 
     @abc.abstractmethod
     def length(self, name: str) -> int:
@@ -101,14 +112,16 @@ class Place(abc.ABC):
         """Opens a file for reading.
 
         Raises:
+            CorruptionError: For what is not a regular file.
             FileNotFoundError: If there is none, now or when it is read.
         """
 
     @abc.abstractmethod
-    def read(self, name: str) -> bytes:
-        """All bytes of a file.
+    def read(self, name: str, most: int) -> bytes:
+        """All bytes of a file that has at most so many.
 
         Raises:
+            CorruptionError: For a longer file, and for what is not a regular file.
             FileNotFoundError: If there is none.
         """
 
@@ -147,11 +160,15 @@ class Place(abc.ABC):
         """Begins to write files."""
 
     @abc.abstractmethod
-    def fetch(self, names: Iterable[str]) -> contextlib.AbstractContextManager[LocalFolder]:
-        """Has files be in a local folder for the length of a block; those that lack are left out.
+    def fetch(self, names: Iterable[str]) -> Fetched:
+        """Has files be in a local folder, where they stay; those that there are not are left out.
 
         Args:
             names: Of the files.
+
+        Raises:
+            CorruptionError: For what is not a regular file.
+            OSError: From the file system or the store, and for more files than may be open.
         """
 
 
@@ -183,7 +200,7 @@ class LocalFolder(Place):
 
     def has(self, name: str) -> bool:
         """See `Place`."""
-        return os.path.isfile(self._at(name))
+        return os.path.exists(self._at(name))
 
     def length(self, name: str) -> int:
         """See `Place`."""
@@ -191,12 +208,15 @@ class LocalFolder(Place):
 
     def open(self, name: str) -> io.BufferedReader:
         """See `Place`."""
-        return open(self._at(name), "rb")
+        return opened(self._at(name))
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, most: int) -> bytes:
         """See `Place`."""
         with self.open(name) as file:
-            return file.read()
+            check_most(self.file(name), os.fstat(file.fileno()).st_size, most)
+            data = file.read(most + 1)  # it may have grown
+        check_most(self.file(name), len(data), most)
+        return data
 
     def write(self, name: str, data: bytes, temporary: str) -> None:
         """See `Place`."""
@@ -238,10 +258,67 @@ class LocalFolder(Place):
         """See `Place`."""
         return _InPlace(self.local)
 
-    @contextlib.contextmanager
-    def fetch(self, names: Iterable[str]) -> Iterator[LocalFolder]:
+    def fetch(self, names: Iterable[str]) -> Fetched:
         """See `Place`."""
-        yield self
+        fetched = Fetched(self.path)
+        wanted = list(names)
+        _allow_open(len(wanted))
+        try:
+            for name in wanted:
+                with contextlib.suppress(FileNotFoundError):
+                    fetched.hold(name, self.open(name))
+        except BaseException as error:
+            fetched.end()
+            if not isinstance(error, OSError) or error.errno != errno.EMFILE:
+                raise
+            raise OSError(
+                f"Expected to keep {len(wanted)} files of '{self.path}' open, so that they can be "
+                f"read where they are removed meanwhile. Received: {error}. Raise the limit: "
+                "ulimit -n."
+            ) from None
+        return fetched
+
+
+class Fetched(LocalFolder):
+    """Files of a folder that stay while this object does, or until it is told to end.
+
+    Those of a file system stay open, which keeps their bytes where others remove them. In a local
+    folder links lead to the open files, for libraries that open what they read by a path.
+
+    Args:
+        path: What messages call the folder that the files come from.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._scratch = ScratchFolder(SCRATCH_NAME)
+        self._files: list[io.BufferedReader] = []
+        super().__init__(self._scratch.path, path)
+
+    def hold(self, name: str, file: io.BufferedReader) -> None:
+        """Keeps a file open under a name."""
+        self._files.append(file)
+        os.symlink(f"/proc/self/fd/{file.fileno()}", self._at(name))
+
+    def end(self) -> None:
+        """Closes and removes everything."""
+        for file in self._files:
+            file.close()
+        self._scratch.end()
+
+    def __enter__(self) -> Fetched:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.end()
+
+
+def _allow_open(more: int) -> None:
+    """Raises the process' limit of open files as far as so many more need it and it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/proc/self/fd")) + more + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and needed > soft:
+        allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 class _InPlace:

@@ -25,6 +25,7 @@ from sok_embed.checkpoint.rows_file import (
     Rows,
     RowsReader,
 )
+from sok_embed.checkpoint.saved import check_totals, reader_of
 from sok_embed.checkpoint.tables import Head, Host, Part, owner_text
 from sok_embed.checkpoint.writing import head_in
 from sok_embed.table import Table
@@ -173,17 +174,15 @@ class TablesReader:
         sources = _sources(hosts, manifest, rank, size)
         # The newest checkpoint first, as its rows count.
         self._readers = {
-            (number, worker): RowsReader(
-                folder, each.rows[worker], each.attempt, worker, each.workers
-            )
+            (number, worker): reader_of(folder, each, worker)
             for number, (folder, (_, each)) in enumerate(zip(folders, chain, strict=True))
             for worker in workers_needed(hosts, manifest, rank, size)
         }
+        self._check_totals(chain)
         self._parts: list[PartReader] = []
         for host, of_host in zip(hosts, sources, strict=True):
             for part in host.parts:
                 number = len(self._parts)
-                self._check_index(host, part, number)
                 places = [
                     place
                     for worker in sorted(of_host)
@@ -199,18 +198,13 @@ class TablesReader:
             if self._readers[link, worker].tables[number]["whole"]:
                 return
 
-    def _check_index(self, host: Host, part: Part, number: int) -> None:
-        for reader in self._readers.values():
-            told = [
-                (each["path"], each["part"], each["dim"])
-                for each in reader.tables[number : number + 1]
-            ]
-            expected = (host.path, part.name, part.table.dim)
-            if told != [expected]:
-                raise ValueError(
-                    f"Expected rows of {expected} in '{reader.path}'. Received: {told}. The "
-                    "checkpoint is that of another model."
-                )
+    def _check_totals(self, chain: Sequence[Link]) -> None:
+        """Compares manifests with files as far as this worker reads the files of all workers."""
+        for number, link in enumerate(chain):
+            workers = range(len(link.manifest.rows))
+            readers = [self._readers.get((number, worker)) for worker in workers]
+            if all(readers):
+                check_totals(*link, [reader for reader in readers if reader is not None])
 
     def _blocks(self) -> Iterator[tuple[_Place, PartReader, RowsReader, Block]]:
         """Yields all blocks that count, those of the newest checkpoint first."""
@@ -260,7 +254,7 @@ class TablesReader:
             found: The sums of `rows_found` over all workers.
         """
         saved = [
-            entry["parts"][part.name].get("size", entry["parts"][part.name]["rows"])
+            entry["parts"][part.name]["size"]
             for host, entry in zip(self._hosts, self._entries, strict=True)
             for part in host.parts
         ]
@@ -374,7 +368,7 @@ def check_descriptions(manifest: Manifest, hosts: Sequence[Host]) -> None:
                     f"Table '{described['name']}': expected the {name} of the checkpoint, "
                     f"{entry[name]!r}. Received: {described[name]!r}. Rows that are made from now "
                     "on start otherwise than those that were saved.",
-                    stacklevel=7,
+                    stacklevel=9,
                 )
 
 
@@ -398,7 +392,7 @@ def _check_names(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
             warnings.warn(
                 f"Table '{name}': expected the name of the table of the checkpoint at {path}, "
                 f"'{was}'. Received: another one. It takes the rows of '{was}'.",
-                stacklevel=8,
+                stacklevel=10,
             )
 
 

@@ -6,7 +6,6 @@ Every byte is under a checksum, and all numbers are little-endian.
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,13 @@ from sok_embed.checkpoint.files import (
     damaged,
 )
 from sok_embed.checkpoint.places import Place, Readable, place_of
+from sok_embed.checkpoint.rows_index import (
+    MOST_INDEX_BYTES,
+    ROW_HEAD_BYTES,
+    index_bytes,
+    row_bytes,
+    tables_of_index,
+)
 from sok_embed.kv import _core
 
 MAGIC, END_MAGIC = b"SOKROWS\n", b"SOKREND\n"
@@ -40,7 +46,6 @@ _HEADER_BYTES = _HEADER.size + 8
 _BLOCK = struct.Struct("<IIQQ")
 _FOOTER = struct.Struct("<QQQ8s")
 _ALIGNMENT = 64  # of TensorFlow's tensors, in bytes
-_ROW_BYTES = 16  # key, update count and update time
 
 
 class Rows(NamedTuple):
@@ -83,11 +88,6 @@ class Block(NamedTuple):
     kind: int
     number: int
     payload: memoryview
-
-
-def row_bytes(dim: int, slot_floats: int) -> int:
-    """The bytes of a row in a block."""
-    return _ROW_BYTES + 4 * (dim + slot_floats)
 
 
 def rows_a_block(dim: int, slot_floats: int) -> int:
@@ -151,8 +151,12 @@ class RowsWriter:
         self._core.put_removed(table, _flat(keys, np.int64).view(np.uint64))
 
     def finish(self, tables: Sequence[dict[str, Any]]) -> FileRecord:
-        """Writes the index, forces the file to disk, and returns its record."""
-        index = json.dumps({"tables": list(tables)}, allow_nan=False).encode()
+        """Writes the index, forces the file to disk, and returns its record.
+
+        Raises:
+            ValueError: For an index that is too long for readers.
+        """
+        index = index_bytes(tables)
         length, digest = self._core.finish(index)
         return FileRecord(os.path.basename(self.path), length, f"{digest:016x}")
 
@@ -222,23 +226,14 @@ class RowsReader:
         offset, length, told, magic = _FOOTER.unpack(footer)
         if magic != END_MAGIC or length != end:
             raise damaged(self.path, f"the end mark SOKREND and the length {end}", "others")
-        if not _HEADER_BYTES <= offset <= end - _FOOTER.size:
+        length = end - _FOOTER.size - offset
+        if offset < _HEADER_BYTES or not 0 <= length <= MOST_INDEX_BYTES:
             raise damaged(self.path, "the offset of the index", str(offset))
         file.seek(offset)
-        index = file.read(end - _FOOTER.size - offset)
+        index = file.read(length)
         if checksum(index + footer[:16], offset) != told:
             raise damaged(self.path, "an index that agrees with its checksum", "another")
-        try:
-            tables = json.loads(index)["tables"]
-            for entry in tables:  # files of before there were changes alone
-                for name, value in (("size", entry["rows"]), ("removed", 0), ("whole", True)):
-                    entry.setdefault(name, value)
-            fits = all(_is_entry(entry) for entry in tables)
-        except (ValueError, TypeError, KeyError):
-            fits = False
-        if not fits:
-            raise damaged(self.path, "an index of tables", "something else")
-        return offset, tables
+        return offset, tables_of_index(self.path, index, offset)
 
     def blocks(self) -> Iterator[Block]:
         """Yields the blocks in their order; after the last the whole file has been checked."""
@@ -321,7 +316,9 @@ class RowsReader:
         entry = self.tables[block.table]
         n, dim, slot_floats = block.number, entry["dim"], entry["slot_floats"]
         counters = np.frombuffer(block.payload, np.uint32, 2 * n, 8 * n).astype(np.int64)
-        floats = np.frombuffer(block.payload, np.float32, n * (dim + slot_floats), _ROW_BYTES * n)
+        floats = np.frombuffer(
+            block.payload, np.float32, n * (dim + slot_floats), ROW_HEAD_BYTES * n
+        )
         return Rows(
             np.frombuffer(block.payload, np.int64, n),
             floats[: n * dim].reshape(n, dim),
@@ -329,21 +326,3 @@ class RowsReader:
             counters[:n],
             counters[n:],
         )
-
-
-_ENTRY = {
-    "path": str, "part": str, "dim": int, "slot_floats": int, "rule": str, "steps": int,
-    "step_clock": int, "slot_start": list, "rows": int, "size": int, "removed": int, "whole": bool,
-    "admission_bytes": int,
-}  # fmt: skip
-
-
-def _is_entry(entry: Any) -> bool:
-    """Returns whether an entry of an index says all that a reader asks for."""
-    if any(type(entry[name]) is not kind for name, kind in _ENTRY.items()):
-        return False
-    return (
-        entry["dim"] > 0
-        and entry["slot_floats"] == len(entry["slot_start"])
-        and all(isinstance(value, (int, float)) for value in entry["slot_start"])
-    )

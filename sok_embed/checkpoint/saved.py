@@ -12,12 +12,14 @@ import numpy as np
 
 from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.files import FileRecord, damaged, local_path, record_of
+from sok_embed.checkpoint.holding import Held, all_files, hold
 from sok_embed.checkpoint.manifest import Link, Manifest
+from sok_embed.checkpoint.manifest_schema import PARTS
 from sok_embed.checkpoint.newest_first import NewestFirst
+from sok_embed.checkpoint.places import Place
 from sok_embed.checkpoint.rows_file import REMOVED, ROWS, Block, Rows, RowsReader
-
-# Parts of an adaptive table, in the order of their entries in an index.
-_ADAPTIVE_PARTS = ("own", "static")
+from sok_embed.checkpoint.rows_index import total
+from sok_embed.checkpoint.schema import shown
 
 _NO_ROWS = Rows(
     np.zeros(0, np.int64),
@@ -87,14 +89,19 @@ class Saved(NamedTuple):
     """A checkpoint.
 
     Attributes:
-        chain: It, and the checkpoints that it has the changes since, the newest first.
+        held: It, and the checkpoints that it has the changes since, with open files.
         readers_of: Of the files of rows of each checkpoint, in the order of the workers.
         tables: In the order of the indices.
     """
 
-    chain: list[Link]
+    held: Held
     readers_of: list[list[RowsReader]]
     tables: list[SavedTable]
+
+    @property
+    def chain(self) -> list[Link]:
+        """It, and the checkpoints that it has the changes since, the newest first."""
+        return self.held.chain
 
     @property
     def folder(self) -> str:
@@ -159,15 +166,21 @@ def open_saved(folder: str) -> Saved:
         CorruptionError: For files that are not as they were written.
         ValueError: For a checkpoint of a later version.
     """
-    folder = local_path(folder)
-    chain = manifests.read_chain(folder)
+    return saved_of(hold(local_path(folder), all_files))
+
+
+def saved_of(held: Held) -> Saved:
+    """As `open_saved`, of a checkpoint whose files are open."""
     readers_of = [
-        [reader_of(*link, worker) for worker in range(len(link.manifest.rows))] for link in chain
+        [reader_of(place, manifest, worker) for worker in range(len(manifest.rows))]
+        for (_, manifest), place in zip(held.chain, held.places, strict=True)
     ]
-    return Saved(chain, readers_of, saved_tables(chain[0].manifest, readers_of[0]))
+    for link, readers in zip(held.chain, readers_of, strict=True):
+        check_totals(*link, readers)
+    return Saved(held, readers_of, saved_tables(held.chain[0].manifest, readers_of[0]))
 
 
-def reader_of(folder: str, manifest: Manifest, worker: int) -> RowsReader:
+def reader_of(folder: str | Place, manifest: Manifest, worker: int) -> RowsReader:
     """The rows of a worker, whose file has the tables of the manifest.
 
     Raises:
@@ -178,15 +191,29 @@ def reader_of(folder: str, manifest: Manifest, worker: int) -> RowsReader:
     told = [(entry["path"], entry["part"], entry["dim"]) for entry in reader.tables]
     expected = [(entry["path"], part, entry["dim"]) for entry, part in _parts(manifest)]
     if told != expected:
-        raise damaged(reader.path, "an index of the tables of the manifest", "others")
+        raise damaged(reader.path, f"an index of the tables {shown(expected)}", shown(told))
     return reader
 
 
 def _parts(manifest: Manifest) -> Iterator[tuple[dict[str, Any], str]]:
     """The entries of a manifest with the parts of each, in the order of the indices."""
     for entry in manifest.tables:
-        for part in _ADAPTIVE_PARTS if entry["kind"] == "adaptive" else ("rows",):
+        for part in PARTS[entry["kind"]]:
             yield entry, part
+
+
+def check_totals(folder: str, manifest: Manifest, readers: Sequence[RowsReader]) -> None:
+    """Raises CorruptionError for a manifest that says otherwise than the files of all workers."""
+    for number, (entry, part) in enumerate(_parts(manifest)):
+        told = entry["parts"][part]
+        for field, value in total([reader.tables[number] for reader in readers]).items():
+            if told[field] != value:
+                raise damaged(
+                    os.path.join(folder, manifests.NAME),
+                    f"{shown(value)} as '{field}' of table '{label_of(entry['path'], part)}', as "
+                    "the files of rows say",
+                    shown(told[field]),
+                )
 
 
 def saved_tables(manifest: Manifest, readers: Sequence[RowsReader]) -> list[SavedTable]:
@@ -201,7 +228,7 @@ def saved_tables(manifest: Manifest, readers: Sequence[RowsReader]) -> list[Save
                 path=entry["path"],
                 part=part,
                 described=entry,
-                rows=entry["parts"][part].get("size", entry["parts"][part]["rows"]),
+                rows=entry["parts"][part]["size"],
                 rule=trained["rule"],
                 slot_start=tuple(float(value) for value in trained["slot_start"]),
                 steps=max(each["steps"] for each in entries),
@@ -303,15 +330,16 @@ class CopiedFiles(NamedTuple):
 
 def copied_files(folder: str, saved: Saved, attempt: int) -> CopiedFiles:
     """Copies what is no rows into a folder, under the names of another save."""
-    manifest = saved.manifest
+    manifest, place = saved.manifest, saved.held.places[0]
     old, new = f"-{manifest.attempt:016x}", f"-{attempt:016x}"
 
     def copy(record: FileRecord) -> FileRecord:
         name = record.name.replace(old, new)
-        shutil.copyfile(os.path.join(saved.folder, record.name), os.path.join(folder, name))
+        with place.open(record.name) as file, open(os.path.join(folder, name), "xb") as copied_file:
+            shutil.copyfileobj(file, copied_file, 1 << 20)
         copied = record_of(folder, name)
         if copied.checksum != record.checksum:
-            path = os.path.join(saved.folder, record.name)
+            path = place.file(record.name)
             raise damaged(path, f"the checksum {record.checksum}", copied.checksum)
         return copied
 

@@ -6,17 +6,23 @@ import contextlib
 import secrets
 import threading
 import warnings
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.agreement import Agreement
 from sok_embed.checkpoint.dense import DenseState
-from sok_embed.checkpoint.files import FileRecord, check_length, dense_prefix, record_of
+from sok_embed.checkpoint.files import (
+    FileRecord,
+    check_length,
+    data_names,
+    dense_prefix,
+    record_of,
+)
 from sok_embed.checkpoint.manifest import Manifest, Parent
-from sok_embed.checkpoint.own_state import OwnState, data_names
+from sok_embed.checkpoint.own_state import OwnState
 from sok_embed.checkpoint.places import Place, Work, place_of
 from sok_embed.checkpoint.rows_file import RowsReader
+from sok_embed.checkpoint.rows_index import total
 from sok_embed.checkpoint.writing import RowsCapture, RowsOf, records_by_name, records_of_all
 from sok_embed.kv import CorruptionError
 
@@ -235,14 +241,3 @@ def _finish(place: Place, manifest: Manifest) -> None:
             "The checkpoint is whole, and the next save removes them.",
             stacklevel=6,
         )
-
-
-def total(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What a manifest says of rows that several workers have."""
-    return {
-        "rule": max(entry["rule"] for entry in entries),
-        "slot_floats": max(entry["slot_floats"] for entry in entries),
-        "steps": max(entry["steps"] for entry in entries),
-        "rows": sum(entry["rows"] for entry in entries),
-        "size": sum(entry["size"] for entry in entries),
-    }

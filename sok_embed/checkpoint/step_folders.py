@@ -6,20 +6,46 @@ import functools
 import os
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 from sok_embed.arguments import check_positive
 from sok_embed.checkpoint import manifest as manifests
-from sok_embed.checkpoint.files import is_of_a_save
+from sok_embed.checkpoint.files import ROWS_NAME, FileRecord, is_of_a_save
 from sok_embed.checkpoint.manifest import Manifest
 from sok_embed.checkpoint.object_store import StoreError
 from sok_embed.checkpoint.places import Place, place_of
+from sok_embed.checkpoint.rows_file import RowsReader
 from sok_embed.kv import CorruptionError
 
 _STEP_FOLDER = re.compile(r"step-(\d{9,})")
 MOST = 2**31
 _Reading = Callable[[str], Manifest]
-# What a manifest raises that is damaged, gone or of a later version, now and ever after.
-_UNUSABLE = (CorruptionError, FileNotFoundError, ValueError)
+
+
+class TooMany(NamedTuple):
+    """Which checkpoints of a directory are to go.
+
+    Attributes:
+        steps: Their steps, those that build on others before these.
+        unreadable: Steps that stay because a manifest that they need cannot be read.
+    """
+
+    steps: list[int]
+    unreadable: list[int]
+
+
+class _Chain(NamedTuple):
+    """A checkpoint with those that it builds on.
+
+    Attributes:
+        steps: Its step and theirs, the newest first.
+        is_cut: Whether one of them was replaced or went.
+        unreadable: The step of the one whose manifest cannot be read.
+    """
+
+    steps: list[int]
+    is_cut: bool = False
+    unreadable: int | None = None
 
 
 class StepFolders:
@@ -85,42 +111,60 @@ class StepFolders:
         serials = self._serials(read)
         return sorted(serials, key=lambda step: (serials[step], step))
 
-    def _too_many(self, saved: int) -> list[int]:
-        """Steps whose checkpoints are to go, those that build on others before these.
+    def _too_many(self, saved: int) -> TooMany:
+        """Says whose checkpoints are to go.
 
-        Those of which a part was replaced or went are of no use and do not count.
+        Those of which a part was replaced or went are of no use and do not count. What cannot be
+        read stays, and so does what it may need.
+
+        Args:
+            saved: A step that stays.
 
         Raises:
-            OSError: If a manifest cannot be read, so that what others need is not known.
+            OSError: If the file system or a store does not answer.
         """
         read = functools.cache(manifests.read)  # each belongs to the chains of many
         steps = self._by_age(read)
-        builds_on = {step: self._builds_on(step, read) for step in steps}
-        orphans = {step for step in steps if builds_on[step] is None} - {saved}
-        whole = [step for step in steps if step not in orphans]
+        chains = {step: self._chain_of(step, read) for step in steps}
+        unreadable = [step for step in steps if chains[step].unreadable is not None]
+        orphans = {step for step in steps if chains[step].is_cut} - {saved}
+        whole = [step for step in steps if step not in orphans and step not in unreadable]
         kept = {saved, *(whole if self._max_to_keep is None else whole[-self._max_to_keep :])}
         if self._keep_every is not None:
             firsts: dict[int, int] = {}
             for step in sorted(whole):
                 firsts.setdefault(step // self._keep_every, step)
             kept.update(firsts.values())
-        needed = kept.union(*(builds_on.get(step) or () for step in kept))
-        return [step for step in reversed(steps) if step not in needed]
+        kept.update(unreadable)
+        needed = kept.union(*(chains[step].steps for step in kept if step in chains))
+        # Of the damaged one itself nobody knows what it builds on.
+        unknown = {chains[step].unreadable for step in unreadable} - {None}
+        if any(not has_all_rows(self._folder(step)) for step in unknown if step is not None):
+            needed.update(steps)
+        return TooMany([step for step in reversed(steps) if step not in needed], unreadable)
 
-    def _builds_on(self, step: int, read: _Reading) -> list[int] | None:
-        """The steps of the checkpoints that one needs; `None`: one of them was replaced or went."""
+    def _chain_of(self, step: int, read: _Reading) -> _Chain:
+        """The checkpoints that one builds on, as far as manifests can be read."""
+        steps: list[int] = []
+        while True:
+            try:
+                manifest = read(self._folder(step))
+            except FileNotFoundError:
+                return _Chain(steps, is_cut=True)
+            except (CorruptionError, ValueError):
+                return _Chain(steps, unreadable=step)
+            steps.append(step)
+            if manifest.parent is None:
+                break
+            found = _STEP_FOLDER.fullmatch(manifest.parent.folder)
+            if found is None or int(found[1]) in steps:
+                return _Chain(steps, is_cut=True)
+            step = int(found[1])
         try:
-            own = read(self._folder(step))
-        except _UNUSABLE:
-            return []  # it may be the last one, and is not judged here
-        if own.parent is None:
-            return []
-        try:
-            chain = manifests.read_chain(self._folder(step), read)
-        except _UNUSABLE:
-            return None
-        found = [_STEP_FOLDER.fullmatch(os.path.basename(link.folder)) for link in chain[1:]]
-        return [int(match[1]) for match in found if match is not None]
+            manifests.read_chain(self._folder(steps[0]), read)
+        except (CorruptionError, FileNotFoundError, ValueError):
+            return _Chain(steps, is_cut=True)  # one of them was replaced
+        return _Chain(steps)
 
     def _leftovers(self) -> list[int]:
         """Steps of folders that saves have left that did not end.
@@ -136,3 +180,28 @@ class StepFolders:
 
     def _remove(self, step: int) -> None:
         place_of(self._folder(step)).remove_all(manifests.NAME)
+
+
+def has_all_rows(folder: str | Place) -> bool:
+    """Returns whether files have all rows of their tables, whatever a manifest says.
+
+    Args:
+        folder: A folder that one save has written into.
+    """
+    place = place_of(folder)
+    found = [ROWS_NAME.fullmatch(name) for name in place.names()]
+    try:
+        readers = [
+            RowsReader(
+                place,
+                FileRecord(name[0], place.length(name[0]), ""),
+                int(name["attempt"], 16),
+                int(name["worker"]) - 1,
+                int(name["workers"]),
+            )
+            for name in found
+            if name is not None
+        ]
+    except (OSError, ValueError):
+        return False
+    return all(entry["whole"] for reader in readers for entry in reader.tables)

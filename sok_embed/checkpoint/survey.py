@@ -13,7 +13,7 @@ from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.difference import Difference
 from sok_embed.checkpoint.files import local_path
 from sok_embed.checkpoint.manifest import Manifest
-from sok_embed.checkpoint.rows_file import row_bytes
+from sok_embed.checkpoint.rows_index import row_bytes
 from sok_embed.checkpoint.saved import Saved, SavedTable, bytes_of, rows_of
 from sok_embed.checkpoint.step_folders import StepFolders
 from sok_embed.kv import _core
@@ -38,6 +38,8 @@ def listed(directory: str) -> list[dict[str, Any]]:
         about: dict[str, Any] = {"path": folder, "step": step, "state": "whole"}
         try:
             about |= _about(folder, manifests.read_chain(folder)[0].manifest)
+        except FileNotFoundError:
+            continue  # it was removed meanwhile
         except OSError as error:
             about |= {"state": "damaged", "error": str(error)}
         except ValueError as error:
@@ -54,7 +56,7 @@ def _about(folder: str, manifest: Manifest) -> dict[str, Any]:
         "tables": len(manifest.tables),
         "parent": manifest.parent and manifest.parent.folder,
         "rows": sum(
-            part.get("size", part["rows"])
+            part["size"]
             for entry in manifest.tables for part in entry["parts"].values()
         ),
         "bytes": bytes_of(folder, manifest),
@@ -193,12 +195,14 @@ def pruned(
         dry_run: Whether nothing is removed.
 
     Returns:
-        The folders: `removed`, `leftovers`, which were removed too, and `kept`.
+        The folders: `removed`, `leftovers`, which were removed too, `kept`, and those of them that
+        are `unreadable`: they stay, with all that they may build on.
     """
     folders = StepFolders(local_path(directory), keep, keep_every)
+    found = folders._too_many(_last_readable(folders))
     goes, left = (
         [step for step in steps if not os.path.islink(folders._folder(step))]
-        for steps in (folders._too_many(_last_readable(folders)), folders._leftovers())
+        for steps in (found.steps, folders._leftovers())
     )
     kept = [step for step in folders._by_age() if step not in goes]
     if not dry_run:
@@ -206,7 +210,12 @@ def pruned(
             folders._remove(step)
     return {
         name: [folders._folder(step) for step in steps]
-        for name, steps in (("removed", goes), ("leftovers", left), ("kept", kept))
+        for name, steps in (
+            ("removed", goes),
+            ("leftovers", left),
+            ("kept", kept),
+            ("unreadable", found.unreadable),
+        )
     }
 
 

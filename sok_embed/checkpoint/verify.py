@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.files import check_record, damaged, local_path
+from sok_embed.checkpoint.holding import Held, all_files, hold
 from sok_embed.checkpoint.manifest import Link, Manifest
 from sok_embed.checkpoint.partitions import Partitions
-from sok_embed.checkpoint.places import LocalFolder
+from sok_embed.checkpoint.places import Fetched
 from sok_embed.checkpoint.rows_file import ADMISSION, REMOVED, ROWS, SKETCH, RowsReader
 from sok_embed.checkpoint.saved import (
-    SavedTable,
     Watch,
+    check_totals,
     label_of,
-    open_saved,
     reader_of,
     rows_of,
+    saved_of,
     saved_tables,
 )
 
@@ -59,52 +59,60 @@ def verify(folder: str, watch: Watch | None = None) -> Verified:
         ValueError: For a checkpoint of a later version.
     """
     folder = local_path(folder)
-    chain = [Link(folder, manifests.read(folder))]
     broken: list[str] = []
-    _holds(broken, lambda: chain.extend(manifests.read_chain(folder)[1:]))
-    each = [_verify_files(*link, watch) for link in chain]
+    whole_chain: list[Held] = []
+    if not _holds(broken, lambda: whole_chain.append(hold(folder, all_files))):
+        whole_chain.append(hold(folder, all_files, lambda path, read: [Link(path, read(path))]))
+    (held,) = whole_chain
+    each = [
+        _verify_files(*link, place, watch)
+        for link, place in zip(held.chain, held.places, strict=True)
+    ]
     found = Verified(
         sum(one.bytes for one in each),
         sum(one.rows for one in each),
         [*broken, *(fault for one in each for fault in one.faults)],
     )
-    if len(chain) > 1 and not found.faults:
+    if len(held.chain) > 1 and not found.faults:
         # Each file is whole; what they make together is another question.
-        _holds(found.faults, partial(_check_live, folder))
+        _holds(found.faults, partial(_check_live, held))
+    held.end()
     return found
 
 
-def _check_live(folder: str) -> None:
+def _check_live(held: Held) -> None:
     """Raises CorruptionError unless a chain has as many rows as its newest manifest tells."""
-    saved = open_saved(folder)
+    saved = saved_of(held)
     live: Counter[int] = Counter()
     for table, rows in rows_of(saved, saved.tables):
         live[table.number] += len(rows.keys)
     for table in saved.tables:
         if live[table.number] != table.rows:
             raise damaged(
-                folder,
+                saved.folder,
                 f"{table.rows} rows of table '{table.label}' with those of the checkpoints before",
                 str(live[table.number]),
             )
 
 
-def _verify_files(folder: str, manifest: Manifest, watch: Watch | None) -> Verified:
+def _verify_files(folder: str, manifest: Manifest, place: Fetched, watch: Watch | None) -> Verified:
     """Reads all files of one folder."""
     faults: list[str] = []
     whole = 0
     for record in (*manifest.files, *manifest.data):
-        if _holds(faults, partial(check_record, LocalFolder(folder), record)):
+        if _holds(faults, partial(check_record, place, record)):
             whole += record.bytes
             if watch is not None:
                 watch(record.bytes)
     found: list[_Found] = []
     for worker in range(len(manifest.rows)):
-        _holds(faults, partial(_add_reader, found, folder, manifest, worker))
+        _holds(faults, partial(_add_reader, found, place, manifest, worker))
     if not found:
         return Verified(whole, 0, faults)
-    tables: list[SavedTable] = []
-    _holds(faults, lambda: tables.extend(saved_tables(manifest, [each.reader for each in found])))
+    readers = [each.reader for each in found]
+    _holds(faults, partial(saved_tables, manifest, readers))
+    if len(readers) == len(manifest.rows):
+        _holds(faults, partial(check_totals, folder, manifest, readers))
     read = []
     with Partitions(_KEY, _KEY.itemsize * _rows_told(manifest)) as keys:
         for each in found:
@@ -113,9 +121,6 @@ def _verify_files(folder: str, manifest: Manifest, watch: Watch | None) -> Verif
                 whole += manifest.rows[each.worker].bytes
                 faults += each.faults()
         faults += _twice(keys, [_label(entry) for entry in found[0].reader.tables])
-    if len(read) == len(manifest.rows):
-        # With a damaged file there are fewer rows anyway.
-        faults += _miscounted(tables, read)
     return Verified(whole, sum(sum(each.rows.values()) for each in read), faults)
 
 
@@ -129,8 +134,8 @@ def _holds(faults: list[str], check: Callable[[], object]) -> bool:
     return True
 
 
-def _add_reader(found: list[_Found], folder: str, manifest: Manifest, worker: int) -> None:
-    found.append(_Found(worker, reader_of(folder, manifest, worker)))
+def _add_reader(found: list[_Found], place: Fetched, manifest: Manifest, worker: int) -> None:
+    found.append(_Found(worker, reader_of(place, manifest, worker)))
 
 
 def _rows_told(manifest: Manifest) -> int:
@@ -217,15 +222,3 @@ def _twice(keys: Partitions, labels: Sequence[str]) -> Iterator[str]:
             f"Expected every key of table '{labels[table]}' once. Received: "
             f"{example[table]}{f', and {more} more keys' if more else ''}."
         )
-
-
-def _miscounted(tables: list[SavedTable], found: list[_Found]) -> Iterator[str]:
-    """Says which tables have other numbers of rows than the manifest tells."""
-    for table in tables:
-        rows = sum(each.rows[table.number] for each in found)
-        told = table.described["parts"][table.part]["rows"]
-        if rows != told:
-            yield (
-                f"Expected {told} rows of table '{table.label}', as the manifest says. "
-                f"Received: {rows}."
-            )

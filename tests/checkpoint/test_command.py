@@ -92,7 +92,7 @@ def test_show_tells_tables_and_files(saved):
     found = run_json("show", saved)
     workers = found["workers"]
     shown = {each["table"]: each for each in found["tables"]}
-    assert list(shown) == ["model/items", "model/users", "model/mixed:own", "model/mixed:static"]
+    assert list(shown) == ["model/items", "model/mixed:own", "model/mixed:static", "model/users"]
     items = shown["model/items"]
     assert (items["name"], items["kind"], items["dim"], items["rule"]) == (
         "items", "table", 3, "adam",
@@ -140,8 +140,8 @@ def test_show_prints_rows_of_keys(saved):
 def test_a_whole_checkpoint_is_found_whole(saved, small_parts):
     (found,) = run_json("verify", saved)["checkpoints"]
     assert found["faults"] == [] and found["rows"] == len(ITEMS.keys) + 85
-    rows = [file for file in saved.iterdir() if file.suffix == ".sok"]
-    assert found["bytes"] == sum(file.stat().st_size for file in rows)
+    files = [file for file in saved.iterdir() if file.name != "manifest.json"]
+    assert found["bytes"] == sum(file.stat().st_size for file in files)
     assert "whole, 167 rows" in run("verify", saved).output
 
 
@@ -151,7 +151,7 @@ def test_every_flipped_bit_is_found(saved):
     random.seed(seed)
     for path in sorted(saved.iterdir()):
         size = path.stat().st_size
-        for at in [0, size - 1, *random.sample(range(size), 20)]:
+        for at in [0, size - 1, *random.sample(range(size), min(size, 20))]:
             whole = flipped(path, at)
             try:
                 report = run_json("verify", saved, code=1)
@@ -192,14 +192,14 @@ def test_numbers_of_rows_that_do_not_agree_are_found(tmp_path):
     folder = write_by_hand(tmp_path / "checkpoint", tables(), workers=2)
 
     def miscounted(manifest):
-        manifest.tables[1]["parts"]["rows"]["rows"] += 1
+        for field in ("rows", "size"):
+            manifest.tables[2]["parts"]["rows"][field] += 1
         return manifest
 
     rewrite_manifest(folder, miscounted)
     (found,) = run_json("verify", folder, code=1)["checkpoints"]
-    assert found["faults"] == [
-        "Expected 51 rows of table 'model/users', as the manifest says. Received: 50."
-    ]
+    (fault,) = found["faults"]
+    assert "Expected 50 as 'rows' of table 'model/users'" in fault and "Received: 51." in fault
 
 
 def test_all_checkpoints_of_a_directory_are_verified(tmp_path):
@@ -361,7 +361,7 @@ def test_prune_leaves_links(tmp_path):
     (folder / "step-000000010").symlink_to(tmp_path / "elsewhere")
     found = run_json("prune", folder, "--keep", 1)
     assert str(folder / "step-000000010") in found["kept"]
-    assert "step-000000010" in names_in(folder) and len(names_in(tmp_path / "elsewhere")) == 2
+    assert "step-000000010" in names_in(folder) and len(names_in(tmp_path / "elsewhere")) == 4
 
 
 def test_prune_never_removes_the_last_that_can_be_read(tmp_path):

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import sys
+import zipfile
 
 import held_state
 import keras
@@ -26,6 +27,7 @@ import sok_embed as sok
 from sok_embed import kv
 from sok_embed.checkpoint import Checkpoint, rows_file
 from sok_embed.checkpoint.conversion import convert as conversion
+from sok_embed.checkpoint.conversion import dump
 from sok_embed.checkpoint.conversion.tables import in_pieces, joined_rows
 from sok_embed.checkpoint.rows_file import Rows
 from sok_embed.checkpoint.saved import open_saved
@@ -33,6 +35,7 @@ from sok_embed.checkpoint.saved import rows_of as rows_of_saved
 from sok_embed.cli import main
 
 FORMS = ["parquet", "npz", "dump", "storage"]
+ITEMS_NUMBER = 2  # of the table in an index: tables stand in the order of their paths
 ITEMS = rows_of([*range(-300, 300), 2**63 - 1, -(2**63)], 3, 6)
 ITEMS.embeddings[0], ITEMS.embeddings[1, 1] = NAN, -0.0
 ITEMS.slots[2, 0] = NAN  # of the momentum, which may be any number
@@ -41,7 +44,7 @@ ITEMS.slots[2, 0] = NAN  # of the momentum, which may be any number
 def tables(items=ITEMS):
     return [
         Table("items", items),
-        Table("users", rows_of(range(50), 2, 0, 2), rule="sgd", owners="1"),
+        Table("users", rows_of(range(50), 2, 0, 2), rule="sgd", owners="0"),
         Table(
             "mixed", rows_of(range(100, 130), 3, 6, 3), owners="bucket % size",
             static=rows_of(range(5), 3, 6, 4),
@@ -127,7 +130,7 @@ def test_a_storage_has_the_tables_as_groups(saved, tmp_path, form):
     chosen = ["--table", "items", "--table", "users", "--table", "mixed", "--table", "hot"]
     found = run_json("convert", saved, tmp_path / "rows", "--to", form, *chosen)
     assert found["tables"] == [
-        "model/items", "model/users", "model/mixed:own", "model/mixed:static", "model/hot",
+        "model/hot", "model/items", "model/mixed:own", "model/mixed:static", "model/users",
     ]  # fmt: skip
     if form == "dump":
         assert kv.read_dump(tmp_path / "rows").ttl == 0
@@ -137,17 +140,17 @@ def test_a_storage_has_the_tables_as_groups(saved, tmp_path, form):
     else:
         path = tmp_path / "rows"
     of_table = {each.name: each for each in tables()}
-    expected = [of_table["items"].rows, of_table["users"].rows, *of_table["mixed"].parts.values(),
-                of_table["hot"].rows]  # fmt: skip
+    expected = [of_table["hot"].rows, of_table["items"].rows, *of_table["mixed"].parts.values(),
+                of_table["users"].rows]  # fmt: skip
     with kv.Storage(path, read_only=True) as storage:
         for group, rows in enumerate(expected):
             assert_stored(storage, group, rows)
         groups = storage.groups()
-    assert groups[0].slots == (("momentum", 3), ("velocity", 3)) and groups[4].slots == (
+    assert groups[1].slots == (("momentum", 3), ("velocity", 3)) and groups[0].slots == (
         ("accumulator", 1),
     )
-    assert groups[0].optimizer == "keras.adam" and groups[1].optimizer == "keras.sgd"
-    assert groups[0].initializer["b"] == 0.5 and groups[0].initializer["seed"] == 3
+    assert groups[1].optimizer == "keras.adam" and groups[4].optimizer == "keras.sgd"
+    assert groups[1].initializer["b"] == 0.5 and groups[1].initializer["seed"] == 3
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -201,7 +204,7 @@ def test_other_rows_take_the_place_of_those_of_a_table(saved, tmp_path):
     # Each row lies with the worker that a reader of as many workers looks for it with.
     for worker, reader in enumerate(opened.readers):
         for block in reader.blocks():
-            if block.kind == rows_file.ROWS and block.table == 0:
+            if block.kind == rows_file.ROWS and block.table == ITEMS_NUMBER:
                 assert (reader.rows_of(block).keys % len(opened.readers) == worker).all()
     # An adaptive table becomes a plain one.
     plain = tmp_path / "plain"
@@ -247,7 +250,7 @@ def test_what_cannot_be_converted_is_refused_and_leaves_nothing(saved, tmp_path,
     assert there.read_bytes() == b"text"
     assert "Expected one table" in refused(saved, tmp_path / "a.npz")
     assert "Say with --to" in refused(saved, tmp_path / "a.rows", "--table", "items")
-    assert "which has 'model/items'" in refused(saved, tmp_path / "a.npz", "--table", "item")
+    assert "'model/items'" in refused(saved, tmp_path / "a.npz", "--table", "item")
     assert "Give --base" in refused(saved, tmp_path / "c", "--to", "checkpoint")
     assert "Leave --group out" in refused(
         saved, tmp_path / "a.npz", "--table", "items", "--group", 3
@@ -398,3 +401,60 @@ def test_a_layer_on_disk_takes_up_rows_that_were_in_memory(tmp_path):
         np.testing.assert_array_equal(stored(held_state.KEYS), expected)
         keys = np.unique(held_state.KEYS)
         assert stored.table.size() == len(keys)
+
+
+def resaved(path, change):
+    """Changes the metadata of an .npz file, without their checksum."""
+    with np.load(path, allow_pickle=False) as arrays:
+        columns = dict(arrays)
+    metadata = json.loads(str(columns["sok_embed"]))
+    metadata.pop("checksum")
+    change(metadata)
+    columns["sok_embed"] = np.array(json.dumps(metadata))
+    np.savez(path, **columns)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("dim", 2**40), ("dim", "3"), ("rows", -1), ("rows", 2**62), ("slot_start", {"a": 1}),
+        ("slot_start", [None]), ("steps", True), ("initializer", {"seed": "x"}), ("group", 256),
+        ("label", ["a"]), ("ttl", -5), ("step_clock", 1e30),
+    ],
+)  # fmt: skip
+def test_metadata_of_wrong_contents_are_refused(tmp_path, field, value):
+    saved = write_by_hand(tmp_path / "saved", [Table("items", ITEMS)])
+    there = tmp_path / "items.npz"
+    run("convert", saved, there)
+    resaved(there, lambda metadata: metadata.update({field: value}))
+    output = run("convert", there, tmp_path / "dump", "--to", "dump", code=1).output
+    assert output.startswith("error: Expected") and "items.npz" in output, output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["items.npz", "saved"]
+
+
+def test_metadata_of_a_dump_ask_for_no_memory(tmp_path, monkeypatch):
+    saved = write_by_hand(tmp_path / "saved", [Table("items", ITEMS)])
+    write = dump._meta
+
+    def endless(head, rows):
+        meta = write(head, rows)
+        meta["slots"][0]["width"] = 2**40
+        return meta
+
+    with monkeypatch.context() as patched:
+        patched.setattr(dump, "_meta", endless)
+        run("convert", saved, tmp_path / "dump", "--to", "dump")
+    output = run("convert", tmp_path / "dump", tmp_path / "items.npz", code=1).output
+    assert "group 0: expected the description of a" in output and str(2**40) in output
+
+
+def test_a_header_of_an_npz_asks_for_no_memory(tmp_path):
+    path = tmp_path / "items.npz"
+    header = b"{'descr': '<U500000000', 'fortran_order': False, 'shape': (), }"
+    header = header.ljust(118 - 1) + b"\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(
+            "sok_embed.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+        )
+    output = run("convert", path, tmp_path / "rows.npz", code=1).output
+    assert "2000000000 bytes of 'sok_embed'" in output

@@ -231,8 +231,46 @@ def test_prune_takes_none_for_readable_whose_chain_is_broken(tmp_path, is_gone):
     else:
         (tmp_path / "step-000000002/manifest.json").write_text("{")
     found = survey.pruned(str(tmp_path), keep=1, keep_every=None, dry_run=False)
-    assert [Path(folder).name for folder in found["removed"]] == ["step-000000003"]
+    # What builds on a manifest that cannot be read stays: somebody may have a copy of that.
+    names = {name: [Path(folder).name for folder in found[name]] for name in found}
+    assert names["removed"] == (["step-000000003"] if is_gone else [])
+    assert names["unreadable"] == ([] if is_gone else ["step-000000002", "step-000000003"])
     held_state.assert_same(restored(tmp_path / "step-000000001"), before)
+
+
+def two_chains(folder):
+    """Checkpoints 0, 1 and 2 build on each other, as do 3 and 4; 5 stands alone."""
+    table, manager = one_table(folder, rows=50, max_to_keep=None)
+    for step in range(6):
+        if step == 3:
+            manager._chain = None  # has the next one be whole, and be built on
+        manager.save(step, incremental=step != 5)
+        table.assign([step], np.full([1, 4], 9, np.float32))
+    return table, manager
+
+
+@pytest.mark.parametrize(("step", "gone"), [(0, [3, 4]), (1, []), (2, []), (3, [0, 1, 2]), (4, [])])
+def test_prune_keeps_what_a_damaged_checkpoint_may_need(tmp_path, step, gone):
+    two_chains(tmp_path)
+    path = tmp_path / f"step-{step:09d}/manifest.json"
+    path.write_bytes(path.read_bytes()[:-20])
+    before = {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()}
+    found = survey.pruned(str(tmp_path), keep=1, keep_every=None, dry_run=False)
+    assert str(path.parent) in found["unreadable"]
+    kept = {each for each in before if each.exists()}
+    assert {each: each.read_bytes() for each in kept} == {each: before[each] for each in kept}
+    lost = {each.parent.name for each in before if each not in kept}
+    # Where the damaged one has everything, nothing of the other chain is needed.
+    assert lost == {f"step-{each:09d}" for each in gone}
+
+
+def test_a_save_warns_of_a_damaged_checkpoint_and_removes_nothing_that_it_may_need(tmp_path):
+    table, manager = two_chains(tmp_path)
+    (tmp_path / "step-000000002/manifest.json").write_text("{")
+    other = CheckpointManager(Checkpoint(table=table), tmp_path, max_to_keep=1)
+    with pytest.warns(UserWarning, match="manifests that cannot be read.*step-000000002"):
+        other.save(7)
+    assert len(list(tmp_path.glob("step-*"))) == 7
 
 
 def test_a_save_that_failed_leaves_the_changes_to_the_next_one(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from sok_embed.checkpoint.conversion.into_checkpoint import (
     check_whole,
     write_checkpoint,
 )
+from sok_embed.checkpoint.conversion.keras_file import HDF5_MAGIC, is_keras_file, keras_tables
 from sok_embed.checkpoint.conversion.npz import npz_head, npz_rows, write_npz
 from sok_embed.checkpoint.conversion.parquet import (
     parquet_head,
@@ -31,14 +32,14 @@ from sok_embed.checkpoint.conversion.tables import (
     chosen,
     head_of_saved,
 )
-from sok_embed.checkpoint.files import local_path, sync_folder
+from sok_embed.checkpoint.files import local_path, opened, sync_folder
 from sok_embed.checkpoint.rows_file import Rows
 from sok_embed.checkpoint.saved import Saved, SavedTable, open_saved, rows_of
 from sok_embed.checkpoint.verify import verify
 from sok_embed.kv import _core
 
 FORMS = ("parquet", "npz", "dump", "storage", "checkpoint")
-_MAGIC = {b"PAR1": "parquet", b"PK\x03\x04": "npz", b"SOKD": "dump"}
+_MAGIC = {b"PAR1": "parquet", b"PK\x03\x04": "npz", b"SOKD": "dump", HDF5_MAGIC: "keras"}
 _SUFFIXES = {".parquet": "parquet", ".npz": "npz"}
 
 Watch = Callable[[int, int], None]  # gets the rows so far, and how many there will be
@@ -86,13 +87,13 @@ def form_of_source(path: str) -> str:
             return "storage"
         received = "a folder with neither"
     else:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             begin = file.read(4)
         if begin in _MAGIC:
-            return _MAGIC[begin]
+            return "keras" if is_keras_file(path) else _MAGIC[begin]
         received = f"a file that begins with {begin!r}"
     raise ValueError(
-        f"Expected a checkpoint, a storage, a dump, Parquet or .npz at '{path}'. Received: "
+        f"Expected a checkpoint, a storage, a dump, Parquet, .npz or .keras at '{path}'. Received: "
         f"{received}."
     )
 
@@ -125,7 +126,8 @@ def convert(
     """Writes rows in another form; the target is there as a whole or not at all.
 
     Args:
-        source: A checkpoint, a storage, a dump, a Parquet file or an `.npz`.
+        source: A checkpoint, a storage, a dump, a Parquet file, an `.npz`, a `.keras` file, or a
+            file of weights that ends in `.weights.h5`.
         target: There is nothing there yet.
         form: One of `FORMS`.
         tables: Paths or names of the tables; none: all of them.
@@ -201,6 +203,8 @@ def _source_tables(source: str, names: Sequence[str], work: str) -> list[Moving]
         source, form = file, "dump"
     if form == "dump":
         tables = dump_tables(source)
+    elif form == "keras":
+        tables = keras_tables(source, work)
     elif form == "npz":
         head = npz_head(source)
         tables = [Moving(head, lambda: npz_rows(source, head))]

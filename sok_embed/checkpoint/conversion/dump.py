@@ -10,10 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from sok_embed.checkpoint.conversion.tables import Head, Moving, in_pieces
+from sok_embed.checkpoint.conversion.tables import (
+    DumpGroup,
+    Head,
+    Moving,
+    head_of_group,
+    in_pieces,
+)
 from sok_embed.checkpoint.dump_rows import rows_of_dump
 from sok_embed.checkpoint.files import checksum
-from sok_embed.checkpoint.rows_file import Rows, row_bytes
+from sok_embed.checkpoint.rows_file import Rows
+from sok_embed.checkpoint.rows_index import row_bytes
 from sok_embed.kv import GROUPS, _core
 
 _HEADER = struct.Struct("<8sII")
@@ -112,7 +119,7 @@ def _write_group(file: Any, group: int, head: Head, pieces: Iterable[Rows]) -> i
 
 def _meta(head: Head, rows: int) -> dict[str, Any]:
     """What a storage says of a group; it passes over the name."""
-    initializer = head.initializer or {"kind": "", "a": 0.0, "b": 0.0, "seed": 0}
+    initializer = {"kind": "", "a": 0.0, "b": 0.0, "seed": 0, **head.initializer}
     return {
         "format": 1,
         "dim": head.dim,
@@ -135,25 +142,10 @@ def dump_tables(path: str) -> list[Moving]:
         CorruptionError: For a damaged file.
         ValueError: For another kind of file.
     """
-    tables = []
-    for number, dim, _, rows, text in _core.dump_groups(path):
-        meta = json.loads(text)
-        start = [slot["initial"] for slot in meta["slots"] for _ in range(slot["width"])]
-        head = Head(
-            label=str(number),
-            name=meta.get("name", f"group {number}"),
-            dim=dim,
-            rule=meta["rule"],
-            slot_start=tuple(start),
-            steps=meta["steps"],
-            step_clock=-1,
-            initializer=meta["initializer"],
-            rows=rows,
-            ttl=meta.get("ttl", 0),
-            group=number,
-        )
-        tables.append(Moving(head, _GroupOfDump(path, number)))
-    return tables
+    groups = [DumpGroup(*group) for group in _core.dump_groups(path)]
+    return [
+        Moving(head_of_group(path, group), _GroupOfDump(path, group.number)) for group in groups
+    ]
 
 
 class _GroupOfDump:

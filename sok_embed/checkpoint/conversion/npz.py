@@ -16,7 +16,12 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from sok_embed.checkpoint.conversion.tables import METADATA, Head, head_of_metadata
+from sok_embed.checkpoint.conversion.tables import (
+    METADATA,
+    MOST_METADATA_BYTES,
+    Head,
+    head_of_metadata,
+)
 from sok_embed.checkpoint.files import damaged
 from sok_embed.checkpoint.rows_file import Rows, rows_a_block
 
@@ -85,17 +90,39 @@ def npz_head(path: str) -> Head:
         CorruptionError: For a damaged file.
     """
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            if METADATA not in arrays:
+        with zipfile.ZipFile(path) as archive:
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+            if METADATA not in names:
                 raise ValueError(
                     f"Expected '{path}' to have '{METADATA}', which sok-embed writes. Received: "
-                    f"{', '.join(arrays.files) or 'nothing'}. Take a file of sok-embed checkpoint "
+                    f"{', '.join(names) or 'nothing'}. Take a file of sok-embed checkpoint "
                     "convert."
                 )
-            metadata = json.loads(str(arrays[METADATA]))
-    except (*_DAMAGE, EOFError) as error:
+            with archive.open(f"{METADATA}.npy") as member:
+                text = _text(path, member)
+    except (*_DAMAGE, EOFError, KeyError, NotImplementedError) as error:
         raise damaged(path, "an .npz file", str(error)) from None
-    return head_of_metadata(path, metadata)
+    return head_of_metadata(path, text.encode())
+
+
+def _text(path: str, member: IO[bytes]) -> str:
+    """The text of a member, whose header may ask for no more memory than the member has bytes."""
+    shape, _, dtype = _read_header(path, member)
+    if shape or dtype.kind != "U":
+        raise damaged(path, f"a text as '{METADATA}'", f"an array of {dtype} {shape}")
+    data = member.read(min(dtype.itemsize, MOST_METADATA_BYTES) + 1)
+    if len(data) != dtype.itemsize:
+        raise damaged(path, f"{dtype.itemsize} bytes of '{METADATA}'", f"{len(data)}")
+    return str(np.frombuffer(data, dtype)[0]) if data else ""
+
+
+def _read_header(path: str, member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    try:
+        version = npy.read_magic(member)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        return read(member)
+    except ValueError as error:
+        raise damaged(path, "arrays of NumPy", str(error)) from None
 
 
 def npz_rows(path: str, head: Head) -> Iterator[Rows]:
@@ -128,9 +155,7 @@ def npz_rows(path: str, head: Head) -> Iterator[Rows]:
 
 
 def _check_header(path: str, column: str, member: IO[bytes], head: Head) -> None:
-    version = npy.read_magic(member)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, fortran, dtype = read(member)
+    shape, fortran, dtype = _read_header(path, member)
     expected = (shape_of(column, head, head.rows), np.dtype(COLUMNS[column][1]))
     # With one column, or none, both orders are one.
     ordered = not fortran or len(shape) < 2 or min(shape) < 2

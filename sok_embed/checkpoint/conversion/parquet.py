@@ -17,7 +17,8 @@ from sok_embed.checkpoint.conversion.tables import (
     in_pieces,
 )
 from sok_embed.checkpoint.files import damaged
-from sok_embed.checkpoint.rows_file import Rows, row_bytes, rows_a_block
+from sok_embed.checkpoint.rows_file import Rows, rows_a_block
+from sok_embed.checkpoint.rows_index import row_bytes
 
 # What a group of rows in the file takes, before it is compressed.
 _GROUP_BYTES = 32 << 20
@@ -101,7 +102,7 @@ def parquet_head(path: str) -> Head:
             "Take a file of sok-embed checkpoint convert; whoever rewrites one must keep the "
             "metadata of its schema."
         )
-    return head_of_metadata(path, json.loads(metadata[METADATA.encode()]))
+    return head_of_metadata(path, metadata[METADATA.encode()])
 
 
 def parquet_rows(path: str, head: Head) -> Iterator[Rows]:

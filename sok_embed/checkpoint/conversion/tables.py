@@ -12,11 +12,26 @@ import numpy as np
 from sok_embed.checkpoint.files import checksum, damaged
 from sok_embed.checkpoint.rows_file import Rows
 from sok_embed.checkpoint.saved import SavedTable
-from sok_embed.kv import _core
+from sok_embed.checkpoint.schema import (
+    MOST_DIM,
+    MOST_SLOT_FLOATS,
+    checked,
+    integer,
+    list_of,
+    nothing_or,
+    number,
+    parsed,
+    record,
+    shown,
+    text,
+)
+from sok_embed.kv import GROUPS, _core
 
 # What a file in another form has beside rows has this name there.
 METADATA = "sok_embed"
 _VERSION = 1
+MOST_METADATA_BYTES = 64 << 20
+MOST_METADATA_VALUES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -88,30 +103,83 @@ def _checksum(metadata: dict[str, Any]) -> str:
     return f"{checksum(text.encode(), 0):016x}"
 
 
-def head_of_metadata(path: str, metadata: Any) -> Head:
+_initializer = record(
+    {}, {"kind": text, "a": number, "b": number, "seed": integer(-(2**63), 2**64)}
+)
+_metadata = record(
+    {
+        "label": text,
+        "name": text,
+        "dim": integer(1, MOST_DIM),
+        "rule": text,
+        "slot_start": list_of(number, MOST_SLOT_FLOATS),
+        "steps": integer(),
+        "step_clock": integer(-1),
+        "initializer": _initializer,
+        "rows": integer(),
+    },
+    {"ttl": integer(), "group": nothing_or(integer(0, GROUPS - 1))},
+)
+_slots = list_of(record({"width": integer(0, MOST_SLOT_FLOATS), "initial": number}))
+_group = record(
+    {"rule": text, "slots": _slots, "steps": integer(), "initializer": _initializer},
+    {"name": text, "ttl": integer()},
+)
+
+
+def head_of_metadata(path: str, data: bytes) -> Head:
     """The head that a file in another form has; its checksum may be left out.
+
+    Args:
+        path: The name of the file, for messages.
+        data: The metadata, as JSON.
 
     Raises:
         CorruptionError: For metadata that no conversion has written.
         ValueError: For those of a later version.
     """
-    if isinstance(metadata, dict) and metadata.get("version", 0) != _VERSION:
+    fields = parsed(path, data, MOST_METADATA_VALUES)
+    checked(path, fields, record({}))
+    if fields.get("version", 0) != _VERSION:
         raise ValueError(
             f"Expected metadata of version {_VERSION} in '{path}'. Received: "
-            f"{metadata.get('version')!r}. Convert it with the sok-embed that wrote it, or a newer "
-            "one."
+            f"{shown(fields.get('version'))}. Convert it with the sok-embed that wrote it, or a "
+            "newer one."
         )
-    try:
-        fields = dict(metadata)
-        told = fields.pop("checksum", None)
-        if told not in (None, _checksum(fields)):
-            raise damaged(path, "metadata that agree with their checksum", "others")
-        for known in ("version", "slots"):
-            del fields[known]
-        starts = tuple(float(value) for value in fields.pop("slot_start"))
-        return Head(**fields, slot_start=starts)
-    except (KeyError, TypeError, ValueError) as error:
-        raise damaged(path, "metadata of a converted table", repr(error)) from None
+    told = fields.pop("checksum", None)
+    if told not in (None, _checksum(fields)):
+        raise damaged(path, "metadata that agree with their checksum", "others")
+    checked(path, fields, _metadata)
+    known = {name: fields[name] for name in Head.__dataclass_fields__ if name in fields}
+    return Head(**{**known, "slot_start": tuple(map(float, fields["slot_start"]))})
+
+
+def head_of_group(path: str, group: DumpGroup) -> Head:
+    """The head of a group of a dump, whose description was written by a storage or a conversion.
+
+    Raises:
+        CorruptionError: For a description that does not fit the rows.
+    """
+    meta = parsed(path, group.meta.encode(), MOST_METADATA_VALUES)
+    checked(path, meta, _group, f"group {group.number}")
+    widths = [slot["width"] for slot in meta["slots"]]
+    if sum(widths) != group.slot_floats:
+        expected = f"slots of {group.slot_floats} floats in group {group.number}"
+        raise damaged(path, expected, str(sum(widths)))
+    start = [float(slot["initial"]) for slot in meta["slots"] for _ in range(slot["width"])]
+    return Head(
+        label=str(group.number),
+        name=meta.get("name", f"group {group.number}"),
+        dim=group.dim,
+        rule=meta["rule"],
+        slot_start=tuple(start),
+        steps=meta["steps"],
+        step_clock=-1,
+        initializer=meta["initializer"],
+        rows=group.rows,
+        ttl=meta.get("ttl", 0),
+        group=group.number,
+    )
 
 
 def head_of_saved(table: SavedTable) -> Head:
@@ -128,6 +196,24 @@ def head_of_saved(table: SavedTable) -> Head:
         initializer={**described["initializer"], "seed": described["seed"]},
         rows=table.rows,
     )
+
+
+class DumpGroup(NamedTuple):
+    """What the index of a dump says of a group.
+
+    Attributes:
+        number: The group.
+        dim: The length of its vectors.
+        slot_floats: The floats of a row that its optimizer keeps.
+        rows: How many there are.
+        meta: Its description, as JSON.
+    """
+
+    number: int
+    dim: int
+    slot_floats: int
+    rows: int
+    meta: str
 
 
 class Moving(NamedTuple):
