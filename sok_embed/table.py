@@ -46,7 +46,8 @@ class Table(tf.saved_model.experimental.TrackableResource):
     Args:
         dim: The length of a row.
         initializer: What rows start from.
-        seed: Of the initializer; any integer.
+        seed: The seed of the initializer; any integer. `None`: that of the group of a storage, if
+            the group is there, else 0.
         max_rows: The most rows that the table takes; `None`: as many as memory holds.
         direct: Keys are `[0, max_rows * owners)` and are found by position, without a hash.
         owners: How many workers share the keys.
@@ -62,7 +63,8 @@ class Table(tf.saved_model.experimental.TrackableResource):
 
     Raises:
         ValueError: For `direct` without `max_rows`, an eviction with `direct`, one that needs
-            `max_rows` without it, and one that counts steps in a storage.
+            `max_rows` without it, one that counts steps in a storage, and another `dim` or
+            initializer than the group of the storage has. `Storage.table` opens a group as it is.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
         dim: int,
         initializer: RowInitializer,
         *,
-        seed: int = 0,
+        seed: int | None = None,
         max_rows: int | None = None,
         direct: bool = False,
         owners: int = 1,
@@ -109,7 +111,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
             "initializer": initializer.kind,
             "initializer_a": initializer.a,
             "initializer_b": initializer.b,
-            "seed": seed_as_int64(seed),
+            "seed": seed_as_int64(_stored_seed(storage, group) if seed is None else seed),
             "max_rows": max_rows or 0,
             "direct": direct,
             "owners": sharing[0],
@@ -444,3 +446,11 @@ class Table(tf.saved_model.experimental.TrackableResource):
             name.decode(): int(value)
             for name, value in zip(names.numpy(), values.numpy(), strict=True)
         }
+
+
+def _stored_seed(storage: kv.Storage | None, group: int) -> int:
+    """Returns the seed of a group's initializer; 0 if nobody has said one."""
+    for each in () if storage is None else storage.groups():
+        if each.number == group and each.initializer is not None:
+            return int(each.initializer["seed"])
+    return 0
