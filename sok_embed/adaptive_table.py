@@ -232,10 +232,12 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
         """
         return batches_in_memory(self._own, self.dim, n)
 
+    @eager
     def batches_static(self, n: int) -> Iterator[Batch]:
         """Yields the static rows that were trained or shared. As `batches`; keys are buckets."""
         return batches_in_memory(self._static, self.dim, n)
 
+    @eager
     def snapshot(self) -> tf_ops.AdaptiveExport:
         """Copies everything out, as it is between two training steps: an `AdaptiveExport`."""
         exported = tf_ops.adaptive_export(self.resource_handle, self.dim)

@@ -66,11 +66,17 @@ def _check(layer: Any, call: callers.FunctionalCall, chosen: Any) -> None:
         dtype = _dtype_of(leaf)
         if dtype is None or not keras.backend.is_int_dtype(tensor.dtype):
             continue
-        is_float = "float" in dtype
-        if not is_float and keeps_ids(dtype, tensor.dtype):
+        is_float, is_flag = "float" in dtype, dtype == "bool"
+        if not is_float and not is_flag and keeps_ids(dtype, tensor.dtype):
             continue
         if not any(tensor is source for source in sources(call.layer, functional, chosen)):
             continue
+        if is_flag:
+            raise ValueError(
+                f"Layer '{layer.name}': expected integer ids in input '{tensor.name}' of model "
+                f"'{functional.name}', which is {tensor.dtype}. Received: bool, which Keras casts "
+                "to 0 and 1. Pass integers."
+            )
         if not is_float:
             raise ValueError(
                 f"Layer '{layer.name}': expected ids in input '{tensor.name}' of model "
