@@ -350,6 +350,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
             return exported.keys.numpy(), exported.embeddings.numpy()
         return tf_ops.Export(*(tensor.numpy() for tensor in exported))
 
+    @eager
     def batches(self, n: int) -> Iterator[Batch]:
         """Yields all rows of this worker, `n` at a time; a model may train meanwhile.
 
