@@ -95,11 +95,12 @@ def _check(layer: Any, call: callers.FunctionalCall, chosen: Any) -> None:
 
 
 def _dtype_of(leaf: Any) -> str | None:
-    """Returns the name of a number's dtype, or `None` for what is not a tensor of numbers."""
+    """Returns the name of a dtype of numbers or flags, or `None` for everything else."""
     if not hasattr(leaf, "dtype"):
         return None
     dtype: str = keras.backend.standardize_dtype(leaf.dtype)
-    return dtype if "float" in dtype or keras.backend.is_int_dtype(dtype) else None
+    known = "float" in dtype or dtype == "bool" or keras.backend.is_int_dtype(dtype)
+    return dtype if known else None
 
 
 def sources(called: Any, functional: Any, chosen: Any = None) -> Iterator[Any]:
