@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from sok_embed import contents, tf_ops
 from sok_embed.initializers import RowInitializer, seed_as_int64
+from sok_embed.row_batches import Batch, batches_in_memory
 from sok_embed.tensors import as_errors, as_keys, eager
 from sok_embed.worker_record import WorkerRecord
 
@@ -221,6 +223,19 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
     def export_static(self, slots: bool = False) -> Any:
         """Copies the static rows out that were trained or shared. As `export`; keys are buckets."""
         return self._contents(self._static, slots)
+
+    @eager
+    def batches(self, n: int) -> Iterator[Batch]:
+        """Yields all own rows of this worker, `n` at a time, as `Table.batches` does.
+
+        A key whose row is given or taken away between two batches may come or not.
+        """
+        return batches_in_memory(self._own, self.dim, n)
+
+    @eager
+    def batches_static(self, n: int) -> Iterator[Batch]:
+        """Yields the static rows that were trained or shared. As `batches`; keys are buckets."""
+        return batches_in_memory(self._static, self.dim, n)
 
     @eager
     def snapshot(self) -> tf_ops.AdaptiveExport:

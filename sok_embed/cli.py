@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from sok_embed import __version__
 from sok_embed.checkpoint.command import checkpoint
 from sok_embed.terminal import (
     Group,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from sok_embed import kv
 
 _GROUPS = 256  # as kv.GROUPS says
+_UINT64 = 2**64
 
 
 def _time(text: str) -> int:
@@ -47,6 +50,7 @@ _group_number = click.IntRange(0, _GROUPS - 1)
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="sok-embed", message="%(prog)s %(version)s")
 def main() -> None:
     """Looks into storages and checkpoints, moves their rows, and plans where those of tables lie.
 
@@ -69,9 +73,7 @@ def inspect(path: str, group: int | None, as_json: bool) -> None:
     from sok_embed.kv import _core
 
     with _opened(path) as storage:
-        groups = [known for known in storage.groups() if group in (None, known.number)]
-        if group is not None and not groups:
-            raise FileNotFoundError(f"there is no group {group} in '{path}'")
+        groups = _chosen(path, storage.groups(), group)
         report: dict[str, Any] = {
             "path": storage.path,
             "ttl": storage.ttl,
@@ -108,9 +110,9 @@ def get(path: str, group: int, key: int, slots: bool, as_json: bool) -> None:
     KEY is decimal, signed or unsigned, or hexadecimal with 0x in front.
     """
     with _opened(path) as storage:
-        row = storage.ready().get(group, key)
-        known = {each.number: each for each in storage.groups()}.get(group)
-    if row is None or known is None:
+        known = storage.table(group).description()
+        row = storage.ready().get(group, key % _UINT64)
+    if row is None:
         raise FileNotFoundError(f"there is no row of key {key} in group {group} of '{path}'")
     floats = [float(number) for number in row["floats"]]
     shown: dict[str, Any] = {
@@ -134,6 +136,7 @@ def get(path: str, group: int, key: int, slots: bool, as_json: bool) -> None:
 @main.command()
 @_folder
 @click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--overwrite", is_flag=True, help="Replace FILE if there is one.")
 @click.option("--group", type=_group_number, help="Only this group.")
 @click.option("--min-count", type=click.IntRange(0), default=0, help="Only rows updated so often.")
 @click.option(
@@ -146,12 +149,18 @@ def get(path: str, group: int, key: int, slots: bool, as_json: bool) -> None:
 def dump(
     path: str,
     file: str,
+    overwrite: bool,
     group: int | None,
     min_count: int,
     newer_than: int | None,
     as_json: bool,
 ) -> None:
-    """Write rows of PATH into FILE, to move them elsewhere."""
+    """Write rows of PATH into FILE, where nothing is yet, to move them elsewhere."""
+    if os.path.lexists(file) and not overwrite:
+        raise FileExistsError(
+            f"Expected nothing at '{file}'. Received: something that is there. Dump to another "
+            "path, or replace it with --overwrite."
+        )
     with _opened(path) as storage, bar("dump") as progress:
         rows = storage.dump(file, group, min_count, newer_than, progress)
     print_result(as_json, f"{rows:,} rows in {file}", rows=rows, file=file)
@@ -192,6 +201,74 @@ def load(path: str, file: str, damo: bool, ttl: int | None, as_json: bool) -> No
     if theirs is not None and theirs != ttl:
         text += f"; where the rows come from, {_shown_ttl(theirs)}"
     print_result(as_json, text, rows=rows, file=file, ttl=ttl)
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@_folder
+@click.argument("group", type=_group_number)
+@click.argument("keys", type=key_of, nargs=-1, metavar="[KEY]...")
+@click.option(
+    "--keys-from",
+    type=click.File(),
+    metavar="FILE",
+    help="Remove the keys in FILE too, which has them between blanks or line ends; -: stdin.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@click.option("--yes", is_flag=True, help="Remove without asking.")
+@as_json_option
+def remove(
+    path: str,
+    group: int,
+    keys: tuple[int, ...],
+    keys_from: IO[str] | None,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Remove the rows of KEYs in GROUP of PATH, with all that is kept of these keys.
+
+    KEY is decimal, signed or unsigned, or hexadecimal with 0x in front. It asks before rows go,
+    unless --yes says so. The bytes of the rows stay in the files until compact has rewritten them.
+    """
+    read = [] if keys_from is None else [key_of(text) for text in keys_from.read().split()]
+    given = list({key % _UINT64: key for key in (*keys, *read)}.values())
+    if not given:
+        raise click.UsageError("Expected keys, as KEY or in --keys-from. Received: none.")
+    from sok_embed.kv.stored_table import keys_of
+
+    with _opened(path) as storage:  # this does not make the folder
+        there = storage.table(group).contains(keys_of(given))
+    missing = [key for key, exists in zip(given, there.tolist(), strict=True) if not exists]
+    removed = len(given) - len(missing)
+    if not dry_run:
+        _confirm(yes, f"Remove {removed:,} rows of group {group} of '{path}' for good?")
+        from sok_embed import kv
+
+        with kv.Storage(path) as storage:
+            removed = storage.remove(group, given)
+    text = f"{removed:,} rows {'would go' if dry_run else 'removed'}"
+    if missing:
+        text += f"; {len(missing):,} keys have none, such as {missing[0]}"
+    elif not dry_run:
+        text += f"; run sok-embed compact {path} to have their bytes go, too"
+    print_result(as_json, text, dry_run=dry_run, removed=removed, missing=missing)
+
+
+def can_ask() -> bool:
+    """Returns whether somebody can answer a question."""
+    return sys.stdin.isatty()
+
+
+def _confirm(yes: bool, question: str) -> None:
+    """Asks before something goes for good; raises where nobody can answer."""
+    if yes:
+        return
+    if not can_ask():
+        raise click.UsageError(
+            "Expected --yes where nobody can be asked, as stdin is not a terminal. Received: "
+            "neither. Look with --dry-run first."
+        )
+    click.confirm(printable(question), abort=True, err=True)
 
 
 @main.command()
@@ -348,9 +425,7 @@ def _inspect_dump(path: str, number: int | None, as_json: bool) -> None:
     from sok_embed import kv
 
     dump = kv.read_dump(path)
-    groups = [group for group in dump.groups if number in (None, group.number)]
-    if number is not None and not groups:
-        raise FileNotFoundError(f"there is no group {number} in '{path}'")
+    groups = _chosen(path, dump.groups, number)
     report = [
         {
             "group": group.number,
@@ -376,6 +451,18 @@ def _inspect_dump(path: str, number: int | None, as_json: bool) -> None:
         for g in groups
     ]
     click.echo("\n" + table([head, *rows]))
+
+
+def _chosen(path: str, groups: Sequence[kv.Group], number: int | None) -> list[kv.Group]:
+    """Returns the group of a number, or all of them without one; raises if it is not there."""
+    found = [group for group in groups if number in (None, group.number)]
+    if number is not None and not found:
+        known = ", ".join(str(group.number) for group in groups)
+        raise FileNotFoundError(
+            f"there is no group {number} in '{path}', which has "
+            f"{f'the groups {known}' if known else 'none'}"
+        )
+    return found
 
 
 def _opened(path: str) -> kv.Storage:

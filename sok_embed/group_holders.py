@@ -54,25 +54,38 @@ def stored_group(what: str, storage: kv.Storage, group: int, name: str) -> kv.Gr
 def check_same_start(
     what: str, storage: kv.Storage, stored: kv.Group, initializer: RowInitializer, seed: int
 ) -> None:
-    """Raises ValueError if a config would change what new rows of a group start from.
+    """Raises ValueError if a layer would change what new rows of a group start from.
+
+    The core refuses that as well; here the message can name the layer.
 
     Args:
         what: How the message begins.
-        storage: The storage, which a config has named.
-        stored: What it has of the group.
-        initializer: Of the config.
-        seed: Likewise.
+        storage: The storage.
+        stored: What the storage has of the group.
+        initializer: That of the layer.
+        seed: That of the layer.
     """
-    own = (initializer.kind, np.float32(initializer.a), np.float32(initializer.b), seed % 2**63)
     kept = stored.initializer
+    if kept is None or storage.read_only or storage.reset_initializer:
+        return
+    own = (initializer.kind, np.float32(initializer.a), np.float32(initializer.b), seed % 2**63)
     theirs = (kept["kind"], np.float32(kept["a"]), np.float32(kept["b"]), kept["seed"] % 2**63)
-    if own != theirs and not storage.read_only:
+    if own != theirs:
+        number = stored.number
         raise ValueError(
-            f"{what}: expected the initializer that group {stored.number} of {storage!r} has, "
-            f"{kept}. Received: another, {initializer} with seed {seed}, from a config, which must "
-            "not change it. Make the model by its class, with storage=, and use "
-            "model.load_weights(file)."
+            f"{what}: expected the initializer that group {number} of {storage!r} has, "
+            f"{_shown(kept['kind'], kept['a'], kept['b'], kept['seed'])}. Received: "
+            f"{_shown(initializer.kind, initializer.a, initializer.b, seed)}. Give the one that it "
+            f"has; to look at rows or to remove some, use storage.table({number}), which needs "
+            "none. With storage.reset_initializer = True before, rows that are made from then on "
+            "start from the other one."
         )
+
+
+def _shown(kind: str, a: float, b: float, seed: int) -> str:
+    """Returns an initializer for messages, as the core writes it."""
+    numbers = f"{a:.7g}" if kind == "constant" else f"{a:.7g}, {b:.7g}"
+    return f"{kind} ({numbers}), seed {seed}"
 
 
 def _is_free(storage: kv.Storage, group: int, name: str) -> bool:

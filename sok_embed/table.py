@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from sok_embed.eviction import Eviction, check_place, core_arguments
 from sok_embed.initializers import RowInitializer, seed_as_int64
 from sok_embed.kv.storage import warn_of_another
 from sok_embed.owners import ModuloRule, OwnerRule
+from sok_embed.row_batches import Batch, batches_in_memory
 from sok_embed.stored_owners import check_stored_owners
 from sok_embed.tensors import as_errors, as_keys, eager
 from sok_embed.worker_record import WorkerRecord
@@ -46,7 +48,8 @@ class Table(tf.saved_model.experimental.TrackableResource):
     Args:
         dim: The length of a row.
         initializer: What rows start from.
-        seed: Of the initializer; any integer.
+        seed: The seed of the initializer; any integer. `None`: that of the group of a storage, if
+            the group is there, else 0.
         max_rows: The most rows that the table takes; `None`: as many as memory holds.
         direct: Keys are `[0, max_rows * owners)` and are found by position, without a hash.
         owners: How many workers share the keys.
@@ -62,7 +65,8 @@ class Table(tf.saved_model.experimental.TrackableResource):
 
     Raises:
         ValueError: For `direct` without `max_rows`, an eviction with `direct`, one that needs
-            `max_rows` without it, and one that counts steps in a storage.
+            `max_rows` without it, one that counts steps in a storage, and another `dim` or
+            initializer than the group of the storage has. `Storage.table` opens a group as it is.
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
         dim: int,
         initializer: RowInitializer,
         *,
-        seed: int = 0,
+        seed: int | None = None,
         max_rows: int | None = None,
         direct: bool = False,
         owners: int = 1,
@@ -109,7 +113,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
             "initializer": initializer.kind,
             "initializer_a": initializer.a,
             "initializer_b": initializer.b,
-            "seed": seed_as_int64(seed),
+            "seed": seed_as_int64(_stored_seed(storage, group) if seed is None else seed),
             "max_rows": max_rows or 0,
             "direct": direct,
             "owners": sharing[0],
@@ -360,6 +364,37 @@ class Table(tf.saved_model.experimental.TrackableResource):
             return exported.keys.numpy(), exported.embeddings.numpy()
         return tf_ops.Export(*(tensor.numpy() for tensor in exported))
 
+    @eager
+    def batches(self, n: int) -> Iterator[Batch]:
+        """Yields all rows of this worker, `n` at a time; a model may train meanwhile.
+
+        Each batch has its rows as they are when the batch is read. A row that is there from the
+        first batch to the last comes exactly once; one that is made or removed in between may come
+        or not. Rows in a storage come ascending by key as uint64; those in memory in no particular
+        order, which stays as it is while no row is made or removed. Memory is taken for `n` rows,
+        and for the keys of an eighth of a table in memory, or less.
+
+        Example:
+        >>> import numpy as np
+        >>> table = Table(dim=1, initializer=RowInitializer("constant", 0.0, 0.0, None))
+        >>> table.assign([1, 2, 3], np.ones([3, 1]))
+        >>> [len(keys) for keys, vectors in table.batches(2)]
+        [2, 1]
+
+        Args:
+            n: The most rows of a batch.
+
+        Yields:
+            Tuples of keys, int64 `[rows]`, and embeddings, float32 `[rows, dim]`.
+
+        Raises:
+            ValueError: For an `n` that is not a positive integer.
+        """
+        if self.storage is None:
+            return batches_in_memory(self.resource_handle, self.dim, n)
+        stored = self.storage.table(self._group).batches(n)
+        return ((keys.view(np.int64), vectors) for keys, vectors in stored)
+
     def restore(self, contents: tf_ops.Export) -> None:
         """Replaces everything in the table by what `export(slots=True)` returned.
 
@@ -458,3 +493,11 @@ class Table(tf.saved_model.experimental.TrackableResource):
             name.decode(): int(value)
             for name, value in zip(names.numpy(), values.numpy(), strict=True)
         }
+
+
+def _stored_seed(storage: kv.Storage | None, group: int) -> int:
+    """Returns the seed of a group's initializer; 0 if nobody has said one."""
+    for each in () if storage is None else storage.groups():
+        if each.number == group and each.initializer is not None:
+            return int(each.initializer["seed"])
+    return 0

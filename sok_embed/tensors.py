@@ -48,6 +48,8 @@ def as_keys(keys: Any) -> tf.Tensor:
             array = array.astype(np.int64)
         elif not np.issubdtype(array.dtype, np.integer):
             _refuse_mixed_integers(keys)
+        else:
+            _refuse_flags(keys)
         keys = array
     if isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
         raise ValueError(
@@ -61,13 +63,25 @@ def as_keys(keys: Any) -> tf.Tensor:
         remedy = (
             f". {FLOATS_ROUND}."
             if tensor.dtype.is_floating
-            else ". Cast them, or make keys of strings first, with sok_embed.fingerprint."
+            else ". Pass integers, or make keys of strings first, with sok_embed.fingerprint."
         )
         raise ValueError(
             "Expected integer keys (int32, int64 or uint64). "
             f"Received: dtype {tensor.dtype.name}{remedy}"
         )
     return tf.cast(tensor, tf.int64)
+
+
+def _refuse_flags(keys: Any) -> None:
+    """Raises for True and False among Python integers, of which NumPy makes 1 and 0."""
+    if not isinstance(keys, list | tuple):
+        return
+    for key in np.asarray(keys, dtype=object).ravel().tolist():
+        if isinstance(key, bool | np.bool_):
+            raise ValueError(
+                f"Expected integer keys. Received: {key} among integers, which would be the key "
+                f"{int(key)}. Pass integers."
+            )
 
 
 def _refuse_mixed_integers(keys: Any) -> None:

@@ -37,14 +37,21 @@ def printable(text: str) -> str:
 
 
 def key_of(text: str) -> int:
-    """A key of 64 bits: decimal, signed or not, or hexadecimal with 0x in front."""
+    """Returns a key of 64 bits as it was given: decimal, signed or not, or hexadecimal after 0x.
+
+    Returns:
+        An integer in [-2^63, 2^64). Two of them that differ by 2^64 are one key.
+
+    Raises:
+        click.BadParameter: For any other text.
+    """
     try:
         key = int(text, 16 if text.lower().startswith("0x") else 10)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no integer, in decimal or after 0x.") from None
+        raise click.BadParameter(f"{text!r} is not an integer, in decimal or after 0x.") from None
     if not -_UINT64 // 2 <= key < _UINT64:
         raise click.BadParameter(f"{text} does not fit into 64 bits.")
-    return key % _UINT64
+    return key
 
 
 @contextmanager

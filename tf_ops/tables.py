@@ -403,6 +403,22 @@ def metadata(table: tf.Tensor, keys: tf.Tensor) -> Metadata:
     return Metadata(*ops.sok_embed_metadata(table=table, keys=keys))
 
 
+def list_keys(table: tf.Tensor, part: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the keys of the rows in one part of a table in memory, and how many parts there are.
+
+    A key is in the same part for as long as the table lives.
+
+    Args:
+        table: A handle.
+        part: In [0, parts).
+
+    Returns:
+        int64 `[n]`, ascending as uint64, and an int64 scalar.
+    """
+    keys, parts = ops.sok_embed_list_keys(table=table, part=part)
+    return keys, parts
+
+
 def size(table: tf.Tensor) -> tf.Tensor:
     """Returns the number of rows, an int64 scalar."""
     return ops.sok_embed_size(table=table)

@@ -95,8 +95,6 @@ class TableConfig:
             self.max_rows = check_positive("max_rows", self.max_rows)
         if self.seed is not None:
             self.seed = check_integer("seed", self.seed, named=True)
-        # Such a config must not change what the storage has.
-        self.storage_by_config = isinstance(self.storage, Mapping)
         if isinstance(self.storage, Mapping):
             self.storage = storage_copies.storage_of(self.storage)
         if self.storage is not None and not isinstance(self.storage, kv.Storage):

@@ -145,13 +145,13 @@ class TableCollection(Mapping[str, Table]):
             stored = group_holders.stored_group(what, config.storage, config.group or 0, holder)
         if config.seed is not None:
             seed = config.seed
-        elif stored is not None:
+        elif stored is not None and stored.initializer is not None:
             seed = int(stored.initializer["seed"])
         elif initializer.seed is not None:
             seed = initializer.seed
         else:
             seed = derive_seed(f"{self.name}/{config.name}")
-        if config.storage_by_config and stored is not None:
+        if config.storage is not None and stored is not None:
             group_holders.check_same_start(what, config.storage, stored, initializer, seed)
         return seed
 

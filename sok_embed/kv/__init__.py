@@ -8,12 +8,14 @@ from sok_embed.admission import CountingBloomAdmission, FrequencyAdmission
 from sok_embed.kv._core import CorruptionError, StorageError, StorageLockedError
 from sok_embed.kv.consent import allow_storages
 from sok_embed.kv.dump import Dump, read_dump
-from sok_embed.kv.embedding import Embedding, Metadata
+from sok_embed.kv.embedding import Embedding
 from sok_embed.kv.group import GROUPS as GROUPS
 from sok_embed.kv.group import Group
 from sok_embed.kv.initializer import Initializer
+from sok_embed.kv.metadata import Metadata
 from sok_embed.kv.optimizer import Optimizer, Schedule
 from sok_embed.kv.storage import Storage
+from sok_embed.kv.stored_table import StoredTable
 
 __all__ = [
     "CorruptionError",
@@ -29,6 +31,7 @@ __all__ = [
     "Storage",
     "StorageError",
     "StorageLockedError",
+    "StoredTable",
     "allow_storages",
     "read_dump",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple, TypeAlias, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -22,25 +22,9 @@ from sok_embed.kv.arguments import (
 )
 from sok_embed.kv.group import GROUPS
 from sok_embed.kv.initializer import Initializer
+from sok_embed.kv.metadata import Keys, Metadata, read_metadata
 from sok_embed.kv.optimizer import Optimizer
 from sok_embed.kv.storage import Storage
-
-Keys: TypeAlias = npt.NDArray[np.uint64] | npt.NDArray[np.int64]
-
-
-class Metadata(NamedTuple):
-    """What a group knows of keys, beside their vectors. Each array has the shape of the keys.
-
-    Attributes:
-        exists: bool, whether the key has a row; one that has expired is none.
-        update_nums: int64, the updates of the row; 0 without a row.
-        update_times: int64, seconds since 1970 of the last one, or of when the row was made; 0
-            without a row.
-    """
-
-    exists: npt.NDArray[np.bool_]
-    update_nums: npt.NDArray[np.int64]
-    update_times: npt.NDArray[np.int64]
 
 
 class Embedding:
@@ -76,12 +60,15 @@ class Embedding:
         reset_slots: Whether the optimizer may take over a group that another one has trained. What
             that one kept of the rows is dropped for good, and their updates count from 0; the
             vectors stay. The same optimizer goes on with what there is.
+        reset_initializer: Whether the initializer may be another one than the group has. Rows that
+            are made from now on start from the new one; those that are there stay.
         eviction: Which rows go: of `sok_embed.eviction`, or `"lru"` or `"lfu"`. `None`: rows stay.
 
     Raises:
         ValueError: For arguments out of their range, or if the group was made with another
-            dimension or, without `reset_slots`, another optimizer, or is open with another
-            optimizer, initializer, admission or eviction.
+            dimension or, without `reset_slots`, another optimizer or, without `reset_initializer`,
+            another initializer, or is open with another optimizer, initializer, admission or
+            eviction. `Storage.table` opens a group as it is.
         TypeError: For other objects than those of `sok_embed.kv`.
         FileNotFoundError: If there is no such group in a storage that is read-only.
     """
@@ -99,6 +86,7 @@ class Embedding:
         max_rows: int | None = None,
         reset_slots: bool = False,
         eviction: Eviction | str | None = None,
+        reset_initializer: bool = False,
     ) -> None:
         check_type("storage", storage, Storage)
         check_type("optimizer", optimizer, Optimizer)
@@ -133,6 +121,7 @@ class Embedding:
             max_rows=0 if max_rows is None else check_integer("max_rows", max_rows, 1, UINT64),
             reset_slots=check_flag("reset_slots", reset_slots),
             eviction=_eviction_arguments(self.eviction),
+            reset_initializer=check_flag("reset_initializer", reset_initializer),
         )
 
     @overload
@@ -241,16 +230,8 @@ class Embedding:
         Raises:
             TypeError, ValueError: As `lookup`.
         """
-        wanted = check_keys(keys)
-        exists = np.empty(wanted.size, np.uint8)
-        update_nums, update_times = np.empty(wanted.size, np.int64), np.empty(wanted.size, np.int64)
         self.storage.ready()
-        self._table.metadata(wanted, exists, update_nums, update_times)
-        return Metadata(
-            exists.view(np.bool_).reshape(keys.shape),
-            update_nums.reshape(keys.shape),
-            update_times.reshape(keys.shape),
-        )
+        return read_metadata(keys, self._table.metadata)
 
     def apply_gradients(
         self,
@@ -300,7 +281,7 @@ class Embedding:
         self._table.assign(wanted, flat)
 
     def remove(self, keys: Keys) -> int:
-        """Removes rows.
+        """Removes rows. An admission counts their keys from 0 again; keys that wait keep counts.
 
         Args:
             keys: uint64 or int64 of any shape. Those without a row are ignored.

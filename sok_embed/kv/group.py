@@ -21,7 +21,8 @@ class Group:
             form that layers use; `None` before the first.
         rows: How many there are; with a TTL, some that have expired may be among them.
         steps: How many updates there were, of any number of rows each.
-        initializer: `kind`, `a`, `b` and `seed`; see `Initializer.bounds`.
+        initializer: `kind`, `a`, `b` and `seed`; see `Initializer.bounds`. `None`: nobody has said
+            what rows start from, since they come from `load_damo`.
         slots: Name and number of float32 of each vector that the optimizer keeps of a row.
         eviction: That it was opened with last: its `kind` and numbers; `None`: none.
     """
@@ -31,7 +32,7 @@ class Group:
     optimizer: str | None
     rows: int
     steps: int
-    initializer: dict[str, Any]
+    initializer: dict[str, Any] | None
     slots: tuple[tuple[str, int], ...]
     eviction: dict[str, Any] | None = None
 
@@ -50,7 +51,7 @@ def group_of(number: int, meta: dict[str, Any], rows: int | None = None) -> Grou
         optimizer=_core.shown_rule(meta["rule"]) if meta["rule"] else None,
         rows=meta["rows"] if rows is None else rows,
         steps=meta["steps"],
-        initializer=meta["initializer"],
+        initializer=meta["initializer"] if meta["initializer"]["kind"] else None,
         slots=tuple((slot["name"], slot["width"]) for slot in meta["slots"]),
         eviction=meta.get("eviction"),
     )

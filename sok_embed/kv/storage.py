@@ -23,6 +23,7 @@ from sok_embed.kv.arguments import (
 from sok_embed.kv.consent import check_consent
 from sok_embed.kv.dump import read_dump
 from sok_embed.kv.group import GROUPS, Group, group_of
+from sok_embed.kv.stored_table import StoredTable, keys_of
 from sok_embed.kv.worker_folder import copy_owners_note, worker_folder
 
 _DURABILITIES = ("checkpoint", "update", "sync")
@@ -67,6 +68,9 @@ class Storage:
             trained: what the rule before kept of them (its slots) is dropped for good then. An
             optimizer of the same rule goes on with them either way. The model is not saved with it.
         clock: For tests: called before each operation, for the seconds since 1970.
+        reset_initializer: Whether a group may be opened with another initializer than it has. Rows
+            that are made from then on start from the new one; those that are there stay. The model
+            is not saved with it.
 
     Raises:
         StorageLockedError: If this or another process has the folder open; the message names the
@@ -86,6 +90,8 @@ class Storage:
         read_only: bool = False,
         reset_slots: bool = False,
         clock: Callable[[], float] | None = None,
+        *,
+        reset_initializer: bool = False,
     ) -> None:
         self._given = check_path(path)
         self.path = worker_folder(self._given)
@@ -110,6 +116,7 @@ class Storage:
                 bool(read_only),
                 check_flag("reset_slots", reset_slots),
                 sync=durability == "sync",
+                reset_initializer=check_flag("reset_initializer", reset_initializer),
             )
             _open_storages[os.path.realpath(self.path)] = self
         self._finalizer = weakref.finalize(self, _finish, self._native, self._process)
@@ -146,6 +153,15 @@ class Storage:
     @reset_slots.setter
     def reset_slots(self, reset: bool) -> None:
         self._native.reset_slots = check_flag("reset_slots", reset)
+
+    @property
+    def reset_initializer(self) -> bool:
+        """Whether groups that are opened from now on may get another initializer; can be set."""
+        return self._native.reset_initializer
+
+    @reset_initializer.setter
+    def reset_initializer(self, reset: bool) -> None:
+        self._native.reset_initializer = check_flag("reset_initializer", reset)
 
     @property
     def closed(self) -> bool:
@@ -285,6 +301,38 @@ class Storage:
         """The groups, ascending by number."""
         return [group_of(number, json.loads(text)) for number, text in self.ready().groups()]
 
+    def table(self, group: int) -> StoredTable:
+        """Returns a group as it is, to look at its rows, copy or remove them.
+
+        Nothing needs to be said and nothing changes: dimension, initializer and optimizer are those
+        that the group has.
+
+        Args:
+            group: The number of the group, in [0, 256).
+
+        Raises:
+            FileNotFoundError: If there is no such group; the message lists those that there are.
+        """
+        return StoredTable(self, group)
+
+    def remove(self, group: int, keys: Any) -> int:
+        """Removes rows of a group with all that is kept of their keys: see `StoredTable.remove`.
+
+        Args:
+            group: The number of the group, in [0, 256).
+            keys: An array of uint64 or int64 of any shape, an integer, or several. Those without a
+                row are ignored.
+
+        Returns:
+            How many rows there were to remove.
+
+        Raises:
+            FileNotFoundError: If there is no such group; the message lists those that there are.
+            TypeError, ValueError: For other keys.
+            PermissionError: If the storage is read-only.
+        """
+        return self.table(group).remove(keys_of(keys))
+
     def ready(self) -> _core.Storage:
         """Returns the core's storage, with its clock set; for embeddings, layers and tools.
 
@@ -309,8 +357,8 @@ class Storage:
     def get_config(self) -> dict[str, Any]:
         """Returns how the folder was opened, as JSON; what the folder says itself is left out.
 
-        So that a config changes nothing in a folder, there is no TTL and no `reset_slots`. A clock
-        is no JSON.
+        So that a config changes nothing in a folder, there is no TTL, no `reset_slots` and no
+        `reset_initializer`. A clock is not JSON.
         """
         return {
             "path": self._given,

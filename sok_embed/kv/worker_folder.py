@@ -28,7 +28,8 @@ def worker_folder(path: str) -> str:
             raise ValueError(
                 f"Expected the storage '{path}' of {size} worker{'s'[: size > 1]}. Received: "
                 f"'{name}', which {found['size']} workers made. Start as many again; or dump each "
-                "worker's folder, and load all of them into a new folder for one worker."
+                "worker's folder, and load all of them into a new folder for one worker. To look "
+                "at the rows of one of them, open its folder."
             )
     if size > 1 and _core.holds_storage(path):
         raise ValueError(

@@ -66,11 +66,17 @@ def _check(layer: Any, call: callers.FunctionalCall, chosen: Any) -> None:
         dtype = _dtype_of(leaf)
         if dtype is None or not keras.backend.is_int_dtype(tensor.dtype):
             continue
-        is_float = "float" in dtype
-        if not is_float and keeps_ids(dtype, tensor.dtype):
+        is_float, is_flag = "float" in dtype, dtype == "bool"
+        if not is_float and not is_flag and keeps_ids(dtype, tensor.dtype):
             continue
         if not any(tensor is source for source in sources(call.layer, functional, chosen)):
             continue
+        if is_flag:
+            raise ValueError(
+                f"Layer '{layer.name}': expected integer ids in input '{tensor.name}' of model "
+                f"'{functional.name}', which is {tensor.dtype}. Received: bool, which Keras casts "
+                "to 0 and 1. Pass integers."
+            )
         if not is_float:
             raise ValueError(
                 f"Layer '{layer.name}': expected ids in input '{tensor.name}' of model "
@@ -89,11 +95,12 @@ def _check(layer: Any, call: callers.FunctionalCall, chosen: Any) -> None:
 
 
 def _dtype_of(leaf: Any) -> str | None:
-    """Returns the name of a number's dtype, or `None` for what is not a tensor of numbers."""
+    """Returns the name of a dtype of numbers or flags, or `None` for everything else."""
     if not hasattr(leaf, "dtype"):
         return None
     dtype: str = keras.backend.standardize_dtype(leaf.dtype)
-    return dtype if "float" in dtype or keras.backend.is_int_dtype(dtype) else None
+    known = "float" in dtype or dtype == "bool" or keras.backend.is_int_dtype(dtype)
+    return dtype if known else None
 
 
 def sources(called: Any, functional: Any, chosen: Any = None) -> Iterator[Any]:

@@ -60,7 +60,6 @@ class TableLayer(AnchoredLayer):
         **kwargs: Any,
     ) -> None:
         super().__init__(dim, initializer, optimizer=optimizer, **kwargs)
-        by_config = isinstance(storage, Mapping)
         self.storage = (
             storage_copies.storage_of(storage) if isinstance(storage, Mapping) else storage
         )
@@ -75,10 +74,10 @@ class TableLayer(AnchoredLayer):
             direct=direct,
         )
         stored = self._stored_group()
-        if seed is None and stored is not None:
+        if seed is None and stored is not None and stored.initializer is not None:
             seed = stored.initializer["seed"]
         self.seed = self._choose_seed(seed)
-        if by_config and stored is not None:
+        if stored is not None:
             assert self.storage is not None
             group_holders.check_same_start(
                 f"Layer '{self.name}'", self.storage, stored, self._row_initializer, self.seed

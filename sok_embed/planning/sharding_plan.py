@@ -194,10 +194,7 @@ class Plan:
             config = feature.table
             if config.name not in made:
                 place = self[config.name]
-                table = replace(config, placement=place.placement, worker=place.worker)
-                # A storage that came out of a file is held to what the file may do.
-                table.storage_by_config = config.storage_by_config
-                made[config.name] = table
+                made[config.name] = replace(config, placement=place.placement, worker=place.worker)
             return replace(feature, table=made[config.name])
 
         return _mapped(feature_configs, with_placement)

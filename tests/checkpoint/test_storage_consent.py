@@ -187,7 +187,7 @@ def test_rows_in_a_file_do_not_take_the_place_of_those_in_a_storage():
 
 def test_a_config_does_not_change_where_new_rows_start():
     saved("model.keras", "rows")
-    with kv.Storage("rows") as storage:
+    with kv.Storage("rows", reset_initializer=True) as storage:
         model_over(storage, seed=99, embeddings_initializer="ones")
         storage.flush()
     with pytest.raises(ValueError, match="expected the initializer that group 0"):

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from kv_rows import ENVIRONMENT, adam, damo_file, keys, ones, row, run_python, sgd
 
-from sok_embed import kv
+from sok_embed import __version__, kv
 from sok_embed.cli import main
 
 UPDATED = "2023-11-14T22:13:20+00:00"  # 1 700 000 000
@@ -82,14 +82,89 @@ os._exit(9)
     assert f"file bytes  {report['file_bytes']:,}" in run("inspect", tmp_path / "rows").output
 
 
-@pytest.mark.parametrize("key", ["-1", "18446744073709551615", "0xffffffffffffffff"])
-def test_get_takes_a_key_in_three_spellings(path, key):
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        ("-1", -1),
+        ("18446744073709551615", 2**64 - 1),
+        ("0xffffffffffffffff", 2**64 - 1),
+    ],
+)
+def test_get_takes_a_key_in_three_spellings_and_shows_it_as_it_was_given(path, key, shown):
     found = run_json("get", path, 0, key)
-    assert found["key"] == 2**64 - 1
+    assert found["key"] == shown
+    assert re.search(rf"^key +{shown}$", run("get", path, 0, key).output, re.MULTILINE)
     assert found["update_count"] == 2
     assert found["last_update"] == 1_700_086_400
     assert len(found["embedding"]) == 2
     assert "slots" not in found
+
+
+@pytest.mark.parametrize("key", ["-5", "18446744073709551611", "0x63"])
+def test_a_key_without_a_row_is_named_as_it_was_given(path, key):
+    shown = str(int(key, 0))
+    assert f"there is no row of key {shown} in group 0" in run("get", path, 0, key, code=1).stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["get", "{path}", 3, 1],
+        ["remove", "{path}", 3, 1, "--yes"],
+        ["dump", "{path}", "file", "--group", 3],
+        ["inspect", "{path}", "--group", 3],
+        ["inspect", "{dump}", "--group", 3],
+    ],
+)
+def test_a_group_that_is_not_there_is_told_with_those_that_are(path, tmp_path, arguments):
+    run("dump", path, tmp_path / "dump")
+    names = {"path": path, "dump": tmp_path / "dump"}
+    result = run(*(str(each).format(**names) for each in arguments), code=1)
+    assert re.search(r"there is no group 3 in '.*', which has the groups 0, 8\n", result.stderr)
+
+
+def test_a_dump_replaces_a_file_only_if_it_is_told_to(path, tmp_path):
+    run("dump", path, tmp_path / "dump", "--group", 8)
+    before = (tmp_path / "dump").read_bytes()
+    refused = run("dump", path, tmp_path / "dump", code=1)
+    assert "Expected nothing at" in refused.stderr and "--overwrite" in refused.stderr
+    assert (tmp_path / "dump").read_bytes() == before
+    assert run_json("dump", path, tmp_path / "dump", "--overwrite")["rows"] == 7
+
+
+def test_the_version_is_printed():
+    assert run("--version").output == f"sok-embed {__version__}\n"
+
+
+def test_remove_takes_keys_as_arguments_and_from_a_file(path, tmp_path):
+    (tmp_path / "users").write_text("2\n0x3 99\n18446744073709551615\n")
+    arguments = ("remove", path, 0, 1, -1, "--keys-from", tmp_path / "users")
+    expected = {"dry_run": True, "removed": 4, "missing": [99]}
+    assert run_json(*arguments, "--dry-run") == expected
+    assert run_json("inspect", path)["groups"][0]["rows"] == 6
+    assert run_json(*arguments, "--yes") == {**expected, "dry_run": False}
+    assert run_json("inspect", path)["groups"][0]["rows"] == 2
+    assert run("remove", path, 0, -7, "--yes").output == (
+        "0 rows removed; 1 keys have none, such as -7\n"
+    )
+    assert "sok-embed compact" in run("remove", path, 0, 4, "--yes").output
+
+
+def test_remove_asks_and_takes_no_for_an_answer(path, monkeypatch):
+    monkeypatch.setattr("sok_embed.cli.can_ask", lambda: True)
+    command = ["remove", str(path), "0", "1"]
+    refused = CliRunner().invoke(main, command, input="n\n")
+    assert refused.exit_code == 1 and "Remove 1 rows of group 0" in refused.stderr
+    assert run_json("inspect", path)["groups"][0]["rows"] == 6
+    assert CliRunner().invoke(main, command, input="y\n").exit_code == 0
+    assert run_json("inspect", path)["groups"][0]["rows"] == 5
+
+
+def test_remove_reads_stdin(path):
+    result = CliRunner().invoke(
+        main, ["remove", str(path), "0", "--keys-from", "-", "--yes"], input="1 2 -1"
+    )
+    assert result.output.startswith("3 rows removed"), result.output
 
 
 def test_get_shows_slots_by_name(path):
@@ -174,6 +249,9 @@ def test_compact_removes_expired_rows(tmp_path, clock):
         ["get", "{path}", 77, 1],
         ["inspect", "{path}", "--group", 77],
         ["dump", "{path}", "file", "--group", 77],
+        ["dump", "{path}", "{wrong}"],
+        ["remove", "missing", 0, 1, "--yes"],
+        ["remove", "{path}", 77, 1, "--yes"],
         ["load", "{path}", "{wrong}"],
         ["load", "{path}", "{wrong}", "--damo"],
     ],
@@ -199,6 +277,9 @@ def test_an_error_is_one_line_and_exit_status_1(path, tmp_path, monkeypatch, arg
         ["get", "{path}", 0, -(2**63) - 1],
         ["get", "{path}", 0, 1, "--wrong"],
         ["dump", "{path}", "file", "--newer-than", "yesterday"],
+        ["remove", "{path}", 0],
+        ["remove", "{path}", 0, "seven", "--yes"],
+        ["remove", "{path}", 0, 1],
         ["load", "{path}", "missing"],
     ],
 )

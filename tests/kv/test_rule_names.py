@@ -35,7 +35,7 @@ def test_a_folder_keeps_its_name_in_errors_that_name_rules(tmp_path, folder):
         with pytest.raises(ValueError) as caught:
             sgd(storage)
         storage.dump(tmp_path / "adam")
-    expected = f"group 0 of '{path}' was made with optimizer 'adam', got 'sgd'; to read the rows"
+    expected = f"group 0 of '{path}' was made with optimizer 'adam', got 'sgd'; to look at rows"
     assert str(caught.value).startswith(expected)
 
     with kv.Storage(tmp_path / "other") as storage:

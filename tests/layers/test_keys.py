@@ -147,3 +147,42 @@ def test_ten_million_keys_get_rows_that_start_where_they_were_promised_to():
     table.assign(sample[:1], np.full((1, dim), 9.0, np.float32))
     changed = (table.lookup(sample) != before).any(axis=1)
     np.testing.assert_array_equal(changed, sample == sample[0])
+
+
+FLAGS = [[True], [1, True], [[2], [False]], np.array([True]), (3, np.True_)]
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=str)
+def test_flags_are_not_keys_of_a_table(flags):
+    table = Table(DIM, RowInitializer("constant", 0.0, 0.0, None))
+    for call in (table.lookup, table.contains, table.remove):
+        with pytest.raises(
+            ValueError, match="Expected integer keys.*Received: .*(bool|True|False)"
+        ):
+            call(flags)
+    assert table.size() == 0
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("use", ["fit", "predict", "call"])
+def test_flags_are_not_keys_of_a_model(use, eagerly):
+    """Keras would cast them to 0 and 1 before the layer sees them."""
+    layer = DynamicEmbedding(DIM)
+    inputs = keras.Input((2,), dtype="int64", name="ids")
+    model = keras.Model(inputs, keras.layers.Flatten()(layer(inputs)))
+    model.compile("sgd", "mse", run_eagerly=eagerly)
+    flags = np.array([[True, False]])
+    calls = {
+        "fit": lambda: model.fit(flags, np.ones([1, 2 * DIM]), verbose=0),
+        "predict": lambda: model.predict(flags, verbose=0),
+        "call": lambda: model(flags, training=True),
+    }
+    with pytest.raises(ValueError, match="input 'ids'.*Received: bool, .*Pass integers"):
+        calls[use]()
+    assert layer.table.size() == 0
+
+
+def test_flags_are_not_keys_of_a_layer_alone():
+    for layer in (DynamicEmbedding(DIM), all2all()):
+        with pytest.raises(ValueError, match="Received: dtype bool"):
+            layer(np.array([True]))

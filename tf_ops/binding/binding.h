@@ -35,14 +35,21 @@ using FloatsIn = Array<const float>;
 using FloatsOut = Array<float>;
 using FlagsOut = Array<uint8_t>;
 using NumbersOut = Array<int64_t>;
-using FloatsNew = nb::ndarray<nb::numpy, float, nb::ndim<1>>;
 
 using NamedNumbers = std::vector<std::pair<std::string, double>>;
 std::vector<Hyper> ToHypers(const NamedNumbers& numbers);
 NamedNumbers FromHypers(const std::vector<Hyper>& hypers);
 
 // Makes a new NumPy array of these numbers.
-FloatsNew ToNumpy(std::vector<float> numbers);
+template <typename T>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> ToNumpy(std::vector<T> numbers) {
+  auto owned = std::make_unique<std::vector<T>>(std::move(numbers));
+  T* const first = owned->data();
+  const size_t n = owned->size();
+  const nb::capsule owner(owned.release(),
+                          [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::ndarray<nb::numpy, T, nb::ndim<1>>(first, {n}, owner);
+}
 
 // Returns a path as the system has it: str, bytes or os.PathLike, as open() takes them, also what
 // is no UTF-8. Raises ValueError for one with a NUL in it.

@@ -15,15 +15,6 @@ NamedNumbers FromHypers(const std::vector<Hyper>& hypers) {
   return numbers;
 }
 
-FloatsNew ToNumpy(std::vector<float> numbers) {
-  auto owned = std::make_unique<std::vector<float>>(std::move(numbers));
-  float* const floats = owned->data();
-  const size_t n = owned->size();
-  const nb::capsule owner(owned.release(),
-                          [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
-  return FloatsNew(floats, {n}, owner);
-}
-
 }  // namespace sok::binding
 
 NB_MODULE(_core, module) {

@@ -9,6 +9,8 @@
 #include <tuple>
 
 #include "binding/binding.h"
+#include "binding/row_calls.h"
+#include "core/base/thread_pool.h"
 #include "core/disk/group_meta.h"
 #include "core/dump/dump_checks.h"
 #include "core/dump/dump_file.h"
@@ -40,7 +42,7 @@ std::optional<EvictionConfig> ToEviction(const std::optional<EvictionTuple>& giv
 
 void Open(PyStorage* self, nb::handle path, std::optional<uint32_t> ttl, uint64_t cache_bytes,
           bool write_through, bool read_only, bool reset_slots, std::optional<uint64_t> spill_rows,
-          bool ttl_with_load, bool sync) {
+          bool ttl_with_load, bool sync, bool reset_initializer) {
   StorageOptions options;
   options.path = ToPath(path);
   options.ttl = ttl;
@@ -51,6 +53,7 @@ void Open(PyStorage* self, nb::handle path, std::optional<uint32_t> ttl, uint64_
   options.reset_slots = reset_slots;
   options.ttl_with_load = ttl_with_load;
   options.sync = sync;
+  options.reset_initializer = reset_initializer;
   new (self) PyStorage{Held<Storage>(Value(Unlocked([&] { return Storage::Open(options); })))};
 }
 
@@ -63,7 +66,8 @@ PyStorage* FindOpen(nb::handle path) {
 PyTable* OpenTable(PyStorage& self, int group, int dim, const std::string& initializer, double a,
                    double b, uint64_t seed, const std::string& rule, const NamedNumbers& hypers,
                    const std::optional<AdmissionTuple>& admission, uint64_t max_rows,
-                   bool reset_slots, const std::optional<EvictionTuple>& eviction) {
+                   bool reset_slots, const std::optional<EvictionTuple>& eviction,
+                   bool reset_initializer) {
   TableConfig config;
   config.group = group;
   config.dim = dim;
@@ -74,7 +78,7 @@ PyTable* OpenTable(PyStorage& self, int group, int dim, const std::string& initi
   config.max_rows = max_rows;
   auto table = Value(Unlocked([&] {
     return self.storage->OpenTable(config, rule, ToHypers(hypers), ToAdmission(admission),
-                                   reset_slots, ToEviction(eviction));
+                                   reset_slots, ToEviction(eviction), reset_initializer);
   }));
   return new PyTable(self.storage.shared(), std::move(table));
 }
@@ -135,6 +139,48 @@ nb::object Get(PyStorage& self, int group, Key key) {
   return dict;
 }
 
+// What callers that do not train a group do with its rows.
+
+std::string Describe(PyStorage& self, int group) {
+  return Value(Unlocked([&] { return self.storage->GroupOf(group); })).ToJson();
+}
+
+void ReadRows(PyStorage& self, int group, const KeysIn& keys, const FloatsOut& out,
+              const FlagsOut& exists) {
+  const GroupMeta meta = Value(Unlocked([&] { return self.storage->GroupOf(group); }));
+  CheckSize("out", out.size(), keys.size() * static_cast<size_t>(meta.dim), "dim a key");
+  CheckSize("exists", exists.size(), keys.size(), "one a key");
+  Check(Unlocked([&] {
+    return self.storage->ReadRows(group, keys.data(), keys.size(), out.data(), exists.data(),
+                                  ProcessPool());
+  }));
+}
+
+void ReadRowMeta(PyStorage& self, int group, const KeysIn& keys, const FlagsOut& exists,
+                 const NumbersOut& update_nums, const NumbersOut& update_times) {
+  PutMetadata(keys, exists, update_nums, update_times, [&](RowMeta* metas) {
+    return self.storage->ReadRowMeta(group, keys.data(), keys.size(), metas, exists.data(),
+                                     ProcessPool());
+  });
+}
+
+uint64_t RemoveRows(PyStorage& self, int group, const KeysIn& keys) {
+  CheckCount(keys);
+  return Value(Unlocked(
+      [&] { return self.storage->RemoveRows(group, keys.data(), keys.size(), ProcessPool()); }));
+}
+
+nb::dict RowStats(PyStorage& self, int group) {
+  return ToDict(Value(Unlocked([&] { return self.storage->RowStats(group); })));
+}
+
+// The keys and the embeddings of a page, and whether it is the last one.
+nb::tuple ReadPage(PyStorage& self, int group, Key from, uint64_t most) {
+  RowPage page = Value(Unlocked([&] { return self.storage->ReadPage(group, from, most); }));
+  return nb::make_tuple(ToNumpy(std::move(page.keys)), ToNumpy(std::move(page.embeddings)),
+                        page.last);
+}
+
 nb::dict DiskUse(PyStorage& self) {
   const Database::DiskUse use = Value(Unlocked([&] { return self.storage->disk_use(); }));
   nb::dict dict;
@@ -166,6 +212,15 @@ void BindContents(nb::class_<PyStorage>& storage) {
       .def("groups", Groups)
       .def("survey", Survey, nb::arg("group"))
       .def("get", Get, nb::arg("group"), nb::arg("key"))
+      .def("describe", Describe, nb::arg("group"))
+      .def("read_rows", ReadRows, nb::arg("group"), nb::arg("keys").noconvert(),
+           nb::arg("out").noconvert(), nb::arg("exists").noconvert())
+      .def("read_row_meta", ReadRowMeta, nb::arg("group"), nb::arg("keys").noconvert(),
+           nb::arg("exists").noconvert(), nb::arg("update_nums").noconvert(),
+           nb::arg("update_times").noconvert())
+      .def("remove_rows", RemoveRows, nb::arg("group"), nb::arg("keys").noconvert())
+      .def("row_stats", RowStats, nb::arg("group"))
+      .def("read_page", ReadPage, nb::arg("group"), nb::arg("start"), nb::arg("most"))
       .def("disk_use", DiskUse);
 }
 
@@ -177,7 +232,7 @@ void BindStorage(nb::module_& module) {
           .def("__init__", Open, nb::arg("path"), nb::arg("ttl").none(), nb::arg("cache_bytes"),
                nb::arg("write_through"), nb::arg("read_only"), nb::arg("reset_slots") = false,
                nb::arg("spill_rows").none() = nb::none(), nb::arg("ttl_with_load") = false,
-               nb::arg("sync") = false)
+               nb::arg("sync") = false, nb::arg("reset_initializer") = false)
           .def_static("find_open", FindOpen, nb::arg("path"))
           .def_prop_ro("path", [](PyStorage& self) { return FromPath(self.storage->path()); })
           .def_prop_ro("id", [](PyStorage& self) { return self.storage->id(); })
@@ -187,6 +242,10 @@ void BindStorage(nb::module_& module) {
           .def_prop_rw(
               "reset_slots", [](PyStorage& self) { return self.storage->reset_slots(); },
               [](PyStorage& self, bool reset) { self.storage->SetResetSlots(reset); })
+          .def_prop_rw(
+              "reset_initializer",
+              [](PyStorage& self) { return self.storage->reset_initializer(); },
+              [](PyStorage& self, bool reset) { self.storage->SetResetInitializer(reset); })
           .def_prop_ro(
               "closed",
               [](PyStorage& self) { return Unlocked([&] { return self.storage->closed(); }); })
@@ -210,7 +269,8 @@ void BindStorage(nb::module_& module) {
                nb::arg("initializer"), nb::arg("a"), nb::arg("b"), nb::arg("seed"),
                nb::arg("rule") = "", nb::arg("hypers") = NamedNumbers(),
                nb::arg("admission") = nb::none(), nb::arg("max_rows") = 0,
-               nb::arg("reset_slots") = false, nb::arg("eviction") = nb::none());
+               nb::arg("reset_slots") = false, nb::arg("eviction") = nb::none(),
+               nb::arg("reset_initializer") = false);
   BindContents(storage);
   module.def("dump_groups", DumpGroups, nb::arg("path"));
   module.def(

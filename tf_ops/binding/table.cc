@@ -4,20 +4,13 @@
 
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 #include "binding/binding.h"
+#include "binding/row_calls.h"
 #include "core/base/thread_pool.h"
 
 namespace sok::binding {
 namespace {
-
-// Raises ValueError for more keys than the stores, which number them with 32 bits, can take.
-void CheckCount(const KeysIn& keys) {
-  if (keys.size() <= UINT32_MAX) return;
-  Raise(InvalidArgument("expected at most " + std::to_string(UINT32_MAX) + " keys, got " +
-                        std::to_string(keys.size()) + "; pass them in several calls"));
-}
 
 void CheckBatch(const PyTable& self, const KeysIn& keys, const char* name, size_t floats) {
   CheckCount(keys);
@@ -38,20 +31,9 @@ void Lookup(PyTable& self, const KeysIn& keys, const FloatsOut& out, bool make_r
 
 void Metadata(PyTable& self, const KeysIn& keys, const FlagsOut& exists,
               const NumbersOut& update_nums, const NumbersOut& update_times) {
-  CheckCount(keys);
-  CheckSize("exists", exists.size(), keys.size(), "one a key");
-  CheckSize("update_nums", update_nums.size(), keys.size(), "one a key");
-  CheckSize("update_times", update_times.size(), keys.size(), "one a key");
-  Check(Unlocked([&] {
-    std::vector<RowMeta> metas(keys.size());
-    Status status =
-        self.table->ReadMeta(keys.data(), keys.size(), metas.data(), exists.data(), ProcessPool());
-    for (size_t i = 0; i < metas.size(); ++i) {
-      update_nums.data()[i] = metas[i].update_num;
-      update_times.data()[i] = metas[i].update_time;
-    }
-    return status;
-  }));
+  PutMetadata(keys, exists, update_nums, update_times, [&](RowMeta* metas) {
+    return self.table->ReadMeta(keys.data(), keys.size(), metas, exists.data(), ProcessPool());
+  });
 }
 
 void Update(PyTable& self, const KeysIn& keys, const FloatsIn& gradients,
@@ -76,16 +58,7 @@ uint64_t Remove(PyTable& self, const KeysIn& keys) {
 }
 
 nb::dict Stats(PyTable& self) {
-  const TableStats stats = Unlocked([&] { return self.table->Stats(); });
-  nb::dict dict;
-  dict["rows"] = stats.rows;
-  dict["max_rows"] = stats.max_rows;
-  dict["index_bytes"] = stats.index_bytes;
-  dict["row_bytes"] = stats.row_bytes;
-  dict["steps"] = stats.steps;
-  dict["pending_gradients"] = stats.pending_gradients;
-  dict["evicted"] = stats.evicted;
-  return dict;
+  return ToDict(Unlocked([&] { return self.table->Stats(); }));
 }
 
 }  // namespace

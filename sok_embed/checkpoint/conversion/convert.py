@@ -145,7 +145,7 @@ def convert(
     if os.path.lexists(target):
         raise FileExistsError(
             f"Expected nothing at '{target}'. Received: something that is there. Convert to "
-            "another path, or remove it first."
+            "another path."
         )
     _check_arguments(form, group, base)
     with _work_folder(target) as work:

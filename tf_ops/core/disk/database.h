@@ -66,7 +66,8 @@ class Database {
     // Calls fn for the newest version of each row, ascending by key.
     virtual Status ForEach(const Visit& fn) = 0;
   };
-  virtual Result<std::unique_ptr<View>> Look(int group) const = 0;
+  // `from`: the first key that it has, of a group.
+  virtual Result<std::unique_ptr<View>> Look(int group, Key from = 0) const = 0;
   // Looks once and calls fn for each row of the group. Here fn may write to the database.
   Status ForEach(int group, const Visit& fn) const;
   // Returns the named values that begin with a prefix.
@@ -114,6 +115,9 @@ class Database {
   // Makes a copy that can be opened, of hard links where the file system has them. Errors:
   // kInvalidArgument if `path` exists.
   virtual Status Checkpoint(const std::string& path) const = 0;
+  // Drops the log, which has rows and named values as they were once written. Nothing may be
+  // pending, and nothing else may run beside it.
+  virtual Status DropLog() = 0;
   // Rewrites all files, which drops expired and superseded rows. If Recover runs meanwhile, it ends
   // early.
   virtual Status Compact() = 0;

@@ -78,6 +78,7 @@ class DiskStore final : public DurableStore {
   void MarkClean() override;
   void MarkPublished() override;
   Status Settle() override;
+  void DropSpilled() override;
   void DropCache(uint64_t rows, uint32_t counted_at) override;
 
  private:

@@ -113,6 +113,13 @@ Status DiskStore::SettleOnce() {
   return status;
 }
 
+void DiskStore::DropSpilled() {
+  for (const auto& shard : shards_) {
+    std::lock_guard<SharedMutex> lock(shard->mu);
+    shard->spill->Clear();
+  }
+}
+
 void DiskStore::DropCache(uint64_t rows, uint32_t counted_at) {
   for (const auto& shard : shards_) {
     std::lock_guard<SharedMutex> lock(shard->mu);

@@ -35,6 +35,8 @@ class DurableStore : public RowStore {
   virtual void MarkPublished() = 0;
   // Writes them to the database, pending.
   virtual Status Settle() = 0;
+  // Forgets what is in the spill. Nothing may be dirty. Needs no memory.
+  virtual void DropSpilled() = 0;
   // Forgets what is in memory, after somebody else has changed the database, which has so many rows
   // that had not expired at `counted_at`. Nothing may be dirty. Needs no memory.
   virtual void DropCache(uint64_t rows, uint32_t counted_at) = 0;

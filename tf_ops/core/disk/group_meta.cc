@@ -17,6 +17,17 @@ void Add(const char* before, const T& value, std::string* text) {
   *text += nlohmann::json(value).dump();
 }
 
+// Returns an admission as its group's description has it.
+std::string AdmissionToJson(const AdmissionConfig& admission) {
+  std::string text;
+  Add("{\"kind\":", admission.kind, &text);
+  Add(",\"min_count\":", admission.min_count, &text);
+  Add(",\"capacity\":", admission.capacity, &text);
+  Add(",\"false_positive_rate\":", admission.false_positive_rate, &text);
+  Add(",\"counter_bits\":", admission.counter_bits, &text);
+  return text + '}';
+}
+
 // Returns so much of a text as a message can show.
 std::string Beginning(const std::string& text) {
   constexpr size_t kMost = 1000;
@@ -47,6 +58,7 @@ std::string GroupMeta::ToJson(std::optional<uint32_t> ttl) const {
   Add(",\"layout\":", layout, &text);
   Add(",\"rows\":", rows, &text);
   Add(",\"counted_at\":", counted_at, &text);
+  if (admission.has_value()) text += ",\"admission\":" + AdmissionToJson(*admission);
   if (eviction.has_value()) text += ",\"eviction\":" + EvictionToJson(*eviction);
   if (ttl.has_value()) Add(",\"ttl\":", *ttl, &text);
   text += '}';
@@ -78,6 +90,14 @@ Result<GroupMeta> GroupMeta::FromJson(const std::string& text) {
     Slot& slot = meta.state.slots.emplace_back();
     whole = json->Get(path + "/name", &slot.name) && json->Get(path + "/width", &slot.width) &&
             json->Get(path + "/initial", &slot.initial);
+  }
+  if (whole && json->has_container("/admission")) {
+    AdmissionConfig& admission = meta.admission.emplace();
+    whole = json->Get("/admission/kind", &admission.kind) &&
+            json->Get("/admission/min_count", &admission.min_count) &&
+            json->Get("/admission/capacity", &admission.capacity) &&
+            json->Get("/admission/false_positive_rate", &admission.false_positive_rate) &&
+            json->Get("/admission/counter_bits", &admission.counter_bits);
   }
   if (whole && json->has_container("/eviction")) {
     EvictionConfig& eviction = meta.eviction.emplace();

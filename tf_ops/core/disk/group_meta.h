@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/base/status.h"
+#include "core/policies/admission.h"
 #include "core/policies/eviction.h"
 #include "core/rows/row_store.h"
 
@@ -13,8 +14,9 @@ namespace sok {
 
 struct GroupMeta {
   int dim = 0;
-  // What rows start from: see TableConfig.
-  std::string initializer = "constant";
+  // What rows start from: see TableConfig. Empty: nobody has said, since the rows came from a dump
+  // that does not.
+  std::string initializer;
   double initializer_a = 0, initializer_b = 0;
   uint64_t seed = 0;
   TableState state;
@@ -22,7 +24,8 @@ struct GroupMeta {
   uint32_t layout = 0;
   uint64_t rows = 0;
   uint32_t counted_at = 0;  // when rows that had expired were last left out of `rows`
-  std::optional<EvictionConfig> eviction;  // that the group was opened with last; unset: none
+  std::optional<AdmissionConfig> admission;  // that has counted keys last; unset: none has
+  std::optional<EvictionConfig> eviction;    // that the group was opened with last; unset: none
 
   // Returns the description as JSON. `ttl` is that of the storage, and is given where the text
   // leaves the storage, in a dump.

@@ -32,6 +32,14 @@ class RandomMetas {
     meta.layout = static_cast<uint32_t>(rng_());
     meta.rows = rng_() >> rng_() % 64;
     meta.counted_at = static_cast<uint32_t>(rng_());
+    if (rng_() % 2 == 0) {
+      AdmissionConfig& admission = meta.admission.emplace();
+      admission.kind = Text();
+      admission.min_count = static_cast<uint32_t>(rng_());
+      admission.capacity = rng_();
+      admission.false_positive_rate = Real();
+      admission.counter_bits = static_cast<int>(rng_() % 17);
+    }
     return meta;
   }
 
@@ -57,19 +65,28 @@ nlohmann::ordered_json TreeOf(const GroupMeta& meta) {
   for (const Slot& slot : meta.state.slots) {
     slots.push_back({{"name", slot.name}, {"width", slot.width}, {"initial", slot.initial}});
   }
-  return {{"format", 1},
-          {"dim", meta.dim},
-          {"initializer",
-           {{"kind", meta.initializer},
-            {"a", meta.initializer_a},
-            {"b", meta.initializer_b},
-            {"seed", meta.seed}}},
-          {"rule", meta.state.rule},
-          {"slots", slots},
-          {"steps", meta.state.steps},
-          {"layout", meta.layout},
-          {"rows", meta.rows},
-          {"counted_at", meta.counted_at}};
+  nlohmann::ordered_json tree = {{"format", 1},
+                                 {"dim", meta.dim},
+                                 {"initializer",
+                                  {{"kind", meta.initializer},
+                                   {"a", meta.initializer_a},
+                                   {"b", meta.initializer_b},
+                                   {"seed", meta.seed}}},
+                                 {"rule", meta.state.rule},
+                                 {"slots", slots},
+                                 {"steps", meta.state.steps},
+                                 {"layout", meta.layout},
+                                 {"rows", meta.rows},
+                                 {"counted_at", meta.counted_at}};
+  if (meta.admission.has_value()) {
+    const AdmissionConfig& admission = *meta.admission;
+    tree["admission"] = {{"kind", admission.kind},
+                         {"min_count", admission.min_count},
+                         {"capacity", admission.capacity},
+                         {"false_positive_rate", admission.false_positive_rate},
+                         {"counter_bits", admission.counter_bits}};
+  }
+  return tree;
 }
 
 }  // namespace

@@ -242,6 +242,8 @@ Status Journal::Append(Room /*room*/, const NamedValues& meta, const std::vector
   std::unique_lock<std::mutex> lock(mu_);
   if (broken_) return Failed("write", EIO);
   XXH3_state_t state;
+  // The reset below reads the state, and keeps the secret of a state that has the seed already.
+  XXH3_INITSTATE(&state);
   XXH3_64bits_reset_withSeed(&state, number_);
   for (size_t i = 1; i < parts.size(); ++i) {
     XXH3_64bits_update(&state, parts[i].iov_base, parts[i].iov_len);

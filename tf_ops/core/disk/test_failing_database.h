@@ -56,10 +56,10 @@ class FailingDatabase final : public Database {
   Status ReadPublished(const RowKey* keys, size_t n, const Found& found) const override {
     return usable_ ? inner_->ReadPublished(keys, n, found) : Planted(path());
   }
-  Result<std::unique_ptr<View>> Look(int group) const override {
+  Result<std::unique_ptr<View>> Look(int group, Key from) const override {
     if (!usable_) return Planted(path());
     if (faults_->before_look) faults_->before_look(inner_.get());
-    return inner_->Look(group);
+    return inner_->Look(group, from);
   }
   Result<std::map<std::string, std::string>> ReadMeta(const std::string& prefix) const override {
     if (!usable_) return Planted(path());
@@ -110,6 +110,9 @@ class FailingDatabase final : public Database {
 
   Status Checkpoint(const std::string& path) const override {
     return faults_->Next() ? Planted(path) : inner_->Checkpoint(path);
+  }
+  Status DropLog() override {
+    return Write([&] { return inner_->DropLog(); });
   }
   Status Compact() override {
     return Write([&] { return inner_->Compact(); });

@@ -194,6 +194,12 @@ class RowStore {
   };
   virtual Result<std::unique_ptr<Frozen>> Freeze() = 0;
 
+  // Returns in how many parts rows lie; a key is in the same one for as long as the store lives.
+  virtual uint32_t parts() const { return 0; }
+  // Appends the keys of the rows of a part, in no order. A store on disk has none: see
+  // Storage::ReadPage.
+  virtual void ListKeys(uint32_t /*part*/, std::vector<Key>* /*keys*/) const {}
+
   // Begins a capture of the rows as they are now. Errors: kFailedPrecondition while there is
   // another one, or if the state to start from is not the last one that has a number; kUnavailable
   // from a store that cannot.

@@ -244,7 +244,7 @@ TEST_CASE_TEMPLATE("an Upsert or a Set beyond max_rows leaves the store as it wa
     CHECK(status.code() == Code::kResourceExhausted);
     CHECK(status.message() ==
           "the table is full: it holds 90 of at most 100 rows, and this call brings 11 new keys; "
-          "raise the limit or remove keys");
+          "raise the limit, or remove keys that nobody needs");
     CHECK(Contents(*store) == before);
   }
 }

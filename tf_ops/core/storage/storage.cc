@@ -168,14 +168,19 @@ Status Storage::Checkpoint(const std::string& path) {
 }
 
 Status Storage::Compact() {
-  Status status = Flush();
-  if (!status.ok()) return status;
-  // Not under the gate, where lookups would wait behind the next flush; mu_ keeps it open.
   std::lock_guard<std::mutex> guard(mu_);
+  Status status;
   {
     const Gate gate(core_->gate);
-    status = ReadyToWrite();
+    status = FlushAtRest();
+    if (status.ok()) status = ReadyToWrite();
+    if (status.ok()) {
+      // The spill may have rows that were removed; all others can be read from the database by now.
+      for (auto& [number, group] : groups_) group.store->DropSpilled();
+      status = core_->WriteAtRest([this] { return core_->database->DropLog(); });
+    }
   }
+  // Not under the gate, where lookups would wait behind the next flush; mu_ keeps it open.
   if (status.ok()) status = core_->database->Compact();
   return status.ok() && ttl() > 0 ? CountRows() : status;
 }

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/status.h"
@@ -47,6 +48,8 @@ struct StorageOptions {
   bool read_only = false;
   // Whether another rule may take over rows, whose slots start anew then. See SetResetSlots.
   bool reset_slots = false;
+  // Whether a group may be opened with another initializer than it has. See SetResetInitializer.
+  bool reset_initializer = false;
   std::function<uint32_t()> now;   // seconds since 1970; null: the system's clock
   Database::Opener open_database;  // null: RocksDB
 };
@@ -82,6 +85,13 @@ struct StoredRow {
   std::vector<float> floats;  // the embedding, then the slots, if it has any
 };
 
+// Some rows of a group, one after the other.
+struct RowPage {
+  std::vector<Key> keys;
+  std::vector<float> embeddings;  // (keys, dim)
+  bool last = false;              // none come after these
+};
+
 // Thread-safe.
 class Storage : public std::enable_shared_from_this<Storage> {
  public:
@@ -99,14 +109,18 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // later calls for the group return the same one. `rule`: the row optimizer that trains it; empty:
   // whichever commits. admission, eviction: see Table; unset: none. The description of the group
   // has the eviction that it was opened with last. reset_slots: the rule may be another one than
-  // the group has, whose rows lose their slots and update counts then, in one atomic step. Errors:
-  // kInvalidArgument if the group was made with another dim, rule or admission, or is open with
-  // another eviction, naming both; kNotFound for a group that a read-only storage does not have.
+  // the group has, whose rows lose their slots and update counts then, in one atomic step.
+  // reset_initializer: the initializer may be another one than the group has, and rows that are
+  // made from now on start from it. Errors:
+  // kInvalidArgument if the group was made with another dim, initializer, rule or admission, or is
+  // open with another eviction, naming both; kNotFound for a group that a read-only storage does
+  // not have.
   Result<std::shared_ptr<Table>> OpenTable(const TableConfig& config, const std::string& rule,
                                            const std::vector<Hyper>& hypers,
                                            const std::optional<AdmissionConfig>& admission,
                                            bool reset_slots = false,
-                                           const std::optional<EvictionConfig>& eviction = {});
+                                           const std::optional<EvictionConfig>& eviction = {},
+                                           bool reset_initializer = false);
 
   // Makes everything so far survive, in one atomic step. On an error nothing is lost: rows stay
   // where they are, and another Flush tries again.
@@ -134,6 +148,28 @@ class Storage : public std::enable_shared_from_this<Storage> {
   Result<GroupSurvey> Survey(int group);
   // Nothing for a key without a row.
   Result<std::optional<StoredRow>> Get(int group, Key key);
+
+  // The rows of a group for callers who do not train it, and have nothing to say of it. Where its
+  // table is open these are calls of that; else they use the database, and open nothing. Errors:
+  // kNotFound, naming the groups that there are.
+  //
+  // Returns the group as it is.
+  Result<GroupMeta> GroupOf(int group);
+  // Copies embeddings (n, dim). A key without a row gets the vector that training would start from,
+  // zeros where nobody has said. exists (n): whether the key has a row.
+  Status ReadRows(int group, const Key* keys, size_t n, float* embeddings, uint8_t* exists,
+                  const ParallelFor& parallel_for);
+  // See Table::ReadMeta.
+  Status ReadRowMeta(int group, const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
+                     const ParallelFor& parallel_for);
+  // Removes rows, and has the admission forget the keys. Returns how many there were.
+  // Where the table is not open, that is durable once the call has returned.
+  Result<uint64_t> RemoveRows(int group, const Key* keys, size_t n,
+                              const ParallelFor& parallel_for);
+  // Returns the figures of the open table; else those of the description.
+  Result<TableStats> RowStats(int group);
+  // Returns at most `most` rows of a group as they are now, ascending by key, from `from` on.
+  Result<RowPage> ReadPage(int group, Key from, size_t most);
   Result<Database::DiskUse> disk_use();
 
   // Returns kFailedPrecondition in a process that was forked from the one that has it open, which
@@ -152,6 +188,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   bool reset_slots() const { return reset_slots_->load(); }
   // Holds from now on, for tables that are open too.
   void SetResetSlots(bool reset) { reset_slots_->store(reset); }
+  bool reset_initializer() const { return reset_initializer_.load(); }
+  // Holds for groups that are opened from now on.
+  void SetResetInitializer(bool reset) { reset_initializer_.store(reset); }
 
  private:
   struct OpenGroup {
@@ -175,6 +214,20 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // Counts the rows of a group that is not open, if those of its description were counted by
   // another TTL, or by a clock that was ahead.
   Status CountIfOutdated(int group, GroupMeta* meta) const;
+  // The error for a group that is not there, with those that are. For who holds mu_ and the gate.
+  Status NoGroup(int group) const;
+  // Returns opened(table, admission) if the table of a group is open, with the admission or null;
+  // else closed(meta) of the group, with mu_ and the gate held.
+  template <typename Opened, typename Closed>
+  auto OfRows(int group, bool to_write, const Opened& opened, const Closed& closed)
+      -> decltype(opened(std::declval<Table&>(), std::declval<Admission*>()));
+  // These are of a group that is not open, for who holds mu_ and the gate. ReadClosed calls
+  // found(i, value) for each of the keys that has a row, expired ones too; ForgetCounts returns the
+  // chunks of the admission that are others then.
+  Status ReadClosed(int group, const GroupMeta& meta, const Key* keys, size_t n,
+                    const std::function<void(size_t i, const RowValue& value)>& found) const;
+  Result<uint64_t> RemoveClosed(int group, GroupMeta meta, const Key* keys, size_t n);
+  Result<NamedValues> ForgetCounts(int group, const GroupMeta& meta, const Key* keys, size_t n);
   // The description of a group as it is now; that of none, with dimension 0, if there is no such
   // group yet.
   Result<GroupMeta> DescriptionOf(int group);
@@ -243,6 +296,7 @@ class Storage : public std::enable_shared_from_this<Storage> {
   const std::shared_ptr<StorageCore> core_;
   const std::shared_ptr<std::atomic<bool>> reset_slots_ =
       std::make_shared<std::atomic<bool>>(false);
+  std::atomic<bool> reset_initializer_{false};
   std::mutex mu_;  // guards groups_; taken before the gate
   std::map<int, OpenGroup> groups_;
 };

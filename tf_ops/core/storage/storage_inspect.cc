@@ -24,6 +24,18 @@ Result<std::map<int, GroupMeta>> Storage::GroupsAtRest() const {
   return groups;
 }
 
+Status Storage::NoGroup(int group) const {
+  auto groups = GroupsAtRest();
+  if (!groups.ok()) return groups.status();
+  std::string known;
+  for (const auto& [number, meta] : groups.value()) {
+    known += (known.empty() ? "" : ", ") + std::to_string(number);
+  }
+  return Status(Code::kNotFound, "there is no group " + std::to_string(group) + " in '" + path() +
+                                     "', which has " +
+                                     (known.empty() ? "none" : "the groups " + known));
+}
+
 Result<std::vector<GroupInfo>> Storage::Groups() {
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
@@ -44,6 +56,9 @@ Result<GroupSurvey> Storage::Survey(int group) {
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
   if (Status status = Ready(); !status.ok()) return status;
+  auto described = DescriptionOf(group);
+  if (!described.ok()) return described.status();
+  if (described.value().dim == 0) return NoGroup(group);
   if (Status status = SettleAtRest(); !status.ok()) return status;
   const uint32_t now = core_->expiry->Now();
   GroupSurvey survey;

@@ -40,8 +40,7 @@ Result<uint64_t> Storage::Dump(const std::string& path, const DumpFilter& filter
   auto groups = GroupsAtRest();
   if (!groups.ok()) return groups.status();
   if (filter.group >= 0 && groups.value().count(filter.group) == 0) {
-    return Status(Code::kNotFound, "there is no group " + std::to_string(filter.group) + " in '" +
-                                       this->path() + "'");
+    return NoGroup(filter.group);
   }
   if (Status status = CheckOutside(path, core_->path, "dump"); !status.ok()) return status;
   if (Status status = SettleAtRest(); !status.ok()) return status;

@@ -11,6 +11,7 @@
 #include "core/disk/rocksdb/row_database.h"
 #include "core/storage/admission_names.h"
 #include "core/storage/checkpoint_place.h"
+#include "core/storage/group_start.h"
 #include "core/storage/storage.h"
 #include "core/storage/storage_count.h"
 #include "core/storage/storage_journal.h"
@@ -96,8 +97,8 @@ Status CheckOnDisk(const TableConfig& config) {
 
 // The error of a group whose rows have the slots of another rule than the one that it is opened
 // with.
-Status OtherRule(const std::string& group, const std::string& trained, const std::string& rule,
-                 bool is_open) {
+Status OtherRule(const std::string& group, int number, const std::string& trained,
+                 const std::string& rule, bool is_open) {
   if (is_open) {
     return InvalidArgument(
         "{group} is open with optimizer '{open}', got '{got}'; give the other optimizer a group of "
@@ -105,20 +106,27 @@ Status OtherRule(const std::string& group, const std::string& trained, const std
         {{"group", group}, {"open", RuleName{trained}}, {"got", RuleName{rule}}});
   }
   return InvalidArgument(
-      "{group} was made with optimizer '{made}', got '{got}'; to read the rows, open the storage "
-      "with read_only=True; to train them, give the other optimizer a group of its own, or pass "
-      "reset_slots=True, which drops what the first keeps of the rows",
-      {{"group", group}, {"made", RuleName{trained}}, {"got", RuleName{rule}}});
+      "{group} was made with optimizer '{made}', got '{got}'; to look at rows or to remove some, "
+      "storage.table({number}) needs no optimizer; to train them, go on with '{made}', or give "
+      "'{got}' a group of its own; reset_slots=True has '{got}' take the rows over, and loses for "
+      "good what '{made}' keeps of them",
+      {{"group", group},
+       {"made", RuleName{trained}},
+       {"got", RuleName{rule}},
+       {"number", std::to_string(number)}});
 }
 
-// Has the description of a group say what new rows start from, and what goes when it is full.
-void DescribeAs(const TableConfig& config, const std::optional<EvictionConfig>& eviction,
-                GroupMeta* meta) {
+// Has the description of a group say what new rows start from, which keys get one, and what goes
+// when it is full. Counts of an admission stay, and its config with them, while the group is open
+// without one.
+void DescribeAs(const TableConfig& config, const std::optional<AdmissionConfig>& admission,
+                const std::optional<EvictionConfig>& eviction, GroupMeta* meta) {
   meta->dim = config.dim;
   meta->initializer = config.initializer;
   meta->initializer_a = config.initializer_a;
   meta->initializer_b = config.initializer_b;
   meta->seed = config.seed;
+  if (admission.has_value()) meta->admission = admission;
   meta->eviction = eviction;
 }
 
@@ -244,6 +252,7 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
   }
   std::shared_ptr<Storage> storage(new Storage(core));
   storage->SetResetSlots(options.reset_slots);
+  storage->SetResetInitializer(options.reset_initializer);
   core->flush = [raw = storage.get()] { return raw->FlushAtRest(); };
   std::lock_guard<std::mutex> guard(RegistryMutex());
   Registry()[IdentityOf(options.path)] = storage;
@@ -271,14 +280,12 @@ Status Storage::CheckSame(const OpenGroup& open, const TableConfig& config, cons
         {{"group", group}, {"open", RuleName{open.rule}}, {"got", RuleName{rule}}});
   }
   const TableConfig& was = open.config;
-  if (was.initializer != config.initializer || was.initializer_a != config.initializer_a ||
-      was.initializer_b != config.initializer_b || was.seed != config.seed) {
-    return InvalidArgument(
-        group + " is open with initializer '" + was.initializer + "' (" +
-        std::to_string(was.initializer_a) + ", " + std::to_string(was.initializer_b) + ", seed " +
-        std::to_string(was.seed) + "), got '" + config.initializer + "' (" +
-        std::to_string(config.initializer_a) + ", " + std::to_string(config.initializer_b) +
-        ", seed " + std::to_string(config.seed) + ")");
+  if (!SameStart(was, config)) {
+    return InvalidArgument(group + " is open with the initializer " + StartText(was) + ", got " +
+                           StartText(config) +
+                           "; use the same everywhere; to look at rows or to remove some, "
+                           "storage.table(" +
+                           std::to_string(config.group) + ") needs none");
   }
   if (was.max_rows != config.max_rows) {
     return InvalidArgument(group + " is open with a limit of " + std::to_string(was.max_rows) +
@@ -327,9 +334,7 @@ Result<GroupMeta> Storage::DescriptionOf(int group) {
   auto stored = core_->database->ReadMeta(GroupMetaName(group));
   if (!stored.ok()) return stored.status();
   if (stored.value().empty()) {
-    if (!core_->read_only) return GroupMeta();
-    return Status(Code::kNotFound, "there is no group " + std::to_string(group) + " of '" + path() +
-                                       "', which was opened read-only, so it cannot be made");
+    return core_->read_only ? NoGroup(group) : Result<GroupMeta>(GroupMeta());
   }
   auto meta = GroupMeta::FromJson(stored.value().begin()->second);
   if (!meta.ok()) return meta.status();
@@ -359,13 +364,14 @@ Result<Storage::OpenGroup> Storage::MakeGroup(const TableConfig& config, const s
   return made;
 }
 
-Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
-                                                  const std::string& rule,
+Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& given, const std::string& rule,
                                                   const std::vector<Hyper>& hypers,
                                                   const std::optional<AdmissionConfig>& admission,
                                                   bool reset_slots,
-                                                  const std::optional<EvictionConfig>& eviction) {
-  if (Status status = CheckOnDisk(config); !status.ok()) return status;
+                                                  const std::optional<EvictionConfig>& eviction,
+                                                  bool reset_initializer) {
+  if (Status status = CheckOnDisk(given); !status.ok()) return status;
+  TableConfig config = given;
   const std::string group = "group " + std::to_string(config.group) + " of '" + path() + "'";
   std::lock_guard<std::mutex> guard(mu_);
   auto gate = core_->Enter(/*to_write=*/false);
@@ -384,7 +390,7 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
       !core_->read_only && !rule.empty() && !meta.state.rule.empty() && meta.state.rule != rule;
   const bool may_reset = reset_slots || this->reset_slots();
   if (other_rule && (!may_reset || open != groups_.end())) {
-    return OtherRule(group, meta.state.rule, rule, /*is_open=*/may_reset);
+    return OtherRule(group, config.group, meta.state.rule, rule, /*is_open=*/may_reset);
   }
   if (open != groups_.end()) {
     Status status = CheckSame(open->second, config, rule, admission, eviction);
@@ -392,7 +398,12 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& config,
     return open->second.table;
   }
 
-  DescribeAs(config, eviction, &meta);
+  const bool may_restart = core_->read_only || reset_initializer || this->reset_initializer();
+  if (Status status = AgreeOnStart(group, config.group, meta, may_restart, &config); !status.ok()) {
+    return status;
+  }
+  // A storage that is read-only goes on saying what the folder does, whatever rows start from here.
+  if (!core_->read_only) DescribeAs(config, admission, eviction, &meta);
   if (!rule.empty()) {
     auto optimizer = MakeRowOptimizer(rule, hypers);
     if (!optimizer.ok()) return optimizer.status();

@@ -367,6 +367,18 @@ void Table::ForgetCounts(const std::vector<Key>& gone) {
   if (admission_ != nullptr) admission_->Forget(gone.data(), gone.size());
 }
 
+Result<std::vector<Key>> Table::ListKeys(int64_t part) const {
+  if (part < 0 || part >= parts()) {
+    return Status(Code::kOutOfRange, "expected one of " + std::to_string(parts()) +
+                                         " parts of a table in memory, got " +
+                                         std::to_string(part));
+  }
+  std::vector<Key> keys;
+  store_->ListKeys(static_cast<uint32_t>(part), &keys);
+  std::sort(keys.begin(), keys.end());
+  return keys;
+}
+
 int64_t Table::steps() {
   std::lock_guard<std::mutex> commit(commit_mu_);
   return state_.steps;

@@ -274,7 +274,8 @@ class Table {
   Result<TableState> CheckRestore(const TableContents& contents,
                                   const ParallelFor& parallel_for) const;
 
-  // Returns how many of the keys had a row. Keys that this table cannot hold have none.
+  // Removes the rows of keys. Returns how many of them had one; those without keep what the
+  // admission has counted of them. Keys that this table cannot hold have none.
   Result<uint64_t> Remove(const Key* keys, size_t n, const ParallelFor& parallel_for);
 
   // What an export writes down. No commit runs and no row is made as long as it lives; its thread
@@ -307,6 +308,11 @@ class Table {
     std::vector<float> slot_start_;
   };
   Result<Snapshot> Freeze();
+
+  // Returns in how many parts the rows lie; 0 of a table on disk. See RowStore.
+  uint32_t parts() const { return store_->parts(); }
+  // Returns the keys of the rows of a part, ascending. Errors: kOutOfRange for another part.
+  Result<std::vector<Key>> ListKeys(int64_t part) const;
 
   // Begins a capture of what the table holds now, which goes on changing meanwhile; see RowCapture.
   Result<TableCapture> BeginCapture(const CaptureOptions& options);

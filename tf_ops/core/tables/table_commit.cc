@@ -71,8 +71,8 @@ Status Table::CheckRule(const std::string& rule) const {
   return Status(
       Code::kFailedPrecondition,
       "{group} has been trained with '{trained}', and this is a step of '{got}', which "
-      "would drop what '{trained}' keeps of every row; train on with '{trained}', give "
-      "'{got}' another group, or have it dropped by the storage's reset_slots=True",
+      "would lose what '{trained}' keeps of every row; train on with '{trained}', or give "
+      "'{got}' another group; the storage's reset_slots=True has it lost for good",
       {{"group", kept_->owner}, {"trained", RuleName{state_.rule}}, {"got", RuleName{rule}}});
 }
 

@@ -466,10 +466,10 @@ std::unique_ptr<RowDatabase::NewerRows> RowDatabase::IterateNewer() const {
 
 class RowDatabase::RowRef final : public View {
  public:
-  RowRef(const RowDatabase* database, int group)
+  RowRef(const RowDatabase* database, int group, Key from)
       : database_(*database),
         group_(group),
-        first_(group < 0 ? "" : std::string(1, static_cast<char>(group))),
+        first_(group < 0 ? "" : std::string(RowKey(group, from).view())),
         published_(database->handles_->Iterate(WholeRead(), database->handles_->published)),
         newer_(database->IterateNewer()) {}
 
@@ -510,9 +510,9 @@ class RowDatabase::RowRef final : public View {
   const std::unique_ptr<NewerRows> newer_;
 };
 
-Result<std::unique_ptr<Database::View>> RowDatabase::Look(int group) const {
+Result<std::unique_ptr<Database::View>> RowDatabase::Look(int group, Key from) const {
   if (Status status = CheckNotStuck(); !status.ok()) return status;
-  return std::unique_ptr<View>(std::make_unique<RowRef>(this, group));
+  return std::unique_ptr<View>(std::make_unique<RowRef>(this, group, from));
 }
 
 void RowDatabase::ShowJournal(std::unique_ptr<JournalReader> journal, Meta meta) {
@@ -554,6 +554,23 @@ Status RowDatabase::Checkpoint(const std::string& path) const {
   return FromRocksdb(status, "make a checkpoint of '" + path_ + "' in '" + path + "'");
 }
 
+Status RowDatabase::DropLog() {
+  const std::string what = "drop the log of '" + path_ + "'";
+  // RocksDB forgets a log when memtables are flushed that it is not needed for any more. Where
+  // nothing is in them it flushes nothing, and keeps the logs that it has.
+  rocksdb::WriteBatch writes;
+  writes.Delete(handles_->meta, "log");  // which is not there
+  rocksdb::WriteOptions options;
+  options.sync = true;
+  if (const auto status = handles_->Write(options, &writes); !status.ok()) {
+    return FromRocksdb(status, what);
+  }
+  const auto status = handles_->Call([&](rocksdb::DB* db) {
+    return db->Flush({}, {handles_->published, handles_->meta});
+  });
+  return FromRocksdb(status, what);
+}
+
 Status RowDatabase::Compact() {
   rocksdb::CompactRangeOptions options;
   options.bottommost_level_compaction = rocksdb::BottommostLevelCompaction::kForceOptimized;
@@ -561,7 +578,11 @@ Status RowDatabase::Compact() {
   if (!usable()) return FromRocksdb(Handles::Paused(), "compact '" + path_ + "'");
   if (Status status = CheckFolder(); !status.ok()) return status;
   const auto status = handles_->Call([&](rocksdb::DB* db) {
-    return db->CompactRange(options, handles_->published, nullptr, nullptr);
+    rocksdb::Status done;
+    for (auto* family : {handles_->published, handles_->meta}) {
+      if (done.ok()) done = db->CompactRange(options, family, nullptr, nullptr);
+    }
+    return done;
   });
   return FromRocksdb(status.IsManualCompactionPaused() ? Handles::Paused() : status,
                      "compact '" + path_ + "'");

@@ -31,7 +31,7 @@ class RowDatabase final : public Database {
 
   Status Read(const RowKey* keys, size_t n, const Found& found) const override;
   Status ReadPublished(const RowKey* keys, size_t n, const Found& found) const override;
-  Result<std::unique_ptr<View>> Look(int group) const override;
+  Result<std::unique_ptr<View>> Look(int group, Key from) const override;
   Result<std::map<std::string, std::string>> ReadMeta(const std::string& prefix) const override;
 
   Status WritePending(const RowBatch& batch) override;
@@ -53,6 +53,7 @@ class RowDatabase final : public Database {
   Result<bool> FailedPublicationIsThere() const override;
 
   Status Checkpoint(const std::string& path) const override;
+  Status DropLog() override;
   Status Compact() override;
   DiskUse disk_use() const override;
   const std::string& path() const override { return path_; }

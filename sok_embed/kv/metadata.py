@@ -1,0 +1,45 @@
+"""What is known of keys beside their vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from sok_embed.kv.arguments import check_keys
+
+Keys: TypeAlias = npt.NDArray[np.uint64] | npt.NDArray[np.int64]
+
+
+class Metadata(NamedTuple):
+    """What a group knows of keys, beside their vectors. Each array has the shape of the keys.
+
+    Attributes:
+        exists: bool, whether the key has a row; a row that has expired does not count.
+        update_nums: int64, the updates of the row; 0 without a row.
+        update_times: int64, seconds since 1970 of the last one, or of when the row was made; 0
+            without a row.
+    """
+
+    exists: npt.NDArray[np.bool_]
+    update_nums: npt.NDArray[np.int64]
+    update_times: npt.NDArray[np.int64]
+
+
+def read_metadata(keys: Keys, read: Callable[..., Any]) -> Metadata:
+    """Returns what `read` writes of the keys into flat arrays of flags, counts and times.
+
+    Raises:
+        TypeError, ValueError: For other keys than arrays of uint64 or int64.
+    """
+    wanted = check_keys(keys)
+    exists = np.empty(wanted.size, np.uint8)
+    update_nums, update_times = np.empty(wanted.size, np.int64), np.empty(wanted.size, np.int64)
+    read(wanted, exists, update_nums, update_times)
+    return Metadata(
+        exists.view(np.bool_).reshape(keys.shape),
+        update_nums.reshape(keys.shape),
+        update_times.reshape(keys.shape),
+    )

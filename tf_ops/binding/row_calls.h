@@ -1,0 +1,50 @@
+// What calls of rows share, whether they are those of a table or of a storage.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "binding/binding.h"
+
+namespace sok::binding {
+
+// Raises ValueError for more keys than the stores, which number them with 32 bits, can take.
+inline void CheckCount(const KeysIn& keys) {
+  if (keys.size() <= UINT32_MAX) return;
+  Raise(InvalidArgument("expected at most " + std::to_string(UINT32_MAX) + " keys, got " +
+                        std::to_string(keys.size()) + "; pass them in several calls"));
+}
+
+// Has `read(metas)` read the counters of keys, and writes these where Python wants them.
+template <typename Read>
+void PutMetadata(const KeysIn& keys, const FlagsOut& exists, const NumbersOut& update_nums,
+                 const NumbersOut& update_times, const Read& read) {
+  CheckCount(keys);
+  CheckSize("exists", exists.size(), keys.size(), "one a key");
+  CheckSize("update_nums", update_nums.size(), keys.size(), "one a key");
+  CheckSize("update_times", update_times.size(), keys.size(), "one a key");
+  Check(Unlocked([&] {
+    std::vector<RowMeta> metas(keys.size());
+    Status status = read(metas.data());
+    for (size_t i = 0; i < metas.size(); ++i) {
+      update_nums.data()[i] = metas[i].update_num;
+      update_times.data()[i] = metas[i].update_time;
+    }
+    return status;
+  }));
+}
+
+inline nb::dict ToDict(const TableStats& stats) {
+  nb::dict dict;
+  dict["rows"] = stats.rows;
+  dict["max_rows"] = stats.max_rows;
+  dict["index_bytes"] = stats.index_bytes;
+  dict["row_bytes"] = stats.row_bytes;
+  dict["steps"] = stats.steps;
+  dict["pending_gradients"] = stats.pending_gradients;
+  dict["evicted"] = stats.evicted;
+  return dict;
+}
+
+}  // namespace sok::binding

@@ -1,0 +1,226 @@
+// Reads, removes and walks through the rows of a group for callers that do not train it.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "core/base/initializer.h"
+#include "core/rows/key_set.h"
+#include "core/storage/admission_names.h"
+#include "core/storage/storage.h"
+
+namespace sok {
+namespace {
+
+// Positions of keys in the order of the keys.
+std::vector<size_t> Sorted(const Key* keys, size_t n) {
+  std::vector<size_t> order(n);
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return keys[a] < keys[b]; });
+  return order;
+}
+
+// Makes what rows of a group start from; zeros where nobody has said.
+Result<Initializer> StartOf(const GroupMeta& meta, int group) {
+  const bool said = !meta.initializer.empty();
+  return Initializer::Make(said ? meta.initializer : "constant", meta.initializer_a,
+                           meta.initializer_b, meta.seed, group);
+}
+
+}  // namespace
+
+template <typename Opened, typename Closed>
+auto Storage::OfRows(int group, bool to_write, const Opened& opened, const Closed& closed)
+    -> decltype(opened(std::declval<Table&>(), std::declval<Admission*>())) {
+  std::unique_lock<std::mutex> guard(mu_);
+  if (const auto open = groups_.find(group); open != groups_.end()) {
+    const OpenGroup found = open->second;
+    guard.unlock();  // the table's own locks do, and a flush need not wait
+    return opened(*found.table, found.admission.get());
+  }
+  auto gate = core_->Enter(to_write);
+  if (!gate.ok()) return gate.status();
+  auto meta = DescriptionOf(group);
+  if (!meta.ok()) return meta.status();
+  if (meta.value().dim == 0) return NoGroup(group);
+  return closed(meta.value());
+}
+
+Result<GroupMeta> Storage::GroupOf(int group) {
+  std::lock_guard<std::mutex> guard(mu_);
+  auto gate = core_->Enter(/*to_write=*/false);
+  if (!gate.ok()) return gate.status();
+  auto meta = DescriptionOf(group);
+  if (meta.ok() && meta.value().dim == 0) return NoGroup(group);
+  return meta;
+}
+
+Status Storage::ReadClosed(
+    int group, const GroupMeta& meta, const Key* keys, size_t n,
+    const std::function<void(size_t i, const RowValue& value)>& found) const {
+  const std::vector<size_t> order = Sorted(keys, n);
+  std::vector<RowKey> wanted;
+  std::vector<size_t> begins;  // where each of them begins in `order`
+  for (size_t i = 0; i < n; ++i) {
+    if (i > 0 && keys[order[i]] == keys[order[i - 1]]) continue;
+    wanted.emplace_back(group, keys[order[i]]);
+    begins.push_back(i);
+  }
+  begins.push_back(n);
+  Status damaged;
+  Status status =
+      core_->database->Read(wanted.data(), wanted.size(), [&](size_t i, std::string_view bytes) {
+        RowValue value;
+        if (!value.Parse(bytes, meta.dim)) {
+          damaged = DamagedRow(group, keys[order[begins[i]]], path());
+          return;
+        }
+        for (size_t j = begins[i]; j < begins[i + 1]; ++j) found(order[j], value);
+      });
+  return status.ok() ? damaged : status;
+}
+
+Status Storage::ReadRows(int group, const Key* keys, size_t n, float* embeddings, uint8_t* exists,
+                         const ParallelFor& parallel_for) {
+  const auto read = [&](const GroupMeta& meta) {
+    auto start = StartOf(meta, group);
+    if (!start.ok()) return start.status();
+    const size_t dim = meta.dim;
+    const uint32_t now = core_->expiry->Now();
+    std::fill(exists, exists + n, 0);
+    Status status = ReadClosed(group, meta, keys, n, [&](size_t i, const RowValue& value) {
+      if (core_->expiry->Expired(value.header.meta.update_time, now)) return;
+      exists[i] = 1;
+      std::memcpy(embeddings + i * dim, value.floats, dim * sizeof(float));
+    });
+    for (size_t i = 0; i < n && status.ok(); ++i) {
+      if (exists[i] == 0) start.value().Fill(keys[i], embeddings + i * dim, meta.dim);
+    }
+    return status;
+  };
+  return OfRows(
+      group, /*to_write=*/false,
+      [&](Table& table, Admission*) {
+        return table.Lookup(keys, n, /*make_rows=*/false, embeddings, parallel_for, exists);
+      },
+      read);
+}
+
+Status Storage::ReadRowMeta(int group, const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
+                            const ParallelFor& parallel_for) {
+  return OfRows(
+      group, /*to_write=*/false,
+      [&](Table& table, Admission*) {
+        return table.ReadMeta(keys, n, metas, exists, parallel_for);
+      },
+      [&](const GroupMeta& meta) {
+        const uint32_t now = core_->expiry->Now();
+        std::fill(exists, exists + n, 0);
+        std::fill(metas, metas + n, RowMeta{});
+        return ReadClosed(group, meta, keys, n, [&](size_t i, const RowValue& value) {
+          if (core_->expiry->Expired(value.header.meta.update_time, now)) return;
+          exists[i] = 1;
+          metas[i] = value.header.meta;
+        });
+      });
+}
+
+Result<NamedValues> Storage::ForgetCounts(int group, const GroupMeta& meta, const Key* keys,
+                                          size_t n) {
+  NamedValues changed;
+  if (!meta.admission.has_value()) return changed;
+  auto admission = OpenAdmission(group, *meta.admission);
+  if (!admission.ok()) return admission.status();
+  admission.value()->Forget(keys, n);
+  for (uint32_t chunk : admission.value()->ChangedChunks()) {
+    auto bytes = admission.value()->Dump(chunk);
+    if (!bytes.ok()) return bytes.status();
+    changed[ChunkName(group, chunk)] = std::move(bytes.value());
+  }
+  return changed;
+}
+
+Result<uint64_t> Storage::RemoveRows(int group, const Key* keys, size_t n,
+                                     const ParallelFor& parallel_for) {
+  return OfRows(
+      group, /*to_write=*/true,
+      [&](Table& table, Admission* admission) {
+        auto removed = table.Remove(keys, n, parallel_for);
+        // Those of keys that wait for a row, too.
+        if (removed.ok() && admission != nullptr) admission->Forget(keys, n);
+        return removed;
+      },
+      [&](const GroupMeta& meta) { return RemoveClosed(group, meta, keys, n); });
+}
+
+Result<uint64_t> Storage::RemoveClosed(int group, GroupMeta meta, const Key* keys, size_t n) {
+  const uint32_t now = core_->expiry->Now();
+  RowBatch gone;
+  KeySet seen;
+  uint64_t live = 0, counted = 0;
+  Status status = ReadClosed(group, meta, keys, n, [&](size_t i, const RowValue& value) {
+    if (!seen.Insert(keys[i])) return;
+    const uint32_t updated = value.header.meta.update_time;
+    live += !core_->expiry->Expired(updated, now);
+    counted += !core_->expiry->Expired(updated, meta.counted_at);
+    gone.Remove(RowKey(group, keys[i]));
+  });
+  if (!status.ok()) return status;
+  auto changed = ForgetCounts(group, meta, keys, n);
+  if (!changed.ok()) return changed.status();
+  NamedValues values = std::move(changed.value());
+  if (gone.rows() == 0 && values.empty()) return uint64_t{0};
+  meta.rows -= std::min(meta.rows, counted);
+  values[GroupMetaName(group)] = meta.ToJson();
+  status = core_->database->WritePublished(gone, values, /*sync=*/true);
+  if (!status.ok()) return status;
+  return live;
+}
+
+Result<TableStats> Storage::RowStats(int group) {
+  return OfRows(
+      group, /*to_write=*/false,
+      [](Table& table, Admission*) { return Result<TableStats>(table.Stats()); },
+      [](const GroupMeta& meta) {
+        TableStats stats{};
+        stats.rows = meta.rows;
+        stats.steps = static_cast<uint64_t>(meta.state.steps);
+        return Result<TableStats>(stats);
+      });
+}
+
+Result<RowPage> Storage::ReadPage(int group, Key from, size_t most) {
+  std::lock_guard<std::mutex> guard(mu_);
+  const Gate gate(core_->gate);
+  if (Status status = Ready(); !status.ok()) return status;
+  auto described = DescriptionOf(group);
+  if (!described.ok()) return described.status();
+  const int dim = described.value().dim;
+  if (dim == 0) return NoGroup(group);
+  if (const auto open = groups_.find(group); open != groups_.end()) {
+    if (Status status = open->second.store->Settle(); !status.ok()) return status;
+  }
+  auto view = core_->database->Look(group, from);
+  if (!view.ok()) return view.status();
+  const uint32_t now = core_->expiry->Now();
+  RowPage page;
+  page.last = true;
+  Status status = view.value()->ForEach([&](int, Key key, std::string_view bytes) {
+    RowValue value;
+    if (!value.Parse(bytes, dim)) return DamagedRow(group, key, path());
+    if (core_->expiry->Expired(value.header.meta.update_time, now)) return Status();
+    if (page.keys.size() == most) {
+      page.last = false;
+      return Status(Code::kFailedPrecondition, "the page is full");  // which ends the walk
+    }
+    page.keys.push_back(key);
+    const size_t end = page.embeddings.size();
+    page.embeddings.resize(end + dim);
+    std::memcpy(page.embeddings.data() + end, value.floats, dim * sizeof(float));
+    return Status();
+  });
+  if (!status.ok() && page.last) return status;
+  return page;
+}
+
+}  // namespace sok
