@@ -171,6 +171,11 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
             f"{self.static_buckets} static>"
         )
 
+    @property
+    def counts_keys(self) -> bool:
+        """True: the sketch counts the keys of lookups."""
+        return True
+
     @eager
     def size(self) -> int:
         """The number of own rows."""

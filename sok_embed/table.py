@@ -267,6 +267,11 @@ class Table(tf.saved_model.experimental.TrackableResource):
         """
         return self._owner_rule.owners(keys, self.owners)
 
+    @property
+    def counts_keys(self) -> bool:
+        """Whether an admission counts the keys of lookups."""
+        return "admission" in self._attributes
+
     @eager
     def size(self) -> int:
         """The number of rows."""
@@ -437,7 +442,8 @@ class Table(tf.saved_model.experimental.TrackableResource):
             `rows`; `max_rows`, 0 without a limit; `bytes`, the sum of `index_bytes` and
             `row_bytes`; `steps`, the commits so far; `pending_gradients`, those that wait for the
             next commit; `evicted`, the rows that have gone by an eviction since the table was made
-            or its group of a storage opened.
+            or its group of a storage opened; `left_out`, the keys since then whose gradients a
+            commit has dropped, since the table was full and not enough of its rows might go.
         """
         names, values = tf_ops.stats(self.resource_handle)
         return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 import numpy as np
@@ -117,6 +118,7 @@ class Embedding:
         self.admission = admission
         self.duplicates = duplicates
         self.eviction = get_eviction(eviction)
+        self._counts = False  # whether a lookup has been counted, or the lack of one told
         what = f"Group {self.group} of '{storage.path}'"
         check_place(self.eviction, what, max_rows=max_rows, stored=True)
         kind, a, b = initializer.bounds(self.dimension)
@@ -208,6 +210,7 @@ class Embedding:
                 )
         native = self.storage.ready()
         make_rows = train and not native.read_only
+        self._counts |= make_rows
         if return_exists:
             exists = np.empty(wanted.size, np.uint8)
             self._table.lookup(wanted, flat, make_rows, exists)
@@ -259,7 +262,8 @@ class Embedding:
     ) -> None:
         """Updates the rows of keys. A key without a row gets one, if the admission lets it.
 
-        Admission counts in lookups and not here; gradients of keys that wait are dropped.
+        Admission counts in lookups and not here; gradients of keys that wait are dropped. A warning
+        says so, once, if no lookup with `train` has been made.
 
         Args:
             keys: uint64 or int64 of any shape.
@@ -278,6 +282,21 @@ class Embedding:
             flat,
             self.optimizer._native,
             self.duplicates == "sequential",
+        )
+        if self.admission is not None and not self._counts:
+            self._warn_of_dropped(keys)
+
+    def _warn_of_dropped(self, keys: Keys) -> None:
+        dropped = np.unique(keys[~self.contains(keys)]).size
+        if dropped == 0:
+            return
+        self._counts = True
+        warnings.warn(
+            f"Group {self.group} of '{self.storage.path}': expected a lookup with train=True "
+            "before gradients are applied, which an admission counts. Received: none. The "
+            f"gradients of {dropped} keys were dropped, and no such key will ever get a row. Look "
+            "keys up before their gradients are applied.",
+            stacklevel=3,
         )
 
     def assign(

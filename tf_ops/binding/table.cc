@@ -85,6 +85,7 @@ nb::dict Stats(PyTable& self) {
   dict["steps"] = stats.steps;
   dict["pending_gradients"] = stats.pending_gradients;
   dict["evicted"] = stats.evicted;
+  dict["left_out"] = stats.left_out;
   return dict;
 }
 

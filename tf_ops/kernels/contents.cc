@@ -391,7 +391,8 @@ class StatsOp : public TableOp {
                                    {"row_bytes", number(stats.row_bytes)},
                                    {"steps", number(stats.steps)},
                                    {"pending_gradients", number(stats.pending_gradients)},
-                                   {"evicted", number(stats.evicted)}});
+                                   {"evicted", number(stats.evicted)},
+                                   {"left_out", number(stats.left_out)}});
   }
 };
 SOK_REGISTER_KERNEL("Stats", StatsOp);

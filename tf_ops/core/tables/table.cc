@@ -136,14 +136,18 @@ Status Table::MakeRows(const std::vector<Key>& keys, uint32_t now,
       parallel_for);
 }
 
-Status Table::Admit(const Key* keys, bool observe, std::vector<uint32_t>* positions) {
+Status Table::Admit(const Key* keys, const int64_t* counts, bool observe,
+                    std::vector<uint32_t>* positions) {
   if (admission_ == nullptr || positions->empty()) return Status();
   std::sort(positions->begin(), positions->end());
   std::vector<Key> held(positions->size());
+  std::vector<int64_t> times(counts == nullptr ? 0 : held.size());
   for (size_t i = 0; i < held.size(); ++i) held[i] = keys[(*positions)[i]];
+  for (size_t i = 0; i < times.size(); ++i) times[i] = counts[(*positions)[i]];
   std::vector<uint8_t> admitted(held.size());
   if (observe) {
-    Status status = admission_->Observe(held.data(), held.size(), admitted.data());
+    Status status = admission_->Observe(held.data(), counts == nullptr ? nullptr : times.data(),
+                                        held.size(), admitted.data());
     if (!status.ok()) return status;
   } else {
     admission_->Admitted(held.data(), held.size(), admitted.data());
@@ -158,6 +162,15 @@ Status Table::Admit(const Key* keys, bool observe, std::vector<uint32_t>* positi
 
 namespace {
 
+Status CheckCounts(const int64_t* counts, size_t n) {
+  for (size_t i = 0; counts != nullptr && i < n; ++i) {
+    if (counts[i] >= 0) continue;
+    return InvalidArgument("expected counts of at least 0, got " + std::to_string(counts[i]) +
+                           " at position " + std::to_string(i));
+  }
+  return Status();
+}
+
 // Leaves the first position of every key.
 void LeaveFirst(const Key* keys, std::vector<uint32_t>* positions) {
   KeySet met;
@@ -170,8 +183,9 @@ void LeaveFirst(const Key* keys, std::vector<uint32_t>* positions) {
 
 template <typename T>
 Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
-                     const ParallelFor& parallel_for, uint8_t* exists) {
+                     const ParallelFor& parallel_for, uint8_t* exists, const int64_t* counts) {
   Status status = CheckRange(keys, n);
+  if (status.ok()) status = CheckCounts(counts, n);
   if (!status.ok()) return status;
   std::vector<uint32_t> missing;
   status = store_->Gather(
@@ -184,7 +198,7 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
     for (uint32_t i : missing) exists[i] = 0;
     if (!make_rows) return status;
   }
-  status = Admit(keys, /*observe=*/true, &missing);
+  status = Admit(keys, counts, /*observe=*/true, &missing);
   if (!status.ok() || missing.empty()) return status;
   std::unique_lock<std::mutex> commit(commit_mu_, std::defer_lock);
   if (evictor_ != nullptr) {
@@ -213,8 +227,10 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
   return status;
 }
 
-template Status Table::Lookup(const Key*, size_t, bool, float*, const ParallelFor&, uint8_t*);
-template Status Table::Lookup(const Key*, size_t, bool, BFloat16*, const ParallelFor&, uint8_t*);
+template Status Table::Lookup(const Key*, size_t, bool, float*, const ParallelFor&, uint8_t*,
+                              const int64_t*);
+template Status Table::Lookup(const Key*, size_t, bool, BFloat16*, const ParallelFor&, uint8_t*,
+                              const int64_t*);
 
 template <typename T>
 Status Table::Find(const Key* keys, size_t n, const GatherOptions& options, T* out,
@@ -240,8 +256,9 @@ template Status Table::Find(const Key*, size_t, const GatherOptions&, float*,
 template Status Table::Find(const Key*, size_t, const GatherOptions&, BFloat16*,
                             std::vector<uint32_t>*, const ParallelFor&) const;
 
-Status Table::AdmitMissing(const Key* keys, std::vector<uint32_t>* positions) {
-  return Admit(keys, /*observe=*/true, positions);
+Status Table::AdmitMissing(const Key* keys, const int64_t* counts,
+                           std::vector<uint32_t>* positions) {
+  return Admit(keys, counts, /*observe=*/true, positions);
 }
 
 Status Table::MakeRowsAs(const Key* keys, size_t n, const StartRow& start,
@@ -380,6 +397,7 @@ TableStats Table::Stats() {
   stats.row_bytes = store_->row_bytes();
   stats.steps = static_cast<uint64_t>(steps());
   stats.pending_gradients = deposits_.gradients();
+  stats.left_out = left_out_;
   stats.evicted = evicted_ + (evictor_ == nullptr ? 0 : evictor_->evicted());
   return stats;
 }
