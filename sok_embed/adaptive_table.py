@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from sok_embed import contents, tf_ops
 from sok_embed.initializers import RowInitializer, seed_as_int64
+from sok_embed.kv import RemovedKeys
+from sok_embed.removed_keys import taken_keys
 from sok_embed.tensors import as_errors, as_keys, eager
 from sok_embed.worker_record import WorkerRecord
 
@@ -285,6 +287,11 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
         """
         own_keys = self._own_keys(keys)
         return int(as_errors(lambda: tf_ops.adaptive_demote(self.resource_handle, own_keys)))
+
+    @eager
+    def removed_keys(self, limit: int = 1_000_000) -> RemovedKeys:
+        """Returns keys that have lost their own rows: see `Table.removed_keys`."""
+        return taken_keys(self._own, limit)
 
     @eager
     def drop_gradients(self) -> int:

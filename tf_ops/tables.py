@@ -392,6 +392,31 @@ def remove(table: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
     return ops.sok_embed_remove(table=table, keys=keys)
 
 
+class RemovedKeys(NamedTuple):
+    """Keys whose rows have gone.
+
+    Attributes:
+        keys: int64 `[n]`, distinct, in no order. They have no row now.
+        complete: A bool scalar, whether they are all whose rows have gone since the call before.
+            `False`: there are none, and more have gone than were to be noted, or all rows have been
+            replaced, or this is the first call.
+    """
+
+    keys: tf.Tensor
+    complete: tf.Tensor
+
+
+def removed_keys(table: tf.Tensor, limit: int) -> RemovedKeys:
+    """Returns the keys whose rows have gone since the call before. The first begins to note them.
+
+    Args:
+        table: A handle.
+        limit: The most keys that are noted from now on, which take 8 bytes each, and up to 32 more
+            to find them by. 0: nothing is noted any more.
+    """
+    return RemovedKeys(*ops.sok_embed_removed_keys(table=table, limit=limit))
+
+
 class Metadata(NamedTuple):
     """What a table knows of keys, beside their embeddings; each of the shape of the keys.
 

@@ -44,6 +44,19 @@ class Metadata(NamedTuple):
     update_times: npt.NDArray[np.int64]
 
 
+class RemovedKeys(NamedTuple):
+    """Keys whose rows have gone: evicted, removed or expired.
+
+    Attributes:
+        keys: uint64 `[n]`, of a `sok_embed.Table` int64; distinct, in no order. They have no row.
+        complete: Whether these are all keys whose rows have gone since the call before. `False`:
+            nobody knows which have, and there are none here; copy the rows anew.
+    """
+
+    keys: npt.NDArray[Any]
+    complete: bool
+
+
 class Embedding:
     """One group of a storage: vectors by 64-bit key.
 
@@ -333,6 +346,25 @@ class Embedding:
         wanted = check_keys(keys)
         self.storage.ready()
         return self._table.remove(wanted)
+
+    def removed_keys(self, limit: int = 1_000_000) -> RemovedKeys:
+        """Returns the keys whose rows have gone since the call before: evicted, removed or expired.
+
+        The first call begins to note them; see `sok_embed.Table.removed_keys`.
+
+        Args:
+            limit: The most keys that are noted until the next call. 0: nothing is noted any more.
+
+        Returns:
+            Keys that have no row now, and whether they are all.
+
+        Raises:
+            ValueError: For a limit below 0.
+        """
+        most = check_integer("limit", limit, 0, UINT64 // 4, named=True)
+        self.storage.ready()
+        keys, complete = self._table.removed_keys(most)
+        return RemovedKeys(np.frombuffer(keys, np.uint64), complete)
 
     def stats(self) -> dict[str, int]:
         """Returns figures: `rows`, bytes in memory, `steps`, as `sok_embed.Table.stats` does."""

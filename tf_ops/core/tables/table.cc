@@ -365,7 +365,7 @@ Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& par
   std::unique_lock<std::mutex> commit(commit_mu_, std::defer_lock);
   if (evictor_ != nullptr) commit.lock();
   std::vector<Key> there;
-  if (admission_ != nullptr) {
+  if (admission_ != nullptr || removed_->noting()) {
     auto missing = store_->Missing(keys, n, parallel_for);
     if (!missing.ok()) return missing.status();
     std::vector<uint8_t> absent(n, 0);
@@ -375,13 +375,34 @@ Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& par
     }
   }
   auto erased = store_->Erase(keys, n, parallel_for);
-  if (erased.ok()) ForgetCounts(there);
+  if (erased.ok()) HaveGone(there);
   ++removals_;  // after: a lookup that still finds a row must not know of its removal
   return erased;
 }
 
-void Table::ForgetCounts(const std::vector<Key>& gone) {
-  if (admission_ != nullptr) admission_->Forget(gone.data(), gone.size());
+void Table::ForgetCounts(const std::vector<Key>& keys) {
+  if (admission_ != nullptr) admission_->Forget(keys.data(), keys.size());
+}
+
+void Table::HaveGone(const std::vector<Key>& keys) {
+  ForgetCounts(keys);
+  removed_->Add(keys.data(), keys.size());
+}
+
+Result<RemovedSince> Table::TakeRemoved(size_t most, const ParallelFor& parallel_for) {
+  if (!removed_->noting() && most > 0) {
+    clock_->Watch(config_.group, [removed = removed_](Key key) { removed->Add(&key, 1); });
+  }
+  RemovedSince taken = removed_->Take(most, store_->replacements());
+  auto missing = store_->Missing(taken.keys.data(), taken.keys.size(), parallel_for);
+  if (!missing.ok()) {
+    removed_->AddAll();  // what was taken is lost
+    return missing.status();
+  }
+  std::vector<Key> gone;
+  for (uint32_t i : missing.value()) gone.push_back(taken.keys[i]);
+  taken.keys = std::move(gone);
+  return taken;
 }
 
 int64_t Table::steps() {

@@ -21,6 +21,7 @@
 #include "core/rules/row_optimizer.h"
 #include "core/tables/deposit_queue.h"
 #include "core/tables/optimizer_history.h"
+#include "core/tables/removed_keys.h"
 #include "core/tables/row_evictor.h"
 #include "core/tables/rows_in_use.h"
 #include "core/tables/table_capture.h"
@@ -297,6 +298,12 @@ class Table {
   // Returns how many of the keys had a row. Keys that this table cannot hold have none.
   Result<uint64_t> Remove(const Key* keys, size_t n, const ParallelFor& parallel_for);
 
+  // Returns the keys whose rows have gone since the last call, by an eviction, a removal or the TTL
+  // of a storage, and that have no row now; of the next ones at most `most` are noted. 0: nothing
+  // is noted any more. Rows that have expired are noted when a call comes upon them, or when the
+  // database rewrites its files.
+  Result<RemovedSince> TakeRemoved(size_t most, const ParallelFor& parallel_for);
+
   // What an export writes down. No commit runs and no row is made as long as it lives; its thread
   // must not use the table otherwise.
   class Snapshot {
@@ -376,9 +383,12 @@ class Table {
   Status CheckRange(const Key* keys, size_t n) const;
   // `now` is the update_time of new rows.
   Status MakeRows(const std::vector<Key>& keys, uint32_t now, const ParallelFor& parallel_for);
-  // Has the admission begin anew with keys whose rows have gone. Most had no count; one that was
-  // given its row while nobody had the admission open, by a load, say, has.
-  void ForgetCounts(const std::vector<Key>& gone);
+  // Has the admission begin anew with keys that have got their rows, or whose rows have gone. Of
+  // these most had no count; one that was given its row while nobody had the admission open, by a
+  // load, say, has.
+  void ForgetCounts(const std::vector<Key>& keys);
+  // The same of rows that have gone, for whoever notes them too.
+  void HaveGone(const std::vector<Key>& keys);
   // Leaves the positions whose keys may have a row made; counts the keys if `observe`.
   Status Admit(const Key* keys, const int64_t* counts, bool observe,
                std::vector<uint32_t>* positions);
@@ -415,6 +425,7 @@ class Table {
   std::shared_ptr<RowsInUse> in_use_;     // null without eviction_
   std::unique_ptr<RowEvictor> evictor_;   // null without eviction_ and a limit of rows
 
+  const std::shared_ptr<RemovedKeys> removed_ = std::make_shared<RemovedKeys>();
   const std::shared_ptr<SummedGradientsPool> summed_pool_ = std::make_shared<SummedGradientsPool>();
   DepositQueue<LookupKeys> deposits_;
 

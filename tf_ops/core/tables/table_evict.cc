@@ -22,7 +22,7 @@ Result<EvictedRows> Table::EvictChosen(const std::function<Status(EvictedRows*)>
     ++removals_;
     if (!erased.ok()) return erased.status();
     if (!erased.value().has_value()) continue;
-    ForgetCounts(evicted.keys);
+    HaveGone(evicted.keys);
     return evicted;
   }
 }
@@ -107,7 +107,8 @@ Status Table::MakeInRoom(const Key* keys, size_t n, const std::vector<Key>& newc
         evictor_->MakeRoom({keys, n}, newcomers, /*all=*/fitting == nullptr, now, parallel_for);
     if (!room.ok()) return SayingWhatWent(room.status(), evicted);
     if (!room.value().gone.empty()) ++removals_;
-    ForgetCounts(room.value().gone);
+    HaveGone(room.value().gone);
+    if (fitting != nullptr) *fitting = room.value().made;
     Status status = make();
     if (status.ok()) {
       evictor_->Add(room.value().made, now);
