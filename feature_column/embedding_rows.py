@@ -97,7 +97,7 @@ class EmbeddingRows:
             float32 `[n, dim]`.
         """
         if self._own.communicator().size == 1:
-            columns = Column(buckets), Column(mask)
+            columns = Column(buckets), Column(None, 1), Column(mask)
             return self._own.vectors(self._begin(training), keys, columns)
         routed = self.routed(keys, self.buckets_of(keys, buckets), mask, training)
         (own,) = vectors_of_many([routed.asked], self.table.name)
@@ -122,7 +122,7 @@ class EmbeddingRows:
         """
         is_own = tf.equal(mask, 1)
         shared, own = (tf.cast(tf.where(at)[:, 0], tf.int32) for at in (~is_own, is_own))
-        columns = (Column(tf.gather(buckets, own)),)
+        columns = (Column(tf.gather(buckets, own)), *self._own.count_columns())
         asked = Asked(self._own, self._begin(training), tf.gather(keys, own), columns)
         return Routed(asked, tf.gather(self.static, tf.gather(buckets, shared)), (shared, own))
 
@@ -133,8 +133,8 @@ class EmbeddingRows:
     def _read(
         self, call: Call, dtype: tf.DType, keys: tf.Tensor, *columns: tf.Tensor | None
     ) -> tf.Tensor:
-        """Reads own rows and static rows, by buckets and a mask; without a mask, own rows."""
-        buckets, mask = columns if len(columns) == 2 else (*columns, None)
+        """Reads own rows and static rows, by buckets, counts and a mask; without one, own rows."""
+        buckets, counts, mask = (*columns, None, None)[:3]
         return tf_ops.adaptive_mask_gather(
             self.table.resource_handle,
             self.static,
@@ -147,6 +147,7 @@ class EmbeddingRows:
             dtype=dtype,
             copy_slots=self.copies_slots,
             absent_value=self._categorical.absent_value,
+            counts=counts,
         )
 
 

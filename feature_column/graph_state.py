@@ -46,6 +46,7 @@ class GraphTable:
     # TF1 graphs are for one worker.
     owners = 1
     owner = 0
+    counts_keys = False  # lookups name every key of a batch
 
     def __init__(
         self, column: OwnRowsCategorical, dim: int, static: tf.Variable, name: str

@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from sok_embed import contents, tf_ops
 from sok_embed.initializers import RowInitializer, seed_as_int64
+from sok_embed.kv import RemovedKeys
+from sok_embed.removed_keys import taken_keys
 from sok_embed.row_batches import Batch, batches_in_memory
 from sok_embed.tensors import as_errors, as_keys, eager
 from sok_embed.worker_record import WorkerRecord
@@ -173,6 +175,11 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
             f"{self.static_buckets} static>"
         )
 
+    @property
+    def counts_keys(self) -> bool:
+        """True: the sketch counts the keys of lookups."""
+        return True
+
     @eager
     def size(self) -> int:
         """The number of own rows."""
@@ -295,6 +302,11 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
         """
         own_keys = self._own_keys(keys)
         return int(as_errors(lambda: tf_ops.adaptive_demote(self.resource_handle, own_keys)))
+
+    @eager
+    def removed_keys(self, limit: int = 1_000_000) -> RemovedKeys:
+        """Returns keys that have lost their own rows: see `Table.removed_keys`."""
+        return taken_keys(self._own, limit)
 
     @eager
     def drop_gradients(self) -> int:

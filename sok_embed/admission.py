@@ -1,6 +1,7 @@
 """Admission: a key gets a row only once it has been seen often enough.
 
 Most keys of a click log come once or twice. Rows for them cost memory and disk, and learn nothing.
+Each occurrence of a key in what is trained counts 1, in every layer and on all workers together.
 """
 
 from __future__ import annotations

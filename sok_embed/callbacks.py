@@ -16,6 +16,7 @@ from sok_embed.averaged_logs import AverageMetrics
 from sok_embed.best_epoch import EarlyStopping
 from sok_embed.checkpoint import Checkpoint, CheckpointManager
 from sok_embed.checkpoint.manager import POLL_EVERY
+from sok_embed.eviction_metrics import EvictionMetrics
 from sok_embed.model_checkpoint import ModelCheckpoint
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "BackupAndRestore",
     "BroadcastVariables",
     "EarlyStopping",
+    "EvictionMetrics",
     "ModelCheckpoint",
 ]
 

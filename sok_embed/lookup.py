@@ -27,6 +27,10 @@ class SharedTable(TrainedTable, Protocol):
     owner: int
 
     @property
+    def counts_keys(self) -> bool:
+        """Whether an admission counts the keys of lookups."""
+
+    @property
     def resource_handle(self) -> tf.Tensor:
         """What the ops know the table by."""
 
@@ -152,7 +156,7 @@ class TableLookup(AnchoredLookup):
     Args:
         table: The part of this worker.
         host: Whose table it is, as a message begins: `"Layer 'items'"`.
-        read: How the owner looks keys up. `None`: as `tf_ops.lookup` does, without columns.
+        read: How the owner looks keys up. `None`: as `tf_ops.lookup` does, with `count_columns`.
         key_limit: As `tf_ops.unique_and_partition` has it.
         buckets: As `tf_ops.unique_and_partition` has it.
 
@@ -232,6 +236,16 @@ class TableLookup(AnchoredLookup):
         found = self.read(call, tf.float32, *fields)
         rows, _ = communicator.all_to_all(found, splits, f"{name}.rows")
         return self.shaped(tf.cast(tf_ops.expand(rows, request.inverse), dtype), keys)
+
+    def count_columns(self, counts: tf.Tensor | None = None) -> tuple[Column, ...]:
+        """Returns what owners are told of each key so that an admission counts all of them.
+
+        Args:
+            counts: How many keys of a batch each stands for. `None`: 1 each.
+        """
+        if not self.table.counts_keys:
+            return ()
+        return (Column(counts, 1, tf.math.unsorted_segment_sum),)
 
     def shaped(self, rows: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
         """Rows `[n, dim]` of keys that were made `[n]`, in the shape that the keys had before."""
@@ -415,7 +429,7 @@ class Request(NamedTuple):
 
 
 def read_rows(table: SharedTable, default: str | int | None = None) -> Read:
-    """Returns the lookup of keys that have a row each.
+    """Returns the lookup of keys that have a row each. Its column is that of `count_columns`.
 
     Args:
         table: The part of this worker.
@@ -426,7 +440,10 @@ def read_rows(table: SharedTable, default: str | int | None = None) -> Read:
 
     def read(call: Call, dtype: tf.DType, keys: tf.Tensor, *columns: tf.Tensor | None) -> tf.Tensor:
         handle = table.resource_handle
-        found = tf_ops.lookup(handle, keys, table.dim, call.trains, dtype, call.anchor).embeddings
+        (counts,) = columns or (None,)
+        found = tf_ops.lookup(
+            handle, keys, table.dim, call.trains, dtype, call.anchor, counts
+        ).embeddings
         if default is None or call.trains:
             return found
         if default == "zeros":

@@ -15,8 +15,10 @@ from sok_embed import contents, kv, tf_ops
 from sok_embed.admission import Admission, op_attributes
 from sok_embed.eviction import Eviction, check_place, core_arguments
 from sok_embed.initializers import RowInitializer, seed_as_int64
+from sok_embed.kv import RemovedKeys
 from sok_embed.kv.storage import warn_of_another
 from sok_embed.owners import ModuloRule, OwnerRule
+from sok_embed.removed_keys import taken_keys
 from sok_embed.row_batches import Batch, batches_in_memory
 from sok_embed.stored_owners import check_stored_owners
 from sok_embed.tensors import as_errors, as_keys, eager
@@ -285,6 +287,16 @@ class Table(tf.saved_model.experimental.TrackableResource):
         """
         return self._owner_rule.owners(keys, self.owners)
 
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every one of several workers holds all rows."""
+        return self.owners > 1 and self.owners_of(np.zeros(1, np.int64)) is None
+
+    @property
+    def counts_keys(self) -> bool:
+        """Whether an admission counts the keys of lookups."""
+        return "admission" in self._attributes
+
     @eager
     def size(self) -> int:
         """The number of rows."""
@@ -451,6 +463,42 @@ class Table(tf.saved_model.experimental.TrackableResource):
         return int(as_errors(lambda: tf_ops.remove(self.resource_handle, own_keys)))
 
     @eager
+    def removed_keys(self, limit: int = 1_000_000) -> RemovedKeys:
+        """Returns the keys whose rows have gone since the call before: evicted, removed or expired.
+
+        The first call begins to note them. What has gone and come back is left out: the keys have
+        no row when the call returns. With several workers these are keys of this one.
+
+        Rows that have expired by the TTL of a storage count once something has come upon them: a
+        call that asks for the key, or the database, when it rewrites its files. All of them do when
+        the storage is compacted.
+
+        Example:
+        >>> table = Table(dim=1, initializer=RowInitializer("constant", 0.0, 0.0, None))
+        >>> table.removed_keys().complete
+        False
+        >>> table.assign([7, 8, 9], np.zeros([3, 1], np.float32))
+        >>> table.remove([8, 5])
+        1
+        >>> table.removed_keys()
+        RemovedKeys(keys=array([8]), complete=True)
+
+        Args:
+            limit: The most keys that are noted until the next call, which take 8 bytes each, and up
+                to 32 more to find them by. 0: nothing is noted any more.
+
+        Returns:
+            `keys`, int64 `[n]`, distinct, in no order; and `complete`, a bool. `False` stands for
+            keys that nobody knows, and comes with none: in the first call, where more have gone
+            than `limit`, and where `restore`, a loaded checkpoint or a dump has replaced rows. Take
+            a copy of the table anew then.
+
+        Raises:
+            ValueError: For a limit below 0.
+        """
+        return taken_keys(self.resource_handle, limit)
+
+    @eager
     def drop_gradients(self) -> int:
         """Forgets gradients that were taken and not applied.
 
@@ -486,7 +534,8 @@ class Table(tf.saved_model.experimental.TrackableResource):
             `rows`; `max_rows`, 0 without a limit; `bytes`, the sum of `index_bytes` and
             `row_bytes`; `steps`, the commits so far; `pending_gradients`, those that wait for the
             next commit; `evicted`, the rows that have gone by an eviction since the table was made
-            or its group of a storage opened.
+            or its group of a storage opened; `left_out`, the keys since then whose gradients a
+            commit has dropped, since the table was full and not enough of its rows might go.
         """
         names, values = tf_ops.stats(self.resource_handle)
         return {

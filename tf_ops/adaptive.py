@@ -41,6 +41,7 @@ def adaptive_mask_gather(
     dtype: tf.DType = tf.float32,
     copy_slots: bool = True,
     absent_value: float | None = None,
+    counts: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Reads own rows from a table and static rows from a variable, each into its place.
 
@@ -65,6 +66,7 @@ def adaptive_mask_gather(
             has said where these are; else slots start at their initial values.
         absent_value: Each element of the result for a key that has no row and gets none. `None`:
             its static row is read.
+        counts: As in `lookup`.
 
     Returns:
         `keys.shape + [dim]`.
@@ -99,6 +101,7 @@ def adaptive_mask_gather(
         hash_keys=buckets is None,
         own_gradient=anchor is not None,
         number=number_in_graph(),
+        counts=[] if counts is None else [counts],
     )
     if absent_value is None:
         return embeddings
@@ -108,7 +111,7 @@ def adaptive_mask_gather(
 
 @tf.RegisterGradient("SokEmbed>AdaptiveMaskGather")
 def _adaptive_mask_gather_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> list[Any]:
-    _, static, _, buckets, _, _ = op.inputs
+    _, static, _, buckets, _, anchor, *counts = op.inputs
     _, receipt, own, hashed = op.outputs
     if op.get_attr("hash_keys"):
         buckets = hashed
@@ -119,8 +122,8 @@ def _adaptive_mask_gather_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> lis
     slices = tf.IndexedSlices(values, indices, dense_shape=_shape_of(static, dim))
     owned = None
     if op.get_attr("own_gradient"):
-        owned = deposit(receipt, upstream, has_marks(op.inputs[5]))
-    return [None, slices, None, None, None, owned]
+        owned = deposit(receipt, upstream, has_marks(anchor))
+    return [None, slices, None, None, None, owned, *[None] * len(counts)]
 
 
 def _shape_of(static: tf.Tensor, dim: int) -> tf.Tensor:

@@ -51,6 +51,8 @@ class CollectionPlan:
         workers: How many share the rows.
         rank: The number of this one.
         fingerprint: int64 of the configuration, which must be the same on every worker.
+        counts: Of each table, whether it has an admission, which is told how often each key stands
+            in a batch. Empty: no table has.
     """
 
     table_names: tuple[str, ...]
@@ -65,6 +67,7 @@ class CollectionPlan:
     workers: int
     rank: int
     fingerprint: int
+    counts: tuple[bool, ...] = ()
 
     def pools(self, bags: Sequence[int], weights: Sequence[tf.Tensor | None]) -> tuple[bool, ...]:
         """Says of each table whether its holder is sent bags of keys and sends vectors back.
@@ -170,6 +173,7 @@ def collection_request(
             holders=list(plan.holders),
             pools=list(pools),
             combiners=[COMBINERS.index(combiner) for combiner in combiners],
+            counts=list(plan.counts),
             trains=trains,
             workers=plan.workers,
             rank=plan.rank,
@@ -186,19 +190,27 @@ def _fingerprint(plan: CollectionPlan, pools: Sequence[bool]) -> int:
     return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "little", signed=True)
 
 
-def requested_keys(request: CollectionRequest) -> tf.Tensor:
-    """The distinct keys that a request asks for, of a plan with one table and one worker.
+def requested_keys(
+    plan: CollectionPlan, request: CollectionRequest
+) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """Returns the distinct keys that a request asks for, of one table with one worker.
 
     With `rows_message` it lets rows that were read in another way than by `collection_serve` be
     pooled.
 
     Args:
+        plan: Of the table.
         request: Of the batch.
 
     Returns:
-        int64 `[u]`.
+        int64 `[u]`, the keys; and how often each stands in the batch, likewise, or `None` if the
+        table does not count keys.
     """
-    return request.message[_KEY_HEADER + 1 :]
+    words = request.message[_KEY_HEADER + 1 :]
+    if not any(plan.counts):
+        return words, None
+    keys, counts = tf.split(words, 2)
+    return keys, counts
 
 
 def rows_message(rows: tf.Tensor) -> tf.Tensor:

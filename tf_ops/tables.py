@@ -70,11 +70,15 @@ def lookup(
     make_rows: bool,
     dtype: tf.DType = tf.float32,
     anchor: tf.Tensor | None = None,
+    counts: tf.Tensor | None = None,
 ) -> Lookup:
     """Reads the embeddings of keys.
 
     The gradient of the embeddings goes to `anchor`, and deposits itself in the table on its way:
     see `deposit`.
+
+    An admission counts the keys that have no row: this lookup does with `make_rows`, and otherwise
+    the commit that applies its gradients, once for all gradients of the lookup.
 
     Args:
         table: A handle.
@@ -85,11 +89,14 @@ def lookup(
         dtype: `tf.float32` or `tf.bfloat16`.
         anchor: float32, the variable that stands for the table: a vector of `ANCHOR_SIZE`, whose
             gradient names the deposits, or a scalar. `None`: there is no gradient.
+        counts: int64 of the shape of the keys, at least 0: how many keys of a batch each stands
+            for, by which an admission counts it. `None`: 1 each.
 
     Raises:
         tf.errors.ResourceExhaustedError: If the table is full, and not enough rows may be evicted.
             It is left as it was.
-        tf.errors.InvalidArgumentError: For a key out of the range of a direct table.
+        tf.errors.InvalidArgumentError: For a key out of the range of a direct table, and for counts
+            of another shape or below 0.
     """
     return Lookup(
         *ops.sok_embed_lookup(
@@ -100,13 +107,15 @@ def lookup(
             dim=dim,
             make_rows=make_rows,
             number=number_in_graph(),
+            counts=[] if counts is None else [counts],
         )
     )
 
 
 @tf.RegisterGradient("SokEmbed>Lookup")
-def _lookup_gradient(op: Any, upstream: tf.Tensor, _: Any) -> tuple[None, None, tf.Tensor]:
-    return None, None, deposit(op.outputs[1], upstream, marks=has_marks(op.inputs[2]))
+def _lookup_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
+    deposited = deposit(op.outputs[1], upstream, marks=has_marks(op.inputs[2]))
+    return [None, None, deposited, *[None] * (len(op.inputs) - 3)]
 
 
 def has_marks(anchor: tf.Tensor) -> bool:
@@ -381,6 +390,31 @@ def assign(table: tf.Tensor, keys: tf.Tensor, embeddings: tf.Tensor) -> tf.Opera
 def remove(table: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
     """Removes the rows of keys `[n]`. Returns how many there were, an int64 scalar."""
     return ops.sok_embed_remove(table=table, keys=keys)
+
+
+class RemovedKeys(NamedTuple):
+    """Keys whose rows have gone.
+
+    Attributes:
+        keys: int64 `[n]`, distinct, in no order. They have no row now.
+        complete: A bool scalar, whether they are all whose rows have gone since the call before.
+            `False`: there are none, and more have gone than were to be noted, or all rows have been
+            replaced, or this is the first call.
+    """
+
+    keys: tf.Tensor
+    complete: tf.Tensor
+
+
+def removed_keys(table: tf.Tensor, limit: int) -> RemovedKeys:
+    """Returns the keys whose rows have gone since the call before. The first begins to note them.
+
+    Args:
+        table: A handle.
+        limit: The most keys that are noted from now on, which take 8 bytes each, and up to 32 more
+            to find them by. 0: nothing is noted any more.
+    """
+    return RemovedKeys(*ops.sok_embed_removed_keys(table=table, limit=limit))
 
 
 class Metadata(NamedTuple):

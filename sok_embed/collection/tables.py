@@ -200,7 +200,8 @@ class TableCollection(Mapping[str, Table]):
         numbers = {name: number for number, name in enumerate(self._tables)}
         said = [
             [[config.name, config.vocabulary_size, config.embedding_dim, config.trainable,
-              *self.placements[config.name]] for config in self.configs],
+              config.admission is not None, *self.placements[config.name]]
+             for config in self.configs],
             [[feature.name, feature.table.name, feature.own_combiner] for feature in features],
             self._exchange_dtype,
         ]  # fmt: skip
@@ -218,6 +219,7 @@ class TableCollection(Mapping[str, Table]):
             workers=self.owners,
             rank=self.owner,
             fingerprint=int.from_bytes(digest, "little", signed=True),
+            counts=tuple(table.counts_keys for table in self._tables.values()),
         )
 
     def commit(self, anchor: tf.Tensor, **arguments: Any) -> tf.Tensor:

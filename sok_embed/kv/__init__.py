@@ -8,7 +8,7 @@ from sok_embed.admission import CountingBloomAdmission, FrequencyAdmission
 from sok_embed.kv._core import CorruptionError, StorageError, StorageLockedError
 from sok_embed.kv.consent import allow_storages
 from sok_embed.kv.dump import Dump, read_dump
-from sok_embed.kv.embedding import Embedding
+from sok_embed.kv.embedding import Embedding, RemovedKeys
 from sok_embed.kv.group import GROUPS as GROUPS
 from sok_embed.kv.group import Group
 from sok_embed.kv.initializer import Initializer
@@ -27,6 +27,7 @@ __all__ = [
     "Initializer",
     "Metadata",
     "Optimizer",
+    "RemovedKeys",
     "Schedule",
     "Storage",
     "StorageError",

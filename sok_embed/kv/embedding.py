@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, overload
+import warnings
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,19 @@ from sok_embed.kv.initializer import Initializer
 from sok_embed.kv.metadata import Keys, Metadata, read_metadata
 from sok_embed.kv.optimizer import Optimizer
 from sok_embed.kv.storage import Storage
+
+
+class RemovedKeys(NamedTuple):
+    """Keys whose rows have gone: evicted, removed or expired.
+
+    Attributes:
+        keys: uint64 `[n]`, of a `sok_embed.Table` int64; distinct, in no order. They have no row.
+        complete: Whether these are all keys whose rows have gone since the call before. `False`:
+            nobody knows which have, and there are none here; copy the rows anew.
+    """
+
+    keys: npt.NDArray[Any]
+    complete: bool
 
 
 class Embedding:
@@ -105,6 +119,7 @@ class Embedding:
         self.admission = admission
         self.duplicates = duplicates
         self.eviction = get_eviction(eviction)
+        self._counts = False  # whether a lookup has been counted, or the lack of one told
         what = f"Group {self.group} of '{storage.path}'"
         check_place(self.eviction, what, max_rows=max_rows, stored=True)
         kind, a, b = initializer.bounds(self.dimension)
@@ -197,6 +212,7 @@ class Embedding:
                 )
         native = self.storage.ready()
         make_rows = train and not native.read_only
+        self._counts |= make_rows
         if return_exists:
             exists = np.empty(wanted.size, np.uint8)
             self._table.lookup(wanted, flat, make_rows, exists)
@@ -240,7 +256,8 @@ class Embedding:
     ) -> None:
         """Updates the rows of keys. A key without a row gets one, if the admission lets it.
 
-        Admission counts in lookups and not here; gradients of keys that wait are dropped.
+        Admission counts in lookups and not here; gradients of keys that wait are dropped. A warning
+        says so, once, if no lookup with `train` has been made.
 
         Args:
             keys: uint64 or int64 of any shape.
@@ -259,6 +276,21 @@ class Embedding:
             flat,
             self.optimizer._native,
             self.duplicates == "sequential",
+        )
+        if self.admission is not None and not self._counts:
+            self._warn_of_dropped(keys)
+
+    def _warn_of_dropped(self, keys: Keys) -> None:
+        dropped = np.unique(keys[~self.contains(keys)]).size
+        if dropped == 0:
+            return
+        self._counts = True
+        warnings.warn(
+            f"Group {self.group} of '{self.storage.path}': expected a lookup with train=True "
+            "before gradients are applied, which an admission counts. Received: none. The "
+            f"gradients of {dropped} keys were dropped, and no such key will ever get a row. Look "
+            "keys up before their gradients are applied.",
+            stacklevel=3,
         )
 
     def assign(
@@ -295,6 +327,25 @@ class Embedding:
         wanted = check_keys(keys)
         self.storage.ready()
         return self._table.remove(wanted)
+
+    def removed_keys(self, limit: int = 1_000_000) -> RemovedKeys:
+        """Returns the keys whose rows have gone since the call before: evicted, removed or expired.
+
+        The first call begins to note them; see `sok_embed.Table.removed_keys`.
+
+        Args:
+            limit: The most keys that are noted until the next call. 0: nothing is noted any more.
+
+        Returns:
+            Keys that have no row now, and whether they are all.
+
+        Raises:
+            ValueError: For a limit below 0.
+        """
+        most = check_integer("limit", limit, 0, UINT64 // 4, named=True)
+        self.storage.ready()
+        keys, complete = self._table.removed_keys(most)
+        return RemovedKeys(np.frombuffer(keys, np.uint64), complete)
 
     def stats(self) -> dict[str, int]:
         """Returns figures: `rows`, bytes in memory, `steps`, as `sok_embed.Table.stats` does."""

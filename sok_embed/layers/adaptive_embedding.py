@@ -41,7 +41,8 @@ class AdaptiveEmbedding(AnchoredLayer):
     A key that loses its row, to `max_rows` or `ttl`, has its static row again. What it was counted
     stays: it gets a new row when it is next trained on, unless counts were halved meanwhile.
 
-    Calls that do not train, those of a frozen layer too, count nothing and make no rows. The rows
+    Calls that do not train, those of a frozen layer too, count nothing and make no rows; one
+    without `training` whose gradients are taken counts then. The rows
     are no `tf.Variable`: look at them through `table`. They follow the optimizer that trains the
     model, unless `optimizer` says otherwise.
 
@@ -90,7 +91,8 @@ class AdaptiveEmbedding(AnchoredLayer):
     Call arguments:
         inputs: Integers of any shape; a `tf.RaggedTensor`; or, with a combiner, a `tf.SparseTensor`
             `[B, N]`, whose values are the keys, in the order of its rows.
-        training: Whether keys are counted and get rows.
+        training: Whether keys are counted and get rows. Otherwise they are and do when somebody
+            takes the gradients of the call.
         mask: int32, for each key: 1, it gets an own row if it has none, and uses it; 0, it uses its
             static row, and is not counted; -1, as counts say. Without training, a key of 1 without
             a row uses its static row. The shape and the kind of `inputs`; for ragged and sparse

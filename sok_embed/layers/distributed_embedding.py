@@ -109,7 +109,8 @@ class DistributedEmbedding(LayerWithRows):
         weights: What keys are multiplied by, floats that lie as the inputs do: a nest as that of
             the configs, with `None` for features without, or a dict by the names of features.
             Differentiable. `None`: there are none.
-        training: Whether keys without a row get one.
+        training: Whether keys without a row get one. Otherwise they get none before a step applies
+            the gradients of the call.
 
     Output shape:
         `[B, dim]` of each feature, or with `combiner=None` a vector for each key: `[B, dim]`,

@@ -107,7 +107,8 @@ class DynamicEmbedding(TableLayer):
             sparse ones, beside which they may also be flat, `[n]`. Differentiable. A mean is
             divided by the sum of a bag's weights, and `"sqrtn"` by the root of the sum of their
             squares. `None`: each is 1. They are no vectors: those are `weights` of the constructor.
-        training: Whether keys without a row get one.
+        training: Whether keys without a row get one. Otherwise they get none before a step applies
+            the gradients of the call.
 
     Output shape:
         The shape of the input and `output_dim`, ragged for ragged inputs. With a combiner, without

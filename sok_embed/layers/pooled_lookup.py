@@ -140,6 +140,7 @@ class PooledLookup:
             workers=1,
             rank=0,
             fingerprint=0,
+            counts=(lookup.table.counts_keys,),
         )
 
     def vectors(self, call: Call, bags: Bags, dtype: tf.DType) -> tf.Tensor:
@@ -164,7 +165,8 @@ class PooledLookup:
             combiners=[self._combiner],
             pools=[False],
         )
-        rows = self._lookup.vectors(call, tf_ops.requested_keys(request))
+        keys, counts = tf_ops.requested_keys(self._plan, request)
+        rows = self._lookup.vectors(call, keys, self._lookup.count_columns(counts))
         (pooled,) = tf_ops.collection_pool(
             self._plan,
             tf_ops.rows_message(rows),

@@ -130,7 +130,8 @@ class TableLayer(AnchoredLayer):
     def _lookup(self, keys: tf.Tensor, training: bool | None) -> tf.Tensor:
         """Embeddings of int64 keys of any shape, `keys.shape + [dim]`, in the compute dtype."""
         call = self._begin_lookup(training)
-        return self._table_lookup.vectors(call, keys, dtype=self._compute_type)
+        lookup = self._table_lookup
+        return lookup.vectors(call, keys, lookup.count_columns(), dtype=self._compute_type)
 
     def _output_spec(self, inputs: Any) -> keras.KerasTensor:
         """The shape and the dtype of the output, for symbolic calls."""

@@ -247,7 +247,8 @@ def test_a_request_and_its_rows_are_laid_out_as_serving_lays_them_out():
     request = tf_ops.collection_request(
         plan, [keys], [tf_ops.BAG_A_ROW], [], combiners=["sum"], pools=[False]
     )
-    distinct = tf_ops.requested_keys(request)
+    distinct, counts = tf_ops.requested_keys(plan, request)
+    assert counts is None
     assert sorted(distinct.numpy()) == [-7, 4, 9, 2**62]
     rows = tf_ops.lookup(table, distinct, DIM, False).embeddings
     assert len(np.unique(rows, axis=0)) == 4

@@ -44,6 +44,7 @@ inline nb::dict ToDict(const TableStats& stats) {
   dict["steps"] = stats.steps;
   dict["pending_gradients"] = stats.pending_gradients;
   dict["evicted"] = stats.evicted;
+  dict["left_out"] = stats.left_out;
   return dict;
 }
 

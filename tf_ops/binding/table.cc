@@ -57,6 +57,14 @@ uint64_t Remove(PyTable& self, const KeysIn& keys) {
       Unlocked([&] { return self.table->Remove(keys.data(), keys.size(), ProcessPool()); }));
 }
 
+// Returns the keys as bytes, and whether they are complete.
+nb::tuple TakeRemoved(PyTable& self, uint64_t limit) {
+  const RemovedSince removed =
+      Value(Unlocked([&] { return self.table->TakeRemoved(limit, ProcessPool()); }));
+  const auto* keys = reinterpret_cast<const char*>(removed.keys.data());
+  return nb::make_tuple(nb::bytes(keys, removed.keys.size() * sizeof(Key)), removed.complete);
+}
+
 nb::dict Stats(PyTable& self) {
   return ToDict(Unlocked([&] { return self.table->Stats(); }));
 }
@@ -74,6 +82,7 @@ void BindTable(nb::module_& module) {
            nb::arg("optimizer"), nb::arg("sequential"))
       .def("assign", Assign, nb::arg("keys").noconvert(), nb::arg("embeddings").noconvert())
       .def("remove", Remove, nb::arg("keys").noconvert())
+      .def("removed_keys", TakeRemoved, nb::arg("limit"))
       .def("size", [](PyTable& self) { return Unlocked([&] { return self.table->size(); }); })
       .def("steps", [](PyTable& self) { return Unlocked([&] { return self.table->steps(); }); })
       .def("stats", Stats);

@@ -31,6 +31,7 @@ REGISTER_OP("SokEmbed>AdaptiveMaskGather")
     .Input("buckets: int64")
     .Input("mask: int32")
     .Input("anchor: float")
+    .Input("counts: num_counts * int64")  // one: how many keys of the batch each stands for
     .Output("embeddings: dtype")
     .Output("receipt: variant")
     .Output("own: bool")
@@ -42,6 +43,7 @@ REGISTER_OP("SokEmbed>AdaptiveMaskGather")
     .Attr("hash_keys: bool = false")
     .Attr("own_gradient: bool = true")
     .Attr("number: int = 0")  // DepositOrder's call
+    .Attr("num_counts: int >= 0 = 0")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       int64_t dim;
@@ -154,6 +156,24 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
     return ToAbsl(gather.MakeRows(pool));
   }
 
+  // Whether the lookup makes no row for a key that asks for its own and has none, so that only its
+  // static row is trained, and nobody was told so.
+  bool LeavesUncounted(const TableResource& resource, const MaskedLookup& lookup) const {
+    if (make_rows_ || !own_gradient_ || *resource.told_of_uncounted()) return false;
+    for (size_t i = 0; i < lookup.n; ++i) {
+      if (lookup.mask[i] == 1 && !lookup.own[i]) return true;
+    }
+    return false;
+  }
+
+  static void TellOfUncounted(std::atomic<bool>* told, const std::string& table_name) {
+    if (told->exchange(true)) return;
+    LOG(WARNING) << "table '" << table_name
+                 << "': expected training=True in calls whose gradients are applied. Received: a "
+                    "call without, with ids of mask 1 that have no own row. They are not counted "
+                    "for one, and get none. Pass training=True";
+  }
+
   // Makes the receipt that takes the gradients of the whole batch, of which own rows get theirs.
   static Receipt::Deposit DepositInto(const std::shared_ptr<Table>& table, const tf::Tensor& keys,
                                       const tf::Tensor& own, DepositOrder order) {
@@ -191,6 +211,7 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
     MaskedLookup lookup;
     lookup.keys = static_cast<const Key*>(keys.data());
     lookup.mask = mask.flat<int32_t>().data();
+    TF_RETURN_IF_ERROR(CountsOf(ctx, 6, keys, &lookup.counts));
     lookup.given = hash_keys_ ? nullptr : buckets.flat<int64_t>().data();
     lookup.hashed = hashed->flat<int64_t>().data();
     lookup.own = own->flat<bool>().data();
@@ -200,6 +221,13 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
         Gather(resource, *variable, lookup, static_cast<T*>(embeddings->data()), IntraOpPool(ctx)));
     Receipt made{resource.name(), lookup.n, dim_, nullptr};
     if (own_gradient_) made.deposit = DepositInto(resource.table(), keys, *own, order);
+    if (LeavesUncounted(resource, lookup)) {
+      made.deposit = [deposit = std::move(made.deposit), told = resource.told_of_uncounted(),
+                      name = resource.name()](auto&&... arguments) {
+        TellOfUncounted(told.get(), name);
+        return deposit(std::forward<decltype(arguments)>(arguments)...);
+      };
+    }
     receipt->scalar<tf::Variant>()() = std::move(made);
     return absl::OkStatus();
   }

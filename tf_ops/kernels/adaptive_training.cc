@@ -89,6 +89,7 @@ class AdaptiveLookupOp : public tf::OpKernel {
     if (has_counts_) batch.counts = counts.flat<int64_t>().data();
     if (has_mask_) batch.mask = mask.flat<int32_t>().data();
     batch.n = static_cast<size_t>(n);
+    if (!training_) batch.counted = std::make_shared<std::atomic<bool>>(false);
     batch.order = {number_, table->NextLookup()};
     const Status status =
         embeddings->dtype() == tf::DT_FLOAT

@@ -131,6 +131,7 @@ class CollectionCommitOp : public tf::OpKernel {
     committed->flat<float>().setZero();
     for (size_t table = 0; table < outcomes.value().size(); ++table) {
       const CommitOutcome& outcome = outcomes.value()[table];
+      LogLeftOut(outcome, collection.tables->members()[table].name);
       if (!outcome.restarted) continue;
       LOG(INFO) << "table '" << collection.tables->members()[table].name
                 << "': another optimizer takes over, rule '" << of_tables[table].rule << "' after '"

@@ -39,7 +39,8 @@ REGISTER_OP("SokEmbed>CollectionRequest")
     .Attr("placements: list(int)")  // (tables) of TablePlacement, like the next two
     .Attr("holders: list(int)")
     .Attr("pools: list(bool)")
-    .Attr("combiners: list(int)")  // (features)
+    .Attr("combiners: list(int)")     // (features)
+    .Attr("counts: list(bool) = []")  // (tables) whether each counts keys; none: none does
     .Attr("trains: bool")
     .Attr("workers: int >= 1")
     .Attr("rank: int >= 0")
@@ -62,7 +63,9 @@ class CollectionRequestOp : public tf::OpKernel {
     std::vector<std::string> table_names;
     std::vector<int64_t> feature_tables, max_lengths, dims, salts, key_limits, combiners;
     std::vector<TablePlacement> placements;
+    std::vector<bool> counts;
     int64_t workers, rank;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("counts", &counts));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("bags", &bags_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("feature_names", &plan->features));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("feature_tables", &feature_tables));
@@ -81,6 +84,7 @@ class CollectionRequestOp : public tf::OpKernel {
                 dims.size() == tables && salts.size() == tables && key_limits.size() == tables &&
                     bags_.size() == features && feature_tables.size() == features &&
                     combiners.size() == features && max_lengths.size() == features &&
+                    (counts.empty() || counts.size() == tables) &&
                     ctx->input_type(0) != tf::DT_INVALID && workers <= int64_t{1} << 16 &&
                     rank < workers,
                 absl::InvalidArgumentError("expected one value a table and a feature, and at most "
@@ -93,7 +97,8 @@ class CollectionRequestOp : public tf::OpKernel {
                                              table_names[table] + "', got others"));
       plan->tables.push_back({table_names[table], static_cast<int>(dims[table]),
                               static_cast<uint64_t>(salts[table]),
-                              static_cast<uint64_t>(key_limits[table]), placements[table]});
+                              static_cast<uint64_t>(key_limits[table]), placements[table],
+                              !counts.empty() && counts[table]});
     }
     for (int64_t combiner : combiners) {
       OP_REQUIRES(ctx, combiner >= 0 && combiner <= static_cast<int64_t>(Combiner::kMax),

@@ -72,6 +72,7 @@ void CommitKernel::Compute(tf::OpKernelContext* ctx) {
   tf::Tensor* anchor = nullptr;
   OP_REQUIRES_OK(ctx, ctx->allocate_output(0, ctx->input(1).shape(), &anchor));
   anchor->flat<float>().setZero();
+  LogLeftOut(outcome, name);
   if (outcome.restarted) {
     LOG(INFO) << "table '" << name << "': another optimizer takes over, rule '" << rule_
               << "' after '" << outcome.previous << "'; the slots of its rows start anew";

@@ -265,6 +265,42 @@ class RemoveOp : public TableOp {
 };
 SOK_REGISTER_KERNEL("Remove", RemoveOp);
 
+REGISTER_OP("SokEmbed>RemovedKeys")
+    .Input("table: resource")
+    .Output("keys: int64")
+    .Output("complete: bool")
+    .Attr("limit: int >= 0")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class RemovedKeysOp : public TableOp {
+ public:
+  explicit RemovedKeysOp(tf::OpKernelConstruction* ctx) : TableOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("limit", &limit_));
+  }
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+    const auto taken = resource.table()->TakeRemoved(static_cast<size_t>(limit_), IntraOpPool(ctx));
+    TF_RETURN_IF_ERROR(ToAbsl(taken.status(), resource.name()));
+    const std::vector<Key>& removed = taken.value().keys;
+    tf::Tensor *keys = nullptr, *complete = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {static_cast<int64_t>(removed.size())}, &keys));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(1, {}, &complete));
+    std::copy(removed.begin(), removed.end(), keys->flat<int64_t>().data());
+    complete->scalar<bool>()() = taken.value().complete;
+    return absl::OkStatus();
+  }
+
+ private:
+  int64_t limit_;
+};
+SOK_REGISTER_KERNEL("RemovedKeys", RemovedKeysOp);
+
 REGISTER_OP("SokEmbed>Metadata")
     .Input("table: resource")
     .Input("keys: Tkeys")
@@ -391,7 +427,8 @@ class StatsOp : public TableOp {
                                    {"row_bytes", number(stats.row_bytes)},
                                    {"steps", number(stats.steps)},
                                    {"pending_gradients", number(stats.pending_gradients)},
-                                   {"evicted", number(stats.evicted)}});
+                                   {"evicted", number(stats.evicted)},
+                                   {"left_out", number(stats.left_out)}});
   }
 };
 SOK_REGISTER_KERNEL("Stats", StatsOp);

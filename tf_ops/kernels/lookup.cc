@@ -19,6 +19,7 @@ REGISTER_OP("SokEmbed>Lookup")
     .Input("table: resource")
     .Input("keys: Tkeys")
     .Input("anchor: float")
+    .Input("counts: num_counts * int64")  // one: how many keys of the batch each stands for
     .Output("embeddings: dtype")
     .Output("receipt: variant")
     .Attr("Tkeys: {int32, int64, uint64}")
@@ -26,6 +27,7 @@ REGISTER_OP("SokEmbed>Lookup")
     .Attr("dim: int >= 1")
     .Attr("make_rows: bool")
     .Attr("number: int = 0")  // DepositOrder's call
+    .Attr("num_counts: int >= 0 = 0")
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
       int64_t dim;
@@ -64,16 +66,24 @@ class LookupOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {}, &receipt));
 
     LookupKeys batch = KeysOf(keys);
+    OP_REQUIRES_OK(ctx, CountsOf(ctx, 3, keys, &batch.counts));
+    if (batch.counts != nullptr) {
+      batch.hold = std::make_shared<const std::pair<std::shared_ptr<const void>, tf::Tensor>>(
+          std::move(batch.hold), ctx->input(3));
+    }
+    if (!make_rows_) batch.counted = table.CountOnce();
     batch.removals = table.removals();
     batch.order = {number_, table.NextLookup()};
     if (make_rows_) batch.claim = table.Claim(batch);
     Status status;
     if (embeddings->dtype() == tf::DT_FLOAT) {
-      status = table.Lookup(batch.keys, batch.n, make_rows_,
-                            static_cast<float*>(embeddings->data()), IntraOpPool(ctx));
+      status =
+          table.Lookup(batch.keys, batch.n, make_rows_, static_cast<float*>(embeddings->data()),
+                       IntraOpPool(ctx), nullptr, batch.counts);
     } else {
-      status = table.Lookup(batch.keys, batch.n, make_rows_,
-                            static_cast<BFloat16*>(embeddings->data()), IntraOpPool(ctx));
+      status =
+          table.Lookup(batch.keys, batch.n, make_rows_, static_cast<BFloat16*>(embeddings->data()),
+                       IntraOpPool(ctx), nullptr, batch.counts);
     }
     OP_REQUIRES_OK(ctx, ToAbsl(status, resource->name()));
     batch.rows_made = make_rows_;

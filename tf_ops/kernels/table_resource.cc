@@ -91,6 +91,28 @@ std::shared_ptr<const void> Hold(const tf::Tensor& tensor) {
   return std::make_shared<const tf::Tensor>(tensor);
 }
 
+absl::Status CountsOf(tf::OpKernelContext* ctx, int inputs, const tf::Tensor& keys,
+                      const int64_t** counts) {
+  if (ctx->num_inputs() <= inputs) return absl::OkStatus();
+  const tf::Tensor& given = ctx->input(inputs);
+  if (ctx->num_inputs() > inputs + 1 || given.shape() != keys.shape()) {
+    return absl::InvalidArgumentError("expected counts of the shape of the keys, " +
+                                      keys.shape().DebugString() + ", got shape " +
+                                      given.shape().DebugString());
+  }
+  *counts = static_cast<const int64_t*>(given.data());
+  return absl::OkStatus();
+}
+
+void LogLeftOut(const CommitOutcome& outcome, const std::string& table_name) {
+  if (!outcome.first_left_out) return;
+  LOG(WARNING)
+      << "table '" << table_name << "': a step has dropped the gradients of " << outcome.left_out
+      << " keys without a row, since the table is full, and not enough of its rows may go. "
+         "stats()[\"left_out\"] counts such keys from now on. Raise max_rows, or make "
+         "batches smaller";
+}
+
 LookupKeys KeysOf(const tf::Tensor& keys) {
   LookupKeys out;
   out.n = static_cast<size_t>(keys.NumElements());

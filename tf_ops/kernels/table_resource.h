@@ -1,6 +1,7 @@
 // What every kernel here needs: the table behind a handle, its keys, its threads, its errors.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -48,6 +49,9 @@ class TableResource : public tensorflow::ResourceBase {
     slot_sources_.swap(sources);
   }
 
+  // Whether somebody was told of keys that were not counted for a row.
+  const std::shared_ptr<std::atomic<bool>>& told_of_uncounted() const { return told_of_uncounted_; }
+
   // Returns whether step number `step` is a multiple of `every` that this has not said yes to
   // before.
   bool BeginsStep(int64_t step, int64_t every) {
@@ -61,6 +65,8 @@ class TableResource : public tensorflow::ResourceBase {
   std::string name_;
   std::shared_ptr<Storage> storage_;
   std::shared_ptr<Table> table_;
+  const std::shared_ptr<std::atomic<bool>> told_of_uncounted_ =
+      std::make_shared<std::atomic<bool>>(false);
   mutable std::mutex mu_;  // guards the two below
   int64_t begun_ = 0;
   std::shared_ptr<const SlotSources> slot_sources_;
@@ -83,6 +89,14 @@ ParallelFor IntraOpPool(tensorflow::OpKernelContext* ctx);
 // Returns the keys of a tensor as the core's 64 bits. int32 keys are widened, keeping their sign;
 // the others are not copied.
 LookupKeys KeysOf(const tensorflow::Tensor& keys);
+
+// Points to the counts of keys, int64 of their shape, if the op has such an input behind the
+// `inputs` that it always has.
+absl::Status CountsOf(tensorflow::OpKernelContext* ctx, int inputs, const tensorflow::Tensor& keys,
+                      const int64_t** counts);
+
+// Tells, once for a table, of keys whose gradients a commit has dropped.
+void LogLeftOut(const CommitOutcome& outcome, const std::string& table_name);
 
 // Owns `tensor`'s buffer for as long as the pointer lives.
 std::shared_ptr<const void> Hold(const tensorflow::Tensor& tensor);

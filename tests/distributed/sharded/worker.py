@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2]))
 
 import keras
 import numpy as np
@@ -20,6 +21,7 @@ MODULES = (
     "adapting",
     "collecting",
     "communication",
+    "counting",
     "feature_columns",
     "fitting",
     "hashing",

@@ -26,6 +26,7 @@ constexpr int64_t kCountersVersion = 1;
 Status AdaptiveTable::Deposit(AdaptiveKeys batch, std::shared_ptr<const void> hold,
                               const float* gradients, const BFloat16* gradients_bf16,
                               const AnchorGradient& anchor, const ParallelFor& parallel_for) {
+  if (Status status = LearnOnce(batch, parallel_for); !status.ok()) return status;
   if (anchor.gradient == nullptr) {
     deposits_.Add(std::move(batch), std::move(hold), gradients, gradients_bf16);
     return Status();

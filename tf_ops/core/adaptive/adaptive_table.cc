@@ -221,6 +221,18 @@ Status AdaptiveTable::Learn(const AdaptiveKeys& batch, std::vector<uint32_t> mis
   return newcomers.empty() ? Status() : Promote(batch, std::move(newcomers), parallel_for);
 }
 
+Status AdaptiveTable::LearnOnce(const AdaptiveKeys& batch, const ParallelFor& parallel_for) {
+  if (batch.counted == nullptr || batch.counted->exchange(true)) return Status();
+  std::lock_guard<std::mutex> guard(mu_);
+  auto found = own_->Missing(batch.keys, batch.n, parallel_for);
+  if (!found.ok()) return found.status();
+  std::vector<uint32_t> missing = std::move(found.value());
+  const auto shares = [&](uint32_t i) { return MaskOf(batch, i) == kStatic; };
+  missing.erase(std::remove_if(missing.begin(), missing.end(), shares), missing.end());
+  std::sort(missing.begin(), missing.end());
+  return Learn(batch, std::move(missing), changes_.load(), parallel_for);
+}
+
 std::vector<uint32_t> AdaptiveTable::CountLookups(const AdaptiveKeys& batch,
                                                   const std::vector<uint32_t>& missing) {
   std::vector<uint32_t> with_use;

@@ -84,6 +84,8 @@ struct AdaptiveKeys {
   // is one. Null: -1. In a lookup that is not for training, 1 is the same as -1.
   const int32_t* mask = nullptr;
   size_t n = 0;
+  // Whether the keys have been counted, where the lookup was not for training; null: it has.
+  std::shared_ptr<std::atomic<bool>> counted = nullptr;
   DepositOrder order = {};
   std::shared_ptr<AdaptiveSplit> split = nullptr;  // of a deposit whose norm is asked for
 
@@ -129,7 +131,9 @@ class AdaptiveTable {
 
   // Keeps the gradients (batch.n, dim) until a Commit redeems them, which gives each to the key's
   // own row, if it has one then and its mask is not 0, else to the static row. The norm is that of
-  // rows as they are now. Pointers as in Table::Deposit.
+  // rows as they are now. Gradients of a lookup that was not for training do first what a lookup
+  // for training does: they count the keys, once for all gradients of the lookup, and make rows.
+  // Pointers as in Table::Deposit. Errors: those of Lookup.
   Status Deposit(AdaptiveKeys batch, std::shared_ptr<const void> hold, const float* gradients,
                  const BFloat16* gradients_bf16, const AnchorGradient& anchor = {},
                  const ParallelFor& parallel_for = SerialFor);
@@ -193,8 +197,10 @@ class AdaptiveTable {
   // the batch whose keys had none when changes_ was `seen`.
   Status Learn(const AdaptiveKeys& batch, std::vector<uint32_t> missing, uint64_t seen,
                const ParallelFor& parallel_for);
-  // Its parts. The first adds to the statistics, and returns the positions of keys to be counted:
-  // those without a row; all that do not ask for static rows, where uses decide who stays.
+  // Learns from a batch that has gradients, unless it has been counted.
+  Status LearnOnce(const AdaptiveKeys& batch, const ParallelFor& parallel_for);
+  // Parts of Learn. The first adds to the statistics, and returns the positions of keys to be
+  // counted: those without a row; all that do not ask for static rows, where uses decide who stays.
   std::vector<uint32_t> CountLookups(const AdaptiveKeys& batch,
                                      const std::vector<uint32_t>& missing);
   // Counts them, and returns those of the keys without a row that are to have one.

@@ -50,6 +50,27 @@ TEST_CASE("a gradient goes to the own row if there is one, else to the static ro
   CHECK(table->statics()->steps() == 1);
 }
 
+TEST_CASE("gradients of a lookup that was not for training are counted, once for the lookup") {
+  const auto table = MakeAdaptive(ExactConfig(7, 3));
+  const auto deposit = [&](const std::shared_ptr<std::atomic<bool>>& counted) {
+    const AdaptiveBatch batch{{5, 6, 5, 8}, {1, 3, 1, 9}, {-1, -1, -1, 0}};
+    AdaptiveKeys keys = batch.View();
+    keys.counted = counted;
+    const auto ones = std::make_shared<const std::vector<float>>(batch.size() * kAdaptiveDim, 1.0f);
+    REQUIRE(table->Deposit(keys, ones, ones->data(), nullptr).ok());
+  };
+  const std::vector<float> start = Look(*table, Times(6, 1), false);
+  const auto counted = std::make_shared<std::atomic<bool>>(false);
+  deposit(counted);
+  deposit(counted);
+  CHECK(OwnKeys(*table) == std::vector<Key>{6});
+  CommitOn(*table, Options("sgd"));
+  // The row that the gradient has made takes it, and the static row does not.
+  CHECK(Look(*table, Times(6, 1), false)[0] == doctest::Approx(start[0] - 1.0f));
+  deposit(std::make_shared<std::atomic<bool>>(false));
+  CHECK(OwnKeys(*table) == std::vector<Key>{5, 6});
+}
+
 TEST_CASE("a gradient of a place with a mask of 0 goes to the static row, whoever has a row") {
   const auto table = MakeTable(1);
   const Key key = 8;

@@ -154,9 +154,14 @@ Status MaskGather::Admit(const StaticRows& rows) {
   std::vector<Key> without;
   without.reserve(positions.size());
   for (uint32_t i : positions) without.push_back(lookup_.keys[i]);
+  std::vector<int64_t> counts;
+  for (size_t k = 0; lookup_.counts != nullptr && k < positions.size(); ++k) {
+    counts.push_back(lookup_.counts[positions[k]]);
+  }
   std::vector<uint32_t> admitted(without.size());
   std::iota(admitted.begin(), admitted.end(), 0);
-  Status status = table_->AdmitMissing(without.data(), &admitted);
+  Status status = table_->AdmitMissing(
+      without.data(), lookup_.counts == nullptr ? nullptr : counts.data(), &admitted);
   if (!status.ok()) return status;
   const int dim = table_->dim();
   starts_.resize(admitted.size() * dim);

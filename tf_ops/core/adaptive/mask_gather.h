@@ -37,6 +37,8 @@ struct StaticRows {
 struct MaskedLookup {
   const Key* keys = nullptr;      // (n)
   const int32_t* mask = nullptr;  // (n) 1: the key's own row; 0: its static row
+  // (n) how many keys of the batch each stands for, for the admission; null: 1.
+  const int64_t* counts = nullptr;
   // (n) static rows of the keys; null: rows are chosen by hashes of the keys' digits.
   const int64_t* given = nullptr;
   // (n) out, unless `given`: the static rows that were chosen by hashes where static rows were

@@ -27,4 +27,17 @@ uint32_t Expiry::Now() const {
   return std::max(latest, now);
 }
 
+void Expiry::Watch(int group, std::function<void(uint64_t key)> heard) const {
+  std::lock_guard<std::mutex> guard(mu_);
+  watchers_[group] = std::move(heard);
+  watched_ = true;
+}
+
+void Expiry::Tell(int group, uint64_t key) const {
+  if (!watched_) return;
+  std::lock_guard<std::mutex> guard(mu_);
+  const auto watcher = watchers_.find(group);
+  if (watcher != watchers_.end()) watcher->second(key);
+}
+
 }  // namespace sok

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <mutex>
 
 namespace sok {
 
@@ -29,6 +31,11 @@ class Expiry {
     return removal_allowed_ && Expired(update_time, Now());
   }
   void AllowRemoval() { removal_allowed_ = true; }
+  // Has heard(key) called for every row of a group that is removed since it has expired, by
+  // whichever thread. It may be called for a key whose row has been made anew since. One watcher a
+  // group, the last one.
+  void Watch(int group, std::function<void(uint64_t key)> heard) const;
+  void Tell(int group, uint64_t key) const;
   // For tests: from here on Now returns this time, or a later one that was set before. 0 gives the
   // clock back.
   void SetNow(uint32_t now) { fixed_ = now == 0 ? 0 : std::max<uint32_t>(fixed_, now); }
@@ -39,6 +46,9 @@ class Expiry {
   std::atomic<bool> removal_allowed_{false};
   std::atomic<uint32_t> fixed_{0};
   mutable std::atomic<uint32_t> latest_{0};  // the latest time that the clock has said
+  mutable std::atomic<bool> watched_{false};
+  mutable std::mutex mu_;
+  mutable std::map<int, std::function<void(uint64_t key)>> watchers_;  // by group
 };
 
 }  // namespace sok

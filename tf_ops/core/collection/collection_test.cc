@@ -357,6 +357,39 @@ TEST_CASE("requests refuse bags of more keys than a feature may have") {
   CHECK(message(long_bag, {nullptr, nullptr, 0, 0, nullptr, 3}).empty());
 }
 
+TEST_CASE("an owner hears how often each key stands in the batches of all workers") {
+  auto plan = std::make_shared<CollectionPlan>(*TestPlan({2, 3}, {0, 1, 1}, 2));
+  plan->tables[1].counts = true;
+  const std::vector<Key> first{1, 2, 2}, second{4, 5, 4, 4}, third{5, 9};
+  const auto bags = [](const std::vector<Key>& keys) {
+    return FeatureBags{nullptr, keys.data(), keys.size(), keys.size(), nullptr, 1};
+  };
+  std::vector<std::pair<std::vector<int64_t>, std::vector<int32_t>>> sent;
+  for (int worker = 0; worker < 2; ++worker) {
+    const auto request = Value(CollectionRequest::Make(
+        plan, {bags(first), bags(second), bags(worker == 0 ? third : first)}, SerialFor));
+    KeyMessage message = Value(WriteKeys(*request));
+    sent.emplace_back(std::move(message.words), std::move(message.splits));
+  }
+  const ServedTables served{{2, 3}, {{}, {}}, 0, {false, true}};
+  std::map<Key, int64_t> counts;
+  for (const auto& [words, splits] : AllToAll(sent)) {
+    const auto asked =
+        Value(ReadKeys(served, words.data(), words.size(), splits.data(), 2, nullptr));
+    for (size_t i = asked.starts[0]; i < asked.starts[1]; ++i) CHECK(asked.counts[i] == 1);
+    for (size_t i = asked.starts[1]; i < asked.starts[2]; ++i) {
+      counts[asked.keys[i]] += asked.counts[i];
+    }
+  }
+  CHECK(counts == std::map<Key, int64_t>{{1, 1}, {2, 2}, {4, 6}, {5, 3}, {9, 1}});
+  // Half a key is refused.
+  std::vector<int64_t> words = sent[0].first;
+  std::vector<int32_t> splits = {sent[0].second[0] - 1};
+  words.resize(splits[0]);
+  words[3] -= 1;
+  CHECK_FALSE(ReadKeys(served, words.data(), words.size(), splits.data(), 1, nullptr).ok());
+}
+
 TEST_CASE("a failure of one worker reaches all of them, before and after keys were sent") {
   const auto plan = TestPlan({2}, {0}, 2);
   const std::vector<Key> keys{1, 2};

@@ -86,7 +86,7 @@ class Section {
   }
 
   size_t words() const {
-    if (bags_ == nullptr) return n_;
+    if (bags_ == nullptr) return part_.counts.empty() ? n_ : 2 * n_;
     size_t words = 0;
     for (const FeatureBags& bags : *bags_) words += kBagsHeader + LengthWords(bags) + bags.n;
     return words;
@@ -100,7 +100,8 @@ class Section {
       return to;
     }
     if (n_ > 0) std::memcpy(to, part_.keys.data() + first_, n_ * sizeof(Key));
-    return to + n_;
+    if (part_.counts.empty()) return to + n_;
+    return std::copy_n(part_.counts.begin() + static_cast<std::ptrdiff_t>(first_), n_, to + n_);
   }
 
  private:
@@ -435,6 +436,9 @@ Result<AskedKeys> ReadKeys(const ServedTables& served, const int64_t* message, s
                            std::shared_ptr<const void> hold) {
   const size_t tables = served.dims.size();
   const auto pools = [&](size_t table) { return served.placements[table].pools; };
+  const auto counts = [&](size_t table) { return !served.counts.empty() && served.counts[table]; };
+  // Of each key that is asked for.
+  const auto words_of_key = [&](size_t table) -> uint64_t { return counts(table) ? 2 : 1; };
   const auto damaged = [](size_t worker) {
     return InvalidArgument("expected keys as this release writes them, got another message from " +
                            NameOf(worker) + "; install one release of sok-embed on all workers");
@@ -461,7 +465,7 @@ Result<AskedKeys> ReadKeys(const ServedTables& served, const int64_t* message, s
                   "expected the same tables and features on all workers, got others on " +
                       NameOf(worker) + " than on worker 0; build the model alike everywhere");
   }
-  std::vector<uint32_t> counts(workers * tables);
+  std::vector<uint32_t> rows_asked(workers * tables);
   std::vector<size_t> asked_keys(tables, 0);
   std::vector<std::vector<AskedBags>> bags(tables);
   for (size_t worker = 0; worker < workers; ++worker) {
@@ -474,12 +478,13 @@ Result<AskedKeys> ReadKeys(const ServedTables& served, const int64_t* message, s
       if (count > left) return damaged(worker);
       size_t rows = 0;
       if (!pools(table)) {
-        rows = count;
-        asked_keys[table] += count;
+        if (count % words_of_key(table) != 0) return damaged(worker);
+        rows = count / words_of_key(table);
+        asked_keys[table] += rows;
       } else if (!ReadBags(from, count, hold, &bags[table], &rows)) {
         return damaged(worker);
       }
-      counts[worker * tables + table] = static_cast<uint32_t>(rows);
+      rows_asked[worker * tables + table] = static_cast<uint32_t>(rows);
       from += count;
       left -= count;
     }
@@ -487,10 +492,11 @@ Result<AskedKeys> ReadKeys(const ServedTables& served, const int64_t* message, s
   }
   std::vector<size_t> starts(1, 0);
   for (size_t keys : asked_keys) starts.push_back(starts.back() + keys);
-  const RowSegments all(served.dims, counts);
+  const RowSegments all(served.dims, rows_asked);
   AskedKeys asked{all,
                   all.OnlyOf(served.rank, OnAll(served.placements)),
                   std::move(hold),
+                  nullptr,
                   nullptr,
                   starts,
                   std::move(bags)};
@@ -498,25 +504,36 @@ Result<AskedKeys> ReadKeys(const ServedTables& served, const int64_t* message, s
   const auto& placements = served.placements;
   const bool any_pools = std::any_of(placements.begin(), placements.end(),
                                      [](const TablePlacement& each) { return each.pools; });
-  if (workers == 1 && !any_pools) {
+  const bool any_counts =
+      std::find(served.counts.begin(), served.counts.end(), true) != served.counts.end();
+  if (workers == 1 && !any_pools && !any_counts) {
     asked.keys = reinterpret_cast<const Key*>(message + header);
     return asked;
   }
-  auto keys = std::make_shared<std::vector<Key>>(asked.starts.back());
+  struct Copied {
+    std::vector<Key> keys;
+    std::vector<int64_t> counts;
+  };
+  auto copied = std::make_shared<Copied>();
+  copied->keys.resize(asked.starts.back());
+  if (any_counts) copied->counts.assign(asked.starts.back(), 1);
   std::vector<size_t> next(asked.starts);
   for (size_t worker = 0; worker < workers; ++worker) {
     const int64_t* from = segments[worker] + header;
     for (size_t table = 0; table < tables; ++table) {
-      const auto n = static_cast<size_t>(segments[worker][kKeyHeader + table]);
+      const auto words_of_table = static_cast<size_t>(segments[worker][kKeyHeader + table]);
+      const size_t n = words_of_table / words_of_key(table);
       if (n > 0 && !pools(table)) {
-        std::memcpy(keys->data() + next[table], from, n * sizeof(Key));
+        std::memcpy(copied->keys.data() + next[table], from, n * sizeof(Key));
+        if (counts(table)) std::copy_n(from + n, n, copied->counts.data() + next[table]);
         next[table] += n;
       }
-      from += n;
+      from += words_of_table;
     }
   }
-  asked.keys = keys->data();
-  asked.hold = std::move(keys);
+  asked.keys = copied->keys.data();
+  if (any_counts) asked.counts = copied->counts.data();
+  asked.hold = std::move(copied);
   return asked;
 }
 

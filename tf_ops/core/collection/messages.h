@@ -17,7 +17,8 @@
 namespace sok {
 
 // A message of keys, by the worker that it goes to: a header, how many words of each table follow,
-// and the words of table 0, of table 1, … They are distinct keys; or, of a table that the receiver
+// and the words of table 0, of table 1, … They are distinct keys, behind them how often each stands
+// in the batch if the table counts keys; or, of a table that the receiver
 // pools, the bags of each feature: how many there are, their combiner, their length, or -1 and the
 // length of each, two to a word, and their keys.
 struct KeyMessage {
@@ -112,7 +113,10 @@ struct AskedKeys {
   RowSegments answers;               // of the rows that go back
   std::shared_ptr<const void> hold;  // keeps the keys alive
   const Key* keys = nullptr;         // by table
-  std::vector<size_t> starts;        // (tables + 1) where the keys of each table begin
+  // By table, like the keys: how often each stands in a batch, 1 in tables that do not count. Null:
+  // no table counts.
+  const int64_t* counts = nullptr;
+  std::vector<size_t> starts;  // (tables + 1) where the keys of each table begin
   // (tables) In the order of the rows that they become; empty where keys are asked.
   std::vector<std::vector<AskedBags>> bags;
 };
@@ -122,6 +126,7 @@ struct ServedTables {
   std::vector<int> dims;
   std::vector<TablePlacement> placements;  // (tables)
   size_t rank = 0;                         // of this worker
+  std::vector<bool> counts = {};           // (tables) whether each counts keys; empty: none does
 };
 
 // `hold` keeps the message alive. Errors: kInternal with the text of the first worker that has

@@ -161,6 +161,10 @@ Status CollectionRequest::FindRows(size_t table, const ParallelFor& parallel_for
     FindRowsOfFew(table, n);
   }
   part.rows = part.keys.size();
+  if (plan_->tables[table].counts) {
+    part.counts.assign(part.rows, 0);
+    for (uint32_t row : part.row_of) ++part.counts[row];
+  }
   if (placement.kind == TablePlacement::kOnAll) {
     // They are read here, whoever else hears of them.
     part.splits.assign(plan_->workers, 0);

@@ -23,6 +23,7 @@ struct CollectedTable {
   uint64_t salt = 0;       // of CollectionOwner
   uint64_t key_limit = 0;  // keys are below it; 0: any key
   TablePlacement placement = {};
+  bool counts = false;  // whether it is told how often each key stands in the batch
 };
 
 // What all calls of a collection have in common.
@@ -72,6 +73,7 @@ class CollectionRequest {
   // of distinct keys; or, where the holder of the table pools, vectors of bags.
   struct TablePart {
     std::vector<Key> keys;           // distinct, those of worker 0 first; none where bags are asked
+    std::vector<int64_t> counts;     // (keys) how often each stands there; none if nobody counts
     std::vector<FeatureBags> bags;   // (its features) what the holder pools; empty: nothing
     size_t rows = 0;                 // how many come back
     std::vector<uint32_t> splits;    // (workers) how many of them each worker sends

@@ -30,26 +30,30 @@ LookupKeys WithoutResting(const LookupKeys& keys, const float* gradients, int di
   struct Kept {
     std::vector<Key> keys;
     std::vector<uint32_t> positions;
+    std::vector<int64_t> counts;
   };
   auto kept = std::make_shared<Kept>();
   for (size_t i = 0; i < keys.n; ++i) {
     if (Rests(gradients + i * dim)) continue;
     kept->keys.push_back(keys.keys[i]);
+    if (keys.counts != nullptr) kept->counts.push_back(keys.counts[i]);
     kept->positions.push_back(static_cast<uint32_t>(i));
   }
   LookupKeys left = keys;
   left.keys = kept->keys.data();
   left.positions = kept->positions.data();
+  if (keys.counts != nullptr) left.counts = kept->counts.data();
   left.n = kept->keys.size();
   left.hold = std::move(kept);
   return left;
 }
 
 // The bags of one table that all workers have asked for, as one batch.
-Result<std::shared_ptr<PooledBags>> Gather(const std::vector<AskedBags>& asked, int dim,
+Result<std::shared_ptr<PooledBags>> Gather(const std::vector<AskedBags>& asked, const Table& table,
                                            const ParallelFor& parallel_for) {
   auto plan = std::make_shared<CollectionPlan>();
-  plan->tables.push_back({"", dim});
+  plan->tables.push_back({"", table.dim()});
+  plan->tables[0].counts = table.counts_keys();
   plan->features.resize(asked.size());
   plan->feature_tables.resize(asked.size(), 0);
   auto pooled = std::make_shared<PooledBags>();
@@ -137,6 +141,7 @@ TableCollection::TableCollection(std::vector<Member> members,
   for (const Member& member : members_) {
     served_.dims.push_back(member.table->dim());
     served_.placements.push_back(member.placement);
+    served_.counts.push_back(member.table->counts_keys());
   }
 }
 
@@ -147,21 +152,25 @@ Status TableCollection::LookupInTable(size_t t, const AskedKeys& asked, bool mak
   keys.keys = asked.keys + asked.starts[t];
   keys.n = asked.starts[t + 1] - asked.starts[t];
   keys.hold = asked.hold;
+  if (served_.counts[t] && asked.counts != nullptr) keys.counts = asked.counts + asked.starts[t];
   std::shared_ptr<PooledBags> pooled;
   float* of_keys = rows;
   if (!asked.bags[t].empty()) {
-    auto gathered = Gather(asked.bags[t], table.dim(), parallel_for);
+    auto gathered = Gather(asked.bags[t], table, parallel_for);
     if (!gathered.ok()) return gathered.status();
     pooled = std::move(gathered.value());
-    const std::vector<Key>& distinct = pooled->request->tables()[0].keys;
-    keys.keys = distinct.data();
-    keys.n = distinct.size();
+    const CollectionRequest::TablePart& distinct = pooled->request->tables()[0];
+    keys.keys = distinct.keys.data();
+    keys.counts = distinct.counts.empty() ? nullptr : distinct.counts.data();
+    keys.n = distinct.keys.size();
     keys.hold = pooled;
     of_keys = pooled->rows.data();
   }
   keys.removals = table.removals();
   if (make_rows) keys.claim = table.Claim(keys);
-  Status status = table.Lookup(keys.keys, keys.n, make_rows, of_keys, parallel_for);
+  if (!make_rows) keys.counted = table.CountOnce();
+  Status status = table.Lookup(keys.keys, keys.n, make_rows, of_keys, parallel_for,
+                               /*exists=*/nullptr, keys.counts);
   keys.rows_made = make_rows;
   if (status.ok() && pooled != nullptr) PoolAll(*pooled, rows, parallel_for);
   looked_up->tables[t] = std::move(keys);

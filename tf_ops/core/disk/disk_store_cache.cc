@@ -94,6 +94,7 @@ std::vector<uint32_t> DiskStore::Bury(Shard& shard, std::vector<uint32_t> expire
   if (!Write(gone).ok()) return expired;
   rows_ -= fewer;
   for (auto row = leaving; row != expired.end(); ++row) {
+    core_->expiry->Tell(group_, shard.rows.key(*row));
     shard.spill->Remove(shard.rows.key(*row));
     shard.Forget(*row);
   }

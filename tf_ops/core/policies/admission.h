@@ -57,12 +57,13 @@ class Admission {
  public:
   virtual ~Admission() = default;
 
-  // Counts each of keys[0, n) as seen once more, in order, every occurrence of it. admitted[i]
-  // becomes 1 where the key has by then been seen min_count times or more, else 0. A key that many
-  // threads observe is counted as if they had come one after the other.
-  // Errors: kResourceExhausted if there is no memory for a counter (frequency). The keys before
-  // the one that failed have been counted then.
-  virtual Status Observe(const Key* keys, size_t n, uint8_t* admitted) = 0;  // (n,), (n,)
+  // Counts each of keys[0, n) as seen counts[i] times more, in order; once more where `counts` is
+  // null. admitted[i] becomes 1 where the key has by then been seen min_count times or more, else
+  // 0. A key that many threads observe is counted as if they had come one after the other. Errors:
+  // kResourceExhausted if there is no memory for a counter (frequency). The keys before the one
+  // that failed have been counted then.
+  virtual Status Observe(const Key* keys, const int64_t* counts, size_t n,
+                         uint8_t* admitted) = 0;  // (n,), (n,), (n,)
 
   // Whether each key has been seen min_count times. Counts nothing.
   virtual void Admitted(const Key* keys, size_t n, uint8_t* admitted) const = 0;  // (n,), (n,)

@@ -38,6 +38,18 @@ TEST_CASE("every occurrence in a batch counts, in order") {
   }
 }
 
+TEST_CASE("a key that stands for several counts as often, and one that stands for none does not") {
+  for (const AdmissionConfig& config : EveryKind(3)) {
+    CAPTURE(config.kind);
+    CAPTURE(config.counter_bits);
+    const auto admission = Make(config);
+    CHECK(Observe(*admission, {5, 6, 7, 8}, {2, 3, 0, INT64_MAX}) == Answers{0, 1, 0, 1});
+    CHECK(Observe(*admission, {5, 6, 7, 7}, {0, 0, 2, 0}) == Answers{0, 1, 0, 0});
+    CHECK(Observe(*admission, {5, 7, 7}, {1, 0, 1}) == Answers{1, 0, 1});
+    CHECK(Observe(*admission, {9}, {-4}) == Answers{0});
+  }
+}
+
 TEST_CASE("asking whether keys are admitted counts nothing") {
   for (const AdmissionConfig& config : EveryKind(2)) {
     CAPTURE(config.kind);
@@ -53,7 +65,7 @@ TEST_CASE("an empty batch is nothing") {
   for (const AdmissionConfig& config : EveryKind(1)) {
     CAPTURE(config.kind);
     const auto admission = Make(config);
-    CHECK(admission->Observe(nullptr, 0, nullptr).ok());
+    CHECK(admission->Observe(nullptr, nullptr, 0, nullptr).ok());
     admission->Admitted(nullptr, 0, nullptr);
     admission->Forget(nullptr, 0);
     CHECK(admission->ChangedChunks().empty());

@@ -40,7 +40,7 @@ TEST_CASE("of all the sightings of a key by 8 threads, just min_count - 1 are tu
         const std::vector<Key> keys = AllKeys(thread);
         Answers admitted(keys.size());
         for (uint32_t round = 0; round < kRounds; ++round) {
-          failed += !admission->Observe(keys.data(), keys.size(), admitted.data()).ok();
+          failed += !admission->Observe(keys.data(), nullptr, keys.size(), admitted.data()).ok();
           for (size_t i = 0; i < keys.size(); ++i) refused[keys[i]] += admitted[i] == 0;
         }
       });
@@ -76,7 +76,7 @@ TEST_CASE("threads that ask, forget, save and measure do not disturb those that 
         std::vector<Key> forgotten;
         for (Key key : keys) forgotten.push_back(kForgotten + key);
         while (observing > 0) {
-          faults += !admission->Observe(forgotten.data(), 1, admitted.data()).ok();
+          faults += !admission->Observe(forgotten.data(), nullptr, 1, admitted.data()).ok();
           admission->Forget(forgotten.data(), forgotten.size());
           admission->Admitted(forgotten.data(), forgotten.size(), admitted.data());
           faults += admission->bytes() == 0;
@@ -88,7 +88,7 @@ TEST_CASE("threads that ask, forget, save and measure do not disturb those that 
           admission->Admitted(keys.data(), keys.size(), admitted.data());
           for (uint8_t answer : admitted) faults += answer;
         }
-        faults += !admission->Observe(keys.data(), keys.size(), admitted.data()).ok();
+        faults += !admission->Observe(keys.data(), nullptr, keys.size(), admitted.data()).ok();
       }
       --observing;
     });

@@ -1,6 +1,7 @@
 // What both kinds of admission share: locks, saving and loading, chunk by chunk.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <mutex>
@@ -11,6 +12,12 @@
 #include "core/policies/admission.h"
 
 namespace sok {
+
+// Returns a count that stands at `before`, at most `most`, after its key was seen so many times
+// more.
+inline uint32_t SeenAfter(uint32_t before, int64_t times, uint32_t most) {
+  return before + static_cast<uint32_t>(std::clamp<int64_t>(times, 0, most - before));
+}
 
 class ChunkedAdmission : public Admission {
  public:

@@ -145,12 +145,14 @@ void CountingBloomAdmission::ForEachPlace(const Key* keys, size_t n, const Fn& f
   }
 }
 
-Status CountingBloomAdmission::Observe(const Key* keys, size_t n, uint8_t* admitted) {
+Status CountingBloomAdmission::Observe(const Key* keys, const int64_t* counts, size_t n,
+                                       uint8_t* admitted) {
   ForEachPlace(keys, n, [&](size_t i, const Place& place) {
     std::lock_guard<std::mutex> lock(mutex(place.chunk));
-    uint32_t count = Smallest(place);
-    if (count < min_count_) Raise(place, ++count);
-    admitted[i] = count >= min_count_;
+    const uint32_t before = std::min(Smallest(place), min_count_);
+    const uint32_t seen = SeenAfter(before, counts == nullptr ? 1 : counts[i], min_count_);
+    if (seen > before) Raise(place, seen);
+    admitted[i] = seen == min_count_;
   });
   return Status();
 }

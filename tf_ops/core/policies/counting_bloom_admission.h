@@ -35,7 +35,7 @@ class CountingBloomAdmission final : public ChunkedAdmission {
   // Errors: see MakeAdmission.
   static Result<std::unique_ptr<Admission>> Make(const AdmissionConfig& config);
 
-  Status Observe(const Key* keys, size_t n, uint8_t* admitted) override;
+  Status Observe(const Key* keys, const int64_t* counts, size_t n, uint8_t* admitted) override;
   void Admitted(const Key* keys, size_t n, uint8_t* admitted) const override;
   void Forget(const Key* /*keys*/, size_t /*n*/) override {}
   uint64_t bytes() const override { return memory_.bytes() + chunks_bytes(); }

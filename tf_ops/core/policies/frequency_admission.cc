@@ -26,31 +26,31 @@ FrequencyAdmission::FrequencyAdmission(const AdmissionConfig& config)
       min_count_(config.min_count),
       tables_(size_t{1} << kChunkBits) {}
 
-Status FrequencyAdmission::Count(Key key, uint64_t hash, uint8_t* admitted) {
+Status FrequencyAdmission::Count(Key key, uint64_t hash, int64_t times, uint8_t* admitted) {
   const uint32_t chunk = ChunkOf(hash);
   CounterTable& table = tables_[chunk];
   uint32_t* const count = table.Find(key, hash);
+  const uint32_t before = count == nullptr ? 0 : *count;
+  const uint32_t seen = SeenAfter(before, times, min_count_);
+  *admitted = seen == min_count_;
+  if (seen == before) return Status();
   if (count == nullptr) {
     const Status status = table.Reserve(1);
     if (!status.ok()) return status;
-    table.Insert(key, hash, 1);
-    MarkChanged(chunk);
-    *admitted = min_count_ == 1;
-    return Status();
+    table.Insert(key, hash, seen);
+  } else {
+    *count = seen;
   }
-  if (*count < min_count_) {
-    ++*count;
-    MarkChanged(chunk);
-  }
-  *admitted = *count == min_count_;
+  MarkChanged(chunk);
   return Status();
 }
 
-Status FrequencyAdmission::Observe(const Key* keys, size_t n, uint8_t* admitted) {
+Status FrequencyAdmission::Observe(const Key* keys, const int64_t* counts, size_t n,
+                                   uint8_t* admitted) {
   for (size_t i = 0; i < n; ++i) {
     const uint64_t hash = CounterTable::Hash(keys[i]);
     std::lock_guard<std::mutex> lock(mutex(ChunkOf(hash)));
-    Status status = Count(keys[i], hash, &admitted[i]);
+    Status status = Count(keys[i], hash, counts == nullptr ? 1 : counts[i], &admitted[i]);
     if (!status.ok()) return status;
   }
   return Status();

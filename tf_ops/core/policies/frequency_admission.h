@@ -21,7 +21,7 @@ class FrequencyAdmission final : public ChunkedAdmission {
   }
   explicit FrequencyAdmission(const AdmissionConfig& config);
 
-  Status Observe(const Key* keys, size_t n, uint8_t* admitted) override;
+  Status Observe(const Key* keys, const int64_t* counts, size_t n, uint8_t* admitted) override;
   void Admitted(const Key* keys, size_t n, uint8_t* admitted) const override;
   void Forget(const Key* keys, size_t n) override;
   uint64_t bytes() const override;
@@ -34,7 +34,7 @@ class FrequencyAdmission final : public ChunkedAdmission {
     return static_cast<uint32_t>(hash >> (64 - kChunkBits));
   }
   // As Observe, of one key; the chunk's mutex is held.
-  Status Count(Key key, uint64_t hash, uint8_t* admitted);
+  Status Count(Key key, uint64_t hash, int64_t times, uint8_t* admitted);
 
   // Per counter: the key in 8 bytes, the count in 4.
   std::string Payload(uint32_t chunk) const override;

@@ -42,9 +42,12 @@ inline std::unique_ptr<Admission> Make(const AdmissionConfig& config) {
 
 using Answers = std::vector<uint8_t>;
 
-inline Answers Observe(Admission& admission, const std::vector<Key>& keys) {
+// counts: empty, or one of each key.
+inline Answers Observe(Admission& admission, const std::vector<Key>& keys,
+                       const std::vector<int64_t>& counts = {}) {
   Answers admitted(keys.size(), 7);
-  REQUIRE(admission.Observe(keys.data(), keys.size(), admitted.data()).ok());
+  const int64_t* times = counts.empty() ? nullptr : counts.data();
+  REQUIRE(admission.Observe(keys.data(), times, keys.size(), admitted.data()).ok());
   return admitted;
 }
 

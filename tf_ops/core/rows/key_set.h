@@ -58,4 +58,15 @@ class KeySet {
   bool has_free_ = false;
 };
 
+// Returns each key once, in the order of first appearance.
+inline std::vector<Key> DistinctKeys(const std::vector<Key>& keys) {
+  KeySet met;
+  met.Reserve(keys.size());
+  std::vector<Key> distinct;
+  for (Key key : keys) {
+    if (met.Insert(key)) distinct.push_back(key);
+  }
+  return distinct;
+}
+
 }  // namespace sok

@@ -22,32 +22,23 @@ std::vector<Key> KeysOf(const std::vector<RankedKey>& rows) {
   return keys;
 }
 
-// Each key once.
-std::vector<Key> Distinct(const std::vector<Key>& keys) {
-  KeySet met;
-  met.Reserve(keys.size());
-  std::vector<Key> distinct;
-  for (Key key : keys) {
-    if (met.Insert(key)) distinct.push_back(key);
-  }
-  return distinct;
-}
-
 }  // namespace
 
 Result<std::vector<Key>> RowEvictor::Missing(const std::vector<Key>& newcomers,
                                              const ParallelFor& parallel_for) const {
-  const std::vector<Key> absent = Distinct(newcomers);
-  auto positions = store_->Missing(absent.data(), absent.size(), parallel_for);
+  const std::vector<Key> distinct = DistinctKeys(newcomers);
+  auto positions = store_->Missing(distinct.data(), distinct.size(), parallel_for);
   if (!positions.ok()) return positions.status();
+  std::sort(positions.value().begin(), positions.value().end());
   std::vector<Key> missing;
-  for (uint32_t i : positions.value()) missing.push_back(absent[i]);
+  for (uint32_t i : positions.value()) missing.push_back(distinct[i]);
   return missing;
 }
 
 Result<RowEvictor::Room> RowEvictor::MakeRoom(const Call& call, const std::vector<Key>& newcomers,
-                                              uint32_t now, const ParallelFor& parallel_for) {
-  Room room{Distinct(newcomers), {}};
+                                              bool all, uint32_t now,
+                                              const ParallelFor& parallel_for) {
+  Room room{DistinctKeys(newcomers), {}};
   if (Excess(room.made.size()) == 0) return room;
   auto missing = Missing(newcomers, parallel_for);
   if (!missing.ok()) return missing.status();
@@ -63,6 +54,15 @@ Result<RowEvictor::Room> RowEvictor::MakeRoom(const Call& call, const std::vecto
     const auto claims = in_use_->AddTo(&staying);
     auto chosen = Choose(room.made.size(), now, staying, parallel_for);
     if (!chosen.ok()) return chosen.status();
+    const uint64_t excess = Excess(room.made.size());
+    if (const size_t may_go = chosen.value().size(); may_go < excess) {
+      const size_t fit = room.made.size() - std::min<size_t>(excess - may_go, room.made.size());
+      if (all || fit == 0) queue_.PutBack(chosen.value());
+      if (all) return Full(room.made.size(), may_go);
+      room.left_out += room.made.size() - fit;
+      room.made.resize(fit);
+      if (fit == 0) return room;
+    }
     room.gone = KeysOf(chosen.value());
     auto erased = store_->EraseForNewcomers(seen, room.gone.data(), room.gone.size(), parallel_for);
     if (erased.ok() && erased.value().has_value()) {
@@ -87,7 +87,7 @@ Result<std::vector<RankedKey>> RowEvictor::Choose(size_t added, uint32_t now, co
   KeySet passed = staying;  // and the chosen ones, of which the queue may have further entries
   // Asking for ranks may find rows that have expired, which need not be made room for.
   for (int scans = 0; chosen.size() < Excess(added);) {
-    if (!queue_.filled() && scans == kMostScans) return Full(added, chosen.size());
+    if (!queue_.filled() && scans == kMostScans) return chosen;
     if (!queue_.filled()) {
       ++scans;
       chosen.clear();  // the queue has them again
@@ -101,10 +101,7 @@ Result<std::vector<RankedKey>> RowEvictor::Choose(size_t added, uint32_t now, co
       queue_.Clear();
       return taken.status();
     }
-    if (taken.value().empty() && queue_.filled()) {
-      queue_.PutBack(chosen);
-      return Full(added, chosen.size());
-    }
+    if (taken.value().empty() && queue_.filled()) return chosen;
     for (const RankedKey& row : taken.value()) {
       chosen.push_back(row);
       passed.Insert(row.key);

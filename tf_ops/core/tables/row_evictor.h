@@ -40,15 +40,19 @@ class RowEvictor {
   };
 
   struct Room {
-    std::vector<Key> made;  // the newcomers that have no row, each once
+    // The newcomers that have no row, each once, in their order. There may be some that have one
+    // where nothing has to go.
+    std::vector<Key> made;
     std::vector<Key> gone;  // the rows that went for them
+    size_t left_out = 0;    // newcomers without a row that do not fit in: the last ones
   };
 
-  // Has rows go until those of `newcomers` that have none fit in. Error: kResourceExhausted if not
-  // enough rows may go; nothing has changed then, as with every other one.
-  Result<Room> MakeRoom(const Call& call, const std::vector<Key>& newcomers, uint32_t now,
+  // Has rows go until those of `newcomers` that have none fit in; without `all`, until as many of
+  // them fit in as can. Error with `all`: kResourceExhausted if not enough rows may go. Nothing has
+  // changed then, as with every other error.
+  Result<Room> MakeRoom(const Call& call, const std::vector<Key>& newcomers, bool all, uint32_t now,
                         const ParallelFor& parallel_for);
-  // Those of `newcomers` that have no row, each once.
+  // Those of `newcomers` that have no row, each once, in their order.
   Result<std::vector<Key>> Missing(const std::vector<Key>& newcomers,
                                    const ParallelFor& parallel_for) const;
   // Says that rows have been made, at `now`.
@@ -63,7 +67,8 @@ class RowEvictor {
     const uint64_t rows = store_->size() + added;
     return rows > max_rows_ ? rows - max_rows_ : 0;
   }
-  // Takes rows out of the queue, none of `staying`, so many that `added` more fit in.
+  // Takes rows out of the queue, none of `staying`, so many that `added` more fit in; fewer if no
+  // more may go.
   Result<std::vector<RankedKey>> Choose(size_t added, uint32_t now, const KeySet& staying,
                                         const ParallelFor& parallel_for);
   Status Fill(size_t least, uint32_t now);

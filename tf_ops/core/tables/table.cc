@@ -136,14 +136,18 @@ Status Table::MakeRows(const std::vector<Key>& keys, uint32_t now,
       parallel_for);
 }
 
-Status Table::Admit(const Key* keys, bool observe, std::vector<uint32_t>* positions) {
+Status Table::Admit(const Key* keys, const int64_t* counts, bool observe,
+                    std::vector<uint32_t>* positions) {
   if (admission_ == nullptr || positions->empty()) return Status();
   std::sort(positions->begin(), positions->end());
   std::vector<Key> held(positions->size());
+  std::vector<int64_t> times(counts == nullptr ? 0 : held.size());
   for (size_t i = 0; i < held.size(); ++i) held[i] = keys[(*positions)[i]];
+  for (size_t i = 0; i < times.size(); ++i) times[i] = counts[(*positions)[i]];
   std::vector<uint8_t> admitted(held.size());
   if (observe) {
-    Status status = admission_->Observe(held.data(), held.size(), admitted.data());
+    Status status = admission_->Observe(held.data(), counts == nullptr ? nullptr : times.data(),
+                                        held.size(), admitted.data());
     if (!status.ok()) return status;
   } else {
     admission_->Admitted(held.data(), held.size(), admitted.data());
@@ -158,6 +162,15 @@ Status Table::Admit(const Key* keys, bool observe, std::vector<uint32_t>* positi
 
 namespace {
 
+Status CheckCounts(const int64_t* counts, size_t n) {
+  for (size_t i = 0; counts != nullptr && i < n; ++i) {
+    if (counts[i] >= 0) continue;
+    return InvalidArgument("expected counts of at least 0, got " + std::to_string(counts[i]) +
+                           " at position " + std::to_string(i));
+  }
+  return Status();
+}
+
 // Leaves the first position of every key.
 void LeaveFirst(const Key* keys, std::vector<uint32_t>* positions) {
   KeySet met;
@@ -170,8 +183,9 @@ void LeaveFirst(const Key* keys, std::vector<uint32_t>* positions) {
 
 template <typename T>
 Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
-                     const ParallelFor& parallel_for, uint8_t* exists) {
+                     const ParallelFor& parallel_for, uint8_t* exists, const int64_t* counts) {
   Status status = CheckRange(keys, n);
+  if (status.ok()) status = CheckCounts(counts, n);
   if (!status.ok()) return status;
   std::vector<uint32_t> missing;
   status = store_->Gather(
@@ -184,7 +198,7 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
     for (uint32_t i : missing) exists[i] = 0;
     if (!make_rows) return status;
   }
-  status = Admit(keys, /*observe=*/true, &missing);
+  status = Admit(keys, counts, /*observe=*/true, &missing);
   if (!status.ok() || missing.empty()) return status;
   std::unique_lock<std::mutex> commit(commit_mu_, std::defer_lock);
   if (evictor_ != nullptr) {
@@ -213,8 +227,10 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
   return status;
 }
 
-template Status Table::Lookup(const Key*, size_t, bool, float*, const ParallelFor&, uint8_t*);
-template Status Table::Lookup(const Key*, size_t, bool, BFloat16*, const ParallelFor&, uint8_t*);
+template Status Table::Lookup(const Key*, size_t, bool, float*, const ParallelFor&, uint8_t*,
+                              const int64_t*);
+template Status Table::Lookup(const Key*, size_t, bool, BFloat16*, const ParallelFor&, uint8_t*,
+                              const int64_t*);
 
 template <typename T>
 Status Table::Find(const Key* keys, size_t n, const GatherOptions& options, T* out,
@@ -240,8 +256,9 @@ template Status Table::Find(const Key*, size_t, const GatherOptions&, float*,
 template Status Table::Find(const Key*, size_t, const GatherOptions&, BFloat16*,
                             std::vector<uint32_t>*, const ParallelFor&) const;
 
-Status Table::AdmitMissing(const Key* keys, std::vector<uint32_t>* positions) {
-  return Admit(keys, /*observe=*/true, positions);
+Status Table::AdmitMissing(const Key* keys, const int64_t* counts,
+                           std::vector<uint32_t>* positions) {
+  return Admit(keys, counts, /*observe=*/true, positions);
 }
 
 Status Table::MakeRowsAs(const Key* keys, size_t n, const StartRow& start,
@@ -348,7 +365,7 @@ Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& par
   std::unique_lock<std::mutex> commit(commit_mu_, std::defer_lock);
   if (evictor_ != nullptr) commit.lock();
   std::vector<Key> there;
-  if (admission_ != nullptr) {
+  if (admission_ != nullptr || removed_->noting()) {
     auto missing = store_->Missing(keys, n, parallel_for);
     if (!missing.ok()) return missing.status();
     std::vector<uint8_t> absent(n, 0);
@@ -358,13 +375,34 @@ Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& par
     }
   }
   auto erased = store_->Erase(keys, n, parallel_for);
-  if (erased.ok()) ForgetCounts(there);
+  if (erased.ok()) HaveGone(there);
   ++removals_;  // after: a lookup that still finds a row must not know of its removal
   return erased;
 }
 
-void Table::ForgetCounts(const std::vector<Key>& gone) {
-  if (admission_ != nullptr) admission_->Forget(gone.data(), gone.size());
+void Table::ForgetCounts(const std::vector<Key>& keys) {
+  if (admission_ != nullptr) admission_->Forget(keys.data(), keys.size());
+}
+
+void Table::HaveGone(const std::vector<Key>& keys) {
+  ForgetCounts(keys);
+  removed_->Add(keys.data(), keys.size());
+}
+
+Result<RemovedSince> Table::TakeRemoved(size_t most, const ParallelFor& parallel_for) {
+  if (!removed_->noting() && most > 0) {
+    clock_->Watch(config_.group, [removed = removed_](Key key) { removed->Add(&key, 1); });
+  }
+  RemovedSince taken = removed_->Take(most, store_->replacements());
+  auto missing = store_->Missing(taken.keys.data(), taken.keys.size(), parallel_for);
+  if (!missing.ok()) {
+    removed_->AddAll();  // what was taken is lost
+    return missing.status();
+  }
+  std::vector<Key> gone;
+  for (uint32_t i : missing.value()) gone.push_back(taken.keys[i]);
+  taken.keys = std::move(gone);
+  return taken;
 }
 
 Result<std::vector<Key>> Table::ListKeys(int64_t part) const {
@@ -392,6 +430,7 @@ TableStats Table::Stats() {
   stats.row_bytes = store_->row_bytes();
   stats.steps = static_cast<uint64_t>(steps());
   stats.pending_gradients = deposits_.gradients();
+  stats.left_out = left_out_;
   stats.evicted = evicted_ + (evictor_ == nullptr ? 0 : evictor_->evicted());
   return stats;
 }

@@ -21,6 +21,7 @@
 #include "core/rules/row_optimizer.h"
 #include "core/tables/deposit_queue.h"
 #include "core/tables/optimizer_history.h"
+#include "core/tables/removed_keys.h"
 #include "core/tables/row_evictor.h"
 #include "core/tables/rows_in_use.h"
 #include "core/tables/table_capture.h"
@@ -64,6 +65,10 @@ struct LookupKeys {
   uint64_t removals = 0;   // Table::removals() before the lookup
   // (n) which row of the deposited gradients is that of keys[i]; null: row i. `hold` keeps it too.
   const uint32_t* positions = nullptr;
+  // (n) how many keys of the batch each stands for; null: 1. `hold` keeps them too.
+  const int64_t* counts = nullptr;
+  // Of Table::CountOnce, where the lookup did not count the keys for an admission.
+  std::shared_ptr<std::atomic<bool>> counted = nullptr;
   // Keys that have no row by the commit are left out; else they get one.
   bool leave_absent = false;
   float factor = 1.0f;  // that their gradients are multiplied by
@@ -102,15 +107,20 @@ struct CommitOptions {
 };
 
 struct CommitOutcome {
-  bool stepped = false;    // there were deposits
-  uint64_t rows = 0;       // that the step touched
-  bool restarted = false;  // slots of earlier commits were dropped and start anew
-  std::string previous;    // the rule before, empty if there was none
+  bool stepped = false;         // there were deposits
+  uint64_t rows = 0;            // that the step touched
+  bool restarted = false;       // slots of earlier commits were dropped and start anew
+  uint64_t left_out = 0;        // keys that got no row, and no step, since the table is full
+  bool first_left_out = false;  // whether the table has left out none before
+  std::string previous;         // the rule before, empty if there was none
 };
 
 struct TableStats {
   uint64_t rows, max_rows, index_bytes, row_bytes, steps, pending_gradients;
   uint64_t evicted;  // rows that went by an eviction since the table was made or opened
+  // Keys whose gradients a commit has dropped since there was no room for a row of theirs,
+  // likewise.
+  uint64_t left_out;
 };
 
 // Rows that a table has no more.
@@ -138,7 +148,8 @@ class Table {
   static constexpr int kMostDim = 1 << 20;
 
   // A key gets a row only once `admission` lets it, if there is one; until then its gradients are
-  // dropped.
+  // dropped. Lookups that make rows count the keys without one, each as often as it stands in the
+  // batch; gradients of other lookups are counted by the commit that redeems them.
   // The clock that rows take their times from is the system's by default.
   // In a full table rows go by `eviction` to make room for newcomers, if there is one, and with
   // some policies after steps too. Never those of keys of the call at hand, nor claimed ones. A key
@@ -165,10 +176,18 @@ class Table {
   // table would hold more than max_rows, and not enough rows may go; no row has been made then, and
   // none has gone. kResourceExhausted too if memory ends; some of the rows may have been made then,
   // with the values they start from, and others evicted.
-  // exists (n), unless null: whether the key had a row before.
+  // kInvalidArgument for a negative count.
+  // exists (n), unless null: whether the key had a row before. counts (n), unless null: how many
+  // keys of the batch each stands for, for the admission.
   template <typename T>  // float or BFloat16
   Status Lookup(const Key* keys, size_t n, bool make_rows, T* out, const ParallelFor& parallel_for,
-                uint8_t* exists = nullptr);
+                uint8_t* exists = nullptr, const int64_t* counts = nullptr);
+  // Whether there is an admission, which counts keys.
+  bool counts_keys() const { return admission_ != nullptr; }
+  // For LookupKeys::counted of a lookup that makes no rows; null without an admission.
+  std::shared_ptr<std::atomic<bool>> CountOnce() const {
+    return counts_keys() ? std::make_shared<std::atomic<bool>>(false) : nullptr;
+  }
 
   // For those who have a start of their own for rows: the parts of a Lookup.
   //
@@ -178,9 +197,9 @@ class Table {
   template <typename T>  // float or BFloat16
   Status Find(const Key* keys, size_t n, const GatherOptions& options, T* out,
               std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const;
-  // Counts keys without a row as seen once more, each of `positions` in its keys; keeps the
-  // positions of those that may have a row, in ascending order.
-  Status AdmitMissing(const Key* keys, std::vector<uint32_t>* positions);
+  // Counts keys without a row as seen counts[i] times more, each of `positions` in its keys, once
+  // where `counts` is null; keeps the positions of those that may have a row, in ascending order.
+  Status AdmitMissing(const Key* keys, const int64_t* counts, std::vector<uint32_t>* positions);
   // Makes rows for the keys that have none, each as start(i, row, slot_floats) writes it: the
   // embedding, then slots, which are at their start before. Equal keys: the first i counts.
   // Errors: those of Lookup.
@@ -224,9 +243,11 @@ class Table {
                                             const ParallelFor& parallel_for) const;
 
   // Sums what the optimizer redeems by key and applies the rule once. Without any it does nothing.
-  // An error drops it and leaves every row's values as they were; it says if others were evicted to
-  // make room. kFailedPrecondition: the rule is
-  // another one, and the table keeps its slots; or DepositQueue::Redeem's.
+  // Keys without a row get one, unless an admission holds them back; in a table that is full, and
+  // of whose rows not enough may go, those do that come first by deposit and position. Gradients of
+  // the others are dropped: see CommitOutcome::left_out. An error drops it and leaves every row's
+  // values as they were; it says if others were evicted to make room. kFailedPrecondition: the rule
+  // is another one, and the table keeps its slots; or DepositQueue::Redeem's.
   Result<CommitOutcome> Commit(const CommitOptions& options, const ParallelFor& parallel_for);
   // The same while somebody has the lock of LockCommits for it, perhaps another thread. Threads of
   // a pool must not wait for that lock: who has it may wait for the pool.
@@ -277,6 +298,12 @@ class Table {
   // Removes the rows of keys. Returns how many of them had one; those without keep what the
   // admission has counted of them. Keys that this table cannot hold have none.
   Result<uint64_t> Remove(const Key* keys, size_t n, const ParallelFor& parallel_for);
+
+  // Returns the keys whose rows have gone since the last call, by an eviction, a removal or the TTL
+  // of a storage, and that have no row now; of the next ones at most `most` are noted. 0: nothing
+  // is noted any more. Rows that have expired are noted when a call comes upon them, or when the
+  // database rewrites its files.
+  Result<RemovedSince> TakeRemoved(size_t most, const ParallelFor& parallel_for);
 
   // What an export writes down. No commit runs and no row is made as long as it lives; its thread
   // must not use the table otherwise.
@@ -339,11 +366,18 @@ class Table {
   // Calls make(), which makes rows for those of `newcomers` that have none, at a time `now`, in the
   // call of keys (n), which have them all. In a full table others go before. commit_mu_ is held if
   // there is an eviction.
+  // `fitting`, unless null, gets those newcomers that fit in where not all do, for which make() is
+  // to make rows then; else that is an error.
   Status MakeInRoom(const Key* keys, size_t n, const std::vector<Key>& newcomers, uint32_t now,
-                    const std::function<Status()>& make, const ParallelFor& parallel_for);
+                    const std::function<Status()>& make, const ParallelFor& parallel_for,
+                    std::vector<Key>* fitting = nullptr);
   // The same, where all keys without a row are to have one.
   Status MakeInRoom(const Key* keys, size_t n, uint32_t now, const std::function<Status()>& make,
                     const ParallelFor& parallel_for);
+  // Makes rows of the keys without one as long as there is room, in their order. left_out becomes
+  // the number of distinct keys that got none. commit_mu_ is held.
+  Status MakeRowsThatFit(const std::vector<Key>& keys, uint32_t now, uint64_t* left_out,
+                         const ParallelFor& parallel_for);
   // The error of a call, with how many rows have gone to make room for it: evictor_ had had so many
   // go before.
   Status SayingWhatWent(const Status& failed, uint64_t evicted) const;
@@ -355,11 +389,15 @@ class Table {
   Status CheckRange(const Key* keys, size_t n) const;
   // `now` is the update_time of new rows.
   Status MakeRows(const std::vector<Key>& keys, uint32_t now, const ParallelFor& parallel_for);
-  // Has the admission begin anew with keys whose rows have gone. Most had no count; one that was
-  // given its row while nobody had the admission open, by a load, say, has.
-  void ForgetCounts(const std::vector<Key>& gone);
+  // Has the admission begin anew with keys that have got their rows, or whose rows have gone. Of
+  // these most had no count; one that was given its row while nobody had the admission open, by a
+  // load, say, has.
+  void ForgetCounts(const std::vector<Key>& keys);
+  // The same of rows that have gone, for whoever notes them too.
+  void HaveGone(const std::vector<Key>& keys);
   // Leaves the positions whose keys may have a row made; counts the keys if `observe`.
-  Status Admit(const Key* keys, bool observe, std::vector<uint32_t>* positions);
+  Status Admit(const Key* keys, const int64_t* counts, bool observe,
+               std::vector<uint32_t>* positions);
   Status Relay(const std::string& rule, const std::vector<Slot>& slots, bool restart,
                const ParallelFor& parallel_for);
   // kFailedPrecondition for a rule that would lose slots which are kept. commit_mu_ is held, here
@@ -375,7 +413,10 @@ class Table {
   bool SharesClock(const TableContents& contents) const {
     return (ticks_ != nullptr) == (contents.step_clock != TableContents::kSeconds);
   }
-  Status MakeDepositedRows(const Deposits& deposits, uint32_t now, const ParallelFor& parallel_for);
+  // Counts the keys of gradients that no lookup has counted, and makes the rows that are missing.
+  // left_out: as MakeRowsThatFit has it.
+  Status MakeDepositedRows(const Deposits& deposits, uint32_t now, uint64_t* left_out,
+                           const ParallelFor& parallel_for);
   // What the store is to apply. If gradients of one deposit are summed by key, all must be.
   std::vector<GradientBatch> BatchesOf(Deposits& deposits, const ParallelFor& parallel_for);
 
@@ -390,6 +431,7 @@ class Table {
   std::shared_ptr<RowsInUse> in_use_;     // null without eviction_
   std::unique_ptr<RowEvictor> evictor_;   // null without eviction_ and a limit of rows
 
+  const std::shared_ptr<RemovedKeys> removed_ = std::make_shared<RemovedKeys>();
   const std::shared_ptr<SummedGradientsPool> summed_pool_ = std::make_shared<SummedGradientsPool>();
   DepositQueue<LookupKeys> deposits_;
 
@@ -400,7 +442,7 @@ class Table {
   std::optional<KeptSlots> kept_;
   OptimizerHistory history_;
   std::atomic<uint64_t> removals_{0};
-  std::atomic<uint64_t> evicted_{0};
+  std::atomic<uint64_t> evicted_{0}, left_out_{0};
 };
 
 }  // namespace sok

@@ -47,21 +47,25 @@ void Table::Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const flo
                 anchor.measures);
 }
 
-Status Table::MakeDepositedRows(const Deposits& deposits, uint32_t now,
+Status Table::MakeDepositedRows(const Deposits& deposits, uint32_t now, uint64_t* left_out,
                                 const ParallelFor& parallel_for) {
-  // Who has no row by now was not admitted.
-  if (admission_ != nullptr) return Status();
   std::vector<Key> absent;
   for (const auto& deposit : deposits) {
     const LookupKeys& keys = deposit.keys;
     if (keys.leave_absent || (keys.rows_made && keys.removals == removals())) continue;
+    // What a lookup has counted and not admitted stays without a row; also what has gone since.
+    if (keys.rows_made && admission_ != nullptr) continue;
     auto missing = store_->Missing(keys.keys, keys.n, parallel_for);
     if (!missing.ok()) return missing.status();
+    std::sort(missing.value().begin(), missing.value().end());
+    // One lookup may have several gradients.
+    const bool counts = keys.counted == nullptr || !keys.counted->exchange(true);
+    Status status = Admit(keys.keys, keys.counts, counts, &missing.value());
+    if (!status.ok()) return status;
     for (uint32_t i : missing.value()) absent.push_back(keys.keys[i]);
   }
   if (absent.empty()) return Status();
-  const auto make = [&] { return MakeRows(absent, now, parallel_for); };
-  return MakeInRoom(absent.data(), absent.size(), absent, now, make, parallel_for);
+  return MakeRowsThatFit(absent, now, left_out, parallel_for);
 }
 
 Status Table::CheckRule(const std::string& rule) const {
@@ -115,8 +119,10 @@ Result<CommitOutcome> Table::CommitLocked(const CommitOptions& options,
   if (ticks_ != nullptr) ++*ticks_;
   const uint32_t now = this->now();
   const uint64_t evicted = evicted_for_room();
-  Status status = MakeDepositedRows(deposits, now, parallel_for);
+  Status status = MakeDepositedRows(deposits, now, &outcome.left_out, parallel_for);
   if (!status.ok()) return status;
+  outcome.first_left_out = outcome.left_out > 0 && left_out_ == 0;
+  left_out_ += outcome.left_out;
   // Rows that are removed from here on are left out.
 
   outcome.restarted = history_.StartsAnew(state_.rule, options.rule);
@@ -198,7 +204,7 @@ Status Table::Update(const Key* keys, size_t n, const float* gradients, const st
   const uint32_t now = this->now();
   auto missing = store_->Missing(keys, n, parallel_for);
   if (!missing.ok()) return missing.status();
-  status = Admit(keys, /*observe=*/false, &missing.value());
+  status = Admit(keys, nullptr, /*observe=*/false, &missing.value());
   if (!status.ok()) return status;
   std::vector<Key> absent;
   for (uint32_t i : missing.value()) absent.push_back(keys[i]);

@@ -1,6 +1,8 @@
 // Table: from deposited gradients to trained rows.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -242,20 +244,65 @@ TEST_CASE("a slot of the same name and width does not survive a change of the ru
   CHECK(Slots(*table)[1] == std::vector<float>(kDim, 0.0f));
 }
 
-TEST_CASE("a commit that would overfill the table leaves size and rows, and drops the deposits") {
-  const auto table = MakeTable(3);
+TEST_CASE("a commit makes rows as far as there is room, and leaves the other gradients out") {
+  const auto table = MakeTable(4);
   MakeRows(*table, {1, 2});
-  const auto before = Embedding(*table, 1);
-  DepositOnes(*table, {1, 8, 9});
-  const auto outcome = table->Commit({"sgd", {}, 0, 1.0f}, SerialFor);
-  REQUIRE_FALSE(outcome.ok());
-  CHECK(outcome.status().code() == Code::kResourceExhausted);
-  CHECK(table->size() == 2);
-  CHECK(table->steps() == 0);
-  CHECK(Embedding(*table, 1) == before);
-  CHECK(Commit(*table, "sgd").rows == 0);
+  const auto first = Embedding(*table, 9), left_out = Embedding(*table, 7);
+  DepositOnes(*table, {1, 9});
+  DepositOnes(*table, {9, 8, 7, 7, 6});
+  const CommitOutcome outcome = Commit(*table, "sgd");
+  CHECK(outcome.rows == 3);  // 1, 9 and 8
+  CHECK(outcome.left_out == 2);
+  CHECK(outcome.first_left_out);
+  CHECK(table->size() == 4);
+  CHECK(table->steps() == 1);
+  CHECK(Embedding(*table, 9)[0] != first[0]);
+  CHECK(Embedding(*table, 7) == left_out);
+  DepositOnes(*table, {7});
+  const CommitOutcome again = Commit(*table, "sgd");
+  CHECK(again.stepped);
+  CHECK(again.rows == 0);
+  CHECK(again.left_out == 1);
+  CHECK_FALSE(again.first_left_out);
+  CHECK(table->Stats().left_out == 3);
   DepositOnes(*table, {1, 8});
-  CHECK(Commit(*table, "sgd").rows == 2);
+  CHECK(Commit(*table, "sgd").left_out == 0);
+}
+
+TEST_CASE("a commit counts the keys of lookups that made no rows, once for all their gradients") {
+  AdmissionConfig frequency;
+  frequency.min_count = 3;
+  TableConfig config;
+  config.dim = kDim;
+  const auto table =
+      Value(Table::Make(config, std::shared_ptr<Admission>(Value(MakeAdmission(frequency)))));
+  const std::vector<Key> keys = {5, 6, 5, 7};
+  const std::vector<int64_t> counts = {1, 2, 1, 3};
+  const auto ones = std::make_shared<const std::vector<float>>(keys.size() * kDim, 1.0f);
+  const auto deposit = [&](const std::shared_ptr<std::atomic<bool>>& counted, bool rows_made) {
+    LookupKeys lookup{nullptr, keys.data(), keys.size(), rows_made};
+    lookup.counts = counts.data();
+    lookup.counted = counted;
+    table->Deposit(std::move(lookup), ones, ones->data(), nullptr);
+  };
+  const auto rows = [&] {
+    std::vector<Key> held;
+    REQUIRE(table->ForEachRow([&](Key key, RowRef) { held.push_back(key); }).ok());
+    std::sort(held.begin(), held.end());
+    return held;
+  };
+  const auto counted = table->CountOnce();
+  deposit(counted, false);
+  deposit(counted, false);
+  CHECK(Commit(*table, "sgd").rows == 1);
+  CHECK(rows() == std::vector<Key>{7});  // 5 and 6 were counted twice
+  deposit(counted, false);
+  deposit(nullptr, true);  // its lookup has counted them
+  Commit(*table, "sgd");
+  CHECK(rows() == std::vector<Key>{7});
+  deposit(table->CountOnce(), false);
+  CHECK(Commit(*table, "sgd").rows == 3);
+  CHECK(rows() == std::vector<Key>{5, 6, 7});
 }
 
 TEST_CASE("an unknown rule or parameter is an error that drops the deposits") {

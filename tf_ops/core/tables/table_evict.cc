@@ -1,4 +1,5 @@
 // How rows of a table go: by policies, by key, and to make room.
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -21,7 +22,7 @@ Result<EvictedRows> Table::EvictChosen(const std::function<Status(EvictedRows*)>
     ++removals_;
     if (!erased.ok()) return erased.status();
     if (!erased.value().has_value()) continue;
-    ForgetCounts(evicted.keys);
+    HaveGone(evicted.keys);
     return evicted;
   }
 }
@@ -96,15 +97,18 @@ Status Table::EvictAfterStep(int64_t step, const Key* keys, size_t n,
 }
 
 Status Table::MakeInRoom(const Key* keys, size_t n, const std::vector<Key>& newcomers, uint32_t now,
-                         const std::function<Status()>& make, const ParallelFor& parallel_for) {
+                         const std::function<Status()>& make, const ParallelFor& parallel_for,
+                         std::vector<Key>* fitting) {
   if (evictor_ == nullptr) return make();
   const uint64_t evicted = evictor_->evicted();
   for (;;) {
     const uint64_t seen = store_->replacements();
-    auto room = evictor_->MakeRoom({keys, n}, newcomers, now, parallel_for);
+    auto room =
+        evictor_->MakeRoom({keys, n}, newcomers, /*all=*/fitting == nullptr, now, parallel_for);
     if (!room.ok()) return SayingWhatWent(room.status(), evicted);
     if (!room.value().gone.empty()) ++removals_;
-    ForgetCounts(room.value().gone);
+    HaveGone(room.value().gone);
+    if (fitting != nullptr) *fitting = room.value().made;
     Status status = make();
     if (status.ok()) {
       evictor_->Add(room.value().made, now);
@@ -118,8 +122,33 @@ Status Table::MakeInRoom(const Key* keys, size_t n, const std::vector<Key>& newc
     if (store_->replacements() != seen) continue;
     // Rows of the call may have expired since, and take more room as new ones.
     const auto missing = evictor_->Missing(newcomers, parallel_for);
-    if (!missing.ok() || missing.value().size() <= room.value().made.size()) return failed;
+    const size_t known = room.value().made.size() + room.value().left_out;
+    if (!missing.ok() || missing.value().size() <= known) return failed;
   }
+}
+
+Status Table::MakeRowsThatFit(const std::vector<Key>& keys, uint32_t now, uint64_t* left_out,
+                              const ParallelFor& parallel_for) {
+  const std::vector<Key> newcomers = DistinctKeys(keys);
+  std::vector<Key> fitting = newcomers;
+  const auto make = [&] { return MakeRows(fitting, now, parallel_for); };
+  const uint64_t max_rows = config_.max_rows;
+  Status status;
+  if (evictor_ != nullptr || max_rows == 0) {
+    status = MakeInRoom(keys.data(), keys.size(), newcomers, now, make, parallel_for, &fitting);
+  } else {
+    status = store_->LeaveOutExpired(now);
+    for (bool again = status.ok(); again;) {
+      const uint64_t rows = store_->size();
+      fitting.resize(std::min<uint64_t>(newcomers.size(), max_rows - std::min(rows, max_rows)));
+      status = make();
+      // Lookups, which make their rows at the same time, may have left less room.
+      again = status.code() == Code::kResourceExhausted && store_->size() > rows;
+    }
+  }
+  *left_out = newcomers.size() - fitting.size();
+  if (status.ok()) ForgetCounts(fitting);  // the others have passed the admission
+  return status;
 }
 
 Status Table::SayingWhatWent(const Status& failed, uint64_t evicted) const {

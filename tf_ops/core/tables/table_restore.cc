@@ -130,6 +130,7 @@ Result<RestoreOutcome> Table::Restore(const TableContents& contents,
   std::lock_guard<std::mutex> commit(commit_mu_);
   DropDeposits();
   ++removals_;
+  removed_->AddAll();
   if (evictor_ != nullptr) evictor_->Forget();
   if (ticks_ != nullptr) {
     *ticks_ =

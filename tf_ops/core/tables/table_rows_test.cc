@@ -295,23 +295,34 @@ TEST_CASE("AdmitMissing counts every place, and keeps those that may have a row,
   const auto table = Value(Table::Make(Config(), Value(MakeAdmission(frequency))));
   const std::vector<Key> keys = {7, 8, 7, 7, 8};
   std::vector<uint32_t> positions = {4, 2, 0, 3, 1};
-  REQUIRE(table->AdmitMissing(keys.data(), &positions).ok());
+  REQUIRE(table->AdmitMissing(keys.data(), nullptr, &positions).ok());
   CHECK(positions == std::vector<uint32_t>{3});
   positions = {0, 1};
-  REQUIRE(table->AdmitMissing(keys.data(), &positions).ok());
+  REQUIRE(table->AdmitMissing(keys.data(), nullptr, &positions).ok());
   CHECK(positions == std::vector<uint32_t>{0, 1});
   MakeRows(*table, {7});  // gives its counter up
   positions = {0, 1};
-  REQUIRE(table->AdmitMissing(keys.data(), &positions).ok());
+  REQUIRE(table->AdmitMissing(keys.data(), nullptr, &positions).ok());
   CHECK(positions == std::vector<uint32_t>{1});
   CHECK(table->size() == 1);
+}
+
+TEST_CASE("AdmitMissing counts a place as often as it is told") {
+  AdmissionConfig frequency;
+  frequency.min_count = 3;
+  const auto table = Value(Table::Make(Config(), Value(MakeAdmission(frequency))));
+  const std::vector<Key> keys = {7, 8, 9};
+  const std::vector<int64_t> counts = {2, 3, 9};
+  std::vector<uint32_t> positions = {1, 0};
+  REQUIRE(table->AdmitMissing(keys.data(), counts.data(), &positions).ok());
+  CHECK(positions == std::vector<uint32_t>{1});
 }
 
 TEST_CASE("AdmitMissing of a table without admission keeps all positions") {
   const auto table = Value(Table::Make(Config()));
   const std::vector<Key> keys = {7, 8};
   std::vector<uint32_t> positions = {1, 0};
-  REQUIRE(table->AdmitMissing(keys.data(), &positions).ok());
+  REQUIRE(table->AdmitMissing(keys.data(), nullptr, &positions).ok());
   CHECK(Sorted(positions) == std::vector<uint32_t>{0, 1});
 }
 

@@ -21,12 +21,17 @@ class ExpiryFilter final : public rocksdb::CompactionFilter {
 
   // A newer version of the row, if there is one elsewhere, is looked at by itself. If only this one
   // goes, older ones may come to light: they were updated earlier, so they have expired too.
-  bool Filter(int /*level*/, const rocksdb::Slice& /*key*/, const rocksdb::Slice& value,
+  bool Filter(int /*level*/, const rocksdb::Slice& key, const rocksdb::Slice& value,
               std::string* /*new_value*/, bool* /*value_changed*/) const override {
     if (value.size() < sizeof(RowHeader)) return false;
     RowHeader header;
     std::memcpy(&header, value.data(), sizeof(header));
-    return expiry_->MayRemove(header.meta.update_time);
+    if (!expiry_->MayRemove(header.meta.update_time)) return false;
+    if (key.size() == RowKey::kBytes) {
+      const std::string_view bytes(key.data(), key.size());
+      expiry_->Tell(RowKey::Group(bytes), RowKey::KeyOf(bytes));
+    }
+    return true;
   }
   const char* Name() const override { return "sok_embed.expiry"; }
 

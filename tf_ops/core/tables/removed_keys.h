@@ -1,0 +1,72 @@
+// Keys whose rows have gone, for those who keep a copy of a table elsewhere. Nothing is noted
+// before somebody has asked for it. Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "core/base/types.h"
+#include "core/rows/key_set.h"
+
+namespace sok {
+
+struct RemovedSince {
+  std::vector<Key> keys;  // distinct, in no order
+  // Whether these are all keys whose rows have gone since the call before. Not in the first call,
+  // where more have gone than were to be noted, and where all rows have been replaced.
+  bool complete = false;
+};
+
+class RemovedKeys {
+ public:
+  bool noting() const { return noting_.load(std::memory_order_relaxed); }
+
+  void Add(const Key* keys, size_t n) {
+    if (!noting()) return;
+    std::lock_guard<std::mutex> guard(mu_);
+    for (size_t i = 0; i < n && complete_; ++i) {
+      if (!met_.Insert(keys[i])) continue;
+      keys_.push_back(keys[i]);
+      if (keys_.size() > most_) Clear(false);
+    }
+  }
+
+  // Says that rows have been replaced as a whole.
+  void AddAll() {
+    std::lock_guard<std::mutex> guard(mu_);
+    Clear(false);
+  }
+
+  // Returns what has been noted since the call before, and notes at most so many keys from now on;
+  // 0: none, and nothing is noted any more. `replacements` is that of the store.
+  RemovedSince Take(size_t most, uint64_t replacements) {
+    std::lock_guard<std::mutex> guard(mu_);
+    RemovedSince taken{std::move(keys_), complete_ && replacements == replacements_};
+    if (!taken.complete) taken.keys.clear();
+    Clear(most > 0);
+    most_ = most;
+    replacements_ = replacements;
+    noting_ = most > 0;
+    return taken;
+  }
+
+ private:
+  void Clear(bool complete) {
+    keys_ = {};
+    met_ = {};
+    complete_ = complete;
+  }
+
+  std::atomic<bool> noting_{false};
+  std::mutex mu_;  // guards the rest
+  std::vector<Key> keys_;
+  KeySet met_;  // the same
+  size_t most_ = 0;
+  uint64_t replacements_ = 0;
+  bool complete_ = false;  // keys_ has all since the last Take
+};
+
+}  // namespace sok
