@@ -15,13 +15,14 @@ from sok_embed.admission import Admission, op_attributes
 from sok_embed.eviction import Eviction, check_place, core_arguments
 from sok_embed.initializers import RowInitializer, seed_as_int64
 from sok_embed.kv.storage import warn_of_another
+from sok_embed.owned_resource import OwnedResource
 from sok_embed.owners import ModuloRule, OwnerRule
 from sok_embed.stored_owners import check_stored_owners
 from sok_embed.tensors import as_errors, as_keys, eager
 from sok_embed.worker_record import WorkerRecord
 
 
-class Table(tf.saved_model.experimental.TrackableResource):
+class Table(OwnedResource):
     """Rows of float32 by 64-bit key, on this worker.
 
     Layers make their own tables; use one by itself to look at what a layer has learned, or to put
@@ -126,9 +127,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
             self._attributes |= {f"eviction_{key}": value for key, value in arguments.items()}
             self._attributes["step_clock"] = storage is None and not eviction.counts_seconds
         self._track_trackable(WorkerRecord(name, owner, owners, self._owner_rule.text), "worker")
-        # Made now and not at first use: that may be inside of a function's graph.
-        with tf.init_scope():
-            self.resource_handle  # noqa: B018
+        self._make_now()
 
     def _create_resource(self) -> tf.Tensor:
         if self.storage is not None:
@@ -138,9 +137,6 @@ class Table(tf.saved_model.experimental.TrackableResource):
                     f"Table '{self.name}'", self.storage, self._group, self._owner_rule
                 )
         return as_errors(lambda: tf_ops.anonymous_table(self.name, self.dim, **self._attributes))
-
-    def _initialize(self) -> None:
-        """A table is ready once it is made."""
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
         if save_type == "savedmodel" and self.owners > 1:

@@ -48,9 +48,22 @@ def table_handle(shared_name: str, dim: int, **attributes: Any) -> tf.Tensor:
 
 
 def anonymous_table(table_name: str, dim: int, **attributes: Any) -> tf.Tensor:
-    """Makes a table, which goes with the last copy of its handle. Arguments as `table_handle`."""
+    """Makes a table, which goes with `release` or the last copy of its handle.
+
+    Its arguments are those of `table_handle`.
+    """
     with on_cpu():
         return ops.sok_embed_anonymous_table(table_name=table_name, dim=dim, **attributes)
+
+
+def release(handle: tf.Tensor) -> None:
+    """Lets an anonymous table, adaptive table or queue go, though there are copies of its handle.
+
+    Ops that run at that moment end as they would. Those that are run later with a copy of the
+    handle raise a `tf.errors.FailedPreconditionError`.
+    """
+    with on_cpu():
+        ops.sok_embed_release(owned=handle)
 
 
 class Lookup(NamedTuple):

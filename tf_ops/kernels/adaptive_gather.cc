@@ -77,7 +77,7 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
-    tf::core::RefCountPtr<TableResource> resource;
+    std::shared_ptr<OpenTable> resource;
     OP_REQUIRES_OK(ctx, GetTable(ctx, &resource));
     const absl::Status status = ctx->expected_output_dtype(0) == tf::DT_FLOAT
                                     ? Run<float>(ctx, *resource)
@@ -137,7 +137,7 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
   }
 
   template <typename T>
-  absl::Status Gather(const TableResource& resource, tf::Var& variable, const MaskedLookup& lookup,
+  absl::Status Gather(const OpenTable& resource, tf::Var& variable, const MaskedLookup& lookup,
                       T* embeddings, const ParallelFor& pool) const {
     MaskGather gather(resource.table().get(), lookup);
     {
@@ -173,7 +173,7 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
   }
 
   template <typename T>
-  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) {
+  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) {
     TF_RETURN_IF_ERROR(CheckInputs(ctx, *resource.table()));
     TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(1), "static_rows"));
     const tf::Tensor &keys = ctx->input(2), &buckets = ctx->input(3), &mask = ctx->input(4);
