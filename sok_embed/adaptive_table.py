@@ -12,6 +12,7 @@ import tensorflow as tf
 from sok_embed import contents, tf_ops
 from sok_embed.initializers import RowInitializer, seed_as_int64
 from sok_embed.kv import RemovedKeys
+from sok_embed.owned_resource import OwnedResource
 from sok_embed.removed_keys import taken_keys
 from sok_embed.row_batches import Batch, batches_in_memory
 from sok_embed.tensors import as_errors, as_keys, eager
@@ -23,7 +24,7 @@ _SHARES = ("sketch_saturation",)
 _VECTORS = ("own_keys", "own_embeddings", "static_keys", "static_embeddings")
 
 
-class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
+class AdaptiveTable(OwnedResource):
     """Rows of float32 that frequent keys own and all other keys share, on this worker.
 
     A layer makes its own table; this is what to inspect of it. Each key has a *static row*, that of
@@ -114,17 +115,12 @@ class AdaptiveTable(tf.saved_model.experimental.TrackableResource):
             "owner": owner,
         }
         self._track_trackable(WorkerRecord(name, owner, owners, "bucket % size"), "worker")
-        # Made now and not at first use: that may be inside of a function's graph.
-        with tf.init_scope():
-            self.resource_handle  # noqa: B018
+        self._make_now()
 
     def _create_resource(self) -> tf.Tensor:
         return as_errors(
             lambda: tf_ops.anonymous_adaptive_table(self.name, self.dim, **self._attributes)
         )
-
-    def _initialize(self) -> None:
-        """A table is ready once it is made."""
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
         if save_type == "savedmodel" and self.owners > 1:

@@ -41,18 +41,28 @@ def own_part(anchor: tf.Tensor, parts: int, worker: int) -> tf.Tensor:
 def summed_alike(gradient: tf.Tensor, parts: int) -> tf.Tensor:
     """Returns whether the gradients of all workers have come into a sum, by one factor.
 
-    A call of a layer is collective, so all workers have made as many deposits, and their marks add
-    up to the same.
+    A call of a layer is collective, so all workers have made as many deposits. Their marks follow
+    the norms of their own gradients, but differ only by powers of `2**ANCHOR_MARK_STEP`: without
+    these they add up to the same.
 
     Args:
         gradient: float32 `[parts * ANCHOR_SIZE]`, of an anchor.
-        parts: How many workers have one.
+        parts: The number of workers that have one.
 
     Returns:
         A bool scalar. What is not finite counts as alike: a commit judges that.
     """
-    marks = (tf_ops.ANCHOR_SIZE - tf_ops.ANCHOR_COORDINATES) // 2
-    by_worker = tf.reshape(gradient, [parts, tf_ops.ANCHOR_SIZE])[:, :marks]
+    places = (tf_ops.ANCHOR_SIZE - tf_ops.ANCHOR_COORDINATES) // 2
+    marks = tf.reshape(gradient, [parts, tf_ops.ANCHOR_SIZE])[:, :places]
+    marks = tf.cast(marks, tf.float64)
+    sizes = tf.abs(marks) / tf.reduce_max(tf.abs(marks))
+    present = sizes > 0
+    digits = tf.math.log(tf.where(present, sizes, 1.0)) / tf.math.log(tf.constant(2.0, tf.float64))
+    steps = tf.round(digits / tf_ops.ANCHOR_MARK_STEP) * tf_ops.ANCHOR_MARK_STEP
+    by_worker = tf.where(
+        present, tf.sign(marks) * sizes * tf.pow(tf.cast(2.0, tf.float64), -steps), 0.0
+    )
     sums = tf.reduce_sum(by_worker, 1)
     off = tf.abs(sums - sums[0])
-    return tf.reduce_all((off <= _TOLERANCE * tf.abs(sums[0])) | ~tf.math.is_finite(off))
+    is_finite = tf.reduce_all(tf.math.is_finite(marks))
+    return tf.reduce_all(off <= _TOLERANCE * tf.abs(sums[0])) | ~is_finite

@@ -24,6 +24,7 @@ from sok_embed import callers, communicators, strategies, tf_ops, v1_optimizers
 from sok_embed.anchor_parts import own_part, parts_of, summed_alike
 from sok_embed.anchor_updates import AnchorConstraint, Update, watch
 from sok_embed.distributed_optimizer import averages_gradients
+from sok_embed.noted_gradients import forget_with
 from sok_embed.optimizers import has_schedule, row_rule, warn_of_ignored
 from sok_embed.slot_variables import slot_variables
 
@@ -120,6 +121,7 @@ class Commit(AnchorConstraint):
         self._was_told = True
         _refuse_unequal_skips(self._table.name)
         self._check_summed(update.variable, update.optimizer)
+        forget_with(self, update.gradient)
         # The gradient of a scalar names nothing.
         redeemed = update.gradient if update.gradient.shape.rank == 1 else None
         optimizer = update.optimizer

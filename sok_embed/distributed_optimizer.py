@@ -14,6 +14,8 @@ from sok_embed.sparse_gradients import average_slices
 
 # Gradients that travel together are of at most so many bytes.
 _BUCKET_BYTES = 25 * 2**20
+# Norms are multiplied by these before they are squared: one of the squares fits into a float32.
+_SCALES = (2.0**64, 1.0, 2.0**-64)
 # What the running `apply` updates, on this thread: replicas of a strategy have one each.
 _applied_to: ContextVar[Any] = ContextVar("applied_to")
 
@@ -221,17 +223,35 @@ def _reduced(
 
 
 def _square(gradient: tf.Tensor) -> tf.Tensor:
-    """The square of the norm of this worker's rows, of the gradient of an anchor."""
-    return tf.reduce_sum(tf.square(gradient[-tf_ops.ANCHOR_COORDINATES :]))
+    """Returns the squares of the norm of this worker's rows, times each of `_SCALES`.
+
+    Args:
+        gradient: Of an anchor, float32 `[ANCHOR_SIZE]`.
+
+    Returns:
+        float32 `[len(_SCALES)]`; infinite where a square is more than a float32 holds.
+    """
+    coordinates = gradient[tf.newaxis, -tf_ops.ANCHOR_COORDINATES :]
+    return tf.reduce_sum(tf.square(coordinates * tf.constant(_SCALES)[:, tf.newaxis]), 1)
 
 
-def _with_norm(gradient: tf.Tensor, mean_square: tf.Tensor, size: int) -> tf.Tensor:
+def _with_norm(gradient: tf.Tensor, mean_squares: tf.Tensor, size: int) -> tf.Tensor:
     """Returns the gradient of an anchor with the norm of the average over workers.
 
     No row is on two workers, or each of those counts its part of it, so squares of norms add up.
+
+    Args:
+        gradient: float32 `[ANCHOR_SIZE]`.
+        mean_squares: The averages of what `_square` returns on each worker.
+        size: The number of workers.
     """
     marks = gradient[: -tf_ops.ANCHOR_COORDINATES]
-    norm = tf.sqrt(mean_square * size) / size
+    squares = mean_squares * size
+    # The largest scale that fits keeps the digits of small norms. What fits none is not finite.
+    norm = tf.sqrt(squares[-1]) / (size * _SCALES[-1])
+    for i in reversed(range(len(_SCALES) - 1)):
+        fits = tf.math.is_finite(squares[i])
+        norm = tf.where(fits, tf.sqrt(squares[i]) / size / _SCALES[i], norm)
     rest = tf.zeros([tf_ops.ANCHOR_COORDINATES - 1])
     return tf.concat([marks, norm[tf.newaxis], rest], 0)
 

@@ -17,6 +17,7 @@ from sok_embed.eviction import Eviction, check_place, core_arguments
 from sok_embed.initializers import RowInitializer, seed_as_int64
 from sok_embed.kv import RemovedKeys
 from sok_embed.kv.storage import warn_of_another
+from sok_embed.owned_resource import OwnedResource
 from sok_embed.owners import ModuloRule, OwnerRule
 from sok_embed.removed_keys import taken_keys
 from sok_embed.row_batches import Batch, batches_in_memory
@@ -25,7 +26,7 @@ from sok_embed.tensors import as_errors, as_keys, eager
 from sok_embed.worker_record import WorkerRecord
 
 
-class Table(tf.saved_model.experimental.TrackableResource):
+class Table(OwnedResource):
     """Rows of float32 by 64-bit key, on this worker.
 
     Layers make their own tables; use one by itself to look at what a layer has learned, or to put
@@ -132,9 +133,7 @@ class Table(tf.saved_model.experimental.TrackableResource):
             self._attributes |= {f"eviction_{key}": value for key, value in arguments.items()}
             self._attributes["step_clock"] = storage is None and not eviction.counts_seconds
         self._track_trackable(WorkerRecord(name, owner, owners, self._owner_rule.text), "worker")
-        # Made now and not at first use: that may be inside of a function's graph.
-        with tf.init_scope():
-            self.resource_handle  # noqa: B018
+        self._make_now()
 
     @property
     def resource_handle(self) -> tf.Tensor:
@@ -155,9 +154,6 @@ class Table(tf.saved_model.experimental.TrackableResource):
                     f"Table '{self.name}'", self.storage, self._group, self._owner_rule
                 )
         return as_errors(lambda: tf_ops.anonymous_table(self.name, self.dim, **self._attributes))
-
-    def _initialize(self) -> None:
-        """A table is ready once it is made."""
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
         if save_type == "savedmodel" and self.owners > 1:

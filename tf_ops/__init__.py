@@ -54,6 +54,7 @@ from sok_embed.tf_ops.hashed_bags import HashSpec, hash_positions, hashed_bag, r
 from sok_embed.tf_ops.measuring import note_update
 from sok_embed.tf_ops.tables import (
     ANCHOR_COORDINATES,
+    ANCHOR_MARK_STEP,
     ANCHOR_SIZE,
     Export,
     ExportedPiece,
@@ -73,6 +74,7 @@ from sok_embed.tf_ops.tables import (
     list_keys,
     lookup,
     metadata,
+    release,
     remove,
     removed_keys,
     restore,
@@ -84,6 +86,7 @@ from sok_embed.tf_ops.tables import (
 
 __all__ = [
     "ANCHOR_COORDINATES",
+    "ANCHOR_MARK_STEP",
     "ANCHOR_SIZE",
     "BAG_A_KEY",
     "BAG_A_ROW",
@@ -143,6 +146,7 @@ __all__ = [
     "lookup",
     "metadata",
     "note_update",
+    "release",
     "remove",
     "removed_keys",
     "requested_keys",

@@ -19,6 +19,8 @@ from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
 ANCHOR_SIZE = 192
 # So many of its last elements have the norm of what was deposited.
 ANCHOR_COORDINATES = 64
+# The marks of deposits are multiples of each other by powers of 2 to this: kMarkStep in tickets.h.
+ANCHOR_MARK_STEP = 16
 
 _NOTHING = np.zeros([0], np.float32)
 
@@ -46,9 +48,22 @@ def table_handle(shared_name: str, dim: int, **attributes: Any) -> tf.Tensor:
 
 
 def anonymous_table(table_name: str, dim: int, **attributes: Any) -> tf.Tensor:
-    """Makes a table, which goes with the last copy of its handle. Arguments as `table_handle`."""
+    """Makes a table, which goes with `release` or the last copy of its handle.
+
+    Its arguments are those of `table_handle`.
+    """
     with on_cpu():
         return ops.sok_embed_anonymous_table(table_name=table_name, dim=dim, **attributes)
+
+
+def release(handle: tf.Tensor) -> None:
+    """Lets an anonymous table, adaptive table or queue go, though there are copies of its handle.
+
+    Ops that run at that moment end as they would. Those that are run later with a copy of the
+    handle raise a `tf.errors.FailedPreconditionError`.
+    """
+    with on_cpu():
+        ops.sok_embed_release(owned=handle)
 
 
 class Lookup(NamedTuple):
@@ -135,7 +150,7 @@ def deposit(receipt: tf.Tensor, gradients: tf.Tensor, marks: bool = False) -> tf
 
     Returns:
         The gradient of the anchor: a zero, or a vector that names this deposit to `commit`, by
-        numbers of 2**-65 and less, and whose norm is that of the gradients, summed by key. Vectors
+        numbers of about 2**-54 of its norm, which is that of the gradients, summed by key. Vectors
         of several deposits add up to one with the norm of the sum.
     """
     anchor_gradient = ops.sok_embed_deposit(

@@ -17,6 +17,7 @@ from sok_embed.collection.configs import FeatureConfig, TableConfig, distinct_ta
 from sok_embed.collection.shared_configs import check_own_configs
 from sok_embed.commit import Commit, TrainedTable
 from sok_embed.initializers import RowInitializer, derive_seed, row_initializer
+from sok_embed.owned_resource import OwnedResource
 from sok_embed.owners import EveryWorkerRule, MixedRule, OneWorkerRule, OwnerRule, salt_of
 from sok_embed.planning import Plan, PlannedTable
 from sok_embed.planning.tables import KEY, REPLICATED
@@ -27,20 +28,16 @@ _INT64 = 2**63
 _BATCH_SIZE = 8192
 
 
-class CollectionQueue(tf.saved_model.experimental.TrackableResource):
+class CollectionQueue(OwnedResource):
     """Where the gradients of a collection wait for its commit."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self._name = name
-        with tf.init_scope():
-            self.resource_handle  # noqa: B018
+        self._make_now()
 
     def _create_resource(self) -> tf.Tensor:
         return tf_ops.anonymous_collection_queue(self._name)
-
-    def _initialize(self) -> None:
-        """A queue is ready once it is made."""
 
 
 class Placed(NamedTuple):

@@ -29,6 +29,31 @@ def test_a_change_of_the_anchor_by_hand_is_refused(native, in_function):
     np.testing.assert_array_equal(np.asarray(model.layer.anchor), 0.0)
 
 
+ELEMENT_BY_ELEMENT = {
+    "noise": lambda gradient: gradient + tf.random.normal(tf.shape(gradient), stddev=1e-3, seed=1),
+    "centralization": lambda gradient: gradient - tf.reduce_mean(gradient),
+    "sign": tf.sign,
+    "clip": lambda gradient: tf.clip_by_value(gradient, -1e-3, 1e-3),
+}
+
+
+@IN_FUNCTION
+@pytest.mark.parametrize("change", ELEMENT_BY_ELEMENT)
+def test_a_change_of_elements_is_called_that(change, in_function):
+    def changed(model, optimizer, keys, targets, number):
+        with tf.GradientTape() as tape:
+            loss = loss_of(model, keys, targets)
+        taken = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply([ELEMENT_BY_ELEMENT[change](g) for g in taken], model.trainable_variables)
+
+    model = Model(table_layer())
+    with pytest.raises(
+        tf.errors.FailedPreconditionError, match="changed one by one.*layer's `anch"
+    ):
+        train(model, keras.optimizers.SGD(0.1), changed, in_function)
+    np.testing.assert_array_equal(model.layer.table.lookup(np.arange(20)), np.float32(0.1))
+
+
 def test_an_anchor_may_be_set_to_zeros():
     model = Model(table_layer())
     train(model, keras.optimizers.SGD(0.1), plain)

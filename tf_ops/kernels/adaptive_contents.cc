@@ -24,7 +24,7 @@ class AdaptiveOp : public tf::OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(tf::OpKernelContext* ctx) override {
-    tf::core::RefCountPtr<AdaptiveResource> resource;
+    std::shared_ptr<OpenAdaptiveTable> resource;
     OP_REQUIRES_OK(ctx, GetAdaptive(ctx, &resource));
     OP_REQUIRES_OK(ctx, Run(ctx, *resource->table(), resource->name()));
   }

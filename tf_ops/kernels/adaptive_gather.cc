@@ -79,7 +79,7 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
-    tf::core::RefCountPtr<TableResource> resource;
+    std::shared_ptr<OpenTable> resource;
     OP_REQUIRES_OK(ctx, GetTable(ctx, &resource));
     const absl::Status status = ctx->expected_output_dtype(0) == tf::DT_FLOAT
                                     ? Run<float>(ctx, *resource)
@@ -139,7 +139,7 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
   }
 
   template <typename T>
-  absl::Status Gather(const TableResource& resource, tf::Var& variable, const MaskedLookup& lookup,
+  absl::Status Gather(const OpenTable& resource, tf::Var& variable, const MaskedLookup& lookup,
                       T* embeddings, const ParallelFor& pool) const {
     MaskGather gather(resource.table().get(), lookup);
     {
@@ -158,7 +158,7 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
 
   // Whether the lookup makes no row for a key that asks for its own and has none, so that only its
   // static row is trained, and nobody was told so.
-  bool LeavesUncounted(const TableResource& resource, const MaskedLookup& lookup) const {
+  bool LeavesUncounted(const OpenTable& resource, const MaskedLookup& lookup) const {
     if (make_rows_ || !own_gradient_ || *resource.told_of_uncounted()) return false;
     for (size_t i = 0; i < lookup.n; ++i) {
       if (lookup.mask[i] == 1 && !lookup.own[i]) return true;
@@ -193,7 +193,7 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
   }
 
   template <typename T>
-  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) {
+  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) {
     TF_RETURN_IF_ERROR(CheckInputs(ctx, *resource.table()));
     TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(1), "static_rows"));
     const tf::Tensor &keys = ctx->input(2), &buckets = ctx->input(3), &mask = ctx->input(4);

@@ -1,5 +1,6 @@
-// SokEmbed>AnonymousAdaptiveTable makes a new table at every call, which goes with the last copy of
-// its handle. SokEmbed>AdaptiveTables returns the two tables that it consists of.
+// SokEmbed>AnonymousAdaptiveTable makes a new table at every call, which goes with
+// SokEmbed>Release, at the latest with the last copy of its handle. SokEmbed>AdaptiveTables returns
+// the two tables that it consists of.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -106,7 +107,9 @@ class AnonymousAdaptiveTableOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ToAbsl(table.status(), name_));
     PutHandle(ctx, 0,
               tf::ResourceHandle::MakeRefCountingHandle(
-                  new AdaptiveResource(name_, std::move(table.value())), ctx->device()->name()));
+                  new AdaptiveResource(
+                      std::make_shared<OpenAdaptiveTable>(name_, std::move(table.value()))),
+                  ctx->device()->name()));
   }
 
  private:
@@ -133,14 +136,15 @@ class AdaptiveTablesOp : public tf::OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(tf::OpKernelContext* ctx) override {
-    tf::core::RefCountPtr<AdaptiveResource> resource;
+    std::shared_ptr<OpenAdaptiveTable> resource;
     OP_REQUIRES_OK(ctx, GetAdaptive(ctx, &resource));
     const AdaptiveTable& table = *resource->table();
     int output = 0;
     for (const auto& part : {table.own(), table.statics()}) {
       PutHandle(ctx, output++,
                 tf::ResourceHandle::MakeRefCountingHandle(
-                    new TableResource(resource->name(), nullptr, part), ctx->device()->name()));
+                    new TableResource(std::make_shared<OpenTable>(resource->name(), nullptr, part)),
+                    ctx->device()->name()));
     }
   }
 };

@@ -12,12 +12,14 @@
 
 namespace sok {
 
-class AdaptiveResource : public tensorflow::ResourceBase {
+class OpenAdaptiveTable {
  public:
-  AdaptiveResource(std::string name, std::shared_ptr<AdaptiveTable> table)
+  static constexpr char kKind[] = "table";
+
+  OpenAdaptiveTable(std::string name, std::shared_ptr<AdaptiveTable> table)
       : name_(std::move(name)), table_(std::move(table)) {}
 
-  std::string DebugString() const override { return "sok_embed adaptive table '" + name_ + "'"; }
+  int64_t MemoryUsed() const { return 0; }  // not counted
 
   const std::string& name() const { return name_; }
   const std::shared_ptr<AdaptiveTable>& table() const { return table_; }
@@ -27,11 +29,13 @@ class AdaptiveResource : public tensorflow::ResourceBase {
   std::shared_ptr<AdaptiveTable> table_;
 };
 
+using AdaptiveResource = ResourceOf<OpenAdaptiveTable>;
+
 // Finds the adaptive table of input 0.
 inline absl::Status GetAdaptive(tensorflow::OpKernelContext* ctx,
-                                tensorflow::core::RefCountPtr<AdaptiveResource>* resource) {
+                                std::shared_ptr<OpenAdaptiveTable>* table) {
   TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(0), "table"));
-  return tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, 0), resource);
+  return GetContent(ctx, tensorflow::HandleFromInput(ctx, 0), table);
 }
 
 }  // namespace sok

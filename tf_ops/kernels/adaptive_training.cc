@@ -56,7 +56,7 @@ class AdaptiveLookupOp : public tf::OpKernel {
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
-    tf::core::RefCountPtr<AdaptiveResource> resource;
+    std::shared_ptr<OpenAdaptiveTable> resource;
     OP_REQUIRES_OK(ctx, GetAdaptive(ctx, &resource));
     const std::shared_ptr<AdaptiveTable>& table = resource->table();
     const std::string& name = resource->name();
@@ -132,7 +132,7 @@ class AdaptiveCommitOp : public CommitKernel {
  protected:
   absl::Status Run(tf::OpKernelContext* ctx, const CommitOptions& options, CommitOutcome* outcome,
                    std::string* name) override {
-    tf::core::RefCountPtr<AdaptiveResource> resource;
+    std::shared_ptr<OpenAdaptiveTable> resource;
     TF_RETURN_IF_ERROR(GetAdaptive(ctx, &resource));
     *name = resource->name();
     auto committed = resource->table()->Commit(options, IntraOpPool(ctx));

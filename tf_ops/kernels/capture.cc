@@ -38,7 +38,7 @@ class BeginCaptureOp : public tf::OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(tf::OpKernelContext* ctx) override {
-    tf::core::RefCountPtr<TableResource> resource;
+    std::shared_ptr<OpenTable> resource;
     OP_REQUIRES_OK(ctx, GetTable(ctx, &resource));
     OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(1), "mark"));
     OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(2), "since"));

@@ -41,16 +41,16 @@ absl::Status ReadPlacements(tf::OpKernelConstruction* ctx, bool has_holders, siz
 absl::Status GetCollection(tf::OpKernelContext* ctx, OpenCollection* collection,
                            const std::vector<TablePlacement>& placements, size_t rank) {
   TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(0), "queue"));
-  tf::core::RefCountPtr<CollectionQueueResource> queue;
-  TF_RETURN_IF_ERROR(tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), &queue));
+  std::shared_ptr<OpenQueue> queue;
+  TF_RETURN_IF_ERROR(GetContent(ctx, tf::HandleFromInput(ctx, 0), &queue));
   tf::OpInputList handles;
   TF_RETURN_IF_ERROR(ctx->input_list("tables", &handles));
   std::vector<TableCollection::Member> members;
   members.reserve(handles.size());
   for (const tf::Tensor& handle : handles) {
     TF_RETURN_IF_ERROR(ExpectScalar(handle, "a table"));
-    tf::core::RefCountPtr<TableResource> table;
-    TF_RETURN_IF_ERROR(tf::LookupResource(ctx, handle.scalar<tf::ResourceHandle>()(), &table));
+    std::shared_ptr<OpenTable> table;
+    TF_RETURN_IF_ERROR(GetContent(ctx, handle.scalar<tf::ResourceHandle>()(), &table));
     TF_RETURN_IF_ERROR(table->CheckProcess());
     members.push_back({table->name(), table->table(), table->stored()});
     if (members.size() <= placements.size()) {
@@ -78,7 +78,7 @@ class AnonymousCollectionQueueOp : public tf::OpKernel {
     tf::Tensor handle;
     OP_REQUIRES_OK(ctx, AllocateOnHost(ctx, tf::DT_RESOURCE, {}, &handle));
     handle.scalar<tf::ResourceHandle>()() = tf::ResourceHandle::MakeRefCountingHandle(
-        new CollectionQueueResource(name_), ctx->device()->name());
+        new CollectionQueueResource(std::make_shared<OpenQueue>(name_)), ctx->device()->name());
     ctx->set_output(0, handle);
   }
 

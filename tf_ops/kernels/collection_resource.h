@@ -19,11 +19,13 @@
 namespace sok {
 
 // Where the gradients of a collection wait.
-class CollectionQueueResource : public tensorflow::ResourceBase {
+class OpenQueue {
  public:
-  explicit CollectionQueueResource(std::string name)
+  static constexpr char kKind[] = "collection";
+
+  explicit OpenQueue(std::string name)
       : name_(std::move(name)), queue_(std::make_shared<CollectionQueue>()) {}
-  std::string DebugString() const override { return "sok_embed collection '" + name_ + "'"; }
+  int64_t MemoryUsed() const { return 0; }  // not counted
   const std::string& name() const { return name_; }
   const std::shared_ptr<CollectionQueue>& queue() const { return queue_; }
 
@@ -31,6 +33,8 @@ class CollectionQueueResource : public tensorflow::ResourceBase {
   std::string name_;
   std::shared_ptr<CollectionQueue> queue_;
 };
+
+using CollectionQueueResource = ResourceOf<OpenQueue>;
 
 // The tables of an op's inputs, with the queue that is its input 0.
 struct OpenCollection {

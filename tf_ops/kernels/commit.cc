@@ -84,7 +84,7 @@ namespace {
 // Tells the table where the slots of its static rows are. Variables that are to be restored yet
 // are made, without a value.
 absl::Status BindSlots(tf::OpKernelContext* ctx, const tf::OpInputList& handles,
-                       TableResource* resource) {
+                       OpenTable* resource) {
   SlotSources sources;
   for (int i = 0; i < handles.size(); ++i) {
     TF_RETURN_IF_ERROR(ExpectScalar(handles[i], "a slot source"));
@@ -120,7 +120,7 @@ class BindSlotsOp : public tf::OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(tf::OpKernelContext* ctx) override {
-    tf::core::RefCountPtr<TableResource> resource;
+    std::shared_ptr<OpenTable> resource;
     OP_REQUIRES_OK(ctx, GetTable(ctx, &resource));
     tf::OpInputList handles;
     OP_REQUIRES_OK(ctx, ctx->input_list("slot_sources", &handles));
@@ -147,7 +147,7 @@ class CommitOp : public CommitKernel {
  protected:
   absl::Status Run(tf::OpKernelContext* ctx, const CommitOptions& options, CommitOutcome* outcome,
                    std::string* name) override {
-    tf::core::RefCountPtr<TableResource> resource;
+    std::shared_ptr<OpenTable> resource;
     TF_RETURN_IF_ERROR(GetTable(ctx, &resource));
     *name = resource->name();
     tf::OpInputList handles;

@@ -27,13 +27,13 @@ class TableOp : public tf::OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(tf::OpKernelContext* ctx) override {
-    tf::core::RefCountPtr<TableResource> resource;
+    std::shared_ptr<OpenTable> resource;
     OP_REQUIRES_OK(ctx, GetTable(ctx, &resource));
     OP_REQUIRES_OK(ctx, Run(ctx, *resource));
   }
 
  protected:
-  virtual absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) = 0;
+  virtual absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) = 0;
 };
 
 absl::Status ExpectShape(const std::string& table, const char* what, const tf::Tensor& tensor,
@@ -86,7 +86,7 @@ class ExportOp : public TableOp {
   }
 
  protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
     const auto frozen = resource.table()->Freeze();
     TF_RETURN_IF_ERROR(ToAbsl(frozen.status(), resource.name()));
     return PutSnapshot(ctx, 0, resource.name(), frozen.value(), resource.table()->dim(),
@@ -122,7 +122,7 @@ class ExportPieceOp : public TableOp {
   }
 
  protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
     TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(1), "begin"));
     TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(2), "rows"));
     const auto frozen = resource.table()->Freeze();
@@ -157,7 +157,7 @@ class AssignOp : public TableOp {
   using TableOp::TableOp;
 
  protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
     Table& table = *resource.table();
     TF_RETURN_IF_ERROR(ExpectKeys(resource.name(), ctx->input(1)));
     const LookupKeys keys = KeysOf(ctx->input(1));
@@ -189,7 +189,7 @@ class RestoreOp : public TableOp {
   using TableOp::TableOp;
 
  protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
     Table& table = *resource.table();
     TableContents contents;
     TF_RETURN_IF_ERROR(ReadContents(ctx, 1, resource.name(), table.dim(), &contents));
@@ -209,7 +209,7 @@ class CheckRestoreOp : public TableOp {
   using TableOp::TableOp;
 
  protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
     const Table& table = *resource.table();
     TableContents contents;
     TF_RETURN_IF_ERROR(ReadContents(ctx, 1, resource.name(), table.dim(), &contents));
@@ -229,7 +229,7 @@ class AddRowsOp : public TableOp {
   using TableOp::TableOp;
 
  protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
     Table& table = *resource.table();
     TableContents piece;
     TF_RETURN_IF_ERROR(ReadContents(ctx, 1, resource.name(), table.dim(), &piece));
@@ -255,7 +255,7 @@ class RemoveOp : public TableOp {
   using TableOp::TableOp;
 
  protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
     TF_RETURN_IF_ERROR(ExpectKeys(resource.name(), ctx->input(1)));
     const LookupKeys keys = KeysOf(ctx->input(1));
     const auto removed = resource.table()->Remove(keys.keys, keys.n, IntraOpPool(ctx));
@@ -284,7 +284,7 @@ class RemovedKeysOp : public TableOp {
   }
 
  protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
     const auto taken = resource.table()->TakeRemoved(static_cast<size_t>(limit_), IntraOpPool(ctx));
     TF_RETURN_IF_ERROR(ToAbsl(taken.status(), resource.name()));
     const std::vector<Key>& removed = taken.value().keys;
@@ -319,7 +319,7 @@ class MetadataOp : public TableOp {
   using TableOp::TableOp;
 
  protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
     TF_RETURN_IF_ERROR(ExpectFewKeys(resource.name(), ctx->input(1)));
     const LookupKeys keys = KeysOf(ctx->input(1));
     tf::Tensor* outputs[3];
@@ -355,7 +355,7 @@ class SizeOp : public TableOp {
   using TableOp::TableOp;
 
  protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
     return PutScalar(ctx, static_cast<int64_t>(resource.table()->size()));
   }
 };
@@ -375,7 +375,7 @@ class StepsOp : public TableOp {
   using TableOp::TableOp;
 
  protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
     return PutScalar(ctx, resource.table()->steps());
   }
 };
@@ -395,7 +395,7 @@ class DropDepositsOp : public TableOp {
   using TableOp::TableOp;
 
  protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
     return PutScalar(ctx, static_cast<int64_t>(resource.table()->DropDeposits()));
   }
 };
@@ -417,7 +417,7 @@ class StatsOp : public TableOp {
   using TableOp::TableOp;
 
  protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const TableResource& resource) override {
+  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
     const TableStats stats = resource.table()->Stats();
     const auto number = [](uint64_t value) { return static_cast<int64_t>(value); };
     return PutNamed<int64_t>(ctx, {{"rows", number(stats.rows)},

@@ -53,7 +53,7 @@ class EvictOp : public tf::OpKernel {
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
-    tf::core::RefCountPtr<TableResource> resource;
+    std::shared_ptr<OpenTable> resource;
     OP_REQUIRES_OK(ctx, GetTable(ctx, &resource));
     Table& table = *resource->table();
     OP_REQUIRES(ctx, table.dim() == dim_,

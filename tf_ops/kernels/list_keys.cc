@@ -31,7 +31,7 @@ class ListKeysOp : public tf::OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(tf::OpKernelContext* ctx) override {
-    tf::core::RefCountPtr<TableResource> resource;
+    std::shared_ptr<OpenTable> resource;
     OP_REQUIRES_OK(ctx, GetTable(ctx, &resource));
     OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(1), "part"));
     const auto listed = resource->table()->ListKeys(ctx->input(1).scalar<int64_t>()());

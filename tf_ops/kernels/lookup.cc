@@ -48,7 +48,7 @@ class LookupOp : public tf::OpKernel {
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
-    tf::core::RefCountPtr<TableResource> resource;
+    std::shared_ptr<OpenTable> resource;
     OP_REQUIRES_OK(ctx, GetTable(ctx, &resource));
     Table& table = *resource->table();
     const tf::Tensor& keys = ctx->input(1);

@@ -1,5 +1,6 @@
 // SokEmbed>TableHandle returns the table of a name, made at the first call. SokEmbed>AnonymousTable
-// makes a new table at every call, which goes with the last copy of its handle.
+// makes a new table at every call, which goes when SokEmbed>Release is told to let it go, at the
+// latest with the last copy of its handle.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -51,8 +52,8 @@ class TablePlace {
  public:
   absl::Status Read(tf::OpKernelConstruction* ctx);
   int dim() const { return config_.dim; }
-  // Makes a new resource of that name.
-  Result<TableResource*> Open(const std::string& name) const;
+  // Makes a new table, or opens its group, under that name.
+  Result<std::shared_ptr<OpenTable>> Open(const std::string& name) const;
 
  private:
   TableConfig config_;
@@ -121,7 +122,7 @@ absl::Status TablePlace::ReadEviction(tf::OpKernelConstruction* ctx) {
   return absl::OkStatus();
 }
 
-Result<TableResource*> TablePlace::Open(const std::string& name) const {
+Result<std::shared_ptr<OpenTable>> TablePlace::Open(const std::string& name) const {
   if (storage_.empty()) {
     std::shared_ptr<Admission> admission;
     if (admission_.has_value()) {
@@ -137,7 +138,7 @@ Result<TableResource*> TablePlace::Open(const std::string& name) const {
     }
     auto table = Table::Make(config_, std::move(admission), nullptr, std::move(eviction));
     if (!table.ok()) return table.status();
-    return new TableResource(name, nullptr, std::move(table.value()));
+    return std::make_shared<OpenTable>(name, nullptr, std::move(table.value()));
   }
   if (config_.step_clock) {
     return InvalidArgument(
@@ -149,7 +150,7 @@ Result<TableResource*> TablePlace::Open(const std::string& name) const {
   auto table =
       storage.value()->OpenTable(config_, "", {}, admission_, /*reset_slots=*/false, eviction_);
   if (!table.ok()) return table.status();
-  return new TableResource(name, std::move(storage.value()), std::move(table.value()));
+  return std::make_shared<OpenTable>(name, std::move(storage.value()), std::move(table.value()));
 }
 
 Result<std::shared_ptr<Storage>> TablePlace::OpenStorage() const {
@@ -202,17 +203,17 @@ class TableHandleOp : public tf::OpKernel {
     TableResource* found = nullptr;
     OP_REQUIRES_OK(ctx, ctx->resource_manager()->LookupOrCreate<TableResource>(
                             container.container(), name, &found, [&](TableResource** made) {
-                              auto resource = place_.Open(name);
-                              if (!resource.ok()) return ToAbsl(resource.status(), name);
-                              *made = resource.value();
+                              auto table = place_.Open(name);
+                              if (!table.ok()) return ToAbsl(table.status(), name);
+                              *made = new TableResource(std::move(table.value()));
                               return absl::OkStatus();
                             }));
     tf::core::ScopedUnref unref(found);
-    OP_REQUIRES(ctx, found->table()->dim() == place_.dim(),
-                absl::InvalidArgumentError("table '" + name + "' exists with dim " +
-                                           std::to_string(found->table()->dim()) + ", dim " +
-                                           std::to_string(place_.dim()) +
-                                           " was asked for; give the tables two names"));
+    const int dim = found->content()->table()->dim();  // a table of a name has no owner
+    OP_REQUIRES(ctx, dim == place_.dim(),
+                absl::InvalidArgumentError(
+                    "table '" + name + "' exists with dim " + std::to_string(dim) + ", dim " +
+                    std::to_string(place_.dim()) + " was asked for; give the tables two names"));
     tf::Tensor* handle = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &handle));
     handle->scalar<tf::ResourceHandle>()() =
@@ -239,12 +240,12 @@ class AnonymousTableOp : public tf::OpKernel {
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
-    auto resource = place_.Open(name_);
-    OP_REQUIRES_OK(ctx, ToAbsl(resource.status(), name_));
+    auto table = place_.Open(name_);
+    OP_REQUIRES_OK(ctx, ToAbsl(table.status(), name_));
     tf::Tensor handle;
     OP_REQUIRES_OK(ctx, AllocateOnHost(ctx, tf::DT_RESOURCE, {}, &handle));
-    handle.scalar<tf::ResourceHandle>()() =
-        tf::ResourceHandle::MakeRefCountingHandle(resource.value(), ctx->device()->name());
+    handle.scalar<tf::ResourceHandle>()() = tf::ResourceHandle::MakeRefCountingHandle(
+        new TableResource(std::move(table.value())), ctx->device()->name());
     ctx->set_output(0, handle);
   }
 
@@ -254,5 +255,29 @@ class AnonymousTableOp : public tf::OpKernel {
 };
 
 SOK_REGISTER_KERNEL("AnonymousTable", AnonymousTableOp);
+
+REGISTER_OP("SokEmbed>Release")
+    .Input("owned: resource")
+    .SetIsStateful()
+    .SetShapeFn(tf::shape_inference::NoOutputs);
+
+// Lets what an anonymous handle stands for go, though there are copies of the handle.
+class ReleaseOp : public tf::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(0), "owned"));
+    const tf::ResourceHandle& handle = tf::HandleFromInput(ctx, 0);
+    auto* owned =
+        handle.IsRefCounting() ? dynamic_cast<OwnedResource*>(handle.resource().get()) : nullptr;
+    OP_REQUIRES(ctx, owned != nullptr,
+                absl::InvalidArgumentError("expected the handle of an anonymous table or queue, "
+                                           "got another"));
+    owned->Release();
+  }
+};
+
+SOK_REGISTER_KERNEL("Release", ReleaseOp);
 
 }  // namespace sok

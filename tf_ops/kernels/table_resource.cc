@@ -9,7 +9,7 @@ namespace sok {
 
 namespace tf = tensorflow;
 
-int64_t TableResource::MemoryUsed() const {
+int64_t OpenTable::MemoryUsed() const {
   const TableStats stats = table_->Stats();
   return static_cast<int64_t>(stats.index_bytes + stats.row_bytes);
 }
@@ -51,14 +51,14 @@ absl::Status ToAbsl(const Status& status, const std::string& table_name) {
   return absl::InternalError(message);
 }
 
-absl::Status TableResource::CheckProcess() const {
+absl::Status OpenTable::CheckProcess() const {
   return storage_ == nullptr ? absl::OkStatus() : ToAbsl(storage_->CheckProcess(), name_);
 }
 
-absl::Status GetTable(tf::OpKernelContext* ctx, tf::core::RefCountPtr<TableResource>* resource) {
+absl::Status GetTable(tf::OpKernelContext* ctx, std::shared_ptr<OpenTable>* table) {
   TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(0), "table"));
-  TF_RETURN_IF_ERROR(tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), resource));
-  return (*resource)->CheckProcess();
+  TF_RETURN_IF_ERROR(GetContent(ctx, tf::HandleFromInput(ctx, 0), table));
+  return (*table)->CheckProcess();
 }
 
 absl::Status ExpectScalar(const tf::Tensor& tensor, const char* what) {

@@ -11,6 +11,7 @@
 #include "core/base/types.h"
 #include "core/storage/storage.h"
 #include "core/tables/table.h"
+#include "kernels/owned_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
@@ -20,15 +21,16 @@ namespace sok {
 // Optimizer slots of a static variable, in the order of the rule's.
 using SlotSources = std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>>;
 
-// A table under a name in TensorFlow's resource manager.
-class TableResource : public tensorflow::ResourceBase {
+// A table, and what its ops keep beside it.
+class OpenTable {
  public:
+  static constexpr char kKind[] = "table";
+
   // `storage` is that of the table, if it lies in one; else it is null.
-  TableResource(std::string name, std::shared_ptr<Storage> storage, std::shared_ptr<Table> table)
+  OpenTable(std::string name, std::shared_ptr<Storage> storage, std::shared_ptr<Table> table)
       : name_(std::move(name)), storage_(std::move(storage)), table_(std::move(table)) {}
 
-  std::string DebugString() const override { return "sok_embed table '" + name_ + "'"; }
-  int64_t MemoryUsed() const override;
+  int64_t MemoryUsed() const;
 
   const std::string& name() const { return name_; }
   const std::shared_ptr<Table>& table() const { return table_; }
@@ -72,12 +74,13 @@ class TableResource : public tensorflow::ResourceBase {
   std::shared_ptr<const SlotSources> slot_sources_;
 };
 
+using TableResource = ResourceOf<OpenTable>;
+
 // Returns the core's error as TensorFlow's, with the table's name in front if there is one.
 absl::Status ToAbsl(const Status& status, const std::string& table_name = "");
 
 // Finds the table of input 0.
-absl::Status GetTable(tensorflow::OpKernelContext* ctx,
-                      tensorflow::core::RefCountPtr<TableResource>* resource);
+absl::Status GetTable(tensorflow::OpKernelContext* ctx, std::shared_ptr<OpenTable>* table);
 
 // Returns kInvalidArgument unless the tensor has one element. Shape functions do not run eagerly,
 // and TensorFlow aborts the process where a kernel reads a scalar from a tensor that is none.

@@ -120,6 +120,34 @@ def an_overflow_on_one_worker(here: Here) -> dict[str, Any]:
     return {**contents(model), "scale": float(model.optimizer.dynamic_scale)}
 
 
+def _fit_scaled(here: Here, exponent: int, **options: Any) -> dict[str, Any]:
+    model = one_table_model()
+    scaling = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5, **options),
+        initial_scale=2.0**exponent,
+        dynamic_growth_steps=10**6,
+    )
+    model.compile(sok_embed.DistributedOptimizer(scaling), "mse")
+    keys, targets = keys_and_targets()
+    fit(model, keys[:48], targets[:48], here)
+    return {**contents(model), "scale": float(model.optimizer.dynamic_scale)}
+
+
+@scenario
+def a_large_loss_scale(here: Here) -> dict[str, Any]:
+    return _fit_scaled(here, 120)
+
+
+@scenario
+def a_large_loss_scale_and_a_norm(here: Here) -> dict[str, Any]:
+    return _fit_scaled(here, 100, global_clipnorm=0.03)
+
+
+@scenario
+def a_small_loss_scale_and_a_norm(here: Here) -> dict[str, Any]:
+    return _fit_scaled(here, -40, global_clipnorm=0.03)
+
+
 @scenario
 def static_embedding_beside_a_table(here: Here) -> dict[str, Any]:
     """The gradient of a static embedding is an IndexedSlices."""

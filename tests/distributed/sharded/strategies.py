@@ -107,6 +107,8 @@ def keras_step(model: keras.Model, optimizer: Any, divisor: float) -> Callable[.
     def step(keys: Any, targets: Any) -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum((model(keys, training=True) - targets) ** 2) / divisor
+            if isinstance(optimizer, keras.optimizers.Optimizer):
+                loss = optimizer.scale_loss(loss)
         weights = model.trainable_variables
         gradients = tape.gradient(loss, weights)
         if isinstance(optimizer, tf.compat.v1.train.Optimizer):
@@ -215,6 +217,15 @@ SUMMED: dict[str, dict[str, Any]] = {
     "adagrad": {
         "make_optimizer": lambda: keras.optimizers.Adagrad(0.1),
         "make_model": adaptive_and_hashed,
+    },
+    **{
+        f"scaled_by_2_{exponent}": {
+            "make_optimizer": lambda exponent=exponent: keras.optimizers.SGD(
+                0.5, loss_scale_factor=2.0**exponent
+            ),
+            "make_model": one_table,
+        }
+        for exponent in (-40, 100)
     },
     # Far below the norm of a step, which is known only where the rows of all workers are.
     "norm_of_all_rows": {

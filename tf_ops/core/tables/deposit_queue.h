@@ -17,6 +17,7 @@
 #include "core/base/bfloat16.h"
 #include "core/base/status.h"
 #include "core/tables/coordinates.h"
+#include "core/tables/ticket_places.h"
 #include "core/tables/tickets.h"
 
 namespace sok {
@@ -43,11 +44,12 @@ class DepositQueue {
     std::shared_ptr<const void> hold;  // keeps the gradients alive
     const float* gradients;            // one of the two is set
     const BFloat16* gradients_bf16;
-    uint64_t ticket;
+    Ticket ticket = {};
     std::optional<Coordinates> coordinates = std::nullopt;
     bool fits_all = true;  // of the coordinates: see FitsAll
-    float factor = 1.0f;   // that the gradients are multiplied by
-    int missed = 0;        // commits that have not redeemed it
+    // That the gradients are multiplied by. A float32 has no room for products of loss scales.
+    double factor = 1.0;
+    int missed = 0;  // commits that have not redeemed it
   };
   // Who redeems a deposit later comes too late. Gradients that nobody applies cost memory until
   // then.
@@ -60,22 +62,26 @@ class DepositQueue {
   void Add(Keys keys, std::shared_ptr<const void> hold, const float* gradients,
            const BFloat16* gradients_bf16) {
     std::lock_guard<std::mutex> guard(mu_);
-    deposits_.push_back({std::move(keys), std::move(hold), gradients, gradients_bf16, ++tickets_});
+    deposits_.push_back(
+        {std::move(keys), std::move(hold), gradients, gradients_bf16, places_.GiveUnnamed()});
   }
 
   // Takes gradients, and adds to the gradient of their anchor (kAnchorSize) what names them; with
-  // `measures` also the norm that they have beside those that wait. Returns the ticket.
+  // `measures` also the norm that they have beside those that wait. Returns the ticket's number.
   uint64_t Add(Keys keys, std::shared_ptr<const void> hold, const float* gradients,
                const BFloat16* gradients_bf16, float* anchor_gradient, bool measures = true) {
     std::lock_guard<std::mutex> guard(mu_);
-    Deposit added{std::move(keys), std::move(hold), gradients, gradients_bf16, ++tickets_};
+    Deposit added{std::move(keys), std::move(hold), gradients, gradients_bf16};
+    std::optional<double> norm;
     if (measures) {
       Measure(&added);
       AddCoordinates(*added.coordinates, anchor_gradient);
+      norm = std::sqrt(added.keys.square());
     }
+    added.ticket = places_.Give(norm);
     AddMark(added.ticket, anchor_gradient);
     deposits_.push_back(std::move(added));
-    return tickets_;
+    return deposits_.back().ticket.number;
   }
 
   bool empty() const {
@@ -96,8 +102,9 @@ class DepositQueue {
     Redeemed redeemed;
     for (int place = 0; place < kPlaces; ++place) {
       const float sum = arrived[place], weighted = arrived[kPlaces + place];
-      if (sum == 0.0f && weighted == 0.0f) continue;
-      if (Status status = FindAt(place, sum, weighted, &redeemed); !status.ok()) return status;
+      if (HasVanished(sum, weighted)) continue;
+      const size_t waiting = FindAt(place, sum, weighted, &redeemed);
+      if (waiting != kFound) return NobodyKnows(arrived, waiting);
     }
     if (redeemed.empty() && !IsFinite(arrived)) return NotFinite();
     if (plain && !IsPlain(arrived, redeemed, clipped_to)) return NotPlain();
@@ -115,7 +122,7 @@ class DepositQueue {
   // Takes all, as they are, in their order.
   std::vector<Deposit> TakeAll() {
     std::lock_guard<std::mutex> guard(mu_);
-    return InOrder(std::exchange(deposits_, {}));
+    return InOrder(TakeIf([](const Deposit&) { return true; }));
   }
 
   // Returns how many gradients there were.
@@ -128,17 +135,18 @@ class DepositQueue {
 
  private:
   // Deposits and the factors that they are to be multiplied by.
-  using Redeemed = std::vector<std::pair<Deposit*, float>>;
+  using Redeemed = std::vector<std::pair<Deposit*, double>>;
 
   // Ratios of weights are at least 1 / 131072 apart; a few roundings of float32 are not as much.
   static constexpr double kTolerance = 3e-6;
 
   // What float32 makes of sums of coordinates; whoever changes single elements changes more.
   static constexpr double kPlainTolerance = 1e-3;
-  static constexpr double kLeast = 1e-36;  // what is shorter may have lost digits
+  static constexpr double kLeast = 0x1p-62;  // what is shorter may have lost its marks: tickets.h
   // A norm is right if it is off by no more than this share of the lengths that are added up.
   static constexpr double kNormTolerance = 1e-5;
   static constexpr int kRedeemed = -1;
+  static constexpr size_t kFound = SIZE_MAX;
 
   static bool Near(double value, double expected) {
     return std::abs(value - expected) <= kTolerance * expected;
@@ -177,40 +185,74 @@ class DepositQueue {
     added->fits_all = FitsAll(*added->coordinates, all);
   }
 
-  // Finds the deposits of a place that two sums of marks stand for: all of them, or one.
-  Status FindAt(int place, float sum, float weighted, Redeemed* found) {
+  // Finds the deposits of a place that two sums of marks stand for: all of them, or one. Returns
+  // kFound, or else how many wait there.
+  size_t FindAt(int place, float sum, float weighted, Redeemed* found) {
     std::vector<Deposit*> waiting;
-    double weights = 0.0;
+    double marks = 0.0, weighted_marks = 0.0;
+    bool is_mixed = false;
     for (Deposit& deposit : deposits_) {
-      if (PlaceOf(deposit.ticket) != place) continue;
+      if (deposit.ticket.place != place) continue;
       waiting.push_back(&deposit);
-      weights += WeightOf(deposit.ticket);
+      marks += deposit.ticket.mark;
+      weighted_marks += deposit.ticket.weighted();
+      is_mixed = is_mixed || deposit.ticket.mark != waiting[0]->ticket.mark;
     }
     if (!std::isfinite(sum) || !std::isfinite(weighted)) {
       // A factor of NaN makes one of every 0 too, also where nothing is.
       for (Deposit* deposit : waiting) found->emplace_back(deposit, sum);
-      return Status();
+      return kFound;
     }
     const double ratio = static_cast<double>(weighted) / sum;
-    const double count = static_cast<double>(waiting.size());
-    if (!waiting.empty() && Near(ratio, weights / count)) {
-      const auto factor = static_cast<float>(sum / count / kMark);
-      for (Deposit* deposit : waiting) found->emplace_back(deposit, factor);
-      return Status();
+    const bool are_all = !waiting.empty() && Near(ratio, weighted_marks / marks);
+    const auto one = std::find_if(waiting.begin(), waiting.end(), [ratio](const Deposit* deposit) {
+      return Near(ratio, deposit->ticket.weight);
+    });
+    // Beside a mark that is much larger others are lost, and all of them look like that one.
+    if (waiting.empty() || (!are_all && one == waiting.end()) ||
+        (is_mixed && are_all && one != waiting.end())) {
+      return waiting.size();
     }
-    for (Deposit* deposit : waiting) {
-      if (!Near(ratio, WeightOf(deposit->ticket))) continue;
-      found->emplace_back(deposit, sum / kMark);
-      return Status();
+    if (are_all) {
+      for (Deposit* deposit : waiting) found->emplace_back(deposit, sum / marks);
+    } else {
+      found->emplace_back(*one, double{sum} / (*one)->ticket.mark);
     }
+    return kFound;
+  }
+
+  // The error for sums of marks that stand for no deposits of their place, where some wait.
+  static Status NobodyKnows(const float* arrived, size_t waiting) {
+    if (waiting > 1) {
+      return Status(Code::kFailedPrecondition,
+                    "expected one or all, by one factor, of the " + std::to_string(waiting) +
+                        " gradients of this table that share a place in the gradient of its "
+                        "anchor. Received: another sum of them. Of a layer that is called more "
+                        "than " +
+                        std::to_string(kPlaces) +
+                        " times in a step, give all gradients to one optimizer, by one factor, and "
+                        "call drop_gradients() of the table where gradients were taken that are "
+                        "not applied");
+    }
+    if (!HasWeights(arrived)) return NotPlain();
     return Status(
         Code::kFailedPrecondition,
         "expected gradients of this table that no optimizer was given before, and that were taken "
         "at most " +
             std::to_string(kMostMissed) +
-            " steps ago. Received: others. Take the gradients anew for each step; of a layer that "
-            "is called more than " +
-            std::to_string(kPlaces) + " times in a step, give all to one optimizer, by one factor");
+            " steps ago. Received: gradients that do not wait any more, since they were applied or "
+            "dropped, or are older. Take the gradients anew for each step");
+  }
+
+  // Returns whether the two sums of each place have a ratio in (1, 2), as weights have. No factor
+  // changes that, and whatever changes single elements changes the ratio of some.
+  static bool HasWeights(const float* arrived) {
+    for (int place = 0; place < kPlaces; ++place) {
+      const float sum = arrived[place], weighted = arrived[kPlaces + place];
+      const double ratio = static_cast<double>(weighted) / sum;
+      if (!HasVanished(sum, weighted) && !(ratio > 1.0 + kTolerance && ratio < 2.0)) return false;
+    }
+    return true;
   }
 
   // What the coordinates of deposits add up to, and how long all of them are together. Nothing if
@@ -256,7 +298,7 @@ class DepositQueue {
     double square = 0.0;
     for (size_t i = 0; i < redeemed.size(); ++i) {
       const auto& [deposit, factor] = redeemed[i];
-      square += double{factor} * factor * deposit->keys.square();
+      square += factor * factor * deposit->keys.square();
       for (size_t j = 0; j < i; ++j) {
         square += 2.0 * factor * redeemed[j].second * deposit->keys.Dot(redeemed[j].first->keys);
       }
@@ -270,12 +312,12 @@ class DepositQueue {
     uint64_t last = 0;
     for (const auto& [deposit, factor] : redeemed) {
       // Means of several marks are rounded.
-      const float off = std::abs(factor - redeemed[0].second);
+      const double off = std::abs(factor - redeemed[0].second);
       if (deposit->missed > 0 || !(off <= kTolerance * std::abs(factor))) return false;
-      last = std::max(last, deposit->ticket);
+      last = std::max(last, deposit->ticket.number);
     }
     const auto is_before = [last](const Deposit& deposit) {
-      return deposit.missed == 0 && deposit.ticket <= last;
+      return deposit.missed == 0 && deposit.ticket.number <= last;
     };
     return std::count_if(deposits_.begin(), deposits_.end(), is_before) ==
            static_cast<std::ptrdiff_t>(redeemed.size());
@@ -303,12 +345,15 @@ class DepositQueue {
   }
 
   static Status NotPlain() {
-    return Status(Code::kFailedPrecondition,
-                  "expected gradients of this table as a tape gives them, added up or multiplied. "
-                  "Received: some whose elements were changed one by one, which nobody can tell of "
-                  "rows. Clip values by the optimizer's clipvalue, and norms by tf.clip_by_norm, "
-                  "tf.clip_by_global_norm or the optimizer's arguments; average them over workers "
-                  "without compression");
+    return Status(
+        Code::kFailedPrecondition,
+        "expected gradients of this table as a tape gives them, added up or multiplied. "
+        "Received: some whose elements were changed one by one, as by noise, a sign, a "
+        "mean that is subtracted, or a clip of values, which nobody can tell of rows. "
+        "Change gradients of dense weights alone, and give that of the layer's `anchor` "
+        "to the optimizer as it is. Clip values by the optimizer's clipvalue, and norms "
+        "by tf.clip_by_norm, tf.clip_by_global_norm or the optimizer's arguments; average "
+        "gradients over workers without compression");
   }
 
   template <typename Wanted>
@@ -319,6 +364,7 @@ class DepositQueue {
     std::vector<Deposit> taken(std::make_move_iterator(gone),
                                std::make_move_iterator(deposits_.end()));
     deposits_.erase(gone, deposits_.end());
+    for (const Deposit& deposit : taken) places_.Leave(deposit.ticket);
     return taken;
   }
 
@@ -337,7 +383,7 @@ class DepositQueue {
 
   std::atomic<uint64_t> lookups_{0};
   mutable std::mutex mu_;
-  uint64_t tickets_ = 0;
+  TicketPlaces places_;
   std::vector<Deposit> deposits_;
 };
 

@@ -4,12 +4,14 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <map>
 #include <memory>
 #include <numeric>
 #include <random>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -73,7 +75,9 @@ TEST_CASE("what reaches an optimizer names its deposits, each by its factor") {
     // At most one of each place, as none of them is asked for twice.
     std::map<int, uint64_t> chosen;
     for (const auto& [ticket, missed] : waiting) {
-      if (random() % 3 == 0) chosen[PlaceOf(ticket)] = ticket;
+      const std::vector<float>& gradient = gradients.at(ticket);
+      const auto place = std::find_if(gradient.begin(), gradient.end(), [](float x) { return x; });
+      if (random() % 3 == 0) chosen[static_cast<int>(place - gradient.begin())] = ticket;
     }
     std::vector<float> arrived(kAnchorSize);
     std::map<uint64_t, float> factors;
@@ -86,8 +90,8 @@ TEST_CASE("what reaches an optimizer names its deposits, each by its factor") {
     const auto taken = Value(queue.Redeem(arrived.data(), true));
     REQUIRE(taken.size() == factors.size());
     for (const auto& deposit : taken) {
-      CHECK(deposit.factor == doctest::Approx(factors.at(deposit.ticket)).epsilon(1e-6));
-      waiting.erase(deposit.ticket);
+      CHECK(deposit.factor == doctest::Approx(factors.at(deposit.ticket.number)).epsilon(1e-6));
+      waiting.erase(deposit.ticket.number);
     }
     for (auto it = waiting.begin(); it != waiting.end();) {
       it = ++it->second < DepositQueue<Numbered>::kMostMissed ? std::next(it) : waiting.erase(it);
@@ -103,6 +107,8 @@ TEST_CASE("deposits that were taken before are told, and nothing is redeemed the
   REQUIRE(Value(queue.Redeem(first.data(), true)).size() == 1);
   both = first;
   queue.Add({}, nullptr, nullptr, nullptr, both.data());
+  const Status status = queue.Redeem(first.data(), true).status();
+  CHECK(status.message().find("no optimizer was given before") != std::string::npos);
   CHECK(queue.Redeem(both.data(), true).status().code() == Code::kFailedPrecondition);
   CHECK(queue.gradients() == 1);
 }
@@ -151,8 +157,8 @@ TEST_CASE("any sum of gradients has the norm that the rows' gradients have") {
       }
       double square = 0.0;
       for (double x : expected) square += x * x;
-      // Each part is rounded to float32; marks are below the least that counts.
-      CHECK(std::abs(NormOf(arrived) - std::sqrt(square)) <= 1e-6 * parts + 1e-15);
+      // Each part is rounded to float32. Gradients of 0 have marks of about 2^-54 of a norm here.
+      CHECK(std::abs(NormOf(arrived) - std::sqrt(square)) <= 1e-6 * parts + 1e-13);
     }
   }
 }
@@ -269,22 +275,83 @@ TEST_CASE("an infinite gradient that was divided by its norm is told") {
 
 TEST_CASE("tickets of a place are told apart") {
   std::set<float> weights;
-  for (uint64_t i = 0; i < kWeights; ++i) weights.insert(WeightOf(7 + i * kPlaces));
+  for (uint64_t i = 0; i < kWeights; ++i) weights.insert(WeightOf(7 + i));
   CHECK(weights.size() == kWeights);
   CHECK(*weights.begin() > 1.0f);
   CHECK(*weights.rbegin() < 2.0f);
 }
 
-TEST_CASE("tiny and huge factors are told") {
+TEST_CASE("factors of every size are told") {
   DepositQueue<Numbered> queue;
-  for (float factor : {1e-18f, 1e-10f, 1e15f, 1e30f}) {
+  for (double norm : {1e-6, 1.0, 1e6}) {
+    for (int scale = -40; scale <= 126; ++scale) {
+      CAPTURE(norm);
+      CAPTURE(scale);
+      // A loss scale multiplies gradients before they are deposited, and divides them behind it.
+      if (norm * std::ldexp(1.0, scale) > FLT_MAX) continue;
+      std::vector<float> arrived(kAnchorSize);
+      queue.Add({1, {}, {norm * std::ldexp(1.0, scale)}}, nullptr, nullptr, nullptr,
+                arrived.data());
+      for (float& x : arrived) x = std::ldexp(x, -scale);
+      CHECK(NormOf(arrived) == doctest::Approx(norm).epsilon(1e-6));
+      for (float x : arrived) REQUIRE((x == 0.0f || std::isnormal(x)));
+      const auto taken = Value(queue.Redeem(arrived.data(), true, /*clipped_to=*/1e6f));
+      REQUIRE(taken.size() == 1);
+      CHECK(taken[0].factor == std::ldexp(1.0, -scale));
+    }
+  }
+}
+
+TEST_CASE("factors are told where nobody reads the norm") {
+  DepositQueue<Numbered> queue;
+  for (float factor : {1e-37f, 1e-18f, 0.3f, 1e12f}) {
     std::vector<float> arrived(kAnchorSize);
-    queue.Add({1, {}, {1e-3}}, nullptr, nullptr, nullptr, arrived.data());
+    queue.Add({}, nullptr, nullptr, nullptr, arrived.data(), /*measures=*/false);
     for (float& x : arrived) x *= factor;
     const auto taken = Value(queue.Redeem(arrived.data(), true));
     REQUIRE(taken.size() == 1);
     CHECK(taken[0].factor == doctest::Approx(factor).epsilon(1e-6));
   }
+}
+
+TEST_CASE("gradients that are next to nothing redeem nothing") {
+  DepositQueue<Numbered> queue;
+  std::vector<float> arrived(kAnchorSize);
+  queue.Add({}, nullptr, nullptr, nullptr, arrived.data());
+  for (float& x : arrived) x *= 0x1p-100f;
+  for (float& x : arrived) x = std::isnormal(x) ? x : 0.0f;
+  CHECK(Value(queue.Redeem(arrived.data(), true)).empty());
+  CHECK(queue.gradients() == 1);
+}
+
+TEST_CASE("marks of different size are told apart at places of their own") {
+  DepositQueue<Numbered> queue;
+  std::vector<std::vector<float>> anchors;
+  const auto norm_of = [](int i) { return i % 2 == 0 ? 1.0 : 1e-12; };
+  for (int i = 0; i < 3 * kPlaces; ++i) {
+    anchors.emplace_back(kAnchorSize);
+    queue.Add({1, {}, {norm_of(i)}}, nullptr, nullptr, nullptr, anchors.back().data());
+  }
+  for (int chosen : {101, 100, 7, 6}) {
+    const auto taken = Value(queue.Redeem(anchors[chosen].data(), true));
+    REQUIRE(taken.size() == 1);
+    CHECK(taken[0].ticket.number == static_cast<uint64_t>(chosen + 1));
+    CHECK(taken[0].factor == 1.0);
+  }
+}
+
+TEST_CASE("where a mark may be lost beside a larger one, nothing is redeemed") {
+  DepositQueue<Numbered> queue;
+  std::vector<float> first(kAnchorSize), unused(kAnchorSize);
+  for (int i = 0; i < kPlaces; ++i) {
+    queue.Add({1, {}, {1.0}}, nullptr, nullptr, nullptr, i == 0 ? first.data() : unused.data());
+  }
+  queue.Add({1, {}, {1e-15}}, nullptr, nullptr, nullptr, unused.data());
+  // The small one may be meant, too.
+  const Status status = queue.Redeem(first.data(), true).status();
+  CHECK(status.code() == Code::kFailedPrecondition);
+  CHECK(status.message().find("share a place") != std::string::npos);
+  CHECK(queue.gradients() == kPlaces + 1);
 }
 
 TEST_CASE("a gradient that is no number makes that of the anchor none") {
@@ -312,6 +379,19 @@ TEST_CASE("gradients whose elements were changed one by one are refused") {
     CHECK(queue.gradients() == 1);
   }
   CHECK_FALSE(queue.Redeem(clipped.data(), true, /*clipped_to=*/1.1f).ok());
+  std::mt19937 random(15);
+  std::normal_distribution<float> normal;
+  std::vector<float> noisy = arrived, centered = arrived, signs = arrived;
+  const float mean = std::accumulate(arrived.begin(), arrived.end(), 0.0f) / kAnchorSize;
+  for (float& x : noisy) x += 1e-3f * normal(random);
+  for (float& x : centered) x -= mean;
+  for (float& x : signs) x = x == 0.0f ? 0.0f : std::copysign(1.0f, x);
+  for (const auto& changed : {clipped, without_marks, noisy, centered, signs}) {
+    const Status status = queue.Redeem(changed.data(), true).status();
+    CHECK(status.message().find("changed one by one") != std::string::npos);
+    CHECK(status.message().find("Change gradients of dense weights alone") != std::string::npos);
+    CHECK(queue.gradients() == 1);
+  }
   std::vector<float> clipped_by_optimizer = arrived;
   for (float& x : clipped_by_optimizer) x = std::clamp(x, -1.1f, 1.1f);
   SUBCASE("by nobody knows whom") {

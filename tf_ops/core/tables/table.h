@@ -71,7 +71,7 @@ struct LookupKeys {
   std::shared_ptr<std::atomic<bool>> counted = nullptr;
   // Keys that have no row by the commit are left out; else they get one.
   bool leave_absent = false;
-  float factor = 1.0f;  // that their gradients are multiplied by
+  double factor = 1.0;  // that their gradients are multiplied by
   DepositOrder order = {};
   std::shared_ptr<SummedGradients> summed = nullptr;  // of a deposit: its gradients by key
   std::shared_ptr<RowClaim> claim = nullptr;          // Table::Claim; null: none

@@ -1,5 +1,6 @@
 // How a table is trained: deposits, commits, updates.
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "core/tables/table.h"
@@ -19,6 +20,36 @@ float TakeCommonFactor(std::vector<GradientBatch>* batches) {
   if (!is_common) return 1.0f;
   for (GradientBatch& batch : *batches) batch.factor = 1.0f;
   return factor;
+}
+
+// Gradients under a loss scale of more than 2^60 may lie so near to the largest float32 that a sum
+// of several would overflow, and a factor of less than FLT_MIN would be taken for 0.
+constexpr double kLeastFactor = 0x1p-60;
+
+// Multiplies the gradients of a deposit themselves by its factor, if that is too small to be left
+// to the step.
+template <typename Deposit>
+void ApplySmallFactor(int dim, const ParallelFor& parallel_for, Deposit* deposit) {
+  LookupKeys& keys = deposit->keys;
+  const double factor = deposit->factor * keys.factor;
+  if (factor == 0.0 || !(std::abs(factor) < kLeastFactor) || keys.n == 0) return;
+  size_t rows = keys.n;
+  for (size_t i = 0; keys.positions != nullptr && i < keys.n; ++i) {
+    rows = std::max<size_t>(rows, keys.positions[i] + size_t{1});
+  }
+  auto scaled = std::make_shared<std::vector<float>>(rows * dim);
+  parallel_for(static_cast<int64_t>(rows), dim, [&](int64_t begin, int64_t end) {
+    for (size_t i = static_cast<size_t>(begin) * dim; i < static_cast<size_t>(end) * dim; ++i) {
+      const float gradient = deposit->gradients != nullptr ? deposit->gradients[i]
+                                                           : ToFloat(deposit->gradients_bf16[i]);
+      (*scaled)[i] = static_cast<float>(factor * gradient);
+    }
+  });
+  deposit->gradients = scaled->data();
+  deposit->gradients_bf16 = nullptr;
+  deposit->hold = std::move(scaled);
+  deposit->factor = keys.factor = 1.0;
+  keys.summed = nullptr;  // of the gradients as they were
 }
 
 }  // namespace
@@ -85,13 +116,14 @@ std::vector<GradientBatch> Table::BatchesOf(Deposits& deposits, const ParallelFo
   const bool summed = std::any_of(deposits.begin(), deposits.end(), [](const auto& deposit) {
     return deposit.keys.summed != nullptr;
   });
+  for (auto& deposit : deposits) ApplySmallFactor(config_.dim, parallel_for, &deposit);
   for (auto& deposit : deposits) {
     LookupKeys& keys = deposit.keys;
     if (summed && keys.summed == nullptr) {
       keys.summed = SumByKey(keys, deposit.gradients, deposit.gradients_bf16, parallel_for);
     }
     batches.push_back({keys.keys, deposit.gradients, deposit.gradients_bf16, keys.n, keys.positions,
-                       keys.summed.get(), deposit.factor * keys.factor});
+                       keys.summed.get(), static_cast<float>(deposit.factor * keys.factor)});
   }
   return batches;
 }

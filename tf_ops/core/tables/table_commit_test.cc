@@ -368,6 +368,38 @@ TEST_CASE("gradients that an optimizer was not given are left to others") {
   for (int j = 0; j < kDim; ++j) CHECK(Embedding(*table, 1)[j] == before[j] - 2.0f);
 }
 
+TEST_CASE(
+    "gradients under large loss scales are multiplied by their factors before they are summed") {
+  for (const int scale : {40, 62, 126, 149}) {
+    CAPTURE(scale);
+    for (const bool bfloat16 : {false, true}) {
+      const auto table = MakeTable();
+      MakeRows(*table, {1, 2});
+      const auto before = Embedding(*table, 1);
+      const float size = std::ldexp(1.0f, std::min(scale, 126));
+      const double expected = std::ldexp(1.0, std::min(scale, 126) - scale);
+      std::vector<float> arrived(kAnchorSize);
+      // The sum of all would be infinite.
+      const std::vector<float> gradients(2 * kDim, size);
+      std::vector<BFloat16> halves;
+      for (float x : gradients) halves.push_back(FromFloat<BFloat16>(x));
+      const Key keys[] = {1, 2};
+      for (int i = 0; i < 6; ++i) {
+        std::vector<float> own(kAnchorSize);
+        table->Deposit({nullptr, keys, 2, false}, nullptr, bfloat16 ? nullptr : gradients.data(),
+                       bfloat16 ? halves.data() : nullptr, {own.data()});
+        for (int j = 0; j < kAnchorSize; ++j) {
+          arrived[j] += static_cast<float>(std::ldexp(double{own[j]}, -scale));
+        }
+      }
+      CommitOptions options{"sgd", {{"learning_rate", 1.0 / expected}}, 0, 1.0f, 7};
+      options.redeemed = arrived.data();
+      REQUIRE(table->Commit(options, SerialFor).ok());
+      for (int j = 0; j < kDim; ++j) CHECK(Embedding(*table, 1)[j] == before[j] - 6.0f);
+    }
+  }
+}
+
 TEST_CASE("slots start anew for an optimizer that begins, even if its first step lacks the table") {
   const auto table = MakeTable();
   const auto step = [&](int64_t optimizer, int64_t number, bool with_gradients) {

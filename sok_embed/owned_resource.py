@@ -1,0 +1,55 @@
+"""Native resources that go with the Python object that owns them.
+
+TensorFlow keeps some graphs for as long as the process lives: Keras sums gradients over replicas by
+an op whose gradient function is noted in a registry, and the function refers to the graph of the
+training step. A graph refers to the handles that it has captured, so a table that went with the
+last handle would stay after its model.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from sok_embed import tf_ops
+
+
+class OwnedResource(tf.saved_model.experimental.TrackableResource):
+    """A resource of the native ops whose content goes with this object.
+
+    Shallow copies, such as those that TensorFlow makes to write a SavedModel, own it too. A graph
+    that is run after the last of them has gone gets a `tf.errors.FailedPreconditionError`; ops that
+    run at that moment end as they would. What a SavedModel is loaded as is no such object: its
+    resources go with the last handle.
+    """
+
+    def _initialize(self) -> None:
+        """A resource is ready once it is made."""
+
+    def _make_now(self) -> None:
+        """Makes the resource, and not at first use: that may be inside of a function's graph."""
+        with tf.init_scope():
+            handle = self.resource_handle
+        if hasattr(handle, "numpy"):
+            self._lifetime = _Lifetime(handle)
+
+
+class _Lifetime:
+    """Lets go of what a handle stands for when nothing refers to this object any more."""
+
+    def __init__(self, handle: tf.Tensor) -> None:
+        finalizer = weakref.finalize(self, _release, handle, os.getpid())
+        # When the process ends, its memory goes anyway, and TensorFlow may be gone already.
+        finalizer.atexit = False
+
+
+def _release(handle: tf.Tensor, process: int) -> None:
+    # In a forked child the threads of TensorFlow are not there.
+    if os.getpid() != process:
+        return
+    # The object may go while a graph is being traced.
+    with context.eager_mode():
+        tf_ops.release(handle)

@@ -1,0 +1,77 @@
+// internal: which deposits wait at which place of an anchor's gradient.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "core/tables/tickets.h"
+
+namespace sok {
+
+// Gives deposits their tickets, and counts those that wait at each place. Not thread-safe.
+class TicketPlaces {
+ public:
+  // Returns the ticket of a deposit that nothing names.
+  Ticket GiveUnnamed() { return {++tickets_}; }
+
+  // Returns the ticket of a deposit, which waits from now on. `norm` is that of its gradients;
+  // nothing: nobody reads it. Gradients without a norm of their own, of 0 or not finite, have the
+  // mark of the last ones that had one.
+  Ticket Give(std::optional<double> norm) {
+    float mark = kUnreadMark;
+    if (norm.has_value()) {
+      if (*norm > 0.0 && std::isfinite(*norm)) last_mark_ = MarkOf(*norm);
+      mark = last_mark_;
+    }
+    Ticket ticket{++tickets_};
+    ticket.place = FindFor(ticket.number, mark);
+    Place& place = places_[static_cast<size_t>(ticket.place)];
+    place.is_mixed = place.waiting > 0 && (place.is_mixed || place.mark != mark);
+    place.mark = mark;
+    ++place.waiting;
+    ticket.mark = mark;
+    ticket.weight = WeightOf(place.turns++);
+    return ticket;
+  }
+
+  // Is told that a deposit does not wait any longer.
+  void Leave(const Ticket& ticket) {
+    if (ticket.place >= 0) --places_[static_cast<size_t>(ticket.place)].waiting;
+  }
+
+ private:
+  struct Place {
+    uint32_t waiting = 0;
+    bool is_mixed = false;  // marks of different size wait here
+    float mark = 0.0f;      // of the last ticket
+    uint64_t turns = 0;     // tickets so far
+  };
+
+  // Returns the place at which the fewest deposits wait. Where marks of different size are added
+  // up, the smaller one may be lost, so places of other marks are the last choice.
+  int FindFor(uint64_t number, float mark) const {
+    int found = 0;
+    uint64_t least = UINT64_MAX;
+    for (uint64_t i = 0; i < kPlaces; ++i) {
+      const auto at = static_cast<size_t>((number + i) % kPlaces);
+      const Place& place = places_[at];
+      if (place.waiting == 0) return static_cast<int>(at);
+      const bool fits = !place.is_mixed && place.mark == mark;
+      const uint64_t cost = place.waiting + (fits ? 0 : uint64_t{1} << 32);
+      if (cost >= least) continue;
+      least = cost;
+      found = static_cast<int>(at);
+    }
+    return found;
+  }
+
+  uint64_t tickets_ = 0;
+  float last_mark_ = MarkOf(1.0);
+  std::array<Place, kPlaces> places_{};
+};
+
+}  // namespace sok
