@@ -142,7 +142,8 @@ def test_columns_of_pandas_have_the_same_keys():
 @pytest.mark.parametrize(
     "wrong", [1.0, [1.5], np.array([1.0]), tf.constant([1.0]), True, [False], tf.constant([True]),
               np.array([True]), [object()], ["a", 2.0]],
-    ids=repr,
+    # Not repr, which has the address of an object: each process would name the test in another way.
+    ids=lambda wrong: type(wrong[0] if isinstance(wrong, list) else wrong).__name__,
 )  # fmt: skip
 def test_what_is_neither_text_nor_integer_is_refused(wrong):
     with pytest.raises(ValueError, match="Expected strings or integers. Received: "):

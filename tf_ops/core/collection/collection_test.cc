@@ -258,8 +258,13 @@ TEST_CASE("steps beside calls on single tables do not wait for each other for go
         std::vector<size_t> starts;
         for (size_t t = 0; t <= kTables; ++t) starts.push_back(50 * t);
         const RowSegments segments(collection.served().dims, std::vector<uint32_t>(kTables, 50));
-        AskedKeys asked{segments,     segments, keys,
-                        keys->data(), starts,   std::vector<std::vector<AskedBags>>(kTables)};
+        AskedKeys asked{segments,
+                        segments,
+                        keys,
+                        keys->data(),
+                        nullptr,
+                        starts,
+                        std::vector<std::vector<AskedBags>>(kTables)};
         auto rows = std::make_shared<std::vector<float>>(asked.segments.floats_by_table());
         CollectionKeys looked_up;
         const std::vector<bool> trainable(kTables, true);
