@@ -25,6 +25,8 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.utils import rng_utils
 
+# Paths of users may have the word, too.
+_KERAS = os.path.join("", "keras", "src", "")
 _FUNCTIONAL = os.path.join("keras", "src", "models", "functional.py")
 # At most so many calls are between `fit` and the metrics of a layer in it, those of Keras and of
 # its wrappers.
@@ -225,7 +227,7 @@ def asking_functions_of_keras() -> set[str]:
     asking: set[str] = set()
     for frame in _callers():
         code = frame.f_code
-        if "keras" in code.co_filename:
+        if _KERAS in code.co_filename:
             asking |= {os.path.basename(code.co_filename), code.co_name}
     return asking
 

@@ -94,13 +94,14 @@ class ScratchFolder:
 
     Args:
         name: What its own name begins with, behind a dot.
+        parent: Where to make it; `None`: among the system's temporary files.
 
     Attributes:
         path: Its path.
     """
 
-    def __init__(self, name: str) -> None:
-        parent = tempfile.gettempdir()
+    def __init__(self, name: str, parent: str | None = None) -> None:
+        parent = parent or tempfile.gettempdir()
         remove_leftovers(parent, name)
         self.path, lock = locked_folder(parent, name)
         self._end = weakref.finalize(self, _remove, self.path, lock, os.getpid())

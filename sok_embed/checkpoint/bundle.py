@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 import os
@@ -87,18 +88,23 @@ class Bundle:
             return None
         return tf.as_dtype(self._dtypes[keys[0]]).name, list(self.shapes[keys[0]])
 
-    def _node(self, path: str, start: int = 0) -> int | None:
+    def _node(self, path: str) -> int | None:
         """The number of the object that a path leads to; names may have slashes, too."""
-        children, end = self._children(start), 0
-        while end != len(path):
-            end = path.find("/", end + 1)
-            end = len(path) if end < 0 else end
-            child = children.get(path[:end])
-            if child is not None:
-                rest = path[end + 1 :]
-                found = self._node(rest, child) if rest else child
-                if found is not None and found < len(self._graph.nodes):
-                    return found
+        ends = [*(i for i, letter in enumerate(path) if letter == "/"), len(path)]
+        behind = len(path) + 1
+        waiting = [(0, 0)] if path else []  # an object, and where the rest of the path begins
+        seen = set()
+        while waiting:
+            node, begin = waiting.pop()
+            if begin == behind and node < len(self._graph.nodes):
+                return node
+            if begin == behind or (node, begin) in seen:
+                continue
+            seen.add((node, begin))
+            children = self._children(node)
+            names = ((end, path[begin:end]) for end in ends[bisect.bisect_right(ends, begin) :])
+            found = [(children[name], end + 1) for end, name in names if name in children]
+            waiting += reversed(found)  # the shortest name first
         return None
 
     @functools.cached_property

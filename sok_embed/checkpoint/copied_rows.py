@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
-import tempfile
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,6 +12,7 @@ from sok_embed import kv, tf_ops
 from sok_embed.checkpoint.dump_rows import rows_of_dump
 from sok_embed.checkpoint.rows_file import Rows
 from sok_embed.checkpoint.tables import Head, Part, head_of
+from sok_embed.scratch import ScratchFolder
 from sok_embed.table import Table
 from sok_embed.tensors import as_errors
 
@@ -32,6 +31,11 @@ class CopiedRows:
         self._part = Part(table, "rows")
         self._copy = copy
         self._group = group
+        # Beside the table's storage, where there is room for its rows.
+        own = self._part.storage
+        parent = None if own is None else os.path.dirname(os.path.abspath(own.path))
+        self._scratch = ScratchFolder("sok-embed-rows", parent)
+        self._dump = os.path.join(self._scratch.path, "dump")
 
     def check(self) -> None:
         """Raises what `restore` would, and changes nothing.
@@ -62,6 +66,7 @@ class CopiedRows:
         head, admission = self._head()
         empty = head.contents(table.dim, admission=admission)
         as_errors(lambda: tf_ops.check_restore(self._part.handle, empty))
+        self._copy.dump(self._dump, group=self._group)
         count = 0
         for rows in self._rows():
             count += len(rows.keys)
@@ -84,6 +89,7 @@ class CopiedRows:
             as_errors(lambda piece=piece: tf_ops.add_rows(self._part.handle, piece))
         if self._part.storage is not None:
             self._part.storage.flush()
+        self._scratch.end()
 
     def _head(self) -> tuple[Head, bytes]:
         """Returns what the group holds beside rows, and what its admission has counted."""
@@ -103,16 +109,6 @@ class CopiedRows:
         return head_of(exported), np.asarray(exported.admission).tobytes()
 
     def _rows(self) -> Iterator[Rows]:
-        """Yields the rows of this worker, by way of a dump beside the table's storage."""
-        own = self._part.storage
-        folder = (
-            tempfile.gettempdir() if own is None else os.path.dirname(os.path.abspath(own.path))
-        )
-        scratch = os.path.join(folder, f".sok-embed-rows-{secrets.token_hex(8)}")
-        try:
-            self._copy.dump(scratch, group=self._group)
-            for _, rows in rows_of_dump(scratch):
-                yield rows.where(self._part.mine(rows.keys))
-        finally:
-            if os.path.exists(scratch):
-                os.remove(scratch)
+        """Yields the rows of this worker, of the dump that `check` has made."""
+        for _, rows in rows_of_dump(self._dump):
+            yield rows.where(self._part.mine(rows.keys))

@@ -31,6 +31,7 @@ from sok_embed.checkpoint.schema import (
 )
 
 MOST_WORKERS = 1 << 20
+MOST_PATH = 4096  # letters that lead to an object
 MOST_DIMENSIONS = 254  # of a tensor of TensorFlow
 _SEED = integer(-(2**63), 2**64 - 1)  # as int64 or as uint64
 _HEX = re.compile(r"[0-9a-f]{16}")
@@ -40,9 +41,17 @@ PARTS = {"table": ("rows",), "adaptive": ("own", "static")}
 BUCKET_OWNERS = "bucket % size"
 ANY_WORKER = "any worker"  # rows may be in the file of any worker: readers look into all
 
+
+def _path(value: Any, field: str) -> None:
+    """Checks the path of an object, for which a reader tries each of its parts."""
+    text(value, field)
+    if len(value) > MOST_PATH:
+        raise Misfit(field, f"a text of at most {MOST_PATH} letters", shown(value))
+
+
 _hexadecimal = text_like(_HEX.fullmatch, "16 hexadecimal digits")
 _plain_name = text_like(is_plain_name, "the plain name of a file or a folder")
-_variables = list_of(tuple_of(text, text, list_of(integer(), MOST_DIMENSIONS)))
+_variables = list_of(tuple_of(_path, text, list_of(integer(), MOST_DIMENSIONS)))
 _file = record({"name": _plain_name, "bytes": integer(), "checksum": _hexadecimal})
 _part = record(
     {
@@ -55,7 +64,7 @@ _part = record(
 )
 _table = record(
     {
-        "path": text,
+        "path": _path,
         "name": text,
         "kind": text_like(PARTS.__contains__, f"one of {', '.join(PARTS)}"),
         "dim": integer(1, MOST_DIM),
@@ -83,7 +92,7 @@ _fields = record(
                 "prefix": _plain_name,
                 "variables": _variables,
                 "metrics": _variables,
-                "others": list_of(text),
+                "others": list_of(_path),
             }
         ),
         "tables": list_of(_table),

@@ -44,7 +44,8 @@ def check_own_configs(collection: Any, configs: Iterable[TableConfig], optimizer
         if any(other.optimizer() is not optimizer for other in others):
             gc.collect()  # a layer may only be held by cycles of references
             others = _others(collection, config)
-        for other in others:
+        # One line is enough of models that were trained apart and are kept.
+        for other in sorted(others, key=lambda each: each.optimizer() is not optimizer)[:1]:
             found = (
                 f"layers '{other.layer}' and '{collection.name}', each of which has made a table "
                 "of its own"

@@ -286,10 +286,10 @@ class Embedding:
             return
         self._counts = True
         warnings.warn(
-            f"Group {self.group} of '{self.storage.path}': expected a lookup with train=True "
-            "before gradients are applied, which an admission counts. Received: none. The "
-            f"gradients of {dropped} keys were dropped, and no such key will ever get a row. Look "
-            "keys up before their gradients are applied.",
+            f"Group {self.group} of '{self.storage.path}': expected a lookup with train=True of "
+            "this Embedding before gradients are applied, which an admission counts. Received: "
+            f"none. The gradients of {dropped} keys were dropped. Keys get a row by lookups with "
+            "train=True alone: look them up before their gradients are applied.",
             stacklevel=3,
         )
 

@@ -51,12 +51,13 @@ _MOVES: dict[str, tuple[int, ...] | None] = {
         (0,),
     ),
     "Split": (1,),
-    "Select": (1, 2),
     "SelectV2": (1, 2),
     "ConcatV2": None,
     "IdentityN": None,
     "Pack": None,
 }
+# What goes into these need not come out.
+_CHOOSES = ("Gather", "GatherNd", "GatherV2", "Slice", "Split", "SplitV", "StridedSlice", "Unpack")
 # Before a cast these change fractions alone: a large float has none.
 _ROUNDS = ("Ceil", "Floor", "Rint", "Round")
 _INPUTS = ("Arg", "IteratorGetNext", "Placeholder", "_Arg")
@@ -116,19 +117,28 @@ def checked_in_graph(what: str, ids: tf.Tensor) -> tf.Tensor:
 
 def _through_casts(ids: tf.Tensor) -> Iterator[_Through]:
     """Yields what of the ids has come from an input of the graph through a cast."""
-    parts, seen = [ids], {ids.name}
+    # All of a part is moved as one. Of the second the elements are ids where the condition holds.
+    parts: list[tuple[tf.Tensor, tf.Tensor | None]] = [(ids, None)]
+    seen = {ids.name}
     while parts:
-        part = parts.pop()  # all of it is moved as one
-        through, more = _behind(part)
+        part, kept = parts.pop()
+        through, more = _behind(part, kept)
         if through is not None:
             yield through
-        parts += [each for each in more if each.name not in seen]
-        seen |= {each.name for each in more}
+        parts += [each for each in more if each[1] is not None or each[0].name not in seen]
+        seen |= {tensor.name for tensor, condition in more if condition is None}
 
 
-def _behind(part: tf.Tensor) -> tuple[_Through | None, list[tf.Tensor]]:
-    """Goes back from a tensor to a cast, or to the tensors that it was put together from."""
-    tensor = part
+def _behind(
+    part: tf.Tensor, kept: tf.Tensor | None
+) -> tuple[_Through | None, list[tuple[tf.Tensor, tf.Tensor | None]]]:
+    """Goes back from a tensor to a cast, or to the tensors that it was put together from.
+
+    Args:
+        part: The tensor.
+        kept: Which of its elements are ids; `None`: all.
+    """
+    tensor, chooses = part, False
     while True:
         op = tensor.op
         if op.type == "Cast":
@@ -137,20 +147,43 @@ def _behind(part: tf.Tensor) -> tuple[_Through | None, list[tf.Tensor]]:
                 narrowest = _narrowest(source)
                 if narrowest is None:
                     return None, []
-                return _from_floats(part, tensor.dtype, source, narrowest), []
+                through = _from_floats(part, tensor.dtype, source, narrowest)
+                return _where(kept, through, part, tensor, chooses), []
             if not source.dtype.is_integer:
                 return None, []
             narrows = not keeps_ids(source.dtype.name, tensor.dtype.name)
             if narrows and _narrowest(source) is not None:
                 # What was cut off does not show in what came out.
                 low, high = tensor.dtype.min, tensor.dtype.max + 1
-                return _Through(source, source.dtype, low, high), []
+                through = _Through(source, source.dtype, low, high)
+                return _where(kept, through, part, tensor, chooses), []
             tensor = source
             continue
         moved = _moved(op) if op.type in _MOVES else []
-        if len(moved) != 1:
-            return None, moved
-        tensor = moved[0]
+        if len(moved) == 1:
+            chooses |= op.type in _CHOOSES
+            tensor = moved[0]
+        elif kept is not None and tensor is not part:
+            return None, []  # which of the elements are ids is not known here
+        elif op.type == "SelectV2":
+            condition = op.inputs[0]
+            both = zip(moved, (condition, ~condition), strict=True)
+            return None, [(each, c if kept is None else c & kept) for each, c in both]
+        else:
+            return None, [(each, None) for each in moved] if kept is None else []
+
+
+def _where(
+    kept: tf.Tensor | None, through: _Through, part: tf.Tensor, cast: tf.Tensor, chooses: bool
+) -> _Through | None:
+    """Returns what to check of the values that become ids; `None`: which do is not known."""
+    is_before = through.values is not part  # it was not moved as the part was
+    if is_before and (chooses or kept is not None) and cast is not part:
+        return None
+    if kept is None:
+        return through
+    zero = tf.zeros([], through.values.dtype)
+    return through._replace(values=tf.where(kept, through.values, zero))
 
 
 def _from_floats(

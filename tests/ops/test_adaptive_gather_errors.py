@@ -178,6 +178,7 @@ def test_handles_that_are_not_scalars_are_refused():
         "buckets": keys,
         "mask": tf.constant([1]),
         "anchor": tf.constant(0.0),
+        "counts": [],
         "dim": DIM,
         "make_rows": True,
     }

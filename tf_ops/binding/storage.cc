@@ -147,6 +147,7 @@ std::string Describe(PyStorage& self, int group) {
 
 void ReadRows(PyStorage& self, int group, const KeysIn& keys, const FloatsOut& out,
               const FlagsOut& exists) {
+  CheckCount(keys);
   const GroupMeta meta = Value(Unlocked([&] { return self.storage->GroupOf(group); }));
   CheckSize("out", out.size(), keys.size() * static_cast<size_t>(meta.dim), "dim a key");
   CheckSize("exists", exists.size(), keys.size(), "one a key");

@@ -172,7 +172,7 @@ Status Journal::OpenSegment() {
       fstatvfs(file, &disk) == 0 ? uint64_t{disk.f_bavail} * disk.f_frsize : UINT64_MAX;
   full_bytes_ = std::min(std::max(free / 4 + earlier_bytes_, kFewestBytes), most_bytes_);
   file_ = file;
-  end_ = allocated_ = sizeof(header);
+  end_ = allocated_ = synced_end_ = sizeof(header);
   segments_.push_back(number_);
   return Status();
 }
@@ -231,7 +231,7 @@ Result<Journal::Room> Journal::Reserve(uint64_t row_bytes) {
 Status Journal::Append(Room /*room*/, const NamedValues& meta, const std::vector<RowBatch>& rows) {
   std::string named = EncodeNamedValues(meta);
   JournalRecordHeader header = {};
-  header.meta_bytes = named.size();
+  header.meta_bytes = static_cast<uint32_t>(named.size());
   header.bytes = named.size();
   std::vector<iovec> parts = {{&header, sizeof(header)}, {named.data(), named.size()}};
   for (const RowBatch& batch : rows) {
@@ -241,6 +241,9 @@ Status Journal::Append(Room /*room*/, const NamedValues& meta, const std::vector
   }
   std::unique_lock<std::mutex> lock(mu_);
   if (broken_) return Failed("write", EIO);
+  // A failure of power may leave any of the records that are brought to the device together.
+  const uint64_t unsynced = sync_ ? end_ - synced_end_ : 0;
+  header.unsynced = unsynced <= UINT32_MAX ? static_cast<uint32_t>(unsynced) : 0;
   XXH3_state_t state;
   // The reset below reads the state, and keeps the secret of a state that has the seed already.
   XXH3_INITSTATE(&state);
@@ -270,14 +273,17 @@ Status Journal::SyncThrough(uint64_t record, std::unique_lock<std::mutex>* lock)
     }
     // The room of this record keeps the segment open.
     syncing_ = true;
-    const uint64_t through = appended_;
+    const uint64_t through = appended_, end = end_;
     const int file = file_;
     lock->unlock();
     const int error = BringToDevice(file);
     lock->lock();
     syncing_ = false;
     broken_ = broken_ || error != 0;
-    if (error == 0) synced_ = through;
+    if (error == 0) {
+      synced_ = through;
+      synced_end_ = end;
+    }
     synced_more_.notify_all();
     if (error != 0) return Failed(kBring, error);
   }

@@ -40,7 +40,10 @@ struct JournalSegmentHeader {
 // has them.
 struct JournalRecordHeader {
   uint64_t bytes;  // the length of what follows the header
-  uint64_t meta_bytes;
+  uint32_t meta_bytes;
+  // With durability="sync": how many bytes before this record, in its segment, were not known to be
+  // on the device when it was written. 0: none.
+  uint32_t unsynced;
   uint64_t checksum;  // XXH3 of what follows the header, seeded with the segment's number
   // XXH3 of the header up to here. It keeps a damaged length from being taken for the end of the
   // file.
@@ -142,6 +145,7 @@ class Journal {
   // thread is bringing more there, which tells the others when it is done.
   uint64_t appended_ = 0;
   uint64_t synced_ = 0;
+  uint64_t synced_end_ = 0;  // up to where the segment is there
   bool syncing_ = false;
   std::condition_variable synced_more_;
   uint64_t earlier_bytes_ = 0;      // the bytes of the segments before, which are closed

@@ -45,9 +45,11 @@ Result<bool> ReadRecord(const InputFile& file, uint64_t offset, const JournalRec
   return XXH3_64bits_withSeed(bytes->data(), bytes->size(), segment) == record.checksum;
 }
 
-// Looks for a whole record that begins at `offset` or anywhere behind it.
+// Looks for a whole record that begins at `offset` or anywhere behind it. `torn`, of the same
+// segment: where it is torn. Records that were written while that place was not on the device do
+// not count: none of their calls has returned.
 Result<std::optional<uint64_t>> FindRecord(const std::string& path, uint64_t segment,
-                                           uint64_t offset) {
+                                           uint64_t offset, std::optional<uint64_t> torn) {
   auto opened = InputFile::Open(path);
   if (!opened.ok()) return opened.status();
   const InputFile& file = *opened.value();
@@ -63,6 +65,8 @@ Result<std::optional<uint64_t>> FindRecord(const std::string& path, uint64_t seg
       std::memcpy(&record, piece.data() + i, sizeof(record));
       const uint64_t room = file.bytes() - offset - i - sizeof(record);
       if (!IsHead(record, segment, room)) continue;
+      if (torn.has_value() && record.unsynced > 0 && record.unsynced >= offset + i - *torn)
+        continue;
       auto whole = ReadRecord(file, offset + i, record, segment, &bytes);
       if (!whole.ok()) return whole.status();
       if (whole.value()) return std::optional<uint64_t>(offset + i);
@@ -109,16 +113,17 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const std::string& fo
                         kRemedy);
     }
     reader->last_ = number;
-    uint64_t rest = 0;
+    std::optional<uint64_t> rest;  // where this segment is torn
     if (torn_path.empty()) {
       auto torn = reader->ReadSegment(path, storage, number);
       if (!torn.ok()) return torn.status();
       if (!torn.value().has_value()) continue;
       torn_path = path;
-      torn_at = rest = *torn.value();
+      rest = torn.value();
+      torn_at = *rest;
     }
     // Only the end may be torn: with whole records behind it, calls would be missing in the midst.
-    auto later = FindRecord(path, number, rest);
+    auto later = FindRecord(path, number, rest.value_or(0), rest);
     if (!later.ok()) return later.status();
     if (!later.value().has_value()) continue;
     return Damaged(torn_path, torn_at,

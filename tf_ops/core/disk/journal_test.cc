@@ -1,12 +1,16 @@
-// A record of a journal is read again whatever the stack held when it was written.
+// Records of a journal are read again whatever the stack held when they were written, and whatever
+// order they came to the device in.
 #include "core/disk/journal.h"
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,7 +47,47 @@ __attribute__((noinline)) void DirtyStack(const Image& image, size_t phase) {
   for (volatile unsigned char& byte : stack) byte = image[from++ % image.size()];
 }
 
+// Appends a record with one row.
+void AppendRow(Journal* journal, Key key) {
+  const std::vector<float> row(64, 1.0f);
+  RowHeader header = {};
+  header.version = RowHeader::kVersion;
+  header.dim = 64;
+  std::vector<RowBatch> rows(1);
+  rows[0].Put(RowKey(0, key), header, row.data(), row.size());
+  Journal::Room room = Value(journal->Reserve(rows[0].bytes()));
+  REQUIRE(journal->Append(std::move(room), {{"group/000", "text"}}, rows).ok());
+}
+
 }  // namespace
+
+TEST_CASE("a whole record behind a torn one counts if that one was on the device before") {
+  const TestFolder folder;
+  {
+    Journal journal(folder / ".", kStorage, 1);
+    for (Key key = 0; key < 3; ++key) AppendRow(&journal, key);
+  }
+  const std::string path = folder / JournalSegmentName(1);
+  std::ifstream file(path, std::ios::binary);
+  const std::string written{std::istreambuf_iterator<char>(file), {}};
+  const size_t begin = sizeof(JournalSegmentHeader);
+  const size_t bytes = (written.size() - begin) / 3;
+  for (const bool was_there : {true, false}) {
+    CAPTURE(was_there);
+    std::string torn = written;
+    JournalRecordHeader last;
+    char* place = torn.data() + begin + 2 * bytes;
+    std::memcpy(&last, place, sizeof(last));
+    last.unsynced = was_there ? 0 : static_cast<uint32_t>(bytes);
+    last.head_checksum = HeadChecksum(last, 1);
+    std::memcpy(place, &last, sizeof(last));
+    std::fill_n(torn.begin() + static_cast<std::ptrdiff_t>(begin + bytes), bytes, '\0');
+    std::ofstream(path, std::ios::binary | std::ios::trunc) << torn;
+    const auto reader = JournalReader::Open(folder / ".", kStorage, 0);
+    CHECK(reader.ok() == !was_there);
+    if (reader.ok()) CHECK(reader.value()->places().size() == 1);
+  }
+}
 
 TEST_CASE("a record of a journal has a right checksum whatever the stack held before") {
   const std::vector<float> row(64, 1.0f);

@@ -340,6 +340,29 @@ TEST_CASE("marks of different size are told apart at places of their own") {
   }
 }
 
+TEST_CASE("any number of gradients is accumulated whose norms lie at the border of two marks") {
+  std::mt19937_64 rng(7);
+  std::normal_distribution<double> noise;
+  for (int window : {kPlaces, kPlaces + 1, 2 * kPlaces, 8 * kPlaces}) {
+    CAPTURE(window);
+    DepositQueue<Numbered> queue;
+    for (int round = 0; round < 20; ++round) {
+      std::vector<float> mean(kAnchorSize);
+      for (int i = 0; i < window; ++i) {
+        const double norm =
+            round % 2 == 0 ? 0.9 * std::exp(0.25 * noise(rng)) : (i < window / 2 ? 0.6 : 0.4);
+        std::vector<float> anchor(kAnchorSize);
+        queue.Add({1, {}, {norm}}, nullptr, nullptr, nullptr, anchor.data());
+        for (int j = 0; j < kAnchorSize; ++j) mean[j] += anchor[j];
+      }
+      for (float& x : mean) x /= static_cast<float>(window);
+      const auto taken = queue.Redeem(mean.data(), true);
+      REQUIRE(taken.status().message() == "");
+      CHECK(taken.value().size() == static_cast<size_t>(window));
+    }
+  }
+}
+
 TEST_CASE("where a mark may be lost beside a larger one, nothing is redeemed") {
   DepositQueue<Numbered> queue;
   std::vector<float> first(kAnchorSize), unused(kAnchorSize);

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <new>
 #include <vector>
 
 #include "core/base/types.h"
@@ -24,13 +25,19 @@ class RemovedKeys {
  public:
   bool noting() const { return noting_.load(std::memory_order_relaxed); }
 
-  void Add(const Key* keys, size_t n) {
+  // Throws nothing: callers are in the midst of a removal, or are threads of the database. Where
+  // memory ends, more have gone than could be noted.
+  void Add(const Key* keys, size_t n) noexcept {
     if (!noting()) return;
     std::lock_guard<std::mutex> guard(mu_);
-    for (size_t i = 0; i < n && complete_; ++i) {
-      if (!met_.Insert(keys[i])) continue;
-      keys_.push_back(keys[i]);
-      if (keys_.size() > most_) Clear(false);
+    try {
+      for (size_t i = 0; i < n && complete_; ++i) {
+        if (!met_.Insert(keys[i])) continue;
+        keys_.push_back(keys[i]);
+        if (keys_.size() > most_) Clear(false);
+      }
+    } catch (const std::bad_alloc&) {
+      Clear(false);
     }
   }
 

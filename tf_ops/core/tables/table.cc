@@ -365,7 +365,8 @@ Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& par
   std::unique_lock<std::mutex> commit(commit_mu_, std::defer_lock);
   if (evictor_ != nullptr) commit.lock();
   std::vector<Key> there;
-  if (admission_ != nullptr || removed_->noting()) {
+  const bool finds = admission_ != nullptr || removed_->noting();
+  if (finds) {
     auto missing = store_->Missing(keys, n, parallel_for);
     if (!missing.ok()) return missing.status();
     std::vector<uint8_t> absent(n, 0);
@@ -376,6 +377,7 @@ Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& par
   }
   auto erased = store_->Erase(keys, n, parallel_for);
   if (erased.ok()) HaveGone(there);
+  if (!finds) removed_->Add(keys, n);  // somebody has begun to note since
   ++removals_;  // after: a lookup that still finds a row must not know of its removal
   return erased;
 }

@@ -140,7 +140,9 @@ Status Table::MakeRowsThatFit(const std::vector<Key>& keys, uint32_t now, uint64
     status = store_->LeaveOutExpired(now);
     for (bool again = status.ok(); again;) {
       const uint64_t rows = store_->size();
-      fitting.resize(std::min<uint64_t>(newcomers.size(), max_rows - std::min(rows, max_rows)));
+      const uint64_t fit =
+          std::min<uint64_t>(newcomers.size(), max_rows - std::min(rows, max_rows));
+      fitting.assign(newcomers.begin(), newcomers.begin() + static_cast<std::ptrdiff_t>(fit));
       status = make();
       // Lookups, which make their rows at the same time, may have left less room.
       again = status.code() == Code::kResourceExhausted && store_->size() > rows;

@@ -142,6 +142,7 @@ Result<RestoreOutcome> Table::Restore(const TableContents& contents,
   Status status = store_->Replace(
       layout, state, taken.keys(), taken.n(), now,
       [&](size_t place, RowRef row, bool) { taken.Put(place, row); }, parallel_for);
+  removed_->AddAll();  // once more: somebody may have taken what was noted before the rows went
   // After an error too, the store's layout tells which rows it has.
   if (store_->layout() == layout) state_ = std::move(state);
   if (status.ok() && admission_ != nullptr) status = admission_->Restore(counts.value());

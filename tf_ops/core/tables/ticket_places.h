@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <optional>
 
 #include "core/tables/tickets.h"
@@ -24,7 +25,7 @@ class TicketPlaces {
   Ticket Give(std::optional<double> norm) {
     float mark = kUnreadMark;
     if (norm.has_value()) {
-      if (*norm > 0.0 && std::isfinite(*norm)) last_mark_ = MarkOf(*norm);
+      if (*norm > 0.0 && std::isfinite(*norm)) last_mark_ = MarkBeside(MarkOf(*norm));
       mark = last_mark_;
     }
     Ticket ticket{++tickets_};
@@ -33,6 +34,7 @@ class TicketPlaces {
     place.is_mixed = place.waiting > 0 && (place.is_mixed || place.mark != mark);
     place.mark = mark;
     ++place.waiting;
+    ++waiting_;
     ticket.mark = mark;
     ticket.weight = WeightOf(place.turns++);
     return ticket;
@@ -40,7 +42,9 @@ class TicketPlaces {
 
   // Is told that a deposit does not wait any longer.
   void Leave(const Ticket& ticket) {
-    if (ticket.place >= 0) --places_[static_cast<size_t>(ticket.place)].waiting;
+    if (ticket.place < 0) return;
+    --places_[static_cast<size_t>(ticket.place)].waiting;
+    --waiting_;
   }
 
  private:
@@ -50,6 +54,13 @@ class TicketPlaces {
     float mark = 0.0f;      // of the last ticket
     uint64_t turns = 0;     // tickets so far
   };
+
+  // Returns a mark, or the last one if others wait and it is one step off at most. Norms at the
+  // border of two marks would have deposits of both wait, of which more than kPlaces mix.
+  float MarkBeside(float own) const {
+    const int apart = std::abs(std::ilogb(own) - std::ilogb(last_mark_));
+    return waiting_ > 0 && apart <= kMarkStep ? last_mark_ : own;
+  }
 
   // Returns the place at which the fewest deposits wait. Where marks of different size are added
   // up, the smaller one may be lost, so places of other marks are the last choice.
@@ -70,6 +81,7 @@ class TicketPlaces {
   }
 
   uint64_t tickets_ = 0;
+  uint64_t waiting_ = 0;  // deposits at all places
   float last_mark_ = MarkOf(1.0);
   std::array<Place, kPlaces> places_{};
 };

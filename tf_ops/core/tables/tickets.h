@@ -9,9 +9,9 @@
 //
 // A mark follows the norm of what was deposited. A loss scale multiplies that norm before the
 // deposit and divides the mark behind it, so the mark that an optimizer is given is as large by any
-// scale: about 2^-54 of the norm of the gradients without one. That is nothing beside the norm, it
-// is below what values are clipped to unless the norm is 2^45 times as much, and it stays a normal
-// float32 unless the norm is less than 2^-64.
+// scale: about 2^-54 of the norm of the gradients without one, or a step of marks more or less
+// where others wait. That is nothing beside the norm, it is below what values are clipped to unless
+// the norm is 2^29 times as much, and it stays a normal float32 unless the norm is less than 2^-64.
 #pragma once
 
 #include <algorithm>

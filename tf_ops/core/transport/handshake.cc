@@ -191,7 +191,7 @@ void TakeCalls(int listening, size_t most, std::vector<Caller>* callers) {
     const bool is_exhausted =
         fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM);
     if (is_exhausted && callers->empty()) poll(nullptr, 0, kPause);
-    if ((is_exhausted && !callers->empty()) || callers->size() == most) {
+    if ((is_exhausted && !callers->empty()) || (fd >= 0 && callers->size() == most)) {
       callers->erase(callers->begin());
     }
     if (fd < 0) return;
