@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sok_embed.tf_ops import ANCHOR_SIZE
+
 Held = dict[str, npt.NDArray[Any]]
 
 # Columns of rows, which are on one worker each; other fields are those of a worker.
@@ -57,8 +59,7 @@ def assert_as_trained(found: list[Held], expected: list[Held], atol: float = 1e-
             np.testing.assert_allclose(
                 ours[column], theirs[column], rtol=0, atol=atol, err_msg=table + column
             )
-    for name in expected[0]:
-        if name.startswith("variable."):
-            np.testing.assert_allclose(
-                found[0][name], expected[0][name], rtol=0, atol=atol, err_msg=name
-            )
+    for name, variable in expected[0].items():
+        # Nobody reads what an optimizer keeps of an anchor. It tells which tickets there were.
+        if name.startswith("variable.") and variable.shape != (ANCHOR_SIZE,):
+            np.testing.assert_allclose(found[0][name], variable, rtol=0, atol=atol, err_msg=name)
