@@ -80,7 +80,7 @@ def contents(model: Any) -> dict[str, Any]:
             untrained = type(layer).from_config(layer.get_config()).table.lookup(keys)
             saved[f"{layer.name}.keys"], saved[f"{layer.name}.rows"] = keys, rows
             saved[f"{layer.name}.untrained"] = untrained
-        else:
+        elif not hasattr(layer, "tables"):
             for i, weight in enumerate(layer.get_weights()):
                 saved[f"weight.{layer.name}.{i}"] = np.asarray(weight, np.float32)
     return saved
