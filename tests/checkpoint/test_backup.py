@@ -104,7 +104,7 @@ def test_an_interrupted_fit_goes_on_with_the_next_epoch(tmp_path):
     assert history.epoch == [3, 4]
     expected = held_state.held_by(whole)
     for name, value in held_state.held_by(model).items():
-        if value.dtype == np.float32:
+        if value.dtype == np.float32 and held_state.is_read(value):
             np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-6, err_msg=name)
     assert not (tmp_path / "backup").exists()
     assert fit(model, [BackupAndRestore(tmp_path / "backup")], epochs=1).epoch == [0]

@@ -34,12 +34,7 @@ def test_training_goes_on_as_if_it_had_never_stopped(tmp_path, optimizer):
     other = held_state.every_kind(optimizer=optimizer)
     Checkpoint(other).restore(tmp_path / "checkpoint")
     held_state.train(other, 2)
-    expected = held_state.held_by(model)
-    for name, value in held_state.held_by(other).items():
-        if value.dtype == np.float32:
-            np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-6, err_msg=name)
-        elif not name.endswith("update_times"):  # seconds
-            np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    held_state.assert_as_trained(held_state.held_by(other), held_state.held_by(model))
 
 
 def test_rows_on_disk_are_copied_and_come_back(tmp_path):
@@ -118,7 +113,7 @@ def test_rows_of_feature_columns_come_back_and_train_on(tmp_path, optimizer):
         fit(made)
     expected = held(first)
     for name, value in held(second).items():
-        if value.dtype == np.float32:
+        if value.dtype == np.float32 and held_state.is_read(value):
             np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-6, err_msg=name)
 
 
