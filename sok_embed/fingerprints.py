@@ -111,8 +111,10 @@ def _check_type(dtype: Any) -> None:
 
 def _strings(values: Any) -> npt.NDArray[Any]:
     """Returns strings of values that are not tensors, as an array that TensorFlow takes."""
-    # Of lists NumPy would make one type, as text of numbers.
-    array = np.asarray(values) if hasattr(values, "dtype") else np.asarray(values, object)
+    # NumPy would make one type of lists, as text of numbers, and floats of pandas' integers beside
+    # missing ones.
+    has_type = isinstance(getattr(values, "dtype", None), np.dtype)
+    array = np.asarray(values) if has_type else np.asarray(values, object)
     if array.dtype.kind in "US":
         return array
     if array.dtype.kind in "iu":
