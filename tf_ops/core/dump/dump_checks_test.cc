@@ -146,6 +146,8 @@ TEST_CASE("rows that have counted to the end, and beyond the middle, are saved a
     REQUIRE(Value(storage->Load(dump, nullptr)) == keys.size());
     TableConfig config;
     config.dim = kDim;
+    config.initializer = "constant";  // as the group in the file has it
+    config.initializer_a = config.initializer_b = 0;
     const auto optimizer = Value(MakeRowOptimizer("kv_adam", {}));
     const auto table = Value(storage->OpenTable(config, "kv_adam", {}, std::nullopt));
     std::vector<RowMeta> metas(keys.size());
