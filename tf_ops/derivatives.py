@@ -18,12 +18,17 @@ def _learn_nothing(turns: Any, attribute: str) -> None:
 
 @pfor.RegisterPFor("SokEmbed>Lookup")
 def _lookup_of_all_turns(turns: Any) -> list[Any]:
-    """Looks the keys of all turns of a loop up at once, in the place of one lookup a turn."""
-    keys, stacked, _ = turns.input(1)
+    """Looks the keys of all turns of a loop up at once, instead of one lookup a turn."""
+    together = [1, *([3] * turns.get_attr("num_counts"))]  # keys, and counts of their shape
+    stacked = any(turns.input(place).is_stacked for place in together)
+    if stacked:
+        turns.stack_inputs(together)
+    keys, *counts = (turns.input(place).t for place in together)
     embeddings, receipt = ops.sok_embed_lookup(
         table=turns.unstacked_input(0),
         keys=keys,
         anchor=turns.unstacked_input(2),
+        counts=counts,
         **{name: turns.get_attr(name) for name in ("dtype", "dim", "make_rows")},
         number=number_in_graph(),
     )

@@ -147,9 +147,14 @@ std::unique_ptr<FolderClaim> FolderClaim::Take(const std::string& path) {
   return HolderOfClaim(path).empty() ? std::move(claim) : nullptr;
 }
 
-FolderClaim::~FolderClaim() {
+FolderClaim::~FolderClaim() { Release(); }
+
+void FolderClaim::Release() {
   OpenFolders::Remove(this);
+  std::lock_guard<std::mutex> guard(mu_);
   if (file_ >= 0) Unlock(file_);
+  file_ = -1;
+  released_ = true;
 }
 
 bool FolderClaim::has_file() const { return access(FileOf(path_).c_str(), F_OK) == 0; }
@@ -204,6 +209,7 @@ Status FolderClaim::Check() {
                                        "in memory is kept: put the folder back, then go on");
   }
   std::lock_guard<std::mutex> guard(mu_);
+  if (released_) return Status(Code::kUnavailable, "the storage '" + path_ + "' is closed");
   if (file_ < 0 || IdentityOf(FileOf(path_)) == locked_) return Status();
   Status status = Lock();
   if (status.ok()) return status;

@@ -63,6 +63,9 @@ class FolderClaim {
   // Null if this process or another one has the folder.
   static std::unique_ptr<FolderClaim> Take(const std::string& path);
   ~FolderClaim();
+  // Gives the folder up. Every Check is an error from then on, for who may still refer to this:
+  // where memory ended within RocksDB, something of it refers to its files for good.
+  void Release();
   FolderClaim(const FolderClaim&) = delete;
   FolderClaim& operator=(const FolderClaim&) = delete;
 
@@ -88,9 +91,10 @@ class FolderClaim {
 
   const std::string path_;
   const FolderIdentity folder_;
-  std::mutex mu_;  // guards the two below
+  std::mutex mu_;  // guards the three below
   int file_ = -1;
   FolderIdentity locked_;  // the identity of the file that is locked
+  bool released_ = false;
 };
 
 }  // namespace sok

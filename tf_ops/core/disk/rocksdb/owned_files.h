@@ -25,6 +25,8 @@ class OwnedFiles final : public rocksdb::FileSystemWrapper {
   // Returns success while the folder, its lock and its CURRENT, which names the manifest, are those
   // of this process. Errors: those of FolderClaim::Check, kUnavailable for another CURRENT.
   Status Check();
+  // Gives the folder up, whoever still refers to this.
+  void Release() { claim_->Release(); }
 
   rocksdb::IOStatus NewWritableFile(const std::string& name, const rocksdb::FileOptions& options,
                                     std::unique_ptr<rocksdb::FSWritableFile>* result,

@@ -96,8 +96,12 @@ RowDatabase::RowDatabase(const Options& options, std::shared_ptr<OwnedFiles> fil
       handles_(std::move(handles)) {}
 
 RowDatabase::~RowDatabase() {
-  // See there. The handles keep the files, and the lock with them.
-  if (handles_ != nullptr && handles_->stuck) handles_.release();
+  if (handles_ != nullptr && handles_->stuck) {
+    handles_.release();  // see there; the handles keep the files, and the lock with them
+    return;
+  }
+  handles_.reset();
+  if (files_ != nullptr) files_->Release();
 }
 
 bool RowDatabase::usable() const { return handles_ != nullptr && !handles_->stuck; }
