@@ -233,12 +233,12 @@ class AdaptiveTable(OwnedResource):
 
         A key whose row is given or taken away between two batches may come or not.
         """
-        return batches_in_memory(self._own, self.dim, n)
+        return batches_in_memory(self, self._own, self.dim, n)
 
     @eager
     def batches_static(self, n: int) -> Iterator[Batch]:
         """Yields the static rows that were trained or shared. As `batches`; keys are buckets."""
-        return batches_in_memory(self._static, self.dim, n)
+        return batches_in_memory(self, self._static, self.dim, n)
 
     @eager
     def snapshot(self) -> tf_ops.AdaptiveExport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +15,14 @@ from sok_embed.arguments import check_positive
 Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 
 
-def batches_in_memory(handle: tf.Tensor, dim: int, n: int) -> Iterator[Batch]:
+def batches_in_memory(owner: Any, handle: tf.Tensor, dim: int, n: int) -> Iterator[Batch]:
     """Returns an iterator over the rows of a table in memory; see `Table.batches`.
 
     It lists the keys of one part of the table at a time, of which there are at least 8, and reads
     the rows of `n` keys.
 
     Args:
+        owner: The object that the rows go with; the iterator keeps it.
         handle: The table's.
         dim: The length of a row.
         n: The most rows of a batch.
@@ -28,10 +30,10 @@ def batches_in_memory(handle: tf.Tensor, dim: int, n: int) -> Iterator[Batch]:
     Raises:
         ValueError: For an `n` that is not a positive integer.
     """
-    return _batches(handle, dim, check_positive("n", n, 2**32))
+    return _batches(owner, handle, dim, check_positive("n", n, 2**32))
 
 
-def _batches(handle: tf.Tensor, dim: int, n: int) -> Iterator[Batch]:
+def _batches(owner: Any, handle: tf.Tensor, dim: int, n: int) -> Iterator[Batch]:
     waiting = np.zeros(0, np.int64)
     part, parts = 0, 1
     while True:

@@ -399,7 +399,7 @@ class Table(OwnedResource):
             ValueError: For an `n` that is not a positive integer.
         """
         if self.storage is None:
-            return batches_in_memory(self.resource_handle, self.dim, n)
+            return batches_in_memory(self, self.resource_handle, self.dim, n)
         stored = self.storage.table(self._group).batches(n)
         return ((keys.view(np.int64), vectors) for keys, vectors in stored)
 
