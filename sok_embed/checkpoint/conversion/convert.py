@@ -87,15 +87,19 @@ def form_of_source(path: str) -> str:
             return "storage"
         received = "a folder with neither"
     else:
-        with opened(path) as file:
-            begin = file.read(4)
+        try:
+            with opened(path) as file:
+                begin = file.read(4)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{_expected(path)} Received: nothing is there.") from None
         if begin in _MAGIC:
             return "keras" if is_keras_file(path) else _MAGIC[begin]
         received = f"a file that begins with {begin!r}"
-    raise ValueError(
-        f"Expected a checkpoint, a storage, a dump, Parquet, .npz or .keras at '{path}'. Received: "
-        f"{received}."
-    )
+    raise ValueError(f"{_expected(path)} Received: {received}.")
+
+
+def _expected(path: str) -> str:
+    return f"Expected a checkpoint, a storage, a dump, Parquet, .npz or .keras at '{path}'."
 
 
 def form_of_target(path: str, given: str | None) -> str:
