@@ -188,6 +188,7 @@ def test_a_graph_under_the_scope_of_a_gpu_reads_static_rows_without_soft_placeme
                 buckets=buckets,
                 mask=mask,
                 anchor=anchor,
+                counts=[],
                 dim=DIM,
                 make_rows=True,
             )
