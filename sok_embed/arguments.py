@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-# What Python writes of an object whose class says nothing better.
+# Matches the repr that Python gives an object whose class has none of its own.
 _PLAIN = re.compile(
     r"<(?:function |bound method )?(?:[\w<>]+\.)*(\w+|<lambda>)[^<>]* at 0x[0-9a-f]+>"
 )

@@ -28,7 +28,7 @@ class SharedTable(TrainedTable, Protocol):
 
     @property
     def counts_keys(self) -> bool:
-        """Whether an admission counts the keys of lookups."""
+        """Returns whether an admission counts the keys of lookups."""
 
     @property
     def resource_handle(self) -> tf.Tensor:

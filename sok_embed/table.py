@@ -290,7 +290,7 @@ class Table(OwnedResource):
 
     @property
     def counts_keys(self) -> bool:
-        """Whether an admission counts the keys of lookups."""
+        """Returns whether an admission counts the keys of lookups."""
         return "admission" in self._attributes
 
     @eager

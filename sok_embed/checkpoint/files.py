@@ -172,7 +172,7 @@ def dense_prefix(attempt: int) -> str:
 
 
 def data_prefix(worker: int, workers: int, attempt: int) -> str:
-    """What the names of a worker's own files begin with."""
+    """Returns the prefix of the names of a worker's own files."""
     return f"data-{worker + 1:05d}-of-{workers:05d}-{attempt:016x}"
 
 

@@ -48,7 +48,7 @@ def hold(
         read_chain: Reads the manifests by a function.
 
     Raises:
-        FileNotFoundError: If there is no whole checkpoint in the folder, or not any more.
+        FileNotFoundError: If there is no whole checkpoint in the folder, or if it was removed.
         CorruptionError: For one that is damaged.
         ValueError: For one of a later version.
         OSError: From the file system or the store.
@@ -92,7 +92,7 @@ def _held(chain: list[Link], needed: Callable[[int, Manifest], Iterable[str]]) -
 
 
 def _is_same(chain: list[Link]) -> bool:
-    """Whether the manifests are those that were read."""
+    """Returns whether the manifests are still the ones that were read."""
     try:
         return all(manifests.read(folder).attempt == manifest.attempt for folder, manifest in chain)
     except FileNotFoundError:

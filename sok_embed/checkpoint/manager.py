@@ -283,7 +283,7 @@ class CheckpointManager(StepFolders):
                 return folder
 
     def _is_gone(self, agreement: Agreement, step: int) -> bool:
-        """Whether somebody has removed the checkpoint of a step; collective."""
+        """Returns whether the checkpoint of a step was removed. Collective."""
         own = agreement.rank == 0 and not self._is_whole(step)
         return agreement.gather(int(own), "removed meanwhile")[0] == 1
 

@@ -72,7 +72,7 @@ class Manifest(NamedTuple):
 
 
 def write(folder: str | Place, manifest: Manifest) -> None:
-    """Makes the checkpoint whole, in the place of one that was there.
+    """Makes the checkpoint whole, and replaces one that was there.
 
     Raises:
         ValueError: For a manifest that `read` would refuse; nothing is written.

@@ -1,4 +1,4 @@
-"""What a manifest has to say: each field, and how fields and files agree with each other."""
+"""Checks manifests: each field, and how fields and files agree with each other."""
 
 from __future__ import annotations
 

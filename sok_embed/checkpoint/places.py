@@ -97,7 +97,7 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def has(self, name: str) -> bool:
-        """Whether there is something of the name, which need not be a regular file."""
+        """Returns whether the name exists; it need not be a regular file."""
 
     @abc.abstractmethod
     def length(self, name: str) -> int:

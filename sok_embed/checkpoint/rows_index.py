@@ -112,7 +112,7 @@ def tables_of_index(path: str, index: bytes, room: int) -> list[dict[str, Any]]:
 
 
 def total(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What a manifest says of rows that several workers have."""
+    """Holds the part of a manifest on rows that several workers have."""
     return {
         "rule": max(entry["rule"] for entry in entries),
         "slot_floats": max(entry["slot_floats"] for entry in entries),

@@ -23,7 +23,7 @@ _Reading = Callable[[str], Manifest]
 
 
 class TooMany(NamedTuple):
-    """Which checkpoints of a directory are to go.
+    """Returns the checkpoints of a directory that are to be removed.
 
     Attributes:
         steps: Their steps, those that build on others before these.

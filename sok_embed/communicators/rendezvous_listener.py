@@ -1,4 +1,4 @@
-"""Where worker 0 listens for the other workers."""
+"""Listens for the other workers, on worker 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What worker 0 and the others share when they meet: the messages, proofs, times and addresses."""
+"""Defines the messages, proofs, times and addresses that worker 0 and the others share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of keys beside their vectors."""
+"""Reads update counts and times of keys."""
 
 from __future__ import annotations
 

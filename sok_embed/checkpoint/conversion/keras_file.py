@@ -98,12 +98,12 @@ def _tables(path: str, weights: str, config: Any) -> list[Moving]:
 
 
 def _as_damage(path: str, error: Exception) -> Exception:
-    """What h5py raises, as an error that names the file; errors of our own stay."""
+    """Turns errors of h5py into one that names the file; errors of our own stay."""
     return error if "Expected" in str(error) else damaged(path, "an HDF5 file", str(error))
 
 
 def _prefixes(path: str, name: str, group: Any) -> list[str]:
-    """What the entries of each table in a group begin with.
+    """Returns the prefixes of the entries of each table in a group.
 
     Raises:
         ValueError: For a table of which entries are lacking.
