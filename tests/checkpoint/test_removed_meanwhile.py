@@ -1,6 +1,7 @@
 """Checkpoints that another process replaces and removes while they are read."""
 
 import contextlib
+import itertools
 import os
 import resource
 import subprocess
@@ -164,7 +165,8 @@ def test_a_checkpoint_whose_parent_is_compacted_meanwhile_is_restored(tmp_path, 
 def test_more_files_than_may_be_open_are_refused_before_anything_changes(two, monkeypatch):
     table, manager = two
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = len(os.listdir("/proc/self/fd")) + 2
+    taken = set(map(int, os.listdir("/proc/self/fd")))  # numbers below others may be free
+    few = list(itertools.islice((n for n in itertools.count() if n not in taken), 3))[-1]
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
         manager.restore_or_initialize()  # the limit is raised as far as it may be
