@@ -255,6 +255,10 @@ class AdaptiveTable(OwnedResource):
         """
         as_errors(lambda: tf_ops.adaptive_restore(self.resource_handle, contents))
 
+    def check_restore(self, contents: tf_ops.AdaptiveExport) -> None:
+        """Raises what `restore` would raise, and changes nothing."""
+        as_errors(lambda: tf_ops.adaptive_check_restore(self.resource_handle, contents))
+
     @eager
     def promote(self, keys: Any) -> int:
         """Gives keys rows of their own, as if they had been seen often enough.

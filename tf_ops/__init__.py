@@ -11,6 +11,7 @@ from sok_embed.tf_ops.adaptive import (
 from sok_embed.tf_ops.adaptive_tables import (
     AdaptiveExport,
     adaptive_buckets,
+    adaptive_check_restore,
     adaptive_commit,
     adaptive_demote,
     adaptive_drop_deposits,
@@ -107,6 +108,7 @@ __all__ = [
     "Metadata",
     "RuleStep",
     "adaptive_buckets",
+    "adaptive_check_restore",
     "adaptive_commit",
     "adaptive_demote",
     "adaptive_drop_deposits",

@@ -225,6 +225,12 @@ def adaptive_restore(table: tf.Tensor, contents: AdaptiveExport) -> tf.Operation
     return ops.sok_embed_adaptive_restore(table=table, **contents._asdict())
 
 
+def adaptive_check_restore(table: tf.Tensor, contents: AdaptiveExport) -> tf.Operation | None:
+    """Raises what `adaptive_restore` would raise, and changes nothing."""
+    check_integers(contents)
+    return ops.sok_embed_adaptive_check_restore(table=table, **contents._asdict())
+
+
 def adaptive_demote(table: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
     """Takes the own rows of keys away. Returns how many had one, an int64 scalar."""
     return ops.sok_embed_adaptive_demote(table=table, keys=keys)

@@ -21,6 +21,7 @@ _CHUNK = struct.Struct("<4sIQIQ")
 _CHUNK_HEAD_BYTES = _CHUNK.size + 8
 _COUNTER = np.dtype([("key", "<i8"), ("count", "<u4")])
 _SKETCH = struct.Struct("<4sIQQI")
+_FILTER_BITS = (2, 4, 8, 16)
 
 
 class _Counts(NamedTuple):
@@ -88,22 +89,50 @@ def _read_counts(data: bytes) -> _Counts:
                 f"Expected the counts of an admission, of version 1. Received: {magic!r} of "
                 f"version {version}."
             )
+        kind = data[_HEAD.size : _HEAD.size + kind_bytes]
+        at = _HEAD.size + kind_bytes + 4
+        (count,) = struct.unpack_from("<I", data, at - 4)
+        _check_number("bytes of its head", at + 12 * count + 8, head_bytes)
         _check_bytes(data[: head_bytes - 8], data[head_bytes - 8 : head_bytes])
-        at = _HEAD.size
-        kind = data[at : at + kind_bytes]
-        at += kind_bytes
-        (count,) = struct.unpack_from("<I", data, at)
-        sizes = struct.iter_unpack("<IQ", data[at + 4 : at + 4 + 12 * count])
-        chunks, fingerprint, begin = {}, None, head_bytes
+        sizes = struct.iter_unpack("<IQ", data[at : at + 12 * count])
+        chunks: dict[int, memoryview] = {}
+        fingerprint, begin = None, head_bytes
         for number, length in sizes:
             _, _, fingerprint, _, payload = _CHUNK.unpack_from(data, begin)
             start = begin + _CHUNK_HEAD_BYTES
+            _check_number(f"bytes of chunk {number}", _CHUNK_HEAD_BYTES + payload, length)
             chunks[number] = memoryview(data)[start : start + payload]
             _check_chunk(data[begin:start], chunks[number])
             begin += length
+        _check_number("bytes", begin, len(data))
     except struct.error as error:
         raise CorruptionError(f"Expected the counts of an admission. Received: {error}.") from None
+    _check_payloads(kind, config[3], chunks)
     return _Counts(tuple(config), kind, fingerprint, chunks)
+
+
+def _check_number(what: str, expected: int, received: int) -> None:
+    if expected != received:
+        raise CorruptionError(
+            f"Expected counts of an admission with {expected} {what}. Received: {received}."
+        )
+
+
+def _check_payloads(kind: bytes, bits: int, chunks: Mapping[int, memoryview]) -> None:
+    """Raises CorruptionError unless counters of a kind fill the chunks."""
+    if kind not in (b"frequency", b"counting_bloom"):
+        raise CorruptionError(
+            f"Expected the counts of 'frequency' or 'counting_bloom'. Received: {kind!r}."
+        )
+    if kind == b"counting_bloom" and bits not in _FILTER_BITS:
+        raise CorruptionError(f"Expected counters of {_FILTER_BITS} bits. Received: {bits} bits.")
+    size = _COUNTER.itemsize if kind == b"frequency" else max(1, bits // 8)
+    for number, payload in chunks.items():
+        if len(payload) % size:
+            raise CorruptionError(
+                f"Expected counters of {size} bytes in chunk {number} of the counts of an "
+                f"admission. Received: {len(payload)} bytes."
+            )
 
 
 def _check_bytes(head: bytes, told: bytes) -> None:
@@ -121,7 +150,8 @@ def _check_chunk(head: bytes, payload: memoryview) -> None:
 
 def _another_checksum() -> CorruptionError:
     return CorruptionError(
-        "Expected the counts of an admission that agree with their checksums. Received: others."
+        "Expected the counts of an admission that agree with their checksums. Received: counts "
+        "that do not."
     )
 
 
@@ -136,6 +166,12 @@ def _merge_frequencies(payloads: Sequence[memoryview], mine: Mask) -> bytes:
 
 def _merge_filters(payloads: Sequence[memoryview], bits: int) -> bytes:
     """The greatest of counters that stand in bytes, the lowest bits first."""
+    sizes = {len(payload) for payload in payloads}
+    if len(sizes) > 1:
+        raise CorruptionError(
+            "Expected counters of an admission in chunks of one size on all workers. Received: "
+            f"chunks of {sorted(sizes)} bytes."
+        )
     merged: npt.NDArray[Any] | None = None
     for payload in payloads:
         counters = np.frombuffer(payload, np.uint16 if bits == 16 else np.uint8)
@@ -207,6 +243,12 @@ def merge_sketches(parts: Mapping[int, bytes], workers: int, place: SketchPlace)
     count = -(-place.static_buckets // place.owners)
     for worker, data in parts.items():
         magic, version, buckets, width, bits = _SKETCH.unpack_from(data.ljust(_SKETCH.size, b"\0"))
+        theirs = -(-place.static_buckets // workers)
+        if buckets != theirs:
+            raise CorruptionError(
+                f"Expected a sketch of {theirs} buckets from each of {workers} workers. "
+                f"Received: {buckets} buckets from worker {worker}."
+            )
         expected = _SKETCH.size + 8 + buckets * width * bits // 8
         if magic != b"SOKC" or version != 1 or len(data) != expected:
             raise CorruptionError(
@@ -218,7 +260,7 @@ def merge_sketches(parts: Mapping[int, bytes], workers: int, place: SketchPlace)
         told = int.from_bytes(data[_SKETCH.size : _SKETCH.size + 8], "little")
         if _core.checksum(found, seed) != told:
             raise CorruptionError(
-                "Expected a sketch that agrees with its checksum. Received: another."
+                "Expected a sketch that agrees with its checksum. Received: one that does not."
             )
         if shape not in (None, (width, bits)):
             raise ValueError(
@@ -229,8 +271,8 @@ def merge_sketches(parts: Mapping[int, bytes], workers: int, place: SketchPlace)
         found = found.reshape(buckets, -1)
         if cells is None:
             cells = np.zeros((count, found.shape[1]), np.uint8)
-        theirs = own[own % workers == worker]
-        cells[theirs // place.owners] = found[theirs // workers]
+        shared = own[own % workers == worker]
+        cells[shared // place.owners] = found[shared // workers]
     assert cells is not None and shape is not None
     header = _SKETCH.pack(b"SOKC", 1, count, *shape)
     seed = _core.checksum(np.frombuffer(header, np.uint8), 0)

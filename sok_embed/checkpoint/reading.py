@@ -241,7 +241,10 @@ class TablesReader:
             empty = part.head.contents(part.part.table.dim, admission=part.admission())
             as_errors(lambda part=part, empty=empty: tf_ops.check_restore(part.part.handle, empty))
             if part.part.name == "own":
-                self._adaptive[number] = self._adaptive_contents(number)
+                contents = self._adaptive[number] = self._adaptive_contents(number)
+                table = part.part.table
+                assert isinstance(table, AdaptiveTable)
+                table.check_restore(contents)
 
     def rows_found(self) -> list[int]:
         """How many rows `check` has found for this worker, by parts."""

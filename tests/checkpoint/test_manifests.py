@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from click.testing import CliRunner
+from dealt_rows import dealt
 from manifest_mutations import index_of, mutated, with_checksum, with_index
 
 import sok_embed as sok
 from sok_embed.checkpoint import Checkpoint, CheckpointManager
 from sok_embed.checkpoint import manifest as manifests
-from sok_embed.checkpoint.files import dense_prefix, record_of, rows_name
-from sok_embed.checkpoint.rows_file import ROWS, RowsWriter
-from sok_embed.checkpoint.saved import copied_files, open_saved
+from sok_embed.checkpoint.files import record_of
 from sok_embed.cli import main
 
 COUNT = int(os.environ.get("SOK_MANIFEST_MUTATIONS", "400"))
@@ -96,40 +95,6 @@ def held(tables):
     }
 
 
-def dealt(folder, target):
-    """Writes a checkpoint of one worker as two would have it."""
-    saved = open_saved(str(folder))
-    attempt = random.randrange(1, 2**62)
-    os.makedirs(target)
-    records = []
-    for worker in range(2):
-        path = target / rows_name(worker, 2, attempt)
-        with RowsWriter(str(path), attempt, worker, 2) as writer:
-            entries = [dict(entry) for entry in saved.readers[0].tables]
-            for block in saved.readers[0].blocks():
-                if block.kind == ROWS:
-                    rows = saved.readers[0].rows_of(block)
-                    mine = rows.where(rows.keys % 2 == worker)
-                    writer.put_rows(block.table, mine)
-                    entries[block.table] |= {"rows": len(mine.keys), "size": len(mine.keys)}
-                else:
-                    writer.put_bytes(block.table, block.kind, bytes(block.payload))
-            records.append(writer.finish(entries))
-    copied = copied_files(str(target), saved, attempt)
-    manifests.write(
-        str(target),
-        saved.manifest._replace(
-            attempt=attempt,
-            workers=2,
-            dense={**saved.manifest.dense, "prefix": dense_prefix(attempt)},
-            rows=records,
-            files=copied.files,
-            data=[],
-            state=attempt,
-        ),
-    )
-
-
 @pytest.fixture(params=KINDS)
 def run(request, tmp_path):
     """Three checkpoints of tables of a kind, of which the middle one is changed."""
@@ -146,7 +111,7 @@ def run(request, tmp_path):
     if kind == "two_workers":
         for folder in folders:
             folder.rename(tmp_path / "one")
-            dealt(tmp_path / "one", folder)
+            dealt(tmp_path / "one", folder, 2)
             shutil.rmtree(tmp_path / "one")
     return Run(checkpoint, tables, tmp_path / "run", folders[1])
 

@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from click.testing import CliRunner
 from kv_rows import keys, ones, peek, run_python, sgd
 
@@ -204,3 +205,12 @@ def test_no_path_is_no_folder(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="a folder"):
         kv.Storage("")
     assert os.listdir() == []
+
+
+def test_errors_of_ops_show_names_that_are_not_utf8(foreign):
+    storage = kv.Storage(foreign / "rows")
+    layer = DynamicEmbedding(2, storage=storage)
+    layer(np.arange(3))
+    storage.close()
+    with pytest.raises(tf.errors.FailedPreconditionError, match=r"caf\\xe9-\\xff/rows' is closed"):
+        layer(np.arange(3))

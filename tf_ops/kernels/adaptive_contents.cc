@@ -88,14 +88,29 @@ class AdaptiveExportOp : public AdaptiveOp {
 };
 SOK_REGISTER_KERNEL("AdaptiveExport", AdaptiveExportOp);
 
-REGISTER_OP("SokEmbed>AdaptiveRestore")
-    .Input("table: resource")
-    .SOK_CONTENTS(Input, "own_")
-    .SOK_CONTENTS(Input, "static_")
-    .Input("cells: uint8")
-    .Input("counters: int64")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); });
+#define SOK_ADAPTIVE_CONTENTS         \
+  Input("table: resource")            \
+      .SOK_CONTENTS(Input, "own_")    \
+      .SOK_CONTENTS(Input, "static_") \
+      .Input("cells: uint8")          \
+      .Input("counters: int64")       \
+      .SetIsStateful()                \
+      .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); })
+
+REGISTER_OP("SokEmbed>AdaptiveRestore").SOK_ADAPTIVE_CONTENTS;
+REGISTER_OP("SokEmbed>AdaptiveCheckRestore").SOK_ADAPTIVE_CONTENTS;
+
+absl::Status ReadAdaptiveContents(tf::OpKernelContext* ctx, const std::string& name, int dim,
+                                  AdaptiveContents* contents) {
+  TF_RETURN_IF_ERROR(ReadContents(ctx, 1, name, dim, &contents->own));
+  TF_RETURN_IF_ERROR(ReadContents(ctx, 1 + kContentsTensors, name, dim, &contents->statics));
+  const tf::Tensor& cells = ctx->input(1 + 2 * kContentsTensors);
+  const auto counters = ctx->input(2 + 2 * kContentsTensors).flat<int64_t>();
+  contents->sketch = {static_cast<const char*>(cells.data()),
+                      static_cast<size_t>(cells.NumElements())};
+  contents->counters.assign(counters.data(), counters.data() + counters.size());
+  return absl::OkStatus();
+}
 
 class AdaptiveRestoreOp : public AdaptiveOp {
  public:
@@ -105,18 +120,25 @@ class AdaptiveRestoreOp : public AdaptiveOp {
   absl::Status Run(tf::OpKernelContext* ctx, AdaptiveTable& table,
                    const std::string& name) override {
     AdaptiveContents contents;
-    TF_RETURN_IF_ERROR(ReadContents(ctx, 1, name, table.dim(), &contents.own));
-    TF_RETURN_IF_ERROR(
-        ReadContents(ctx, 1 + kContentsTensors, name, table.dim(), &contents.statics));
-    const tf::Tensor& cells = ctx->input(1 + 2 * kContentsTensors);
-    const auto counters = ctx->input(2 + 2 * kContentsTensors).flat<int64_t>();
-    contents.sketch = {static_cast<const char*>(cells.data()),
-                       static_cast<size_t>(cells.NumElements())};
-    contents.counters.assign(counters.data(), counters.data() + counters.size());
+    TF_RETURN_IF_ERROR(ReadAdaptiveContents(ctx, name, table.dim(), &contents));
     return Told(table.Restore(contents, IntraOpPool(ctx)), name);
   }
 };
 SOK_REGISTER_KERNEL("AdaptiveRestore", AdaptiveRestoreOp);
+
+class AdaptiveCheckRestoreOp : public AdaptiveOp {
+ public:
+  using AdaptiveOp::AdaptiveOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, AdaptiveTable& table,
+                   const std::string& name) override {
+    AdaptiveContents contents;
+    TF_RETURN_IF_ERROR(ReadAdaptiveContents(ctx, name, table.dim(), &contents));
+    return ToAbsl(table.CheckRestore(contents, IntraOpPool(ctx)), name);
+  }
+};
+SOK_REGISTER_KERNEL("AdaptiveCheckRestore", AdaptiveCheckRestoreOp);
 
 REGISTER_OP("SokEmbed>AdaptiveDemote")
     .Input("table: resource")

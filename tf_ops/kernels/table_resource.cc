@@ -3,6 +3,7 @@
 #include <exception>
 #include <vector>
 
+#include "core/base/utf8.h"
 #include "tensorflow/core/framework/tensor.h"
 
 namespace sok {
@@ -17,13 +18,11 @@ int64_t OpenTable::MemoryUsed() const {
 absl::Status ToAbsl(const Status& status, const std::string& table_name) {
   std::string named;
   std::string_view message = status.text();
-  if (!table_name.empty()) {
-    // If memory ends here, the error goes without the table's name: what it says matters more.
-    try {
-      named = "table '" + table_name + "': " + status.message();
-      message = named;
-    } catch (const std::bad_alloc&) {
-    }
+  // If memory ends here, the error goes as it is: what it says matters more.
+  try {
+    if (!table_name.empty()) message = named = "table '" + table_name + "': " + status.message();
+    if (!IsUtf8(message)) message = named = EscapedUtf8(message);
+  } catch (const std::bad_alloc&) {
   }
   switch (status.code()) {
     case Code::kOk:

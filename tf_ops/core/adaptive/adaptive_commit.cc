@@ -234,21 +234,35 @@ Status AdaptiveTable::CheckContents(const AdaptiveContents& contents) const {
   return CheckBatch({nullptr, own.rows.keys, nullptr, nullptr, own.n});
 }
 
+Result<std::unique_ptr<CountMinSketch>> AdaptiveTable::Checked(
+    const AdaptiveContents& contents, const ParallelFor& parallel_for) const {
+  if (Status status = CheckContents(contents); !status.ok()) return status;
+  auto loaded = CountMinSketch::Make(SketchOf(config_));
+  if (!loaded.ok()) return loaded;
+  if (Status status = loaded.value()->Load(contents.sketch); !status.ok()) return status;
+  for (const auto& [table, rows] :
+       {std::pair(own_.get(), &contents.own), std::pair(statics_.get(), &contents.statics)}) {
+    if (const auto checked = table->CheckRestore(*rows, parallel_for); !checked.ok()) {
+      return checked.status();
+    }
+  }
+  return loaded;
+}
+
+Status AdaptiveTable::CheckRestore(const AdaptiveContents& contents,
+                                   const ParallelFor& parallel_for) const {
+  return Checked(contents, parallel_for).status();
+}
+
 Result<RestoreOutcome> AdaptiveTable::Restore(const AdaptiveContents& contents,
                                               const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> guard(mu_);
   // Everything that could be refused is looked at before anything changes.
-  if (Status status = CheckContents(contents); !status.ok()) return status;
-  auto loaded = CountMinSketch::Make(SketchOf(config_));
+  auto loaded = Checked(contents, parallel_for);
   if (!loaded.ok()) return loaded.status();
-  if (Status status = loaded.value()->Load(contents.sketch); !status.ok()) return status;
   // They count the same steps.
   TableContents own = contents.own, statics = contents.statics;
   own.steps = statics.steps = std::max(own.steps, statics.steps);
-  // The static rows come first, which checks them.
-  if (const auto checked = own_->CheckRestore(own, parallel_for); !checked.ok()) {
-    return checked.status();
-  }
   auto outcome = statics_->Restore(statics, parallel_for);
   if (!outcome.ok()) return outcome;
   const auto of_own = own_->Restore(own, parallel_for);

@@ -165,6 +165,8 @@ class AdaptiveTable {
   // Errors: kInvalidArgument for parts that do not fit this table or each other, kDataLoss for a
   // damaged sketch. Nothing has changed then, unless memory ended.
   Result<RestoreOutcome> Restore(const AdaptiveContents& contents, const ParallelFor& parallel_for);
+  // Returns what Restore would refuse these contents with.
+  Status CheckRestore(const AdaptiveContents& contents, const ParallelFor& parallel_for) const;
 
   int dim() const { return own_->dim(); }
   const AdaptiveConfig& config() const { return config_; }
@@ -217,6 +219,9 @@ class AdaptiveTable {
   // often, or are forced; leaves out the other newcomers. Returns the rows that went, for Demoted.
   Result<EvictedRows> MakeRoom(const AdaptiveKeys& batch, std::vector<Newcomer>* newcomers,
                                const ParallelFor& parallel_for);
+  // Checks everything of the contents, and returns the sketch that they make.
+  Result<std::unique_ptr<CountMinSketch>> Checked(const AdaptiveContents& contents,
+                                                  const ParallelFor& parallel_for) const;
   // What Restore refuses of the rest than own rows, static rows and the sketch.
   Status CheckContents(const AdaptiveContents& contents) const;
   Status Promote(const std::vector<Key>& keys, const ParallelFor& parallel_for);
