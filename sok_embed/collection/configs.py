@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -253,25 +254,47 @@ def feature_config(given: Any) -> FeatureConfig:
             "Expected feature_configs to be a nest (dicts, lists, tuples) of "
             f"sok_embed.FeatureConfig. Received: {shown(given)} (of type {type(given).__name__})."
         )
-    table = given.table
+    return FeatureConfig(
+        given.name, _table_config(given.table), given.input_shape, given.output_shape
+    )
+
+
+class _Made(NamedTuple):
+    source: weakref.ref[Any]
+    arguments: tuple[Any, ...]
+    config: TableConfig
+
+
+_made: dict[int, _Made] = {}  # by the id of a table of keras-rs, which need not be hashable
+
+
+def _table_config(table: Any) -> TableConfig:
+    """Returns the config of a table of keras-rs, the same one each time: it stands for a table."""
     if table.placement not in _KERAS_RS:
         raise ValueError(
             f"TableConfig '{table.name}': expected placement to be one of {_KERAS_RS}. "
             f"Received: {table.placement!r}."
         )
-    return FeatureConfig(
-        given.name,
-        TableConfig(
-            table.name,
-            table.vocabulary_size,
-            table.embedding_dim,
-            table.initializer,
-            table.optimizer,
-            table.combiner,
-        ),
-        given.input_shape,
-        given.output_shape,
+    arguments = (
+        table.name,
+        table.vocabulary_size,
+        table.embedding_dim,
+        table.initializer,
+        table.optimizer,
+        table.combiner,
     )
+    made = _made.get(id(table))
+    if made is not None and made.source() is table and made.arguments == arguments:
+        return made.config
+    number = id(table)
+    source = weakref.ref(table, lambda gone: _forget(number, gone))
+    _made[number] = _Made(source, arguments, TableConfig(*arguments))
+    return _made[number].config
+
+
+def _forget(number: int, gone: weakref.ref[Any]) -> None:
+    if number in _made and _made[number].source is gone:
+        del _made[number]
 
 
 def distinct_tables(features: Sequence[FeatureConfig]) -> list[TableConfig]:

@@ -8,6 +8,7 @@ import sys
 import types
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -227,6 +228,31 @@ def test_configs_of_keras_rs_are_taken_as_they_are(keras_rs):
     assert list(layer.tables) == ["t"]
     again = DistributedEmbedding.from_config(layer.get_config())
     assert again.get_config() == layer.get_config()
+
+
+def test_a_table_of_keras_rs_in_two_layers_of_a_model_is_refused(keras_rs):
+    table = keras_rs.TableConfig("t", 50, 3)
+    models = []
+    for optimizer in ("sgd", "adam"):
+        ids = [keras.Input((), dtype="int64", name=name) for name in ("a", "b")]
+        vectors = [
+            DistributedEmbedding(keras_rs.FeatureConfig(each.name, table, (None,), (None, 3)))(each)
+            for each in ids
+        ]
+        models.append(keras.Model(ids, keras.layers.Dot(axes=1)(vectors)))
+        models[-1].compile(optimizer, "mse")
+        table = keras_rs.TableConfig("t", 50, 3)
+    for model in models:  # another object of the same contents is another table
+        with pytest.raises(ValueError, match="TableConfig 't' in one layer of a model"):
+            model.fit([np.arange(3)] * 2, np.ones(3), verbose=0)
+
+
+def test_a_table_of_keras_rs_that_was_changed_is_read_again(keras_rs):
+    table = keras_rs.TableConfig("t", 50, 3)
+    feature = keras_rs.FeatureConfig("a", table, (None,), (None, 3))
+    assert DistributedEmbedding(feature)(np.arange(2)).shape == (2, 3)
+    table.embedding_dim = 4
+    assert DistributedEmbedding(feature)(np.arange(2)).shape == (2, 4)
 
 
 def test_a_placement_of_keras_rs_that_does_not_exist_is_refused(keras_rs):
