@@ -1,5 +1,6 @@
 """Loss scales from 2^-40 to 2^126 train rows as they train `keras.layers.Embedding`."""
 
+import functools
 from typing import Any
 
 import keras
@@ -11,6 +12,7 @@ from dense_twin import DIM, KEYS, START, Model, WeightOfRows, loss_of, table_lay
 from keras_reference import SummedGradientEmbedding, mirrored
 
 import sok_embed
+from sok_embed import feature_column as fc
 
 # float32 rounds norms and sums in other orders.
 TOLERANCE = 1e-6
@@ -54,11 +56,24 @@ def distributed_rows(keys: Any) -> Any:
     return keras.ops.stack([rows["0"], rows["1"]], 1)
 
 
+def column_rows(keys: Any, *, adaptive: bool = False) -> Any:
+    start = keras.initializers.Constant(START)
+    column = fc.categorical_column_with_embedding("c", tf.int64)
+    if adaptive:
+        column = fc.categorical_column_with_adaptive_embedding("c", 100, tf.int64)
+    layer = fc.DenseFeatures([fc.embedding_column(column, DIM, initializer=start)])
+    each = keras.ops.reshape(keys, (-1, 1))  # one id an example
+    masks = {"c": keras.ops.ones_like(each, "int32")} if adaptive else None
+    return keras.ops.reshape(layer({"c": each}, masks), (-1, 2, DIM))
+
+
 LAYERS = {
     "dynamic": dynamic_rows,
     "adaptive": adaptive_rows,
     "all2all": all2all_rows,
     "distributed": distributed_rows,
+    "column": column_rows,
+    "adaptive_column": functools.partial(column_rows, adaptive=True),
 }
 
 
@@ -126,16 +141,20 @@ def test_scaled_gradients_are_clipped_and_accumulated_as_those_of_a_static_layer
 
 
 @pytest.mark.parametrize("exponent", [-40, 120])
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind != "adaptive_column"])
 def test_a_scale_of_the_optimizer_itself(kind, exponent):
+    """Buckets of an adaptive column are a weight with `tf.IndexedSlices`, which Keras refuses."""
     make = lambda: keras.optimizers.SGD(0.5, loss_scale_factor=2.0**exponent)  # noqa: E731
     check(LAYERS[kind], make, exponent, static=keras_rows_of_dense_gradients)
 
 
 @pytest.mark.parametrize("exponent", [10, 66])
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("kind", [kind for kind in LAYERS if "column" not in kind])
 def test_small_losses_in_float16(kind, exponent):
-    """Gradients of 2^10 times their size fit into a float16; the loss is as much smaller."""
+    """Gradients of 2^10 times their size fit into a float16; the loss is as much smaller.
+
+    Columns refuse float16.
+    """
     small = 2.0 ** (10 - exponent)
 
     def loss(targets: Any, outputs: Any) -> Any:
