@@ -74,7 +74,7 @@ class Bundle:
         """Returns whether the files have all that an object has saved for itself."""
         node = self._node(path)
         attributes = () if node is None else self._graph.nodes[node].attributes
-        # Of some objects an attribute is several tensors, whose names begin with its key.
+        # An attribute of some objects is several tensors, whose names begin with its key.
         return node is not None and all(
             any(name.startswith(each.checkpoint_key) for name in self.shapes) for each in attributes
         )

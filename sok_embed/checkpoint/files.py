@@ -27,7 +27,8 @@ OWN_NAME = re.compile(
 ROWS_NAME = re.compile(
     r"rows-(?P<worker>\d{5,})-of-(?P<workers>\d{5,})-(?P<attempt>[0-9a-f]{16})\.sok"
 )
-# What `tf.train.Checkpoint` appends to the prefix of a worker's own files, in the order of records.
+# `tf.train.Checkpoint` appends these to the prefix of a worker's own files. Records have
+# this order.
 DATA_ENDINGS = (".index", ".data-00000-of-00001")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")  # file systems have no longer ones
 

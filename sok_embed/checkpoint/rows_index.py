@@ -24,7 +24,7 @@ from sok_embed.checkpoint.schema import (
 
 MOST_INDEX_BYTES = 64 << 20
 _MOST_VALUES = 1 << 22
-# What the core says of an adaptive table: see `adaptive_commit.cc`.
+# The core describes an adaptive table by these numbers: see `adaptive_commit.cc`.
 _COUNTERS, _COUNTERS_VERSION = 5, 1
 ROW_HEAD_BYTES = 16  # key, update count and update time
 

@@ -170,7 +170,7 @@ def open_saved(folder: str) -> Saved:
 
 
 def saved_of(held: Held) -> Saved:
-    """As `open_saved`, of a checkpoint whose files are open."""
+    """Returns what `open_saved` returns, for a checkpoint whose files are open."""
     readers_of = [
         [reader_of(place, manifest, worker) for worker in range(len(manifest.rows))]
         for (_, manifest), place in zip(held.chain, held.places, strict=True)

@@ -137,7 +137,7 @@ class StepFolders:
             kept.update(firsts.values())
         kept.update(unreadable)
         needed = kept.union(*(chains[step].steps for step in kept if step in chains))
-        # Of the damaged one itself nobody knows what it builds on.
+        # Nobody knows what the damaged one itself builds on.
         unknown = {chains[step].unreadable for step in unreadable} - {None}
         if any(not has_all_rows(self._folder(step)) for step in unknown if step is not None):
             needed.update(steps)

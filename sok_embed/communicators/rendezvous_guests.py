@@ -15,7 +15,7 @@ from sok_embed.communicators import rendezvous_wire as wire
 HALF_SECONDS = 10.0
 # So many guests may be about to say who they are, beside one for each worker.
 SLOTS = 64
-# How many lines of one reason are logged, of hosts that differ.
+# So many lines of one reason are logged, each of another host.
 _LOGGED_HOSTS = 16
 
 _log = logging.getLogger("sok_embed")

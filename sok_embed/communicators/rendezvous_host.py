@@ -25,8 +25,8 @@ from sok_embed.communicators.secret import SECRET_VARIABLE
 _NAMED_RANKS = 16
 # So many connections are accepted before those that are there have their turn.
 _AT_ONCE = 16
-# What the system says when it has nothing left for another connection, and how many seconds worker
-# 0 then waits for somebody to give something back.
+# The system answers with these errors when it has nothing left for another connection. Worker 0
+# then waits so many seconds for somebody to give something back.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _EXHAUSTED_WAIT = 0.05
 

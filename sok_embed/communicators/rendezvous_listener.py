@@ -10,7 +10,7 @@ from sok_embed.communicators import rendezvous_wire as wire
 from sok_embed.communicators.launchers import Workers
 from sok_embed.communicators.secret import HOW_TO_SET
 
-# What the system says of an address that is not one of this host's.
+# The system answers with these errors for an address that this host does not have.
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 # How many connections the system keeps until worker 0 comes to them.
 _BACKLOG = 1024
@@ -24,7 +24,7 @@ def listen(
     """Returns a socket that listens for the other workers.
 
     It listens on the loopback interface alone where all workers are on this host. Where it does
-    not, and there is no secret of the job, a warning says so.
+    not, and the job has no secret, a warning says so.
 
     Raises:
         OSError: If this host cannot listen there.

@@ -311,7 +311,7 @@ class Storage:
             group: The number of the group, in [0, 256).
 
         Raises:
-            FileNotFoundError: If there is no such group; the message lists those that there are.
+            FileNotFoundError: If the storage lacks the group; the message lists the groups.
         """
         return StoredTable(self, group)
 
@@ -327,7 +327,7 @@ class Storage:
             How many rows there were to remove.
 
         Raises:
-            FileNotFoundError: If there is no such group; the message lists those that there are.
+            FileNotFoundError: If the storage lacks the group; the message lists the groups.
             TypeError, ValueError: For other keys.
             PermissionError: If the storage is read-only.
         """

@@ -41,7 +41,7 @@ class StoredTable:
         group: The number of the group, in [0, 256).
 
     Raises:
-        FileNotFoundError: If there is no such group; the message lists those that there are.
+        FileNotFoundError: If the storage lacks the group; the message lists the groups.
     """
 
     def __init__(self, storage: Storage, group: int) -> None:
@@ -94,16 +94,9 @@ class StoredTable:
         return self.metadata(keys).exists
 
     def metadata(self, keys: Keys) -> Metadata:
-        """Returns which keys have a row, and how often and when each row was updated.
+        """Returns how often and when rows were updated: `Metadata` of three arrays `keys.shape`.
 
-        Args:
-            keys: uint64 or int64 of any shape.
-
-        Returns:
-            `Metadata` of three arrays of the shape of the keys.
-
-        Raises:
-            TypeError, ValueError: As `lookup`.
+        Errors are those of `lookup`.
         """
         native = self.storage.ready()
         return read_metadata(keys, functools.partial(native.read_row_meta, self.group))

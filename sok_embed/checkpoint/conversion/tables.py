@@ -199,7 +199,7 @@ def head_of_saved(table: SavedTable) -> Head:
 
 
 class DumpGroup(NamedTuple):
-    """What the index of a dump says of a group.
+    """Holds what the index of a dump says of a group.
 
     Attributes:
         number: The group.
