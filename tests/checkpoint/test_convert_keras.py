@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from checkpoint_files import assert_same_rows, bits
 from click.testing import CliRunner
+from seeds import seed_of_test
 
 import sok_embed as sok
 from sok_embed import tf_ops
@@ -223,8 +224,7 @@ def test_weights_that_no_save_has_written_are_refused(saved, tmp_path, change):
 
 def test_a_damaged_file_is_refused_or_reads_as_before(saved, tmp_path):
     model, folder = saved
-    seed = int(os.environ.get("SOK_TEST_SEED", np.random.SeedSequence().entropy % 2**32))
-    print(f"SOK_TEST_SEED={seed}")
+    seed = seed_of_test()
     chance = random.Random(seed)
     whole = (folder / "model.keras").read_bytes()
     path, target = tmp_path / "model.keras", tmp_path / "rows.npz"

@@ -17,6 +17,7 @@ import tensorflow as tf
 from click.testing import CliRunner
 from dealt_rows import dealt
 from manifest_mutations import index_of, mutated, with_checksum, with_index
+from seeds import seed_of_test
 
 import sok_embed as sok
 from sok_embed.checkpoint import Checkpoint, CheckpointManager
@@ -229,8 +230,7 @@ class Change:
 @pytest.mark.parametrize("what", ["manifest", "index"])
 def test_wrong_contents_with_right_checksums_are_one_error_and_change_nothing(run, tmp_path, what):
     """With SOK_MANIFEST_MUTATIONS=100000 so many, over all kinds of checkpoints."""
-    seed = int(os.environ.get("SOK_TEST_SEED", np.random.SeedSequence().entropy % 2**32))
-    print(f"SOK_TEST_SEED={seed}")
+    seed = seed_of_test()
     chance = random.Random(seed)
     intact = tmp_path / "run-intact" / run.folder.name
     shutil.copytree(run.directory, intact.parent)

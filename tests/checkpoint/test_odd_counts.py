@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from changed_files import xxh3
 from dealt_rows import dealt
+from seeds import seed_of_test
 
 import sok_embed as sok
 from sok_embed import tf_ops
@@ -127,8 +128,7 @@ def look_up(tables, keys):
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("kind", ["adaptive", "frequency", "2", "8", "16"])
 def test_odd_counts_are_one_error_and_change_nothing(kind, workers, tmp_path):
-    seed = int(os.environ.get("SOK_TEST_SEED", np.random.SeedSequence().entropy % 2**32))
-    print(f"SOK_TEST_SEED={seed}")
+    seed = seed_of_test()
     chance = random.Random(seed)
     tables = tables_of(kind)
     checkpoint = Checkpoint(**tables)

@@ -5,7 +5,6 @@ Without one strangers that do not fit are sent away too; what one can do that fi
 
 from __future__ import annotations
 
-import os
 import random
 import socket
 import struct
@@ -17,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
+from seeds import seed_of_test
 from sharded.meeting import (
     ANSWER_BYTES,
     ENOUGH,
@@ -59,8 +59,7 @@ def meeting(port: int, secret: bytes | None, timeout: float = ENOUGH) -> Iterato
 
 
 def seeded() -> random.Random:
-    seed = int(os.environ.get("SOK_TEST_SEED", "0")) or random.randrange(1, 2**31)
-    print(f"SOK_TEST_SEED={seed}")
+    seed = seed_of_test()
     return random.Random(seed)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from counted_forms import FORMS, MIN_COUNT, admitted_of, stream
+from seeds import seed_of_test
 
 from sok_embed import DynamicEmbedding, kv
 from sok_embed.admission import CountingBloomAdmission, FrequencyAdmission
@@ -26,8 +27,7 @@ def take_step(counted, optimizer, losses):
 @pytest.mark.parametrize("in_function", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_layer_admits_what_came_often_enough(form, in_function):
-    seed = int(np.random.SeedSequence().entropy % 2**32)
-    print(f"seed {seed}")
+    seed = seed_of_test()
     counted, keys = FORMS[form](), stream(seed)
     counted.loss(keys[0], False)  # builds the layer, and counts nothing
     optimizer = keras.optimizers.SGD(0.5)
@@ -44,8 +44,7 @@ def test_every_form_of_layer_admits_what_came_often_enough(form, in_function):
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form not in NEVER_WITHOUT_TRAINING])
 def test_gradients_of_calls_without_training_are_counted_once(form):
-    seed = int(np.random.SeedSequence().entropy % 2**32)
-    print(f"seed {seed}")
+    seed = seed_of_test()
     counted, keys = FORMS[form](), stream(seed)
     optimizer = keras.optimizers.SGD(0.5)
     for i, batch in enumerate(keys):

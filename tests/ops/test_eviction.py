@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from eviction_model import EvictionModel, Full
+from seeds import seed_of_test
 
 from sok_embed import DistributedEmbedding, FeatureConfig, TableConfig, kv, tf_ops
 from sok_embed.eviction import LeastRecentlyUsed, MaxAge
@@ -22,8 +23,7 @@ NO_HYPERS = tf.zeros(0, tf.float64)
 
 
 def random_source():
-    seed = int(os.environ.get("SOK_TEST_SEED", np.random.SeedSequence().entropy % 2**32))
-    print(f"SOK_TEST_SEED={seed}")
+    seed = seed_of_test()
     return np.random.default_rng(seed)
 
 

@@ -4,15 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
+from seeds import seed_of_test
 
 from sok_embed.kv import _core
 
 
 def assert_succeeds(program: Path, *arguments: object) -> None:
     """Runs a program with a seed, which is printed, and shows what it says if it fails."""
-    seed = int(np.random.SeedSequence().entropy % 2**32)
-    print(f"seed {seed}")
+    seed = seed_of_test()
     command = [sys.executable, program, *arguments, "--seed", seed, "--core", _core.__file__]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -4,9 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from expiring_trainer import SCENARIOS
+from seeds import seed_of_test
 
 from sok_embed.kv import _core
 
@@ -15,8 +15,7 @@ TRAINER = Path(__file__).with_name("expiring_trainer.py")
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_live_row_keeps_its_values_while_others_expire(tmp_path, scenario):
-    seed = int(np.random.SeedSequence().entropy % 2**32)
-    print(f"seed {seed}")
+    seed = seed_of_test()
     done = subprocess.run(
         [sys.executable, TRAINER, _core.__file__, tmp_path / "rows", scenario, str(seed)],
         capture_output=True,

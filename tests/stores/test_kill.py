@@ -14,6 +14,7 @@ import pytest
 from dump_rows import DumpedRows, read_dump
 from killed_process import kill_and_read
 from killed_trainer import GROUPS, KEYS, LARGE_FLUSH, START, Group, Replay, batch_of, key_at
+from seeds import seed_of_test
 
 from sok_embed import kv
 from sok_embed.kv import _core
@@ -151,8 +152,7 @@ def assert_same_bytes(clients: dict[bytes, bytes], dumped: dict[int, DumpedRows]
 
 @pytest.mark.parametrize("durability", ["checkpoint", "update"])
 def test_a_killed_process_leaves_the_last_durable_step_or_the_one_under_way(tmp_path, durability):
-    seed = int(np.random.SeedSequence().entropy % 2**32)
-    print(f"seed {seed}")
+    seed = seed_of_test()
     random = np.random.default_rng(seed)
     folder = None
     for kill in range(KILLS):

@@ -12,6 +12,7 @@ import pytest
 from dump_rows import read_dump
 from killed_process import kill_and_read
 from killed_restorer import DIM, contents_of
+from seeds import seed_of_test
 
 from sok_embed import kv
 
@@ -67,8 +68,7 @@ def assert_rows(folder: Path, dump: Path, seed: int, numbers: set[int]) -> int:
 
 @pytest.mark.parametrize("durability", ["checkpoint", "update"])
 def test_a_kill_leaves_the_rows_of_one_restore(tmp_path, durability):
-    seed = int(np.random.SeedSequence().entropy % 2**32)
-    print(f"seed {seed}")
+    seed = seed_of_test()
     random = np.random.default_rng(seed)
     number = 0
     for _ in range(KILLS):

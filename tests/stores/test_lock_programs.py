@@ -2,13 +2,13 @@
 
 import os
 
-import numpy as np
 from lock_program import run_program
+from seeds import seed_of_test
 
 PROGRAMS = int(os.environ.get("SOK_LOCK_PROGRAMS", "6"))
 
 
 def test_random_programs_of_two_processes_lose_no_row():
-    first = int(np.random.SeedSequence().entropy % 2**32)
+    first = seed_of_test()
     for seed in range(first, first + PROGRAMS):
         assert run_program(seed) is None

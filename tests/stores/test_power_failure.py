@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from core_programs import command, run
 from killed_process import kill_and_read
+from seeds import seed_of_test
 
 LIBRARY = Path(__file__).with_name("surviving_files.c")
 FAILURES = int(os.environ.get("SOK_POWER_FAILURES", "6"))
@@ -127,7 +128,7 @@ def last(lines: list[list[str]], what: str, group: int) -> int:
 def test_a_failure_of_power_leaves_what_the_durability_promises(
     tmp_path, library, durability, groups
 ):
-    random = np.random.default_rng()
+    random = np.random.default_rng(seed_of_test())
     for failure in range(FAILURES):
         place = tmp_path / str(failure)
         lines = life(library, place, TRAIN, random.uniform(0.05, 0.6), durability, groups)

@@ -11,6 +11,7 @@
 #include <functional>
 #include <mutex>
 #include <random>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -102,13 +103,15 @@ class WaitingPool {
   std::vector<std::thread> workers_;
 };
 
-// Returns the seed of this run's random tests: SOK_TEST_SEED, or another one each time. It is
-// printed, so that a failure can be had again.
+// Returns the seed of this run's random tests, and prints it: SOK_TEST_SEED, or 1.
+// SOK_TEST_SEED=random draws one, for long searches.
 inline uint64_t TestSeed() {
   static const uint64_t seed = [] {
     const char* given = std::getenv("SOK_TEST_SEED");
-    const uint64_t chosen =
-        given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device()();
+    const bool draws = given != nullptr && std::string_view(given) == "random";
+    const uint64_t chosen = draws              ? std::random_device()()
+                            : given != nullptr ? std::strtoull(given, nullptr, 10)
+                                               : 1;
     std::printf("SOK_TEST_SEED=%llu\n", static_cast<unsigned long long>(chosen));
     return chosen;
   }();

@@ -13,6 +13,7 @@
 
 #include "core/base/test_folder.h"
 #include "core/base/test_result.h"
+#include "core/base/test_threads.h"
 #include "core/base/thread_pool.h"
 #include "core/disk/rocksdb/row_database.h"
 #include "core/disk/test_failing_database.h"
@@ -453,7 +454,7 @@ TEST_CASE("a description that was counted ahead of the clock, or by another TTL,
 }
 
 TEST_CASE("random batches of expired and live keys count as a map does") {
-  const auto seed = std::random_device{}();
+  const uint64_t seed = TestSeed();
   CAPTURE(seed);
   std::mt19937_64 random(seed);
   const auto below = [&](uint64_t n) { return random() % n; };

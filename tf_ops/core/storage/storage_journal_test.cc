@@ -12,6 +12,7 @@
 
 #include "core/base/test_folder.h"
 #include "core/base/test_result.h"
+#include "core/base/test_threads.h"
 #include "core/base/thread_pool.h"
 #include "core/disk/journal.h"
 #include "core/disk/journal_reader.h"
@@ -126,7 +127,7 @@ std::string LastSegment(const std::string& path) {
 }  // namespace
 
 TEST_CASE("calls of every kind survive a kill, and the next ones, in files or published") {
-  const auto seed = std::random_device{}();
+  const uint64_t seed = TestSeed();
   CAPTURE(seed);
   for (const uint64_t journal_bytes : {Journal::kMostBytes, uint64_t{1} << 20}) {
     const TestFolder folder;

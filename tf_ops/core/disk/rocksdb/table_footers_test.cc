@@ -7,6 +7,7 @@
 #include <random>
 
 #include "core/base/test_folder.h"
+#include "core/base/test_threads.h"
 #include "core/base/thread_pool.h"
 #include "core/storage/storage.h"
 
@@ -121,7 +122,7 @@ TEST_CASE("a table file with changed bytes is an error or reads as before") {
   const TestFolder folder;
   const std::string path = folder / "rows";
   MakeStorage(path);
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = TestSeed();
   CAPTURE(seed);
   std::mt19937_64 random(seed);
   for (const std::string& table : TablesIn(path)) {
