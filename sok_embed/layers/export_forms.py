@@ -1,7 +1,7 @@
-"""Refuses exports whose signature is dense where a layer takes ragged or sparse ids.
+"""Refuses dense ids where a layer takes ragged or sparse ids.
 
-Keras and TensorFlow make up dense signatures for every input. Who calls one of them pads, and
-padding would be pooled with the keys.
+Keras takes a padded array for an input that is ragged, and Keras and TensorFlow make up dense
+signatures for every input, whose callers pad. Padding would be pooled with the keys.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def refuse_dense_signature(
     feature: str = "",
     chosen: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Raises if ids are dense only because Keras has made up a signature.
+    """Raises if ids are dense where a model's input is not, or by a signature of Keras' own.
 
     To be called inside of the layer's `call`. Where that signature is one among others, what is
     served through it fails.
@@ -52,10 +52,15 @@ def refuse_dense_signature(
         if form != "dense" or not callers.building_from_file():
             forms = _seen.setdefault(layer, {})
             forms[feature] = form if form != "dense" else forms.get(feature, form)
+            if form == "dense" and not padded:
+                _refuse_dense_ids(layer, chosen)
         return
     if padded or form != "dense":
         return
-    expected = _expected(layer, pools, feature, chosen)
+    expected = _form_of_input(layer, chosen)
+    if expected is None:
+        # A model from a file was called with placeholders alone, which tell nothing.
+        expected = _seen.get(layer, {}).get(feature, "other" if pools else "dense")
     if expected == "dense":
         return
     message = (
@@ -69,8 +74,29 @@ def refuse_dense_signature(
     refuse_when_served(message)
 
 
-def _expected(layer: Any, pools: bool, feature: str, chosen: Any) -> str:
-    """Returns the form of ids that the model was made for."""
+_MADE_BY = {
+    "ragged": "tf.RaggedTensor.from_tensor(ids, padding=0), where 0 is the padding, or without "
+    "padding= for examples of one length",
+    "sparse": "tf.sparse.from_dense(ids)",
+}
+
+
+def _refuse_dense_ids(layer: Any, chosen: Any) -> None:
+    """Raises where a functional model was given dense ids for an input that is not dense."""
+    form = _form_of_input(layer, chosen)
+    if form in _MADE_BY:
+        raise ValueError(
+            f"Layer '{layer.name}': expected {form} ids, as the keras.Input of the model is. "
+            "Received: a dense array, whose padding would be taken for keys. Pass "
+            f"{_MADE_BY[form]}; or make the keras.Input dense and give the layer a padding_value=."
+        )
+
+
+def _form_of_input(layer: Any, chosen: Any) -> str | None:
+    """Returns the form of a functional model's input that was given dense ids, else "dense".
+
+    `None`: the layer is not called by a functional model.
+    """
     calls = list(callers.functional_calls(layer))
     for call in calls:
         origins = list(sources(call.layer, call.model, chosen))
@@ -78,9 +104,7 @@ def _expected(layer: Any, pools: bool, feature: str, chosen: Any) -> str:
         for tensor, leaf in given_to(call):
             form = Form.of(tensor).kind
             is_source = any(tensor is source for source in origins)
-            if form != "dense" and is_source and Form.of(leaf).kind == "dense":
+            is_dense = hasattr(leaf, "dtype") and Form.of(leaf).kind == "dense"
+            if form != "dense" and is_source and is_dense:
                 return form
-    if calls:
-        return "dense"
-    # A model from a file was called with placeholders alone, which tell nothing.
-    return _seen.get(layer, {}).get(feature, "other" if pools else "dense")
+    return "dense" if calls else None

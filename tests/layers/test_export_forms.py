@@ -212,6 +212,35 @@ def test_ragged_outputs_and_several_ragged_dimensions(tmp_path):
     np.testing.assert_array_equal(found["output_row_lengths"], expected.row_lengths())
 
 
+@pytest.mark.parametrize("form", ["ragged", "sparse"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_padded_arrays_are_refused_where_the_input_is_not_dense(name, form):
+    model, fed = model_of(name, form, False)
+    padded = np.array([[5, 2**40, 0], [0, 0, 0], [7, 0, 0], [0, 5, 5]])
+    before = model.predict(tf.data.Dataset.from_tensors(fed), verbose=0)
+    targets = np.ones((4, 1), np.float32)
+    for call in (
+        lambda: model(tf.constant(padded)),
+        lambda: model({"ids": tf.constant(padded)}),
+        lambda: model.predict({"ids": padded}, verbose=0),
+        lambda: model.fit({"ids": padded}, targets, verbose=0),
+    ):
+        with pytest.raises(ValueError, match=f"expected {form} ids.*Received: a dense array"):
+            call()
+    again = model.predict(tf.data.Dataset.from_tensors(fed), verbose=0)
+    np.testing.assert_array_equal(again, before)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_that_knows_padding_takes_padded_arrays_for_ragged_inputs(name):
+    padding = {"padding_idx": 0} if name == "bag" else {"padding_value": 0}
+    inputs = keras.Input((None,), dtype="int64", ragged=True)
+    model = keras.Model(inputs, LAYERS[name](**padding)(inputs))
+    padded = np.array([[5, 2**40, 0], [7, 0, 0], [9, 5, 5]])
+    ragged = tf.RaggedTensor.from_tensor(padded, padding=0)
+    np.testing.assert_array_equal(model(tf.constant(padded)), model(ragged))
+
+
 def test_lengths_that_do_not_fit_the_values_are_an_error(tmp_path):
     model, _ = model_of("dynamic", "ragged", False)
     sok.export_model(model, tmp_path / "m")
