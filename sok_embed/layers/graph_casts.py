@@ -60,12 +60,16 @@ _MOVES: dict[str, tuple[int, ...] | None] = {
 _CHOOSES = ("Gather", "GatherNd", "GatherV2", "Slice", "Split", "SplitV", "StridedSlice", "Unpack")
 # Before a cast these change fractions alone: a large float has none.
 _ROUNDS = ("Ceil", "Floor", "Rint", "Round")
+# With a constant these keep values apart, or make one of those beyond a bound.
+_SHIFTS = ("Add", "AddV2", "Sub")
+_BOUNDS = ("Maximum", "Minimum")
 _INPUTS = ("Arg", "IteratorGetNext", "Placeholder", "_Arg")
 # The same among the operations of Keras, by the names of their classes.
 _KERAS_MOVES = (
     "BroadcastTo Concatenate ExpandDims Flatten GetItem Identity Permute Ravel RepeatVector "
-    "Reshape Split Squeeze Stack Take Transpose Unstack Ceil Floor Round"
+    "Reshape Split Squeeze Stack Take Transpose Unstack Ceil Floor Round Clip Maximum Minimum"
 ).split()
+_KERAS_SHIFTS = ("Add", "Subtract")
 
 
 class _Through(NamedTuple):
@@ -160,7 +164,16 @@ def _behind(
             tensor = source
             continue
         moved = _moved(op) if op.type in _MOVES else []
-        if len(moved) == 1:
+        varying = _beside_constant(op)
+        if varying is not None and op.type in _BOUNDS:
+            chooses = True  # values beyond the bound do not come out
+            tensor = varying
+        elif varying is not None:
+            fits = kept is None or varying.shape.as_list() == tensor.shape.as_list()
+            if chooses or (kept is not None and tensor is not part) or not fits:
+                return None, []  # which of the values before the shift are ids is not known
+            return None, [(varying, kept)]
+        elif len(moved) == 1:
             chooses |= op.type in _CHOOSES
             tensor = moved[0]
         elif kept is not None and tensor is not part:
@@ -197,6 +210,14 @@ def _from_floats(
     return _Through(source, narrowest, cast.min, cast.max + 1)
 
 
+def _beside_constant(op: tf.Operation) -> tf.Tensor | None:
+    """Returns the input of an op of two that is not a constant, if the other one is."""
+    if op.type not in (*_SHIFTS, *_BOUNDS):
+        return None
+    varying = [each for each in op.inputs if tf.get_static_value(each) is None]
+    return varying[0] if len(varying) == 1 else None
+
+
 def _moved(op: tf.Operation) -> list[tf.Tensor]:
     """Returns the inputs of an op whose values are among its outputs."""
     places = _MOVES[op.type]
@@ -226,6 +247,8 @@ def _narrowest(tensor: tf.Tensor) -> tf.DType | None:
             waiting += _moved(op)
         elif op.type in _ROUNDS or op.type == "Cast":
             waiting.append(op.inputs[0])
+        elif (varying := _beside_constant(op)) is not None:
+            waiting.append(varying)
     return min(dtypes, key=_exact_below) if is_input else None
 
 
@@ -249,9 +272,9 @@ def _message(what: str, through: _Through) -> str:
     return (
         f"{what}: expected ids that the cast from {through.source.name} in the model keeps apart, "
         f"in [{through.low}, {through.high}). Received: some beyond, which others may have "
-        "become. Feed them as integers of 64 bits, in a tensor of their own; ids that are computed "
-        "from numbers on purpose are best computed before the cast, as by keras.layers.Hashing or "
-        "keras.layers.Discretization."
+        "become, or NaN. Feed them as integers of 64 bits, in a tensor of their own; ids that are "
+        "computed from numbers on purpose are best computed before the cast, as by "
+        "keras.layers.Hashing or keras.layers.Discretization."
     )
 
 
@@ -304,6 +327,8 @@ def _narrowest_in_keras(tensor: Any) -> tf.DType | None:
         operation = history.operation
         if isinstance(operation, keras.layers.InputLayer):
             is_input = True
-        elif type(operation).__name__ in (*_KERAS_MOVES, "Cast"):
-            waiting += operation._inbound_nodes[history.node_index].input_tensors
+        elif type(operation).__name__ in (*_KERAS_MOVES, *_KERAS_SHIFTS, "Cast"):
+            given = operation._inbound_nodes[history.node_index].input_tensors
+            if type(operation).__name__ not in _KERAS_SHIFTS or len(given) == 1:
+                waiting += given
     return min(dtypes, key=_exact_below) if is_input else None

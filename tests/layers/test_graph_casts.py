@@ -111,6 +111,11 @@ MOVES = {
     "concatenate": lambda x: ops.concatenate([ops.cast(x, "int64"), ops.cast(x, "int64")])[:3],
     "where": lambda x: tf.where(x < 0, tf.zeros_like(x, tf.int64), tf.cast(x, tf.int64)),
     "double": lambda x: ops.cast(ops.cast(x, "float64"), "int64"),
+    "shift": lambda x: ops.cast(x, "int64") + 1,
+    "shift of a column": lambda x: ops.cast(ops.stack([x, x], 1), "int64")[:, 0] - 2**40,
+    "shift before": lambda x: ops.cast(x + 1.0, "int64"),
+    "bound": lambda x: ops.maximum(ops.cast(x, "int64"), 0),
+    "clip before": lambda x: ops.cast(ops.clip(x, 0, 2**30), "int64"),
     "reshape": lambda x: ops.reshape(ops.cast(ops.reshape(x, (-1, 1)), "int64"), (-1,)),
 }
 
@@ -158,6 +163,8 @@ def test_a_cast_of_ids_to_fewer_bits_is_found():
 
 
 COMPUTED = {
+    "a bound that ids hold": lambda x: ops.minimum(ops.cast(x, "int64"), 99),
+    "a bound before": lambda x: ops.cast(ops.clip(x, 0, 99), "int64"),
     "buckets": lambda x: ops.cast(ops.floor(x * 1e6), "int64"),
     "digits": lambda x: ops.cast(x / 10, "int64"),
     "argmax": lambda x: ops.argmax(ops.stack([x, -x], 1), 1),
@@ -174,6 +181,14 @@ def test_ids_that_are_computed_from_numbers_raise_no_alarm(name):
     model = compiled(Subclassed(layer, COMPUTED[name], False))
     model.fit(IDS, TARGETS, verbose=0)
     assert layer.table.size() > 0
+
+
+@pytest.mark.parametrize("by", [1, -1, 2**40, -(2**40)])
+def test_shifted_ids_that_floats_hold_are_taken(by):
+    layer = LAYERS["dynamic"]()
+    model = compiled(Subclassed(layer, lambda x: ops.cast(x, "int64") + by, False))
+    model.fit(SMALL, TARGETS, verbose=0)
+    assert sorted(layer.table.export()[0]) == [by - 4, by + 3, by + 2**24 - 1]
 
 
 def test_numbers_beside_the_ids_may_be_large():
