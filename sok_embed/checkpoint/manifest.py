@@ -120,6 +120,11 @@ def read(folder: str | Place) -> Manifest:
             f"Expected a checkpoint in '{place.path}'. Received: a folder without {NAME}, which is "
             "none, or one whose save did not end. Take another one."
         ) from None
+    except NotADirectoryError:
+        raise FileNotFoundError(
+            f"Expected a checkpoint, which is a folder. Received: '{place.path}', which is a file. "
+            "`sok-embed checkpoint convert` reads .keras files."
+        ) from None
     content = _parsed(place.file(NAME), data)
     rows, files, more = (
         [FileRecord(*(each[field] for field in FileRecord._fields)) for each in records]

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -162,7 +163,7 @@ def test_a_file_whose_rows_lie_in_a_storage_has_none(tmp_path):
         ])  # fmt: skip
         model.save(tmp_path / "model.keras")
     output = run("convert", tmp_path / "model.keras", tmp_path / "rows.npz", code=1)
-    assert "Expected tables with rows" in output
+    assert "whose rows are in the storage of the model" in output
 
 
 def rewritten(path, change):
@@ -248,3 +249,34 @@ def test_a_damaged_file_is_refused_or_reads_as_before(saved, tmp_path):
         else:
             assert result.exit_code == 1 and result.output.startswith("error: "), result.output
         assert os.listdir(tmp_path) == ["model.keras"]
+
+
+def test_tables_whose_rows_are_in_a_storage_are_not_left_out(tmp_path):
+    ids = keras.Input((1,), dtype="int64")
+    with sok.Storage(tmp_path / "rows") as storage:
+        vectors = [
+            sok.DynamicEmbedding(4, name="memory")(ids),
+            sok.DynamicEmbedding(4, storage=storage, group=2, name="disk")(ids),
+        ]
+        both = keras.layers.Flatten()(keras.layers.Concatenate()(vectors))
+        model = keras.Model(ids, keras.layers.Dense(1)(both))
+        model.compile("adam", "mse")
+        keep = sok.callbacks.ModelCheckpoint(tmp_path / "best.keras")
+        model.fit(np.arange(50)[:, None], np.ones([50, 1]), verbose=0, callbacks=[keep])
+        model.save(tmp_path / "plain.keras")
+    for name, place in (("best", r"group 2 of the storage '(.*)'"), ("plain", "the storage of")):
+        path = tmp_path / f"{name}.keras"
+        for chosen in ((), ("--table", "disk")):
+            output = run("convert", path, tmp_path / "all", "--to", "dump", *chosen, code=1)
+            found = re.search(f"Received: 'disk', whose rows are in {place}.*: 'memory'", output)
+            assert found, output
+            assert not (tmp_path / "all").exists()
+        run("convert", path, tmp_path / name, "--to", "dump", "--table", "memory")
+        if name == "best":
+            copy = found[1]
+    assert run("convert", copy, tmp_path / "disk", "--to", "dump", "--table", "2").startswith("50 ")
+
+
+def test_a_file_is_not_taken_for_the_folder_of_a_checkpoint(saved):
+    output = run("show", saved[1] / "model.keras", code=1)
+    assert re.fullmatch(r"error: Expected a checkpoint, .* which is a file\. .*\n", output)

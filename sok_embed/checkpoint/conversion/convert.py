@@ -208,7 +208,7 @@ def _source_tables(source: str, names: Sequence[str], work: str) -> list[Moving]
     if form == "dump":
         tables = dump_tables(source)
     elif form == "keras":
-        tables = keras_tables(source, work)
+        tables = keras_tables(source, work, names)
     elif form == "npz":
         head = npz_head(source)
         tables = [Moving(head, lambda: npz_rows(source, head))]

@@ -31,6 +31,7 @@ _FIELDS = {
     "step_clock": ("<i8", 0), "admission": ("|u1", 1),
 }  # fmt: skip
 _COLUMNS = Rows._fields
+_IN_STORAGE = "storage_rows"  # ends the name of the entry of a table whose rows are in a storage
 _OF_COLLECTION = re.compile(r"table_(\d+)_")
 _MOST_SMALL = 1 << 20  # elements of what is not a column
 
@@ -44,22 +45,24 @@ def is_keras_file(path: str) -> bool:
         return False
 
 
-def keras_tables(path: str, work: str) -> list[Moving]:
-    """The tables of a file that `model.save`, `save_weights` or `save_model` has written.
+def keras_tables(path: str, work: str, names: Sequence[str] = ()) -> list[Moving]:
+    """Returns the tables of a file that `model.save`, `save_weights` or `save_model` has written.
 
     Args:
         path: A `.keras` file, or one of weights that ends in `.weights.h5`.
         work: A folder, into which the weights are unpacked.
+        names: The tables that are asked for. Empty: all of them.
 
     Raises:
         CorruptionError: For a damaged file.
-        ValueError: For tables that an earlier version has written.
+        ValueError: For tables that an earlier version has written, and for those among the tables
+            that are asked for whose rows are in a storage and not in the file.
         OSError: From the file system.
     """
     weights, config = path, None
     if zipfile.is_zipfile(path):
         weights, config = _unpacked(path, work)
-    return _tables(path, weights, config)
+    return _tables(path, weights, config, names)
 
 
 def _unpacked(path: str, work: str) -> tuple[str, Any]:
@@ -77,13 +80,17 @@ def _unpacked(path: str, work: str) -> tuple[str, Any]:
     return weights, config
 
 
-def _tables(path: str, weights: str, config: Any) -> list[Moving]:
+def _tables(path: str, weights: str, config: Any, names: Sequence[str]) -> list[Moving]:
     import h5py
 
     found: list[Moving] = []
+    elsewhere: dict[str, str] = {}  # where the rows of each other table are
 
     def visit(name: str, group: Any) -> None:
         if isinstance(group, h5py.Group):
+            for entry in (each for each in group if each.endswith(_IN_STORAGE)):
+                label = _label(group, entry.removesuffix(_IN_STORAGE) or "table_", config)
+                elsewhere[label] = _place_of_rows(path, group, entry)
             for prefix in _prefixes(path, name, group):
                 head = _head(path, group, prefix, config)
                 pieces = partial(_pieces, path, weights, name, prefix, head)
@@ -94,7 +101,23 @@ def _tables(path: str, weights: str, config: Any) -> list[Moving]:
             file.visititems(visit)  # this follows no links into other files
     except (OSError, RuntimeError, KeyError, TypeError) as error:
         raise _as_damage(path, error) from None
+    for label, place in elsewhere.items():
+        if not names or label in names:
+            raise ValueError(
+                f"Expected tables whose rows are in '{path}'. Received: '{label}', whose rows are "
+                f"in {place}, which convert reads; --table names the tables that the file has: "
+                f"{', '.join(repr(table.head.label) for table in found) or 'none'}."
+            )
     return _with_own_labels(found)
+
+
+def _place_of_rows(path: str, group: Any, entry: str) -> str:
+    """Returns which storage has the rows of a table, as a message says it."""
+    copy = group.get(f"{entry}_copy")
+    if (getattr(copy, "shape", None), getattr(copy, "dtype", None)) != ((3,), np.uint64):
+        return "the storage of the model"
+    number, storage, own = (int(value) for value in copy[()])
+    return f"group {own} of the storage '{path}.rows/{number:016x}/{storage:016x}'"
 
 
 def _as_damage(path: str, error: Exception) -> Exception:
