@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,16 @@ def shown(value: Any) -> str:
         value: Anything.
     """
     return _PLAIN.sub(r"\1", repr(value))
+
+
+def is_among(value: Any, choices: Iterable[str | None]) -> bool:
+    """Returns whether a value is one of some names. Arrays, which `in` cannot compare, are not.
+
+    Example:
+    >>> is_among("sum", ("sum", None)), is_among(np.zeros(2), ("sum", None))
+    (True, False)
+    """
+    return (value is None or isinstance(value, str)) and value in choices
 
 
 def check_integer(

@@ -362,7 +362,9 @@ def plan(
 
 # What follows the command belongs to it, also where it looks like an option.
 @main.command(context_settings={"allow_interspersed_args": False})
-@click.option("-np", "workers", type=click.IntRange(1), required=True, help="How many workers.")
+@click.option(
+    "-np", "-n", "workers", type=click.IntRange(1), required=True, help="How many workers."
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),

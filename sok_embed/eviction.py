@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from sok_embed.arguments import check_integer, shown
+from sok_embed.arguments import check_integer, is_among, shown
 
 __all__ = [
     "Eviction",
@@ -209,7 +209,7 @@ def get(eviction: Eviction | str | Mapping[str, Any] | None) -> Eviction | None:
         return eviction
     if isinstance(eviction, Mapping):
         return from_config(eviction)
-    if eviction in ("lru", "lfu"):
+    if is_among(eviction, ("lru", "lfu")):
         return from_config({"kind": eviction})
     raise ValueError(
         'Expected eviction to be "lru", "lfu", an eviction of sok_embed.eviction '

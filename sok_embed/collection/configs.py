@@ -12,7 +12,8 @@ import keras
 from sok_embed import admission as admissions
 from sok_embed import eviction as evictions
 from sok_embed import kv, optimizers, storage_copies
-from sok_embed.arguments import check_integer, check_positive, shown
+from sok_embed.arguments import check_integer, check_positive, is_among, shown
+from sok_embed.kv.arguments import check_flag
 from sok_embed.padding import padding_key
 from sok_embed.tf_ops.collections import COMBINERS as POOLED
 
@@ -113,7 +114,7 @@ class TableConfig:
         self.optimizer = optimizers.get(self.optimizer)
         self.admission = admissions.get(self.admission)
         self.eviction = evictions.get(self.eviction)
-        self.trainable = bool(self.trainable)
+        self.trainable = check_flag("trainable", self.trainable)
         self._check_replicated(what)
 
     def _check_replicated(self, what: str) -> None:
@@ -351,7 +352,7 @@ def _check_name(what: str, name: Any) -> None:
 
 
 def _check_choice(what: str, argument: str, value: Any, choices: tuple[Any, ...]) -> None:
-    if value not in choices:
+    if not is_among(value, choices):
         raise ValueError(
             f"{what}: expected {argument} to be one of {choices}. Received: "
             f"{argument}={shown(value)}."

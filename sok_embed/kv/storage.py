@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
-from sok_embed.arguments import check_integer
+from sok_embed.arguments import check_integer, is_among
 from sok_embed.kv import _core
 from sok_embed.kv.arguments import (
     UINT32,
@@ -95,7 +95,7 @@ class Storage:
     ) -> None:
         self._given = check_path(path)
         self.path = worker_folder(self._given)
-        if durability not in _DURABILITIES:
+        if not is_among(durability, _DURABILITIES):
             raise ValueError(
                 "Expected durability to be 'checkpoint', 'update' or 'sync'. Received: "
                 f"{durability!r}."
@@ -113,7 +113,7 @@ class Storage:
                 None if ttl is None else check_integer("ttl", ttl, 0, UINT32),
                 check_integer("cache_bytes", cache_bytes, 0, UINT64),
                 durability != "checkpoint",
-                bool(read_only),
+                check_flag("read_only", read_only),
                 check_flag("reset_slots", reset_slots),
                 sync=durability == "sync",
                 reset_initializer=check_flag("reset_initializer", reset_initializer),

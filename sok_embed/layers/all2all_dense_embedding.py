@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from sok_embed.arguments import check_positive
+from sok_embed.kv.arguments import check_flag
 from sok_embed.layers.arguments import serialize_initializer
 from sok_embed.layers.keras_arguments import refuse_unknown_arguments
 from sok_embed.layers.rebuilding import true_ids
@@ -119,7 +120,7 @@ class All2AllDenseEmbedding(TableLayer):
             optimizer=optimizer,
             seed=seed,
             max_rows=max_vocabulary_size_per_gpu,
-            direct=not use_hashtable,
+            direct=not check_flag("use_hashtable", use_hashtable),
             storage=storage,
             group=group,
             admission=admission,

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed.arguments import shown
+from sok_embed.arguments import is_among, shown
 from sok_embed.collection.configs import distinct_tables
 from sok_embed.collection.inputs import (
     FeatureInput,
@@ -142,9 +142,9 @@ class DistributedEmbedding(LayerWithRows):
         self.supports_jit = False
         self.supports_masking = True
         self._compute_type = activation_type(self.compute_dtype)
-        if output not in _OUTPUTS:
+        if not is_among(output, _OUTPUTS):
             raise ValueError(f"Expected output to be one of {_OUTPUTS}. Received: {shown(output)}.")
-        if exchange_dtype not in EXCHANGED:
+        if not is_among(exchange_dtype, EXCHANGED):
             raise ValueError(
                 f"Expected exchange_dtype to be one of {tuple(EXCHANGED)}. "
                 f"Received: {shown(exchange_dtype)}."

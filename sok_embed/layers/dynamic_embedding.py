@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from sok_embed import communicators
-from sok_embed.arguments import check_integer, check_positive, shown
+from sok_embed.arguments import check_integer, check_positive, is_among, shown
 from sok_embed.input_forms import Form
 from sok_embed.layers.arguments import serialize_initializer
 from sok_embed.layers.combining import check_ids, output_spec, refuse_padding_mask
@@ -156,7 +156,7 @@ class DynamicEmbedding(TableLayer):
         check_positive("output_dim", output_dim)
         if max_rows is not None:
             check_positive("max_rows", max_rows)
-        if combiner is not None and combiner not in COMBINERS:
+        if not is_among(combiner, (*COMBINERS, None)):
             raise ValueError(
                 f"Expected combiner to be one of {(*COMBINERS, None)}. Received: {shown(combiner)}."
             )
@@ -272,8 +272,8 @@ class DynamicEmbedding(TableLayer):
 
 def _default_key(default_vector: Any) -> str | int | None:
     """Returns what keys without a row read, a key as int64."""
-    if default_vector is None or default_vector == "zeros":
-        return "zeros" if default_vector == "zeros" else None
+    if is_among(default_vector, ("zeros", None)):
+        return None if default_vector is None else "zeros"
     if isinstance(default_vector, str):
         raise ValueError(
             "Expected default_vector to be 'zeros', a key or None. "

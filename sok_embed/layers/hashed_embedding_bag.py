@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from sok_embed import tf_ops
-from sok_embed.arguments import check_integer, check_positive
+from sok_embed.arguments import check_integer, check_positive, is_among
 from sok_embed.input_forms import Form, shape_text, values_beside
 from sok_embed.layers.arguments import check_bool
 from sok_embed.layers.export_forms import refuse_dense_signature
@@ -117,7 +117,7 @@ class HashedEmbeddingBag(HashedLayer):
         sparse_gradient: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        if mode not in _MODES:
+        if not is_among(mode, _MODES):
             raise ValueError(f"Expected mode to be one of {_MODES}. Received: {mode!r}.")
         check_bool("include_last_offset", include_last_offset)
         if padding_idx is not None:

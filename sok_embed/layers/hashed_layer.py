@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed import callers, tf_ops
-from sok_embed.arguments import check_integer, check_positive, shown
+from sok_embed.arguments import check_integer, check_positive, is_among, shown
 from sok_embed.kv.arguments import FLOATS_ROUND
 from sok_embed.layer_of_ids import LayerOfIds
 from sok_embed.layers.arguments import check_bool
@@ -85,7 +85,7 @@ class HashedLayer(LayerOfIds):
         self.supports_jit = False
         check_positive("num_embeddings", num_embeddings, _LIMIT)
         check_positive("block_size", block_size, _LIMIT)
-        if hash not in _HASHES:
+        if not is_among(hash, _HASHES):
             raise ValueError(f"Expected hash to be one of {_HASHES}. Received: {shown(hash)}.")
         check_bool("sign", sign)
         if sparse_gradient is not None:

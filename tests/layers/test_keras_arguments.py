@@ -1,6 +1,7 @@
 """Arguments that a layer does not have are refused by name, with what to do instead."""
 
 import keras
+import numpy as np
 import pytest
 
 import sok_embed as sok
@@ -122,3 +123,36 @@ def test_every_argument_of_keras_is_known_or_refused():
     of_keras = set(inspect.signature(keras.layers.Embedding.__init__).parameters)
     ours = set(inspect.signature(sok.DynamicEmbedding.__init__).parameters)
     assert of_keras - ours - {"kwargs"} <= set(ARGUMENTS)
+
+
+def table_config(**given):
+    return sok.TableConfig("t", None, 4, **given)
+
+
+def distributed(**given):
+    return sok.DistributedEmbedding(sok.FeatureConfig("a", table_config()), **given)
+
+
+# Arguments that take names or flags, beside which an array compares element by element.
+CHOICES = [
+    *((MAKERS["DynamicEmbedding"], name) for name in ("combiner", "eviction", "default_vector")),
+    *((MAKERS["AdaptiveEmbedding"], name) for name in ("combiner", "mask_zero")),
+    *((MAKERS["HashedEmbeddingBag"], name) for name in ("hash", "mode", "sign")),
+    *((table_config, name) for name in ("combiner", "placement", "eviction", "trainable")),
+    *((distributed, name) for name in ("output", "exchange_dtype")),
+    (MAKERS["All2AllDenseEmbedding"], "use_hashtable"),
+    (lambda **given: sok.FeatureConfig("a", table_config(), **given), "combiner"),
+    *((lambda **given: sok.Storage("rows", **given), name) for name in ("durability", "read_only")),
+]
+
+
+@pytest.mark.parametrize(("make", "name"), CHOICES)
+@pytest.mark.parametrize(
+    "value", [np.zeros(2), [0.0, 1.0], {"a": 1}], ids=["array", "list", "dict"]
+)
+def test_what_is_not_a_name_or_a_flag_is_refused_by_a_sentence(
+    make, name, value, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="(?s)[Ee]xpected .*Received: "):
+        make(**{name: value})
