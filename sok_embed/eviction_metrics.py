@@ -38,6 +38,10 @@ class EvictionMetrics(keras.callbacks.Callback):
 
     Example:
     >>> callbacks = [EvictionMetrics(), keras.callbacks.CSVLogger("epochs.csv")]
+
+    Raises:
+        ValueError: At the beginning of `fit`, for a model without tables; of a model that is not
+            built by then, at the end of the epoch.
     """
 
     def __init__(self) -> None:
@@ -46,7 +50,7 @@ class EvictionMetrics(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Remembers where the figures stand."""
-        self._before = self._now()
+        self._before = self._now(may_lack=not self.model.built)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Adds the figures of the epoch."""
@@ -60,9 +64,15 @@ class EvictionMetrics(keras.callbacks.Callback):
                 logs[f"{name}/left_out"] = figures.left_out - before.left_out
         self._before = now
 
-    def _now(self) -> dict[str, _Figures]:
+    def _now(self, may_lack: bool = False) -> dict[str, _Figures]:
         """Returns the figures of each table, summed over workers. Collective."""
         tables = dict(_tables_of(self.model))
+        if not tables and not may_lack:
+            raise ValueError(
+                f"Model '{self.model.name}': expected layers with tables, whose figures "
+                "EvictionMetrics adds to the logs. Received: a model without one. Leave the "
+                "callback out."
+            )
         own = {name: _figures_of(table) for name, table in tables.items()}
         agreement = Agreement(communicators.current())
         spread = [name for name, table in tables.items() if not _is_on_all(table)]

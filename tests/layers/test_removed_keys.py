@@ -163,3 +163,11 @@ def test_the_logs_name_each_table_of_a_collection():
     ).history
     assert history["fields/a/evicted"] == [2] and history["fields/a/rows"] == [2]
     assert history["fields/b/evicted"] == [0] and history["fields/b/rows"] == [1]
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_metrics_of_a_model_without_tables_are_refused(built):
+    model = keras.Sequential([*([keras.Input((1,))] if built else []), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="expected layers with tables.*EvictionMetrics"):
+        model.fit(np.ones([2, 1]), np.ones([2, 1]), verbose=0, callbacks=[EvictionMetrics()])
