@@ -31,11 +31,15 @@ def odd_sketch(data, chance):
     fields = list(CELLS.unpack_from(data))
     cells = data[CELLS.size + 8 :]
     for _ in range(chance.choice([1, 1, 2])):
-        what = chance.randrange(6)
+        what = chance.randrange(7)
         if what < 5:
             fields[what] = b"SOKN" if what == 0 else chance.choice(NUMBERS)
-        else:
+        elif what == 5:
             cells = cells[: chance.randrange(len(cells))] + bytes(chance.choice([0, 1, 9]))
+        else:  # as many bytes of other cells
+            *_, width, bits = CELLS.unpack_from(data)
+            fields[4] = chance.choice([2, 4, 8, 16, 32])
+            fields[3] = width * bits // fields[4]
     head = CELLS.pack(*fields)
     return head + struct.pack("<Q", xxh3(cells, xxh3(head, 0))) + cells
 
