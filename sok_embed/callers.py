@@ -186,6 +186,11 @@ def writing_saved_model() -> bool:
     return any(_running("save_and_return_nodes", _SAVED_MODEL))
 
 
+def tracing_own_signature() -> bool:
+    """Returns whether a model is traced for an export by a signature that its caller wrote."""
+    return not tf.executing_eagerly() and (any(_running("write_out")) or writing_saved_model())
+
+
 def made_up_signature_is_the_only_one() -> bool:
     """Returns whether what is exported is served by nothing but a signature that Keras made up.
 

@@ -26,7 +26,7 @@ from sok_embed.input_forms import Form
 from sok_embed.layers.anchored_layer import activation_type
 from sok_embed.layers.arguments import check_training
 from sok_embed.layers.cast_ids import refuse_casts
-from sok_embed.layers.export_forms import refuse_dense_signature
+from sok_embed.layers.export_forms import functional_inputs, refuse_dense_signature
 from sok_embed.layers.graph_casts import checked_ids
 from sok_embed.layers.keras_arguments import refuse_unknown_arguments
 from sok_embed.layers.rebuilding import check_rebuilt, plain_errors, true_ids
@@ -231,8 +231,9 @@ class DistributedEmbedding(LayerWithRows):
         present = self._given(inputs)
         # A feature that the call does not have is one of no keys, whose output nobody sees.
         given = [absent_input() for _ in self._features]
+        calls = functional_inputs(self)
         for each, values in zip(present, self._nest.weights(present, weights), strict=True):
-            self._refuse_dense_signature(each)
+            self._refuse_dense_signature(each, calls)
             keys = true_ids(each.value)
             given[each.number] = feature_input(
                 what, each.feature, keys, values, _mask_of(each.value)
@@ -254,7 +255,7 @@ class DistributedEmbedding(LayerWithRows):
         shaped = [_shaped(pooled[each.number], given[each.number]) for each in present]
         return self._nest.packed(inputs, shaped)
 
-    def _refuse_dense_signature(self, given: Given) -> None:
+    def _refuse_dense_signature(self, given: Given, calls: Any) -> None:
         """Raises for ids of a feature that an export would take as dense, and padded."""
         feature = given.feature
 
@@ -269,6 +270,7 @@ class DistributedEmbedding(LayerWithRows):
             pools=combines and given.value.shape.rank != 1,
             feature=feature.name,
             chosen=of_feature,
+            calls=calls,
         )
 
     def _joined(self, vectors: tf.Tensor, given: list[FeatureInput]) -> tf.Tensor:

@@ -1,11 +1,12 @@
-"""Refuses dense ids where a layer takes ragged or sparse ids.
+"""Finds dense ids where a model takes ragged or sparse ids: padding would be pooled with the keys.
 
-Keras takes a padded array for an input that is ragged, and Keras and TensorFlow make up dense
-signatures for every input, whose callers pad. Padding would be pooled with the keys.
+Keras and TensorFlow make up dense signatures for every input, whose callers pad: that is refused.
+Keras takes an array for an input that is ragged, which may be padded or not: that is warned of.
 """
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ from sok_embed.layers.default_signatures import refuse_when_served
 
 # The forms of the ids that layers were called with, by feature; subclassed models know of none.
 _seen: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
+# The features of layers that were warned of.
+_told: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 def refuse_dense_signature(
@@ -27,8 +30,9 @@ def refuse_dense_signature(
     pools: bool,
     feature: str = "",
     chosen: Callable[[Any], Any] | None = None,
+    calls: Any = None,
 ) -> None:
-    """Raises if ids are dense where a model's input is not, or by a signature of Keras' own.
+    """Raises if ids are dense only because Keras has made up a signature.
 
     To be called inside of the layer's `call`. Where that signature is one among others, what is
     served through it fails.
@@ -41,9 +45,14 @@ def refuse_dense_signature(
         pools: True if it makes one vector of several keys.
         feature: The name of the feature that the ids are of, in a layer of several.
         chosen: Takes the layer's first argument and returns the part that is this feature's.
+        calls: `functional_inputs(layer)`, if the caller has it for several features.
 
     Raises:
         ValueError: With what to do.
+
+    Warns:
+        UserWarning: Once, if a functional model was given dense ids for an input that is ragged or
+            sparse, and the layer pools them.
     """
     if callers.computing_shapes():
         return
@@ -52,12 +61,12 @@ def refuse_dense_signature(
         if form != "dense" or not callers.building_from_file():
             forms = _seen.setdefault(layer, {})
             forms[feature] = form if form != "dense" else forms.get(feature, form)
-            if form == "dense" and not padded:
-                _refuse_dense_ids(layer, chosen)
+            if form == "dense" and pools and not padded and not callers.tracing_own_signature():
+                _warn_of_dense_ids(layer, feature, chosen, calls)
         return
     if padded or form != "dense":
         return
-    expected = _form_of_input(layer, chosen)
+    expected = _form_of_input(layer, chosen, calls)
     if expected is None:
         # A model from a file was called with placeholders alone, which tell nothing.
         expected = _seen.get(layer, {}).get(feature, "other" if pools else "dense")
@@ -81,30 +90,45 @@ _MADE_BY = {
 }
 
 
-def _refuse_dense_ids(layer: Any, chosen: Any) -> None:
-    """Raises where a functional model was given dense ids for an input that is not dense."""
-    form = _form_of_input(layer, chosen)
-    if form in _MADE_BY:
-        raise ValueError(
-            f"Layer '{layer.name}': expected {form} ids, as the keras.Input of the model is. "
-            "Received: a dense array, whose padding would be taken for keys. Pass "
-            f"{_MADE_BY[form]}; or make the keras.Input dense and give the layer a padding_value=."
+def _warn_of_dense_ids(layer: Any, feature: str, chosen: Any, calls: Any) -> None:
+    """Warns where a functional model was given dense ids for an input that is not dense."""
+    form = _form_of_input(layer, chosen, calls)
+    told = _told.setdefault(layer, set())
+    if form in _MADE_BY and feature not in told:
+        told.add(feature)
+        of_feature = f"feature '{feature}': " if feature else ""
+        warnings.warn(
+            f"Layer '{layer.name}': {of_feature}expected {form} ids, as the keras.Input of the "
+            "model is. Received: a dense array, all of whose ids are pooled, padding as well. Pass "
+            f"{_MADE_BY[form]}; or give the layer a padding_value=, and it leaves that out.",
+            stacklevel=2,
         )
 
 
-def _form_of_input(layer: Any, chosen: Any) -> str | None:
+def _form_of_input(layer: Any, chosen: Any, calls: Any = None) -> str | None:
     """Returns the form of a functional model's input that was given dense ids, else "dense".
 
     `None`: the layer is not called by a functional model.
     """
-    calls = list(callers.functional_calls(layer))
-    for call in calls:
-        origins = list(sources(call.layer, call.model, chosen))
+    calls = functional_inputs(layer) if calls is None else calls
+    for call, odd in calls:
+        origins = list(sources(call.layer, call.model, chosen)) if odd else []
         chosen = None
-        for tensor, leaf in given_to(call):
-            form = Form.of(tensor).kind
-            is_source = any(tensor is source for source in origins)
-            is_dense = hasattr(leaf, "dtype") and Form.of(leaf).kind == "dense"
-            if form != "dense" and is_source and is_dense:
+        for tensor, form in odd:
+            if any(tensor is source for source in origins):
                 return form
     return "dense" if calls else None
+
+
+def functional_inputs(layer: Any) -> list[tuple[callers.FunctionalCall, list[tuple[Any, str]]]]:
+    """Returns the functional models that run, each with its inputs that wrongly get dense ids."""
+    found = []
+    for call in callers.functional_calls(layer):
+        odd = []
+        if any(tensor.ragged or tensor.sparse for tensor in call.model.inputs):
+            for tensor, leaf in given_to(call):
+                form = "ragged" if tensor.ragged else "sparse" if tensor.sparse else "dense"
+                if form != "dense" and hasattr(leaf, "dtype") and Form.of(leaf).kind == "dense":
+                    odd.append((tensor, form))
+        found.append((call, odd))
+    return found

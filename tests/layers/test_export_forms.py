@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 import keras
 import numpy as np
@@ -214,21 +215,30 @@ def test_ragged_outputs_and_several_ragged_dimensions(tmp_path):
 
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_padded_arrays_are_refused_where_the_input_is_not_dense(name, form):
-    model, fed = model_of(name, form, False)
-    padded = np.array([[5, 2**40, 0], [0, 0, 0], [7, 0, 0], [0, 5, 5]])
-    before = model.predict(tf.data.Dataset.from_tensors(fed), verbose=0)
-    targets = np.ones((4, 1), np.float32)
-    for call in (
-        lambda: model(tf.constant(padded)),
-        lambda: model({"ids": tf.constant(padded)}),
-        lambda: model.predict({"ids": padded}, verbose=0),
-        lambda: model.fit({"ids": padded}, targets, verbose=0),
-    ):
-        with pytest.raises(ValueError, match=f"expected {form} ids.*Received: a dense array"):
-            call()
-    again = model.predict(tf.data.Dataset.from_tensors(fed), verbose=0)
-    np.testing.assert_array_equal(again, before)
+def test_dense_arrays_are_warned_of_once_where_the_input_is_not_dense(name, form):
+    model, _ = model_of(name, form, False)
+    padded = {"ids": np.array([[5, 2**40, 0], [0, 0, 0], [7, 0, 0], [0, 5, 5]])}
+    with pytest.warns(UserWarning, match=f"expected {form} ids.*Received: a dense array"):
+        model.predict(padded, verbose=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(padded)
+        model.predict(padded, verbose=0)
+
+
+def test_a_dense_signature_of_ones_own_is_taken_without_a_word(tmp_path):
+    model, _ = model_of("dynamic", "ragged", False)
+    dense = np.array([[5, 2**40], [7, 9]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.export(
+            tmp_path / "served", input_signature=[{"ids": tf.TensorSpec((None, 2), tf.int64)}],
+            verbose=False,
+        )  # fmt: skip
+    loaded = tf.saved_model.load(str(tmp_path / "served"))
+    served = loaded.serve({"ids": dense})
+    expected = model({"ids": tf.RaggedTensor.from_tensor(dense)})
+    np.testing.assert_allclose(served, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -238,7 +248,9 @@ def test_a_layer_that_knows_padding_takes_padded_arrays_for_ragged_inputs(name):
     model = keras.Model(inputs, LAYERS[name](**padding)(inputs))
     padded = np.array([[5, 2**40, 0], [7, 0, 0], [9, 5, 5]])
     ragged = tf.RaggedTensor.from_tensor(padded, padding=0)
-    np.testing.assert_array_equal(model(tf.constant(padded)), model(ragged))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(model(tf.constant(padded)), model(ragged))
 
 
 def test_lengths_that_do_not_fit_the_values_are_an_error(tmp_path):
