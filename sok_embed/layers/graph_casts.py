@@ -142,7 +142,7 @@ def _behind(
         part: The tensor.
         kept: Which of its elements are ids; `None`: all.
     """
-    tensor, chooses = part, False
+    tensor, chooses, bounded = part, False, False
     while True:
         op = tensor.op
         if op.type == "Cast":
@@ -166,17 +166,16 @@ def _behind(
         moved = _moved(op) if op.type in _MOVES else []
         varying = _beside_constant(op)
         if varying is not None and op.type in _BOUNDS:
-            chooses = True  # values beyond the bound do not come out
+            chooses = bounded = True  # values beyond the bound do not come out
             tensor = varying
         elif varying is not None:
-            fits = kept is None or varying.shape.as_list() == tensor.shape.as_list()
-            if chooses or (kept is not None and tensor is not part) or not fits:
+            if chooses or kept is not None:
                 return None, []  # which of the values before the shift are ids is not known
-            return None, [(varying, kept)]
+            return None, [(varying, None)]
         elif len(moved) == 1:
             chooses |= op.type in _CHOOSES
             tensor = moved[0]
-        elif kept is not None and tensor is not part:
+        elif bounded or (kept is not None and tensor is not part):
             return None, []  # which of the elements are ids is not known here
         elif op.type == "SelectV2":
             condition = op.inputs[0]

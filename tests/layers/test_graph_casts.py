@@ -164,6 +164,10 @@ def test_a_cast_of_ids_to_fewer_bits_is_found():
 
 COMPUTED = {
     "a bound that ids hold": lambda x: ops.minimum(ops.cast(x, "int64"), 99),
+    "a bound over a choice": lambda x: ops.minimum(tf.where(x > 0, ops.cast(x, "int64"), 0), 99),
+    "a bound over a part": lambda x: ops.clip(
+        ops.concatenate([ops.cast(x, "int64"), ops.cast(x, "int64")]), 0, 99
+    )[:3],
     "a bound before": lambda x: ops.cast(ops.clip(x, 0, 99), "int64"),
     "buckets": lambda x: ops.cast(ops.floor(x * 1e6), "int64"),
     "digits": lambda x: ops.cast(x / 10, "int64"),
@@ -235,3 +239,17 @@ def test_a_graph_of_many_concatenations_is_looked_through_once():
     look_up(tf.constant([1.0, 2.0]))
     with pytest.raises(tf.errors.InvalidArgumentError, match=CAST):
         look_up(tf.constant([BIG * 1.0, 2.0]))
+
+
+def test_a_graph_of_many_choices_and_shifts_is_looked_through_once():
+    layer = LAYERS["dynamic"]()
+
+    def shifted(x):
+        ids = ops.cast(x, "int64")
+        for bound in range(30):
+            ids = tf.where(x > bound, ids + 1, ids)
+        return ids
+
+    traced = tf.function(lambda x: layer(shifted(x), training=True))
+    graph = traced.get_concrete_function(tf.TensorSpec((3,))).graph
+    assert len(graph.get_operations()) < 500
