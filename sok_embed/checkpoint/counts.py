@@ -255,6 +255,11 @@ def merge_sketches(parts: Mapping[int, bytes], workers: int, place: SketchPlace)
                 f"Expected a sketch of version 1 with {expected} bytes. Received: {len(data)} "
                 f"bytes that begin with {magic!r}, of version {version}."
             )
+        if width * bits % 8:
+            raise CorruptionError(
+                "Expected a sketch whose cells fill the bytes of a bucket. Received: "
+                f"{width} cells of {bits} bits."
+            )
         found = np.frombuffer(data, np.uint8, offset=_SKETCH.size + 8)
         seed = _core.checksum(np.frombuffer(data[: _SKETCH.size], np.uint8), 0)
         told = int.from_bytes(data[_SKETCH.size : _SKETCH.size + 8], "little")

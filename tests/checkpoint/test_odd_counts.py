@@ -38,7 +38,7 @@ def odd_sketch(data, chance):
             cells = cells[: chance.randrange(len(cells))] + bytes(chance.choice([0, 1, 9]))
         else:  # as many bytes of other cells
             *_, width, bits = CELLS.unpack_from(data)
-            fields[4] = chance.choice([2, 4, 8, 16, 32])
+            fields[4] = chance.choice([2, 3, 4, 8, 16, 32])
             fields[3] = width * bits // fields[4]
     head = CELLS.pack(*fields)
     return head + struct.pack("<Q", xxh3(cells, xxh3(head, 0))) + cells

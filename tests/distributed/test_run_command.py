@@ -369,3 +369,8 @@ def test_a_file_that_may_not_be_executed_is_told_from_one_that_there_is_not(tmp_
     (tmp_path / "notes.txt").touch()
     result = run("-np", 1, tmp_path / "notes.txt")
     assert result.returncode == 2 and "a file that may not be executed" in result.stderr
+
+
+def test_the_number_of_workers_has_a_short_name():
+    done = run("-n", 2, "--", sys.executable, "-c", HEAD + "print(rank)")
+    assert done.returncode == 0 and "1" in done.stdout

@@ -101,14 +101,16 @@ def _tables(path: str, weights: str, config: Any, names: Sequence[str]) -> list[
             file.visititems(visit)  # this follows no links into other files
     except (OSError, RuntimeError, KeyError, TypeError) as error:
         raise _as_damage(path, error) from None
+    tables = _with_own_labels(found)
+    labels = [table.head.label for table in tables]
     for label, place in elsewhere.items():
-        if not names or label in names:
+        if not names or (label in names and label not in labels):
             raise ValueError(
                 f"Expected tables whose rows are in '{path}'. Received: '{label}', whose rows are "
                 f"in {place}, which convert reads; --table names the tables that the file has: "
-                f"{', '.join(repr(table.head.label) for table in found) or 'none'}."
+                f"{', '.join(map(repr, labels)) or 'none'}."
             )
-    return _with_own_labels(found)
+    return tables
 
 
 def _place_of_rows(path: str, group: Any, entry: str) -> str:
