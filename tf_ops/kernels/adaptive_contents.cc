@@ -100,42 +100,49 @@ SOK_REGISTER_KERNEL("AdaptiveExport", AdaptiveExportOp);
 REGISTER_OP("SokEmbed>AdaptiveRestore").SOK_ADAPTIVE_CONTENTS;
 REGISTER_OP("SokEmbed>AdaptiveCheckRestore").SOK_ADAPTIVE_CONTENTS;
 
-absl::Status ReadAdaptiveContents(tf::OpKernelContext* ctx, const std::string& name, int dim,
-                                  AdaptiveContents* contents) {
-  TF_RETURN_IF_ERROR(ReadContents(ctx, 1, name, dim, &contents->own));
-  TF_RETURN_IF_ERROR(ReadContents(ctx, 1 + kContentsTensors, name, dim, &contents->statics));
-  const tf::Tensor& cells = ctx->input(1 + 2 * kContentsTensors);
-  const auto counters = ctx->input(2 + 2 * kContentsTensors).flat<int64_t>();
-  contents->sketch = {static_cast<const char*>(cells.data()),
-                      static_cast<size_t>(cells.NumElements())};
-  contents->counters.assign(counters.data(), counters.data() + counters.size());
-  return absl::OkStatus();
-}
-
-class AdaptiveRestoreOp : public AdaptiveOp {
+class AdaptiveContentsOp : public AdaptiveOp {
  public:
   using AdaptiveOp::AdaptiveOp;
 
  protected:
+  virtual absl::Status Take(const AdaptiveContents& contents, const ParallelFor& parallel_for,
+                            AdaptiveTable& table, const std::string& name) = 0;
+
   absl::Status Run(tf::OpKernelContext* ctx, AdaptiveTable& table,
                    const std::string& name) override {
     AdaptiveContents contents;
-    TF_RETURN_IF_ERROR(ReadAdaptiveContents(ctx, name, table.dim(), &contents));
-    return Told(table.Restore(contents, IntraOpPool(ctx)), name);
+    TF_RETURN_IF_ERROR(ReadContents(ctx, 1, name, table.dim(), &contents.own));
+    TF_RETURN_IF_ERROR(
+        ReadContents(ctx, 1 + kContentsTensors, name, table.dim(), &contents.statics));
+    const tf::Tensor& cells = ctx->input(1 + 2 * kContentsTensors);
+    const auto counters = ctx->input(2 + 2 * kContentsTensors).flat<int64_t>();
+    contents.sketch = {static_cast<const char*>(cells.data()),
+                       static_cast<size_t>(cells.NumElements())};
+    contents.counters.assign(counters.data(), counters.data() + counters.size());
+    return Take(contents, IntraOpPool(ctx), table, name);
+  }
+};
+
+class AdaptiveRestoreOp : public AdaptiveContentsOp {
+ public:
+  using AdaptiveContentsOp::AdaptiveContentsOp;
+
+ protected:
+  absl::Status Take(const AdaptiveContents& contents, const ParallelFor& parallel_for,
+                    AdaptiveTable& table, const std::string& name) override {
+    return Told(table.Restore(contents, parallel_for), name);
   }
 };
 SOK_REGISTER_KERNEL("AdaptiveRestore", AdaptiveRestoreOp);
 
-class AdaptiveCheckRestoreOp : public AdaptiveOp {
+class AdaptiveCheckRestoreOp : public AdaptiveContentsOp {
  public:
-  using AdaptiveOp::AdaptiveOp;
+  using AdaptiveContentsOp::AdaptiveContentsOp;
 
  protected:
-  absl::Status Run(tf::OpKernelContext* ctx, AdaptiveTable& table,
-                   const std::string& name) override {
-    AdaptiveContents contents;
-    TF_RETURN_IF_ERROR(ReadAdaptiveContents(ctx, name, table.dim(), &contents));
-    return ToAbsl(table.CheckRestore(contents, IntraOpPool(ctx)), name);
+  absl::Status Take(const AdaptiveContents& contents, const ParallelFor& parallel_for,
+                    AdaptiveTable& table, const std::string& name) override {
+    return ToAbsl(table.CheckRestore(contents, parallel_for), name);
   }
 };
 SOK_REGISTER_KERNEL("AdaptiveCheckRestore", AdaptiveCheckRestoreOp);
