@@ -164,6 +164,12 @@ def test_odd_json_is_told_within_little_memory(saved, text):
         ("tables[1].path", lambda content: content["tables"].reverse()),
         ("tables[1].path", lambda content: content["tables"].insert(0, content["tables"][0])),
         ("tables[0].owners", lambda content: content["tables"][0].update(owners="2")),
+        ("tables[0].owners", lambda content: content["tables"][0].update(owners="1" * 30)),
+        ("tables[0].owners", lambda content: content["tables"][0].update(owners="1" * 5000)),
+        (
+            "tables[0].owners",
+            lambda content: content["tables"][0].update(owners=f"mixed_owners(key, {9**30}, size)"),
+        ),
         ("rows[0].name", lambda content: content["rows"].reverse()),
         ("parent", lambda content: content.update(
             parent={"folder": "step-000000000", "state": "0" * 16})),

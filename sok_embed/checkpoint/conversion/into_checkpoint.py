@@ -211,9 +211,9 @@ def _rule_of(text: str) -> OwnerRule | None:
     """The rule of a text of a manifest; `None`: it is not known, or needs more than the key."""
     if text == ModuloRule.text:
         return ModuloRule()
-    if (mixed := re.fullmatch(r"mixed_owners\(key, (-?\d+), size\)", text)) is not None:
+    if (mixed := re.fullmatch(r"mixed_owners\(key, (-?[0-9]+), size\)", text)) is not None:
         return MixedRule(int(mixed[1]))
-    if text.isdecimal():
+    if re.fullmatch("[0-9]+", text):
         return OneWorkerRule(int(text))
     return None
 
