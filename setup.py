@@ -93,13 +93,13 @@ class CMakeBuild(build_ext):
 setup(
     package_dir=PACKAGE_DIR,
     packages=list_packages(),
-    package_data={"sok_embed": ["py.typed"], "sok_embed.kv": ["*.pyi"]},
+    package_data={"sok_embed": ["py.typed"], "sok_embed.binding": ["*.pyi"]},
     include_package_data=False,
     # All are declared: an editable install brings along only what is an extension.
     ext_modules=[
         Extension("sok_embed.tf_ops.libsok_core", sources=[]),
         Extension("sok_embed.tf_ops._ops", sources=[]),
-        Extension("sok_embed.kv._core", sources=[]),
+        Extension("sok_embed.binding._core", sources=[]),
     ],
     cmdclass={"build_ext": CMakeBuild},
 )

@@ -20,7 +20,7 @@ from sok_embed.feature_column.initializers import for_keras
 from sok_embed.feature_column.own_rows import OwnRows
 from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
 from sok_embed.lookup import Call
-from sok_embed.slot_variables import slot_variables
+from sok_embed.optimizers.slot_variables import slot_variables
 
 
 class LayerEmbedding(EmbeddingRows):

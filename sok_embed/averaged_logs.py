@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from sok_embed import communicators
-from sok_embed.checkpoint.agreement import Agreement
+from sok_embed.communicators.agreement import Agreement
 
 
 class AverageMetrics(keras.callbacks.Callback):

@@ -346,3 +346,32 @@ def v1_gradient(variable: Any) -> tf.Tensor | None:
             gradient: tf.Tensor = frame.f_locals["g"]
             return gradient
     return None
+
+
+def applying_v1_optimizer() -> Any:
+    """Returns the `tf.compat.v1.train.Optimizer` that runs `apply_gradients`, or `None`.
+
+    Of an optimizer that wraps another, as Horovod's does, the inner one is returned: its formula
+    counts.
+    """
+    return next(applying_v1_optimizers(), None)
+
+
+def v1_optimizer_averages() -> bool:
+    """Returns whether the running `apply_gradients` is called by an optimizer of Horovod."""
+    return any(
+        type(optimizer).__module__.startswith("horovod") for optimizer in applying_v1_optimizers()
+    )
+
+
+def arrived_v1_gradient(variable: Any) -> tf.Tensor | None:
+    """Returns the gradient by which a `tf.compat.v1.train` optimizer is updating a variable.
+
+    Returns:
+        `None` where the gradient names no deposits: for a scalar, and for an average over workers,
+        which may have been compressed.
+    """
+    if v1_optimizer_averages():
+        return None
+    gradient = v1_gradient(variable)
+    return gradient if gradient is not None and gradient.shape.rank == 1 else None

@@ -70,7 +70,7 @@ def inspect(path: str, group: int | None, as_json: bool) -> None:
     if os.path.isfile(path):
         _inspect_dump(path, group, as_json)
         return
-    from sok_embed.kv import _core
+    from sok_embed.binding import _core
 
     with _opened(path) as storage:
         groups = _chosen(path, storage.groups(), group)
@@ -181,7 +181,7 @@ def dump(
 def load(path: str, file: str, damo: bool, ttl: int | None, as_json: bool) -> None:
     """Take the rows of FILE into PATH, which is made if there is none."""
     from sok_embed import kv
-    from sok_embed.kv import _core
+    from sok_embed.binding import _core
     from sok_embed.kv.worker_folder import worker_folder
 
     theirs = None if damo else kv.read_dump(file).ttl
@@ -277,7 +277,7 @@ def _confirm(yes: bool, question: str) -> None:
 def compact(path: str, as_json: bool) -> None:
     """Rewrite the files of PATH without expired and superseded rows."""
     from sok_embed import kv
-    from sok_embed.kv import _core
+    from sok_embed.binding import _core
 
     _opened(path).close()  # this does not make the folder
     before = _core.file_bytes(path)

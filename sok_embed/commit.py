@@ -20,13 +20,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from sok_embed import callers, communicators, strategies, tf_ops, v1_optimizers
+from sok_embed import callers, communicators, strategies, tf_ops
 from sok_embed.anchor_parts import own_part, parts_of, summed_alike
 from sok_embed.anchor_updates import AnchorConstraint, Update, watch
 from sok_embed.distributed_optimizer import averages_gradients
 from sok_embed.noted_gradients import forget_with
-from sok_embed.optimizers import has_schedule, row_rule, warn_of_ignored
-from sok_embed.slot_variables import slot_variables
+from sok_embed.optimizers import v1_optimizers
+from sok_embed.optimizers.row_rules import has_schedule, row_rule, warn_of_ignored
+from sok_embed.optimizers.slot_variables import slot_variables
 
 
 class TrainedTable(Protocol):
@@ -46,7 +47,7 @@ def applying_optimizer() -> Any:
     optimizer = callers.applying_keras_optimizer()
     if optimizer is not None:
         return optimizer
-    return v1_optimizers.applying_optimizer()
+    return callers.applying_v1_optimizer()
 
 
 def trained_anchor(anchor: Any) -> tf.Tensor:
@@ -93,7 +94,7 @@ class Commit(AnchorConstraint):
             self._returned = tf.zeros_like(tf.convert_to_tensor(anchor))
         else:
             self._check_summed(anchor, applying)
-            redeemed = v1_optimizers.arrived_gradient(anchor)
+            redeemed = callers.arrived_v1_gradient(anchor)
             self._returned = self._commit(applying, anchor, redeemed)
         return self._returned
 
@@ -353,7 +354,7 @@ def _warn_of_drifting(optimizer: Any, table: str) -> None:
         averages = averages_gradients(optimizer)
     else:
         name, wrapper = optimizer.get_name(), "horovod.tensorflow.DistributedOptimizer"
-        averages = v1_optimizers.averages_gradients()
+        averages = callers.v1_optimizer_averages()
     if not averages:
         warnings.warn(
             f"Table '{table}' is shared by {communicators.size()} workers, and the optimizer "

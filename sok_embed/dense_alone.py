@@ -14,7 +14,7 @@ from sok_embed import callers, communicators, kv
 from sok_embed.anchor_updates import is_anchor
 from sok_embed.counted_rows import counted_rows
 from sok_embed.layer_of_ids import LayerOfIds
-from sok_embed.optimizers import row_rule
+from sok_embed.optimizers.row_rules import row_rule
 
 _allowed: ContextVar[bool] = ContextVar("sok_embed_dense_only", default=False)
 

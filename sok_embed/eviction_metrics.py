@@ -9,7 +9,7 @@ import keras
 
 from sok_embed import communicators
 from sok_embed.adaptive_table import AdaptiveTable
-from sok_embed.checkpoint.agreement import Agreement
+from sok_embed.communicators.agreement import Agreement
 from sok_embed.table import Table
 
 

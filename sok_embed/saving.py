@@ -16,14 +16,14 @@ import keras
 import tensorflow as tf
 
 from sok_embed import communicators, contents, kv, storage_copies
-from sok_embed.checkpoint.agreement import Agreement
 from sok_embed.checkpoint.files import FileRecord
 from sok_embed.checkpoint.pieces import write_rows
 from sok_embed.checkpoint.tables import Host, find, steps_of
 from sok_embed.checkpoint.whole_tables import WholeTables
 from sok_embed.checkpoint.writing import records_of_all
+from sok_embed.communicators.agreement import Agreement
 from sok_embed.dense_alone import LayerWithRows
-from sok_embed.scratch import locked_folder, remove_leftovers, sync, work_folder
+from sok_embed.files.scratch import locked_folder, remove_leftovers, sync, work_folder
 
 
 def save_model(model: keras.Model, path: str | os.PathLike[str]) -> None:

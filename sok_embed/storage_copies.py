@@ -21,8 +21,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sok_embed import callers, communicators, kv
+from sok_embed.files.scratch import sync
 from sok_embed.kv.storage import open_copy
-from sok_embed.scratch import sync
 
 _ENDING = ".rows"
 _COPY = "copy"  # the field of a storage's config that has the number

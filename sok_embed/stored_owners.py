@@ -13,9 +13,9 @@ import threading
 from pathlib import Path
 
 from sok_embed import kv
+from sok_embed.files.scratch import sync
 from sok_embed.kv.worker_folder import OWNERS_NOTE
 from sok_embed.owners import OwnerRule
-from sok_embed.scratch import sync
 
 _note_lock = threading.Lock()
 

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from sok_embed import communicators
 from sok_embed.checkpoint import manifest as manifests
-from sok_embed.checkpoint.agreement import Agreement
 from sok_embed.checkpoint.dense import DenseState
 from sok_embed.checkpoint.files import check_record, nothing_restored
 from sok_embed.checkpoint.holding import Held, hold
@@ -22,6 +21,7 @@ from sok_embed.checkpoint.places import place_of
 from sok_embed.checkpoint.reading import TablesReader, check_descriptions, workers_needed
 from sok_embed.checkpoint.saves import Save, SaveOptions
 from sok_embed.checkpoint.tables import Found, calls_of, steps_of
+from sok_embed.communicators.agreement import Agreement
 
 _TRIES = 10  # to have all workers open the same save, where another job saves meanwhile
 

@@ -12,7 +12,7 @@ from sok_embed import kv, tf_ops
 from sok_embed.checkpoint.dump_rows import rows_of_dump
 from sok_embed.checkpoint.rows_file import Rows
 from sok_embed.checkpoint.tables import Head, Part, head_of
-from sok_embed.scratch import ScratchFolder
+from sok_embed.files.scratch import ScratchFolder
 from sok_embed.table import Table
 from sok_embed.tensors import as_errors
 

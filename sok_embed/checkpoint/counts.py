@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sok_embed.kv import CorruptionError, _core
+from sok_embed.binding import _core
+from sok_embed.kv import CorruptionError
 
 Mask = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
 

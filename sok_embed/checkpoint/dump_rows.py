@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sok_embed.binding import _core
 from sok_embed.checkpoint.files import checksum, damaged
 from sok_embed.checkpoint.rows_file import Rows
-from sok_embed.kv import _core
 
 _HEADER_BYTES = 24
 _BLOCK = struct.Struct("<IIQ")

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sok_embed.kv import CorruptionError, _core
+from sok_embed.binding import _core
+from sok_embed.kv import CorruptionError
 
 if TYPE_CHECKING:
     from sok_embed.checkpoint.places import Place

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from sok_embed.binding import _core
 from sok_embed.checkpoint.rows_file import Rows
-from sok_embed.kv import _core
 
 
 class NewestFirst:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sok_embed.checkpoint.files import check_most
 from sok_embed.checkpoint.places import SCRATCH_NAME, Fetched, Place, Readable, Work
-from sok_embed.scratch import ScratchFolder
+from sok_embed.files.scratch import ScratchFolder
 
 # File systems of fsspec where a file that is written can be seen before it is whole, or that only
 # read.

@@ -24,7 +24,7 @@ from sok_embed.checkpoint.files import (
     sync_folder,
     write_whole,
 )
-from sok_embed.scratch import ScratchFolder
+from sok_embed.files.scratch import ScratchFolder
 
 SCRATCH_NAME = "sok-embed-checkpoint"  # begins the names of local folders of files
 _OTHER_FILES = 64  # that may be opened while those of a checkpoint are

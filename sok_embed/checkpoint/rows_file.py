@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sok_embed.binding import _core
 from sok_embed.checkpoint.files import (
     FileChecksum,
     FileRecord,
@@ -31,7 +32,6 @@ from sok_embed.checkpoint.rows_index import (
     row_bytes,
     tables_of_index,
 )
-from sok_embed.kv import _core
 
 MAGIC, END_MAGIC = b"SOKROWS\n", b"SOKREND\n"
 VERSION = 1

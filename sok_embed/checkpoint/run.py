@@ -11,12 +11,12 @@ import keras
 import tensorflow as tf
 
 from sok_embed import communicators
-from sok_embed.checkpoint.agreement import Agreement
 from sok_embed.checkpoint.batches import Batches, Position
 from sok_embed.checkpoint.checkpoint import Checkpoint
 from sok_embed.checkpoint.manager import POLL_EVERY, CheckpointManager
 from sok_embed.checkpoint.progress import Progress, plain, restore_states, states_of
 from sok_embed.checkpoint.saves import wait_for_writers
+from sok_embed.communicators.agreement import Agreement
 
 # What an iterator raises at its end, within a step of Keras and before one.
 _ENDS = (StopIteration, tf.errors.OutOfRangeError)

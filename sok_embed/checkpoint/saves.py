@@ -9,7 +9,6 @@ import warnings
 from typing import NamedTuple
 
 from sok_embed.checkpoint import manifest as manifests
-from sok_embed.checkpoint.agreement import Agreement
 from sok_embed.checkpoint.dense import DenseState
 from sok_embed.checkpoint.files import (
     FileRecord,
@@ -24,6 +23,7 @@ from sok_embed.checkpoint.places import Place, Work, place_of
 from sok_embed.checkpoint.rows_file import RowsReader
 from sok_embed.checkpoint.rows_index import total
 from sok_embed.checkpoint.writing import RowsCapture, RowsOf, records_by_name, records_of_all
+from sok_embed.communicators.agreement import Agreement
 from sok_embed.kv import CorruptionError
 
 # The name of threads that write a save while training goes on.

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sok_embed.binding import _core
 from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.difference import Difference
 from sok_embed.checkpoint.files import local_path
@@ -16,7 +17,6 @@ from sok_embed.checkpoint.manifest import Manifest
 from sok_embed.checkpoint.rows_index import row_bytes
 from sok_embed.checkpoint.saved import Saved, SavedTable, bytes_of, rows_of
 from sok_embed.checkpoint.step_folders import StepFolders
-from sok_embed.kv import _core
 
 
 def listed(directory: str) -> list[dict[str, Any]]:

@@ -15,10 +15,10 @@ import tensorflow as tf
 
 from sok_embed import kv, tf_ops
 from sok_embed.adaptive_table import AdaptiveTable
+from sok_embed.binding import _core
 from sok_embed.checkpoint.counts import SketchPlace
 from sok_embed.checkpoint.dump_rows import rows_of_dump
 from sok_embed.checkpoint.rows_file import Rows
-from sok_embed.kv import _core
 from sok_embed.owners import EveryWorkerRule
 from sok_embed.table import Table
 from sok_embed.tensors import as_errors

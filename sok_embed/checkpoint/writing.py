@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from sok_embed import kv, tf_ops
 from sok_embed.adaptive_table import AdaptiveTable
-from sok_embed.checkpoint.agreement import Agreement
+from sok_embed.binding import _core
 from sok_embed.checkpoint.files import FileRecord, removed_on_error, rows_name
 from sok_embed.checkpoint.rows_file import ADMISSION, SKETCH, RowsWriter
 from sok_embed.checkpoint.tables import Head, Host, Part, stored_rows
-from sok_embed.kv import _core
+from sok_embed.communicators.agreement import Agreement
 from sok_embed.tensors import as_errors
 
 _CACHE_BYTES = 8 << 20  # of a storage that is only dumped

@@ -11,9 +11,10 @@ import keras
 
 from sok_embed import admission as admissions
 from sok_embed import eviction as evictions
-from sok_embed import kv, optimizers, storage_copies
+from sok_embed import kv, storage_copies
 from sok_embed.arguments import check_integer, check_positive, is_among, shown
 from sok_embed.kv.arguments import check_flag
+from sok_embed.optimizers import row_rules
 from sok_embed.padding import padding_key
 from sok_embed.tf_ops.collections import COMBINERS as POOLED
 
@@ -111,7 +112,7 @@ class TableConfig:
                     f"{what}: expected group in [0, {kv.GROUPS}) of a storage. Received: "
                     f"group={self.group}, storage={shown(self.storage)}."
                 )
-        self.optimizer = optimizers.get(self.optimizer)
+        self.optimizer = row_rules.get(self.optimizer)
         self.admission = admissions.get(self.admission)
         self.eviction = evictions.get(self.eviction)
         self.trainable = check_flag("trainable", self.trainable)
@@ -144,7 +145,7 @@ class TableConfig:
                 if isinstance(self.initializer, (str, dict))
                 else keras.initializers.serialize(initializer)
             ),
-            "optimizer": optimizers.serialize(self.optimizer),
+            "optimizer": row_rules.serialize(self.optimizer),
             "combiner": self.combiner,
             "placement": self.placement,
             "seed": self.seed,

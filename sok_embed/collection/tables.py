@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_embed import communicators, group_holders, optimizers, planning, tf_ops
+from sok_embed import communicators, group_holders, planning, tf_ops
 from sok_embed import eviction as evictions
 from sok_embed.collection.configs import FeatureConfig, TableConfig, distinct_tables
 from sok_embed.collection.shared_configs import check_own_configs
 from sok_embed.commit import Commit, TrainedTable
 from sok_embed.initializers import RowInitializer, derive_seed, row_initializer
+from sok_embed.optimizers.row_rules import check_own, has_schedule
 from sok_embed.owned_resource import OwnedResource
 from sok_embed.owners import EveryWorkerRule, MixedRule, OneWorkerRule, OwnerRule, salt_of
 from sok_embed.planning import Plan, PlannedTable
@@ -95,7 +96,7 @@ class TableCollection(Mapping[str, Table]):
         self.queue = CollectionQueue(name)
 
     def _make(self, config: TableConfig) -> Table:
-        optimizers.check_own(config.optimizer, config.name)
+        check_own(config.optimizer, config.name)
         _refuse_norms(config)
         initializer = row_initializer(config.initializer, config.embedding_dim)
         seed = self._seed_of(config, initializer)
@@ -259,7 +260,7 @@ class CollectionCommit(Commit):
                 continue
             own = config.optimizer
             # A schedule of the table's own goes by the steps of that table.
-            by = (id(own), config.name if optimizers.has_schedule(own) else None)
+            by = (id(own), config.name if has_schedule(own) else None)
             if by not in numbers:
                 numbers[by] = len(steps)
                 table: TrainedTable = self._tables[config.name]

@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from sok_embed import tf_ops
+from sok_embed.binding import _core
 from sok_embed.communicators.secret import derived
-from sok_embed.kv import _core
 
 # Where other workers reach this one, if its own guess would be wrong.
 HOST_VARIABLE = "SOK_EMBED_HOST"

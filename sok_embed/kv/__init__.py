@@ -5,7 +5,7 @@ A `Storage` is a folder of up to 256 groups. An `Embedding` is one group: its ve
 """
 
 from sok_embed.admission import CountingBloomAdmission, FrequencyAdmission
-from sok_embed.kv._core import CorruptionError, StorageError, StorageLockedError
+from sok_embed.binding._core import CorruptionError, StorageError, StorageLockedError
 from sok_embed.kv.consent import allow_storages
 from sok_embed.kv.dump import Dump, read_dump
 from sok_embed.kv.embedding import Embedding, RemovedKeys

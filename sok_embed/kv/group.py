@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sok_embed.kv import _core
+from sok_embed.binding import _core
 
 GROUPS = 256  # a storage has so many at most
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sok_embed.arguments import check_integer
-from sok_embed.kv import _core
+from sok_embed.binding import _core
 from sok_embed.kv.arguments import (
     MOST_DIMENSION,
     UINT64,

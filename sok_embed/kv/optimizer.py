@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sok_embed.arguments import check_integer
-from sok_embed.kv import _core
-from sok_embed.kv._core import RULE_PREFIX
+from sok_embed.binding import _core
+from sok_embed.binding._core import RULE_PREFIX
 from sok_embed.kv.arguments import (
     MOST_DIMENSION,
     UINT32,

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from sok_embed.arguments import check_integer, is_among
-from sok_embed.kv import _core
+from sok_embed.binding import _core
 from sok_embed.kv.arguments import (
     UINT32,
     UINT64,

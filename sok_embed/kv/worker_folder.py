@@ -7,7 +7,7 @@ import re
 import shutil
 
 from sok_embed import communicators
-from sok_embed.kv import _core
+from sok_embed.binding import _core
 
 # In the folder of a worker, of several: by which rule the keys of each group were given to them.
 OWNERS_NOTE = "sok-owners.json"

@@ -8,7 +8,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed import optimizers
 from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.arguments import check_integer
 from sok_embed.dense_alone import LayerWithRows
@@ -19,6 +18,7 @@ from sok_embed.layers.graph_casts import checked_ids
 from sok_embed.layers.rebuilding import plain_errors, true_ids
 from sok_embed.layers.row_count import RowCount
 from sok_embed.lookup import Call, TableLookup
+from sok_embed.optimizers import row_rules
 from sok_embed.strategies import check_strategy
 from sok_embed.table import Table
 from sok_embed.tensors import as_keys
@@ -51,8 +51,8 @@ class AnchoredLayer(LayerWithRows):
         self.supports_jit = False
         self._compute_type = activation_type(self.compute_dtype)
         self._row_initializer = row_initializer(initializer, dim)
-        self.optimizer = optimizers.get(optimizer)
-        optimizers.check_own(self.optimizer, self.name)
+        self.optimizer = row_rules.get(optimizer)
+        row_rules.check_own(self.optimizer, self.name)
         self._dim = dim
 
     def _choose_seed(self, seed: int | None) -> int:
@@ -125,7 +125,7 @@ class AnchoredLayer(LayerWithRows):
         """Returns the arguments that all layers with rows share."""
         return {
             **super().get_config(),
-            "optimizer": optimizers.serialize(self.optimizer),
+            "optimizer": row_rules.serialize(self.optimizer),
             "seed": self.seed,
         }
 

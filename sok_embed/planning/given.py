@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sok_embed.arguments import check_integer, check_positive
-from sok_embed.kv import _core
+from sok_embed.binding import _core
 from sok_embed.planning.tables import PLACED
 
 AUTO = "auto"
@@ -81,8 +81,8 @@ def given_by_configs(feature_configs: Any) -> Given:
     Raises:
         ValueError: For anything else, for no feature, and for names that occur twice.
     """
-    from sok_embed import optimizers
     from sok_embed.collection.configs import distinct_tables, feature_config
+    from sok_embed.optimizers.row_rules import row_rule
 
     features = [feature_config(each) for each in flat(feature_configs)]
     if not features:
@@ -92,7 +92,7 @@ def given_by_configs(feature_configs: Any) -> Given:
             table.name,
             table.vocabulary_size,
             table.embedding_dim,
-            None if table.optimizer is None else optimizers.row_rule(table.optimizer).name,
+            None if table.optimizer is None else row_rule(table.optimizer).name,
             table.placement,
             table.worker,
             table.max_rows,

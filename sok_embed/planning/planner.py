@@ -79,9 +79,9 @@ def plan(
     """
     given = given_by_configs(feature_configs)
     if not isinstance(optimizer, str | Mapping):
-        from sok_embed import optimizers
+        from sok_embed.optimizers import row_rules
 
-        optimizer = optimizers.row_rule(optimizers.get(optimizer) or optimizer).name
+        optimizer = row_rules.row_rule(row_rules.get(optimizer) or optimizer).name
     return plan_of(
         given,
         workers=workers,

@@ -5,8 +5,8 @@ import threading
 import pytest
 import tensorflow as tf
 
-from sok_embed.checkpoint import agreement as agreement_module
-from sok_embed.checkpoint.agreement import Agreement
+from sok_embed.communicators import agreement as agreement_module
+from sok_embed.communicators.agreement import Agreement
 
 
 class FirstOfTwo:

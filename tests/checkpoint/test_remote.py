@@ -19,7 +19,7 @@ import sok_embed as sok
 from sok_embed.callbacks import BackupAndRestore
 from sok_embed.checkpoint import Checkpoint, CheckpointManager, manifest
 from sok_embed.checkpoint.saves import wait_for_writers
-from sok_embed.scratch import locked_folder, remove_leftovers
+from sok_embed.files.scratch import locked_folder, remove_leftovers
 
 pytestmark = pytest.mark.usefixtures("scratch")
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from sok_embed import DynamicEmbedding, optimizers
-from sok_embed.kv import _core
+from sok_embed.binding import _core
 from sok_embed.optimizers import GroupFtrl, RowRule, RowwiseAdagrad, row_rule
 
 # Keras has these in every optimizer's config, and a rule has not: the learning rate travels with

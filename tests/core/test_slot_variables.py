@@ -12,7 +12,7 @@ from sok_embed.commit import Commit, trained_anchor
 from sok_embed.distributed_optimizer import DistributedOptimizer
 from sok_embed.initializers import RowInitializer
 from sok_embed.optimizers import GroupFtrl, GroupFtrlOptimizer
-from sok_embed.slot_variables import slot_variables
+from sok_embed.optimizers.slot_variables import slot_variables
 
 v1 = tf.compat.v1.train
 ROWS = 4

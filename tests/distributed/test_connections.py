@@ -12,10 +12,10 @@ from contextlib import ExitStack, suppress
 import pytest
 from sharded.meeting import ENOUGH, HOST, SECRET
 
+from sok_embed.binding import _core
 from sok_embed.communicators import tcp
 from sok_embed.communicators.connections import host_of
 from sok_embed.communicators.launchers import Workers
-from sok_embed.kv import _core
 
 
 def listening(address: str) -> tuple[str, int]:
@@ -61,7 +61,7 @@ def test_workers_are_of_one_host_where_the_launcher_or_the_address_says_so(
 # Runs worker 0 of two with so few descriptors that few connections take them all.
 FEW_DESCRIPTORS = """
 import resource, sys
-from sok_embed.kv import _core
+from sok_embed.binding import _core
 mesh = _core.Mesh(0, 2, "127.0.0.1", 60, bytes.fromhex(sys.argv[1]))
 print(mesh.address, flush=True)
 other = sys.stdin.readline().strip()

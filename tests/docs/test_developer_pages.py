@@ -5,7 +5,7 @@ import re
 import pytest
 from pages import ROOT
 
-from sok_embed.kv import _core
+from sok_embed.binding import _core
 
 INTERNALS = ROOT / "docs/internals.md"
 DEVELOPING = ROOT / "docs/developing.md"

@@ -7,8 +7,8 @@ from dump_descriptions import with_descriptions
 from kv_rows import adam, keys, ones, sgd
 
 from sok_embed import kv
+from sok_embed.binding import _core
 from sok_embed.cli import main
-from sok_embed.kv import _core
 
 # What a folder may be called, which is none of the rule's business.
 FOLDERS = [

@@ -11,7 +11,7 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 from sok_embed import tf_ops
-from sok_embed.kv import _core
+from sok_embed.binding import _core
 from sok_embed.tf_ops.native import ops
 
 KEYS = tf.constant([1, 2, 3], tf.int64)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from sok_embed import tf_ops
-from sok_embed.kv import _core
+from sok_embed.binding import _core
 
 DIM = 4
 ERROR = tf.errors.InvalidArgumentError

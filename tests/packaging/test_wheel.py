@@ -49,8 +49,8 @@ def test_the_wheel_holds_the_native_libraries_and_their_types(wheel):
     assert {
         "sok_embed/tf_ops/libsok_core.so",
         "sok_embed/tf_ops/_ops.so",
-        "sok_embed/kv/_core.so",
-        "sok_embed/kv/_core.pyi",
+        "sok_embed/binding/_core.so",
+        "sok_embed/binding/_core.pyi",
         "sok_embed/py.typed",
     } <= names
 
@@ -70,7 +70,7 @@ def test_the_unpacked_wheel_imports_from_itself(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     program = (
-        "import sok_embed, sok_embed.tf_ops as ops, sok_embed.kv._core as core\n"
+        "import sok_embed, sok_embed.tf_ops as ops, sok_embed.binding._core as core\n"
         "print(sok_embed.__file__, ops.__file__, core.__file__)"
     )
     result = subprocess.run(

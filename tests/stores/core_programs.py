@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections.abc import Mapping
 
-from sok_embed.kv import _core
+from sok_embed.binding import _core
 
 # In front of every program: argument 1 is the core's file, and those of the caller follow.
 BEGINNING = """

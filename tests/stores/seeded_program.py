@@ -6,7 +6,7 @@ from pathlib import Path
 
 from seeds import seed_of_test
 
-from sok_embed.kv import _core
+from sok_embed.binding import _core
 
 
 def assert_succeeds(program: Path, *arguments: object) -> None:

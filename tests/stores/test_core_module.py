@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from sok_embed.kv import _core
+from sok_embed.binding import _core
 
 DIM = 4
 

@@ -8,7 +8,7 @@ import pytest
 from expiring_trainer import SCENARIOS
 from seeds import seed_of_test
 
-from sok_embed.kv import _core
+from sok_embed.binding import _core
 
 TRAINER = Path(__file__).with_name("expiring_trainer.py")
 

@@ -11,7 +11,7 @@ import pytest
 from failing_memory_worker import BEFORE, GROUP, KINDS, value_after, value_of
 from kill_storage import DURABILITIES
 
-from sok_embed.kv import _core
+from sok_embed.binding import _core
 
 WORKER = Path(__file__).with_name("failing_memory_worker.py")
 SHORT_WORKER = Path(__file__).with_name("short_memory_worker.py")

@@ -7,7 +7,7 @@ import pytest
 from broken_disk import faulty, run_python
 from kill_storage import DURABILITIES
 
-from sok_embed.kv import _core
+from sok_embed.binding import _core
 
 WORKER = Path(__file__).with_name("failing_step_worker.py")
 BURIALS = Path(__file__).with_name("failing_burial_worker.py")

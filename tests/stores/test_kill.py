@@ -17,7 +17,7 @@ from killed_trainer import GROUPS, KEYS, LARGE_FLUSH, START, Group, Replay, batc
 from seeds import seed_of_test
 
 from sok_embed import kv
-from sok_embed.kv import _core
+from sok_embed.binding import _core
 
 KILLS = 30
 TRAINER = Path(__file__).with_name("killed_trainer.py")

@@ -4,7 +4,7 @@ import pytest
 from kill_storage import DURABILITIES, TTLS, kill
 from seeds import seed_of_test
 
-from sok_embed.kv import _core
+from sok_embed.binding import _core
 
 KILLS = 6
 

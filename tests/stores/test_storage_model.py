@@ -3,7 +3,7 @@
 from seeds import seed_of_test
 from storage_model import main, parse
 
-from sok_embed.kv import _core
+from sok_embed.binding import _core
 
 
 def lives(*arguments):

@@ -1,4 +1,4 @@
-// _core: the core for Python, without TensorFlow. What it offers stands in sok_embed/kv/_core.pyi.
+// _core: the core for Python, without TensorFlow. sok_embed/binding/_core.pyi says what it offers.
 #include "binding/binding.h"
 
 namespace sok::binding {

@@ -11,6 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from sok_embed import kv
+from sok_embed.binding import _core
 from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.conversion.dump import dump_tables, groups_of, write_dump
 from sok_embed.checkpoint.conversion.into_checkpoint import (
@@ -36,7 +37,6 @@ from sok_embed.checkpoint.files import local_path, opened, sync_folder
 from sok_embed.checkpoint.rows_file import Rows
 from sok_embed.checkpoint.saved import Saved, SavedTable, open_saved, rows_of
 from sok_embed.checkpoint.verify import verify
-from sok_embed.kv import _core
 
 FORMS = ("parquet", "npz", "dump", "storage", "checkpoint")
 _MAGIC = {b"PAR1": "parquet", b"PK\x03\x04": "npz", b"SOKD": "dump", HDF5_MAGIC: "keras"}

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sok_embed.binding import _core
 from sok_embed.checkpoint.conversion.tables import (
     DumpGroup,
     Head,
@@ -21,7 +22,7 @@ from sok_embed.checkpoint.dump_rows import rows_of_dump
 from sok_embed.checkpoint.files import checksum
 from sok_embed.checkpoint.rows_file import Rows
 from sok_embed.checkpoint.rows_index import row_bytes
-from sok_embed.kv import GROUPS, _core
+from sok_embed.kv import GROUPS
 
 _HEADER = struct.Struct("<8sII")
 _BLOCK = struct.Struct("<IIQ")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sok_embed.binding import _core
 from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.conversion.tables import Head
 from sok_embed.checkpoint.files import (
@@ -20,7 +21,7 @@ from sok_embed.checkpoint.files import (
 )
 from sok_embed.checkpoint.rows_file import ROWS, Rows, RowsReader, RowsWriter
 from sok_embed.checkpoint.saved import Saved, SavedTable, copied_files
-from sok_embed.kv import CorruptionError, _core
+from sok_embed.kv import CorruptionError
 from sok_embed.owners import MixedRule, ModuloRule, OneWorkerRule, OwnerRule
 
 # Says of a table in a manifest that a row may be in the file of any worker: readers look into all.

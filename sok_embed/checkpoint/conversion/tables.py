@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sok_embed.binding import _core
 from sok_embed.checkpoint.files import checksum, damaged
 from sok_embed.checkpoint.rows_file import Rows
 from sok_embed.checkpoint.saved import SavedTable
@@ -25,7 +26,7 @@ from sok_embed.checkpoint.schema import (
     shown,
     text,
 )
-from sok_embed.kv import GROUPS, _core
+from sok_embed.kv import GROUPS
 
 # What a file in another form has beside rows has this name there.
 METADATA = "sok_embed"

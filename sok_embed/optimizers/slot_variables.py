@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed.kv import _core
-from sok_embed.optimizers import row_rule
+from sok_embed.binding import _core
+from sok_embed.optimizers.row_rules import row_rule
 
 # Maps a rule to the names of the slots of an optimizer of tf.compat.v1.train.
 _V1_SLOTS = {

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_embed import callers
-
 v1 = tf.compat.v1.train
 
 
@@ -30,35 +28,6 @@ class GroupFtrlOptimizer(tf.compat.v1.train.FtrlOptimizer):
     >>> optimizer.get_name()
     'Ftrl'
     """
-
-
-def applying_optimizer() -> Any:
-    """Returns the `tf.compat.v1.train.Optimizer` that runs `apply_gradients`, or `None`.
-
-    Of one that wraps another, as Horovod's does, it is the inner one, whose formula it is.
-    """
-    return next(callers.applying_v1_optimizers(), None)
-
-
-def averages_gradients() -> bool:
-    """Returns whether the running `apply_gradients` is called by an optimizer of Horovod."""
-    return any(
-        type(optimizer).__module__.startswith("horovod")
-        for optimizer in callers.applying_v1_optimizers()
-    )
-
-
-def arrived_gradient(variable: Any) -> tf.Tensor | None:
-    """Returns what the running update of a variable was given as its gradient.
-
-    Returns:
-        `None` where it names no deposits: that of a scalar; an average over workers, which may have
-        been compressed.
-    """
-    if averages_gradients():
-        return None
-    gradient = callers.v1_gradient(variable)
-    return gradient if gradient is not None and gradient.shape.rank == 1 else None
 
 
 def _value(optimizer: Any, argument: str, prepared: str) -> Any:

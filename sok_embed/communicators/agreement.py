@@ -7,9 +7,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+import numpy as np
 import tensorflow as tf
 
-from sok_embed.checkpoint.files import checksum
+from sok_embed.binding import _core
 from sok_embed.communicators import Communicator
 
 _Result = TypeVar("_Result")
@@ -67,7 +68,9 @@ class Agreement:
 
     def check_same_text(self, what: str, text: str, remedy: str) -> None:
         """As `check_same`, of texts; messages do not have them."""
-        numbers = self.gather(checksum(text.encode(), 0) & LARGEST, f"same {what}")
+        numbers = self.gather(
+            _core.checksum(np.frombuffer(text.encode(), np.uint8), 0) & LARGEST, f"same {what}"
+        )
         self._refuse_others(what, numbers, ["one"] + ["another"] * (self.size - 1), remedy)
 
     def _refuse_others(

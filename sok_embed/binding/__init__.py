@@ -1,0 +1,1 @@
+"""The compiled core for Python, `_core`: NumPy arrays in and out, without TensorFlow."""
