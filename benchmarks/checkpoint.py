@@ -46,7 +46,7 @@ from _common import environment, interleaved, report
 import sok_embed
 from sok_embed.binding import _core
 from sok_embed.checkpoint import Checkpoint, CheckpointManager
-from sok_embed.checkpoint.tables import Part
+from sok_embed.checkpoint.state.tables import Part
 
 SHARES = (0.01, 0.1)
 FEATURES = 26  # keys a sample of a model

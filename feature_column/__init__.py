@@ -1,17 +1,13 @@
 """Feature columns and variables of TF1 graphs whose ids have rows of their own, some or all."""
 
-import sok_embed.feature_column.lookups  # noqa: F401  # which tells TensorFlow of itself
-from sok_embed.feature_column.columns import (
+import sok_embed.feature_column.nn_lookups  # noqa: F401  # which tells TensorFlow of itself
+from sok_embed.feature_column.adaptive_categorical import (
     categorical_column_with_adaptive_embedding,
     sequence_categorical_column_with_adaptive_embedding,
 )
 from sok_embed.feature_column.dense_features import DenseFeatures, SequenceFeatures
 from sok_embed.feature_column.embedding_columns import embedding_column, shared_embedding_columns
-from sok_embed.feature_column.embedding_variable_columns import (
-    categorical_column_with_embedding,
-    sequence_categorical_column_with_embedding,
-)
-from sok_embed.feature_column.embedding_variables import EmbeddingVariable, get_embedding_variable
+from sok_embed.feature_column.embedding_variable import EmbeddingVariable, get_embedding_variable
 from sok_embed.feature_column.evictions import GlobalStepEvict, L2WeightEvict
 from sok_embed.feature_column.filters import CBFFilter, CounterFilter
 from sok_embed.feature_column.graph_state import own_rows
@@ -19,6 +15,10 @@ from sok_embed.feature_column.input_layers import input_layer, sequence_input_la
 from sok_embed.feature_column.install import install
 from sok_embed.feature_column.options import EmbeddingVariableOption, InitializerOption
 from sok_embed.feature_column.storage_options import StorageOption, StorageType
+from sok_embed.feature_column.variable_categorical import (
+    categorical_column_with_embedding,
+    sequence_categorical_column_with_embedding,
+)
 
 __all__ = [
     "CBFFilter",

@@ -12,23 +12,25 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 from tensorflow.python.feature_column import serialization
 
-from sok_embed import callers, contents, tf_ops
+from sok_embed import tf_ops
 from sok_embed.arguments import shown
-from sok_embed.checkpoint.whole_tables import own_part
-from sok_embed.dense_alone import LayerWithRows
+from sok_embed.checkpoint.transfer.whole_tables import own_part
+from sok_embed.feature_column.categorical import own_rows_column_in
 from sok_embed.feature_column.input_layers import check_sequences, join_sequences
 from sok_embed.feature_column.layer_state import LayerState
 from sok_embed.feature_column.masks import check_symbolic_masks, with_masks
-from sok_embed.feature_column.own_rows import OwnRows, made_by_config
-from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
-from sok_embed.feature_column.rows_column import RowsColumn
+from sok_embed.feature_column.own_table import OwnRows, made_by_config
+from sok_embed.feature_column.rows_of_column import RowsColumn
+from sok_embed.keras_bridge import callers
+from sok_embed.keras_bridge.cast_ids import refuse_casts
+from sok_embed.keras_bridge.default_signatures import refuse_when_served
+from sok_embed.keras_bridge.dense_alone import LayerWithRows
+from sok_embed.keras_bridge.rebuilding import check_rebuilt
 from sok_embed.layers.arguments import check_training
-from sok_embed.layers.cast_ids import refuse_casts
-from sok_embed.layers.default_signatures import refuse_when_served
 from sok_embed.layers.export_forms import refuse_dense_signature
-from sok_embed.layers.rebuilding import check_rebuilt
 from sok_embed.layers.saved_rows import check_saves_all_rows
-from sok_embed.strategies import check_strategy
+from sok_embed.tables import contents
+from sok_embed.training.strategies import check_strategy
 
 
 class _FeaturesLayer(LayerWithRows, ABC):

@@ -10,9 +10,9 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 
 from sok_embed.arguments import shown
+from sok_embed.feature_column.categorical import own_rows_column_in
 from sok_embed.feature_column.initializers import same_initializer
-from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
-from sok_embed.feature_column.rows_column import (
+from sok_embed.feature_column.rows_of_column import (
     AdaptiveEmbeddingColumn,
     AdaptiveSharedEmbeddingColumn,
 )

@@ -16,11 +16,11 @@ from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
 from sok_embed import communicators, tf_ops
 from sok_embed.admission import op_attributes
 from sok_embed.arguments import shown
-from sok_embed.feature_column.embedding_rows import EmbeddingRows, check_same_rows
-from sok_embed.feature_column.own_rows import Evictor, open_storage, table_attributes
-from sok_embed.feature_column.own_rows_categorical import OwnRowsCategorical, own_rows_column_in
+from sok_embed.feature_column.categorical import OwnRowsCategorical, own_rows_column_in
+from sok_embed.feature_column.column_lookup import EmbeddingRows, check_same_rows
+from sok_embed.feature_column.own_table import Evictor, open_storage, table_attributes
 from sok_embed.feature_column.saveable import RowsSaveable
-from sok_embed.lookup import Call
+from sok_embed.lookups.lookup import Call
 
 _Keys = tf.compat.v1.GraphKeys
 _BRANCHES = (

@@ -9,29 +9,27 @@ from typing import Any
 import tensorflow as tf
 
 from sok_embed.feature_column import (
-    columns,
+    adaptive_categorical,
     embedding_columns,
-    embedding_variable_columns,
-    embedding_variables,
+    embedding_variable,
     evictions,
     filters,
     input_layers,
     options,
     storage_options,
+    variable_categorical,
 )
 
 _COLUMNS: dict[str, Any] = {
     "categorical_column_with_adaptive_embedding": (
-        columns.categorical_column_with_adaptive_embedding
+        adaptive_categorical.categorical_column_with_adaptive_embedding
     ),
     "sequence_categorical_column_with_adaptive_embedding": (
-        columns.sequence_categorical_column_with_adaptive_embedding
+        adaptive_categorical.sequence_categorical_column_with_adaptive_embedding
     ),
-    "categorical_column_with_embedding": (
-        embedding_variable_columns.categorical_column_with_embedding
-    ),
+    "categorical_column_with_embedding": (variable_categorical.categorical_column_with_embedding),
     "sequence_categorical_column_with_embedding": (
-        embedding_variable_columns.sequence_categorical_column_with_embedding
+        variable_categorical.sequence_categorical_column_with_embedding
     ),
     "embedding_column": embedding_columns.embedding_column,
     "shared_embedding_columns": embedding_columns.shared_embedding_columns,
@@ -41,7 +39,7 @@ _COLUMNS: dict[str, Any] = {
 _TOP_LEVEL: dict[str, Any] = {
     value.__name__: value
     for value in (
-        embedding_variables.get_embedding_variable,
+        embedding_variable.get_embedding_variable,
         options.EmbeddingVariableOption,
         options.InitializerOption,
         filters.CounterFilter,

@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 
-from sok_embed import callers, communicators, tf_ops
-from sok_embed.feature_column.columns_together import Wanted, rows_of_columns
+from sok_embed import communicators, tf_ops
+from sok_embed.feature_column.categorical import own_rows_column_in
+from sok_embed.feature_column.column_lookup import EmbeddingRows, check_same_rows
 from sok_embed.feature_column.combine import Positions
-from sok_embed.feature_column.embedding_rows import EmbeddingRows, check_same_rows
+from sok_embed.feature_column.fused_columns import Wanted, rows_of_columns
 from sok_embed.feature_column.initializers import for_keras
-from sok_embed.feature_column.own_rows import OwnRows
-from sok_embed.feature_column.own_rows_categorical import own_rows_column_in
-from sok_embed.lookup import Call
+from sok_embed.feature_column.own_table import OwnRows
+from sok_embed.keras_bridge import callers
+from sok_embed.lookups.lookup import Call
 from sok_embed.optimizers.slot_variables import slot_variables
 
 

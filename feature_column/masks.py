@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed.arguments import shown
-from sok_embed.feature_column.own_rows_categorical import OwnRowsCategorical, own_rows_column_in
+from sok_embed.feature_column.categorical import OwnRowsCategorical, own_rows_column_in
 
 
 class MaskOf(NamedTuple):

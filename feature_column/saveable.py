@@ -9,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.training.saving import saveable_object
 
-from sok_embed import contents, kv, tf_ops
+from sok_embed import kv, tf_ops
+from sok_embed.tables import contents
 
 
 class RowsSaveable(saveable_object.SaveableObject):

@@ -37,14 +37,11 @@ if TYPE_CHECKING:
         optimizers,
         planning,
     )
-    from sok_embed.adaptive_table import AdaptiveTable
-    from sok_embed.collection.configs import FeatureConfig, TableConfig
+    from sok_embed.checkpoint.saving import save_model
     from sok_embed.communicators import init, rank, size
-    from sok_embed.contents import whole_saved_models
-    from sok_embed.dense_alone import dense_only
-    from sok_embed.distributed_optimizer import DistributedOptimizer
-    from sok_embed.exporting import export_model
+    from sok_embed.configs.configs import FeatureConfig, TableConfig
     from sok_embed.fingerprints import fingerprint
+    from sok_embed.keras_bridge.dense_alone import dense_only
     from sok_embed.kv import Storage
     from sok_embed.layers import (
         AdaptiveEmbedding,
@@ -55,8 +52,11 @@ if TYPE_CHECKING:
         HashedEmbeddingBag,
     )
     from sok_embed.planning import Plan, plan
-    from sok_embed.saving import save_model
-    from sok_embed.table import Table
+    from sok_embed.serving.exporting import export_model
+    from sok_embed.tables.adaptive_table import AdaptiveTable
+    from sok_embed.tables.contents import whole_saved_models
+    from sok_embed.tables.table import Table
+    from sok_embed.training.distributed_optimizer import DistributedOptimizer
 
 __version__ = "0.1.0"
 
@@ -98,27 +98,27 @@ __all__ = [
 # Says in which module each of these names is, for those that are no modules themselves.
 _HOMES = {
     "AdaptiveEmbedding": "layers",
-    "AdaptiveTable": "adaptive_table",
+    "AdaptiveTable": "tables.adaptive_table",
     "All2AllDenseEmbedding": "layers",
     "DistributedEmbedding": "layers",
-    "DistributedOptimizer": "distributed_optimizer",
+    "DistributedOptimizer": "training.distributed_optimizer",
     "DynamicEmbedding": "layers",
-    "FeatureConfig": "collection.configs",
+    "FeatureConfig": "configs.configs",
     "HashedEmbedding": "layers",
     "HashedEmbeddingBag": "layers",
     "Plan": "planning",
     "Storage": "kv",
-    "Table": "table",
-    "TableConfig": "collection.configs",
-    "dense_only": "dense_alone",
-    "export_model": "exporting",
+    "Table": "tables.table",
+    "TableConfig": "configs.configs",
+    "dense_only": "keras_bridge.dense_alone",
+    "export_model": "serving.exporting",
     "fingerprint": "fingerprints",
     "init": "communicators",
     "plan": "planning",
     "rank": "communicators",
-    "save_model": "saving",
+    "save_model": "checkpoint.saving",
     "size": "communicators",
-    "whole_saved_models": "contents",
+    "whole_saved_models": "tables.contents",
 }
 
 

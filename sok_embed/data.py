@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sok_embed import communicators
 from sok_embed.communicators import Communicator
-from sok_embed.empty_batches import take_empty_batches
+from sok_embed.keras_bridge.empty_batches import take_empty_batches
 
 __all__ = ["join"]
 

@@ -11,8 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from sok_embed import callers
 from sok_embed.arguments import shown
+from sok_embed.keras_bridge import callers
 
 __all__ = ["RowInitializer", "derive_seed", "row_initializer"]
 

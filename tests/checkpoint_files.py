@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sok_embed.checkpoint import manifest as manifests
-from sok_embed.checkpoint.files import dense_prefix, record_of, rows_name
-from sok_embed.checkpoint.manifest import Manifest
-from sok_embed.checkpoint.rows_file import ADMISSION, SKETCH, Rows, RowsWriter
+from sok_embed.checkpoint.files import manifest as manifests
+from sok_embed.checkpoint.files.manifest import Manifest
+from sok_embed.checkpoint.files.records import dense_prefix, record_of, rows_name
+from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Rows, RowsWriter
 
 INITIALIZER = {"kind": "uniform", "a": -0.5, "b": 0.5}
 NAN = np.array([0x7FC01234], np.uint32).view(np.float32)[0]  # with a payload of its own

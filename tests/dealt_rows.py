@@ -7,10 +7,10 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from sok_embed.checkpoint import manifest as manifests
-from sok_embed.checkpoint.files import dense_prefix, rows_name
-from sok_embed.checkpoint.rows_file import ADMISSION, ROWS, SKETCH, RowsWriter
-from sok_embed.checkpoint.saved import copied_files, open_saved
+from sok_embed.checkpoint.files import manifest as manifests
+from sok_embed.checkpoint.files.records import dense_prefix, rows_name
+from sok_embed.checkpoint.files.rows_file import ADMISSION, ROWS, SKETCH, RowsWriter
+from sok_embed.checkpoint.tools.saved import copied_files, open_saved
 
 _BYTES = {ADMISSION: "admission_bytes", SKETCH: "sketch_bytes"}
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from dense_twin import DIM, KEYS, START
 
 from sok_embed import tf_ops
-from sok_embed.commit import Commit
+from sok_embed.training.commit import Commit
 
 v1 = tf.compat.v1
 _numbers = itertools.count()

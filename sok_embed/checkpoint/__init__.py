@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sok_embed.checkpoint.checkpoint import Checkpoint
-    from sok_embed.checkpoint.compaction import compact
     from sok_embed.checkpoint.fitting import fit
     from sok_embed.checkpoint.manager import CheckpointManager, set_copy_budget
+    from sok_embed.checkpoint.tools.compaction import compact
 
 __all__ = ["Checkpoint", "CheckpointManager", "compact", "fit", "set_copy_budget"]
 
@@ -20,7 +20,7 @@ __all__ = ["Checkpoint", "CheckpointManager", "compact", "fit", "set_copy_budget
 _HOMES = {
     "Checkpoint": "checkpoint",
     "CheckpointManager": "manager",
-    "compact": "compaction",
+    "compact": "tools.compaction",
     "fit": "fitting",
     "set_copy_budget": "manager",
 }

@@ -11,16 +11,17 @@ import keras
 import tensorflow as tf
 
 from sok_embed import communicators
-from sok_embed.checkpoint import manifest as manifests
-from sok_embed.checkpoint.dense import DenseState
-from sok_embed.checkpoint.files import check_record, nothing_restored
-from sok_embed.checkpoint.holding import Held, hold
-from sok_embed.checkpoint.manifest import Manifest
-from sok_embed.checkpoint.own_state import OwnState
-from sok_embed.checkpoint.places import place_of
-from sok_embed.checkpoint.reading import TablesReader, check_descriptions, workers_needed
-from sok_embed.checkpoint.saves import Save, SaveOptions
-from sok_embed.checkpoint.tables import Found, calls_of, steps_of
+from sok_embed.checkpoint.files import manifest as manifests
+from sok_embed.checkpoint.files.holding import Held, hold
+from sok_embed.checkpoint.files.manifest import Manifest
+from sok_embed.checkpoint.files.place_of import place_of
+from sok_embed.checkpoint.files.places import check_record
+from sok_embed.checkpoint.files.records import nothing_restored
+from sok_embed.checkpoint.state.dense import DenseState
+from sok_embed.checkpoint.state.own_state import OwnState
+from sok_embed.checkpoint.state.tables import Found, calls_of, steps_of
+from sok_embed.checkpoint.transfer.reading import TablesReader, check_descriptions, workers_needed
+from sok_embed.checkpoint.transfer.saves import Save, SaveOptions
 from sok_embed.communicators.agreement import Agreement
 
 _TRIES = 10  # to have all workers open the same save, where another job saves meanwhile

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from sok_embed import communicators
 from sok_embed.arguments import check_integer, check_positive
 from sok_embed.binding import _core
-from sok_embed.checkpoint import manifest as manifests
 from sok_embed.checkpoint.checkpoint import Checkpoint
-from sok_embed.checkpoint.manifest import Parent
-from sok_embed.checkpoint.places import place_of
-from sok_embed.checkpoint.saves import WRITER, Save, SaveOptions, wait_for_writers
-from sok_embed.checkpoint.step_folders import MOST, StepFolders
+from sok_embed.checkpoint.files import manifest as manifests
+from sok_embed.checkpoint.files.manifest import Parent
+from sok_embed.checkpoint.files.place_of import place_of
+from sok_embed.checkpoint.files.step_folders import MOST, StepFolders
+from sok_embed.checkpoint.transfer.saves import WRITER, Save, SaveOptions, wait_for_writers
 from sok_embed.communicators.agreement import LARGEST, Agreement
 
 # After so many batches of training, workers ask each other whether a save has been written.

@@ -15,7 +15,7 @@ from sok_embed.checkpoint.batches import Batches, Position
 from sok_embed.checkpoint.checkpoint import Checkpoint
 from sok_embed.checkpoint.manager import POLL_EVERY, CheckpointManager
 from sok_embed.checkpoint.progress import Progress, plain, restore_states, states_of
-from sok_embed.checkpoint.saves import wait_for_writers
+from sok_embed.checkpoint.transfer.saves import wait_for_writers
 from sok_embed.communicators.agreement import Agreement
 
 # What an iterator raises at its end, within a step of Keras and before one.

@@ -8,11 +8,11 @@ import keras
 import tensorflow as tf
 
 from sok_embed import tf_ops
-from sok_embed.collection.configs import FeatureConfig
-from sok_embed.input_forms import flat_values, values_beside
+from sok_embed.configs.configs import FeatureConfig
 from sok_embed.kv.arguments import FLOATS_ROUND
-from sok_embed.padding import is_key, without_padding
-from sok_embed.tensors import as_keys
+from sok_embed.lookups.input_forms import flat_values, values_beside
+from sok_embed.lookups.padding import is_key, without_padding
+from sok_embed.tables.tensors import as_keys
 
 _KEY_TYPES = (tf.int32, tf.int64, tf.uint64)
 

@@ -11,18 +11,19 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_embed import communicators, group_holders, planning, tf_ops
+from sok_embed import communicators, planning, tf_ops
 from sok_embed import eviction as evictions
-from sok_embed.collection.configs import FeatureConfig, TableConfig, distinct_tables
-from sok_embed.collection.shared_configs import check_own_configs
-from sok_embed.commit import Commit, TrainedTable
+from sok_embed.configs.configs import FeatureConfig, TableConfig, distinct_tables
+from sok_embed.configs.shared_configs import check_own_configs
 from sok_embed.initializers import RowInitializer, derive_seed, row_initializer
 from sok_embed.optimizers.row_rules import check_own, has_schedule
-from sok_embed.owned_resource import OwnedResource
-from sok_embed.owners import EveryWorkerRule, MixedRule, OneWorkerRule, OwnerRule, salt_of
 from sok_embed.planning import Plan, PlannedTable
 from sok_embed.planning.tables import KEY, REPLICATED
-from sok_embed.table import Table
+from sok_embed.tables import group_holders
+from sok_embed.tables.owned_resource import OwnedResource
+from sok_embed.tables.owners import EveryWorkerRule, MixedRule, OneWorkerRule, OwnerRule, salt_of
+from sok_embed.tables.table import Table
+from sok_embed.training.commit import Commit, TrainedTable
 
 _INT64 = 2**63
 # Examples of a step of all workers, for a plan that nobody has told how many there are.

@@ -62,15 +62,6 @@ def remove_leftovers(folder: str, name: str) -> None:
                 os.close(lock)
 
 
-def sync(path: str) -> None:
-    """Forces a file, or the names in a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _try_lock(descriptor: int) -> bool | None:
     """Locks an open folder. Returns False if another process has it, `None` if nothing can lock it.
 

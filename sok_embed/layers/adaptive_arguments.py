@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sok_embed.arguments import check_integer, check_positive, shown
-from sok_embed.layers.combining import COMBINERS
+from sok_embed.lookups.combining import COMBINERS
 
 _ROUTES = (-1, 0, 1)
 _SLOTS = ("copy", "zero")

@@ -8,22 +8,23 @@ import keras
 import tensorflow as tf
 from keras.src.backend import get_keras_mask
 
-from sok_embed import communicators, contents, tf_ops
-from sok_embed.adaptive_table import AdaptiveTable
-from sok_embed.checkpoint.whole_tables import own_part
-from sok_embed.input_forms import Form, flat_values, values_beside
+from sok_embed import communicators, tf_ops
+from sok_embed.checkpoint.transfer.whole_tables import own_part
+from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
+from sok_embed.keras_bridge.rebuilding import check_rebuilt
 from sok_embed.layers.adaptive_arguments import check_adaptive_arguments
 from sok_embed.layers.adaptive_inputs import check_inputs, narrow, read_route
-from sok_embed.layers.adaptive_lookup import AdaptiveLookup
 from sok_embed.layers.anchored_layer import AnchoredLayer
 from sok_embed.layers.arguments import serialize_initializer
-from sok_embed.layers.combining import combine, combine_rows, output_spec, rows_of
 from sok_embed.layers.export_forms import refuse_dense_signature
-from sok_embed.layers.keras_arguments import refuse_unknown_arguments
-from sok_embed.layers.pooled_lookup import bags_of, shaped
-from sok_embed.layers.rebuilding import check_rebuilt
 from sok_embed.layers.saved_rows import check_saves_all_rows
-from sok_embed.padding import is_key, padding_key
+from sok_embed.lookups.adaptive_lookup import AdaptiveLookup
+from sok_embed.lookups.combining import combine, combine_rows, output_spec, rows_of
+from sok_embed.lookups.input_forms import Form, flat_values, values_beside
+from sok_embed.lookups.padding import is_key, padding_key
+from sok_embed.lookups.pooled_lookup import bags_of, shaped
+from sok_embed.tables import contents
+from sok_embed.tables.adaptive_table import AdaptiveTable
 
 _PREFIX = "adaptive_"  # of the entries of a Keras file
 
@@ -198,14 +199,18 @@ class AdaptiveEmbedding(AnchoredLayer):
         )
         self._table_lookup = AdaptiveLookup(self.table, f"Layer '{self.name}'")
 
+    def _route(self, mask: Any, inputs: Any) -> Any:
+        """Returns how the keys of a call are routed, as `read_route` does."""
+        return read_route(self.name, self.combiner, self.mask, mask, inputs)
+
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Looks the keys up; with `training`, counts them and makes rows."""
         pools = self.combiner is not None
         padded = pools and self._padding is not None
         refuse_dense_signature(self, inputs, padded=padded, pools=pools)
         ids = self._to_ids(inputs)
-        route = read_route(self, mask, inputs)
-        check_inputs(self, ids, route)
+        route = self._route(mask, inputs)
+        check_inputs(self.name, self.combiner, ids, route)
         if not isinstance(route, int):
             route = narrow(route)
             if route.shape.rank == 0:
@@ -260,7 +265,7 @@ class AdaptiveEmbedding(AnchoredLayer):
     ) -> keras.KerasTensor:
         """The shape and the dtype of the output; raises as a call does."""
         self._check_key_type(inputs)
-        check_inputs(self, inputs, read_route(self, mask, inputs))
+        check_inputs(self.name, self.combiner, inputs, self._route(mask, inputs))
         shape = self.compute_output_shape(inputs.shape)
         return output_spec(inputs, shape, self.compute_dtype, self.combiner)
 

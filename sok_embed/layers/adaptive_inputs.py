@@ -2,52 +2,57 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend import get_keras_mask
 
-from sok_embed.input_forms import Form, check_beside
+from sok_embed.keras_bridge.rebuilding import true_ids
 from sok_embed.layers.adaptive_arguments import check_route
-from sok_embed.layers.combining import check_ids, refuse_padding_mask
-from sok_embed.layers.rebuilding import true_ids
-
-if TYPE_CHECKING:
-    from sok_embed.layers.adaptive_embedding import AdaptiveEmbedding
-
-AUTOMATIC = -1
+from sok_embed.lookups.adaptive_lookup import AUTOMATIC
+from sok_embed.lookups.combining import check_ids, refuse_padding_mask
+from sok_embed.lookups.input_forms import Form, check_beside
 
 
-def read_route(layer: AdaptiveEmbedding, mask: Any, inputs: Any) -> Any:
-    """How keys are routed: a number for all of them, or integers as `mask` has them.
+def read_route(
+    layer: str, combiner: str | None, default: int | None, mask: Any, inputs: Any
+) -> Any:
+    """Returns how keys are routed: a number for all of them, or integers as `mask` has them.
 
     Keras fills `mask` in with the padding mask that it has attached to the inputs, if there is one.
-    That says nothing of routes.
+    A padding mask does not route keys.
+
+    Args:
+        layer: The name of the layer, for messages.
+        combiner: The combiner of the layer.
+        default: The number for all keys where a call has no mask; `None`: `AUTOMATIC`.
+        mask: The argument `mask` of the call.
+        inputs: The keys.
 
     Raises:
         ValueError: For a mask that is neither; for padding where keys are combined.
     """
-    if layer.combiner is not None:
-        refuse_padding_mask(layer.name, inputs)
+    if combiner is not None:
+        refuse_padding_mask(layer, inputs)
     padding = get_keras_mask(inputs)
     # A functional model passes the padding mask again by itself, as another tensor.
     is_padding = padding is not None and getattr(mask, "dtype", None) == padding.dtype
     if is_padding or all(part is None for part in keras.tree.flatten(mask)):
-        return AUTOMATIC if layer.mask is None else layer.mask
+        return AUTOMATIC if default is None else default
     if isinstance(mask, (int, np.integer)) and not isinstance(mask, bool):
         try:
             return check_route(mask)
         except ValueError as error:
-            raise ValueError(f"Layer '{layer.name}': {error}") from None
+            raise ValueError(f"Layer '{layer}': {error}") from None
     if not hasattr(mask, "dtype"):
         mask = np.asarray(mask)
     mask = true_ids(mask)
     dtype = tf.as_dtype(mask.dtype)
     if not dtype.is_integer:
         raise ValueError(
-            f"Layer '{layer.name}': expected a mask of int32: 1 for a row of its own, 0 for the "
+            f"Layer '{layer}': expected a mask of int32: 1 for a row of its own, 0 for the "
             f"static row, -1 for what counts say. Received: {dtype.name}. Cast it; to leave "
             "padding out, pass a ragged tensor."
         )
@@ -71,10 +76,10 @@ def narrow(route: Any) -> Any:
     return clipped(tf.convert_to_tensor(route))
 
 
-def check_inputs(layer: AdaptiveEmbedding, inputs: Any, route: Any) -> None:
+def check_inputs(layer: str, combiner: str | None, inputs: Any, route: Any) -> None:
     """Raises ValueError for inputs and routes that no call can mean."""
-    check_ids(layer.name, layer.combiner, Form.of(inputs))
+    check_ids(layer, combiner, Form.of(inputs))
     # One number says the same for all keys.
     if isinstance(route, int) or Form.of(route)[:2] == ("dense", ()):
         return
-    check_beside(f"Layer '{layer.name}'", "a mask", route, inputs)
+    check_beside(f"Layer '{layer}'", "a mask", route, inputs)

@@ -8,20 +8,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed.adaptive_table import AdaptiveTable
 from sok_embed.arguments import check_integer
-from sok_embed.dense_alone import LayerWithRows
 from sok_embed.initializers import derive_seed, row_initializer
+from sok_embed.keras_bridge.cast_ids import refuse_casts
+from sok_embed.keras_bridge.dense_alone import LayerWithRows
+from sok_embed.keras_bridge.graph_casts import checked_ids
+from sok_embed.keras_bridge.rebuilding import plain_errors, true_ids
+from sok_embed.keras_bridge.row_count import RowCount
 from sok_embed.layers.arguments import check_training
-from sok_embed.layers.cast_ids import refuse_casts
-from sok_embed.layers.graph_casts import checked_ids
-from sok_embed.layers.rebuilding import plain_errors, true_ids
-from sok_embed.layers.row_count import RowCount
-from sok_embed.lookup import Call, TableLookup
+from sok_embed.lookups.lookup import Call, TableLookup
 from sok_embed.optimizers import row_rules
-from sok_embed.strategies import check_strategy
-from sok_embed.table import Table
-from sok_embed.tensors import as_keys
+from sok_embed.tables.adaptive_table import AdaptiveTable
+from sok_embed.tables.table import Table
+from sok_embed.tables.tensors import as_keys
+from sok_embed.training.strategies import check_strategy
 
 _INT64 = 2**63
 

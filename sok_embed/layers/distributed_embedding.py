@@ -11,7 +11,6 @@ import keras
 import tensorflow as tf
 
 from sok_embed.arguments import is_among, shown
-from sok_embed.collection.configs import distinct_tables
 from sok_embed.collection.inputs import (
     FeatureInput,
     absent_input,
@@ -19,25 +18,26 @@ from sok_embed.collection.inputs import (
     feature_input,
     shape_of,
 )
-from sok_embed.collection.nests import FeatureNest, Given
 from sok_embed.collection.tables import CollectionCommit, TableCollection
-from sok_embed.dense_alone import LayerWithRows
-from sok_embed.input_forms import Form
+from sok_embed.configs.configs import distinct_tables
+from sok_embed.configs.nests import FeatureNest, Given
+from sok_embed.keras_bridge.cast_ids import refuse_casts
+from sok_embed.keras_bridge.dense_alone import LayerWithRows
+from sok_embed.keras_bridge.graph_casts import checked_ids
+from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
+from sok_embed.keras_bridge.rebuilding import check_rebuilt, plain_errors, true_ids
+from sok_embed.keras_bridge.row_count import RowCount
 from sok_embed.layers.anchored_layer import activation_type
 from sok_embed.layers.arguments import check_training
-from sok_embed.layers.cast_ids import refuse_casts
 from sok_embed.layers.export_forms import functional_inputs, refuse_dense_signature
-from sok_embed.layers.graph_casts import checked_ids
-from sok_embed.layers.keras_arguments import refuse_unknown_arguments
-from sok_embed.layers.rebuilding import check_rebuilt, plain_errors, true_ids
-from sok_embed.layers.row_count import RowCount
 from sok_embed.layers.saved_rows import SavedRows
-from sok_embed.lookup import CollectionLookup, PooledBatch
-from sok_embed.padding import is_key
+from sok_embed.lookups.input_forms import Form
+from sok_embed.lookups.lookup import CollectionLookup, PooledBatch
+from sok_embed.lookups.padding import is_key
 from sok_embed.planning import Plan
 from sok_embed.planning.tables import EXCHANGED
-from sok_embed.strategies import check_strategy
-from sok_embed.table import Table
+from sok_embed.tables.table import Table
+from sok_embed.training.strategies import check_strategy
 
 _OUTPUTS = ("structure", "concat", "stack")
 _OF_TABLES = "Give it to a TableConfig."

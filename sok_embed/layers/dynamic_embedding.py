@@ -9,18 +9,18 @@ import tensorflow as tf
 
 from sok_embed import communicators
 from sok_embed.arguments import check_integer, check_positive, is_among, shown
-from sok_embed.input_forms import Form
+from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
 from sok_embed.layers.arguments import serialize_initializer
-from sok_embed.layers.combining import check_ids, output_spec, refuse_padding_mask
 from sok_embed.layers.export_forms import refuse_dense_signature
-from sok_embed.layers.keras_arguments import refuse_unknown_arguments
-from sok_embed.layers.pooled_lookup import PooledLookup, bags_of, check_weights, shaped
 from sok_embed.layers.start_rows import start_rows
 from sok_embed.layers.table_layer import TableLayer
-from sok_embed.lookup import read_rows
-from sok_embed.padding import is_key, padding_key
-from sok_embed.strategies import check_strategy
+from sok_embed.lookups.combining import check_ids, output_spec, refuse_padding_mask
+from sok_embed.lookups.input_forms import Form
+from sok_embed.lookups.lookup import read_rows
+from sok_embed.lookups.padding import is_key, padding_key
+from sok_embed.lookups.pooled_lookup import PooledLookup, bags_of, check_weights, shaped
 from sok_embed.tf_ops.collections import COMBINERS
+from sok_embed.training.strategies import check_strategy
 
 
 @keras.saving.register_keras_serializable(package="sok_embed")

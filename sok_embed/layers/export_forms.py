@@ -11,10 +11,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from sok_embed import callers
-from sok_embed.input_forms import Form
-from sok_embed.layers.cast_ids import given_to, sources
-from sok_embed.layers.default_signatures import refuse_when_served
+from sok_embed.keras_bridge import callers
+from sok_embed.keras_bridge.cast_ids import given_to, sources
+from sok_embed.keras_bridge.default_signatures import refuse_when_served
+from sok_embed.lookups.input_forms import Form
 
 # The forms of the ids that layers were called with, by feature; subclassed models know of none.
 _seen: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from sok_embed import tf_ops
 from sok_embed.arguments import check_integer, check_positive, is_among
-from sok_embed.input_forms import Form, shape_text, values_beside
 from sok_embed.layers.arguments import check_bool
 from sok_embed.layers.export_forms import refuse_dense_signature
 from sok_embed.layers.hashed_layer import HashedLayer
+from sok_embed.lookups.input_forms import Form, shape_text, values_beside
 
 _MODES = ("sum", "mean", "max")
 

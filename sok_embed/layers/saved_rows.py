@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sok_embed import callers, communicators, contents, storage_copies, tf_ops
-from sok_embed.checkpoint.copied_rows import CopiedRows
-from sok_embed.checkpoint.whole_tables import own_part
-from sok_embed.table import Table
+from sok_embed import communicators, tf_ops
+from sok_embed.checkpoint.transfer.copied_rows import CopiedRows
+from sok_embed.checkpoint.transfer.whole_tables import own_part
+from sok_embed.keras_bridge import callers
+from sok_embed.tables import contents, storage_copies
+from sok_embed.tables.table import Table
 
 
 def check_saves_all_rows(layer: str) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sok_embed.table import Table
-from sok_embed.tensors import as_keys
+from sok_embed.tables.table import Table
+from sok_embed.tables.tensors import as_keys
 
 _EXPECTED = (
     "Expected weights to be a pair (keys, embeddings), or the path of an .npz file with arrays of "

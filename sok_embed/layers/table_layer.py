@@ -9,16 +9,17 @@ import keras
 import tensorflow as tf
 
 from sok_embed import admission as admissions
-from sok_embed import communicators, group_holders, kv, storage_copies
+from sok_embed import communicators, kv
 from sok_embed import eviction as evictions
 from sok_embed.admission import Admission
 from sok_embed.arguments import check_integer, shown
 from sok_embed.eviction import Eviction
+from sok_embed.keras_bridge.rebuilding import check_rebuilt
 from sok_embed.layers.anchored_layer import AnchoredLayer
-from sok_embed.layers.rebuilding import check_rebuilt
 from sok_embed.layers.saved_rows import SavedRows
-from sok_embed.lookup import TableLookup
-from sok_embed.table import Table
+from sok_embed.lookups.lookup import TableLookup
+from sok_embed.tables import group_holders, storage_copies
+from sok_embed.tables.table import Table
 
 
 class TableLayer(AnchoredLayer):

@@ -81,7 +81,7 @@ def given_by_configs(feature_configs: Any) -> Given:
     Raises:
         ValueError: For anything else, for no feature, and for names that occur twice.
     """
-    from sok_embed.collection.configs import distinct_tables, feature_config
+    from sok_embed.configs.configs import distinct_tables, feature_config
     from sok_embed.optimizers.row_rules import row_rule
 
     features = [feature_config(each) for each in flat(feature_configs)]

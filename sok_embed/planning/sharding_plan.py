@@ -184,7 +184,7 @@ class Plan:
         Raises:
             ValueError: If the plan is for other tables or features; the message names them.
         """
-        from sok_embed.collection.configs import TableConfig, feature_config
+        from sok_embed.configs.configs import TableConfig, feature_config
 
         self._check_same_tables(feature_configs)
         made: dict[str, TableConfig] = {}

@@ -86,7 +86,7 @@ def measured(feature_configs: Any, batches: Iterable[Any]) -> Usage:
         ValueError: For no batches, batches of different sizes, and a nest of inputs that differs
             from that of the configs.
     """
-    from sok_embed.collection.configs import feature_config
+    from sok_embed.configs.configs import feature_config
 
     keys_of_features: dict[str, int] = defaultdict(int)
     keys_of_tables: dict[str, int] = defaultdict(int)

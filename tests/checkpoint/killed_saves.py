@@ -167,7 +167,7 @@ def assert_replayed(table: Any, step: int) -> None:
 
 def leftovers(folder: Path) -> list[str]:
     """Names that are no part of a whole checkpoint."""
-    from sok_embed.checkpoint import manifest
+    from sok_embed.checkpoint.files import manifest
 
     found = [path.name for path in folder.iterdir() if not (path / manifest.NAME).exists()]
     for path in folder.iterdir():

@@ -14,13 +14,8 @@ import pytest
 import tensorflow as tf
 
 import sok_embed as sok
-from sok_embed.checkpoint import (
-    Checkpoint,
-    CheckpointManager,
-    saves,
-    set_copy_budget,
-    writing,
-)
+from sok_embed.checkpoint import Checkpoint, CheckpointManager, set_copy_budget
+from sok_embed.checkpoint.transfer import saves, writing
 
 
 @pytest.fixture
@@ -183,9 +178,9 @@ def test_managers_of_one_table_wait_for_each_other(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("place", "on_background"),
     [
-        ("sok_embed.checkpoint.dense.DenseState.write", False),
-        ("sok_embed.checkpoint.dense.DenseState.write", True),
-        ("sok_embed.checkpoint.writing.RowsCapture.write", False),
+        ("sok_embed.checkpoint.state.dense.DenseState.write", False),
+        ("sok_embed.checkpoint.state.dense.DenseState.write", True),
+        ("sok_embed.checkpoint.transfer.writing.RowsCapture.write", False),
         ("threading.Thread.start", True),
     ],
 )

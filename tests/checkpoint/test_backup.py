@@ -15,7 +15,7 @@ import pytest
 
 import sok_embed as sok
 from sok_embed.callbacks import BackupAndRestore
-from sok_embed.checkpoint.saves import wait_for_writers
+from sok_embed.checkpoint.transfer.saves import wait_for_writers
 
 
 class Interruption(Exception):
@@ -115,7 +115,7 @@ KILLED_AT_THE_BEGINNING_OF_AN_EPOCH = """
     import keras
     import numpy as np
     import sok_embed as sok
-    from sok_embed.checkpoint.writing import RowsCapture
+    from sok_embed.checkpoint.transfer.writing import RowsCapture
 
     write = RowsCapture.write
 

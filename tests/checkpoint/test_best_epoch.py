@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import sok_embed as sok
-from sok_embed.averaged_logs import _average, averaged_logs
-from sok_embed.checkpoint.writing import RowsCapture
+from sok_embed.callbacks.averaged_logs import _average, averaged_logs
+from sok_embed.checkpoint.transfer.writing import RowsCapture
 
 RANDOM = np.random.default_rng(5)
 KEYS = RANDOM.integers(0, 30, (64, 2))

@@ -11,9 +11,11 @@ from changed_files import flipped, rewritten
 
 import sok_embed as sok
 from sok_embed import feature_column as fc
-from sok_embed.checkpoint import Checkpoint, files, manifest, reading, rows_file
-from sok_embed.checkpoint.own_state import OwnState
-from sok_embed.checkpoint.places import place_of
+from sok_embed.checkpoint import Checkpoint
+from sok_embed.checkpoint.files import manifest, records, rows_file
+from sok_embed.checkpoint.files.place_of import place_of
+from sok_embed.checkpoint.state.own_state import OwnState
+from sok_embed.checkpoint.transfer import reading
 
 
 def test_everything_comes_back_bit_for_bit(saved):
@@ -222,7 +224,7 @@ def test_a_restore_that_fails_half_way_says_so_and_is_not_saved(tmp_path, monkey
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr("sok_embed.checkpoint.dense.DenseState.read", fail)
+        patch.setattr("sok_embed.checkpoint.state.dense.DenseState.read", fail)
         with pytest.raises(RuntimeError, match=r"restored in part.*restore again") as caught:
             checkpoint.restore(tmp_path / "one")
     assert caught.value.__cause__ is error and table.size() == 0
@@ -311,7 +313,7 @@ def test_files_of_an_earlier_save_that_cannot_be_removed_are_a_warning(tmp_path,
         raise PermissionError(13, "Permission denied", path)
 
     with monkeypatch.context() as patch:
-        patch.setattr("sok_embed.checkpoint.places.remove_if_there", refuse)
+        patch.setattr("sok_embed.checkpoint.files.places.remove_if_there", refuse)
         with pytest.warns(UserWarning, match="files of earlier saves.*Permission denied"):
             checkpoint.save(tmp_path)
     variable.assign(3.0)
@@ -321,7 +323,7 @@ def test_files_of_an_earlier_save_that_cannot_be_removed_are_a_warning(tmp_path,
 
 def test_every_folder_that_a_save_makes_is_forced_to_disk(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr("sok_embed.checkpoint.places.sync_folder", synced.append)
+    monkeypatch.setattr("sok_embed.checkpoint.files.places.sync", synced.append)
     Checkpoint(variable=tf.Variable(1.0)).save(tmp_path / "a/b/c")
     folders = [str(tmp_path / each) for each in ("a/b", "a", "")]
     assert {folder.rstrip("/") for folder in folders} <= set(synced)
@@ -329,12 +331,12 @@ def test_every_folder_that_a_save_makes_is_forced_to_disk(tmp_path, monkeypatch)
 
 def test_dense_weights_that_were_cut_short_are_no_checkpoint(tmp_path, monkeypatch):
     def record_and_cut(folder, name):
-        record = files.record_of(folder, name)
+        record = records.record_of(folder, name)
         path = tmp_path / name
         path.write_bytes(path.read_bytes()[:-1])
         return record
 
-    monkeypatch.setattr("sok_embed.checkpoint.saves.record_of", record_and_cut)
+    monkeypatch.setattr("sok_embed.checkpoint.transfer.saves.record_of", record_and_cut)
     with pytest.raises(sok.kv.CorruptionError, match="bytes"):
         Checkpoint(variable=tf.Variable(1.0)).save(tmp_path)
     assert not list(tmp_path.iterdir())

@@ -22,7 +22,8 @@ from checkpoint_files import (
 )
 from click.testing import CliRunner
 
-from sok_embed.checkpoint import Checkpoint, partitions
+from sok_embed.checkpoint import Checkpoint
+from sok_embed.checkpoint.files import partitions
 from sok_embed.cli import main
 
 ITEMS = rows_of([*range(-40, 40), 2**63 - 1, -(2**63)], 3, 6)

@@ -25,13 +25,14 @@ from click.testing import CliRunner
 
 import sok_embed as sok
 from sok_embed import kv
-from sok_embed.checkpoint import Checkpoint, rows_file
-from sok_embed.checkpoint.conversion import convert as conversion
-from sok_embed.checkpoint.conversion import dump
-from sok_embed.checkpoint.conversion.tables import in_pieces, joined_rows
-from sok_embed.checkpoint.rows_file import Rows
-from sok_embed.checkpoint.saved import open_saved
-from sok_embed.checkpoint.saved import rows_of as rows_of_saved
+from sok_embed.checkpoint import Checkpoint
+from sok_embed.checkpoint.files import rows_file
+from sok_embed.checkpoint.files.rows_file import Rows
+from sok_embed.checkpoint.tools.conversion import convert as conversion
+from sok_embed.checkpoint.tools.conversion import dump
+from sok_embed.checkpoint.tools.conversion.tables import in_pieces, joined_rows
+from sok_embed.checkpoint.tools.saved import open_saved
+from sok_embed.checkpoint.tools.saved import rows_of as rows_of_saved
 from sok_embed.cli import main
 
 FORMS = ["parquet", "npz", "dump", "storage"]

@@ -20,10 +20,10 @@ from seeds import seed_of_test
 import sok_embed as sok
 from sok_embed import tf_ops
 from sok_embed.checkpoint import Checkpoint
-from sok_embed.checkpoint.conversion import keras_file
-from sok_embed.checkpoint.conversion.keras_file import keras_tables
-from sok_embed.checkpoint.conversion.tables import joined_rows
-from sok_embed.checkpoint.rows_file import Rows
+from sok_embed.checkpoint.files.rows_file import Rows
+from sok_embed.checkpoint.tools.conversion import keras_file
+from sok_embed.checkpoint.tools.conversion.keras_file import keras_tables
+from sok_embed.checkpoint.tools.conversion.tables import joined_rows
 from sok_embed.cli import main
 
 

@@ -12,8 +12,10 @@ import tensorflow as tf
 from one_table import one_table, restored
 
 import sok_embed as sok
-from sok_embed.checkpoint import Checkpoint, CheckpointManager, manifest, rows_file, survey
-from sok_embed.checkpoint.places import place_of
+from sok_embed.checkpoint import Checkpoint, CheckpointManager
+from sok_embed.checkpoint.files import manifest, rows_file
+from sok_embed.checkpoint.files.place_of import place_of
+from sok_embed.checkpoint.tools import survey
 
 
 def kinds(manager):

@@ -14,9 +14,9 @@ from faulty_stores import FAULTS, FaultyS3
 from one_table import files_below, last_restored, one_table, restored
 
 import sok_embed as sok
-from sok_embed.checkpoint import manifest
-from sok_embed.checkpoint.object_store import StoreError
-from sok_embed.checkpoint.places import place_of
+from sok_embed.checkpoint.files import manifest
+from sok_embed.checkpoint.files.object_store import StoreError
+from sok_embed.checkpoint.files.place_of import place_of
 
 pytestmark = pytest.mark.usefixtures("scratch")
 

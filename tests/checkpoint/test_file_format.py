@@ -8,7 +8,8 @@ import pytest
 from changed_files import xxh3
 
 import sok_embed as sok
-from sok_embed.checkpoint import Checkpoint, files
+from sok_embed.checkpoint import Checkpoint
+from sok_embed.checkpoint.files.records import FileChecksum
 
 
 def test_a_file_of_rows_is_laid_out_as_documented(tmp_path):
@@ -42,7 +43,7 @@ def test_a_file_of_rows_is_laid_out_as_documented(tmp_path):
 @pytest.mark.parametrize("length", [0, 1, 5, 2**20 - 1, 2**20, 2**20 + 1, 3 * 2**20])
 def test_the_checksum_of_a_file_is_that_of_its_pieces(length):
     data = np.random.default_rng(length).integers(0, 256, length, np.uint8).tobytes()
-    found = files.FileChecksum()
+    found = FileChecksum()
     begin, step = 0, 1
     while begin < length:
         found.update(data[begin : begin + step])

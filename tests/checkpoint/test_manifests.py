@@ -21,8 +21,8 @@ from seeds import seed_of_test
 
 import sok_embed as sok
 from sok_embed.checkpoint import Checkpoint, CheckpointManager
-from sok_embed.checkpoint import manifest as manifests
-from sok_embed.checkpoint.files import record_of
+from sok_embed.checkpoint.files import manifest as manifests
+from sok_embed.checkpoint.files.records import record_of
 from sok_embed.cli import main
 
 COUNT = int(os.environ.get("SOK_MANIFEST_MUTATIONS", "400"))

@@ -17,8 +17,8 @@ import sok_embed as sok
 from sok_embed import tf_ops
 from sok_embed.binding import _core
 from sok_embed.checkpoint import Checkpoint
-from sok_embed.checkpoint.counts import SketchPlace, merge_sketches
-from sok_embed.checkpoint.rows_file import SKETCH
+from sok_embed.checkpoint.files.rows_file import SKETCH
+from sok_embed.tables.counts import SketchPlace, merge_sketches
 
 COUNT = int(os.environ.get("SOK_ODD_COUNTS", "60"))
 HEAD, CHUNK, CELLS = (struct.Struct(text) for text in ("<4sIIIQdII", "<4sIQIQ", "<4sIQQI"))

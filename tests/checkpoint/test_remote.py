@@ -17,8 +17,9 @@ from one_table import files_below, one_table, restored, steps_of
 
 import sok_embed as sok
 from sok_embed.callbacks import BackupAndRestore
-from sok_embed.checkpoint import Checkpoint, CheckpointManager, manifest
-from sok_embed.checkpoint.saves import wait_for_writers
+from sok_embed.checkpoint import Checkpoint, CheckpointManager
+from sok_embed.checkpoint.files import manifest
+from sok_embed.checkpoint.transfer.saves import wait_for_writers
 from sok_embed.files.scratch import locked_folder, remove_leftovers
 
 pytestmark = pytest.mark.usefixtures("scratch")
@@ -186,7 +187,7 @@ ENDS_AFTER_SAVES = """
     from concurrent.futures import ThreadPoolExecutor
     import numpy as np
     import sok_embed as sok
-    from sok_embed.checkpoint import object_store
+    from sok_embed.checkpoint.files import object_store
 
     put = object_store.StoreFolder.put
 
@@ -255,7 +256,7 @@ def test_a_file_system_without_locks_of_folders_keeps_what_is_in_work(tmp_path, 
 def test_a_forked_child_leaves_the_scratch_folder_to_its_parent(scratch):
     program = """
         import os, sys
-        from sok_embed.checkpoint.object_store import _Scratch
+        from sok_embed.checkpoint.files.object_store import _Scratch
         scratch = _Scratch(None)
         child = os.fork()
         if child == 0:

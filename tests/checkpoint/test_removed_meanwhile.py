@@ -14,11 +14,13 @@ import saving_on
 import tensorflow as tf
 
 import sok_embed as sok
-from sok_embed.checkpoint import Checkpoint, CheckpointManager, compact, holding, survey
-from sok_embed.checkpoint.conversion.convert import convert
-from sok_embed.checkpoint.difference import difference
-from sok_embed.checkpoint.saved import open_saved
-from sok_embed.checkpoint.verify import verify
+from sok_embed.checkpoint import Checkpoint, CheckpointManager, compact
+from sok_embed.checkpoint.files import holding
+from sok_embed.checkpoint.tools import survey
+from sok_embed.checkpoint.tools.conversion.convert import convert
+from sok_embed.checkpoint.tools.difference import difference
+from sok_embed.checkpoint.tools.saved import open_saved
+from sok_embed.checkpoint.tools.verify import verify
 
 COUNT = int(os.environ.get("SOK_CHECKPOINT_RESTORES", "40"))
 
@@ -172,7 +174,7 @@ def test_more_files_than_may_be_open_are_refused_before_anything_changes(two, mo
         manager.restore_or_initialize()  # the limit is raised as far as it may be
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > few
         resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
-        monkeypatch.setattr("sok_embed.checkpoint.places._allow_open", lambda more: None)
+        monkeypatch.setattr("sok_embed.checkpoint.files.places._allow_open", lambda more: None)
         with pytest.raises(OSError, match="Too many open files"):
             manager.restore_or_initialize()
     finally:

@@ -14,9 +14,10 @@ import tensorflow as tf
 from killed_files import kill_again_and_again
 
 import sok_embed as sok
-from sok_embed import FeatureConfig, TableConfig, storage_copies
+from sok_embed import FeatureConfig, TableConfig
 from sok_embed import feature_column as fc
-from sok_embed.saving import save_whole, write_archive
+from sok_embed.checkpoint.saving import save_whole, write_archive
+from sok_embed.tables import storage_copies
 
 KEYS, DIM = np.arange(20).reshape(-1, 1), 4
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 from keras import optimizers as ko
 
 from sok_embed import AdaptiveEmbedding, DynamicEmbedding, Table, admission, kv, tf_ops
-from sok_embed.contents import whole_saved_models
 from sok_embed.initializers import RowInitializer
+from sok_embed.tables.contents import whole_saved_models
 
 DIM = 2
 KEYS = np.array([5, -7, 2**40, 0])

@@ -11,7 +11,7 @@ import pytest
 from killed_files import kill_again_and_again
 
 import sok_embed as sok
-from sok_embed.saving import replacing
+from sok_embed.checkpoint.saving import replacing
 
 ROWS, DIM = 200_000, 8
 

@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 
 import sok_embed as sok
-from sok_embed import AdaptiveTable, Table, kv, saving, tf_ops
-from sok_embed.checkpoint.pieces import write_rows
-from sok_embed.checkpoint.tables import Host
-from sok_embed.checkpoint.whole_tables import WholeTables, own_part
+from sok_embed import AdaptiveTable, Table, kv, tf_ops
+from sok_embed.checkpoint import saving
+from sok_embed.checkpoint.state.tables import Host
+from sok_embed.checkpoint.transfer.pieces import write_rows
+from sok_embed.checkpoint.transfer.whole_tables import WholeTables, own_part
 from sok_embed.initializers import RowInitializer
-from sok_embed.owners import EveryWorkerRule, MixedRule, OneWorkerRule
+from sok_embed.tables.owners import EveryWorkerRule, MixedRule, OneWorkerRule
 
 UNIFORM = RowInitializer("uniform", -1.0, 1.0, None)
 KEYS = np.random.default_rng(6).choice(np.arange(-400, 400), 300, replace=False)

@@ -6,7 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from sok_embed.commit import Commit, applying_optimizer
+from sok_embed.training.commit import Commit, applying_optimizer
 
 v1 = tf.compat.v1
 

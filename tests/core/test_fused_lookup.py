@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_embed.fused_lookup import Asked, vectors_of_many
 from sok_embed.initializers import RowInitializer
-from sok_embed.lookup import Call, Column, TableLookup
-from sok_embed.table import Table
+from sok_embed.lookups.fused_lookup import Asked, vectors_of_many
+from sok_embed.lookups.lookup import Call, Column, TableLookup
+from sok_embed.tables.table import Table
 
 READS = Call(None, False)
 NAMES = ["sok_embed.many.keys", "sok_embed.many.rows"]

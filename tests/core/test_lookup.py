@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from sok_embed.initializers import RowInitializer
-from sok_embed.lookup import Call, Column, TableLookup, in_parts
-from sok_embed.table import Table
+from sok_embed.lookups.lookup import Call, Column, TableLookup, in_parts
+from sok_embed.tables.table import Table
 
 DIM = 3
 READS = Call(None, False)

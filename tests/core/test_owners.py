@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from sok_embed import tf_ops
-from sok_embed.owners import mixed_owners, salt_of
+from sok_embed.tables.owners import mixed_owners, salt_of
 
 EDGES = [0, 1, -1, 2, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63)]
 KEYS = np.concatenate([EDGES, np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 500)])

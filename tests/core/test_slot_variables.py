@@ -8,11 +8,11 @@ from keras_reference import OPTIMIZERS as KERAS_OPTIMIZERS
 from keras_reference import mirrored
 
 from sok_embed import Table, tf_ops
-from sok_embed.commit import Commit, trained_anchor
-from sok_embed.distributed_optimizer import DistributedOptimizer
 from sok_embed.initializers import RowInitializer
 from sok_embed.optimizers import GroupFtrl, GroupFtrlOptimizer
 from sok_embed.optimizers.slot_variables import slot_variables
+from sok_embed.training.commit import Commit, trained_anchor
+from sok_embed.training.distributed_optimizer import DistributedOptimizer
 
 v1 = tf.compat.v1.train
 ROWS = 4

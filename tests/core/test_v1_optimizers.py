@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from sok_embed import Table, optimizers, tf_ops
-from sok_embed.commit import Commit
 from sok_embed.initializers import RowInitializer
 from sok_embed.optimizers import RowRule, row_rule, v1_optimizers
+from sok_embed.training.commit import Commit
 
 v1 = tf.compat.v1
 VOCABULARY = 20

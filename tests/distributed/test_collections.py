@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from sharded.results import Results, assert_equal_tables, assert_equal_weights
 
-from sok_embed.owners import mixed_owners, salt_of
+from sok_embed.tables.owners import mixed_owners, salt_of
 
 TABLES = ("users", "items", "places")
 

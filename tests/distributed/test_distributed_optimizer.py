@@ -29,7 +29,7 @@ def test_dense_gradients_and_slices_are_averaged(many: Results) -> None:
 
 
 def test_one_worker_keeps_gradients_as_they_are() -> None:
-    from sok_embed.distributed_optimizer import average_gradients
+    from sok_embed.training.distributed_optimizer import average_gradients
 
     gradients = [tf.constant(1.0), None]
     assert average_gradients(gradients) == gradients

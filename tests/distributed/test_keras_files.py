@@ -15,7 +15,7 @@ from sharded.launch import launch
 from sharded.shards import COLUMNS, Held, assert_as_trained, held, rows_of, tables_of
 
 import sok_embed
-from sok_embed.checkpoint.counts import merge_admissions
+from sok_embed.tables.counts import merge_admissions
 
 PROGRAM = Path(__file__).parent / "sharded" / "keras_files.py"
 WORKERS = (1, 2, 3)

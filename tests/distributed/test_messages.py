@@ -12,8 +12,8 @@ from sharded.results import Results
 
 import sok_embed
 from sok_embed.communicators import Communicator
-from sok_embed.distributed_optimizer import average_gradients
-from sok_embed.owners import mixed_owners, salt_of
+from sok_embed.tables.owners import mixed_owners, salt_of
+from sok_embed.training.distributed_optimizer import average_gradients
 
 TABLES = 4
 HEADER_FLOATS = 64

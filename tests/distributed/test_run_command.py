@@ -204,7 +204,7 @@ time.sleep(600)
 SHORT_GRACE = [
     sys.executable,
     "-c",
-    "import sys; from sok_embed.running import run_workers; "
+    "import sys; from sok_embed.cli.running import run_workers; "
     "sys.exit(run_workers(sys.argv[4:], int(sys.argv[2]), grace=0.2))",
 ]
 

@@ -19,8 +19,8 @@ import trained_models
 import sok_embed
 from sok_embed import tf_ops
 from sok_embed.initializers import RowInitializer
-from sok_embed.owned_resource import OwnedResource
-from sok_embed.table import Table
+from sok_embed.tables.owned_resource import OwnedResource
+from sok_embed.tables.table import Table
 
 GONE = "was deleted"
 # Each process takes long to start, so only some kinds have one. `SOK_TEST_MODELS=50` has all of

@@ -12,7 +12,7 @@ import tensorflow as tf
 from sok_embed import All2AllDenseEmbedding, DynamicEmbedding, kv
 from sok_embed.eviction import LeastFrequentlyUsed, LeastRecentlyUsed, MaxAge, MinNorm
 from sok_embed.initializers import row_initializer
-from sok_embed.table import Table
+from sok_embed.tables.table import Table
 
 optimizers = weakref.WeakKeyDictionary()  # of the layers that are trained by hand
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from sok_embed import tf_ops
-from sok_embed.owners import mixed_owners
+from sok_embed.tables.owners import mixed_owners
 from sok_embed.tf_ops.native import ops
 
 INVALID = tf.errors.InvalidArgumentError

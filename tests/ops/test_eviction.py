@@ -13,7 +13,7 @@ from sok_embed import DistributedEmbedding, FeatureConfig, TableConfig, kv, tf_o
 from sok_embed.eviction import LeastRecentlyUsed, MaxAge
 from sok_embed.eviction import get as get_eviction
 from sok_embed.initializers import RowInitializer
-from sok_embed.table import Table
+from sok_embed.tables.table import Table
 
 # Operations of a random run; on large rows fewer, as each takes longer.
 OPERATIONS = int(os.environ.get("SOK_EVICTION_OPERATIONS", "6000"))

@@ -4,33 +4,14 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
 
-# Maps a folder to the package that it is installed as.
-FOLDERS = {
-    "tf_ops": "sok_embed.tf_ops",
-    "feature_column": "sok_embed.feature_column",
-    "sok_embed": "sok_embed",
-}
-
-# A module may import from its own height and below. The longest name that fits counts, so
-# tables, kv, optimizers, initializers and communicators are all "sok_embed.*".
-HEIGHTS = {
-    "sok_embed": 5,  # the package's face: re-exports everything
-    "sok_embed.__main__": 5,
-    "sok_embed.cli": 5,
-    "sok_embed.feature_column": 4,
-    "sok_embed.layers": 3,
-    "sok_embed.fused_lookup": 2,
-    "sok_embed.lookup": 2,
-    "sok_embed.*": 1,
-    "sok_embed.tf_ops": 0,
-}
+import rooms  # noqa: E402
 
 INCLUDE = r"^\s*#\s*include\s*[<\"]"
 TENSORFLOW = r"(?:tensorflow|tsl|xla|absl|Eigen|unsupported|google|kernels)/"
@@ -66,62 +47,36 @@ ROOMS_OF_THE_CORE = (
 )
 
 
-def height_of(module: str) -> int:
-    parts = module.split(".")
-    for length in range(len(parts), 1, -1):
-        name = ".".join(parts[:length])
-        if name in HEIGHTS:
-            return HEIGHTS[name]
-    return HEIGHTS["sok_embed"] if len(parts) == 1 else HEIGHTS["sok_embed.*"]
-
-
-def modules() -> dict[str, Path]:
-    found = {}
-    for folder, package in FOLDERS.items():
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            parts = path.relative_to(ROOT / folder).with_suffix("").parts
-            if parts[-1] == "__init__":
-                parts = parts[:-1]
-            found[".".join((package, *parts))] = path
-    return found
-
-
-def imports_of(source: str, module: str, is_package: bool, known: set[str]) -> Iterator[str]:
-    """Yields the modules of sok_embed that a source imports, inside functions too."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.name.split(".")[0] == "sok_embed":
-                    yield alias.name
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                package = module.split(".") if is_package else module.split(".")[:-1]
-                package = package[: len(package) - node.level + 1]
-                base = ".".join([*package, base] if base else package)
-            if base.split(".")[0] != "sok_embed":
-                continue
-            for alias in node.names:
-                submodule = f"{base}.{alias.name}"
-                yield submodule if submodule in known else base
-
-
 def upward_imports(source: str, module: str, is_package: bool, known: set[str]) -> list[str]:
-    height = height_of(module)
+    room = rooms.room_of(module)
     return [
         f"{module} imports {imported}"
-        for imported in imports_of(source, module, is_package, known)
-        if height_of(imported) > height
+        for imported in rooms.imports_of(source, module, is_package, known)
+        if rooms.room_of(imported) != room
+        and rooms.FLOOR[rooms.room_of(imported)] >= rooms.FLOOR[room]
     ]
 
 
-def test_no_module_imports_from_a_room_above_it():
-    known = modules()
-    wrong = []
-    for module, path in known.items():
-        is_package = path.name == "__init__.py"
-        wrong += upward_imports(path.read_text(), module, is_package, set(known))
+def test_every_module_lies_in_a_room():
+    assert {rooms.room_of(module) for module in rooms.modules()} == set(rooms.FLOOR)
+
+
+def test_no_room_imports_from_its_own_floor_or_from_above():
+    arrows = rooms.arrows(rooms.modules())
+    wrong = [line for pair in rooms.upward(set(arrows)) for line in sorted(arrows[pair])]
     assert not wrong, "\n".join(wrong)
+    assert rooms.circles(set(arrows)) == []
+
+
+def test_a_circle_is_found():
+    pairs = {("a", "b"), ("b", "c"), ("c", "a"), ("c", "d"), ("e", "a")}
+    assert rooms.circles(pairs) == [{"a", "b", "c"}]
+
+
+def test_the_root_has_public_modules_alone():
+    root = {path.stem for path in (ROOT / "sok_embed").glob("*.py")}
+    public = {"admission", "damo", "data", "eviction", "fingerprints", "initializers"}
+    assert root - public == {"__init__", "__main__", "arguments", "import_watch"}
 
 
 @pytest.mark.parametrize(
@@ -129,25 +84,26 @@ def test_no_module_imports_from_a_room_above_it():
     [
         ("sok_embed.feature_column", "from sok_embed.layers import embedding", True),
         ("sok_embed.layers.embedding", "from sok_embed.feature_column import x", False),
-        ("sok_embed.layers.embedding", "from ..table import Table", True),
-        ("sok_embed.table", "from .layers import embedding", False),
-        ("sok_embed.table", "def f():\n    import sok_embed.layers.embedding", False),
-        ("sok_embed.table", "import sok_embed", False),
-        ("sok_embed.table", "from sok_embed import kv", True),
-        ("sok_embed.table", "from sok_embed import Embedding", False),
-        ("sok_embed.table", "from sok_embed.tf_ops import lookup", True),
-        ("sok_embed.tf_ops.lookup", "from sok_embed.table import Table", False),
-        ("sok_embed.checkpoint.writer", "from sok_embed import kv, table", True),
-        ("sok_embed.checkpoint.writer", "from sok_embed.layers import embedding", False),
-        ("sok_embed.feature_column", "from sok_embed.lookup import TableLookup", True),
-        ("sok_embed.layers.embedding", "from sok_embed.lookup import TableLookup", True),
-        ("sok_embed.lookup", "from sok_embed.table import Table", True),
-        ("sok_embed.lookup", "from sok_embed.layers import embedding", False),
-        ("sok_embed.table", "from sok_embed.lookup import TableLookup", False),
+        ("sok_embed.layers.embedding", "from ..tables.table import Table", True),
+        ("sok_embed.layers.embedding", "from .other import Other", True),
+        ("sok_embed.tables.table", "from ..layers import embedding", False),
+        ("sok_embed.tables.table", "def f():\n    import sok_embed.layers.embedding", False),
+        ("sok_embed.tables.table", "import sok_embed", False),
+        ("sok_embed.tables.table", "from sok_embed import kv", True),
+        ("sok_embed.tables.table", "from sok_embed import Embedding", False),
+        ("sok_embed.tables.table", "from sok_embed.tf_ops import lookup", True),
+        ("sok_embed.tf_ops.lookup", "from sok_embed.tables.table import Table", False),
+        ("sok_embed.checkpoint.manager", "from sok_embed.tables import table", True),
+        ("sok_embed.checkpoint.manager", "from sok_embed.layers import embedding", False),
+        ("sok_embed.checkpoint.files.places", "from sok_embed.checkpoint import manager", False),
+        ("sok_embed.checkpoint.state.dense", "from sok_embed.checkpoint.tools import saved", False),
+        ("sok_embed.lookups.lookup", "from sok_embed.tables.table import Table", True),
+        ("sok_embed.lookups.lookup", "from sok_embed.layers import embedding", False),
+        ("sok_embed.tables.table", "from sok_embed.lookups.lookup import TableLookup", False),
     ],
 )
 def test_the_direction_of_an_import_is_recognised(module, source, allowed):
-    known = {"sok_embed", "sok_embed.table", "sok_embed.kv", "sok_embed.layers.embedding"}
+    known = {"sok_embed", "sok_embed.tables.table", "sok_embed.kv", "sok_embed.layers.embedding"}
     is_package = module == "sok_embed.feature_column"
     assert (not upward_imports(source, module, is_package, known)) == allowed
 
@@ -222,7 +178,7 @@ def test_only_its_own_room_includes_rocksdb():
 
 
 def test_sok_embed_imports_without_horovod(tmp_path):
-    rooms = [module for module, path in modules().items() if path.name == "__init__.py"]
+    packages = [name for name, path in rooms.modules().items() if path.name == "__init__.py"]
     program = f"""
 import importlib
 import sys
@@ -233,8 +189,8 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Absent())
-for room in {rooms!r}:
-    importlib.import_module(room)
+for package in {packages!r}:
+    importlib.import_module(package)
 """
     result = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
@@ -254,12 +210,12 @@ LOOKS_AT_CALLERS = {
 # What an exchange is made of, and who makes one.
 EXCHANGES = {"unique_and_partition", "adaptive_partition", "all_to_all", "alltoall", "expand"}
 MAKES_EXCHANGES = {
-    "sok_embed.lookup",
-    "sok_embed.fused_lookup",
+    "sok_embed.lookups.lookup",
+    "sok_embed.lookups.fused_lookup",
     # Workers tell each other the rows of sparse gradients of weights that all of them have.
-    "sok_embed.sparse_gradients",
+    "sok_embed.training.sparse_gradients",
     # Workers tell each other which rows an eviction has blended into static ones.
-    "sok_embed.feature_column.own_rows",
+    "sok_embed.feature_column.own_table",
 }
 ROOMS_OF_EXCHANGES = ("sok_embed.communicators", "sok_embed.tf_ops")
 
@@ -284,11 +240,11 @@ def names_used(source: str) -> set[str]:
 
 
 def users_of(names: set[str]) -> set[str]:
-    return {name for name, path in modules().items() if names & names_used(path.read_text())}
+    return {name for name, path in rooms.modules().items() if names & names_used(path.read_text())}
 
 
 def test_one_module_alone_looks_at_the_call_stack_and_at_scopes_of_keras():
-    assert users_of(LOOKS_AT_CALLERS | {"inspect.stack"}) == {"sok_embed.callers"}
+    assert users_of(LOOKS_AT_CALLERS | {"inspect.stack"}) == {"sok_embed.keras_bridge.callers"}
 
 
 def test_two_modules_alone_make_the_exchanges_of_lookups():

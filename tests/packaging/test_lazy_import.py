@@ -32,7 +32,9 @@ sys.modules["tensorflow"] = sys.modules["keras"] = None  # importing one of them
 import numpy as np
 import sok_embed
 from sok_embed import admission, checkpoint, cli, communicators, damo, kv
-from sok_embed.checkpoint import dump_rows, files, manifest, rows_file, step_folders
+from sok_embed.checkpoint.files import manifest
+from sok_embed.checkpoint.files import dump_rows, rows_file, step_folders
+from sok_embed.checkpoint.files import places
 assert "Checkpoint" in dir(checkpoint)
 with kv.Storage("rows") as storage:
     embedding = kv.Embedding(
@@ -96,6 +98,6 @@ def test_every_public_name_is_listed_and_there():
     assert set(sok_embed.__all__) <= set(dir(sok_embed))
     for name in sok_embed.__all__:
         assert getattr(sok_embed, name) is not None
-    assert sok_embed.table.Table is sok_embed.Table
+    assert sok_embed.tables.table.Table is sok_embed.Table
     with pytest.raises(AttributeError, match="'sok_embed' has no attribute 'Tabel'"):
         sok_embed.Tabel  # noqa: B018

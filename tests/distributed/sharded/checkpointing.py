@@ -33,9 +33,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import held_state
 
 import sok_embed
-from sok_embed.checkpoint import Checkpoint, CheckpointManager, saves
-from sok_embed.checkpoint.dense import DenseState
-from sok_embed.checkpoint.writing import RowsCapture
+from sok_embed.checkpoint import Checkpoint, CheckpointManager
+from sok_embed.checkpoint.state.dense import DenseState
+from sok_embed.checkpoint.transfer import saves
+from sok_embed.checkpoint.transfer.writing import RowsCapture
 
 OPTIMIZERS = {"sgd": lambda: keras.optimizers.SGD(0.1), "adam": lambda: keras.optimizers.Adam(0.01)}
 WORKERS = tuple(range(1, 1 + int(os.environ.get("SOK_CHECKPOINT_WORKERS", "3"))))

@@ -32,8 +32,9 @@ import held_state
 
 import sok_embed
 from sharded.checkpointing import WORKERS, model_in, note, train
-from sok_embed import feature_column, saving
+from sok_embed import feature_column
 from sok_embed.callbacks import AverageMetrics, EarlyStopping, ModelCheckpoint
+from sok_embed.checkpoint import saving
 
 # Scores of epochs, by the number of the worker modulo 2. The averages are best in the second epoch,
 # those of worker 0 in the third, those of worker 1 in the first.

@@ -14,7 +14,7 @@ import sok_embed
 from sharded.fitting import fit
 from sharded.models import contents, keys_and_targets, one_table_model
 from sharded.registry import Here, scenario
-from sok_embed.distributed_optimizer import average_gradients
+from sok_embed.training.distributed_optimizer import average_gradients
 
 
 @scenario

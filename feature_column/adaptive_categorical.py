@@ -1,0 +1,204 @@
+"""The categorical column of which some keys have rows of their own."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.feature_column import feature_column_v2 as fc_v2
+from tensorflow.python.feature_column import serialization, utils
+
+from sok_embed import tf_ops
+from sok_embed.arguments import check_integer
+from sok_embed.feature_column.categorical import (
+    OwnRowsCategorical,
+    as_option,
+    check_padding,
+    check_partitions,
+)
+from sok_embed.feature_column.options import EmbeddingVariableOption
+
+_SLOTS = ("copy", "zero")
+
+
+class _Fields(NamedTuple):
+    key: str
+    hash_bucket_size: int
+    dtype: tf.DType
+    partition_num: int | None
+    ev_option: EmbeddingVariableOption
+    slots: str
+    demote_blend: float
+    padding_value: Any = None
+
+
+@serialization.register_feature_column
+class AdaptiveCategoricalColumn(OwnRowsCategorical, _Fields):
+    """See `categorical_column_with_adaptive_embedding`.
+
+    To a column that knows nothing of own rows, such as `tf.feature_column.indicator_column`, this
+    is a `tf.feature_column.categorical_column_with_hash_bucket`.
+    """
+
+    shares_static_rows = True
+    absent_value = None
+
+    @property
+    def num_buckets(self) -> int:
+        """How many static rows there are."""
+        return self.hash_bucket_size
+
+    @property
+    def static_rows(self) -> int:
+        """How many static rows there are."""
+        return self.hash_bucket_size
+
+    def buckets_of(self, ids: tf.Tensor) -> tf.Tensor:
+        """The static row of each id, int64."""
+        if ids.dtype == tf.uint64:  # whose upper half has other digits as int64
+            return tf.strings.to_hash_bucket_fast(tf.strings.as_string(ids), self.hash_bucket_size)
+        if ids.dtype != tf.string:
+            ids = tf.cast(ids, tf.int64)
+        return tf_ops.static_buckets(ids, self.hash_bucket_size)
+
+    def lookup_buckets(self, ids: tf.Tensor, transformed: tf.Tensor) -> tf.Tensor | None:
+        """The buckets of ids whose keys do not say which they are; ids with rows need none."""
+        return transformed if ids.dtype in (tf.string, tf.uint64) else None
+
+    def _transform_feature(self, inputs: Any, state_manager: Any = None) -> tf.SparseTensor:
+        ids = self.raw_ids(inputs, state_manager)
+        return tf.SparseTensor(ids.indices, self.buckets_of(ids.values), ids.dense_shape)
+
+
+def categorical_column_with_adaptive_embedding(
+    key: str,
+    hash_bucket_size: int,
+    dtype: Any = tf.string,
+    partition_num: int | None = None,
+    ev_option: EmbeddingVariableOption | None = None,
+    *,
+    slots: str = "copy",
+    demote_blend: float = 0.0,
+    padding_value: Any = None,
+) -> AdaptiveCategoricalColumn:
+    """A categorical column whose ids share static rows, or have rows of their own, as a mask says.
+
+    Under an `embedding_column`, each id of a batch comes with a mask. Of mask 0 it reads its
+    *static row*, one of `hash_bucket_size` that ids share by their hash. Of mask 1 it reads its
+    *own row*. An id that has none gets one in that step, which starts as its static row, bit for
+    bit; the gradient of the step then goes to the own row only.
+
+    Example:
+    >>> column = categorical_column_with_adaptive_embedding("item", 100, tf.int64)
+    >>> column.name, column.num_buckets
+    ('item', 100)
+
+    Args:
+        key: The name of the feature. It is a `tf.SparseTensor` of strings or integers, or a dense
+            tensor, in which "" and -1 are missing.
+        hash_bucket_size: How many static rows there are.
+        dtype: `tf.string` or an integer type.
+        partition_num: Into how many parts, at least, own rows in memory are split by key, for
+            threads to work on. `None`: as many as suit the machine.
+        ev_option: Of the own rows. `None`: all keys of mask 1 have one, in memory, for ever.
+        slots: What optimizer slots an own row starts with: `"copy"`, those of its static row;
+            `"zero"`, new ones.
+        demote_blend: When a row goes by `ev_option`'s `evict_option`, its static row moves by so
+            much of `row - static row`. In [0, 1].
+        padding_value: An id that stands where there is none, beside "" and -1 of a dense tensor: it
+            is not looked up, and no filter counts it. `None`: there is none.
+
+    Returns:
+        A column for `embedding_column` and `shared_embedding_columns`.
+
+    Raises:
+        ValueError: For an argument that is none of the above, and `demote_blend` without an
+            eviction, or for strings: of a row that goes only the hash of its string is known.
+    """
+    utils.assert_key_is_string(key)
+    hash_bucket_size = check_integer(f"hash_bucket_size of column '{key}'", hash_bucket_size, 1)
+    dtype = tf.as_dtype(dtype)
+    utils.assert_string_or_int(dtype, prefix=f"column_name: {key}")
+    ev_option = as_option(key, ev_option)
+    ev_option.refuse_default_values(key)
+    partition_num = check_partitions(key, partition_num, ev_option)
+    if slots not in _SLOTS:
+        raise ValueError(
+            f"Column '{key}': expected slots to be 'copy' or 'zero'. Received: {slots!r}."
+        )
+    _check_blend(key, dtype, ev_option, demote_blend)
+    return AdaptiveCategoricalColumn(
+        key,
+        hash_bucket_size,
+        dtype,
+        partition_num,
+        ev_option,
+        slots,
+        float(demote_blend),
+        check_padding(key, dtype, padding_value),
+    )
+
+
+def _check_blend(key: str, dtype: tf.DType, option: EmbeddingVariableOption, blend: float) -> None:
+    if not 0 <= blend <= 1:
+        raise ValueError(f"Column '{key}': expected demote_blend in [0, 1]. Received: {blend!r}.")
+    if not blend:
+        return
+    if option.evict_option is None:
+        raise ValueError(
+            f"Column '{key}': expected an evict_option with demote_blend={blend!r}, which has no "
+            "meaning as long as no row goes. Received: none."
+        )
+    if dtype in (tf.string, tf.uint64):
+        raise ValueError(
+            f"Column '{key}': expected demote_blend=0 with {dtype.name}: the static row of a row "
+            f"that goes is not known by its key. Received: {blend!r}."
+        )
+
+
+def sequence_categorical_column_with_adaptive_embedding(
+    key: str,
+    hash_bucket_size: int,
+    dtype: Any = tf.string,
+    partition_num: int | None = None,
+    ev_option: EmbeddingVariableOption | None = None,
+    *,
+    slots: str = "copy",
+    demote_blend: float = 0.0,
+    padding_value: Any = None,
+) -> fc_v2.SequenceCategoricalColumn:
+    """As `categorical_column_with_adaptive_embedding`, of sequences of ids.
+
+    Example:
+    >>> column = sequence_categorical_column_with_adaptive_embedding("items", 100, tf.int64)
+    >>> column.name
+    'items'
+
+    Args:
+        key: As there, and so are the others.
+        hash_bucket_size: As there.
+        dtype: As there.
+        partition_num: As there.
+        ev_option: As there.
+        slots: As there.
+        demote_blend: As there.
+        padding_value: As there.
+
+    Returns:
+        A column for an `embedding_column` of `sequence_input_layer` or `SequenceFeatures`.
+
+    Raises:
+        ValueError: As there.
+    """
+    return fc_v2.SequenceCategoricalColumn(
+        categorical_column_with_adaptive_embedding(
+            key,
+            hash_bucket_size,
+            dtype,
+            partition_num,
+            ev_option,
+            slots=slots,
+            demote_blend=demote_blend,
+            padding_value=padding_value,
+        )
+    )

@@ -1,0 +1,209 @@
+"""What categorical columns whose ids have rows of their own have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.feature_column import feature_column as fc_v1
+from tensorflow.python.feature_column import feature_column_v2 as fc_v2
+from tensorflow.python.feature_column import utils
+
+from sok_embed.arguments import check_integer, shown
+from sok_embed.feature_column.options import EmbeddingVariableOption
+from sok_embed.keras_bridge.graph_casts import checked_in_graph
+
+_INT64_MAX = 2**63 - 1
+
+
+class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
+    """A categorical column of ids that have rows of their own, all of them or some.
+
+    Behind own rows stands a variable of *static rows*, which each of them starts as.
+
+    Attributes:
+        key: The name of the feature.
+        dtype: Of ids.
+        partition_num: Into how many parts, at least, own rows in memory are split; or `None`.
+        ev_option: Of the own rows.
+        slots: `"copy"` if an own row starts with the optimizer slots of its static row, `"zero"` if
+            with new ones.
+        demote_blend: How much of a row that goes its static row takes.
+        padding_value: The id that stands where there is none, or `None`.
+    """
+
+    key: str
+    dtype: tf.DType
+    partition_num: int | None
+    ev_option: EmbeddingVariableOption
+    slots: str
+    demote_blend: float
+    padding_value: Any
+
+    # Whether a mask says which ids have rows of their own, and the others train static rows.
+    shares_static_rows: bool
+
+    @property
+    @abstractmethod
+    def static_rows(self) -> int:
+        """How many static rows there are."""
+
+    @property
+    @abstractmethod
+    def absent_value(self) -> float | None:
+        """What each element is of an id that a filter holds back; `None`: its static row's."""
+
+    @abstractmethod
+    def buckets_of(self, ids: tf.Tensor) -> tf.Tensor:
+        """The static row of each id, int64."""
+
+    @abstractmethod
+    def lookup_buckets(self, ids: tf.Tensor, transformed: tf.Tensor) -> tf.Tensor | None:
+        """The static row of each id, if the lookup cannot hash its key for itself.
+
+        Args:
+            ids: As they come.
+            transformed: What `transform_feature` makes of them.
+        """
+
+    @property
+    def _is_v2_column(self) -> bool:
+        return True
+
+    @property
+    def name(self) -> str:
+        """The name of the feature."""
+        return self.key
+
+    @property
+    def _num_buckets(self) -> int:
+        return self.num_buckets
+
+    @property
+    def parents(self) -> list[str]:
+        """The name of the feature, as TensorFlow asks for it."""
+        return [self.key]
+
+    @property
+    def parse_example_spec(self) -> dict[str, Any]:
+        """How `tf.io.parse_example` reads the feature."""
+        return {self.key: tf.io.VarLenFeature(self.dtype)}
+
+    @property
+    def _parse_example_spec(self) -> dict[str, Any]:
+        return self.parse_example_spec
+
+    def raw_ids(self, cache: Any, state_manager: Any = None) -> tf.SparseTensor:
+        """Returns the ids that are no padding. Of a dense feature -1, or "", is missing too."""
+        version_2 = isinstance(cache, fc_v2.FeatureTransformationCache)
+        tensor = cache.get(self.key, state_manager) if version_2 else cache.get(self.key)
+        ids = fc_v2._to_sparse_input_and_drop_ignore_values(tensor)
+        utils.assert_string_or_int(ids.dtype, prefix=f"column_name: {self.key} input_tensor")
+        self.check_ids(ids.dtype)
+        return ids if self.padding_value is None else tf.sparse.retain(ids, self.stays(ids.values))
+
+    def stays(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns which ids are not padding: bool of their shape."""
+        return tf.not_equal(ids, tf.constant(self.padding_value, ids.dtype))
+
+    def check_ids(self, dtype: tf.DType) -> None:
+        """Raises ValueError for strings in a column of integers, and the other way round."""
+        if self.dtype.is_integer != dtype.is_integer:
+            raise ValueError(
+                f"Column '{self.key}': expected ids of {self.dtype.name}, the dtype of the column. "
+                f"Received: {dtype.name}."
+            )
+
+    def keys_of(self, ids: tf.Tensor) -> tf.Tensor:
+        """The key that an id's own row goes by, int64: the id itself, or 63 bits of a hash."""
+        if ids.dtype == tf.string:
+            return tf.strings.to_hash_bucket_fast(ids, _INT64_MAX)
+        keys = tf.bitcast(ids, tf.int64) if ids.dtype == tf.uint64 else tf.cast(ids, tf.int64)
+        return keys if tf.executing_eagerly() else checked_in_graph(f"Column '{self.key}'", keys)
+
+    def transform_feature(self, transformation_cache: Any, state_manager: Any) -> tf.SparseTensor:
+        """What the ids are to columns that know nothing of own rows."""
+        return self._transform_feature(transformation_cache, state_manager)
+
+    @abstractmethod
+    def _transform_feature(self, inputs: Any, state_manager: Any = None) -> tf.SparseTensor:
+        """The same, as columns of TF1 ask for it."""
+
+    def get_sparse_tensors(self, transformation_cache: Any, state_manager: Any) -> Any:
+        """The ids of `transform_feature`, without weights."""
+        return self.IdWeightPair(transformation_cache.get(self, state_manager), None)
+
+    def _get_sparse_tensors(
+        self, inputs: Any, weight_collections: Any = None, trainable: Any = None
+    ) -> Any:
+        return self.IdWeightPair(inputs.get(self), None)
+
+    def get_config(self) -> dict[str, Any]:
+        """The fields, as JSON can hold them."""
+        fields: dict[str, Any] = self._asdict()
+        return {**fields, "dtype": self.dtype.name, "ev_option": self.ev_option.get_config()}
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], custom_objects: Any = None, columns_by_name: Any = None
+    ) -> OwnRowsCategorical:
+        """Makes the column that a `get_config` came from."""
+        return cls(
+            **{
+                **config,
+                "dtype": tf.as_dtype(config["dtype"]),
+                "ev_option": EmbeddingVariableOption.from_config(config["ev_option"]),
+            }
+        )
+
+
+def own_rows_column_in(column: Any) -> Any:
+    """The `OwnRowsCategorical` under weights, sequences and embeddings, or `None`."""
+    while not isinstance(column, OwnRowsCategorical):
+        if not hasattr(column, "categorical_column"):
+            return None
+        column = column.categorical_column
+    return column
+
+
+def check_partitions(
+    key: str, partition_num: int | None, ev_option: EmbeddingVariableOption
+) -> int | None:
+    """The number of parts; raises ValueError for none, and for one of rows that lie on disk."""
+    if partition_num is None:
+        return None
+    partition_num = check_integer(f"partition_num of column '{key}'", partition_num, 1)
+    storage = ev_option.storage_option
+    if storage is not None and storage.on_disk:
+        raise ValueError(
+            f"Column '{key}': expected no partition_num with rows on disk, where it has no "
+            f"meaning. Received: {partition_num}."
+        )
+    return partition_num
+
+
+def check_padding(key: str, dtype: tf.DType, padding_value: Any) -> Any:
+    """Returns the id that is padding, or `None`; raises ValueError for one of another type."""
+    if padding_value is None or (dtype == tf.string and isinstance(padding_value, str)):
+        return padding_value
+    if dtype == tf.string:
+        raise ValueError(
+            f"Column '{key}': expected padding_value to be a string, as ids are. Received: "
+            f"{padding_value!r}."
+        )
+    name = f"padding_value of column '{key}'"
+    return check_integer(name, padding_value, dtype.min, dtype.max + 1)
+
+
+def as_option(key: str, ev_option: Any) -> EmbeddingVariableOption:
+    """The option, or that without any; raises ValueError for anything else."""
+    if ev_option is None:
+        return EmbeddingVariableOption()
+    if not isinstance(ev_option, EmbeddingVariableOption):
+        raise ValueError(
+            f"Column '{key}': expected ev_option to be an EmbeddingVariableOption. Received: "
+            f"{shown(ev_option)}."
+        )
+    return ev_option

@@ -1,0 +1,174 @@
+"""The rows of an embedding column, as a lookup finds them in a Keras layer and in a TF1 graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from sok_embed import tf_ops
+from sok_embed.feature_column.categorical import own_rows_column_in
+from sok_embed.lookups.fused_lookup import Asked, vectors_of_many
+from sok_embed.lookups.lookup import Call, Column, TableLookup
+
+
+class Routed(NamedTuple):
+    """Positions of a batch: static rows, which this worker has, and what is asked of owners.
+
+    Attributes:
+        asked: The keys of own rows.
+        shared: float32 `[m, dim]`, the static rows.
+        places: int32, the positions of static rows, and those of own rows.
+    """
+
+    asked: Asked
+    shared: tf.Tensor
+    places: tuple[tf.Tensor, tf.Tensor]
+
+    def joined(self, own: tf.Tensor) -> tf.Tensor:
+        """All rows in their places, `[n, dim]`, with the own rows that were asked for."""
+        rows = tf.dynamic_stitch(self.places, (self.shared, own))
+        rows.set_shape([None, *own.shape[1:]])
+        return rows
+
+
+class EmbeddingRows:
+    """Static rows in a variable, and own rows in a table beside it.
+
+    A host, which is a Keras layer or a TF1 graph, makes them.
+
+    Args:
+        column: A `RowsColumn`.
+        static: Returns the variable of the static rows.
+
+    Attributes:
+        column: The same.
+        table: Of the own rows. `None`: there are none.
+        anchor: The variable that stands for the own rows, or `None`.
+    """
+
+    table: Any = None
+    anchor: Any = None
+    _own: TableLookup
+
+    def __init__(self, column: Any, static: Callable[[], tf.Variable]) -> None:
+        self.column = column
+        self._static = static
+        self._categorical = own_rows_column_in(column)
+
+    @property
+    def static(self) -> tf.Variable:
+        """The variable of the static rows, `[buckets, dim]`."""
+        return self._static()
+
+    @property
+    def copies_slots(self) -> bool:
+        """Whether own rows start with the optimizer's slots of their static rows."""
+        return bool(self._categorical.slots == "copy")
+
+    def add_table(
+        self, table: Any, host: str, make_anchor: Callable[..., Any], static: Any
+    ) -> None:
+        """Adds own rows, and makes their anchor.
+
+        Args:
+            table: Of the own rows.
+            host: As `TableLookup` has it.
+            make_anchor: Makes a variable of the host.
+            static: The variable of the static rows, as the host's optimizer knows it.
+        """
+        self.table = table
+        self._own = TableLookup(table, host, self._read)
+        self.anchor = self._own.make_anchor(make_anchor, static=static)
+
+    def lookup(
+        self, keys: tf.Tensor, buckets: tf.Tensor | None, mask: tf.Tensor, training: bool
+    ) -> tf.Tensor:
+        """Looks keys up. Collective in a layer, if there are several workers.
+
+        Args:
+            keys: int64 `[n]`.
+            buckets: int64 `[n]`, their static rows. `None`: keys are hashed.
+            mask: int32 `[n]`: 1 reads the own row, 0 the static row.
+            training: Whether keys of mask 1 without a row get one.
+
+        Returns:
+            float32 `[n, dim]`.
+        """
+        if self._own.communicator().size == 1:
+            columns = Column(buckets), Column(None, 1), Column(mask)
+            return self._own.vectors(self._begin(training), keys, columns)
+        routed = self.routed(keys, self.buckets_of(keys, buckets), mask, training)
+        (own,) = vectors_of_many([routed.asked], self.table.name)
+        return routed.joined(own)
+
+    def buckets_of(self, keys: tf.Tensor, buckets: tf.Tensor | None) -> tf.Tensor:
+        """The static row of each key, int64 `[n]`: as given, or as keys are hashed."""
+        if buckets is None:
+            return tf_ops.static_buckets(keys, self.column.static_rows)
+        return buckets
+
+    def routed(
+        self, keys: tf.Tensor, buckets: tf.Tensor, mask: tf.Tensor, training: bool
+    ) -> Routed:
+        """Reads static rows, of which every worker has all, and says which own rows to ask for.
+
+        Args:
+            keys: As `lookup` has them.
+            buckets: int64 `[n]`.
+            mask: As `lookup` has it.
+            training: As `lookup` has it.
+        """
+        is_own = tf.equal(mask, 1)
+        shared, own = (tf.cast(tf.where(at)[:, 0], tf.int32) for at in (~is_own, is_own))
+        columns = (Column(tf.gather(buckets, own)), *self._own.count_columns())
+        asked = Asked(self._own, self._begin(training), tf.gather(keys, own), columns)
+        return Routed(asked, tf.gather(self.static, tf.gather(buckets, shared)), (shared, own))
+
+    def _begin(self, training: bool) -> Call:
+        """What a call may do to the table."""
+        return self._own.begin(training, training)
+
+    def _read(
+        self, call: Call, dtype: tf.DType, keys: tf.Tensor, *columns: tf.Tensor | None
+    ) -> tf.Tensor:
+        """Reads own rows and static rows, by buckets, counts and a mask; without one, own rows."""
+        buckets, counts, mask = (*columns, None, None)[:3]
+        return tf_ops.adaptive_mask_gather(
+            self.table.resource_handle,
+            self.static,
+            keys,
+            buckets,
+            tf.ones_like(keys, tf.int32) if mask is None else mask,
+            dim=self.column.dimension,
+            make_rows=call.trains,
+            anchor=call.anchor,
+            dtype=dtype,
+            copy_slots=self.copies_slots,
+            absent_value=self._categorical.absent_value,
+            counts=counts,
+        )
+
+
+def check_same_rows(column: Any, made: Any) -> None:
+    """Raises ValueError if a column that has its rows in common with another wants others.
+
+    Args:
+        column: The one that comes later.
+        made: The one whose rows have been made.
+    """
+    wanted, there = own_rows_column_in(column), own_rows_column_in(made)
+    if wanted is None or there is None:
+        same = wanted is there
+    else:
+        same = wanted._replace(key=there.key) == there
+    if same and column.dimension == made.dimension:
+        return
+    shared = column.shared_name is not None
+    remedy = " Make both by one call of shared_embedding_columns." if shared else ""
+    raise ValueError(
+        f"Column '{column.name}': expected the options of '{made.name}', whose rows it shares: "
+        f"{there} and dimension {made.dimension}. Received: {wanted} and dimension "
+        f"{column.dimension}.{remedy}"
+    )

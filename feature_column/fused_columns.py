@@ -1,0 +1,61 @@
+"""Own rows of all adaptive columns of a layer at once, where they lie on several workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from sok_embed.feature_column.column_lookup import EmbeddingRows
+from sok_embed.feature_column.combine import Positions
+from sok_embed.lookups.fused_lookup import vectors_of_many
+
+
+class Wanted(NamedTuple):
+    """What a column looks up.
+
+    Attributes:
+        rows: Where. Columns that share rows have the same.
+        positions: What, from `with_weight`.
+    """
+
+    rows: EmbeddingRows
+    positions: Positions
+
+
+def rows_of_columns(wanted: Sequence[Wanted], training: bool, name: str) -> list[tf.Tensor]:
+    """Looks up what several columns want, in one exchange. Collective.
+
+    Columns that share rows are looked up as one, so that an owner hears of a key once.
+
+    Args:
+        wanted: Of each column; the same columns on every worker.
+        training: Whether keys of mask 1 without a row get one.
+        name: Tells the exchange from others; the same on every worker.
+
+    Returns:
+        float32 `[n, dim]` for each column, the rows of its keys.
+    """
+    sharing: dict[EmbeddingRows, list[int]] = {}
+    for i, column in enumerate(wanted):
+        sharing.setdefault(column.rows, []).append(i)
+    routed = [
+        rows.routed(*_joined(rows, [wanted[i].positions for i in columns]), training)
+        for rows, columns in sharing.items()
+    ]
+    own = vectors_of_many([one.asked for one in routed], name)
+    found: dict[int, tf.Tensor] = {}
+    for one, vectors, columns in zip(routed, own, sharing.values(), strict=True):
+        sizes = [tf.size(wanted[i].positions.keys) for i in columns]
+        found |= zip(columns, tf.split(one.joined(vectors), sizes), strict=True)
+    return [found[i] for i in range(len(wanted))]
+
+
+def _joined(
+    rows: EmbeddingRows, positions: Sequence[Positions]
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Keys, buckets and masks of columns that share rows, one behind the other."""
+    fields = [(one.keys, rows.buckets_of(one.keys, one.buckets), one.mask) for one in positions]
+    keys, buckets, mask = (tf.concat(field, 0) for field in zip(*fields, strict=True))
+    return keys, buckets, mask

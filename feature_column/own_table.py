@@ -1,0 +1,173 @@
+"""The table of own rows: what a column's options make of it, and what follows a commit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import tensorflow as tf
+
+from sok_embed import communicators, kv, tf_ops
+from sok_embed.eviction import MaxAge, core_arguments
+from sok_embed.feature_column.categorical import OwnRowsCategorical
+from sok_embed.initializers import RowInitializer
+from sok_embed.tables.table import Table
+
+# Rows start as their static rows, so nobody sees this.
+NOTHING = RowInitializer("constant", 0.0, 0.0, None)
+
+_by_config: ContextVar[bool] = ContextVar("sok_embed_columns_by_config", default=False)
+
+
+def open_storage(column: OwnRowsCategorical, name: str) -> kv.Storage | None:
+    """The folder of the rows of an embedding, if they lie on disk."""
+    option = column.ev_option.storage_option
+    if option is None or not option.on_disk:
+        return None
+    assert option.storage_path is not None
+    path = os.path.join(option.storage_path, re.sub(r"[^\w.\-]", "_", name))
+    arguments: dict[str, Any] = (
+        {} if option.cache_bytes is None else {"cache_bytes": option.cache_bytes}
+    )
+    if _by_config.get():
+        return kv.Storage.from_config({"path": path, **arguments})
+    return kv.Storage(path, reset_slots=option.reset_slots, **arguments)
+
+
+@contextlib.contextmanager
+def made_by_config() -> Iterator[None]:
+    """Folders that columns name are those of a file: they need consent, and are not made."""
+    token = _by_config.set(True)
+    try:
+        yield
+    finally:
+        _by_config.reset(token)
+
+
+def table_attributes(column: OwnRowsCategorical) -> dict[str, Any]:
+    """What a column says of its table that `Table` has no argument for."""
+    eviction = column.ev_option.eviction
+    return {
+        "shards": column.partition_num or 0,
+        "step_clock": isinstance(eviction, MaxAge),
+    }
+
+
+class Evictor:
+    """Sends rows back to their static rows after a commit, as the column's options say.
+
+    Args:
+        column: Whose rows.
+        dim: Of a row.
+        static: Returns the variable of the static rows.
+        name: Of the rows, the same on every worker.
+    """
+
+    def __init__(
+        self, column: OwnRowsCategorical, dim: int, static: Callable[[], Any], name: str
+    ) -> None:
+        self._column = column
+        self._dim = dim
+        self._static = static
+        self._name = name
+
+    def __call__(self, table: tf.Tensor, anchor: tf.Tensor) -> tf.Tensor:
+        """Evicts from a table after a commit.
+
+        Args:
+            table: Its handle.
+            anchor: What the commit returned.
+
+        Returns:
+            The same value, after everything has been done.
+        """
+        option = self._column.ev_option.evict_option
+        if option is None:
+            return anchor
+        arguments = core_arguments(option.eviction())
+        keys, rows = tf_ops.evict(
+            table,
+            self._dim,
+            max_age=arguments["max_age"],
+            min_l2=arguments["min_l2"],
+            every=option.every,
+            after=anchor,
+        )
+        if self._column.demote_blend:
+            keys, rows = _of_all_workers(keys, rows, self._name)
+            done = self._blend(keys, rows)
+            with tf.control_dependencies([] if tf.executing_eagerly() else [done]):
+                anchor = tf.identity(anchor)
+        # Used, so that no graph is pruned of the eviction.
+        return anchor + 0.0 * tf.cast(tf.size(keys), tf.float32)
+
+    def _blend(self, keys: tf.Tensor, rows: tf.Tensor) -> Any:
+        """Moves static rows towards the rows that went, as if these had gone one by one."""
+        static = self._static()
+        buckets, places = tf.unique(self._column.buckets_of(keys))
+        ones = tf.ones_like(places, tf.float32)
+        counts = tf.math.unsorted_segment_sum(ones, places, tf.size(buckets))[:, tf.newaxis]
+        means = tf.math.unsorted_segment_sum(rows, places, tf.size(buckets)) / counts
+        # k rows of one bucket, alike, would move it so far; their mean stands for each of them.
+        share = 1.0 - (1.0 - self._column.demote_blend) ** counts
+        moves = share * (means - tf.gather(static, buckets))
+        return static.scatter_add(tf.IndexedSlices(moves, buckets))
+
+
+def _of_all_workers(keys: tf.Tensor, rows: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+    """The rows that went on any worker: each has a copy of all static rows. Collective."""
+    communicator = communicators.current()
+    n = communicator.size
+    if n == 1:
+        return keys, rows
+    splits = tf.fill([n], tf.size(keys))
+    all_keys, _ = communicator.all_to_all(tf.tile(keys, [n]), splits, f"{name}.evicted.keys")
+    all_rows, _ = communicator.all_to_all(tf.tile(rows, [n, 1]), splits, f"{name}.evicted.rows")
+    return all_keys, all_rows
+
+
+class OwnRows(Table):
+    """The table of the own rows of a layer's column.
+
+    Args:
+        column: Whose rows.
+        dim: The length of a row.
+        static: Returns the variable of the static rows.
+        owners: How many workers share the keys.
+        owner: The number of this worker.
+        name: For messages and the folder of a storage.
+    """
+
+    def __init__(
+        self,
+        column: OwnRowsCategorical,
+        dim: int,
+        static: Callable[[], Any],
+        *,
+        owners: int,
+        owner: int,
+        name: str,
+    ) -> None:
+        self._more_attributes = table_attributes(column)
+        self._evict = Evictor(column, dim, static, f"sok_embed.{name}")
+        super().__init__(
+            dim,
+            NOTHING,
+            owners=owners,
+            owner=owner,
+            storage=open_storage(column, name),
+            admission=column.ev_option.admission,
+            name=name,
+        )
+
+    def _create_resource(self) -> tf.Tensor:
+        self._attributes |= self._more_attributes
+        return super()._create_resource()
+
+    def commit(self, anchor: tf.Tensor, **arguments: Any) -> tf.Tensor:
+        """Applies the deposited gradients, and evicts."""
+        return self._evict(self.resource_handle, super().commit(anchor, **arguments))

@@ -1,0 +1,227 @@
+"""The dense column that finds the rows of ids by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.feature_column import feature_column as fc_v1
+from tensorflow.python.feature_column import feature_column_v2 as fc_v2
+from tensorflow.python.feature_column import serialization, utils
+
+from sok_embed.feature_column import graph_state
+from sok_embed.feature_column.categorical import own_rows_column_in
+from sok_embed.feature_column.column_lookup import EmbeddingRows
+from sok_embed.feature_column.combine import Positions, combine, with_weight
+from sok_embed.feature_column.initializers import (
+    deserialize_initializer,
+    serialize_initializer,
+)
+from sok_embed.feature_column.masks import aligned_mask
+
+_SEQUENCES = (fc_v2.SequenceCategoricalColumn, fc_v1._SequenceCategoricalColumn)
+
+
+class _EmbeddingFields(NamedTuple):
+    categorical_column: Any
+    dimension: int
+    combiner: str
+    initializer: Any
+    ckpt_to_load_from: str | None
+    tensor_name_in_ckpt: str | None
+    max_norm: float | None
+    trainable: bool
+    use_safe_embedding_lookup: bool
+    shared_name: str | None  # None: the rows are this column's alone
+
+
+class RowsColumn(
+    fc_v2.DenseColumn,
+    fc_v2.SequenceDenseColumn,
+    fc_v1._DenseColumn,
+    fc_v1._SequenceDenseColumn,
+    _EmbeddingFields,
+):
+    """An embedding column that finds its rows by itself: an adaptive or a shared one."""
+
+    @property
+    def _is_v2_column(self) -> bool:
+        return True
+
+    @property
+    def name(self) -> str:
+        """As TensorFlow names such a column."""
+        ending = "embedding" if self.shared_name is None else "shared_embedding"
+        return f"{self.categorical_column.name}_{ending}"
+
+    @property
+    def state_name(self) -> str:
+        """What the rows go by."""
+        return self.name if self.shared_name is None else self.shared_name
+
+    @property
+    def _var_scope_name(self) -> str:
+        return self.state_name
+
+    @property
+    def static_rows(self) -> int:
+        """How many static rows there are."""
+        adaptive = own_rows_column_in(self)
+        return int(
+            self.categorical_column._num_buckets if adaptive is None else adaptive.static_rows
+        )
+
+    @property
+    def trains_static_rows(self) -> bool:
+        """Whether static rows are trained, as those are that ids share."""
+        adaptive = own_rows_column_in(self)
+        return bool(self.trainable and (adaptive is None or adaptive.shares_static_rows))
+
+    @property
+    def variable_shape(self) -> tf.TensorShape:
+        """Of the output, without the batch."""
+        return tf.TensorShape([self.dimension])
+
+    @property
+    def _variable_shape(self) -> tf.TensorShape:
+        return self.variable_shape
+
+    @property
+    def parents(self) -> list[Any]:
+        """The categorical column, as TensorFlow asks for it."""
+        return [self.categorical_column]
+
+    @property
+    def parse_example_spec(self) -> Any:
+        """How `tf.io.parse_example` reads the features."""
+        return self.categorical_column.parse_example_spec
+
+    @property
+    def _parse_example_spec(self) -> Any:
+        return self.categorical_column._parse_example_spec
+
+    def transform_feature(self, transformation_cache: Any, state_manager: Any) -> Any:
+        """What the categorical column makes of its feature."""
+        return transformation_cache.get(self.categorical_column, state_manager)
+
+    def _transform_feature(self, inputs: Any) -> Any:
+        return inputs.get(self.categorical_column)
+
+    def create_state(self, state_manager: Any) -> None:
+        """Has the layer make the rows."""
+        if not hasattr(state_manager, "create_embedding"):
+            raise ValueError(
+                f"Column '{self.name}': expected DenseFeatures or SequenceFeatures of "
+                f"sok_embed.feature_column. Received: a layer with {type(state_manager).__name__}."
+            )
+        state_manager.create_embedding(self)
+
+    def get_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> tf.Tensor:
+        """Embeddings `[batch, dimension]`."""
+        self.expect_sequence(False)
+        return self._in_layer(transformation_cache, state_manager)[0]
+
+    def _get_dense_tensor(
+        self, inputs: Any, weight_collections: Any = None, trainable: Any = None
+    ) -> tf.Tensor:
+        self.expect_sequence(False)
+        rows = graph_state.embedding(self, weight_collections, trainable)
+        ids = self.categorical_column._get_sparse_tensors(inputs, weight_collections, trainable)
+        return self._embed(ids, inputs, rows, graph_state.trains(self, trainable))
+
+    def get_sequence_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> Any:
+        """Embeddings `[batch, longest, dimension]` and lengths `[batch]`."""
+        self.expect_sequence(True)
+        embeddings, ids = self._in_layer(transformation_cache, state_manager)
+        return self.TensorSequenceLengthPair(
+            embeddings, utils.sequence_length_from_sparse_tensor(ids)
+        )
+
+    def _get_sequence_dense_tensor(
+        self, inputs: Any, weight_collections: Any = None, trainable: Any = None
+    ) -> Any:
+        self.expect_sequence(True)
+        rows = graph_state.embedding(self, weight_collections, trainable)
+        ids = self.categorical_column._get_sparse_tensors(inputs)
+        return self.TensorSequenceLengthPair(
+            self._embed(ids, inputs, rows, graph_state.trains(self, trainable)),
+            utils.sequence_length_from_sparse_tensor(ids.id_tensor),
+        )
+
+    def expect_sequence(self, sequence: bool) -> None:
+        """Raises ValueError unless the ids are sequences, or are none, as is said."""
+        if isinstance(self.categorical_column, _SEQUENCES) == sequence:
+            return
+        layer = "sequence_input_layer or SequenceFeatures"
+        if sequence:
+            raise ValueError(
+                f"Column '{self.name}': expected a sequence_categorical_column_with_… for {layer}. "
+                f"Received: {type(self.categorical_column).__name__}."
+            )
+        raise ValueError(
+            f"Column '{self.name}': expected a column that is no sequence. Received: "
+            f"{type(self.categorical_column).__name__}. Use {layer}."
+        )
+
+    def positions(self, ids: Any, inputs: Any) -> Positions:
+        """What to look up of an adaptive column.
+
+        Args:
+            ids: The categorical column's ids and weights.
+            inputs: The features, and what columns have made of them.
+        """
+        adaptive = own_rows_column_in(self)
+        raw = adaptive.raw_ids(inputs)
+        mask = aligned_mask(adaptive, inputs._features, raw)
+        keys = adaptive.keys_of(raw.values)
+        buckets = adaptive.lookup_buckets(raw.values, ids.id_tensor.values)
+        safe = self.use_safe_embedding_lookup or ids.id_tensor.shape.rank != 2
+        positions = Positions(ids.id_tensor, ids.weight_tensor, keys, buckets, mask, safe)
+        return with_weight(self, positions)
+
+    def _in_layer(self, cache: Any, state: Any) -> tuple[tf.Tensor, tf.SparseTensor]:
+        """Embeddings, and the ids that they are of."""
+        found = state.found.get(self.name)
+        if found is not None:
+            return combine(self, found.positions, found.rows), found.ids
+        ids = self.categorical_column.get_sparse_tensors(cache, state)
+        return self._embed(ids, cache, state.embedding(self), state.training), ids.id_tensor
+
+    def _embed(self, ids: Any, inputs: Any, rows: EmbeddingRows, training: bool) -> tf.Tensor:
+        if own_rows_column_in(self) is None:
+            lookup = tf.compat.v1.nn.safe_embedding_lookup_sparse
+            if not self.use_safe_embedding_lookup and ids.id_tensor.shape.rank == 2:
+                lookup = tf.nn.embedding_lookup_sparse
+            return lookup(rows.static, *ids, combiner=self.combiner, max_norm=self.max_norm)
+        at = self.positions(ids, inputs)
+        return combine(self, at, rows.lookup(at.keys, at.buckets, at.mask, training))
+
+    def get_config(self) -> dict[str, Any]:
+        """The fields, as JSON can hold them."""
+        return {
+            **self._asdict(),
+            "categorical_column": serialization.serialize_feature_column(self.categorical_column),
+            "initializer": serialize_initializer(self.initializer),
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], custom_objects: Any = None, columns_by_name: Any = None
+    ) -> RowsColumn:
+        """Makes the column that a `get_config` came from."""
+        column = serialization.deserialize_feature_column(
+            config["categorical_column"], custom_objects, columns_by_name
+        )
+        initializer = deserialize_initializer(config["initializer"])
+        return cls(**{**config, "categorical_column": column, "initializer": initializer})
+
+
+@serialization.register_feature_column
+class AdaptiveEmbeddingColumn(RowsColumn):
+    """See `embedding_column`."""
+
+
+@serialization.register_feature_column
+class AdaptiveSharedEmbeddingColumn(RowsColumn):
+    """See `shared_embedding_columns`."""

@@ -1,0 +1,148 @@
+"""Stopping at the right epoch, with one worker and with many, and going back to the best one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from typing import Any
+
+import keras
+from keras.src.utils import io_utils
+
+from sok_embed import communicators
+from sok_embed.callbacks.averaged_logs import averaged_logs
+from sok_embed.checkpoint import Checkpoint
+from sok_embed.checkpoint.files.records import local_path
+from sok_embed.checkpoint.transfer.saves import wait_for_writers
+
+
+class EarlyStopping(keras.callbacks.EarlyStopping):
+    """`keras.callbacks.EarlyStopping` that has the rows, with one worker and with many.
+
+    The monitored metric is averaged over all workers, so that they stop at the same epoch. All of
+    them need the callback.
+
+    With `restore_best_weights`, each epoch that is better than those before is kept as a
+    `sok_embed.checkpoint.Checkpoint`, in the place of the one before, and the best one is restored
+    when training has ended: dense weights, rows with their slots, and the optimizer with its step,
+    which Keras leaves as the last epoch had it. A checkpoint has no gradients that were accumulated
+    and not applied, so an epoch must end where the optimizer applies them.
+
+    Example:
+    >>> callback = EarlyStopping(monitor="loss", patience=2, restore_best_weights=True)
+
+    Args:
+        monitor: The metric that is looked at.
+        min_delta: A change that is smaller is none.
+        patience: After so many epochs without a better one training stops.
+        verbose: 1: worker 0 says when it stops and what it restores. 0: it does not.
+        mode: `"min"`, `"max"` or `"auto"`: which metric is the better one.
+        baseline: What the metric must be better than, or training stops after `patience` epochs.
+        restore_best_weights: Whether the model of the best epoch comes back when training ends.
+        start_from_epoch: Epochs before this one are not looked at.
+        directory: Where the best epoch is kept, and stays; nothing else should be in there. `None`:
+            in a temporary folder, which one worker alone may have. Several need a folder that all
+            of them share.
+
+    Raises:
+        ValueError: For a directory without `restore_best_weights`, and for a URL; at the beginning
+            of `fit` with several workers for `restore_best_weights` without a directory, and when
+            an epoch is kept as `Checkpoint.save` raises.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        min_delta: float = 0,
+        patience: int = 0,
+        verbose: int = 0,
+        mode: str = "auto",
+        baseline: float | None = None,
+        restore_best_weights: bool = False,
+        start_from_epoch: int = 0,
+        *,
+        directory: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__(
+            monitor=monitor,
+            min_delta=min_delta,
+            patience=patience,
+            verbose=verbose,
+            mode=mode,
+            baseline=baseline,
+            # Keras' own way has no rows, so it must keep nothing.
+            restore_best_weights=False,
+            start_from_epoch=start_from_epoch,
+        )
+        if directory is not None and not restore_best_weights:
+            raise ValueError(
+                "Expected no directory with restore_best_weights=False, which keeps nothing. "
+                f"Received: {os.fspath(directory)!r}."
+            )
+        self.best_epoch = 0
+        self.keeps_best_epoch = restore_best_weights
+        if directory is not None:
+            local_path(directory)  # refuses a URL
+        self._directory = directory
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._kept: str | None = None  # the folder, once an epoch is in there
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Forgets the epochs of an earlier `fit`."""
+        super().on_train_begin(logs)
+        self._kept = None
+        size = communicators.size()
+        if self.keeps_best_epoch and self._directory is None and size > 1:
+            raise ValueError(
+                "Expected a directory that all workers share, in which "
+                f"EarlyStopping(restore_best_weights=True) keeps the best epoch of {size} workers. "
+                "Received: directory=None. Give one, as in "
+                "EarlyStopping(restore_best_weights=True, directory='/shared/run7/best')."
+            )
+        if communicators.rank():
+            self.verbose = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Warns where a best epoch of before would be forgotten."""
+        super().on_epoch_begin(epoch, logs)
+        folder = self._directory
+        if epoch and self.best is None and folder is not None and os.path.exists(folder):
+            if not communicators.rank():
+                warnings.warn(
+                    f"Expected to know how good the epoch in '{os.fspath(folder)}' was, as fit "
+                    f"goes on with epoch {epoch + 1}. Received: nothing of that, so the next epoch "
+                    "takes its place. Give another directory, or a baseline.",
+                    stacklevel=2,
+                )
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Keeps the epoch if it is the best one, and stops if none has been for too long."""
+        before, self.best_epoch = self.best_epoch, -1
+        super().on_epoch_end(epoch, averaged_logs(logs))
+        if self.best_epoch != epoch:
+            self.best_epoch = before
+        elif self.keeps_best_epoch:
+            wait_for_writers()  # of BackupAndRestore, for one
+            self._kept = Checkpoint(self.model).save(self._folder())
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Restores the best epoch."""
+        super().on_train_end(logs)
+        if self._kept is not None:
+            if self.verbose > 0:
+                io_utils.print_msg(
+                    f"Restoring the model from the end of the best epoch: {self.best_epoch + 1}."
+                )
+            wait_for_writers()
+            Checkpoint(self.model).restore(self._kept)
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+
+    def _folder(self) -> str:
+        if self._directory is not None:
+            return os.fspath(self._directory)
+        if self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="sok-embed-best-")
+        return self._temporary.name

@@ -1,0 +1,50 @@
+"""Dense weights that all workers begin with alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from sok_embed import communicators
+
+
+class BroadcastVariables(keras.callbacks.Callback):
+    """Gives every worker the dense weights and optimizer state of one of them, before training.
+
+    Rows of tables need no broadcast: where a row starts is a function of its key.
+
+    Example:
+    >>> callback = BroadcastVariables(root_rank=0)
+
+    Args:
+        root_rank: The worker whose values all others take.
+
+    Raises:
+        ValueError: For a rank that no worker has.
+    """
+
+    def __init__(self, root_rank: int = 0) -> None:
+        super().__init__()
+        size = communicators.size()
+        if not 0 <= root_rank < size:
+            raise ValueError(
+                f"Expected root_rank to be the rank of one of {size} workers, in [0, {size}). "
+                f"Received: root_rank={root_rank}."
+            )
+        self.root_rank = root_rank
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Broadcasts the weights. Keras has built the model and its optimizer by now."""
+        communicator = communicators.current()
+        if communicator.size == 1:
+            return
+        optimizer = self.model.optimizer
+        variables = [*self.model.variables, *(optimizer.variables if optimizer else [])]
+        for i, variable in enumerate(variables):
+            if variable.dtype in ("string", "bool"):
+                continue
+            value = communicator.broadcast(
+                variable.value, self.root_rank, f"sok_embed.broadcast.{i}"
+            )
+            variable.assign(value)

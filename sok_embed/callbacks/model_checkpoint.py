@@ -1,0 +1,135 @@
+"""Files of the model in `fit`: whole ones, with the rows of all workers."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from sok_embed import communicators
+from sok_embed.callbacks.averaged_logs import averaged_logs
+from sok_embed.checkpoint.saving import (
+    check_rows_can_be_copied,
+    save_whole,
+    tables_of_one_file,
+    write_archive,
+)
+
+_WHOLE, _WEIGHTS = ".keras", ".weights.h5"
+
+
+class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """`keras.callbacks.ModelCheckpoint` whose file is the last whole one, with all rows.
+
+    Keras' own writes over the best model that there is. Here a file is replaced once the new one is
+    whole, as `sok_embed.save_model` does.
+
+    Rows in a storage go on changing after the file was written, so they are copied with it: by hard
+    links, where the file system has them, into a folder beside the file, `best.keras.rows`. File
+    and rows are replaced in one step. `keras.saving.load_model` reads the rows where they lie, from
+    a storage that is open read-only, so such a model predicts and does not train; to go on from
+    there, make the model by its class and `model.load_weights(file)`, which puts the rows into the
+    storage of the model. Take the folder along wherever the file goes.
+
+    With several workers, all of them need the callback, with the same path in a folder that they
+    share. Metrics are averaged over them before they are compared, and before they come into the
+    file's name, so that all of them save or none does.
+
+    Example:
+    >>> callback = ModelCheckpoint("best.keras", monitor="loss", save_best_only=True)
+
+    Args:
+        filepath: Ends in `.keras`, or in `.weights.h5` with `save_weights_only`. It may have fields
+            as `{epoch}` and `{val_loss:.2f}`.
+        monitor: The metric that `save_best_only` looks at.
+        verbose: 1: worker 0 says when it saves. 0: it does not.
+        save_best_only: Whether a file is written where the metric is better than ever only.
+        save_weights_only: Whether the file is that of `model.save_weights`, rows among them.
+        mode: `"min"`, `"max"` or `"auto"`: which metric is the better one.
+        save_freq: `"epoch"`, or after how many batches to save.
+        initial_value_threshold: What the metric must be better than at first.
+
+    Raises:
+        ValueError: For another ending, and as Keras raises; from `fit` as `sok_embed.save_model`,
+            and for feature columns whose rows lie in a storage.
+    """
+
+    # Layers with rows ask for this before `fit` begins.
+    saves_rows_of_all_workers = True
+
+    def __init__(
+        self,
+        filepath: str | os.PathLike[str],
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_best_only: bool = False,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        initial_value_threshold: float | None = None,
+    ) -> None:
+        super().__init__(
+            filepath,
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=save_best_only,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+            initial_value_threshold=initial_value_threshold,
+        )
+        if not self.filepath.endswith((_WHOLE, _WEIGHTS)):
+            raise ValueError(
+                f"Expected a filepath that ends in {_WHOLE}, or in {_WEIGHTS} with "
+                f"save_weights_only=True. Received: {self.filepath!r}."
+            )
+
+    def set_model(self, model: keras.Model) -> None:
+        """Takes the model that `fit` trains; one worker alone speaks."""
+        super().set_model(model)
+        if communicators.rank():
+            self.verbose = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Refuses tables of which no file can be written, before the first step."""
+        super().on_train_begin(logs)
+        tables_of_one_file(self.model)
+        check_rows_can_be_copied(self.model)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Warns where a best epoch of before would be forgotten."""
+        super().on_epoch_begin(epoch, logs)
+        forgets = self.save_best_only and self.best in (None, float("inf"), -float("inf"))
+        if forgets and epoch and os.path.exists(self.filepath) and not communicators.rank():
+            warnings.warn(
+                f"Expected to know how good the epoch in '{self.filepath}' was, as fit goes on "
+                f"with epoch {epoch + 1}. Received: nothing of that, so the next epoch takes its "
+                "place. Give initial_value_threshold or another path, or train by "
+                "sok_embed.checkpoint.fit, which remembers it.",
+                stacklevel=2,
+            )
+
+    def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
+        """Saves where Keras would, by the metrics of all workers."""
+        super()._save_model(epoch, batch, averaged_logs(logs))
+
+    def _should_save_model(self, epoch: int, batch: Any, logs: Any, filepath: str) -> bool:
+        """Saves where Keras would, and tells it that there is nothing to do."""
+        if super()._should_save_model(epoch, batch, logs, filepath):
+            if self.save_weights_only:
+                self._save_file(filepath, _WEIGHTS, self._save_weights)
+            else:
+                self._save_file(filepath, _WHOLE, self._write_archive)
+        return False
+
+    def _save_file(self, filepath: str, ending: str, write: Callable[[str], object]) -> None:
+        save_whole(self.model, filepath, ending, write, make_folder=True, copy_storages=True)
+
+    def _save_weights(self, path: str) -> None:
+        self.model.save_weights(path)
+
+    def _write_archive(self, path: str) -> None:
+        write_archive(self.model, path)

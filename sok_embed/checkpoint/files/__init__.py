@@ -1,0 +1,1 @@
+"""The files of checkpoints: where they lie, how they are named, written and checked."""

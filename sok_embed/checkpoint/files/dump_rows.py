@@ -1,0 +1,67 @@
+"""The rows of a dump of a storage, in pieces."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from sok_embed.binding import _core
+from sok_embed.checkpoint.files.records import checksum, damaged
+from sok_embed.checkpoint.files.rows_file import Rows
+
+_HEADER_BYTES = 24
+_BLOCK = struct.Struct("<IIQ")
+_MOST_BYTES = 1 << 20  # payload of a block, unless a single row is longer
+
+
+class DumpRows(NamedTuple):
+    """Rows of a group.
+
+    Attributes:
+        group: The group.
+        rows: Some of its rows.
+    """
+
+    group: int
+    rows: Rows
+
+
+def rows_of_dump(path: str) -> Iterator[DumpRows]:
+    """Yields the rows of what `Storage.dump` has written: see `docs/reference/file-formats.md`.
+
+    Raises:
+        CorruptionError: For a damaged file.
+    """
+    groups = _core.dump_groups(path)  # this checks the ends of the file
+    with open(path, "rb") as file:
+        file.seek(_HEADER_BYTES, os.SEEK_SET)
+        for number, dim, slot_floats, count, _ in groups:
+            width = 16 + 4 * (dim + slot_floats)
+            most = max(1, _MOST_BYTES // width)
+            for begin in range(0, count, most):
+                n = min(most, count - begin)
+                offset = file.tell()
+                block = file.read(_BLOCK.size + n * width + 8)
+                covered = memoryview(block)[: _BLOCK.size + n * width]
+                told = int.from_bytes(block[len(covered) :], "little")
+                head = _BLOCK.unpack_from(block)
+                if checksum(covered, offset) != told or head != (number, n, n * width):
+                    raise damaged(path, f"a whole block at byte {offset}", "another")
+                yield DumpRows(number, _columns(covered[_BLOCK.size :], n, dim, slot_floats))
+
+
+def _columns(payload: memoryview, n: int, dim: int, slot_floats: int) -> Rows:
+    counters = np.frombuffer(payload, np.uint32, 2 * n, 8 * n).astype(np.int64)
+    floats = np.frombuffer(payload, np.float32, n * (dim + slot_floats), 16 * n)
+    floats = floats.reshape(n, dim + slot_floats)
+    return Rows(
+        np.frombuffer(payload, np.int64, n),
+        floats[:, :dim],
+        floats[:, dim:],
+        counters[:n],
+        counters[n:],
+    )

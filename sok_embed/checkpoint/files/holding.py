@@ -1,0 +1,106 @@
+"""Opening all files of a checkpoint, which others may replace or remove meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from sok_embed.checkpoint.files import manifest as manifests
+from sok_embed.checkpoint.files.manifest import Link, Manifest
+from sok_embed.checkpoint.files.place_of import place_of
+from sok_embed.checkpoint.files.places import Fetched
+from sok_embed.kv import CorruptionError
+
+_Reading = Callable[[str], Manifest]
+_TRIES = 100  # each has met another save or compaction of the checkpoint
+
+
+class Held(NamedTuple):
+    """A checkpoint whose files stay readable, whoever removes them.
+
+    Attributes:
+        chain: The checkpoint, and those that it has the changes since, the newest first.
+        places: Where the files of each of them are read.
+    """
+
+    chain: list[Link]
+    places: list[Fetched]
+
+    def end(self) -> None:
+        """Closes the files."""
+        for place in self.places:
+            place.end()
+
+
+def hold(
+    folder: str,
+    needed: Callable[[int, Manifest], Iterable[str]],
+    read_chain: Callable[[str, _Reading], list[Link]] = manifests.read_chain,
+) -> Held:
+    """Opens all files of a checkpoint that are needed; files that it lacks are left out.
+
+    Where somebody replaces the checkpoint, or compacts one that it builds on, that is found out by
+    the manifests, and it is opened as it is then.
+
+    Args:
+        folder: The path of the checkpoint's folder.
+        needed: Gets the number of a checkpoint of the chain, 0 being the newest, and its manifest.
+            Returns the names of the files.
+        read_chain: Reads the manifests by a function.
+
+    Raises:
+        FileNotFoundError: If there is no whole checkpoint in the folder, or if it was removed.
+        CorruptionError: For one that is damaged.
+        ValueError: For one of a later version.
+        OSError: From the file system or the store.
+    """
+    for _ in range(_TRIES):
+        seen: dict[str, Manifest] = {}
+
+        def read(path: str, seen: dict[str, Manifest] = seen) -> Manifest:
+            return seen.setdefault(path, manifests.read(path))
+
+        try:
+            held = _held(read_chain(folder, read), needed)
+        except CorruptionError:
+            if folder not in seen or _is_same([Link(folder, seen[folder])]):
+                raise
+            continue
+        if held is not None:
+            return held
+    raise OSError(
+        f"Expected the checkpoint in '{folder}' to stay for as long as its files are opened. "
+        f"Received: another checkpoint there at each of {_TRIES} tries. Stop what saves or "
+        "compacts it."
+    )
+
+
+def _held(chain: list[Link], needed: Callable[[int, Manifest], Iterable[str]]) -> Held | None:
+    """Opens the files of a chain; `None`: it is another one by now."""
+    held = Held(chain, [])
+    try:
+        is_lacking = False
+        for number, (folder, manifest) in enumerate(chain):
+            names = list(needed(number, manifest))
+            held.places.append(place_of(folder).fetch(names))
+            is_lacking |= not all(map(held.places[-1].has, names))
+        if is_lacking and not _is_same(chain):
+            held.end()
+            return None
+    except BaseException:
+        held.end()
+        raise
+    return held
+
+
+def _is_same(chain: list[Link]) -> bool:
+    """Returns whether the manifests are still the ones that were read."""
+    try:
+        return all(manifests.read(folder).attempt == manifest.attempt for folder, manifest in chain)
+    except FileNotFoundError:
+        return False
+
+
+def all_files(number: int, manifest: Manifest) -> list[str]:
+    """The names of all files but the manifest, of whatever checkpoint of a chain."""
+    return [record.name for record in (*manifest.rows, *manifest.files, *manifest.data)]

@@ -1,0 +1,276 @@
+"""The manifest of a checkpoint, which is written last: with it the checkpoint is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sok_embed.checkpoint.files import manifest_schema
+from sok_embed.checkpoint.files.place_of import place_of
+from sok_embed.checkpoint.files.places import Place
+from sok_embed.checkpoint.files.records import OWN_NAME, FileRecord, checksum, damaged
+from sok_embed.checkpoint.files.schema import (
+    MOST_BYTES,
+    checked,
+    integer,
+    list_of,
+    parsed,
+    shown,
+    text,
+)
+
+NAME = "manifest.json"
+_FORMAT = "sok-embed checkpoint"
+_VERSION = 1
+# What a reader must know to read what this writer writes.
+_FEATURES = ("full", "rows-1", "tf.train.Checkpoint")
+# The same of a checkpoint that has the changes since another one.
+_DELTA_FEATURES = ("delta", "rows-1", "tf.train.Checkpoint")
+_KNOWN_FEATURES = frozenset(_FEATURES + _DELTA_FEATURES)
+
+
+class Parent(NamedTuple):
+    """The checkpoint whose changes since then another one has.
+
+    Attributes:
+        folder: Its name, in the folder that both lie in.
+        state: The number of what it holds.
+    """
+
+    folder: str
+    state: int
+
+
+class Manifest(NamedTuple):
+    """What a checkpoint consists of.
+
+    Attributes:
+        attempt: The number of the save, in the names of its files.
+        serial: Grows from one save of a `CheckpointManager` to the next; 0 for other saves.
+        step: The iterations of the optimizer, or what a manager was given.
+        workers: How many wrote it.
+        dense: The file of dense weights: `prefix`; `variables` and `metrics`, lists of
+            `[path, dtype, shape]`; `others`, paths of what else was saved.
+        tables: A dict for each table; see `docs/reference/file-formats.md`.
+        rows: The file of rows of each worker; none without tables.
+        files: Of dense weights.
+        parent: Of a checkpoint that has the changes since that one; `None`: it has everything.
+        state: The number of what it holds: that of the save that captured it, also where its files
+            were written again later.
+        data: The files that each worker has of its own, those of one after those of another.
+    """
+
+    attempt: int
+    serial: int
+    step: int
+    workers: int
+    dense: dict[str, Any]
+    tables: list[dict[str, Any]]
+    rows: list[FileRecord]
+    files: list[FileRecord]
+    parent: Parent | None = None
+    state: int = 0
+    data: Sequence[FileRecord] = ()
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all files, that of the manifest too."""
+        return {NAME, *(record.name for record in (*self.rows, *self.files, *self.data))}
+
+
+def write(folder: str | Place, manifest: Manifest) -> None:
+    """Makes the checkpoint whole, and replaces one that was there.
+
+    Raises:
+        ValueError: For a manifest that `read` would refuse; nothing is written.
+        OSError: From the file system or the store.
+    """
+    place = place_of(folder)
+    content = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "least_reader": _VERSION,
+        "features": list(_DELTA_FEATURES if manifest.parent else _FEATURES),
+        **manifest._asdict(),
+        "attempt": f"{manifest.attempt:016x}",
+        "state": f"{manifest.state:016x}",
+        "parent": manifest.parent
+        and {"folder": manifest.parent.folder, "state": f"{manifest.parent.state:016x}"},
+        "rows": [record._asdict() for record in manifest.rows],
+        "files": [record._asdict() for record in manifest.files],
+        "data": [record._asdict() for record in manifest.data],
+    }
+    content["checksum"] = _checksum(content)
+    data = json.dumps(content, indent=1, allow_nan=False).encode()
+    _parsed(place.file(NAME), data)
+    place.write(NAME, data, f"manifest-{manifest.attempt:016x}.tmp")
+
+
+def is_whole(folder: str | Place) -> bool:
+    """Returns whether a folder has a manifest, whatever it says."""
+    return place_of(folder).has(NAME)
+
+
+def read(folder: str | Place) -> Manifest:
+    """Reads and checks the manifest of a folder.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        CorruptionError: For one that is not as it was written.
+        ValueError: For one that this version does not know how to read.
+    """
+    place = place_of(folder)
+    try:
+        data = place.read(NAME, MOST_BYTES)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"Expected a checkpoint in '{place.path}'. Received: a folder without {NAME}, which is "
+            "none, or one whose save did not end. Take another one."
+        ) from None
+    except NotADirectoryError:
+        raise FileNotFoundError(
+            f"Expected a checkpoint, which is a folder. Received: '{place.path}', which is a file. "
+            "`sok-embed checkpoint convert` reads .keras files."
+        ) from None
+    content = _parsed(place.file(NAME), data)
+    rows, files, more = (
+        [FileRecord(*(each[field] for field in FileRecord._fields)) for each in records]
+        for records in (content["rows"], content["files"], content.get("data", ()))
+    )
+    parent = content.get("parent")
+    return Manifest(
+        attempt=int(content["attempt"], 16),
+        serial=content.get("serial", 0),
+        step=content["step"],
+        workers=content["workers"],
+        dense=content["dense"],
+        tables=content["tables"],
+        rows=rows,
+        files=files,
+        parent=Parent(parent["folder"], int(parent["state"], 16)) if parent else None,
+        state=int(content.get("state", content["attempt"]), 16),
+        data=more,
+    )
+
+
+def _parsed(path: str, data: bytes) -> dict[str, Any]:
+    """The content of a manifest, all of which has been checked.
+
+    Raises:
+        CorruptionError: For one that is not as it was written.
+        ValueError: For one that this version does not know how to read.
+    """
+    content = parsed(path, data)
+    if type(content) is not dict or content.get("format") != _FORMAT:
+        raise damaged(path, f"the format {_FORMAT!r}", shown(content))
+    _check_version(path, content)
+    if content.pop("checksum", None) != _checksum(content):
+        raise damaged(path, "what agrees with its checksum", "something else")
+    checked(path, content, manifest_schema.manifest)
+    for entry in content["tables"]:
+        for part in entry["parts"].values():
+            part.setdefault("size", part["rows"])  # of before there were changes alone
+    return content
+
+
+def remove_attempts(folder: str | Place, goes: Callable[[int], bool]) -> None:
+    """Removes the files of saves, but those that the manifest in the folder names."""
+    place = place_of(folder)
+    try:
+        kept = read(place).attempt if is_whole(place) else None
+    except (OSError, ValueError):
+        return  # what a damaged manifest names is not known
+    gone = []
+    for name in place.names():
+        found = OWN_NAME.fullmatch(name)
+        if found is not None and int(found["attempt"], 16) != kept:
+            if goes(int(found["attempt"], 16)):
+                gone.append(name)
+    place.remove(gone)
+
+
+class Link(NamedTuple):
+    """One of the checkpoints that another one needs.
+
+    Attributes:
+        folder: The path of the checkpoint's folder.
+        manifest: Its manifest.
+    """
+
+    folder: str
+    manifest: Manifest
+
+
+def read_chain(folder: str, reading: Callable[[str], Manifest] = read) -> list[Link]:
+    """Reads the manifest of a folder, and of those that it has the changes since, the newest first.
+
+    Args:
+        folder: The path of the checkpoint's folder.
+        reading: Reads a manifest, or remembers it.
+
+    Raises:
+        FileNotFoundError: If there is none in the folder.
+        CorruptionError: For one that is not as it was written, and where one of the others is not
+            there or holds another state.
+        ValueError: For one that this version does not know how to read.
+    """
+    chain = [Link(folder, reading(folder))]
+    while (parent := chain[-1].manifest.parent) is not None:
+        path = os.path.join(os.path.dirname(folder), parent.folder)
+        try:
+            manifest = reading(path)
+        except FileNotFoundError:
+            raise damaged(
+                chain[-1].folder, f"the checkpoint that it builds on, '{path}'", "none"
+            ) from None
+        if manifest.state != parent.state or path in [link.folder for link in chain]:
+            raise damaged(
+                chain[-1].folder,
+                f"state {parent.state:016x} in '{path}', which it builds on",
+                f"state {manifest.state:016x}, of another chain",
+            )
+        own = (manifest.workers, [identity(table) for table in manifest.tables])
+        first = chain[0].manifest
+        if own != (first.workers, [identity(table) for table in first.tables]):
+            raise damaged(path, "the tables and workers of the later checkpoints", "others")
+        chain.append(Link(path, manifest))
+    _check_sizes(chain)
+    return chain
+
+
+def _check_sizes(chain: Sequence[Link]) -> None:
+    """Raises CorruptionError for a table with more rows than all files of the chain have."""
+    folder, newest = chain[0]
+    for i, entry in enumerate(newest.tables):
+        for name, part in entry["parts"].items():
+            most = sum(manifest.tables[i]["parts"][name]["rows"] for _, manifest in chain)
+            if part["size"] > most:
+                expected = f"a size of at most {most} as 'tables[{i}].parts.{name}.size'"
+                raise damaged(os.path.join(folder, NAME), expected, str(part["size"]))
+
+
+def identity(table: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What must be the same of a table in all checkpoints of a chain."""
+    return tuple(table[name] for name in ("path", "kind", "dim", "owners"))
+
+
+def _check_version(path: str, content: dict[str, Any]) -> None:
+    """Raises for what only a later version reads. Its checksum may be another one too."""
+    checked(path, content.get("least_reader"), integer(1), "least_reader")
+    checked(path, content.get("features"), list_of(text), "features")
+    least, features = content["least_reader"], content["features"]
+    unknown = [each for each in features if each not in _KNOWN_FEATURES]
+    if least > _VERSION or unknown:
+        raise ValueError(
+            f"Expected a checkpoint of version {_VERSION} with features of "
+            f"{sorted(_KNOWN_FEATURES)} in '{path}', which this sok-embed knows. Received: one for "
+            f"readers of version {least} on, with {unknown or 'no other'} beside these. Restore "
+            "it with the sok-embed that wrote it, or a newer one."
+        )
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return f"{checksum(text.encode(), 0):016x}"

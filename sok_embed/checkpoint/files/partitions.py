@@ -1,0 +1,78 @@
+"""Rows of more tables than memory holds, a part of their keys at a time."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sok_embed.tables.owners import mixed_owners
+
+# What a part of the keys takes in memory, about.
+PART_BYTES = 128 << 20
+_MOST_PARTS = 1024  # each is a file; with more, parts are larger
+_SALT = 0x5EED
+
+
+class Partitions:
+    """Records that are dealt out by a hash of their keys, and come back a part at a time.
+
+    All records of a key come back in one part. If they are many they lie in files meanwhile, which
+    have no more bytes than the records, and are removed at the end of the `with` block.
+
+    Args:
+        dtype: Of the records; its field `key` is an int64.
+        expected_bytes: Of all records, by which the number of parts is chosen.
+        of_all_bytes: What other partitions expect that are used at the same time, and these.
+    """
+
+    def __init__(self, dtype: npt.DTypeLike, expected_bytes: int, of_all_bytes: int = 0) -> None:
+        self.dtype = np.dtype(dtype)
+        self.number = min(_MOST_PARTS, max(1, -(-expected_bytes // PART_BYTES)))
+        self._held: list[npt.NDArray[Any]] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        if max(expected_bytes, of_all_bytes) > PART_BYTES:
+            self._folder = tempfile.TemporaryDirectory(prefix="sok-embed-")
+
+    def __enter__(self) -> Partitions:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._held.clear()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def add(self, records: npt.NDArray[Any]) -> None:
+        """Deals records `[n]` out."""
+        if self._folder is None:
+            self._held.append(records)
+            return
+        parts = mixed_owners(records["key"], _SALT, self.number)
+        order = np.argsort(parts, kind="stable")
+        ends = np.searchsorted(parts[order], np.arange(self.number + 1))
+        for part in range(self.number):
+            chosen = order[ends[part] : ends[part + 1]]
+            if len(chosen):
+                with open(self._path(part), "ab") as file:
+                    file.write(records[chosen].tobytes())
+
+    def part(self, number: int) -> npt.NDArray[Any]:
+        """The records of a part, in the order in which they were added."""
+        if self._folder is None:
+            return np.concatenate(self._held or [np.zeros(0, self.dtype)])
+        if not os.path.exists(self._path(number)):
+            return np.zeros(0, self.dtype)
+        return np.fromfile(self._path(number), self.dtype)
+
+    def _path(self, part: int) -> str:
+        assert self._folder is not None
+        return os.path.join(self._folder.name, f"part-{part:04d}")

@@ -1,0 +1,198 @@
+"""The files of a checkpoint: their checksums, their names, and how they come to be whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import re
+import stat
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sok_embed.binding import _core
+from sok_embed.kv import CorruptionError
+
+# A file's checksum is made of those of its pieces, so that whoever writes it needs no second look.
+PIECE_BYTES = 1 << 20
+# What saves write, all with the number of the save in their names.
+OWN_NAME = re.compile(
+    r"(?:(?:rows|data)-\d{5,}-of-\d{5,}|dense|manifest)-(?P<attempt>[0-9a-f]{16})[.\w-]*"
+)
+ROWS_NAME = re.compile(
+    r"rows-(?P<worker>\d{5,})-of-(?P<workers>\d{5,})-(?P<attempt>[0-9a-f]{16})\.sok"
+)
+# `tf.train.Checkpoint` appends these to the prefix of a worker's own files. Records have
+# this order.
+DATA_ENDINGS = (".index", ".data-00000-of-00001")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")  # file systems have no longer ones
+
+
+class FileRecord(NamedTuple):
+    """What a manifest says of a file.
+
+    Attributes:
+        name: In the folder of the manifest.
+        bytes: Its length.
+        checksum: See `FileChecksum`: 16 hexadecimal digits.
+    """
+
+    name: str
+    bytes: int
+    checksum: str
+
+
+def checksum(data: Any, offset: int) -> int:
+    """XXH3-64 of bytes, with the offset in the file of the first one as its seed."""
+    return _core.checksum(np.frombuffer(data, np.uint8), offset)
+
+
+class FileChecksum:
+    """The checksum of a file that is written or read from its beginning to its end.
+
+    The file is cut into pieces of `PIECE_BYTES`. Each has its `checksum`; those numbers, as
+    little-endian u64 one after the other, have the checksum of the file, with its length as seed.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._waiting = bytearray()  # less than a piece
+        self._pieces = bytearray()
+
+    def update(self, data: Any) -> None:
+        """Adds bytes that follow in the file."""
+        view = memoryview(data).cast("B")
+        self.bytes += len(view)
+        while len(view):
+            taken = view[: PIECE_BYTES - len(self._waiting)]
+            view = view[len(taken) :]
+            if not self._waiting and len(taken) == PIECE_BYTES:
+                self._add_piece(taken)
+                continue
+            self._waiting += taken
+            if len(self._waiting) == PIECE_BYTES:
+                self._add_piece(self._waiting)
+                self._waiting = bytearray()
+
+    def _add_piece(self, piece: Any) -> None:
+        offset = len(self._pieces) // 8 * PIECE_BYTES
+        self._pieces += checksum(piece, offset).to_bytes(8, "little")
+
+    def digest(self) -> str:
+        """The checksum of all bytes so far."""
+        pieces = bytes(self._pieces)
+        if self._waiting:
+            offset = len(pieces) // 8 * PIECE_BYTES
+            pieces += checksum(self._waiting, offset).to_bytes(8, "little")
+        return f"{checksum(pieces, self.bytes):016x}"
+
+
+def record_of(folder: str, name: str) -> FileRecord:
+    """Forces a file that another library has written to disk, and reads it for its record."""
+    found = FileChecksum()
+    with open(os.path.join(folder, name), "rb") as file:
+        while data := file.read(PIECE_BYTES):
+            found.update(data)
+        os.fsync(file.fileno())
+    return FileRecord(name, found.bytes, found.digest())
+
+
+def check_most(path: str, length: int, most: int) -> None:
+    """Raises CorruptionError for a file that is longer than any of its kind."""
+    if length > most:
+        raise damaged(path, f"at most {most} bytes", f"{length}")
+
+
+def check_digest(path: str, record: FileRecord, found: FileChecksum) -> None:
+    """Raises CorruptionError for a file that has another checksum than its record."""
+    if found.digest() != record.checksum:
+        raise damaged(path, f"the checksum {record.checksum}", found.digest())
+
+
+def damaged(path: str, expected: str, received: str) -> CorruptionError:
+    """The error for a file of a checkpoint that is not as it was written."""
+    return CorruptionError(
+        f"Expected {expected} in '{path}'. Received: {received}. The checkpoint is damaged or "
+        "incomplete: take another one, or a copy of it."
+    )
+
+
+@contextlib.contextmanager
+def nothing_restored() -> Iterator[None]:
+    """Has the CorruptionError of a block say that nothing was restored."""
+    try:
+        yield
+    except CorruptionError as error:
+        raise CorruptionError(f"{error} Nothing was restored.") from error
+
+
+def is_plain_name(name: Any) -> bool:
+    """Returns whether a name leads to a file in the folder that it stands in, and nowhere else."""
+    return isinstance(name, str) and _PLAIN_NAME.fullmatch(name) is not None
+
+
+def is_of_a_save(name: str) -> bool:
+    """Whether a file or a folder has a name that saves give."""
+    return OWN_NAME.fullmatch(name) is not None
+
+
+def rows_name(worker: int, workers: int, attempt: int) -> str:
+    """The name of a worker's file of rows."""
+    return f"rows-{worker + 1:05d}-of-{workers:05d}-{attempt:016x}.sok"
+
+
+def dense_prefix(attempt: int) -> str:
+    """What the names of the files of dense weights begin with."""
+    return f"dense-{attempt:016x}"
+
+
+def data_prefix(worker: int, workers: int, attempt: int) -> str:
+    """Returns the prefix of the names of a worker's own files."""
+    return f"data-{worker + 1:05d}-of-{workers:05d}-{attempt:016x}"
+
+
+def data_names(workers: int, attempt: int) -> list[str]:
+    """The names of the own files of all workers, those of one after those of another."""
+    return [
+        f"{data_prefix(worker, workers, attempt)}{ending}"
+        for worker in range(workers)
+        for ending in DATA_ENDINGS
+    ]
+
+
+def local_path(path: str | os.PathLike[str]) -> str:
+    """The absolute path of a folder.
+
+    Raises:
+        ValueError: For one of another file system than that of the machine.
+    """
+    text = os.fspath(path)
+    if "://" in text:
+        raise ValueError(
+            f"Expected a folder of a file system that is mounted. Received: {text!r}. Copy what "
+            "is there to a local or a shared folder, and give that."
+        )
+    return os.path.abspath(text)
+
+
+def opened(path: str) -> io.BufferedReader:
+    """Opens a file for reading; what is not a regular file is not waited for.
+
+    Raises:
+        CorruptionError: For a FIFO, a device, a folder, and links that lead to each other.
+        OSError: From the file system.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # the latter is that of a socket
+            raise damaged(path, "a file", str(error.strerror)) from None
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise damaged(path, "a file", f"something else, of the mode {stat.filemode(mode)}")
+    return open(descriptor, "rb")

@@ -1,0 +1,328 @@
+"""A file of the rows of one worker: blocks with checksums, and an index behind them.
+
+Every byte is under a checksum, and all numbers are little-endian.
+`docs/reference/file-formats.md` has the layout.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sok_embed.binding import _core
+from sok_embed.checkpoint.files.place_of import place_of
+from sok_embed.checkpoint.files.places import Place, Readable, check_length
+from sok_embed.checkpoint.files.records import (
+    FileChecksum,
+    FileRecord,
+    check_digest,
+    checksum,
+    damaged,
+)
+from sok_embed.checkpoint.files.rows_index import (
+    MOST_INDEX_BYTES,
+    ROW_HEAD_BYTES,
+    index_bytes,
+    row_bytes,
+    tables_of_index,
+)
+
+MAGIC, END_MAGIC = b"SOKROWS\n", b"SOKREND\n"
+VERSION = 1
+
+ROWS, ADMISSION, SKETCH, REMOVED = 1, 2, 3, 4  # kinds of blocks
+
+# A block has at most so many bytes of payload, but at least one row.
+PAYLOAD_BYTES = 4 << 20
+
+_HEADER = struct.Struct("<8sIIQII")
+_HEADER_BYTES = _HEADER.size + 8
+_BLOCK = struct.Struct("<IIQQ")
+_FOOTER = struct.Struct("<QQQ8s")
+_ALIGNMENT = 64  # of TensorFlow's tensors, in bytes
+
+
+class Rows(NamedTuple):
+    """Columns of n rows.
+
+    Attributes:
+        keys: int64 `[n]`.
+        embeddings: float32 `[n, dim]`.
+        slots: float32 `[n, slot_floats]`.
+        update_nums: int64 `[n]`.
+        update_times: int64 `[n]`.
+    """
+
+    keys: npt.NDArray[np.int64]
+    embeddings: npt.NDArray[np.float32]
+    slots: npt.NDArray[np.float32]
+    update_nums: npt.NDArray[np.int64]
+    update_times: npt.NDArray[np.int64]
+
+    def where(self, chosen: npt.NDArray[np.bool_]) -> Rows:
+        """The rows of which a mask bool `[n]` is true."""
+        return self if chosen.all() else Rows._make(column[chosen] for column in self)
+
+    def between(self, begin: int, end: int) -> Rows:
+        """The rows from `begin` to `end`."""
+        return Rows._make(column[begin:end] for column in self)
+
+
+class Block(NamedTuple):
+    """A part of a file.
+
+    Attributes:
+        table: Its number in the index.
+        kind: `ROWS`, `ADMISSION`, `SKETCH` or `REMOVED`.
+        number: Of rows and removed keys how many; of other bytes where they begin.
+        payload: The bytes.
+    """
+
+    table: int
+    kind: int
+    number: int
+    payload: memoryview
+
+
+def rows_a_block(dim: int, slot_floats: int) -> int:
+    """The most rows of a block."""
+    return max(1, PAYLOAD_BYTES // row_bytes(dim, slot_floats))
+
+
+class RowsWriter:
+    """Writes a file, which counts once a manifest names it.
+
+    Args:
+        path: There is nothing there yet.
+        attempt: The number of the save.
+        worker: Whose rows they are.
+        workers: Of how many.
+    """
+
+    def __init__(self, path: str, attempt: int, worker: int, workers: int) -> None:
+        self.path = path
+        self._core = _core.RowsFileWriter(path, attempt, worker, workers)
+
+    def __enter__(self) -> RowsWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._core.close()
+
+    def put_rows(self, table: int, rows: Rows) -> None:
+        """Adds rows, in as many blocks as they need."""
+        self._core.put_rows(
+            table,
+            _flat(rows.keys, np.int64).view(np.uint64),
+            _flat(rows.update_nums, np.uint32),
+            _flat(rows.update_times, np.uint32),
+            _flat(rows.embeddings, np.float32),
+            _flat(rows.slots, np.float32),
+            rows.embeddings.shape[1],
+            rows.slots.shape[1],
+        )
+
+    def put_captures(self, tables: Sequence[int], captures: Sequence[_core.Capture]) -> None:
+        """Adds the rows of captures, and the keys that they have as removed.
+
+        Args:
+            tables: The number of each capture's table.
+            captures: All those of one save, so that none of them keeps copies for long.
+        """
+        self._core.put_captures(tables, captures)
+
+    def put_bytes(self, table: int, kind: int, data: bytes) -> None:
+        """Adds what an admission or a sketch has counted."""
+        self._core.put_bytes(table, kind, np.frombuffer(data, np.uint8))
+
+    def put_removed(self, table: int, keys: npt.NDArray[np.int64]) -> None:
+        """Adds keys that went since the checkpoint before."""
+        self._core.put_removed(table, _flat(keys, np.int64).view(np.uint64))
+
+    def finish(self, tables: Sequence[dict[str, Any]]) -> FileRecord:
+        """Writes the index, forces the file to disk, and returns its record.
+
+        Raises:
+            ValueError: For an index that is too long for readers.
+        """
+        index = index_bytes(tables)
+        length, digest = self._core.finish(index)
+        return FileRecord(os.path.basename(self.path), length, f"{digest:016x}")
+
+
+def _aligned(length: int) -> memoryview:
+    """Memory for a block whose columns TensorFlow can take as they are, without a copy."""
+    memory = np.empty(length + _ALIGNMENT, np.uint8)
+    begin = -(memory.ctypes.data + _BLOCK.size) % _ALIGNMENT
+    return memory.data[begin : begin + length]
+
+
+def _flat(column: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(column, dtype).reshape(-1)
+
+
+class RowsReader:
+    """Reads a file. Its ends are checked at once, and each block when it is read.
+
+    Args:
+        folder: Of the checkpoint.
+        record: Of the file.
+        attempt: The number of the save.
+        worker: Whose rows they are.
+        workers: Of how many.
+
+    Attributes:
+        tables: What the index says, in the order of the tables' numbers.
+
+    Raises:
+        CorruptionError: For a file that is not as it was written.
+    """
+
+    def __init__(
+        self, folder: str | Place, record: FileRecord, attempt: int, worker: int, workers: int
+    ) -> None:
+        self._place = place_of(folder)
+        self.path = self._place.file(record.name)
+        self._record = record
+        check_length(self._place, record)
+        with self._place.open(record.name) as file:
+            self._check_header(file.read(_HEADER_BYTES), (attempt, worker, workers))
+            self._index_offset, self.tables = self._read_index(file)
+
+    def _check_header(self, header: bytes, expected: tuple[int, int, int]) -> None:
+        if len(header) < _HEADER_BYTES or not header.startswith(MAGIC):
+            raise damaged(self.path, "a header that begins with SOKROWS", "something else")
+        told = int.from_bytes(header[_HEADER.size :], "little")
+        if checksum(header[: _HEADER.size], 0) != told:
+            raise damaged(self.path, "a header that agrees with its checksum", "another")
+        _, version, length, *identity = _HEADER.unpack_from(header)
+        if version != VERSION or length != _HEADER_BYTES:
+            raise ValueError(
+                f"Expected rows of version {VERSION} in '{self.path}', the newest that this "
+                f"sok-embed knows. Received: version {version}. Restore it with the sok-embed that "
+                "wrote it, or a newer one."
+            )
+        if tuple(identity) != expected:
+            names = "save {}, worker {} of {}"
+            raise damaged(self.path, names.format(*expected), names.format(*identity))
+
+    def _read_index(self, file: Readable) -> tuple[int, list[dict[str, Any]]]:
+        end = self._record.bytes
+        if end < _HEADER_BYTES + _FOOTER.size:
+            raise damaged(self.path, "an index and a footer", f"{end} bytes in all")
+        file.seek(end - _FOOTER.size)
+        footer = file.read(_FOOTER.size)
+        offset, length, told, magic = _FOOTER.unpack(footer)
+        if magic != END_MAGIC or length != end:
+            raise damaged(self.path, f"the end mark SOKREND and the length {end}", "others")
+        length = end - _FOOTER.size - offset
+        if offset < _HEADER_BYTES or not 0 <= length <= MOST_INDEX_BYTES:
+            raise damaged(self.path, "the offset of the index", str(offset))
+        file.seek(offset)
+        index = file.read(length)
+        if checksum(index + footer[:16], offset) != told:
+            raise damaged(self.path, "an index that agrees with its checksum", "another")
+        return offset, tables_of_index(self.path, index, offset)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yields the blocks in their order; after the last the whole file has been checked."""
+        found = FileChecksum()
+        with self._place.open(self._record.name) as file:
+            found.update(file.read(_HEADER_BYTES))
+            while found.bytes < self._index_offset:
+                yield self._next_block(file, found)
+            found.update(file.read(self._record.bytes - self._index_offset))
+        check_digest(self.path, self._record, found)
+
+    def places(self) -> dict[int, list[int]]:
+        """Returns where the blocks of each table begin, and reads no more than their heads."""
+        places: dict[int, list[int]] = {}
+        offset = _HEADER_BYTES
+        with self._place.open(self._record.name) as file:
+            while offset < self._index_offset:
+                file.seek(offset)
+                table, _, _, length = self._read_head(file, offset)[1]
+                places.setdefault(table, []).append(offset)
+                offset += _BLOCK.size + length + 8
+        return places
+
+    def blocks_at(self, offsets: Sequence[int]) -> Iterator[Block]:
+        """Yields the blocks that begin at some of `places`; each is checked."""
+        with self._place.open(self._record.name) as file:
+            for offset in offsets:
+                file.seek(offset)
+                yield self._read_block(file, offset)[0]
+
+    def _next_block(self, file: Readable, found: FileChecksum) -> Block:
+        block, read = self._read_block(file, found.bytes)
+        found.update(read)
+        return block
+
+    def _read_head(self, file: Readable, offset: int) -> tuple[bytes, tuple[int, int, int, int]]:
+        head = file.read(_BLOCK.size)
+        if len(head) < _BLOCK.size:
+            raise damaged(self.path, f"a block at byte {offset}", "the end of the file")
+        told = _BLOCK.unpack(head)
+        self._check_head(offset, *told)
+        return head, told
+
+    def _read_block(self, file: Readable, offset: int) -> tuple[Block, memoryview]:
+        """The block that begins at an offset, where the file stands, and all bytes of it."""
+        head, (table, kind, number, length) = self._read_head(file, offset)
+        block = _aligned(_BLOCK.size + length + 8)
+        block[: _BLOCK.size] = head
+        at, read = _BLOCK.size, 1
+        while at < len(block) and read:
+            read = file.readinto(block[at:])
+            at += read
+        told = int.from_bytes(block[_BLOCK.size + length :], "little")
+        if at < len(block) or checksum(block[: _BLOCK.size + length], offset) != told:
+            raise damaged(
+                self.path, f"a block at byte {offset} that agrees with its checksum", "another"
+            )
+        return Block(table, kind, number, block[_BLOCK.size : _BLOCK.size + length]), block
+
+    def _check_head(self, offset: int, table: int, kind: int, number: int, length: int) -> None:
+        """Raises unless the lengths of a block agree with each other and with the index."""
+        fits = table < len(self.tables) and kind in (ROWS, ADMISSION, SKETCH, REMOVED)
+        if fits and kind == ROWS:
+            width = row_bytes(self.tables[table]["dim"], self.tables[table]["slot_floats"])
+            fits = length == number * width and 0 < length <= max(width, PAYLOAD_BYTES)
+        elif fits and kind == REMOVED:
+            fits = length == 8 * number and 0 < length <= PAYLOAD_BYTES
+        elif fits:
+            fits = 0 < length <= PAYLOAD_BYTES
+        if not fits or offset + _BLOCK.size + length + 8 > self._index_offset:
+            raise damaged(self.path, f"a block at byte {offset}", "lengths that do not fit")
+
+    @staticmethod
+    def removed_in(block: Block) -> npt.NDArray[np.int64]:
+        """The keys of a block of removed ones."""
+        return np.frombuffer(block.payload, np.int64)
+
+    def rows_of(self, block: Block) -> Rows:
+        """The rows of a block, which stay in its memory."""
+        entry = self.tables[block.table]
+        n, dim, slot_floats = block.number, entry["dim"], entry["slot_floats"]
+        counters = np.frombuffer(block.payload, np.uint32, 2 * n, 8 * n).astype(np.int64)
+        floats = np.frombuffer(
+            block.payload, np.float32, n * (dim + slot_floats), ROW_HEAD_BYTES * n
+        )
+        return Rows(
+            np.frombuffer(block.payload, np.int64, n),
+            floats[: n * dim].reshape(n, dim),
+            floats[n * dim :].reshape(n, slot_floats),
+            counters[:n],
+            counters[n:],
+        )

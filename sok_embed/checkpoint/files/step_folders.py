@@ -1,0 +1,208 @@
+"""The folders of checkpoints in a directory: which are whole, which are the last, which may go."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from sok_embed.arguments import check_positive
+from sok_embed.checkpoint.files import manifest as manifests
+from sok_embed.checkpoint.files.manifest import Manifest
+from sok_embed.checkpoint.files.object_store import StoreError
+from sok_embed.checkpoint.files.place_of import place_of
+from sok_embed.checkpoint.files.places import Place
+from sok_embed.checkpoint.files.records import ROWS_NAME, FileRecord, is_of_a_save
+from sok_embed.checkpoint.files.rows_file import RowsReader
+from sok_embed.kv import CorruptionError
+
+_STEP_FOLDER = re.compile(r"step-(\d{9,})")
+MOST = 2**31
+_Reading = Callable[[str], Manifest]
+
+
+class TooMany(NamedTuple):
+    """Returns the checkpoints of a directory that are to be removed.
+
+    Attributes:
+        steps: Their steps, those that build on others before these.
+        unreadable: Steps that stay because a manifest that they need cannot be read.
+    """
+
+    steps: list[int]
+    unreadable: list[int]
+
+
+class _Chain(NamedTuple):
+    """A checkpoint with those that it builds on.
+
+    Attributes:
+        steps: Its step and theirs, the newest first.
+        is_cut: Whether one of them was replaced or went.
+        unreadable: The step of the one whose manifest cannot be read.
+    """
+
+    steps: list[int]
+    is_cut: bool = False
+    unreadable: int | None = None
+
+
+class StepFolders:
+    """Folders `step-000012000` of a directory, as a `CheckpointManager` saves them.
+
+    Args:
+        directory: An absolute path, or where that leads to.
+        max_to_keep: The most checkpoints, beside those of `keep_every`. `None`: all of them.
+        keep_every: Of each so many steps the first checkpoint is kept for good. `None`: none is.
+
+    Raises:
+        ValueError: For numbers that are not positive.
+    """
+
+    def __init__(
+        self,
+        directory: str | Place,
+        max_to_keep: int | None = None,
+        keep_every: int | None = None,
+    ) -> None:
+        self._place = place_of(directory)
+        self.directory = self._place.path
+        for name, number in (("max_to_keep", max_to_keep), ("keep_every", keep_every)):
+            if number is not None:
+                check_positive(name, number, MOST)
+        self._max_to_keep = max_to_keep
+        self._keep_every = keep_every
+
+    def _folder(self, step: int) -> str:
+        return os.path.join(self.directory, f"step-{step:09d}")
+
+    def _steps(self) -> list[int]:
+        """The steps of all folders, also of those that did not become whole."""
+        found = [_STEP_FOLDER.fullmatch(name) for name in self._place.folders()]
+        return sorted(int(match[1]) for match in found if match is not None)
+
+    def _is_whole(self, step: int) -> bool:
+        return manifests.is_whole(self._folder(step))
+
+    def _serials(self, read: _Reading = manifests.read) -> dict[int, int]:
+        """The serials of whole checkpoints, by their steps, ascending.
+
+        A manifest that cannot be read counts as saved after those of smaller steps: a damaged
+        checkpoint that may be the last one is not passed over. Where a store does not answer,
+        nothing is known of it, and its StoreError is raised.
+        """
+        serials: dict[int, int] = {}
+        for step in self._steps():
+            if not self._is_whole(step):
+                continue
+            try:
+                serials[step] = read(self._folder(step)).serial
+            except FileNotFoundError:
+                continue  # it was removed meanwhile
+            except StoreError:
+                raise
+            except (OSError, ValueError):
+                serials[step] = max(serials.values(), default=0)
+        return serials
+
+    def _by_age(self, read: _Reading = manifests.read) -> list[int]:
+        """The steps of whole checkpoints, the one that was saved first first."""
+        serials = self._serials(read)
+        return sorted(serials, key=lambda step: (serials[step], step))
+
+    def _too_many(self, saved: int) -> TooMany:
+        """Says whose checkpoints are to go.
+
+        Those of which a part was replaced or went are of no use and do not count. What cannot be
+        read stays, and so does what it may need.
+
+        Args:
+            saved: A step that stays.
+
+        Raises:
+            OSError: If the file system or a store does not answer.
+        """
+        read = functools.cache(manifests.read)  # each belongs to the chains of many
+        steps = self._by_age(read)
+        chains = {step: self._chain_of(step, read) for step in steps}
+        unreadable = [step for step in steps if chains[step].unreadable is not None]
+        orphans = {step for step in steps if chains[step].is_cut} - {saved}
+        whole = [step for step in steps if step not in orphans and step not in unreadable]
+        kept = {saved, *(whole if self._max_to_keep is None else whole[-self._max_to_keep :])}
+        if self._keep_every is not None:
+            firsts: dict[int, int] = {}
+            for step in sorted(whole):
+                firsts.setdefault(step // self._keep_every, step)
+            kept.update(firsts.values())
+        kept.update(unreadable)
+        needed = kept.union(*(chains[step].steps for step in kept if step in chains))
+        # Nobody knows what the damaged one itself builds on.
+        unknown = {chains[step].unreadable for step in unreadable} - {None}
+        if any(not has_all_rows(self._folder(step)) for step in unknown if step is not None):
+            needed.update(steps)
+        return TooMany([step for step in reversed(steps) if step not in needed], unreadable)
+
+    def _chain_of(self, step: int, read: _Reading) -> _Chain:
+        """The checkpoints that one builds on, as far as manifests can be read."""
+        steps: list[int] = []
+        while True:
+            try:
+                manifest = read(self._folder(step))
+            except FileNotFoundError:
+                return _Chain(steps, is_cut=True)
+            except (CorruptionError, ValueError):
+                return _Chain(steps, unreadable=step)
+            steps.append(step)
+            if manifest.parent is None:
+                break
+            found = _STEP_FOLDER.fullmatch(manifest.parent.folder)
+            if found is None or int(found[1]) in steps:
+                return _Chain(steps, is_cut=True)
+            step = int(found[1])
+        try:
+            manifests.read_chain(self._folder(steps[0]), read)
+        except (CorruptionError, FileNotFoundError, ValueError):
+            return _Chain(steps, is_cut=True)  # one of them was replaced
+        return _Chain(steps)
+
+    def _leftovers(self) -> list[int]:
+        """Steps of folders that saves have left that did not end.
+
+        A folder with other names in it than those that saves give is somebody else's.
+        """
+        return [
+            step
+            for step in self._steps()
+            if not self._is_whole(step)
+            and all(is_of_a_save(name) for name in place_of(self._folder(step)).names())
+        ]
+
+    def _remove(self, step: int) -> None:
+        place_of(self._folder(step)).remove_all(manifests.NAME)
+
+
+def has_all_rows(folder: str | Place) -> bool:
+    """Returns whether files have all rows of their tables, whatever a manifest says.
+
+    Args:
+        folder: A folder that one save has written into.
+    """
+    place = place_of(folder)
+    found = [ROWS_NAME.fullmatch(name) for name in place.names()]
+    try:
+        readers = [
+            RowsReader(
+                place,
+                FileRecord(name[0], place.length(name[0]), ""),
+                int(name["attempt"], 16),
+                int(name["worker"]) - 1,
+                int(name["workers"]),
+            )
+            for name in found
+            if name is not None
+        ]
+    except (OSError, ValueError):
+        return False
+    return all(entry["whole"] for reader in readers for entry in reader.tables)

@@ -1,0 +1,250 @@
+"""Saving models so that a file is the old one or the new one, and never a part."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import secrets
+import shutil
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from sok_embed import communicators, kv
+from sok_embed.checkpoint.files.records import FileRecord
+from sok_embed.checkpoint.state.tables import Host, find, steps_of
+from sok_embed.checkpoint.transfer.pieces import write_rows
+from sok_embed.checkpoint.transfer.whole_tables import WholeTables
+from sok_embed.checkpoint.transfer.writing import records_of_all
+from sok_embed.communicators.agreement import Agreement
+from sok_embed.files.scratch import locked_folder, remove_leftovers, work_folder
+from sok_embed.files.whole_files import sync
+from sok_embed.keras_bridge.dense_alone import LayerWithRows
+from sok_embed.tables import contents, storage_copies
+
+
+def save_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
+    """Saves a model as `model.save(path)` does, with the rows of all workers.
+
+    Keras writes over the old file: a process that is killed meanwhile leaves neither. Here the file
+    is written in a hidden folder beside it, forced to disk, and then takes the old one's place in
+    one step. What killed saves have left there, the next one removes.
+
+    With several workers this is collective: all of them call it, with the same path, in a folder
+    that all of them share. Each writes its rows into the hidden folder, in pieces, and worker 0
+    makes the one file, whose rows may be loaded by any number of workers. An error of one worker is
+    an error of all.
+
+    Example:
+    >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    >>> save_model(model, "whole.keras")
+    >>> keras.saving.load_model("whole.keras").name == model.name
+    True
+
+    Args:
+        model: A Keras model.
+        path: A file that ends in `.keras`. Of a link, the file that it leads to is replaced.
+
+    Raises:
+        ValueError: For another name. With several workers also for a table on disk, and for workers
+            that have different models, steps or paths.
+        OSError: From the file system. The old file stays.
+        RuntimeError: If another worker has failed. The old file stays.
+    """
+    save_whole(model, path, ".keras", functools.partial(write_archive, model))
+
+
+def write_archive(model: keras.Model, path: str) -> None:
+    """Writes the `.keras` file of a model by way of a folder beside it.
+
+    Keras makes the archive in memory, rows and all, if the model's variables are small enough; from
+    a folder it is the same file.
+
+    Args:
+        model: A Keras model.
+        path: Of the file, which ends in `.keras`.
+    """
+    folder = f"{path}.parts"
+    keras.saving.save_model(model, folder, zipped=False)
+    names = sorted(
+        os.path.join(where, name) for where, _, found in os.walk(folder) for name in found
+    )
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.write(name, os.path.relpath(name, folder))
+            os.remove(name)
+    shutil.rmtree(folder)
+
+
+def save_whole(
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    ending: str,
+    write: Callable[[str], object],
+    *,
+    make_folder: bool = False,
+    copy_storages: bool = False,
+) -> None:
+    """Saves a model by a function of Keras as `save_model` does.
+
+    Args:
+        model: A Keras model.
+        path: Of the file.
+        ending: That the path must have.
+        write: Writes the file, to a path that it is given, with the rows of all workers.
+        make_folder: Whether the folder of the file is made if there is none.
+        copy_storages: Whether rows in storages are copied beside the file, which refers to them;
+            else they stay where they are, but for those that lie beside another file.
+    """
+    target = os.path.realpath(os.fsdecode(path))
+    agreement = Agreement(communicators.current())
+    hosts = agreement.together("be ready for a save", lambda: _prepared(model, path, ending))
+    step = steps_of(model.optimizer) if getattr(model, "optimizer", None) else 0
+    agreement.check_same("step", step, "Save after the same step on all of them.")
+    tables = repr([host.description() for host in hosts])
+    agreement.check_same_text("model", tables, "Make the same model on all of them.")
+    agreement.check_same_text("path", target, "Give all of them the same path.")
+    number = agreement.gather(secrets.randbits(62), "number of the save")[0]
+
+    with contextlib.ExitStack() as stack:
+
+        def begin() -> str | None:
+            if agreement.rank:
+                return None
+            if make_folder:
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+            return stack.enter_context(replacing(target, number))
+
+        temporary = agreement.together("make a folder beside the file", begin)
+        work = work_folder(*os.path.split(target), number)
+        records: list[FileRecord] = []
+        if hosts and agreement.size > 1:
+            own = agreement.together(
+                "write their rows", lambda: _write_rows(work, hosts, number, agreement)
+            )
+            records = records_of_all(agreement, own, number)
+
+        def finish() -> None:
+            assert temporary is not None
+            storages = [each for each in storages_of(model) if copy_storages or each._is_copy]
+            with storage_copies.kept_beside(target, storages):
+                if records:
+                    tables = WholeTables(work, records, number, hosts)
+                    with contents.of_all_workers(functools.partial(_fitting_contents, tables)):
+                        write(temporary)
+                else:
+                    write(temporary)
+                stack.close()  # puts the file in its place
+
+        agreement.first_alone("write the file", finish)
+
+
+def _prepared(model: keras.Model, path: Any, ending: str) -> list[Host]:
+    """The tables whose rows go into a file; none of one worker, who writes what it has."""
+    if not os.fsdecode(path).endswith(ending):
+        raise ValueError(f"Expected a path that ends in {ending}. Received: {os.fsdecode(path)!r}.")
+    return tables_of_one_file(model)
+
+
+def storages_of(model: keras.Model) -> list[kv.Storage]:
+    """Returns the storages that rows of a model lie in."""
+    found = []
+    for layer in model._flatten_layers():
+        if isinstance(layer, LayerWithRows):
+            found += layer._storages()
+    return found
+
+
+def check_rows_can_be_copied(model: keras.Model) -> None:
+    """Raises ValueError for a layer that cannot read its rows in a storage beside a file."""
+    for layer in model._flatten_layers():
+        if not isinstance(layer, LayerWithRows) or layer._reads_storage_copies:
+            continue
+        for storage in layer._storages():
+            raise ValueError(
+                f"Layer '{layer.name}': expected rows in memory, or a layer with storage=, whose "
+                f"rows lie beside the file then. Received: columns with rows in {storage!r}. "
+                "Keep the best epoch by sok_embed.callbacks.EarlyStopping(restore_best_weights="
+                "True, directory=…), whose checkpoint has the rows."
+            )
+
+
+def tables_of_one_file(model: keras.Model) -> list[Host]:
+    """The tables of several workers whose rows one file is to have; none with one worker.
+
+    Raises:
+        ValueError: For a table on disk.
+    """
+    size = communicators.size()
+    if size == 1:
+        return []
+    hosts = find(tf.train.Checkpoint(model=model)).tables
+    stored = [host.table for host in hosts if getattr(host.table, "storage", None) is not None]
+    if stored:
+        raise ValueError(
+            f"Table '{stored[0].name}': expected rows in memory, to write those of {size} workers "
+            f"into one file. Received: rows in {stored[0].storage!r}, which stay there. Save them "
+            "with sok_embed.checkpoint.Checkpoint(model).save(directory), which copies rows."
+        )
+    return hosts
+
+
+def _write_rows(
+    folder: str, hosts: Sequence[Host], number: int, agreement: Agreement
+) -> FileRecord:
+    """Writes the rows of this worker beside the file that is to be."""
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(
+            f"Expected the folder '{folder}', which worker 0 has made. Received: nothing there. "
+            "Save into a folder that all workers share."
+        )
+    return write_rows(folder, hosts, number, agreement.rank, agreement.size)
+
+
+def _fitting_contents(tables: WholeTables, table: Any) -> Any:
+    """What all workers have in a table. Warns if one worker could not hold it."""
+    whole = tables.contents(table)
+    limit = int(table._attributes["max_rows"])
+    keys = whole.own_keys if hasattr(whole, "own_keys") else whole.keys
+    needed = len(keys)
+    if table._attributes.get("direct") and needed:
+        needed = int(keys.max()) + 1
+    if limit and needed > limit:
+        warnings.warn(
+            f"Table '{table.name}': expected at most max_rows={limit} rows, to be loaded by one "
+            f"worker. Received: {needed}, of {table.owners} workers. The file has all of them: "
+            "load it with as many workers; or make the model with a greater limit, and use "
+            "model.load_weights(file).",
+            stacklevel=2,
+        )
+    return whole
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str], number: int | None = None) -> Iterator[str]:
+    """Yields where to write; afterwards that file takes the place of the one at `path`.
+
+    Args:
+        path: Of the file.
+        number: In the name of the folder where the file is until then; `None`: any.
+    """
+    target = os.path.realpath(os.fsdecode(path))
+    folder, name = os.path.split(target)
+    remove_leftovers(folder, name)
+    work, lock = locked_folder(folder, name, number)
+    try:
+        temporary = os.path.join(work, name)
+        yield temporary
+        if os.path.isfile(target):
+            shutil.copymode(target, temporary)
+        sync(temporary)
+        os.replace(temporary, target)
+        sync(folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        os.close(lock)

@@ -1,0 +1,163 @@
+"""Everything of a checkpoint that is no rows: `tf.train.Checkpoint` has it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from sok_embed.checkpoint.files.manifest import Manifest
+from sok_embed.checkpoint.files.places import LocalFolder
+from sok_embed.checkpoint.files.records import damaged
+from sok_embed.checkpoint.state.bundle import Bundle
+from sok_embed.checkpoint.state.tables import Found, find
+from sok_embed.tables import contents
+
+_METRIC = "model_metric_"  # begins the names of metrics' variables
+
+
+class DenseState:
+    """The objects of a checkpoint, with what hangs on a model and TensorFlow does not see.
+
+    Args:
+        model: A Keras model that is built; `None`: there is none.
+        objects: Others, by name.
+
+    Raises:
+        ValueError: For a model that is not built.
+    """
+
+    def __init__(self, model: keras.Model | None, objects: Mapping[str, Any]) -> None:
+        self._given: dict[str, Any] = dict(objects)
+        self._metrics: dict[str, Any] = {}
+        if model is not None:
+            _check_built(model)
+            self._given["model"] = model
+        found = find(tf.train.Checkpoint(**self._given))
+        if model is not None:
+            seen = {id(variable) for variable in found.variables.values()}
+            metrics = {id(variable) for variable in model.metrics_variables}
+            # States of seed generators, for instance.
+            more = [each for each in model.variables if id(each) not in seen | metrics]
+            self._given |= {f"model_variable_{i}": each for i, each in enumerate(more)}
+            self._metrics = {
+                f"{_METRIC}{i}": each for i, each in enumerate(model.metrics_variables)
+            }
+            found = find(tf.train.Checkpoint(**self._given))
+        self.found: Found = found
+
+    def description(self) -> dict[str, Any]:
+        """What a manifest says of the variables and other objects, but for where they are."""
+        return {
+            "variables": _shapes(self.found.variables),
+            "metrics": _shapes(self._metrics),
+            "others": sorted(self.found.others),
+        }
+
+    def write(self, folder: str, prefix: str) -> list[str]:
+        """Writes all variables into files whose names begin with `prefix`. Returns these names.
+
+        The files may not be on the device yet. Those of a save that fails are left for whoever
+        removes what no manifest names.
+        """
+        checkpoint = tf.train.Checkpoint(**self._shared(), **self._metrics)
+        try:
+            with contents.rows_apart():
+                checkpoint.write(os.path.join(folder, prefix))
+        except tf.errors.OpError as error:
+            raise OSError(
+                f"Expected to write dense weights into '{folder}'. Received: {error.message}"
+            ) from None
+        return sorted(name for name in os.listdir(folder) if name.startswith(f"{prefix}."))
+
+    def check(self, folder: LocalFolder, manifest: Manifest) -> None:
+        """Raises for variables and other objects than those that were saved.
+
+        What was saved beside a model may be more: objects that are not asked for are left out.
+
+        Raises:
+            ValueError: For another variable, shape or dtype, or another iterator.
+            CorruptionError: For files that have something else than the manifest says.
+        """
+        own = self.description()
+        saved = [each for each in manifest.dense["variables"] if self._is_asked_for(each[0])]
+        variables = own["variables"]
+        if saved != variables:
+            lacking = [each for each in variables if each not in saved]
+            more = [each for each in saved if each not in variables]
+            raise ValueError(
+                "Expected a checkpoint with the variables of the model, its optimizer and the "
+                f"other objects. Received: one that lacks {_text(lacking)} and has {_text(more)} "
+                "more. "
+                "Make the model by the code that made the one that was saved, and compile it with "
+                "the same optimizer."
+            )
+        others = own["others"]
+        saved_others = [path for path in manifest.dense["others"] if self._is_asked_for(path)]
+        if saved_others != others:
+            lacking = sorted(set(others) - set(saved_others))
+            more = sorted(set(saved_others) - set(others))
+            raise ValueError(
+                "Expected a checkpoint with the iterators and other objects of this one. Received: "
+                f"one that lacks {', '.join(lacking) or 'none'} and has "
+                f"{', '.join(more) or 'none'} more. Give the objects that were saved."
+            )
+        bundle = Bundle(folder, manifest.dense["prefix"], manifest.files)
+        bundle.check(manifest.dense, _METRIC)
+        shared = self._shared()
+        for path in others:
+            if path.partition("/")[0] in shared and not bundle.has(path):
+                raise damaged(folder.file(manifest.dense["prefix"]), f"what '{path}' saves", "none")
+
+    def _shared(self) -> dict[str, Any]:
+        """What is the same on all workers: an iterator is each worker's own."""
+        return {
+            name: each
+            for name, each in self._given.items()
+            if not isinstance(each, tf.data.Iterator)
+        }
+
+    def _is_asked_for(self, path: str) -> bool:
+        """Whether something of the checkpoint belongs to an object that is given, or to a model."""
+        name = path.partition("/")[0]
+        return name in self._given or name == "model" or name.startswith("model_")
+
+    def read(self, folder: LocalFolder, manifest: Manifest) -> None:
+        """Sets all variables; metrics as far as they were saved and are there."""
+        saved = manifest.dense["metrics"]
+        shapes = {name: shape for name, *shape in _shapes(self._metrics)}
+        metrics = {name: self._metrics[name] for name, *shape in saved
+                   if shapes.get(name) == shape}  # fmt: skip
+        checkpoint = tf.train.Checkpoint(**self._shared(), **metrics)
+        with contents.rows_apart():
+            status = checkpoint.read(os.path.join(folder.local, manifest.dense["prefix"]))
+        status.assert_existing_objects_matched()
+        status.expect_partial()  # metrics and objects that are not asked for are left out
+
+
+def _check_built(model: keras.Model) -> None:
+    if not model.built:
+        raise ValueError(
+            f"Model '{model.name}': expected a model that is built, whose variables there are. "
+            "Received: one that is not. Call it on a batch, or give its first layer a keras.Input."
+        )
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+
+
+def _shapes(variables: Mapping[str, Any]) -> list[list[Any]]:
+    return [
+        [path, tf.as_dtype(variable.dtype).name, [int(size) for size in variable.shape]]
+        for path, variable in sorted(variables.items())
+    ]
+
+
+def _text(shapes: Sequence[Any]) -> str:
+    if not shapes:
+        return "none"
+    named = ", ".join(f"{path} ({dtype} {shape})" for path, dtype, shape in shapes[:3])
+    return named + (f" and {len(shapes) - 3} more" if len(shapes) > 3 else "")

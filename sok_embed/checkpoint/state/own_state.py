@@ -1,0 +1,124 @@
+"""What each worker has of its own, such as where it stands in its data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from sok_embed.checkpoint.files.manifest import Manifest
+from sok_embed.checkpoint.files.places import LocalFolder, check_record
+from sok_embed.checkpoint.files.records import DATA_ENDINGS, FileRecord, data_prefix
+from sok_embed.checkpoint.state.bundle import Bundle
+
+
+class OwnState:
+    """Objects that each worker saves for itself, and restores among as many workers.
+
+    Args:
+        objects: By name. Iterators of `tf.data` must be there when a checkpoint is restored; other
+            objects stay as they are if it was written by another number of workers.
+    """
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._objects = dict(objects)
+        self._iterators = [
+            name for name, each in self._objects.items() if isinstance(each, tf.data.Iterator)
+        ]
+
+    def write(self, folder: str, attempt: int, worker: int, workers: int) -> list[str]:
+        """Writes the objects of this worker. Returns the names of two files, or none.
+
+        Raises:
+            ValueError: For an iterator whose state cannot be saved.
+            OSError: From the file system.
+        """
+        if not self._objects:
+            return []
+        prefix = data_prefix(worker, workers, attempt)
+        try:
+            tf.train.Checkpoint(**self._objects).write(os.path.join(folder, prefix))
+        except (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError) as error:
+            if not self._iterators:
+                raise _write_error(folder, error) from None
+            raise ValueError(
+                "Expected iterators of tf.data whose state can be saved. Received: "
+                f"{error.message} Leave Python functions and ops with a state out of the dataset, "
+                "as tf.random.stateless_uniform for tf.random.uniform, or go by the count of "
+                "batches: position='count' in checkpoint.fit, no iterator elsewhere."
+            ) from None
+        except tf.errors.OpError as error:
+            raise _write_error(folder, error) from None
+        return [f"{prefix}{ending}" for ending in DATA_ENDINGS]
+
+    def needed(self, manifest: Manifest, worker: int, workers: int) -> list[FileRecord]:
+        """The records of the files that this worker restores from.
+
+        Raises:
+            ValueError: If there are iterators, and others than so many workers wrote.
+        """
+        if self._iterators and manifest.workers != workers:
+            raise ValueError(
+                f"Expected a checkpoint of {workers} workers, each of which goes on where its own "
+                f"iterator of tf.data stood. Received: one of {manifest.workers}. Restore it with "
+                "as many workers, or go by the count of batches: position='count' in "
+                "checkpoint.fit, no iterator elsewhere."
+            )
+        return _records(manifest, worker) if self._is_restored(manifest, workers) else []
+
+    def check(self, folder: LocalFolder, manifest: Manifest, worker: int, workers: int) -> None:
+        """Raises for files that this worker cannot restore from, and changes nothing.
+
+        Args:
+            folder: Where the files are that `needed` has named.
+            manifest: Of the checkpoint.
+            worker: The number of this worker.
+            workers: How many there are.
+
+        Raises:
+            ValueError: As `needed`, and if an object is not in the file.
+            CorruptionError: For a file that is not as it was written.
+        """
+        records = self.needed(manifest, worker, workers)
+        if not records:
+            return
+        prefix = data_prefix(worker, workers, manifest.attempt)
+        for record in records:
+            check_record(folder, record)
+        bundle = Bundle(folder, prefix, records)
+        names = {path.partition("/")[0] for path in bundle.shapes}
+        lacking = sorted(self._objects.keys() - names)
+        if lacking:
+            raise ValueError(
+                f"Expected a checkpoint with {', '.join(lacking)} of each worker. Received: one "
+                "without. Give the objects that were saved."
+            )
+
+    def read(self, folder: LocalFolder, manifest: Manifest, worker: int, workers: int) -> None:
+        """Restores the objects of this worker, if so many wrote the checkpoint.
+
+        One after the other, since iterators of one dataset share how often it was shuffled.
+        """
+        if not self._is_restored(manifest, workers):
+            return
+        prefix = os.path.join(folder.local, data_prefix(worker, workers, manifest.attempt))
+        for name, each in self._objects.items():
+            status = tf.train.Checkpoint(**{name: each}).read(prefix)
+            status.assert_existing_objects_matched()
+            status.expect_partial()  # the others come in their turn
+
+    def _is_restored(self, manifest: Manifest, workers: int) -> bool:
+        return bool(self._objects and manifest.data) and manifest.workers == workers
+
+
+def _records(manifest: Manifest, worker: int) -> list[FileRecord]:
+    count = len(DATA_ENDINGS)
+    return list(manifest.data[worker * count : (worker + 1) * count])
+
+
+def _write_error(folder: str, error: tf.errors.OpError) -> OSError:
+    return OSError(
+        f"Expected to write what a worker has of its own into '{folder}'. Received: {error.message}"
+    )

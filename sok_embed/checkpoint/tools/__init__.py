@@ -1,0 +1,1 @@
+"""Tools over checkpoints that are on disk: reading, comparing, verifying, converting."""

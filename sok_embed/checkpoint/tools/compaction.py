@@ -1,0 +1,84 @@
+"""Has a checkpoint of changes hold everything, so that it needs no other one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+from sok_embed.checkpoint.files import manifest as manifests
+from sok_embed.checkpoint.files.records import dense_prefix, rows_name
+from sok_embed.checkpoint.files.rows_file import REMOVED, ROWS, RowsWriter
+from sok_embed.checkpoint.tools.saved import Saved, Watch, copied_files, live_blocks, open_saved
+from sok_embed.files.whole_files import removed_on_error, sync
+
+
+def compact(folder: str | os.PathLike[str], watch: Watch | None = None) -> int:
+    """Writes all that a checkpoint and those before it hold into its folder.
+
+    It takes the place of the changes in one step. Checkpoints that build on it still do, and what
+    it was built on is no longer needed by it. No job may be saving into the directory meanwhile.
+
+    Args:
+        folder: Of the checkpoint.
+        watch: Is told how much was read.
+
+    Returns:
+        How many checkpoints it was built on; with 0 nothing was to be done.
+
+    Raises:
+        FileNotFoundError: If there is no whole checkpoint in the folder.
+        CorruptionError: For a damaged file of it, or of one that it builds on.
+        ValueError: For a URL, and for a checkpoint of a later version.
+        OSError: From the file system. The checkpoint stays as it was.
+    """
+    saved = open_saved(os.fspath(folder))
+    if len(saved.chain) == 1:
+        return 0
+    attempt = secrets.randbelow(2**62) + 1
+    try:
+        _write(saved, attempt, watch)
+    except BaseException:
+        manifests.remove_attempts(saved.folder, lambda each: each == attempt)
+        raise
+    manifests.remove_attempts(saved.folder, lambda each: each != attempt)
+    return len(saved.chain) - 1
+
+
+def _write(saved: Saved, attempt: int, watch: Watch | None) -> None:
+    manifest = saved.manifest
+    records = []
+    for worker in range(len(manifest.rows)):
+        path = os.path.join(saved.folder, rows_name(worker, manifest.workers, attempt))
+        with removed_on_error(path), RowsWriter(path, attempt, worker, manifest.workers) as writer:
+            entries = [
+                {**entry, "rows": entry["size"], "removed": 0, "whole": True}
+                for entry in saved.readers[worker].tables
+            ]
+            counts: dict[tuple[int, int], bytearray] = {}
+            for block, rows in live_blocks(saved, worker, watch):
+                if block.kind == ROWS:
+                    writer.put_rows(block.table, rows)
+                elif block.kind != REMOVED:
+                    counts.setdefault((block.table, block.kind), bytearray()).extend(block.payload)
+            for (number, kind), data in counts.items():
+                writer.put_bytes(number, kind, bytes(data))
+            records.append(writer.finish(entries))
+    copied = copied_files(saved.folder, saved, attempt)
+    sync(saved.folder)
+    parts = [
+        {**entry, "parts": {name: {**part, "rows": part["size"]} for name, part in named.items()}}
+        for entry in manifest.tables
+        for named in [entry["parts"]]
+    ]
+    manifests.write(
+        saved.folder,
+        manifest._replace(
+            attempt=attempt,
+            dense={**manifest.dense, "prefix": dense_prefix(attempt)},
+            tables=parts,
+            rows=records,
+            files=copied.files,
+            data=copied.data,
+            parent=None,
+        ),
+    )

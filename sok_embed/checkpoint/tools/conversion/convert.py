@@ -1,0 +1,302 @@
+"""Brings rows of tables from one form into another, in pieces."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+
+from sok_embed import kv
+from sok_embed.binding import _core
+from sok_embed.checkpoint.files import manifest as manifests
+from sok_embed.checkpoint.files.records import local_path, opened
+from sok_embed.checkpoint.files.rows_file import Rows
+from sok_embed.checkpoint.tools.conversion.dump import dump_tables, groups_of, write_dump
+from sok_embed.checkpoint.tools.conversion.into_checkpoint import (
+    check_fits,
+    check_whole,
+    write_checkpoint,
+)
+from sok_embed.checkpoint.tools.conversion.keras_file import HDF5_MAGIC, is_keras_file, keras_tables
+from sok_embed.checkpoint.tools.conversion.npz import npz_head, npz_rows, write_npz
+from sok_embed.checkpoint.tools.conversion.parquet import (
+    parquet_head,
+    parquet_rows,
+    write_parquet,
+)
+from sok_embed.checkpoint.tools.conversion.tables import (
+    Head,
+    Moving,
+    check_number,
+    chosen,
+    head_of_saved,
+)
+from sok_embed.checkpoint.tools.saved import Saved, SavedTable, open_saved, rows_of
+from sok_embed.checkpoint.tools.verify import verify
+from sok_embed.files.whole_files import sync
+
+FORMS = ("parquet", "npz", "dump", "storage", "checkpoint")
+_MAGIC = {b"PAR1": "parquet", b"PK\x03\x04": "npz", b"SOKD": "dump", HDF5_MAGIC: "keras"}
+_SUFFIXES = {".parquet": "parquet", ".npz": "npz"}
+
+Watch = Callable[[int, int], None]  # gets the rows so far, and how many there will be
+
+
+class Converted(NamedTuple):
+    """What was written.
+
+    Attributes:
+        form: One of `FORMS`.
+        tables: In the order in which they were written.
+        rows: Of all of them.
+        left_out: Rows that had expired, and did not go into a storage.
+    """
+
+    form: str
+    tables: list[Head]
+    rows: int
+    left_out: int = 0
+
+
+class Base(NamedTuple):
+    """Into what checkpoint rows go.
+
+    Attributes:
+        folder: The checkpoint that the new one is like.
+        table: Whose rows are replaced; `None`: the table that has the label of the rows' own.
+    """
+
+    folder: str
+    table: str | None = None
+
+
+def form_of_source(path: str) -> str:
+    """In what form rows are that lie somewhere.
+
+    Raises:
+        FileNotFoundError: If there is nothing.
+        ValueError: For another form.
+    """
+    if os.path.isdir(path):
+        if manifests.is_whole(path):
+            return "checkpoint"
+        if _core.holds_storage(path):
+            return "storage"
+        received = "a folder with neither"
+    else:
+        try:
+            with opened(path) as file:
+                begin = file.read(4)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{_expected(path)} Received: nothing is there.") from None
+        if begin in _MAGIC:
+            return "keras" if is_keras_file(path) else _MAGIC[begin]
+        received = f"a file that begins with {begin!r}"
+    raise ValueError(f"{_expected(path)} Received: {received}.")
+
+
+def _expected(path: str) -> str:
+    return f"Expected a checkpoint, a storage, a dump, Parquet, .npz or .keras at '{path}'."
+
+
+def form_of_target(path: str, given: str | None) -> str:
+    """In what form rows are to be.
+
+    Raises:
+        ValueError: If nothing says it.
+    """
+    form = given or _SUFFIXES.get(os.path.splitext(path)[1])
+    if form is None:
+        raise ValueError(
+            f"Expected a target that ends in {' or '.join(_SUFFIXES)}. Received: '{path}'. Say "
+            f"with --to what it is to be: {', '.join(FORMS)}."
+        )
+    return form
+
+
+def convert(
+    source: str,
+    target: str,
+    form: str,
+    *,
+    tables: Sequence[str] = (),
+    group: int | None = None,
+    base: Base | None = None,
+    watch: Watch | None = None,
+) -> Converted:
+    """Writes rows in another form; the target is there as a whole or not at all.
+
+    Args:
+        source: A checkpoint, a storage, a dump, a Parquet file, an `.npz`, a `.keras` file, or a
+            file of weights that ends in `.weights.h5`.
+        target: There is nothing there yet.
+        form: One of `FORMS`.
+        tables: Paths or names of the tables; none: all of them.
+        group: Of the table in a dump or a storage.
+        base: Into what checkpoint rows go.
+        watch: Is told how far it is.
+
+    Raises:
+        FileExistsError: If there is something at the target.
+        CorruptionError: For a damaged source.
+        ValueError: For tables that are not there, or do not fit where they are to go.
+        RuntimeError: If pyarrow is needed and not installed.
+    """
+    source, target = local_path(source), local_path(target)
+    if os.path.lexists(target):
+        raise FileExistsError(
+            f"Expected nothing at '{target}'. Received: something that is there. Convert to "
+            "another path."
+        )
+    _check_arguments(form, group, base)
+    with _work_folder(target) as work:
+        moving = _source_tables(source, tables, work)
+        if not moving:
+            raise ValueError(f"Expected tables with rows in '{source}'. Received: none.")
+        seen = _Seen(sum(table.head.rows for table in moving), watch)
+        moving = [Moving(table.head, seen.counted(source, table)) for table in moving]
+        made = os.path.join(work, "made")
+        converted = _write(made, form, moving, group, base, work)
+        os.rename(made, target)
+        sync(os.path.dirname(target))
+    return converted
+
+
+def _check_arguments(form: str, group: int | None, base: Base | None) -> None:
+    if (base is not None) != (form == "checkpoint"):
+        raise ValueError(
+            "Expected --base, the checkpoint that all but the rows is taken from, with the form "
+            f"'checkpoint' and no other. Received: the form '{form}' "
+            f"{'with' if base else 'without'} it. {'Leave out' if base else 'Give'} --base."
+        )
+    if group is not None and form not in ("dump", "storage"):
+        raise ValueError(
+            f"Expected a group for a dump or a storage. Received: one for the form '{form}'. Leave "
+            "--group out."
+        )
+
+
+@contextmanager
+def _work_folder(target: str) -> Iterator[str]:
+    """Makes a folder beside the target, on its disk, which is removed in the end."""
+    parent, name = os.path.split(target)
+    folder = tempfile.mkdtemp(prefix=f"{name}.converting-", dir=parent)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _source_tables(source: str, names: Sequence[str], work: str) -> list[Moving]:
+    """The tables of a source that are asked for."""
+    form = form_of_source(source)
+    if form == "checkpoint":
+        saved = open_saved(source)
+        return [
+            Moving(head_of_saved(table), partial(_rows_alone, saved, table))
+            for table in saved.chosen(names)
+        ]
+    if form == "storage":
+        file = os.path.join(work, "dumped")
+        number = int(names[0]) if len(names) == 1 and names[0].isdecimal() else None
+        with kv.Storage(source, ttl=None, read_only=True) as storage:
+            storage.dump(file, number)
+        source, form = file, "dump"
+    if form == "dump":
+        tables = dump_tables(source)
+    elif form == "keras":
+        tables = keras_tables(source, work, names)
+    elif form == "npz":
+        head = npz_head(source)
+        tables = [Moving(head, lambda: npz_rows(source, head))]
+    else:
+        head = parquet_head(source)
+        tables = [Moving(head, lambda: parquet_rows(source, head))]
+    wanted = chosen(source, [table.head for table in tables], names)
+    return [table for table in tables if table.head in wanted]
+
+
+def _rows_alone(saved: Saved, table: SavedTable) -> Iterator[Rows]:
+    return (rows for _, rows in rows_of(saved, [table]))
+
+
+class _Seen:
+    """Counts the rows that have passed.
+
+    Args:
+        total: How many there are.
+        watch: Is told of them.
+    """
+
+    def __init__(self, total: int, watch: Watch | None) -> None:
+        self._total, self._watch = total, watch
+        self._rows = 0
+
+    def counted(self, source: str, table: Moving) -> Callable[[], Iterator[Rows]]:
+        """The rows of a table; after the last it is an error if they are not all."""
+
+        def pieces() -> Iterator[Rows]:
+            found = 0
+            for rows in table.pieces():
+                yield rows
+                found += len(rows.keys)
+                self._rows += len(rows.keys)
+                if self._watch is not None:
+                    self._watch(self._rows, self._total)
+            check_number(source, table.head, found)
+
+        return pieces
+
+
+def _write(
+    path: str, form: str, tables: list[Moving], group: int | None, base: Base | None, work: str
+) -> Converted:
+    heads = [table.head for table in tables]
+    if form in ("dump", "storage"):
+        file = path if form == "dump" else os.path.join(work, "dump")
+        rows = write_dump(file, tables, groups_of(heads, group))
+        if form == "dump":
+            return Converted(form, heads, rows)
+        taken = _load(path, file, heads)
+        return Converted(form, heads, taken, rows - taken)
+    if len(tables) != 1:
+        raise ValueError(
+            f"Expected one table for the form '{form}'. Received: "
+            f"{', '.join(repr(head.label) for head in heads)}. Name one with --table, and convert "
+            "the others on their own."
+        )
+    (table,) = tables
+    if form == "npz":
+        rows = write_npz(path, table.head, table.pieces(), work)
+    elif form == "parquet":
+        rows = write_parquet(path, table.head, table.pieces())
+    else:
+        assert base is not None
+        return Converted(form, heads, _into_checkpoint(path, table, base))
+    sync(path)
+    return Converted(form, heads, rows)
+
+
+def _load(path: str, dump: str, heads: list[Head]) -> int:
+    """Makes a storage of a dump. Returns how many rows have not expired."""
+    ttls = {head.ttl for head in heads}
+    if len(ttls) > 1:
+        raise ValueError(
+            f"Expected tables with one time to live for a storage. Received: {sorted(ttls)}."
+        )
+    with kv.Storage(path, ttl=ttls.pop()) as storage:
+        return storage.load(dump)
+
+
+def _into_checkpoint(path: str, table: Moving, base: Base) -> int:
+    saved = open_saved(base.folder)
+    target = saved.one(base.table or table.head.label)
+    check_fits(saved, target, table.head)
+    os.mkdir(path)
+    rows = write_checkpoint(path, saved, target, table.head, table.pieces())
+    check_whole(verify(path).faults, path)
+    return rows

@@ -1,0 +1,228 @@
+"""A checkpoint like another one, but for the rows of one of its tables."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sok_embed.binding import _core
+from sok_embed.checkpoint.files import manifest as manifests
+from sok_embed.checkpoint.files.records import (
+    dense_prefix,
+    rows_name,
+)
+from sok_embed.checkpoint.files.rows_file import ROWS, Rows, RowsReader, RowsWriter
+from sok_embed.checkpoint.tools.conversion.tables import Head
+from sok_embed.checkpoint.tools.saved import Saved, SavedTable, copied_files
+from sok_embed.kv import CorruptionError
+from sok_embed.tables.owners import MixedRule, ModuloRule, OneWorkerRule, OwnerRule
+
+# Says of a table in a manifest that a row may be in the file of any worker: readers look into all.
+ANY_WORKER = "any worker"
+
+
+def check_fits(base: Saved, table: SavedTable, head: Head) -> None:
+    """Raises ValueError for rows that are none of the table's.
+
+    Args:
+        base: The checkpoint.
+        table: One of its tables.
+        head: Of the rows that are to take the place of its own.
+    """
+
+    def refuse(what: str, of_table: object, of_rows: object, remedy: str) -> None:
+        raise ValueError(
+            f"Expected rows of {what} {of_table} for table '{table.label}' of '{base.folder}'. "
+            f"Received: those of table '{head.label}', of {what} {of_rows}. {remedy}"
+        )
+
+    if base.manifest.parent is not None:
+        raise ValueError(
+            f"Expected a base that has everything. Received: '{base.folder}', which has the "
+            f"changes since '{base.chain[1].folder}'. Compact it first: sok-embed checkpoint "
+            "compact."
+        )
+    if head.dim != table.dim:
+        refuse("dim", table.dim, head.dim, "Give those of a table of this dim.")
+    if head.rule and table.rule and head.rule != table.rule:
+        of_table, of_rows = _core.shown_rule(table.rule), _core.shown_rule(head.rule)
+        refuse("optimizer", of_table, of_rows, "Give rows that the same optimizer has trained.")
+    if head.slot_floats and table.slot_floats and head.slot_floats != table.slot_floats:
+        remedy = "Give rows that the same optimizer has trained."
+        refuse("slots of floats", table.slot_floats, head.slot_floats, remedy)
+    if (head.step_clock >= 0) != (table.step_clock >= 0):
+        of_table, of_rows = _unit(table.step_clock), _unit(head.step_clock)
+        refuse("times in", of_table, of_rows, "Give rows whose ages are counted alike.")
+
+
+def _unit(step_clock: int) -> str:
+    """In what a table counts times."""
+    return "steps" if step_clock >= 0 else "seconds"
+
+
+def write_checkpoint(
+    folder: str, base: Saved, table: SavedTable, head: Head, pieces: Iterable[Rows]
+) -> int:
+    """Writes a checkpoint into a folder that is empty. Returns the number of rows of the table.
+
+    Everything else is as in the checkpoint that it is like, counts of admissions and sketches too.
+    Rows without slots get those of new rows.
+
+    Args:
+        folder: There are no files in it.
+        base: The checkpoint that it is like.
+        table: Whose rows are replaced; `check_fits` was called.
+        head: Of the rows that take their place.
+        pieces: These rows.
+
+    Raises:
+        CorruptionError: For damaged files.
+        ValueError: For keys that are no buckets, where static rows are replaced.
+    """
+    manifest, attempt = base.manifest, secrets.randbelow(2**62) + 1
+    workers = manifest.workers
+    deal = _Deal(table, workers)
+    taken = _taken(table, head)
+    counts = [0] * workers
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(
+                RowsWriter(
+                    os.path.join(folder, rows_name(worker, workers, attempt)),
+                    attempt,
+                    worker,
+                    workers,
+                )
+            )
+            for worker in range(workers)
+        ]
+        for writer, reader in zip(writers, base.readers, strict=True):
+            _copy_all_but(table, reader, writer)
+        for rows in pieces:
+            _check_keys(table, rows.keys)
+            rows = _with_slots(rows, np.array(taken["slot_start"], np.float32))
+            for worker, part in deal.parts(rows):
+                writers[worker].put_rows(table.number, part)
+                counts[worker] += len(part.keys)
+        records = []
+        for worker, (writer, reader) in enumerate(zip(writers, base.readers, strict=True)):
+            entries = [dict(entry) for entry in reader.tables]
+            entries[table.number] |= {**taken, "rows": counts[worker], "size": counts[worker]}
+            records.append(writer.finish(entries))
+    copied = copied_files(folder, base, attempt)
+    manifests.write(
+        folder,
+        manifest._replace(
+            attempt=attempt,
+            dense={**manifest.dense, "prefix": dense_prefix(attempt)},
+            tables=_tables(base, table, taken, sum(counts), deal),
+            rows=records,
+            files=copied.files,
+            data=copied.data,
+            state=attempt,
+        ),
+    )
+    return sum(counts)
+
+
+def _copy_all_but(table: SavedTable, reader: RowsReader, writer: RowsWriter) -> None:
+    """Copies a file but for the rows of a table."""
+    counts: dict[tuple[int, int], bytearray] = {}
+    for block in reader.blocks():
+        if block.kind != ROWS:
+            counts.setdefault((block.table, block.kind), bytearray()).extend(block.payload)
+        elif block.table != table.number:
+            writer.put_rows(block.table, reader.rows_of(block))
+    for (number, kind), data in counts.items():
+        writer.put_bytes(number, kind, bytes(data))
+
+
+def _taken(table: SavedTable, head: Head) -> dict[str, Any]:
+    """What the index says of the rows that are taken, beside their number."""
+    trained: SavedTable | Head = head if head.rule else table
+    return {
+        "rule": trained.rule,
+        "slot_floats": trained.slot_floats,
+        "slot_start": list(trained.slot_start),
+        "steps": trained.steps,
+        "step_clock": head.step_clock,
+    }
+
+
+def _with_slots(rows: Rows, start: npt.NDArray[np.float32]) -> Rows:
+    if rows.slots.shape[1] or not len(start):
+        return rows
+    return rows._replace(slots=np.tile(start, (len(rows.keys), 1)))
+
+
+def _check_keys(table: SavedTable, keys: npt.NDArray[np.int64]) -> None:
+    buckets = table.described.get("static_buckets", 0)
+    if table.part == "static" and ((keys < 0) | (keys >= buckets)).any():
+        raise ValueError(
+            f"Table '{table.label}': expected buckets in [0, {buckets}) as keys. Received: "
+            f"{keys.min()} to {keys.max()}."
+        )
+
+
+def _tables(
+    base: Saved, table: SavedTable, taken: dict[str, Any], rows: int, deal: _Deal
+) -> list[dict[str, Any]]:
+    """What the manifest says of the tables."""
+    tables = []
+    for entry in base.manifest.tables:
+        if entry["path"] == table.path:
+            told = {name: taken[name] for name in ("rule", "slot_floats", "steps")}
+            parts = {**entry["parts"], table.part: {**told, "rows": rows, "size": rows}}
+            entry = {**entry, "parts": parts, "owners": deal.text}
+        tables.append(entry)
+    return tables
+
+
+class _Deal:
+    """In the files of which workers the rows of a table go.
+
+    Attributes:
+        text: The rule, for the manifest.
+    """
+
+    def __init__(self, table: SavedTable, workers: int) -> None:
+        self.text = str(table.described["owners"])
+        self._workers = workers
+        self._rule = _rule_of(self.text)
+        if self._rule is None and self.text != "every worker" and workers > 1:
+            self.text = ANY_WORKER
+
+    def parts(self, rows: Rows) -> list[tuple[int, Rows]]:
+        """Which rows go to which worker."""
+        if self._rule is None or self._workers == 1:
+            return [(0, rows)]
+        owners = self._rule.owners(rows.keys, self._workers)
+        assert owners is not None
+        return [(worker, rows.where(owners == worker)) for worker in range(self._workers)]
+
+
+def _rule_of(text: str) -> OwnerRule | None:
+    """The rule of a text of a manifest; `None`: it is not known, or needs more than the key."""
+    if text == ModuloRule.text:
+        return ModuloRule()
+    if (mixed := re.fullmatch(r"mixed_owners\(key, (-?[0-9]+), size\)", text)) is not None:
+        return MixedRule(int(mixed[1]))
+    if re.fullmatch("[0-9]+", text):
+        return OneWorkerRule(int(text))
+    return None
+
+
+def check_whole(found: list[str], folder: str) -> None:
+    """Raises CorruptionError for faults of a checkpoint that was just written."""
+    if found:
+        raise CorruptionError(
+            f"Expected a whole checkpoint to come of the rows. Received, in '{folder}': {found[0]} "
+            "Nothing was kept: give rows of which each key stands once."
+        )

@@ -1,0 +1,281 @@
+"""A table on its way from one form to another: what it is, and its rows a piece at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sok_embed.binding import _core
+from sok_embed.checkpoint.files.records import checksum, damaged
+from sok_embed.checkpoint.files.rows_file import Rows
+from sok_embed.checkpoint.files.schema import (
+    MOST_DIM,
+    MOST_SLOT_FLOATS,
+    checked,
+    integer,
+    list_of,
+    nothing_or,
+    number,
+    parsed,
+    record,
+    shown,
+    text,
+)
+from sok_embed.checkpoint.tools.saved import SavedTable
+from sok_embed.kv import GROUPS
+
+# What a file in another form has beside rows has this name there.
+METADATA = "sok_embed"
+_VERSION = 1
+MOST_METADATA_BYTES = 64 << 20
+MOST_METADATA_VALUES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a table is, beside its rows.
+
+    Attributes:
+        label: Its path in the checkpoint, with the part of an adaptive table; of a storage or a
+            dump the number of the group.
+        name: Its name.
+        dim: The length of its vectors.
+        rule: Of its row optimizer, as checkpoints and dumps have it; empty before the first commit.
+        slot_start: What the slots of a new row hold, slot after slot.
+        steps: How many commits there were.
+        step_clock: What its clock shows if it counts steps; -1: times are in seconds since 1970.
+        initializer: `kind`, `a`, `b` and `seed`.
+        rows: How many there are.
+        ttl: Seconds after its last update that a row is kept; 0: for ever.
+        group: Of a storage or a dump; `None`: it comes from elsewhere.
+    """
+
+    label: str
+    name: str
+    dim: int
+    rule: str
+    slot_start: tuple[float, ...]
+    steps: int
+    step_clock: int
+    initializer: dict[str, Any]
+    rows: int
+    ttl: int = 0
+    group: int | None = None
+
+    @property
+    def slot_floats(self) -> int:
+        """The floats of a row that its optimizer keeps."""
+        return len(self.slot_start)
+
+    @property
+    def slots(self) -> list[dict[str, Any]]:
+        """Name, width and start of each slot.
+
+        Raises:
+            ValueError: For a rule that this version does not know.
+        """
+        names = _core.rule_slots(self.rule) if self.rule else []
+        # Each slot has a number for each element of the embedding, or one for all of them.
+        width = self.slot_floats if len(names) == 1 else self.dim
+        if len(names) * width != self.slot_floats:
+            raise ValueError(
+                f"Expected the slots {names} of optimizer '{_core.shown_rule(self.rule)}' in table "
+                f"'{self.label}'. Received: {self.slot_floats} floats a row at dim {self.dim}. "
+                "Convert it with the sok-embed that wrote it, or a newer one."
+            )
+        return [
+            {"name": name, "width": width, "initial": self.slot_start[i * width]}
+            for i, name in enumerate(names)
+        ]
+
+    def metadata(self) -> dict[str, Any]:
+        """What `head_of_metadata` makes the head of again."""
+        told = {"version": _VERSION, **asdict(self), "slots": self.slots}
+        return {**told, "checksum": _checksum(told)}
+
+
+def _checksum(metadata: dict[str, Any]) -> str:
+    """The checksum of metadata without that field, as JSON with sorted keys and no blanks."""
+    text = json.dumps(metadata, sort_keys=True, separators=(",", ":"))
+    return f"{checksum(text.encode(), 0):016x}"
+
+
+_initializer = record(
+    {}, {"kind": text, "a": number, "b": number, "seed": integer(-(2**63), 2**64)}
+)
+_metadata = record(
+    {
+        "label": text,
+        "name": text,
+        "dim": integer(1, MOST_DIM),
+        "rule": text,
+        "slot_start": list_of(number, MOST_SLOT_FLOATS),
+        "steps": integer(),
+        "step_clock": integer(-1),
+        "initializer": _initializer,
+        "rows": integer(),
+    },
+    {"ttl": integer(), "group": nothing_or(integer(0, GROUPS - 1))},
+)
+_slots = list_of(record({"width": integer(0, MOST_SLOT_FLOATS), "initial": number}))
+_group = record(
+    {"rule": text, "slots": _slots, "steps": integer(), "initializer": _initializer},
+    {"name": text, "ttl": integer()},
+)
+
+
+def head_of_metadata(path: str, data: bytes) -> Head:
+    """The head that a file in another form has; its checksum may be left out.
+
+    Args:
+        path: The name of the file, for messages.
+        data: The metadata, as JSON.
+
+    Raises:
+        CorruptionError: For metadata that no conversion has written.
+        ValueError: For those of a later version.
+    """
+    fields = parsed(path, data, MOST_METADATA_VALUES)
+    checked(path, fields, record({}))
+    if fields.get("version", 0) != _VERSION:
+        raise ValueError(
+            f"Expected metadata of version {_VERSION} in '{path}'. Received: "
+            f"{shown(fields.get('version'))}. Convert it with the sok-embed that wrote it, or a "
+            "newer one."
+        )
+    told = fields.pop("checksum", None)
+    if told not in (None, _checksum(fields)):
+        raise damaged(path, "metadata that agree with their checksum", "others")
+    checked(path, fields, _metadata)
+    known = {name: fields[name] for name in Head.__dataclass_fields__ if name in fields}
+    return Head(**{**known, "slot_start": tuple(map(float, fields["slot_start"]))})
+
+
+def head_of_group(path: str, group: DumpGroup) -> Head:
+    """The head of a group of a dump, whose description was written by a storage or a conversion.
+
+    Raises:
+        CorruptionError: For a description that does not fit the rows.
+    """
+    meta = parsed(path, group.meta.encode(), MOST_METADATA_VALUES)
+    checked(path, meta, _group, f"group {group.number}")
+    widths = [slot["width"] for slot in meta["slots"]]
+    if sum(widths) != group.slot_floats:
+        expected = f"slots of {group.slot_floats} floats in group {group.number}"
+        raise damaged(path, expected, str(sum(widths)))
+    start = [float(slot["initial"]) for slot in meta["slots"] for _ in range(slot["width"])]
+    return Head(
+        label=str(group.number),
+        name=meta.get("name", f"group {group.number}"),
+        dim=group.dim,
+        rule=meta["rule"],
+        slot_start=tuple(start),
+        steps=meta["steps"],
+        step_clock=-1,
+        initializer=meta["initializer"],
+        rows=group.rows,
+        ttl=meta.get("ttl", 0),
+        group=group.number,
+    )
+
+
+def head_of_saved(table: SavedTable) -> Head:
+    """The head of a table of a checkpoint."""
+    described = table.described
+    return Head(
+        label=table.label,
+        name=described["name"],
+        dim=table.dim,
+        rule=table.rule,
+        slot_start=table.slot_start,
+        steps=table.steps,
+        step_clock=table.step_clock,
+        initializer={**described["initializer"], "seed": described["seed"]},
+        rows=table.rows,
+    )
+
+
+class DumpGroup(NamedTuple):
+    """Holds what the index of a dump says of a group.
+
+    Attributes:
+        number: The group.
+        dim: The length of its vectors.
+        slot_floats: The floats of a row that its optimizer keeps.
+        rows: How many there are.
+        meta: Its description, as JSON.
+    """
+
+    number: int
+    dim: int
+    slot_floats: int
+    rows: int
+    meta: str
+
+
+class Moving(NamedTuple):
+    """A table on its way.
+
+    Attributes:
+        head: What it is.
+        pieces: Returns its rows, from the first on with each call.
+    """
+
+    head: Head
+    pieces: Callable[[], Iterator[Rows]]
+
+
+def chosen(source: str, heads: Sequence[Head], names: Sequence[str]) -> list[Head]:
+    """The heads of these labels or names; all of them without any.
+
+    Raises:
+        ValueError: For a name that none has, or several have.
+    """
+    if not names:
+        return list(heads)
+    found = []
+    for name in names:
+        fits = [head for head in heads if name in (head.label, head.name)]
+        if len(fits) != 1:
+            known = ", ".join(f"'{head.label}'" for head in heads) or "none"
+            raise ValueError(
+                f"Expected the name of a table in '{source}', which has {known}. Received: "
+                f"{name!r}, which {'several have' if fits else 'is none'}."
+            )
+        found += fits
+    return found
+
+
+def in_pieces(rows: Iterable[Rows], most: int) -> Iterator[Rows]:
+    """Yields the same rows in pieces of `most` rows, of which the last may have fewer."""
+    held: list[Rows] = []
+    number = 0
+    for each in rows:
+        held.append(each)
+        number += len(each.keys)
+        if number < most:
+            continue
+        joined = joined_rows(held)
+        whole = number - number % most
+        for begin in range(0, whole, most):
+            yield joined.between(begin, begin + most)
+        held, number = [joined.between(whole, number)], number - whole
+    if number:
+        yield joined_rows(held)
+
+
+def joined_rows(parts: Sequence[Rows]) -> Rows:
+    """All rows of some pieces, of which there is at least one."""
+    if len(parts) == 1:
+        return parts[0]
+    return Rows._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
+
+
+def check_number(path: str, head: Head, found: int) -> None:
+    """Raises CorruptionError unless a source has given as many rows as it has told."""
+    if found != head.rows:
+        raise damaged(path, f"{head.rows} rows of table '{head.label}'", str(found))

@@ -1,0 +1,354 @@
+"""The tables of a checkpoint as its files have them, for tools that have no model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sok_embed.checkpoint.files import manifest as manifests
+from sok_embed.checkpoint.files.holding import Held, all_files, hold
+from sok_embed.checkpoint.files.manifest import Link, Manifest
+from sok_embed.checkpoint.files.manifest_schema import PARTS
+from sok_embed.checkpoint.files.places import Place
+from sok_embed.checkpoint.files.records import FileRecord, damaged, local_path, record_of
+from sok_embed.checkpoint.files.rows_file import REMOVED, ROWS, Block, Rows, RowsReader
+from sok_embed.checkpoint.files.rows_index import total
+from sok_embed.checkpoint.files.schema import shown
+from sok_embed.checkpoint.tools.newest_first import NewestFirst
+
+_NO_ROWS = Rows(
+    np.zeros(0, np.int64),
+    np.zeros((0, 0), np.float32),
+    np.zeros((0, 0), np.float32),
+    np.zeros(0, np.int64),
+    np.zeros(0, np.int64),
+)
+
+Watch = Callable[[int], None]  # gets the bytes that were read since the last call
+
+
+def label_of(path: str, part: str) -> str:
+    """What tells a table from all others, of its path, or may, of its name."""
+    return path if part == "rows" else f"{path}:{part}"
+
+
+@dataclass(frozen=True)
+class SavedTable:
+    """A table, or one of the two that an adaptive table consists of.
+
+    Attributes:
+        number: In the index of each file of rows.
+        path: The attributes that lead to it.
+        part: `"rows"`; of an adaptive table `"own"` or `"static"`, whose keys are buckets.
+        described: What the manifest says of the whole table.
+        rows: How many there are on all workers.
+        rule: Of its row optimizer, empty before the first commit.
+        slot_start: What the slots of a new row hold.
+        steps: The commits of it; the greatest of all workers.
+        step_clock: What its clock shows if it counts steps, else -1; the greatest of all workers.
+    """
+
+    number: int
+    path: str
+    part: str
+    described: dict[str, Any]
+    rows: int
+    rule: str
+    slot_start: tuple[float, ...]
+    steps: int
+    step_clock: int
+
+    @property
+    def label(self) -> str:
+        """What tells it from all others: its path, and the part of an adaptive table."""
+        return label_of(self.path, self.part)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """By what it may be asked for."""
+        name = self.described["name"]
+        return (self.label, self.path, name, label_of(name, self.part))
+
+    @property
+    def dim(self) -> int:
+        """The length of its vectors."""
+        return int(self.described["dim"])
+
+    @property
+    def slot_floats(self) -> int:
+        """The floats of a row that its optimizer keeps."""
+        return len(self.slot_start)
+
+
+class Saved(NamedTuple):
+    """A checkpoint.
+
+    Attributes:
+        held: It, and the checkpoints that it has the changes since, with open files.
+        readers_of: Of the files of rows of each checkpoint, in the order of the workers.
+        tables: In the order of the indices.
+    """
+
+    held: Held
+    readers_of: list[list[RowsReader]]
+    tables: list[SavedTable]
+
+    @property
+    def chain(self) -> list[Link]:
+        """It, and the checkpoints that it has the changes since, the newest first."""
+        return self.held.chain
+
+    @property
+    def folder(self) -> str:
+        """Its absolute path."""
+        return self.chain[0].folder
+
+    @property
+    def manifest(self) -> Manifest:
+        """What it consists of."""
+        return self.chain[0].manifest
+
+    @property
+    def readers(self) -> list[RowsReader]:
+        """Of its own files of rows, in the order of the workers."""
+        return self.readers_of[0]
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of all files of rows, those of the checkpoints before it too."""
+        return sum(record.bytes for link in self.chain for record in link.manifest.rows)
+
+    def chosen(self, names: Sequence[str]) -> list[SavedTable]:
+        """The tables of these names, in their order; all of them without names.
+
+        Raises:
+            ValueError: For a name that no table has, or that several tables of the model share.
+        """
+        if not names:
+            return self.tables
+        found: dict[int, SavedTable] = {}
+        for name in names:
+            fits = [table for table in self.tables if name in table.names]
+            if len({table.path for table in fits}) != 1:
+                known = ", ".join(f"'{table.label}'" for table in self.tables) or "none"
+                raise ValueError(
+                    f"Expected the path or the name of a table in '{self.folder}', which has "
+                    f"{known}. Received: {name!r}, which {'several have' if fits else 'is none'}."
+                )
+            found |= {table.number: table for table in fits}
+        return [found[number] for number in sorted(found)]
+
+    def one(self, name: str | None) -> SavedTable:
+        """The table of a name; without a name the only one.
+
+        Raises:
+            ValueError: If that is not one table.
+        """
+        found = self.chosen([name] if name is not None else [])
+        if len(found) != 1:
+            labels = ", ".join(f"'{table.label}'" for table in found) or "none"
+            raise ValueError(
+                f"Expected one table of '{self.folder}'. Received: {labels}. Name one of them."
+            )
+        return found[0]
+
+
+def open_saved(folder: str) -> Saved:
+    """Reads the manifest and the indices of a checkpoint, and checks them against each other.
+
+    Raises:
+        FileNotFoundError: If there is no whole checkpoint in the folder.
+        CorruptionError: For files that are not as they were written.
+        ValueError: For a checkpoint of a later version.
+    """
+    return saved_of(hold(local_path(folder), all_files))
+
+
+def saved_of(held: Held) -> Saved:
+    """Returns what `open_saved` returns, for a checkpoint whose files are open."""
+    readers_of = [
+        [reader_of(place, manifest, worker) for worker in range(len(manifest.rows))]
+        for (_, manifest), place in zip(held.chain, held.places, strict=True)
+    ]
+    for link, readers in zip(held.chain, readers_of, strict=True):
+        check_totals(*link, readers)
+    return Saved(held, readers_of, saved_tables(held.chain[0].manifest, readers_of[0]))
+
+
+def reader_of(folder: str | Place, manifest: Manifest, worker: int) -> RowsReader:
+    """The rows of a worker, whose file has the tables of the manifest.
+
+    Raises:
+        CorruptionError: For a file that is not as it was written.
+    """
+    record = manifest.rows[worker]
+    reader = RowsReader(folder, record, manifest.attempt, worker, manifest.workers)
+    told = [(entry["path"], entry["part"], entry["dim"]) for entry in reader.tables]
+    expected = [(entry["path"], part, entry["dim"]) for entry, part in _parts(manifest)]
+    if told != expected:
+        raise damaged(reader.path, f"an index of the tables {shown(expected)}", shown(told))
+    return reader
+
+
+def _parts(manifest: Manifest) -> Iterator[tuple[dict[str, Any], str]]:
+    """The entries of a manifest with the parts of each, in the order of the indices."""
+    for entry in manifest.tables:
+        for part in PARTS[entry["kind"]]:
+            yield entry, part
+
+
+def check_totals(folder: str, manifest: Manifest, readers: Sequence[RowsReader]) -> None:
+    """Raises CorruptionError for a manifest that says otherwise than the files of all workers."""
+    for number, (entry, part) in enumerate(_parts(manifest)):
+        told = entry["parts"][part]
+        for field, value in total([reader.tables[number] for reader in readers]).items():
+            if told[field] != value:
+                raise damaged(
+                    os.path.join(folder, manifests.NAME),
+                    f"{shown(value)} as '{field}' of table '{label_of(entry['path'], part)}', as "
+                    "the files of rows say",
+                    shown(told[field]),
+                )
+
+
+def saved_tables(manifest: Manifest, readers: Sequence[RowsReader]) -> list[SavedTable]:
+    """The tables of a manifest, with what the indices of files say of them."""
+    tables = []
+    for number, (entry, part) in enumerate(_parts(manifest)):
+        entries = [reader.tables[number] for reader in readers]
+        trained = _trained(entries)
+        tables.append(
+            SavedTable(
+                number=number,
+                path=entry["path"],
+                part=part,
+                described=entry,
+                rows=entry["parts"][part]["size"],
+                rule=trained["rule"],
+                slot_start=tuple(float(value) for value in trained["slot_start"]),
+                steps=max(each["steps"] for each in entries),
+                step_clock=max(each["step_clock"] for each in entries),
+            )
+        )
+    return tables
+
+
+def _trained(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """An entry of a worker that has trained the table; any of them if none has.
+
+    Raises:
+        ValueError: If workers have trained it by two optimizers.
+    """
+    trained = [entry for entry in entries if entry["rule"]] or list(entries)
+    for entry in trained:
+        if any(entry[field] != trained[0][field] for field in ("rule", "slot_start")):
+            raise ValueError(
+                f"Table '{entry['path']}': expected workers with one optimizer in the checkpoint. "
+                f"Received: {sorted({each['rule'] for each in trained})}. No save writes that: "
+                "take another checkpoint."
+            )
+    return trained[0]
+
+
+def rows_of(
+    saved: Saved, chosen: Sequence[SavedTable], watch: Watch | None = None
+) -> Iterator[tuple[SavedTable, Rows]]:
+    """Yields all rows of some tables, a block at a time, in no order.
+
+    Every file is read to its end, and all of it is checked. Rows of a worker that had no optimizer
+    for a table yet get the slots of new rows, as a restore gives them.
+
+    Args:
+        saved: The checkpoint.
+        chosen: Whose rows.
+        watch: Is told how much was read.
+
+    Raises:
+        CorruptionError: For a file that is not as it was written.
+    """
+    tables = {table.number: table for table in chosen}
+    for worker in range(len(saved.readers)):
+        for block, rows in live_blocks(saved, worker, watch):
+            table = tables.get(block.table)
+            if table is not None and block.kind == ROWS:
+                yield table, _with_slots(rows, table)
+
+
+def live_blocks(
+    saved: Saved, worker: int, watch: Watch | None = None
+) -> Iterator[tuple[Block, Rows]]:
+    """Yields all that counts of what a worker wrote: blocks with their rows that count.
+
+    Of blocks that have no rows, those of the checkpoint itself are yielded, with no rows.
+
+    Args:
+        saved: The checkpoint.
+        worker: Whose files are read.
+        watch: Is told how much was read.
+    """
+    newest_first = [NewestFirst(len(saved.chain)) for _ in saved.tables]
+    settled: set[int] = set()  # tables of which newer checkpoints have all rows
+    for link, readers in enumerate(saved.readers_of):
+        reader = readers[worker]
+        for block in reader.blocks():
+            if watch is not None:
+                watch(len(block.payload))
+            if block.table in settled:
+                continue
+            if block.kind == REMOVED:
+                newest_first[block.table].remove(link, reader.removed_in(block))
+            elif block.kind == ROWS:
+                yield block, newest_first[block.table].live(link, reader.rows_of(block))
+            elif link == 0:
+                yield block, _NO_ROWS
+        settled |= {number for number, entry in enumerate(reader.tables) if entry["whole"]}
+
+
+def _with_slots(rows: Rows, table: SavedTable) -> Rows:
+    if rows.slots.shape[1] == table.slot_floats:
+        return rows
+    start = np.array(table.slot_start, np.float32)
+    return rows._replace(slots=np.tile(start, (len(rows.keys), 1)))
+
+
+class CopiedFiles(NamedTuple):
+    """The files of a checkpoint that are no rows, under the names of another save.
+
+    Attributes:
+        files: Of dense weights.
+        data: That each worker has of its own.
+    """
+
+    files: list[FileRecord]
+    data: list[FileRecord]
+
+
+def copied_files(folder: str, saved: Saved, attempt: int) -> CopiedFiles:
+    """Copies what is no rows into a folder, under the names of another save."""
+    manifest, place = saved.manifest, saved.held.places[0]
+    old, new = f"-{manifest.attempt:016x}", f"-{attempt:016x}"
+
+    def copy(record: FileRecord) -> FileRecord:
+        name = record.name.replace(old, new)
+        with place.open(record.name) as file, open(os.path.join(folder, name), "xb") as copied_file:
+            shutil.copyfileobj(file, copied_file, 1 << 20)
+        copied = record_of(folder, name)
+        if copied.checksum != record.checksum:
+            path = place.file(record.name)
+            raise damaged(path, f"the checksum {record.checksum}", copied.checksum)
+        return copied
+
+    return CopiedFiles(
+        [copy(record) for record in manifest.files], [copy(record) for record in manifest.data]
+    )
+
+
+def bytes_of(folder: str, manifest: Manifest) -> int:
+    """The bytes of all files of a checkpoint, its manifest too."""
+    own = os.path.getsize(os.path.join(folder, manifests.NAME))
+    return own + sum(record.bytes for record in (*manifest.rows, *manifest.files, *manifest.data))

@@ -1,0 +1,268 @@
+"""What commands tell of checkpoints, as dicts of JSON."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from sok_embed.binding import _core
+from sok_embed.checkpoint.files import manifest as manifests
+from sok_embed.checkpoint.files.manifest import Manifest
+from sok_embed.checkpoint.files.records import local_path
+from sok_embed.checkpoint.files.rows_index import row_bytes
+from sok_embed.checkpoint.files.step_folders import StepFolders
+from sok_embed.checkpoint.tools.difference import Difference
+from sok_embed.checkpoint.tools.saved import Saved, SavedTable, bytes_of, rows_of
+
+
+def listed(directory: str) -> list[dict[str, Any]]:
+    """The checkpoints of a directory: those that are not whole, then the others as they were saved.
+
+    Each has `path`, `step` and `state`: `"whole"`, `"no manifest"`, `"damaged"` or `"unknown"`,
+    which a later version has written. A whole one also has `serial`, `saved`, `workers`, `tables`,
+    `parent`, the folder that it has the changes since, `rows`, those of the tables, and `bytes`,
+    those of its own files.
+    """
+    folders = StepFolders(local_path(directory))
+    found: list[dict[str, Any]] = [
+        {"path": folders._folder(step), "step": step, "state": "no manifest"}
+        for step in folders._steps()
+        if not folders._is_whole(step)
+    ]
+    for step in folders._by_age():
+        folder = folders._folder(step)
+        about: dict[str, Any] = {"path": folder, "step": step, "state": "whole"}
+        try:
+            about |= _about(folder, manifests.read_chain(folder)[0].manifest)
+        except FileNotFoundError:
+            continue  # it was removed meanwhile
+        except OSError as error:
+            about |= {"state": "damaged", "error": str(error)}
+        except ValueError as error:
+            about |= {"state": "unknown", "error": str(error)}
+        found.append(about)
+    return found
+
+
+def _about(folder: str, manifest: Manifest) -> dict[str, Any]:
+    return {
+        "serial": manifest.serial,
+        "saved": os.path.getmtime(os.path.join(folder, manifests.NAME)),
+        "workers": manifest.workers,
+        "tables": len(manifest.tables),
+        "parent": manifest.parent and manifest.parent.folder,
+        "rows": sum(
+            part["size"]
+            for entry in manifest.tables for part in entry["parts"].values()
+        ),
+        "bytes": bytes_of(folder, manifest),
+    }  # fmt: skip
+
+
+def surveyed(saved: Saved, names: Sequence[str]) -> dict[str, Any]:
+    """What the manifest and the indices of a checkpoint say.
+
+    Args:
+        saved: The checkpoint.
+        names: Of the tables; none: all of them.
+    """
+    manifest = saved.manifest
+    return {
+        "path": saved.folder,
+        "step": manifest.step,
+        **_about(saved.folder, manifest),
+        "attempt": f"{manifest.attempt:016x}",
+        "tables": [_table(saved, table) for table in saved.chosen(names)],
+        "variables": [
+            {"variable": path, "dtype": dtype, "shape": shape}
+            for path, dtype, shape in manifest.dense["variables"]
+        ],
+        "metrics": [
+            {"variable": path, "dtype": dtype, "shape": shape}
+            for path, dtype, shape in manifest.dense["metrics"]
+        ],
+        "others": manifest.dense["others"],
+        "files": [record._asdict() for record in (*manifest.rows, *manifest.files, *manifest.data)],
+    }
+
+
+def _table(saved: Saved, table: SavedTable) -> dict[str, Any]:
+    described = table.described
+    entries = [reader.tables[table.number] for reader in saved.readers]
+    return {
+        "table": table.label,
+        "path": table.path,
+        "part": table.part,
+        "name": described["name"],
+        "kind": described["kind"],
+        "dim": table.dim,
+        "rule": table.rule or None,
+        "slots": _core.rule_slots(table.rule) if table.rule else [],
+        "slot_floats": table.slot_floats,
+        "steps": table.steps,
+        "step_clock": None if table.step_clock < 0 else table.step_clock,
+        "rows": table.rows,
+        "rows_of_workers": [entry["rows"] for entry in entries],
+        "bytes": sum(
+            entry["rows"] * row_bytes(table.dim, entry["slot_floats"]) for entry in entries
+        ),
+        "admission_bytes": sum(entry["admission_bytes"] for entry in entries),
+        "sketch_bytes": sum(entry.get("sketch_bytes", 0) for entry in entries),
+        "owners": described["owners"],
+        "initializer": described["initializer"],
+        "seed": described["seed"],
+    }
+
+
+def rows_of_keys(saved: Saved, table: SavedTable, keys: Sequence[int]) -> dict[str, Any]:
+    """Rows of a table, in the order of the keys; `missing` are those that have none.
+
+    Reads all files of rows.
+    """
+    wanted = np.array(keys, np.int64)
+    found: dict[int, dict[str, Any]] = {}
+    for _, rows in rows_of(saved, [table]):
+        for at in np.flatnonzero(np.isin(rows.keys, wanted)):
+            key = int(rows.keys[at])
+            found[key] = {
+                "key": key,
+                "update_count": int(rows.update_nums[at]),
+                "last_update": int(rows.update_times[at]),
+                "embedding": _floats(rows.embeddings[at]),
+                "slots": dict(_named_slots(table, _floats(rows.slots[at]))),
+            }
+    return {
+        "table": table.label,
+        "times": "seconds" if table.step_clock < 0 else "steps",
+        "rows": [found[key] for key in keys if key in found],
+        "missing": [key for key in keys if key not in found],
+    }
+
+
+def _floats(values: Any) -> list[float]:
+    return [float(value) for value in values]
+
+
+def _named_slots(table: SavedTable, floats: list[float]) -> Iterator[tuple[str, list[float]]]:
+    names = _core.rule_slots(table.rule) if table.rule else []
+    if not names and floats:
+        names = ["slots"]  # of a rule of a later version
+    width = len(floats) // max(1, len(names))
+    for i, name in enumerate(names):
+        yield name, floats[i * width : (i + 1) * width]
+
+
+def checkpoints_in(path: str) -> list[str]:
+    """The checkpoint at a path, or those of a directory in the order of their saves.
+
+    Raises:
+        FileNotFoundError: If there is none.
+    """
+    folder = local_path(path)
+    if manifests.is_whole(folder):
+        return [path]
+    folders = StepFolders(folder)
+    found = [folders._folder(step) for step in folders._by_age()]
+    if not found:
+        raise FileNotFoundError(
+            f"Expected a checkpoint, or a directory of some, in '{path}'. Received: a folder "
+            f"without {manifests.NAME} and without whole checkpoints."
+        )
+    return found
+
+
+def not_whole_in(directory: str) -> list[str]:
+    """The folders of a directory that have no manifest."""
+    folders = StepFolders(local_path(directory))
+    return [folders._folder(step) for step in folders._steps() if not folders._is_whole(step)]
+
+
+def pruned(
+    directory: str, keep: int, keep_every: int | None, dry_run: bool
+) -> dict[str, list[str]]:
+    """Removes old checkpoints and leftovers, as a `CheckpointManager` does.
+
+    Links stay: what they lead to belongs to somebody else.
+
+    Args:
+        directory: Of a manager.
+        keep: The most checkpoints, beside those of `keep_every`.
+        keep_every: Of each so many steps the first checkpoint stays. `None`: none does.
+        dry_run: Whether nothing is removed.
+
+    Returns:
+        The folders: `removed`, `leftovers`, which were removed too, `kept`, and those of them that
+        are `unreadable`: they stay, with all that they may build on.
+    """
+    folders = StepFolders(local_path(directory), keep, keep_every)
+    found = folders._too_many(_last_readable(folders))
+    goes, left = (
+        [step for step in steps if not os.path.islink(folders._folder(step))]
+        for steps in (found.steps, folders._leftovers())
+    )
+    kept = [step for step in folders._by_age() if step not in goes]
+    if not dry_run:
+        for step in (*left, *goes):
+            folders._remove(step)
+    return {
+        name: [folders._folder(step) for step in steps]
+        for name, steps in (
+            ("removed", goes),
+            ("leftovers", left),
+            ("kept", kept),
+            ("unreadable", found.unreadable),
+        )
+    }
+
+
+def _last_readable(folders: StepFolders) -> int:
+    """The step of the last checkpoint of which all manifests can be read; -1: there is none.
+
+    Manifests are its own, and those of the checkpoints that it builds on.
+    """
+    for step in reversed(folders._by_age()):
+        try:
+            manifests.read_chain(folders._folder(step))
+        except (OSError, ValueError):
+            continue
+        return step
+    return -1
+
+
+def as_report(found: Difference) -> dict[str, Any]:
+    """A difference as JSON, in which NaN and infinity are texts."""
+    return {
+        "same": found.same,
+        "steps": list(found.steps),
+        "only_a": found.only_a,
+        "only_b": found.only_b,
+        "tables": [
+            {
+                "table": each.table,
+                "name": each.name,
+                "same": each.same,
+                "head": {name: list(values) for name, values in each.head.items()},
+                "only_a": each.only_a,
+                "only_b": each.only_b,
+                "both": each.both,
+                "differing": each.differing,
+                "largest": {name: _finite(value) for name, value in each.largest.items()},
+            }
+            for each in found.tables
+        ],
+        "variables": [
+            {
+                **each._asdict(),
+                "largest": None if each.largest is None else _finite(each.largest),
+            }
+            for each in found.variables
+        ],
+    }
+
+
+def _finite(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)

@@ -1,0 +1,224 @@
+"""Whether every byte of a checkpoint is as it was written, and the files agree with each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sok_embed.checkpoint.files.holding import Held, all_files, hold
+from sok_embed.checkpoint.files.manifest import Link, Manifest
+from sok_embed.checkpoint.files.partitions import Partitions
+from sok_embed.checkpoint.files.places import Fetched, check_record
+from sok_embed.checkpoint.files.records import damaged, local_path
+from sok_embed.checkpoint.files.rows_file import ADMISSION, REMOVED, ROWS, SKETCH, RowsReader
+from sok_embed.checkpoint.tools.saved import (
+    Watch,
+    check_totals,
+    label_of,
+    reader_of,
+    rows_of,
+    saved_of,
+    saved_tables,
+)
+
+_KEY = np.dtype([("table", "<i4"), ("worker", "<i4"), ("key", "<i8")])
+_COUNTS = {ADMISSION: "admission_bytes", SKETCH: "sketch_bytes"}
+
+
+class Verified(NamedTuple):
+    """What was found.
+
+    Attributes:
+        bytes: That were read and are as they were written.
+        rows: In all files.
+        faults: A sentence for each; none: the checkpoint is whole.
+    """
+
+    bytes: int
+    rows: int
+    faults: list[str]
+
+
+def verify(folder: str, watch: Watch | None = None) -> Verified:
+    """Reads all of a checkpoint, and of those that it has the changes since.
+
+    Checked are all checksums, every block of rows, the lengths that indices tell, the numbers of
+    rows that manifest and indices tell, and that no key of a table stands twice. Keys take 16 bytes
+    each, in memory or, if they are many, in a temporary file.
+
+    Args:
+        folder: The checkpoint.
+        watch: Is told how much was read.
+
+    Raises:
+        FileNotFoundError: If there is no manifest.
+        ValueError: For a checkpoint of a later version.
+    """
+    folder = local_path(folder)
+    broken: list[str] = []
+    whole_chain: list[Held] = []
+    if not _holds(broken, lambda: whole_chain.append(hold(folder, all_files))):
+        whole_chain.append(hold(folder, all_files, lambda path, read: [Link(path, read(path))]))
+    (held,) = whole_chain
+    each = [
+        _verify_files(*link, place, watch)
+        for link, place in zip(held.chain, held.places, strict=True)
+    ]
+    found = Verified(
+        sum(one.bytes for one in each),
+        sum(one.rows for one in each),
+        [*broken, *(fault for one in each for fault in one.faults)],
+    )
+    if len(held.chain) > 1 and not found.faults:
+        # Each file is whole; what they make together is another question.
+        _holds(found.faults, partial(_check_live, held))
+    held.end()
+    return found
+
+
+def _check_live(held: Held) -> None:
+    """Raises CorruptionError unless a chain has as many rows as its newest manifest tells."""
+    saved = saved_of(held)
+    live: Counter[int] = Counter()
+    for table, rows in rows_of(saved, saved.tables):
+        live[table.number] += len(rows.keys)
+    for table in saved.tables:
+        if live[table.number] != table.rows:
+            raise damaged(
+                saved.folder,
+                f"{table.rows} rows of table '{table.label}' with those of the checkpoints before",
+                str(live[table.number]),
+            )
+
+
+def _verify_files(folder: str, manifest: Manifest, place: Fetched, watch: Watch | None) -> Verified:
+    """Reads all files of one folder."""
+    faults: list[str] = []
+    whole = 0
+    for record in (*manifest.files, *manifest.data):
+        if _holds(faults, partial(check_record, place, record)):
+            whole += record.bytes
+            if watch is not None:
+                watch(record.bytes)
+    found: list[_Found] = []
+    for worker in range(len(manifest.rows)):
+        _holds(faults, partial(_add_reader, found, place, manifest, worker))
+    if not found:
+        return Verified(whole, 0, faults)
+    readers = [each.reader for each in found]
+    _holds(faults, partial(saved_tables, manifest, readers))
+    if len(readers) == len(manifest.rows):
+        _holds(faults, partial(check_totals, folder, manifest, readers))
+    read = []
+    with Partitions(_KEY, _KEY.itemsize * _rows_told(manifest)) as keys:
+        for each in found:
+            if _holds(faults, partial(each.read, keys, watch)):
+                read.append(each)
+                whole += manifest.rows[each.worker].bytes
+                faults += each.faults()
+        faults += _twice(keys, [_label(entry) for entry in found[0].reader.tables])
+    return Verified(whole, sum(sum(each.rows.values()) for each in read), faults)
+
+
+def _holds(faults: list[str], check: Callable[[], object]) -> bool:
+    """Whether a check raises nothing. What it raises becomes a fault."""
+    try:
+        check()
+    except (OSError, ValueError) as error:
+        faults.append(str(error))
+        return False
+    return True
+
+
+def _add_reader(found: list[_Found], place: Fetched, manifest: Manifest, worker: int) -> None:
+    found.append(_Found(worker, reader_of(place, manifest, worker)))
+
+
+def _rows_told(manifest: Manifest) -> int:
+    return sum(part["rows"] for entry in manifest.tables for part in entry["parts"].values())
+
+
+class _Found:
+    """What is in the blocks of a file."""
+
+    def __init__(self, worker: int, reader: RowsReader) -> None:
+        self.worker = worker
+        self.reader = reader
+        self.rows: Counter[int] = Counter()
+        self.removed: Counter[int] = Counter()
+        self.counted: Counter[tuple[int, int]] = Counter()  # bytes, by table and kind
+        self.gaps: list[str] = []
+
+    def read(self, keys: Partitions, watch: Watch | None) -> None:
+        for block in self.reader.blocks():
+            if block.kind == ROWS:
+                self.rows[block.table] += block.number
+                records = np.zeros(block.number, _KEY)
+                records["table"], records["worker"] = block.table, self.worker
+                records["key"] = self.reader.rows_of(block).keys
+                keys.add(records)
+            elif block.kind == REMOVED:
+                self.removed[block.table] += block.number
+            else:
+                at = (block.table, block.kind)
+                if self.counted[at] != block.number:
+                    self.gaps.append(
+                        f"Expected counts from byte {self.counted[at]} on in '{self.reader.path}'. "
+                        f"Received: from {block.number} on."
+                    )
+                self.counted[at] += len(block.payload)
+            if watch is not None:
+                watch(len(block.payload))
+
+    def faults(self) -> Iterator[str]:
+        """Says where the index tells something else than the blocks."""
+        yield from self.gaps
+        for number, entry in enumerate(self.reader.tables):
+            told = {
+                "rows": (entry["rows"], self.rows[number]),
+                "removed": (entry["removed"], self.removed[number]),
+            }
+            told |= {
+                field: (entry.get(field, 0), self.counted[number, kind])
+                for kind, field in _COUNTS.items()
+            }
+            for field, (expected, received) in told.items():
+                if expected != received:
+                    yield (
+                        f"Expected {expected} {field.replace('_', ' of ')} of table "
+                        f"'{entry['path']}' in '{self.reader.path}', as its index says. Received: "
+                        f"{received}."
+                    )
+
+
+def _label(entry: dict[str, Any]) -> str:
+    """What an entry of an index is called, as `SavedTable.label`."""
+    return label_of(entry["path"], entry["part"])
+
+
+def _twice(keys: Partitions, labels: Sequence[str]) -> Iterator[str]:
+    """Says which tables have a key twice; labels are those of the tables by their numbers."""
+    twice: Counter[int] = Counter()
+    example: dict[int, str] = {}
+    for number in range(keys.number):
+        records = keys.part(number)
+        records = records[np.lexsort((records["worker"], records["key"], records["table"]))]
+        same = (records["key"][1:] == records["key"][:-1]) & (
+            records["table"][1:] == records["table"][:-1]
+        )
+        for at in np.flatnonzero(same):
+            table = int(records["table"][at])
+            twice[table] += 1
+            first, second = int(records["worker"][at]), int(records["worker"][at + 1])
+            of = f"workers {first} and {second}" if first != second else f"worker {first}"
+            example.setdefault(table, f"key {int(records['key'][at])} twice in the rows of {of}")
+    for table in sorted(twice):
+        more = twice[table] - 1
+        yield (
+            f"Expected every key of table '{labels[table]}' once. Received: "
+            f"{example[table]}{f', and {more} more keys' if more else ''}."
+        )

@@ -1,0 +1,1 @@
+"""Moves rows between tables and the files of checkpoints."""

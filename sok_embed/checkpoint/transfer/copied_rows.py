@@ -1,0 +1,114 @@
+"""Rows of a storage that lies beside the file of a model, for a table of another place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from sok_embed import kv, tf_ops
+from sok_embed.checkpoint.files.dump_rows import rows_of_dump
+from sok_embed.checkpoint.files.rows_file import Rows
+from sok_embed.checkpoint.state.tables import Head, Part, head_of
+from sok_embed.files.scratch import ScratchFolder
+from sok_embed.tables.table import Table
+from sok_embed.tables.tensors import as_errors
+
+
+class CopiedRows:
+    """The rows of one group of a storage, which replace those of a table.
+
+    Args:
+        table: The table, in memory or in another storage.
+        copy: The storage that has the rows.
+        group: Their group.
+    """
+
+    def __init__(self, table: Table, copy: kv.Storage, group: int) -> None:
+        self._table = table
+        self._part = Part(table, "rows")
+        self._copy = copy
+        self._group = group
+        # Beside the table's storage, where there is room for its rows.
+        own = self._part.storage
+        parent = None if own is None else os.path.dirname(os.path.abspath(own.path))
+        self._scratch = ScratchFolder("sok-embed-rows", parent)
+        self._dump = os.path.join(self._scratch.path, "dump")
+
+    def check(self) -> None:
+        """Raises what `restore` would, and changes nothing.
+
+        Raises:
+            ValueError: For rows that the table cannot take, and for a storage that is read-only.
+            CorruptionError: For damaged files.
+        """
+        table = self._table
+        there = {group.number: group for group in self._copy.groups()}
+        if self._group not in there:
+            raise ValueError(
+                f"Table '{table.name}': expected its rows in group {self._group} of "
+                f"{self._copy!r}. Received: the groups {sorted(there)}. Save the model again."
+            )
+        dim = there[self._group].dimension
+        if dim != table.dim:
+            raise ValueError(
+                f"Table '{table.name}': expected rows of {table.dim} numbers. Received: rows of "
+                f"{dim}, in {self._copy!r}. Make the layer as it was saved."
+            )
+        own = self._part.storage
+        if own is not None and own.read_only:
+            raise ValueError(
+                f"Table '{table.name}': expected a storage that may be written, to replace its "
+                f"rows by those of the file. Received: {own!r}. Open it without read_only=True."
+            )
+        head, admission = self._head()
+        empty = head.contents(table.dim, admission=admission)
+        as_errors(lambda: tf_ops.check_restore(self._part.handle, empty))
+        self._copy.dump(self._dump, group=self._group)
+        count = 0
+        for rows in self._rows():
+            count += len(rows.keys)
+            piece = head.contents(table.dim, rows)
+            as_errors(lambda piece=piece: tf_ops.check_restore(self._part.handle, piece))
+        limit = self._part.max_rows
+        if limit and count > limit:
+            raise ValueError(
+                f"Table '{table.name}': expected at most max_rows={limit} rows in the file. "
+                f"Received: {count}. Raise max_rows."
+            )
+
+    def restore(self) -> None:
+        """Replaces the rows of the table; `check` has been called."""
+        table = self._table
+        head, admission = self._head()
+        table.restore(head.contents(table.dim, admission=admission))
+        for rows in self._rows():
+            piece = head.contents(table.dim, rows)
+            as_errors(lambda piece=piece: tf_ops.add_rows(self._part.handle, piece))
+        if self._part.storage is not None:
+            self._part.storage.flush()
+        self._scratch.end()
+
+    def _head(self) -> tuple[Head, bytes]:
+        """Returns what the group holds beside rows, and what its admission has counted."""
+        table = self._table
+        attributes = {
+            **table._attributes,
+            "storage": os.fsencode(self._copy.path),
+            "storage_id": self._copy.id,
+            "group": self._group,
+            "step_clock": False,
+        }
+        with tf.init_scope():
+            handle = as_errors(lambda: tf_ops.anonymous_table(table.name, table.dim, **attributes))
+            _, exported = as_errors(
+                lambda: tf_ops.export_piece(handle, table.dim, 0, 0, with_admission=True)
+            )
+        return head_of(exported), np.asarray(exported.admission).tobytes()
+
+    def _rows(self) -> Iterator[Rows]:
+        """Yields the rows of this worker, of the dump that `check` has made."""
+        for _, rows in rows_of_dump(self._dump):
+            yield rows.where(self._part.mine(rows.keys))

@@ -1,0 +1,81 @@
+"""The rows of a worker in a file for another worker, while the tables stand still."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sok_embed import tf_ops
+from sok_embed.checkpoint.files.records import FileRecord, rows_name
+from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Rows, RowsWriter
+from sok_embed.checkpoint.files.rows_index import row_bytes
+from sok_embed.checkpoint.state.tables import Head, Host, Part, head_of
+from sok_embed.checkpoint.transfer.writing import entry_of, sketch_of
+from sok_embed.files.whole_files import removed_on_error
+from sok_embed.tables.adaptive_table import AdaptiveTable
+from sok_embed.tables.tensors import as_errors
+
+# Rows that are in memory twice while they are copied out.
+_PIECE_BYTES = 64 << 20
+
+
+def write_rows(
+    folder: str, hosts: Sequence[Host], attempt: int, worker: int, workers: int
+) -> FileRecord:
+    """Writes all rows of this worker in memory into one file, which is removed on an error.
+
+    It needs no capture, of which a table has one at a time: a checkpoint may be written meanwhile.
+    Rows that every worker has are written by worker 0.
+
+    Raises:
+        RuntimeError: If a table was changed meanwhile.
+    """
+    path = os.path.join(folder, rows_name(worker, workers, attempt))
+    entries: list[dict[str, Any]] = []
+    with removed_on_error(path), RowsWriter(path, attempt, worker, workers) as writer:
+        for host in hosts:
+            for part in host.parts:
+                entries.append(_write_part(writer, len(entries), host, part, worker))
+            if isinstance(host.table, AdaptiveTable):
+                # The counts stand with the own rows, which come first.
+                sketch, told = sketch_of(host.table)
+                writer.put_bytes(len(entries) - 2, SKETCH, sketch)
+                entries[-2] |= told
+        return writer.finish(entries)
+
+
+def _write_part(
+    writer: RowsWriter, number: int, host: Host, part: Part, worker: int
+) -> dict[str, Any]:
+    head, admission = part.head()
+    rows = 0
+    if worker == 0 or not part.shared:
+        for piece in _pieces(part, head):
+            writer.put_rows(number, piece)
+            rows += len(piece.keys)
+    if admission:
+        writer.put_bytes(number, ADMISSION, admission)
+    return entry_of(host, part, head, len(admission)) | {"rows": rows, "size": rows}
+
+
+def _pieces(part: Part, head: Head) -> Iterator[Rows]:
+    """Yields all rows, some at a time; raises RuntimeError if the table is changed meanwhile."""
+    table = part.table
+    most = max(1, _PIECE_BYTES // row_bytes(table.dim, len(head.slot_start)))
+    expected = None
+    for begin in itertools.count(0, most):
+        size, exported = as_errors(
+            lambda begin=begin: tf_ops.export_piece(part.handle, table.dim, begin, most)
+        )
+        now = (int(size), head_of(exported))
+        expected = expected or now
+        if now != expected or now[1] != head:
+            raise RuntimeError(
+                f"Table '{table.name}': expected it to stay as it is while it is saved. "
+                "Received: a change. Save between two steps, on the thread that trains."
+            )
+        yield Rows._make(exported._asdict()[field].numpy() for field in Rows._fields)
+        if begin + most >= expected[0]:
+            return

@@ -1,0 +1,243 @@
+"""One save: what is captured at a step, what each worker writes, and the manifest that ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import warnings
+from typing import NamedTuple
+
+from sok_embed.checkpoint.files import manifest as manifests
+from sok_embed.checkpoint.files.manifest import Manifest, Parent
+from sok_embed.checkpoint.files.place_of import place_of
+from sok_embed.checkpoint.files.places import Place, Work, check_length
+from sok_embed.checkpoint.files.records import FileRecord, data_names, dense_prefix, record_of
+from sok_embed.checkpoint.files.rows_file import RowsReader
+from sok_embed.checkpoint.files.rows_index import total
+from sok_embed.checkpoint.state.dense import DenseState
+from sok_embed.checkpoint.state.own_state import OwnState
+from sok_embed.checkpoint.transfer.writing import (
+    RowsCapture,
+    RowsOf,
+    records_by_name,
+    records_of_all,
+)
+from sok_embed.communicators.agreement import Agreement
+from sok_embed.kv import CorruptionError
+
+# The name of threads that write a save while training goes on.
+WRITER = "sok_embed.checkpoint"
+
+
+def wait_for_writers() -> None:
+    """Waits until this process has written all saves: a table is captured for one at a time."""
+    for thread in threading.enumerate():
+        if thread.name == WRITER:
+            thread.join()
+
+
+class SaveOptions(NamedTuple):
+    """What a save is like.
+
+    Attributes:
+        serial: Grows from one save of a manager to the next; that of worker 0 counts.
+        step: Of the model.
+        parent: The checkpoint whose changes since then are saved; `None`: everything is.
+        notes_changes: Whether later saves may be of the changes since this one.
+        goes_on: Whether training goes on while the save is written.
+    """
+
+    serial: int
+    step: int
+    parent: Parent | None = None
+    notes_changes: bool = False
+    goes_on: bool = False
+
+
+class Save:
+    """A save that has begun: what it saves is that of the moment when it was made.
+
+    Making it and `finish` are collective, and are called at the same step by all workers. `write`
+    is not, and may run in another thread.
+
+    Args:
+        agreement: Between the workers.
+        folder: The path of the checkpoint's folder.
+        dense: Everything that is no rows.
+        own: What each worker has of its own.
+        options: What the save is like.
+
+    Raises:
+        OSError: From the file system or the store, on all workers.
+        RuntimeError: If another worker has failed.
+    """
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        folder: str,
+        dense: DenseState,
+        own: OwnState,
+        options: SaveOptions,
+    ) -> None:
+        self.agreement = agreement
+        self.folder = folder
+        self._dense = dense
+        self._own = own
+        self.options = options
+        number = secrets.randbelow(2**62) + 1 if agreement.rank == 0 else 0
+        self.attempt = agreement.gather(number, "attempt")[0]
+        first = agreement.rank == 0
+        self._place = place_of(folder)
+        agreement.together("find the folder", lambda: _make(self._place) if first else None)
+        self._work: Work | None = None
+        self._capture: RowsCapture | None = None
+        self._dense_names: list[str] = []
+        self._rows: FileRecord | None = None
+        self._files: list[FileRecord] = []
+        self._own_names: list[str] = []
+        self._data: list[FileRecord] = []
+        self._error: Exception | None = None
+        try:
+            agreement.together("begin their parts", self._begin, self._undo)
+        except BaseException:
+            self.end()  # also where somebody has interrupted it, or a worker is lost
+            raise
+
+    def _begin(self) -> None:
+        hosts = self._dense.found.tables
+        agreement, options = self.agreement, self.options
+        self._work = self._place.work()
+        if hosts:
+            which = RowsOf(
+                self.attempt,
+                agreement.rank,
+                agreement.size,
+                self.attempt if options.notes_changes else 0,
+                options.parent.state if options.parent else 0,
+            )
+            self._capture = RowsCapture(self._work.folder, hosts, which, options.goes_on)
+        if agreement.rank == 0:
+            self._dense_names = self._dense.write(self._work.folder, dense_prefix(self.attempt))
+        self._own_names = self._own.write(
+            self._work.folder, self.attempt, agreement.rank, agreement.size
+        )
+
+    def write(self) -> None:
+        """Writes what this worker has. An error of it is raised by `finish`."""
+        assert self._work is not None
+        try:
+            if self._capture is not None:
+                self._rows = self._capture.write()
+            self._files = [record_of(self._work.folder, name) for name in self._dense_names]
+            self._data = [record_of(self._work.folder, name) for name in self._own_names]
+            rows = [self._rows] if self._rows else []
+            self._work.put([record.name for record in (*rows, *self._files, *self._data)])
+        except Exception as error:
+            self._error = error
+
+    def finish(self) -> Manifest:
+        """Writes the manifest once all have written their parts. Returns it.
+
+        Raises:
+            Exception: That of `write`, and as the save itself.
+        """
+        agreement = self.agreement
+        try:
+            agreement.together("write their parts", self._check_written, self._undo)
+            rows = [] if self._rows is None else records_of_all(agreement, self._rows, self.attempt)
+            manifest = Manifest(
+                attempt=self.attempt,
+                serial=self.options.serial,
+                step=self.options.step,
+                workers=agreement.size,
+                dense={"prefix": dense_prefix(self.attempt), **self._dense.description()},
+                tables=[host.description() for host in self._dense.found.tables],
+                rows=rows,
+                files=self._files,
+                data=self._gathered_data(),
+                parent=self.options.parent,
+                state=self.attempt,
+            )
+            agreement.together(
+                "finish the checkpoint",
+                lambda: _finish(self._place, manifest) if agreement.rank == 0 else None,
+                self._undo,
+            )
+            if self._capture is not None:
+                self._capture.keep()
+            return manifest
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Ends a save that has not been finished, whose files the next one removes."""
+        if self._capture is not None:
+            self._capture.end()
+        if self._work is not None:
+            self._work.end()
+
+    def _check_written(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _undo(self) -> None:
+        self.end()
+        manifests.remove_attempts(self._place, lambda each: each == self.attempt)
+
+    def _gathered_data(self) -> list[FileRecord]:
+        """The records of the own files of all workers, those of one after those of another."""
+        if not self._data:
+            return []
+        names = data_names(self.agreement.size, self.attempt)
+        kinds = [
+            records_by_name(self.agreement, record, names[kind :: len(self._data)])
+            for kind, record in enumerate(self._data)
+        ]
+        return [record for of_worker in zip(*kinds, strict=True) for record in of_worker]
+
+
+def _make(place: Place) -> None:
+    """Makes the folder, or removes what saves have left in there that did not end.
+
+    Raises:
+        ValueError: For a checkpoint of a later version, which is not replaced.
+    """
+    place.make()
+    if manifests.is_whole(place):
+        # The new manifest takes the place of a damaged one, and the files go then.
+        with contextlib.suppress(CorruptionError):
+            manifests.read(place)
+    manifests.remove_attempts(place, lambda _: True)
+
+
+def _finish(place: Place, manifest: Manifest) -> None:
+    """Writes the manifest, once the files of all workers are seen to be there."""
+    readers = []
+    there = set(place.names())
+    for worker, record in enumerate(manifest.rows):
+        if record.name not in there:
+            raise FileNotFoundError(
+                f"Expected '{place.file(record.name)}', which worker {worker} has written. "
+                "Received: nothing there. Save into a folder that all workers share."
+            )
+        readers.append(RowsReader(place, record, manifest.attempt, worker, manifest.workers))
+    for record in (*manifest.files, *manifest.data):
+        check_length(place, record)
+    entries = [entry for reader in readers for entry in reader.tables]
+    for table in manifest.tables:
+        of_table = [entry for entry in entries if entry["path"] == table["path"]]
+        table["parts"] = {
+            part: total([entry for entry in of_table if entry["part"] == part])
+            for part in sorted({entry["part"] for entry in of_table})
+        }
+    manifests.write(place, manifest)
+    try:
+        manifests.remove_attempts(place, lambda attempt: attempt != manifest.attempt)
+    except OSError as error:
+        warnings.warn(
+            f"Expected to remove the files of earlier saves in '{place.path}'. Received: {error}. "
+            "The checkpoint is whole, and the next save removes them.",
+            stacklevel=6,
+        )

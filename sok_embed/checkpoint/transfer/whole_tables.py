@@ -1,0 +1,184 @@
+"""Whole tables in one process: those that several workers have, and what each takes of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sok_embed import kv, tf_ops
+from sok_embed.checkpoint.files.records import FileRecord
+from sok_embed.checkpoint.files.rows_file import ADMISSION, ROWS, Rows, RowsReader
+from sok_embed.checkpoint.state.tables import Host, Part
+from sok_embed.checkpoint.transfer.reading import merged_head
+from sok_embed.checkpoint.transfer.writing import head_in
+from sok_embed.tables.adaptive_table import AdaptiveTable
+from sok_embed.tables.counts import SketchPlace, merge_admissions, merge_sketches
+from sok_embed.tables.table import Table
+
+_COLUMNS = Rows._fields
+
+
+class WholeTables:
+    """What all workers together have in their tables, read from the files that they have written.
+
+    Args:
+        folder: Of the files.
+        records: Of the file of each worker, by its number.
+        attempt: The number of the save.
+        hosts: The tables, in the order in which workers have written them.
+    """
+
+    def __init__(
+        self, folder: str, records: Sequence[FileRecord], attempt: int, hosts: Sequence[Host]
+    ) -> None:
+        self._readers = [
+            RowsReader(folder, record, attempt, worker, len(records))
+            for worker, record in enumerate(records)
+        ]
+        self._places = [reader.places() for reader in self._readers]
+        self._hosts: dict[int, tuple[Host, int]] = {}
+        number = 0
+        for host in hosts:
+            self._hosts[id(host.table)] = (host, number)
+            number += len(host.parts)
+
+    def contents(self, table: Table | AdaptiveTable) -> Any:
+        """What a process has that has all rows: an `Export`, or an `AdaptiveExport`.
+
+        One table is in memory at a time, once.
+
+        Raises:
+            ValueError: For a table that is none of these.
+            CorruptionError: For a file that is not as it was written.
+        """
+        if id(table) not in self._hosts:
+            raise ValueError(
+                f"Table '{table.name}': expected a table that hangs on the model by attributes, "
+                "whose rows all workers have written. Received: one that Keras found elsewhere. "
+                "Make its layer an attribute of the model or of one of its layers."
+            )
+        host, number = self._hosts[id(table)]
+        exports, others = [], []
+        for i, part in enumerate(host.parts):
+            export, other = self._part(part, number + i)
+            exports.append(export)
+            others.append(other)
+        if isinstance(table, Table):
+            return exports[0]
+        place = SketchPlace(table.static_buckets, 1, 0)
+        cells = merge_sketches(others[0], len(self._readers), place)
+        counters = [reader.tables[number]["counters"] for reader in self._readers]
+        return _adaptive(exports, cells, [counters[0][0], *np.sum(counters, 0)[1:]])
+
+    def _part(self, part: Part, number: int) -> tuple[tf_ops.Export, dict[int, bytes]]:
+        """The rows of a part, and of each worker what its sketch has counted."""
+        entries = [reader.tables[number] for reader in self._readers]
+        head = merged_head(part, [head_in(entry) for entry in entries])
+        empty = head.contents(part.table.dim)
+        total = sum(entry["rows"] for entry in entries)
+        columns = {
+            name: np.empty((total, *value.shape[1:]), value.dtype)
+            for name, value in empty._asdict().items()
+            if name in _COLUMNS
+        }
+        filled = 0
+        counts: list[dict[int, bytearray]] = [{} for _ in self._readers]
+        for reader, places, counted in zip(self._readers, self._places, counts, strict=True):
+            for block in reader.blocks_at(places.get(number, [])):
+                if block.kind == ROWS:
+                    rows = head.contents(part.table.dim, reader.rows_of(block))
+                    for name, column in columns.items():
+                        column[filled : filled + block.number] = getattr(rows, name)
+                    filled += block.number
+                else:
+                    counted.setdefault(block.kind, bytearray()).extend(block.payload)
+        if filled != total:
+            raise kv.CorruptionError(
+                f"Table '{part.table.name}': expected {total} rows in the files of all workers. "
+                f"Received: {filled}. Save again."
+            )
+        admission = _joined([bytes(counted.pop(ADMISSION, b"")) for counted in counts])
+        sketches = {
+            worker: bytes(data)
+            for worker, counted in enumerate(counts)
+            for data in counted.values()
+        }
+        whole = empty._replace(
+            **columns,
+            rule=head.rule.encode(),  # as `Table.export` has it
+            admission=np.frombuffer(admission, np.uint8),
+        )
+        return whole, sketches
+
+
+def _joined(admissions: Sequence[bytes]) -> bytes:
+    return merge_admissions(admissions, lambda keys: np.ones(keys.shape, np.bool_))
+
+
+def own_part(table: Table | AdaptiveTable, whole: Any) -> Any:
+    """What a worker takes of a table that one process had.
+
+    Args:
+        table: That of the worker.
+        whole: An `Export`, or an `AdaptiveExport`, of NumPy arrays.
+
+    Returns:
+        Another of the same kind: the rows that are the worker's, with what was counted of their
+        keys. The figures of an adaptive table go to worker 0, so that their sum stays.
+
+    Raises:
+        ValueError: For columns of different lengths.
+        CorruptionError: For damaged counts.
+    """
+    if table.owners == 1:
+        return whole
+    if isinstance(table, Table):
+        return _own_rows(Part(table, "rows"), whole)
+    exports = [
+        _own_rows(Part(table, name), _of_part(whole, f"{name}_")) for name in ("own", "static")
+    ]
+    place = SketchPlace(table.static_buckets, table.owners, table.owner)
+    cells = merge_sketches({0: np.asarray(whole.cells).tobytes()}, 1, place)
+    counters = np.array(whole.counters, np.int64)
+    if table.owner:
+        counters[1:] = 0  # behind the version
+    return _adaptive(exports, cells, counters)
+
+
+def _own_rows(part: Part, whole: tf_ops.Export) -> tf_ops.Export:
+    columns = {name: np.asarray(getattr(whole, name)) for name in _COLUMNS}
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1 or columns["keys"].ndim != 1:
+        raise ValueError(
+            f"Table '{part.table.name}': expected as many keys as rows, slots and counts of "
+            f"updates. Received: {lengths}. The file is damaged, or of another program."
+        )
+    mine = part.mine(columns["keys"])
+    admission = np.asarray(whole.admission).tobytes()
+    return whole._replace(
+        **{name: column[mine] for name, column in columns.items()},
+        admission=np.frombuffer(merge_admissions([admission], part.mine), np.uint8),
+    )
+
+
+def _of_part(whole: tf_ops.AdaptiveExport, prefix: str) -> tf_ops.Export:
+    return tf_ops.Export._make(getattr(whole, prefix + name) for name in tf_ops.Export._fields)
+
+
+def _adaptive(
+    exports: Sequence[tf_ops.Export], cells: bytes, counters: Sequence[int] | npt.NDArray[np.int64]
+) -> tf_ops.AdaptiveExport:
+    """Puts own and static rows together with what a sketch has counted."""
+    fields: Mapping[str, Any] = {
+        f"{name}_{field}": value
+        for name, export in zip(("own", "static"), exports, strict=True)
+        for field, value in export._asdict().items()
+    }
+    return tf_ops.AdaptiveExport(
+        **fields,
+        cells=np.frombuffer(cells, np.uint8),
+        counters=np.asarray(counters, np.int64),
+    )

@@ -1,0 +1,227 @@
+"""What one worker writes of a checkpoint: the rows that it has at one moment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sok_embed import kv, tf_ops
+from sok_embed.binding import _core
+from sok_embed.checkpoint.files.records import FileRecord, rows_name
+from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, RowsWriter
+from sok_embed.checkpoint.state.tables import Head, Host, Part, stored_rows
+from sok_embed.communicators.agreement import Agreement
+from sok_embed.files.whole_files import removed_on_error
+from sok_embed.tables.adaptive_table import AdaptiveTable
+from sok_embed.tables.tensors import as_errors
+
+_CACHE_BYTES = 8 << 20  # of a storage that is only dumped
+
+
+def records_of_all(agreement: Agreement, record: FileRecord, attempt: int) -> list[FileRecord]:
+    """The records of the files of rows that all workers have written. Collective."""
+    names = [rows_name(worker, agreement.size, attempt) for worker in range(agreement.size)]
+    return records_by_name(agreement, record, names)
+
+
+def records_by_name(
+    agreement: Agreement, record: FileRecord, names: Sequence[str]
+) -> list[FileRecord]:
+    """The records of a file that each worker has written, under these names. Collective."""
+    checksum_bits = int(record.checksum, 16)
+    lengths = agreement.gather(record.bytes, "lengths of files")
+    high = agreement.gather(checksum_bits >> 32, "checksums of files, high")
+    low = agreement.gather(checksum_bits & 0xFFFFFFFF, "checksums of files, low")
+    return [
+        FileRecord(name, lengths[worker], f"{high[worker] << 32 | low[worker]:016x}")
+        for worker, name in enumerate(names)
+    ]
+
+
+class RowsOf(NamedTuple):
+    """Which rows are captured.
+
+    Attributes:
+        attempt: The number of the save.
+        worker: Of which worker.
+        workers: Of how many.
+        mark: The number of the state, from which the next save may start; 0: none will.
+        since: That of the state before, whose changes alone are captured; 0: all rows are.
+    """
+
+    attempt: int
+    worker: int
+    workers: int
+    mark: int = 0
+    since: int = 0
+
+
+class RowsCapture:
+    """All that a worker has of the tables at one moment, while training goes on.
+
+    Rows in memory are not copied yet: whoever changes one keeps a copy of it first. Rows that every
+    worker has are those of worker 0. Rows on disk are always captured whole.
+
+    Args:
+        folder: Of the checkpoint.
+        hosts: The tables.
+        which: Which of their rows.
+        apart: Whether storages change before `write` is called, so that what they hold now is set
+            apart, in the folder.
+
+    Raises:
+        RuntimeError: If another save of a table goes on.
+    """
+
+    def __init__(self, folder: str, hosts: Sequence[Host], which: RowsOf, apart: bool) -> None:
+        self._which = which
+        self._path = os.path.join(folder, rows_name(which.worker, which.workers, which.attempt))
+        self._entries: list[dict[str, Any]] = []
+        self._captures: dict[int, _core.Capture] = {}
+        self._stored: dict[int, tuple[kv.Storage | str, int]] = {}  # its storage and group
+        self._counts: list[tuple[int, int, bytes]] = []
+        self._apart: dict[int, str] = {}  # folders, by the storage
+        try:
+            for host in hosts:
+                for part in host.parts:
+                    self._capture(host, part, apart)
+                if isinstance(host.table, AdaptiveTable):
+                    # The counts stand with the own rows, which come first.
+                    self._add_sketch(len(self._entries) - 2, host.table)
+        except BaseException:
+            self.end()
+            raise
+
+    def _capture(self, host: Host, part: Part, apart: bool) -> None:
+        number = len(self._entries)
+        has_rows = self._which.worker == 0 or not part.shared
+        whole, rows, size, removed = True, 0, 0, 0
+        if part.storage is None:
+            head, admission, capture, whole = self._capture_memory(part)
+            if has_rows:
+                self._captures[number] = capture
+                rows, size, removed = capture.rows, capture.size, capture.removed
+            else:
+                capture.end()
+        else:
+            head, admission = part.head()
+            if has_rows:
+                source = self._set_apart(part.storage) if apart else part.storage
+                self._stored[number] = source, part.group
+        if admission:
+            self._counts.append((number, ADMISSION, admission))
+        entry = entry_of(host, part, head, len(admission))
+        self._entries.append(
+            entry | {"rows": rows, "size": size, "removed": removed, "whole": whole}
+        )
+
+    def _capture_memory(self, part: Part) -> tuple[Head, bytes, _core.Capture, bool]:
+        """Returns the head, counts, the capture, and whether that is one of all rows."""
+        mark, since = self._which.mark, self._which.since
+        if since:
+            try:
+                return *part.capture(mark, since), False
+            except RuntimeError:
+                pass  # the table was replaced, or has another rule now, or another save goes on
+        return *part.capture(mark, 0), True
+
+    def _set_apart(self, storage: kv.Storage) -> str:
+        """Makes a checkpoint of a storage in the folder; its files are links if they can be."""
+        if id(storage) not in self._apart:
+            folder = f"{self._path}.storage-{len(self._apart)}"
+            storage.checkpoint(folder)
+            self._apart[id(storage)] = folder
+        return self._apart[id(storage)]
+
+    def _add_sketch(self, number: int, table: AdaptiveTable) -> None:
+        sketch, told = sketch_of(table)
+        self._counts.append((number, SKETCH, sketch))
+        self._entries[number] |= told
+
+    def write(self) -> FileRecord:
+        """Writes everything into one file, which is removed on an error."""
+        try:
+            return self._write()
+        finally:
+            for capture in self._captures.values():
+                capture.release()
+
+    def _write(self) -> FileRecord:
+        which = self._which
+        with (
+            removed_on_error(self._path),
+            RowsWriter(self._path, which.attempt, which.worker, which.workers) as writer,
+        ):
+            writer.put_captures(list(self._captures), list(self._captures.values()))
+            for number in self._stored:
+                self._write_stored(writer, number)
+            for number, kind, data in self._counts:
+                writer.put_bytes(number, kind, data)
+            return writer.finish(self._entries)
+
+    def _write_stored(self, writer: RowsWriter, number: int) -> None:
+        source, group = self._stored[number]
+        is_apart = isinstance(source, str)
+        # The one that was set apart is this worker's own, also where there are several.
+        storage = (
+            _core.Storage(source, None, _CACHE_BYTES, write_through=False, read_only=True)
+            if isinstance(source, str)
+            else source
+        )
+        try:
+            rows = 0
+            for piece in stored_rows(storage, group, f"{self._path}.rows"):
+                writer.put_rows(number, piece)
+                rows += len(piece.keys)
+        finally:
+            if is_apart:
+                storage.close()
+        self._entries[number] |= {"rows": rows, "size": rows}
+
+    def keep(self) -> None:
+        """What was captured is safe: the next save may be of the changes since then."""
+        for capture in self._captures.values():
+            capture.keep()
+        self.end()
+
+    def end(self) -> None:
+        """Nothing is kept for the capture any more."""
+        for capture in self._captures.values():
+            capture.end()
+        self._captures.clear()
+        for folder in self._apart.values():
+            shutil.rmtree(folder, ignore_errors=True)
+        self._apart.clear()
+
+
+def entry_of(host: Host, part: Part, head: Head, admission_bytes: int) -> dict[str, Any]:
+    """What the index of a file says of a part, whose rows are yet to be written."""
+    return {
+        "path": host.path,
+        "part": part.name,
+        "dim": part.table.dim,
+        "slot_floats": len(head.slot_start),
+        **head._asdict(),
+        "rows": 0,
+        "size": 0,
+        "removed": 0,
+        "whole": True,
+        "admission_bytes": admission_bytes,
+    }
+
+
+def sketch_of(table: AdaptiveTable) -> tuple[bytes, dict[str, Any]]:
+    """What the sketch of a table has counted, and what the index of a file says of it."""
+    exported = as_errors(
+        lambda: tf_ops.adaptive_export(table.resource_handle, table.dim, with_rows=False)
+    )
+    sketch = exported.cells.numpy().tobytes()
+    counters = [int(count) for count in exported.counters.numpy()]
+    return sketch, {"sketch_bytes": len(sketch), "counters": counters}
+
+
+def head_in(entry: dict[str, Any]) -> Head:
+    """The head of a table, as an index has it."""
+    return Head(*(entry[field] for field in Head._fields))

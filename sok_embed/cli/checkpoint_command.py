@@ -1,0 +1,419 @@
+"""The commands `sok-embed checkpoint`, which look into checkpoints and move their rows.
+
+What brings NumPy and the core is imported by the commands that need it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from typing import Any
+
+import click
+
+from sok_embed.cli.terminal import (
+    as_json_option,
+    bar,
+    key_of,
+    numbers,
+    print_json,
+    print_result,
+    printable,
+    table,
+)
+
+_FORMS = ("parquet", "npz", "dump", "storage", "checkpoint")  # as conversion.convert says
+_SHOWN = 20  # lines of a list that is printed for people
+
+
+class _MountedPath(click.Path):
+    """A path that is no URL: these commands read and write the files of this machine."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuses a URL, and looks at paths as `click.Path` does."""
+        if "://" in os.fspath(value):
+            from sok_embed.checkpoint.files.records import local_path
+
+            try:
+                local_path(value)
+            except ValueError as error:
+                self.fail(str(error), param, ctx)
+        return super().convert(value, param, ctx)
+
+
+@click.group()
+def checkpoint() -> None:
+    """Look into checkpoints, check them, compare them, and move their rows.
+
+    A checkpoint is a folder with a manifest.json; a directory is that of a CheckpointManager or of
+    BackupAndRestore, with a folder for each step.
+    """
+
+
+@checkpoint.command()
+@click.argument("directory", type=_MountedPath(exists=True, file_okay=False))
+@as_json_option
+def ls(directory: str, as_json: bool) -> None:
+    """List the checkpoints of DIRECTORY in the order of their saves."""
+    from sok_embed.checkpoint.tools.survey import listed
+
+    found = listed(directory)
+    if as_json:
+        print_json({"path": directory, "checkpoints": found})
+        return
+    head = ("checkpoint", "step", "saved", "workers", "tables", "rows", "bytes", "changes since")
+    lines = [head, *(_listed_line(each) for each in found)]
+    click.echo(printable(table(lines)) if found else f"no checkpoints in '{printable(directory)}'")
+
+
+def _listed_line(each: dict[str, Any]) -> tuple[str, ...]:
+    name, step = os.path.basename(each["path"]), str(each["step"])
+    if each["state"] != "whole":
+        return (name, step, "", "", "", "", "", each["state"])
+    shown = [f"{each[field]:,}" for field in ("workers", "tables", "rows", "bytes")]
+    return (name, step, _time_of(each["saved"]), *shown, each["parent"] or "")
+
+
+def _time_of(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
+
+
+class _Keys(click.ParamType):  # type: ignore[type-arg]  # older ones of click are not generic
+    """Keys with commas between them."""
+
+    name = "keys"
+
+    def convert(self, value: Any, parameter: Any, context: Any) -> list[int]:
+        """Returns them as int64."""
+        if isinstance(value, list):
+            return value
+        keys = [key_of(each.strip()) for each in value.split(",")]
+        return [key - 2**64 if key >= 2**63 else key for key in keys]
+
+
+@checkpoint.command()
+@click.argument("path", type=_MountedPath())
+@click.option("--table", "name", metavar="TABLE", help="Only the table of this path or name.")
+@click.option(
+    "--keys", "--key", type=_Keys(), help="Its rows of these keys: 1,-2,0xff, say. Needs --table."
+)
+@as_json_option
+def show(path: str, name: str | None, keys: list[int] | None, as_json: bool) -> None:
+    """Show what is in the checkpoint PATH, or rows of one of its tables."""
+    from sok_embed.checkpoint.tools.saved import open_saved
+    from sok_embed.checkpoint.tools.survey import rows_of_keys, surveyed
+
+    saved = open_saved(path)
+    if keys is not None:
+        if name is None:
+            raise click.UsageError("Expected --table beside --keys. Received: none.")
+        _show_rows(rows_of_keys(saved, saved.one(name), keys), as_json)
+        return
+    report = surveyed(saved, [] if name is None else [name])
+    if as_json:
+        print_json(report)
+        return
+    _show_survey(report)
+
+
+def _show_rows(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+    else:
+        for row in found["rows"]:
+            shown = {"key": row["key"], "update_count": row["update_count"]}
+            shown["last_update"] = _shown_update(row["last_update"], found["times"])
+            shown |= {"embedding": row["embedding"], **row["slots"]}
+            lines = [(name, numbers(value)) for name, value in shown.items()]
+            click.echo(table(lines, right=False) + "\n")
+    if found["missing"]:
+        raise FileNotFoundError(
+            f"there are no rows of keys {', '.join(map(str, found['missing']))} in table "
+            f"'{found['table']}'"
+        )
+
+
+def _shown_update(time: int, times: str) -> str:
+    return f"step {time}" if times == "steps" else _time_of(time)
+
+
+def _show_survey(report: dict[str, Any]) -> None:
+    for field in ("path", "step", "workers", "bytes", "changes since"):
+        value = report["parent" if field == "changes since" else field]
+        if value is None:
+            continue
+        shown = printable(value) if isinstance(value, str) else f"{value:,}"
+        click.echo(f"{field:<8}  {shown}")
+    click.echo(f"{'saved':<8}  {_time_of(report['saved'])}")
+    heads = ("name", "kind", "dim", "rule", "slot floats", "steps", "rows", "bytes", "owners")
+    lines = [("table", *heads)]
+    for each in report["tables"]:
+        counted = [f"{each[field]:,}" for field in ("steps", "rows", "bytes")]
+        first = (each["table"], each["name"], each["kind"], str(each["dim"]))
+        lines.append((*first, each["rule"] or "none", str(each["slot_floats"]), *counted,
+                      each["owners"]))  # fmt: skip
+    if len(lines) > 1:
+        click.echo("\n" + printable(table(lines)))
+    variables = [
+        (each["variable"], each["dtype"], "x".join(map(str, each["shape"])) or "scalar")
+        for each in report["variables"]
+    ]
+    _show_list("variable", ("dtype", "shape"), variables)
+    files = [(each["name"], f"{each['bytes']:,}", each["checksum"]) for each in report["files"]]
+    _show_list("file", ("bytes", "checksum"), files, most=None)
+
+
+def _show_list(
+    what: str,
+    heads: tuple[str, ...],
+    rows: Sequence[tuple[str, ...]],
+    most: int | None = _SHOWN,
+) -> None:
+    if not rows:
+        return
+    shown = rows if most is None else rows[:most]
+    click.echo("\n" + printable(table([(what, *heads), *shown])))
+    if len(rows) > len(shown):
+        click.echo(f"and {len(rows) - len(shown):,} more, which --json has")
+
+
+@checkpoint.command()
+@click.argument("path", type=_MountedPath(exists=True, file_okay=False))
+@as_json_option
+@click.pass_context
+def verify(context: click.Context, path: str, as_json: bool) -> None:
+    """Read every byte of the checkpoint PATH, or of all in a directory.
+
+    A line for each fault, and exit status 1 if there are any. A folder without a manifest, which a
+    save has left that did not end, is none.
+    """
+    from sok_embed.checkpoint.tools.survey import checkpoints_in, not_whole_in
+    from sok_embed.checkpoint.tools.verify import verify as verify_one
+
+    folders = checkpoints_in(path)
+    report = []
+    for folder in folders:
+        with _byte_bar(f"verify {os.path.basename(folder)}", [folder]) as watch:
+            try:
+                found = verify_one(folder, watch)._asdict()
+            except (OSError, ValueError) as error:
+                if isinstance(error, FileNotFoundError) and folder != path:
+                    continue  # a job has removed it meanwhile
+                found = {"bytes": 0, "rows": 0, "faults": [str(error)]}
+        report.append({"path": folder, **found})
+    faulty = any(each["faults"] for each in report)
+    left = [] if path in folders else not_whole_in(path)
+    if as_json:
+        print_json({"whole": not faulty, "checkpoints": report, "not_whole": left})
+    else:
+        for each in report:
+            for fault in each["faults"]:
+                click.echo(printable(f"{each['path']}: {' '.join(fault.split())}"))
+            if not each["faults"]:
+                click.echo(
+                    printable(
+                        f"{each['path']}: whole, {each['rows']:,} rows and {each['bytes']:,} bytes "
+                        "in all files that it needs"
+                    )
+                )
+        for folder in left:
+            click.echo(printable(f"{folder}: not whole, as a save leaves it that did not end"))
+    context.exit(int(faulty))
+
+
+@contextmanager
+def _byte_bar(what: str, folders: Sequence[str]) -> Iterator[Callable[[int], None]]:
+    """A progress bar of the bytes of checkpoints."""
+    total = 0
+    for folder in folders:
+        with suppress(OSError):  # a file that went, or that others will tell of
+            total += sum(
+                entry.stat().st_size for entry in os.scandir(folder)
+                if entry.is_file() and entry.name.startswith(("rows-", "dense-", "data-"))
+            )  # fmt: skip
+    done = 0
+    with bar(what) as progress:
+
+        def watch(more: int) -> None:
+            nonlocal done
+            done += more
+            progress(min(done, total), total)
+
+        yield watch
+
+
+@checkpoint.command()
+@click.argument("a", type=_MountedPath(exists=True, file_okay=False))
+@click.argument("b", type=_MountedPath(exists=True, file_okay=False))
+@as_json_option
+def diff(a: str, b: str, as_json: bool) -> None:
+    """Compare the checkpoints A and B: rows of tables bit by bit, and dense variables.
+
+    TensorFlow is imported only where files of dense variables differ.
+    """
+    from sok_embed.checkpoint.tools.difference import difference
+    from sok_embed.checkpoint.tools.saved import open_saved
+    from sok_embed.checkpoint.tools.survey import as_report
+
+    saved = open_saved(a), open_saved(b)
+    with _byte_bar("diff", [each.folder for each in saved]) as watch:
+        found = difference(*saved, watch)
+    report = as_report(found)
+    if as_json:
+        print_json(report)
+        return
+    click.echo(f"step   {found.steps[0]:,} and {found.steps[1]:,}")
+    for side, labels in (("A", found.only_a), ("B", found.only_b)):
+        for label in labels:
+            click.echo(printable(f"only in {side}: table {label}"))
+    _show_tables_apart(report)
+    _show_list(
+        "variable",
+        ("A", "B", "differing", "largest"),
+        [
+            (
+                each["variable"], each["a"] or "none", each["b"] or "none",
+                "" if each["differing"] is None else f"{each['differing']:,}",
+                "" if each["largest"] is None else f"{each['largest']}",
+            )
+            for each in report["variables"]
+        ],
+    )  # fmt: skip
+    if found.same:
+        click.echo("no difference in rows and variables")
+
+
+def _show_tables_apart(report: dict[str, Any]) -> None:
+    columns = ("embeddings", "slots", "update_nums", "update_times")
+    heads = ("only A", "only B", "both", "embeddings", "slots", "counts", "times")
+    lines = []
+    for each in report["tables"]:
+        if not each["same"]:
+            counted = [f"{each[field]:,}" for field in ("only_a", "only_b", "both")]
+            differing = [
+                f"{each['differing'][name]:,}" if name in each["differing"] else "-"
+                for name in columns
+            ]
+            lines.append((each["table"], *counted, *differing))
+    _show_list("table", heads, lines, most=None)
+    for each in report["tables"]:
+        for name, number in each["largest"].items():
+            click.echo(printable(f"{each['table']}: largest difference of {name} {number}"))
+        for name, values in each["head"].items():
+            click.echo(printable(f"{each['table']}: {name} {values[0]} and {values[1]}"))
+
+
+@checkpoint.command()
+@click.argument("directory", type=_MountedPath(exists=True, file_okay=False))
+@click.option("--keep", type=click.IntRange(1), required=True, help="The last ones, so many.")
+@click.option(
+    "--keep-every", type=click.IntRange(1), metavar="K", help="Also the first of each K steps."
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@as_json_option
+def prune(directory: str, keep: int, keep_every: int | None, dry_run: bool, as_json: bool) -> None:
+    """Remove old checkpoints of DIRECTORY, and what saves have left that did not end.
+
+    As a CheckpointManager does it: the last saves stay, and always the last one that can be read;
+    a manifest goes first. Not for a directory into which a job is saving.
+    """
+    from sok_embed.checkpoint.tools.survey import pruned
+
+    found = pruned(directory, keep, keep_every, dry_run)
+    verb = "would remove" if dry_run else "removed"
+    lines = [f"{verb} {path}" for path in (*found["removed"], *found["leftovers"])]
+    lines += [f"kept {path}, which cannot be read" for path in found["unreadable"]]
+    lines.append(f"{len(found['kept'])} kept")
+    print_result(as_json, "\n".join(lines), dry_run=dry_run, **found)
+
+
+@checkpoint.command()
+@click.argument("path", type=_MountedPath(exists=True, file_okay=False))
+@as_json_option
+def compact(path: str, as_json: bool) -> None:
+    """Have the checkpoint PATH, of changes, hold everything, so that it needs no other one.
+
+    Checkpoints that build on it still do. Not for a directory into which a job is saving.
+    """
+    from sok_embed.checkpoint.files.manifest import read_chain
+    from sok_embed.checkpoint.tools.compaction import compact as compact_one
+
+    folders = [link.folder for link in read_chain(os.path.abspath(path))]
+    with _byte_bar(f"compact {os.path.basename(path)}", folders) as watch:
+        built_on = compact_one(path, watch)
+    others = "another checkpoint" if built_on == 1 else f"{built_on} others"
+    text = f"{path}: has everything, and was built on {others}"
+    if not built_on:
+        text = f"{path}: has everything already"
+    print_result(as_json, text, path=path, built_on=built_on)
+
+
+@checkpoint.command()
+@click.argument("source", type=_MountedPath(exists=True))
+@click.argument("target", type=_MountedPath())
+@click.option(
+    "--to",
+    "form",
+    type=click.Choice(_FORMS),
+    help="What TARGET is to be; without it, as its name ends: .parquet or .npz.",
+)
+@click.option(
+    "--table",
+    "tables",
+    metavar="TABLE",
+    multiple=True,
+    help="Of SOURCE: a path, a name, or the number of a group; again for more.",
+)
+@click.option("--group", type=click.IntRange(0, 255), help="Of the table in a dump or a storage.")
+@click.option(
+    "--base",
+    metavar="CHECKPOINT",
+    type=_MountedPath(exists=True, file_okay=False),
+    help="With --to checkpoint: what TARGET is like, but for the rows of a table.",
+)
+@click.option("--base-table", metavar="TABLE", help="Whose rows are replaced; default: as --table.")
+@as_json_option
+def convert(
+    source: str,
+    target: str,
+    form: str | None,
+    tables: tuple[str, ...],
+    group: int | None,
+    base: str | None,
+    base_table: str | None,
+    as_json: bool,
+) -> None:
+    """Write rows of SOURCE in another form into TARGET, where nothing is yet.
+
+    SOURCE is a checkpoint, a storage, a dump, a Parquet file, an .npz, or a .keras file of Keras.
+    Rows of an adaptive table are two tables, TABLE:own and TABLE:static.
+    """
+    from sok_embed.checkpoint.tools.conversion.convert import Base, form_of_target
+    from sok_embed.checkpoint.tools.conversion.convert import convert as convert_rows
+
+    if base_table is not None and base is None:
+        raise click.UsageError("Expected --base beside --base-table. Received: none.")
+    with bar("convert") as progress:
+        found = convert_rows(
+            source,
+            target,
+            form_of_target(target, form),
+            tables=tables,
+            group=group,
+            base=None if base is None else Base(base, base_table),
+            watch=progress,
+        )
+    text = f"{found.rows:,} rows in {target}"
+    if found.left_out:
+        text += f"; {found.left_out:,} have expired and stayed out"
+    print_result(
+        as_json,
+        text,
+        rows=found.rows,
+        left_out=found.left_out,
+        form=found.form,
+        target=target,
+        tables=[head.label for head in found.tables],
+    )

@@ -1,0 +1,361 @@
+"""What tables and features of a collection are: the configs that a person writes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import keras
+
+from sok_embed import admission as admissions
+from sok_embed import eviction as evictions
+from sok_embed import kv
+from sok_embed.arguments import check_integer, check_positive, is_among, shown
+from sok_embed.kv.arguments import check_flag
+from sok_embed.lookups.padding import padding_key
+from sok_embed.optimizers import row_rules
+from sok_embed.tables import storage_copies
+from sok_embed.tf_ops.collections import COMBINERS as POOLED
+
+COMBINERS = (*POOLED, None)
+PLACEMENTS = ("auto", "key", "worker", "replicated")
+
+_KERAS_RS = ("auto", "sparsecore", "default_device")
+
+
+@keras.saving.register_keras_serializable(package="sok_embed")
+@dataclass(eq=False)
+class TableConfig:
+    """One table of embeddings, for one feature or for several that share it.
+
+    Example:
+    >>> TableConfig("items", None, 16, combiner="sum").embedding_dim
+    16
+
+    Args:
+        name: Of the table; unlike those of other tables of the layer.
+        vocabulary_size: Keys are in `[0, vocabulary_size)`. `None`: any 64-bit integer is a key.
+        embedding_dim: The length of a vector.
+        initializer: A Keras initializer, its name or config. `"uniform"` is -0.05..0.05.
+        optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
+        combiner: How the vectors of several keys of an example become one: `"sum"`, `"mean"`,
+            `"sqrtn"`, `"max"`; `None` leaves a vector a key.
+        placement: Where rows lie when there are several workers. `"key"`: spread over all of them,
+            by a hash of table and key. `"worker"`: the whole table on one worker, which combines
+            the vectors of each bag and sends one for all of them. `"replicated"`: every row on
+            every worker, without a storage and evictions by seconds. `"auto"`: the plan chooses.
+        seed: Of the initializer. `None`: from the initializer if it was given one, else from the
+            names of layer and table and Keras' global seed.
+        worker: The rank of the worker that holds the table, with `placement="worker"`. `None`: the
+            plan chooses.
+        max_rows: The most rows on each worker; beyond it rows are evicted, or training raises.
+            `None`: no limit.
+        storage: A `sok_embed.kv.Storage`, or its config, that the rows live in. `None`: they live
+            in memory.
+        group: Of the storage, in [0, 256). `None`: 0. Each table needs one of its own.
+        admission: Which keys get a row, as `DynamicEmbedding` has it. `None`: all.
+        eviction: Which rows go, as `DynamicEmbedding` has it. `None`: rows stay.
+        trainable: Whether training changes the table, and makes rows for keys that have none.
+
+    Raises:
+        ValueError: For a value that is none of the above.
+    """
+
+    name: str
+    vocabulary_size: int | None
+    embedding_dim: int
+    initializer: Any = "uniform"
+    optimizer: Any = None
+    combiner: str | None = "mean"
+    placement: str = "auto"
+    seed: int | None = field(default=None, kw_only=True)
+    worker: int | None = field(default=None, kw_only=True)
+    max_rows: int | None = field(default=None, kw_only=True)
+    storage: Any = field(default=None, kw_only=True)
+    group: int | None = field(default=None, kw_only=True)
+    admission: Any = field(default=None, kw_only=True)
+    eviction: Any = field(default=None, kw_only=True)
+    trainable: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Checks the values, and makes objects of names and configs."""
+        _check_name("TableConfig", self.name)
+        what = f"TableConfig '{self.name}'"
+        if self.vocabulary_size is not None:
+            self.vocabulary_size = check_positive("vocabulary_size", self.vocabulary_size)
+        self.embedding_dim = check_positive("embedding_dim", self.embedding_dim)
+        _check_choice(what, "combiner", self.combiner, COMBINERS)
+        _check_choice(what, "placement", self.placement, PLACEMENTS)
+        if self.worker is not None:
+            self.worker = check_integer("worker", self.worker, 0, named=True)
+            if self.placement != "worker":
+                raise ValueError(
+                    f"{what}: expected placement='worker' beside worker. Received: "
+                    f"placement={self.placement!r}, worker={self.worker}. Give both or neither."
+                )
+        if self.max_rows is not None:
+            self.max_rows = check_positive("max_rows", self.max_rows)
+        if self.seed is not None:
+            self.seed = check_integer("seed", self.seed, named=True)
+        if isinstance(self.storage, Mapping):
+            self.storage = storage_copies.storage_of(self.storage)
+        if self.storage is not None and not isinstance(self.storage, kv.Storage):
+            raise ValueError(
+                f"{what}: expected storage to be a sok_embed.kv.Storage. "
+                f"Received: {shown(self.storage)} (of type {type(self.storage).__name__})."
+            )
+        if self.group is not None:
+            self.group = check_integer("group", self.group, named=True)
+            if self.storage is None or not 0 <= self.group < kv.GROUPS:
+                raise ValueError(
+                    f"{what}: expected group in [0, {kv.GROUPS}) of a storage. Received: "
+                    f"group={self.group}, storage={shown(self.storage)}."
+                )
+        self.optimizer = row_rules.get(self.optimizer)
+        self.admission = admissions.get(self.admission)
+        self.eviction = evictions.get(self.eviction)
+        self.trainable = check_flag("trainable", self.trainable)
+        self._check_replicated(what)
+
+    def _check_replicated(self, what: str) -> None:
+        """Raises for rows that may go on one worker and stay on another, by a clock."""
+        if self.placement != "replicated":
+            return
+        for name, by_clock in (
+            ("storage", self.storage is not None),
+            ("eviction", self.eviction is not None and self.eviction.counts_seconds),
+        ):
+            if by_clock:
+                raise ValueError(
+                    f"{what}: expected no {name} whose rows go by a clock, with "
+                    "placement='replicated': workers' clocks differ, and so would their rows. "
+                    f"Received: {name}={getattr(self, name)!r}. Use placement='key' or 'worker'."
+                )
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments, of types that Keras saves."""
+        initializer = keras.initializers.get(self.initializer)
+        return {
+            "name": self.name,
+            "vocabulary_size": self.vocabulary_size,
+            "embedding_dim": self.embedding_dim,
+            "initializer": (
+                self.initializer
+                if isinstance(self.initializer, (str, dict))
+                else keras.initializers.serialize(initializer)
+            ),
+            "optimizer": row_rules.serialize(self.optimizer),
+            "combiner": self.combiner,
+            "placement": self.placement,
+            "seed": self.seed,
+            "worker": self.worker,
+            "max_rows": self.max_rows,
+            "storage": storage_copies.config_of(self.storage),
+            "group": self.group,
+            "admission": None if self.admission is None else self.admission.get_config(),
+            "eviction": None if self.eviction is None else self.eviction.get_config(),
+            "trainable": self.trainable,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> TableConfig:
+        """Makes what `get_config` came from."""
+        return cls(**config)
+
+
+@keras.saving.register_keras_serializable(package="sok_embed")
+@dataclass(eq=False)
+class FeatureConfig:
+    """One input of a collection, and the table that its keys are looked up in.
+
+    Args:
+        name: Of the feature; unlike those of other features of the layer.
+        table: A `TableConfig`. Features that name the same table share its rows.
+        input_shape: The shape of the input with the batch, for readers of the config; it is not
+            needed.
+        output_shape: That of the output, likewise.
+        combiner: That of this feature; `"table"`: the table's.
+        mask_zero: True if key 0 is padding, as Keras spells `padding_value=0`.
+        padding_value: The key that is padding, an int64 or a uint64, as `DynamicEmbedding` has it:
+            what is combined leaves it out, in every form of input; with `combiner=None` the vectors
+            of a dense input get a mask. `None`: every key is a key.
+        max_length: The most keys that an example has; one with more is an error. A sharding plan
+            takes it for the length of every bag where it is told of no better one. `None`: any
+            number.
+
+    Raises:
+        ValueError: For a value that is none of the above.
+    """
+
+    name: str
+    table: TableConfig
+    input_shape: Any = None
+    output_shape: Any = None
+    combiner: str | None = field(default="table", kw_only=True)
+    max_length: int | None = field(default=None, kw_only=True)
+    mask_zero: bool = field(default=False, kw_only=True)
+    padding_value: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        _check_name("FeatureConfig", self.name)
+        what = f"FeatureConfig '{self.name}'"
+        if not isinstance(self.table, TableConfig):
+            raise ValueError(
+                f"{what}: expected table to be a TableConfig. Received: {self.table!r} (of type "
+                f"{type(self.table).__name__})."
+            )
+        _check_choice(what, "combiner", self.combiner, ("table", *COMBINERS))
+        if self.max_length is not None:
+            self.max_length = check_positive("max_length", self.max_length)
+        try:
+            self.padding = padding_key(self.mask_zero, self.padding_value)
+        except ValueError as error:
+            raise ValueError(f"{what}: {error}") from None
+
+    @property
+    def own_combiner(self) -> str | None:
+        """The combiner of this feature."""
+        return self.table.combiner if self.combiner == "table" else self.combiner
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments, of types that Keras saves."""
+        return {
+            "name": self.name,
+            "table": keras.saving.serialize_keras_object(self.table),
+            "input_shape": self.input_shape,
+            "output_shape": self.output_shape,
+            "combiner": self.combiner,
+            "max_length": self.max_length,
+            "mask_zero": self.mask_zero,
+            "padding_value": self.padding_value,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> FeatureConfig:
+        """Makes what `get_config` came from."""
+        config = dict(config)
+        if not isinstance(config["table"], TableConfig):
+            config["table"] = keras.saving.deserialize_keras_object(config["table"])
+        return cls(**config)
+
+
+def feature_config(given: Any) -> FeatureConfig:
+    """Returns a feature's config; that of keras-rs becomes ours.
+
+    Of keras-rs' table the limits of ids a partition are left out, which nothing needs here.
+
+    Raises:
+        ValueError: For anything else.
+    """
+    if isinstance(given, FeatureConfig):
+        return given
+    if type(given).__module__.partition(".")[0] != "keras_rs":
+        raise ValueError(
+            "Expected feature_configs to be a nest (dicts, lists, tuples) of "
+            f"sok_embed.FeatureConfig. Received: {shown(given)} (of type {type(given).__name__})."
+        )
+    return FeatureConfig(
+        given.name, _table_config(given.table), given.input_shape, given.output_shape
+    )
+
+
+class _Made(NamedTuple):
+    source: weakref.ref[Any]
+    arguments: tuple[Any, ...]
+    config: TableConfig
+
+
+_made: dict[int, _Made] = {}  # by the id of a table of keras-rs, which need not be hashable
+
+
+def _table_config(table: Any) -> TableConfig:
+    """Returns the config of a table of keras-rs, the same one each time: it stands for a table."""
+    if table.placement not in _KERAS_RS:
+        raise ValueError(
+            f"TableConfig '{table.name}': expected placement to be one of {_KERAS_RS}. "
+            f"Received: {table.placement!r}."
+        )
+    arguments = (
+        table.name,
+        table.vocabulary_size,
+        table.embedding_dim,
+        table.initializer,
+        table.optimizer,
+        table.combiner,
+    )
+    made = _made.get(id(table))
+    if made is not None and made.source() is table and made.arguments == arguments:
+        return made.config
+    number = id(table)
+    source = weakref.ref(table, lambda gone: _forget(number, gone))
+    _made[number] = _Made(source, arguments, TableConfig(*arguments))
+    return _made[number].config
+
+
+def _forget(number: int, gone: weakref.ref[Any]) -> None:
+    if number in _made and _made[number].source is gone:
+        del _made[number]
+
+
+def distinct_tables(features: Sequence[FeatureConfig]) -> list[TableConfig]:
+    """Returns the tables of features, each once, in the order in which they come first.
+
+    Raises:
+        ValueError: For two features of one name, and for two tables of one name that differ.
+    """
+    names: set[str] = set()
+    tables: dict[str, TableConfig] = {}
+    for feature in features:
+        if feature.name in names:
+            raise ValueError(
+                "Expected each feature to have a name of its own. "
+                f"Received: '{feature.name}' twice."
+            )
+        names.add(feature.name)
+        table = tables.setdefault(feature.table.name, feature.table)
+        if table is not feature.table:
+            _check_same(table, feature.table)
+    return list(tables.values())
+
+
+def _check_same(first: TableConfig, second: TableConfig) -> None:
+    ours, theirs = (_without_identity(config.get_config()) for config in (first, second))
+    different = [name for name in ours if ours[name] != theirs[name]]
+    if different:
+        raise ValueError(
+            f"Expected one config of the table '{first.name}'. Received: two that differ in "
+            f"{', '.join(different)}. Give the tables different names, or all features one "
+            "TableConfig."
+        )
+
+
+def _without_identity(config: dict[str, Any]) -> dict[str, Any]:
+    """A config without what tells equal objects apart."""
+    if config["optimizer"] is not None:
+        # Keras numbers the names of optimizers.
+        of_optimizer = dict(config["optimizer"]["config"], name=None)
+        config = {**config, "optimizer": {**config["optimizer"], "config": of_optimizer}}
+
+    def plain(part: Any) -> Any:
+        if not isinstance(part, Mapping):
+            return part
+        # Keras numbers objects while it loads a file.
+        return {key: plain(each) for key, each in part.items() if key != "shared_object_id"}
+
+    return {key: plain(each) for key, each in config.items()}
+
+
+def _check_name(what: str, name: Any) -> None:
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{what}: expected a name. Received: name={shown(name)}.")
+
+
+def _check_choice(what: str, argument: str, value: Any, choices: tuple[Any, ...]) -> None:
+    if not is_among(value, choices):
+        raise ValueError(
+            f"{what}: expected {argument} to be one of {choices}. Received: "
+            f"{argument}={shown(value)}."
+        )

@@ -1,0 +1,224 @@
+"""The nest of configs that a caller gives a layer, and nests of inputs and outputs like it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sok_embed.configs.configs import FeatureConfig, feature_config
+
+
+class Given(NamedTuple):
+    """A feature that a call has an input of.
+
+    Attributes:
+        number: The place of the feature among all of the layer's.
+        feature: Its config.
+        value: What the caller gave for it.
+    """
+
+    number: int
+    feature: FeatureConfig
+    value: Any
+
+
+class FeatureNest:
+    """Keeps the configs of features in the dicts, lists and tuples that they came in.
+
+    Keras replaces a dict or a list that is an attribute of a layer with a class of its own, and
+    everything that is packed like it. Within this object they stay as they are.
+
+    Args:
+        layer: The name of the layer, for messages.
+        configs: A nest of `FeatureConfig`, of this package or of keras-rs.
+
+    Raises:
+        ValueError: For anything else, for a dict with keys that are not strings, for no features,
+            and for a dict key that is the name of another feature.
+    """
+
+    def __init__(self, layer: str, configs: Any) -> None:
+        self._what = f"Layer '{layer}': expected"
+        self.configs = _mapped(configs, feature_config)
+        self.features = [feature for _, feature, _ in _walk(self.configs, self.configs)]
+        if not self.features:
+            raise ValueError("Expected at least one FeatureConfig. Received: none.")
+        self._check_keys()
+
+    def _check_keys(self) -> None:
+        """Raises for a dict whose keys are names of other features, since weights go by names."""
+        if not isinstance(self.configs, Mapping):
+            return
+        names = {feature.name for feature in self.features}
+        for key, part in self.configs.items():
+            if key in names and not (isinstance(part, FeatureConfig) and part.name == key):
+                received = f"'{part.name}'" if isinstance(part, FeatureConfig) else f"{part!r}"
+                raise ValueError(
+                    f"{self._what} feature_configs[{key!r}] to be the feature of that name. "
+                    f"Received: {received}."
+                )
+
+    def inputs(self, nest: Any) -> list[Given]:
+        """Returns the features that a nest has inputs of; a dict may lack some.
+
+        Args:
+            nest: The inputs, their shapes or their masks.
+
+        Raises:
+            ValueError: For a nest that differs from that of the configs, and for no inputs at all.
+        """
+        what = f"{self._what} inputs"
+        _check(self.configs, nest, what, (), may_lack=False)
+        given = [Given(*each) for each in _walk(self.configs, nest)]
+        if not given:
+            raise ValueError(
+                f"{what} of at least one of the features {_names(self._feature_names)}. "
+                "Received: none."
+            )
+        return given
+
+    def weights(self, given: Sequence[Given], nest: Any) -> list[Any]:
+        """Returns the weights of features that a call has inputs of, `None` where there are none.
+
+        Args:
+            given: What `inputs` returned.
+            nest: A nest as that of the configs, in which `None`, or nothing in a dict, stands for
+                no weights; or a dict by the names of features.
+
+        Raises:
+            ValueError: For a nest that differs from that of the configs, and for weights of a
+                feature without an input.
+        """
+        what = f"{self._what} weights"
+        if isinstance(nest, Mapping) and set(nest).issubset(self._feature_names):
+            by_name = dict(nest)
+        else:
+            _check(self.configs, nest, what, (), may_lack=True)
+            by_name = {feature.name: value for _, feature, value in _walk(self.configs, nest)}
+        lacking = {name for name, value in by_name.items() if value is not None}
+        lacking -= {each.feature.name for each in given}
+        if lacking:
+            raise ValueError(
+                f"{what} of features that the inputs have. Received: weights of "
+                f"{_names(sorted(lacking))}, without an input. Leave them out, or add the inputs."
+            )
+        return [by_name.get(each.feature.name) for each in given]
+
+    def packed(self, nest: Any, values: Sequence[Any]) -> Any:
+        """Returns values in plain dicts, lists and tuples, as the configs lie in.
+
+        Args:
+            nest: The inputs, which may lack features in dicts.
+            values: One of each feature that `inputs` finds in the nest, in its order.
+        """
+        iterator = iter(values)
+        return _packed(self.configs, nest, lambda: next(iterator))
+
+    def mapped(self, function: Callable[[FeatureConfig], Any]) -> Any:
+        """Returns the nest of the configs with what a function makes of each."""
+        return _mapped(self.configs, function)
+
+    @property
+    def _feature_names(self) -> list[str]:
+        return [feature.name for feature in self.features]
+
+
+def _walk(configs: Any, nest: Any) -> Iterator[tuple[int, FeatureConfig, Any]]:
+    """Yields number, config and value of each feature that a nest has; dicts by sorted keys.
+
+    The order is the order in which `keras.tree` goes through the nest.
+    """
+    count = 0
+
+    def walk(part: Any, given: Any, present: bool) -> Iterator[tuple[int, FeatureConfig, Any]]:
+        nonlocal count
+        if isinstance(part, FeatureConfig):
+            number, count = count, count + 1
+            if present:
+                yield number, part, given
+            return
+        keys = sorted(part) if isinstance(part, Mapping) else range(len(part))
+        for key in keys:
+            here = present and given is not None
+            here = here and (not isinstance(part, Mapping) or key in given)
+            yield from walk(part[key], given[key] if here else None, here)
+
+    return walk(configs, nest, True)
+
+
+def _packed(configs: Any, nest: Any, next_value: Callable[[], Any]) -> Any:
+    if isinstance(configs, FeatureConfig):
+        return next_value()
+    if isinstance(configs, Mapping):
+        by_key = {
+            key: _packed(configs[key], nest[key], next_value)
+            for key in sorted(configs)
+            if key in nest
+        }
+        return {key: by_key[key] for key in configs if key in by_key}
+    return _like(
+        configs, [_packed(part, nest[key], next_value) for key, part in enumerate(configs)]
+    )
+
+
+def _mapped(nest: Any, function: Callable[[Any], Any]) -> Any:
+    """Returns a nest with what a function makes of each leaf, in plain dicts."""
+    if isinstance(nest, Mapping):
+        for key in nest:
+            if not isinstance(key, str):  # a file would have a string instead
+                raise ValueError(
+                    "Expected the keys of dicts in feature_configs to be strings. Received: "
+                    f"{key!r} (of type {type(key).__name__})."
+                )
+        return {key: _mapped(part, function) for key, part in nest.items()}
+    if isinstance(nest, (list, tuple)):
+        return _like(nest, [_mapped(part, function) for part in nest])
+    return function(nest)
+
+
+def _like(nest: Any, parts: list[Any]) -> Any:
+    """Returns parts in a list, a tuple or a named tuple, as another nest is one."""
+    if isinstance(nest, list):  # Keras' own class of lists becomes a plain one
+        return parts
+    return type(nest)(*parts) if hasattr(nest, "_fields") else tuple(parts)
+
+
+def _check(configs: Any, given: Any, what: str, path: tuple[Any, ...], *, may_lack: bool) -> None:
+    """Raises ValueError for a nest that differs from that of the configs.
+
+    Args:
+        configs: The nest of configs, or a part of it.
+        given: The nest, or the part in the same place.
+        what: The beginning of the message.
+        path: The keys that lead to the part.
+        may_lack: Whether `None` may stand for a part.
+    """
+    if given is None and may_lack:
+        return
+    if isinstance(configs, FeatureConfig):
+        if given is None:
+            raise ValueError(f"{what} of the feature '{configs.name}'. Received: None.")
+        return
+    place = "".join(f"[{key!r}]" for key in path) or "as a whole"
+    if isinstance(configs, Mapping):
+        if not isinstance(given, Mapping):
+            raise ValueError(
+                f"{what} in a dict with {_names(configs)} ({place}). Received: "
+                f"{type(given).__name__}."
+            )
+        if any(key not in configs for key in given):
+            raise ValueError(
+                f"{what} with the keys {_names(configs)} ({place}). Received: {_names(given)}."
+            )
+        parts = {key: part for key, part in configs.items() if key in given}.items()
+    elif not isinstance(given, (list, tuple)) or len(given) != len(configs):
+        count = len(given) if isinstance(given, (list, tuple)) else type(given).__name__
+        raise ValueError(f"{what} in a list of {len(configs)} ({place}). Received: {count}.")
+    else:
+        parts = dict(enumerate(configs)).items()
+    for key, part in parts:
+        _check(part, given[key], what, (*path, key), may_lack=may_lack)
+
+
+def _names(keys: Any) -> str:
+    return ", ".join(map(repr, keys)) or "none"

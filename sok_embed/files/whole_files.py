@@ -1,0 +1,52 @@
+"""Files that are there as a whole or not at all, and on the device afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+
+def write_whole(path: str, data: bytes, temporary: str) -> None:
+    """Writes a file that is there as a whole or not at all, and is on the device afterwards.
+
+    Args:
+        path: Where it is to be.
+        data: What is in it.
+        temporary: In the same folder, where it is until it is whole.
+    """
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        remove_if_there(temporary)
+        raise
+    sync(os.path.dirname(path))
+
+
+def sync(path: str) -> None:
+    """Forces a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_if_there(path: str) -> None:
+    """Removes a file; one that is gone is no error."""
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(path)
+
+
+@contextlib.contextmanager
+def removed_on_error(path: str) -> Iterator[None]:
+    """Removes a file that was begun, should the block fail."""
+    try:
+        yield
+    except BaseException:
+        remove_if_there(path)
+        raise

@@ -1,0 +1,298 @@
+"""What knows of variables alone: it would leave rows out, or behind, without a word."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import keras
+
+from sok_embed import communicators, kv
+from sok_embed.keras_bridge import callers
+from sok_embed.keras_bridge.anchor_updates import is_anchor
+from sok_embed.keras_bridge.counted_rows import counted_rows
+from sok_embed.keras_bridge.layer_of_ids import LayerOfIds
+from sok_embed.optimizers.row_rules import row_rule
+
+_allowed: ContextVar[bool] = ContextVar("sok_embed_dense_only", default=False)
+
+# Functions of Keras that count the parameters of a model or a layer.
+_COUNTING = {"count_params", "print_summary"}
+
+_INSTEAD = (
+    "Save with sok_embed.save_model(model, 'model.keras') or, in fit, with "
+    "sok_embed.callbacks.ModelCheckpoint, and load with keras.saving.load_model."
+)
+
+_VECTORS = (
+    "`keys, vectors = layer.table.export()` copies all rows out, `layer.table.lookup(ids)` reads "
+    "some, and `layer.table.assign(ids, vectors)` sets them; a layer with several tables has them "
+    "in `layer.tables`."
+)
+
+_EARLY_STOPPING = (
+    "expected a callback that brings rows back too. Received: Keras' own "
+    "EarlyStopping(restore_best_weights=True), which would put the dense weights of the best epoch "
+    "beside the rows of the last one. Use sok_embed.callbacks.EarlyStopping, with the same "
+    "arguments."
+)
+
+
+@contextlib.contextmanager
+def dense_only() -> Iterator[None]:
+    """Lets `set_weights` and its like take the dense weights alone, and leave rows as they are.
+
+    Without it they raise for a model with rows: dense weights of one time and rows of another make
+    a model that nobody has trained. Use it where you put the rows in place yourself.
+
+    Example:
+    >>> import sok_embed
+    >>> layer = sok_embed.DynamicEmbedding(2)
+    >>> model = keras.Sequential([keras.Input((1,), dtype="int64"), layer, keras.layers.Dense(1)])
+    >>> with dense_only():
+    ...     model.set_weights(model.get_weights())
+    """
+    token = _allowed.set(True)
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+class LayerWithRows(LayerOfIds):
+    """A layer whose rows are no variables, so that what takes its variables lacks them."""
+
+    # Whether rows in a storage may come from the copy beside the file of a model.
+    _reads_storage_copies = True
+
+    def _tables(self) -> Sequence[Any]:
+        """Returns the tables that have the rows of the layer."""
+        raise NotImplementedError
+
+    def _trained_tables(self) -> Sequence[bool]:
+        """Returns of each table whether training changes it."""
+        return [self.trainable] * len(self._tables())
+
+    def _follows_model(self) -> bool:
+        """Returns whether the optimizer of the model trains rows of the layer."""
+        return True
+
+    def _storages(self) -> list[kv.Storage]:
+        """Returns the storages that rows of the layer lie in, each once."""
+        found = (getattr(table, "storage", None) for table in self._tables())
+        return list(dict.fromkeys(storage for storage in found if storage is not None))
+
+    def _trained_storages(self) -> list[kv.Storage]:
+        """Returns the storages whose rows training changes."""
+        tables = zip(self._tables(), self._trained_tables(), strict=True)
+        found = (getattr(table, "storage", None) for table, trained in tables if trained)
+        return [storage for storage in found if storage is not None]
+
+    def _rows_are_kept(self) -> bool:
+        """Returns whether rows lie in storages, and stay there whatever weights are set."""
+        return all(getattr(table, "storage", None) is not None for table in self._tables())
+
+    @property
+    def trainable(self) -> bool:
+        """Tells whether training changes the layer; checks the optimizer where `compile` asks.
+
+        Raises:
+            ValueError: From `compile`, for an optimizer whose rule rows cannot follow.
+        """
+        model = callers.compiling_model()
+        if model is not None and self._trainable:
+            self._check_optimizer(model)
+        return bool(self._trainable)
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        keras.layers.Layer.trainable.fset(self, value)
+
+    def _check_optimizer(self, model: Any) -> None:
+        """Raises for an optimizer that the first step would refuse."""
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        # A step of the model's own may train the rows by another optimizer.
+        own_step = type(model).train_step is not keras.Model.train_step
+        if optimizer is None or own_step or not self._tables() or not self._follows_model():
+            return
+        try:
+            row_rule(optimizer)
+        except ValueError as error:
+            raise ValueError(
+                f"Layer '{self.name}': {error} A frozen layer, with layer.trainable = False, takes "
+                "any."
+            ) from None
+
+    @property
+    def embeddings(self) -> Any:
+        """Raises an error that says where the vectors are.
+
+        Raises:
+            AttributeError: Always.
+        """
+        raise AttributeError(
+            f"Layer '{self.name}' has no attribute 'embeddings', as its rows are not a variable. "
+            f"{_VECTORS}"
+        )
+
+    def get_weights(self) -> Any:
+        """Returns the variables of the layer; raises where the anchor is the only one.
+
+        Raises:
+            ValueError: With what has the vectors.
+        """
+        if not _allowed.get() and all(map(is_anchor, self.weights)) and self._tables():
+            raise ValueError(
+                f"Layer '{self.name}': expected to be asked for its rows. Received: get_weights, "
+                "which returns variables, and the only one here is the anchor, which is always 0. "
+                f"{_VECTORS}"
+            )
+        return super().get_weights()
+
+    @property
+    def metrics(self) -> Any:
+        """Returns metrics as Keras has them. `fit` asks before its first step, so checks are here.
+
+        Raises:
+            ValueError: For callbacks that would take dense weights alone, or leave rows in a
+                storage to later steps; for Keras' own ModelCheckpoint on several workers; and for
+                rows in a storage that is read-only.
+        """
+        callbacks = callers.callbacks_at_start_of_fit()
+        if callbacks:
+            self._check_trains()
+        for callback in callbacks:
+            self._check_callback(callback)
+        return super().metrics
+
+    def _check_trains(self) -> None:
+        """Raises for rows that `fit` could not change, before it changes dense weights."""
+        fixed = [storage for storage in self._trained_storages() if storage.read_only]
+        if fixed:
+            raise ValueError(
+                f"Layer '{self.name}': expected a storage that may be written, as fit trains its "
+                f"rows. Received: {fixed[0]!r}. Freeze the layer, by layer.trainable = False; or "
+                "open the storage for writing. To go on from a file with rows beside it, make the "
+                "model by its class, and put them in by model.load_weights(file)."
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the config; raises for HDF5, which writes configs first and weights later."""
+        self._check_dense_alone()
+        return super().get_config()
+
+    @property
+    def weights(self) -> Any:
+        """The anchor; raises for those who would take it for the whole layer.
+
+        Where Keras counts parameters, the vectors of the rows are counted instead of the anchor,
+        and where it draws histograms, nothing is drawn of it, since it is always 0.
+        """
+        asking = self._check_dense_alone()
+        found = super().weights
+        counts, draws = not asking.isdisjoint(_COUNTING), "_log_weights" in asking
+        if not counts and not draws:
+            return found
+        others = [variable for variable in found if not is_anchor(variable)]
+        tables = zip(self._tables(), self._trained_tables(), strict=True)
+        return others + [counted_rows(*table) for table in tables if counts]
+
+    @property
+    def variables(self) -> Any:
+        """The anchor; raises for those who would take it for the whole layer."""
+        self._check_dense_alone()
+        return super().variables
+
+    def _check_dense_alone(self) -> set[str]:
+        """Raises for those who would take variables for the whole layer. Returns who asks."""
+        asking = callers.asking_functions_of_keras()
+        if _allowed.get() or not self._tables():
+            return asking
+        reason = self._reason(asking)
+        if reason is not None:
+            saving = callers.saving_to_hdf5()
+            done = "" if saving is None else _undo_hdf5(saving)
+            raise ValueError(f"Layer '{self.name}': {reason}{done}")
+        return asking
+
+    def _check_callback(self, callback: Any) -> None:
+        if _allowed.get() or not self._tables():
+            return
+        files: set[str] = set()
+        if isinstance(callback, keras.callbacks.EarlyStopping):
+            files = {"early_stopping.py"} if callback.restore_best_weights else files
+        elif isinstance(callback, keras.callbacks.ModelCheckpoint):
+            if not getattr(callback, "saves_rows_of_all_workers", False):
+                self._check_one_worker()
+                self._check_rows_stay("ModelCheckpoint")
+            old = callback.filepath.endswith(".h5") and not callback.save_weights_only
+            files = {"legacy_h5_format.py"} if old else files
+        elif isinstance(callback, keras.callbacks.OrbaxCheckpoint):
+            files = {"orbax_checkpoint.py"}
+        elif isinstance(callback, keras.callbacks.BackupAndRestore):
+            self._check_rows_stay("BackupAndRestore")
+        reason = self._reason(files)
+        if reason is not None:
+            raise ValueError(f"Layer '{self.name}': {reason}")
+
+    def _check_one_worker(self) -> None:
+        size = communicators.size()
+        if size > 1 and not self._rows_are_kept():
+            raise ValueError(
+                f"Layer '{self.name}': expected sok_embed.callbacks.ModelCheckpoint with {size} "
+                "workers, which writes the rows of all of them. Received: that of Keras, whose "
+                "file would hold the rows of one. It has the same arguments."
+            )
+
+    def _check_rows_stay(self, callback: str) -> None:
+        """Raises for a callback of Keras whose file would soon be older than the rows on disk."""
+        changing = [storage for storage in self._trained_storages() if not storage.read_only]
+        if changing:
+            raise ValueError(
+                f"Layer '{self.name}': expected sok_embed.callbacks.{callback}, which keeps the "
+                f"rows of {changing[0]!r} with the dense weights. Received: that of Keras, which "
+                "leaves rows where they are: dense weights of one time would meet the rows of a "
+                "later one. Use ours instead."
+            )
+
+    def _reason(self, asking: set[str]) -> str | None:
+        """Returns why those who ask must not have the variables, by what of Keras is running."""
+        for file, name in (("legacy_h5_format.py", "HDF5"), ("orbax_checkpoint.py", "Orbax")):
+            if file in asking:
+                return (
+                    f"expected a format that has rows. Received: {name}, which has no rows. "
+                    f"{_INSTEAD}"
+                )
+        if "early_stopping.py" in asking:
+            # If no row is trained, the rows are those of every epoch.
+            return _EARLY_STOPPING if self.trainable else None
+        setting = asking & {"set_weights", "set_state_tree"}
+        if setting and not self._rows_are_kept():
+            name = min(setting)
+            return (
+                f"expected to set rows and dense weights together. Received: {name}, which sets "
+                f"dense weights alone. {_INSTEAD} To set them and leave the rows as they are: "
+                f"`with sok_embed.dense_only(): model.{name}(…)`."
+            )
+        return None
+
+
+def _undo_hdf5(saving: callers.HDF5Saving) -> str:
+    """Undoes what Keras did before the first layer was asked; says what cannot be undone.
+
+    Args:
+        saving: What `callers.saving_to_hdf5` returns.
+    """
+    model = saving.model
+    compiled = getattr(model, "_compile_config", None)
+    if compiled is not None:
+        # Keras has taken the optimizer out, and would not save it in any format after that.
+        compiled.config.setdefault("optimizer", model.optimizer)
+    if not saving.opened_new_file:
+        return ""
+    with contextlib.suppress(OSError):
+        os.remove(saving.path)
+    return f" Keras had emptied {os.fspath(saving.path)!r} before, and it is removed."

@@ -1,0 +1,26 @@
+"""Layers whose inputs are integers, at the beginning of a `Sequential` without a `keras.Input`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from sok_embed.keras_bridge import callers
+
+
+class LayerOfIds(keras.layers.Layer):
+    """Base of layers that look integers up. Not for use by itself."""
+
+    # Whether the first input of the layer is a tensor of integers.
+    _takes_ids = True
+
+    @property
+    def compute_dtype(self) -> Any:
+        """Returns the dtype of vectors; of the input that a `Sequential` makes for itself, int64.
+
+        Keras would make it of floats, in which ids above 2**24 are others.
+        """
+        if self._takes_ids and callers.making_input_of_sequential():
+            return "int64"
+        return super().compute_dtype

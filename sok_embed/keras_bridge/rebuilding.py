@@ -1,0 +1,112 @@
+"""Models that Keras builds again as it loads a file: with placeholders, and maybe not wholly."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.utils import naming
+
+from sok_embed.keras_bridge import callers
+from sok_embed.keras_bridge.default_signatures import check_exact
+
+_checked: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def true_ids(inputs: Any, dtype: tf.DType = tf.int64) -> Any:
+    """Returns the inputs; a placeholder of floats that stands for integers, as integers."""
+    if not tf.is_tensor(inputs) or not inputs.dtype.is_floating:
+        return inputs
+    if callers.building_from_file():
+        return tf.cast(inputs, dtype)
+    if callers.tracing_default_signature():
+        return tf.cast(check_exact(inputs), dtype)
+    return inputs
+
+
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raises what a constructor raised, in the place of the error that Keras puts around it.
+
+    That one begins with the whole config, and what was wrong stands behind it.
+    """
+    try:
+        yield
+    except TypeError as error:
+        reason = error.__context__
+        if not isinstance(reason, (ValueError, OSError)):
+            raise
+    else:
+        return
+    raise reason from None
+
+
+def check_rebuilt() -> None:
+    """Raises if the file that Keras is loading has weights of layers that are not built.
+
+    Keras passes them over without a word where a model's own `build`, or one of its layers that
+    takes no float32 placeholders, has left layers without weights.
+
+    Raises:
+        ValueError: With the names of the layers.
+    """
+    loaded = callers.loading_weights()
+    if loaded is None or loaded.skip_mismatch:
+        return
+    model, store = loaded.target, loaded.store
+    if not isinstance(model, keras.Model) or store in _checked:
+        return
+    lost = sorted({layer.name for layer in _unbuilt_layers(model, store)})
+    if lost:
+        raise ValueError(
+            f"Model '{model.name}': expected every layer that the file has weights of to be built. "
+            f"Received: {', '.join(lost)}, which Keras could not build from the shapes of inputs "
+            "alone. Make the model by its class, call the model on a batch, and then use "
+            "model.load_weights(file); or give its class build_from_config."
+        )
+    _checked.add(store)
+
+
+def _unbuilt_layers(model: keras.Model, store: Any) -> Iterator[keras.layers.Layer]:
+    """Yields the layers that a file has weights of, and that have no variables to take them."""
+    paths: list[str] = []
+
+    def add(path: str, entry: Any) -> None:
+        if path.endswith("/vars") and len(entry):
+            paths.append(path.removesuffix("/vars"))
+
+    file = getattr(store, "h5_file", None)
+    if file is None:
+        return
+    file.visititems(add)
+    for path in paths:
+        layer = _at_path(model, path.split("/"))
+        if isinstance(layer, keras.layers.Layer) and not layer.built:
+            yield layer
+
+
+def _at_path(obj: Any, path: list[str]) -> Any:
+    """Finds what Keras means by a path in its files: attributes, and classes in containers."""
+    for name in path:
+        if isinstance(obj, (list, tuple, dict)):
+            obj = _children(obj.values() if isinstance(obj, dict) else obj).get(name)
+        else:
+            obj = getattr(obj, name, None)
+    return obj
+
+
+def _children(container: Any) -> dict[str, Any]:
+    """Returns the layers and containers in a container, numbered as Keras numbers them."""
+    children: dict[str, Any] = {}
+    counts: dict[str, int] = {}
+    for child in container:
+        is_container = isinstance(child, (list, tuple, dict))
+        name = "container" if is_container else naming.to_snake_case(type(child).__name__)
+        number = counts.get(name, 0)
+        counts[name] = number + 1
+        children[f"{name}_{number}" if number else name] = child
+    return children

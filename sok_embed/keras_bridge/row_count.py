@@ -1,0 +1,40 @@
+"""What a table holds, as `model.summary()` shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras.src.utils.summary_utils import readable_memory_size
+
+from sok_embed.keras_bridge.counted_rows import rows_of
+
+
+class RowCount(int):
+    """How many numbers the vectors of a table have; in a summary also its rows and bytes.
+
+    `model.summary()` writes `f"{layer.count_params():,}"`, and has no other place for them. Any
+    other format is that of an int.
+
+    Args:
+        rows: Of the table, or of all tables.
+        numbers: In their vectors.
+        memory: Bytes in memory, with slots and index.
+    """
+
+    _text: str
+
+    def __new__(cls, rows: int, numbers: int, memory: int) -> RowCount:
+        """An int with a text beside it."""
+        count = super().__new__(cls, numbers)
+        count._text = f"\n{rows:,} rows\n{readable_memory_size(memory)}"
+        return count
+
+    @classmethod
+    def of(cls, tables: Sequence[Any], numbers: int) -> RowCount:
+        """Makes the count of tables whose vectors have so many numbers."""
+        memory = sum(int(table.stats()["bytes"]) for table in tables)
+        return cls(sum(map(rows_of, tables)), numbers, memory)
+
+    def __format__(self, spec: str) -> str:
+        return int.__format__(int(self), spec) + (self._text if spec == "," else "")

@@ -1,0 +1,1 @@
+"""Lookups: from the keys of an input to vectors, with the gradient that goes back."""

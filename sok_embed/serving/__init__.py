@@ -1,0 +1,1 @@
+"""Models in the forms in which they are served."""

@@ -1,0 +1,388 @@
+"""The table of an adaptive layer: own rows, static rows and the sketch that decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from sok_embed import tf_ops
+from sok_embed.initializers import RowInitializer, seed_as_int64
+from sok_embed.kv import RemovedKeys
+from sok_embed.tables import contents
+from sok_embed.tables.owned_resource import OwnedResource
+from sok_embed.tables.removed_keys import taken_keys
+from sok_embed.tables.row_batches import Batch, batches_in_memory
+from sok_embed.tables.tensors import as_errors, as_keys, eager
+from sok_embed.tables.worker_record import WorkerRecord
+
+# Figures that are no counts.
+_SHARES = ("sketch_saturation",)
+# The fields of an `AdaptiveExport` that a SavedModel has.
+_VECTORS = ("own_keys", "own_embeddings", "static_keys", "static_embeddings")
+
+
+class AdaptiveTable(OwnedResource):
+    """Rows of float32 that frequent keys own and all other keys share, on this worker.
+
+    A layer makes its own table; this is what to inspect of it. Each key has a *static row*, that of
+    its bucket, which it shares with the other keys of the bucket. A count-min sketch with
+    conservative update counts keys that are trained on. In the step in which the count of a key
+    reaches `promote_after`, the key gets an *own row*, which starts as its static row, bit for bit.
+
+    Under Horovod the buckets are spread over the workers. The own row of a key, its static row and
+    its counts lie on worker `bucket % size()`.
+
+    An adaptive table is a TensorFlow trackable: `tf.train.Checkpoint` carries its own rows, static
+    rows, slots, counts, times of updates and figures. A SavedModel has the rows' vectors, and the
+    rest in `sok_embed.whole_saved_models`.
+
+    Example:
+    >>> zeros = RowInitializer("constant", 0.0, 0.0, None)
+    >>> table = AdaptiveTable(2, zeros, static_buckets=10)
+    >>> table.promote([7, 8])
+    2
+    >>> table.size(), table.demote([7])
+    (2, 1)
+    >>> table.lookup([7, 8])
+    array([[0., 0.],
+           [0., 0.]], dtype=float32)
+
+    Args:
+        dim: The length of a row.
+        initializer: What static rows start from.
+        static_buckets: How many static rows all workers have together.
+        seed: Of the initializer; any integer.
+        promote_after: How often a key is seen in training before it gets its own row.
+        max_rows: The most own rows on this worker. Beyond it the least used go back to their static
+            rows. `None`: no limit.
+        decay_every: Counts are halved after so many steps. `None`: never.
+        ttl: Own rows that were not updated for so many seconds go back to their static rows; they
+            are looked for after a step, and may stay a sixteenth longer. `None`: never.
+        copy_slots: Whether an own row starts with the optimizer slots of its static row, rather
+            than with new ones.
+        demote_blend: When a key loses its row, its static row moves by so much of
+            `row - static row`.
+        sketch_capacity: How many distinct keys the sketch is sized for, over all workers.
+        counter_bits: Of a cell of the sketch: 8 or 16.
+        owners: How many workers share the buckets.
+        owner: The number of this worker.
+        name: For messages.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        initializer: RowInitializer,
+        *,
+        static_buckets: int,
+        seed: int = 0,
+        promote_after: int = 2,
+        max_rows: int | None = None,
+        decay_every: int | None = None,
+        ttl: int | None = None,
+        copy_slots: bool = True,
+        demote_blend: float = 0.0,
+        sketch_capacity: int = 1_000_000,
+        counter_bits: int = 8,
+        owners: int = 1,
+        owner: int = 0,
+        name: str = "adaptive_table",
+    ) -> None:
+        super().__init__()
+        self.dim = dim
+        self.name = name
+        self.static_buckets = static_buckets
+        self.owners = owners
+        self.owner = owner
+        self._attributes: dict[str, Any] = {
+            "initializer": initializer.kind,
+            "initializer_a": initializer.a,
+            "initializer_b": initializer.b,
+            "seed": seed_as_int64(seed),
+            "static_buckets": static_buckets,
+            "promote_after": promote_after,
+            "max_rows": max_rows or 0,
+            "decay_every": decay_every or 0,
+            "ttl": ttl or 0,
+            "copy_slots": copy_slots,
+            "demote_blend": demote_blend,
+            "sketch_capacity": sketch_capacity,
+            "counter_bits": counter_bits,
+            "owners": owners,
+            "owner": owner,
+        }
+        self._track_trackable(WorkerRecord(name, owner, owners, "bucket % size"), "worker")
+        self._make_now()
+
+    def _create_resource(self) -> tf.Tensor:
+        return as_errors(
+            lambda: tf_ops.anonymous_adaptive_table(self.name, self.dim, **self._attributes)
+        )
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
+        if save_type == "savedmodel" and self.owners > 1:
+            raise ValueError(
+                f"Table '{self.name}': expected all rows in this process, to write a SavedModel. "
+                f"Received: one part of {self.owners}. Train in one process to write one."
+            )
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "savedmodel":
+            del children["worker"]  # it has all rows
+        return children
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        if contents.are_apart():
+            return {}
+        whole = tf_ops.adaptive_export(self.resource_handle, self.dim)
+        if contents.are_vectors_alone():
+            return {field: getattr(whole, field) for field in _VECTORS}
+        return contents.to_tensors(whole)
+
+    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
+        if "cells" not in restored:
+            return tf.group(
+                tf_ops.assign(self._own, restored["own_keys"], restored["own_embeddings"]),
+                tf_ops.assign(self._static, restored["static_keys"], restored["static_embeddings"]),
+            )
+        return tf_ops.adaptive_restore(
+            self.resource_handle, contents.from_tensors(tf_ops.AdaptiveExport, restored)
+        )
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        # It would be a second name for the same rows.
+        raise TypeError(
+            f"Table '{self.name}': expected one table. Received: copy.deepcopy. Make another, and "
+            "fill it by `other.restore(table.snapshot())`; a deep copy of a layer or a model has "
+            "rows of its own."
+        )
+
+    def __len__(self) -> int:
+        return self.size()
+
+    def __bool__(self) -> bool:
+        return True  # also without rows
+
+    def __repr__(self) -> str:
+        return (
+            f"<AdaptiveTable '{self.name}', {self.size()} own rows of {self.dim}, "
+            f"{self.static_buckets} static>"
+        )
+
+    @property
+    def counts_keys(self) -> bool:
+        """True: the sketch counts the keys of lookups."""
+        return True
+
+    @eager
+    def size(self) -> int:
+        """The number of own rows."""
+        return int(tf_ops.size(self._own))
+
+    @eager
+    def buckets(self, keys: Any) -> npt.NDArray[np.int64]:
+        """The buckets that keys share static rows of, int64 of the shape of the keys."""
+        found: npt.NDArray[np.int64] = tf_ops.adaptive_buckets(
+            as_keys(keys), self.static_buckets
+        ).numpy()
+        return found
+
+    @eager
+    def lookup(self, keys: Any) -> npt.NDArray[np.float32]:
+        """Reads what evaluation would: own rows, and static rows of the keys that have none.
+
+        Args:
+            keys: Integers of any shape.
+
+        Returns:
+            float32 `keys.shape + [dim]`.
+
+        Raises:
+            ValueError: For keys that are no integers, or that live on another worker.
+        """
+        return self._read(keys, None)
+
+    @eager
+    def lookup_static(self, keys: Any) -> npt.NDArray[np.float32]:
+        """Reads the static rows of keys, also of those that have rows of their own. As `lookup`."""
+        return self._read(keys, 0)
+
+    @eager
+    def export(self, slots: bool = False) -> Any:
+        """Copies all own rows out, in no order, as they are between two training steps.
+
+        Args:
+            slots: Whether optimizer slots come along.
+
+        Returns:
+            `(keys, embeddings)`: int64 `[n]` and float32 `[n, dim]`. With `slots`, an `Export` of
+            NumPy arrays.
+        """
+        return self._contents(self._own, slots)
+
+    @eager
+    def export_static(self, slots: bool = False) -> Any:
+        """Copies the static rows out that were trained or shared. As `export`; keys are buckets."""
+        return self._contents(self._static, slots)
+
+    @eager
+    def batches(self, n: int) -> Iterator[Batch]:
+        """Yields all own rows of this worker, `n` at a time, as `Table.batches` does.
+
+        A key whose row is given or taken away between two batches may come or not.
+        """
+        return batches_in_memory(self, self._own, self.dim, n)
+
+    @eager
+    def batches_static(self, n: int) -> Iterator[Batch]:
+        """Yields the static rows that were trained or shared. As `batches`; keys are buckets."""
+        return batches_in_memory(self, self._static, self.dim, n)
+
+    @eager
+    def snapshot(self) -> tf_ops.AdaptiveExport:
+        """Copies everything out, as it is between two training steps: an `AdaptiveExport`."""
+        exported = tf_ops.adaptive_export(self.resource_handle, self.dim)
+        return tf_ops.AdaptiveExport(*(tensor.numpy() for tensor in exported))
+
+    def restore(self, contents: tf_ops.AdaptiveExport) -> None:
+        """Replaces everything in the table by what `snapshot()` returned.
+
+        Raises:
+            ValueError: If it does not fit this table, which is left as it was.
+            sok_embed.kv.CorruptionError: If its sketch is damaged; the table is left as it was.
+        """
+        as_errors(lambda: tf_ops.adaptive_restore(self.resource_handle, contents))
+
+    def check_restore(self, contents: tf_ops.AdaptiveExport) -> None:
+        """Raises what `restore` would raise, and changes nothing."""
+        as_errors(lambda: tf_ops.adaptive_check_restore(self.resource_handle, contents))
+
+    @eager
+    def promote(self, keys: Any) -> int:
+        """Gives keys rows of their own, as if they had been seen often enough.
+
+        Args:
+            keys: Integers `[n]`. Those that have a row keep it.
+
+        Returns:
+            How many of them got a row: with `max_rows`, in the place of the least used.
+
+        Raises:
+            ValueError: For keys that are no integers, or that live on another worker.
+        """
+        before = self.stats()["promoted"]
+        own_keys = self._own_keys(keys)
+        ones = tf.ones_like(own_keys, tf.int32)
+        as_errors(
+            lambda: tf_ops.adaptive_lookup(
+                self.resource_handle,
+                own_keys,
+                self.dim,
+                True,
+                counts=tf.zeros_like(own_keys),  # nobody looks them up
+                mask=ones,
+            )
+        )
+        return int(self.stats()["promoted"] - before)
+
+    @eager
+    def demote(self, keys: Any) -> int:
+        """Takes the own rows of keys away, which then have their static rows again.
+
+        Args:
+            keys: Integers `[n]`. Those without a row are ignored.
+
+        Returns:
+            How many rows there were to take.
+
+        Raises:
+            ValueError: For keys that are no integers, or that live on another worker.
+        """
+        own_keys = self._own_keys(keys)
+        return int(as_errors(lambda: tf_ops.adaptive_demote(self.resource_handle, own_keys)))
+
+    @eager
+    def removed_keys(self, limit: int = 1_000_000) -> RemovedKeys:
+        """Returns keys that have lost their own rows: see `Table.removed_keys`."""
+        return taken_keys(self._own, limit)
+
+    @eager
+    def drop_gradients(self) -> int:
+        """Forgets gradients that were taken and not applied: see `Table.drop_gradients`.
+
+        Returns:
+            How many gradients there were.
+        """
+        return int(tf_ops.adaptive_drop_deposits(self.resource_handle))
+
+    @eager
+    def stats(self) -> dict[str, float]:
+        """Figures of the table, which is that of this worker.
+
+        Returns:
+            `rows`, own rows, and `max_rows`, 0 without a limit; `static_rows`, those that were
+            trained or that an own row started as, of `static_buckets`; `promoted` and `demoted`,
+            keys so far that got a row and that lost it; `lookups`, positions looked up in training,
+            `own_lookups`, those that read an own row, and `own_share`, their quotient;
+            `sketch_saturation`, the share of cells of the sketch that are full; `bytes`, the sum of
+            `own_bytes`, `static_bytes` and `sketch_bytes`; `steps`, the commits so far;
+            `pending_gradients`, those that wait for the next commit.
+        """
+        names, values = tf_ops.adaptive_stats(self.resource_handle)
+        figures: dict[str, float] = {}
+        for name, value in zip(names.numpy(), values.numpy(), strict=True):
+            text = name.decode()
+            figures[text] = float(value) if text in _SHARES else int(value)
+        figures["own_share"] = figures["own_lookups"] / max(figures["lookups"], 1)
+        return figures
+
+    def commit(self, anchor: tf.Tensor, **arguments: Any) -> tf.Tensor:
+        """Applies deposited gradients to own and static rows; as `sok_embed.tf_ops.commit`."""
+        return tf_ops.adaptive_commit(self.resource_handle, anchor, **arguments)
+
+    def step_count(self) -> tf.Tensor:
+        """The commits so far, an int64 scalar."""
+        return tf_ops.steps(self._own)
+
+    @property
+    def _own(self) -> tf.Tensor:
+        return tf_ops.adaptive_tables(self.resource_handle)[0]
+
+    @property
+    def _static(self) -> tf.Tensor:
+        return tf_ops.adaptive_tables(self.resource_handle)[1]
+
+    def _contents(self, table: tf.Tensor, slots: bool) -> Any:
+        exported = tf_ops.export(table, self.dim, with_slots=slots)
+        if not slots:
+            return exported.keys.numpy(), exported.embeddings.numpy()
+        return tf_ops.Export(*(tensor.numpy() for tensor in exported))
+
+    def _read(self, keys: Any, route: int | None) -> npt.NDArray[np.float32]:
+        own_keys = self._own_keys(keys)
+        mask = None if route is None else tf.fill(tf.shape(own_keys), route)
+        found = as_errors(
+            lambda: tf_ops.adaptive_lookup(
+                self.resource_handle, own_keys, self.dim, False, mask=mask
+            )
+        )
+        embeddings: npt.NDArray[np.float32] = found.numpy()
+        return embeddings
+
+    def _own_keys(self, keys: Any) -> tf.Tensor:
+        """The keys as a tensor; raises if one of them lives on another worker."""
+        tensor = as_keys(keys)
+        if self.owners > 1:
+            owners = self.buckets(tensor) % self.owners
+            foreign = np.flatnonzero(owners != self.owner)
+            if foreign.size:
+                raise ValueError(
+                    f"Table '{self.name}': expected keys of worker {self.owner}, those with "
+                    f"buckets(key) % {self.owners} == {self.owner}. Received: key "
+                    f"{tensor.numpy().ravel()[foreign[0]]}, which lives on worker "
+                    f"{owners.ravel()[foreign[0]]}."
+                )
+        return tensor

@@ -1,0 +1,548 @@
+"""A table: what a layer owns and what a person inspects."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from sok_embed import kv, tf_ops
+from sok_embed.admission import Admission, op_attributes
+from sok_embed.eviction import Eviction, check_place, core_arguments
+from sok_embed.initializers import RowInitializer, seed_as_int64
+from sok_embed.kv import RemovedKeys
+from sok_embed.kv.storage import warn_of_another
+from sok_embed.tables import contents
+from sok_embed.tables.owned_resource import OwnedResource
+from sok_embed.tables.owners import ModuloRule, OwnerRule
+from sok_embed.tables.removed_keys import taken_keys
+from sok_embed.tables.row_batches import Batch, batches_in_memory
+from sok_embed.tables.stored_owners import check_stored_owners
+from sok_embed.tables.tensors import as_errors, as_keys, eager
+from sok_embed.tables.worker_record import WorkerRecord
+
+
+class Table(OwnedResource):
+    """Rows of float32 by 64-bit key, on this worker.
+
+    Layers make their own tables; use one by itself to look at what a layer has learned, or to put
+    rows in. Under Horovod a table holds the rows of this worker only, those with
+    `key % size() == rank()`.
+
+    A table is a TensorFlow trackable: `tf.train.Checkpoint` carries its rows, slots, update counts
+    and times, its step count and what its admission has counted. A SavedModel has the keys and the
+    vectors, and the rest in `sok_embed.whole_saved_models`. Of a table in a `storage` both carry
+    the path alone, and flush the storage, so that its rows are at least as new.
+
+    Example:
+    >>> import numpy as np
+    >>> table = Table(dim=2, initializer=RowInitializer("constant", 0.0, 0.0, None))
+    >>> table.assign([7, -1], np.array([[1, 2], [3, 4]], np.float32))
+    >>> table.size()
+    2
+    >>> table.lookup([-1, 5])
+    array([[3., 4.],
+           [0., 0.]], dtype=float32)
+
+    Args:
+        dim: The length of a row.
+        initializer: What rows start from.
+        seed: The seed of the initializer; any integer. `None`: that of the group of a storage, if
+            the group is there, else 0.
+        max_rows: The most rows that the table takes; `None`: as many as memory holds.
+        direct: Keys are `[0, max_rows * owners)` and are found by position, without a hash.
+        owners: How many workers share the keys.
+        owner: The number of this worker.
+        owner_rule: How keys are given to workers, an `OwnerRule`. `None`: the key modulo `owners`.
+        storage: The folder that rows live in; `None`: they live in memory.
+        group: Of the storage, in [0, 256).
+        admission: Which keys get a row; `None`: all.
+        eviction: Which rows go, of `sok_embed.eviction`. `None`: rows stay, and a full table
+            refuses newcomers.
+        name: For messages.
+
+    Raises:
+        ValueError: For `direct` without `max_rows`, an eviction with `direct`, one that needs
+            `max_rows` without it, one that counts steps in a storage, and another `dim` or
+            initializer than the group of the storage has. `Storage.table` opens a group as it is.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        initializer: RowInitializer,
+        *,
+        seed: int | None = None,
+        max_rows: int | None = None,
+        direct: bool = False,
+        owners: int = 1,
+        owner: int = 0,
+        owner_rule: OwnerRule | None = None,
+        storage: kv.Storage | None = None,
+        group: int = 0,
+        admission: Admission | None = None,
+        eviction: Eviction | None = None,
+        name: str = "table",
+    ) -> None:
+        super().__init__()
+        self.dim = dim
+        self.name = name
+        self.storage = storage
+        self._group = group
+        if direct and max_rows is None:
+            raise ValueError(
+                f"Table '{name}': expected max_rows with direct=True, which gives the range of the "
+                "keys. Received: max_rows=None."
+            )
+        check_place(
+            eviction,
+            f"Table '{name}'",
+            max_rows=max_rows,
+            stored=storage is not None,
+            direct=direct,
+        )
+        self.owners = owners
+        self.owner = owner
+        self._owner_rule = owner_rule or ModuloRule()
+        # Positions of workers that share keys by another rule are the keys themselves.
+        sharing = (owners, owner) if isinstance(self._owner_rule, ModuloRule) else (1, 0)
+        self.key_limit = max_rows * sharing[0] if direct and max_rows is not None else 0
+        self._attributes: dict[str, Any] = {
+            "initializer": initializer.kind,
+            "initializer_a": initializer.a,
+            "initializer_b": initializer.b,
+            "seed": seed_as_int64(_stored_seed(storage, group) if seed is None else seed),
+            "max_rows": max_rows or 0,
+            "direct": direct,
+            "owners": sharing[0],
+            "owner": sharing[1],
+            "group": group,
+        }
+        if storage is not None:
+            self._attributes["storage"] = os.fsencode(storage.path)
+            self._attributes["storage_id"] = storage.id
+        self._attributes |= op_attributes(admission)
+        if eviction is not None:
+            arguments = core_arguments(eviction)
+            self._attributes["eviction"] = arguments.pop("kind")
+            self._attributes |= {f"eviction_{key}": value for key, value in arguments.items()}
+            self._attributes["step_clock"] = storage is None and not eviction.counts_seconds
+        self._track_trackable(WorkerRecord(name, owner, owners, self._owner_rule.text), "worker")
+        self._make_now()
+
+    @property
+    def resource_handle(self) -> tf.Tensor:
+        """The table, for ops.
+
+        Raises:
+            RuntimeError: In a process that was forked after the storage of the table was opened.
+        """
+        if self.storage is not None:
+            self.storage.check_process()
+        return super().resource_handle
+
+    def _create_resource(self) -> tf.Tensor:
+        if self.storage is not None:
+            self.storage.ready()
+            if self.owners > 1:
+                check_stored_owners(
+                    f"Table '{self.name}'", self.storage, self._group, self._owner_rule
+                )
+        return as_errors(lambda: tf_ops.anonymous_table(self.name, self.dim, **self._attributes))
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
+        if save_type == "savedmodel" and self.owners > 1:
+            raise ValueError(
+                f"Table '{self.name}': expected all rows in this process, to write a SavedModel. "
+                f"Received: one part of {self.owners}. Export the parts with "
+                "`table.export(slots=True)`, put them together in one process with `table.assign`, "
+                "and save there."
+            )
+        if save_type == "savedmodel" and self.storage is not None:
+            self.storage.flush()
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "savedmodel":
+            del children["worker"]  # it has all rows
+        return children
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        if contents.are_apart():
+            return {}
+        if self.storage is not None:
+            # The rows stay where they are; only that they were there is written down.
+            said = [self.storage.path, self.storage.id]
+            with tf.init_scope():
+                self.storage.flush()
+                # In the graph of a SavedModel there are no values, and nobody reads the steps.
+                if tf.executing_eagerly():
+                    said.append(str(int(self.step_count())))
+            return contents.storage_tensors("\0".join(said))
+        if contents.are_vectors_alone():
+            vectors = tf_ops.export(self.resource_handle, self.dim, with_slots=False)
+            return {"keys": vectors.keys, "embeddings": vectors.embeddings}
+        return contents.to_tensors(tf_ops.export(self.resource_handle, self.dim, with_slots=True))
+
+    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
+        if self.storage is not None:
+            if tf.executing_eagerly():
+                _, *said = os.fsdecode(restored[contents.STORAGE].numpy()).split("\0")
+                warn_of_another(self.storage, said[0] if said else "")
+                if len(said) > 1:
+                    self._warn_of_later_steps(f"Table '{self.name}'", int(said[1]))
+            return tf.no_op()
+        if "slots" not in restored:
+            return tf_ops.assign(self.resource_handle, restored["keys"], restored["embeddings"])
+        given = contents.from_tensors(tf_ops.Export, restored)
+        if tf.executing_eagerly():
+            self._own_keys(given.keys)
+        done = tf_ops.restore(self.resource_handle, given)
+        if tf.executing_eagerly():
+            self._warn_of_dropped(given)
+        return done
+
+    def _warn_of_later_steps(self, what: str, steps: int) -> None:
+        """Warns where dense weights that are loaded meet rows on disk of another time.
+
+        Args:
+            what: How the message begins.
+            steps: Of the table when the dense weights were saved.
+        """
+        now = int(self.step_count())
+        if steps != now and self.size():
+            warnings.warn(
+                f"{what}: expected rows in {self.storage!r} after {steps} steps of training, of "
+                f"which the dense weights are. Received: rows after {now} steps, so both are of "
+                "different times. To keep rows with a file, save it by "
+                "sok_embed.callbacks.ModelCheckpoint, or save a sok_embed.checkpoint.Checkpoint.",
+                stacklevel=6,
+            )
+
+    def _warn_of_dropped(self, given: tf_ops.Export) -> None:
+        """Says what a restore has left out, since this table has another admission or clock."""
+        if len(given.admission) and "admission" not in self._attributes:
+            warnings.warn(
+                f"Table '{self.name}': expected no counts of an admission, since the table has no "
+                "admission. Received: some. They are dropped: every key gets a row.",
+                stacklevel=3,
+            )
+        if bool(self._attributes.get("step_clock")) != (int(given.step_clock) >= 0):
+            warnings.warn(
+                f"Table '{self.name}': expected rows whose times are by a clock like the table's. "
+                "Received: steps for seconds, or seconds for steps. All rows count as updated now.",
+                stacklevel=3,
+            )
+
+    def _own_keys(self, keys: Any) -> tf.Tensor:
+        """The keys as a tensor; raises if one of them lives on another worker."""
+        tensor = as_keys(keys)
+        if self.owners > 1:
+            values = tensor.numpy()
+            workers = self.owners_of(values)
+            if workers is None:
+                return tensor
+            foreign = workers != self.owner
+            if foreign.any():
+                rule = self._owner_rule.text.replace("size", str(self.owners))
+                raise ValueError(
+                    f"Table '{self.name}': expected keys of worker {self.owner}, those with "
+                    f"{rule} == {self.owner}. Received: key {values[foreign][0]}, "
+                    f"which lives on worker {workers[foreign][0]}."
+                )
+        return tensor
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        # It would be a second name for the same rows.
+        raise TypeError(
+            f"Table '{self.name}': expected one table. Received: copy.deepcopy. Make another, and "
+            "fill it by `other.restore(table.export(slots=True))`; a deep copy of a layer or a "
+            "model has rows of its own."
+        )
+
+    def __len__(self) -> int:
+        return self.size()
+
+    def __bool__(self) -> bool:
+        return True  # also without rows
+
+    def __repr__(self) -> str:
+        return f"<Table '{self.name}', {self.size()} rows of {self.dim}>"
+
+    def owners_of(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+        """The workers that hold keys.
+
+        Args:
+            keys: int64 of any shape.
+
+        Returns:
+            int64 of the shape of the keys: in [0, owners). `None`: every worker holds all of them.
+        """
+        return self._owner_rule.owners(keys, self.owners)
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every one of several workers holds all rows."""
+        return self.owners > 1 and self.owners_of(np.zeros(1, np.int64)) is None
+
+    @property
+    def counts_keys(self) -> bool:
+        """Returns whether an admission counts the keys of lookups."""
+        return "admission" in self._attributes
+
+    @eager
+    def size(self) -> int:
+        """The number of rows."""
+        return int(tf_ops.size(self.resource_handle))
+
+    @eager
+    def contains(self, keys: Any) -> npt.NDArray[np.bool_]:
+        """Whether keys have a row; makes none.
+
+        Args:
+            keys: Integers of any shape.
+
+        Returns:
+            bool `keys.shape`. Keys out of the range of a direct table have no row.
+
+        Raises:
+            ValueError: For keys that are no integers, or that live on another worker.
+        """
+        return self.metadata(keys).exists
+
+    @eager
+    def metadata(self, keys: Any) -> tf_ops.Metadata:
+        """Which keys have a row, and how often and when it was trained; makes no rows.
+
+        Args:
+            keys: Integers of any shape.
+
+        Returns:
+            `tf_ops.Metadata` of NumPy arrays of the shape of the keys: bool `exists`, int64
+            `update_nums`, the commits that touched the row, and int64 `update_times`, of the last
+            of them, or of when the row was made, in seconds since 1970; in steps of the table in
+            memory with an eviction, unless that counts seconds. Zeros without a row.
+
+        Raises:
+            ValueError: As `contains`.
+        """
+        found = as_errors(lambda: tf_ops.metadata(self.resource_handle, self._own_keys(keys)))
+        return tf_ops.Metadata(*(tensor.numpy() for tensor in found))
+
+    @eager
+    def lookup(self, keys: Any) -> npt.NDArray[np.float32]:
+        """Reads embeddings, and makes no rows.
+
+        Args:
+            keys: Integers of any shape.
+
+        Returns:
+            float32 `keys.shape + [dim]`. A key without a row gets the vector that training would
+            start from.
+
+        Raises:
+            ValueError: For keys that are no integers, that live on another worker, or that are out
+                of the range of a direct table.
+        """
+        found = as_errors(
+            lambda: tf_ops.lookup(
+                self.resource_handle, self._own_keys(keys), self.dim, make_rows=False
+            )
+        )
+        embeddings: npt.NDArray[np.float32] = found.embeddings.numpy()
+        return embeddings
+
+    @eager
+    def export(self, slots: bool = False) -> Any:
+        """Copies all rows out, in no order, as they are between two training steps.
+
+        Args:
+            slots: Whether optimizer slots come along.
+
+        Returns:
+            `(keys, embeddings)`: int64 `[n]` and float32 `[n, dim]`. With `slots`, an `Export`
+            of NumPy arrays, which also has `slots`, `update_nums`, `update_times`, `slot_start`,
+            `rule`, `steps`, `step_clock` and `admission`: all that `restore` takes.
+        """
+        exported = tf_ops.export(self.resource_handle, self.dim, with_slots=slots)
+        if not slots:
+            return exported.keys.numpy(), exported.embeddings.numpy()
+        return tf_ops.Export(*(tensor.numpy() for tensor in exported))
+
+    @eager
+    def batches(self, n: int) -> Iterator[Batch]:
+        """Yields all rows of this worker, `n` at a time; a model may train meanwhile.
+
+        Each batch has its rows as they are when the batch is read. A row that is there from the
+        first batch to the last comes exactly once; one that is made or removed in between may come
+        or not. Rows in a storage come ascending by key as uint64; those in memory in no particular
+        order, which stays as it is while no row is made or removed. Memory is taken for `n` rows,
+        and for the keys of an eighth of a table in memory, or less.
+
+        Example:
+        >>> import numpy as np
+        >>> table = Table(dim=1, initializer=RowInitializer("constant", 0.0, 0.0, None))
+        >>> table.assign([1, 2, 3], np.ones([3, 1]))
+        >>> [len(keys) for keys, vectors in table.batches(2)]
+        [2, 1]
+
+        Args:
+            n: The most rows of a batch.
+
+        Yields:
+            Tuples of keys, int64 `[rows]`, and embeddings, float32 `[rows, dim]`.
+
+        Raises:
+            ValueError: For an `n` that is not a positive integer.
+        """
+        if self.storage is None:
+            return batches_in_memory(self, self.resource_handle, self.dim, n)
+        stored = self.storage.table(self._group).batches(n)
+        return ((keys.view(np.int64), vectors) for keys, vectors in stored)
+
+    def restore(self, contents: tf_ops.Export) -> None:
+        """Replaces everything in the table by what `export(slots=True)` returned.
+
+        Rows keep the times of their updates; those in the future become now, since the clocks of
+        machines differ. Keys without a row keep what the table's admission has counted of them; a
+        table without an admission drops the counts, with a warning.
+
+        Raises:
+            ValueError: If the arrays do not fit this table, hold keys of another worker, counts of
+                another admission, or what no training leaves: a key twice, negative counts, times
+                or sums of squares, slots of another rule. It is left as it was.
+            sok_embed.kv.CorruptionError: If the counts of the admission are damaged, likewise.
+        """
+        self._own_keys(contents.keys)
+        as_errors(lambda: tf_ops.restore(self.resource_handle, contents))
+        self._warn_of_dropped(contents)
+
+    def assign(self, keys: Any, embeddings: Any) -> None:
+        """Sets embeddings, making rows for keys that have none. Slots of old rows stay.
+
+        Args:
+            keys: Integers of any shape. Of equal ones the last counts.
+            embeddings: float32 `keys.shape + [dim]`.
+
+        Raises:
+            ValueError: For other shapes, a key out of range, or a full table from which no rows may
+                go, which is left as it was.
+        """
+        values = tf.convert_to_tensor(embeddings, tf.float32)
+        own_keys = self._own_keys(keys)
+        expected = own_keys.shape.concatenate([self.dim])
+        if not values.shape.is_compatible_with(expected):
+            raise ValueError(
+                f"Table '{self.name}': expected embeddings of shape {expected}, one row a key. "
+                f"Received: shape {values.shape}."
+            )
+        flat = (tf.reshape(own_keys, [-1]), tf.reshape(values, [-1, self.dim]))
+        as_errors(lambda: tf_ops.assign(self.resource_handle, *flat))
+
+    @eager
+    def remove(self, keys: Any) -> int:
+        """Removes rows.
+
+        Args:
+            keys: Integers of any shape. Those without a row are ignored.
+
+        Returns:
+            How many rows there were to remove.
+
+        Raises:
+            ValueError: For keys that are no integers, or that live on another worker.
+        """
+        own_keys = tf.reshape(self._own_keys(keys), [-1])
+        return int(as_errors(lambda: tf_ops.remove(self.resource_handle, own_keys)))
+
+    @eager
+    def removed_keys(self, limit: int = 1_000_000) -> RemovedKeys:
+        """Returns the keys whose rows have gone since the call before: evicted, removed or expired.
+
+        The first call begins to note them. What has gone and come back is left out: the keys have
+        no row when the call returns. With several workers these are keys of this one.
+
+        Rows that have expired by the TTL of a storage count once something has come upon them: a
+        call that asks for the key, or the database, when it rewrites its files. All of them do when
+        the storage is compacted.
+
+        Example:
+        >>> table = Table(dim=1, initializer=RowInitializer("constant", 0.0, 0.0, None))
+        >>> table.removed_keys().complete
+        False
+        >>> table.assign([7, 8, 9], np.zeros([3, 1], np.float32))
+        >>> table.remove([8, 5])
+        1
+        >>> table.removed_keys()
+        RemovedKeys(keys=array([8]), complete=True)
+
+        Args:
+            limit: The most keys that are noted until the next call, which take 8 bytes each, and up
+                to 32 more to find them by. 0: nothing is noted any more.
+
+        Returns:
+            `keys`, int64 `[n]`, distinct, in no order; and `complete`, a bool. `False` stands for
+            keys that nobody knows, and comes with none: in the first call, where more have gone
+            than `limit`, and where `restore`, a loaded checkpoint or a dump has replaced rows. Take
+            a copy of the table anew then.
+
+        Raises:
+            ValueError: For a limit below 0.
+        """
+        return taken_keys(self.resource_handle, limit)
+
+    @eager
+    def drop_gradients(self) -> int:
+        """Forgets gradients that were taken and not applied.
+
+        They would wait for 16 more steps. In an eager loop, `GradientTape.gradient` hands gradients
+        to the table even if the anchor of the layer is not among its sources.
+
+        Returns:
+            How many gradients there were.
+        """
+        return int(tf_ops.drop_deposits(self.resource_handle))
+
+    def commit(self, anchor: tf.Tensor, **arguments: Any) -> tf.Tensor:
+        """Applies gradients that an optimizer was given: `tf_ops.commit` with its handle.
+
+        Args:
+            anchor: A float32 that was computed after the gradients were deposited.
+            **arguments: The others of `tf_ops.commit`.
+
+        Returns:
+            A zero of the shape of `anchor`.
+        """
+        return tf_ops.commit(self.resource_handle, anchor, **arguments)
+
+    def step_count(self) -> tf.Tensor:
+        """The number of commits that found gradients, an int64 scalar tensor."""
+        return tf_ops.steps(self.resource_handle)
+
+    @eager
+    def stats(self) -> dict[str, int]:
+        """Figures of the table: rows, bytes in memory, steps.
+
+        Returns:
+            `rows`; `max_rows`, 0 without a limit; `bytes`, the sum of `index_bytes` and
+            `row_bytes`; `steps`, the commits so far; `pending_gradients`, those that wait for the
+            next commit; `evicted`, the rows that have gone by an eviction since the table was made
+            or its group of a storage opened; `left_out`, the keys since then whose gradients a
+            commit has dropped, since the table was full and not enough of its rows might go.
+        """
+        names, values = tf_ops.stats(self.resource_handle)
+        return {
+            name.decode(): int(value)
+            for name, value in zip(names.numpy(), values.numpy(), strict=True)
+        }
+
+
+def _stored_seed(storage: kv.Storage | None, group: int) -> int:
+    """Returns the seed of a group's initializer; 0 if nobody has said one."""
+    for each in () if storage is None else storage.groups():
+        if each.number == group and each.initializer is not None:
+            return int(each.initializer["seed"])
+    return 0

@@ -1,0 +1,391 @@
+"""The commit: what an optimizer's step does to a table.
+
+A table is trained through its anchor, a variable that stays 0. The anchor's gradient names
+gradients that the backward pass deposited in the table, and has their norm. Where an optimizer of
+Keras would update the anchor by it, a commit applies these, each by the factor that the anchor's
+gradient was changed by on its way. Optimizers of `tf.compat.v1.train` call the constraint of a
+variable right after they have updated it, once a step; with them that is the place. The anchor's
+constraint is the `Commit` of both.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+import weakref
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from sok_embed import communicators, tf_ops
+from sok_embed.keras_bridge import callers
+from sok_embed.keras_bridge.anchor_updates import AnchorConstraint, Update, watch
+from sok_embed.keras_bridge.noted_gradients import forget_with
+from sok_embed.optimizers import v1_optimizers
+from sok_embed.optimizers.row_rules import has_schedule, row_rule, warn_of_ignored
+from sok_embed.optimizers.slot_variables import slot_variables
+from sok_embed.training import strategies
+from sok_embed.training.anchor_parts import own_part, parts_of, summed_alike
+from sok_embed.training.distributed_optimizer import averages_gradients
+
+
+class TrainedTable(Protocol):
+    """What gradients are deposited in: a `Table`, or what has these three."""
+
+    name: str
+
+    def commit(self, anchor: tf.Tensor, **arguments: Any) -> tf.Tensor:
+        """Applies the gradients that wait; arguments and result are those of `tf_ops.commit`."""
+
+    def step_count(self) -> tf.Tensor:
+        """Returns the number of commits that found gradients, an int64 scalar."""
+
+
+def applying_optimizer() -> Any:
+    """Returns the optimizer whose step is being applied on this thread, or `None`."""
+    optimizer = callers.applying_keras_optimizer()
+    if optimizer is not None:
+        return optimizer
+    return callers.applying_v1_optimizer()
+
+
+def trained_anchor(anchor: Any) -> tf.Tensor:
+    """The value of an anchor whose constraint is a `Commit`.
+
+    From then on the optimizers of Keras train it, if it is a variable of Keras. Those of
+    `tf.compat.v1.train`, to which the variables of TF1 graphs are given, call the constraint.
+    """
+    # Within a stateless scope there is no value yet.
+    if isinstance(anchor, keras.Variable) and anchor._value is not None:
+        watch(anchor._value, anchor.constraint)
+    return tf.convert_to_tensor(anchor)
+
+
+class Commit(AnchorConstraint):
+    """The constraint of an anchor.
+
+    Args:
+        table: Where the gradients were deposited.
+        optimizer: A Keras optimizer that updates the rows. `None`: the optimizer that is applying
+            the step does.
+        static: A variable that the same optimizer trains and new rows start from, or a callable
+            that returns it: rows copy their slots from its slots. `None`: there is none.
+    """
+
+    def __init__(
+        self,
+        table: TrainedTable,
+        optimizer: keras.optimizers.Optimizer | None,
+        static: Any = None,
+    ) -> None:
+        self._table = table
+        self._optimizer = optimizer
+        self._static = static
+        self._warned = False
+        self._was_told = False
+        self._returned: tf.Tensor | None = None
+
+    def __call__(self, anchor: Any) -> tf.Tensor:
+        """Returns the value of the anchor, 0; applies what `tf.compat.v1.train` was given."""
+        applying = applying_optimizer()
+        if _is_keras(applying):
+            self._check_told(applying)
+            self._returned = tf.zeros_like(tf.convert_to_tensor(anchor))
+        else:
+            self._check_summed(anchor, applying)
+            redeemed = callers.arrived_v1_gradient(anchor)
+            self._returned = self._commit(applying, anchor, redeemed)
+        return self._returned
+
+    def on_assignment(self, value: Any) -> Any:
+        """Raises for a value other than 0: rows would not hear of it."""
+        returned, self._returned = self._returned, None
+        if value is returned:
+            return value
+        error = (
+            f"Table '{self._table.name}': expected its anchor to be changed by an optimizer, which "
+            "trains the rows, or to be set to 0. Received: other values, as `variable.assign_sub("
+            "rate * gradient)` makes them. Give the gradients to the `apply` of an optimizer, as "
+            "in keras.optimizers.SGD(rate).apply(gradients, variables)."
+        )
+        value = tf.convert_to_tensor(value, tf.float32)
+        if tf.executing_eagerly():
+            if np.any(value.numpy()):
+                raise ValueError(error)
+            return value
+        with tf.control_dependencies([tf.debugging.assert_equal(value, 0.0, message=error)]):
+            return tf.identity(value)
+
+    def on_update(self, update: Update) -> None:
+        """Applies what a Keras optimizer is given."""
+        self._was_told = True
+        _refuse_unequal_skips(self._table.name)
+        self._check_summed(update.variable, update.optimizer)
+        forget_with(self, update.gradient)
+        # The gradient of a scalar names nothing.
+        redeemed = update.gradient if update.gradient.shape.rank == 1 else None
+        optimizer = update.optimizer
+        committed = self._commit(optimizer, update.variable, redeemed, update.learning_rate)
+        # Nobody reads what the optimizer keeps of anchors, but for what it accumulates.
+        accumulators = {id(each) for each in getattr(optimizer, "_accumulated_gradients", [])}
+        shape = tuple(update.variable.shape)
+        variables = [each for each in optimizer.variables if tuple(each.shape) == shape]
+        slots = [each for each in variables if id(each) not in accumulators]
+        tf_ops.note_update(committed, update.change, slots)
+
+    @property
+    def clips_by_norm(self) -> bool:
+        """Whether an optimizer of the table's own clips its gradients by their norm."""
+        own: Any = self._optimizer
+        return _is_keras(own) and bool(own.clipnorm or own.global_clipnorm)
+
+    def _check_summed(self, anchor: Any, optimizer: Any) -> None:
+        """Raises if gradients of rows and of dense weights would be summed in different ways."""
+        parts, workers = parts_of(anchor), strategies.workers_summed()
+        if parts != workers:
+            raise RuntimeError(
+                f"Table '{self._table.name}': expected to be trained under the strategy that its "
+                f"layer was built under, of {parts} workers. Received: a step under one of "
+                f"{workers}. Call `strategy.run` of the strategy whose scope the model was made in."
+            )
+        if parts > 1 and _is_keras(optimizer) and (optimizer.clipnorm or optimizer.global_clipnorm):
+            raise ValueError(
+                f"Table '{self._table.name}': expected an optimizer without clipnorm and "
+                "global_clipnorm under a MultiWorkerMirroredStrategy, by which Keras clips the "
+                "gradients of each worker for themselves; those of rows are summed over workers by "
+                "then. Leave them out, or start the workers with `sok-embed run` and clip by "
+                "sok_embed.DistributedOptimizer, without that strategy."
+            )
+
+    def _check_told(self, applying: Any) -> None:
+        """Raises if the optimizer has updated the anchor by ways that this release cannot see."""
+        replica = tf.distribute.get_replica_context()
+        number = 0 if replica is None else replica.replica_id_in_sync_group
+        if tf.get_static_value(number) != 0:
+            return
+        told, self._was_told = self._was_told, False
+        # Most steps of an optimizer that accumulates update nothing.
+        if told or applying.gradient_accumulation_steps:
+            return
+        raise RuntimeError(
+            f"Table '{self._table.name}': expected {applying.name} to update variables as the "
+            f"optimizers of Keras 3.15 do. Received: other updates, with Keras {keras.__version__}."
+            " Use a version of Keras that this release of sok_embed was tested with."
+        )
+
+    def _commit(
+        self, applying: Any, anchor: Any, redeemed: tf.Tensor | None, rate: Any = None
+    ) -> tf.Tensor:
+        """Commits a step of `applying`; `rate` is what its formula is given, if it is Keras'."""
+        optimizer = self._optimizer or applying
+        follows = optimizer is applying
+        step = self._rule_step(self._optimizer, self._table, applying, anchor, rate)
+        self._warn_once(applying)
+        # By norm: values are clipped in the commit.
+        if redeemed is not None and not follows and _is_keras(optimizer) and not step.clip_value:
+            redeemed = optimizer._clip_gradients([redeemed])[0]
+        return self._table.commit(
+            tf.convert_to_tensor(anchor),
+            rule=step.rule,
+            hyper_names=step.hyper_names,
+            hypers=step.hypers,
+            step=step.step,
+            clip_value=step.clip_value,
+            optimizer=step.optimizer,
+            **self._common_arguments(applying, anchor, redeemed),
+            **(self._slot_sources(optimizer) if follows else {}),
+        )
+
+    def _warn_once(self, applying: Any) -> None:
+        if applying is not None and not self._warned:
+            self._warned = True
+            warn_of_ignored(applying, self._table.name)
+            _warn_of_drifting(applying, self._table.name)
+
+    def _rule_step(
+        self, own: Any, table: TrainedTable, applying: Any, anchor: Any, rate: Any
+    ) -> tf_ops.RuleStep:
+        """What a commit does to the rows of a table whose own optimizer, or `None`, is `own`."""
+        optimizer = own or applying
+        if optimizer is None:
+            raise ValueError(
+                f"Table '{table.name}': expected to be trained by a Keras optimizer, or one "
+                "of tf.compat.v1.train, whose rule the rows follow. Received: a step of something "
+                "else. Give the layer an optimizer of its own, as in `optimizer='adam'`."
+            )
+        rule = row_rule(optimizer)
+        hyper = dict(rule.hyper)
+        follows = optimizer is applying
+        if not follows:
+            rate = _own_rate(optimizer, table)
+        elif not _is_keras(optimizer):
+            rate = v1_optimizers.learning_rate(optimizer)
+        if _is_keras(optimizer) and follows and not optimizer._use_weight_decay(anchor):
+            hyper["weight_decay"] = 0.0
+        numbers = {name: value for name, value in hyper.items() if isinstance(value, float)}
+        tensors = {
+            "learning_rate": rate,
+            **{name: value for name, value in hyper.items() if name not in numbers},
+        }
+        values = tf.constant([*numbers.values()], tf.float64)
+        return tf_ops.RuleStep(
+            rule=rule.name,
+            hyper_names=[*tensors, *numbers],
+            hypers=tf.concat([*map(_as_vector, tensors.values()), values], 0),
+            # The table counts the steps of an optimizer that only it uses.
+            step=_step(optimizer) if follows else 0,
+            optimizer=_number(optimizer),
+            clip_value=_clip_value([applying, own], table.name) or 0.0,
+        )
+
+    def _common_arguments(
+        self, applying: Any, anchor: Any, redeemed: tf.Tensor | None
+    ) -> dict[str, Any]:
+        """The arguments of a commit that do not depend on a rule."""
+        parts = parts_of(anchor)
+        if parts > 1:
+            redeemed = _own_gradient(redeemed, parts, self._table.name)
+        # A strategy that sums gradients over workers leaves it to the loss to divide them.
+        workers = communicators.size() if parts == 1 else 1
+        return {
+            "first_step": _calls_a_step(applying),
+            "scale": 1.0 / workers,
+            "redeemed": redeemed,
+            "plain": workers == 1,
+            "clipped_to": _clip_value([applying], self._table.name) or 0.0,
+        }
+
+    def _slot_sources(self, optimizer: Any) -> dict[str, list[tf.Tensor]]:
+        """Returns an argument of the commit, if the optimizer has slots of the static variable."""
+        static = self._static() if callable(self._static) else self._static
+        slots = None if static is None else slot_variables(optimizer, static)
+        return {"slot_sources": [slot.handle for slot in slots]} if slots else {}
+
+
+def _own_rate(optimizer: keras.optimizers.Optimizer, table: TrainedTable) -> Any:
+    """Returns the rate of an optimizer of the table's own, which counts the table's steps."""
+    if has_schedule(optimizer):
+        return optimizer._learning_rate(table.step_count())
+    return optimizer.learning_rate
+
+
+def _is_keras(optimizer: Any) -> bool:
+    return isinstance(optimizer, keras.optimizers.Optimizer)
+
+
+def _calls_a_step(optimizer: Any) -> int:
+    """Returns how many calls an optimizer accumulates gradients of; it counts calls, not steps."""
+    return (optimizer.gradient_accumulation_steps if _is_keras(optimizer) else None) or 1
+
+
+def _clip_value(optimizers: list[Any], table: str) -> float | None:
+    """Returns what optimizers, one after another, clip elements to, if the last that clips does."""
+    value: float | None = None
+    for optimizer in filter(_is_keras, optimizers):
+        by_norm = bool(optimizer.clipnorm or optimizer.global_clipnorm)
+        if by_norm and value is not None:
+            raise ValueError(
+                f"Table '{table}': expected the layer's own optimizer to clip values too, or not "
+                "at all. Received: clipvalue of the model's optimizer and a norm of the layer's, "
+                "which is not known of rows whose values are clipped. Leave out one of them."
+            )
+        if not by_norm and optimizer.clipvalue:
+            value = min(value or math.inf, optimizer.clipvalue)
+    if value is not None and tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        raise ValueError(
+            f"Table '{table}': expected clipnorm or global_clipnorm, or a single replica. "
+            f"Received: clipvalue={value} under a tf.distribute strategy, by which Keras clips the "
+            "gradients of each replica for themselves; those of rows are summed by then."
+        )
+    return value
+
+
+def _step(optimizer: Any) -> Any:
+    """Returns the number of the step that is being applied, 1 for the first; 0 if not known."""
+    if _is_keras(optimizer):
+        return tf.cast(optimizer.iterations, tf.int64) + 1
+    return v1_optimizers.step(optimizer)
+
+
+def _as_vector(scalar: Any) -> tf.Tensor:
+    return tf.reshape(tf.cast(tf.convert_to_tensor(scalar), tf.float64), [1])
+
+
+_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_next_number = itertools.count(1)
+
+
+def _number(optimizer: Any) -> int:
+    """Tells optimizers apart: what one accumulates, another must not apply."""
+    if optimizer is None:
+        return 0
+    if optimizer not in _numbers:
+        _numbers[optimizer] = next(_next_number)
+    return _numbers[optimizer]
+
+
+def _native(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _own_gradient(gradient: tf.Tensor | None, parts: int, table: str) -> tf.Tensor:
+    """This worker's part of an anchor's gradient that a strategy has summed over workers."""
+    error = (
+        f"Table '{table}': expected gradients that the MultiWorkerMirroredStrategy has summed over "
+        f"its {parts} workers, of which each has multiplied them by the same. Received: others. "
+        "Call the optimizer's `apply` within `strategy.run`, scale the loss instead of gradients, "
+        "and clip none of them before they are summed."
+    )
+    if gradient is None:
+        raise ValueError(error)
+    alike = summed_alike(gradient, parts)
+    if tf.executing_eagerly() and not alike:
+        raise ValueError(error)
+    with tf.control_dependencies([tf.debugging.Assert(alike, [error])]):
+        return tf.identity(own_part(gradient, parts, communicators.rank()))
+
+
+def _warn_of_drifting(optimizer: Any, table: str) -> None:
+    if communicators.size() == 1 or strategies.workers_summed() > 1:
+        return
+    if _is_keras(optimizer):
+        name, wrapper = optimizer.name, "sok_embed.DistributedOptimizer"
+        averages = averages_gradients(optimizer)
+    else:
+        name, wrapper = optimizer.get_name(), "horovod.tensorflow.DistributedOptimizer"
+        averages = callers.v1_optimizer_averages()
+    if not averages:
+        warnings.warn(
+            f"Table '{table}' is shared by {communicators.size()} workers, and the optimizer "
+            f"'{name}' does not average dense gradients over them, so that their dense weights "
+            f"drift apart. Wrap it in {wrapper}.",
+            stacklevel=2,
+        )
+
+
+def _refuse_unequal_skips(table: str) -> None:
+    """Raises if several workers scale the loss and each decides for itself which steps to skip.
+
+    The others would wait for it for ever.
+    """
+    if communicators.size() == 1:
+        return
+    optimizer = callers.loss_scaling_optimizer()
+    if optimizer is None or averages_gradients(optimizer):
+        return
+    wrapped = "sok_embed.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))"
+    if strategies.workers_summed() > 1:
+        raise ValueError(
+            f"Table '{table}': expected no LossScaleOptimizer under a MultiWorkerMirroredStrategy, "
+            "by which each worker looks for overflows in its own gradients, whereas all must skip "
+            "the same steps. Received: one. Use mixed_bfloat16, which needs no loss scaling, or "
+            f"start the workers with `sok-embed run` and use {wrapped} without that strategy."
+        )
+    raise ValueError(
+        f"Table '{table}': expected a LossScaleOptimizer that averages gradients before "
+        "it looks for overflows, since all workers must skip the same steps. Received: one "
+        f"that does not. Compile the model with {wrapped}."
+    )

@@ -1,0 +1,279 @@
+"""Averages dense gradients over workers inside of a Keras optimizer."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from sok_embed import communicators, tf_ops
+from sok_embed.keras_bridge.anchor_updates import is_anchor
+from sok_embed.training import strategies
+from sok_embed.training.sparse_gradients import average_slices
+
+# Gradients that travel together are of at most so many bytes.
+_BUCKET_BYTES = 25 * 2**20
+# Norms are multiplied by these before they are squared: one of the squares fits into a float32.
+_SCALES = (2.0**64, 1.0, 2.0**-64)
+# What the running `apply` updates, on this thread: replicas of a strategy have one each.
+_applied_to: ContextVar[Any] = ContextVar("applied_to")
+
+__all__ = ["DistributedOptimizer", "average_gradients", "averages_gradients"]
+
+
+def DistributedOptimizer(optimizer: Any) -> keras.optimizers.Optimizer:  # noqa: N802
+    """Makes a Keras optimizer that averages gradients over the workers before it applies them.
+
+    Gradients of table rows do not pass through it: they have travelled to the rows' owners, which
+    sum them and divide by the number of workers. So n workers with batches of b train like one
+    worker with a batch of n * b. Their norm does pass through it, for `clipnorm` and
+    `global_clipnorm`.
+
+    With one worker it changes nothing. A model that is saved with it loads as one with the plain
+    optimizer.
+
+    Example:
+    >>> optimizer = DistributedOptimizer(keras.optimizers.Adam(1e-3))
+    >>> optimizer.name
+    'adam'
+
+    Args:
+        optimizer: A Keras optimizer that has not been used yet, or its name.
+
+    Returns:
+        An optimizer of the same class, configuration and name.
+
+    Raises:
+        ValueError: If the optimizer has been built already: its state would be lost. For a
+            `LossScaleOptimizer` around one that accumulates gradients and clips them by a norm.
+            Under a `tf.distribute.MultiWorkerMirroredStrategy` of several workers, which sums
+            gradients over them by itself.
+    """
+    _refuse_summed()
+    optimizer = keras.optimizers.get(optimizer)
+    if optimizer.built:
+        raise ValueError(
+            "Expected an optimizer that no model has used yet. Received: one with variables, "
+            f"{optimizer.name}. Wrap it before `model.compile`."
+        )
+    base = type(optimizer)
+    if averages_gradients(optimizer):
+        return optimizer
+    scales = issubclass(base, keras.optimizers.LossScaleOptimizer)
+    if scales:
+        _check_scaled(optimizer.inner_optimizer)
+    # Keras serializes what `__class__` says: a saved model names the plain optimizer, by the name
+    # that it is registered under.
+    averaging: Any = type(
+        base.__name__,
+        (_AveragesScaledGradients if scales else _AveragesGradients, base),
+        {
+            "__module__": base.__module__,
+            "__class__": property(lambda self: base),
+            "_updates_its_own_way": base.__module__.partition(".")[0] not in ("keras", "sok_embed"),
+        },
+    )
+    made = averaging.from_config(_config(optimizer))
+    # What `exclude_from_weight_decay` has set is in no config.
+    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
+        if hasattr(optimizer, name):
+            setattr(made, name, getattr(optimizer, name))
+    return made
+
+
+def _config(optimizer: Any) -> dict[str, Any]:
+    """Returns the config, with a learning rate that is a function as it is: it has no config."""
+    rate = optimizer._learning_rate
+    schedules = keras.optimizers.schedules
+    if not callable(rate) or isinstance(rate, schedules.LearningRateSchedule):
+        return dict(optimizer.get_config())
+    optimizer._learning_rate = None
+    try:
+        return {**optimizer.get_config(), "learning_rate": rate}
+    finally:
+        optimizer._learning_rate = rate
+
+
+class _AveragesGradients:
+    """Comes before an optimizer class and averages what is applied.
+
+    Gradients are averaged once they are accumulated, and before they are clipped: so a norm is that
+    of the whole batch.
+    """
+
+    def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
+        token = _applied_to.set(trainable_variables)
+        try:
+            super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
+        finally:
+            _applied_to.reset(token)
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        clips = self.clipnorm or self.global_clipnorm  # type: ignore[attr-defined]
+        # A class of somebody else may use norms in ways of its own.
+        others = type(self)._updates_its_own_way  # type: ignore[attr-defined]
+        averages = _averaged(grads, _applied_to.get(), bool(clips or others))
+        return super()._clip_gradients(averages)  # type: ignore[misc]
+
+
+class _AveragesScaledGradients:
+    """Comes before a `LossScaleOptimizer`, so that all workers see an overflow of one of them."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        variables = trainable_variables or self._trainable_variables  # type: ignore[attr-defined]
+        super().apply(average_gradients(grads, variables), trainable_variables)  # type: ignore[misc]
+
+
+def averages_gradients(optimizer: Any) -> bool:
+    """Returns whether `DistributedOptimizer` made the optimizer."""
+    return issubclass(type(optimizer), (_AveragesGradients, _AveragesScaledGradients))
+
+
+def average_gradients(gradients: Any, variables: Any = None) -> list[Any]:
+    """Averages gradients over all workers. Collective.
+
+    Tensors of one type travel together, in messages of up to 25 MiB, the size of the buckets of
+    PyTorch's DistributedDataParallel. The indices of all slices take one message, and their rows
+    another.
+
+    Args:
+        gradients: Tensors, `tf.IndexedSlices` or `None`, the same on every worker but for their
+            values and, in slices, their number.
+        variables: Whose gradients they are. The gradient of an anchor still names what was
+            deposited on this worker, and gets the norm of the average of all workers' rows.
+
+    Returns:
+        The averages, in the same order and of the same kinds. With more than one worker the indices
+        of slices are distinct: rules that square a gradient must square the sum.
+
+    Raises:
+        ValueError: Under a `tf.distribute.MultiWorkerMirroredStrategy` of several workers.
+    """
+    return _averaged(gradients, variables, needs_norms=True)
+
+
+def _averaged(gradients: Any, variables: Any, needs_norms: bool) -> list[Any]:
+    """As `average_gradients`; norms of anchors are found where they are needed.
+
+    Without them dense gradients do not wait for the gradients of rows. A table whose own optimizer
+    clips by a norm needs its own.
+    """
+    _refuse_summed()
+    communicator = communicators.current()
+    averages = list(gradients)
+    if communicator.size == 1:
+        return averages
+    dense, squares, sparse = {}, {}, {}
+    # Workers find each other's tensors by the names of ops. Scopes of Keras have numbers that count
+    # how often a worker has traced.
+    with tf.name_scope("sok_embed.gradients/"):
+        for i, gradient in enumerate(averages):
+            if gradient is None:
+                continue
+            if variables is not None and is_anchor(variables[i]):
+                if needs_norms or getattr(variables[i].constraint, "clips_by_norm", False):
+                    squares[i] = _square(gradient)
+            elif isinstance(gradient, tf.IndexedSlices):
+                sparse[i] = gradient
+            else:
+                dense[i] = tf.convert_to_tensor(gradient)
+        reduced = _reduced({**dense, **squares}, communicator)
+        for i, average in average_slices(sparse, communicator).items():
+            averages[i] = average
+        for i in dense:
+            averages[i] = reduced[i]
+        for i in squares:
+            averages[i] = _with_norm(averages[i], reduced[i], communicator.size)
+    return averages
+
+
+def _reduced(
+    tensors: dict[int, tf.Tensor], communicator: communicators.Communicator
+) -> dict[int, tf.Tensor]:
+    """The averages of tensors over all workers, in as few messages as their types and sizes let."""
+    buckets: list[list[int]] = []
+    open_buckets: dict[tf.DType, int] = {}  # the last of each type, and its bytes
+    filled: dict[int, int] = {}
+    for i, tensor in tensors.items():
+        elements = tensor.shape.num_elements()
+        at = open_buckets.get(tensor.dtype)
+        # A tensor of unknown length may be a long one.
+        size = _BUCKET_BYTES if elements is None else elements * tensor.dtype.size
+        if at is None or filled[at] + size > _BUCKET_BYTES:
+            at = open_buckets[tensor.dtype] = len(buckets)
+            buckets.append([])
+            filled[at] = 0
+        buckets[at].append(i)
+        filled[at] += size
+    reduced: dict[int, tf.Tensor] = {}
+    for number, bucket in enumerate(buckets):
+        name = f"sok_embed.gradients.{number}"
+        if len(bucket) == 1:
+            (i,) = bucket
+            reduced[i] = communicator.all_reduce(tensors[i], name, average=True)
+            continue
+        joined = tf.concat([tf.reshape(tensors[i], [-1]) for i in bucket], 0)
+        average = communicator.all_reduce(joined, name, average=True)
+        lengths = [tf.size(tensors[i]) for i in bucket]
+        for i, part in zip(bucket, tf.split(average, lengths, num=len(bucket)), strict=True):
+            reduced[i] = tf.reshape(part, tf.shape(tensors[i]))
+            reduced[i].set_shape(tensors[i].shape)
+    return reduced
+
+
+def _square(gradient: tf.Tensor) -> tf.Tensor:
+    """Returns the squares of the norm of this worker's rows, times each of `_SCALES`.
+
+    Args:
+        gradient: Of an anchor, float32 `[ANCHOR_SIZE]`.
+
+    Returns:
+        float32 `[len(_SCALES)]`; infinite where a square is more than a float32 holds.
+    """
+    coordinates = gradient[tf.newaxis, -tf_ops.ANCHOR_COORDINATES :]
+    return tf.reduce_sum(tf.square(coordinates * tf.constant(_SCALES)[:, tf.newaxis]), 1)
+
+
+def _with_norm(gradient: tf.Tensor, mean_squares: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns the gradient of an anchor with the norm of the average over workers.
+
+    No row is on two workers, or each of those counts its part of it, so squares of norms add up.
+
+    Args:
+        gradient: float32 `[ANCHOR_SIZE]`.
+        mean_squares: The averages of what `_square` returns on each worker.
+        size: The number of workers.
+    """
+    marks = gradient[: -tf_ops.ANCHOR_COORDINATES]
+    squares = mean_squares * size
+    # The largest scale that fits keeps the digits of small norms. What fits none is not finite.
+    norm = tf.sqrt(squares[-1]) / (size * _SCALES[-1])
+    for i in reversed(range(len(_SCALES) - 1)):
+        fits = tf.math.is_finite(squares[i])
+        norm = tf.where(fits, tf.sqrt(squares[i]) / size / _SCALES[i], norm)
+    rest = tf.zeros([tf_ops.ANCHOR_COORDINATES - 1])
+    return tf.concat([marks, norm[tf.newaxis], rest], 0)
+
+
+def _refuse_summed() -> None:
+    """Raises if the strategy in scope sums over the workers what would be averaged here."""
+    workers = strategies.workers_summed()
+    if workers > 1:
+        raise ValueError(
+            "Expected the optimizer itself under a MultiWorkerMirroredStrategy, which sums "
+            f"gradients over its {workers} workers. Received: sok_embed.DistributedOptimizer, "
+            "which averages them over the same workers. Take the optimizer as it is, and divide "
+            "the loss by the examples of all workers, as tf.nn.compute_average_loss does."
+        )
+
+
+def _check_scaled(inner: keras.optimizers.Optimizer) -> None:
+    """Raises if norms would be asked for of sums of what is averaged here."""
+    if inner.gradient_accumulation_steps and (inner.clipnorm or inner.global_clipnorm):
+        raise ValueError(
+            "Expected a LossScaleOptimizer around an optimizer that accumulates gradients or clips "
+            f"them by a norm. Received: both, in {inner.name}. Leave out one of them, or use "
+            "mixed_bfloat16, which needs no loss scaling."
+        )

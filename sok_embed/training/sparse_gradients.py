@@ -1,0 +1,84 @@
+"""Averages of sparse gradients over workers, in two messages whatever their number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from sok_embed.communicators import Communicator
+from sok_embed.communicators.segments import transposed
+
+# Summed, and carried, in float32.
+_SHORT = (tf.float16, tf.bfloat16)
+
+
+def average_slices(
+    slices: Mapping[int, tf.IndexedSlices], communicator: Communicator
+) -> dict[int, tf.IndexedSlices]:
+    """Averages sparse gradients over all workers. Collective.
+
+    Every worker tells all others how many rows of each gradient it has and which, in one message,
+    and the rows of each type in another.
+
+    Args:
+        slices: The gradients, the same on every worker but for their rows.
+        communicator: Of the workers.
+
+    Returns:
+        The averages, with distinct indices: rules that square a gradient must square the sum.
+    """
+    if not slices:
+        return {}
+    workers, gradients = communicator.size, list(slices.values())
+    indices = [tf.cast(each.indices, tf.int64) for each in gradients]
+    own = tf.stack([tf.size(each, tf.int64) for each in indices])
+    message, splits = _to_all(communicator, tf.concat([own, *indices], 0), "indices")
+    begins = tf.reshape(tf.cumsum(splits, exclusive=True), [workers, 1])
+    counts = tf.cast(tf.gather(message, begins + tf.range(len(gradients))), tf.int32)
+    sizes = tf.concat([tf.fill([workers, 1], len(gradients)), counts], 1)
+    _, *all_indices = tf.split(
+        transposed(message, sizes), tf.reduce_sum(sizes, 0), num=1 + len(gradients)
+    )
+    averages: dict[int, tf.IndexedSlices] = {}
+    numbers = list(slices)
+    for dtype, places in _by_type(gradients).items():
+        values = [tf.cast(gradients[at].values, dtype) for at in places]
+        widths = tf.stack([tf.reduce_prod(tf.shape(each)[1:]) for each in values])
+        flat = tf.concat([tf.reshape(each, [-1]) for each in values], 0)
+        received, _ = _to_all(communicator, flat, f"values.{dtype.name}")
+        sizes = tf.gather(counts, places, axis=1) * widths
+        parts = tf.split(transposed(received, sizes), tf.reduce_sum(sizes, 0), num=len(places))
+        for at, part, of_one in zip(places, parts, values, strict=True):
+            rows = tf.reshape(part, tf.concat([tf.shape(all_indices[at]), tf.shape(of_one)[1:]], 0))
+            rows.set_shape([None, *of_one.shape[1:]])
+            averages[numbers[at]] = _mean(gradients[at], all_indices[at], rows, workers)
+    return averages
+
+
+def _by_type(gradients: list[tf.IndexedSlices]) -> dict[Any, list[int]]:
+    """The places of the gradients that travel in one type, by that type."""
+    places: dict[Any, list[int]] = {}
+    for at, gradient in enumerate(gradients):
+        dtype = tf.float32 if gradient.values.dtype in _SHORT else gradient.values.dtype
+        places.setdefault(dtype, []).append(at)
+    return places
+
+
+def _to_all(
+    communicator: Communicator, content: tf.Tensor, name: str
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Gives `[n]` to every worker; returns what all have given, and how much each."""
+    copies = tf.tile(content, [communicator.size])
+    splits = tf.fill([communicator.size], tf.size(content))
+    return communicator.all_to_all(copies, splits, f"sok_embed.slices.{name}")
+
+
+def _mean(
+    own: tf.IndexedSlices, indices: tf.Tensor, rows: tf.Tensor, workers: int
+) -> tf.IndexedSlices:
+    distinct, positions = tf.unique(indices)
+    sums = tf.math.unsorted_segment_sum(rows, positions, tf.size(distinct))
+    values = tf.cast(sums / tf.cast(workers, sums.dtype), own.values.dtype)
+    return tf.IndexedSlices(values, tf.cast(distinct, own.indices.dtype), own.dense_shape)

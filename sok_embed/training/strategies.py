@@ -1,0 +1,119 @@
+"""Strategies of `tf.distribute`: under which of them tables are trained, and as which worker.
+
+The replicas of a MirroredStrategy are in one process and share its tables. Those of a
+MultiWorkerMirroredStrategy are in several, which share the rows as workers under any launcher do.
+What is its own is that the strategy sums gradients over the workers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from sok_embed import communicators
+from sok_embed.keras_bridge.dense_alone import LayerWithRows
+
+_ONE_PROCESS = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
+# What Keras 3.15 cannot do under a MultiWorkerMirroredStrategy of several workers.
+_LOOPS_OF_KERAS = ("fit", "evaluate", "train_on_batch", "test_on_batch")
+_MARK = "_sok_embed_checks_strategy"
+
+LOOPS_THAT_WORK = (
+    "Write a loop of your own with strategy.run, or start the workers with `sok-embed run` and use "
+    "fit without a strategy and with sok_embed.DistributedOptimizer; see the guide on distribution."
+)
+
+
+def workers_summed() -> int:
+    """Returns over how many workers the strategy in scope sums gradients; 1 without one."""
+    return _place(tf.distribute.get_strategy())[1]
+
+
+def check_strategy(host: str) -> None:
+    """Raises for a strategy in scope under which tables cannot be trained.
+
+    Args:
+        host: Whose tables they are, as a message begins: `"Layer 'items'"`.
+
+    Raises:
+        ValueError: For strategies that update variables in other ways than all replicas together;
+            for a MultiWorkerMirroredStrategy whose workers are not those of `sok_embed.init`.
+    """
+    if not tf.distribute.has_strategy():
+        return
+    strategy = tf.distribute.get_strategy()
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        _check_place(host, _place(strategy))
+        _check_loops_of_keras()
+    elif not isinstance(strategy, _ONE_PROCESS):
+        raise ValueError(
+            f"{host}: expected no tf.distribute strategy, or a MirroredStrategy, OneDeviceStrategy "
+            "or MultiWorkerMirroredStrategy, whose replicas make every step together. Received: "
+            f"{type(strategy).__name__}. Use a MultiWorkerMirroredStrategy for several workers, or "
+            "none with `sok-embed run` and sok_embed.DistributedOptimizer; see the guide on "
+            "distribution."
+        )
+
+
+def _place(strategy: Any) -> tuple[int, int]:
+    """The rank of this worker among those whose gradients a strategy sums, and their number."""
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return 0, 1
+    workers = strategy.num_replicas_in_sync // len(strategy.extended.worker_devices)
+    if workers == 1:
+        return 0, 1
+    resolver = strategy.cluster_resolver
+    cluster = resolver.cluster_spec()
+    before = cluster.num_tasks("chief") if "chief" in cluster.jobs else 0
+    return resolver.task_id + (0 if resolver.task_type == "chief" else before), workers
+
+
+def _check_place(host: str, place: tuple[int, int]) -> None:
+    communicator = communicators.current()
+    joined = (communicator.rank, communicator.size)
+    if joined == place:
+        return
+    if place[1] == 1:
+        raise ValueError(
+            f"{host}: expected one worker, since the MultiWorkerMirroredStrategy knows no other. "
+            f"Received: worker {joined[0]} of {joined[1]}, by sok_embed.init(). Set TF_CONFIG to "
+            "the cluster of all workers before the strategy is made, or use a MirroredStrategy and "
+            "sok_embed.DistributedOptimizer."
+        )
+    raise ValueError(
+        f"{host}: expected to be worker {place[0]} of {place[1]}, as the "
+        f"MultiWorkerMirroredStrategy has it. Received: worker {joined[0]} of {joined[1]}, by "
+        "sok_embed.init(). Start each worker with its TF_CONFIG and call sok_embed.init() first; "
+        "where a launcher numbers the workers, give the tasks of TF_CONFIG the same numbers."
+    )
+
+
+def _check_loops_of_keras() -> None:
+    """Has loops of Keras say what works, in this process from now on, where they would fail."""
+    model: Any = keras.Model
+    for name in _LOOPS_OF_KERAS:
+        loop = getattr(model, name)
+        if not hasattr(loop, _MARK):
+            setattr(model, name, _checked(loop))
+
+
+def _checked(loop: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(loop)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _place(self.distribute_strategy)[1] > 1:
+            layers = (each for each in self._flatten_layers() if isinstance(each, LayerWithRows))
+            if any(layers):
+                raise ValueError(
+                    f"Model '{self.name}': expected a loop of your own under a "
+                    f"MultiWorkerMirroredStrategy. Received: {loop.__name__}, which Keras "
+                    f"{keras.__version__} does not have for several workers of a strategy. "
+                    f"{LOOPS_THAT_WORK}"
+                )
+        return loop(self, *args, **kwargs)
+
+    setattr(wrapper, _MARK, True)
+    return wrapper
