@@ -27,6 +27,7 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):
     `shape[:-1] + (1,)`; a vector is one row; a scalar has an accumulator of its own.
 
     Example:
+    >>> from sok_embed.optimizers import row_rule
     >>> optimizer = RowwiseAdagrad(learning_rate=0.1)
     >>> row_rule(optimizer).name
     'rowwise_adagrad'
@@ -125,6 +126,7 @@ class GroupFtrl(keras.optimizers.Ftrl):
     element by itself, as DeepRec does.
 
     Example:
+    >>> from sok_embed.optimizers import row_rule
     >>> row_rule(GroupFtrl(0.1, l1_regularization_strength=2.0)).name
     'group_ftrl'
 

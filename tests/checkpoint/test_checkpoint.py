@@ -74,7 +74,7 @@ def test_rows_in_many_blocks_come_back(tmp_path):
     keys = np.arange(1000) * 7 - 500
     one.assign(keys, np.random.default_rng(1).normal(size=(1000, 8192)))
     Checkpoint(table=one).save(tmp_path / "checkpoint")
-    (record,) = sok.checkpoint.manifest.read(tmp_path / "checkpoint").rows
+    (record,) = manifest.read(tmp_path / "checkpoint").rows
     assert record.bytes > 7 * rows_file.PAYLOAD_BYTES
     Checkpoint(table=other).restore(tmp_path / "checkpoint")
     held_state.assert_same(held_state.contents_of(other), held_state.contents_of(one))
