@@ -14,8 +14,8 @@ MOST_DIMENSION = 2**20
 UINT32 = 2**32
 # Messages say this about floats that were given as ids.
 FLOATS_ROUND = (
-    "float32 holds ids up to 2**24 exactly, float64 up to 2**53, and NaN is no id. Read them as "
-    "integers; where all are small, pass x.astype('int64')"
+    "float32 holds ids up to 2**24 exactly, float64 up to 2**53, and NaN is not an id. Read them "
+    "as integers; where all are small, pass x.astype('int64')"
 )
 UINT64 = 2**64
 
@@ -106,7 +106,7 @@ def check_parameters(
 
 
 def check_path(path: str | bytes | os.PathLike[Any]) -> str:
-    """Returns the path as a str, with surrogates for bytes that are no UTF-8."""
+    """Returns the path as a str, with surrogates for bytes that are not UTF-8."""
     if not isinstance(path, str | bytes | os.PathLike):
         raise TypeError(f"Expected a path. Received: {described(path)}.")
     decoded = os.fsdecode(path)

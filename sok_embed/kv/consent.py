@@ -1,4 +1,4 @@
-"""Which storages a config may open: a file that is loaded names any path it likes."""
+"""Checks that a config may open its storages: a file that is loaded names any path it likes."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def check_consent(path: str, folder: str) -> None:
     """Raises unless a config may open a folder.
 
     Args:
-        path: As the config has it.
-        folder: What is opened.
+        path: The path as the config has it.
+        folder: The folder that is opened.
 
     Raises:
         PermissionError: With what to do.

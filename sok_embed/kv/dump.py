@@ -1,4 +1,4 @@
-"""What a dump says of itself."""
+"""Reads the description of a dump."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Dump(NamedTuple):
 
     Attributes:
         ttl: Seconds after its last update that a row was kept in the storage that it comes from; 0:
-            for ever; `None`: the file does not say, since an older sok-embed wrote it or it has no
+            no limit; `None`: the file does not say, since an older sok-embed wrote it or it has no
             groups.
         groups: Ascending by number; `rows` is how many are in the file.
     """
@@ -29,7 +29,7 @@ def read_dump(path: str | bytes | os.PathLike[Any]) -> Dump:
     """Reads what a dump says of itself; its rows are neither read nor checked.
 
     Args:
-        path: What `Storage.dump` wrote.
+        path: The path that `Storage.dump` wrote to.
 
     Raises:
         CorruptionError: For a damaged file.

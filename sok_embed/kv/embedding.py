@@ -33,8 +33,8 @@ class RemovedKeys(NamedTuple):
 
     Attributes:
         keys: uint64 `[n]`, of a `sok_embed.Table` int64; distinct, in no order. They have no row.
-        complete: Whether these are all keys whose rows have gone since the call before. `False`:
-            nobody knows which have, and there are none here; copy the rows anew.
+        complete: True if these are all keys whose rows have gone since the call before. `False`: it
+            is not known which rows have gone, and `keys` is empty; copy the rows anew.
     """
 
     keys: npt.NDArray[Any]
@@ -62,21 +62,23 @@ class Embedding:
            [-2., -2.]], dtype=float32)
 
     Args:
-        storage: Where the rows are. The embedding keeps it open.
-        optimizer: What trains them.
-        initializer: What they start from.
+        storage: The storage that holds the rows. The embedding keeps it open.
+        optimizer: The optimizer that trains the vectors.
+        initializer: The initializer that new vectors start from.
         dimension: The length of a vector, in [1, 2**20].
         group: In [0, 256).
-        admission: Which keys get a row; `None`: all.
-        duplicates: What becomes of equal keys in one call of `apply_gradients`: `"sum"`, one update
-            with the sum of their gradients; `"sequential"`, one update after another, in order.
+        admission: The admission of keys, which decides which of them get a row; `None`: all.
+        duplicates: The treatment of equal keys in one call of `apply_gradients`: `"sum"`, one
+            update with the sum of their gradients; `"sequential"`, one update after another, in
+            order.
         max_rows: The most rows; `None`: as many as the disk holds.
-        reset_slots: Whether the optimizer may take over a group that another one has trained. What
-            that one kept of the rows is dropped for good, and their updates count from 0; the
-            vectors stay. The same optimizer goes on with what there is.
-        reset_initializer: Whether the initializer may be another one than the group has. Rows that
-            are made from now on start from the new one; those that are there stay.
-        eviction: Which rows go: of `sok_embed.eviction`, or `"lru"` or `"lfu"`. `None`: rows stay.
+        reset_slots: True if the optimizer may take over a group that another one has trained. The
+            slots of that one are dropped for good, and their updates count from 0; the vectors
+            stay. The same optimizer goes on with its own slots.
+        reset_initializer: True if the initializer may differ from the group's. Rows that are made
+            from now on start from the new one; existing rows stay.
+        eviction: The eviction of rows: one of `sok_embed.eviction`, or `"lru"` or `"lfu"`. `None`:
+            rows stay.
 
     Raises:
         ValueError: For arguments out of their range, or if the group was made with another
@@ -183,16 +185,16 @@ class Embedding:
             keys: uint64 or int64 of any shape.
             weights: float32 `keys.shape + [dimension]` or `[keys.size * dimension]` to read into;
                 `None`: a new array.
-            train: Whether keys without a row get one, if the admission lets them. Counts for the
-                admission too. Of no effect in a storage that is read-only.
-            return_exists: Whether to tell which keys had a row before this call.
+            train: True if keys without a row get one, provided that the admission lets them. Counts
+                for the admission too. Of no effect in a storage that is read-only.
+            return_exists: True to return also which keys had a row before this call.
 
         Returns:
             float32 `keys.shape + [dimension]`, or `None` if there is `weights`. With
             `return_exists`, a tuple of the vectors (`weights`, if given) and bool `keys.shape`.
 
         Raises:
-            TypeError: If `keys` or `weights` is no array of its dtype.
+            TypeError: If `keys` or `weights` is not an array of its dtype.
             ValueError: For another size or shape, an array that is not contiguous, or `weights`
                 that cannot be written to or that overlap the keys.
             StorageError: If `max_rows` were exceeded, and not enough rows may go; no row has been
@@ -319,7 +321,7 @@ class Embedding:
             keys: uint64 or int64 of any shape. Those without a row are ignored.
 
         Returns:
-            How many rows there were to remove.
+            The number of rows that were removed.
 
         Raises:
             TypeError, ValueError, PermissionError: As `apply_gradients`.

@@ -1,4 +1,4 @@
-"""What a storage says of a group."""
+"""The description of a group in a storage."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ class Group:
         dimension: The length of its vectors.
         optimizer: The name of the rule that trains it, such as `"adam"`; `"keras.adam"` for the
             form that layers use; `None` before the first.
-        rows: How many there are; with a TTL, some that have expired may be among them.
-        steps: How many updates there were, of any number of rows each.
+        rows: The number of rows; with a TTL, it may include some that have expired.
+        steps: The number of updates, of any number of rows each.
         initializer: `kind`, `a`, `b` and `seed`; see `Initializer.bounds`. `None`: nobody has said
             what rows start from, since they come from `load_damo`.
         slots: Name and number of float32 of each vector that the optimizer keeps of a row.
-        eviction: That it was opened with last: its `kind` and numbers; `None`: none.
+        eviction: The eviction that the group was last opened with, as its `kind` and numbers;
+            `None`: it had none.
     """
 
     number: int
@@ -41,8 +42,8 @@ def group_of(number: int, meta: dict[str, Any], rows: int | None = None) -> Grou
     """Makes the group that the core describes so.
 
     Args:
-        number: Of the group.
-        meta: What the core says of it.
+        number: The number of the group.
+        meta: The description from the core.
         rows: If it is known better than by `meta`.
     """
     return Group(

@@ -1,4 +1,4 @@
-"""What vectors start from."""
+"""Initializers of vectors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sok_embed.kv.group import GROUPS
 
 
 class Initializer:
-    """What vectors start from: a function of the seed, the group and the key.
+    """The start of vectors: a function of the seed, the group and the key.
 
     | name | parameters |
     |---|---|
@@ -39,7 +39,7 @@ class Initializer:
     Args:
         name: One of the table.
         seed: Any integer; counted modulo 2**64.
-        **parameters: Those of the table.
+        **parameters: The parameters in the table above.
 
     Raises:
         ValueError: For an unknown name or parameter, or a value that cannot be drawn with.
@@ -90,7 +90,7 @@ class Initializer:
         """Returns the vector that a key starts from.
 
         Args:
-            key: Of 64 bits, signed or not.
+            key: The key, of 64 bits, signed or not.
             dimension: The length of the vector.
             group: The group that the key is in.
 

@@ -14,7 +14,7 @@ Keys: TypeAlias = npt.NDArray[np.uint64] | npt.NDArray[np.int64]
 
 
 class Metadata(NamedTuple):
-    """What a group knows of keys, beside their vectors. Each array has the shape of the keys.
+    """The counters of keys. Each array has the shape of the keys.
 
     Attributes:
         exists: bool, whether the key has a row; a row that has expired does not count.

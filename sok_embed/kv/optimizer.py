@@ -1,4 +1,4 @@
-"""What trains vectors: a rule for gradients, and a schedule for its learning rate."""
+"""Optimizers of vectors: a rule for gradients, and a schedule for its learning rate."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Schedule:
 
     Args:
         name: One of the table.
-        parameters: Those of the table, as a mapping.
+        parameters: The parameters in the table above, as a mapping.
         **more: The same, by name.
 
     Raises:
@@ -76,7 +76,7 @@ class Schedule:
 
 
 class Optimizer:
-    """How gradients move vectors. Each row counts its own updates.
+    """A rule by which gradients change vectors. Each row counts its own updates.
 
     | name | parameters and defaults |
     |---|---|
@@ -96,8 +96,8 @@ class Optimizer:
 
     Args:
         name: One of the table.
-        schedule: What becomes of the learning rate; `None`: it stays.
-        parameters: Those of the table, as a mapping.
+        schedule: The schedule of the learning rate; `None`: it is constant.
+        parameters: The parameters in the table above, as a mapping.
         **more: The same, by name. `lambda` is a word of Python's own: write `lambda_`.
 
     Raises:

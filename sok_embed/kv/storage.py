@@ -54,23 +54,23 @@ class Storage:
         path: The folder. It is made if there is none, unless `read_only`. With several Horovod
             workers, after `sok_embed.init()`, each has `worker-<rank>-of-<size>` in there to
             itself.
-        ttl: Seconds after its last update that a row is kept. 0: for ever. `None`: as the folder
-            was opened for writing last, for ever if it is new.
-        cache_bytes: Of the rows that are kept in memory, at least 1 MiB. Their index, about 20
-            bytes for each, and up to 128 MiB of RocksDB's own come on top.
-        durability: What survives when the process is killed: `"checkpoint"`, everything up to the
-            last `flush`, `checkpoint` or `close` that returned; `"update"`, also every update,
-            assignment, removal, restore and load that returned, each as a whole, which takes a
-            write to a journal each. `"sync"` has these survive the machine, too, for which every
-            call waits until the disk has it.
+        ttl: Seconds after its last update that a row is kept. 0: no limit. `None`: as the folder
+            was opened for writing last, no limit if it is new.
+        cache_bytes: The memory for rows, at least 1 MiB. Their index, about 20 bytes for each, and
+            up to 128 MiB of RocksDB's own come on top.
+        durability: The changes that survive when the process is killed: `"checkpoint"`, everything
+            up to the last `flush`, `checkpoint` or `close` that returned; `"update"`, also every
+            update, assignment, removal, restore and load that returned, each as a whole, for which
+            each of them writes to a journal. With `"sync"` they survive a crash of the machine,
+            too: every call waits until the disk has its changes.
         read_only: Nothing in the folder changes, and lookups make no rows.
-        reset_slots: Whether an optimizer of another rule may take over rows that have been
-            trained: what the rule before kept of them (its slots) is dropped for good then. An
-            optimizer of the same rule goes on with them either way. The model is not saved with it.
+        reset_slots: True if an optimizer of another rule may take over rows that have been trained:
+            the slots of the rule before are dropped for good then. An optimizer of the same rule
+            goes on with them either way. The model is not saved with it.
         clock: For tests: called before each operation, for the seconds since 1970.
-        reset_initializer: Whether a group may be opened with another initializer than it has. Rows
-            that are made from then on start from the new one; those that are there stay. The model
-            is not saved with it.
+        reset_initializer: True if a group may be opened with an initializer that differs from its
+            own. Rows that are made from then on start from the new one; existing rows stay. The
+            model is not saved with it.
 
     Raises:
         StorageLockedError: If this or another process has the folder open; the message names the
@@ -132,7 +132,7 @@ class Storage:
 
     @property
     def ttl(self) -> int:
-        """Seconds after its last update that a row is kept; 0: for ever."""
+        """Seconds after its last update that a row is kept; 0: no limit."""
         return self._native.ttl
 
     @property
@@ -142,12 +142,12 @@ class Storage:
 
     @property
     def read_only(self) -> bool:
-        """Whether it was opened without leave to write."""
+        """True if the storage is read-only."""
         return self._native.read_only
 
     @property
     def reset_slots(self) -> bool:
-        """Whether another rule may take over trained rows; setting it holds from then on."""
+        """True if another rule may take over trained rows; a new value holds from then on."""
         return self._native.reset_slots
 
     @reset_slots.setter
@@ -156,7 +156,7 @@ class Storage:
 
     @property
     def reset_initializer(self) -> bool:
-        """Whether groups that are opened from now on may get another initializer; can be set."""
+        """True if groups that are opened from now on may get another initializer; can be set."""
         return self._native.reset_initializer
 
     @reset_initializer.setter
@@ -165,7 +165,7 @@ class Storage:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or is another process's, in one that was forked from it.
+        """True after `close`, and in a process that was forked from the one that has it open.
 
         Its embeddings raise RuntimeError then.
         """
@@ -248,8 +248,8 @@ class Storage:
         keeps its own TTL; see `read_dump` for that of the rows where they come from.
 
         Args:
-            path: What `dump` wrote.
-            progress: As for `dump`.
+            path: The path that `dump` wrote to.
+            progress: The callback, as for `dump`.
 
         Returns:
             The number of rows that were taken in.
@@ -272,7 +272,7 @@ class Storage:
             warnings.warn(
                 f"The rows of '{file}' expire {theirs} s after their last update where "
                 f"they come from, and never in {self!r}. Open it with ttl={theirs}, or with ttl=0 "
-                "to keep them for ever.",
+                "to keep them without limit.",
                 stacklevel=2,
             )
         return rows
@@ -287,7 +287,7 @@ class Storage:
 
         Args:
             path: The file.
-            progress: As for `dump`.
+            progress: The callback, as for `dump`.
 
         Returns:
             The number of rows.
@@ -298,7 +298,7 @@ class Storage:
         return self.ready().load_damo(check_path(path), _watched(progress))
 
     def groups(self) -> list[Group]:
-        """The groups, ascending by number."""
+        """Returns the groups, ascending by number."""
         return [group_of(number, json.loads(text)) for number, text in self.ready().groups()]
 
     def table(self, group: int) -> StoredTable:
@@ -324,7 +324,7 @@ class Storage:
                 row are ignored.
 
         Returns:
-            How many rows there were to remove.
+            The number of rows that were removed.
 
         Raises:
             FileNotFoundError: If the storage lacks the group; the message lists the groups.
@@ -377,7 +377,7 @@ class Storage:
         open under the same relative path, from before a change of the working directory.
 
         Args:
-            config: What `get_config` returned. Only path and id count for a storage that is open. A
+            config: The result of `get_config`. Only path and id count for a storage that is open. A
                 `ttl`, which older configs have, never counts.
 
         Warns:
@@ -397,7 +397,7 @@ class Storage:
             folder = worker_folder(path)
             storage = _open_storages.get(os.path.realpath(folder))
             is_open = storage is not None and not storage.closed
-            if storage is not None and is_open and _is_that_of(storage, wanted):
+            if storage is not None and is_open and _may_have_id(storage, wanted):
                 return storage
             holds = _core.holds_storage(folder)
             elsewhere = _open_elsewhere(path, wanted, at_any_path=not holds and not is_open)
@@ -413,10 +413,10 @@ class Storage:
                     f"Expected a storage in '{folder}'. Received: {there}. Move it there, "
                     "or open another there first, with sok_embed.Storage."
                 )
-            if elsewhere is not None and not _is_in(folder, wanted):
+            if elsewhere is not None and not _folder_holds(folder, wanted):
                 return elsewhere
             storage = cls(**arguments)
-            if not _is_that_of(storage, wanted):
+            if not _may_have_id(storage, wanted):
                 storage.close()
                 raise ValueError(
                     f"Expected the storage {wanted} in '{folder}', as it was saved with the model. "
@@ -445,8 +445,8 @@ def _watched(progress: _Progress | None) -> Callable[[int, int], bool] | None:
     return lambda done, total: watch(done, total) is not False
 
 
-def _is_that_of(storage: Storage, id: str | None) -> bool:
-    """Returns whether rows that were saved as those of the storage `id` may be here."""
+def _may_have_id(storage: Storage, id: str | None) -> bool:
+    """Returns true if this may be the storage `id` of saved rows."""
     return not id or not storage.id or id == storage.id
 
 
@@ -464,8 +464,8 @@ def _open_elsewhere(path: str, id: str | None, at_any_path: bool) -> Storage | N
     return found[0] if len(found) == 1 else None
 
 
-def _is_in(folder: str, id: str | None) -> bool:
-    """Returns whether a folder that nobody has open holds the storage of that id.
+def _folder_holds(folder: str, id: str | None) -> bool:
+    """Returns true if a folder that no process has open holds the storage of that id.
 
     One that cannot be read, as its files are damaged or another process writes to it, does not.
     """
@@ -484,7 +484,7 @@ def open_copy(folder: str, config: Mapping[str, Any]) -> Storage:
 
     Args:
         folder: The copy. Whoever calls has leave to open it.
-        config: Of the storage that it is a copy of: the size of the cache counts.
+        config: The config of the storage that was copied; the size of the cache counts.
 
     Raises:
         Exception: As the constructor.
@@ -501,7 +501,7 @@ def open_copy(folder: str, config: Mapping[str, Any]) -> Storage:
 
 def warn_of_another(storage: Storage, id: str | None) -> None:
     """Warns if a storage is not the one of that id, which was saved with a model."""
-    if not _is_that_of(storage, id):
+    if not _may_have_id(storage, id):
         warnings.warn(
             f"The model was saved with the storage {id}, and '{storage.path}' is another, "
             f"{storage.id}. Its rows should be those of the model, as a dump has them.",

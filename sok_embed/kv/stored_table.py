@@ -70,7 +70,7 @@ class StoredTable:
 
         Args:
             keys: uint64 or int64 of any shape.
-            return_exists: Whether to tell which keys have a row.
+            return_exists: True to return also which keys have a row.
 
         Returns:
             float32 `keys.shape + [dimension]`. A key without a row gets the vector that training
@@ -111,7 +111,7 @@ class StoredTable:
             keys: uint64 or int64 of any shape. Those without a row are ignored.
 
         Returns:
-            How many rows there were to remove.
+            The number of rows that were removed.
 
         Raises:
             TypeError, ValueError: As `lookup`.

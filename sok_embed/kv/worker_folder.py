@@ -1,4 +1,4 @@
-"""Where each of several workers has its part of a storage."""
+"""The folders of several workers, each with its part of a storage."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ FLOATS = {
     "tensor": tf.constant(IDS, tf.float32),
     "sparse": tf.sparse.from_dense(tf.constant(IDS, tf.float32)),
 }
-MESSAGE = r"2\*\*24 exactly, float64 up to 2\*\*53, and NaN is no id.*astype\('int64'\)"
+MESSAGE = r"2\*\*24 exactly, float64 up to 2\*\*53, and NaN is not an id.*astype\('int64'\)"
 
 
 def functional(layer, dtype="int64"):
