@@ -1,4 +1,4 @@
-"""How workers talk to each other: one process alone, or many under Horovod."""
+"""Communication between workers: one process alone, or many under Horovod."""
 
 from sok_embed.communicators.base import Communicator
 from sok_embed.communicators.current import current, init, rank, size

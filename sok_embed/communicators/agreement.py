@@ -1,4 +1,4 @@
-"""What workers that write or read one checkpoint tell each other."""
+"""Agreement of workers that write or read one checkpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Agreement:
     Every method is collective.
 
     Args:
-        communicator: Of the workers.
+        communicator: The communicator of the workers.
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -40,9 +40,9 @@ class Agreement:
         """Returns the numbers of all workers, each in `[0, LARGEST]`, in their order.
 
         Args:
-            number: Of this worker.
-            purpose: What it is for. It is the name of the exchange, so that numbers of workers that
-                are at different places are never taken for each other.
+            number: The number of this worker.
+            purpose: The purpose of the exchange, which is its name: numbers of workers that are at
+                different places are never mixed up.
         """
         own = [number if worker == self.rank else 0 for worker in range(self.size)]
         return self.sums(own, purpose)
@@ -59,15 +59,15 @@ class Agreement:
         """Raises ValueError on all workers unless their numbers are one.
 
         Args:
-            what: It is, for the message.
-            number: Of this worker.
+            what: The name of the thing that the numbers stand for, for the message.
+            number: The number of this worker.
             remedy: The last sentence of the message.
         """
         numbers = self.gather(number, f"same {what}")
         self._refuse_others(what, numbers, numbers, remedy)
 
     def check_same_text(self, what: str, text: str, remedy: str) -> None:
-        """As `check_same`, of texts; messages do not have them."""
+        """Raises as `check_same` does, for texts; messages do not show them."""
         numbers = self.gather(
             _core.checksum(np.frombuffer(text.encode(), np.uint8), 0) & LARGEST, f"same {what}"
         )
@@ -89,10 +89,10 @@ class Agreement:
         """Does something on this worker while the others do, and waits for them.
 
         Args:
-            what: It is, for the message and the name of the exchange: an infinitive.
+            what: The work as an infinitive, for the message and the name of the exchange.
             work: Uses no workers.
-            undo: Is called if the work has failed on one of them, once all have ended it. It is not
-                if a worker is lost: the others may be at work still.
+            undo: The function that is called if the work has failed on one of them, once all have
+                ended it. It is not called if a worker is lost: the others may be at work still.
 
         Raises:
             Exception: That of `work`.
@@ -124,11 +124,11 @@ class Agreement:
         Worker 0 gives a sign every few seconds, so that nobody takes it for one that is lost.
 
         Args:
-            what: It is, for the message and the name of the exchange: an infinitive.
+            what: The work as an infinitive, for the message and the name of the exchange.
             work: Uses no workers.
 
         Returns:
-            What the work returns; `None` on the others.
+            The result of the work; `None` on the others.
 
         Raises:
             Exception: That of `work`, on worker 0.

@@ -26,7 +26,7 @@ class Connections:
 
     Args:
         rank: The number of this worker.
-        size: How many there are.
+        size: The number of workers.
         host: By which the others reach this one, a name or a number.
         timeout: In seconds: how long an exchange waits without a sign of a worker.
         gather: Takes what this worker has to say, and returns what all have said, by rank.
@@ -87,7 +87,7 @@ class Connections:
     def _all_reduce_slices(
         self, slices: tf.IndexedSlices, name: str, average: bool
     ) -> tf.IndexedSlices:
-        """All slices of all workers; equal indices stay apart."""
+        """Gathers the slices of all workers; equal indices stay apart."""
         everybody = tf.fill([self._size], tf.shape(slices.indices)[0])
         copies = [self._size] + [1] * (slices.values.shape.rank - 1)
         values, _ = self.all_to_all(tf.tile(slices.values, copies), everybody, f"{name}.values")
@@ -140,11 +140,11 @@ class Connections:
 
     @property
     def broken(self) -> bool:
-        """Whether an error has ended them: no exchange will take place any more."""
+        """True if an error has ended the connections: no exchange will take place any more."""
         return self._mesh.broken
 
     def stats(self) -> dict[str, int]:
-        """How many exchanges there were, and how many bytes of rows went to other workers."""
+        """Returns the number of exchanges, and of the bytes of rows that went to other workers."""
         stats = self._mesh.stats()
         return {"exchanges": stats["exchanges"], "bytes_sent": stats["bytes_sent"]}
 
@@ -162,16 +162,16 @@ def shared_connections(
     gather: Callable[[bytes], list[bytes]],
     secret: bytes | None,
 ) -> Connections:
-    """The connections of this process; makes them if there are none, or an error has ended them.
+    """Returns this process's connections; makes them if there are none, or an error has ended them.
 
     Args:
-        launcher: Who has started the workers.
-        rank: As `Connections` has it.
-        size: Likewise.
+        launcher: The program that started the workers.
+        rank: The rank of this worker, as for `Connections`.
+        size: The number of workers.
         host: Returns what `Connections` has.
-        timeout: As `Connections` has it.
-        gather: Likewise.
-        secret: Likewise.
+        timeout: The timeout, as for `Connections`.
+        gather: The collective function, as for `Connections`.
+        secret: The secret of the job, as for `Connections`.
     """
     job = (launcher, rank, size, timeout)
     made = _made.get(job)
@@ -181,15 +181,15 @@ def shared_connections(
 
 
 def host_of(peer: str, everybody_is_here: bool) -> str:
-    """By which name or number other workers reach this one.
+    """Returns the name or number by which other workers reach this one.
 
     Args:
         peer: A host that all workers can reach, by name or number.
-        everybody_is_here: Whether all workers are on this host.
+        everybody_is_here: True if all workers are on this host.
 
     Returns:
-        What the environment variable SOK_EMBED_HOST says; without it, the number of the interface
-        by which this host reaches `peer`.
+        The value of the environment variable SOK_EMBED_HOST; without it, the number of the
+        interface by which this host reaches `peer`.
     """
     if given := os.environ.get(HOST_VARIABLE):
         return given

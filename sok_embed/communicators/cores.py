@@ -11,11 +11,11 @@ _log = logging.getLogger("sok_embed")
 
 
 def share_of(local_size: int, cores: int, allowed: int) -> int:
-    """How many cores a worker may keep busy.
+    """Returns the number of cores that a worker may keep busy.
 
     Args:
-        local_size: How many workers the host has.
-        cores: How many cores it has.
+        local_size: The number of workers on the host.
+        cores: The number of cores of the host.
         allowed: On how many of them this process may run, as `taskset` and some launchers limit.
     """
     return max(1, min(allowed, cores // local_size))
@@ -28,7 +28,7 @@ def share_cores(local_size: int) -> None:
     would slow each other down. What the script or `TF_NUM_INTRAOP_THREADS` has chosen stays.
 
     Args:
-        local_size: How many workers this host has.
+        local_size: The number of workers on this host.
     """
     threading = tf.config.threading
     chosen = threading.get_intra_op_parallelism_threads() or os.environ.get(

@@ -37,7 +37,7 @@ def _refuse_other_launchers() -> None:
 
 
 def _joined(exchange: str, timeout: float, pin_gpu: bool) -> Communicator:
-    """The communicator that the environment asks for."""
+    """Makes the communicator that the environment asks for."""
     if _has_horovod():
         return _horovod(exchange, timeout, pin_gpu)
     workers = find_workers()
@@ -95,7 +95,7 @@ def init(
             but for dense tensors where Horovod was built with NCCL; or `"horovod"`, all over it.
         timeout: In seconds: how long an exchange over TCP waits without a sign of another worker,
             and how long workers wait for each other at the start.
-        pin_gpu: Whether each of several workers of a host takes one of its GPUs for itself.
+        pin_gpu: True if each of several workers of a host takes one of its GPUs for itself.
 
     Returns:
         The communicator.

@@ -13,7 +13,7 @@ def pin_gpu(local_rank: int, local_size: int) -> None:
 
     Args:
         local_rank: The number of this worker among those of its host.
-        local_size: How many workers this host has.
+        local_size: The number of workers on this host.
 
     Raises:
         ValueError: For several GPUs, but fewer than workers.

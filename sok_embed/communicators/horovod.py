@@ -37,11 +37,11 @@ class HorovodCommunicator(Communicator):
     """The workers that `horovodrun` has started. Initialises Horovod if nobody has.
 
     Args:
-        exchange: What all-to-all exchanges go over: `"tcp"`, connections of our own, or
+        exchange: The transport of all-to-all exchanges: `"tcp"`, connections of sok_embed's own, or
             `"horovod"`, its alltoall. With `"tcp"` dense tensors go over the connections too,
             unless Horovod was built with NCCL, by which GPUs reduce them.
         timeout: In seconds: how long an exchange over TCP waits for a worker.
-        pin_gpu: Whether each worker of a host takes one of its GPUs.
+        pin_gpu: True if each worker of a host takes one of its GPUs.
 
     Raises:
         ConnectionError: If another worker cannot be reached over TCP.
@@ -62,7 +62,7 @@ class HorovodCommunicator(Communicator):
 
     @property
     def connections(self) -> Connections | None:
-        """What exchanges go over; `None` if that is Horovod."""
+        """The connections of exchanges; `None` if they go through Horovod."""
         return self._connections
 
     @property
@@ -134,7 +134,7 @@ def _connections(hvd: Any, timeout: float) -> Connections:
 
 
 def _gather(hvd: Any, content: bytes) -> list[bytes]:
-    """What all workers have to say, by rank. Collective."""
+    """Returns the contents of all workers, by rank. Collective."""
     padded = np.zeros([1, _ADDRESS_BYTES], np.uint8)
     padded[0, : len(content)] = np.frombuffer(content, np.uint8)
     name = "sok_embed.addresses"

@@ -1,4 +1,4 @@
-"""Who started this process, as which of how many workers, and where the workers meet.
+"""Finds the launcher of this process, its rank, the number of workers, and where they meet.
 
 Launchers say it in environment variables. Where those of several are set, one launcher was started
 within another, and the innermost knows how many processes there are; the outer one started
@@ -53,12 +53,12 @@ class Workers:
 
     Attributes:
         rank: The number of this worker, in `[0, size)`.
-        size: How many workers there are, at least 2.
+        size: The number of workers, at least 2.
         local_rank: The number of this worker among those of its host, in `[0, local_size)`.
-        local_size: How many workers this host has, as far as the launcher says.
+        local_size: The number of workers on this host, as far as the launcher says.
         address: The host, by name or number, and the port at which worker 0 listens for the others.
             `None` under `horovodrun`, which brings a meeting place of its own.
-        launcher: Who started the workers, for messages.
+        launcher: The name of the launcher, for messages.
     """
 
     rank: int
@@ -81,10 +81,10 @@ class _Launcher:
     Attributes:
         name: For messages.
         rank: The variable of the rank.
-        size: That of the number of workers.
-        local_rank: Those of the rank on this host, of which the first that is set counts.
-        local_size: Those of the number of workers on this host.
-        job: Those that are the same in all workers of a job and differ between jobs.
+        size: The variable of the number of workers.
+        local_rank: The variables of the rank on this host, of which the first that is set counts.
+        local_size: The variables of the number of workers on this host.
+        job: The variables that are the same in all workers of a job and differ between jobs.
         mark: One without which the launcher is another.
     """
 
@@ -185,7 +185,7 @@ def _workers_of(launcher: _Launcher, environ: Mapping[str, str]) -> Workers | No
     job = _first(environ, launcher.job)
     if job is None:
         job = f"process {_launcher_process(launcher.rank, environ.get(launcher.rank, ''))}"
-    return _met(workers, environ, job)
+    return _with_address(workers, environ, job)
 
 
 def _is_task_of_slurm(environ: Mapping[str, str]) -> bool:
@@ -208,7 +208,7 @@ def _slurm_workers(environ: Mapping[str, str]) -> Workers | None:
     workers = _placed(name, *rank_and_size, local_rank, _slurm_tasks_of_node(environ))
     job = f"{_first(environ, ('SLURM_JOB_ID', 'SLURM_JOBID'))}.{environ['SLURM_STEP_ID']}"
     nodes = _first(environ, ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"))
-    return _met(workers, environ, job, None if nodes is None else first_host(nodes))
+    return _with_address(workers, environ, job, None if nodes is None else first_host(nodes))
 
 
 def _slurm_tasks_of_node(environ: Mapping[str, str]) -> int | None:
@@ -323,7 +323,7 @@ def _placed(
     return Workers(rank, size, local_rank, local_size, None, launcher)
 
 
-def _met(
+def _with_address(
     workers: Workers, environ: Mapping[str, str], job: str, first_host: str | None = None
 ) -> Workers:
     """Returns the worker with the address at which all meet.
@@ -331,7 +331,7 @@ def _met(
     Args:
         workers: The worker without an address.
         environ: The environment.
-        job: What is the same in all workers of the job, and another in other jobs.
+        job: A text that all workers of the job share, and that differs in other jobs.
         first_host: The host of worker 0, if the launcher names it.
     """
     address = _given_address(environ, workers.launcher)

@@ -38,7 +38,7 @@ def all_gather(
     """Gives every worker the contents of all. Collective: each worker calls it once.
 
     Args:
-        content: What this worker tells the others, 64 KiB at most.
+        content: The content that this worker sends to the others, 64 KiB at most.
         workers: This process among the workers, with an address.
         timeout: Seconds that this takes at most, beside the look-up of the address's name. It
             counts from the call of each worker: give workers that start late enough of it.

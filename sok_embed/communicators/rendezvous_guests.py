@@ -1,4 +1,4 @@
-"""Those who connect to worker 0, of whom any number may be strangers."""
+"""The connections to worker 0, of which any number may come from strangers."""
 
 from __future__ import annotations
 
@@ -37,17 +37,18 @@ class Guest:
         connection: The socket, which does not block.
         place: Its address.
         step: Takes the bytes that are waited for, once all are there.
-        wanted: How many these are.
-        begins: How they have to begin.
-        received: Those that have come.
+        wanted: The number of bytes to read.
+        begins: The bytes that they have to begin with.
+        received: The bytes that have come.
         deadline: Until when the guest has to do what comes next; for one who has told its content,
             until when the guest waits.
         version: The version of the protocol that the guest speaks.
         rank: The rank that the guest claims.
         transcript: The greeting and the answer.
-        hello: What the guest says of the job.
-        is_proven: Whether the guest has proven that it knows the secret of the job.
-        content: What the guest tells the others; `None` until all of it is there.
+        hello: The guest's description of the job.
+        is_proven: True once the guest has proved that it knows the secret of the job.
+        content: The content that the guest sends to the other workers; `None` until all of it is
+            there.
     """
 
     connection: socket.socket
@@ -126,7 +127,7 @@ def dispensable(guests: list[Guest]) -> Guest | None:
     Thus a flood from one host does not push out those who come from others.
 
     Args:
-        guests: Those who have connected, the oldest first.
+        guests: The guests that are connected, the oldest first.
     """
     half = [guest for guest in guests if guest.is_half]
     if not half:
@@ -148,10 +149,10 @@ class Refusals:
         """Counts a connection; logs it if it is the first of a host that ends for this reason.
 
         Args:
-            host: Where the connection came from.
+            host: The host that the connection came from.
             where: The same with the port, for the message.
-            reason: Why it was ended, one of a few texts.
-            more: What else the message says.
+            reason: The reason why it was ended, one of a few texts.
+            more: The rest of the message.
         """
         self._counts[reason] += 1
         hosts = self._logged.setdefault(reason, set())

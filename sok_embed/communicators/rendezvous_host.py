@@ -70,11 +70,11 @@ class Host:
                 # Nobody can come from here on: a worker that has its answer and calls again waits
                 # until this one listens again.
             except wire.ERRORS as error:
-                self._tell_error(error)
+                self._send_error_to_all(error)
                 raise
             others = [self._told[rank] for rank in range(1, self._workers.size)]
             contents = [content, *(guest.content or b"" for guest in others)]
-            self._tell(contents, others)
+            self._send_contents(contents, others)
             return contents
         finally:
             for connection in self._guests:
@@ -99,9 +99,9 @@ class Host:
             ready = {key.fileobj for key, _ in self._selector.select(self._first(waits))}
             # Those who have said something come first: new ones may take their slots.
             for guest in [guest for at, guest in self._guests.items() if at in ready]:
-                self._attend(guest)
+                self._read_from(guest)
             if listener in ready:
-                self._welcome(listener)
+                self._accept(listener)
             for guest in [each for each in self._guests.values() if not each.deadline.left()]:
                 self._expire(guest)
 
@@ -110,7 +110,7 @@ class Host:
 
     # --- who comes and goes -----------------------------------------------------------------------
 
-    def _welcome(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         """Accepts connections, some at a time, and makes room for them."""
         for _ in range(_AT_ONCE):
             try:
@@ -122,7 +122,7 @@ class Host:
                 if error.errno in _EXHAUSTED:
                     self._make_room(f"worker 0 had no room for more ({error.strerror})")
                 return
-            guest = Guest(connection, place, self._greet)
+            guest = Guest(connection, place, self._answer_greeting)
             try:
                 connection.setblocking(False)
                 self._selector.register(connection, selectors.EVENT_READ)
@@ -136,13 +136,13 @@ class Host:
     def _make_room(self, reason: str) -> None:
         guest = dispensable(list(self._guests.values()))
         if guest is not None:
-            self._let_go(guest, reason)
+            self._drop(guest, reason)
         else:
             self._refusals.note("", "somebody", reason)
             time.sleep(min(_EXHAUSTED_WAIT, self._deadline.left()))
 
-    def _attend(self, guest: Guest) -> None:
-        """Does what a guest's bytes ask for.
+    def _read_from(self, guest: Guest) -> None:
+        """Reads a guest's bytes, and does what they ask for.
 
         Raises:
             ConnectionError: If a worker of this job has ended.
@@ -151,7 +151,7 @@ class Host:
         try:
             guest.listen()
         except Refused as refused:
-            self._let_go(guest, str(refused))
+            self._drop(guest, str(refused))
         except Ended:
             if guest.content is not None and guest.is_proven:
                 raise ConnectionError(
@@ -159,17 +159,17 @@ class Host:
                     f"{guest.rank} at {guest.where} has ended. See what it printed last."
                 ) from None
             if guest.content is not None:
-                self._let_go(
+                self._drop(
                     guest, "it had come as a worker and ended", f"Its rank was {guest.rank}."
                 )
             elif guest.transcript:
-                self._let_go(
+                self._drop(
                     guest,
                     "it ended when it had the answer of worker 0, as a worker does whose "
                     f"{SECRET_VARIABLE} is another one or not set alike",
                 )
             else:
-                self._let_go(guest, "it ended before it had said anything")
+                self._drop(guest, "it ended before it had said anything")
 
     def _expire(self, guest: Guest) -> None:
         """Lets a guest go whose time is over.
@@ -179,16 +179,16 @@ class Host:
                 up.
         """
         if guest.content is None:
-            self._let_go(guest, "it did not say in time who it is")
+            self._drop(guest, "it did not say in time who it is")
             return
         missing = self._missing()
         if guest.is_proven:
             raise missing
         self._send_error(guest, missing)
         self._gave_up.add(guest.rank)
-        self._let_go(guest, "it would not wait for the others any longer")
+        self._drop(guest, "it would not wait for the others any longer")
 
-    def _let_go(self, guest: Guest, reason: str, more: str = "") -> None:
+    def _drop(self, guest: Guest, reason: str, more: str = "") -> None:
         self._refusals.note(guest.host, guest.where, reason, more)
         self._selector.unregister(guest.connection)
         guest.connection.close()
@@ -198,8 +198,8 @@ class Host:
 
     # --- what guests say, step by step ------------------------------------------------------------
 
-    def _greet(self, guest: Guest, greeting: bytes) -> None:
-        """Answers a greeting by a proof, which tells nothing to who does not know the secret."""
+    def _answer_greeting(self, guest: Guest, greeting: bytes) -> None:
+        """Answers a greeting by a proof, which reveals nothing to a guest without the secret."""
         _, guest.version, guest.rank, _ = wire.GREETING.unpack(greeting)
         answer = wire.ANSWER.pack(wire.MAGIC, wire.VERSION, wire.nonce())
         guest.transcript = greeting + answer
@@ -222,18 +222,18 @@ class Host:
                 f"Expected all workers to have one version of sok_embed, whose protocol here is "
                 f"{wire.VERSION}. Received: {guest.version} from the process at {guest.where}."
             )
-        guest.wait_for(wire.HELLO.size, self._hear)
+        guest.wait_for(wire.HELLO.size, self._read_hello)
 
-    def _hear(self, guest: Guest, hello: bytes) -> None:
-        """Learns from what a guest says of the job how much more it tells."""
+    def _read_hello(self, guest: Guest, hello: bytes) -> None:
+        """Reads what a guest says of the job, and the length of the rest."""
         length = wire.HELLO.unpack(hello)[-1]
         if length > wire.MAX_CONTENT:
             raise Refused("it wants to tell more than any worker does")
         guest.hello = hello
-        guest.wait_for(length + wire.PROOF_BYTES, self._take_in)
+        guest.wait_for(length + wire.PROOF_BYTES, self._admit)
 
-    def _take_in(self, guest: Guest, told: bytes) -> None:
-        """Takes the content of a guest, and with it the guest among the workers."""
+    def _admit(self, guest: Guest, told: bytes) -> None:
+        """Reads the content of a guest, which makes it one of the workers."""
         content, proof = told[: -wire.PROOF_BYTES], told[-wire.PROOF_BYTES :]
         signed = guest.hello + content
         expected = wire.proof(self._secret, wire.CONTENT, guest.transcript, signed)
@@ -245,7 +245,7 @@ class Host:
         # A worker that has waited for long hears who is missing before it gives up.
         patience = wire.HELLO.unpack(guest.hello)[2] / 1000
         guest.deadline = wire.Deadline(patience - min(1.0, patience / 5))
-        guest.wait_for(0, self._greet)  # which is silent from now on
+        guest.wait_for(0, self._answer_greeting)  # which is silent from now on
         guest.send(self._reply(guest, wire.TAKEN_IN, 0))
 
     def _check_job(self, guest: Guest) -> None:
@@ -305,7 +305,7 @@ class Host:
         reply = wire.REPLY.pack(wire.MAGIC, wire.VERSION, kind, number) + body
         return reply + wire.proof(self._secret, wire.REPLIED, guest.transcript, reply)
 
-    def _tell(self, contents: Sequence[bytes], others: Sequence[Guest]) -> None:
+    def _send_contents(self, contents: Sequence[bytes], others: Sequence[Guest]) -> None:
         body = b"".join(wire.LENGTH.pack(len(content)) + content for content in contents)
         failed = []
         for guest in others:
@@ -320,8 +320,8 @@ class Host:
                 f"{_ranks(failed)} took no answer. See what was printed there last."
             )
 
-    def _tell_error(self, error: Exception) -> None:
-        """Tells all workers that have come why there will be no others."""
+    def _send_error_to_all(self, error: Exception) -> None:
+        """Sends the error to all workers that have come."""
         for guest in self._guests.values():
             if not guest.is_half:
                 self._send_error(guest, error)

@@ -34,9 +34,9 @@ class Visitor:
     """A worker that looks for worker 0, which may start later, and tells it the content.
 
     Args:
-        content: What this worker tells the others.
+        content: The content that this worker sends to the others.
         workers: This process among the workers.
-        address: Where worker 0 listens.
+        address: The address where worker 0 listens.
         deadline: Until when this worker waits.
         secret: The secret of the job. With one, no answer of somebody else ends the search.
     """
@@ -104,7 +104,7 @@ class Visitor:
 
     def _visit(self, connection: socket.socket) -> list[bytes]:
         """Returns the contents of all, from one connection."""
-        transcript = self._greet(connection)
+        transcript = self._exchange_greetings(connection)
         reader = _Reader(connection, self._deadline)
         workers = self._workers
         told = wire.HELLO.pack(
@@ -137,7 +137,7 @@ class Visitor:
                 f"look for; or another program has that port. {wire.ANOTHER_PORT}"
             ) from None
 
-    def _greet(self, connection: socket.socket) -> bytes:
+    def _exchange_greetings(self, connection: socket.socket) -> bytes:
         """Makes sure that worker 0 is at the other end. Returns greeting and answer.
 
         Raises:
@@ -164,7 +164,7 @@ class Visitor:
         except _Ended as ended:
             raise _TryAgain(f"the end of the connection: {ended}") from None
         if not wire.is_proof(proof, wire.proof(self._secret, wire.HOST, greeting + answer)):
-            self._doubt(proof)
+            self._refuse_proof(proof)
         if version != wire.VERSION:
             reader.send(wire.proof(self._secret, wire.WORKER, greeting + answer))
             raise ValueError(
@@ -173,7 +173,7 @@ class Visitor:
             )
         return greeting + answer
 
-    def _doubt(self, proof: bytes) -> NoReturn:
+    def _refuse_proof(self, proof: bytes) -> NoReturn:
         """Raises for an answer whose proof is not one of this job."""
         if self._secret is None:
             raise ValueError(
@@ -181,21 +181,21 @@ class Visitor:
                 f"Received: an answer that proves one. {HOW_TO_SET}"
             )
         what = "without a proof" if proof == wire.NO_PROOF else "with a wrong proof"
-        self._look_on(
+        self._keep_looking(
             f"an answer {what} of the job's secret: worker 0 may have another {SECRET_VARIABLE} "
             "or none, or another program listens there"
         )
 
     def _refuse_another_program(self) -> NoReturn:
         if self._secret is not None:
-            self._look_on("the answer of another program")
+            self._keep_looking("the answer of another program")
         raise ConnectionError(
             f"Expected worker 0 at {self._where}. Received: the answer of another program. "
             f"{wire.ANOTHER_PORT}"
         )
 
-    def _look_on(self, problem: str) -> NoReturn:
-        """Says once what is wrong, and goes on to look for worker 0."""
+    def _keep_looking(self, problem: str) -> NoReturn:
+        """Logs a problem once, and goes on to look for worker 0."""
         if problem != self._warned:
             self._warned = problem
             _log.warning(
@@ -240,7 +240,7 @@ class _Reader:
     """Reads what the other side sends.
 
     Attributes:
-        signed: What has been read since somebody cleared it.
+        signed: The bytes that were read since `signed` was last cleared.
     """
 
     def __init__(self, connection: socket.socket, deadline: wire.Deadline) -> None:

@@ -61,7 +61,8 @@ def proof(secret: bytes | None, role: bytes, transcript: bytes, signed: bytes = 
 
     Args:
         secret: The secret of the job; without one the proof is zeros.
-        role: Who proves or signs, so that nobody can send back what was sent to them.
+        role: The role of the process that proves or signs, so that a proof cannot be sent back to
+            its sender.
         transcript: The greeting and the answer: both versions, the rank, and a random number of
             each side, so that a proof of one meeting is of no use in another.
         signed: Bytes that the proof vouches for.

@@ -20,9 +20,9 @@ class TcpCommunicator(Communicator):
     """The workers that a launcher has started, connected to each other. Making it is collective.
 
     Args:
-        workers: What the launcher has said.
+        workers: The workers, as the launcher describes them.
         timeout: In seconds: how long workers wait for each other.
-        pin_gpu: Whether each worker of a host takes one of its GPUs.
+        pin_gpu: True if each worker of a host takes one of its GPUs.
 
     Raises:
         ConnectionError: If the others do not come, or cannot be reached.
@@ -58,17 +58,17 @@ class TcpCommunicator(Communicator):
 
     @property
     def rank(self) -> int:
-        """That of the launcher."""
+        """The rank of this worker."""
         return self._workers.rank
 
     @property
     def size(self) -> int:
-        """That of the launcher."""
+        """The number of workers."""
         return self._workers.size
 
     @property
     def connections(self) -> Connections:
-        """What exchanges go over."""
+        """The connections of exchanges."""
         return self._connections
 
     def all_to_all(
