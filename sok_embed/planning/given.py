@@ -174,10 +174,10 @@ def given_by_json(content: Any) -> Given:
 
 
 def rule_of(name: str, optimizer: Any) -> str | None:
-    """The rule of an optimizer, by its name or its config as Keras serializes it.
+    """Returns the rule of an optimizer, from its name or its config as Keras serializes it.
 
     Args:
-        name: Of the argument, for messages.
+        name: The name of the argument, for messages.
         optimizer: `None`, a name or a config.
 
     Raises:
@@ -200,7 +200,7 @@ def rule_of(name: str, optimizer: Any) -> str | None:
 
 
 def slot_floats(rule: str, dim: int) -> int:
-    """How many float32 a rule keeps of a row of a length."""
+    """Returns the number of float32 slots that a rule keeps for a row of `dim` floats."""
     return _core.Optimizer(rule, []).slot_floats(dim)
 
 
@@ -224,7 +224,7 @@ def _length(max_length: int | None, input_shape: Any) -> float | None:
 
 
 def _inner(given: Any) -> Any:
-    """The config within what Keras serialized an object to."""
+    """Returns the config within Keras' serialization of an object."""
     if isinstance(given, Mapping) and "class_name" in given and "config" in given:
         return given["config"]
     return given
@@ -262,8 +262,8 @@ def _add_table(tables: dict[str, Mapping[str, Any]], given: Any) -> str:
     name: str = raw["name"]
     first = tables.setdefault(name, raw)
     # Keras numbers objects, so two descriptions of one table may differ in what no plan reads.
-    if first is not raw and _told(first) != _told(raw):
-        ours, theirs = _told(first), _told(raw)
+    if first is not raw and _table_fields(first) != _table_fields(raw):
+        ours, theirs = _table_fields(first), _table_fields(raw)
         different = [each for each in ours if ours[each] != theirs[each]]
         raise ValueError(
             f"Expected one description of the table '{name}'. Received: two that differ in "
@@ -272,8 +272,8 @@ def _add_table(tables: dict[str, Mapping[str, Any]], given: Any) -> str:
     return name
 
 
-def _told(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What a plan reads of a table."""
+def _table_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a table that a plan reads."""
     return {**vars(_table(raw)), "rows": raw.get("rows"), "distinct": raw.get("distinct")}
 
 

@@ -1,4 +1,4 @@
-"""How fast the workers and the network between them are, as the cost model takes them."""
+"""The speed of the workers and of the network between them, for the cost model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MESSAGES = 3  # of a step, between two workers: keys, rows, gradients
 
 @dataclass(frozen=True)
 class Hardware:
-    """What the cost model of a plan knows of machines.
+    """The speed of machines and network, for the cost model of a plan.
 
     Example:
     >>> Hardware(bandwidth=12.5e9).step_seconds(sent=25e9, received=0, touched=0)

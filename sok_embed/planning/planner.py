@@ -54,21 +54,22 @@ def plan(
 
     Args:
         feature_configs: A nest of `FeatureConfig`, as of `DistributedEmbedding`.
-        workers: How many there will be.
+        workers: The number of workers.
         batch_size: Examples that each worker has in a step.
         memory: The most bytes of rows on each worker, as a number or such as `"16GiB"`. `None`:
             no limit.
-        optimizer: What trains the tables that have no optimizer of their own: a name or a Keras
+        optimizer: The optimizer of the tables that have none of their own: a name or a Keras
             optimizer. It decides how many slots a row has.
-        rows: Of tables by name, how many rows they will have on all workers together. Needed for
-            the memory of tables that have no `vocabulary_size` and no `max_rows`.
+        rows: The number of rows that each table will have on all workers together, by its name.
+            Needed for the memory of tables that have no `vocabulary_size` and no `max_rows`.
         usage: Lengths of bags and shares of distinct keys, declared or from `measured`. A bag
             that it does not know is as long as `max_length` says, or the second number of
             `input_shape`, or has one key, which the plan's notes tell. Distinct keys that it does
             not know are those of keys drawn uniformly from the rows.
         weighted: Names of features that the layer is called with weights of.
-        hardware: How fast machines and network are. `None`: `Hardware()`.
-        exchange_dtype: That of the layer: in which rows travel, `"float32"` or `"bfloat16"`.
+        hardware: The speed of machines and network. `None`: `Hardware()`.
+        exchange_dtype: The dtype in which rows are sent, as the layer has it, `"float32"` or
+            `"bfloat16"`.
 
     Returns:
         A `Plan`.
@@ -109,7 +110,7 @@ def plan_of(
     hardware: Hardware | None = None,
     exchange_dtype: str = "float32",
 ) -> Plan:
-    """As `plan`, of tables that have been read; it needs no TensorFlow."""
+    """Plans as `plan` does, for tables that have been read; it needs no TensorFlow."""
     workers = check_positive("workers", workers)
     batch_size = check_positive("batch_size", batch_size)
     limit = None if memory is None else size_in_bytes("memory", memory)
@@ -232,7 +233,7 @@ def _planned(
 def _notes(
     given: Given, rows: Mapping[str, int], lengths: Mapping[str, float], limit: int | None
 ) -> list[str]:
-    """What a plan has to assume; raises where a limit of memory could not be kept."""
+    """Returns the assumptions of a plan; raises if a limit of memory could not be kept."""
     unknown = [
         table.name
         for table in given.tables
@@ -266,7 +267,7 @@ def _notes(
 
 
 def shown_names(names: list[str], most: int = 8) -> str:
-    """Names for a message, the first of many."""
+    """Returns names for a message, the first of many."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

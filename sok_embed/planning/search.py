@@ -36,9 +36,9 @@ class _Costs(NamedTuple):
     """A table's costs, each `[4]` as `Cost` has them.
 
     Attributes:
-        key: Of every worker, if the table is spread.
-        other: Of every worker but the holder.
-        more: What the holder has beyond that.
+        key: The costs of every worker, if the table is spread.
+        other: The costs of every worker but the holder.
+        more: The costs that the holder has beyond that.
     """
 
     key: _Floats
@@ -47,7 +47,7 @@ class _Costs(NamedTuple):
 
 
 class _Workers:
-    """What each worker is loaded with.
+    """The load of each worker.
 
     Attributes:
         base: `[4]`, what all workers have.
@@ -75,7 +75,7 @@ class _Workers:
         self.extra[worker] += sign * costs.more
 
     def seconds(self, more: _Floats | None = None) -> _Floats:
-        """The time of each worker's step, with `more` on each of them alone."""
+        """Returns the time of each worker's step, with `more` on each of them alone."""
         loads = self.base + self.extra if more is None else self.base + more + self.extra
         return np.asarray(self._hardware.step_seconds(loads[:, 0], loads[:, 1], loads[:, 2]))
 
@@ -93,7 +93,7 @@ class _Workers:
         return bool(self.memory().max() <= self._memory)
 
     def best_holder(self, costs: _Costs, not_on: int | None = None) -> int | None:
-        """The worker whose step is shortest with a table on it; `None`: it fits on none."""
+        """Returns the worker whose step is shortest with a table on it; `None`: it fits on none."""
         seconds = self.seconds(costs.other + costs.more)
         memory = self.memory() + (costs.other + costs.more)[_MEMORY]
         allowed = memory <= self._memory
@@ -117,12 +117,12 @@ def choose_placements(
     """Places tables.
 
     Args:
-        tables: Those with `decided_by="plan"` may be placed anywhere; the others keep their
-            placement, and a `worker` that they have.
-        workers: How many there are.
+        tables: The tables; those with `decided_by="plan"` may be placed anywhere, the others keep
+            their placement, and a `worker` that they have.
+        workers: The number of workers.
         batch_size: Examples that each has in a step.
         memory: Bytes that each has for the rows of tables. `None`: no limit.
-        hardware: How fast they are.
+        hardware: The speed of the machines.
         limit: For messages: `memory`, with what storages take.
 
     Returns:
@@ -142,14 +142,14 @@ def choose_placements(
             state.spread(costs[number])
     homeless = [n for n, each in enumerate(tables) if each.placement == WORKER and n not in holders]
     if not state.fits() or not _hold_all(state, costs, homeless, holders, hardware):
-        raise _does_not_fit(tables, workers, memory, limit)
+        raise _no_fit_error(tables, workers, memory, limit)
     free = {n for n, table in enumerate(tables) if table.decided_by == BY_PLAN}
     if workers > 1:
         movable = [n for n in free if _may_move(tables[n], workers)]
         state = _move_to_holders(state, costs, sorted(movable), holders, hardware)
-        _cool(state, costs, free | set(homeless), free, holders)
+        _anneal(state, costs, free | set(homeless), free, holders)
     if not state.fits():
-        raise _does_not_fit(tables, workers, memory, limit)
+        raise _no_fit_error(tables, workers, memory, limit)
     return [
         replace(table, placement=WORKER, worker=holders[number]) if number in holders else table
         for number, table in enumerate(tables)
@@ -174,7 +174,7 @@ def _costs_of(table: PlannedTable, workers: int, batch_size: int) -> _Costs:
 
 
 def _seconds(hardware: Hardware, cost: _Floats) -> float:
-    """The part of a step that a table's load takes, without latency."""
+    """Returns the part of a step that a table's load takes, without latency."""
     empty = hardware.step_seconds(0, 0, 0)
     return float(hardware.step_seconds(cost[0], cost[1], cost[2]) - empty)
 
@@ -253,8 +253,8 @@ def _move_in_order(
     """Moves one table after another.
 
     Returns:
-        How many tables of the order make the step shortest, how long it is then, where those are,
-        and the state.
+        The number of tables of the order whose move makes the step shortest, the time of that step,
+        the new place of each of them, and the state.
     """
     tried = state.copy()
     best = (0, tried.slowest(), dict[int, int](), tried.copy())
@@ -273,7 +273,7 @@ def _move_in_order(
     return best
 
 
-def _cool(
+def _anneal(
     state: _Workers,
     costs: Sequence[_Costs],
     movable: set[int],
@@ -315,7 +315,7 @@ def _cool(
             holders[number] = to
 
 
-def _does_not_fit(
+def _no_fit_error(
     tables: Sequence[PlannedTable], workers: int, memory: int | None, limit: int | None
 ) -> ValueError:
     """Says which tables do not fit, what they need, and what is missing."""

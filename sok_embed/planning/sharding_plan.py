@@ -28,7 +28,7 @@ _VERSION = 1  # of the JSON
 
 
 class WorkerLoad(NamedTuple):
-    """What one worker does in a step, and keeps.
+    """The work of one worker in a step, and its memory.
 
     Attributes:
         sent: Bytes a step that it sends, headers included.
@@ -47,7 +47,7 @@ class WorkerLoad(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Where the rows of tables lie, and what a step costs then. `sok_embed.plan` makes it.
+    """The places of the rows of tables, and the cost of a step. `sok_embed.plan` makes it.
 
     `print(plan)` shows a line a table and what the workers have to do.
 
@@ -61,13 +61,13 @@ class Plan:
     True
 
     Attributes:
-        workers: How many there are.
+        workers: The number of workers.
         batch_size: Examples that each has in a step.
         memory: The most bytes of rows on each. `None`: no limit.
-        hardware: How fast they are.
+        hardware: The speed of machines and network.
         tables: `PlannedTable`s, in the order of the features.
         storages: Folder, and bytes of memory on each worker, of each storage.
-        notes: What the plan had to assume, in sentences.
+        notes: The assumptions of the plan, in sentences.
     """
 
     workers: int
@@ -86,7 +86,7 @@ class Plan:
             _check_placement(table, self.workers)
 
     def __getitem__(self, name: str) -> PlannedTable:
-        """The table of a name."""
+        """Returns the table of a name."""
         for table in self.tables:
             if table.name == name:
                 return table
@@ -96,7 +96,7 @@ class Plan:
         """Returns the plan with one table in another place.
 
         Args:
-            name: Of the table.
+            name: The name of the table.
             placement: `"key"`, `"worker"` or `"replicated"`.
             worker: The rank of the worker, with `"worker"`.
 
@@ -110,12 +110,12 @@ class Plan:
 
     @property
     def placements(self) -> dict[str, tuple[str, int | None]]:
-        """Of each table by name: placement, and the rank of the worker that holds it or `None`."""
+        """The placement of each table by name, and the rank of the worker that holds it if any."""
         return {table.name: (table.placement, table.worker) for table in self.tables}
 
     @cached_property
     def loads(self) -> tuple[WorkerLoad, ...]:
-        """What each worker does in a step, and keeps, by rank."""
+        """The load of each worker in a step, and its memory, by rank."""
         header = (self.workers - 1) * _header_bytes(len(self.tables))
         caches = sum(size for _, size in self.storages)
         base, extra = [header, header, 0, caches], [[0] * 4 for _ in range(self.workers)]
@@ -140,7 +140,7 @@ class Plan:
 
     @property
     def step_seconds(self) -> float:
-        """How long a step takes by the cost model, apart from the dense model."""
+        """The time of a step by the cost model, apart from the dense model."""
         return self.loads[self.hottest].seconds
 
     def reason(self, name: str) -> str:
@@ -298,7 +298,7 @@ class Plan:
             ) from error
 
     def __str__(self) -> str:
-        """The plan as a table for people."""
+        """Shows the plan as a table for people."""
         head: tuple[str, ...] = ("table", "rows", "dim", "rule", "features", "placement", "worker")
         head += ("sent", "received", "memory", "reason")
         lines = [head, *(self._line(table) for table in self.tables)]
@@ -357,7 +357,7 @@ class Plan:
 
 
 def _header_bytes(tables: int) -> int:
-    """Bytes of the headers of the three messages from one worker to another."""
+    """Returns the bytes of the headers of the three messages from one worker to another."""
     return 8 * (2 + tables) + (MESSAGES - 1) * 256
 
 
@@ -393,7 +393,7 @@ def _table_from_json(content: Mapping[str, Any]) -> PlannedTable:
 
 
 def _mapped(nest: Any, function: Any) -> Any:
-    """A nest of dicts, lists and tuples with a function of each leaf."""
+    """Returns a nest of dicts, lists and tuples with a function of each leaf."""
     if isinstance(nest, Mapping):
         return {key: _mapped(part, function) for key, part in nest.items()}
     if isinstance(nest, tuple) and hasattr(nest, "_fields"):

@@ -21,7 +21,7 @@ def size_in_bytes(name: str, value: Any) -> int:
     1500000
 
     Args:
-        name: Of the argument, for messages.
+        name: The name of the argument, for messages.
         value: A positive integer, or a number with a unit: B, KB, MB, GB, TB, PB are powers of
             1000, KiB, MiB, GiB, TiB, PiB powers of 1024.
 

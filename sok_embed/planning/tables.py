@@ -1,4 +1,4 @@
-"""What a plan knows of a table, and what the table costs a worker in each placement."""
+"""A table as a plan sees it, and its costs on a worker in each placement."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BEGUN_ROWS = 2048
 
 
 class Cost(NamedTuple):
-    """What a table costs one worker.
+    """The costs of a table for one worker.
 
     Attributes:
         sent: Bytes a step that the worker sends to others.
@@ -47,10 +47,10 @@ class PlannedFeature:
     """A feature of a table, as a plan knows it.
 
     Attributes:
-        name: Of the feature.
-        keys: Of a worker's batch, on average.
-        pooled: Whether the vectors of each bag become one: the feature has a combiner.
-        weighted: Whether keys have weights. Then the rows of its table travel, since gradients of
+        name: The name of the feature.
+        keys: The number of keys in a worker's batch, on average.
+        pooled: True if the vectors of each bag become one: the feature has a combiner.
+        weighted: True if keys have weights. Then rows of its table are sent, since gradients of
             weights are made of them.
     """
 
@@ -65,18 +65,19 @@ class PlannedTable:
     """A table, where its rows lie, and the figures that its costs come from.
 
     Attributes:
-        name: Of the table.
+        name: The name of the table.
         dim: The length of a vector.
         rule: The rule that trains rows, as `adam`; it decides the slots.
-        slot_floats: How many float32 the rule keeps of a row.
-        vocabulary_size: Of its config. `None`: any 64-bit integer is a key.
-        rows: Of the table, on all workers together. `None`: nobody knows.
+        slot_floats: The number of float32 slots that the rule keeps for a row.
+        vocabulary_size: The vocabulary size in the table's config. `None`: any 64-bit integer is a
+            key.
+        rows: The number of rows of the table, on all workers together. `None`: unknown.
         max_rows: The most rows on each worker. `None`: no limit.
-        trainable: Whether steps change rows.
+        trainable: True if steps change rows.
         storage: The folder that rows live in. `None`: they live in memory.
-        features: Those that look keys up in it.
-        distinct: How many distinct keys a worker's batch has.
-        distinct_of_all: How many distinct keys the batches of all workers have together.
+        features: The features that look keys up in the table.
+        distinct: The number of distinct keys in a worker's batch.
+        distinct_of_all: The number of distinct keys in the batches of all workers together.
         placement: `"key"`, `"worker"` or `"replicated"`.
         worker: The rank of the worker that holds the table, with `"worker"`; else `None`.
         decided_by: `"plan"`; `"config"`, which asked for the placement; or `"hand"`, an edit.
@@ -108,14 +109,14 @@ class PlannedTable:
         return _COUNTERS + math.ceil(floats / _ROUNDED) * _ROUNDED + _INDEX
 
     def rows_on(self, workers: int, placement: str) -> int | None:
-        """How many rows are on a worker that has some, on average. `None`: nobody knows."""
+        """Returns the number of rows on a worker that has some, on average. `None`: unknown."""
         if self.rows is None:
             return self.max_rows
         rows = math.ceil(self.rows / workers) if placement == KEY else self.rows
         return rows if self.max_rows is None else min(rows, self.max_rows)
 
     def memory(self, workers: int, placement: str) -> int | None:
-        """Bytes of memory on a worker that has rows of the table.
+        """Returns the bytes of memory on a worker that has rows of the table.
 
         Those of a table in a storage are in the storage's cache, and not counted here: 0.
 
@@ -130,10 +131,10 @@ class PlannedTable:
         return (rows + min(rows, _BEGUN_ROWS)) * self.row_bytes + _TABLE
 
     def cost(self, workers: int, batch_size: int, placement: str) -> tuple[Cost, Cost]:
-        """What the table costs in a placement.
+        """Returns the costs of the table in a placement.
 
         Args:
-            workers: How many there are.
+            workers: The number of workers.
             batch_size: Examples that each has in a step.
             placement: One of `PLACED`.
 
@@ -151,7 +152,7 @@ class PlannedTable:
         return self._cost_by_worker(workers, batch_size, memory)
 
     def mean_sent(self, workers: int, batch_size: int, placement: str) -> float:
-        """Bytes a step that a worker sends for the table, on average over the workers."""
+        """Returns the bytes a step that a worker sends for the table, averaged over the workers."""
         other, holder = self.cost(workers, batch_size, placement)
         return (other.sent * (workers - 1) + holder.sent) / workers
 
@@ -229,7 +230,7 @@ class PlannedTable:
 
 
 def expected_distinct(keys: int, rows: int | None) -> int:
-    """How many distinct keys there are on average among some that are drawn uniformly.
+    """Returns the number of distinct keys, on average, among some that are drawn uniformly.
 
     The formula is `V * (1 - (1 - 1 / V) ** k)` for k draws of V keys: each key is left out by all
     draws with the probability `(1 - 1 / V) ** k`. Real keys are rarely uniform, and then fewer of
@@ -240,8 +241,8 @@ def expected_distinct(keys: int, rows: int | None) -> int:
     63
 
     Args:
-        keys: How many are drawn.
-        rows: How many there are to draw from. `None`: nobody knows; all count as distinct.
+        keys: The number of draws.
+        rows: The number of rows to draw from. `None`: unknown; all draws count as distinct.
 
     Returns:
         The number, rounded.

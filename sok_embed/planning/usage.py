@@ -1,4 +1,4 @@
-"""How features use their tables: lengths of bags, and how many of their keys are distinct."""
+"""The use of tables by features: lengths of bags, and the share of keys that are distinct."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _Keys = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Usage:
-    """What is known of the batches that a plan is for: declared, or measured by `measured`.
+    """The batches that a plan is for: declared, or measured by `measured`.
 
     Example:
     >>> Usage(lengths={"seen": 20.5}, distinct={"items": 0.3}).lengths["seen"]
     20.5
 
     Args:
-        lengths: Of features by name, how many keys an example has on average.
-        distinct: Of tables by name, the distinct keys of a worker's batch, of all features of the
-            table together, as a share in (0, 1] of its keys.
+        lengths: The number of keys that an example has on average, by the name of the feature.
+        distinct: The share in (0, 1] of a worker's batch of keys that are distinct, over all
+            features of a table together, by the name of the table.
         batch_size: Examples of the batches that were measured. The share of distinct keys falls
             as batches grow, so a plan refuses another size. `None`: the shares are declared for
             the size of the plan.
@@ -151,7 +151,7 @@ def _other_nest(place: str, expected: str, given: Any) -> ValueError:
 
 
 def _flat_keys(name: str, inputs: Any) -> tuple[_Keys, int]:
-    """The keys of an input, flat, and how many examples it has."""
+    """Returns the keys of an input, flat, and the number of its examples."""
     if hasattr(inputs, "row_splits"):  # a tf.RaggedTensor
         return _as_keys(name, inputs.flat_values), int(inputs.shape[0] or inputs.nrows())
     if hasattr(inputs, "dense_shape"):  # a tf.SparseTensor
