@@ -22,8 +22,8 @@ class AverageMetrics(keras.callbacks.Callback):
     workers take the same learning rate then, `CSVLogger` and `TensorBoard`. So it is the first in
     the list, on all workers. Figures that other callbacks add later stay those of the worker.
 
-    Workers count alike, however many examples each of them had. The average of a metric that is no
-    mean over examples, as AUC, is near that of all examples and not the same. Figures in the midst
+    Workers count alike, however many examples each of them had. The average of a metric that is not
+    a mean over examples, as AUC, is near that of all examples, not the same. Figures in the midst
     of an epoch, and what `evaluate` returns, which Keras takes before callbacks are asked, are
     those of the worker.
 
@@ -61,10 +61,10 @@ class AverageMetrics(keras.callbacks.Callback):
 def averaged_logs(logs: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns logs whose numbers are the averages over all workers, the same bits on each.
 
-    Collective. What is no number stays as it is.
+    Collective. Values that are not numbers stay as they are.
 
     Args:
-        logs: Of an epoch or a batch on this worker.
+        logs: The logs of an epoch or a batch on this worker.
 
     Raises:
         ValueError: On all workers, if they have other names in their logs.

@@ -39,14 +39,14 @@ class BackupAndRestore(keras.callbacks.Callback):
     >>> callback = BackupAndRestore("backup")
 
     Args:
-        backup_dir: Where checkpoints are: a folder, or the URL of an object store. Nothing else
+        backup_dir: The folder of the checkpoints, or the URL of an object store. Nothing else
             should be in there, and each `fit` of a program has one of its own.
         save_freq: `"epoch"`, or after how many batches to save.
-        incremental: Whether checkpoints may have the changes since the one before alone.
+        incremental: True if checkpoints may have only the changes since the one before.
         max_deltas: The most checkpoints of changes, one after another.
         max_to_keep: The most checkpoints, beside those that they build on.
-        save_on_background: Whether training goes on while a checkpoint within an epoch is written.
-        delete_checkpoint: Whether checkpoints are removed when `fit` has done all its epochs, or a
+        save_on_background: True if training goes on while a checkpoint within an epoch is written.
+        delete_checkpoint: True if checkpoints are removed when `fit` has done all its epochs, or a
             callback has stopped it; save the model after `fit` then. If not, the same `fit` does
             nothing afterwards.
 

@@ -24,7 +24,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
     them need the callback.
 
     With `restore_best_weights`, each epoch that is better than those before is kept as a
-    `sok_embed.checkpoint.Checkpoint`, in the place of the one before, and the best one is restored
+    `sok_embed.checkpoint.Checkpoint`, instead of the one before, and the best one is restored
     when training has ended: dense weights, rows with their slots, and the optimizer with its step,
     which Keras leaves as the last epoch had it. A checkpoint has no gradients that were accumulated
     and not applied, so an epoch must end where the optimizer applies them.
@@ -38,12 +38,13 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
         patience: After so many epochs without a better one training stops.
         verbose: 1: worker 0 says when it stops and what it restores. 0: it does not.
         mode: `"min"`, `"max"` or `"auto"`: which metric is the better one.
-        baseline: What the metric must be better than, or training stops after `patience` epochs.
-        restore_best_weights: Whether the model of the best epoch comes back when training ends.
+        baseline: The value that the metric must improve on, or training stops after `patience`
+            epochs.
+        restore_best_weights: True if the model of the best epoch comes back when training ends.
         start_from_epoch: Epochs before this one are not looked at.
-        directory: Where the best epoch is kept, and stays; nothing else should be in there. `None`:
-            in a temporary folder, which one worker alone may have. Several need a folder that all
-            of them share.
+        directory: The folder where the best epoch is kept, and stays; nothing else should be in
+            there. `None`: in a temporary folder, which is possible with one worker alone. Several
+            need a folder that all of them share.
 
     Raises:
         ValueError: For a directory without `restore_best_weights`, and for a URL; at the beginning

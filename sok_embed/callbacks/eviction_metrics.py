@@ -1,4 +1,4 @@
-"""How many rows of each table have gone in an epoch, in the logs of `fit`."""
+"""Logs the number of rows of each table that were evicted in an epoch of `fit`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sok_embed.tables.table import Table
 
 
 class _Figures(NamedTuple):
-    """What a table says of itself; the last two only rise."""
+    """The figures of a table; the last two only rise."""
 
     rows: int
     evicted: int

@@ -46,11 +46,11 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
             as `{epoch}` and `{val_loss:.2f}`.
         monitor: The metric that `save_best_only` looks at.
         verbose: 1: worker 0 says when it saves. 0: it does not.
-        save_best_only: Whether a file is written where the metric is better than ever only.
-        save_weights_only: Whether the file is that of `model.save_weights`, rows among them.
+        save_best_only: True if a file is written only where the metric is better than ever.
+        save_weights_only: True if the file is the one of `model.save_weights`, which has rows too.
         mode: `"min"`, `"max"` or `"auto"`: which metric is the better one.
         save_freq: `"epoch"`, or after how many batches to save.
-        initial_value_threshold: What the metric must be better than at first.
+        initial_value_threshold: The value that the metric must improve on at first.
 
     Raises:
         ValueError: For another ending, and as Keras raises; from `fit` as `sok_embed.save_model`,

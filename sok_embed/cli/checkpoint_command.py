@@ -29,7 +29,7 @@ _SHOWN = 20  # lines of a list that is printed for people
 
 
 class _MountedPath(click.Path):
-    """A path that is no URL: these commands read and write the files of this machine."""
+    """A path that is not a URL: these commands read and write the files of this machine."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Refuses a URL, and looks at paths as `click.Path` does."""
@@ -225,7 +225,7 @@ def verify(context: click.Context, path: str, as_json: bool) -> None:
 
 @contextmanager
 def _byte_bar(what: str, folders: Sequence[str]) -> Iterator[Callable[[int], None]]:
-    """A progress bar of the bytes of checkpoints."""
+    """Shows a progress bar of the bytes of checkpoints."""
     total = 0
     for folder in folders:
         with suppress(OSError):  # a file that went, or that others will tell of

@@ -35,7 +35,7 @@ _UINT64 = 2**64
 
 
 def _time(text: str) -> int:
-    """Seconds since 1970, or a date or time in ISO 8601, which is local without a zone."""
+    """Reads a time as seconds since 1970: such a number, or ISO 8601 (local without a zone)."""
     try:
         return int(text) if text.isdigit() else int(datetime.fromisoformat(text).timestamp())
     except ValueError:
@@ -98,7 +98,7 @@ def inspect(path: str, group: int | None, as_json: bool) -> None:
                 click.echo(f"\n{heading}\n{table(shown)}")
 
 
-# Numbers are no options, so that a key may be negative.
+# Numbers are not options, so that a key may be negative.
 @main.command(context_settings={"ignore_unknown_options": True})
 @_folder
 @click.argument("group", type=_group_number)
@@ -175,7 +175,7 @@ def dump(
     "--ttl",
     type=click.IntRange(0, 2**32 - 1),
     metavar="SECONDS",
-    help="How long PATH keeps a row after its last update, from now on; 0: for ever. "
+    help="How long PATH keeps a row after its last update, from now on; 0: no limit. "
     "Without it, as PATH has it; if PATH is made, as the rows of FILE had it.",
 )
 @as_json_option
@@ -370,7 +370,7 @@ def plan(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
     metavar="SECONDS",
-    help="End the workers after this time, with exit status 124. Without it they have for ever.",
+    help="End the workers after this time, with exit status 124. Without it there is no limit.",
 )
 @click.option(
     "--restarts",
@@ -421,7 +421,7 @@ main.add_command(checkpoint)
 def _shown_ttl(ttl: int | None) -> str:
     if ttl is None:
         return "not in the file"
-    return f"{ttl} s" if ttl else "none: rows are kept for ever"
+    return f"{ttl} s" if ttl else "none: rows are kept without limit"
 
 
 def _inspect_dump(path: str, number: int | None, as_json: bool) -> None:
@@ -494,13 +494,13 @@ def _survey(storage: kv.Storage, group: kv.Group) -> dict[str, Any]:
 
 
 def _age_labels(limits: Sequence[int]) -> list[str]:
-    """Names the rows updated within each limit, in seconds, and those before the last."""
+    """Returns names for ages of rows: within each limit, in seconds, and over the last one."""
     names = [f"{limit // 86400} d" if limit >= 86400 else f"{limit // 3600} h" for limit in limits]
     return [*(f"within {name}" for name in names), f"over {names[-1]} ago"]
 
 
 def _update_label(i: int) -> str:
-    """Names a range of update counts: 0, 1, 2-3, 4-7 and so on."""
+    """Returns the name of a range of update counts: 0, 1, 2-3, 4-7 and so on."""
     return str(i) if i < 2 else f"{2 ** (i - 1)}-{2**i - 1}"
 
 

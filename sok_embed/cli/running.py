@@ -47,7 +47,7 @@ def as_program(command: Sequence[str]) -> list[str]:
         return [sys.executable, *command]
     if shutil.which(first) is None:
         found = os.path.isfile(first)
-        why = "a file that may not be executed" if found else "which is no program on the PATH"
+        why = "a file that may not be executed" if found else "which is not a program on the PATH"
         raise FileNotFoundError(f"Expected a program to run. Received: {first!r}, {why}.")
     return list(command)
 
@@ -68,10 +68,10 @@ def run_workers(
 
     Args:
         command: A program and its arguments.
-        size: How many workers there are.
+        size: The number of workers.
         timeout: Seconds after which the workers are ended, restarts included; `None`: never.
         grace: Seconds between SIGTERM and SIGKILL.
-        restarts: How often workers are started again at most.
+        restarts: The largest number of times that workers are started again.
         min_workers: Each restart has a worker less than there were before, but no fewer than these;
             `None`: as many as before.
 
@@ -169,7 +169,7 @@ class _Job:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a worker has failed by itself: nobody has asked it to end, and time was left."""
+        """True if a worker has failed by itself: it was not asked to end, and time was left."""
         return self._failed is not None and not self._was_interrupted and not self._timed_out
 
     def start(self, command: Sequence[str], size: int, restart: int) -> None:
@@ -207,10 +207,10 @@ class _Job:
 
         Args:
             received: The signals that have come to this process, which other code adds to.
-            end: When the timeout is over, on the monotonic clock.
+            end: The end of the timeout, on the monotonic clock.
 
         Returns:
-            What `run_workers` returns.
+            The exit status, as for `run_workers`.
         """
         while any(worker.status is None for worker in self._workers):
             self._print(_LOOK_S)

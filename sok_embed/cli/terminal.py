@@ -1,4 +1,4 @@
-"""What the commands of `sok-embed` share: errors, keys, tables, progress and JSON on a terminal."""
+"""The errors, keys, tables, progress and JSON of all `sok-embed` commands on a terminal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Group(click.Group):
 
 
 def printable(text: str) -> str:
-    """Returns the text, with a sign in the place of bytes of paths that are no UTF-8."""
+    """Returns the text, with a sign for each byte that is not UTF-8, as paths may have."""
     return os.fsencode(text).decode(errors="replace")
 
 

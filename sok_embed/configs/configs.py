@@ -1,4 +1,4 @@
-"""What tables and features of a collection are: the configs that a person writes."""
+"""The tables and features of a collection, as a person configures them."""
 
 from __future__ import annotations
 
@@ -35,29 +35,30 @@ class TableConfig:
     16
 
     Args:
-        name: Of the table; unlike those of other tables of the layer.
+        name: The name of the table; it differs from those of other tables of the layer.
         vocabulary_size: Keys are in `[0, vocabulary_size)`. `None`: any 64-bit integer is a key.
         embedding_dim: The length of a vector.
         initializer: A Keras initializer, its name or config. `"uniform"` is -0.05..0.05.
         optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
-        combiner: How the vectors of several keys of an example become one: `"sum"`, `"mean"`,
-            `"sqrtn"`, `"max"`; `None` leaves a vector a key.
-        placement: Where rows lie when there are several workers. `"key"`: spread over all of them,
-            by a hash of table and key. `"worker"`: the whole table on one worker, which combines
-            the vectors of each bag and sends one for all of them. `"replicated"`: every row on
-            every worker, without a storage and evictions by seconds. `"auto"`: the plan chooses.
-        seed: Of the initializer. `None`: from the initializer if it was given one, else from the
-            names of layer and table and Keras' global seed.
+        combiner: The way in which the vectors of several keys of an example become one: `"sum"`,
+            `"mean"`, `"sqrtn"`, `"max"`; `None` leaves a vector a key.
+        placement: The places of the rows when there are several workers. `"key"`: spread over all
+            of them, by a hash of table and key. `"worker"`: the whole table on one worker, which
+            combines the vectors of each bag and sends one for all of them. `"replicated"`: every
+            row on every worker, without a storage and evictions by seconds. `"auto"`: the plan
+            chooses.
+        seed: The seed of the initializer. `None`: the initializer's own if it was given one, else
+            from the names of layer and table and Keras' global seed.
         worker: The rank of the worker that holds the table, with `placement="worker"`. `None`: the
             plan chooses.
         max_rows: The most rows on each worker; beyond it rows are evicted, or training raises.
             `None`: no limit.
         storage: A `sok_embed.kv.Storage`, or its config, that the rows live in. `None`: they live
             in memory.
-        group: Of the storage, in [0, 256). `None`: 0. Each table needs one of its own.
-        admission: Which keys get a row, as `DynamicEmbedding` has it. `None`: all.
-        eviction: Which rows go, as `DynamicEmbedding` has it. `None`: rows stay.
-        trainable: Whether training changes the table, and makes rows for keys that have none.
+        group: The group of the storage, in [0, 256). `None`: 0. Each table needs one of its own.
+        admission: The admission of keys, as for `DynamicEmbedding`. `None`: all keys get rows.
+        eviction: The eviction of rows, as for `DynamicEmbedding`. `None`: rows stay.
+        trainable: True if training changes the table, and makes rows for keys that have none.
 
     Raises:
         ValueError: For a value that is none of the above.
@@ -171,12 +172,12 @@ class FeatureConfig:
     """One input of a collection, and the table that its keys are looked up in.
 
     Args:
-        name: Of the feature; unlike those of other features of the layer.
+        name: The name of the feature; it differs from those of other features of the layer.
         table: A `TableConfig`. Features that name the same table share its rows.
         input_shape: The shape of the input with the batch, for readers of the config; it is not
             needed.
-        output_shape: That of the output, likewise.
-        combiner: That of this feature; `"table"`: the table's.
+        output_shape: The shape of the output, likewise.
+        combiner: The combiner of this feature; `"table"`: the table's.
         mask_zero: True if key 0 is padding, as Keras spells `padding_value=0`.
         padding_value: The key that is padding, an int64 or a uint64, as `DynamicEmbedding` has it:
             what is combined leaves it out, in every form of input; with `combiner=None` the vectors
@@ -333,7 +334,7 @@ def _check_same(first: TableConfig, second: TableConfig) -> None:
 
 
 def _without_identity(config: dict[str, Any]) -> dict[str, Any]:
-    """A config without what tells equal objects apart."""
+    """Returns a config without the names by which Keras tells equal objects apart."""
     if config["optimizer"] is not None:
         # Keras numbers the names of optimizers.
         of_optimizer = dict(config["optimizer"]["config"], name=None)

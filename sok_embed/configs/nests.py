@@ -14,7 +14,7 @@ class Given(NamedTuple):
     Attributes:
         number: The place of the feature among all of the layer's.
         feature: Its config.
-        value: What the caller gave for it.
+        value: The input of the feature.
     """
 
     number: int
@@ -81,7 +81,7 @@ class FeatureNest:
         """Returns the weights of features that a call has inputs of, `None` where there are none.
 
         Args:
-            given: What `inputs` returned.
+            given: The features, as returned by `inputs`.
             nest: A nest as that of the configs, in which `None`, or nothing in a dict, stands for
                 no weights; or a dict by the names of features.
 
@@ -191,7 +191,7 @@ def _check(configs: Any, given: Any, what: str, path: tuple[Any, ...], *, may_la
         given: The nest, or the part in the same place.
         what: The beginning of the message.
         path: The keys that lead to the part.
-        may_lack: Whether `None` may stand for a part.
+        may_lack: True if `None` may stand for a part.
     """
     if given is None and may_lack:
         return

@@ -14,7 +14,7 @@ _SUFFIX = ".saving"
 
 
 def work_folder(folder: str, name: str, number: int) -> str:
-    """The path of the folder that `locked_folder` makes by the same arguments."""
+    """Returns the path of the folder that `locked_folder` makes for the same arguments."""
     return os.path.join(folder, f".{name}.{number:016x}{_SUFFIX}")
 
 
@@ -22,8 +22,8 @@ def locked_folder(folder: str, name: str, number: int | None = None) -> tuple[st
     """Makes a folder that is locked while this process lives.
 
     Args:
-        folder: Where to make it.
-        name: What its own name begins with, behind a dot.
+        folder: The folder to make it in.
+        name: The beginning of its own name, behind a dot.
         number: In its name, which belongs to no other work; `None`: any.
 
     Returns:
@@ -46,8 +46,8 @@ def remove_leftovers(folder: str, name: str) -> None:
     """Removes what killed processes have left; folders of those that live are locked.
 
     Args:
-        folder: As `locked_folder` was given.
-        name: As `locked_folder` was given.
+        folder: The folder, as for `locked_folder`.
+        name: The name, as for `locked_folder`.
     """
     for entry in os.listdir(folder):
         if not (entry.startswith(f".{name}.") and entry.endswith(_SUFFIX)):
@@ -84,8 +84,8 @@ class ScratchFolder:
     when the next one is made.
 
     Args:
-        name: What its own name begins with, behind a dot.
-        parent: Where to make it; `None`: among the system's temporary files.
+        name: The beginning of its own name, behind a dot.
+        parent: The folder to make it in; `None`: the system's folder of temporary files.
 
     Attributes:
         path: Its path.

@@ -11,8 +11,8 @@ def write_whole(path: str, data: bytes, temporary: str) -> None:
     """Writes a file that is there as a whole or not at all, and is on the device afterwards.
 
     Args:
-        path: Where it is to be.
-        data: What is in it.
+        path: The path of the file.
+        data: The content of the file.
         temporary: In the same folder, where it is until it is whole.
     """
     try:
@@ -37,7 +37,7 @@ def sync(path: str) -> None:
 
 
 def remove_if_there(path: str) -> None:
-    """Removes a file; one that is gone is no error."""
+    """Removes a file; a missing one is not an error."""
     with contextlib.suppress(FileNotFoundError):
         os.remove(path)
 

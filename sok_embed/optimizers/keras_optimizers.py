@@ -35,9 +35,9 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):
     Args:
         learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`, or a callable
             without arguments. Defaults to 0.01.
-        initial_accumulator_value: What accumulators start from, at least 0. Defaults to 0.
+        initial_accumulator_value: The start of accumulators, at least 0. Defaults to 0.
         epsilon: Added to the denominator, at least 0. Defaults to 1e-8.
-        **kwargs: Those of `keras.optimizers.Optimizer`: `weight_decay`, `name`, ….
+        **kwargs: The arguments of `keras.optimizers.Optimizer`: `weight_decay`, `name`, ….
 
     Raises:
         ValueError: For a negative `initial_accumulator_value` or `epsilon`.
@@ -131,7 +131,8 @@ class GroupFtrl(keras.optimizers.Ftrl):
     'group_ftrl'
 
     Args:
-        learning_rate: As `keras.optimizers.Ftrl` has it, and so are all others.
+        learning_rate: The learning rate, as for `keras.optimizers.Ftrl`; so are all other
+            arguments.
         **kwargs: The others.
     """
 

@@ -241,7 +241,7 @@ def check_own(optimizer: keras.optimizers.Optimizer | None, table: str) -> None:
     """Looks at the options of a layer's own optimizer that cannot reach rows.
 
     Args:
-        optimizer: What `get` returned.
+        optimizer: The optimizer, as returned by `get`.
         table: The name of the table, for messages.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Where an optimizer keeps its slots of a variable, in the order of a row's slots."""
+"""Finds the slots of a variable in an optimizer, in the order of a row's slots."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def slot_variables(optimizer: Any, variable: Any) -> list[tf.Variable] | None:
     [[[0.5, 0.5]]]
 
     Args:
-        optimizer: Of Keras or of `tf.compat.v1.train`.
+        optimizer: The optimizer, of Keras or of `tf.compat.v1.train`.
         variable: A `keras.Variable` or a `tf.Variable`.
 
     Returns:
         Resource variables in the order of the slots of a row under `row_rule(optimizer)`. `None`
         if there is no such rule, if the optimizer has no slots of this variable (yet), or if one is
-        no resource variable.
+        not a resource variable.
     """
     try:
         rule = row_rule(optimizer).name
