@@ -95,7 +95,7 @@ __all__ = [
     "whole_saved_models",
 ]
 
-# Says in which module each of these names is, for those that are no modules themselves.
+# Says in which module each of these names is, for those that are not modules themselves.
 _HOMES = {
     "AdaptiveEmbedding": "layers",
     "AdaptiveTable": "tables.adaptive_table",

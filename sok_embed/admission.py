@@ -116,7 +116,7 @@ def from_config(config: Mapping[str, Any]) -> Admission:
     FrequencyAdmission(min_count=3)
 
     Args:
-        config: What `get_config` returned.
+        config: The config, as returned by `get_config`.
 
     Raises:
         ValueError: For an unknown kind or a value out of its range.

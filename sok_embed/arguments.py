@@ -48,7 +48,7 @@ def check_integer(
     expected: str | None = None,
     named: bool = False,
 ) -> int:
-    """The integer as Python's.
+    """Returns an integer as Python's `int`, or raises.
 
     Example:
     >>> check_integer("group", 256, 0, 256)
@@ -56,12 +56,12 @@ def check_integer(
     ValueError: Expected group to be an integer in [0, 256). Received: 256.
 
     Args:
-        name: Of the argument, for the message.
+        name: The name of the argument, for the message.
         value: An integer of Python or of NumPy. True and False are none.
         low: The least that is allowed. `None`: there is no bound.
-        high: What the integer must be below. `None`: there is no bound.
-        expected: What the message says is expected. `None`: an integer within the bounds.
-        named: Whether the message has the name before what was received, as in `group=256`.
+        high: The bound that the integer must be below. `None`: there is no bound.
+        expected: The expectation for the message. `None`: an integer within the bounds.
+        named: True if the message has the name before the value, as in `group=256`.
 
     Raises:
         ValueError: For anything else.
@@ -77,7 +77,7 @@ def check_integer(
 
 
 def check_positive(name: str, value: Any, limit: int | None = None) -> int:
-    """A positive integer, below the limit if there is one. As `check_integer`."""
+    """Returns a positive integer, below the limit if there is one. See `check_integer`."""
     below = "" if limit is None else f" below {limit}"
     return check_integer(name, value, 1, limit, expected=f"a positive integer{below}", named=True)
 

@@ -1,6 +1,6 @@
 """The classes of Damo-Embedding's Python module, over `sok_embed.kv`.
 
-`from sok_embed import damo` in the place of `import damo` lets a script run on. Names of
+`from sok_embed import damo` instead of `import damo` lets a script run on. Names of
 initializers, optimizers, schedules and parameters are Damo's. An unknown one is a ValueError.
 """
 
@@ -91,7 +91,7 @@ class PyStorage:
 
     Args:
         path: The folder; made if there is none.
-        ttl: Seconds after its last update that a row is kept; 0 and less: for ever.
+        ttl: Seconds after its last update that a row is kept; 0 and less: no limit.
 
     Attributes:
         storage: The `sok_embed.kv.Storage`.
@@ -180,7 +180,7 @@ class PyStorage:
 
 
 class PyOptimizer:
-    """How gradients move vectors.
+    """A rule by which gradients change vectors.
 
     Args:
         params: `name`, one of `sok_embed.kv.Optimizer`'s, and its parameters. Without a name, SGD.
@@ -220,7 +220,7 @@ class PyOptimizer:
 
 
 class PyInitializer:
-    """What vectors start from.
+    """The start of vectors.
 
     Args:
         params: `name`, one of `sok_embed.kv.Initializer`'s or Damo's spelling of it, its
@@ -274,9 +274,9 @@ class PyEmbedding:
     """One group of a storage. Equal keys of one call are updated one after another, as Damo does.
 
     Args:
-        storage: Where the rows are.
-        optimizer: What trains them.
-        initializer: What they start from.
+        storage: The storage that holds the rows.
+        optimizer: The optimizer that trains the vectors.
+        initializer: The initializer that new vectors start from.
         dimension: The length of a vector.
         group: In [0, 256).
 

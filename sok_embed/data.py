@@ -49,9 +49,9 @@ def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
             whose parts may be nests. Components are dense `[B, ...]`, ragged `[B, ...]` or sparse
             `[B, ...]`. The parts, dtypes and ranks must be those of the other workers; the number
             of batches and their sizes need not be. It may be infinite.
-        training: Whether examples are weighted. Use `False` for data that a model is evaluated on:
-            its losses and metrics on each worker are then those of the worker's own examples. The
-            same on every worker.
+        training: True if examples are weighted. Use `False` for evaluation data: its losses and
+            metrics on each worker are then those of the worker's own examples. The same on every
+            worker.
 
     Returns:
         Batches of the same parts, on several workers with float `sample_weight` `[B]` added where
@@ -63,7 +63,7 @@ def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
         shuffle, and map in parallel before `join` and not after it.
 
     Raises:
-        ValueError: If elements are no such tuples, or no batches; for a dataset that is joined
+        ValueError: If elements are not such tuples, or not batches; for a dataset that is joined
             already; if `training` differs between the workers.
         RuntimeError: Within a `tf.function` or a TF1 graph, if there are several workers.
     """
@@ -111,7 +111,7 @@ def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
 def _agreed_batches(
     dataset: tf.data.Dataset, training: bool, communicator: Communicator, name: str
 ) -> int | None:
-    """The greatest number of batches that a worker has; `None` if one does not know its own."""
+    """Returns the greatest number of batches of a worker; `None` if one does not know its own."""
     told = np.zeros([communicator.size, 2], np.int64)
     told[communicator.rank] = int(dataset.cardinality()), training
     told = communicator.all_reduce(tf.constant(told), f"{name}.batches").numpy()
@@ -156,7 +156,7 @@ def _exchanged(
 
 
 def _weighted(batch: Any, factor: tf.Tensor | None) -> Any:
-    """The batch with the weights of its examples times `factor`; with weights of 1, if `None`.
+    """Returns the batch with its examples' weights times `factor`; with weights of 1 if `None`.
 
     Weights of 1 change nothing where there are examples. Where there are none they keep a loss that
     is the mean of nothing out of the metrics.
@@ -181,7 +181,7 @@ def _scaled_by(factor: tf.Tensor) -> Any:
 
 
 def _examples(batch: Any) -> tf.Tensor:
-    """How many examples there are, int64."""
+    """Returns the number of examples, int64."""
     first = tf.nest.flatten(batch[0])[0]
     if isinstance(first, tf.SparseTensor):
         return first.dense_shape[0]
@@ -191,7 +191,7 @@ def _examples(batch: Any) -> tf.Tensor:
 
 
 def _check(spec: Any) -> None:
-    """Raises if elements are no tuples of a batch's parts, or components have no batch axis."""
+    """Raises if elements are not tuples of a batch's parts, or components have no batch axis."""
     if not isinstance(spec, tuple) or not 1 <= len(spec) <= 3 or not tf.nest.flatten(spec[0]):
         received = f"{len(spec)} parts" if isinstance(spec, tuple) else f"a {_kind(spec)}"
         raise ValueError(
@@ -232,7 +232,7 @@ def _kind(spec: Any) -> str:
 
 
 def _empty(spec: Any) -> Any:
-    """A component of 0 examples. Other axes of no known length have a length of 1."""
+    """Returns a component of 0 examples. Other axes of unknown length have a length of 1."""
     # Some ops refuse an axis of length 0 other than that of the examples.
     lengths = [1 if length is None else length for length in spec.shape[1:]]
     if isinstance(spec, tf.SparseTensorSpec):

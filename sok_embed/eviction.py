@@ -45,7 +45,7 @@ class LeastRecentlyUsed:
     counts_seconds: ClassVar[bool] = False
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments and the kind, as JSON can hold them; see `from_config`."""
+        """Returns the arguments and the kind, as JSON can hold them; see `from_config`."""
         return {"kind": self.kind}
 
 
@@ -66,7 +66,7 @@ class LeastFrequentlyUsed:
     counts_seconds: ClassVar[bool] = False
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments and the kind, as JSON can hold them; see `from_config`."""
+        """Returns the arguments and the kind, as JSON can hold them; see `from_config`."""
         return {"kind": self.kind}
 
 
@@ -115,11 +115,11 @@ class MaxAge:
 
     @property
     def counts_seconds(self) -> bool:
-        """Whether times of rows must be seconds."""
+        """True if times of rows must be seconds."""
         return self.seconds is not None
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments and the kind, as JSON can hold them; see `from_config`."""
+        """Returns the arguments and the kind, as JSON can hold them; see `from_config`."""
         return {"kind": self.kind, **asdict(self)}
 
 
@@ -160,7 +160,7 @@ class MinNorm:
         object.__setattr__(self, "every", check_integer("every", self.every, 1, _UINT32))
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments and the kind, as JSON can hold them; see `from_config`."""
+        """Returns the arguments and the kind, as JSON can hold them; see `from_config`."""
         return {"kind": self.kind, **asdict(self)}
 
 
@@ -179,7 +179,7 @@ def from_config(config: Mapping[str, Any]) -> Eviction:
     MaxAge(seconds=None, steps=1000)
 
     Args:
-        config: What `get_config` returned.
+        config: The config, as returned by `get_config`.
 
     Raises:
         ValueError: For an unknown kind or a value out of its range.
@@ -219,7 +219,7 @@ def get(eviction: Eviction | str | Mapping[str, Any] | None) -> Eviction | None:
 
 
 def core_arguments(eviction: Eviction) -> dict[str, Any]:
-    """What the core calls the numbers of an eviction: kind, max_age, min_l2 and every."""
+    """Returns the core's arguments for an eviction: kind, max_age, min_l2 and every."""
     return {
         "kind": eviction.kind,
         "max_age": eviction.ticks if isinstance(eviction, MaxAge) else 0,
@@ -239,11 +239,11 @@ def check_place(
     """Raises ValueError for an eviction that a table cannot have.
 
     Args:
-        eviction: Of the table.
-        what: Whose, for the message: `"Layer 'clicks'"`.
-        max_rows: Of the table; `None`: no limit.
-        stored: Whether its rows lie in a storage.
-        direct: Whether its rows are found by position.
+        eviction: The eviction of the table.
+        what: The owner of the table, for the message: `"Layer 'clicks'"`.
+        max_rows: The limit of the table's rows; `None`: no limit.
+        stored: True if its rows lie in a storage.
+        direct: True if its rows are found by position.
     """
     if eviction is None:
         return

@@ -26,13 +26,13 @@ def call_with_tensorflow(act: Callable[[], None]) -> None:
     that the program has asked for. An ImportError of `act` is a RuntimeWarning here: the program
     may not need what is missing, and gets the error where it does.
     """
-    if _some_is_imported():
+    if _any_is_imported():
         _try(act)
     else:
         sys.meta_path.insert(0, _Watch(act))
 
 
-def _some_is_imported() -> bool:
+def _any_is_imported() -> bool:
     return any(sys.modules.get(name) is not None for name in _AWAITED)
 
 
@@ -79,7 +79,7 @@ class _Watch(importlib.abc.MetaPathFinder):
                 execute(module)
             finally:
                 self._thread.depth = depth
-            if depth == 0 and self in sys.meta_path and _some_is_imported():
+            if depth == 0 and self in sys.meta_path and _any_is_imported():
                 sys.meta_path.remove(self)
                 _try(self._act)
 

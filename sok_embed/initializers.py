@@ -34,7 +34,7 @@ _TRUNCATED_STDDEV = 0.87962566103423978
 
 @dataclass(frozen=True)
 class RowInitializer:
-    """What a row starts from.
+    """The start of a row.
 
     Attributes:
         kind: `"constant"`, `"uniform"`, `"normal"` or `"truncated_normal"`.
