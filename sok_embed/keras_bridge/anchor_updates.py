@@ -45,14 +45,14 @@ def is_anchor(variable: Any) -> bool:
 
 
 class Update(NamedTuple):
-    """What an optimizer changes a variable by.
+    """A change of a variable by an optimizer.
 
     Attributes:
         optimizer: The Keras optimizer that computes the update; within a wrapper, the inner one.
         gradient: The gradient as the optimizer's update step receives it.
         learning_rate: The learning rate that the update step receives.
         variable: The variable that the update would change.
-        change: What Keras would change it by, or set it to.
+        change: The change of the variable, or its new value.
     """
 
     optimizer: Any
@@ -79,7 +79,9 @@ def watch(variable: tf.Variable, constraint: AnchorConstraint) -> None:
         return
     for part in parts:
         for name in _METHODS:
-            setattr(part, name, _told(part, getattr(part, name), constraint, part is parts[0]))
+            setattr(
+                part, name, _intercepted(part, getattr(part, name), constraint, part is parts[0])
+            )
         setattr(part, _MARK, True)
         part._constraint = constraint if part is parts[0] else tf.zeros_like
 
@@ -90,16 +92,18 @@ def _parts(variable: Any) -> tuple[Any, ...]:
     return (variable,)
 
 
-def _told(
-    part: Any, method: Callable[..., Any], constraint: AnchorConstraint, tells: bool
+def _intercepted(
+    part: Any, method: Callable[..., Any], constraint: AnchorConstraint, reports: bool
 ) -> Callable[..., Any]:
+    """Returns an assignment of the anchor that leaves it as it is, and reports Keras' updates."""
+
     def changed(value: Any, *args: Any, **kwargs: Any) -> Any:
         update = callers.keras_update()
         if update is None:
             # Weight decay subtracts a share of the anchor, which is 0.
             allowed = value if callers.decaying_weights() else constraint.on_assignment(value)
             return method(allowed, *args, **kwargs)
-        if tells:
+        if reports:
             constraint.on_update(Update(*update, part, value))
         return part
 

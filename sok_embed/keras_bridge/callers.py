@@ -1,4 +1,4 @@
-"""What Keras or TensorFlow is doing while it calls this package.
+"""Finds out which work of Keras or TensorFlow is calling this package.
 
 Some of what a layer or an optimizer's update has to know is in no argument and no public function:
 that Keras builds a model from a file, or by which optimizer a variable is being changed. It is in
@@ -48,7 +48,8 @@ class FunctionalCall(NamedTuple):
 
     Attributes:
         model: The model.
-        inputs: What it was given, before it casts it to the dtypes of its `keras.Input`s.
+        inputs: The inputs of the call, before the model casts them to the dtypes of its
+            `keras.Input`s.
         layer: The layer of the model that is running.
     """
 
@@ -62,8 +63,8 @@ class HDF5Saving(NamedTuple):
 
     Attributes:
         model: The model.
-        path: Of the file.
-        opened_new_file: Whether Keras has emptied the file.
+        path: The path of the file.
+        opened_new_file: True if Keras has emptied the file.
     """
 
     model: Any
@@ -76,8 +77,8 @@ class KerasUpdate(NamedTuple):
 
     Attributes:
         optimizer: The one whose formula it is.
-        gradient: What the formula is given.
-        learning_rate: As the formula is given it.
+        gradient: The gradient as the formula receives it.
+        learning_rate: The learning rate as the formula receives it.
     """
 
     optimizer: Any
@@ -86,12 +87,12 @@ class KerasUpdate(NamedTuple):
 
 
 class LoadedWeights(NamedTuple):
-    """What Keras is loading weights into.
+    """A load of weights by Keras.
 
     Attributes:
         target: A model, a layer or an optimizer.
         store: Keras' reader of the file.
-        skip_mismatch: Whether the caller has asked for it.
+        skip_mismatch: True if the caller has asked to skip what does not match.
     """
 
     target: Any
@@ -116,7 +117,7 @@ def _running(name: str, file: str = "") -> Iterator[FrameType]:
 
 
 def global_seed() -> int:
-    """What `keras.utils.set_random_seed` was given last, which has no public way out; else 0."""
+    """Returns the seed last given to `keras.utils.set_random_seed`, which has no getter; else 0."""
     return int(rng_utils.get_random_seed() or 0)
 
 

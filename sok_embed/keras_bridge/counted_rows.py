@@ -16,8 +16,8 @@ class CountedRows:
     """The vectors of a table's rows, with what `model.summary()` asks of a variable.
 
     Attributes:
-        dtype: Of the vectors.
-        trainable: Whether training changes them.
+        dtype: The dtype of the vectors.
+        trainable: True if training changes them.
     """
 
     dtype = "float32"

@@ -1,4 +1,4 @@
-"""What knows of variables alone: it would leave rows out, or behind, without a word."""
+"""Refuses calls of Keras that handle variables alone: they would silently leave rows out."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def dense_only() -> Iterator[None]:
 
 
 class LayerWithRows(LayerOfIds):
-    """A layer whose rows are no variables, so that what takes its variables lacks them."""
+    """A layer whose rows are not variables, so code that handles variables alone lacks them."""
 
     # Whether rows in a storage may come from the copy beside the file of a model.
     _reads_storage_copies = True
@@ -284,7 +284,7 @@ def _undo_hdf5(saving: callers.HDF5Saving) -> str:
     """Undoes what Keras did before the first layer was asked; says what cannot be undone.
 
     Args:
-        saving: What `callers.saving_to_hdf5` returns.
+        saving: The saving, as returned by `callers.saving_to_hdf5`.
     """
     model = saving.model
     compiled = getattr(model, "_compile_config", None)

@@ -1,4 +1,4 @@
-"""What Keras makes of a batch without examples, where it would go wrong in silence."""
+"""Corrects the results of Keras for a batch without examples, which would be silently wrong."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class _Through(NamedTuple):
     """Values that came through a cast.
 
     Attributes:
-        values: What to check, integers.
+        values: The values to check, integers.
         source: The dtype before the cast.
         low: The values are at least this.
         high: The values are below this.
@@ -111,7 +111,7 @@ def checked_in_graph(what: str, ids: tf.Tensor) -> tf.Tensor:
     """Returns ids of a graph as `checked_ids` does.
 
     Args:
-        what: How the message begins.
+        what: The beginning of the message.
         ids: Integers.
     """
     checks = [_assertion(what, through) for through in _through_casts(ids)]
@@ -126,21 +126,21 @@ def _through_casts(ids: tf.Tensor) -> Iterator[_Through]:
     seen = {ids.name}
     while parts:
         part, kept = parts.pop()
-        through, more = _behind(part, kept)
+        through, more = _sources_of(part, kept)
         if through is not None:
             yield through
         parts += [each for each in more if each[1] is not None or each[0].name not in seen]
         seen |= {tensor.name for tensor, condition in more if condition is None}
 
 
-def _behind(
+def _sources_of(
     part: tf.Tensor, kept: tf.Tensor | None
 ) -> tuple[_Through | None, list[tuple[tf.Tensor, tf.Tensor | None]]]:
-    """Goes back from a tensor to a cast, or to the tensors that it was put together from.
+    """Returns the cast that a tensor comes from, or the tensors that it was put together from.
 
     Args:
         part: The tensor.
-        kept: Which of its elements are ids; `None`: all.
+        kept: A mask of the elements that are ids; `None`: all.
     """
     tensor, chooses, bounded = part, False, False
     while True:

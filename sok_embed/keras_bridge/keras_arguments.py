@@ -42,8 +42,8 @@ def refuse_unknown_arguments(
     Args:
         layer: The class that was given them.
         arguments: The arguments that the signature of its constructor does not name.
-        remedies: What to do instead of an argument of `keras.layers.Embedding`, where this layer
-            has another answer than most.
+        remedies: The remedy for an argument of `keras.layers.Embedding`, by the argument's name,
+            where it differs from the usual one.
 
     Raises:
         ValueError: With what to do, or the argument of the nearest name.

@@ -30,7 +30,7 @@ def true_ids(inputs: Any, dtype: tf.DType = tf.int64) -> Any:
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Raises what a constructor raised, in the place of the error that Keras puts around it.
+    """Raises the error of a constructor instead of the one that Keras puts around it.
 
     That one begins with the whole config, and what was wrong stands behind it.
     """
@@ -48,7 +48,7 @@ def plain_errors() -> Iterator[None]:
 def check_rebuilt() -> None:
     """Raises if the file that Keras is loading has weights of layers that are not built.
 
-    Keras passes them over without a word where a model's own `build`, or one of its layers that
+    Keras silently passes them over where a model's own `build`, or one of its layers that
     takes no float32 placeholders, has left layers without weights.
 
     Raises:

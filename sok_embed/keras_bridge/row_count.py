@@ -1,4 +1,4 @@
-"""What a table holds, as `model.summary()` shows it."""
+"""The rows of a table, as `model.summary()` shows them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sok_embed.keras_bridge.counted_rows import rows_of
 
 
 class RowCount(int):
-    """How many numbers the vectors of a table have; in a summary also its rows and bytes.
+    """The number of floats in a table's vectors; a summary also shows its rows and bytes.
 
     `model.summary()` writes `f"{layer.count_params():,}"`, and has no other place for them. Any
     other format is that of an int.
 
     Args:
-        rows: Of the table, or of all tables.
+        rows: The number of rows of the table, or of all tables.
         numbers: In their vectors.
         memory: Bytes in memory, with slots and index.
     """
@@ -25,7 +25,7 @@ class RowCount(int):
     _text: str
 
     def __new__(cls, rows: int, numbers: int, memory: int) -> RowCount:
-        """An int with a text beside it."""
+        """Makes an int with a text beside it."""
         count = super().__new__(cls, numbers)
         count._text = f"\n{rows:,} rows\n{readable_memory_size(memory)}"
         return count
