@@ -45,16 +45,16 @@ class AdaptiveCategoricalColumn(OwnRowsCategorical, _Fields):
 
     @property
     def num_buckets(self) -> int:
-        """How many static rows there are."""
+        """The number of static rows."""
         return self.hash_bucket_size
 
     @property
     def static_rows(self) -> int:
-        """How many static rows there are."""
+        """The number of static rows."""
         return self.hash_bucket_size
 
     def buckets_of(self, ids: tf.Tensor) -> tf.Tensor:
-        """The static row of each id, int64."""
+        """Returns the static row of each id, int64."""
         if ids.dtype == tf.uint64:  # whose upper half has other digits as int64
             return tf.strings.to_hash_bucket_fast(tf.strings.as_string(ids), self.hash_bucket_size)
         if ids.dtype != tf.string:
@@ -62,7 +62,7 @@ class AdaptiveCategoricalColumn(OwnRowsCategorical, _Fields):
         return tf_ops.static_buckets(ids, self.hash_bucket_size)
 
     def lookup_buckets(self, ids: tf.Tensor, transformed: tf.Tensor) -> tf.Tensor | None:
-        """The buckets of ids whose keys do not say which they are; ids with rows need none."""
+        """Returns the buckets of ids that `buckets_of` cannot hash from keys; else `None`."""
         return transformed if ids.dtype in (tf.string, tf.uint64) else None
 
     def _transform_feature(self, inputs: Any, state_manager: Any = None) -> tf.SparseTensor:
@@ -81,7 +81,7 @@ def categorical_column_with_adaptive_embedding(
     demote_blend: float = 0.0,
     padding_value: Any = None,
 ) -> AdaptiveCategoricalColumn:
-    """A categorical column whose ids share static rows, or have rows of their own, as a mask says.
+    """Makes a categorical column whose ids share static rows, or have own rows, as a mask says.
 
     Under an `embedding_column`, each id of a batch comes with a mask. Of mask 0 it reads its
     *static row*, one of `hash_bucket_size` that ids share by their hash. Of mask 1 it reads its
@@ -96,15 +96,16 @@ def categorical_column_with_adaptive_embedding(
     Args:
         key: The name of the feature. It is a `tf.SparseTensor` of strings or integers, or a dense
             tensor, in which "" and -1 are missing.
-        hash_bucket_size: How many static rows there are.
+        hash_bucket_size: The number of static rows.
         dtype: `tf.string` or an integer type.
         partition_num: Into how many parts, at least, own rows in memory are split by key, for
             threads to work on. `None`: as many as suit the machine.
-        ev_option: Of the own rows. `None`: all keys of mask 1 have one, in memory, for ever.
-        slots: What optimizer slots an own row starts with: `"copy"`, those of its static row;
+        ev_option: The option of the own rows. `None`: all keys of mask 1 have one, in memory,
+            without limit.
+        slots: The optimizer slots that an own row starts with: `"copy"`, those of its static row;
             `"zero"`, new ones.
-        demote_blend: When a row goes by `ev_option`'s `evict_option`, its static row moves by so
-            much of `row - static row`. In [0, 1].
+        demote_blend: The share of `row - static row` by which a static row moves when an own row
+            goes by `ev_option`'s `evict_option`. In [0, 1].
         padding_value: An id that stands where there is none, beside "" and -1 of a dense tensor: it
             is not looked up, and no filter counts it. `None`: there is none.
 
@@ -167,7 +168,7 @@ def sequence_categorical_column_with_adaptive_embedding(
     demote_blend: float = 0.0,
     padding_value: Any = None,
 ) -> fc_v2.SequenceCategoricalColumn:
-    """As `categorical_column_with_adaptive_embedding`, of sequences of ids.
+    """Makes a sequence column like `categorical_column_with_adaptive_embedding`.
 
     Example:
     >>> column = sequence_categorical_column_with_adaptive_embedding("items", 100, tf.int64)
@@ -175,14 +176,14 @@ def sequence_categorical_column_with_adaptive_embedding(
     'items'
 
     Args:
-        key: As there, and so are the others.
-        hash_bucket_size: As there.
-        dtype: As there.
-        partition_num: As there.
-        ev_option: As there.
-        slots: As there.
-        demote_blend: As there.
-        padding_value: As there.
+        key: The key, as for `categorical_column_with_adaptive_embedding`.
+        hash_bucket_size: The number of static rows.
+        dtype: The dtype of ids.
+        partition_num: The number of partitions.
+        ev_option: The option of the own rows.
+        slots: The start of optimizer slots.
+        demote_blend: The share that a static row moves by.
+        padding_value: The value that stands for no id.
 
     Returns:
         A column for an `embedding_column` of `sequence_input_layer` or `SequenceFeatures`.

@@ -1,4 +1,4 @@
-"""What categorical columns whose ids have rows of their own have in common."""
+"""The base of categorical columns whose ids have rows of their own."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
 
     Attributes:
         key: The name of the feature.
-        dtype: Of ids.
+        dtype: The dtype of ids.
         partition_num: Into how many parts, at least, own rows in memory are split; or `None`.
-        ev_option: Of the own rows.
+        ev_option: The option of the own rows.
         slots: `"copy"` if an own row starts with the optimizer slots of its static row, `"zero"` if
             with new ones.
-        demote_blend: How much of a row that goes its static row takes.
+        demote_blend: The share of a leaving row that its static row takes.
         padding_value: The id that stands where there is none, or `None`.
     """
 
@@ -48,24 +48,24 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
     @property
     @abstractmethod
     def static_rows(self) -> int:
-        """How many static rows there are."""
+        """The number of static rows."""
 
     @property
     @abstractmethod
     def absent_value(self) -> float | None:
-        """What each element is of an id that a filter holds back; `None`: its static row's."""
+        """The value of each element of an id that a filter holds back; `None`: its static row's."""
 
     @abstractmethod
     def buckets_of(self, ids: tf.Tensor) -> tf.Tensor:
-        """The static row of each id, int64."""
+        """Returns the static row of each id, int64."""
 
     @abstractmethod
     def lookup_buckets(self, ids: tf.Tensor, transformed: tf.Tensor) -> tf.Tensor | None:
-        """The static row of each id, if the lookup cannot hash its key for itself.
+        """Returns the static row of each id, if the lookup cannot hash its key for itself.
 
         Args:
-            ids: As they come.
-            transformed: What `transform_feature` makes of them.
+            ids: The ids as the caller passes them.
+            transformed: The result of `transform_feature` for the ids.
         """
 
     @property
@@ -88,7 +88,7 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
 
     @property
     def parse_example_spec(self) -> dict[str, Any]:
-        """How `tf.io.parse_example` reads the feature."""
+        """The feature's entry for `tf.io.parse_example`."""
         return {self.key: tf.io.VarLenFeature(self.dtype)}
 
     @property
@@ -96,15 +96,19 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
         return self.parse_example_spec
 
     def raw_ids(self, cache: Any, state_manager: Any = None) -> tf.SparseTensor:
-        """Returns the ids that are no padding. Of a dense feature -1, or "", is missing too."""
+        """Returns the ids that are not padding. In a dense feature -1, or "", is missing too."""
         version_2 = isinstance(cache, fc_v2.FeatureTransformationCache)
         tensor = cache.get(self.key, state_manager) if version_2 else cache.get(self.key)
         ids = fc_v2._to_sparse_input_and_drop_ignore_values(tensor)
         utils.assert_string_or_int(ids.dtype, prefix=f"column_name: {self.key} input_tensor")
         self.check_ids(ids.dtype)
-        return ids if self.padding_value is None else tf.sparse.retain(ids, self.stays(ids.values))
+        return (
+            ids
+            if self.padding_value is None
+            else tf.sparse.retain(ids, self.not_padding(ids.values))
+        )
 
-    def stays(self, ids: tf.Tensor) -> tf.Tensor:
+    def not_padding(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns which ids are not padding: bool of their shape."""
         return tf.not_equal(ids, tf.constant(self.padding_value, ids.dtype))
 
@@ -117,22 +121,22 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
             )
 
     def keys_of(self, ids: tf.Tensor) -> tf.Tensor:
-        """The key that an id's own row goes by, int64: the id itself, or 63 bits of a hash."""
+        """Returns the key of an id's own row, int64: the id itself, or 63 bits of a hash."""
         if ids.dtype == tf.string:
             return tf.strings.to_hash_bucket_fast(ids, _INT64_MAX)
         keys = tf.bitcast(ids, tf.int64) if ids.dtype == tf.uint64 else tf.cast(ids, tf.int64)
         return keys if tf.executing_eagerly() else checked_in_graph(f"Column '{self.key}'", keys)
 
     def transform_feature(self, transformation_cache: Any, state_manager: Any) -> tf.SparseTensor:
-        """What the ids are to columns that know nothing of own rows."""
+        """Returns the ids as columns read them that do not support own rows."""
         return self._transform_feature(transformation_cache, state_manager)
 
     @abstractmethod
     def _transform_feature(self, inputs: Any, state_manager: Any = None) -> tf.SparseTensor:
-        """The same, as columns of TF1 ask for it."""
+        """Returns the same for columns of TF1."""
 
     def get_sparse_tensors(self, transformation_cache: Any, state_manager: Any) -> Any:
-        """The ids of `transform_feature`, without weights."""
+        """Returns the ids of `transform_feature`, without weights."""
         return self.IdWeightPair(transformation_cache.get(self, state_manager), None)
 
     def _get_sparse_tensors(
@@ -141,7 +145,7 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
         return self.IdWeightPair(inputs.get(self), None)
 
     def get_config(self) -> dict[str, Any]:
-        """The fields, as JSON can hold them."""
+        """Returns the fields, as JSON can hold them."""
         fields: dict[str, Any] = self._asdict()
         return {**fields, "dtype": self.dtype.name, "ev_option": self.ev_option.get_config()}
 
@@ -160,7 +164,7 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
 
 
 def own_rows_column_in(column: Any) -> Any:
-    """The `OwnRowsCategorical` under weights, sequences and embeddings, or `None`."""
+    """Returns the `OwnRowsCategorical` under weights, sequences and embeddings, or `None`."""
     while not isinstance(column, OwnRowsCategorical):
         if not hasattr(column, "categorical_column"):
             return None
@@ -171,7 +175,7 @@ def own_rows_column_in(column: Any) -> Any:
 def check_partitions(
     key: str, partition_num: int | None, ev_option: EmbeddingVariableOption
 ) -> int | None:
-    """The number of parts; raises ValueError for none, and for one of rows that lie on disk."""
+    """Returns the number of parts; raises ValueError for none, and for rows that lie on disk."""
     if partition_num is None:
         return None
     partition_num = check_integer(f"partition_num of column '{key}'", partition_num, 1)
@@ -198,7 +202,7 @@ def check_padding(key: str, dtype: tf.DType, padding_value: Any) -> Any:
 
 
 def as_option(key: str, ev_option: Any) -> EmbeddingVariableOption:
-    """The option, or that without any; raises ValueError for anything else."""
+    """Returns the option, or an empty one for `None`; raises ValueError for anything else."""
     if ev_option is None:
         return EmbeddingVariableOption()
     if not isinstance(ev_option, EmbeddingVariableOption):

@@ -27,7 +27,7 @@ class Routed(NamedTuple):
     places: tuple[tf.Tensor, tf.Tensor]
 
     def joined(self, own: tf.Tensor) -> tf.Tensor:
-        """All rows in their places, `[n, dim]`, with the own rows that were asked for."""
+        """Returns all rows in their places, `[n, dim]`, with the own rows that were asked for."""
         rows = tf.dynamic_stitch(self.places, (self.shared, own))
         rows.set_shape([None, *own.shape[1:]])
         return rows
@@ -44,7 +44,7 @@ class EmbeddingRows:
 
     Attributes:
         column: The same.
-        table: Of the own rows. `None`: there are none.
+        table: The table of own rows. `None`: there are none.
         anchor: The variable that stands for the own rows, or `None`.
     """
 
@@ -64,7 +64,7 @@ class EmbeddingRows:
 
     @property
     def copies_slots(self) -> bool:
-        """Whether own rows start with the optimizer's slots of their static rows."""
+        """True if own rows start with the optimizer's slots of their static rows."""
         return bool(self._categorical.slots == "copy")
 
     def add_table(
@@ -73,8 +73,8 @@ class EmbeddingRows:
         """Adds own rows, and makes their anchor.
 
         Args:
-            table: Of the own rows.
-            host: As `TableLookup` has it.
+            table: The table of the own rows.
+            host: The host, as `TableLookup` has it.
             make_anchor: Makes a variable of the host.
             static: The variable of the static rows, as the host's optimizer knows it.
         """
@@ -91,7 +91,7 @@ class EmbeddingRows:
             keys: int64 `[n]`.
             buckets: int64 `[n]`, their static rows. `None`: keys are hashed.
             mask: int32 `[n]`: 1 reads the own row, 0 the static row.
-            training: Whether keys of mask 1 without a row get one.
+            training: True if keys of mask 1 without a row get one.
 
         Returns:
             float32 `[n, dim]`.
@@ -104,7 +104,7 @@ class EmbeddingRows:
         return routed.joined(own)
 
     def buckets_of(self, keys: tf.Tensor, buckets: tf.Tensor | None) -> tf.Tensor:
-        """The static row of each key, int64 `[n]`: as given, or as keys are hashed."""
+        """Returns the static row of each key, int64 `[n]`: as given, or by the hash of the key."""
         if buckets is None:
             return tf_ops.static_buckets(keys, self.column.static_rows)
         return buckets
@@ -115,10 +115,10 @@ class EmbeddingRows:
         """Reads static rows, of which every worker has all, and says which own rows to ask for.
 
         Args:
-            keys: As `lookup` has them.
+            keys: The keys, as for `lookup`.
             buckets: int64 `[n]`.
-            mask: As `lookup` has it.
-            training: As `lookup` has it.
+            mask: The mask, as for `lookup`.
+            training: True for training, as for `lookup`.
         """
         is_own = tf.equal(mask, 1)
         shared, own = (tf.cast(tf.where(at)[:, 0], tf.int32) for at in (~is_own, is_own))
@@ -127,7 +127,7 @@ class EmbeddingRows:
         return Routed(asked, tf.gather(self.static, tf.gather(buckets, shared)), (shared, own))
 
     def _begin(self, training: bool) -> Call:
-        """What a call may do to the table."""
+        """Begins a call, and decides what it may do to the table."""
         return self._own.begin(training, training)
 
     def _read(

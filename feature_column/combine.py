@@ -8,15 +8,16 @@ import tensorflow as tf
 
 
 class Positions(NamedTuple):
-    """What a column looks up in a batch, and the places that the rows have in it.
+    """The lookup of a column in a batch, and the places of its rows in it.
 
     Attributes:
         ids: `[batch, …]` with n values; where they are counts, not what they are.
-        weights: Of the same places, or `None`.
+        weights: The weights of the same places, or `None`.
         keys: int64 `[n]`.
         buckets: int64 `[n]`, or `None`.
         mask: int32 `[n]`.
-        safe: As `tf.nn.safe_embedding_lookup_sparse`, which has zeros where there are no ids.
+        safe: True for the behaviour of `tf.nn.safe_embedding_lookup_sparse`, which returns zeros
+            where there are no ids.
     """
 
     ids: tf.SparseTensor
@@ -28,7 +29,7 @@ class Positions(NamedTuple):
 
 
 def with_weight(column: Any, positions: Positions) -> Positions:
-    """The positions that are looked up: a safe mean has none of weight 0 and below.
+    """Returns the positions that are looked up: a safe mean has none of weight 0 and below.
 
     Args:
         column: Says how to combine.
@@ -51,12 +52,12 @@ def with_weight(column: Any, positions: Positions) -> Positions:
 
 
 def combine(column: Any, positions: Positions, rows: tf.Tensor) -> tf.Tensor:
-    """As `tf.nn.embedding_lookup_sparse`, with rows that have been looked up.
+    """Combines as `tf.nn.embedding_lookup_sparse` does, with rows that have been looked up.
 
     Args:
         column: Says how to combine.
-        positions: From `with_weight`.
-        rows: Of their keys, float32 `[n, dim]`.
+        positions: The positions, from `with_weight`.
+        rows: The rows of their keys, float32 `[n, dim]`.
 
     Returns:
         float32 `[batch, …, dim]`, the last dimension of the ids combined.

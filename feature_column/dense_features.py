@@ -34,7 +34,7 @@ from sok_embed.training.strategies import check_strategy
 
 
 class _FeaturesLayer(LayerWithRows, ABC):
-    """What `DenseFeatures` and `SequenceFeatures` have in common."""
+    """The base of `DenseFeatures` and `SequenceFeatures`."""
 
     _of_sequences: bool
     _takes_ids = False
@@ -99,7 +99,7 @@ class _FeaturesLayer(LayerWithRows, ABC):
         return {name: made.table for name, made in embeddings.items() if made.table is not None}
 
     def static_rows(self, name: str) -> tf.Variable:
-        """The variable `[buckets, dim]` of the static rows of a column, by its name in `tables`.
+        """Returns the static rows of a column, `[buckets, dim]`, by the column's name in `tables`.
 
         Raises:
             ValueError: For another name.
@@ -174,15 +174,15 @@ class _FeaturesLayer(LayerWithRows, ABC):
 
     @abstractmethod
     def _placeholders(self) -> Any:
-        """What stands for the outputs while Keras builds a model from a file."""
+        """Returns placeholders of the outputs while Keras builds a model from a file."""
 
     @abstractmethod
     def _look_up(self, cache: fc_v2.FeatureTransformationCache, state: LayerState) -> Any:
-        """The outputs of a call."""
+        """Returns the outputs of a call."""
 
     @abstractmethod
     def _nothing(self, batch: Any) -> Any:
-        """Outputs for features that mean nothing to the columns.
+        """Returns outputs for features that mean nothing to the columns.
 
         Args:
             batch: The number of examples.
@@ -199,7 +199,7 @@ class _FeaturesLayer(LayerWithRows, ABC):
         """Does nothing: all shapes are known from the columns."""
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         return {
             **super().get_config(),
             "feature_columns": serialization.serialize_feature_columns(self._state.columns),
@@ -246,7 +246,7 @@ class _FeaturesLayer(LayerWithRows, ABC):
 
 
 def _prefix(column: int) -> str:
-    """Of the entries of a Keras file for the rows of one of the columns."""
+    """Returns the prefix of the entries of a Keras file for the rows of one of the columns."""
     return f"own_rows_{column}_"
 
 
@@ -286,7 +286,7 @@ class DenseFeatures(_FeaturesLayer):
 
     Args:
         feature_columns: Dense columns, of TensorFlow and of `embedding_column`.
-        **kwargs: Of `keras.layers.Layer`.
+        **kwargs: The arguments of `keras.layers.Layer`.
 
     Call arguments:
         features: A dict of dense, sparse or ragged tensors, by name.
@@ -335,13 +335,13 @@ class DenseFeatures(_FeaturesLayer):
         return tf.cast(tf.concat(outputs, 1), self.compute_dtype)
 
     def compute_output_shape(self, *_: Any, **__: Any) -> tuple[int | None, int]:
-        """Of any batch."""
+        """Returns the shape of the output for any batch."""
         return (None, self._width())
 
     def compute_output_spec(
         self, features: Any, adaptive_mask_tensors: Any = None, training: bool | None = None
     ) -> keras.KerasTensor:
-        """The shape and the dtype of the output; checks which masks there are."""
+        """Returns the shape and the dtype of the output; checks which masks there are."""
         self._check_symbolic(adaptive_mask_tensors)
         return keras.KerasTensor(self.compute_output_shape(), dtype=self.compute_dtype)
 
@@ -366,7 +366,7 @@ class SequenceFeatures(_FeaturesLayer):
 
     Args:
         feature_columns: Dense columns over sequences.
-        **kwargs: Of `keras.layers.Layer`.
+        **kwargs: The arguments of `keras.layers.Layer`.
 
     Call arguments:
         features: As `DenseFeatures` has it.
@@ -378,7 +378,7 @@ class SequenceFeatures(_FeaturesLayer):
         sequence; and the lengths, int64 `[batch]`.
 
     Raises:
-        ValueError: As `DenseFeatures` raises, and for columns that are no sequences.
+        ValueError: As `DenseFeatures` raises, and for columns that are not sequences.
         tf.errors.InvalidArgumentError: As `DenseFeatures` raises, and for columns of different
             lengths.
     """
@@ -409,7 +409,7 @@ class SequenceFeatures(_FeaturesLayer):
     def compute_output_spec(
         self, features: Any, adaptive_mask_tensors: Any = None, training: bool | None = None
     ) -> tuple[keras.KerasTensor, keras.KerasTensor]:
-        """The shapes and dtypes of the outputs; checks which masks there are."""
+        """Returns the shapes and dtypes of the outputs; checks which masks there are."""
         self._check_symbolic(adaptive_mask_tensors)
         return (
             keras.KerasTensor((None, None, self._width()), dtype=self.compute_dtype),

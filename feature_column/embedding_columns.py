@@ -29,7 +29,7 @@ def embedding_column(
     trainable: bool = True,
     use_safe_embedding_lookup: bool = True,
 ) -> Any:
-    """`tf.feature_column.embedding_column`, also over adaptive columns.
+    """Makes `tf.feature_column.embedding_column`, also over adaptive columns.
 
     Over a column of TensorFlow it returns what TensorFlow does. Over one of
     `categorical_column_with_adaptive_embedding`, weighted or a sequence too, it returns a column
@@ -42,16 +42,17 @@ def embedding_column(
     'item_embedding'
 
     Args:
-        categorical_column: Of TensorFlow, or adaptive.
+        categorical_column: The categorical column: of TensorFlow, or adaptive.
         dimension: The length of a row.
         combiner: `"mean"`, `"sqrtn"` or `"sum"` of the rows of an example.
-        initializer: Of the static rows. `None`: that of the column's `InitializerOption`, else a
-            truncated normal of standard deviation `1 / sqrt(dimension)`.
+        initializer: The initializer of the static rows. `None`: that of the column's
+            `InitializerOption`, else a truncated normal of standard deviation `1 /
+            sqrt(dimension)`.
         ckpt_to_load_from: A checkpoint that static rows start from.
         tensor_name_in_ckpt: Their name in there.
         max_norm: The longest row; longer ones are scaled down before they are combined.
         trainable: `False`: rows stay as they are, and keys get none of their own.
-        use_safe_embedding_lookup: As TensorFlow has it.
+        use_safe_embedding_lookup: True for safe lookups, as in TensorFlow.
 
     Returns:
         A dense column.
@@ -92,7 +93,7 @@ def shared_embedding_columns(
     trainable: bool = True,
     use_safe_embedding_lookup: bool = True,
 ) -> list[Any]:
-    """`tf.compat.v1.feature_column.shared_embedding_columns`, also over adaptive columns.
+    """Makes `tf.compat.v1.feature_column.shared_embedding_columns`, also over adaptive columns.
 
     The columns have their rows in common, static ones and own ones. Unlike TensorFlow's, this works
     outside of a graph too, for the layers of `sok_embed.feature_column`.
@@ -105,17 +106,17 @@ def shared_embedding_columns(
     ['seen_shared_embedding', 'bought_shared_embedding']
 
     Args:
-        categorical_columns: Of one kind, with the same arguments but for `key`. Some may be
-            weighted, or sequences.
-        dimension: As `embedding_column` has it, and so are the others.
-        combiner: As there.
-        initializer: As there.
-        shared_embedding_collection_name: What the rows go by. `None`: the columns' names.
-        ckpt_to_load_from: As there.
-        tensor_name_in_ckpt: As there.
-        max_norm: As there.
-        trainable: As there.
-        use_safe_embedding_lookup: As there.
+        categorical_columns: The columns, of one kind and with the same arguments but for `key`.
+            Some may be weighted, or sequences.
+        dimension: The length of a row, as for `embedding_column`; so are the other arguments.
+        combiner: See `embedding_column`.
+        initializer: See `embedding_column`.
+        shared_embedding_collection_name: The name of the shared rows. `None`: the columns' names.
+        ckpt_to_load_from: See `embedding_column`.
+        tensor_name_in_ckpt: See `embedding_column`.
+        max_norm: See `embedding_column`.
+        trainable: See `embedding_column`.
+        use_safe_embedding_lookup: See `embedding_column`.
 
     Returns:
         A dense column for each.
@@ -170,7 +171,7 @@ def shared_embedding_columns(
 
 
 def one_initializer(adaptive: Any, initializer: Any) -> Any:
-    """That of a column's option, or the one beside it; raises ValueError for two different ones."""
+    """Returns the initializer, the argument's or the option's; raises ValueError if they differ."""
     option = adaptive.ev_option.initializer
     if initializer is None or option is None:
         return option if initializer is None else initializer

@@ -43,7 +43,7 @@ class EmbeddingVariable:
     """Rows by key in a TF1 graph. `get_embedding_variable` makes it.
 
     `tf.nn.embedding_lookup`, `tf.nn.embedding_lookup_sparse`, `tf.nn.safe_embedding_lookup_sparse`
-    and those of `tf.compat.v1.nn`, and `tf.gather`, take it in the place of a variable. A trainable
+    and those of `tf.compat.v1.nn`, and `tf.gather`, take it instead of a variable. A trainable
     one makes rows whenever a lookup runs.
 
     The optimizer that trains it finds `anchor` among the trainable variables: in a `var_list`, this
@@ -52,7 +52,7 @@ class EmbeddingVariable:
     Args:
         embedding: The rows in the graph.
         column: The embedding column that they are made by.
-        trainable: Whether rows are made and trained.
+        trainable: True if rows are made and trained.
     """
 
     def __init__(
@@ -78,40 +78,40 @@ class EmbeddingVariable:
 
     @property
     def default_values(self) -> tf.Variable:
-        """What rows start from, `[n, dim]` of `n = default_value_dim`: key `k` from `k % n`."""
+        """The start of rows, `[n, dim]` of `n = default_value_dim`: key `k` from `k % n`."""
         return self._embedding.static
 
     @property
     def dtype(self) -> tf.DType:
-        """Of rows."""
+        """The dtype of rows."""
         return tf.float32
 
     @property
     def key_dtype(self) -> tf.DType:
-        """Of ids."""
+        """The dtype of ids."""
         return self._categorical.dtype
 
     @property
     def shape(self) -> tf.TensorShape:
-        """Of a row, as DeepRec has it: how many rows there are, nobody knows before."""
+        """The shape of a row, as in DeepRec: the number of rows is not known before."""
         return tf.TensorShape([self._column.dimension])
 
     def get_shape(self) -> tf.TensorShape:
-        """As `shape`."""
+        """Returns `shape`."""
         return self.shape
 
     def total_count(self) -> tf.Tensor:
-        """How many rows there are, and their length: int64 `[2]`."""
+        """Returns the number of rows and their length: int64 `[2]`."""
         dim = tf.constant(self._column.dimension, tf.int64)
         return tf.stack([tf_ops.size(self._handle), dim])
 
     def export(self) -> Rows:
-        """All rows, as they are between two steps."""
+        """Returns all rows, as they are between two steps."""
         contents = tf_ops.export(self._handle, self._column.dimension, with_slots=False)
         return Rows(contents.keys, contents.embeddings)
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """The rows of ids of any shape: float32 `indices.shape + [dim]`.
+        """Returns the rows of ids of any shape: float32 `indices.shape + [dim]`.
 
         Raises:
             ValueError: For ids of another kind than `key_dtype`; in a branch or a loop.
@@ -132,14 +132,14 @@ class EmbeddingVariable:
         max_norm: float | None,
         safe: bool,
     ) -> tf.Tensor:
-        """The rows of ids `[batch, …]`, combined by example, as the sparse lookups of `tf.nn` do.
+        """Combines the rows of ids `[batch, …]` by example, as the sparse lookups of `tf.nn` do.
 
         Args:
-            ids: Of `key_dtype`.
-            weights: Of the same places, or `None`: 1.
+            ids: The ids, of `key_dtype`.
+            weights: The weights of the same places, or `None`: 1.
             combiner: `"mean"`, `"sqrtn"` or `"sum"`.
             max_norm: The longest row.
-            safe: Whether examples without ids are zeros, and weights of 0 and below are left out.
+            safe: True if examples without ids are zeros, and weights of 0 and below are left out.
 
         Raises:
             ValueError: For ids of another kind than `key_dtype`; in a branch or a loop.
@@ -154,7 +154,7 @@ class EmbeddingVariable:
         return combine(column, positions, rows)
 
     def __iter__(self) -> Iterator[EmbeddingVariable]:
-        """The parts, as a partitioned variable has them: this one, which all of them are in."""
+        """Yields the parts, as a partitioned variable has them: the variable itself."""
         return iter([self])
 
     def __repr__(self) -> str:
@@ -203,7 +203,7 @@ def get_embedding_variable(
     init_data_source: Any = None,
     ev_option: EmbeddingVariableOption | None = None,
 ) -> EmbeddingVariable:
-    """Rows of any 64-bit keys, for the lookups of `tf.nn` in a TF1 graph, as DeepRec has them.
+    """Makes rows of any 64-bit keys for the lookups of `tf.nn` in a TF1 graph, as DeepRec does.
 
     A key that has no row gets one when a lookup asks for it. Rows start from one of
     `default_value_dim` vectors that the initializer draws at once: see `InitializerOption`. They
@@ -224,11 +224,11 @@ def get_embedding_variable(
     Args:
         name: In the variable scope. With reuse, the same name is the same rows.
         embedding_dim: The length of a row.
-        key_dtype: Of ids: an integer type or `tf.string`.
+        key_dtype: The dtype of ids: an integer type or `tf.string`.
         value_dtype: `None` or `tf.float32`.
-        initializer: Of the vectors that rows start from, or one vector. `None`: that of the
-            `InitializerOption`, of the variable scope, or a truncated normal of standard deviation
-            1.
+        initializer: The initializer of the vectors that rows start from, or one vector. `None`:
+            that of the `InitializerOption`, of the variable scope, or a truncated normal of
+            standard deviation 1.
         regularizer: Only `None` and `tf.compat.v1.no_regularizer`.
         trainable: `False`: rows stay as they are, and keys get none.
         collections: Graph collections of the variables behind the rows.
@@ -238,12 +238,13 @@ def get_embedding_variable(
         validate_shape: Without effect, as no shape is known before.
         custom_getter: Only `None`.
         constraint: Only `None`.
-        steps_to_live: As `GlobalStepEvict(steps_to_live)` among the options.
+        steps_to_live: The steps of `GlobalStepEvict(steps_to_live)`, which the options may have
+            instead.
         init_data_source: Only `None`.
-        ev_option: Which keys keep a row, where rows live and what they start from.
+        ev_option: The option for the keys that keep a row, the place of rows and their start.
 
     Returns:
-        What the lookups take in the place of a variable.
+        The embedding variable, which the lookups take instead of a variable.
 
     Raises:
         ValueError: For an argument that is none of the above; outside of a TF1 graph, in a branch
@@ -309,7 +310,7 @@ def _with_steps_to_live(
 
 
 def _partitions(what: str, partitioner: Any, rows: int, dim: int) -> int | None:
-    """How many parts a partitioner of variables wants."""
+    """Returns the number of parts that a partitioner of variables wants."""
     if partitioner is None:
         return None
     if not callable(partitioner):
@@ -322,7 +323,7 @@ def _partitions(what: str, partitioner: Any, rows: int, dim: int) -> int | None:
 
 
 def _start(what: str, initializer: Any, of_scope: Any, dim: int) -> Any:
-    """The initializer of the vectors that rows start from."""
+    """Returns the initializer of the vectors that rows start from."""
     if initializer is None:
         initializer = of_scope or tf.compat.v1.truncated_normal_initializer()
     if isinstance(initializer, type):
@@ -343,7 +344,7 @@ def _start(what: str, initializer: Any, of_scope: Any, dim: int) -> Any:
 
 
 def _as_ids(ids: Any, dtype: tf.DType) -> tf.Tensor:
-    """A tensor. Python integers take the dtype of the variable."""
+    """Returns ids as a tensor. Python integers take the dtype of the variable."""
     if tf.is_tensor(ids) or hasattr(ids, "dtype"):
         return tf.convert_to_tensor(ids)
     return tf.convert_to_tensor(ids, dtype)

@@ -1,4 +1,4 @@
-"""Which rows go: DeepRec's evictions."""
+"""DeepRec's evictions of rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GlobalStepEvict:
         object.__setattr__(self, "steps_to_live", steps)
 
     def eviction(self) -> MaxAge:
-        """The eviction of `sok_embed.eviction` that does this."""
+        """Returns the eviction of `sok_embed.eviction` that does this."""
         return MaxAge(steps=self.steps_to_live)
 
     @property
@@ -71,5 +71,5 @@ class L2WeightEvict:
         object.__setattr__(self, "every", check_integer("L2WeightEvict's every", self.every, 1))
 
     def eviction(self) -> MinNorm:
-        """The eviction of `sok_embed.eviction` that does this."""
+        """Returns the eviction of `sok_embed.eviction` that does this."""
         return MinNorm(float(self.l2_weight_threshold), min(self.every, 2**32 - 1))

@@ -1,4 +1,4 @@
-"""Which keys get a row: DeepRec's filters, as admissions of the table."""
+"""DeepRec's filters of keys, as admissions of the table."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ class CounterFilter:
         object.__setattr__(self, "filter_freq", freq)
 
     def admission(self) -> Admission | None:
-        """The admission of `sok_embed.admission` that does this."""
+        """Returns the admission of `sok_embed.admission` that does this."""
         return FrequencyAdmission(self.filter_freq) if self.filter_freq > 1 else None
 
 
 @dataclass(frozen=True)
 class CBFFilter:
-    """As `CounterFilter`, with counts in a counting Bloom filter, which has a fixed size.
+    """A `CounterFilter` with counts in a counting Bloom filter, which has a fixed size.
 
     Example:
     >>> CBFFilter(filter_freq=3, max_element_size=1000, false_positive_probability=0.01).admission()
     CountingBloomAdmission(min_count=3, capacity=1000, false_positive_rate=0.01, counter_bits=16)
 
     Attributes:
-        filter_freq: How often a key is asked for until it gets a row, below 2 to the power of the
-            counters' bits.
+        filter_freq: The number of times that a key is asked for until it gets a row, below 2 to the
+            power of the counters' bits.
         max_element_size: Distinct keys that the filter is made for.
         false_positive_probability: Share of rarer keys that get a row too early, in (0, 1).
         counter_type: `tf.uint8` or `tf.uint16`. The wider `tf.uint32` and `tf.uint64` are
@@ -85,7 +85,7 @@ class CBFFilter:
             )
 
     def admission(self) -> Admission:
-        """The admission of `sok_embed.admission` that does this."""
+        """Returns the admission of `sok_embed.admission` that does this."""
         return CountingBloomAdmission(
             self.filter_freq,
             self.max_element_size,

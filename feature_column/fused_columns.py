@@ -13,11 +13,11 @@ from sok_embed.lookups.fused_lookup import vectors_of_many
 
 
 class Wanted(NamedTuple):
-    """What a column looks up.
+    """The lookup of a column.
 
     Attributes:
-        rows: Where. Columns that share rows have the same.
-        positions: What, from `with_weight`.
+        rows: The rows to look up in. Columns that share rows have the same.
+        positions: The positions to look up, from `with_weight`.
     """
 
     rows: EmbeddingRows
@@ -30,8 +30,8 @@ def rows_of_columns(wanted: Sequence[Wanted], training: bool, name: str) -> list
     Columns that share rows are looked up as one, so that an owner hears of a key once.
 
     Args:
-        wanted: Of each column; the same columns on every worker.
-        training: Whether keys of mask 1 without a row get one.
+        wanted: The lookup of each column; the same columns on every worker.
+        training: True if keys of mask 1 without a row get one.
         name: Tells the exchange from others; the same on every worker.
 
     Returns:
@@ -55,7 +55,7 @@ def rows_of_columns(wanted: Sequence[Wanted], training: bool, name: str) -> list
 def _joined(
     rows: EmbeddingRows, positions: Sequence[Positions]
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Keys, buckets and masks of columns that share rows, one behind the other."""
+    """Returns keys, buckets and masks of columns that share rows, one behind the other."""
     fields = [(one.keys, rows.buckets_of(one.keys, one.buckets), one.mask) for one in positions]
     keys, buckets, mask = (tf.concat(field, 0) for field in zip(*fields, strict=True))
     return keys, buckets, mask

@@ -37,7 +37,7 @@ class GraphTable:
     """The table of own rows in a TF1 graph. Each session has rows of its own.
 
     Args:
-        column: Whose rows.
+        column: The column of the rows.
         dim: The length of a row.
         static: The variable of the static rows.
         name: In TensorFlow's resource manager.
@@ -92,7 +92,7 @@ class GraphTable:
                     change._add_control_inputs([rows.op for rows in self.lookups])
 
     def step_count(self) -> tf.Tensor:
-        """The number of commits that found gradients, an int64 scalar."""
+        """Returns the number of commits that found gradients, an int64 scalar."""
         return tf_ops.steps(self.resource_handle)
 
 
@@ -100,7 +100,7 @@ class GraphEmbedding(EmbeddingRows):
     """The rows of a column in a graph.
 
     Args:
-        column: That made them.
+        column: The column that made them.
         static: The variable of the static rows, `[buckets, dim]`.
 
     Attributes:
@@ -128,7 +128,7 @@ class GraphEmbedding(EmbeddingRows):
 
 
 def embedding(column: Any, weight_collections: Any, trainable: Any) -> GraphEmbedding:
-    """The rows of a column in the variable scope of the graph that is being built.
+    """Returns the rows of a column in the variable scope of the graph that is being built.
 
     Raises:
         ValueError: Outside of a graph and inside of a branch or a loop, with several workers, and
@@ -175,9 +175,9 @@ def check_graph(what: str, call: str, instead: str) -> None:
     """Raises ValueError unless rows can be looked up in the graph that is being built.
 
     Args:
-        what: That wants to look rows up, as it begins a message.
-        call: What looks them up.
-        instead: What to use outside of TF1 graphs and with several workers.
+        what: The name of the object that looks rows up, as it begins a message.
+        call: The call that looks them up.
+        instead: The replacement outside of TF1 graphs and with several workers.
     """
     graph = tf.compat.v1.get_default_graph()
     if graph._get_control_flow_context() is not None or isinstance(graph, _BRANCHES):
@@ -199,7 +199,7 @@ def check_graph(what: str, call: str, instead: str) -> None:
 def own_rows(
     name: str, session: tf.compat.v1.Session | None = None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """The own rows of an embedding column in a session.
+    """Returns the own rows of an embedding column in a session.
 
     Example:
     >>> from sok_embed import feature_column as fc
@@ -214,9 +214,9 @@ def own_rows(
     array([7])
 
     Args:
-        name: Of the column, of what shared columns share, of an embedding variable, or of the
-            variable of the static rows, with which columns of one name in several layers are told
-            apart.
+        name: The name of the column, of the rows that shared columns share, of an embedding
+            variable, or of the variable of the static rows, by which columns of one name in several
+            layers are told apart.
         session: `None`: the default session.
 
     Returns:
@@ -258,7 +258,7 @@ def _embeddings() -> list[GraphEmbedding]:
 
 
 def _static_rows(column: Any, weight_collections: Any, trainable: Any) -> tf.Variable:
-    """As TensorFlow makes the weights of such a column, but in one piece."""
+    """Makes the weights of a column as TensorFlow does, but in one piece."""
     # The op that reads both kinds of rows runs where the table is.
     with _no_partitioner(), tf.device("/device:CPU:0"):
         return tf.compat.v1.get_variable(
@@ -273,7 +273,7 @@ def _static_rows(column: Any, weight_collections: Any, trainable: Any) -> tf.Var
 
 
 def trains(column: Any, trainable: Any) -> bool:
-    """Whether a call trains a column: `trainable` is that of an input layer, or `None`."""
+    """Returns true if a call trains a column: `trainable` is that of an input layer, or `None`."""
     return bool(column.trainable and (trainable is None or trainable))
 
 
@@ -287,8 +287,8 @@ def check_regularizer(what: str, remedy: str, given: Any = None) -> None:
     """Raises ValueError for a regularizer, which sees what rows start from, and not the rows.
 
     Args:
-        what: That has rows, as it begins a message.
-        remedy: What to do about a regularizer of a variable scope.
+        what: The name of the object that has rows, as it begins a message.
+        remedy: The remedy for a regularizer of a variable scope.
         given: The regularizer that was asked for. `None`: that of the variable scope counts.
     """
     regularizer, place, origin = given, "", ""

@@ -14,7 +14,7 @@ from sok_embed.arguments import shown
 
 
 def same_initializer(first: Any, second: Any) -> bool:
-    """Whether two initializers draw from the same distribution with the same seed."""
+    """Returns true if two initializers draw from the same distribution with the same seed."""
     if first is second:
         return True
     if type(first) is not type(second) or not hasattr(first, "get_config"):
@@ -27,7 +27,7 @@ def same_initializer(first: Any, second: Any) -> bool:
 
 
 def for_keras(initializer: Any) -> Any:
-    """The initializer as Keras calls it: with the dtype as a name."""
+    """Returns the initializer as Keras calls it: with the dtype as a name."""
     if isinstance(initializer, keras.initializers.Initializer):
         return initializer
 
@@ -38,7 +38,7 @@ def for_keras(initializer: Any) -> Any:
 
 
 def serialize_initializer(initializer: Any) -> Any:
-    """A config of an initializer of Keras or of either version of TensorFlow."""
+    """Returns a config of an initializer of Keras or of either version of TensorFlow."""
     if initializer is None:
         return None
     if isinstance(initializer, keras.initializers.Initializer):
@@ -56,7 +56,7 @@ def serialize_initializer(initializer: Any) -> Any:
 
 
 def deserialize_initializer(config: Mapping[str, Any] | None) -> Any:
-    """The initializer that a config came from."""
+    """Makes the initializer that a config came from."""
     if config is None:
         return None
     if config["kind"] == "keras":

@@ -22,7 +22,7 @@ def input_layer(
     cols_to_output_tensors: dict[Any, Any] | None = None,
     adaptive_mask_tensors: Mapping[str, Any] | None = None,
 ) -> tf.Tensor:
-    """`tf.compat.v1.feature_column.input_layer`, which also takes masks of adaptive columns.
+    """Makes `tf.compat.v1.feature_column.input_layer`, also with masks of adaptive columns.
 
     A graph has no training flag. A trainable layer makes rows whenever it runs, as DeepRec's does;
     build the graph of a prediction with `trainable=False`, which makes none.
@@ -30,11 +30,11 @@ def input_layer(
     Args:
         features: Tensors by name.
         feature_columns: Dense columns, of TensorFlow and of `embedding_column`.
-        weight_collections: As TensorFlow has it.
-        trainable: Whether variables are trained and ids get rows.
-        cols_to_vars: As TensorFlow has it. The variables of an adaptive column are its static rows
-            and its anchor.
-        cols_to_output_tensors: As TensorFlow has it.
+        weight_collections: The collections, as in TensorFlow.
+        trainable: True if variables are trained and ids get rows.
+        cols_to_vars: The dict that receives the variables of each column, as in TensorFlow. The
+            variables of an adaptive column are its static rows and its anchor.
+        cols_to_output_tensors: The dict that receives the output of each column, as in TensorFlow.
         adaptive_mask_tensors: For each adaptive column under an embedding column, by its name:
             int32 with an entry for each value of the sparse feature, or of the shape of a dense
             one. 1: the id's own row; 0: its static row.
@@ -66,21 +66,21 @@ def sequence_input_layer(
     trainable: bool = True,
     adaptive_mask_tensors: Mapping[str, Any] | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """As `input_layer`, for sequences: `tf.contrib.feature_column.sequence_input_layer`.
+    """Makes an `input_layer` for sequences: `tf.contrib.feature_column.sequence_input_layer`.
 
     Args:
         features: Tensors by name.
         feature_columns: Dense columns over `sequence_…` columns.
-        weight_collections: As `input_layer` has it.
-        trainable: As `input_layer` has it.
-        adaptive_mask_tensors: As `input_layer` has it.
+        weight_collections: See `input_layer`.
+        trainable: See `input_layer`.
+        adaptive_mask_tensors: See `input_layer`.
 
     Returns:
         float32 `[batch, longest, sum of dimensions]`, columns in the order of their names, and
         the lengths, int64 `[batch]`.
 
     Raises:
-        ValueError: As `input_layer` raises, and for columns that are no sequences.
+        ValueError: As `input_layer` raises, and for columns that are not sequences.
         tf.errors.InvalidArgumentError: When the graph runs, as with `input_layer`, and for columns
             of different lengths.
     """
@@ -110,7 +110,7 @@ def check_sequences(columns: Any, kind: type[Any]) -> None:
 
 
 def join_sequences(outputs: Mapping[Any, Any]) -> tuple[tf.Tensor, tf.Tensor]:
-    """What columns return as one tensor, and the lengths that they have in common."""
+    """Returns the outputs of columns as one tensor, and the lengths that they have in common."""
     tensors = []
     for column, output in outputs.items():
         is_new = isinstance(column, fc_v2.DenseColumn | fc_v2.SequenceDenseColumn)

@@ -77,7 +77,7 @@ def install() -> None:
 
 
 def _tensorflows() -> list[ModuleType]:
-    """The modules that `tf` and `tf.compat.v1` may stand for."""
+    """Returns the modules that `tf` and `tf.compat.v1` may stand for."""
     found = [tf, tf.compat.v1]
     imported = sys.modules.get("tensorflow.compat.v1")
     return [*found, *([] if imported is None or imported in found else [imported])]

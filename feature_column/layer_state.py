@@ -88,12 +88,12 @@ class LayerEmbedding(EmbeddingRows):
 
 
 class Found(NamedTuple):
-    """What has been looked up for a column, which it has yet to combine.
+    """The rows that have been looked up for a column, which it has yet to combine.
 
     Attributes:
         ids: All that the column has in the batch.
-        positions: Those that were looked up.
-        rows: Of these, float32 `[n, dim]`.
+        positions: The positions that were looked up.
+        rows: The rows of these, float32 `[n, dim]`.
     """
 
     ids: tf.SparseTensor
@@ -102,15 +102,15 @@ class Found(NamedTuple):
 
 
 class LayerState(fc_v2.StateManager):
-    """What the columns of a layer keep in it, as TensorFlow's columns ask for it.
+    """The state of the columns of a layer, as TensorFlow's columns ask for it.
 
     Args:
         layer: Gets the weights of the columns.
 
     Attributes:
         embeddings: The rows of the layer's `RowsColumn`s, by the names that they go by.
-        training: Whether the call that has this state makes rows.
-        found: What the call has looked up for columns, by their names.
+        training: True if the call that has this state makes rows.
+        found: The rows that the call has looked up for columns, by their names.
     """
 
     training = False
@@ -131,11 +131,11 @@ class LayerState(fc_v2.StateManager):
             check_same_rows(column, made.column)
 
     def embedding(self, column: Any) -> LayerEmbedding:
-        """The rows of a `RowsColumn`."""
+        """Returns the rows of a `RowsColumn`."""
         return self.embeddings[column.state_name]
 
     def of_call(self, training: bool) -> LayerState:
-        """This state, as one call of the layer hands it to the columns."""
+        """Returns this state, as one call of the layer hands it to the columns."""
         state = copy.copy(self)
         state.training = training
         return state
@@ -146,7 +146,7 @@ class LayerState(fc_v2.StateManager):
         Args:
             columns: `RowsColumn`s of the layer, before they are asked for their tensors.
             cache: The features of the call.
-            sequences: Whether they are columns of sequences.
+            sequences: True if they are columns of sequences.
         """
         if communicators.size() == 1:
             return
@@ -175,7 +175,7 @@ class LayerState(fc_v2.StateManager):
         use_resource: bool = True,
         initializer: Any = None,
     ) -> Any:
-        """A weight of the layer."""
+        """Makes a weight of the layer."""
         weight = add_weight(
             self._layer,
             weight_name(f"{feature_column.name}_{name}"),
@@ -188,7 +188,7 @@ class LayerState(fc_v2.StateManager):
         return weight.value
 
     def get_variable(self, feature_column: Any, name: str) -> tf.Variable:
-        """The weight that `create_variable` made."""
+        """Returns the weight that `create_variable` made."""
         return self._variables[feature_column, name].value
 
     def add_resource(self, feature_column: Any, name: str, resource: Any) -> None:
@@ -198,16 +198,16 @@ class LayerState(fc_v2.StateManager):
             self._layer._track_trackable(resource, f"{feature_column.name}_{name}", overwrite=True)
 
     def has_resource(self, feature_column: Any, name: str) -> bool:
-        """Whether there is one."""
+        """Returns true if there is such a resource."""
         return (feature_column, name) in self._resources
 
     def get_resource(self, feature_column: Any, name: str) -> Any:
-        """What `add_resource` was given."""
+        """Returns the resource that `add_resource` was given."""
         return self._resources[feature_column, name]
 
 
 def add_weight(layer: Any, name: str, **arguments: Any) -> Any:
-    """A weight of a layer, which is also an attribute: `tf.train.Checkpoint` goes by these."""
+    """Adds a weight to a layer as an attribute too, by which `tf.train.Checkpoint` finds it."""
     weight = layer.add_weight(name=name, autocast=False, **arguments)
     attribute = f"_{name}"
     while hasattr(layer, attribute):  # of a name that differs in what `weight_name` replaces
@@ -217,12 +217,12 @@ def add_weight(layer: Any, name: str, **arguments: Any) -> Any:
 
 
 def weight_name(name: str) -> str:
-    """A name that Keras lets a weight have."""
+    """Returns a name that Keras lets a weight have."""
     return re.sub(r"[^\w.\-]", "_", name)
 
 
 def _start(column: Any) -> Any:
-    """The initializer of static rows: a checkpoint, if there is one."""
+    """Returns the initializer of static rows: a checkpoint, if there is one."""
     if column.ckpt_to_load_from is None:
         return for_keras(column.initializer)
 

@@ -19,7 +19,7 @@ class MaskOf(NamedTuple):
 
 
 def names_of_masked(columns: Iterable[Any]) -> dict[str, str]:
-    """The names that a mask may go by, and those of the adaptive columns that they mean."""
+    """Returns the names that a mask may have, and the names of their adaptive columns."""
     names = {}
     for column in columns:
         adaptive = own_rows_column_in(column)
@@ -35,7 +35,7 @@ def names_of_masked(columns: Iterable[Any]) -> dict[str, str]:
 def with_masks(
     features: Mapping[str, Any], columns: Iterable[Any], masks: Mapping[str, Any] | None
 ) -> dict[Any, Any]:
-    """The features with the masks among them.
+    """Returns the features and the masks in one dict.
 
     Raises:
         ValueError: For a mask of a column that takes none, two masks of one column, and masks that
@@ -48,7 +48,7 @@ def with_masks(
 
 
 def named_masks(columns: Iterable[Any], masks: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Masks by the names of the adaptive columns that they belong to.
+    """Returns masks by the names of the adaptive columns that they belong to.
 
     Raises:
         ValueError: For a mask of a column that takes none, and two masks of one column.
@@ -80,9 +80,9 @@ def check_symbolic_masks(
     """Raises for masks of a symbolic call as a call does, as far as their kind is known.
 
     Args:
-        columns: Of the layer.
-        wanting: Those that need a mask.
-        masks: As the call is given them.
+        columns: The columns of the layer.
+        wanting: The columns that need a mask.
+        masks: The masks, as the call receives them.
     """
     named = named_masks(columns, masks)
     for name, mask in named.items():
@@ -95,7 +95,7 @@ def check_symbolic_masks(
 
 
 def as_mask(column: str, mask: Any) -> Any:
-    """A tensor of int32. Python integers become one."""
+    """Returns a mask as a tensor of int32. Python integers become one."""
     if isinstance(mask, tf.RaggedTensor):
         mask = mask.flat_values
     if isinstance(mask, tf.SparseTensor):
@@ -111,12 +111,12 @@ def as_mask(column: str, mask: Any) -> Any:
 def aligned_mask(
     column: OwnRowsCategorical, features: Mapping[Any, Any], ids: tf.SparseTensor
 ) -> tf.Tensor:
-    """The mask of a column, an entry for each value of its ids.
+    """Returns the mask of a column, with an entry for each value of its ids.
 
     Args:
-        column: Whose mask.
-        features: What `with_masks` returned.
-        ids: Of the column. Of a dense feature, those that are not missing.
+        column: The column of the mask.
+        features: The result of `with_masks`.
+        ids: The ids of the column; of a dense feature, those that are not missing.
 
     Returns:
         int32 `[n]`; ones of a column all of whose ids have rows of their own.
@@ -139,7 +139,7 @@ def aligned_mask(
             # A feature [batch] was made one of [batch, 1].
             return tf.gather_nd(mask[:, tf.newaxis] if shape.rank == 1 else mask, ids.indices)
     elif column.padding_value is not None and mask.shape.rank == 1:
-        mask = tf.boolean_mask(mask, column.stays(feature.values))
+        mask = tf.boolean_mask(mask, column.not_padding(feature.values))
     expected = ids.values.shape
     if not mask.shape.is_compatible_with(expected):
         raise _misshapen(column, f"of shape {expected}, an entry for each id", mask.shape)

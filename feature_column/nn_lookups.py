@@ -32,7 +32,7 @@ def _embedding_lookup(
 def _embedding_lookup_v2(
     params: Any, ids: Any, max_norm: float | None = None, name: str | None = None
 ) -> Any:
-    variable = _only(params)
+    variable = _single(params)
     if isinstance(ids, tf.RaggedTensor):
         rows = _embedding_lookup_v2(variable, ids.flat_values, max_norm, name)
         return ids.with_flat_values(rows)
@@ -66,7 +66,7 @@ def _embedding_lookup_sparse_v2(
 ) -> tf.Tensor:
     ids, weights = _sparse(sp_ids, sp_weights)
     with tf.name_scope(name or "embedding_lookup_sparse"):
-        return _only(params).combine(ids, weights, combiner or "mean", max_norm, safe=False)
+        return _single(params).combine(ids, weights, combiner or "mean", max_norm, safe=False)
 
 
 @tf.experimental.dispatch_for_api(
@@ -101,7 +101,7 @@ def _safe_embedding_lookup_sparse_v2(
     name: str | None = None,
     allow_fast_lookup: bool = False,
 ) -> tf.Tensor:
-    variable = _only(embedding_weights)
+    variable = _single(embedding_weights)
     ids, weights = _sparse(sparse_ids, sparse_weights)
     with tf.name_scope(name or "safe_embedding_lookup_sparse"):
         if ids.dtype.is_integer:
@@ -113,8 +113,8 @@ def _safe_embedding_lookup_sparse_v2(
         return variable.combine(ids, weights, combiner, max_norm, safe=True)
 
 
-def _only(variables: Any) -> EmbeddingVariable:
-    """The variable of which a list has the parts."""
+def _single(variables: Any) -> EmbeddingVariable:
+    """Returns the variable of which a list has the parts."""
     if isinstance(variables, EmbeddingVariable):
         return variables
     if len(variables) == 1:
@@ -146,7 +146,7 @@ def _filled(
     weights: tf.SparseTensor | None,
     default_id: Any,
 ) -> Any:
-    """The ids, with the default of weight 1 in examples that have none."""
+    """Returns the ids, with the default of weight 1 in examples that have none."""
     if ids.shape.rank != 2:
         raise ValueError(
             f"Embedding variable '{variable.name}': expected ids of shape [batch, n] with a "

@@ -22,7 +22,7 @@ from sok_embed.feature_column.storage_options import StorageOption, StorageType
 
 @dataclass(frozen=True)
 class InitializerOption:
-    """What rows start from.
+    """The start of rows.
 
     Rows of an adaptive column start from its static rows, and these by the initializer. All others
     start from one of `default_value_dim` vectors that the initializer draws at once: the row of key
@@ -33,14 +33,15 @@ class InitializerOption:
     >>> option = InitializerOption(tf.zeros_initializer(), default_value_dim=10000)
 
     Attributes:
-        initializer: As `embedding_column` takes it, which must not be given another one.
-        default_value_dim: How many vectors there are. `None`: 4096. Not of adaptive columns.
-        default_value_no_permission: What each element is of an id that a filter holds back. `None`:
-            0. Not of adaptive columns, where such an id reads its static row.
+        initializer: The initializer, as for `embedding_column`, which must not be given another
+            one.
+        default_value_dim: The number of vectors. `None`: 4096. Not for adaptive columns.
+        default_value_no_permission: The value of each element of an id that a filter holds back.
+            `None`: 0. Not for adaptive columns, where such an id reads its static row.
 
     Raises:
         ValueError: For an initializer that is not callable, a `default_value_dim` below 1, or a
-            `default_value_no_permission` that is no finite number.
+            `default_value_no_permission` that is not a finite number.
     """
 
     initializer: Any = None
@@ -69,7 +70,7 @@ class InitializerOption:
 
 @dataclass(frozen=True)
 class EmbeddingVariableOption:
-    """What own rows are kept in, and which keys keep one.
+    """The place of own rows, and the keys that keep one.
 
     Example:
     >>> option = EmbeddingVariableOption(
@@ -111,17 +112,17 @@ class EmbeddingVariableOption:
 
     @property
     def admission(self) -> Admission | None:
-        """Of the table."""
+        """The admission of the table."""
         return None if self.filter_option is None else self.filter_option.admission()
 
     @property
     def eviction(self) -> Eviction | None:
-        """Of the table."""
+        """The eviction of the table."""
         return None if self.evict_option is None else self.evict_option.eviction()
 
     @property
     def initializer(self) -> Any:
-        """Of the static rows; `None`: that of the embedding column."""
+        """The initializer of the static rows; `None`: that of the embedding column."""
         return None if self.init_option is None else self.init_option.initializer
 
     def refuse_default_values(self, column: str) -> None:
@@ -137,7 +138,7 @@ class EmbeddingVariableOption:
                 )
 
     def get_config(self) -> dict[str, Any]:
-        """The parts, as JSON can hold them; see `from_config`."""
+        """Returns the parts, as JSON can hold them; see `from_config`."""
         return {name: _config_of(getattr(self, name)) for name in _PARTS}
 
     @classmethod

@@ -24,7 +24,7 @@ _by_config: ContextVar[bool] = ContextVar("sok_embed_columns_by_config", default
 
 
 def open_storage(column: OwnRowsCategorical, name: str) -> kv.Storage | None:
-    """The folder of the rows of an embedding, if they lie on disk."""
+    """Opens the folder of the rows of an embedding, if they lie on disk."""
     option = column.ev_option.storage_option
     if option is None or not option.on_disk:
         return None
@@ -40,7 +40,7 @@ def open_storage(column: OwnRowsCategorical, name: str) -> kv.Storage | None:
 
 @contextlib.contextmanager
 def made_by_config() -> Iterator[None]:
-    """Folders that columns name are those of a file: they need consent, and are not made."""
+    """Marks folders that columns name as named by a file: they need consent, and are not made."""
     token = _by_config.set(True)
     try:
         yield
@@ -49,7 +49,7 @@ def made_by_config() -> Iterator[None]:
 
 
 def table_attributes(column: OwnRowsCategorical) -> dict[str, Any]:
-    """What a column says of its table that `Table` has no argument for."""
+    """Returns the attributes that a column gives its table beside the arguments of `Table`."""
     eviction = column.ev_option.eviction
     return {
         "shards": column.partition_num or 0,
@@ -61,10 +61,10 @@ class Evictor:
     """Sends rows back to their static rows after a commit, as the column's options say.
 
     Args:
-        column: Whose rows.
-        dim: Of a row.
+        column: The column of the rows.
+        dim: The length of a row.
         static: Returns the variable of the static rows.
-        name: Of the rows, the same on every worker.
+        name: The name of the rows, the same on every worker.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Evictor:
 
         Args:
             table: Its handle.
-            anchor: What the commit returned.
+            anchor: The anchor, as the commit returned it.
 
         Returns:
             The same value, after everything has been done.
@@ -119,7 +119,7 @@ class Evictor:
 
 
 def _of_all_workers(keys: tf.Tensor, rows: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
-    """The rows that went on any worker: each has a copy of all static rows. Collective."""
+    """Returns rows that went on any worker: each has a copy of all static rows. Collective."""
     communicator = communicators.current()
     n = communicator.size
     if n == 1:
@@ -134,10 +134,10 @@ class OwnRows(Table):
     """The table of the own rows of a layer's column.
 
     Args:
-        column: Whose rows.
+        column: The column of the rows.
         dim: The length of a row.
         static: Returns the variable of the static rows.
-        owners: How many workers share the keys.
+        owners: The number of workers that share the keys.
         owner: The number of this worker.
         name: For messages and the folder of a storage.
     """

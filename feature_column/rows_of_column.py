@@ -51,13 +51,13 @@ class RowsColumn(
 
     @property
     def name(self) -> str:
-        """As TensorFlow names such a column."""
+        """The name that TensorFlow gives such a column."""
         ending = "embedding" if self.shared_name is None else "shared_embedding"
         return f"{self.categorical_column.name}_{ending}"
 
     @property
     def state_name(self) -> str:
-        """What the rows go by."""
+        """The name of the rows."""
         return self.name if self.shared_name is None else self.shared_name
 
     @property
@@ -66,7 +66,7 @@ class RowsColumn(
 
     @property
     def static_rows(self) -> int:
-        """How many static rows there are."""
+        """The number of static rows."""
         adaptive = own_rows_column_in(self)
         return int(
             self.categorical_column._num_buckets if adaptive is None else adaptive.static_rows
@@ -74,13 +74,13 @@ class RowsColumn(
 
     @property
     def trains_static_rows(self) -> bool:
-        """Whether static rows are trained, as those are that ids share."""
+        """True if static rows are trained, which is so where ids share them."""
         adaptive = own_rows_column_in(self)
         return bool(self.trainable and (adaptive is None or adaptive.shares_static_rows))
 
     @property
     def variable_shape(self) -> tf.TensorShape:
-        """Of the output, without the batch."""
+        """The shape of the output, without the batch."""
         return tf.TensorShape([self.dimension])
 
     @property
@@ -94,7 +94,7 @@ class RowsColumn(
 
     @property
     def parse_example_spec(self) -> Any:
-        """How `tf.io.parse_example` reads the features."""
+        """The features' entries for `tf.io.parse_example`."""
         return self.categorical_column.parse_example_spec
 
     @property
@@ -102,7 +102,7 @@ class RowsColumn(
         return self.categorical_column._parse_example_spec
 
     def transform_feature(self, transformation_cache: Any, state_manager: Any) -> Any:
-        """What the categorical column makes of its feature."""
+        """Returns the feature as the categorical column transforms it."""
         return transformation_cache.get(self.categorical_column, state_manager)
 
     def _transform_feature(self, inputs: Any) -> Any:
@@ -118,7 +118,7 @@ class RowsColumn(
         state_manager.create_embedding(self)
 
     def get_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> tf.Tensor:
-        """Embeddings `[batch, dimension]`."""
+        """Returns embeddings `[batch, dimension]`."""
         self.expect_sequence(False)
         return self._in_layer(transformation_cache, state_manager)[0]
 
@@ -131,7 +131,7 @@ class RowsColumn(
         return self._embed(ids, inputs, rows, graph_state.trains(self, trainable))
 
     def get_sequence_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> Any:
-        """Embeddings `[batch, longest, dimension]` and lengths `[batch]`."""
+        """Returns embeddings `[batch, longest, dimension]` and lengths `[batch]`."""
         self.expect_sequence(True)
         embeddings, ids = self._in_layer(transformation_cache, state_manager)
         return self.TensorSequenceLengthPair(
@@ -160,12 +160,12 @@ class RowsColumn(
                 f"Received: {type(self.categorical_column).__name__}."
             )
         raise ValueError(
-            f"Column '{self.name}': expected a column that is no sequence. Received: "
+            f"Column '{self.name}': expected a column that is not a sequence. Received: "
             f"{type(self.categorical_column).__name__}. Use {layer}."
         )
 
     def positions(self, ids: Any, inputs: Any) -> Positions:
-        """What to look up of an adaptive column.
+        """Returns the positions to look up for an adaptive column.
 
         Args:
             ids: The categorical column's ids and weights.
@@ -181,7 +181,7 @@ class RowsColumn(
         return with_weight(self, positions)
 
     def _in_layer(self, cache: Any, state: Any) -> tuple[tf.Tensor, tf.SparseTensor]:
-        """Embeddings, and the ids that they are of."""
+        """Returns embeddings, and the ids that they belong to."""
         found = state.found.get(self.name)
         if found is not None:
             return combine(self, found.positions, found.rows), found.ids
@@ -198,7 +198,7 @@ class RowsColumn(
         return combine(self, at, rows.lookup(at.keys, at.buckets, at.mask, training))
 
     def get_config(self) -> dict[str, Any]:
-        """The fields, as JSON can hold them."""
+        """Returns the fields, as JSON can hold them."""
         return {
             **self._asdict(),
             "categorical_column": serialization.serialize_feature_column(self.categorical_column),

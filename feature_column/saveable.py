@@ -1,4 +1,4 @@
-"""How own rows get into the checkpoints of `tf.compat.v1.train.Saver`."""
+"""Saves own rows in the checkpoints of `tf.compat.v1.train.Saver`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RowsSaveable(saveable_object.SaveableObject):
         super().__init__(table.resource_handle, specs, name)
 
     def restore(self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any) -> Any:
-        """Puts the rows of a checkpoint in the place of those of the table."""
+        """Replaces the rows of the table by those of a checkpoint."""
         if self._table.storage is not None:
             return tf.no_op()
         handle = self._table.resource_handle
@@ -53,7 +53,7 @@ class RowsSaveable(saveable_object.SaveableObject):
 
 
 def _flushed(storage: kv.Storage) -> tf.Tensor:
-    """The path, once everything lies there."""
+    """Returns the path, once everything lies there."""
 
     def flush() -> bytes:
         storage.flush()

@@ -1,4 +1,4 @@
-"""Where rows live: DeepRec's storage options."""
+"""DeepRec's storage options: the places of rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sok_embed.arguments import check_integer, shown
 
 
 class StorageType(enum.Enum):
-    """Where rows live, by DeepRec's names.
+    """The places of rows, by DeepRec's names.
 
     Of `DRAM`, rows live in memory. Of `SSDHASH`, `LEVELDB`, `DRAM_SSDHASH` and `DRAM_LEVELDB`, they
     live in RocksDB behind a cache in memory, all alike. The others are refused by `StorageOption`.
@@ -40,7 +40,7 @@ _ON_DISK = (
 
 @dataclass(frozen=True)
 class StorageOption:
-    """Where own rows live. Static rows are a variable, and live in memory.
+    """The place of own rows. Static rows are a variable, and live in memory.
 
     Example:
     >>> StorageOption(StorageType.DRAM_SSDHASH, "rows").on_disk
@@ -53,8 +53,9 @@ class StorageOption:
             `None`: 256 MiB.
         cache_strategy: Only `None`: rows used last stay.
         layout: Only `None`.
-        reset_slots: Whether an optimizer of another rule may take over rows on disk that have been
-            trained; see `sok_embed.kv.Storage`. Not DeepRec's, and not saved with a model.
+        reset_slots: True if an optimizer of another rule may take over rows on disk that have been
+            trained; see `sok_embed.kv.Storage`. Not an option of DeepRec, and not saved with a
+            model.
 
     Raises:
         ValueError: For a type that there is no hardware for here, a path or a size without a disk,
@@ -106,20 +107,20 @@ class StorageOption:
 
     @property
     def on_disk(self) -> bool:
-        """Whether rows live in RocksDB."""
+        """True if rows live in RocksDB."""
         if self.storage_type is None:
             return self.storage_path is not None
         return self.storage_type in _ON_DISK
 
     @property
     def cache_bytes(self) -> int | None:
-        """Of the cache in memory; `None`: as `sok_embed.kv.Storage` has it."""
+        """The size of the cache in memory; `None`: the default of `sok_embed.kv.Storage`."""
         size = self.storage_size
         return size[0] if isinstance(size, tuple) else size
 
 
 def _check_size(size: Any) -> Any:
-    """The size, or the sizes of a tuple."""
+    """Checks the size, or the sizes of a tuple."""
     if isinstance(size, tuple):
         return tuple(map(_check_size, size))
     return check_integer("StorageOption's storage_size", size, 0, 2**64)

@@ -42,29 +42,29 @@ class EmbeddingCategoricalColumn(OwnRowsCategorical, _Fields):
 
     @property
     def num_buckets(self) -> int:
-        """As many as there are keys, so that no column makes a one-hot vector or a weight of it."""
+        """The largest integer: any key is possible, and no column makes a one-hot vector of it."""
         return sys.maxsize
 
     @property
     def static_rows(self) -> int:
-        """How many vectors rows start from."""
+        """The number of vectors that rows start from."""
         option = self.ev_option.init_option
         return (option and option.default_value_dim) or _START_VECTORS
 
     @property
     def absent_value(self) -> float | None:
-        """What each element is of an id that a filter holds back."""
+        """The value of each element of an id that a filter holds back."""
         if self.ev_option.admission is None:
             return None  # an id has no row where nothing is trained, and reads what it starts from
         option = self.ev_option.init_option
         return float((option and option.default_value_no_permission) or 0.0)
 
     def buckets_of(self, ids: tf.Tensor) -> tf.Tensor:
-        """Which vector the row of each id starts from, int64."""
+        """Returns the index of the vector that the row of each id starts from, int64."""
         return tf.math.floormod(self.keys_of(ids), self.static_rows)
 
     def lookup_buckets(self, ids: tf.Tensor, transformed: tf.Tensor) -> tf.Tensor:
-        """The same, of ids that are keys already."""
+        """Returns the same for ids that are keys already."""
         return self.buckets_of(transformed)
 
     def _transform_feature(self, inputs: Any, state_manager: Any = None) -> tf.SparseTensor:
@@ -80,7 +80,7 @@ def categorical_column_with_embedding(
     *,
     padding_value: Any = None,
 ) -> EmbeddingCategoricalColumn:
-    """A categorical column each of whose ids has a row of its own: DeepRec's embedding variable.
+    """Makes a categorical column whose ids each have a row: DeepRec's embedding variable.
 
     Under an `embedding_column`, an id that has no row gets one in the step that asks for it. It
     starts from one of the vectors that the initializer draws at once: see `InitializerOption`. No
@@ -97,8 +97,8 @@ def categorical_column_with_embedding(
         dtype: `tf.string` or an integer type. The row of a string goes by 63 bits of a hash.
         partition_num: Into how many parts, at least, rows in memory are split by key, for threads
             to work on. `None`: as many as suit the machine.
-        ev_option: Which ids keep a row, where rows live and what they start from. An id that a
-            filter holds back reads `default_value_no_permission` and trains nothing.
+        ev_option: The option for the ids that keep a row, the place of rows and their start. An id
+            that a filter holds back reads `default_value_no_permission` and trains nothing.
         padding_value: An id that stands where there is none, beside "" and -1 of a dense tensor: it
             is not looked up, and no filter counts it. `None`: there is none.
 
@@ -125,18 +125,18 @@ def sequence_categorical_column_with_embedding(
     *,
     padding_value: Any = None,
 ) -> fc_v2.SequenceCategoricalColumn:
-    """As `categorical_column_with_embedding`, of sequences of ids.
+    """Makes a sequence column like `categorical_column_with_embedding`.
 
     Example:
     >>> sequence_categorical_column_with_embedding("items", tf.int64).name
     'items'
 
     Args:
-        key: As there, and so are the others.
-        dtype: As there.
-        partition_num: As there.
-        ev_option: As there.
-        padding_value: As there.
+        key: The key, as for `categorical_column_with_embedding`.
+        dtype: The dtype of ids.
+        partition_num: The number of partitions.
+        ev_option: The option of the rows.
+        padding_value: The value that stands for no id.
 
     Returns:
         A column for an `embedding_column` of `sequence_input_layer` or `SequenceFeatures`.

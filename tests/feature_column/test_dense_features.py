@@ -356,7 +356,7 @@ def test_columns_that_are_not_dense():
         fc.DenseFeatures([item])
     items = fc.sequence_categorical_column_with_adaptive_embedding("c", BUCKETS, tf.int64)
     layer = fc.DenseFeatures([fc.embedding_column(items, DIM)])
-    with pytest.raises(ValueError, match="no sequence.*SequenceFeatures"):
+    with pytest.raises(ValueError, match="not a sequence.*SequenceFeatures"):
         layer({"c": IDS}, {"c": np.zeros_like(IDS, np.int32)})
 
 
