@@ -52,7 +52,7 @@ def check_adaptive_arguments(**arguments: Any) -> None:
 
 
 def check_route(mask: Any) -> int:
-    """The number that routes all keys. Raises ValueError unless it is -1, 0 or 1."""
+    """Returns the number that routes all keys. Raises ValueError unless it is -1, 0 or 1."""
     is_integer = isinstance(mask, (int, np.integer)) and not isinstance(mask, bool)
     if not is_integer or mask not in _ROUTES:
         raise ValueError(f"Expected mask to be -1, 0 or 1. Received: {shown(mask)}.")

@@ -44,7 +44,7 @@ class AdaptiveEmbedding(AnchoredLayer):
 
     Calls that do not train, those of a frozen layer too, count nothing and make no rows; one
     without `training` whose gradients are taken counts then. The rows
-    are no `tf.Variable`: look at them through `table`. They follow the optimizer that trains the
+    are not a `tf.Variable`: look at them through `table`. They follow the optimizer that trains the
     model, unless `optimizer` says otherwise.
 
     Under Horovod rows of both kinds and counts are spread over the workers by bucket, and a call is
@@ -63,8 +63,9 @@ class AdaptiveEmbedding(AnchoredLayer):
 
     Args:
         output_dim: The length of a vector.
-        static_buckets: How many static rows there are, on all workers together.
-        promote_after: How often a key is seen in training before it gets its own row.
+        static_buckets: The number of static rows, on all workers together.
+        promote_after: The number of times that a key is seen in training before it gets its own
+            row.
         max_rows: The most own rows on each worker. A row beyond it takes the place of the least
             used, once its key has been used as often; with a mask of 1, at once. Rows whose
             counters are full, at 255 or 65,535, do not give way to counts. `None`: no limit.
@@ -72,22 +73,22 @@ class AdaptiveEmbedding(AnchoredLayer):
         ttl: An own row that was not updated for so many seconds goes. `None`: never.
         combiner: `None`: a vector for each key. `"sum"`, `"mean"` or `"sqrtn"` (the sum by the root
             of the number): one for each row of keys, over the last axis.
-        embeddings_initializer: Of static rows: a Keras initializer, its name or config. `"uniform"`
-            is -0.05..0.05.
+        embeddings_initializer: The initializer of static rows: a Keras initializer, its name or
+            config. `"uniform"` is -0.05..0.05.
         optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
         mask_zero: True if key 0 is padding, as Keras spells `padding_value=0`.
         padding_value: The key that is padding, as `DynamicEmbedding` has it: with a combiner it is
             neither looked up nor counted, whatever a mask says of it; without one it has a vector,
             which later layers mask. `None`: every key is a key.
-        mask: What `mask` is in calls that have none: -1, 0 or 1 for all keys. `None`: -1.
-        seed: Of the initializer; `None`: from the layer's name and Keras' global seed.
+        mask: The mask of calls that have none: -1, 0 or 1 for all keys. `None`: -1.
+        seed: The seed of the initializer; `None`: from the layer's name and Keras' global seed.
         slots: `"copy"`: an own row starts with the optimizer slots of its static row. `"zero"`: it
             starts with new ones.
-        demote_blend: When a key loses its row, its static row moves by so much of
-            `row - static row`; in [0, 1].
-        sketch_capacity: How many distinct keys the sketch is sized for, over all workers.
-        counter_bits: Of a cell of the sketch: 8, which counts to 255, or 16.
-        **kwargs: Of `keras.layers.Layer`.
+        demote_blend: The share of `row - static row` by which the static row of a key moves when
+            the key loses its row; in [0, 1].
+        sketch_capacity: The number of distinct keys that the sketch is sized for, over all workers.
+        counter_bits: The bits of a cell of the sketch: 8, which counts to 255, or 16.
+        **kwargs: The arguments of `keras.layers.Layer`.
 
     Call arguments:
         inputs: Integers of any shape; a `tf.RaggedTensor`; or, with a combiner, a `tf.SparseTensor`
@@ -256,14 +257,14 @@ class AdaptiveEmbedding(AnchoredLayer):
         return keys if attached is None else keras.ops.logical_and(attached, keys)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """The shape of the input, without its last axis if there is a combiner, and the dim."""
+        """Returns the input's shape, without the last axis if there is a combiner, and the dim."""
         kept = input_shape if self.combiner is None else input_shape[:-1]
         return (*kept, self.output_dim)
 
     def compute_output_spec(
         self, inputs: Any, training: bool | None = None, mask: Any = None
     ) -> keras.KerasTensor:
-        """The shape and the dtype of the output; raises as a call does."""
+        """Returns the shape and the dtype of the output; raises as a call does."""
         self._check_key_type(inputs)
         check_inputs(self.name, self.combiner, inputs, self._route(mask, inputs))
         shape = self.compute_output_shape(inputs.shape)
@@ -296,7 +297,7 @@ class AdaptiveEmbedding(AnchoredLayer):
         self.table.restore(own_part(self.table, whole))
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         return {
             **super().get_config(),
             "output_dim": self.output_dim,

@@ -1,4 +1,4 @@
-"""What a call of an adaptive embedding is given, symbolic or not."""
+"""The inputs of a call of an adaptive embedding, symbolic or not."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def read_route(
 
 
 def narrow(route: Any) -> Any:
-    """Integers of any width as int32, without those beyond it becoming others."""
+    """Returns integers of any width as int32; those beyond int32 stay out of the valid range."""
     dtype = tf.as_dtype(route.dtype)
     if dtype.size < 4 or dtype == tf.int32:
         return tf.cast(route, tf.int32)

@@ -41,8 +41,8 @@ class All2AllDenseEmbedding(TableLayer):
         embedding_vec_size: The length of a vector.
         slot_num: Feature fields of a sample.
         nnz_per_slot: Keys of a field.
-        dynamic_input: Whether the input is one-dimensional, of any length. `slot_num` and
-            `nnz_per_slot` then say nothing about it.
+        dynamic_input: True if the input is one-dimensional, of any length. `slot_num` and
+            `nnz_per_slot` do not describe it then.
         use_hashtable: `True`: any 64-bit integer is a key, and gets a row the first time it is
             trained on. `False`: keys are in `[0, max_vocabulary_size_per_gpu * size)`, found by
             position, without a hash.
@@ -52,16 +52,17 @@ class All2AllDenseEmbedding(TableLayer):
         optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
         on_full: `"error"`: a batch that would exceed the limit, and that no eviction makes room
             for, raises and makes no rows.
-        seed: Of the initializer; `None`: from the layer's name and Keras' global seed.
+        seed: The seed of the initializer; `None`: from the layer's name and Keras' global seed.
         storage: A `sok_embed.kv.Storage` that the rows live in, to outgrow memory and outlive the
             process. `None`: they live in memory.
-        group: Of the storage, in [0, 256). Each layer needs one of its own.
-        admission: Which keys get a row: a `FrequencyAdmission` or `CountingBloomAdmission` of
-            `sok_embed.admission`. The others keep the vector that they start from. `None`: all.
-        eviction: Which rows go: of `sok_embed.eviction`, or `"lru"` or `"lfu"`, by which a full
-            table evicts the rows that were trained least recently or least often, as many as
-            newcomers need. `None`: rows stay. Not without a hash table.
-        **kwargs: Of `keras.layers.Layer`.
+        group: The group of the storage, in [0, 256). Each layer needs one of its own.
+        admission: The admission of keys, which decides which get a row: a `FrequencyAdmission` or
+            `CountingBloomAdmission` of `sok_embed.admission`. Other keys keep the vector that they
+            start from. `None`: all.
+        eviction: The eviction of rows: one of `sok_embed.eviction`, or `"lru"` or `"lfu"`, by which
+            a full table evicts the rows that were trained least recently or least often, as many as
+            new keys need. `None`: rows stay. Not without a hash table.
+        **kwargs: The arguments of `keras.layers.Layer`.
 
     Input shape:
         Integers `[batch, slot_num, nnz_per_slot]`; `[None]` with `dynamic_input`.

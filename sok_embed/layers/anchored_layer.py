@@ -1,4 +1,4 @@
-"""What layers have in common whose rows are no variables: the anchor, checks, the config."""
+"""The base of layers whose rows are not variables: the anchor, checks, the config."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AnchoredLayer(LayerWithRows):
             `sok_embed.initializers.row_initializer`.
         optimizer: A name, a Keras optimizer or its config. `None`: the rows follow the optimizer
             that trains the model.
-        **kwargs: Of `keras.layers.Layer`.
+        **kwargs: The arguments of `keras.layers.Layer`.
     """
 
     seed: int
@@ -71,7 +71,7 @@ class AnchoredLayer(LayerWithRows):
         self.built = True
 
     def _begin_lookup(self, training: bool | None) -> Call:
-        """What a call of the layer may do to its table."""
+        """Begins a call of the layer, and decides what the call may do to its table."""
         check_strategy(f"Layer '{self.name}'")
         return self._table_lookup.begin(self.trainable, check_training(self.name, training))
 
@@ -87,7 +87,7 @@ class AnchoredLayer(LayerWithRows):
         return RowCount.of([self.table], numbers)
 
     def _check_key_type(self, inputs: Any) -> None:
-        """Raises for inputs of a symbolic call that are no integers."""
+        """Raises for inputs of a symbolic call that are not integers."""
         if inputs.dtype == "string":
             raise ValueError(
                 f"Layer '{self.name}': expected integer keys. Received: strings. Make keys of "
@@ -108,7 +108,7 @@ class AnchoredLayer(LayerWithRows):
         return checked_ids(self, keys)
 
     def _to_ids(self, inputs: Any) -> Any:
-        """The inputs with int64 keys: a tensor, ragged or sparse."""
+        """Returns the inputs with int64 keys: a tensor, ragged or sparse."""
         if isinstance(inputs, tf.RaggedTensor):
             return inputs.with_flat_values(self._to_keys(inputs.flat_values))
         if isinstance(inputs, tf.SparseTensor):

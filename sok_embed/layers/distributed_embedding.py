@@ -94,9 +94,10 @@ class DistributedEmbedding(LayerWithRows):
             `"concat"`: one tensor `[B, sum of dims]`. `"stack"`: one tensor `[B, features, dim]`,
             for tables of one dim. Both have the features of a dict in the order of its sorted
             keys, and the features of a list in its order.
-        exchange_dtype: Of the rows that workers send each other: `"float32"`, or `"bfloat16"`,
-            which rounds them and halves their bytes. Gradients are summed, and travel, in float32.
-        **kwargs: Of `keras.layers.Layer`.
+        exchange_dtype: The dtype of the rows that workers send each other: `"float32"`, or
+            `"bfloat16"`, which rounds them and halves their bytes. Gradients are summed and sent in
+            float32.
+        **kwargs: The arguments of `keras.layers.Layer`.
 
     Call arguments:
         inputs: A nest as that of the configs, in which a dict may lack features: with
@@ -191,7 +192,7 @@ class DistributedEmbedding(LayerWithRows):
 
     @property
     def plan(self) -> Plan:
-        """Where the tables lie, and what that costs: `print(layer.plan)` is a table.
+        """The places of the tables, and their costs: `print(layer.plan)` is a table.
 
         It is `sok_embed.plan` of the configs and of the workers that there are, for a batch of
         8,192 examples on all of them together. For another batch, or with what is known of bags
@@ -204,13 +205,13 @@ class DistributedEmbedding(LayerWithRows):
         check_strategy(f"Layer '{self.name}'")
         make = functools.partial(self.add_weight, autocast=False)
         commit = CollectionCommit(self._collection)
-        # Where no table is trained it is no weight that an optimizer would look for a rule for.
+        # Where no table is trained it is not a weight: an optimizer would look for a rule for it.
         trains = any(self._collection.trainable)
         self.anchor = self._lookup.make_anchor(make, commit, name="anchor", trainable=trains)
         self.built = True
 
     def __call__(self, inputs: Any, weights: Any = None, **kwargs: Any) -> Any:
-        """As `call`; Keras is given tensors alone, since it takes no nest of mixed values."""
+        """Calls `call`; Keras gets tensors alone, since it takes no nest of mixed values."""
         what = f"Layer '{self.name}'"
         given = self._given(inputs)
         tensors = [
@@ -345,7 +346,7 @@ class DistributedEmbedding(LayerWithRows):
         return RowCount.of(self._tables(), numbers)
 
     def get_embedding_tables(self) -> dict[str, Any]:
-        """The keys and vectors of this worker's rows.
+        """Returns the keys and vectors of this worker's rows.
 
         Returns:
             For each table by name `(keys, embeddings)`: int64 `[n]` and float32 `[n, dim]`, in no
@@ -408,7 +409,7 @@ class DistributedEmbedding(LayerWithRows):
 
 
 def _mask_of(keys: Any) -> Any:
-    """The mask that Keras has put on a tensor, or `None`."""
+    """Returns the mask that Keras has put on a tensor, or `None`."""
     return getattr(keys, "_keras_mask", None)
 
 
@@ -423,7 +424,7 @@ def _mask_of_keys(given: Given) -> Any:
 
 
 def _shaped(vectors: tf.Tensor, given: FeatureInput) -> Any:
-    """Vectors `[bags, dim]` in the shape of a feature's output."""
+    """Returns vectors `[bags, dim]` in the shape of a feature's output."""
     if given.ragged is not None:
         return given.ragged.with_values(vectors)
     dim = vectors.shape[-1]

@@ -32,7 +32,7 @@ class DynamicEmbedding(TableLayer):
     evaluation, its vector is the one that training would start from, a function of the seed and
     the key alone.
 
-    The rows are no `tf.Variable`: look at them through `table`. They follow the optimizer that
+    The rows are not a `tf.Variable`: look at them through `table`. They follow the optimizer that
     trains the model, unless `optimizer` says otherwise. Only rows that a batch contains are
     updated; see the guide on tables for what that means for optimizers with momentum.
 
@@ -69,9 +69,9 @@ class DynamicEmbedding(TableLayer):
             -0.05..0.05.
         mask_zero: True if key 0 is padding, as Keras spells `padding_value=0`.
         optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
-        combiner: How the vectors of the keys along the last axis become one: `"sum"`, `"mean"`,
-            `"sqrtn"` (the sum by the root of the number of keys) or `"max"`, place by place.
-            `None`: each key has its vector.
+        combiner: The way in which the vectors of the keys along the last axis become one: `"sum"`,
+            `"mean"`, `"sqrtn"` (the sum by the root of the number of keys) or `"max"`, place by
+            place. `None`: each key has its vector.
         padding_value: The key that is padding, an int64 or a uint64. With a combiner, bags are
             pooled without it, in every form of input: it is not looked up, counts for no admission
             and no divisor, and gets no gradient. Without a combiner it still has a vector, as in
@@ -83,21 +83,22 @@ class DynamicEmbedding(TableLayer):
             have none then; with several workers each takes its own keys out of the same pair. The
             config does not have them. `None`: there are none. The `weights` of a call are others:
             what keys are multiplied by.
-        seed: Of the initializer; `None`: from the layer's name and Keras' global seed.
+        seed: The seed of the initializer; `None`: from the layer's name and Keras' global seed.
         max_rows: The most rows on each worker; beyond it rows are evicted, or training raises.
             `None`: no limit.
         storage: A `sok_embed.kv.Storage` that the rows live in, to outgrow memory and outlive the
             process. `None`: they live in memory.
-        group: Of the storage, in [0, 256). Each layer needs one of its own.
-        admission: Which keys get a row: a `FrequencyAdmission` or `CountingBloomAdmission` of
-            `sok_embed.admission`. The others keep the vector that they start from. `None`: all.
-        eviction: Which rows go: of `sok_embed.eviction`, or `"lru"` or `"lfu"`, by which a full
-            table evicts the rows that were trained least recently or least often, as many as
-            newcomers need. `None`: rows stay.
+        group: The group of the storage, in [0, 256). Each layer needs one of its own.
+        admission: The admission of keys, which decides which get a row: a `FrequencyAdmission` or
+            `CountingBloomAdmission` of `sok_embed.admission`. Other keys keep the vector that they
+            start from. `None`: all.
+        eviction: The eviction of rows: one of `sok_embed.eviction`, or `"lru"` or `"lfu"`, by which
+            a full table evicts the rows that were trained least recently or least often, as many as
+            new keys need. `None`: rows stay.
         default_vector: The vector of keys without a row in calls that do not train, in evaluation
             and serving: `"zeros"`; or another key, whose vector stands for unknown ones, with one
             worker. `None`: the vector that training would start from, which nothing has trained.
-        **kwargs: Of `keras.layers.Layer`.
+        **kwargs: The arguments of `keras.layers.Layer`.
 
     Call arguments:
         inputs: int32, int64 or uint64: dense of any shape; a `tf.RaggedTensor`; or, with a
@@ -106,7 +107,7 @@ class DynamicEmbedding(TableLayer):
             floats of the shape of dense inputs, with the row splits of ragged and the indices of
             sparse ones, beside which they may also be flat, `[n]`. Differentiable. A mean is
             divided by the sum of a bag's weights, and `"sqrtn"` by the root of the sum of their
-            squares. `None`: each is 1. They are no vectors: those are `weights` of the constructor.
+            squares. `None`: each is 1. Vectors are `weights` of the constructor.
         training: Whether keys without a row get one. Otherwise they get none before a step applies
             the gradients of the call.
 
@@ -118,7 +119,7 @@ class DynamicEmbedding(TableLayer):
 
     Raises:
         ValueError: For an eviction that needs `max_rows` without it, or counts steps in a storage,
-            an `output_dim` or `max_rows` that is no positive integer, an initializer
+            an `output_dim` or `max_rows` that is not a positive integer, an initializer
             or an optimizer that rows cannot follow, a float64 policy; for start vectors of other
             shapes or dtypes, with a key twice, with more keys of a worker than `max_rows`, or for a
             table that has rows, such as one in a storage; for inputs and weights of a call that are
@@ -219,7 +220,7 @@ class DynamicEmbedding(TableLayer):
         return self._lookup(self._to_keys(inputs), training)
 
     def _pool(self, inputs: Any, weights: Any, training: bool | None) -> Any:
-        """A vector of each bag, in the form of the inputs without their last axis."""
+        """Returns a vector of each bag, in the form of the inputs without their last axis."""
         refuse_padding_mask(self.name, inputs)
         ids = self._to_ids(inputs)
         check_ids(self.name, self.combiner, Form.of(ids))

@@ -39,7 +39,7 @@ def refuse_dense_signature(
 
     Args:
         layer: The layer.
-        ids: What it was given.
+        ids: The ids that the layer received.
         padded: True if the layer leaves padding out of what it pools. A mask does not do: what
             comes after ragged vectors need not look for one.
         pools: True if it makes one vector of several keys.

@@ -42,14 +42,15 @@ class HashedEmbedding(HashedLayer):
             whose weight this one uses too.
         size: Slots of the weight, instead of `compression`. `None`: as these say.
         hash: `"mixed"`, `"original"` or `"modulo"`, see `HashedEmbeddingBag`.
-        seed: Of the hash, in [0, 2**63). `None`: the smallest that no layer of the weight has had.
-        sign: Whether a second, independent hash gives each element its sign.
+        seed: The seed of the hash, in [0, 2**63). `None`: the smallest that no layer of the weight
+            has had.
+        sign: True if a second, independent hash gives each element its sign.
         block_size: Dimensions that lie in neighbouring slots.
-        mask_zero: Whether id 0 is padding, which later layers mask. It still has an embedding.
+        mask_zero: True if id 0 is padding, which later layers mask. It still has an embedding.
             Ragged inputs have no padding, and get no mask.
         sparse_gradient: `None`: the gradient is a `tf.IndexedSlices` where that is faster; `True`
             and `False` force it, see `HashedEmbeddingBag`.
-        **kwargs: Of `keras.layers.Layer`.
+        **kwargs: The arguments of `keras.layers.Layer`.
 
     Input shape:
         int32 or int64 of any shape; a `tf.RaggedTensor` of any ragged rank.

@@ -67,17 +67,18 @@ class HashedEmbeddingBag(HashedLayer):
         hash: `"mixed"`: a well-mixed hash of seed, id and block. `"original"`: that of the PyTorch
             project, for weights that were trained with it. `"modulo"`: the elements in their order,
             modulo `size`; `compression=1` is the plain table.
-        seed: Of the hash, in [0, 2**63). `None`: the smallest that no layer of the weight has had.
-        sign: Whether a second, independent hash gives each element its sign.
+        seed: The seed of the hash, in [0, 2**63). `None`: the smallest that no layer of the weight
+            has had.
+        sign: True if a second, independent hash gives each element its sign.
         block_size: Dimensions that lie in neighbouring positions.
         padding_idx: An id that takes no part and gets no gradient; negative: from the end.
-        include_last_offset: Whether `offsets` ends with the number of ids.
+        include_last_offset: True if `offsets` ends with the number of ids.
         sparse_gradient: `None`: the gradient is a `tf.IndexedSlices` of distinct positions where a
             step calls the weight once and that was measured to be faster: for a small part of the
             weight, under SGD and Adagrad, or under an optimizer that cannot be seen because no
             `fit` is running. `True`: always; slices of several calls in a step, and of replicas,
             are then not added up, which optimizers that square gradients mistake. `False`: never.
-        **kwargs: Of `keras.layers.Layer`.
+        **kwargs: The arguments of `keras.layers.Layer`.
 
     Call arguments:
         input: int32 or int64. `[B, N]`: B bags of N ids. `[n]`: bags as `offsets` say. A

@@ -1,4 +1,4 @@
-"""What layers over a hashed weight have in common: the weight, its hash, sharing, saving."""
+"""The base of layers over a hashed weight: the weight, its hash, sharing, saving."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class HashedLayer(LayerOfIds):
         weight: `None`, an initializer, a 1-D array, or a layer whose weight this one uses too.
         size: Slots of the weight; `None`: from `weight` or `compression`.
         hash: `"mixed"`, `"original"` or `"modulo"`.
-        seed: Of the hash.
-        sign: Whether a second hash gives each element its sign.
+        seed: The seed of the hash.
+        sign: True if a second hash gives each element its sign.
         block_size: Neighbouring dimensions that lie in neighbouring slots.
-        sparse_gradient: Whether the gradient is a `tf.IndexedSlices`; `None`: where it is faster.
-        **kwargs: Of `keras.layers.Layer`.
+        sparse_gradient: True if the gradient is a `tf.IndexedSlices`; `None`: where it is faster.
+        **kwargs: The arguments of `keras.layers.Layer`.
     """
 
     size: int
@@ -168,7 +168,7 @@ class HashedLayer(LayerOfIds):
             warnings.warn(
                 f"Layer '{self.name}': expected a compression of at most 1: slots per element of "
                 f"the full table, 1/64 for a 64th. Received: {fraction:g}, which makes a weight of "
-                f"{size:,} numbers in the place of a table of {dense:,}.",
+                f"{size:,} numbers instead of a table of {dense:,}.",
                 stacklevel=2,
             )
         return size
@@ -190,7 +190,7 @@ class HashedLayer(LayerOfIds):
         return owner.variable_dtype
 
     def _choose_seed(self, seed: int | None) -> int:
-        """The seed, unless another layer would hash its ids in the same way by oversight."""
+        """Sets the seed; raises if another layer would hash its ids alike by oversight."""
         seed = self._users.next_seed() if seed is None else check_integer("seed", seed, named=True)
         if not 0 <= seed < _LIMIT:
             raise ValueError(f"Expected seed to be in [0, 2**63). Received: {seed}.")
@@ -217,7 +217,7 @@ class HashedLayer(LayerOfIds):
 
     @property
     def spec(self) -> tf_ops.HashSpec:
-        """How elements are mapped to slots."""
+        """The map of elements to slots."""
         return tf_ops.HashSpec(self.hash, self.seed, self.sign, self.block_size)
 
     @property

@@ -38,7 +38,7 @@ class SavedRows:
     Args:
         layer: The name of the layer that has the table.
         table: The table.
-        prefix: Of the entries of rows.
+        prefix: The prefix of the names of entries of rows.
         storage_entry: The entry with the number of rows in a storage. Two others begin with its
             name: the steps of the table, and the copy of the storage beside the file.
     """
@@ -82,7 +82,7 @@ class SavedRows:
         """Reads and checks what the table is to be restored from.
 
         Returns:
-            What puts the rows into the table, those of this worker. It does nothing for a table
+            The function that puts this worker's rows into the table. It does nothing for a table
             whose rows are in its storage.
 
         Raises:

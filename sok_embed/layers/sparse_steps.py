@@ -1,4 +1,4 @@
-"""Which optimizers take a step with a sparse gradient faster than with a dense one."""
+"""Finds the optimizers that take a step faster with a sparse gradient than with a dense one."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class StartRows:
         table.assign(self.keys[own], self.embeddings[own])
 
     def _by_worker(self, table: Table) -> list[npt.NDArray[np.bool_]]:
-        """For each worker which of the keys it holds."""
+        """Returns for each worker which of the keys it holds."""
         owners = table.owners_of(self.keys)
         if owners is None:
             return [np.ones(len(self.keys), np.bool_)] * table.owners

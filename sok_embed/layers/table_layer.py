@@ -1,4 +1,4 @@
-"""What layers over a `Table` have in common: lookups with a gradient, storage, saving."""
+"""The base of layers over a `Table`: lookups with a gradient, storage, saving."""
 
 from __future__ import annotations
 
@@ -31,16 +31,18 @@ class TableLayer(AnchoredLayer):
             `sok_embed.initializers.row_initializer`.
         optimizer: A name, a Keras optimizer or its config. `None`: the rows follow the optimizer
             that trains the model.
-        seed: Of the initializer. `None`: from the initializer if it was given one, else from the
-            name of the layer and the seed of `keras.utils.set_random_seed`.
+        seed: The seed of the initializer. `None`: the initializer's own if it was given one, else
+            from the name of the layer and the seed of `keras.utils.set_random_seed`.
         max_rows: The most rows on each worker, or `None`.
-        direct: Whether keys are positions in `[0, max_rows * workers)`.
+        direct: True if keys are positions in `[0, max_rows * workers)`.
         storage: A `sok_embed.kv.Storage`, or its config, that the rows live in. `None`: they live
             in memory.
-        group: Of the storage.
-        admission: Which keys get a row, from `sok_embed.admission`, or its config. `None`: all.
-        eviction: Which rows go, from `sok_embed.eviction`, or its name or config. `None`: none.
-        **kwargs: Of `keras.layers.Layer`.
+        group: The group of the storage.
+        admission: The admission of keys, from `sok_embed.admission`, or its config. `None`: all
+            keys get rows.
+        eviction: The eviction of rows, from `sok_embed.eviction`, or its name or config. `None`:
+            none.
+        **kwargs: The arguments of `keras.layers.Layer`.
     """
 
     table: Table
@@ -107,7 +109,7 @@ class TableLayer(AnchoredLayer):
             group_holders.hold(self.storage, self.group, self, f"layer '{self.name}'")
 
     def _stored_group(self) -> kv.Group | None:
-        """What the storage has of the layer's group; raises if another layer has taken it."""
+        """Returns the layer's group in the storage; raises if another layer has taken it."""
         if self.storage is None:
             if self.group != 0:
                 raise ValueError(
@@ -129,13 +131,13 @@ class TableLayer(AnchoredLayer):
         )
 
     def _lookup(self, keys: tf.Tensor, training: bool | None) -> tf.Tensor:
-        """Embeddings of int64 keys of any shape, `keys.shape + [dim]`, in the compute dtype."""
+        """Returns embeddings of int64 keys, `keys.shape + [dim]`, in the compute dtype."""
         call = self._begin_lookup(training)
         lookup = self._table_lookup
         return lookup.vectors(call, keys, lookup.count_columns(), dtype=self._compute_type)
 
     def _output_spec(self, inputs: Any) -> keras.KerasTensor:
-        """The shape and the dtype of the output, for symbolic calls."""
+        """Returns the shape and the dtype of the output, for symbolic calls."""
         self._check_key_type(inputs)
         return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.compute_dtype)
 
@@ -156,7 +158,7 @@ class TableLayer(AnchoredLayer):
         return SavedRows(self.name, self.table, "table_", "storage_rows")
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that all table layers share."""
+        """Returns the arguments that all table layers share."""
         return {
             **super().get_config(),
             "storage": storage_copies.config_of(self.storage),

@@ -1,4 +1,4 @@
-"""Who uses a hashed weight: layers with their seeds, calls with their gradients."""
+"""The users of a hashed weight: layers with their seeds, calls with their gradients."""
 
 from __future__ import annotations
 

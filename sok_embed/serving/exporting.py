@@ -39,10 +39,10 @@ def export_model(
     Args:
         model: A Keras model that is built.
         path: A folder for the SavedModel. Its endpoint is `serve`, and `serving_default`.
-        input_signature: What the model takes, in a list, as `model.export` has it: its first
+        input_signature: The signature of the inputs, in a list, as `model.export` has it: its first
             argument, a nest of `tf.TensorSpec`, `tf.RaggedTensorSpec` and `tf.SparseTensorSpec`.
-            Inputs go by their keys in dicts, and by names of specs that have one. `None`: as a
-            functional or sequential model knows itself.
+            Inputs go by their keys in dicts, and by names of specs that have one. `None`: the
+            signature that a functional or sequential model has.
 
     Raises:
         ValueError: For a subclassed model without a signature, for a signature of several
