@@ -59,14 +59,14 @@ def adaptive_mask_gather(
             a hash for those that read static rows only.
         mask: int32: 1 reads the key's own row, 0 its static row.
         dim: The length of a row.
-        make_rows: Whether a key of mask 1 without a row gets one.
-        anchor: As in `lookup`. `None`: own rows have no gradient.
-        dtype: Of the result, `tf.float32` or `tf.bfloat16`.
-        copy_slots: Whether new rows copy the optimizer's slots of their static rows, where a commit
-            has said where these are; else slots start at their initial values.
+        make_rows: True if a key of mask 1 without a row gets one.
+        anchor: The anchor, as in `lookup`. `None`: own rows have no gradient.
+        dtype: The dtype of the result, `tf.float32` or `tf.bfloat16`.
+        copy_slots: True if new rows copy the optimizer's slots of their static rows, where a commit
+            has given these; else slots start at their initial values.
         absent_value: Each element of the result for a key that has no row and gets none. `None`:
             its static row is read.
-        counts: As in `lookup`.
+        counts: The counts, as in `lookup`.
 
     Returns:
         `keys.shape + [dim]`.
@@ -137,8 +137,8 @@ def bind_slots(table: tf.Tensor, slot_sources: Sequence[tf.Tensor]) -> tf.Tensor
 
     Args:
         table: A handle.
-        slot_sources: As in `commit`, at least one. Variables that have no value yet are skipped
-            when a row is made.
+        slot_sources: The slots, as in `commit`, at least one. Variables that have no value yet are
+            skipped when a row is made.
 
     Returns:
         A float32 zero.

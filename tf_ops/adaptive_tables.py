@@ -59,7 +59,7 @@ def adaptive_partition(keys: tf.Tensor, owners: int, num_buckets: int) -> Partit
 
     Args:
         keys: int64 `[n]`, fewer than 2**31.
-        owners: How many workers share the keys.
+        owners: The number of workers that share the keys.
         num_buckets: Static rows of all workers.
     """
     return unique_and_partition(keys, owners, buckets=num_buckets)
@@ -85,13 +85,13 @@ def adaptive_lookup(
         table: A handle.
         keys: int64, of any shape.
         dim: The length of a row of this table.
-        training: Whether keys are counted, and those seen often enough get rows, which start as
+        training: True if keys are counted, and those seen often enough get rows, which start as
             their static rows, bit for bit. If not, nothing changes.
         counts: int64, the shape of `keys`: for how many keys of the batch each stands. `None`: 1.
         mask: int32, the shape of `keys`: 1 reads the own row, which is made if there is none, 0 the
             static row, -1 the own row if there is one. `None`: -1.
         dtype: `tf.float32` or `tf.bfloat16`.
-        anchor: As in `lookup`. `None`: no gradient.
+        anchor: The anchor, as in `lookup`. `None`: no gradient.
 
     Returns:
         `keys.shape + [dim]`.
@@ -217,7 +217,7 @@ def adaptive_restore(table: tf.Tensor, contents: AdaptiveExport) -> tf.Operation
     """Replaces everything by an export.
 
     Raises:
-        ValueError: For keys, counts and times that are no integers.
+        ValueError: For keys, counts and times that are not integers.
         tf.errors.InvalidArgumentError: If it does not fit this table, which is left as it was.
         tf.errors.DataLossError: If the sketch is damaged.
     """

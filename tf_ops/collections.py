@@ -36,23 +36,23 @@ _ROW_HEADER = 64
 
 @dataclass(frozen=True)
 class CollectionPlan:
-    """What all calls of a collection have in common.
+    """The configuration that all calls of a collection have in common.
 
     Attributes:
-        table_names: Of each table, for messages.
+        table_names: The name of each table, for messages.
         dims: The length of a row of each.
         salts: int64, of each; they tell equal keys of two tables apart when owners are chosen.
         key_limits: Keys of a table are below it; 0: any key.
         placements: `BY_KEY`, `ON_WORKER` or `ON_ALL`, of each table.
         holders: The worker of each table that is `ON_WORKER`; else 0.
-        feature_names: Of each feature, for messages.
+        feature_names: The name of each feature, for messages.
         feature_tables: The number of the table that each looks its keys up in.
         max_lengths: The most keys that a bag of each feature may have; 0: any number.
-        workers: How many share the rows.
+        workers: The number of workers that share the rows.
         rank: The number of this one.
         fingerprint: int64 of the configuration, which must be the same on every worker.
-        counts: Of each table, whether it has an admission, which is told how often each key stands
-            in a batch. Empty: no table has.
+        counts: True for each table that has an admission, which counts how often each key stands in
+            a batch. Empty: no table has one.
     """
 
     table_names: tuple[str, ...]
@@ -76,8 +76,8 @@ class CollectionPlan:
         and which are less where each bag is one key.
 
         Args:
-            bags: As `collection_request` has them.
-            weights: As `collection_pool` has them.
+            bags: The bags, as for `collection_request`.
+            weights: The weights, as for `collection_pool`.
         """
         weighted, bagged = set(), set()
         for table, kind, given in zip(self.feature_tables, bags, weights, strict=True):
@@ -100,8 +100,8 @@ class CollectionTables(NamedTuple):
     """Handles that ops take.
 
     Attributes:
-        queue: Where gradients wait: of `anonymous_collection_queue`.
-        tables: Of each table.
+        queue: The handle of the queue of waiting gradients, from `anonymous_collection_queue`.
+        tables: The handle of each table.
     """
 
     queue: tf.Tensor
@@ -115,7 +115,7 @@ def anonymous_collection_queue(name: str) -> tf.Tensor:
 
 
 class CollectionRequest(NamedTuple):
-    """What a worker asks the others for.
+    """The request of a worker to the others.
 
     Attributes:
         message: int64 `[words]`, a segment for each worker.
@@ -144,13 +144,13 @@ def collection_request(
     """Finds the distinct keys of each table over all features that share it.
 
     Args:
-        plan: Of the collection.
-        keys: Of each feature, int32, int64 or uint64 of any shape.
-        bags: What a bag of each feature is: `BAG_A_KEY`, `BAG_A_ROW` or `BAG_BY_SPLITS`.
+        plan: The plan of the collection.
+        keys: The keys of each feature, int32, int64 or uint64 of any shape.
+        bags: The form of each feature's bags: `BAG_A_KEY`, `BAG_A_ROW` or `BAG_BY_SPLITS`.
         splits: int64 row splits, of the features with `BAG_BY_SPLITS`, in their order.
-        combiners: As `collection_pool` has them.
-        pools: Of `plan.pools`.
-        trains: Whether rows get gradients; else nobody hears of keys of tables that are `ON_ALL`.
+        combiners: The combiners, as for `collection_pool`.
+        pools: The result of `plan.pools`.
+        trains: True if rows get gradients; if not, keys of tables that are `ON_ALL` are not sent.
 
     Raises:
         tf.errors.InvalidArgumentError: For a key that is not below the limit of its table, for
@@ -183,7 +183,7 @@ def collection_request(
 
 
 def _fingerprint(plan: CollectionPlan, pools: Sequence[bool]) -> int:
-    """That of the plan, and of what differs between calls and must be the same on all workers."""
+    """Returns the fingerprint of the plan and of `pools`, which must be the same on all workers."""
     if not any(pools):
         return plan.fingerprint
     said = f"{plan.fingerprint} {[int(each) for each in pools]}".encode()
@@ -199,8 +199,8 @@ def requested_keys(
     pooled.
 
     Args:
-        plan: Of the table.
-        request: Of the batch.
+        plan: The plan of the table.
+        request: The request of the batch.
 
     Returns:
         int64 `[u]`, the keys; and how often each stands in the batch, likewise, or `None` if the
@@ -214,7 +214,7 @@ def requested_keys(
 
 
 def rows_message(rows: tf.Tensor) -> tf.Tensor:
-    """What `collection_serve` would have returned for `requested_keys`. Differentiable.
+    """Returns what `collection_serve` returns for the keys of `requested_keys`. Differentiable.
 
     Args:
         rows: float32 `[u, dim]`, those of the keys, in their order.
@@ -255,14 +255,14 @@ def collection_serve(
 
     Args:
         collection: Handles.
-        plan: Of the collection.
-        pools: Of the request.
+        plan: The plan of the collection.
+        pools: The `pools` of the request.
         message: int64, segments of `collection_request` from every worker.
         splits: int32 `[workers]`, words of each.
-        make_rows: Whether a key without a row gets one.
-        trainable: Of each table. Others make no rows, and drop gradients.
+        make_rows: True if a key without a row gets one.
+        trainable: True for each table that is trained. Others make no rows, and drop gradients.
         anchor: float32, a vector of `ANCHOR_SIZE` or a scalar. `None`: there is no gradient.
-        packed: Whether rows are rounded to bfloat16, and two of them lie in a float.
+        packed: True if rows are rounded to bfloat16, so that two numbers share a float.
 
     Raises:
         tf.errors.InternalError: If a worker could not make its request, with what it said.
@@ -312,13 +312,13 @@ def collection_pool(
     keys, or with a divisor of 0, is zeros.
 
     Args:
-        plan: Of the collection.
+        plan: The plan of the collection.
         rows: float32, what has come back from every worker.
-        asked: Of the request.
-        combiners: Of each feature.
+        asked: The `asked` of the request.
+        combiners: The combiner of each feature.
         weights: float32 of each feature, one a key; `None`: there are none.
-        concat: Whether all vectors of an example are one, in the order of the features.
-        packed: As `collection_serve` has it.
+        concat: True if all vectors of an example are one, in the order of the features.
+        packed: True if rows are packed, as for `collection_serve`.
         dtype: `tf.float32` or `tf.bfloat16`.
 
     Returns:
@@ -374,15 +374,15 @@ def _pool_gradient(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
 
 @dataclass(frozen=True)
 class RuleStep:
-    """What `collection_commit` is told of one rule.
+    """The arguments of one rule for `collection_commit`.
 
     Attributes:
         rule: The name of a row optimizer.
-        hyper_names: Of the parameters that differ from the rule's defaults.
+        hyper_names: The names of the parameters that differ from the rule's defaults.
         hypers: Their values, float64 of `[len(hyper_names)]`.
         step: int64 scalar, as `commit` has it.
-        optimizer: As `commit` has it.
-        clip_value: As `commit` has it.
+        optimizer: The number of the optimizer, as for `commit`.
+        clip_value: The clip value, as for `commit`.
     """
 
     rule: str
@@ -410,12 +410,12 @@ def collection_commit(
         collection: Handles.
         anchor: A float32 that was computed after the deposits.
         steps: The rules.
-        table_rules: Which of them each table is trained by; -1: by none.
-        scale: As `commit` has it, like the rest.
-        redeemed: Likewise.
-        first_step: Likewise.
-        plain: Likewise.
-        clipped_to: Likewise.
+        table_rules: The index in `steps` of the rule of each table; -1: none.
+        scale: The scale, as for `commit`; so are the rest.
+        redeemed: See `commit`.
+        first_step: See `commit`.
+        plain: See `commit`.
+        clipped_to: See `commit`.
 
     Returns:
         Zeros of the shape of `anchor`.

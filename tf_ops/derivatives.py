@@ -11,8 +11,8 @@ from tensorflow.python.ops.parallel_for import pfor
 from sok_embed.tf_ops.native import number_in_graph, ops
 
 
-def _learn_nothing(turns: Any, attribute: str) -> None:
-    """Keeps the op that was traced, which stays in the graph and runs too, from learning."""
+def _disable_learning(turns: Any, attribute: str) -> None:
+    """Turns learning off in the op that was traced, which stays in the graph and runs too."""
     turns.op._set_attr(attribute, AttrValue(b=False))
 
 
@@ -32,7 +32,7 @@ def _lookup_of_all_turns(turns: Any) -> list[Any]:
         **{name: turns.get_attr(name) for name in ("dtype", "dim", "make_rows")},
         number=number_in_graph(),
     )
-    _learn_nothing(turns, "make_rows")
+    _disable_learning(turns, "make_rows")
     return [pfor.wrap(embeddings, stacked), pfor.wrap(receipt, False)]
 
 
@@ -57,7 +57,7 @@ def _adaptive_lookup_of_all_turns(turns: Any) -> list[Any]:
         **{name: turns.get_attr(name) for name in attributes},
         number=number_in_graph(),
     )
-    _learn_nothing(turns, "training")
+    _disable_learning(turns, "training")
     return [pfor.wrap(embeddings, stacked), pfor.wrap(receipt, False)]
 
 

@@ -31,7 +31,7 @@ def unique_and_partition(
 
     Args:
         keys: `[n]`, fewer than 2**31.
-        owners: How many workers share the keys, at most 65536.
+        owners: The number of workers that share the keys, at most 65536.
         key_limit: Keys must be below it; 0 lets every key pass.
         buckets: If not 0, the owner is the key's `adaptive_buckets` modulo `owners` instead.
 
@@ -77,7 +77,7 @@ def _expand_gradient(op: Any, upstream: tf.Tensor) -> tuple[tf.Tensor, None]:
 
 
 class Exchanged(NamedTuple):
-    """What came of an exchange.
+    """The result of an exchange.
 
     Attributes:
         rows: `[m, ...]`, those of worker 0 first.
@@ -111,7 +111,7 @@ def all_to_all(
         exchange: A name, the same on every worker.
         turn: int64 scalar that tells exchanges of one name apart whose order may differ from worker
             to worker. -1: they are counted.
-        in_program_order: Whether in a `tf.function` it also waits for the stateful ops before it
+        in_program_order: True if in a `tf.function` it also waits for the stateful ops before it
             that use no resources, and those after it for the exchange.
 
     Raises:

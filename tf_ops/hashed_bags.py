@@ -25,7 +25,7 @@ _FLOATS = (tf.float32, tf.bfloat16, tf.float16, tf.float64)
 
 
 class HashSpec(NamedTuple):
-    """How the elements of a virtual table are placed in a weight.
+    """The map from the elements of a virtual table to positions in a weight.
 
     Element `(id, d)` is `sign(id, d) * weight[position(id, d)]`, and `block_size` neighbouring
     elements have neighbouring positions.
@@ -34,8 +34,8 @@ class HashSpec(NamedTuple):
         hash: `"mixed"`, a 64-bit hash of seed, id and block; `"original"`, that of the PyTorch
             project HashedEmbeddingBag; `"modulo"`, `(id * dim + d) % size`, which is the plain
             table where the weight has room for it.
-        seed: Of `"mixed"` and of the signs, any 64-bit integer.
-        sign: Whether elements are multiplied by a hash of 1 or -1 (Weinberger et al. 2009).
+        seed: The seed of `"mixed"` and of the signs, any 64-bit integer.
+        sign: True if elements are multiplied by a hash of 1 or -1 (Weinberger et al. 2009).
         block_size: Elements a block.
     """
 
@@ -79,13 +79,14 @@ def hashed_bag(
         num_embeddings: Ids are below it.
         embedding_dim: The length of a row.
         mode: `"sum"`, `"mean"` or `"max"`. A bag without ids is zeros.
-        spec: How rows are placed in the weight.
+        spec: The map from rows to positions in the weight.
         padding_idx: The id that takes no part.
-        include_last_offset: Whether `offsets` is `[b + 1]`, its last one the number of ids.
-        dtype: Of the output. float64 goes with a weight of float64 only. `None`: the weight's.
-        gradient: Of the weight: `"dense"`; `"sparse"`, a `tf.IndexedSlices` of distinct positions,
-            ascending; `"auto"`, sparse where the batch touches a small part of the weight, and the
-            gradient is taken in the function that makes the call.
+        include_last_offset: True if `offsets` is `[b + 1]`, its last element the number of ids.
+        dtype: The dtype of the output. float64 goes with a weight of float64 only. `None`: the
+            weight's.
+        gradient: The form of the weight's gradient: `"dense"`; `"sparse"`, a `tf.IndexedSlices` of
+            distinct positions, ascending; `"auto"`, sparse where the batch touches a small part of
+            the weight, and the gradient is taken in the function that makes the call.
         sparse_below: With `"auto"`: how small a part.
 
     Returns:
@@ -156,9 +157,9 @@ def hash_positions(
 
     Args:
         ids: int64 `[n]`.
-        size: Of the weight.
+        size: The size of the weight.
         embedding_dim: The length of a row.
-        spec: How rows are placed.
+        spec: The map from rows to positions.
 
     Returns:
         int64 `[n, embedding_dim]`, positions in `[0, size)`, and int8 of the same shape, 1 or -1.

@@ -39,8 +39,8 @@ class _Deposits:
         if isinstance(change, tf.Tensor) and hasattr(change, "op"):
             self._unused.add(change.op)
 
-    def tell(self, graph: tf.Graph) -> None:
-        """Tells deposits whose norm nobody looks at to measure none."""
+    def mark_unread(self, graph: tf.Graph) -> None:
+        """Turns off the measuring of norms in deposits whose norm is not read."""
         if self._last is None:
             return
         # A function hands out copies of its results, which are made last: a copy that is older, and
@@ -135,17 +135,17 @@ def note_deposit(anchor_gradient: tf.Tensor) -> None:
             return
         deposits = _Deposits()
         setattr(graph, _LABEL, deposits)
-        graph._add_scope_exit_callback(lambda: deposits.tell(graph))
+        graph._add_scope_exit_callback(lambda: deposits.mark_unread(graph))
     deposits.made.append(anchor_gradient.op)
 
 
 def note_update(commit: tf.Tensor, change: Any, variables: list[Any]) -> None:
-    """Says where the running update of an anchor may take its gradient without anybody reading it.
+    """Notes where the running update of an anchor may use its gradient without reading it.
 
     Args:
-        commit: What `commit` has returned.
-        change: What the anchor would be changed by, if it were.
-        variables: Of Keras, what the optimizer keeps of variables.
+        commit: The tensor that `commit` has returned.
+        change: The change that the anchor would get, if it were updated.
+        variables: The slots of variables in Keras' optimizer.
     """
     deposits = None if tf.executing_eagerly() else getattr(commit.graph, _LABEL, None)
     if deposits is not None:

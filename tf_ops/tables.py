@@ -67,7 +67,7 @@ def release(handle: tf.Tensor) -> None:
 
 
 class Lookup(NamedTuple):
-    """What a lookup returns.
+    """The result of a lookup.
 
     Attributes:
         embeddings: `keys.shape + [dim]`.
@@ -97,9 +97,9 @@ def lookup(
 
     Args:
         table: A handle.
-        keys: Of any shape.
+        keys: The keys, of any shape.
         dim: The length of a row of this table.
-        make_rows: Whether a key without a row gets one. Either way its embedding is the one that
+        make_rows: True if a key without a row gets one. Either way its embedding is the one that
             training would start from.
         dtype: `tf.float32` or `tf.bfloat16`.
         anchor: float32, the variable that stands for the table: a vector of `ANCHOR_SIZE`, whose
@@ -144,9 +144,9 @@ def deposit(receipt: tf.Tensor, gradients: tf.Tensor, marks: bool = False) -> tf
     Inside of a `tf.function` it runs only if its output is used.
 
     Args:
-        receipt: Of the lookup that the gradients belong to.
+        receipt: The receipt of the lookup that the gradients belong to.
         gradients: The shape of the lookup's embeddings, float32 or bfloat16.
-        marks: Whether the anchor is a vector of `ANCHOR_SIZE`.
+        marks: True if the anchor is a vector of `ANCHOR_SIZE`.
 
     Returns:
         The gradient of the anchor: a zero, or a vector that names this deposit to `commit`, by
@@ -183,7 +183,7 @@ def commit(
         table: A handle.
         anchor: A float32 that was computed after the deposits.
         rule: The name of a row optimizer.
-        hyper_names: Of the parameters that differ from the rule's defaults.
+        hyper_names: The names of the parameters that differ from the rule's defaults.
         hypers: Their values, float64 of `[len(hyper_names)]`.
         step: int64 scalar, for bias correction; 1 is the first. 0: the table counts by itself.
         scale: float32 scalar that gradients are multiplied by.
@@ -201,7 +201,7 @@ def commit(
             new: how many calls it accumulates the gradients of.
         clip_value: The sum of a row's gradients, times `scale`, is clipped to
             `[-clip_value, clip_value]`, element by element. 0: it is not.
-        plain: Whether the anchor's gradients were added up and multiplied on their way, and nothing
+        plain: True if the anchor's gradients were added up and multiplied on their way, and nothing
             else was done to them but for `clipped_to`.
         clipped_to: At last they were clipped to `[-clipped_to, clipped_to]`, element by element.
             0: they were not.
@@ -295,8 +295,8 @@ def export_piece(
         table: A handle. Of one in a storage, every piece takes a walk through all rows.
         dim: The length of a row.
         begin: The first row, in an order of the table's own.
-        rows: How many; those beyond the last are left out.
-        with_admission: Whether the piece has what an admission has counted.
+        rows: The number of rows; those beyond the last are left out.
+        with_admission: True if the piece has the counters of an admission.
     """
     size, *fields = ops.sok_embed_export_piece(
         table=table, begin=begin, rows=rows, dim=dim, with_admission=with_admission
@@ -305,7 +305,7 @@ def export_piece(
 
 
 class BegunCapture(NamedTuple):
-    """What a table holds beside its rows, which `_core.Capture` has.
+    """The contents of a table beside its rows, which `_core.Capture` has.
 
     Attributes:
         capture: int64 scalar, the number that `_core.Capture` takes.
@@ -342,7 +342,7 @@ def begin_capture(table: tf.Tensor, mark: int = 0, since: int = 0) -> BegunCaptu
 
 
 def check_integers(contents: Any) -> None:
-    """Raises for keys, counts and times of an export that are no integers, which would be rounded.
+    """Raises for keys, counts and times of an export that are not integers: they would be rounded.
 
     Args:
         contents: A named tuple of tensors or arrays.
@@ -366,7 +366,7 @@ def restore(table: tf.Tensor, contents: Export) -> tf.Operation | None:
     if there are counts of an admission, and this table has none.
 
     Raises:
-        ValueError: For keys, counts and times that are no integers.
+        ValueError: For keys, counts and times that are not integers.
         tf.errors.InvalidArgumentError: If it does not fit this table, has counts of another
             admission, or holds what no training leaves. The table is left as it was.
         tf.errors.DataLossError: If the counts of the admission are damaged, likewise.
@@ -388,7 +388,7 @@ def add_rows(table: tf.Tensor, contents: Export) -> tf.Operation | None:
     of the first.
 
     Raises:
-        ValueError: For keys, counts and times that are no integers.
+        ValueError: For keys, counts and times that are not integers.
         tf.errors.InvalidArgumentError: As `restore`, and for a key that has a row. Nothing of the
             piece is taken up.
         tf.errors.ResourceExhaustedError: If the table would have too many rows, likewise.
@@ -433,7 +433,7 @@ def removed_keys(table: tf.Tensor, limit: int) -> RemovedKeys:
 
 
 class Metadata(NamedTuple):
-    """What a table knows of keys, beside their embeddings; each of the shape of the keys.
+    """The counters of keys, each of the shape of the keys.
 
     Attributes:
         exists: bool, whether there is a row.
