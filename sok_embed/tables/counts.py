@@ -1,6 +1,6 @@
 """What admissions and sketches have counted, brought over to another number of workers.
 
-The layouts are those of `docs/reference/file-formats.md`.
+The layouts are those of `docs/reference/file-formats.md` and `docs/reference/checkpoint-format.md`.
 """
 
 from __future__ import annotations

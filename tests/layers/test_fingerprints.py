@@ -168,8 +168,8 @@ def test_a_model_of_strings_is_trained_and_saved(form, tmp_path):
 def test_pages_have_no_other_recipe():
     """Hashes modulo something are named where they are explained, and nowhere recommended."""
     explained = {
-        "docs/guide/tables-and-training.md",
-        "docs/guide/adaptive-embeddings.md",
+        "docs/guide/keys.md",
+        "docs/guide/feature-columns.md",
         "docs/reference/feature-column.md",
         "docs/reference/tf_ops.md",
     }

@@ -1,4 +1,4 @@
-"""Rows out of a dump, read by docs/reference/file-formats.md and nothing else."""
+"""Rows out of a dump, read by docs/reference/dump-format.md and nothing else."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Manifest(NamedTuple):
         workers: How many wrote it.
         dense: The file of dense weights: `prefix`; `variables` and `metrics`, lists of
             `[path, dtype, shape]`; `others`, paths of what else was saved.
-        tables: A dict for each table; see `docs/reference/file-formats.md`.
+        tables: A dict for each table; see `docs/reference/checkpoint-format.md`.
         rows: The file of rows of each worker; none without tables.
         files: Of dense weights.
         parent: Of a checkpoint that has the changes since that one; `None`: it has everything.

@@ -1,7 +1,7 @@
 """A file of the rows of one worker: blocks with checksums, and an index behind them.
 
 Every byte is under a checksum, and all numbers are little-endian.
-`docs/reference/file-formats.md` has the layout.
+`docs/reference/rows-format.md` has the layout.
 """
 
 from __future__ import annotations

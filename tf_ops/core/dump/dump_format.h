@@ -1,5 +1,5 @@
 // The layout of a sok-embed dump, version 1: little-endian, without padding.
-// docs/reference/file-formats.md has the same as tables.
+// docs/reference/dump-format.md has the same as tables.
 //
 //   header  magic[8] u32 version, u32 header_bytes, u64 checksum of the 16 bytes before
 //   block*  u32 group, u32 rows, u64 payload_bytes, payload, u64 checksum of all that

@@ -12,7 +12,7 @@
 namespace sok {
 namespace {
 
-// Laid out by hand after docs/reference/file-formats.md; checksums by the Python package xxhash,
+// Laid out by hand after docs/reference/dump-format.md; checksums by the Python package xxhash,
 // xxh3_64_intdigest(bytes, seed=offset).
 constexpr char kGolden[] =
     "534f4b44554d500a"                  //   0 magic "SOKDUMP\n"

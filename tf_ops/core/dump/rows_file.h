@@ -1,5 +1,5 @@
 // The file of rows that one worker writes of a checkpoint: blocks with checksums, an index behind
-// them. docs/reference/file-formats.md has the layout as tables; numbers are little-endian.
+// them. docs/reference/rows-format.md has the layout as tables; numbers are little-endian.
 //
 //   header  magic[8] u32 version, u32 header_bytes, u64 attempt, u32 worker, u32 workers, u64
 //           checksum of all before
