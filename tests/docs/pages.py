@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
-_RUNNABLE = re.compile(r"<!-- runnable -->\n```python\n(.*?)```", re.DOTALL)
+_RUNNABLE = re.compile(r"<!-- (runnable|continued) -->\n```python\n(.*?)```", re.DOTALL)
 _FENCED = re.compile(r"```.*?```", re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
@@ -24,13 +24,21 @@ class Sample:
 
 
 def runnable_samples() -> list[Sample]:
-    """Returns the Python blocks that follow a line `<!-- runnable -->`."""
-    samples = []
+    """Returns the Python blocks that follow a line `<!-- runnable -->`.
+
+    A block that follows `<!-- continued -->` belongs to the sample before it.
+    """
+    samples: list[Sample] = []
     for page in PAGES:
         text = page.read_text()
         for match in _RUNNABLE.finditer(text):
-            line = text.count("\n", 0, match.start(1)) + 1
-            samples.append(Sample(page, line, match[1]))
+            kind, code = match.groups()
+            if kind == "continued":
+                begun = samples.pop()
+                assert begun.page == page, f"{page} continues a sample of {begun.page}"
+                samples.append(Sample(page, begun.line, begun.code + "\n" + code))
+            else:
+                samples.append(Sample(page, text.count("\n", 0, match.start(2)) + 1, code))
     return samples
 
 

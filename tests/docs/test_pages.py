@@ -1,0 +1,38 @@
+"""Pages are short, each is in the index of its folder, and the chart shows what a page says."""
+
+import importlib.util
+from xml.etree import ElementTree
+
+import pytest
+from pages import ROOT, links
+
+WORDS_OF_README = 500
+INDICES = [ROOT / "docs" / folder / "README.md" for folder in ("guide", "reference", "decisions")]
+
+
+def words(page) -> int:
+    """Returns how many words a page has, with code, tables and links, as `wc -w` counts them."""
+    return len(page.read_text().split())
+
+
+def test_the_readme_is_short():
+    assert words(ROOT / "README.md") <= WORDS_OF_README
+
+
+@pytest.mark.parametrize("index", INDICES, ids=lambda page: page.parent.name)
+def test_the_index_of_a_folder_names_each_of_its_pages(index):
+    named = {link.partition("#")[0] for link in links(index)}
+    pages = {page.name for page in index.parent.glob("*.md")} - {"README.md"}
+    assert sorted(pages - named) == []
+
+
+def test_the_chart_of_the_readme_shows_the_figures_of_its_page():
+    spec = importlib.util.spec_from_file_location("chart", ROOT / "benchmarks/chart.py")
+    chart = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(chart)
+    times = chart.step_times(chart.PAGE.read_text())
+    assert len(times) == 4
+    picture = chart.PICTURE.read_text()
+    assert picture == chart.chart(times)
+    shown = [element.text for element in ElementTree.fromstring(picture).iter() if element.text]
+    assert [f"{time:g} ms" for time in times.values() if f"{time:g} ms" not in shown] == []
