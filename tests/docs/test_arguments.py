@@ -79,7 +79,7 @@ def spelled(parameters) -> str:
 
 def stated(arguments: str) -> inspect.Signature | None:
     """Returns the signature of `a, b=1` on a page, or None if that is a call or cut short."""
-    names = {"tf": tf, "HashSpec": tf_ops.HashSpec}
+    names = {**vars(tf_ops), "tf": tf}
     try:
         function = eval(f"lambda {' '.join(arguments.split())}: None", names)
     except (SyntaxError, NameError):

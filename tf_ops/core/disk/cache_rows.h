@@ -12,7 +12,7 @@
 
 namespace sok {
 
-// The flags of a cached row. docs/internals.md shows how they follow one another.
+// The flags of a cached row. docs/life-of-a-row.md shows how they follow one another.
 enum RowState : uint16_t {
   kRowLive = 1,   // the place is in use
   kRowUsed = 2,   // was read since the clock's hand last passed; any reader may set it
