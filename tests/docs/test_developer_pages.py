@@ -18,6 +18,7 @@ PAGES = {
     ROOT / "docs/words.md": 6,
     ROOT / "docs/flush-and-locks.md": 7,
     ROOT / "docs/building.md": 3,
+    ROOT / "docs/deposits.md": 3,
 }
 # A build makes these, or a user brings them.
 NOT_OF_THE_TREE = (".venv/", "build/", "include/", "lib/")

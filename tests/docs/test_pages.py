@@ -4,8 +4,9 @@ import importlib.util
 from xml.etree import ElementTree
 
 import pytest
-from pages import ROOT, links
+from pages import PAGES, ROOT, links
 
+WORDS = 1_500
 WORDS_OF_README = 500
 INDICES = [ROOT / "docs" / folder / "README.md" for folder in ("guide", "reference", "decisions")]
 
@@ -13,6 +14,12 @@ INDICES = [ROOT / "docs" / folder / "README.md" for folder in ("guide", "referen
 def words(page) -> int:
     """Returns how many words a page has, with code, tables and links, as `wc -w` counts them."""
     return len(page.read_text().split())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_is_short(page):
+    if page.name != "CHANGELOG.md":
+        assert words(page) <= WORDS
 
 
 def test_the_readme_is_short():
