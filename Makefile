@@ -96,10 +96,11 @@ test: setup  ## the core's tests, then the Python tests; ARGS= goes to pytest
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(ARGS)
 
 # mypy (strict, by pyproject.toml) sees the package as installed: all rooms inside sok_embed.
-check: setup  ## formatting, lint, types, import direction
+check: setup  ## formatting, lint, types, plain English, import direction
 	clang-format --dry-run -Werror $(CPP_FILES)
 	$(BIN)/ruff format --check --quiet $(PYTHON_FILES)
 	$(BIN)/ruff check --quiet $(PYTHON_FILES)
+	$(BIN)/python scripts/lint_prose.py
 	@rm -rf build/typing && mkdir -p build/typing/sok_embed
 	@ln -s $(CURDIR)/sok_embed/* $(wildcard $(CURDIR)/tf_ops $(CURDIR)/feature_column) \
 	  build/typing/sok_embed/

@@ -81,7 +81,7 @@ def horovod_settings() -> dict[str, str]:
 
 
 def cache_directory(settings: dict[str, str]) -> Path:
-    """The folder of the wheel: another Horovod, Python, TensorFlow or machine has another one."""
+    """Returns the wheel's folder: one for each Horovod, Python, TensorFlow and machine."""
     tag = "-".join(
         (
             f"horovod{VERSION}",
@@ -111,7 +111,7 @@ def missing_requirements() -> Iterator[str]:
 
 
 def parallel_jobs() -> int:
-    """One compiler a core, as far as memory goes: TensorFlow's headers take 2 GiB each."""
+    """Returns one compiler a core, as far as memory goes: TensorFlow's headers take 2 GiB each."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(len(os.sched_getaffinity(0)), memory // (2 << 30)))
 

@@ -107,7 +107,7 @@ PATCHES = (
         f"{RESUME}  ++bg_compaction_paused_;\n  WaitForBackgroundWork();\n"
         "  --bg_compaction_paused_;\n",
     ),
-    # A scan went on without a word behind a file whose first block could not be read. RocksDB 8.5.2
+    # A scan silently went on behind a file whose first block could not be read. RocksDB 8.5.2
     # has the same change.
     (
         "table/merging_iterator.cc",
@@ -194,7 +194,7 @@ def missing_requirements() -> Iterator[str]:
 
 
 def parallel_jobs() -> int:
-    """One compiler a core, as far as memory goes: a dozen of RocksDB's sources take 1 GiB."""
+    """Returns one compiler a core, as far as memory goes: some of RocksDB's sources take 1 GiB."""
     if given := os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL"):
         return max(1, int(given))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -331,7 +331,7 @@ def build(cache: Path, source: Path | None, replace: bool) -> None:
 
 
 def publish(tree: Path, library: Path, cache: Path, replace: bool) -> None:
-    """Two builds may run at once: a folder appears in the cache whole or not at all."""
+    """Moves a build into the cache, whole or not at all, since two builds may run at once."""
     with tempfile.TemporaryDirectory(prefix=f"{cache.name}.", dir=cache.parent) as name:
         staging = Path(name) / "new"
         shutil.copytree(tree / "include", staging / "include")

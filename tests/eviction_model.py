@@ -33,7 +33,7 @@ class EvictionModel:
         self.left_out = 0
 
     def make(self, keys: Places, in_use: Sequence[Places], now: int, partly: bool = False) -> None:
-        """Makes rows for keys without one, in the place of others but for those in use.
+        """Makes rows for keys without one, instead of rows that are not in use.
 
         Args:
             keys: Places.
