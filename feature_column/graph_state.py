@@ -164,7 +164,8 @@ def embedding(column: Any, weight_collections: Any, trainable: Any) -> GraphEmbe
             collections=_collections(weight_collections),
             use_resource=True,
         )
-        with _no_partitioner():
+        # Optimizers have a step of the rows run where their anchor is.
+        with _no_partitioner(), tf.device("/device:CPU:0"):
             found.add_table(table, what, make, static)
         found.rows = RowsSaveable(table)
         tf.compat.v1.add_to_collection(_Keys.SAVEABLE_OBJECTS, found.rows)
