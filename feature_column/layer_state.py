@@ -21,7 +21,7 @@ from sok_embed.feature_column.initializers import for_keras
 from sok_embed.feature_column.own_table import OwnRows
 from sok_embed.keras_bridge import callers
 from sok_embed.lookups.lookup import Call
-from sok_embed.optimizers.slot_variables import slot_variables
+from sok_embed.optimizers.slot_variables import slots_on_host
 
 
 class LayerEmbedding(EmbeddingRows):
@@ -80,7 +80,7 @@ class LayerEmbedding(EmbeddingRows):
         """
         assert self.table is not None
         optimizer = callers.fitting_optimizer()
-        slots = None if optimizer is None else slot_variables(optimizer, self._weight)
+        slots = None if optimizer is None else slots_on_host(optimizer, self._weight)
         if not slots:
             return []
         handles = [slot.handle for slot in slots]

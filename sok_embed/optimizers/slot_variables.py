@@ -54,6 +54,38 @@ def slot_variables(optimizer: Any, variable: Any) -> list[tf.Variable] | None:
     return slots if all(hasattr(slot, "handle") for slot in slots) else None
 
 
+def slots_on_host(optimizer: Any, variable: Any) -> list[tf.Variable] | None:
+    """Finds an optimizer's slots of a variable, where ops that read them in place find them too.
+
+    An optimizer of Keras that is built within a function has its slots on a GPU, if there is one,
+    wherever their variable is. Such slots have copies beside the variable, which this brings up to
+    date, in a function whenever it runs.
+
+    Args:
+        optimizer: As `slot_variables` has it.
+        variable: As there; it is in the host's memory.
+
+    Returns:
+        As there.
+    """
+    slots = slot_variables(optimizer, variable)
+    if not slots or isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return slots
+    native = variable.value if isinstance(variable, keras.Variable) else variable
+    return [slot if slot.device == native.device else _copied(slot, native) for slot in slots]
+
+
+def _copied(slot: tf.Variable, beside: tf.Variable) -> tf.Variable:
+    """Copies a slot to the device of another variable."""
+    with tf.init_scope(), tf.device(beside.device):
+        copy = getattr(slot, "_sok_embed_copy", None)
+        if copy is None:
+            zeros = tf.zeros(slot.shape, slot.dtype)
+            copy = slot._sok_embed_copy = tf.Variable(zeros, trainable=False)
+    copy.assign(slot.read_value())
+    return copy
+
+
 def _keras_slots(optimizer: Any, variable: Any, rule: str) -> list[Any]:
     slots = _core.rule_slots(rule)
     if not optimizer.built:

@@ -26,7 +26,7 @@ from sok_embed.keras_bridge.anchor_updates import AnchorConstraint, Update, watc
 from sok_embed.keras_bridge.noted_gradients import forget_with
 from sok_embed.optimizers import v1_optimizers
 from sok_embed.optimizers.row_rules import has_schedule, row_rule, warn_of_ignored
-from sok_embed.optimizers.slot_variables import slot_variables
+from sok_embed.optimizers.slot_variables import slots_on_host
 from sok_embed.training import strategies
 from sok_embed.training.anchor_parts import own_part, parts_of, summed_alike
 from sok_embed.training.distributed_optimizer import averages_gradients
@@ -261,7 +261,7 @@ class Commit(AnchorConstraint):
     def _slot_sources(self, optimizer: Any) -> dict[str, list[tf.Tensor]]:
         """Returns an argument of the commit, if the optimizer has slots of the static variable."""
         static = self._static() if callable(self._static) else self._static
-        slots = None if static is None else slot_variables(optimizer, static)
+        slots = None if static is None else slots_on_host(optimizer, static)
         return {"slot_sources": [slot.handle for slot in slots]} if slots else {}
 
 

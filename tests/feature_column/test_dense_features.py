@@ -364,3 +364,33 @@ def test_ids_of_another_type():
     layer = make_layer()
     with pytest.raises(ValueError, match="Column 'c': expected ids of int64.*string"):
         layer({"c": np.array([["a"]])}, {"c": np.zeros([1, 1], np.int32)})
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
+def test_slots_that_a_function_makes_on_another_device_are_copied(optimizer):
+    """As those that Keras makes on a GPU, though static rows are in the host's memory."""
+    exported, devices = [], []
+    for device in ("CPU:0", "CPU:1"):
+        layer, training = make_layer(), keras_reference.OPTIMIZERS[optimizer]()
+        layer({"c": IDS}, {"c": np.zeros_like(IDS, np.int32)})
+
+        @tf.function
+        def step(mask, layer=layer, training=training):
+            with tf.GradientTape() as tape:
+                vectors = layer({"c": IDS}, {"c": tf.fill(IDS.shape, mask)}, training=True)
+                loss = tf.reduce_mean((vectors - 1) ** 2)
+            weights = layer.trainable_variables
+            training.apply(tape.gradient(loss, weights), weights)
+
+        with tf.device(device):
+            for mask in (0, 0, 1, 1):
+                step(tf.constant(mask))
+        exported.append(layer.tables["c_embedding"].export(slots=True))
+        static = layer.static_rows("c_embedding")
+        slots = [slot for slot in training.variables if slot.shape == static.shape]
+        devices.append({slot.value.device for slot in slots})
+    assert devices[0] != devices[1]
+    orders = [np.argsort(rows.keys) for rows in exported]
+    for name in ("keys", "embeddings", "slots"):
+        columns = [getattr(rows, name)[order] for rows, order in zip(exported, orders, strict=True)]
+        np.testing.assert_array_equal(*columns)
