@@ -72,12 +72,16 @@ class _FeaturesLayer(LayerWithRows, ABC):
 
     def _check_replicas(self, column: Any) -> None:
         adaptive = own_rows_column_in(column)
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        if adaptive is not None and isinstance(column, RowsColumn) and replicas > 1:
+        strategy = tf.distribute.get_strategy()
+        plain = not tf.distribute.has_strategy() or isinstance(
+            strategy, tf.distribute.OneDeviceStrategy
+        )
+        if adaptive is not None and isinstance(column, RowsColumn) and not plain:
             raise ValueError(
-                f"Layer '{self.name}': expected one replica with the adaptive column "
-                f"'{adaptive.name}', whose static rows lie beside its table. Received: a strategy "
-                f"of {replicas} replicas. Start several processes with horovodrun, or use "
+                f"Layer '{self.name}': expected no strategy, or a OneDeviceStrategy, with "
+                f"the adaptive column '{adaptive.name}', whose static rows lie beside its table "
+                "and not where a strategy has its variables. Received: "
+                f"{type(strategy).__name__}. Start several processes with `sok-embed run`, or use "
                 "sok_embed.AdaptiveEmbedding."
             )
 
@@ -302,8 +306,8 @@ class DenseFeatures(_FeaturesLayer):
 
     Raises:
         ValueError: For columns that are not dense, a float16 policy, adaptive columns under a
-            strategy of several replicas; and for a mask that is missing, of another type than
-            int32, of another shape, or of no adaptive column.
+            strategy other than OneDeviceStrategy; and for a mask that is missing, of another type
+            than int32, of another shape, or of no adaptive column.
         tf.errors.InvalidArgumentError: For a mask of another length, and for values other than 0
             and 1, named with the column.
     """

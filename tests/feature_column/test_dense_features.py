@@ -319,9 +319,13 @@ def test_float16_is_refused():
         fc.DenseFeatures([fc.embedding_column(item, DIM)], dtype="float16")
 
 
-def test_several_replicas_are_refused():
-    with keras_reference.mirrored().scope():
-        with pytest.raises(ValueError, match="one replica with the adaptive column 'c'.*2 rep"):
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_strategies_are_refused(replicas):
+    devices = [f"/cpu:{number}" for number in range(replicas)]
+    with tf.distribute.MirroredStrategy(devices).scope():
+        with pytest.raises(
+            ValueError, match="no strategy, or.*the adaptive column 'c'.*MirroredStr"
+        ):
             make_layer()
         make_layer(plain=True)
 
