@@ -98,7 +98,7 @@ def categorical_column_with_adaptive_embedding(
             tensor, in which "" and -1 are missing.
         hash_bucket_size: The number of static rows.
         dtype: `tf.string` or an integer type.
-        partition_num: Into how many parts, at least, own rows in memory are split by key, for
+        partition_num: The least number of parts into which own rows in memory are split by key, for
             threads to work on. `None`: as many as suit the machine.
         ev_option: The option of the own rows. `None`: all keys of mask 1 have one, in memory,
             without limit.

@@ -26,7 +26,7 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
     Attributes:
         key: The name of the feature.
         dtype: The dtype of ids.
-        partition_num: Into how many parts, at least, own rows in memory are split; or `None`.
+        partition_num: The least number of parts into which own rows in memory are split; or `None`.
         ev_option: The option of the own rows.
         slots: `"copy"` if an own row starts with the optimizer slots of its static row, `"zero"` if
             with new ones.

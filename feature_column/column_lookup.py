@@ -40,7 +40,7 @@ class EmbeddingRows:
 
     Args:
         column: A `RowsColumn`.
-        static: Returns the variable of the static rows.
+        static: The function that returns the variable of the static rows.
 
     Attributes:
         column: The same.

@@ -32,7 +32,7 @@ def with_weight(column: Any, positions: Positions) -> Positions:
     """Returns the positions that are looked up: a safe mean has none of weight 0 and below.
 
     Args:
-        column: Says how to combine.
+        column: The column, whose options say how to combine.
         positions: All of the batch.
     """
     ids, weights, keys, buckets, mask, safe = positions
@@ -55,7 +55,7 @@ def combine(column: Any, positions: Positions, rows: tf.Tensor) -> tf.Tensor:
     """Combines as `tf.nn.embedding_lookup_sparse` does, with rows that have been looked up.
 
     Args:
-        column: Says how to combine.
+        column: The column, whose options say how to combine.
         positions: The positions, from `with_weight`.
         rows: The rows of their keys, float32 `[n, dim]`.
 

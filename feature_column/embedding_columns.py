@@ -49,7 +49,7 @@ def embedding_column(
             `InitializerOption`, else a truncated normal of standard deviation `1 /
             sqrt(dimension)`.
         ckpt_to_load_from: A checkpoint that static rows start from.
-        tensor_name_in_ckpt: Their name in there.
+        tensor_name_in_ckpt: The name of the static rows in the checkpoint.
         max_norm: The longest row; longer ones are scaled down before they are combined.
         trainable: `False`: rows stay as they are, and keys get none of their own.
         use_safe_embedding_lookup: True for safe lookups, as in TensorFlow.

@@ -222,7 +222,7 @@ def get_embedding_variable(
     (array([-8,  7]), array([0.5, 0.5], dtype=float32))
 
     Args:
-        name: In the variable scope. With reuse, the same name is the same rows.
+        name: The name in the variable scope. With reuse, the same name is the same rows.
         embedding_dim: The length of a row.
         key_dtype: The dtype of ids: an integer type or `tf.string`.
         value_dtype: `None` or `tf.float32`.
@@ -233,8 +233,9 @@ def get_embedding_variable(
         trainable: `False`: rows stay as they are, and keys get none.
         collections: Graph collections of the variables behind the rows.
         caching_device: Only `None`.
-        partitioner: Says into how many parts, at least, rows in memory are split by key, for
-            threads to work on. `None`: that of the variable scope, or as many as suit the machine.
+        partitioner: The function that returns the least number of parts into which rows in memory
+            are split by key, for threads to work on. `None`: that of the variable scope, or as many
+            as suit the machine.
         validate_shape: Without effect, as no shape is known before.
         custom_getter: Only `None`.
         constraint: Only `None`.

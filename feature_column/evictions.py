@@ -53,7 +53,7 @@ class L2WeightEvict:
 
     Attributes:
         l2_weight_threshold: Rows of a smaller Euclidean norm go. Above 0.
-        every: In how many steps rows are looked through once.
+        every: The number of steps in which all rows are looked through once.
 
     Raises:
         ValueError: For a value out of its range.

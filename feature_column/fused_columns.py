@@ -32,7 +32,7 @@ def rows_of_columns(wanted: Sequence[Wanted], training: bool, name: str) -> list
     Args:
         wanted: The lookup of each column; the same columns on every worker.
         training: True if keys of mask 1 without a row get one.
-        name: Tells the exchange from others; the same on every worker.
+        name: The name of the exchange; the same on every worker.
 
     Returns:
         float32 `[n, dim]` for each column, the rows of its keys.

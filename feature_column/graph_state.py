@@ -40,7 +40,7 @@ class GraphTable:
         column: The column of the rows.
         dim: The length of a row.
         static: The variable of the static rows.
-        name: In TensorFlow's resource manager.
+        name: The name in TensorFlow's resource manager.
     """
 
     # TF1 graphs are for one worker.

@@ -35,9 +35,9 @@ def input_layer(
         cols_to_vars: The dict that receives the variables of each column, as in TensorFlow. The
             variables of an adaptive column are its static rows and its anchor.
         cols_to_output_tensors: The dict that receives the output of each column, as in TensorFlow.
-        adaptive_mask_tensors: For each adaptive column under an embedding column, by its name:
-            int32 with an entry for each value of the sparse feature, or of the shape of a dense
-            one. 1: the id's own row; 0: its static row.
+        adaptive_mask_tensors: The mask of each adaptive column under an embedding column, by the
+            column's name: int32 with an entry for each value of the sparse feature, or of the shape
+            of a dense one. 1: the id's own row; 0: its static row.
 
     Returns:
         float32 `[batch, sum of dimensions]`, columns in the order of their names.

@@ -28,7 +28,7 @@ class LayerEmbedding(EmbeddingRows):
     """The rows of a column in a layer.
 
     Args:
-        layer: Gets the weights.
+        layer: The layer that gets the weights.
         column: A `RowsColumn`.
     """
 
@@ -105,7 +105,7 @@ class LayerState(fc_v2.StateManager):
     """The state of the columns of a layer, as TensorFlow's columns ask for it.
 
     Args:
-        layer: Gets the weights of the columns.
+        layer: The layer that gets the weights of the columns.
 
     Attributes:
         embeddings: The rows of the layer's `RowsColumn`s, by the names that they go by.

@@ -63,7 +63,7 @@ class Evictor:
     Args:
         column: The column of the rows.
         dim: The length of a row.
-        static: Returns the variable of the static rows.
+        static: The function that returns the variable of the static rows.
         name: The name of the rows, the same on every worker.
     """
 
@@ -79,7 +79,7 @@ class Evictor:
         """Evicts from a table after a commit.
 
         Args:
-            table: Its handle.
+            table: The handle of the table.
             anchor: The anchor, as the commit returned it.
 
         Returns:
@@ -136,10 +136,10 @@ class OwnRows(Table):
     Args:
         column: The column of the rows.
         dim: The length of a row.
-        static: Returns the variable of the static rows.
+        static: The function that returns the variable of the static rows.
         owners: The number of workers that share the keys.
         owner: The number of this worker.
-        name: For messages and the folder of a storage.
+        name: The name for messages and the folder of a storage.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ class RowsSaveable(saveable_object.SaveableObject):
     where they are.
 
     Args:
-        table: With a name, a handle, a dim and a storage or `None`.
+        table: The table, with a name, a handle, a dim and a storage or `None`.
     """
 
     def __init__(self, table: Any) -> None:

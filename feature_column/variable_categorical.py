@@ -95,8 +95,8 @@ def categorical_column_with_embedding(
         key: The name of the feature. It is a `tf.SparseTensor` of strings or integers, or a dense
             tensor, in which "" and -1 are missing.
         dtype: `tf.string` or an integer type. The row of a string goes by 63 bits of a hash.
-        partition_num: Into how many parts, at least, rows in memory are split by key, for threads
-            to work on. `None`: as many as suit the machine.
+        partition_num: The least number of parts into which rows in memory are split by key, for
+            threads to work on. `None`: as many as suit the machine.
         ev_option: The option for the ids that keep a row, the place of rows and their start. An id
             that a filter holds back reads `default_value_no_permission` and trains nothing.
         padding_value: An id that stands where there is none, beside "" and -1 of a dense tensor: it

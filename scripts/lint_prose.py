@@ -49,7 +49,10 @@ NOT_YET: tuple[str, ...] = (
 
 QUESTION_WORDS = {"How", "What", "Whether", "Which", "Who", "Whom", "Whose", "Why"}
 BAD_OPENINGS = QUESTION_WORDS | {"As", "Of", "That", "Those", "Where"}
-BAD_ENTRIES = BAD_OPENINGS | {"From", "Is", "It", "Likewise", "When"}
+BAD_ENTRIES = BAD_OPENINGS | set(
+    """After By Ends For From Gets Grows If In Into Is It Its Likewise Reads Returns Says Takes
+    Tells Their There Until Uses When With""".split()
+)
 # Words that end in s and are not verbs, for functions whose docstrings began with them.
 NOT_VERBS = set(
     """As Bags Batches Buckets Bytes Checkpoints Columns Counters Embeddings Files Folders Gradients

@@ -59,7 +59,7 @@ class Parameters:
         """Sets a value.
 
         Args:
-            key: Its name.
+            key: The name of the value.
             value: A string, a number or a bool.
 
         Raises:
@@ -278,7 +278,7 @@ class PyEmbedding:
         optimizer: The optimizer that trains the vectors.
         initializer: The initializer that new vectors start from.
         dimension: The length of a vector.
-        group: In [0, 256).
+        group: The number of the group, in [0, 256).
 
     Attributes:
         embedding: The `sok_embed.kv.Embedding`.

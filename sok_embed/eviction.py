@@ -136,7 +136,7 @@ class MinNorm:
 
     Attributes:
         l2: Rows of a smaller Euclidean norm go; above 0. It is rounded to float32.
-        every: In how many steps of the table rows are looked through once.
+        every: The number of the table's steps in which all rows are looked through once.
 
     Raises:
         ValueError: For a value out of its range.

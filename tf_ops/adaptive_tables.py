@@ -21,7 +21,7 @@ def anonymous_adaptive_table(table_name: str, dim: int, **attributes: Any) -> tf
     """Makes a new adaptive table, which goes with the last copy of its handle.
 
     Args:
-        table_name: For messages.
+        table_name: The name of the table, for messages.
         dim: The length of a row.
         **attributes: `initializer`, `initializer_a`, `initializer_b` and `seed`, of static rows;
             `static_buckets`, of all workers; `owners`, `owner`; `promote_after`; `max_rows`,

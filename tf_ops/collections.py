@@ -379,7 +379,7 @@ class RuleStep:
     Attributes:
         rule: The name of a row optimizer.
         hyper_names: The names of the parameters that differ from the rule's defaults.
-        hypers: Their values, float64 of `[len(hyper_names)]`.
+        hypers: The values of these parameters, float64 of `[len(hyper_names)]`.
         step: int64 scalar, as `commit` has it.
         optimizer: The number of the optimizer, as for `commit`.
         clip_value: The clip value, as for `commit`.

@@ -33,7 +33,8 @@ def unique_and_partition(
         keys: `[n]`, fewer than 2**31.
         owners: The number of workers that share the keys, at most 65536.
         key_limit: Keys must be below it; 0 lets every key pass.
-        buckets: If not 0, the owner is the key's `adaptive_buckets` modulo `owners` instead.
+        buckets: The number of buckets; if not 0, the owner is the key's `adaptive_buckets` modulo
+            `owners`.
 
     Raises:
         tf.errors.InvalidArgumentError: For a key that is not below `key_limit`, or more owners.

@@ -87,7 +87,7 @@ def hashed_bag(
         gradient: The form of the weight's gradient: `"dense"`; `"sparse"`, a `tf.IndexedSlices` of
             distinct positions, ascending; `"auto"`, sparse where the batch touches a small part of
             the weight, and the gradient is taken in the function that makes the call.
-        sparse_below: With `"auto"`: how small a part.
+        sparse_below: The share of the weight below which `"auto"` takes a sparse gradient.
 
     Returns:
         `[b, embedding_dim]`.

@@ -184,7 +184,7 @@ def commit(
         anchor: A float32 that was computed after the deposits.
         rule: The name of a row optimizer.
         hyper_names: The names of the parameters that differ from the rule's defaults.
-        hypers: Their values, float64 of `[len(hyper_names)]`.
+        hypers: The values of these parameters, float64 of `[len(hyper_names)]`.
         step: int64 scalar, for bias correction; 1 is the first. 0: the table counts by itself.
         scale: float32 scalar that gradients are multiplied by.
         optimizer: A number for the optimizer that commits, 0 for nobody in particular. One that the
@@ -459,7 +459,7 @@ def list_keys(table: tf.Tensor, part: int) -> tuple[tf.Tensor, tf.Tensor]:
 
     Args:
         table: A handle.
-        part: In [0, parts).
+        part: The number of the part, in [0, parts).
 
     Returns:
         int64 `[n]`, ascending as uint64, and an int64 scalar.

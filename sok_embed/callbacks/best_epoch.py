@@ -35,7 +35,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
     Args:
         monitor: The metric that is looked at.
         min_delta: A change that is smaller is none.
-        patience: After so many epochs without a better one training stops.
+        patience: The number of epochs without a better one after which training stops.
         verbose: 1: worker 0 says when it stops and what it restores. 0: it does not.
         mode: `"min"`, `"max"` or `"auto"`: which metric is the better one.
         baseline: The value that the metric must improve on, or training stops after `patience`

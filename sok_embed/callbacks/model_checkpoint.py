@@ -42,8 +42,8 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     >>> callback = ModelCheckpoint("best.keras", monitor="loss", save_best_only=True)
 
     Args:
-        filepath: Ends in `.keras`, or in `.weights.h5` with `save_weights_only`. It may have fields
-            as `{epoch}` and `{val_loss:.2f}`.
+        filepath: The path of the file, which ends in `.keras`, or in `.weights.h5` with
+            `save_weights_only`. It may have fields as `{epoch}` and `{val_loss:.2f}`.
         monitor: The metric that `save_best_only` looks at.
         verbose: 1: worker 0 says when it saves. 0: it does not.
         save_best_only: True if a file is written only where the metric is better than ever.

@@ -90,7 +90,7 @@ class Agreement:
 
         Args:
             what: The work as an infinitive, for the message and the name of the exchange.
-            work: Uses no workers.
+            work: The function that does it, which must not communicate with workers.
             undo: The function that is called if the work has failed on one of them, once all have
                 ended it. It is not called if a worker is lost: the others may be at work still.
 
@@ -125,7 +125,7 @@ class Agreement:
 
         Args:
             what: The work as an infinitive, for the message and the name of the exchange.
-            work: Uses no workers.
+            work: The function that does it, which must not communicate with workers.
 
         Returns:
             The result of the work; `None` on the others.

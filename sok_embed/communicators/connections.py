@@ -27,9 +27,10 @@ class Connections:
     Args:
         rank: The number of this worker.
         size: The number of workers.
-        host: By which the others reach this one, a name or a number.
-        timeout: In seconds: how long an exchange waits without a sign of a worker.
-        gather: Takes what this worker has to say, and returns what all have said, by rank.
+        host: The name or number by which the others reach this one.
+        timeout: The seconds that an exchange waits without a sign of a worker.
+        gather: The collective function that takes the content of this worker and returns the
+            contents of all, by rank.
         secret: The secret of the job. With one, only who knows it can connect.
 
     Raises:
@@ -168,7 +169,7 @@ def shared_connections(
         launcher: The program that started the workers.
         rank: The rank of this worker, as for `Connections`.
         size: The number of workers.
-        host: Returns what `Connections` has.
+        host: The function that returns the host for `Connections`.
         timeout: The timeout, as for `Connections`.
         gather: The collective function, as for `Connections`.
         secret: The secret of the job, as for `Connections`.

@@ -93,8 +93,8 @@ def init(
             own.
         exchange: Under Horovod, what tensors go over: `"tcp"`, connections of our own beside it,
             but for dense tensors where Horovod was built with NCCL; or `"horovod"`, all over it.
-        timeout: In seconds: how long an exchange over TCP waits without a sign of another worker,
-            and how long workers wait for each other at the start.
+        timeout: The seconds that an exchange over TCP waits without a sign of another worker, and
+            that workers wait for each other at the start.
         pin_gpu: True if each of several workers of a host takes one of its GPUs for itself.
 
     Returns:

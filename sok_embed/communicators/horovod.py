@@ -40,7 +40,7 @@ class HorovodCommunicator(Communicator):
         exchange: The transport of all-to-all exchanges: `"tcp"`, connections of sok_embed's own, or
             `"horovod"`, its alltoall. With `"tcp"` dense tensors go over the connections too,
             unless Horovod was built with NCCL, by which GPUs reduce them.
-        timeout: In seconds: how long an exchange over TCP waits for a worker.
+        timeout: The seconds that an exchange over TCP waits for a worker.
         pin_gpu: True if each worker of a host takes one of its GPUs.
 
     Raises:

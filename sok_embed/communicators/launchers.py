@@ -79,7 +79,7 @@ class _Launcher:
     """The variables of a launcher that gives each worker its rank.
 
     Attributes:
-        name: For messages.
+        name: The name of the launcher, for messages.
         rank: The variable of the rank.
         size: The variable of the number of workers.
         local_rank: The variables of the rank on this host, of which the first that is set counts.

@@ -35,13 +35,13 @@ class Guest:
 
     Attributes:
         connection: The socket, which does not block.
-        place: Its address.
-        step: Takes the bytes that are waited for, once all are there.
+        place: The address of the guest.
+        step: The function that takes the bytes once all of them are there.
         wanted: The number of bytes to read.
         begins: The bytes that they have to begin with.
         received: The bytes that have come.
-        deadline: Until when the guest has to do what comes next; for one who has told its content,
-            until when the guest waits.
+        deadline: The time until which the guest has to take its next step, or, once it has sent its
+            content, until which it waits.
         version: The version of the protocol that the guest speaks.
         rank: The rank that the guest claims.
         transcript: The greeting and the answer.

@@ -37,7 +37,7 @@ class Visitor:
         content: The content that this worker sends to the others.
         workers: This process among the workers.
         address: The address where worker 0 listens.
-        deadline: Until when this worker waits.
+        deadline: The time until which this worker waits.
         secret: The secret of the job. With one, no answer of somebody else ends the search.
     """
 

@@ -21,7 +21,7 @@ class TcpCommunicator(Communicator):
 
     Args:
         workers: The workers, as the launcher describes them.
-        timeout: In seconds: how long workers wait for each other.
+        timeout: The seconds that workers wait for each other.
         pin_gpu: True if each worker of a host takes one of its GPUs.
 
     Raises:

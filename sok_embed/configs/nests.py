@@ -13,7 +13,7 @@ class Given(NamedTuple):
 
     Attributes:
         number: The place of the feature among all of the layer's.
-        feature: Its config.
+        feature: The config of the feature.
         value: The input of the feature.
     """
 

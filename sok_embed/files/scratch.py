@@ -24,10 +24,10 @@ def locked_folder(folder: str, name: str, number: int | None = None) -> tuple[st
     Args:
         folder: The folder to make it in.
         name: The beginning of its own name, behind a dot.
-        number: In its name, which belongs to no other work; `None`: any.
+        number: The number in its name, which belongs to no other work; `None`: any.
 
     Returns:
-        Its path, and the descriptor that holds the lock.
+        The path of the folder, and the descriptor that holds the lock.
     """
     while True:
         work = work_folder(folder, name, secrets.randbits(62) if number is None else number)
@@ -88,7 +88,7 @@ class ScratchFolder:
         parent: The folder to make it in; `None`: the system's folder of temporary files.
 
     Attributes:
-        path: Its path.
+        path: The path of the folder.
     """
 
     def __init__(self, name: str, parent: str | None = None) -> None:

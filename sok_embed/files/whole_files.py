@@ -13,7 +13,7 @@ def write_whole(path: str, data: bytes, temporary: str) -> None:
     Args:
         path: The path of the file.
         data: The content of the file.
-        temporary: In the same folder, where it is until it is whole.
+        temporary: The name of the file, in the same folder, until it is whole.
     """
     try:
         with open(temporary, "wb") as file:

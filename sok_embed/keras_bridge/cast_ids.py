@@ -27,8 +27,8 @@ def refuse_casts(layer: keras.layers.Layer, chosen: Callable[[Any], Any] | None 
 
     Args:
         layer: The layer that is running.
-        chosen: Takes the layer's first argument and returns the part that has ids. `None`: all of
-            it has.
+        chosen: The function that takes the layer's first argument and returns the part that has
+            ids. `None`: all of it has.
 
     Raises:
         ValueError: Naming the model, its input, and the dtypes of both.

@@ -18,7 +18,7 @@ class RowCount(int):
 
     Args:
         rows: The number of rows of the table, or of all tables.
-        numbers: In their vectors.
+        numbers: The number of floats in their vectors.
         memory: Bytes in memory, with slots and index.
     """
 

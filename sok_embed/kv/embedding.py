@@ -66,7 +66,7 @@ class Embedding:
         optimizer: The optimizer that trains the vectors.
         initializer: The initializer that new vectors start from.
         dimension: The length of a vector, in [1, 2**20].
-        group: In [0, 256).
+        group: The number of the group, in [0, 256).
         admission: The admission of keys, which decides which of them get a row; `None`: all.
         duplicates: The treatment of equal keys in one call of `apply_gradients`: `"sum"`, one
             update with the sum of their gradients; `"sequential"`, one update after another, in

@@ -15,7 +15,7 @@ class Group:
     """One group of a storage.
 
     Attributes:
-        number: In [0, 256).
+        number: The number of the group, in [0, 256).
         dimension: The length of its vectors.
         optimizer: The name of the rule that trains it, such as `"adam"`; `"keras.adam"` for the
             form that layers use; `None` before the first.
@@ -44,7 +44,7 @@ def group_of(number: int, meta: dict[str, Any], rows: int | None = None) -> Grou
     Args:
         number: The number of the group.
         meta: The description from the core.
-        rows: If it is known better than by `meta`.
+        rows: The number of rows, if it is known better than by `meta`.
     """
     return Group(
         number=number,

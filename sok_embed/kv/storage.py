@@ -67,7 +67,7 @@ class Storage:
         reset_slots: True if an optimizer of another rule may take over rows that have been trained:
             the slots of the rule before are dropped for good then. An optimizer of the same rule
             goes on with them either way. The model is not saved with it.
-        clock: For tests: called before each operation, for the seconds since 1970.
+        clock: The clock of tests, which is called before each operation for the seconds since 1970.
         reset_initializer: True if a group may be opened with an initializer that differs from its
             own. Rows that are made from then on start from the new one; existing rows stay. The
             model is not saved with it.

@@ -349,8 +349,8 @@ class DistributedEmbedding(LayerWithRows):
         """Returns the keys and vectors of this worker's rows.
 
         Returns:
-            For each table by name `(keys, embeddings)`: int64 `[n]` and float32 `[n, dim]`, in no
-            order.
+            A dict of `(keys, embeddings)` by the name of the table: int64 `[n]` and float32 `[n,
+            dim]`, in no order.
         """
         return {name: table.export() for name, table in self._collection.items()}
 

@@ -44,7 +44,8 @@ def refuse_dense_signature(
             comes after ragged vectors need not look for one.
         pools: True if it makes one vector of several keys.
         feature: The name of the feature that the ids are of, in a layer of several.
-        chosen: Takes the layer's first argument and returns the part that is this feature's.
+        chosen: The function that takes the layer's first argument and returns the part of this
+            feature.
         calls: `functional_inputs(layer)`, if the caller has it for several features.
 
     Raises:

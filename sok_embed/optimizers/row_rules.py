@@ -25,7 +25,8 @@ class RowRule:
     """A rule of the C++ core, with its parameters.
 
     Attributes:
-        name: Its name in the core's registry, e.g. `"adam"`. It decides the slots of a row.
+        name: The name of the rule in the core's registry, e.g. `"adam"`. It decides the slots of a
+            row.
         hyper: The parameters by Keras' names, all but `learning_rate`. Floats, but for what an
             optimizer of `tf.compat.v1.train` was given as a tensor: scalars of that graph.
     """
@@ -140,7 +141,7 @@ def row_rule(optimizer: Any) -> RowRule:
         optimizer: A `keras.optimizers.Optimizer` or a `tf.compat.v1.train.Optimizer`.
 
     Returns:
-        Its `RowRule`. `weight_decay=None` is 0.0.
+        The `RowRule`. `weight_decay=None` is 0.0.
 
     Raises:
         ValueError: If there is no such rule, with the list of the classes that have one.

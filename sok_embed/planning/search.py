@@ -123,7 +123,7 @@ def choose_placements(
         batch_size: Examples that each has in a step.
         memory: Bytes that each has for the rows of tables. `None`: no limit.
         hardware: The speed of the machines.
-        limit: For messages: `memory`, with what storages take.
+        limit: The limit for messages: `memory`, with what storages take.
 
     Returns:
         The tables in their order, with placements and workers.

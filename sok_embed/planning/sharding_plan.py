@@ -35,7 +35,7 @@ class WorkerLoad(NamedTuple):
         received: Bytes a step that it receives.
         touched: Bytes a step of rows that it reads and writes in its memory.
         memory: Bytes of its rows, and of caches of storages.
-        seconds: Its part of a step by the cost model, apart from the dense model.
+        seconds: The worker's part of a step by the cost model, apart from the dense model.
     """
 
     sent: int

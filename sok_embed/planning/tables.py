@@ -81,8 +81,8 @@ class PlannedTable:
         placement: `"key"`, `"worker"` or `"replicated"`.
         worker: The rank of the worker that holds the table, with `"worker"`; else `None`.
         decided_by: `"plan"`; `"config"`, which asked for the placement; or `"hand"`, an edit.
-        exchange_dtype: In which rows go to the workers that asked for them: `"float32"` or
-            `"bfloat16"`. Their gradients come back in float32.
+        exchange_dtype: The dtype in which rows go to the workers that asked for them: `"float32"`
+            or `"bfloat16"`. Their gradients come back in float32.
     """
 
     name: str
