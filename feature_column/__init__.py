@@ -1,6 +1,6 @@
 """Feature columns and variables of TF1 graphs whose ids have rows of their own, some or all."""
 
-import sok_embed.feature_column.nn_lookups  # noqa: F401  # which tells TensorFlow of itself
+import sok_embed.feature_column.nn_lookups  # noqa: F401  # registers itself with TensorFlow
 from sok_embed.feature_column.adaptive_categorical import (
     categorical_column_with_adaptive_embedding,
     sequence_categorical_column_with_adaptive_embedding,

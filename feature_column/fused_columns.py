@@ -27,7 +27,7 @@ class Wanted(NamedTuple):
 def rows_of_columns(wanted: Sequence[Wanted], training: bool, name: str) -> list[tf.Tensor]:
     """Looks up what several columns want, in one exchange. Collective.
 
-    Columns that share rows are looked up as one, so that an owner hears of a key once.
+    Columns that share rows are looked up as one, so that an owner receives a key once.
 
     Args:
         wanted: The lookup of each column; the same columns on every worker.

@@ -56,7 +56,7 @@ class GraphTable:
         # Handles of the slots of the static rows, once an optimizer has been applied.
         self.slot_sources: Sequence[tf.Tensor] = ()
         self.lookups: list[tf.Tensor] = []  # what they read
-        # Kept, since a storage that nobody refers to is closed.
+        # Kept, since a storage without a reference is closed.
         self.storage = open_storage(column, name)
         attributes = table_attributes(column)
         if self.storage is not None:

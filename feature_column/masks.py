@@ -168,7 +168,7 @@ def _check_type(column: str, dtype: Any) -> None:
 
 def _missing(column: str) -> ValueError:
     return ValueError(
-        f"Column '{column}': expected a mask, which says of each id whether it has a row of its "
+        f"Column '{column}': expected a mask, which says for each id whether it has a row of its "
         "own (1) or a static row (0). Received: none. Pass adaptive_mask_tensors="
         f"{{'{column}': mask}}."
     )

@@ -121,7 +121,7 @@ def _single(variables: Any) -> EmbeddingVariable:
         return variables[0]
     raise ValueError(
         f"Expected one embedding variable. Received: {len(variables)}. One with a partitioner is "
-        "one table, in parts that nobody sees: look up in it alone."
+        "one table, with hidden parts: look up in it alone."
     )
 
 

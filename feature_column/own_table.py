@@ -17,7 +17,7 @@ from sok_embed.feature_column.categorical import OwnRowsCategorical
 from sok_embed.initializers import RowInitializer
 from sok_embed.tables.table import Table
 
-# Rows start as their static rows, so nobody sees this.
+# Rows start as their static rows, so this is not used.
 NOTHING = RowInitializer("constant", 0.0, 0.0, None)
 
 _by_config: ContextVar[bool] = ContextVar("sok_embed_columns_by_config", default=False)

@@ -26,7 +26,7 @@ def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
     own dataset has ended, or never had a batch, goes on with batches of 0 examples until the
     datasets of all workers have ended.
 
-    For training, the workers tell each other in each step how many examples they have. With n
+    For training, the workers exchange in each step how many examples they have. With n
     workers, b of a step's B examples on this one, each of its examples is weighted by n * b / B.
     A Keras loss that divides its sum by the batch size (`"sum_over_batch_size"`, the default)
     becomes, averaged over the workers, the mean over all B examples: n workers train like one that

@@ -323,7 +323,7 @@ def collection_pool(
 
     Returns:
         `[bags, dim]` for each feature; with `concat` one, of `[bags, sum of dims]`. A feature whose
-        output nobody uses leaves no gradient.
+        output is not used leaves no gradient.
 
     Raises:
         tf.errors.InvalidArgumentError: For weights of another number than keys; with `concat`, for

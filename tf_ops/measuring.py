@@ -1,9 +1,9 @@
 """Finds out which deposits of a graph need the norm of what they hold.
 
-A norm costs a pass over the gradients. In nearly all steps nobody looks at it: the gradient of the
-anchor goes to a commit, and into what the optimizer keeps of the anchor. That is seen once a
-function is traced, and its deposits are told. Whatever else may read the gradient, and all that
-cannot be followed, such as branches and loops, leaves them as they are: they measure.
+A norm costs a pass over the gradients. In nearly all steps it is not read: the gradient of the
+anchor goes to a commit, and into the optimizer's slots of the anchor. That is seen once a function
+is traced, and its deposits are marked. Any other reader of the gradient, and ops that cannot be
+followed, such as branches and loops, leave them as they are: they measure.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Deposits:
         if self._last is None:
             return
         # A function hands out copies of its results, which are made last: a copy that is older, and
-        # that nobody uses, is none. Keras makes such copies.
+        # not used, is not a result. Keras makes such copies.
         operations = graph.get_operations()
         older = operations[: operations.index(self._last) + 1]
         unused = self._unused | {each for each in older if each.type in ("Identity", "IdentityN")}

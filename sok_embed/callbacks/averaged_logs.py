@@ -80,7 +80,7 @@ def averaged_logs(logs: Mapping[str, Any] | None) -> dict[str, Any]:
         repr(list(scalars)),
         "Give all of them the same metrics, and data to validate on.",
     )
-    # Sums of floats may depend on their order, so workers tell each other their bits.
+    # Sums of floats may depend on their order, so workers exchange their bits.
     bits = np.zeros((agreement.size, len(scalars)), np.int64)
     bits[agreement.rank] = np.array(list(scalars.values()), np.float64).view(np.int64)
     of_all = np.array(agreement.sums(bits.ravel().tolist(), "logs"), np.int64)

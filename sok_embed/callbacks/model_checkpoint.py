@@ -117,7 +117,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         super()._save_model(epoch, batch, averaged_logs(logs))
 
     def _should_save_model(self, epoch: int, batch: Any, logs: Any, filepath: str) -> bool:
-        """Saves where Keras would, and tells it that there is nothing to do."""
+        """Saves where Keras would, and returns false, so that Keras saves nothing."""
         if super()._should_save_model(epoch, batch, logs, filepath):
             if self.save_weights_only:
                 self._save_file(filepath, _WEIGHTS, self._save_weights)

@@ -228,7 +228,7 @@ def _byte_bar(what: str, folders: Sequence[str]) -> Iterator[Callable[[int], Non
     """Shows a progress bar of the bytes of checkpoints."""
     total = 0
     for folder in folders:
-        with suppress(OSError):  # a file that went, or that others will tell of
+        with suppress(OSError):  # a file that went, or whose error is reported elsewhere
             total += sum(
                 entry.stat().st_size for entry in os.scandir(folder)
                 if entry.is_file() and entry.name.startswith(("rows-", "dense-", "data-"))

@@ -256,17 +256,17 @@ def remove(
 
 
 def can_ask() -> bool:
-    """Returns whether somebody can answer a question."""
+    """Returns true if a person can answer a question."""
     return sys.stdin.isatty()
 
 
 def _confirm(yes: bool, question: str) -> None:
-    """Asks before something goes for good; raises where nobody can answer."""
+    """Asks before something goes for good; raises where no person can answer."""
     if yes:
         return
     if not can_ask():
         raise click.UsageError(
-            "Expected --yes where nobody can be asked, as stdin is not a terminal. Received: "
+            "Expected --yes where no person can be asked, as stdin is not a terminal. Received: "
             "neither. Look with --dry-run first."
         )
     click.confirm(printable(question), abort=True, err=True)

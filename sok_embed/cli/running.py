@@ -118,7 +118,7 @@ class _Worker:
         if self.status is not None:
             return False
         # The process stays a zombie, so that its number, which is that of its group too, goes to
-        # nobody else while there may be signals to send.
+        # no other process while there may be signals to send.
         ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None:
             return False
@@ -320,7 +320,7 @@ def _signal_name(number: int) -> str:
 
 
 def _free_port() -> int:
-    """Returns a port of this machine at which nobody listens."""
+    """Returns a port of this machine at which no process listens."""
     for port in random.sample(_PORTS, 100):
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -18,7 +18,7 @@ _Result = TypeVar("_Result")
 # Numbers travel as int64.
 LARGEST = 2**63 - 1
 
-# A worker that the others wait for tells them so often that it is still at work.
+# Seconds between the signs of a worker, which the others wait for, that it is still at work.
 SECONDS_BETWEEN_SIGNS = 2.0
 
 
@@ -121,7 +121,7 @@ class Agreement:
     def first_alone(self, what: str, work: Callable[[], _Result]) -> _Result | None:
         """Does something that may take long on worker 0, while the others wait for it.
 
-        Worker 0 gives a sign every few seconds, so that nobody takes it for one that is lost.
+        Worker 0 gives a sign every few seconds, so that the others do not take it for lost.
 
         Args:
             what: The work as an infinitive, for the message and the name of the exchange.

@@ -31,7 +31,7 @@ class Connections:
         timeout: The seconds that an exchange waits without a sign of a worker.
         gather: The collective function that takes the content of this worker and returns the
             contents of all, by rank.
-        secret: The secret of the job. With one, only who knows it can connect.
+        secret: The secret of the job. With one, only processes that know it can connect.
 
     Raises:
         ConnectionError: If another worker cannot be reached.

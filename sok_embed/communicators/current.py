@@ -13,7 +13,7 @@ _EXCHANGES = ("tcp", "horovod")
 
 _current: Communicator | None = None
 
-# How many processes launchers have started of which nobody here knows how they tell them apart.
+# The variables of the number of processes, for launchers whose ranks are not supported here.
 _SIZES_OF_OTHERS = ("JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE")
 
 
@@ -88,7 +88,7 @@ def init(
         communicator: `"auto"`: Horovod if `horovodrun` has started this process, or if Horovod is
             initialised with more than one worker; TCP connections if another launcher has started
             several, which are `sok-embed run`, `torchrun` and others that set RANK and WORLD_SIZE,
-            `mpirun` of Open MPI, MPICH, Intel MPI and MVAPICH, `srun`, and whoever sets TF_CONFIG;
+            `mpirun` of Open MPI, MPICH, Intel MPI and MVAPICH, `srun`, and others with TF_CONFIG;
             else one worker alone. `"horovod"`, `"tcp"`, `"local"`, or a `Communicator` of your
             own.
         exchange: Under Horovod, what tensors go over: `"tcp"`, connections of our own beside it,
@@ -133,7 +133,7 @@ def init(
 
 
 def current() -> Communicator:
-    """Returns the communicator that `init` chose; calls `init("auto")` if nobody has."""
+    """Returns the communicator that `init` chose; calls `init("auto")` if it was not called."""
     return _current if _current is not None else init()
 
 

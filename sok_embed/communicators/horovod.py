@@ -34,7 +34,7 @@ def _import_horovod() -> Any:
 
 
 class HorovodCommunicator(Communicator):
-    """The workers that `horovodrun` has started. Initialises Horovod if nobody has.
+    """The workers that `horovodrun` has started. Initialises Horovod if it is not.
 
     Args:
         exchange: The transport of all-to-all exchanges: `"tcp"`, connections of sok_embed's own, or
@@ -118,7 +118,7 @@ class HorovodCommunicator(Communicator):
 
 
 def _connections(hvd: Any, timeout: float) -> Connections:
-    """Connects to all workers. Collective, if nobody has done it before."""
+    """Connects to all workers, if they are not connected. Collective in that case."""
     return shared_connections(
         "horovod",
         int(hvd.rank()),

@@ -30,11 +30,11 @@ _SLURM_RESERVED_STEPS = 0xFFFFFFF0
 # The tasks of TF_CONFIG that train, each as one process, in the order of their ranks. A cluster has
 # a chief or a master, which are two names for one thing.
 _TF_TRAINERS = ("chief", "master", "worker")
-# Ports for workers that nobody gave one lie below those that Linux gives to outgoing connections.
+# Ports of workers for which none is given lie below those that Linux gives to outgoing connections.
 _FIRST_PORT, _PORTS = 20000, 10000
 
-# What launchers tell each worker, by which find_workers would take a worker of another launcher for
-# one of theirs. Names that end in _ are the beginnings of names.
+# The variables that launchers set for each worker. Left over from one launcher, they would mislead
+# find_workers in a worker of another launcher. Names that end in _ are the beginnings of names.
 _VARIABLES = (
     *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_", "HOROVOD_CROSS_", "HOROVOD_HOSTNAME"),
     *("HOROVOD_GLOO_", "HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"),
@@ -133,7 +133,7 @@ _LAUNCHERS = (
 
 
 def find_workers(environ: Mapping[str, str] = os.environ) -> Workers | None:
-    """Reads who started this process, and as which of how many workers.
+    """Reads from the environment which launcher started this process, its rank, and the workers.
 
     Args:
         environ: The environment of this process.

@@ -1,4 +1,4 @@
-"""Workers of a job meet once, over TCP, and tell each other a few bytes.
+"""Exchanges a few bytes between the workers of a job, once, over TCP.
 
 Worker 0 listens, and every other worker connects to it. Numbers are big-endian, and each proof has
 32 bytes:
@@ -12,13 +12,14 @@ Worker 0 listens, and every other worker connects to it. Numbers are big-endian,
    and that in UTF-8. A proof ends each reply.
 
 With a secret of the job (`sok_embed.communicators.secret`) a proof is the HMAC-SHA256 under it of
-who proves, of greeting and answer, and of what it vouches for. So both know that the other one
-belongs to the job before anything of the job is told, no proof can be used again, and what was
-changed on its way is refused. A worker goes on to look for worker 0 when somebody else answers, and
-worker 0 goes on to listen whoever connects, each until its time is over.
+the sender's role, of greeting and answer, and of the bytes that it confirms. So both sides know
+that the other one belongs to the job before they send anything about it, no proof can be used
+again, and bytes that were changed on their way are refused. A worker goes on to look for worker 0
+when another process answers, and worker 0 goes on to listen whichever process connects, each until
+its time is over.
 
-Without a secret proofs are zeros, and whoever reaches worker 0 can say that it is a worker. Nothing
-is encrypted. What comes is copied and never executed.
+Without a secret proofs are zeros, and any process that reaches worker 0 can claim to be a worker.
+Nothing is encrypted. What comes is copied and never executed.
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ def all_gather(
 
     Raises:
         ValueError: For a content that is too long and workers without an address; if two workers
-            have one rank, or another idea of the job than worker 0. Without a secret only the
-            worker that does not fit hears of it.
+            have one rank, or describe another job than worker 0. Without a secret only
+            the worker that does not fit raises it.
         TimeoutError: If a worker does not come in time, which is named on those that have come; if
-            worker 0 cannot be reached, or if who listens there does not know the secret.
+            worker 0 cannot be reached, or if the process that listens there does not know the
+            secret.
         ConnectionError: If a worker ends before all have met.
         OSError: On worker 0, if it cannot listen at the address.
     """

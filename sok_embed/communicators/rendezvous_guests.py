@@ -11,9 +11,9 @@ from typing import Any
 
 from sok_embed.communicators import rendezvous_wire as wire
 
-# Seconds for a guest to say who it is. A worker says it at once.
+# Seconds for a guest to identify itself. A worker does so at once.
 HALF_SECONDS = 10.0
-# So many guests may be about to say who they are, beside one for each worker.
+# The most guests at a time that have not identified themselves, beside one for each worker.
 SLOTS = 64
 # So many lines of one reason are logged, each of another host.
 _LOGGED_HOSTS = 16
@@ -26,12 +26,12 @@ class Refused(Exception):
 
 
 class Ended(Exception):
-    """Says that a guest has ended its connection, or sends what nobody has asked for."""
+    """Signals that a guest has ended its connection, or sends bytes that were not asked for."""
 
 
 @dataclass(eq=False)
 class Guest:
-    """Somebody who has connected to worker 0.
+    """A connection to worker 0, from a worker or a stranger.
 
     Attributes:
         connection: The socket, which does not block.
@@ -124,7 +124,7 @@ class Guest:
 def dispensable(guests: list[Guest]) -> Guest | None:
     """Returns the guest whose slot another may have: the oldest of the host that has most slots.
 
-    Thus a flood from one host does not push out those who come from others.
+    Thus a flood from one host does not push out guests from other hosts.
 
     Args:
         guests: The guests that are connected, the oldest first.

@@ -26,15 +26,15 @@ _NAMED_RANKS = 16
 # So many connections are accepted before those that are there have their turn.
 _AT_ONCE = 16
 # The system answers with these errors when it has nothing left for another connection. Worker 0
-# then waits so many seconds for somebody to give something back.
+# then waits so many seconds for resources to become free.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _EXHAUSTED_WAIT = 0.05
 
 
 class Host:
-    """Worker 0, which listens until all others have come, and then tells them everything.
+    """Worker 0, which listens until all others have come, and then sends them all contents.
 
-    Only a guest that has proven to know the secret can end the meeting. Without a secret nobody
+    Only a guest that has proven to know the secret can end the meeting. Without a secret none
     can: a guest that does not fit is sent away, and worker 0 goes on until its time is over.
     """
 
@@ -50,8 +50,10 @@ class Host:
         self._deadline = deadline
         self._secret = secret
         self._guests: dict[socket.socket, Guest] = {}  # the oldest first
-        self._told: dict[int, Guest] = {}  # by rank, those who have told their contents
-        self._gave_up: set[int] = set()  # ranks of guests who had come and waited for too short
+        self._told: dict[int, Guest] = {}  # by rank, the guests that have sent their contents
+        self._gave_up: set[int] = (
+            set()
+        )  # ranks of guests that had come and did not wait long enough
         self._refusals = Refusals()
         self._selector: selectors.BaseSelector
         self._here_only = False  # whether no other host reaches worker 0
@@ -67,7 +69,7 @@ class Host:
                 ):
                     self._here_only = wire.is_loopback(listener.getsockname())
                     self._receive(listener)
-                # Nobody can come from here on: a worker that has its answer and calls again waits
+                # No guest can come from here on: a worker that has its answer and calls again waits
                 # until this one listens again.
             except wire.ERRORS as error:
                 self._send_error_to_all(error)
@@ -97,7 +99,7 @@ class Host:
                 raise self._missing()
             waits = [guest.deadline.left() for guest in self._guests.values()]
             ready = {key.fileobj for key, _ in self._selector.select(self._first(waits))}
-            # Those who have said something come first: new ones may take their slots.
+            # Guests that have sent something come first: new ones may take their slots.
             for guest in [guest for at, guest in self._guests.items() if at in ready]:
                 self._read_from(guest)
             if listener in ready:
@@ -108,7 +110,7 @@ class Host:
     def _first(self, waits: Sequence[float]) -> float:
         return min(self._deadline.left(), *waits) if waits else self._deadline.left()
 
-    # --- who comes and goes -----------------------------------------------------------------------
+    # --- connections ----------------------------------------------------------------------------
 
     def _accept(self, listener: socket.socket) -> None:
         """Accepts connections, some at a time, and makes room for them."""
@@ -118,7 +120,7 @@ class Host:
             except BlockingIOError:
                 return
             except OSError as error:
-                # Other errors are of somebody who has gone again.
+                # Other errors come from a connection that has ended again.
                 if error.errno in _EXHAUSTED:
                     self._make_room(f"worker 0 had no room for more ({error.strerror})")
                 return
@@ -175,8 +177,8 @@ class Host:
         """Lets a guest go whose time is over.
 
         Raises:
-            TimeoutError: If it is a worker of this job, which hears who is missing before it gives
-                up.
+            TimeoutError: If it is a worker of this job, which learns which workers are missing
+                before it gives up.
         """
         if guest.content is None:
             self._drop(guest, "it did not say in time who it is")
@@ -242,14 +244,14 @@ class Host:
         self._check_job(guest)
         guest.content = content
         self._told[guest.rank] = guest
-        # A worker that has waited for long hears who is missing before it gives up.
+        # A worker that has waited long learns which workers are missing before it gives up.
         patience = wire.HELLO.unpack(guest.hello)[2] / 1000
         guest.deadline = wire.Deadline(patience - min(1.0, patience / 5))
         guest.wait_for(0, self._answer_greeting)  # which is silent from now on
         guest.send(self._reply(guest, wire.TAKEN_IN, 0))
 
     def _check_job(self, guest: Guest) -> None:
-        """Checks that a guest has the same idea of the job, and a rank that nobody else has."""
+        """Checks that a guest describes the same job, and has a rank that no other worker has."""
         size, fingerprint, _, _ = wire.HELLO.unpack(guest.hello)
         ours, rank, where = self._workers, guest.rank, guest.where
         if size != ours.size:
@@ -280,7 +282,7 @@ class Host:
             )
 
     def _refuse_worker(self, guest: Guest, reason: str, text: str) -> None:
-        """Ends the job if the guest belongs to it and does not fit, else only tells the guest."""
+        """Raises if a guest that does not fit belongs to the job; else refuses the guest alone."""
         error = ValueError(text)
         if guest.is_proven:
             raise error

@@ -28,7 +28,7 @@ def listen(
 
     Raises:
         OSError: If this host cannot listen there.
-        TimeoutError: If nobody knows the host of the address.
+        TimeoutError: If the host of the address cannot be resolved.
     """
     host, port = address
     if workers.on_one_host and not wire.is_loopback(address):

@@ -31,14 +31,14 @@ class _Ended(Exception):
 
 
 class Visitor:
-    """A worker that looks for worker 0, which may start later, and tells it the content.
+    """A worker that looks for worker 0, which may start later, and sends it the content.
 
     Args:
         content: The content that this worker sends to the others.
         workers: This process among the workers.
         address: The address where worker 0 listens.
         deadline: The time until which this worker waits.
-        secret: The secret of the job. With one, no answer of somebody else ends the search.
+        secret: The secret of the job. With one, no answer of another process ends the search.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class Visitor:
             try:
                 connection.settimeout(min(self._deadline.patience(), _LONGEST_TRY))
                 connection.connect(place)
-                # Where nobody listens at a port from which connections go out, the system may
+                # Where no process listens at a port from which connections go out, the system may
                 # connect one with itself.
                 if connection.getsockname() != connection.getpeername():
                     return connection
-                problem = "nobody listens there"
+                problem = "no process listens there"
             except OSError as error:
                 problem = error
             connection.close()

@@ -25,7 +25,7 @@ LENGTH = struct.Struct("!Q")
 PROOF_BYTES = NONCE_BYTES = 32
 MAX_CONTENT = 64 << 10  # bytes
 MAX_TEXT = 16 << 10  # bytes
-CHUNK = 64 << 10  # bytes; nobody makes us allocate more than was sent
+CHUNK = 64 << 10  # bytes; no peer can cause an allocation larger than what it sent
 # The kinds of replies: contents, the errors in their order, and that a worker has been taken in.
 CONTENTS, TAKEN_IN = 0, 255
 ERRORS: tuple[type[Exception], ...] = (TimeoutError, ConnectionError, ValueError)
@@ -57,7 +57,7 @@ class Deadline:
 
 
 def proof(secret: bytes | None, role: bytes, transcript: bytes, signed: bytes = b"") -> bytes:
-    """Returns what only somebody who knows the secret can compute, 32 bytes.
+    """Returns 32 bytes that cannot be computed without the secret.
 
     Args:
         secret: The secret of the job; without one the proof is zeros.
@@ -88,7 +88,7 @@ def fingerprint(workers: Workers) -> bytes:
     return hashlib.sha256(f"{workers.size} {workers.launcher}".encode()).digest()[:16]
 
 
-# Whoever listens at one of these hears all interfaces.
+# A listener at one of these receives from all interfaces.
 ANY = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 LOOPBACK = "127.0.0.1"
 

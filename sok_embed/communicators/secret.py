@@ -50,7 +50,7 @@ def job_secret(environ: Mapping[str, str] = os.environ) -> bytes | None:
 
 
 def derived(secret: bytes, purpose: bytes) -> bytes:
-    """Returns a key of 32 bytes for one purpose, from which nobody finds the secret."""
+    """Returns a key of 32 bytes for one purpose, from which the secret cannot be found."""
     return hmac.digest(secret, b"sok-embed " + purpose, "sha256")
 
 

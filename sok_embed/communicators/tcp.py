@@ -42,7 +42,7 @@ class TcpCommunicator(Communicator):
             pin_one_gpu(workers.local_rank, workers.local_size)
         self._workers = workers
         secret = job_secret()
-        # Whoever meets at an address of the loopback interface is on this host.
+        # All workers that meet at an address of the loopback interface are on this host.
         is_here = workers.on_one_host or is_loopback(workers.address)
         self._connections = shared_connections(
             workers.launcher,

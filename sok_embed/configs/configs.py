@@ -183,7 +183,7 @@ class FeatureConfig:
             what is combined leaves it out, in every form of input; with `combiner=None` the vectors
             of a dense input get a mask. `None`: every key is a key.
         max_length: The most keys that an example has; one with more is an error. A sharding plan
-            takes it for the length of every bag where it is told of no better one. `None`: any
+            takes it for the length of every bag if it is given no better one. `None`: any
             number.
 
     Raises:
@@ -334,7 +334,7 @@ def _check_same(first: TableConfig, second: TableConfig) -> None:
 
 
 def _without_identity(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns a config without the names by which Keras tells equal objects apart."""
+    """Returns a config without the names by which Keras numbers equal objects."""
     if config["optimizer"] is not None:
         # Keras numbers the names of optimizers.
         of_optimizer = dict(config["optimizer"]["config"], name=None)

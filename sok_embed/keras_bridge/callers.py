@@ -101,7 +101,7 @@ class LoadedWeights(NamedTuple):
 
 
 def _callers() -> Iterator[FrameType]:
-    """Yields the frames of those who have called, from the inside."""
+    """Yields the frames of the callers, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame

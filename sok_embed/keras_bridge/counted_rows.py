@@ -23,7 +23,7 @@ class CountedRows:
     dtype = "float32"
 
     def __init__(self, table: Any) -> None:
-        # Whoever has been counted must go with its layer.
+        # A table that has been counted must go with its layer.
         self._table = weakref.ref(table)
         self.trainable = True
 

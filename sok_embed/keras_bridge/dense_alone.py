@@ -46,7 +46,7 @@ def dense_only() -> Iterator[None]:
     """Lets `set_weights` and its like take the dense weights alone, and leave rows as they are.
 
     Without it they raise for a model with rows: dense weights of one time and rows of another make
-    a model that nobody has trained. Use it where you put the rows in place yourself.
+    a model that was not trained. Use it where you put the rows in place yourself.
 
     Example:
     >>> import sok_embed
@@ -186,7 +186,7 @@ class LayerWithRows(LayerOfIds):
 
     @property
     def weights(self) -> Any:
-        """The anchor; raises for those who would take it for the whole layer.
+        """The anchor; raises for functions of Keras that take it for the whole layer.
 
         Where Keras counts parameters, the vectors of the rows are counted instead of the anchor,
         and where it draws histograms, nothing is drawn of it, since it is always 0.
@@ -202,12 +202,12 @@ class LayerWithRows(LayerOfIds):
 
     @property
     def variables(self) -> Any:
-        """The anchor; raises for those who would take it for the whole layer."""
+        """The anchor; raises for functions of Keras that take it for the whole layer."""
         self._check_dense_alone()
         return super().variables
 
     def _check_dense_alone(self) -> set[str]:
-        """Raises for those who would take variables for the whole layer. Returns who asks."""
+        """Returns the functions of Keras that ask; raises if one needs more than the variables."""
         asking = callers.asking_functions_of_keras()
         if _allowed.get() or not self._tables():
             return asking
@@ -259,7 +259,7 @@ class LayerWithRows(LayerOfIds):
             )
 
     def _reason(self, asking: set[str]) -> str | None:
-        """Returns why those who ask must not have the variables, by what of Keras is running."""
+        """Returns why the running functions of Keras must not have the variables."""
         for file, name in (("legacy_h5_format.py", "HDF5"), ("orbax_checkpoint.py", "Orbax")):
             if file in asking:
                 return (

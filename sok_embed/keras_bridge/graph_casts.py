@@ -1,7 +1,7 @@
 """Checks ids that were floats, or longer integers, and that the model itself casts.
 
 `ops.cast(x[:, 0], "int64")` makes the ids 2**24 and 2**24 + 1 of a float32 tensor one id, and
-nothing in the integers that come out tells of it. Here the cast is found in the graph: from the
+nothing in the integers that come out shows it. Here the cast is found in the graph: from the
 ids of a layer back over ops that move values and change none, and from the cast back to an input
 in the same way. The values that came through it are then checked in each step. Ids that are
 computed from floats, as by buckets or a hash, come through other ops and are not checked.

@@ -26,7 +26,7 @@ class Dump(NamedTuple):
 
 
 def read_dump(path: str | bytes | os.PathLike[Any]) -> Dump:
-    """Reads what a dump says of itself; its rows are neither read nor checked.
+    """Reads the description of a dump; its rows are neither read nor checked.
 
     Args:
         path: The path that `Storage.dump` wrote to.

@@ -21,8 +21,8 @@ class Group:
             form that layers use; `None` before the first.
         rows: The number of rows; with a TTL, it may include some that have expired.
         steps: The number of updates, of any number of rows each.
-        initializer: `kind`, `a`, `b` and `seed`; see `Initializer.bounds`. `None`: nobody has said
-            what rows start from, since they come from `load_damo`.
+        initializer: `kind`, `a`, `b` and `seed`; see `Initializer.bounds`. `None`: unknown,
+            since the rows come from `load_damo`.
         slots: Name and number of float32 of each vector that the optimizer keeps of a row.
         eviction: The eviction that the group was last opened with, as its `kind` and numbers;
             `None`: it had none.

@@ -262,8 +262,8 @@ class Storage:
             RuntimeError: If `progress` gave it up.
 
         Warns:
-            UserWarning: If the rows expired where they come from, and never do here, and nobody has
-                said so by `ttl=0`.
+            UserWarning: If the rows expired where they come from, and never do here, without a
+                `ttl=0` that says so.
         """
         file = check_path(path)
         rows = self.ready().load(file, _watched(progress))
@@ -483,7 +483,7 @@ def open_copy(folder: str, config: Mapping[str, Any]) -> Storage:
     """Opens the copy of a storage read-only, or returns it if this process has it open.
 
     Args:
-        folder: The copy. Whoever calls has leave to open it.
+        folder: The path of the copy, which the caller may open.
         config: The config of the storage that was copied; the size of the cache counts.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A group of a storage as it is, for callers who look at rows, remove or copy them."""
+"""A group of a storage as it is, for callers that look at rows, remove or copy them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StoredTable:
         self.dimension = self.description().dimension
 
     def description(self) -> Group:
-        """Returns what the storage says of the group: dimension, initializer, optimizer, rows."""
+        """Returns the description of the group: dimension, initializer, optimizer, rows."""
         return group_of(self.group, json.loads(self.storage.ready().describe(self.group)))
 
     @overload

@@ -78,7 +78,7 @@ class AdaptiveEmbedding(AnchoredLayer):
         optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
         mask_zero: True if key 0 is padding, as Keras spells `padding_value=0`.
         padding_value: The key that is padding, as `DynamicEmbedding` has it: with a combiner it is
-            neither looked up nor counted, whatever a mask says of it; without one it has a vector,
+            neither looked up nor counted, whatever its mask is; without one it has a vector,
             which later layers mask. `None`: every key is a key.
         mask: The mask of calls that have none: -1, 0 or 1 for all keys. `None`: -1.
         seed: The seed of the initializer; `None`: from the layer's name and Keras' global seed.
@@ -93,8 +93,8 @@ class AdaptiveEmbedding(AnchoredLayer):
     Call arguments:
         inputs: Integers of any shape; a `tf.RaggedTensor`; or, with a combiner, a `tf.SparseTensor`
             `[B, N]`, whose values are the keys, in the order of its rows.
-        training: Whether keys are counted and get rows. Otherwise they are and do when somebody
-            takes the gradients of the call.
+        training: True if keys are counted and get rows. Otherwise they are counted, and get rows,
+            when the gradients of the call are taken.
         mask: int32, for each key: 1, it gets an own row if it has none, and uses it; 0, it uses its
             static row, and is not counted; -1, as counts say. Without training, a key of 1 without
             a row uses its static row. The shape and the kind of `inputs`; for ragged and sparse

@@ -28,7 +28,7 @@ def check_training(layer: str, training: Any) -> bool:
 
 
 def serialize_initializer(identifier: Any) -> Any:
-    """Returns what `get_config` says of an initializer: a name or a config, or its config."""
+    """Returns an initializer for `get_config`: its name, or its config."""
     if isinstance(identifier, (str, dict)):
         return identifier
     return keras.initializers.serialize(keras.initializers.get(identifier))

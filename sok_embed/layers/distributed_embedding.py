@@ -67,7 +67,7 @@ class DistributedEmbedding(LayerWithRows):
     the rows are spread, a step takes three messages between them however many tables there are.
 
     Tables grow as those of `DynamicEmbedding` do, and follow the optimizer that trains the model,
-    unless their config has one of their own. Features whose output nobody uses leave their rows as
+    unless their config has one of their own. Features whose output is not used leave their rows as
     they are.
 
     Example:
@@ -230,7 +230,7 @@ class DistributedEmbedding(LayerWithRows):
         refuse_casts(self)
         what = f"Layer '{self.name}'"
         present = self._given(inputs)
-        # A feature that the call does not have is one of no keys, whose output nobody sees.
+        # A feature that the call does not have becomes one without keys, whose output is left out.
         given = [absent_input() for _ in self._features]
         calls = functional_inputs(self)
         for each, values in zip(present, self._nest.weights(present, weights), strict=True):

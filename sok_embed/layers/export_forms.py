@@ -69,7 +69,7 @@ def refuse_dense_signature(
         return
     expected = _form_of_input(layer, chosen, calls)
     if expected is None:
-        # A model from a file was called with placeholders alone, which tell nothing.
+        # A model from a file was called with placeholders alone, which have no values.
         expected = _seen.get(layer, {}).get(feature, "other" if pools else "dense")
     if expected == "dense":
         return

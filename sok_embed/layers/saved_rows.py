@@ -1,4 +1,4 @@
-"""The rows of a table in a Keras file: their entries, and who may write and read them."""
+"""The rows of a table in a Keras file: their entries, and checks of writing and reading."""
 
 from __future__ import annotations
 

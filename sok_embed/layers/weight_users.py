@@ -63,7 +63,7 @@ class WeightUsers:
         return True
 
     def watch(self, ids: tf.Tensor) -> tf.Tensor:
-        """Makes a tensor of a call's ids that nobody holds but an eager tape that records it."""
+        """Makes a tensor of a call's ids to which only a recording eager tape refers."""
         if tf.executing_eagerly():
             ids = tf.identity(ids)
             self._calls.append(weakref.ref(ids))

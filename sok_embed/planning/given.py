@@ -129,7 +129,7 @@ def flat(nest: Any) -> Iterator[Any]:
 
 
 def given_by_json(content: Any) -> Given:
-    """Reads what a JSON file says of tables and features; `docs/reference/cli.md` has the form.
+    """Reads tables and features from a JSON file; `docs/reference/cli.md` has the form.
 
     Raises:
         ValueError: For anything else; the message names the table or feature.

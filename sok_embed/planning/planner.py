@@ -251,8 +251,8 @@ def _notes(
     notes = []
     if unknown:
         notes.append(
-            f"The memory of {shown_names(unknown)} is unknown and in no sum: nobody says how many "
-            "rows there will be."
+            f"The memory of {shown_names(unknown)} is unknown and in no sum: the number of their "
+            "rows is not given."
         )
     short = [
         feature.name
@@ -261,7 +261,7 @@ def _notes(
     ]
     if short:
         notes.append(
-            f"An example is taken to have one key of {shown_names(short)}: nobody says how many."
+            f"An example is taken to have one key of {shown_names(short)}, without a length."
         )
     return notes
 

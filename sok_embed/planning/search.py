@@ -159,7 +159,7 @@ def choose_placements(
 def _may_move(table: PlannedTable, workers: int) -> bool:
     """Returns whether the plan may put a table on one worker.
 
-    Not where nobody knows its rows; where `max_rows`, which is each worker's, would then allow
+    Not where its rows are unknown; where `max_rows`, which is each worker's, would then allow
     fewer of them; and where its rows lie in the folders of the workers already.
     """
     known = table.memory(workers, WORKER) is not None

@@ -165,7 +165,7 @@ class Plan:
         if table.max_rows is not None:
             return "Its max_rows are of each worker, so all of them share its rows."
         if whole is None:
-            return "Nobody says how many rows it will have, so all workers share them."
+            return "The number of its rows is not given, so all workers share them."
         if sent[KEY] <= sent[WORKER]:
             return f"Distinct rows are {spread} a step, bags for a worker that pools {pooled}."
         if self.memory is not None and whole > self.memory:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 KEY, WORKER, REPLICATED = "key", "worker", "replicated"
 PLACED = (KEY, WORKER, REPLICATED)  # placements but for "auto"
-# Bytes of a number of a row on its way to who asked, by the exchange_dtype of the layer.
+# Bytes of a number of a row that is sent to another worker, by the exchange_dtype of the layer.
 EXCHANGED = {"float32": 4, "bfloat16": 2}
 
 # Who chose a placement.
@@ -33,7 +33,7 @@ class Cost(NamedTuple):
         sent: Bytes a step that the worker sends to others.
         received: Bytes a step that it receives from others.
         touched: Bytes a step of rows that it reads and writes in its memory.
-        memory: Bytes of rows that it keeps; 0 where nobody knows how many rows there are.
+        memory: Bytes of rows that it keeps; 0 where the number of rows is unknown.
     """
 
     sent: int
@@ -121,7 +121,7 @@ class PlannedTable:
         Those of a table in a storage are in the storage's cache, and not counted here: 0.
 
         Returns:
-            Bytes. `None`: nobody knows how many rows there are.
+            The number of bytes. `None`: the number of rows is unknown.
         """
         if self.storage is not None:
             return 0
@@ -172,7 +172,7 @@ class PlannedTable:
 
     @property
     def _answer(self) -> int:
-        """Bytes of a vector on its way to who asked for it."""
+        """The bytes of a vector in a message to another worker."""
         return EXCHANGED[self.exchange_dtype] * self.dim
 
     @property
@@ -213,7 +213,7 @@ class PlannedTable:
             rows, apart = self.distinct, self.features
         there = 8 * keys + 4 * bags + self._vector * bags + (8 + self._vector) * rows
         back = self._answer * (bags + rows)
-        # Rows that came back are laid out, or pooled with weights, by who asked.
+        # The worker that asked lays out the rows that came back, or pools them with weights.
         laid_out = self._keys(apart) * self._pooling
         others = workers - 1
         return (

@@ -14,11 +14,11 @@ from keras import tree
 def export_model(
     model: keras.Model, path: str | os.PathLike[str], input_signature: Any = None
 ) -> None:
-    """Exports a model as `model.export(path)` does, with what ragged and sparse inputs consist of.
+    """Exports a model like `model.export(path)`, with ragged and sparse inputs as dense parts.
 
-    A signature that Keras makes up is dense for every input. Whoever serves a ragged model through
-    one pads, and the padding is taken for keys. Here the signature has plain dense tensors, as
-    TensorFlow Serving takes them: of a dense input its `name`; of a ragged one `name_values` and
+    A signature that Keras makes up is dense for every input. A client that serves a ragged model
+    through one pads, and the padding is taken for keys. Here the signature has plain dense tensors,
+    as TensorFlow Serving takes them: of a dense input its `name`; of a ragged one `name_values` and
     `name_row_lengths`, with several ragged dimensions `name_row_lengths_0` and so on, the outermost
     first; of a sparse one `name_indices`, `name_values` and `name_dense_shape`. Ragged and sparse
     outputs come out in the same way.
