@@ -1,4 +1,4 @@
-// What the sources of the Python module _core share.
+// Declarations that the sources of the Python module _core share.
 //
 // Every call that does work runs without the GIL. Arrays come from Python and stay its own: what
 // another Python thread does to them meanwhile is for the caller to keep apart.
@@ -51,8 +51,8 @@ nb::ndarray<nb::numpy, T, nb::ndim<1>> ToNumpy(std::vector<T> numbers) {
   return nb::ndarray<nb::numpy, T, nb::ndim<1>>(first, {n}, owner);
 }
 
-// Returns a path as the system has it: str, bytes or os.PathLike, as open() takes them, also what
-// is no UTF-8. Raises ValueError for one with a NUL in it.
+// Returns a path as the system has it: str, bytes or os.PathLike, as open() takes them, also bytes
+// that are not UTF-8. Raises ValueError for one with a NUL in it.
 std::string ToPath(nb::handle path);
 // Turns a path into a Python str, as os.fsdecode does.
 nb::object FromPath(std::string_view path);
@@ -80,7 +80,7 @@ void CheckSize(const char* name, size_t n, size_t expected, const std::string& r
 
 // Runs fn, and never returns if Python ends the thread in there.
 template <typename Fn>
-auto OrWaitForEver(const Fn& fn) {
+auto OrPauseThread(const Fn& fn) {
   try {
     return fn();
   } catch (abi::__forced_unwind&) {
@@ -93,13 +93,13 @@ auto OrWaitForEver(const Fn& fn) {
 void CheckNotReporting();
 
 // Gives the GIL away for as long as it lives. A daemon thread that wants it back while the
-// interpreter ends waits for ever, as all do from Python 3.14 on: earlier ones end the thread by
+// interpreter ends never gets it, as all do from Python 3.14 on: earlier ones end the thread by
 // unwinding its stack, and with it the process, at the first function that must not throw.
 class GilReleased {
  public:
   GilReleased() : state_(PyEval_SaveThread()) {}
   ~GilReleased() {
-    OrWaitForEver([this] { PyEval_RestoreThread(state_); });
+    OrPauseThread([this] { PyEval_RestoreThread(state_); });
   }
   GilReleased(const GilReleased&) = delete;
 
@@ -111,7 +111,7 @@ class GilReleased {
 class GilAcquired {
  public:
   GilAcquired() {
-    OrWaitForEver([this] { state_ = PyGILState_Ensure(); });
+    OrPauseThread([this] { state_ = PyGILState_Ensure(); });
   }
   ~GilAcquired() { PyGILState_Release(state_); }
   GilAcquired(const GilAcquired&) = delete;

@@ -76,7 +76,7 @@ void Raise(const Status& status) {
     message = worded;
   } catch (const std::bad_alloc&) {
   }
-  // Paths in messages may be bytes that are no UTF-8.
+  // Paths in messages may be bytes that are not UTF-8.
   const nb::object text = FromPath(message);
   if (text.is_valid()) PyErr_SetObject(ExceptionFor(status.code()), text.ptr());
   throw nb::python_error();

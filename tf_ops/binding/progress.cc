@@ -1,4 +1,4 @@
-// How a long call of the core reports to Python, and how Python stops it.
+// Reports the progress of a long call of the core to Python, and lets Python stop it.
 #include "binding/binding.h"
 
 namespace sok::binding {
@@ -36,9 +36,9 @@ DumpProgress Progress::report() {
 
 bool Progress::Call(uint64_t done, uint64_t total) {
   const Reporting guard;
-  if (OrWaitForEver([] { return PyErr_CheckSignals(); }) != 0) throw nb::python_error();
+  if (OrPauseThread([] { return PyErr_CheckSignals(); }) != 0) throw nb::python_error();
   if (callback_.is_none()) return true;
-  const nb::object answer = OrWaitForEver([&] { return callback_(done, total); });
+  const nb::object answer = OrPauseThread([&] { return callback_(done, total); });
   if (!PyBool_Check(answer.ptr())) {
     PyErr_Format(PyExc_TypeError,
                  "expected the progress callback to return True to go on or False to stop, got %R",

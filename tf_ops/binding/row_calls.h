@@ -1,4 +1,4 @@
-// What calls of rows share, whether they are those of a table or of a storage.
+// The calls of rows that a table and a storage share.
 #pragma once
 
 #include <cstdint>

@@ -139,7 +139,7 @@ nb::object Get(PyStorage& self, int group, Key key) {
   return dict;
 }
 
-// What callers that do not train a group do with its rows.
+// The calls that read and write rows of a group without training it.
 
 std::string Describe(PyStorage& self, int group) {
   return Value(Unlocked([&] { return self.storage->GroupOf(group); })).ToJson();

@@ -130,7 +130,7 @@ class AdaptiveRestoreOp : public AdaptiveContentsOp {
  protected:
   absl::Status Take(const AdaptiveContents& contents, const ParallelFor& parallel_for,
                     AdaptiveTable& table, const std::string& name) override {
-    return Told(table.Restore(contents, parallel_for), name);
+    return LogDropped(table.Restore(contents, parallel_for), name);
   }
 };
 SOK_REGISTER_KERNEL("AdaptiveRestore", AdaptiveRestoreOp);

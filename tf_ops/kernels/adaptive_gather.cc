@@ -21,7 +21,7 @@ using tf::shape_inference::ShapeHandle;
 
 // The anchor is not read: it is what the embeddings of own rows depend on, as far as gradients are
 // concerned. `own` says which embeddings are of own rows: a key without one gets its static row,
-// whatever its mask. With hash_keys nobody reads `buckets`: they are hashes of the keys' decimal
+// whatever its mask. With hash_keys `buckets` is not read: they are hashes of the keys' decimal
 // digits, and put out where static rows were read. Without own_gradient the receipt takes no
 // deposit.
 REGISTER_OP("SokEmbed>AdaptiveMaskGather")
@@ -156,17 +156,17 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
     return ToAbsl(gather.MakeRows(pool));
   }
 
-  // Whether the lookup makes no row for a key that asks for its own and has none, so that only its
-  // static row is trained, and nobody was told so.
+  // Returns true if the lookup makes no row for a key that asks for its own and has none, so that
+  // only its static row is trained, and this was not reported before.
   bool LeavesUncounted(const OpenTable& resource, const MaskedLookup& lookup) const {
-    if (make_rows_ || !own_gradient_ || *resource.told_of_uncounted()) return false;
+    if (make_rows_ || !own_gradient_ || *resource.reported_uncounted()) return false;
     for (size_t i = 0; i < lookup.n; ++i) {
       if (lookup.mask[i] == 1 && !lookup.own[i]) return true;
     }
     return false;
   }
 
-  static void TellOfUncounted(std::atomic<bool>* told, const std::string& table_name) {
+  static void LogUncounted(std::atomic<bool>* told, const std::string& table_name) {
     if (told->exchange(true)) return;
     LOG(WARNING) << "table '" << table_name
                  << "': expected training=True in calls whose gradients are applied. Received: a "
@@ -222,9 +222,9 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
     Receipt made{resource.name(), lookup.n, dim_, nullptr};
     if (own_gradient_) made.deposit = DepositInto(resource.table(), keys, *own, order);
     if (LeavesUncounted(resource, lookup)) {
-      made.deposit = [deposit = std::move(made.deposit), told = resource.told_of_uncounted(),
+      made.deposit = [deposit = std::move(made.deposit), told = resource.reported_uncounted(),
                       name = resource.name()](auto&&... arguments) {
-        TellOfUncounted(told.get(), name);
+        LogUncounted(told.get(), name);
         return deposit(std::forward<decltype(arguments)>(arguments)...);
       };
     }

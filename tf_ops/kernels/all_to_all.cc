@@ -40,8 +40,8 @@ class OwnOrderOp : public tf::OpKernel {
   }
 };
 
-// What the op does depends on other workers: it runs once for every call, and is neither folded nor
-// merged with another. It does nothing with resources of `orders`.
+// The result of the op depends on other workers, so it runs once for every call, and is neither
+// folded nor merged with another. It does nothing with resources of `orders`.
 REGISTER_OP("SokEmbed>AllToAll")
     .Input("rows: T")
     .Input("splits: int32")
@@ -117,12 +117,12 @@ class AllToAllOp : public tf::AsyncOpKernel {
                                                                      uint64_t turn) mutable {
         traced.End();
         tf::Tensor* taken = nullptr;
-        absl::Status told = Told(status);
-        if (told.ok()) told = ctx->allocate_output(2, {}, &taken);
-        if (told.ok()) {
+        absl::Status error = ErrorForOp(status);
+        if (error.ok()) error = ctx->allocate_output(2, {}, &taken);
+        if (error.ok()) {
           taken->scalar<int64_t>()() = static_cast<int64_t>(turn);
         } else {
-          ctx->SetStatus(told);
+          ctx->SetStatus(error);
         }
         done();
       };
@@ -136,7 +136,7 @@ class AllToAllOp : public tf::AsyncOpKernel {
  private:
   // TensorFlow turns an UnavailableError of an op that it does not know for one of communication
   // into an InternalError.
-  static absl::Status Told(const Status& status) {
+  static absl::Status ErrorForOp(const Status& status) {
     if (status.code() != Code::kUnavailable) return ToAbsl(status);
     return absl::AbortedError(status.text());
   }

@@ -1,5 +1,5 @@
 // SokEmbed>CollectionPool makes vectors of the rows that have come, SokEmbed>CollectionOutput takes
-// those of one feature, and the gradients of both go back. A feature whose output nobody uses has
+// those of one feature, and the gradients of both go back. A feature whose output is not used has
 // no gradient at all, where an op with many outputs would be given zeros.
 #include <numeric>
 #include <string>
@@ -23,8 +23,8 @@ using tf::shape_inference::InferenceContext;
 
 namespace {
 
-// What both directions have in common: the request, the rows by table, how features are pooled, and
-// where their vectors lie in tensors.
+// The parts that both directions have in common: the request, the rows by table, how features are
+// pooled, and where their vectors lie in tensors.
 class PoolKernel : public tf::OpKernel {
  public:
   explicit PoolKernel(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {

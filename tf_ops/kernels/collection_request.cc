@@ -130,7 +130,7 @@ class CollectionRequestOp : public tf::OpKernel {
     const Status status = OrNoMemory([&] { return Ask(ctx, &request, &message, &gradients); });
     if (!status.ok()) {
       OP_REQUIRES(ctx, plan_->workers > 1, ToAbsl(status));
-      // The others wait for this worker, and are told.
+      // The other workers wait for this one, and receive the error.
       request = nullptr;
       message = WriteFailure(*plan_, status);
     }

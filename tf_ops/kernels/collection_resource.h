@@ -1,4 +1,4 @@
-// What the ops on a collection of tables hand to each other.
+// The objects that the ops on a collection of tables hand to each other.
 #pragma once
 
 #include <memory>
@@ -41,7 +41,7 @@ struct OpenCollection {
   std::string name;
   std::shared_ptr<TableCollection> tables;
 };
-// placements: of the tables, for who looks up.
+// placements: of the tables, for the lookup.
 absl::Status GetCollection(tensorflow::OpKernelContext* ctx, OpenCollection* collection,
                            const std::vector<TablePlacement>& placements = {}, size_t rank = 0);
 
@@ -58,7 +58,7 @@ struct ProcessVariant {
   std::string DebugString() const { return Derived::kName; }
 };
 
-// What a batch has asked for.
+// The requests of a batch.
 struct AskedVariant : ProcessVariant<AskedVariant> {
   static constexpr char kName[] = "sok_embed::Asked";
   std::shared_ptr<const CollectionRequest>

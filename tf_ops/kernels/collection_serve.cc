@@ -116,7 +116,7 @@ class CollectionServeOp : public tf::OpKernel {
     });
     OP_REQUIRES(ctx, status.ok() || workers > 1, ToAbsl(status));
     answers.FromTables(by_table, out, parallel_for);
-    WriteHeaders(answers, status, out);  // who asked is told of an error
+    WriteHeaders(answers, status, out);  // the asking workers receive the error
     if (packed_) PackRows(answers, out, rows->flat<float>().data(), parallel_for);
     looked_up.order.call = number_;
     tf::Tensor* receipt = nullptr;

@@ -193,7 +193,7 @@ class RestoreOp : public TableOp {
     Table& table = *resource.table();
     TableContents contents;
     TF_RETURN_IF_ERROR(ReadContents(ctx, 1, resource.name(), table.dim(), &contents));
-    return Told(table.Restore(contents, IntraOpPool(ctx)), resource.name());
+    return LogDropped(table.Restore(contents, IntraOpPool(ctx)), resource.name());
   }
 };
 SOK_REGISTER_KERNEL("Restore", RestoreOp);

@@ -15,7 +15,7 @@ namespace sok {
 namespace tf = tensorflow;
 
 // The op is not stateful, and has no resource among its inputs, on purpose: inside of a tf.function
-// it then runs if, and only if, somebody uses its output, the gradient of the layer's anchor. A
+// it then runs if, and only if, its output is used, the gradient of the layer's anchor. A
 // gradient that is taken for other variables leaves no deposit behind. Deposits of one graph have
 // numbers of their own: TensorFlow would merge those that are equal, and half the step would be
 // lost.
@@ -26,7 +26,7 @@ REGISTER_OP("SokEmbed>Deposit")
     .Attr("dtype: {float, bfloat16}")
     .Attr("number: int = 0")
     .Attr("marks: bool = false")    // the anchor is a vector of kAnchorSize, else a scalar
-    .Attr("measures: bool = true")  // true if somebody may want the norm
+    .Attr("measures: bool = true")  // true if the norm may be read
     .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
       bool marks;
       TF_RETURN_IF_ERROR(c->GetAttr("marks", &marks));

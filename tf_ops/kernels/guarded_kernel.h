@@ -1,5 +1,5 @@
-// What kernels throw, which is little but a failed allocation, becomes an error of the op.
-// TensorFlow catches nothing, and the process would end.
+// Turns exceptions in kernels, mostly failed allocations, into errors of the op. TensorFlow catches
+// none, and the process would end.
 #pragma once
 
 #include <exception>

@@ -1,4 +1,4 @@
-// What the kernels of hashed bags share: their attributes, and how they read their inputs.
+// The code that the kernels of hashed bags share: their attributes, and how they read their inputs.
 #pragma once
 
 #include <cstdint>
@@ -89,7 +89,7 @@ void WithTypes(tensorflow::DataType weight, tensorflow::DataType out, const Fn& 
 // Holds the bags of a kernel's inputs, with the memory that they point to.
 struct InputBags {
   Bags bags;
-  LookupKeys ids;             // ids are no keys, but are widened in the same way
+  LookupKeys ids;             // not keys, but widened in the same way
   tensorflow::Tensor splits;  // int64
 };
 

@@ -1,5 +1,5 @@
 // Temporary tensors in the host's memory, for kernels that may run on a GPU. There allocate_temp
-// gives the GPU's memory to whoever does not ask for the host's.
+// gives GPU memory to callers that do not ask for the host's.
 //
 // A GPU copies from pinned memory by itself; what is pageable TensorFlow copies into a pinned
 // buffer first. allocate_output gives pinned memory where a GPU takes the output, since TensorFlow

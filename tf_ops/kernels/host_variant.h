@@ -1,4 +1,4 @@
-// What TensorFlow has to know of objects that ops hand to each other in variant tensors.
+// Makes objects into variants, so that ops can hand them to each other in tensors.
 //
 // Such an object is in the host's memory on whatever device its tensor is said to be: TensorFlow
 // allocates tensors of variants on the host, since they hold C++ objects. So a copy from device to

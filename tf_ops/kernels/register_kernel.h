@@ -1,4 +1,4 @@
-// How every kernel here is registered.
+// Registers the kernels.
 //
 // The ops work on the host, in its memory. So each has two kernels, which are the same class: one
 // for the CPU, and one for all other devices, GPUs above all, whose inputs and outputs are all in
@@ -9,7 +9,7 @@
 // device whose type has none of its own, which is how its own ops that need nothing of a device are
 // registered. It serves GPUs of all makers, and XLA, which cannot compile the ops, does not see it.
 //
-// The kernel for the CPU has the higher priority: an op that nobody has placed runs there, where
+// The kernel for the CPU has the higher priority: an op without a device runs there, where
 // the tables are, and not on the first of several GPUs. In a function TensorFlow prefers the device
 // that the function is called on, which is a GPU where there is one. It makes little difference:
 // the tensors are in the same memory.

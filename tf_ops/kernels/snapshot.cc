@@ -146,7 +146,7 @@ absl::Status ReadContents(tf::OpKernelContext* ctx, int first, const std::string
   return absl::OkStatus();
 }
 
-absl::Status Told(const Result<RestoreOutcome>& outcome, const std::string& table) {
+absl::Status LogDropped(const Result<RestoreOutcome>& outcome, const std::string& table) {
   TF_RETURN_IF_ERROR(ToAbsl(outcome.status(), table));
   if (outcome.value().dropped_counts) {
     LOG(WARNING) << "table '" << table
@@ -155,7 +155,7 @@ absl::Status Told(const Result<RestoreOutcome>& outcome, const std::string& tabl
   }
   if (outcome.value().dropped_times) {
     LOG(WARNING) << "table '" << table
-                 << "' was given rows whose times are by another clock, of steps in the place of "
+                 << "' was given rows whose times are by another clock, of steps instead of "
                     "seconds or the other way round: all of them count as updated now";
   }
   return absl::OkStatus();

@@ -43,6 +43,6 @@ absl::Status ReadContents(tensorflow::OpKernelContext* ctx, int first, const std
                           int dim, TableContents* contents);
 
 // Logs a warning of what a restore has left out.
-absl::Status Told(const Result<RestoreOutcome>& outcome, const std::string& table);
+absl::Status LogDropped(const Result<RestoreOutcome>& outcome, const std::string& table);
 
 }  // namespace sok

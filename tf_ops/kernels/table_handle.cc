@@ -1,5 +1,5 @@
 // SokEmbed>TableHandle returns the table of a name, made at the first call. SokEmbed>AnonymousTable
-// makes a new table at every call, which goes when SokEmbed>Release is told to let it go, at the
+// makes a new table at every call, which goes when SokEmbed>Release releases it, at the
 // latest with the last copy of its handle.
 #include <algorithm>
 #include <cstdlib>
@@ -47,7 +47,7 @@ namespace tf = tensorflow;
 
 namespace {
 
-// What the attributes say of a table: how it is made, and where it lies.
+// The attributes of a table: its configuration, and its place.
 class TablePlace {
  public:
   absl::Status Read(tf::OpKernelConstruction* ctx);
@@ -166,7 +166,7 @@ Result<std::shared_ptr<Storage>> TablePlace::OpenStorage() const {
     }
     return open;
   }
-  // Nobody trains here, where a saved model is served.
+  // Nothing is trained here, where a saved model is served.
   StorageOptions options;
   options.path = storage_;
   options.read_only = true;

@@ -1,4 +1,5 @@
-// What every kernel here needs: the table behind a handle, its keys, its threads, its errors.
+// The code that all kernels of tables share: the table behind a handle, its keys, its threads, its
+// errors.
 #pragma once
 
 #include <atomic>
@@ -51,8 +52,10 @@ class OpenTable {
     slot_sources_.swap(sources);
   }
 
-  // Whether somebody was told of keys that were not counted for a row.
-  const std::shared_ptr<std::atomic<bool>>& told_of_uncounted() const { return told_of_uncounted_; }
+  // Returns the flag that is set once keys that were not counted for a row have been reported.
+  const std::shared_ptr<std::atomic<bool>>& reported_uncounted() const {
+    return reported_uncounted_;
+  }
 
   // Returns whether step number `step` is a multiple of `every` that this has not said yes to
   // before.
@@ -67,7 +70,7 @@ class OpenTable {
   std::string name_;
   std::shared_ptr<Storage> storage_;
   std::shared_ptr<Table> table_;
-  const std::shared_ptr<std::atomic<bool>> told_of_uncounted_ =
+  const std::shared_ptr<std::atomic<bool>> reported_uncounted_ =
       std::make_shared<std::atomic<bool>>(false);
   mutable std::mutex mu_;  // guards the two below
   int64_t begun_ = 0;

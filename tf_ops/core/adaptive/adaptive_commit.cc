@@ -1,4 +1,5 @@
-// How an adaptive table is trained and saved: deposits, commits, what goes after a step.
+// Trains an adaptive table: routes deposits, commits steps and removes the rows that a step
+// expires.
 #include <algorithm>
 #include <numeric>
 #include <utility>

@@ -145,7 +145,7 @@ Status AdaptiveTable::Read(const AdaptiveKeys& batch, size_t begin, size_t end, 
     keys.resize(n);
     size_t asked = 0, sharing = 0;
     for (size_t i = begin; i < end; ++i) {
-      // Written without a branch on the mask, which nobody can predict.
+      // Written without a branch on the mask, which would be mispredicted.
       const bool shares = batch.mask[i] == kStatic;
       keys[asked] = batch.keys[i];
       asking[asked] = static_cast<uint32_t>(i);
@@ -333,7 +333,7 @@ Result<EvictedRows> AdaptiveTable::MakeRoom(const AdaptiveKeys& batch,
   });
   const uint64_t room = config_.max_rows - std::min(config_.max_rows, own_->size());
   size_t entering = std::min<size_t>(room, newcomers->size());
-  // Not those of the batch, also where they are told to use their static rows this time.
+  // Not the rows of keys of the batch, also where the mask asks for their static rows.
   KeySet in_use;
   in_use.Reserve(batch.n);
   for (size_t i = 0; i < batch.n; ++i) in_use.Insert(batch.keys[i]);
@@ -352,7 +352,7 @@ Result<EvictedRows> AdaptiveTable::MakeRoom(const AdaptiveKeys& batch,
   std::vector<Key> leaving;
   for (const RankedKey& row : taken.value()) {
     const Newcomer& newcomer = (*newcomers)[entering];
-    // Counts at their greatest value say nothing of who was used more: the row stays.
+    // Counts at their greatest value do not tell which row was used more: the row stays.
     const bool used_as_often = newcomer.used.rank >= row.rank && row.rank < sketch_->max();
     if (!newcomer.forced && !used_as_often) break;
     leaving.push_back(row.key);

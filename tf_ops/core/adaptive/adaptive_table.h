@@ -40,7 +40,7 @@ struct AdaptiveConfig {
   // Default: 2
   uint32_t promote_after = 2;
 
-  // Own rows of this owner; beyond them a key gets a row in the place of the least used one, once
+  // Own rows of this owner; beyond them a key gets a row instead of the least used one, once
   // it has been used as often and that one's counter is not full; with a mask of 1, at once. 0: no
   // limit.
   // Default: 0
@@ -55,8 +55,8 @@ struct AdaptiveConfig {
   // Default: 0
   uint32_t ttl = 0;
 
-  // Whether the optimizer's slots of a new row are copies of those of its static row, or start
-  // anew. Default: true
+  // If true, a new row copies the optimizer's slots of its static row; else its slots start anew.
+  // Default: true
   bool copy_slots = true;
 
   // Where a key loses its row, the static row moves by this share of the way to it. In [0, 1].
@@ -68,7 +68,7 @@ struct AdaptiveConfig {
   int counter_bits = 8;
 };
 
-// Which gradients of a deposit are those of own rows and which those of static rows.
+// Splits the gradients of a deposit into those for own rows and those for static rows.
 struct AdaptiveSplit {
   uint64_t changes = 0;  // AdaptiveTable's when it was so
   LookupKeys own, statics;
@@ -84,7 +84,8 @@ struct AdaptiveKeys {
   // is one. Null: -1. In a lookup that is not for training, 1 is the same as -1.
   const int32_t* mask = nullptr;
   size_t n = 0;
-  // Whether the keys have been counted, where the lookup was not for training; null: it has.
+  // True once the keys have been counted, for a lookup that was not for training; null: they were
+  // counted at the lookup.
   std::shared_ptr<std::atomic<bool>> counted = nullptr;
   DepositOrder order = {};
   std::shared_ptr<AdaptiveSplit> split = nullptr;  // of a deposit whose norm is asked for
@@ -96,7 +97,7 @@ struct AdaptiveKeys {
   }
 };
 
-// What an adaptive table holds: see TableContents.
+// The contents of an adaptive table: see TableContents.
 struct AdaptiveContents {
   TableContents own, statics;
   std::string_view sketch;  // CountMinSketch::Dump
@@ -116,8 +117,8 @@ struct AdaptiveStats {
 class AdaptiveTable {
  public:
   // own: any key, without limit. statics: direct, for the buckets of this owner. Both of one dim,
-  // and for nobody else to train. Errors: kInvalidArgument for a value out of its range,
-  // kResourceExhausted.
+  // and must not be trained by other callers. Errors: kInvalidArgument for a value out of its
+  // range, kResourceExhausted.
   static Result<std::unique_ptr<AdaptiveTable>> Make(std::shared_ptr<Table> own,
                                                      std::shared_ptr<Table> statics,
                                                      const AdaptiveConfig& config);
@@ -150,8 +151,8 @@ class AdaptiveTable {
   // Takes the own rows of keys away. Returns how many had one.
   Result<uint64_t> Demote(const Key* keys, size_t n, const ParallelFor& parallel_for);
 
-  // What an export writes down, all of one moment: AdaptiveContents. No commit runs and no row is
-  // made as long as it lives; its thread must not use the table otherwise.
+  // The AdaptiveContents of one moment. While a snapshot lives, no commit runs and no row is made,
+  // and its thread must not use the table otherwise.
   struct Snapshot {
     std::unique_lock<std::mutex> lock;
     Table::Snapshot own, statics;
@@ -193,7 +194,7 @@ class AdaptiveTable {
   uint32_t SketchBucketOf(Key key) const;
   std::vector<Key> BucketsOf(const std::vector<Key>& keys) const;
 
-  // The rest is for who holds mu_.
+  // The rest is called with mu_ held.
   //
   // Counts, and makes rows for the keys without one that are to have one. `missing`: positions of
   // the batch whose keys had none when changes_ was `seen`.
@@ -222,7 +223,7 @@ class AdaptiveTable {
   // Checks everything of the contents, and returns the sketch that they make.
   Result<std::unique_ptr<CountMinSketch>> Checked(const AdaptiveContents& contents,
                                                   const ParallelFor& parallel_for) const;
-  // What Restore refuses of the rest than own rows, static rows and the sketch.
+  // Returns the errors of Restore that do not concern own rows, static rows or the sketch.
   Status CheckContents(const AdaptiveContents& contents) const;
   Status Promote(const std::vector<Key>& keys, const ParallelFor& parallel_for);
   Result<uint64_t> DemoteLocked(std::vector<Key> keys, const ParallelFor& parallel_for);
@@ -231,7 +232,7 @@ class AdaptiveTable {
   uint64_t DropDepositsLocked();
   Result<std::shared_ptr<AdaptiveSplit>> Split(const AdaptiveKeys& batch,
                                                const ParallelFor& parallel_for);
-  // Whose rows each part's gradients are for.
+  // Returns the two tables, each with the keys of its part of the gradients.
   std::array<std::pair<Table*, LookupKeys*>, 2> PartsOf(AdaptiveSplit* split) const;
   // Hands deposits on to the two tables.
   Status Route(const Deposits& deposits, const ParallelFor& parallel_for);

@@ -239,7 +239,7 @@ TEST_CASE("gradients that were deposited in the static table alone are committed
   CHECK(table->statics()->steps() == 1);
 }
 
-TEST_CASE("a commit of an optimizer that is given no gradients is no step, whatever waits") {
+TEST_CASE("a commit of an optimizer that is given no gradients is not a step, whatever waits") {
   const auto table = MakeTable(1);
   DepositOnes(*table, {{1, 2}, {}, {}});
   CommitOptions options = Options("adagrad");

@@ -1,4 +1,4 @@
-// Tests of AdaptiveTable::Lookup: who is counted, who gets a row and when, and what comes out.
+// Tests of AdaptiveTable::Lookup: which keys are counted, which get a row and when, and the output.
 #include <doctest/doctest.h>
 
 #include <cstdint>

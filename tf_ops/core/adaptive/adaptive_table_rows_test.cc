@@ -66,7 +66,7 @@ TEST_CASE("rows that the batch itself uses stay, though they were used least") {
   Use(*table, {{1, 1}, {2, 50}});
   Look(*table, {{1, 3}, {1, 50}, {}}, true);
   CHECK(OwnKeys(*table) == Keys{1, 3});
-  // All rows are in use: nobody is let in, and a mask of 1 does not help.
+  // All rows are in use: no new key gets a row, and a mask of 1 does not help.
   Look(*table, {{3, 4, 1}, {}, {-1, 1, -1}}, true);
   CHECK(OwnKeys(*table) == Keys{1, 3});
   // A place that asks for the static row does not give the own row away either.

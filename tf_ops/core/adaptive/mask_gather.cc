@@ -63,7 +63,7 @@ Status MaskGather::CheckBuckets(size_t begin, size_t end, const StaticRows& rows
 }
 
 void MaskGather::HashStatic(size_t begin, size_t end, const StaticRows& rows) {
-  // This is written without a branch on the mask, which nobody can predict.
+  // This is written without a branch on the mask, which would be mispredicted.
   std::vector<uint32_t> statics(end - begin);
   size_t sharing = 0;
   for (size_t i = begin; i < end; ++i) {

@@ -3,7 +3,7 @@
 //
 //   MaskGather gather(&table, lookup);
 //   {
-//     // Nobody may write the static rows in here.
+//     // No thread may write the static rows in here.
 //     status = gather.Read(static_rows, embeddings, parallel_for);
 //     status = gather.Admit(static_rows);  // where keys without a row shall get one
 //   }
@@ -32,7 +32,7 @@ struct StaticRows {
   int64_t width;
 };
 
-// What one lookup is asked for. Positions are those of keys, fewer than 2^31. The memory that it
+// The arguments of one lookup. Positions are indices of keys, fewer than 2^31. The memory that it
 // points to must outlive the MaskGather.
 struct MaskedLookup {
   const Key* keys = nullptr;      // (n)
@@ -46,7 +46,7 @@ struct MaskedLookup {
   int64_t* hashed = nullptr;
   bool* own = nullptr;  // (n) out: whether each embedding is of an own row
   size_t n = 0;
-  // True for a table in a storage. Its lookups wait for whoever holds the storage, and must not do
+  // True for a table in a storage. Its lookups wait for the holder of the storage, and must not do
   // that in a pool: others wait for the pool while they hold the storage. So the pool works within
   // the lookup instead.
   bool stored = false;
@@ -81,7 +81,7 @@ class MaskGather {
   Status MakeRows(const ParallelFor& parallel_for);
 
  private:
-  // What one thread has found out about the block of positions that it read.
+  // The results of one thread for the block of positions that it read.
   struct Block {
     std::vector<uint32_t> missing;  // positions of mask 1 whose keys have no row
     Status status;
@@ -116,7 +116,7 @@ class MaskGather {
 };
 
 // Returns the keys (n) of own rows, for a deposit of gradients that belong to the whole batch. Keys
-// that have no row by the commit are left out, since nobody knows their static rows by then. The
+// that have no row by the commit are left out, since their static rows are not known by then. The
 // result does not refer to the arguments.
 LookupKeys KeysOfOwnRows(const Key* keys, const bool* own, size_t n);
 

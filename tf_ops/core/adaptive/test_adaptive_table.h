@@ -1,5 +1,4 @@
-// What tests of an adaptive table share: how they make one, and lookups, deposits and commits of
-// vectors.
+// Helpers for tests of an adaptive table: making one, and lookups, deposits and commits of vectors.
 #pragma once
 
 #include <doctest/doctest.h>

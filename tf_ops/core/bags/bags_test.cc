@@ -30,7 +30,7 @@ TEST_CASE("offsets become splits, with and without the last one") {
   CHECK(Value(SplitsOfOffsets(offsets, 1, 0, true)) == Splits{0});
 }
 
-TEST_CASE("offsets that are no offsets are refused") {
+TEST_CASE("malformed offsets are refused") {
   CHECK(Refusal({1, 2}, 5) == "expected the first offset to be 0, got 1");
   CHECK(Refusal({0, 3, 2}, 5) ==
         "expected offsets that do not decrease, got 2 after 3 at position 2");

@@ -31,7 +31,7 @@ template <typename Sum>
 void DenseWeightGradient(const BagGradient<Sum>& gradient, Sum* sums,
                          const ParallelFor& parallel_for);
 
-// What goes to one position of a range of positions.
+// One value of a position in a range of positions.
 template <typename Sum>
 struct PositionValue {
   uint32_t local;  // the position minus the first one of the range

@@ -23,7 +23,7 @@ class SplitGradient {
         contributions_(contributions),
         groups_(Groups(gradient, contributions)) {}
 
-  // Returns whether the batch touches the weight so often that sums for all positions are no waste.
+  // Returns whether the batch touches the weight so often that sums for all positions pay.
   bool suits() const { return groups_ >= 2; }
 
   // Computes the gradient of the weight into sums (positions.size()).

@@ -33,7 +33,7 @@ void Expiry::Watch(int group, std::function<void(uint64_t key)> heard) const {
   watched_ = true;
 }
 
-void Expiry::Tell(int group, uint64_t key) const {
+void Expiry::Notify(int group, uint64_t key) const {
   if (!watched_) return;
   std::lock_guard<std::mutex> guard(mu_);
   const auto watcher = watchers_.find(group);

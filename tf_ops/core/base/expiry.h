@@ -14,7 +14,7 @@ namespace sok {
 class Expiry {
  public:
   // `now` returns seconds since 1970; null stands for the system's clock. `ttl` is in seconds; 0
-  // keeps rows for ever.
+  // keeps rows without limit.
   Expiry(uint32_t ttl, std::function<uint32_t()> now);
 
   uint32_t ttl() const { return ttl_; }
@@ -35,7 +35,7 @@ class Expiry {
   // whichever thread. It may be called for a key whose row has been made anew since. One watcher a
   // group, the last one.
   void Watch(int group, std::function<void(uint64_t key)> heard) const;
-  void Tell(int group, uint64_t key) const;
+  void Notify(int group, uint64_t key) const;
   // For tests: from here on Now returns this time, or a later one that was set before. 0 gives the
   // clock back.
   void SetNow(uint32_t now) { fixed_ = now == 0 ? 0 : std::max<uint32_t>(fixed_, now); }

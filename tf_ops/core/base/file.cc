@@ -51,7 +51,7 @@ bool LooksLikeSuffix(const std::string& suffix) {
          suffix.find_first_not_of("0123456789abcdef", dash + 1) == std::string::npos;
 }
 
-// Removes the temporary files for path that nobody writes to, since their writers were killed.
+// Removes the temporary files for path whose writers were killed.
 // Writers that live hold a lock on theirs.
 void RemoveLeftovers(const std::string& path) {
   const std::string folder = FolderOf(path);
@@ -76,7 +76,7 @@ void RemoveLeftovers(const std::string& path) {
 }
 
 // Returns null for success.
-const char* KindThatIsNoFile(const struct stat& found) {
+const char* KindIfNotAFile(const struct stat& found) {
   if (S_ISREG(found.st_mode)) return nullptr;
   return S_ISDIR(found.st_mode) ? "a folder" : "a device, pipe or socket";
 }
@@ -169,7 +169,7 @@ Result<std::unique_ptr<InputFile>> InputFile::Open(const std::string& path) {
   Status status;
   if (fstat(fd, &found) != 0) {
     status = SystemError(errno, "look at", path);
-  } else if (const char* kind = KindThatIsNoFile(found)) {
+  } else if (const char* kind = KindIfNotAFile(found)) {
     status = NotAFile(path, kind);
   }
   if (!status.ok()) {
@@ -207,7 +207,7 @@ Result<std::unique_ptr<ReplacementFile>> ReplacementFile::Open(const std::string
   }
   struct stat found;
   if (stat(path.c_str(), &found) == 0) {
-    if (const char* kind = KindThatIsNoFile(found)) return NotAFile(path, kind);
+    if (const char* kind = KindIfNotAFile(found)) return NotAFile(path, kind);
   }
   RemoveLeftovers(path);
   int error = EEXIST;
@@ -218,7 +218,7 @@ Result<std::unique_ptr<ReplacementFile>> ReplacementFile::Open(const std::string
       error = errno;
       continue;
     }
-    // A file system without locks has no leftovers removed either. Somebody who looked for
+    // A file system without locks has no leftovers removed either. A process that looked for
     // leftovers may have come before the lock was taken; then the name is gone.
     const bool locked = flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
     if (locked && fstat(fd, &found) == 0 && found.st_nlink > 0) {

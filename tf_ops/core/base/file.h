@@ -42,7 +42,7 @@ Status OutOfMemory(size_t bytes, const std::string& path);
 // A regular file open for reading. It stays the same file if another takes its name. Thread-safe.
 class InputFile {
  public:
-  // Opens a file. Errors: kInvalidArgument if path is no regular file; those of SystemError.
+  // Opens a file. Errors: kInvalidArgument if path is not a regular file; those of SystemError.
   static Result<std::unique_ptr<InputFile>> Open(const std::string& path);
   ~InputFile();
   InputFile(const InputFile&) = delete;

@@ -34,7 +34,7 @@ Status FileStream::Write(const void* bytes, size_t size) {
   const char* from = static_cast<const char*>(bytes);
   while (size > 0) {
     if (filled_ == kBufferBytes) {
-      if (Status status = PassOn(); !status.ok()) return status;
+      if (Status status = WriteBuffer(); !status.ok()) return status;
     }
     if (filling_.data() == nullptr) {
       filling_ = PageBuffer(kBufferBytes, /*huge_pages=*/false);
@@ -62,7 +62,7 @@ Status FileStream::Finish() {
   return fsync(fd_) == 0 ? Status() : SystemError(errno, "bring to the device", path_);
 }
 
-Status FileStream::PassOn() {
+Status FileStream::WriteBuffer() {
   if (Status status = WaitForThread(); !status.ok()) return status;
   if (!thread_.joinable()) {
 #ifdef O_DIRECT

@@ -41,7 +41,7 @@ class FileStream {
   static constexpr size_t kBufferBytes = size_t{4} << 20;
 
   // Has the thread write the buffer that is full.
-  Status PassOn();
+  Status WriteBuffer();
   // Returns the first error that the thread has met.
   Status WaitForThread();
   // The thread runs this until StopThread is called.

@@ -31,7 +31,7 @@ Status MakeFolders(const std::string& path) {
       // A failure of power may take a name that the device does not have, and all that is in there.
       const size_t slash = part.rfind('/');
       Status status = SyncFolder(slash == std::string::npos ? "." : part.substr(0, slash + 1));
-      // Who may make a folder there may be kept from reading it.
+      // A process that may make a folder there may still be refused permission to read it.
       if (!status.ok() && status.code() != Code::kPermissionDenied) return status;
     } else if (errno != EEXIST) {
       return FileError(errno, "could not make the folder '" + part + "'");

@@ -18,7 +18,8 @@ void LeaveAtOnce(int status, void*) {
   _exit(status);
 }
 
-// What was given to on_exit last runs first: this runs before every destructor of the parent's.
+// Functions given to on_exit run last one first, so this one runs before every destructor of the
+// parent process.
 void MarkChild() {
   if (!started.load(std::memory_order_relaxed)) return;
   forked.store(true, std::memory_order_relaxed);

@@ -1,6 +1,6 @@
 // Handles what fork() leaves of a process that has had storages open: the memory of threads that no
-// longer run. RocksDB waits for its own threads when the process exits, which a forked child would
-// do for ever.
+// longer run. RocksDB waits for its own threads when the process exits; in a forked child that wait
+// would never end.
 #pragma once
 
 #include "core/base/status.h"

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4) and HMAC-SHA256 (RFC 2104), for proofs that somebody knows a secret. Not for
+// SHA-256 (FIPS 180-4) and HMAC-SHA256 (RFC 2104), for proofs that a peer knows a secret. Not for
 // bulk: it takes some nanoseconds a byte.
 #pragma once
 
@@ -13,7 +13,7 @@ using Sha256Digest = std::array<uint8_t, 32>;
 
 Sha256Digest Sha256(std::string_view bytes);
 
-// Returns what only somebody who knows the key can compute of the message.
+// Returns the code of a message, which cannot be computed without the key.
 Sha256Digest HmacSha256(std::string_view key, std::string_view message);
 
 // Compares in a time that does not depend on the bytes.

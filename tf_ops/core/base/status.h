@@ -23,7 +23,7 @@ enum class Code {
   kFailedPrecondition,  // right at another time, not in the table's present state
   kNotFound,            // a file or a folder that is not there
   kPermissionDenied,    // the system does not let this process at a file, or it is read-only
-  kUnavailable,         // somebody else holds it now
+  kUnavailable,         // another process or caller holds it now
   kDataLoss,            // what a file holds is damaged
   kInternal,
 };
@@ -41,7 +41,7 @@ struct RuleNames {
 class ErrorField {
  public:
   enum class Type {
-    kText,  // means the same to everybody: a path, a number, a value as it came
+    kText,  // means the same in every language binding: a path, a number, a value as it came
     kRule,  // the core's names of rules, one or several; commas stand between them in the text
   };
 

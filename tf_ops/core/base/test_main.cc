@@ -6,7 +6,7 @@
 
 int main(int argc, char** argv) {
   const int status = doctest::Context(argc, argv).run();
-  // What threads keep for their next call goes with them. A leak sanitizer does not find it in
+  // Frees the buffers that threads keep for their next call. A leak sanitizer does not find them in
   // threads that still live.
   sok::EndProcessPool();
   return status;

@@ -1,4 +1,4 @@
-// What tests do with the results of calls that must succeed.
+// Helpers for tests: results of calls that must succeed.
 #pragma once
 
 #include <doctest/doctest.h>

@@ -1,4 +1,4 @@
-// What tests with threads and random numbers share.
+// Helpers for tests with threads and random numbers.
 #pragma once
 
 #include <algorithm>
@@ -97,7 +97,7 @@ class WaitingPool {
   }
 
   std::mutex mu_;
-  std::condition_variable wake_;  // wakes the workers and those who wait
+  std::condition_variable wake_;  // wakes the workers and the waiting callers
   std::deque<std::function<void()>> queue_;
   bool ending_ = false;
   std::vector<std::thread> workers_;

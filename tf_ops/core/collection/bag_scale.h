@@ -1,4 +1,4 @@
-// What the sum of a bag is multiplied by. Internal to this room.
+// The factor that the sum of a bag is multiplied by. Internal to this room.
 #pragma once
 
 #include <cmath>

@@ -234,8 +234,8 @@ TEST_CASE("rows that no used feature has asked for do not count as trained") {
   CHECK(metas[2].update_num == 0);
 }
 
-// What one table holds up, the threads of the pool must not wait for: whoever holds it waits for
-// them. If they did, this test would not end.
+// Threads of the pool must not wait for a table, since the thread that holds the table waits for
+// the pool. If they did, this test would not end.
 TEST_CASE("steps beside calls on single tables do not wait for each other for good") {
   constexpr int kTables = 6;
   std::vector<TableCollection::Member> members;
@@ -416,7 +416,7 @@ TEST_CASE("a failure of one worker reaches all of them, before and after keys we
   CHECK(ReadHeaders(segments, message.data()).ok());
 }
 
-// What is damaged may be refused or mean something else; it is never read beyond its end.
+// A damaged message may be refused or mean something else; reading it never goes beyond its end.
 void CheckDamaged(const ServedTables& served, const std::vector<int64_t>& good_words,
                   const std::vector<int32_t>& good_splits) {
   std::mt19937_64 rng(TestSeed());

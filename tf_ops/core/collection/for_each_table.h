@@ -11,12 +11,12 @@
 
 namespace sok {
 
-// What is to be done for a table.
+// The work that a call has for one table.
 struct TableWork {
   size_t table = 0;
   size_t items = 0;  // keys, or rows
-  // Whether it may wait for a lock whose holder waits for the pool, and so must not run on a thread
-  // of that.
+  // True if the work may block on a lock whose holder waits for the pool, and so must run on the
+  // calling thread.
   bool on_caller = false;
 };
 
@@ -26,13 +26,13 @@ struct TableWork {
 inline void ForEachTable(
     const std::vector<TableWork>& tables, int64_t item_cost, const ParallelFor& parallel_for,
     const std::function<void(size_t table, const ParallelFor& parallel_for)>& fn) {
-  constexpr size_t kMuch = 16384;
+  constexpr size_t kLargeTable = 16384;
   constexpr int64_t kTableCost = 2000;  // in nanoseconds, whatever there is to do
   size_t all = 0;
   for (const TableWork& work : tables) all += work.items;
   std::vector<TableWork> small;
   for (const TableWork& work : tables) {
-    if (work.on_caller || work.items > kMuch || 4 * work.items > all) {
+    if (work.on_caller || work.items > kLargeTable || 4 * work.items > all) {
       fn(work.table, parallel_for);
     } else {
       small.push_back(work);

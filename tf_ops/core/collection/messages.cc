@@ -69,7 +69,7 @@ int64_t* PutBags(const FeatureBags& bags, Combiner combiner, int64_t* to) {
   return to + bags.n;
 }
 
-// What a worker is told of one table.
+// The part of a message to one worker that concerns one table.
 class Section {
  public:
   Section(const CollectionRequest& request, size_t table, size_t worker)

@@ -1,7 +1,7 @@
 // The messages of an exchange: what workers ask each other for, and rows and gradients, which go
 // the other way and back by one layout. A message is a row of segments, one for each worker, and
-// none of them is ever empty: a worker that has failed says so in its header, and everybody hears
-// of it.
+// none of them is ever empty: a worker that has failed says so in its header, and every worker
+// hears of it.
 #pragma once
 
 #include <cstddef>
@@ -106,7 +106,7 @@ struct AskedBags {
   Combiner combiner;
 };
 
-// What all workers have asked this one for.
+// The keys that all workers have asked this one for.
 struct AskedKeys {
   // Of everything that is looked up, by table; in a message it is the layout of the gradients.
   RowSegments segments;
@@ -131,7 +131,7 @@ struct ServedTables {
 
 // `hold` keeps the message alive. Errors: kInternal with the text of the first worker that has
 // failed; kFailedPrecondition for workers with different configurations; kInvalidArgument for a
-// message that nobody of this release has written.
+// message that this release has not written.
 Result<AskedKeys> ReadKeys(const ServedTables& tables, const int64_t* message, size_t words,
                            const int32_t* splits, size_t workers, std::shared_ptr<const void> hold);
 

@@ -19,7 +19,7 @@
 
 namespace sok {
 
-// How the bags of a feature become vectors.
+// The pooling of a feature: how its bags become vectors.
 struct Pooling {
   Combiner combiner = Combiner::kSum;
   const float* weights = nullptr;  // (n) one a key; null: they are 1. Not for kMax.
@@ -39,8 +39,8 @@ void Pool(const CollectionRequest& request, const std::vector<Pooling>& poolings
 
 // The gradients of Pool. upstream: of the vectors; features that have none (null) were not used.
 // row_gradients (by table): summed for each row in float32, over its features in their order and
-// over the keys of each in theirs; a row that no feature used begins with kRestsBits.
-// weight_gradients: (n) of each feature, null where nobody asks.
+// over the keys of each in theirs; a row that no feature used begins with kUnusedBits.
+// weight_gradients: (n) of each feature, null where they are not wanted.
 template <typename T>
 void PoolGradient(const CollectionRequest& request, const std::vector<Pooling>& poolings,
                   const float* rows, const std::vector<BagVectors<const T>>& upstream,

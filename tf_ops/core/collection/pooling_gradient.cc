@@ -12,7 +12,7 @@
 namespace sok {
 namespace {
 
-// What one key of a bag adds to the gradient of its row.
+// The part of a row's gradient that comes from one key of a bag.
 template <typename T>
 struct Share {
   const T* upstream;        // (dim) the gradient of the bag's vector
@@ -148,7 +148,7 @@ class GradientOfPool {
   static void SumOf(const Share<T>* first, const Share<T>* last, size_t dim, float* sum) {
     std::fill_n(sum, dim, 0.0f);
     if (first == last) {
-      std::memcpy(sum, &kRestsBits, sizeof(kRestsBits));
+      std::memcpy(sum, &kUnusedBits, sizeof(kUnusedBits));
       return;
     }
     for (const Share<T>* share = first; share < last; ++share) {

@@ -166,7 +166,7 @@ Status CollectionRequest::FindRows(size_t table, const ParallelFor& parallel_for
     for (uint32_t row : part.row_of) ++part.counts[row];
   }
   if (placement.kind == TablePlacement::kOnAll) {
-    // They are read here, whoever else hears of them.
+    // They are read here, whether or not they are sent to other workers.
     part.splits.assign(plan_->workers, 0);
     part.splits[plan_->rank] = static_cast<uint32_t>(part.rows);
   }

@@ -1,4 +1,4 @@
-// What a batch asks of the tables of a collection: the distinct keys of each table over all
+// The request of a batch to the tables of a collection: the distinct keys of each table over all
 // features that share it, by the worker that owns them; or whole bags, which the worker that holds
 // the table pools.
 //
@@ -16,17 +16,17 @@
 
 namespace sok {
 
-// A table, as whoever asks for its rows knows it.
+// The properties of a table that a request for its rows needs.
 struct CollectedTable {
   std::string name;  // for messages
   int dim = 1;
   uint64_t salt = 0;       // of CollectionOwner
   uint64_t key_limit = 0;  // keys are below it; 0: any key
   TablePlacement placement = {};
-  bool counts = false;  // whether it is told how often each key stands in the batch
+  bool counts = false;  // true if it counts how often each key stands in the batch
 };
 
-// What all calls of a collection have in common.
+// The configuration that all calls of a collection have in common.
 struct CollectionPlan {
   std::vector<CollectedTable> tables;
   std::vector<std::string> features;     // names, for messages
@@ -37,7 +37,8 @@ struct CollectionPlan {
   std::vector<Combiner> combiners;
   uint32_t workers = 1;
   uint32_t rank = 0;  // of this worker
-  // Whether what is looked up is trained. Else nobody hears of the keys of replicated tables.
+  // True if the rows are trained. If not, the keys of replicated tables are not sent to other
+  // workers.
   bool trains = true;
   // Of the configuration. Workers refuse messages with another one.
   int64_t fingerprint = 0;
@@ -69,11 +70,11 @@ struct FeatureBags {
 
 class CollectionRequest {
  public:
-  // What is asked of one table, for all features that share it. The rows that come back are those
-  // of distinct keys; or, where the holder of the table pools, vectors of bags.
+  // The part of a request that concerns one table, for all features that share it. The answer has
+  // rows of distinct keys or, where the worker that holds the table pools, vectors of bags.
   struct TablePart {
     std::vector<Key> keys;           // distinct, those of worker 0 first; none where bags are asked
-    std::vector<int64_t> counts;     // (keys) how often each stands there; none if nobody counts
+    std::vector<int64_t> counts;     // (keys) how often each stands there; empty without a count
     std::vector<FeatureBags> bags;   // (its features) what the holder pools; empty: nothing
     size_t rows = 0;                 // how many come back
     std::vector<uint32_t> splits;    // (workers) how many of them each worker sends

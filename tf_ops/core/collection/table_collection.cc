@@ -16,16 +16,16 @@ int64_t KeyCost(const std::vector<int>& dims) {
   return 20 + floats / std::max<int64_t>(static_cast<int64_t>(dims.size()), 1) / 2;
 }
 
-bool Rests(const float* gradient) {
+bool IsUnused(const float* gradient) {
   uint32_t bits;
   std::memcpy(&bits, gradient, sizeof(bits));
-  return bits == kRestsBits;
+  return bits == kUnusedBits;
 }
 
 // The keys whose gradients (keys.n, dim) do not rest.
 LookupKeys WithoutResting(const LookupKeys& keys, const float* gradients, int dim) {
   size_t first = 0;
-  while (first < keys.n && !Rests(gradients + first * dim)) ++first;
+  while (first < keys.n && !IsUnused(gradients + first * dim)) ++first;
   if (first == keys.n) return keys;
   struct Kept {
     std::vector<Key> keys;
@@ -34,7 +34,7 @@ LookupKeys WithoutResting(const LookupKeys& keys, const float* gradients, int di
   };
   auto kept = std::make_shared<Kept>();
   for (size_t i = 0; i < keys.n; ++i) {
-    if (Rests(gradients + i * dim)) continue;
+    if (IsUnused(gradients + i * dim)) continue;
     kept->keys.push_back(keys.keys[i]);
     if (keys.counts != nullptr) kept->counts.push_back(keys.counts[i]);
     kept->positions.push_back(static_cast<uint32_t>(i));
@@ -97,7 +97,7 @@ std::vector<float> GradientsOfRows(const PooledBags& pooled, const float* vector
   const auto dim = static_cast<size_t>(request.plan().tables[0].dim);
   std::vector<BagVectors<const float>> upstream(pooled.poolings.size());
   ForEachVectors(request, [&](size_t feature, size_t begin) {
-    const bool rests = request.feature(feature).bags > 0 && Rests(vectors + begin);
+    const bool rests = request.feature(feature).bags > 0 && IsUnused(vectors + begin);
     if (!rests) upstream[feature] = {vectors + begin, dim};
   });
   std::vector<float> gradients(pooled.rows.size());

@@ -17,9 +17,9 @@
 
 namespace sok {
 
-// The first element of a row of gradients that is none: nobody used what was looked up, so the row
+// The first element of a row that stands for no gradient: the embedding was not used, so the row
 // is left as it is. It is a NaN that no arithmetic makes.
-constexpr uint32_t kRestsBits = 0x7fcb5e57u;
+constexpr uint32_t kUnusedBits = 0x7fcb5e57u;
 
 // Bags of one table that were pooled here, for the gradients of their vectors.
 struct PooledBags {
@@ -61,11 +61,11 @@ class TableCollection {
     TablePlacement placement = {};
   };
 
-  // The tables are for nobody else to train. This is worker `rank` of those that share the rows.
+  // No other caller may train the tables. This is worker `rank` of those that share the rows.
   TableCollection(std::vector<Member> members, std::shared_ptr<CollectionQueue> queue,
                   size_t rank = 0);
 
-  // What ReadKeys is told of the tables.
+  // The tables as ReadKeys needs them.
   const ServedTables& served() const { return served_; }
   const std::vector<Member>& members() const { return members_; }
 
@@ -77,7 +77,7 @@ class TableCollection {
                 float* rows, CollectionKeys* looked_up, const ParallelFor& parallel_for);
 
   // Keeps gradients, which lie as the rows did, until a Commit redeems them. Rows of gradients that
-  // begin with kRestsBits are left out. `hold` keeps the gradients alive.
+  // begin with kUnusedBits are left out. `hold` keeps the gradients alive.
   void Deposit(CollectionKeys keys, std::shared_ptr<const void> hold, const float* gradients,
                const AnchorGradient& anchor, const ParallelFor& parallel_for);
 

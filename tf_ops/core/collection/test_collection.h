@@ -47,7 +47,7 @@ struct TestBags {
   std::vector<int64_t> splits;  // empty: bags of `length`
   size_t bags = 0, length = 1;
   std::vector<float> weights;   // empty: none
-  std::vector<float> upstream;  // (bags, dim); empty: nobody uses the feature
+  std::vector<float> upstream;  // (bags, dim); empty: the feature is not used
 
   FeatureBags View() const {
     return {nullptr, keys.data(), keys.size(), bags, splits.empty() ? nullptr : splits.data(),

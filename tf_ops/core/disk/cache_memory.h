@@ -34,7 +34,7 @@ class CacheMemory {
   CacheMemory(const CacheMemory&) = delete;
 
   void Register(Holder* holder);
-  // Forgets the holder, after waiting until nobody asks it for a block.
+  // Forgets the holder, after waiting until no thread asks it for a block.
   void Unregister(Holder* holder);
 
   // Returns a 64-byte aligned block, or null if that went over the budget or if the system has no

@@ -105,7 +105,7 @@ std::vector<uint32_t> CacheRows::Victims(size_t wanted) {
     }
     const uint32_t row = (hand_block_ << shift_) | hand_row_++;
     const uint16_t is = state(row);
-    if ((is & kRowLive) == 0 || (is & kStays) != 0) continue;
+    if ((is & kRowLive) == 0 || (is & kNotEvictable) != 0) continue;
     if ((is & kRowUsed) != 0) {
       set_state(row, is & ~kRowUsed);
     } else {
@@ -124,7 +124,7 @@ uint32_t CacheRows::SpillableBlock() {
     hand_row_ = 0;
     if (blocks_[block] == nullptr) continue;
     bool evictable = true;
-    ForEachOfBlock(block, [&](uint32_t row) { evictable &= (state(row) & kStays) == 0; });
+    ForEachOfBlock(block, [&](uint32_t row) { evictable &= (state(row) & kNotEvictable) == 0; });
     if (evictable) return block;
   }
   return kNone;

@@ -56,13 +56,13 @@ class CacheRows {
   }
   // Says that the row was changed: this version is in the cache alone from here on.
   void MarkChanged(uint32_t row) { set_state(row, (state(row) & ~kRowSpilled) | kRowDirty); }
-  bool MayLeave(uint32_t row) const { return (state(row) & kStays) == 0; }
+  bool IsEvictable(uint32_t row) const { return (state(row) & kNotEvictable) == 0; }
   // Marks a row as used, beside other readers.
   void Touch(uint32_t row) const {
     if ((state(row) & kRowUsed) == 0) __atomic_fetch_or(StateOf(row), kRowUsed, __ATOMIC_RELAXED);
   }
 
-  // Returns a place that nobody uses, which is live now; there must be a free one.
+  // Returns a free place, which is live now; there must be one.
   uint32_t Allocate(Key key);
   void Free(uint32_t row);
   size_t free() const { return free_.size(); }
@@ -107,7 +107,7 @@ class CacheRows {
   uint16_t* StateOf(uint32_t row) const {
     return reinterpret_cast<uint16_t*>(blocks_[row >> shift_] + state_offset_) + (row & mask_);
   }
-  static constexpr uint16_t kStays = kRowPinned | kRowKept;
+  static constexpr uint16_t kNotEvictable = kRowPinned | kRowKept;
   size_t capacity() const { return used_blocks_ * rows_per_block_; }
 
   std::shared_ptr<const RowLayout> layout_;

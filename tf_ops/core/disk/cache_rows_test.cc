@@ -150,7 +150,7 @@ TEST_CASE("rows that were all used are victims in their order all the same") {
   CHECK(cache.rows.Victims(10) == in_order);
 }
 
-TEST_CASE("rows that are pinned, kept or being written are no victims, nor is their block") {
+TEST_CASE("rows that are pinned, kept or being written are not evicted, nor is their block") {
   Cache cache(16);
   REQUIRE(cache.rows.Grow(false));
   REQUIRE(cache.rows.Grow(false));

@@ -1,10 +1,10 @@
-// What a disk store needs of a database: rows that are published, rows that are pending, and how
-// the one becomes the other.
+// The interface of the database below a disk store: published rows, pending rows, and how pending
+// rows become published.
 //
 // Published rows survive the process. Pending rows are newer versions that wait: they are read
 // before the published ones, and a crash forgets them. Publish makes all of them published at once,
-// so that whoever opens the folder later finds the old state or the new one, and never half of it.
-// Beside the rows lie named values ("meta"), which change in the same atomic step.
+// so that a process that opens the folder later finds the old state or the new one, and never half
+// of it. Beside the rows lie named values ("meta"), which change in the same atomic step.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@
 
 namespace sok {
 
-// Returns the error for a value in the database that is no row.
+// Returns the error for a value in the database that is not a row.
 Status DamagedRow(int group, Key key, const std::string& path);
 
 // A database of rows. Thread-safe, except that nothing else may run beside Publish, and no reader

@@ -60,8 +60,8 @@ class DiskStore final : public DurableStore {
                  const ParallelFor& parallel_for) override;
   Status Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now, const WriteRow& write,
              const ParallelFor& parallel_for) override;
-  Result<bool> Relay(std::shared_ptr<const RowLayout> layout, const TableState& state,
-                     const ParallelFor& parallel_for) override;
+  Result<bool> Relayout(std::shared_ptr<const RowLayout> layout, const TableState& state,
+                        const ParallelFor& parallel_for) override;
   std::shared_ptr<const RowLayout> layout() const override;
   // With a TTL, rows that have expired count until something comes upon them.
   uint64_t size() const override { return static_cast<uint64_t>(std::max<int64_t>(0, rows_)); }
@@ -91,10 +91,11 @@ class DiskStore final : public DurableStore {
   uint32_t ShardOf(uint64_t hash) const { return HashIndex::ShardOf(hash, shard_bits_); }
   uint32_t shard_count() const { return uint32_t{1} << shard_bits_; }
   bool Expired(const Shard& shard, uint32_t row, uint32_t now) const;
-  // Whether size() has a row in it: the last count of the rows has left out those that had expired.
+  // Returns true if size() counts a row: the last count of the rows has left out the rows that had
+  // expired.
   bool IsCounted(const Shard& shard, uint32_t row) const;
   // When a change happens that was to happen at `now`: not before the last count of the rows, which
-  // would not have seen it. For who holds the gate.
+  // would not have seen it. Called with the gate held.
   uint32_t NotBeforeCount(uint32_t now) const;
   uint32_t layout_number() const { return layout_number_.load(std::memory_order_relaxed); }
 
@@ -114,7 +115,7 @@ class DiskStore final : public DurableStore {
   Status ForEachRest(const Key* keys, const std::vector<uint32_t>& rest, uint32_t now,
                      const ParallelFor& parallel_for, const Visit& visit);
   // Calls fn(shard, entries, count) for every shard that a batch has keys in, alone in the shard,
-  // and trims the shard then, unless it is told to keep room that was made. Returns the first
+  // and trims the shard then, unless room that was made is to be kept. Returns the first
   // error.
   using VisitShard = std::function<Status(Shard& shard, const ShardEntry* entries, size_t n)>;
   Status ForEachShard(const ShardPartition& partition, const ParallelFor& parallel_for,
@@ -123,16 +124,17 @@ class DiskStore final : public DurableStore {
   // any row of its shard: it says so if others have changed by then.
   Status ChangeEachShard(const ShardPartition& partition, const ParallelFor& parallel_for,
                          const VisitShard& fn);
-  // What a call's record needs, with its memory, so that changes begin only where there is enough.
+  // Returns the record of a call and reserves its memory, so that changes begin only where there is
+  // enough.
   std::vector<RowBatch> RecordOf(const ShardPartition& partition) const;
 
-  // The rest is called by who holds the gate and the shard alone.
+  // The rest is called with the gate and, exclusively, the shard held.
 
   // The cached row of each entry, read from the database where need be; kNone if there is none or
   // it has expired. Rows that were found get the flag `keep`, a RowState or 0, unless it fails, and
-  // so do those in `unburied`: rows that have expired and that Bury has left.
+  // so do those in `not_removed`: rows that have expired and that RemoveExpired has left.
   Status LoadEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now, uint16_t keep,
-                     uint32_t* rows, std::vector<uint32_t>* unburied = nullptr);
+                     uint32_t* rows, std::vector<uint32_t>* not_removed = nullptr);
   // Reads keys, ascending and distinct, that are not cached, into the cache.
   Status LoadKeys(Shard& shard, const std::vector<Key>& keys);
   // Makes `wanted` rows free: by growing, at another's expense, or by eviction.
@@ -151,7 +153,7 @@ class DiskStore final : public DurableStore {
   void AddRows(const Shard& shard, const std::vector<uint32_t>& rows, RowBatch* batch) const;
   // Orders the rows, and leaves each of them once.
   void AddDistinct(const Shard& shard, std::vector<uint32_t>* rows, RowBatch* batch) const;
-  // What a row takes in a RowBatch.
+  // Returns the number of bytes of a row in a RowBatch.
   size_t RecordBytes() const;
   // The number of the shard that entries are in.
   uint32_t NumberOf(const ShardEntry* entries) const { return ShardOf(Hash(entries->key)); }
@@ -161,7 +163,7 @@ class DiskStore final : public DurableStore {
   void CountRevived(Shard* shard);
   Status CountNew(const ShardPartition& partition, uint32_t now, const ParallelFor& parallel_for,
                   uint64_t* count);
-  // Whether the keys fit in beside max_rows, where there is such a limit.
+  // Checks that the keys fit in beside max_rows, where there is such a limit.
   Status CheckFits(const ShardPartition& partition, uint64_t max_rows, uint32_t now,
                    const ParallelFor& parallel_for);
   // The parts of a call that changes rows as a whole or not at all. First every row that is there
@@ -173,8 +175,9 @@ class DiskStore final : public DurableStore {
   // those of shard s go, and with a TTL that of the other keys too, whose rows may have expired.
   Status CollectRemovals(const ShardPartition& partition, const ParallelFor& parallel_for,
                          std::vector<RowBatch>* removals);
-  // Moves kept rows that have expired, which Bury has left, into shard.found. Returns how many.
-  size_t TakeUnburied(Shard* shard, uint32_t now);
+  // Moves kept rows that have expired, which RemoveExpired has left, into shard.found. Returns how
+  // many.
+  size_t TakeExpired(Shard* shard, uint32_t now);
   // Removes the rows in shard.found, each there once, from the database, for who holds all of their
   // shards. Serial: pieces of other calls, on a pool that would be waited for, want those shards.
   Status EraseKept(const ShardPartition& partition);
@@ -184,18 +187,18 @@ class DiskStore final : public DurableStore {
     Journal::Room room;
   };
   Result<Call> BeginCall(size_t rows);
-  // Erases rows, unless some were replaced. With `owes`, the next record says it.
-  Result<std::optional<uint64_t>> EraseAll(uint64_t seen, const Key* keys, size_t n, bool owes,
-                                           const ParallelFor& parallel_for);
+  // Erases rows, unless some were replaced. If `unrecorded`, the next record has the removals.
+  Result<std::optional<uint64_t>> EraseAll(uint64_t seen, const Key* keys, size_t n,
+                                           bool unrecorded, const ParallelFor& parallel_for);
   // The error of a call that changed rows and could not make that durable.
   static Status NotOnDisk(const Status& why);
-  // Makes the call that changed these rows durable, where calls are, with what is owed.
+  // Makes the call that changed these rows durable, where calls are, with unrecorded_.
   Status Record(Journal::Room room, std::vector<RowBatch> rows);
   // Gives back what a large batch took beyond the budget.
   Status Trim(Shard& shard);
   // Removes rows that have expired, so that they are met no more; what the disk does not let go now
   // stays, and is expired all the same. Returns those.
-  std::vector<uint32_t> Bury(Shard& shard, std::vector<uint32_t> expired);
+  std::vector<uint32_t> RemoveExpired(Shard& shard, std::vector<uint32_t> expired);
   // Empties the cache if the shape is another, and the spill; nothing may be dirty then. Needs no
   // memory: `slots` is a copy of the layout's.
   void SetLayout(std::shared_ptr<const RowLayout> layout, std::vector<Slot> slots);
@@ -207,7 +210,7 @@ class DiskStore final : public DurableStore {
                     const WriteRow& write, uint32_t* rows);
   Status UpsertAll(const ShardPartition& partition, uint32_t now, const WriteRow& write,
                    const ParallelFor& parallel_for);
-  // For who holds the gate alone.
+  // Called with the gate held exclusively.
   void SetState(TableState state);
   // Has every row of the database hidden, pending.
   Status HideAll();
@@ -217,7 +220,7 @@ class DiskStore final : public DurableStore {
                      const ParallelFor& parallel_for);
   // Leaves rows that have expired out of size() before they keep new ones out.
   Status CountAnew(size_t added, uint64_t max_rows, uint32_t now);
-  // Whether size() may count rows that have expired, and it is time to look.
+  // Returns true if size() may count rows that have expired and it is time to look.
   bool MayHaveExpired(uint32_t now);
 
   const std::shared_ptr<StorageCore> core_;
@@ -231,9 +234,10 @@ class DiskStore final : public DurableStore {
   std::atomic<uint64_t> replacements_{0};  // changes while the gate is held alone
   std::atomic<uint32_t> layout_number_;
   std::mutex limit_mu_;  // one Upsert at a time where there is a limit to keep
-  // One call at a time that changes rows as a whole. Guards shard.found and, with the gate, owed_.
+  // One call at a time that changes rows as a whole. Guards shard.found and, with the gate,
+  // unrecorded_.
   std::mutex write_mu_;
-  RowBatch owed_;  // how rows went that no record has yet: the next one begins with it
+  RowBatch unrecorded_;  // removals that no record has yet: the next one begins with them
   ShardPartition apply_partition_;  // scratch of Apply
   mutable std::mutex meta_mu_;      // guards the two below
   std::shared_ptr<const RowLayout> layout_;

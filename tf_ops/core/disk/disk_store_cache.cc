@@ -25,7 +25,7 @@ bool DiskStore::Shard::GiveUpBlock() {
 }
 
 Status DiskStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,
-                              uint16_t keep, uint32_t* rows, std::vector<uint32_t>* unburied) {
+                              uint16_t keep, uint32_t* rows, std::vector<uint32_t>* not_removed) {
   CacheRows& cached = shard.rows;
   FindEntries(
       shard.index, entries, n, [](Key key) { return Hash(key); }, rows);
@@ -61,9 +61,9 @@ Status DiskStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t n,
   }
   for (uint32_t row : expired) cached.Unmark(row, kRowPinned);
   if (status.ok() && !expired.empty()) {
-    const std::vector<uint32_t> left = Bury(shard, std::move(expired));
-    if (unburied != nullptr) {
-      unburied->insert(unburied->end(), left.begin(), left.end());
+    const std::vector<uint32_t> left = RemoveExpired(shard, std::move(expired));
+    if (not_removed != nullptr) {
+      not_removed->insert(not_removed->end(), left.begin(), left.end());
       for (uint32_t row : left) cached.Mark(row, keep);
     }
   }
@@ -78,13 +78,13 @@ Status DiskStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t n,
   return status;
 }
 
-std::vector<uint32_t> DiskStore::Bury(Shard& shard, std::vector<uint32_t> expired) {
+std::vector<uint32_t> DiskStore::RemoveExpired(Shard& shard, std::vector<uint32_t> expired) {
   std::sort(expired.begin(), expired.end());
   expired.erase(std::unique(expired.begin(), expired.end()), expired.end());
   if (core_->read_only) return expired;
   // One that a commit holds on to goes another time.
   const auto leaving = std::stable_partition(
-      expired.begin(), expired.end(), [&](uint32_t row) { return !shard.rows.MayLeave(row); });
+      expired.begin(), expired.end(), [&](uint32_t row) { return !shard.rows.IsEvictable(row); });
   RowBatch gone;
   int64_t fewer = 0;
   for (auto row = leaving; row != expired.end(); ++row) {
@@ -94,7 +94,7 @@ std::vector<uint32_t> DiskStore::Bury(Shard& shard, std::vector<uint32_t> expire
   if (!Write(gone).ok()) return expired;
   rows_ -= fewer;
   for (auto row = leaving; row != expired.end(); ++row) {
-    core_->expiry->Tell(group_, shard.rows.key(*row));
+    core_->expiry->Notify(group_, shard.rows.key(*row));
     shard.spill->Remove(shard.rows.key(*row));
     shard.Forget(*row);
   }

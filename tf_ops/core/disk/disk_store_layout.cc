@@ -7,8 +7,8 @@
 
 namespace sok {
 
-Result<bool> DiskStore::Relay(std::shared_ptr<const RowLayout> layout, const TableState& state,
-                              const ParallelFor& /*parallel_for*/) {
+Result<bool> DiskStore::Relayout(std::shared_ptr<const RowLayout> layout, const TableState& state,
+                                 const ParallelFor& /*parallel_for*/) {
   {
     // Whatever has to be mended first.
     const auto entrance = core_->Enter(/*to_write=*/true);

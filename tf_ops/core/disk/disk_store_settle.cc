@@ -77,7 +77,7 @@ void DiskStore::MarkClean() {
 }
 
 void DiskStore::MarkPublished() {
-  owed_.Clear();
+  unrecorded_.Clear();
   MarkClean();
 }
 
@@ -162,13 +162,13 @@ Status DiskStore::Replace(std::shared_ptr<const RowLayout> layout, const TableSt
       return published.status();
     });
     if (!told.ok()) {
-      // Nobody can tell, so the new rows stay, and the next publication has them for certain.
+      // It cannot be told, so the new rows stay, and the next publication has them for certain.
       core_->journal->Break();
       return NotOnDisk(status);
     }
     if (there) {
       MarkClean();
-      // What cannot be dropped now goes when the database is opened again.
+      // Rows that cannot be dropped now go when the database is opened again.
       return core_->database->DropPending().ok() || core_->database->failed() ? Status() : status;
     }
   }
@@ -268,7 +268,7 @@ class DiskStore::FrozenStore final : public Frozen {
 };
 
 Result<std::unique_ptr<RowStore::Frozen>> DiskStore::Freeze() {
-  // What an error of the disk has left is mended here.
+  // Mends the state that an earlier error of the disk has left.
   if (const auto entrance = core_->Enter(/*to_write=*/false); !entrance.ok()) {
     return entrance.status();
   }

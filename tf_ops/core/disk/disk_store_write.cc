@@ -1,4 +1,4 @@
-// What changes rows of DiskStore.
+// The calls of DiskStore that change rows.
 #include <algorithm>
 #include <new>
 #include <shared_mutex>
@@ -13,11 +13,12 @@
 namespace sok {
 namespace {
 
-// So much is owed to the journal at most: lookups may have rows go, and nothing else follow.
-constexpr size_t kMostOwed = size_t{4} << 20;
+// The most bytes of removals that wait for a record of the journal: lookups may remove rows without
+// another call that records them.
+constexpr size_t kMostUnrecorded = size_t{4} << 20;
 
 // Orders the numbers of rows, and leaves each once, kNone not at all.
-void LeaveDistinct(std::vector<uint32_t>* rows) {
+void SortDistinct(std::vector<uint32_t>* rows) {
   std::sort(rows->begin(), rows->end());
   rows->erase(std::unique(rows->begin(), rows->end()), rows->end());
   if (!rows->empty() && rows->back() == CacheRows::kNone) rows->pop_back();
@@ -95,8 +96,8 @@ Status DiskStore::UpsertAll(const ShardPartition& partition, uint32_t now, const
                             const ParallelFor& parallel_for) {
   return ForEachShard(
       partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
-        std::vector<uint32_t> rows(m), unburied;
-        Status status = LoadEntries(shard, entries, m, now, kRowPinned, rows.data(), &unburied);
+        std::vector<uint32_t> rows(m), not_removed;
+        Status status = LoadEntries(shard, entries, m, now, kRowPinned, rows.data(), &not_removed);
         const auto absent =
             static_cast<uint32_t>(std::count(rows.begin(), rows.end(), CacheRows::kNone));
         if (status.ok()) status = MakeRoom(shard, absent);
@@ -111,7 +112,7 @@ Status DiskStore::UpsertAll(const ShardPartition& partition, uint32_t now, const
           WriteEntries(shard, entries, m, now, write, rows.data());
           if (shard.keeps) shard.KeepMade(rows);
         }
-        for (const auto* pinned : {&rows, &unburied}) {
+        for (const auto* pinned : {&rows, &not_removed}) {
           for (uint32_t row : *pinned) shard.rows.Unmark(row, kRowPinned);
         }
         return status;
@@ -295,7 +296,7 @@ Result<uint64_t> DiskStore::Apply(const std::vector<GradientBatch>& batches,
 
 void DiskStore::CountRevived(Shard* shard) {
   std::vector<uint32_t> rows = shard->found;
-  LeaveDistinct(&rows);
+  SortDistinct(&rows);
   for (uint32_t row : rows) rows_ += IsCounted(*shard, row) ? 0 : 1;
 }
 
@@ -307,7 +308,7 @@ void DiskStore::AddRows(const Shard& shard, const std::vector<uint32_t>& rows,
 
 void DiskStore::AddDistinct(const Shard& shard, std::vector<uint32_t>* rows,
                             RowBatch* batch) const {
-  LeaveDistinct(rows);
+  SortDistinct(rows);
   AddRows(shard, *rows, batch);
 }
 
@@ -320,7 +321,7 @@ Result<DiskStore::Call> DiskStore::BeginCall(size_t rows) {
     auto gate = core_->Enter(/*to_write=*/true);
     if (!gate.ok()) return gate.status();
     if (core_->journal == nullptr) return Call{std::move(gate.value()), {}};
-    auto room = core_->journal->Reserve(rows * RecordBytes() + owed_.bytes());
+    auto room = core_->journal->Reserve(rows * RecordBytes() + unrecorded_.bytes());
     if (room.ok()) return Call{std::move(gate.value()), std::move(room.value())};
     const bool disk_full = room.status().code() == Code::kResourceExhausted;
     if (published || !disk_full || core_->journal->empty()) return room.status();
@@ -335,8 +336,8 @@ Result<DiskStore::Call> DiskStore::BeginCall(size_t rows) {
 Status DiskStore::Record(Journal::Room room, std::vector<RowBatch> rows) {
   if (core_->journal == nullptr) return Status();
   const Status status = OrNoMemory([&] {
-    if (owed_.rows() > 0) rows.insert(rows.begin(), std::move(owed_));
-    owed_.Clear();  // without a record the next publication has it
+    if (unrecorded_.rows() > 0) rows.insert(rows.begin(), std::move(unrecorded_));
+    unrecorded_.Clear();  // without a record the next publication has it
     return core_->journal->Append(std::move(room), {{GroupMetaName(group_), meta().ToJson()}},
                                   rows);
   });
@@ -381,13 +382,14 @@ Result<uint64_t> DiskStore::Erase(const Key* keys, size_t n, const ParallelFor& 
 Status DiskStore::CollectRemovals(const ShardPartition& partition, const ParallelFor& parallel_for,
                                   std::vector<RowBatch>* removals) {
   removals->resize(shard_count());
-  // A row that has expired is none for who asks, and may have been buried by an earlier call. But a
-  // longer TTL, or an earlier clock, would find it in the journal or among what is published.
+  // A row that has expired does not exist for callers, and may have been removed by an earlier
+  // call. But a longer TTL, or an earlier clock, would find it in the journal or among what is
+  // published.
   const bool may_have_expired = core_->expiry->ttl() > 0;
   return ForEachShard(
       partition, parallel_for,
       [&](Shard& shard, const ShardEntry* entries, size_t n) {
-        LeaveDistinct(&shard.found);
+        SortDistinct(&shard.found);
         if (core_->journal == nullptr) return Status();
         RowBatch& of_shard = (*removals)[NumberOf(entries)];
         of_shard.Reserve((may_have_expired ? n : shard.found.size()) *
@@ -405,23 +407,24 @@ Status DiskStore::CollectRemovals(const ShardPartition& partition, const Paralle
 Result<std::optional<uint64_t>> DiskStore::EraseUnlessReplaced(uint64_t seen, const Key* keys,
                                                                size_t n,
                                                                const ParallelFor& parallel_for) {
-  return EraseAll(seen, keys, n, /*owes=*/false, parallel_for);
+  return EraseAll(seen, keys, n, /*unrecorded=*/false, parallel_for);
 }
 
 Result<std::optional<uint64_t>> DiskStore::EraseForNewcomers(uint64_t seen, const Key* keys,
                                                              size_t n,
                                                              const ParallelFor& parallel_for) {
-  return EraseAll(seen, keys, n, /*owes=*/true, parallel_for);
+  return EraseAll(seen, keys, n, /*unrecorded=*/true, parallel_for);
 }
 
 Result<std::optional<uint64_t>> DiskStore::EraseAll(uint64_t seen, const Key* keys, size_t n,
-                                                    bool owes, const ParallelFor& parallel_for) {
+                                                    bool unrecorded,
+                                                    const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> writing(write_mu_);
   auto call = BeginCall(n);
   if (!call.ok()) return call.status();
   if (replacements_ != seen) return std::optional<uint64_t>();
-  if (owes && owed_.bytes() > kMostOwed) {
-    // What lookups before this call owe. On an error the next call publishes it.
+  if (unrecorded && unrecorded_.bytes() > kMostUnrecorded) {
+    // Records the removals by earlier lookups. On an error the next call publishes them.
     static_cast<void>(Record(std::move(call.value().room), {}));
   }
   ShardPartition partition;
@@ -432,9 +435,9 @@ Result<std::optional<uint64_t>> DiskStore::EraseAll(uint64_t seen, const Key* ke
   std::vector<RowBatch> removals;
   status = OrNoMemory([&] {
     Status collected = CollectRemovals(partition, parallel_for, &removals);
-    size_t bytes = owed_.bytes();
+    size_t bytes = unrecorded_.bytes();
     for (const RowBatch& of_shard : removals) bytes += of_shard.bytes();
-    if (owes) owed_.Reserve(bytes);
+    if (unrecorded) unrecorded_.Reserve(bytes);
     return collected;
   });
   if (!status.ok()) {
@@ -453,7 +456,7 @@ Result<std::optional<uint64_t>> DiskStore::EraseAll(uint64_t seen, const Key* ke
         if (partition.size(s) > 0) alone.emplace_back(shards_[s]->mu);
       }
       for (uint32_t s = 0; s < shard_count(); ++s) {
-        if (partition.size(s) > 0) expired += TakeUnburied(shards_[s].get(), now);
+        if (partition.size(s) > 0) expired += TakeExpired(shards_[s].get(), now);
       }
       return EraseKept(partition);
     });
@@ -477,8 +480,8 @@ Result<std::optional<uint64_t>> DiskStore::EraseAll(uint64_t seen, const Key* ke
   }
   const bool recorded = std::any_of(removals.begin(), removals.end(),
                                     [](const RowBatch& of_shard) { return of_shard.rows() > 0; });
-  if (owes) {
-    for (const RowBatch& of_shard : removals) owed_.AddAll(of_shard);
+  if (unrecorded) {
+    for (const RowBatch& of_shard : removals) unrecorded_.AddAll(of_shard);
   } else if (recorded) {
     status = Record(std::move(call.value().room), std::move(removals));
   }
@@ -486,19 +489,19 @@ Result<std::optional<uint64_t>> DiskStore::EraseAll(uint64_t seen, const Key* ke
   return std::optional<uint64_t>(erased - expired);
 }
 
-size_t DiskStore::TakeUnburied(Shard* shard, uint32_t now) {
+size_t DiskStore::TakeExpired(Shard* shard, uint32_t now) {
   std::vector<uint32_t>& besides = shard->kept_besides;
   const size_t before = shard->found.size();
-  const auto unburied = std::stable_partition(
+  const auto not_removed = std::stable_partition(
       besides.begin(), besides.end(), [&](uint32_t row) { return !Expired(*shard, row, now); });
-  shard->found.insert(shard->found.end(), unburied, besides.end());
-  besides.erase(unburied, besides.end());
+  shard->found.insert(shard->found.end(), not_removed, besides.end());
+  besides.erase(not_removed, besides.end());
   return shard->found.size() - before;
 }
 
 Status DiskStore::EraseKept(const ShardPartition& partition) {
-  // What the database does not know leaves no trace there, unless a write that failed may have told
-  // it all the same.
+  // Rows that the database has never received leave no trace there, unless a write that failed may
+  // have reached it all the same.
   const bool in_doubt = core_->database->writes_in_doubt() > 0;
   RowBatch gone;
   for (uint32_t s = 0; s < shard_count(); ++s) {

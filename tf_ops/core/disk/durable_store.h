@@ -1,4 +1,5 @@
-// What a storage asks of the store of a group, beyond what a table does.
+// The interface that a storage needs of the store of a group, beyond the RowStore that a table
+// needs.
 #pragma once
 
 #include <cstddef>
@@ -37,8 +38,8 @@ class DurableStore : public RowStore {
   virtual Status Settle() = 0;
   // Forgets what is in the spill. Nothing may be dirty. Needs no memory.
   virtual void DropSpilled() = 0;
-  // Forgets what is in memory, after somebody else has changed the database, which has so many rows
-  // that had not expired at `counted_at`. Nothing may be dirty. Needs no memory.
+  // Forgets what is in memory, after another process has changed the database, which has so many
+  // rows that had not expired at `counted_at`. Nothing may be dirty. Needs no memory.
   virtual void DropCache(uint64_t rows, uint32_t counted_at) = 0;
 };
 

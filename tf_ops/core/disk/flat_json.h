@@ -31,8 +31,8 @@ class FlatJson {
   bool has_container(const std::string& path) const {
     return GetIf<std::monostate>(path) != nullptr;
   }
-  // Writes the value at a path to the second argument. Returns false, and writes nothing, if there
-  // is no value, or one of another kind, or a number that T cannot hold.
+  // Writes the value at a path to the second argument. Returns false, and writes nothing, if the
+  // value is absent, of another kind, or a number that T cannot hold.
   bool Get(const std::string& path, std::string* text) const;
   template <typename T>
   bool Get(const std::string& path, T* number) const {

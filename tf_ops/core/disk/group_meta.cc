@@ -102,7 +102,7 @@ Result<GroupMeta> GroupMeta::FromJson(const std::string& text) {
   if (whole && json->has_container("/eviction")) {
     EvictionConfig& eviction = meta.eviction.emplace();
     whole = json->Get("/eviction/kind", &eviction.kind);
-    // What a kind does not read is not there.
+    // Fields that a kind does not read are absent.
     json->Get("/eviction/max_age", &eviction.max_age);
     json->Get("/eviction/min_l2", &eviction.min_l2);
     json->Get("/eviction/every", &eviction.every);

@@ -1,4 +1,4 @@
-// What a storage knows of a group beside its rows. Kept as JSON, so that people can read it too.
+// The configuration of a group, stored beside its rows as JSON, so that people can read it too.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace sok {
 
 struct GroupMeta {
   int dim = 0;
-  // What rows start from: see TableConfig. Empty: nobody has said, since the rows came from a dump
-  // that does not.
+  // The initializer of new rows: see TableConfig. Empty: unknown, since the rows came from a dump
+  // that does not name it.
   std::string initializer;
   double initializer_a = 0, initializer_b = 0;
   uint64_t seed = 0;

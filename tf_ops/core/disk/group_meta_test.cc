@@ -115,7 +115,7 @@ TEST_CASE("the description of a group of a storage is read whatever its order an
   }
 }
 
-TEST_CASE("a text of great depth is no description, and takes no memory") {
+TEST_CASE("a text of great depth is not a description, and takes no memory") {
   for (const char* opening : {"[", "{\"a\":"}) {
     std::string text;
     for (int depth = 0; depth < 200000; ++depth) text += opening;
@@ -125,7 +125,7 @@ TEST_CASE("a text of great depth is no description, and takes no memory") {
   }
 }
 
-TEST_CASE("a text of long names is no description, and takes no memory") {
+TEST_CASE("a text of long names is not a description, and takes no memory") {
   const std::string name(60000, 'a');
   std::string zeros = "[0";
   for (int i = 0; i < 60000; ++i) zeros += ",0";

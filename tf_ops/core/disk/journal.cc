@@ -66,7 +66,7 @@ int WriteAt(int file, std::vector<iovec> parts, uint64_t offset) {
 }
 
 // Returns errno, or 0.
-int BringToDevice(int file) {
+int SyncToDevice(int file) {
   int result;
   do {
     result = fdatasync(file);
@@ -74,7 +74,7 @@ int BringToDevice(int file) {
   return result == 0 ? 0 : errno;
 }
 
-constexpr char kBring[] = "bring to the device";
+constexpr char kSyncCall[] = "bring to the device";
 
 }  // namespace
 
@@ -178,7 +178,7 @@ Status Journal::OpenSegment() {
 }
 
 Status Journal::SyncSegment(int file) const {
-  if (const int error = BringToDevice(file); error != 0) return Failed(kBring, error);
+  if (const int error = SyncToDevice(file); error != 0) return Failed(kSyncCall, error);
   return SyncFolder(folder_);
 }
 
@@ -254,7 +254,7 @@ Status Journal::Append(Room /*room*/, const NamedValues& meta, const std::vector
   header.checksum = XXH3_64bits_digest(&state);
   header.head_checksum = HeadChecksum(header, number_);
   if (const int error = WriteAt(file_, parts, end_); error != 0) {
-    // A torn record ends the journal for whoever reads it, so nothing may follow.
+    // A torn record ends the journal for its readers, so nothing may follow.
     broken_ = true;
     if (ftruncate(file_, static_cast<off_t>(end_)) != 0) return Failed("mend", error);
     return Failed("write", error);
@@ -266,7 +266,7 @@ Status Journal::Append(Room /*room*/, const NamedValues& meta, const std::vector
 Status Journal::SyncThrough(uint64_t record, std::unique_lock<std::mutex>* lock) {
   while (synced_ < record) {
     // After an error the system may report bytes as written that it has dropped.
-    if (broken_) return Failed(kBring, EIO);
+    if (broken_) return Failed(kSyncCall, EIO);
     if (syncing_) {
       synced_more_.wait(*lock);
       continue;
@@ -276,7 +276,7 @@ Status Journal::SyncThrough(uint64_t record, std::unique_lock<std::mutex>* lock)
     const uint64_t through = appended_, end = end_;
     const int file = file_;
     lock->unlock();
-    const int error = BringToDevice(file);
+    const int error = SyncToDevice(file);
     lock->lock();
     syncing_ = false;
     broken_ = broken_ || error != 0;
@@ -285,7 +285,7 @@ Status Journal::SyncThrough(uint64_t record, std::unique_lock<std::mutex>* lock)
       synced_end_ = end;
     }
     synced_more_.notify_all();
-    if (error != 0) return Failed(kBring, error);
+    if (error != 0) return Failed(kSyncCall, error);
   }
   return Status();
 }

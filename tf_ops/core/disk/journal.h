@@ -76,7 +76,7 @@ class Journal {
   ~Journal();
   Journal(const Journal&) = delete;
 
-  // Space on the disk for one record, which nobody else takes. It is given back when this goes.
+  // Space on the disk that is reserved for one record. It is given back when this goes.
   class Room {
    public:
     Room() = default;

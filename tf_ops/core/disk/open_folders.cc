@@ -24,7 +24,7 @@ struct flock WholeFile(short type) {  // NOLINT(runtime/int): fcntl's own type
 
 std::string FileOf(const std::string& path) { return path + "/" + FolderClaim::kFileName; }
 
-// Locks an open file. Returns errno, EAGAIN where somebody else holds the lock, or 0.
+// Locks an open file. Returns errno, EAGAIN where another process holds the lock, or 0.
 int TryLock(int file) {
   struct flock lock = WholeFile(F_WRLCK);
   if (fcntl(file, F_OFD_SETLK, &lock) == 0) return 0;
@@ -41,14 +41,14 @@ void Unlock(int file) {
 }
 
 // Returns "process 123 of host" as the file says it, or "another process".
-std::string WhoWrote(int file) {
+std::string ReadHolder(int file) {
   char text[300];
   const ssize_t n = pread(file, text, sizeof(text), 0);
   const std::string who(text, static_cast<size_t>(std::max<ssize_t>(n, 0)));
   return who.empty() ? "another process" : who.substr(0, who.find('\n'));
 }
 
-void WriteWho(int file) {
+void WriteHolder(int file) {
   char host[256] = "";
   gethostname(host, sizeof(host) - 1);
   const std::string who = "process " + std::to_string(getpid()) + " of " + std::string(host) + "\n";
@@ -79,7 +79,7 @@ std::string HolderOfClaim(const std::string& path) {
   } else {
     held = errno == EINVAL && flock(file, LOCK_SH | LOCK_NB) != 0;
   }
-  std::string holder = held ? ", held by " + WhoWrote(file) : "";
+  std::string holder = held ? ", held by " + ReadHolder(file) : "";
   close(file);
   return holder;
 }
@@ -108,7 +108,7 @@ void OpenFolders::Remove(FolderClaim* claim) {
 }
 
 std::string OpenFolders::Holder(const std::string& path) {
-  // Nobody of this process takes a lock while the descriptors are open.
+  // No other thread of this process takes a lock while the descriptors are open.
   std::lock_guard<std::mutex> guard(Mutex());
   const FolderIdentity folder = IdentityOf(path);
   for (const FolderClaim* claim : Claims()) {
@@ -172,7 +172,7 @@ Status FolderClaim::Lock() {
     const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (file < 0) return SystemError(errno, "open", path);
     if (const int error = TryLock(file); error != 0) {
-      const std::string holder = WhoWrote(file);
+      const std::string holder = ReadHolder(file);
       close(file);
       if (error == EAGAIN) {
         return Status(Code::kUnavailable, holder + " has taken '" + path + "' just now");
@@ -192,7 +192,7 @@ Status FolderClaim::Lock() {
         fstat(file, &info) == 0 ? FolderIdentity(info.st_dev, info.st_ino) : FolderIdentity(0, 0);
     // Where the file was removed before it was locked, others would lock the next one.
     if (IdentityOf(path) == locked) {
-      WriteWho(file);
+      WriteHolder(file);
       if (file_ >= 0) Unlock(file_);
       file_ = file;
       locked_ = locked;

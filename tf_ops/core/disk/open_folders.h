@@ -1,4 +1,4 @@
-// Knows who has a folder open for writing.
+// The folders that are open for writing, and their holders.
 #pragma once
 
 #include <sys/types.h>
@@ -31,10 +31,10 @@ class OpenFolders {
   static bool Add(FolderClaim* claim);
   static void Remove(FolderClaim* claim);
 
-  // Returns ", held by process 123", for a message about a folder that is locked; empty if nobody
-  // holds it.
+  // Returns ", held by process 123", for a message about a folder that is locked; empty if no
+  // process holds it.
   static std::string Holder(const std::string& path);
-  // The same of another process alone, for who has failed to open the database in there.
+  // The same for other processes alone, after a failure to open the database in there.
   static std::string OtherHolder(const std::string& path);
 
  private:
@@ -57,13 +57,13 @@ class OpenFolders {
 // what another process wrote then would be covered by what this one keeps in memory. Thread-safe.
 class FolderClaim {
  public:
-  // A small file in the folder, which is locked. It says who locked it last.
+  // A small file in the folder, which is locked. It names the process that locked it last.
   static constexpr char kFileName[] = "sok-lock";
 
   // Null if this process or another one has the folder.
   static std::unique_ptr<FolderClaim> Take(const std::string& path);
   ~FolderClaim();
-  // Gives the folder up. Every Check is an error from then on, for who may still refer to this:
+  // Gives the folder up. Every Check is an error from then on, for owners that still refer to this:
   // where memory ended within RocksDB, something of it refers to its files for good.
   void Release();
   FolderClaim(const FolderClaim&) = delete;
@@ -72,8 +72,8 @@ class FolderClaim {
   // Returns whether the folder has the file, as every folder of a storage does.
   bool has_file() const;
   // Locks the folder's file, which is made if there is none. The lock is one of the open file
-  // (F_OFD_SETLK): it goes when this claim or the process ends, whoever else in the process opens
-  // and closes the file. Errors: kUnavailable if another process has it, kInternal for a file
+  // (F_OFD_SETLK): it goes when this claim or the process ends, even if other code in the process
+  // opens and closes the file. Errors: kUnavailable if another process has it, kInternal for a file
   // system without locks, SystemError's.
   Status LockFile();
   // Returns success while the folder and the file that this claim has locked are at its path. A
@@ -86,7 +86,7 @@ class FolderClaim {
   friend struct LocksAfterFork;
 
   FolderClaim(std::string path, FolderIdentity folder) : path_(std::move(path)), folder_(folder) {}
-  // The part of LockFile for who holds mu_.
+  // The part of LockFile called with mu_ held.
   Status Lock();
 
   const std::string path_;

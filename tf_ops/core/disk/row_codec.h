@@ -1,4 +1,5 @@
-// How rows look in the database. docs/reference/file-formats.md describes it for other programs.
+// The format of rows in the database. docs/reference/file-formats.md describes it for other
+// programs.
 #pragma once
 
 #include <cstdint>

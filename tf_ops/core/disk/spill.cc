@@ -74,7 +74,7 @@ uint32_t Spill::Filling() {
   const auto unused = std::find_if(segments_.begin(), segments_.end(),
                                    [](const Segment& s) { return s.number == kNone; });
   const auto s = static_cast<uint32_t>(unused - segments_.begin());
-  // What may fail for want of memory comes first, so that no half-made segment is left.
+  // Allocations that may fail come first, so that no half-made segment is left.
   Segment segment;
   segment.valid.assign((rows_per_segment_ + 63) / 64, 0);
   segment.dirty = segment.valid;

@@ -19,7 +19,7 @@ class Spill {
  public:
   static constexpr uint32_t kNone = HashIndex::kNone;
 
-  // What stands in front of a row's floats in the file.
+  // The header in front of a row's floats in the file.
   struct Head {
     Key key;
     RowHeader header;

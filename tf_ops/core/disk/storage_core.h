@@ -1,4 +1,4 @@
-// What the groups of one storage share: its database, its memory and its files.
+// The parts that the groups of one storage share: its database, its memory and its files.
 #pragma once
 
 #include <chrono>
@@ -36,17 +36,17 @@ struct StorageCore {
 
   // The gate, shared, with the storage open, and writable if that is asked for. What an error of
   // the disk has left is mended before if that is possible by now, and a long journal published.
-  // Nobody may hold the gate in this thread.
+  // The calling thread must not hold the gate.
   using Entrance = std::shared_lock<SharedMutex>;
   Result<Entrance> Enter(bool to_write);
 
-  // For who holds the gate alone: makes the database usable again after an error, and finds out
-  // what was left in doubt. Without an error it does nothing.
+  // Called with the gate held exclusively: makes the database usable again after an error, and
+  // finds out what was left in doubt. Without an error it does nothing.
   Status Recover();
 
-  // Makes a call that puts rows into the database, for who holds the gate alone. It may meet the
-  // error of what RocksDB did in the background, on a disk that works again by now: it is made once
-  // more if the database can be mended.
+  // Makes a call that puts rows into the database, called with the gate held exclusively. It may
+  // meet the error of what RocksDB did in the background, on a disk that works again by now: it is
+  // made once more if the database can be mended.
   Status WriteAtRest(const std::function<Status()>& call);
 
   const std::shared_ptr<Expiry> expiry;
@@ -58,26 +58,26 @@ struct StorageCore {
   std::unique_ptr<Database> database;
   std::unique_ptr<SpillFile> spill;  // null where nothing can be spilled
   std::unique_ptr<Journal> journal;  // of the calls that must survive; null: none has to
-  // The storage's own flush, for who holds the gate alone. Null once the storage is gone.
+  // The storage's own flush, called with the gate held exclusively. Null once the storage is gone.
   std::function<Status()> flush;
   // Finds out whether a publication has happened that failed in its last system calls, and makes
-  // memory follow. Nobody may use the database before. Null: none is in doubt.
+  // memory follow. No call may use the database before. Null: none is in doubt.
   std::function<Status()> resolve;
   std::string path;
   uint64_t id = 0;  // of the storage; 0: it has none
   bool read_only = false;
   // Files of the journal that a read-only storage reads along with the database.
   std::vector<std::string> shown_journal;
-  // Whether rows were counted by another TTL than that of `expiry`, and are not to be counted anew
-  // in the folder, which is read-only or gets its TTL later.
+  // True if rows were counted with a TTL that differs from the one of `expiry`, and must not be
+  // counted anew in the folder, which is read-only or gets its TTL later.
   bool other_ttl = false;
-  // What the folder is to say of itself once it has taken in rows; empty: it does already.
-  NamedValues unsaid;
+  // Values to write into the folder once it has taken in rows; empty: the folder has them already.
+  NamedValues unwritten;
 
  private:
-  // For who holds the gate alone.
+  // Called with the gate held exclusively.
   Status Mend(bool to_write);
-  // Whether there is something to mend, and it is worth trying.
+  // Returns true if there is something to mend and it is worth trying.
   bool ShouldMend(bool to_write) const;
 
   // An attempt that has failed is repeated after a while, if the storage can be used without.

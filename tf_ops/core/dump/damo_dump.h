@@ -26,7 +26,8 @@ struct DamoGroup {
   uint64_t rows = 0;  // as the header counts them
 };
 
-// Whether path starts with a sensible header of such a file; its length is not looked at.
+// Returns true if path starts with a sensible header of such a file; the length of the file is not
+// looked at.
 bool LooksLikeDamoDump(const std::string& path);
 
 // Thread-safe. Memory: about 1 MiB, or one record if that is longer. With no checksum in the file,

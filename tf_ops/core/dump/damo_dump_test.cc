@@ -25,7 +25,7 @@ struct Record {
   }
 };
 
-// What Damo-Embedding writes, from the description in the header.
+// Returns a file as Damo-Embedding writes it, after the description in the header.
 std::string DamoBytes(const std::vector<DamoGroup>& groups, const std::vector<Record>& records) {
   std::string bytes;
   Append(bytes, static_cast<int32_t>(groups.size()));

@@ -1,4 +1,4 @@
-// Whether what a dump holds can be what training left, before any of it is loaded.
+// Checks that a dump can be the result of training, before any of it is loaded.
 #pragma once
 
 #include <string>

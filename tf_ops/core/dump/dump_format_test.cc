@@ -120,7 +120,7 @@ TEST_CASE("a dump that has grown is found, at Open already") {
   }
 }
 
-TEST_CASE("a block that lies in the place of another is found") {
+TEST_CASE("a block that stands where another belongs is found") {
   std::mt19937_64 random(7);
   const TestFolder folder;
   REQUIRE(WriteDump(folder / "d", {RandomGroup(random, {0, 1020, "", 1020}, 256)}).ok());

@@ -1,4 +1,4 @@
-// How rows come out of a dump: some at a time.
+// Reads the rows of a dump piece by piece.
 #pragma once
 
 #include <functional>

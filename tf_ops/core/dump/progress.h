@@ -1,4 +1,4 @@
-// How a long walk through a file reports where it is.
+// Reports the progress of a long walk through a file.
 #pragma once
 
 #include <cstdint>

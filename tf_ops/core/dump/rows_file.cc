@@ -172,7 +172,7 @@ Status PutCaptures(const std::vector<NumberedCapture>& captures, RowsFileWriter*
     Status status = writer->PutRemoved(captures[i].table, removed.data(), removed.size());
     if (!status.ok()) return status;
     for (bool is_more = true; is_more;) {
-      // Others wait for room, perhaps those who change a later table.
+      // Trainers may be blocked on the copy budget: drain later tables first.
       for (size_t j = i; j < captures.size() && 2 * budget.used() > budget.limit(); ++j) {
         status = PutKept(captures[j], writer, &written[j]);
         if (!status.ok()) return status;

@@ -7,7 +7,7 @@
 //   index   JSON, which the caller writes
 //   footer  u64 index_offset, file_bytes, checksum from index_offset to here, end_magic[8]
 //
-// Whoever reads it is sok_embed/checkpoint/files/rows_file.py.
+// sok_embed/checkpoint/files/rows_file.py reads it.
 #pragma once
 
 #include <cstdint>

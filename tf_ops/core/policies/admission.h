@@ -46,11 +46,11 @@ struct AdmissionConfig {
   int counter_bits = 4;
 };
 
-// Whether what one of them has counted means the same to the other: values that the kind does not
-// read do not count.
+// Returns true if counters of one config mean the same under the other: values that the kind does
+// not read do not count.
 bool SameAdmission(const AdmissionConfig& a, const AdmissionConfig& b);
 
-// Bytes that Admission::Dump gave, by the number of the chunk. They belong to somebody else.
+// Bytes that Admission::Dump gave, by the number of the chunk. The caller owns them.
 using AdmissionChunks = std::map<uint32_t, std::string_view>;
 
 class Admission {
@@ -65,7 +65,7 @@ class Admission {
   virtual Status Observe(const Key* keys, const int64_t* counts, size_t n,
                          uint8_t* admitted) = 0;  // (n,), (n,), (n,)
 
-  // Whether each key has been seen min_count times. Counts nothing.
+  // Sets admitted to 1 for each key that has been seen min_count times. Counts nothing.
   virtual void Admitted(const Key* keys, size_t n, uint8_t* admitted) const = 0;  // (n,), (n,)
 
   // For keys that have got their rows, which say from now on that they were admitted. frequency
@@ -114,7 +114,7 @@ class Admission {
   // The chunks that are not as they were made, in ascending order.
   virtual std::vector<uint32_t> UsedChunks() const = 0;
 
-  // What Restore refuses: the errors of Load, for any of the chunks.
+  // Returns the errors of Restore: the errors of Load, for any of the chunks.
   virtual Status CheckChunks(const AdmissionChunks& chunks) const = 0;
 
   // Replaces all counters. Chunks that are not given become as they were made. Those that change

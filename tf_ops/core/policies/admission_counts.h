@@ -31,7 +31,7 @@ namespace sok {
 // Keys that are observed meanwhile are in it or not, each as a whole.
 Result<std::vector<std::string>> DumpCounts(const Admission& admission);
 
-// What DumpCounts gave, in one piece.
+// The result of DumpCounts, in one piece.
 struct AdmissionCounts {
   AdmissionConfig config;
   AdmissionChunks chunks;  // in the bytes that were read

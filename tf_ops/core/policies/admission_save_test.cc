@@ -92,7 +92,7 @@ TEST_CASE("only chunks that changed are written") {
     admission->MarkSaved();
     Observe(*admission, {2, 2, 2});
     CHECK(Write(*admission, &stored) == 0);
-    // What was loaded is not changed either.
+    // The counters that were loaded are not changed either.
     const auto reopened = Open(config, stored);
     CHECK(Write(*reopened, &stored) == 0);
   }

@@ -1,4 +1,4 @@
-// What both kinds of admission do alike.
+// The behaviour that both kinds of admission share.
 #include "core/policies/admission.h"
 
 #include <random>

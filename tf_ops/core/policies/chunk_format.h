@@ -1,4 +1,4 @@
-// How a chunk of an admission filter is stored. All numbers are little-endian.
+// The format of a stored chunk of an admission filter. All numbers are little-endian.
 //
 //   offset  bytes  field
 //        0      4  "SOKA"

@@ -1,4 +1,4 @@
-// What both kinds of admission share: locks, saving and loading, chunk by chunk.
+// The code that both kinds of admission share: locks, saving and loading, chunk by chunk.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +48,7 @@ class ChunkedAdmission : public Admission {
   virtual std::string Payload(uint32_t chunk) const = 0;
   // As Payload, of bytes that are as they were saved. On an error nothing has changed.
   virtual Status LoadPayload(uint32_t chunk, std::string_view payload) = 0;
-  // What LoadPayload refuses. Called without the mutex.
+  // Returns the errors of LoadPayload. Called without the mutex.
   virtual Status CheckPayload(uint32_t chunk, std::string_view payload) const = 0;
   // Makes the chunk as it was made. Called with the chunk's mutex held.
   virtual void ClearChunk(uint32_t chunk) = 0;

@@ -1,4 +1,5 @@
-// How often a counting Bloom filter admits a key too early, and that it never misses one.
+// Measures how often a counting Bloom filter admits a key too early, and checks that it never
+// misses one.
 #include "core/policies/counting_bloom_admission.h"
 
 #include <algorithm>

@@ -41,7 +41,7 @@ struct EvictionConfig {
   uint32_t every = 100;
 };
 
-// Whether two configs mean the same: numbers of other kinds do not count.
+// Returns true if two configs mean the same: numbers of other kinds do not count.
 bool SameEviction(const EvictionConfig& a, const EvictionConfig& b);
 
 class Eviction {
@@ -51,8 +51,8 @@ class Eviction {
 
   const EvictionConfig& config() const { return config_; }
 
-  // Whether a row's rank is read from its embedding. Such a rank may rise and fall. Others come
-  // from the row's counters alone, and only rise as long as the row lives.
+  // Returns true if a row's rank is computed from its embedding. Such a rank may rise and fall.
+  // Other ranks come from the row's counters alone, and only rise as long as the row lives.
   virtual bool reads_embedding() const { return false; }
   // The rank of a row at a time of the table's clock. embedding (dim) is null where the policy does
   // not read it.
@@ -61,10 +61,11 @@ class Eviction {
   // Rows of a rank below this one go.
   virtual uint64_t Limit(uint32_t now) const = 0;
 
-  // Whether rows go only where newcomers need their room, so that the table must have a limit.
+  // Returns true if rows are evicted only where new rows need their room, so that the table must
+  // have a limit.
   virtual bool needs_full_table() const { return false; }
-  // Whether all rows are to be looked through after step number `step`, of which there is one at a
-  // time, and those below the limit are to go, in a table that is not full too.
+  // Returns true if step number `step` must look through all rows and evict those below the limit,
+  // even in a table that is not full. One step runs at a time.
   virtual bool Due(int64_t /*step*/, uint32_t /*now*/) { return false; }
   // Says that this has been done.
   virtual void Passed(uint32_t /*now*/) {}

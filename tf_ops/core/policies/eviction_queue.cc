@@ -23,7 +23,7 @@ void EvictionQueue::Begin(size_t most) {
 }
 
 void EvictionQueue::Offer(RankedKey row) {
-  if (!Knows(row)) return;
+  if (!Covers(row)) return;
   heap_.push_back(row);
   // Twice as many, so that each row takes part in few cuts.
   if (heap_.size() >= 2 * most_) Cut();
@@ -45,7 +45,7 @@ void EvictionQueue::End() {
 }
 
 void EvictionQueue::Add(RankedKey row) {
-  if (!filled_ || !ranks_rise_ || !Knows(row)) return;
+  if (!filled_ || !ranks_rise_ || !Covers(row)) return;
   if (heap_.size() >= 2 * most_ + kSlack) {
     // Rows that went in other ways have left entries behind, or the table has grown.
     Clear();
@@ -111,10 +111,10 @@ Result<std::vector<RankedKey>> EvictionQueue::Take(size_t n, uint64_t limit,
     // Entries that were not asked about are those of rows of at least their ranks.
     for (const RankedKey& row : now) {
       const bool lowest = row.rank < limit && (heap_.empty() || !(row > heap_.front()));
-      if (out.size() < n && lowest && Knows(row)) {
+      if (out.size() < n && lowest && Covers(row)) {
         out.push_back(row);
         taken.Insert(row.key);
-      } else if (Knows(row)) {
+      } else if (Covers(row)) {
         Push(row);
       }
     }

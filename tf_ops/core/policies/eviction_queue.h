@@ -1,7 +1,8 @@
-// Which rows go next: a heap of those of the lowest ranks, whose entries may be out of date.
+// Finds the rows to evict next: a heap of the rows of the lowest ranks, whose entries may be out of
+// date.
 //
-// Filling it takes a look at every row. It keeps the lowest part of them, up to `most`, and knows
-// of every row whose rank is below those that it has left out. As ranks only rise, that stays so:
+// Filling it looks at every row. It keeps the rows of the lowest ranks, up to `most`, so every row
+// whose rank is below the ranks that it has left out is in it. As ranks only rise, that stays so:
 // rows that are made later are added if they belong there, rows whose ranks have risen beyond are
 // dropped, and once none is left it has to be filled again.
 //
@@ -41,7 +42,7 @@ class EvictionQueue {
   // it was filled then.
   explicit EvictionQueue(bool ranks_rise = true) : ranks_rise_(ranks_rise) {}
 
-  // Whether it knows the rows of the lowest ranks. If not, it must be filled first.
+  // Returns true if the queue has the rows of the lowest ranks. If not, it must be filled first.
   bool filled() const { return filled_; }
   void Clear();
   // Filling: Begin, Offer of every row, End.
@@ -69,7 +70,7 @@ class EvictionQueue {
   uint64_t bytes() const { return heap_.capacity() * sizeof(RankedKey); }
 
  private:
-  bool Knows(const RankedKey& row) const { return !beyond_.has_value() || row < *beyond_; }
+  bool Covers(const RankedKey& row) const { return !beyond_.has_value() || row < *beyond_; }
   void Push(RankedKey row);
   RankedKey Pop();
   // Pops up to n entries below the limit, each key once; those in `staying` go to `kept`.

@@ -23,7 +23,7 @@ void Fill(EvictionQueue& queue, const std::vector<RankedKey>& rows, size_t most 
   queue.End();
 }
 
-// What `ranks` says; nothing for other keys.
+// Returns the ranks of `ranks`; no rank for other keys.
 EvictionQueue::RanksOf Of(const Ranks& ranks) {
   return [&ranks](const std::vector<Key>& keys, std::vector<std::optional<uint64_t>>* out) {
     for (size_t i = 0; i < keys.size(); ++i) {

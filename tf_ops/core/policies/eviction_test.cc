@@ -60,7 +60,7 @@ TEST_CASE("max_age names rows of that age, and is due at first and a sixteenth o
   CHECK_FALSE(goes(10, 41));
   CHECK_FALSE(goes(0, 31));
   CHECK(goes(0, 32));
-  CHECK(policy->Due(1, 5));  // nobody knows when the process before looked
+  CHECK(policy->Due(1, 5));  // the time of the last look of the process before is unknown
   policy->Passed(5);
   CHECK_FALSE(policy->Due(2, 6));
   CHECK(policy->Due(3, 7));
@@ -70,7 +70,7 @@ TEST_CASE("max_age names rows of that age, and is due at first and a sixteenth o
   CHECK(policy->Due(5, 6));  // the clock was set back
 }
 
-TEST_CASE("min_norm names rows of a smaller norm, and none whose norm is no number") {
+TEST_CASE("min_norm names rows of a smaller norm, and none whose norm is not a number") {
   const auto policy = Value(MakeEviction({"min_norm", 0, 5.0f, 3}));
   const auto goes = [&](float a, float b) {
     const float row[] = {a, b};

@@ -28,7 +28,7 @@ class MaxAgeEviction final : public Eviction {
   }
 
   // At most 16 times in max_age, so a row may stay a sixteenth longer; and at the first step, since
-  // nobody knows how long ago the process before this one has looked.
+  // it is not known how long ago the process before this one has looked.
   bool Due(int64_t, uint32_t now) override {
     const bool knows = passed_ > 0 && passed_ <= now;
     return !knows || now - passed_ >= std::max<uint32_t>(1, config().max_age / 16);

@@ -1,4 +1,4 @@
-// What the tests of admission share.
+// Helpers for the tests of admission.
 #pragma once
 
 #include <doctest/doctest.h>

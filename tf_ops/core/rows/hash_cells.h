@@ -48,7 +48,7 @@ class alignas(64) HashCells {
     const uint32_t match = control.Match(Tag(hash));
     const auto cell =
         static_cast<uint32_t>(bin * kBinWidth + __builtin_ctz(match | 1u << (kBinWidth - 1)));
-    // This is done in arithmetic: nobody can predict a branch on the match where many keys are
+    // This is done in arithmetic: a branch on the match would be mispredicted where many keys are
     // absent. For those entry 0 is prefetched, an address that is valid and in the cache already.
     const uint32_t absent = match == 0, goes_on = control.MatchEmpty() == 0;
     __builtin_prefetch(EntryAt(cell & (absent - 1)));

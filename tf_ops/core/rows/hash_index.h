@@ -43,8 +43,8 @@ class HashIndex {
     return which << kWhichBit | static_cast<uint32_t>(bin);
   }
 
-  // Returns what Resolve wants to know of the key at a place, or kNone if there is no such key.
-  // Prefetches what Resolve reads.
+  // Returns the argument of Resolve for the key at a place, or kNone if there is no such key.
+  // Prefetches the memory that Resolve reads.
   uint32_t Candidate(uint64_t hash, uint32_t place) const {
     const uint32_t which = place >> kWhichBit;
     return arrays_[which].Candidate(hash, place & kPlaceMask) | which << kWhichBit;
@@ -95,7 +95,7 @@ class HashIndex {
   static constexpr uint32_t kPlaceMask = (uint32_t{1} << kWhichBit) - 1;
 
   bool moving() const { return leaving().bins() != 0; }
-  // This is done in arithmetic: where some shards of a table grow, nobody can predict a branch.
+  // This is done in arithmetic: where some shards grow, a branch would be mispredicted.
   uint32_t WhichOf(uint64_t hash) const { return leaving().FirstBin(hash) >= moved_; }
   const HashCells& Of(uint64_t hash) const { return arrays_[WhichOf(hash)]; }
   HashCells& Of(uint64_t hash) { return arrays_[WhichOf(hash)]; }

@@ -1,4 +1,4 @@
-// What a shard's index needs to know of the whole table.
+// The properties of a table that a shard's index needs.
 #pragma once
 
 #include <cstdint>

@@ -244,7 +244,7 @@ Result<uint64_t> MemoryStore<Index>::Erase(const Key* keys, size_t n,
         const Key key = partition.begin(s)[i].key;
         const uint32_t row = shard.index.Erase(key, Hash(key));
         if (row == Index::kNone) continue;
-        if (shard.marks != nullptr) shard.marks->Going(key, row, shard.rows);
+        if (shard.marks != nullptr) shard.marks->BeforeErase(key, row, shard.rows);
         shard.rows.Free(row);
         ++gone;
       }
@@ -282,16 +282,16 @@ Status MemoryStore<Index>::Replace(std::shared_ptr<const RowLayout> layout, cons
                                    const Key* keys, size_t n, uint32_t now, const WriteRow& write,
                                    const ParallelFor& parallel_for) {
   Clear();
-  auto relaid = Relay(std::move(layout), state, parallel_for);
+  auto relaid = Relayout(std::move(layout), state, parallel_for);
   if (!relaid.ok()) return relaid.status();
   return Upsert(keys, n, /*max_rows=*/0, now, write, parallel_for);
 }
 
 template <typename Index>
-Result<bool> MemoryStore<Index>::Relay(std::shared_ptr<const RowLayout> layout,
-                                       const TableState& /*state*/,
-                                       const ParallelFor& parallel_for) {
-  // Each shard is asked separately: a Relay that ran out of memory leaves some of them as they
+Result<bool> MemoryStore<Index>::Relayout(std::shared_ptr<const RowLayout> layout,
+                                          const TableState& /*state*/,
+                                          const ParallelFor& parallel_for) {
+  // Each shard is asked separately: a Relayout that ran out of memory leaves some of them as they
   // were.
   bool reshape = false;
   for (const auto& shard : shards_) {
@@ -312,7 +312,7 @@ Result<bool> MemoryStore<Index>::Relay(std::shared_ptr<const RowLayout> layout,
         continue;
       }
       if (shard.marks != nullptr) shard.marks->ChangingAll(shard.index, shard.rows);
-      Result<RowSlabs> relaid = shard.rows.Relaid(layout, arena);
+      Result<RowSlabs> relaid = shard.rows.WithLayout(layout, arena);
       if (!relaid.ok()) {
         std::lock_guard<std::mutex> failure_guard(failure_mu);
         failure = relaid.status();
@@ -344,7 +344,7 @@ uint64_t MemoryStore<Index>::index_bytes() const {
 template <typename Index>
 uint64_t MemoryStore<Index>::row_bytes() const {
   const SharedLocks lock(shards_);
-  std::unordered_set<const Arena*> arenas;  // more than one after a Relay that ran out of memory
+  std::unordered_set<const Arena*> arenas;  // more than one after a Relayout that ran out of memory
   uint64_t bytes = 0, untouched = 0;
   for (const auto& shard : shards_) {
     const Arena& arena = shard->rows.arena();

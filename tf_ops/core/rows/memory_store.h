@@ -43,8 +43,8 @@ class MemoryStore final : public RowStore {
                  size_t n, uint32_t now, const WriteRow& write,
                  const ParallelFor& parallel_for) override;
   void Clear();
-  Result<bool> Relay(std::shared_ptr<const RowLayout> layout, const TableState& state,
-                     const ParallelFor& parallel_for) override;
+  Result<bool> Relayout(std::shared_ptr<const RowLayout> layout, const TableState& state,
+                        const ParallelFor& parallel_for) override;
   std::shared_ptr<const RowLayout> layout() const override;
   uint64_t size() const override { return size_.load(std::memory_order_relaxed); }
   uint64_t index_bytes() const override;

@@ -161,7 +161,7 @@ TEST_CASE("a cleared store gives the memory of its rows back, and keeps their la
     const auto store = MakeStore(direct, kKeys, kDim);
     const auto layout =
         std::make_shared<const RowLayout>(kDim, std::vector<Slot>{{"momentum", kDim, 0.0f}});
-    REQUIRE(Value(store->Relay(layout, {"", layout->slots(), 0}, SerialFor)));
+    REQUIRE(Value(store->Relayout(layout, {"", layout->slots(), 0}, SerialFor)));
     std::vector<Key> keys(kKeys);
     std::iota(keys.begin(), keys.end(), Key{0});
     Put(*store, keys, std::vector<float>(kKeys, 1.0f), kDim, SerialFor);

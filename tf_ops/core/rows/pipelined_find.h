@@ -42,7 +42,7 @@ class PipelinedFind {
         Block& block = ring[b % kStages];
         block.first = begin + b * kKeys;
         block.size = std::min(kKeys, end - block.first);
-        TakeGiven(block);
+        TakeGivenRows(block);
         Hash(block);
       }
       if (b >= 1 && b - 1 < blocks) Probe(ring[(b - 1) % kStages]);
@@ -77,7 +77,7 @@ class PipelinedFind {
     }
   }
 
-  void TakeGiven(Block& block) const {
+  void TakeGivenRows(Block& block) const {
     block.wanted = block.all();
     if constexpr (!kGiven) return;
     uint64_t wanted = 0;

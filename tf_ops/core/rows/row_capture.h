@@ -13,8 +13,8 @@
 
 namespace sok {
 
-// What a capture is of. States of a store that somebody has captured have numbers, which whoever
-// captures draws.
+// The options of a capture. The state of a store at a capture may have a number, which the caller
+// draws.
 struct CaptureOptions {
   // The number of the state that is captured, from which later captures may start; 0: none will.
   uint64_t mark = 0;
@@ -32,8 +32,8 @@ struct CapturedColumns {
   float* slots;       // (room, slot_floats)
 };
 
-// A store has at most one at a time that is not released. Whoever changes a row that the capture
-// has not copied out yet keeps a copy for it first; such copies count in the CaptureBudget.
+// A store has at most one at a time that is not released. A call that changes a row that the
+// capture has not copied out yet keeps a copy for it first; such copies count in the CaptureBudget.
 //
 // One thread at a time may use it. It must not outlive its store.
 class RowCapture {
@@ -45,9 +45,9 @@ class RowCapture {
   // from the one before has all changes since then.
   virtual ~RowCapture() = default;
 
-  // How many rows it has.
+  // Returns the number of rows in the capture.
   virtual uint64_t rows() const = 0;
-  // How many the store had at its moment.
+  // Returns the number of rows in the store at the moment of the capture.
   virtual uint64_t size() const = 0;
   // Distinct keys that went since the state that the capture starts from; some of them may have
   // come again, and have a row.
@@ -64,7 +64,7 @@ class RowCapture {
 
   // Nothing more is copied out, so that no more copies are kept, and another capture may begin.
   virtual void Release() = 0;
-  // What was captured is safe: the store remembers the number of its state.
+  // Confirms that the captured rows are safe: the store remembers the number of its state.
   virtual void Keep() = 0;
 };
 
@@ -73,7 +73,7 @@ class CaptureBudget {
  public:
   static CaptureBudget& OfProcess();
 
-  // Those who change rows wait while so many bytes are kept.
+  // Calls that change rows wait while so many bytes are kept.
   void set_limit(uint64_t bytes);
   uint64_t limit() const;
   uint64_t used() const;
@@ -83,7 +83,7 @@ class CaptureBudget {
   void Remove(uint64_t bytes);
   // Waits until less than the limit is used, or `ended` returns true.
   void WaitForRoom(const std::function<bool()>& ended);
-  // Has those who wait ask `ended` again.
+  // Wakes the waiting calls, which ask `ended` again.
   void Wake();
 
  private:

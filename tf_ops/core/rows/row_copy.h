@@ -1,4 +1,4 @@
-// How a lookup reads rows: prefetched ahead, then copied into the batch's output.
+// Reads the rows of a lookup: prefetches them, then copies them into the batch's output.
 #pragma once
 
 #include <cstdint>

@@ -97,8 +97,8 @@ void RowSlabs::Free(uint32_t row) {
   free_ -= kRows;
 }
 
-Result<RowSlabs> RowSlabs::Relaid(std::shared_ptr<const RowLayout> layout,
-                                  std::shared_ptr<Arena> arena) const {
+Result<RowSlabs> RowSlabs::WithLayout(std::shared_ptr<const RowLayout> layout,
+                                      std::shared_ptr<Arena> arena) const {
   RowSlabs relaid(layout, std::move(arena));
   relaid.slabs_.resize(slabs_.size());
   relaid.uses_.resize(slabs_.size());

@@ -1,5 +1,5 @@
-// What a row in memory consists of, and the rows of one shard: they have fixed places in slabs,
-// which never move, and are given back once they are empty. Nothing here is thread-safe. Errors:
+// The layout of a row in memory, and the rows of one shard: rows have fixed places in slabs, which
+// never move, and are given back once they are empty. Nothing here is thread-safe. Errors:
 // kResourceExhausted where memory ends; nothing has changed then.
 #pragma once
 
@@ -52,7 +52,7 @@ class RowSlabs {
   // Makes sure that `more` calls of Allocate succeed. On an error nothing has changed.
   Status Reserve(uint32_t more);
 
-  // Returns the number of a row that nobody uses, the lowest one. What it and its meta hold is not
+  // Returns the lowest number of an unused row. What it and its meta hold is not
   // known.
   uint32_t Allocate();
   // Frees a row. A slab whose last row goes is given back.
@@ -75,8 +75,8 @@ class RowSlabs {
 
   // Returns the same rows under the same numbers, with other slots: embeddings and metas are
   // copied, and the new slots start from their initial values.
-  Result<RowSlabs> Relaid(std::shared_ptr<const RowLayout> layout,
-                          std::shared_ptr<Arena> arena) const;
+  Result<RowSlabs> WithLayout(std::shared_ptr<const RowLayout> layout,
+                              std::shared_ptr<Arena> arena) const;
 
   const Arena& arena() const { return *arena_; }
 

@@ -171,7 +171,7 @@ TEST_CASE("rows come and go at random, and no two in use share a number or a pla
     }
     REQUIRE(std::set<uint32_t>(used.begin(), used.end()).size() == used.size());
     for (uint32_t row : used) CheckMarked(rows, row, 3);
-    const Result<RowSlabs> relaid = rows.Relaid(Layout(3), std::make_shared<Arena>());
+    const Result<RowSlabs> relaid = rows.WithLayout(Layout(3), std::make_shared<Arena>());
     REQUIRE(relaid.ok());
     for (uint32_t row : used) CheckMarked(relaid.value(), row, 3);
   }
@@ -206,7 +206,7 @@ TEST_CASE("relaid rows keep embedding, meta and number, and start their new slot
   const std::vector<uint32_t> numbers = AllocateMany(rows, 1500);
   for (uint32_t row : numbers) Mark(rows, row, 6);
   const auto layout = Layout(3, {{"accumulator", 3, 0.25f}, {"linear", 1, -2.0f}});
-  const Result<RowSlabs> relaid = rows.Relaid(layout, std::make_shared<Arena>());
+  const Result<RowSlabs> relaid = rows.WithLayout(layout, std::make_shared<Arena>());
   REQUIRE(relaid.ok());
   CHECK(relaid.value().layout().SameShape(*layout));
   for (uint32_t row : numbers) {
@@ -223,7 +223,7 @@ TEST_CASE("relaid rows know which of their numbers are free") {
   rows.Free(4);
   rows.Free(7);
   Result<RowSlabs> relaid =
-      rows.Relaid(Layout(3, {{"momentum", 3, 0.0f}}), std::make_shared<Arena>());
+      rows.WithLayout(Layout(3, {{"momentum", 3, 0.0f}}), std::make_shared<Arena>());
   REQUIRE(relaid.ok());
   const std::vector<uint32_t> numbers = AllocateMany(relaid.value(), 3);
   CHECK(std::set<uint32_t>(numbers.begin(), numbers.end()) == std::set<uint32_t>{4, 7, 10});

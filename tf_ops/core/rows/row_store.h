@@ -1,4 +1,5 @@
-// What a table asks of its store. All methods work on batches, so a virtual call costs nothing.
+// The interface of a store of rows, as a table uses it. All methods work on batches, so a virtual
+// call costs nothing.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@ namespace sok {
 
 class SummedGradients;
 
-// Gradients that wait for a commit. The memory belongs to whoever deposited them.
+// Gradients that wait for a commit. The caller that deposited them owns the memory.
 struct GradientBatch {
   const Key* keys;                 // (n)
   const float* gradients;          // (n, dim), or null if they are bfloat16
@@ -71,7 +72,7 @@ struct CommitStep {
 struct GatherOptions {
   // (n) where in the output each embedding goes. Null: key i's goes to i.
   const uint32_t* places = nullptr;
-  // (n) where not null, the row that is copied in the place of the key's own. Such a key is not
+  // (n) where not null, the row that is copied instead of the key's own. Such a key is not
   // looked up: it is never missing, and may be out of range. Null: every key is looked up.
   const float* const* given = nullptr;
 };
@@ -87,8 +88,8 @@ class RowStore {
   virtual ~RowStore() = default;
 
   // Copies the embedding of every key into `out`. fill(key, out) writes it for a key without a row;
-  // without fill nobody does. Positions of such keys are appended to `missing`, in no order, unless
-  // it is null.
+  // without fill it stays as it is. Positions of such keys are appended to `missing`, in no order,
+  // unless it is null.
   using FillEmbedding = std::function<void(Key key, float* embedding)>;
   virtual Status Gather(const Key* keys, size_t n, float* out, const GatherOptions& options,
                         const FillEmbedding& fill, std::vector<uint32_t>* missing,
@@ -127,7 +128,7 @@ class RowStore {
 
   // Sums the gradients of equal keys, in order, and applies one step to each row. Either all
   // batches are summed by key already, or none is. Keys without a row are left out. Returns how
-  // many rows it touched. It must not run beside another Apply or Relay.
+  // many rows it touched. It must not run beside another Apply or Relayout.
   virtual Result<uint64_t> Apply(const std::vector<GradientBatch>& batches,
                                  const RowOptimizer& optimizer, const CommitStep& step,
                                  const ParallelFor& parallel_for) = 0;
@@ -135,7 +136,7 @@ class RowStore {
   // Erases rows. Returns how many there were.
   virtual Result<uint64_t> Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) = 0;
 
-  // Returns how often somebody other than the table has replaced rows: a storage that took in a
+  // Returns how often rows were replaced other than by the table: a storage that took in a
   // dump.
   virtual uint64_t replacements() const { return 0; }
   // Erases rows for a caller that has looked at them since replacements() was `seen`. Returns
@@ -165,8 +166,8 @@ class RowStore {
   // Gives every row the slots of `layout`, whose dim must be the same, and the table the state,
   // which has these slots, in one step for whoever looks from outside. If the shape differs, slots
   // start anew and true comes back. Until a row is changed, a later layout may start them instead.
-  virtual Result<bool> Relay(std::shared_ptr<const RowLayout> layout, const TableState& state,
-                             const ParallelFor& parallel_for) = 0;
+  virtual Result<bool> Relayout(std::shared_ptr<const RowLayout> layout, const TableState& state,
+                                const ParallelFor& parallel_for) = 0;
   virtual std::shared_ptr<const RowLayout> layout() const = 0;
 
   virtual uint64_t size() const = 0;

@@ -1,5 +1,4 @@
-// What a shard knows of its rows over time: which have changed, and which a capture has yet to
-// copy.
+// The marks of a shard: rows that have changed, and rows that a capture has yet to copy.
 #pragma once
 
 #include <cstdint>
@@ -81,8 +80,8 @@ class RowCopies {
   std::vector<Chunk> chunks_;
 };
 
-// Of one shard. Not thread-safe: whoever holds the shard's lock exclusively may call it, but for
-// CopyOut and CopyListed, which whoever has the capture may call with the lock shared.
+// The marks of one shard. Not thread-safe: calls need the shard's exclusive lock, except CopyOut
+// and CopyListed, which the holder of the capture may call with the lock shared.
 class ShardMarks {
  public:
   struct NumberedKey {
@@ -93,7 +92,7 @@ class ShardMarks {
   struct Changes {
     RowBits rows;              // that were made or changed and are there: no free one is set
     std::vector<Key> removed;  // keys that went, in order
-    // The rows with their keys, so that nobody has to look through the index for these, while they
+    // The rows with their keys, so that they need not be searched in the index, while they
     // are a small share of all. In the order of first changes: a row that went and was made again
     // for another key comes again, and its last entry counts.
     std::vector<NumberedKey> listed;
@@ -145,7 +144,7 @@ class ShardMarks {
     }
   }
   // A row is about to go.
-  void Going(Key key, uint32_t row, const RowSlabs& rows) {
+  void BeforeErase(Key key, uint32_t row, const RowSlabs& rows) {
     if (waiting_.Has(row)) KeepCopy(key, row, rows);
     if (!noting_) return;
     changes_.rows.Clear(row);
@@ -171,7 +170,7 @@ class ShardMarks {
                     const CapturedColumns& to, size_t begin, size_t end, uint32_t* from);
   const RowBits& waiting() const { return waiting_; }
   RowCopies* kept() { return kept_.get(); }
-  // Whether a copy could not be kept.
+  // Returns true if a copy could not be kept.
   bool lost() const { return lost_; }
 
  private:

@@ -67,7 +67,7 @@ TEST_CASE("a row that has gone before its change is put back is listed for whoev
   marks.StartNoting();
   marks.Changing(1, 5, rows);
   ShardMarks::Changes before = marks.StartNoting();
-  marks.Going(1, 5, rows);
+  marks.BeforeErase(1, 5, rows);
   rows.Free(5);
   marks.PutBack(std::move(before), rows);
   CHECK(marks.changes().rows.Count() == 0);

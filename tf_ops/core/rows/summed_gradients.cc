@@ -73,7 +73,7 @@ void SummedGradients::Build(const RowStore& store, const GradientBatch& batch, i
       squares_[s] = GroupShard(static_cast<uint32_t>(s), batch, &sums_[s]);
     }
   });
-  // Gradients that nobody shares are read in the order in which they lie in memory.
+  // Gradients that share their row with no other are read in the order in which they lie in memory.
   if (batch.gradients != nullptr) {
     double* const squares = squares_.data() + partition_.shards();
     parallel_for(squares_.size() - partition_.shards(), kBlock * dim, [&](int64_t b, int64_t last) {

@@ -1,4 +1,4 @@
-// What a rule or a schedule says of its parameters, and the values that it is bound from.
+// Describes the parameters of a rule or a schedule, and binds their values.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// What a row optimizer is: a pure function on rows. Each rule has a header of its own in keras/,
-// torch/ or v1/.
+// A row optimizer is a pure function on rows. Each rule has a header of its own in keras/, torch/
+// or v1/.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ struct Slot {
   float initial;     // what each of its floats starts from
 };
 
-// What one commit hands to a rule.
+// The arguments of a rule that are the same for a whole commit.
 struct Step {
   int64_t number;  // 1 for the first: t of Adam's bias correction
   float scale;     // gradients are multiplied by this first (1/workers, 1/accumulation steps)

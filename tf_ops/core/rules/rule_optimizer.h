@@ -1,4 +1,5 @@
-// What a rule's header provides, and the class that makes a RowOptimizer of it.
+// Describes what the header of a rule provides, and defines the class template that makes a
+// RowOptimizer of it.
 //
 // A rule is a struct of numbers, bound from its parameters:
 //
@@ -17,7 +18,7 @@
 //   void Row(const float* gradient, float scale, float* row, int dim) const;
 //   static size_t RowFloats(size_t dim);            of the embedding and the slots
 //
-// A rule that takes a schedule names the parameter that is its learning rate, and is told the rate
+// A rule that takes a schedule names the parameter that is its learning rate, and receives the rate
 // of each step:
 //
 //   static constexpr const char* kRate;

@@ -41,9 +41,9 @@ std::string UnfinishedOf(std::string path) {
   return path + ".tmp";
 }
 
-// Makes a folder for a checkpoint to grow in. Whatever is there already may be somebody's, so the
-// name is taken, in one step, only where it is free.
-Status TakeName(const std::string& unfinished) {
+// Makes the folder that a checkpoint is written to. A folder of that name may be in use, so mkdir
+// must create it.
+Status CreateStagingFolder(const std::string& unfinished) {
   if (mkdir(unfinished.c_str(), 0777) == 0) return Status();
   if (errno != EEXIST) return SystemError(errno, "make the folder", unfinished);
   return InvalidArgument(
@@ -63,8 +63,8 @@ Status MoveTo(const std::string& from, const std::string& path, int* move_error)
   return status;
 }
 
-// Has a file lie in another folder too: as a link, or as a copy on another file system.
-Status TakeAlong(const std::string& name, const std::string& from, const std::string& to) {
+// Puts a file into another folder too: as a link, or as a copy on another file system.
+Status LinkOrCopy(const std::string& name, const std::string& from, const std::string& to) {
   const std::string source = from + "/" + name, target = to + "/" + name;
   if (link(source.c_str(), target.c_str()) != 0) {
     std::error_code error;
@@ -75,14 +75,14 @@ Status TakeAlong(const std::string& name, const std::string& from, const std::st
 }
 
 // Makes the checkpoint in "<path>.tmp", with files of `folder` that go along. RocksDB's part
-// becomes a folder in there, so that nobody finds it without them.
+// becomes a folder in there, so that no reader finds it without them.
 Status CheckpointInPlace(const Database& database, const std::string& folder,
                          const std::string& path, const std::vector<std::string>& files) {
   const std::string unfinished = UnfinishedOf(path), inner = unfinished + "/checkpoint";
-  if (Status status = TakeName(unfinished); !status.ok()) return status;
+  if (Status status = CreateStagingFolder(unfinished); !status.ok()) return status;
   Status status = database.Checkpoint(inner);
   for (const std::string& name : files) {
-    if (status.ok()) status = TakeAlong(name, folder, inner);
+    if (status.ok()) status = LinkOrCopy(name, folder, inner);
   }
   if (status.ok()) status = SyncFolder(inner);
   int error = 0;

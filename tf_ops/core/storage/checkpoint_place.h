@@ -26,9 +26,9 @@ Status CheckOutside(const std::string& path, const std::string& folder, const ch
 // nothing is at `path` that was not there before.
 Status MakeCheckpoint(const Database& database, const std::string& folder, const std::string& path);
 
-// The same for who may not write to `folder`, beside others who do this too: nothing in there
-// changes, and the checkpoint grows in "<path>.tmp" wherever it lies. `journal` are the names of
-// files in `folder` that belong to what the database shows, and go along.
+// The same for a caller that may not write to `folder`, beside others that do this too: nothing in
+// there changes, and the checkpoint grows in "<path>.tmp" wherever it lies. `journal` are the names
+// of files in `folder` that belong to what the database shows, and go along.
 Status CheckpointOfReader(const Database& database, const std::string& folder,
                           const std::string& path, const std::vector<std::string>& journal);
 

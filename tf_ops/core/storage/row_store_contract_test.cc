@@ -1,4 +1,4 @@
-// What every RowStore promises, held against each of them.
+// Tests the contract of RowStore, for each kind of store.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -147,7 +147,7 @@ TEST_CASE_TEMPLATE("keys without a row are filled in, and their positions are to
   CHECK(store->size() == even.size());
 }
 
-TEST_CASE_TEMPLATE("nobody writes in the place of a missing key without a fill", Kind,
+TEST_CASE_TEMPLATE("the output of a missing key is left alone without a fill", Kind,
                    SOK_EVERY_STORE) {
   const auto store = MakeStore<Kind>();
   REQUIRE(Put(*store, Keys<Kind>(1, 2), 1.0f).ok());
@@ -479,11 +479,11 @@ TEST_CASE_TEMPLATE("another layout keeps embeddings and starts slots; the same s
 
   const auto relay = [&](float start) {
     const auto layout = LayoutWith<Kind>({{"accumulator", 2, start}});
-    return Value(store->Relay(layout, {"", layout->slots(), 0}, ThreadedFor));
+    return Value(store->Relayout(layout, {"", layout->slots(), 0}, ThreadedFor));
   };
   CHECK(relay(0.5f));
   CHECK(Contents(*store) == expected);
-  // Rows that nobody changes in the first layout may start from what the second one says.
+  // Rows that do not change in the first layout may start from the slots of the second one.
   const auto changed = Keys<Kind>(0, 100);
   REQUIRE(Put(*store, changed, 2.5f).ok());
   CHECK_FALSE(relay(8.0f));

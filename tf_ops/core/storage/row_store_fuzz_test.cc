@@ -52,7 +52,7 @@ class Fuzz {
           Erase();
           break;
         case 5:
-          if (rng_() % 4 == 0) Relay();
+          if (rng_() % 4 == 0) Relayout();
           break;
         case 6:
           if (rng_() % 16 == 0) Clear();
@@ -147,12 +147,12 @@ class Fuzz {
     REQUIRE(Value(store_->Erase(keys.data(), keys.size(), parallel_for_)) == erased);
   }
 
-  void Relay() {
+  void Relayout() {
     std::vector<Slot> slots;
     if (rng_() % 2 == 0) slots.push_back({"slot", 1 + static_cast<int>(rng_() % 9), 0.5f});
     const auto layout = std::make_shared<const RowLayout>(kDim, slots);
     const bool differs = !layout->SameShape(*store_->layout());
-    const auto relaid = store_->Relay(layout, {"", slots, 0}, parallel_for_);
+    const auto relaid = store_->Relayout(layout, {"", slots, 0}, parallel_for_);
     REQUIRE(relaid.ok());
     REQUIRE(relaid.value() == differs);
   }

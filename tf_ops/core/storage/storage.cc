@@ -62,7 +62,7 @@ Status Storage::ResetSlots(int group, const GroupMeta& meta) {
   // Nothing is pending from here on, so that what is published below is all there is.
   if (Status status = FlushAtRest(); !status.ok()) return status;
   const uint64_t in_doubt = core_->database->writes_in_doubt();
-  Resolution resolution = ResolutionOf([] {});  // nothing in memory knows of the group
+  Resolution resolution = ResolutionOf([] {});  // the group is not in memory
   const Status status = OrNoMemory([&] { return PublishWithoutSlots(group, meta); });
   if (status.ok() || core_->database->writes_in_doubt() == in_doubt) return status;
   return Resolve(status, std::move(resolution));
@@ -116,8 +116,8 @@ Status Storage::FlushOnce() {
   }
   Journal* const journal = core_->journal.get();
   const bool has_journal = journal != nullptr && (!journal->empty() || journal->broken());
-  // What comes later goes to another segment: the database may have this number also if the flush
-  // fails, and be opened again with it.
+  // Later records go to another segment: the database may have this number also if the flush fails,
+  // and be opened again with it.
   const uint64_t journal_number = has_journal ? journal->EndSegment() : 0;
   if (has_journal) meta[kJournalName] = std::to_string(journal_number);
   if (!database.has_pending() && dirty <= kBatchBytes) {

@@ -26,35 +26,36 @@ class DumpWriter;
 
 struct StorageOptions {
   std::string path;
-  // Seconds after its last update that a row is kept; 0: for ever. Unset: as the folder has it,
+  // Seconds after its last update that a row is kept; 0: no limit. Unset: as the folder has it,
   // 0 for a new one.
   std::optional<uint32_t> ttl;
-  // Whether a folder that is there gets another TTL only together with the first rows that are
-  // loaded. Until then rows expire by it here, and none is removed for that.
+  // If true, an existing folder gets another TTL only together with the first rows that are loaded.
+  // Until then rows expire by it here, and none is removed because of it.
   bool ttl_with_load = false;
-  // What the rows that are kept in memory may take. An index of about 20 bytes a row comes on top,
-  // and what RocksDB takes: see kBlockCacheBytes and kMemtableBytes.
+  // The memory for cached rows, in bytes. An index of about 20 bytes a row comes on top, and the
+  // memory of RocksDB: see kBlockCacheBytes and kMemtableBytes.
   uint64_t cache_bytes = uint64_t{256} << 20;
-  // How many evicted rows may wait in the spill file. Unset: as many as a quarter of cache_bytes,
-  // or 32 MiB, holds places for.
+  // The largest number of evicted rows in the spill file. Unset: as many as an index of a quarter
+  // of cache_bytes, or of 32 MiB, has places for.
   std::optional<uint64_t> spill_rows;
   // False: what the last Flush or Checkpoint that returned has written survives the process.
   // True: also what every call that returned has changed: updates, assignments, removals, restores.
   bool write_through = false;
   // With write_through: whether what they have changed survives the machine, too.
   bool sync = false;
-  // How long the journal of those calls may get before it is published.
+  // The length in bytes at which the journal of those calls is published.
   uint64_t journal_bytes = Journal::kMostBytes;
   bool read_only = false;
-  // Whether another rule may take over rows, whose slots start anew then. See SetResetSlots.
+  // True if another rule may take over rows; their slots start anew then. See SetResetSlots.
   bool reset_slots = false;
-  // Whether a group may be opened with another initializer than it has. See SetResetInitializer.
+  // True if a group may be opened with an initializer that differs from its own. See
+  // SetResetInitializer.
   bool reset_initializer = false;
   std::function<uint32_t()> now;   // seconds since 1970; null: the system's clock
   Database::Opener open_database;  // null: RocksDB
 };
 
-// Which rows a dump takes.
+// Selects the rows of a dump.
 struct DumpFilter {
   int group = -1;                 // -1: all groups
   uint32_t min_count = 0;         // at least so many updates
@@ -67,7 +68,7 @@ struct GroupInfo {
   GroupMeta meta;
 };
 
-// What a walk over all rows of a group has counted.
+// The counts of a walk over all rows of a group.
 struct GroupSurvey {
   uint64_t rows = 0;     // not expired
   uint64_t expired = 0;  // not removed yet
@@ -149,14 +150,14 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // Nothing for a key without a row.
   Result<std::optional<StoredRow>> Get(int group, Key key);
 
-  // The rows of a group for callers who do not train it, and have nothing to say of it. Where its
+  // The rows of a group for callers that do not train it and do not configure it. Where its
   // table is open these are calls of that; else they use the database, and open nothing. Errors:
   // kNotFound, naming the groups that there are.
   //
   // Returns the group as it is.
   Result<GroupMeta> GroupOf(int group);
   // Copies embeddings (n, dim). A key without a row gets the vector that training would start from,
-  // zeros where nobody has said. exists (n): whether the key has a row.
+  // zeros where none is set. exists (n): whether the key has a row.
   Status ReadRows(int group, const Key* keys, size_t n, float* embeddings, uint8_t* exists,
                   const ParallelFor& parallel_for);
   // See Table::ReadMeta.
@@ -205,23 +206,24 @@ class Storage : public std::enable_shared_from_this<Storage> {
 
   explicit Storage(std::shared_ptr<StorageCore> core) : core_(std::move(core)) {}
   // Publishes `meta`, which has another layout, for a group that is not open, and its rows without
-  // slots and updates. For who holds mu_.
+  // slots and updates. Called with mu_ held.
   Status ResetSlots(int group, const GroupMeta& meta);
   // The part of it that may turn out to have happened after an error.
   Status PublishWithoutSlots(int group, const GroupMeta& meta);
-  // Counts every group's rows anew: expired ones may have been counted. For who holds mu_.
+  // Counts every group's rows anew: expired ones may have been counted. Called with mu_ held.
   Status CountRows();
   // Counts the rows of a group that is not open, if those of its description were counted by
   // another TTL, or by a clock that was ahead.
   Status CountIfOutdated(int group, GroupMeta* meta) const;
-  // The error for a group that is not there, with those that are. For who holds mu_ and the gate.
+  // The error for a group that is not there, with those that are. Called with mu_ and the gate
+  // held.
   Status NoGroup(int group) const;
   // Returns opened(table, admission) if the table of a group is open, with the admission or null;
   // else closed(meta) of the group, with mu_ and the gate held.
   template <typename Opened, typename Closed>
   auto OfRows(int group, bool to_write, const Opened& opened, const Closed& closed)
       -> decltype(opened(std::declval<Table&>(), std::declval<Admission*>()));
-  // These are of a group that is not open, for who holds mu_ and the gate. ReadClosed calls
+  // These are of a group that is not open, called with mu_ and the gate held. ReadClosed calls
   // found(i, value) for each of the keys that has a row, expired ones too; ForgetCounts returns the
   // chunks of the admission that are others then.
   Status ReadClosed(int group, const GroupMeta& meta, const Key* keys, size_t n,
@@ -240,7 +242,7 @@ class Storage : public std::enable_shared_from_this<Storage> {
                    const std::optional<AdmissionConfig>& admission,
                    const std::optional<EvictionConfig>& eviction) const;
 
-  // The rest is for who holds the gate alone, and mu_.
+  // The rest is called with the gate held exclusively, and mu_ held.
   // Whether the storage can be used, after an attempt to mend what an error of the disk has left.
   Status Ready();
   Status ReadyToWrite();
@@ -258,13 +260,13 @@ class Storage : public std::enable_shared_from_this<Storage> {
     int dim;
     std::optional<GroupMeta> meta;  // of the group where it comes from
   };
-  // What the groups will be, or the error that keeps the arrivals out.
+  // Returns the groups as they will be, or the error that keeps the arrivals out.
   Result<std::map<int, GroupMeta>> Reconcile(const std::vector<Arrival>& arrivals,
                                              const std::string& path) const;
   // Has `write` hand over rows, then publishes them with the groups' new descriptions.
   using AddRows = std::function<Status(const std::function<Status(RowBatch*)>& write)>;
   Status TakeIn(std::map<int, GroupMeta> groups, const AddRows& add);
-  // Hands the rows of a file to `take`, and reports to whoever loads it how far it is.
+  // Hands the rows of a file to `take`, and reports the progress to the caller.
   using WalkFile = std::function<Status(const PieceFn& take, bool reports)>;
   // Takes in the rows that `walk` hands to its argument. Returns how many they were; expired ones
   // are left out.
@@ -275,8 +277,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // The part of TakeIn that nothing else may run between: on an error, what is pending must be
   // dropped. Sets the numbers of rows in the descriptions.
   Status PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows& add);
-  // How to look, once the database is open again, whether a publication has happened that failed in
-  // its last system calls; memory follows then. Made before it, as memory may have ended by then.
+  // Tells, once the database is open again, whether a publication happened that failed in its last
+  // system calls; memory follows then. It is made before the publication, since memory may have run
+  // out by then.
   struct Resolution {
     std::function<Status()> look;
     std::shared_ptr<const bool> happened;
@@ -287,11 +290,11 @@ class Storage : public std::enable_shared_from_this<Storage> {
   Status Resolve(const Status& failed, Resolution resolution);
   // The most rows that an open group with a limit and without an eviction may have once it has
   // taken in others, where it is described by `meta` before.
-  Result<uint64_t> RowsThatTheLimitAllows(int group, const GroupMeta& meta) const;
+  Result<uint64_t> RowLimitAfterArrival(int group, const GroupMeta& meta) const;
   // kResourceExhausted if such a group would have more rows then.
   Status CheckTakes(int group, uint64_t allowed, uint64_t after) const;
   // Has the tables that are open forget what they knew of groups that have taken in rows.
-  void FollowTakenIn(const std::map<int, GroupMeta>& groups);
+  void UpdateAfterArrival(const std::map<int, GroupMeta>& groups);
 
   const std::shared_ptr<StorageCore> core_;
   const std::shared_ptr<std::atomic<bool>> reset_slots_ =

@@ -195,7 +195,8 @@ class Run {
     REQUIRE(whole);
     return rows;
   }
-  // What is in the folder, as if the process had been killed now. It can be trained on and moved.
+  // Returns the rows in the folder, as if the process had been killed now. The folder can still be
+  // trained on and moved.
   Rows Stored() {
     const std::string copy = Fresh("killed");
     CopyOfOneMoment(folder_ / "storage", copy);

@@ -99,7 +99,7 @@ Result<NamedValues> Describe(const Database& database, const JournalReader& jour
 
 }  // namespace
 
-Result<uint64_t> TakeInJournal(Database* database, const Expiry& expiry, uint64_t storage,
+Result<uint64_t> ReplayJournal(Database* database, const Expiry& expiry, uint64_t storage,
                                bool read_only) {
   auto stored = database->ReadMeta(kJournalName);
   if (!stored.ok()) return stored.status();

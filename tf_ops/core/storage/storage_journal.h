@@ -1,5 +1,5 @@
-// What a killed process has left in its storage's journal. Included by the
-// sources of Storage only.
+// Replays the journal that a killed process has left in its storage. Included by the sources of
+// Storage only.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ constexpr char kJournalName[] = "journal";
 // Publishes what the journal of the storage with that id holds and the database does not, and
 // removes its files. A database that is read-only shows it instead. Returns the number for the next
 // segment.
-Result<uint64_t> TakeInJournal(Database* database, const Expiry& expiry, uint64_t storage,
+Result<uint64_t> ReplayJournal(Database* database, const Expiry& expiry, uint64_t storage,
                                bool read_only);
 
 }  // namespace sok

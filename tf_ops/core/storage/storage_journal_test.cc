@@ -286,7 +286,7 @@ TEST_CASE("rows that went for a lookup are gone after a kill once a call is dura
   CHECK(Value(full.table->Remove(&kept, 1, SerialFor)) == 1);
   CHECK(RowsOfFullTableAt(Killed(folder, "killed"), false) ==
         Rows{{2, 0.0f}, {5, 1.0f}, {6, 0.0f}});
-  // Lookups alone: what they owe is written now and then.
+  // Lookups alone: their removals are written now and then.
   for (Key key = 100; key < 200; ++key) full.Look({key});
   full.Update({100});
   const Rows rows = RowsOfFullTableAt(Killed(folder, "killed"), false);
@@ -331,7 +331,7 @@ TEST_CASE("a journal that is damaged before whole calls is an error that names i
     std::string bytes = ReadAll(segment);
     const size_t at = i < 56 ? i : random() % (before_last - 512);
     bytes[at] = static_cast<char>(bytes[at] ^ (1 << random() % 8));
-    // Zeros are no better, as of a page that the device has never had.
+    // Or with zeros, as in a page that the device has never written.
     if (i % 7 == 6) bytes.replace(at, 512, 512, '\0');
     WriteAll(segment, bytes);
     const auto opened = Storage::Open(At(killed));
@@ -354,7 +354,7 @@ class TornCalls {
       models.push_back(calls.model);
     }
   }
-  // Checks that the calls before the last ones are there, whoever opens first.
+  // Checks that the calls before the last ones are there, whichever mode opens first.
   void Expect(const std::string& bytes, const Rows& rows, bool read_only) const {
     const std::string killed = Killed(folder, "killed");
     WriteAll(LastSegment(killed), bytes);

@@ -169,10 +169,10 @@ Status Storage::TakeIn(std::map<int, GroupMeta> groups, const AddRows& add) {
   Database& database = *core_->database;
   const uint64_t in_doubt = database.writes_in_doubt();
   const auto arrived = std::make_shared<std::map<int, GroupMeta>>(std::move(groups));
-  Resolution resolution = ResolutionOf([this, arrived] { FollowTakenIn(*arrived); });
+  Resolution resolution = ResolutionOf([this, arrived] { UpdateAfterArrival(*arrived); });
   status = OrNoMemory([&] { return PublishArrivals(arrived.get(), add); });
   if (status.ok()) {
-    FollowTakenIn(*arrived);
+    UpdateAfterArrival(*arrived);
     return status;
   }
   const Status dropped = database.DropPending();
@@ -214,7 +214,7 @@ Status Storage::PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows&
   Database& database = *core_->database;
   std::map<int, uint64_t> allowed;
   for (const auto& [number, group] : *groups) {
-    auto rows = RowsThatTheLimitAllows(number, group);
+    auto rows = RowLimitAfterArrival(number, group);
     if (!rows.ok()) return rows.status();
     allowed[number] = rows.value();
   }
@@ -224,11 +224,11 @@ Status Storage::PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows&
     return written;
   });
   Database::Meta meta;
-  if (status.ok() && !core_->unsaid.empty()) {
+  if (status.ok() && !core_->unwritten.empty()) {
     auto counted = CountAllGroups(database, *core_->expiry);
     if (!counted.ok()) return counted.status();
     meta = std::move(counted.value());
-    meta.insert(core_->unsaid.begin(), core_->unsaid.end());
+    meta.insert(core_->unwritten.begin(), core_->unwritten.end());
   }
   for (auto& [number, group] : *groups) {
     if (!status.ok()) break;
@@ -239,7 +239,7 @@ Status Storage::PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows&
   return status.ok() ? database.Publish(meta) : status;
 }
 
-Result<uint64_t> Storage::RowsThatTheLimitAllows(int group, const GroupMeta& meta) const {
+Result<uint64_t> Storage::RowLimitAfterArrival(int group, const GroupMeta& meta) const {
   const auto open = groups_.find(group);
   if (open == groups_.end() || open->second.eviction.has_value()) return meta.rows;
   const uint64_t most = open->second.config.max_rows;
@@ -264,9 +264,9 @@ Status Storage::CheckTakes(int group, uint64_t allowed, uint64_t after) const {
                 {{"group", group}, {"path", core_->path}, {"most", most}, {"after", after}});
 }
 
-void Storage::FollowTakenIn(const std::map<int, GroupMeta>& groups) {
-  if (!core_->unsaid.empty()) {
-    core_->unsaid.clear();
+void Storage::UpdateAfterArrival(const std::map<int, GroupMeta>& groups) {
+  if (!core_->unwritten.empty()) {
+    core_->unwritten.clear();
     core_->other_ttl = false;
     core_->expiry->AllowRemoval();
   }

@@ -22,7 +22,7 @@ namespace {
 constexpr int kFormat = 1;
 constexpr char kStorageName[] = "storage";
 constexpr uint64_t kLeastCache = uint64_t{1} << 20;
-// What the places of spilled rows may take.
+// The least memory for the places of spilled rows, in bytes.
 constexpr uint64_t kLeastSpillIndex = uint64_t{32} << 20;
 constexpr uint64_t kBytesAPlace = 20;
 std::mutex& RegistryMutex() {
@@ -224,7 +224,7 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
   if (!spill.ok() && !options.read_only) return spill.status();
   if (spill.ok()) core->spill = std::move(spill.value());
   core->id = IdIn(description);
-  auto next_segment = TakeInJournal(core->database.get(), Expiry(opened.value().ttl, nullptr),
+  auto next_segment = ReplayJournal(core->database.get(), Expiry(opened.value().ttl, nullptr),
                                     core->id, options.read_only);
   if (!next_segment.ok()) return next_segment.status();
   if (options.read_only) {
@@ -239,7 +239,7 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
     if (options.ttl_with_load && !description.empty() &&
         opened.value().ttl != core->expiry->ttl()) {
       core->other_ttl = true;
-      core->unsaid[kStorageName] = TextOf(*core->expiry, core->id);
+      core->unwritten[kStorageName] = TextOf(*core->expiry, core->id);
     } else {
       Status status = Describe(core->database.get(), *core->expiry, core->id, description);
       if (!status.ok()) return status;
@@ -385,7 +385,7 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& given, cons
     return InvalidArgument(group + " has dimension " + std::to_string(meta.dim) + ", got " +
                            std::to_string(config.dim) + "; give the other a group of its own");
   }
-  // Who only reads needs no optimizer.
+  // A reader needs no optimizer.
   const bool other_rule =
       !core_->read_only && !rule.empty() && !meta.state.rule.empty() && meta.state.rule != rule;
   const bool may_reset = reset_slots || this->reset_slots();
@@ -415,7 +415,7 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& given, cons
   // closed, without the gate.
   if (other_rule) {
     gate.value().unlock();
-    // Which publishes the description, too: a record of it could fail when it has happened.
+    // ResetSlots publishes the description too: a record of it could fail after that.
     if (Status status = ResetSlots(config.group, meta); !status.ok()) return status;
     gate.value().lock();
   } else if (core_->journal != nullptr) {

@@ -1,4 +1,5 @@
-// What a folder says while it is opened, and what an opening makes of that.
+// Tests the folder's TTL and other settings as a storage is opened, and how an opening changes
+// them.
 #include <doctest/doctest.h>
 
 #include <optional>

@@ -20,7 +20,7 @@ std::vector<size_t> Sorted(const Key* keys, size_t n) {
   return order;
 }
 
-// Makes what rows of a group start from; zeros where nobody has said.
+// Makes the initializer of a group's rows; zeros where none is set.
 Result<Initializer> StartOf(const GroupMeta& meta, int group) {
   const bool said = !meta.initializer.empty();
   return Initializer::Make(said ? meta.initializer : "constant", meta.initializer_a,

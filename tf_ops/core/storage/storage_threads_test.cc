@@ -231,7 +231,7 @@ TEST_CASE("no calls on a storage wait for each other through a pool whose caller
   constexpr size_t keys_in_all = 4000;
   for (const bool write_through : {false, true}) {
     CAPTURE(write_through);
-    // This is shared with the threads, since nobody can end those that stand still.
+    // This is shared with the threads, since threads that stand still cannot be ended.
     struct Shared {
       TestFolder folder;
       std::shared_ptr<Storage> storage;

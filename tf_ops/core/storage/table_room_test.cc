@@ -118,7 +118,7 @@ TEST_CASE("lookups whose gradients are still to come keep their rows until the c
     CHECK(place.Rows() == Keys{1, 2, 5, 6});
     CHECK(place.Look({7, 8, 9}).code() == Code::kResourceExhausted);
     CHECK(place.Rows() == Keys{1, 2, 5, 6});
-    // The claim goes on to the gradients, whoever has the lookup's keys.
+    // The claim passes to the gradients, whatever else holds the lookup's keys.
     place.Deposit(first, batch.claim);
     place.Tick();
     REQUIRE(place.Look({7}).ok());

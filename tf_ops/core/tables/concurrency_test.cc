@@ -35,7 +35,7 @@ std::unique_ptr<Table> MakeTable(uint64_t max_rows, bool direct) {
   return std::move(Table::Make(config).value());
 }
 
-// What the threads of a test found wrong. doctest's checks are for its own thread.
+// The faults that the threads of a test have found. doctest's checks are for its own thread.
 struct Faults {
   std::atomic<int> torn{0}, refused{0}, export_differs{0}, too_many_rows{0};
 

@@ -7,7 +7,7 @@ namespace sok {
 namespace {
 
 // A direction of which neighbors of the length 1 have no more than this, squared, is rounding.
-constexpr double kNothingLeft = 1e-13;
+constexpr double kRoundingSquare = 1e-13;
 
 // A product fits if it is off by no more than this share of the product of the vectors' lengths.
 constexpr double kFits = 1e-6;
@@ -44,14 +44,14 @@ std::vector<Neighbor> BasisOf(const std::vector<Neighbor>& neighbors) {
   // One dimension is kept for what is new.
   while (basis.size() < kCoordinates - 1) {
     size_t farthest = 0;
-    double longest = kNothingLeft;
+    double longest = kRoundingSquare;
     for (size_t i = 0; i < left.size(); ++i) {
       const double square = Product(left[i].coordinates, left[i].coordinates);
       if (square <= longest) continue;
       longest = square;
       farthest = i;
     }
-    if (longest == kNothingLeft) break;
+    if (longest == kRoundingSquare) break;
     Neighbor axis = left[farthest];
     left.erase(left.begin() + static_cast<std::ptrdiff_t>(farthest));
     // A second time is enough to be orthogonal (Kahan; Parlett 1980).

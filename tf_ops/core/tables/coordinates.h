@@ -29,7 +29,7 @@ struct Neighbor {
 // may not fit all; the vector's own norm is always right.
 Coordinates CoordinatesOf(const std::vector<Neighbor>& neighbors, double square);
 
-// Whether the products of a vector of these coordinates with all neighbors are as they should be.
+// Returns true if the products of a vector of these coordinates with all neighbors are right.
 bool FitsAll(const Coordinates& coordinates, const std::vector<Neighbor>& neighbors);
 
 }  // namespace sok

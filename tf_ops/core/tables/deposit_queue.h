@@ -34,7 +34,7 @@ struct DepositOrder {
   }
 };
 
-// What gradients wait as until a commit redeems them. Keys is what a deposit has gradients of: it
+// Holds gradients until a commit redeems them. Keys describes the keys of a deposit's gradients: it
 // has their number, n, and their order; with norms also square() and Dot(other). Thread-safe.
 template <typename Keys>
 class DepositQueue {
@@ -51,7 +51,7 @@ class DepositQueue {
     double factor = 1.0;
     int missed = 0;  // commits that have not redeemed it
   };
-  // Who redeems a deposit later comes too late. Gradients that nobody applies cost memory until
+  // A deposit that is redeemed later is gone. Gradients that no commit applies cost memory until
   // then.
   static constexpr int kMostMissed = 16;
 
@@ -104,7 +104,7 @@ class DepositQueue {
       const float sum = arrived[place], weighted = arrived[kPlaces + place];
       if (HasVanished(sum, weighted)) continue;
       const size_t waiting = FindAt(place, sum, weighted, &redeemed);
-      if (waiting != kFound) return NobodyKnows(arrived, waiting);
+      if (waiting != kFound) return UnknownSum(arrived, waiting);
     }
     if (redeemed.empty() && !IsFinite(arrived)) return NotFinite();
     if (plain && !IsPlain(arrived, redeemed, clipped_to)) return NotPlain();
@@ -140,7 +140,7 @@ class DepositQueue {
   // Ratios of weights are at least 1 / 131072 apart; a few roundings of float32 are not as much.
   static constexpr double kTolerance = 3e-6;
 
-  // What float32 makes of sums of coordinates; whoever changes single elements changes more.
+  // The rounding error of float32 in sums of coordinates; a change of single elements is larger.
   static constexpr double kPlainTolerance = 1e-3;
   static constexpr double kLeast = 0x1p-62;  // what is shorter may have lost its marks: tickets.h
   // A norm is right if it is off by no more than this share of the lengths that are added up.
@@ -158,7 +158,7 @@ class DepositQueue {
     // commit come first, the last ones at the front.
     std::vector<Neighbor> fresh, missed;
     for (auto it = deposits_.rbegin(); it != deposits_.rend(); ++it) {
-      // What is not finite makes no norm finite.
+      // A norm that includes a value that is not finite is not finite.
       if (!it->coordinates.has_value() || !std::isfinite((*it->coordinates)[0])) continue;
       (it->missed == 0 ? fresh : missed).push_back({*it->coordinates, it->keys.Dot(added->keys)});
     }
@@ -222,7 +222,7 @@ class DepositQueue {
   }
 
   // The error for sums of marks that stand for no deposits of their place, where some wait.
-  static Status NobodyKnows(const float* arrived, size_t waiting) {
+  static Status UnknownSum(const float* arrived, size_t waiting) {
     if (waiting > 1) {
       return Status(Code::kFailedPrecondition,
                     "expected one or all, by one factor, of the " + std::to_string(waiting) +
@@ -255,8 +255,7 @@ class DepositQueue {
     return true;
   }
 
-  // What the coordinates of deposits add up to, and how long all of them are together. Nothing if
-  // some have none.
+  // The sum of the coordinates of deposits, and the sum of their lengths. Empty if some have none.
   struct Sum {
     Coordinates coordinates{};
     double length = 0.0;
@@ -272,7 +271,8 @@ class DepositQueue {
     return sum;
   }
 
-  // Whether the coordinates that have arrived are the sum of those that were redeemed.
+  // Returns true if the coordinates that have arrived are the sum of those of the redeemed
+  // deposits.
   static bool IsPlain(const float* arrived, const Redeemed& redeemed, double clipped_to) {
     const std::optional<Sum> sum = SumOf(redeemed);
     if (!sum.has_value()) return true;
@@ -287,8 +287,8 @@ class DepositQueue {
            off <= kPlainTolerance * sum->length + kLeast;
   }
 
-  // Whether the sum of the coordinates of those that were redeemed has the norm of their gradients'
-  // sum.
+  // Returns true if the sum of the coordinates of the redeemed deposits has the norm of the sum of
+  // their gradients.
   bool HasItsNorm(const Redeemed& redeemed) {
     const auto fits = [](const auto& each) { return each.first->fits_all; };
     if (redeemed.size() < 2 || std::all_of(redeemed.begin(), redeemed.end(), fits)) return true;
@@ -307,7 +307,8 @@ class DepositQueue {
     return std::abs(norm - std::sqrt(std::max(0.0, square))) <= kNormTolerance * sum->length;
   }
 
-  // Whether those that were redeemed are the first ones since the last commit, all by one factor.
+  // Returns true if the redeemed deposits are the first ones since the last commit, all by one
+  // factor.
   bool IsAllSinceCommit(const Redeemed& redeemed) const {
     uint64_t last = 0;
     for (const auto& [deposit, factor] : redeemed) {

@@ -377,7 +377,7 @@ TEST_CASE("where a mark may be lost beside a larger one, nothing is redeemed") {
   CHECK(queue.gradients() == kPlaces + 1);
 }
 
-TEST_CASE("a gradient that is no number makes that of the anchor none") {
+TEST_CASE("a gradient that is not finite makes the anchor's not finite") {
   for (double wrong : {std::nan(""), HUGE_VAL}) {
     DepositQueue<Numbered> queue;
     std::vector<float> first(kAnchorSize), second(kAnchorSize);

@@ -1,5 +1,5 @@
-// Which optimizers have committed to a table, and what follows from it: whether the slots that
-// others have left start anew, and which step of bias correction a commit is.
+// The optimizers that have committed to a table. From them follows whether the slots that another
+// optimizer has left start anew, and the step of bias correction of a commit.
 //
 // Not thread-safe: the table asks it with its commits locked.
 #pragma once
@@ -11,7 +11,7 @@
 
 namespace sok {
 
-// Who commits.
+// Identifies the optimizer of a commit.
 struct Committer {
   static constexpr int64_t kNobody = 0;  // in particular: commits without a name are alike
   static constexpr int64_t kUncounted = 0;
@@ -27,15 +27,15 @@ struct Committer {
 class OptimizerHistory {
  public:
   OptimizerHistory() = default;
-  // The history of a table that keeps its slots, whoever commits.
+  // The history of a table that keeps its slots for every optimizer.
   static OptimizerHistory KeepingSlots() {
     OptimizerHistory history;
     history.keeps_slots_ = true;
     return history;
   }
 
-  // Takes note of who commits to a table that has taken `steps` steps. Also in a commit without
-  // deposits, so that a first step without this table counts.
+  // Records the optimizer of a commit to a table that has taken `steps` steps. Also in a commit
+  // without deposits, so that a first step without this table counts.
   void Meet(const Committer& who, int64_t steps) {
     const bool follows_another = !earlier_steps_.empty();
     const bool is_unknown = earlier_steps_.emplace(who.optimizer, 0).second;
@@ -50,13 +50,13 @@ class OptimizerHistory {
     }
   }
 
-  // Whether a step of `rule` must not find the slots that `trained`, the rule of the steps so far,
-  // has left: another rule's slot of the same name means something else.
+  // Returns true if a step of `rule` must not find the slots that `trained`, the rule of the steps
+  // so far, has left: another rule's slot of the same name means something else.
   bool StartsAnew(const std::string& trained, const std::string& rule) const {
     return !trained.empty() && (begun_ || trained != rule);
   }
 
-  // The slots have been dropped, and with them the steps that somebody did not know of.
+  // The slots have been dropped, and with them the steps that some optimizer had not counted.
   void DropEarlierSteps() {
     for (auto& [optimizer, earlier] : earlier_steps_) earlier = 0;
   }
@@ -68,7 +68,7 @@ class OptimizerHistory {
     return who.step + (met == earlier_steps_.end() ? 0 : met->second);
   }
 
-  // The rows have taken the step: slots are those of who committed.
+  // The rows have taken the step: their slots belong to the optimizer that committed.
   void Stepped() { begun_ = false; }
 
  private:
@@ -81,7 +81,7 @@ class OptimizerHistory {
   }
 
   bool keeps_slots_ = false;
-  // Everybody who has committed, each with the steps of the table that it does not know of.
+  // Each optimizer that has committed, with the steps of the table that it has not counted.
   std::unordered_map<int64_t, int64_t> earlier_steps_;
   bool begun_ = false;  // a new optimizer has come, and its first gradients are to come
 };

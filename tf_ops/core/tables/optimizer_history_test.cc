@@ -116,7 +116,8 @@ TEST_CASE("kept slots do not start anew, and a new optimizer goes on from the ta
   CHECK(table.Step({5, 5}) == 5);  // it knows nothing of the other's steps
 }
 
-TEST_CASE("an optimizer that was restored along with kept slots adds what it does not know of") {
+TEST_CASE(
+    "an optimizer that was restored along with kept slots adds the steps that it has not counted") {
   Commits same(OptimizerHistory::KeepingSlots()), behind(OptimizerHistory::KeepingSlots());
   for (int64_t step = 1; step <= 6; ++step) {
     same.Commit({5, step});

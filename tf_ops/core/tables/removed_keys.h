@@ -1,5 +1,5 @@
-// Keys whose rows have gone, for those who keep a copy of a table elsewhere. Nothing is noted
-// before somebody has asked for it. Thread-safe.
+// Keys whose rows have gone, for callers that keep a copy of a table elsewhere. Nothing is noted
+// before the first call. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@ namespace sok {
 
 struct RemovedSince {
   std::vector<Key> keys;  // distinct, in no order
-  // Whether these are all keys whose rows have gone since the call before. Not in the first call,
+  // True if these are all keys whose rows have gone since the call before. Not in the first call,
   // where more have gone than were to be noted, and where all rows have been replaced.
   bool complete = false;
 };

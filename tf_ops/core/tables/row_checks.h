@@ -1,5 +1,5 @@
-// Whether rows that come from outside, a file or a caller's arrays, can be what training left.
-// Others would load without a word and train to NaN.
+// Checks that rows from outside, a file or a caller's arrays, can be the result of training.
+// Damaged rows would load silently and train to NaN.
 #pragma once
 
 #include <cstddef>

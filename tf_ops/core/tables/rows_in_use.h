@@ -23,7 +23,7 @@ class RowsInUse : public std::enable_shared_from_this<RowsInUse> {
 
   // The claim of a deposit's rows: that of its lookup, unless that has ended, or went on to another
   // deposit. It ends with the last copy of what this returns, so that it does not outlive the
-  // gradients where somebody still has what the lookup put out, as a tape does.
+  // gradients where a tape, say, still holds the output of the lookup.
   std::shared_ptr<RowClaim> HandOn(const std::shared_ptr<RowClaim>& claim, const Key* keys,
                                    size_t n, std::shared_ptr<const void> hold);
 
@@ -38,7 +38,7 @@ class RowsInUse : public std::enable_shared_from_this<RowsInUse> {
   std::unordered_set<const RowClaim*> claims_;
 };
 
-// Ends when it goes, or is told to.
+// Ends with its destructor, or before by a call.
 class RowClaim {
  public:
   RowClaim(std::shared_ptr<RowsInUse> of, const Key* keys, size_t n,

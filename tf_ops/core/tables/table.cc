@@ -172,7 +172,7 @@ Status CheckCounts(const int64_t* counts, size_t n) {
 }
 
 // Leaves the first position of every key.
-void LeaveFirst(const Key* keys, std::vector<uint32_t>* positions) {
+void KeepFirstOfEachKey(const Key* keys, std::vector<uint32_t>* positions) {
   KeySet met;
   met.Reserve(positions->size());
   const auto again = [&](uint32_t i) { return !met.Insert(keys[i]); };
@@ -202,7 +202,7 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
   if (!status.ok() || missing.empty()) return status;
   std::unique_lock<std::mutex> commit(commit_mu_, std::defer_lock);
   if (evictor_ != nullptr) {
-    LeaveFirst(keys, &missing);
+    KeepFirstOfEachKey(keys, &missing);
     commit.lock();
   }
   std::vector<Key> absent(missing.size());
@@ -376,9 +376,9 @@ Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& par
     }
   }
   auto erased = store_->Erase(keys, n, parallel_for);
-  if (erased.ok()) HaveGone(there);
-  if (!finds) removed_->Add(keys, n);  // somebody has begun to note since
-  ++removals_;  // after: a lookup that still finds a row must not know of its removal
+  if (erased.ok()) NoteRemoved(there);
+  if (!finds) removed_->Add(keys, n);  // the noting has begun since
+  ++removals_;  // after: a lookup that still finds a row must not see the new count
   return erased;
 }
 
@@ -386,7 +386,7 @@ void Table::ForgetCounts(const std::vector<Key>& keys) {
   if (admission_ != nullptr) admission_->Forget(keys.data(), keys.size());
 }
 
-void Table::HaveGone(const std::vector<Key>& keys) {
+void Table::NoteRemoved(const std::vector<Key>& keys) {
   ForgetCounts(keys);
   removed_->Add(keys.data(), keys.size());
 }

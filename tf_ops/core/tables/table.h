@@ -86,10 +86,9 @@ struct CommitOptions {
   // t of the rule's bias correction, 1 for the first step. 0: the table counts by itself.
   int64_t step = 0;
   float scale = 1.0f;  // gradients are multiplied by it
-  // Which optimizer commits; 0: nobody in particular. One that the table has not seen before, and
-  // that is new, finds the slots that others have left started anew, unless the table keeps its
-  // slots. New is who comes with a step of at most `first_step`; of those without a step, who is
-  // not the first.
+  // Identifies the optimizer that commits, 0 if unknown. A fresh optimizer (`step` <= first_step
+  // or, without a step, any but the first) that the table has not seen before starts slots of other
+  // optimizers anew, unless the table keeps its slots.
   int64_t optimizer = 0;
   // The greatest `step` at which an optimizer may come for the first time, and be new: one that
   // accumulates the gradients of several calls counts the calls.
@@ -97,11 +96,11 @@ struct CommitOptions {
   // The sum of a row's gradients, times the scale, is brought into [-clip_value, clip_value]; 0: it
   // is not.
   float clip_value = 0.0f;
-  // What has reached the optimizer of the anchor's gradient (kAnchorSize), which names the deposits
-  // that it applies: see tickets.h. Null: all that wait.
+  // The gradient of the anchor (kAnchorSize) as the optimizer received it, which names the deposits
+  // to apply: see tickets.h. Null: all deposits that wait.
   const float* redeemed = nullptr;
-  // Whether the anchor's gradients were added up and multiplied on their way, and nothing else:
-  // see DepositQueue::Redeem.
+  // True if the gradients of the anchor were only added up and multiplied on their way: see
+  // DepositQueue::Redeem.
   bool plain = true;
   float clipped_to = 0.0f;
 };
@@ -182,14 +181,14 @@ class Table {
   template <typename T>  // float or BFloat16
   Status Lookup(const Key* keys, size_t n, bool make_rows, T* out, const ParallelFor& parallel_for,
                 uint8_t* exists = nullptr, const int64_t* counts = nullptr);
-  // Whether there is an admission, which counts keys.
+  // Returns true if there is an admission, which counts keys.
   bool counts_keys() const { return admission_ != nullptr; }
   // For LookupKeys::counted of a lookup that makes no rows; null without an admission.
   std::shared_ptr<std::atomic<bool>> CountOnce() const {
     return counts_keys() ? std::make_shared<std::atomic<bool>>(false) : nullptr;
   }
 
-  // For those who have a start of their own for rows: the parts of a Lookup.
+  // For callers that choose the start of new rows: the parts of a Lookup.
   //
   // Copies the embedding of every key that has a row, as `options` say. Positions of the others are
   // appended to `missing`, in no order. Without `missing` they get the vector that training would
@@ -214,7 +213,7 @@ class Table {
   // Calls fn for every row, in no order, while no commit runs. fn must not use the table.
   Status ForEachRow(const std::function<void(Key key, RowRef row)>& fn);
 
-  // What the table knows of keys (n): exists[i] is whether there is a row, metas[i] its counters,
+  // Reads the counters of keys (n): exists[i] is 1 if there is a row, metas[i] has its counters,
   // zeros without one. Makes no rows. Keys that this table cannot hold have none.
   Status ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
                   const ParallelFor& parallel_for);
@@ -249,12 +248,12 @@ class Table {
   // values as they were; it says if others were evicted to make room. kFailedPrecondition: the rule
   // is another one, and the table keeps its slots; or DepositQueue::Redeem's.
   Result<CommitOutcome> Commit(const CommitOptions& options, const ParallelFor& parallel_for);
-  // The same while somebody has the lock of LockCommits for it, perhaps another thread. Threads of
-  // a pool must not wait for that lock: who has it may wait for the pool.
+  // The same while the lock of LockCommits is held for it, perhaps by another thread. Threads of
+  // a pool must not wait for that lock: its holder may wait for the pool.
   Result<CommitOutcome> CommitLocked(const CommitOptions& options, const ParallelFor& parallel_for);
   std::unique_lock<std::mutex> LockCommits() { return std::unique_lock<std::mutex>(commit_mu_); }
 
-  // Whether lookups that make rows wait for each other, and for commits.
+  // Returns true if lookups that make rows wait for each other, and for commits.
   bool makes_rows_in_turn() const { return config_.max_rows > 0 || eviction_ != nullptr; }
 
   // One step of `optimizer`, whose rule is `rule`, on the rows of the keys (n) with gradients
@@ -291,7 +290,8 @@ class Table {
   // kInvalidArgument for a key that has a row already. Nothing has changed then, unless memory
   // ended.
   Status AddRows(const TableContents& piece, const ParallelFor& parallel_for);
-  // What Restore refuses, before it changes anything; else the state that it would leave.
+  // Returns the state that Restore would leave, or the error with which it would refuse the
+  // contents.
   Result<TableState> CheckRestore(const TableContents& contents,
                                   const ParallelFor& parallel_for) const;
 
@@ -305,8 +305,8 @@ class Table {
   // database rewrites its files.
   Result<RemovedSince> TakeRemoved(size_t most, const ParallelFor& parallel_for);
 
-  // What an export writes down. No commit runs and no row is made as long as it lives; its thread
-  // must not use the table otherwise.
+  // The rows of an export. While a snapshot lives, no commit runs and no row is made, and its
+  // thread must not use the table otherwise.
   class Snapshot {
    public:
     uint64_t size() const { return rows_->size(); }
@@ -320,8 +320,8 @@ class Table {
     // Columns of the rows [begin, end), in an order that is the same for all snapshots between
     // which the table does not change.
     Status Write(const WritableRowColumns& columns, uint64_t begin, uint64_t end) const;
-    // What admission has counted by the time of the call, in the pieces of DumpCounts; none without
-    // an admission.
+    // Returns the counters of the admission at the time of the call, in the pieces of DumpCounts;
+    // none without an admission.
     Result<std::vector<std::string>> DumpAdmission() const;
 
    private:
@@ -380,7 +380,7 @@ class Table {
                          const ParallelFor& parallel_for);
   // The error of a call, with how many rows have gone to make room for it: evictor_ had had so many
   // go before.
-  Status SayingWhatWent(const Status& failed, uint64_t evicted) const;
+  Status WithEvictions(const Status& failed, uint64_t evicted) const;
   uint64_t evicted_for_room() const { return evictor_ == nullptr ? 0 : evictor_->evicted(); }
   using Deposits = std::vector<DepositQueue<LookupKeys>::Deposit>;
 
@@ -390,16 +390,16 @@ class Table {
   // `now` is the update_time of new rows.
   Status MakeRows(const std::vector<Key>& keys, uint32_t now, const ParallelFor& parallel_for);
   // Has the admission begin anew with keys that have got their rows, or whose rows have gone. Of
-  // these most had no count; one that was given its row while nobody had the admission open, by a
+  // these most had no count; one that was given its row while the admission was not open, by a
   // load, say, has.
   void ForgetCounts(const std::vector<Key>& keys);
-  // The same of rows that have gone, for whoever notes them too.
-  void HaveGone(const std::vector<Key>& keys);
+  // The same for rows that have gone; also notes their keys for TakeRemoved.
+  void NoteRemoved(const std::vector<Key>& keys);
   // Leaves the positions whose keys may have a row made; counts the keys if `observe`.
   Status Admit(const Key* keys, const int64_t* counts, bool observe,
                std::vector<uint32_t>* positions);
-  Status Relay(const std::string& rule, const std::vector<Slot>& slots, bool restart,
-               const ParallelFor& parallel_for);
+  Status Relayout(const std::string& rule, const std::vector<Slot>& slots, bool restart,
+                  const ParallelFor& parallel_for);
   // kFailedPrecondition for a rule that would lose slots which are kept. commit_mu_ is held, here
   // and below.
   Status CheckRule(const std::string& rule) const;
@@ -409,7 +409,7 @@ class Table {
                              const TableState& after, const ParallelFor& parallel_for);
   // The counts of the contents, if the table has an admission; an error if it is another one.
   Result<AdmissionChunks> CountsOf(const TableContents& contents) const;
-  // Whether the times of the contents are by a clock as the table's is.
+  // Returns true if the times of the contents are by the same kind of clock as the table's.
   bool SharesClock(const TableContents& contents) const {
     return (ticks_ != nullptr) == (contents.step_clock != TableContents::kSeconds);
   }
@@ -417,7 +417,8 @@ class Table {
   // left_out: as MakeRowsThatFit has it.
   Status MakeDepositedRows(const Deposits& deposits, uint32_t now, uint64_t* left_out,
                            const ParallelFor& parallel_for);
-  // What the store is to apply. If gradients of one deposit are summed by key, all must be.
+  // Returns the gradients for the store to apply. If gradients of one deposit are summed by key,
+  // all must be.
   std::vector<GradientBatch> BatchesOf(Deposits& deposits, const ParallelFor& parallel_for);
 
   const TableConfig config_;

@@ -13,7 +13,7 @@ struct Waiting {
   std::unordered_map<uint64_t, TableCapture> captures;
 };
 
-Waiting& TheWaiting() {
+Waiting& WaitingCaptures() {
   static auto* const waiting = new Waiting;
   return *waiting;
 }
@@ -21,14 +21,14 @@ Waiting& TheWaiting() {
 }  // namespace
 
 uint64_t HandOver(TableCapture capture) {
-  Waiting& waiting = TheWaiting();
+  Waiting& waiting = WaitingCaptures();
   std::lock_guard<std::mutex> guard(waiting.mu);
   waiting.captures.emplace(++waiting.last, std::move(capture));
   return waiting.last;
 }
 
 std::optional<TableCapture> TakeCapture(uint64_t number) {
-  Waiting& waiting = TheWaiting();
+  Waiting& waiting = WaitingCaptures();
   std::lock_guard<std::mutex> guard(waiting.mu);
   const auto found = waiting.captures.find(number);
   if (found == waiting.captures.end()) return std::nullopt;

@@ -1,4 +1,4 @@
-// What a table held at one moment, while it goes on changing.
+// The contents of a table at one moment, while it goes on changing.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace sok {
 
 struct TableCapture {
-  std::shared_ptr<const void> hold;  // keeps the table alive; whoever begins a capture sets it
+  std::shared_ptr<const void> hold;  // keeps the table alive; set by the caller that begins it
   std::unique_ptr<RowCapture> rows;
   TableState state;
   std::vector<float> slot_start;
@@ -25,8 +25,8 @@ struct TableCapture {
   int slot_floats() const { return static_cast<int>(slot_start.size()); }
 };
 
-// Hands captures from whoever began them to whoever writes them, which may be in another library of
-// the process. Thread-safe.
+// Hands captures from the code that began them to the code that writes them, perhaps in another
+// library of the process. Thread-safe.
 uint64_t HandOver(TableCapture capture);
 // Returns nothing for a number that HandOver has not returned, or that was taken before.
 std::optional<TableCapture> TakeCapture(uint64_t number);

@@ -205,7 +205,7 @@ TEST_CASE("there is one capture at a time, and it starts from the state that was
   Train(*table, {2}, "sgd", 1.0f);
   CHECK(Begin(*table, 2, 1).rows->rows() == 1);  // not kept
   CHECK(Begin(*table, 3, 1).rows->rows() == 1);
-  CHECK(Begin(*table).rows->rows() == 3);  // of those who do not count
+  CHECK(Begin(*table).rows->rows() == 3);  // of the capture that does not count
   TableCapture kept = Begin(*table, 4, 1);
   CHECK(kept.rows->rows() == 1);
   kept.rows->Keep();

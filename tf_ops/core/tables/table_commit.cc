@@ -1,4 +1,4 @@
-// How a table is trained: deposits, commits, updates.
+// Trains a table: deposits, commits, updates.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -84,7 +84,8 @@ Status Table::MakeDepositedRows(const Deposits& deposits, uint32_t now, uint64_t
   for (const auto& deposit : deposits) {
     const LookupKeys& keys = deposit.keys;
     if (keys.leave_absent || (keys.rows_made && keys.removals == removals())) continue;
-    // What a lookup has counted and not admitted stays without a row; also what has gone since.
+    // Keys that a lookup has counted and not admitted stay without a row, as do keys whose row has
+    // gone since.
     if (keys.rows_made && admission_ != nullptr) continue;
     auto missing = store_->Missing(keys.keys, keys.n, parallel_for);
     if (!missing.ok()) return missing.status();
@@ -160,8 +161,8 @@ Result<CommitOutcome> Table::CommitLocked(const CommitOptions& options,
   outcome.restarted = history_.StartsAnew(state_.rule, options.rule);
   outcome.previous = state_.rule;
   const std::vector<Slot> slots = optimizer.value()->slots(config_.dim);
-  status = Relay(options.rule, slots, outcome.restarted, parallel_for);
-  if (!status.ok()) return SayingWhatWent(status, evicted);
+  status = Relayout(options.rule, slots, outcome.restarted, parallel_for);
+  if (!status.ok()) return WithEvictions(status, evicted);
   TableState after = state_;
   if (outcome.restarted) {
     after.steps = 0;
@@ -177,7 +178,7 @@ Result<CommitOutcome> Table::CommitLocked(const CommitOptions& options,
   step.clip_value = options.clip_value;
   step.now = now;
   auto rows = ApplyStep(batches, *optimizer.value(), std::move(step), after, parallel_for);
-  if (!rows.ok()) return SayingWhatWent(rows.status(), evicted);
+  if (!rows.ok()) return WithEvictions(rows.status(), evicted);
   history_.Stepped();
   outcome.rows = rows.value();
   outcome.stepped = true;
@@ -189,11 +190,11 @@ Result<CommitOutcome> Table::CommitLocked(const CommitOptions& options,
   return outcome;
 }
 
-Status Table::Relay(const std::string& rule, const std::vector<Slot>& slots, bool restart,
-                    const ParallelFor& parallel_for) {
+Status Table::Relayout(const std::string& rule, const std::vector<Slot>& slots, bool restart,
+                       const ParallelFor& parallel_for) {
   if (restart && !state_.slots.empty()) {
     auto bare = std::make_shared<const RowLayout>(config_.dim, std::vector<Slot>{});
-    auto cleared = store_->Relay(std::move(bare), {}, parallel_for);
+    auto cleared = store_->Relayout(std::move(bare), {}, parallel_for);
     if (!cleared.ok()) return cleared.status();
     state_ = {};  // as a table whose first step is to come
   }
@@ -203,7 +204,7 @@ Status Table::Relay(const std::string& rule, const std::vector<Slot>& slots, boo
   ready.slots = slots;
   if (restart) ready.steps = 0;
   auto layout = std::make_shared<const RowLayout>(config_.dim, slots);
-  auto relaid = store_->Relay(std::move(layout), ready, parallel_for);
+  auto relaid = store_->Relayout(std::move(layout), ready, parallel_for);
   if (!relaid.ok()) return relaid.status();
   state_ = std::move(ready);
   return Status();
@@ -248,8 +249,8 @@ Status Table::Update(const Key* keys, size_t n, const float* gradients, const st
   if (!status.ok()) return status;
   if (admission_ != nullptr) admission_->Forget(absent.data(), absent.size());
   if (state_.rule.empty()) {
-    status = Relay(rule, optimizer.slots(config_.dim), /*restart=*/false, parallel_for);
-    if (!status.ok()) return SayingWhatWent(status, evicted);
+    status = Relayout(rule, optimizer.slots(config_.dim), /*restart=*/false, parallel_for);
+    if (!status.ok()) return WithEvictions(status, evicted);
   }
   TableState after = state_;
   after.rule = rule;
@@ -261,7 +262,7 @@ Status Table::Update(const Key* keys, size_t n, const float* gradients, const st
       ApplyStep({{keys, gradients, nullptr, n}}, optimizer, std::move(step), after, parallel_for)
           .status();
   return status.ok() ? EvictAfterStep(after.steps, keys, n, parallel_for)
-                     : SayingWhatWent(status, evicted);
+                     : WithEvictions(status, evicted);
 }
 
 }  // namespace sok

@@ -1,5 +1,5 @@
-// What a table holds, as it goes into a file or an op's tensors and comes back: Table::Snapshot
-// writes it, Table::Restore reads it.
+// The contents of a table, for a file or an op's tensors: Table::Snapshot writes it, Table::Restore
+// reads it.
 //
 // The rows are columns in memory of the caller's, the tensors of an op or the arrays of a test: a
 // table that fills half of the memory is not copied twice. A dump, whose rows lie on disk, is
@@ -40,17 +40,18 @@ struct TableContents {
 
   std::string rule;   // of the last commit; empty before the first
   int64_t steps = 0;  // commits that found deposits
-  // What the table's clock shows, where it counts steps; else kSeconds.
+  // The time of the table's clock, where it counts steps; else kSeconds.
   int64_t step_clock = kSeconds;
   size_t n = 0;  // rows, with distinct keys
   RowColumns rows;
   int slot_floats = 0;
   const float* slot_start = nullptr;  // (slot_floats) that the slots of rows to come start from
-  // What DumpCounts gave of the table's admission; empty: it has none.
+  // The result of DumpCounts of the table's admission; empty: it has none.
   std::string_view admission;
 };
 
-// What a Restore has left out, since the table has another config than the one that was saved.
+// The parts that a Restore has left out, since the table's config differs from the one that was
+// saved.
 struct RestoreOutcome {
   // The table has no admission, so every key gets a row: there is nothing to count.
   bool dropped_counts = false;

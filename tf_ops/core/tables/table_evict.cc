@@ -1,4 +1,4 @@
-// How rows of a table go: by policies, by key, and to make room.
+// Removes rows of a table: by policies, by key, and to make room.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -22,14 +22,14 @@ Result<EvictedRows> Table::EvictChosen(const std::function<Status(EvictedRows*)>
     ++removals_;
     if (!erased.ok()) return erased.status();
     if (!erased.value().has_value()) continue;
-    HaveGone(evicted.keys);
+    NoteRemoved(evicted.keys);
     return evicted;
   }
 }
 
 Result<EvictedRows> Table::Evict(const Key* keys, size_t n, const ParallelFor& parallel_for) {
   std::vector<float> embeddings(n * config_.dim);
-  std::lock_guard<std::mutex> commit(commit_mu_);  // nobody changes a row that is to go
+  std::lock_guard<std::mutex> commit(commit_mu_);  // no row that is to go changes
   return EvictChosen(
       [&](EvictedRows* evicted) {
         std::vector<uint32_t> missing;
@@ -50,7 +50,7 @@ Result<EvictedRows> Table::Evict(const Key* keys, size_t n, const ParallelFor& p
 
 Result<EvictedRows> Table::Evict(const std::vector<const Eviction*>& policies,
                                  const ParallelFor& parallel_for) {
-  std::lock_guard<std::mutex> commit(commit_mu_);  // nobody changes a row that is to go
+  std::lock_guard<std::mutex> commit(commit_mu_);  // no row that is to go changes
   return EvictBy(policies, {}, parallel_for);
 }
 
@@ -105,9 +105,9 @@ Status Table::MakeInRoom(const Key* keys, size_t n, const std::vector<Key>& newc
     const uint64_t seen = store_->replacements();
     auto room =
         evictor_->MakeRoom({keys, n}, newcomers, /*all=*/fitting == nullptr, now, parallel_for);
-    if (!room.ok()) return SayingWhatWent(room.status(), evicted);
+    if (!room.ok()) return WithEvictions(room.status(), evicted);
     if (!room.value().gone.empty()) ++removals_;
-    HaveGone(room.value().gone);
+    NoteRemoved(room.value().gone);
     if (fitting != nullptr) *fitting = room.value().made;
     Status status = make();
     if (status.ok()) {
@@ -116,7 +116,7 @@ Status Table::MakeInRoom(const Key* keys, size_t n, const std::vector<Key>& newc
     }
     // Rows may have been made all the same, and are not to outlive those that are worth more.
     evictor_->Forget();
-    const Status failed = SayingWhatWent(status, evicted);
+    const Status failed = WithEvictions(status, evicted);
     if (status.code() != Code::kResourceExhausted) return failed;
     // A storage that has taken in a dump since may have filled the table again.
     if (store_->replacements() != seen) continue;
@@ -153,7 +153,7 @@ Status Table::MakeRowsThatFit(const std::vector<Key>& keys, uint32_t now, uint64
   return status;
 }
 
-Status Table::SayingWhatWent(const Status& failed, uint64_t evicted) const {
+Status Table::WithEvictions(const Status& failed, uint64_t evicted) const {
   const uint64_t rows = evictor_ == nullptr ? 0 : evictor_->evicted() - evicted;
   if (failed.ok() || rows == 0) return failed;
   return ErrorOrLiteral(

@@ -98,7 +98,7 @@ TEST_CASE("rows of a smaller norm go and are handed out, all others stay") {
     CHECK(Evict(*table, 0, 0.0f).empty());
     CHECK(Evict(*table, 0, -1.0f).empty());
     CHECK(Evict(*table, 0, 5.0f) == small);
-    CHECK(table->size() == 5);  // what is no number is not small
+    CHECK(table->size() == 5);  // NaN is not small
     CHECK(Evict(*table, 0, 5.0f).empty());
     const Key key = 9;
     CHECK(Value(table->Remove(&key, 1, SerialFor)) == 1);

@@ -28,7 +28,7 @@ struct Deposited {
   std::vector<float> gradients;
 };
 
-// Gradients of which some are of nobody, in an order of their own.
+// Gradients of which some belong to no key, in an order of their own.
 Deposited RandomDeposit(std::mt19937_64& rng) {
   Deposited made;
   const size_t rows = 1 + rng() % 20000;
@@ -141,7 +141,7 @@ TEST_CASE("entries of a partition say the positions that their source gives") {
 }
 
 TEST_CASE("the least number of shards is a wish that does not change what a table holds") {
-  // A lookup holds one lock a shard, and the thread sanitizer knows of 64 at a time.
+  // A lookup holds one lock a shard, and the thread sanitizer supports 64 at a time.
 #if defined(__SANITIZE_THREAD__)
   const std::vector<uint32_t> numbers = {0, 1, 3, 20};
 #else

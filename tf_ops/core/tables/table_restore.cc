@@ -1,4 +1,4 @@
-// How what a table holds goes out and comes back: snapshots and restores.
+// Snapshots and restores of a table's contents.
 #include <algorithm>
 #include <utility>
 
@@ -9,7 +9,7 @@
 namespace sok {
 namespace {
 
-// What the slots of a rule are, which start as the contents say.
+// Returns the slots of the rule of the contents, with their start values.
 Result<std::vector<Slot>> SlotsOf(const TableContents& contents, int dim) {
   std::vector<Slot> slots;
   if (!contents.rule.empty()) {
@@ -38,7 +38,7 @@ Result<std::vector<Slot>> SlotsOf(const TableContents& contents, int dim) {
 // The rows of contents that a table takes up: all but those that have expired.
 class TakenRows {
  public:
-  // Rows get the time `now` in the place of later ones, or all of them.
+  // Rows of later times get the time `now`, or all rows do.
   TakenRows(const TableContents& contents, int dim, const Expiry& clock, uint32_t now, bool all_now)
       : contents_(contents), dim_(dim), now_(now), all_now_(all_now) {
     if (clock.ttl() == 0) return;
@@ -142,7 +142,7 @@ Result<RestoreOutcome> Table::Restore(const TableContents& contents,
   Status status = store_->Replace(
       layout, state, taken.keys(), taken.n(), now,
       [&](size_t place, RowRef row, bool) { taken.Put(place, row); }, parallel_for);
-  removed_->AddAll();  // once more: somebody may have taken what was noted before the rows went
+  removed_->AddAll();  // once more: the keys noted before the rows went may have been taken
   // After an error too, the store's layout tells which rows it has.
   if (store_->layout() == layout) state_ = std::move(state);
   if (status.ok() && admission_ != nullptr) status = admission_->Restore(counts.value());

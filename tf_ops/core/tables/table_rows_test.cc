@@ -1,4 +1,4 @@
-// Table, for those who have a start of their own for rows: Find, AdmitMissing, MakeRowsAs, Visit,
+// Table, for callers that choose the start of new rows: Find, AdmitMissing, MakeRowsAs, Visit,
 // ForEachRow, Missing.
 #include <doctest/doctest.h>
 

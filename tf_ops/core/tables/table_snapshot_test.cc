@@ -33,7 +33,7 @@ void Train(Table& table, const std::string& rule, const std::vector<Key>& keys) 
   REQUIRE(table.Commit({rule, {}, 0, 1.0f}, ThreadedFor).ok());
 }
 
-// What a checkpoint holds.
+// The contents of a checkpoint.
 using Export = OwnedContents;
 
 Export ExportOf(Table& table) { return Owned(Value(table.Freeze()), kDim); }

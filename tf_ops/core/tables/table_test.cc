@@ -204,7 +204,7 @@ TEST_CASE("a direct table of several workers takes its own keys only") {
   CHECK(table->size() == 3);
 }
 
-TEST_CASE("CheckKeysBelow names the first key that is too large, and 0 is no limit") {
+TEST_CASE("CheckKeysBelow names the first key that is too large, and 0 sets no limit") {
   const std::vector<Key> keys = {3, 12, 11, 0};
   CHECK(CheckKeysBelow(keys.data(), keys.size(), 13).ok());
   CHECK(CheckKeysBelow(keys.data(), keys.size(), 0).ok());

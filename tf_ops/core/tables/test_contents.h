@@ -1,4 +1,4 @@
-// What tests of exports and restores share: contents of a table that own their memory.
+// Helpers for tests of exports and restores: contents of a table that own their memory.
 #pragma once
 
 #include <doctest/doctest.h>

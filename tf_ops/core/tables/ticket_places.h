@@ -20,7 +20,7 @@ class TicketPlaces {
   Ticket GiveUnnamed() { return {++tickets_}; }
 
   // Returns the ticket of a deposit, which waits from now on. `norm` is that of its gradients;
-  // nothing: nobody reads it. Gradients without a norm of their own, of 0 or not finite, have the
+  // nothing: it is not read. Gradients without a norm of their own, of 0 or not finite, have the
   // mark of the last ones that had one.
   Ticket Give(std::optional<double> norm) {
     float mark = kUnreadMark;

@@ -1,4 +1,5 @@
-// How the gradient of an anchor names deposits, and how long it is.
+// The tickets that the gradient of an anchor carries: they name deposits, and give the length of
+// their sum.
 //
 // The anchor of a table is a vector of kAnchorSize numbers. The gradient that a deposit gives it
 // holds a mark at the deposit's place, the same mark times the deposit's weight kPlaces behind it,
@@ -33,7 +34,7 @@ constexpr uint64_t kWeights = 1 << 16;
 constexpr int kMarkStep = 16;
 constexpr int kMarkBelowNorm = 54;      // binary digits, give or take half a step
 constexpr int kLeastMark = -96;         // exponent; a smaller one would leave no room for factors
-constexpr float kUnreadMark = 0x1p16f;  // where nobody reads the norm, so nothing is to be small
+constexpr float kUnreadMark = 0x1p16f;  // where the norm is not read, so nothing is to be small
 
 // Returns the mark of gradients of a norm that is finite and not 0.
 inline float MarkOf(double norm) {
@@ -58,7 +59,7 @@ inline float WeightOf(uint64_t turn) {
   return 1.0f + (static_cast<float>(mixed) + 0.5f) / static_cast<float>(kWeights);
 }
 
-// What names a deposit.
+// The name of a deposit.
 struct Ticket {
   uint64_t number = 0;  // deposits of a queue are counted from 1
   int place = -1;       // in [0, kPlaces); -1: nothing names the deposit

@@ -1,4 +1,4 @@
-// What travels on a connection. Internal to the transport.
+// The format of frames on a connection. Internal to the transport.
 //
 // A connection carries frames, one after another: a header, then `bytes` bytes. All workers of a
 // job run the same program on machines of one byte order.

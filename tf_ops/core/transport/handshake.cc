@@ -15,9 +15,9 @@
 namespace sok {
 namespace {
 
-// So many callers may be about to prove who they are, beside one for each worker. How long each of
-// them has for it, and how long a worker tries one connection to another, in milliseconds.
-constexpr size_t kStrangers = 64;
+// The most callers without a proof at a time, beside one for each worker. Then the time that each
+// of them has for its proof, and the time that a worker tries one connection, in milliseconds.
+constexpr size_t kMostUnproven = 64;
 constexpr int64_t kLongestProof = 10000;
 constexpr int64_t kLongestTry = 10000;
 constexpr int kPause = 20;
@@ -26,22 +26,22 @@ constexpr int kCallsAtOnce = 16;
 
 constexpr size_t kNonceBytes = 32;
 
-// The first bytes of a connection, from who calls.
+// The first bytes of a connection, from the caller.
 struct Greeting {
   char magic[8];
   uint32_t caller, callee;  // ranks
-  char nonce[kNonceBytes];  // that nobody has used before
+  char nonce[kNonceBytes];  // used once only
 };
-// What comes back, before a proof of who is called.
+// The answer of the worker that was called, before its caller has proved who it is.
 struct Answer {
   char nonce[kNonceBytes];
 };
-// Then who calls sends a proof, and has this byte back once it has been taken for a worker.
+// Then the caller sends a proof, and receives this byte once it has been accepted as a worker.
 constexpr char kTakenIn = 1;
 constexpr char kMagic[8] = {'s', 'o', 'k', 'm', 'e', 's', 'h', '2'};
 
-// Proves that `role` takes part in this very handshake and knows secret and token. Nobody can send
-// a proof back to where it came from, since the roles differ.
+// Proves that `role` takes part in this very handshake and knows secret and token. Nobody else can
+// send a proof back to where it came from, since the roles differ.
 Sha256Digest Proof(const std::string& secret, const std::string& token, std::string_view role,
                    const Greeting& greeting, const Answer& answer) {
   const Sha256Digest key = HmacSha256(secret, token);
@@ -60,10 +60,11 @@ Status MakeNonce(char* nonce) {
   return Status();
 }
 
-// --- who calls ----------------------------------------------------------------------------------
+// --- the caller ---------------------------------------------------------------------------------
 
 // By a local socket where both are of one system, else, and where that fails, by the port.
-Result<Descriptor> Reach(const WorkerAddress& own, const WorkerAddress& address, int64_t end) {
+Result<Descriptor> ConnectToWorker(const WorkerAddress& own, const WorkerAddress& address,
+                                   int64_t end) {
   if (!own.system.empty() && own.system == address.system) {
     Result<Descriptor> made = ConnectLocally(address.token);
     if (made.ok()) return made;
@@ -105,7 +106,7 @@ Status Call(int rank, int other, const std::string& secret,
             const std::vector<WorkerAddress>& addresses, int64_t end, Descriptor* connection) {
   const WorkerAddress& address = addresses[static_cast<size_t>(other)];
   for (;;) {
-    Result<Descriptor> made = Reach(addresses[static_cast<size_t>(rank)], address, end);
+    Result<Descriptor> made = ConnectToWorker(addresses[static_cast<size_t>(rank)], address, end);
     if (!made.ok()) return made.status();
     bool is_taken_in = false;
     const Status status = Introduce(rank, other, secret, address.token, made.value().get(),
@@ -120,9 +121,9 @@ Status Call(int rank, int other, const std::string& secret,
   }
 }
 
-// --- who is called ------------------------------------------------------------------------------
+// --- the worker that is called ------------------------------------------------------------------
 
-// Somebody who has called and not proven yet who it is.
+// A caller that has not proved yet who it is.
 class Caller {
  public:
   explicit Caller(int fd) : socket_(fd) {}
@@ -132,8 +133,8 @@ class Caller {
 
   // Takes what has come. Returns false for one that is done with: it has a place among the
   // connections, or is none of the workers.
-  bool Hear(int rank, const std::string& secret, const std::string& token,
-            std::vector<Descriptor>* connections) {
+  bool ReadMessages(int rank, const std::string& secret, const std::string& token,
+                    std::vector<Descriptor>* connections) {
     char* const bytes =
         has_answer_ ? reinterpret_cast<char*>(proof_.data()) : reinterpret_cast<char*>(&greeting_);
     const size_t wanted = has_answer_ ? proof_.size() : sizeof(greeting_);
@@ -185,7 +186,7 @@ std::string MissingRanks(int rank, const std::vector<Descriptor>& connections) {
 }
 
 // Takes calls; the callers who have waited longest make room.
-void TakeCalls(int listening, size_t most, std::vector<Caller>* callers) {
+void AcceptCallers(int listening, size_t most, std::vector<Caller>* callers) {
   for (int i = 0; i < kCallsAtOnce; ++i) {
     const int fd = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     const bool is_exhausted =
@@ -231,13 +232,14 @@ Result<std::vector<Descriptor>> ConnectAll(int rank, const std::string& secret,
     }
     for (size_t i = callers.size(); i-- > 0;) {
       const bool has_said = polled[listeners + i].revents != 0;
-      if (has_said ? !callers[i].Hear(rank, secret, token, &connections) : callers[i].is_late()) {
+      if (has_said ? !callers[i].ReadMessages(rank, secret, token, &connections)
+                   : callers[i].is_late()) {
         callers.erase(callers.begin() + static_cast<ptrdiff_t>(i));
       }
     }
     for (size_t i = 0; i < listeners; ++i) {
       if ((polled[i].revents & POLLIN) != 0)
-        TakeCalls(polled[i].fd, kStrangers + connections.size(), &callers);
+        AcceptCallers(polled[i].fd, kMostUnproven + connections.size(), &callers);
     }
   }
   for (size_t i = 0; i < connections.size(); ++i) {

@@ -1,4 +1,4 @@
-// How workers that know each other's addresses become connected. Internal to the transport.
+// Connects workers that know each other's addresses. Internal to the transport.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,7 @@
 namespace sok {
 namespace {
 
-// How long what is sent is, in the order in which it is sent.
+// The lengths of the messages, in the order in which they are sent.
 constexpr size_t kGreeting = 48, kAnswer = 64, kProof = 32, kTakenIn = 1;
 constexpr int64_t kEnough = 20000;  // milliseconds
 
@@ -114,7 +114,7 @@ Descriptor Accepted(const Descriptor& listening) {
   return Descriptor(accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC));
 }
 
-// One stranger of some kind, who has nothing but the address.
+// A caller of some kind that has only the address.
 void Visit(const WorkerAddress& address, uint64_t kind, std::mt19937_64* random) {
   Result<Descriptor> made =
       kind % 2 == 0 ? ConnectTo(address, kEnough) : ConnectLocally(address.token);
@@ -214,7 +214,7 @@ TEST_CASE("what was recorded of a worker is of no use") {
   REQUIRE(Send(mirror, Greeting(2, 0)));
   REQUIRE(Send(mirror, Receive(mirror, kAnswer).substr(kAnswer - kProof)));
   CHECK(Receive(mirror, kTakenIn).empty());
-  // The place of worker 1 is still that of the one who had it.
+  // The place of worker 1 is still held by the caller that had it.
   REQUIRE(Send(from, taken_in));
   workers.addresses[0] = of_first;
   workers.Connect(2);

@@ -142,7 +142,7 @@ Status Mesh::Work::Begin(ExchangeRequest* request, uint64_t* turn, Pending* begu
   for (const std::unique_ptr<Peer>& peer : peers_) {
     // One that was lost before this worker came cannot have had its rows.
     if (peer == nullptr || !peer->lost) continue;
-    return LostIn(request->name);
+    return ErrorOfLost(request->name);
   }
   Pending exchange = Find({hash, *turn}, [](const PendingExchange& each) { return !each.begun(); });
   exchange->last_sign = NowMilliseconds();
@@ -181,7 +181,8 @@ void Mesh::Work::Exchange(ExchangeRequest request) {
       status = kNoMemory;
     }
   }
-  // What fails here ends in the mesh's thread, once nothing reads from the request any more.
+  // An exchange that fails here ends in the mesh's thread, once nothing reads from the request any
+  // more.
   if (!status.ok()) BreakSoon(status);
   {
     std::lock_guard<std::mutex> guard(mu_);
@@ -220,9 +221,9 @@ void Mesh::Work::SendParts(const Pending& exchange) {
     {
       std::lock_guard<std::mutex> guard(mu_);
       if (taken) exchange->ReleaseFrame();
-      if (!taken && peers_[worker]->lost) lost = LostIn(request.name);
+      if (!taken && peers_[worker]->lost) lost = ErrorOfLost(request.name);
     }
-    // Nobody goes on sending on a connection that has been given up.
+    // Nothing more is sent on a connection that has been given up.
     if (!lost.ok()) BreakSoon(lost);
   }
   std::lock_guard<std::mutex> guard(mu_);

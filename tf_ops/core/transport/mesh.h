@@ -34,12 +34,12 @@ struct MeshOptions {
   int size = 1;
   // By which the other workers reach this one: a name or a number.
   std::string host = "127.0.0.1";
-  // How long an exchange waits without a sign of a worker.
+  // The time that an exchange waits without a sign of life of a worker.
   double timeout_seconds = 600;
-  // Whether workers of one system talk over local sockets, and not over its loopback interface.
+  // True if workers of one system talk over local sockets, and not over its loopback interface.
   bool local_sockets = true;
-  // A secret of the job, the same for all workers. With one, nobody takes part who does not know
-  // it; without one, whoever knows the addresses can.
+  // A secret of the job, the same for all workers. With one, only processes that
+  // know it take part; without one, any process that knows the addresses can.
   std::string secret = {};
 };
 
@@ -51,8 +51,8 @@ struct ExchangePart {
 
 struct ExchangeRequest {
   std::string name;
-  // Which exchange of that name it is, by a number of the caller's: two exchanges whose order may
-  // differ from worker to worker tell themselves apart by it. Default: they are counted.
+  // The number of the exchange among those of its name, which the caller chooses: it tells two
+  // exchanges apart whose order may differ from worker to worker. Default: they are counted.
   std::optional<uint64_t> turn;
   // Says what a row is. Must be the same on every worker.
   uint64_t row_type = 0;
@@ -73,14 +73,14 @@ class Mesh {
  public:
   // Listens for the other workers, on a port that the system chooses.
   static Result<std::shared_ptr<Mesh>> Listen(const MeshOptions& options);
-  // Lets go of all connections: whoever waits for this worker gets an error.
+  // Closes all connections: workers that wait for this one get an error.
   ~Mesh();
   Mesh(const Mesh&) = delete;
 
   int rank() const;
   int size() const;
-  // What Connect of the others has to be given for this worker. Without a secret of the job, who
-  // knows it can take part.
+  // Returns the address of this worker for Connect of the other workers. Without a secret of the
+  // job, anyone who has it can take part.
   const std::string& address() const;
 
   // Connects to all workers; collective. `addresses` (size) are theirs by rank.
@@ -90,7 +90,7 @@ class Mesh {
   void Exchange(ExchangeRequest request);
 
   MeshStats Stats() const;
-  // Whether an error has ended it.
+  // Returns true if an error has ended the mesh.
   bool is_broken() const;
 
  private:
@@ -100,7 +100,7 @@ class Mesh {
   std::unique_ptr<Work> work_;
 };
 
-// Meshes have numbers, by which those find them who cannot hold one. A number stands for its mesh
+// Meshes have numbers, for code that cannot hold a pointer to one. A number stands for its mesh
 // until RemoveMesh. FindMesh returns null for a number that stands for none.
 int64_t AddMesh(std::shared_ptr<Mesh> mesh);
 std::shared_ptr<Mesh> FindMesh(int64_t number);

@@ -24,7 +24,7 @@ namespace {
 
 using Meshes = std::vector<std::shared_ptr<Mesh>>;
 
-// What the workers of a test talk over.
+// Selects the connections of a test's workers.
 struct LocalSockets {};
 struct Ports {};
 
@@ -88,7 +88,7 @@ class Side {
     return dones_ > 0;
   }
 
-  // What has come from a worker.
+  // Returns the rows that have come from a worker.
   std::vector<int64_t> From(size_t worker) const {
     size_t begin = 0;
     for (size_t i = 0; i < worker; ++i) begin += counts_[i];
@@ -109,7 +109,8 @@ class Side {
   int dones_ = 0;
 };
 
-// What `from` sends to `to` in a numbered exchange: of another length for each.
+// Returns the rows that `from` sends to `to` in a numbered exchange; their number differs from
+// exchange to exchange.
 std::vector<int64_t> RowsOf(size_t from, size_t to, uint64_t number, size_t longest) {
   std::mt19937_64 random(number * 1000003 + from * 1009 + to);
   std::vector<int64_t> rows(random() % (longest + 1));
@@ -124,7 +125,7 @@ std::vector<std::vector<int64_t>> PartsOf(size_t from, size_t size, uint64_t num
   return parts;
 }
 
-// Whether an error of another worker arrives within 30 seconds.
+// Returns true if an error of another worker arrives within 30 seconds.
 bool Breaks(const Mesh& mesh) {
   for (int i = 0; i < 3000 && !mesh.is_broken(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -252,7 +253,7 @@ TEST_CASE_TEMPLATE("a worker that does not come is named on all others within th
     CHECK_MESSAGE(status.message().find("worker 2") != std::string::npos, status.message());
     CHECK(status.message().find("'rows'") != std::string::npos);
   }
-  // From here on nobody waits.
+  // From here on no call waits.
   for (const auto& mesh : meshes) CHECK(Breaks(*mesh));
   Side late, other;
   late.Begin(meshes[2].get(), "rows", Nothing(3));

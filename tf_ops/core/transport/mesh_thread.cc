@@ -16,9 +16,9 @@ namespace {
 
 // So much is read of one connection before the others have their turn.
 constexpr size_t kReadAtOnce = 1 << 20;
-// When a connection ends without a word, so many milliseconds are left to the others: a worker that
-// gives up in the middle of a frame cannot say why, and is not the one to blame.
-constexpr int64_t kLastWords = 200;
+// Milliseconds for other workers to report an error after a connection has ended without one: a
+// worker that gives up in the middle of a frame cannot say why, and is not the one to blame.
+constexpr int64_t kErrorGrace = 200;
 // The text of a worker that gives up.
 constexpr uint64_t kMostWhyBytes = 1 << 16;
 
@@ -36,7 +36,7 @@ void Mesh::Work::Run() {
   int64_t next_check = NowMilliseconds();
   for (;;) {
     epoll_event events[64];
-    const double wait = lost_since_ > 0 ? std::min<double>(tick, kLastWords) : tick;
+    const double wait = lost_since_ > 0 ? std::min<double>(tick, kErrorGrace) : tick;
     const int n = epoll_wait(epoll_.get(), events, 64, static_cast<int>(wait));
     try {
       for (int i = 0; i < n; ++i) {
@@ -48,7 +48,7 @@ void Mesh::Work::Run() {
           [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));
         }
       }
-      if (lost_since_ > 0 && NowMilliseconds() >= lost_since_ + kLastWords) EndWhatWaitsForLost();
+      if (lost_since_ > 0 && NowMilliseconds() >= lost_since_ + kErrorGrace) FailExchangesOfLost();
       if (NowMilliseconds() >= next_check) {
         CheckTimes();
         next_check = NowMilliseconds() + static_cast<int64_t>(tick);
@@ -75,7 +75,7 @@ void Mesh::Work::Handle(uint32_t events, Peer* peer) {
     std::lock_guard<std::mutex> guard(mu_);
     for (auto& [tag, exchange] : pending_) exchange->last_sign = now;
   }
-  if ((events & ~static_cast<uint32_t>(EPOLLOUT)) != 0 && !Read(peer)) Lose(peer);
+  if ((events & ~static_cast<uint32_t>(EPOLLOUT)) != 0 && !Read(peer)) LoseConnection(peer);
 }
 
 bool Mesh::Work::Read(Peer* peer) {
@@ -177,14 +177,14 @@ Status Mesh::Work::EndFrame(Peer* peer) {
   return Status();
 }
 
-void Mesh::Work::Lose(Peer* peer) {
+void Mesh::Work::LoseConnection(Peer* peer) {
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer->socket.get(), nullptr);
   std::lock_guard<std::mutex> guard(mu_);
   peer->lost = true;
   if (lost_since_ == 0) lost_since_ = NowMilliseconds();
 }
 
-void Mesh::Work::EndWhatWaitsForLost() {
+void Mesh::Work::FailExchangesOfLost() {
   lost_since_ = 0;
   Status status;
   {
@@ -196,7 +196,7 @@ void Mesh::Work::EndWhatWaitsForLost() {
             return peer != nullptr && peer->lost &&
                    (!exchange->has_arrived(peer->rank) || peer->outbox.waits());
           })) {
-        status = LostIn(exchange->request().name);
+        status = ErrorOfLost(exchange->request().name);
         break;
       }
     }
@@ -204,7 +204,7 @@ void Mesh::Work::EndWhatWaitsForLost() {
   if (!status.ok()) Break(status);
 }
 
-Status Mesh::Work::LostIn(const std::string& exchange) const {
+Status Mesh::Work::ErrorOfLost(const std::string& exchange) const {
   std::string lost;
   for (const std::unique_ptr<Peer>& peer : peers_) {
     if (peer != nullptr && peer->lost) lost += (lost.empty() ? "" : " and ") + Place(peer->rank);
@@ -247,8 +247,8 @@ void Mesh::Work::Break(const Status& status) {
     if (!broken_.ok()) return;
     broken_ = status;
     ended.swap(pending_);
-    // A worker that has come to its end leaves without a word: the others may still be busy with
-    // what it has taken part in.
+    // A worker that ends normally closes its connections and sends no error: the others may still
+    // be busy with exchanges that it has taken part in.
     const bool waits = std::any_of(ended.begin(), ended.end(),
                                    [](const auto& each) { return each.second->begun(); });
     try {

@@ -1,4 +1,4 @@
-// What is behind a Mesh. Internal to the transport.
+// The implementation of a Mesh. Internal to the transport.
 //
 // Callers begin exchanges and send; one thread of the mesh's own reads from all connections, goes
 // on sending where a connection had no room, and ends the mesh when something is wrong. It alone
@@ -100,13 +100,13 @@ class Mesh::Work {
   Status Take(Peer* peer, const char* bytes, size_t n);
   Status BeginFrame(Peer* peer);
   Status EndFrame(Peer* peer);
-  void Lose(Peer* peer);
-  void EndWhatWaitsForLost();
+  void LoseConnection(Peer* peer);
+  void FailExchangesOfLost();
   void CheckTimes();
   void Break(const Status& status);
 
   // The error of an exchange that workers do not come to, since they are gone. With the mutex.
-  Status LostIn(const std::string& exchange) const;
+  Status ErrorOfLost(const std::string& exchange) const;
 
   bool is_child() const { return process_ != getpid(); }
   // Returns the first exchange of a tag of which `is_open` holds, or a new one. With the mutex.

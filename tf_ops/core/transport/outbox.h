@@ -29,7 +29,7 @@ class Outbox {
   // Gives up what waits; nothing reads from its bytes when this returns. A last frame says why, if
   // there is a reason and no other frame is half sent.
   void Close(const std::string& why);
-  // Whether frames wait.
+  // Returns true if frames wait.
   bool waits() const;
 
  private:

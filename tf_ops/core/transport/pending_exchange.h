@@ -38,14 +38,14 @@ class PendingExchange {
   void HoldFrame() { ++frames_; }
   void ReleaseFrame() { --frames_; }
 
-  // What this worker has for itself, which is copied without a lock, once OwnIsDue says so, which
-  // it does once.
+  // Copies the rows that this worker has for itself, without a lock, once OwnIsDue has returned
+  // true, which it does once.
   bool OwnIsDue();
   void CopyOwn();
 
   // The exchange ends with an error, once nobody works on it any more.
   void Fail(const Status& status);
-  // Whether `request().done` is to be called now; it says so once.
+  // Returns true, once, when `request().done` is to be called.
   bool TakeDone();
   const Status& status() const { return status_; }
 

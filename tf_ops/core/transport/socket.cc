@@ -49,8 +49,9 @@ std::string HexDigits(uint64_t number) {
   return digits;
 }
 
-// The name of the local socket of who has a token. It lies in no folder and ends with the process.
-// Names can be listed by anybody, so it is made of a digest, from which nobody finds the token.
+// The name of the local socket of the worker with a token. It lies in no folder and ends with the
+// process. Names can be listed by anybody, so it is made of a digest, from which nobody finds the
+// token.
 std::pair<sockaddr_un, socklen_t> LocalName(const std::string& token) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -159,7 +160,7 @@ Result<Descriptor> ListenFor(const std::string& host, int backlog, uint16_t* por
   // A host's own name may stand for its loopback interface, by which no other host reaches it.
   const bool is_number = host.find_first_not_of("0123456789abcdefABCDEF.:") == std::string::npos;
   if (!IsLoopback(first->ai_addr) || !(is_number || host == "localhost")) {
-    // Which interface the others come by is the network's business.
+    // The interface that other workers come by is up to the network.
     if (address.ss_family == AF_INET) {
       reinterpret_cast<sockaddr_in*>(&address)->sin_addr.s_addr = htonl(INADDR_ANY);
     } else {

@@ -25,7 +25,7 @@ class OwnedFiles final : public rocksdb::FileSystemWrapper {
   // Returns success while the folder, its lock and its CURRENT, which names the manifest, are those
   // of this process. Errors: those of FolderClaim::Check, kUnavailable for another CURRENT.
   Status Check();
-  // Gives the folder up, whoever still refers to this.
+  // Gives the folder up, even while others refer to this.
   void Release() { claim_->Release(); }
 
   rocksdb::IOStatus NewWritableFile(const std::string& name, const rocksdb::FileOptions& options,
@@ -56,7 +56,7 @@ class OwnedFiles final : public rocksdb::FileSystemWrapper {
     bool operator==(const Mark& other) const;
   };
   Mark Look() const;
-  // The part of Check for who holds mu_.
+  // The part of Check called with mu_ held.
   Status CheckHeld();
   rocksdb::IOStatus Checked();
 

@@ -29,7 +29,7 @@ class ExpiryFilter final : public rocksdb::CompactionFilter {
     if (!expiry_->MayRemove(header.meta.update_time)) return false;
     if (key.size() == RowKey::kBytes) {
       const std::string_view bytes(key.data(), key.size());
-      expiry_->Tell(RowKey::Group(bytes), RowKey::KeyOf(bytes));
+      expiry_->Notify(RowKey::Group(bytes), RowKey::KeyOf(bytes));
     }
     return true;
   }

@@ -1,5 +1,5 @@
-// How RocksDB is set up for rows, and how its errors become ours. Every function may be called from
-// any thread. Errors of RocksDB become a Status in FromRocksdb alone.
+// Sets RocksDB up for rows, and translates its errors into Status. Every function may be called
+// from any thread. Errors of RocksDB become a Status in FromRocksdb alone.
 #pragma once
 
 #include <rocksdb/compaction_filter.h>

@@ -40,7 +40,7 @@ rocksdb::Status Resume(rocksdb::DB* db) {
   for (int attempt = 0; attempt < kResumeAttempts; ++attempt) {
     status = db->Resume();
     if (!status.IsBusy()) break;
-    std::this_thread::sleep_for(kResumePause);  // somebody else is trying
+    std::this_thread::sleep_for(kResumePause);  // another thread is trying
   }
   return status;
 }
@@ -66,7 +66,7 @@ Status TakeLock(const std::string& path, FolderClaim* claim) {
   return status.code() == Code::kUnavailable ? InUse(path, "; " + status.message()) : status;
 }
 
-// Returns whether the database could not be opened because somebody has it open.
+// Returns true if the database could not be opened because another process has it open.
 bool IsLocked(const rocksdb::Status& status) {
   const std::string text = status.ToString();
   const auto says = [&](const char* part) { return text.find(part) != std::string::npos; };
@@ -185,8 +185,8 @@ Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& options) {
                       "/LOCK'" + holder +
                       "; close it there, or make a checkpoint and open that read-only");
   }
-  // RocksDB moves its log files before it looks at its own lock. A folder that is no storage of
-  // ours yet gets no file from us.
+  // RocksDB moves its log files before it looks at its own lock. A folder that is not a storage
+  // yet gets no file from here.
   const bool has_lock = claim != nullptr && claim->has_file();
   if (has_lock) {
     if (Status status = TakeLock(path, claim.get()); !status.ok()) return status;
@@ -248,7 +248,7 @@ Status RowDatabase::Recover() {
   }
   if (handles_ != nullptr) handles_->db->DisableManualCompaction();
   std::lock_guard<std::mutex> none_compacting(compacting_);
-  // What was compacting may have met the end of memory.
+  // A compaction may have run out of memory.
   if (Status status = CheckNotStuck(); !status.ok()) return status;
   handles_.reset();
   auto handles = OpenHandles(options_, files_, /*create=*/false);
@@ -262,7 +262,7 @@ Status RowDatabase::Recover() {
 }
 
 Status RowDatabase::StartPendingAnew() {
-  // Nobody sees what was pending any more, however this ends. If it fails, pending_unusable has the
+  // No pending row is visible any more, however this ends. If it fails, pending_unusable has the
   // next Recover do the rest.
   pending_rows_ = 0;
   handles_->pending_unusable = true;

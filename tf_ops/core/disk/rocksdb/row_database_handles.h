@@ -52,8 +52,8 @@ struct RowDatabase::Handles {
   std::shared_ptr<ErrorListener> errors = std::make_shared<ErrorListener>();
   // The column family of pending rows could be neither dropped nor made.
   bool pending_unusable = false;
-  // Memory ended within a write. RocksDB's other writers wait for that writer, which is gone, for
-  // ever, so nobody may call RocksDB any more, not even to close it.
+  // Memory ended within a write. RocksDB's other writers wait without end for that writer, which is
+  // gone, so no thread may call RocksDB any more, not even to close it.
   std::atomic<bool> stuck{false};
   std::unique_ptr<rocksdb::DB> db;
   rocksdb::ColumnFamilyHandle* published = nullptr;

@@ -144,7 +144,7 @@ TEST_CASE("a folder has one writer, and no reader beside it") {
   CHECK(RowsOf(*OpenAt(path, true)).empty());
 }
 
-TEST_CASE("folders that are no storage are left alone") {
+TEST_CASE("folders that are not a storage are left alone") {
   const TestFolder folder;
   CHECK(RowDatabase::Open({folder / "none", true, nullptr}).status().code() == Code::kNotFound);
   WriteAll(folder / "file", "text");

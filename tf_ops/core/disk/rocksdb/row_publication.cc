@@ -1,4 +1,4 @@
-// How pending rows, and newer ones, become published at once.
+// Publishes pending rows, and newer ones, all at once.
 #include <rocksdb/sst_file_writer.h>
 
 #include <cstdio>
