@@ -100,7 +100,7 @@ def run_workers(
             if restart == restarts or not job.has_failed:
                 break
             size = max(least, size - 1)
-            _say(f"restart {restart + 1} of {restarts}, with {size} workers.")
+            _report(f"restart {restart + 1} of {restarts}, with {size} workers.")
     return status
 
 
@@ -292,7 +292,7 @@ class _Job:
 
     def _result(self) -> int:
         if self._timed_out:
-            _say(f"error: the workers did not end within {self._timeout:g} seconds.")
+            _report(f"error: the workers did not end within {self._timeout:g} seconds.")
             return _TIMED_OUT
         failed = self._failed
         if failed is None or failed.status is None:
@@ -301,11 +301,11 @@ class _Job:
             how = f"ended with exit status {failed.status}"
             if failed.status < 0:
                 how = f"was ended by {_signal_name(-failed.status)}"
-            _say(f"error: worker {failed.rank} {how}. Its last lines:", *failed.tail())
+            _report(f"error: worker {failed.rank} {how}. Its last lines:", *failed.tail())
         return failed.status if failed.status > 0 else 128 - failed.status
 
 
-def _say(*lines: str | bytes) -> None:
+def _report(*lines: str | bytes) -> None:
     sys.stdout.flush()
     text = b"".join(os.fsencode(line) + b"\n" for line in lines)
     sys.stderr.buffer.write(text)
