@@ -1,4 +1,4 @@
-"""Masks: which entries of a column read a row of their own. They travel among the features."""
+"""Masks choose own or static rows. They are entries of the features' dict, by `MaskOf` keys."""
 
 from __future__ import annotations
 

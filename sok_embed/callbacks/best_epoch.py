@@ -112,7 +112,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
             if not communicators.rank():
                 warnings.warn(
                     f"Expected to know how good the epoch in '{os.fspath(folder)}' was, as fit "
-                    f"goes on with epoch {epoch + 1}. Received: nothing of that, so the next epoch "
+                    f"goes on with epoch {epoch + 1}. Received: no record of it, so the next epoch "
                     "takes its place. Give another directory, or a baseline.",
                     stacklevel=2,
                 )

@@ -106,7 +106,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         if forgets and epoch and os.path.exists(self.filepath) and not communicators.rank():
             warnings.warn(
                 f"Expected to know how good the epoch in '{self.filepath}' was, as fit goes on "
-                f"with epoch {epoch + 1}. Received: nothing of that, so the next epoch takes its "
+                f"with epoch {epoch + 1}. Received: no record of it, so the next epoch takes its "
                 "place. Give initial_value_threshold or another path, or train by "
                 "sok_embed.checkpoint.fit, which remembers it.",
                 stacklevel=2,

@@ -293,8 +293,8 @@ class Plan:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"Expected the JSON of a plan, as to_json writes it. Received: another, of which "
-                f"Python says: {error!r}. Edit placement and worker of tables alone."
+                f"Expected the JSON of a plan, as to_json writes it. Received: JSON that "
+                f"raises {error!r}. Edit placement and worker of tables alone."
             ) from error
 
     def __str__(self) -> str:

@@ -43,7 +43,7 @@ std::string TemporaryName(const std::string& path) {
   return TemporaryStem(path) + suffix;
 }
 
-// Returns "<process>-<8 hexadecimal digits>", as TemporaryName ends.
+// Returns true for a suffix as TemporaryName makes it: process id, dash, 8 hexadecimal digits.
 bool LooksLikeSuffix(const std::string& suffix) {
   const size_t dash = suffix.find('-');
   return dash != std::string::npos && dash > 0 && suffix.size() == dash + 9 &&

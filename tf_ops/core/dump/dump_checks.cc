@@ -50,7 +50,7 @@ Status CheckDump(const DumpReader& reader, const std::string& path, const DumpPr
     if (!state.ok()) return InGroup(path, group.group, state.status());
     checks.emplace(group.group, SlotChecks(state.value().slots, group.dim));
   }
-  // Rows are dumped in the order of their keys; only others need all keys at once.
+  // Dumps are sorted by key, so duplicates are adjacent. Groups that are not need all keys at once.
   std::map<int, std::vector<Key>> unordered;
   std::optional<Key> last;
   int last_group = -1;
