@@ -85,7 +85,7 @@ class CMakeBuild(build_ext):
             shutil.copy2(build_dir / target.name, target)
 
     def get_ext_filename(self, fullname: str) -> str:
-        # Two of them are no Python modules, and the wheel is for one interpreter anyway: no suffix
+        # Two of them are not Python modules, and the wheel is for one interpreter anyway: no suffix
         # names it.
         return f"{fullname.replace('.', os.sep)}.so"
 

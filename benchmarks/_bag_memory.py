@@ -26,9 +26,9 @@ def peak_of_steps(
 
     Args:
         make_small: Makes a small one, with which TensorFlow gets what it needs for steps.
-        small_batch: What its step takes.
+        small_batch: The batch of a step of the small variable.
         make: Makes the one that is measured.
-        batches: What its steps take.
+        batches: The batches of the steps of the variable.
     """
     variable, step = make_small()
     step(small_batch)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: keys, interleaved timing, one report form."""
+"""Shared parts of the benchmarks: keys, interleaved timing, one report form."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def interleaved(
 
     Args:
         contenders: Functions of the number of the call, in `[0, calls)`.
-        calls: How many calls make one repeat.
-        repeats: How many repeats each contender gets, after one that does not count.
+        calls: The number of calls of one repeat.
+        repeats: The number of repeats of each contender, after one that does not count.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for repeat in range(repeats + 1):
@@ -100,7 +100,7 @@ def ratios(rate: dict[str, float], ours: str = "sok_embed") -> dict[str, float]:
 
 
 def environment() -> dict[str, Any]:
-    """Versions and cores, for the report."""
+    """Returns versions and cores, for the report."""
     return {
         "sok_embed": sok_embed.__version__,
         "tensorflow": tf.__version__,
@@ -133,5 +133,5 @@ def table_of(layer: Any, keys: Keys, rows: npt.NDArray[np.float32], chunk: int =
 
 
 def tensors(arrays: Sequence[npt.NDArray[Any]]) -> list[tf.Tensor]:
-    """Each of the arrays as a tensor."""
+    """Returns each of the arrays as a tensor."""
     return [tf.constant(array) for array in arrays]

@@ -76,7 +76,7 @@ def _mix64(x: tf.Tensor) -> tf.Tensor:
 
 
 def _scaled(x: tf.Tensor, size: int) -> tf.Tensor:
-    """`floor(x * size / 2**64)` for a size below 2**32, by halves."""
+    """Returns `floor(x * size / 2**64)` for a size below 2**32, by halves."""
     low = tf.bitwise.bitwise_and(x, _uint64(2**32 - 1)) * _uint64(size)
     high = tf.bitwise.right_shift(x, _uint64(32)) * _uint64(size)
     return tf.bitwise.right_shift(high + tf.bitwise.right_shift(low, _uint64(32)), _uint64(32))

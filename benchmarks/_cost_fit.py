@@ -11,10 +11,10 @@ from sok_embed.planning import Hardware
 
 
 class Timed(NamedTuple):
-    """How long something took.
+    """The time of some work.
 
     Attributes:
-        amount: How much there was of it: bytes, or messages.
+        amount: The amount of the work: bytes, or messages.
         seconds: The time of all of it.
     """
 
@@ -33,7 +33,7 @@ class Fit(NamedTuple):
     """The cost model of a plan, and what it leaves out.
 
     Attributes:
-        hardware: Its parameters.
+        hardware: The hardware with the fitted parameters.
         fixed_seconds: The time of the local part of a step that has no rows. It is in no plan.
     """
 

@@ -84,7 +84,7 @@ def _case(variable: Any, optimizer: Any, name: str, dim: int, part: int, argumen
 
 
 def ids_that_touch(slots: int, part: int, dim: int, arguments: Any) -> Any:
-    """Bags of distinct ids whose elements are expected to reach `1 / part` of the slots.
+    """Returns bags of distinct ids whose elements are expected to reach `1 / part` of the slots.
 
     Of S slots, n that are drawn at random leave `S * exp(-n / S)` untouched.
     """

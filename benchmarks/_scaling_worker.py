@@ -43,7 +43,7 @@ def timed(
     """Times calls in turns, once all workers have come; one repeat more does not count.
 
     Returns:
-        Of each contender the medians of a call's seconds, of the processor's seconds in the
+        The medians, for each contender, of a call's seconds, of the processor's seconds in the
         program, `user_seconds`, and of these with those in the system, `cpu_seconds`.
     """
     seen: dict[str, list[tuple[float, float, float]]] = {name: [] for name in contenders}
@@ -67,7 +67,7 @@ def timed(
 
 
 def _processor_seconds() -> tuple[float, float]:
-    """Seconds of all threads of this process: in the program, and in the system too."""
+    """Returns the seconds of all threads of this process: in the program, and in the system too."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime, used.ru_utime + used.ru_stime
 

@@ -100,7 +100,7 @@ def contenders(
 def batches_of(
     keys: Any, is_own: Any, num_buckets: int, share: float, arguments: Any, dist: str
 ) -> list[Batch]:
-    """Batches of which `share` of the entries are keys with rows of their own."""
+    """Returns batches of which `share` of the entries are keys with rows of their own."""
     rng = np.random.default_rng(arguments.seed + 1)
     shape = (arguments.batches, arguments.batch)
     owned = keys[is_own][positions(dist, int(is_own.sum()), shape, rng)]

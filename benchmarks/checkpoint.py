@@ -95,19 +95,19 @@ class Table:
         return time.perf_counter() - begin
 
     def checkpoint(self) -> Checkpoint:
-        """A checkpoint of the table and its optimizer."""
+        """Makes a checkpoint of the table and its optimizer."""
         return Checkpoint(model=self.trained, optimizer=self.optimizer)
 
 
 def emptied(folder: Path) -> Path:
-    """The folder, with nothing in it."""
+    """Returns the folder, with nothing in it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
 
 
 def bytes_in(folder: str | Path) -> int:
-    """The length of all files."""
+    """Returns the length of all files."""
     return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
 
 

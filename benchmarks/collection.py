@@ -57,7 +57,7 @@ class FieldsModel(keras.Model):
 
 
 def collection(case: Case) -> FieldsModel:
-    """One layer for all fields."""
+    """Makes one layer for all fields."""
     features = [
         sok_embed.FeatureConfig(f"field{i}", sok_embed.TableConfig(f"field{i}", None, case.dim))
         for i in range(case.tables)
@@ -67,14 +67,14 @@ def collection(case: Case) -> FieldsModel:
 
 
 def layers(case: Case) -> FieldsModel:
-    """A layer a field."""
+    """Makes a layer for each field."""
     case.check_single("layers")
     made = [sok_embed.DynamicEmbedding(case.dim) for _ in range(case.tables)]
     return FieldsModel(_joined(made, case), made, case)
 
 
 def static(case: Case) -> FieldsModel:
-    """A static layer a field."""
+    """Makes a static layer for each field."""
     made = [keras.layers.Embedding(case.rows, case.dim) for _ in range(case.tables)]
     return FieldsModel(_joined(made, case), made, case)
 
@@ -90,7 +90,7 @@ def _joined(made: list[Any], case: Case) -> Callable[[list[tf.Tensor]], tf.Tenso
 
 
 def one(case: Case) -> FieldsModel:
-    """One layer with one table for all fields."""
+    """Makes one layer with one table for all fields."""
     case.check_single("one")
     layer = sok_embed.DynamicEmbedding(case.dim)
     fields = tf.range(case.tables, dtype=tf.int64) * 2**40
@@ -102,7 +102,7 @@ def one(case: Case) -> FieldsModel:
 
 
 def keras_rs(case: Case) -> FieldsModel:
-    """The rival of the same name."""
+    """Makes the rival of the same name."""
     from keras_rs import layers as rival
 
     shapes = (case.batch, case.bag), (case.batch, case.dim)
@@ -135,7 +135,7 @@ CONTENDERS = {
 
 
 class Case(NamedTuple):
-    """What is measured: `tables` of `rows` rows of `dim` floats, bags of `bag` ids."""
+    """The measured case: `tables` of `rows` rows of `dim` floats, bags of `bag` ids."""
 
     tables: int
     dim: int

@@ -30,13 +30,13 @@ LEAST_KEYS = 500_000  # with fewer, a few megabytes of anything else in the proc
 
 
 def keys_at(first: int, count: int) -> Keys:
-    """Different keys for different places, `[count]`, without a list of all that were before."""
+    """Returns different keys for different places, `[count]`, without a list of all before."""
     places = np.arange(first, first + count, dtype=np.uint64)
     return (places * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
 
 
 def figures(seconds: list[float]) -> dict[str, float]:
-    """Milliseconds of the median, the 99th percentile and the longest step; longest / median."""
+    """Returns milliseconds of the median, 99th percentile and longest step; longest / median."""
     median, late, longest = np.percentile(np.asarray(seconds) * 1e3, [50, 99, 100])
     return {
         "median_ms": round(median, 3),

@@ -58,7 +58,7 @@ class Contender(NamedTuple):
 
 
 class Case(NamedTuple):
-    """What all contenders have in common."""
+    """The parameters that all contenders have in common."""
 
     num_embeddings: int
     dim: int
@@ -124,7 +124,7 @@ def training_step(one: Contender, targets: tf.Tensor) -> Any:
 def check_agreement(
     case: Case, steps: dict[str, Any], contenders: dict[str, Contender], inputs: Any, start: Any
 ) -> None:
-    """Vectors, and weights after a step, are those of tf.gather or of the composed ops."""
+    """Checks vectors, and weights after a step, against tf.gather or the composed ops."""
     ids, targets = inputs
 
     def results(one: Contender, step: Any) -> tuple[Any, Any]:

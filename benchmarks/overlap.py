@@ -44,7 +44,7 @@ class Span(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a step did, and when."""
+    """The times of a step's parts."""
 
     whole: Span
     messages: dict[str, list[Span]]
@@ -148,7 +148,7 @@ def _united(spans: list[Span]) -> list[Span]:
 
 
 def shared(spans: list[Span], others: list[Span]) -> float:
-    """How long there was one of the spans and one of the others at a time."""
+    """Returns the time during which there was one of the spans and one of the others."""
     return sum(
         max(0.0, min(a.end, b.end) - max(a.begin, b.begin))
         for a in _united(spans)
@@ -157,7 +157,7 @@ def shared(spans: list[Span], others: list[Span]) -> float:
 
 
 def length(spans: list[Span]) -> float:
-    """For how long there was one of the spans."""
+    """Returns the time during which there was one of the spans."""
     return sum(span.end - span.begin for span in _united(spans))
 
 

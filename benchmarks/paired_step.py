@@ -196,7 +196,7 @@ class Checkout:
 
 
 def _environment(rank: int, size: int, port: str) -> dict[str, str]:
-    """The variables that tell a process which worker it is."""
+    """Returns the variables that tell a process which worker it is."""
     ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     sizes = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     return ranks | sizes | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

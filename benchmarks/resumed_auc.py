@@ -29,7 +29,7 @@ SAVE_EVERY = 25
 
 
 def train(data: Path, folder: Path, *, die: bool) -> None:
-    """What a worker does; the first one prints the AUC."""
+    """Trains as one of the workers; the first one prints the AUC."""
     import keras
     import numpy as np
     import tensorflow as tf

@@ -58,15 +58,15 @@ TARGET = 0.02
 
 @dataclass(frozen=True)
 class Cases:
-    """What is measured: equal tables, and ids by a law.
+    """The measured cases: equal tables, and ids by a law.
 
     Attributes:
-        tables: How many there are.
-        dim: Of each.
+        tables: The number of tables.
+        dim: The length of a row.
         keys: Different ids of a table.
         dist: The law of the ids.
         batches: Different ones.
-        seed: Of the ids.
+        seed: The seed of the ids.
     """
 
     tables: int
@@ -218,11 +218,11 @@ def report_predicted(
     """Prints the model's steps of many machines.
 
     Args:
-        cases: What was measured.
+        cases: The measured cases.
         examples: On each worker, by `"weak"`, and on all together, by `"strong"`.
         fit: The memory's bandwidth is of it, and the fixed time.
         of_messages: The processor's time of an exchange.
-        latency: Of the network, in seconds.
+        latency: The latency of the network, in seconds.
     """
     for scaling, count in examples.items():
         for workers in PREDICTED_WORKERS:

@@ -15,9 +15,9 @@ class Tables(NamedTuple):
     """Some equal tables.
 
     Attributes:
-        count: How many there are.
+        count: The number of tables.
         bags: The keys an example has, of each feature of such a table; several features share it.
-        rows: Of a table.
+        rows: The number of rows of a table.
         dim: The length of a vector.
     """
 
@@ -31,10 +31,11 @@ class Model(NamedTuple):
     """A recommender.
 
     Attributes:
-        tables: Of embeddings.
+        tables: The tables of embeddings.
         dense: The widths of the dense layers before the last, which has one unit.
-        numbers: How many features are numbers.
-        stride: By which vectors are averaged before the dense layers; `None`: they are not.
+        numbers: The number of features that are numbers.
+        stride: The stride by which vectors are averaged before the dense layers; `None`: they are
+            not.
     """
 
     tables: tuple[Tables, ...]

@@ -172,7 +172,7 @@ def write(figures: dict[str, Any], output: Path) -> None:
 
 
 def draw(figures: dict[str, Any], path: Path) -> None:
-    """One line a hash, its spread as a band, the full table dashed."""
+    """Draws one line for each hash, its spread as a band, and the full table dashed."""
     from matplotlib.figure import Figure
 
     shares = [float(Fraction(share)) for share in figures["compression"]]

@@ -6,7 +6,8 @@ Rules:
               with "See". Properties read like attributes: their docstrings may be noun phrases. The
               docstrings of click's commands are imperative: `--help` prints them.
     opening   The docstring of a class, module or property, and a block of `//` comments, does not
-              begin with a question word ("What", "Whether") or a loose preposition ("Of").
+              begin with a question word ("What", "Whether") or a loose preposition ("Of"). A
+              whole question is a title.
     entry     An entry of `Args`, `Attributes`, `Returns` or `Yields` begins with a noun, a type or
               an article: not with a question word, a preposition or a pronoun ("As", "That").
     phrase    No phrase of `PHRASES` stands in docstrings, comments and messages.
@@ -33,7 +34,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("sok_embed", "tf_ops", "feature_column", "scripts")
+FOLDERS = ("sok_embed", "tf_ops", "feature_column", "scripts", "benchmarks", "examples")
 # Paths that are not checked yet. The list only ever shrinks.
 NOT_YET: tuple[str, ...] = (
     "sok_embed/checkpoint/",
@@ -140,7 +141,7 @@ def check_docstring(node: ast.AST, line: int, text: str) -> Iterator[Find]:
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not is_property(node):
         if not is_verb(word) and not is_command(node):
             yield Find(line, "verb", lines[0])
-    elif word in BAD_OPENINGS:
+    elif word in BAD_OPENINGS and not lines[0].endswith("?"):
         yield Find(line, "opening", lines[0])
     for offset, entry in entries(lines):
         if first_word(entry) in BAD_ENTRIES:

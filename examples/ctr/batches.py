@@ -1,4 +1,4 @@
-"""What every example stream hands over: batches of rows, cut the same way on every worker."""
+"""Batches of rows, the form of every example stream; they are cut alike on every worker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Batch:
         return len(self.labels)
 
     def weights(self, size: int) -> NDArray[np.float32]:
-        """Row weights that make the mean over workers of summed losses the batch's mean loss."""
+        """Returns row weights: summed losses, averaged over workers, become the batch's mean."""
         return np.full(len(self), size / self.global_rows, np.float32)
 
 

@@ -1,4 +1,4 @@
-"""How well the labels of a source can be ranked at all, where that is known."""
+"""Computes how well the labels of a source can be ranked at all, where that is known."""
 
 from __future__ import annotations
 

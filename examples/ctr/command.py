@@ -1,4 +1,4 @@
-"""How a script ends: its exit status, and what it says of wrong input."""
+"""Ends a script: its exit status, and its message for wrong input."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def exit_status(script: str, run: Callable[[], int | None]) -> int:
     """Runs a script; 0 or what it returns, 2 for wrong input, 130 if it was interrupted.
 
     Args:
-        script: Its file's name, for messages.
-        run: What it does.
+        script: The name of the script's file, for messages.
+        run: The function that runs the script.
     """
     try:
         return run() or 0

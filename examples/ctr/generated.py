@@ -22,7 +22,7 @@ CLOSED_SET = 100
 
 
 class Vocabulary(NamedTuple):
-    """What fields there are."""
+    """The fields of the generated rows."""
 
     start_ids: NDArray[np.float64]  # (fields,) ids that each starts with
     growth_rows: int  # after so many rows a field has gained as many ids again

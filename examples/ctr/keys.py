@@ -13,7 +13,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mix64(values: ArrayLike) -> NDArray[np.uint64]:
-    """splitmix64's finalizer: a bijection of 64 bits in which each input bit moves half the output.
+    """Returns splitmix64's finalizer: a bijection in which each input bit moves half the output.
 
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014, and
     Vigna's public-domain `splitmix64.c`.

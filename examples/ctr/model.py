@@ -33,7 +33,7 @@ class PairwiseDots(keras.layers.Layer):
         return keras.ops.take(flat, self._places, axis=1)
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """One column a pair."""
+        """Returns one column for each pair."""
         vectors = int(input_shape[1] or 0)
         return (input_shape[0], vectors * (vectors - 1) // 2)
 

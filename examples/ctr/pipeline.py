@@ -42,7 +42,7 @@ class Pipeline:
 
     @contextmanager
     def source_errors(self) -> Iterator[None]:
-        """Inside it, what was wrong with the source is raised as `InputError`."""
+        """Raises an error of the source, while it is entered, as `InputError`."""
         try:
             yield
         except tf.errors.OpError:
@@ -55,7 +55,7 @@ class Pipeline:
             raise InputError(self._failure)
 
     def _batches(self, split: Split, epoch: int) -> Iterator[tuple[dict[str, Any], Any, Any]]:
-        """An error of the source ends the stream early, which the asserted cardinality notices."""
+        """Yields batches; an error ends them early, which the asserted cardinality notices."""
         rank, size = self._workers.rank, self._workers.size
         try:
             for batch in self._source.batches(split, self._batch_size, rank, size, epoch):

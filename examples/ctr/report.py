@@ -1,4 +1,4 @@
-"""What a run leaves: lines for a person, a JSON line for a program, a picture for both."""
+"""Reports a run: lines for a person, a JSON line for a program, a picture for both."""
 
 from __future__ import annotations
 

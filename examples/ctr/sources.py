@@ -1,4 +1,4 @@
-"""Which source a path, or its absence, stands for."""
+"""Chooses the source that a path, or its absence, stands for."""
 
 from __future__ import annotations
 

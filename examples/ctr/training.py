@@ -26,7 +26,7 @@ _MOMENTUM = 0.9
 
 @dataclass(frozen=True)
 class Plan:
-    """What to train."""
+    """The arguments of a training."""
 
     embedding: EmbeddingKind = "hash"
     epochs: int = 1
@@ -39,7 +39,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out, over all workers."""
+    """The result of a training, over all workers."""
 
     losses: NDArray[np.float64]  # (steps,) mean over the workers
     rows: NDArray[np.float64]  # (steps,) rows in the table after each step
