@@ -72,6 +72,8 @@ PHRASES = re.compile(
     r")",
     re.IGNORECASE,
 )
+# Since Python 3.12 the text of an f-string is a token of its own.
+STRINGS = (tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
 SECTIONS = ("Args:", "Attributes:", "Returns:", "Yields:")
 ENTRY = re.compile(r"    (?P<name>[*`]*\w[\w`*, .]*(?:\([^)]*\))?): (?P<text>.*)")
 
@@ -170,7 +172,7 @@ def check_python(source: str) -> Iterator[Find]:
             if not block:
                 start = token.start[0]
             block.append(token.string)
-        elif token.type == tokenize.STRING:
+        elif token.type in STRINGS:
             yield from phrases(token.start[0], token.string.splitlines())
         if block and token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE):
             yield from phrases(start, block)
@@ -193,9 +195,8 @@ def check_cpp(source: str) -> Iterator[Find]:
             yield from phrases(start, block)
             block = []
         if not comment:
-            trailing = re.search(r"\s// ?(.*)|\"(?:[^\"\\]|\\.)*\"", line)
-            if trailing:
-                yield from phrases(number, [trailing[0]])
+            for text in re.findall(r"\s//.*|\"(?:[^\"\\]|\\.)*\"", line):
+                yield from phrases(number, [text])
 
 
 def check_file(path: Path) -> list[Find]:
