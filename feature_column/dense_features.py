@@ -297,7 +297,7 @@ class DenseFeatures(_FeaturesLayer):
         adaptive_mask_tensors: A dict of masks, int32, for each adaptive column under an embedding
             column, by its name: with an entry for each value of a sparse feature, or of the shape
             of a dense one. 1: the id's own row; 0: its static row.
-        training: Whether ids of mask 1 that have no row get one. Without, they read their static
+        training: True if ids of mask 1 that have no row get one. Without, they read their static
             row.
 
     Output shape:
@@ -373,9 +373,9 @@ class SequenceFeatures(_FeaturesLayer):
         **kwargs: The arguments of `keras.layers.Layer`.
 
     Call arguments:
-        features: As `DenseFeatures` has it.
-        adaptive_mask_tensors: As `DenseFeatures` has it.
-        training: As `DenseFeatures` has it.
+        features: The features, as for `DenseFeatures`.
+        adaptive_mask_tensors: The masks, as for `DenseFeatures`.
+        training: True for training, as for `DenseFeatures`.
 
     Output shape:
         `[batch, longest, sum of dimensions]` in the compute dtype, zeros behind the end of a

@@ -74,7 +74,7 @@ PHRASES = re.compile(
 )
 # Since Python 3.12 the text of an f-string is a token of its own.
 STRINGS = (tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
-SECTIONS = ("Args:", "Attributes:", "Returns:", "Yields:")
+SECTIONS = ("Args:", "Attributes:", "Call arguments:", "Returns:", "Yields:")
 ENTRY = re.compile(r"    (?P<name>[*`]*\w[\w`*, .]*(?:\([^)]*\))?): (?P<text>.*)")
 
 
@@ -130,7 +130,7 @@ def entries(lines: list[str]) -> Iterator[tuple[int, str]]:
             before = offset
         elif section:
             match = ENTRY.fullmatch(line)
-            if match and section in ("Args:", "Attributes:"):
+            if match and section not in ("Returns:", "Yields:"):
                 yield offset, match["text"]
             elif section in ("Returns:", "Yields:") and offset == before + 1:
                 yield offset, line.strip()

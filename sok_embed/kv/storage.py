@@ -66,11 +66,11 @@ class Storage:
         read_only: Nothing in the folder changes, and lookups make no rows.
         reset_slots: True if an optimizer of another rule may take over rows that have been trained:
             the slots of the rule before are dropped for good then. An optimizer of the same rule
-            goes on with them either way. The model is not saved with it.
+            goes on with them either way. It is not saved with a model.
         clock: The clock of tests, which is called before each operation for the seconds since 1970.
         reset_initializer: True if a group may be opened with an initializer that differs from its
-            own. Rows that are made from then on start from the new one; existing rows stay. The
-            model is not saved with it.
+            own. Rows that are made from then on start from the new one; existing rows stay. It
+            is not saved with a model.
 
     Raises:
         StorageLockedError: If this or another process has the folder open; the message names the

@@ -39,7 +39,7 @@ class AdaptiveEmbedding(AnchoredLayer):
     row, bit for bit, which takes the gradient of that step already. Counts of keys that share cells
     of the sketch may be too high, never too low.
 
-    A key that loses its row, to `max_rows` or `ttl`, has its static row again. What it was counted
+    A key that loses its row, to `max_rows` or `ttl`, has its static row again. Its count
     stays: it gets a new row when it is next trained on, unless counts were halved meanwhile.
 
     Calls that do not train, those of a frozen layer too, count nothing and make no rows; one
@@ -66,8 +66,8 @@ class AdaptiveEmbedding(AnchoredLayer):
         static_buckets: The number of static rows, on all workers together.
         promote_after: The number of times that a key is seen in training before it gets its own
             row.
-        max_rows: The most own rows on each worker. A row beyond it takes the place of the least
-            used, once its key has been used as often; with a mask of 1, at once. Rows whose
+        max_rows: The most own rows on each worker. A row beyond it replaces the least
+            used one, once its key has been used as often; with a mask of 1, at once. Rows whose
             counters are full, at 255 or 65,535, do not give way to counts. `None`: no limit.
         decay_every: Counts are halved after so many steps. `None`: never.
         ttl: An own row that was not updated for so many seconds goes. `None`: never.

@@ -107,10 +107,10 @@ class DistributedEmbedding(LayerWithRows):
             `[B, None]` or sparse `[B, L]`, of int32, int64 or uint64. Keys that a Keras mask of a
             dense input leaves out are left out of what is combined; with `combiner=None` the
             output has that mask.
-        weights: What keys are multiplied by, floats that lie as the inputs do: a nest as that of
+        weights: Factors of the vectors of keys, floats that lie as the inputs do: a nest as that of
             the configs, with `None` for features without, or a dict by the names of features.
             Differentiable. `None`: there are none.
-        training: Whether keys without a row get one. Otherwise they get none before a step applies
+        training: True if keys without a row get one. Otherwise they get none before a step applies
             the gradients of the call.
 
     Output shape:
@@ -119,8 +119,8 @@ class DistributedEmbedding(LayerWithRows):
         float16).
 
     Raises:
-        ValueError: For configs that are none, tables of one name that differ, and a nest of inputs
-            that differs from that of the configs.
+        ValueError: For values that are not configs, tables of one name that differ, and a nest of
+            inputs that differs from the configs'.
         tf.errors.InvalidArgumentError: For keys out of a vocabulary.
         tf.errors.ResourceExhaustedError: When a batch would exceed `max_rows` of a table, and not
             enough rows may go.

@@ -81,8 +81,8 @@ class DynamicEmbedding(TableLayer):
             distinct int64 `[n]` and float `[n, output_dim]`, or the path of an `.npz` file with
             arrays of these names. They become rows when the layer is built, in a table that must
             have none then; with several workers each takes its own keys out of the same pair. The
-            config does not have them. `None`: there are none. The `weights` of a call are others:
-            what keys are multiplied by.
+            config does not have them. `None`: there are none. The `weights` of a call are
+            something else: factors of keys.
         seed: The seed of the initializer; `None`: from the layer's name and Keras' global seed.
         max_rows: The most rows on each worker; beyond it rows are evicted, or training raises.
             `None`: no limit.
@@ -103,12 +103,12 @@ class DynamicEmbedding(TableLayer):
     Call arguments:
         inputs: int32, int64 or uint64: dense of any shape; a `tf.RaggedTensor`; or, with a
             combiner, a `tf.SparseTensor` `[B, L]`, whose values are the keys.
-        weights: With a combiner other than `"max"`, what the vector of each key is multiplied by:
+        weights: Factors of the vectors of keys, with a combiner other than `"max"`:
             floats of the shape of dense inputs, with the row splits of ragged and the indices of
             sparse ones, beside which they may also be flat, `[n]`. Differentiable. A mean is
             divided by the sum of a bag's weights, and `"sqrtn"` by the root of the sum of their
             squares. `None`: each is 1. Vectors are `weights` of the constructor.
-        training: Whether keys without a row get one. Otherwise they get none before a step applies
+        training: True if keys without a row get one. Otherwise they get none before a step applies
             the gradients of the call.
 
     Output shape:

@@ -84,7 +84,7 @@ class HashedEmbeddingBag(HashedLayer):
         input: int32 or int64. `[B, N]`: B bags of N ids. `[n]`: bags as `offsets` say. A
             `tf.RaggedTensor` `[B, None]`. A `tf.SparseTensor` `[B, N]`, whose values are the ids,
             in the order of its rows.
-        offsets: With a 1-D input, and of its dtype: where each bag starts, `[B]`, or `[B + 1]` with
+        offsets: The start of each bag, with a 1-D input and of its dtype: `[B]`, or `[B + 1]` with
             `include_last_offset`. The first is 0, and none is below the one before.
         per_sample_weights: Floats that the entries are multiplied by, in mode `"sum"`: the shape
             and the kind of `input`; for ragged and sparse ones also `[n]`. Differentiable.
