@@ -1,8 +1,9 @@
 """Optimizers of `tf.compat.v1.train` and their native twins.
 
-Rows follow them by the same way as a Keras optimizer: `apply_gradients` calls the constraint of a
-variable right after its update. What differs is where their numbers are. They hold the arguments of
-their constructor, and tensors that `apply_gradients` makes of them first.
+Rows follow them as they follow a Keras optimizer, but by the constraint of the anchor, which
+`apply_gradients` calls right after it has updated the anchor. Learning rates and hyperparameters
+are the arguments of an optimizer's constructor, and tensors that `apply_gradients` makes of them
+first.
 """
 
 from __future__ import annotations
