@@ -51,9 +51,7 @@ void Apply(const PyOptimizer& self, const FloatsOut& row, const FloatsIn& gradie
 // Returns the names of a rule's slots, in the order in which they follow an embedding.
 std::vector<std::string> RuleSlots(const std::string& rule) {
   std::vector<std::string> names;
-  const auto made = MakeRowOptimizer(rule, {});
-  if (!made.ok()) return names;
-  for (const Slot& slot : made.value()->slots(1)) names.push_back(slot.name);
+  for (const Slot& slot : RowOptimizerSlots(rule, 1)) names.push_back(slot.name);
   return names;
 }
 

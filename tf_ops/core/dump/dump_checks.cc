@@ -48,7 +48,7 @@ Status CheckDump(const DumpReader& reader, const std::string& path, const DumpPr
   for (const DumpGroup& group : reader.groups()) {
     const auto state = StateOf(group);
     if (!state.ok()) return InGroup(path, group.group, state.status());
-    checks.emplace(group.group, SlotChecks(state.value().slots, group.dim));
+    checks.emplace(group.group, SlotChecks(state.value().rule, group.dim));
   }
   // Dumps are sorted by key, so duplicates are adjacent. Groups that are not need all keys at once.
   std::map<int, std::vector<Key>> unordered;

@@ -190,7 +190,7 @@ TEST_CASE("what any rule leaves passes, whatever the gradients were") {
     const auto optimizer = MakeRowOptimizer(rule, {});
     const std::vector<Slot> slots = optimizer.value()->slots(kDim);
     const std::vector<float> start = RowLayout(kDim, slots).slot_start();
-    const SlotChecks checks(slots, kDim);
+    const SlotChecks checks(rule, kDim);
     for (int trial = 0; trial < 300; ++trial) {
       std::vector<float> row(kDim, 0.5f);
       row.insert(row.end(), start.begin(), start.end());

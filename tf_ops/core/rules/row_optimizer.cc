@@ -112,6 +112,11 @@ std::vector<Hyper> RowOptimizerDefaults(const std::string& rule) {
   return entry == nullptr ? std::vector<Hyper>() : Defaults(entry->parameters());
 }
 
+std::vector<Slot> RowOptimizerSlots(const std::string& rule, int dim) {
+  const auto optimizer = MakeRowOptimizer(rule, {});
+  return optimizer.ok() ? optimizer.value()->slots(dim) : std::vector<Slot>();
+}
+
 Result<std::unique_ptr<RowOptimizer>> MakeRowOptimizer(const std::string& rule,
                                                        const std::vector<Hyper>& hypers,
                                                        const Schedule* schedule) {

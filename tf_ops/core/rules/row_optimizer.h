@@ -17,10 +17,14 @@ class Schedule;
 
 // One optimizer state vector of a row.
 struct Slot {
-  std::string name;  // Keras' name for it, e.g. "velocity"
-  int width;         // floats a row: dim, or 1
-  float initial;     // what each of its floats starts from
+  std::string name;           // Keras' name for it, e.g. "velocity"
+  int width;                  // floats a row: dim, or 1
+  float initial;              // what each of its floats starts from
+  bool sums_squares = false;  // its floats are sums or means of squares, so they are at least 0
 };
+
+// The last field of such a slot.
+inline constexpr bool kSumsSquares = true;
 
 // The arguments of a rule that are the same for a whole commit.
 struct Step {
@@ -52,6 +56,10 @@ std::vector<std::string> RowOptimizerNames();
 // Returns the parameters that the rule understands, with its defaults. The list is empty for an
 // unknown rule.
 std::vector<Hyper> RowOptimizerDefaults(const std::string& rule);
+
+// Returns the slots of a row of dim floats under the rule with its defaults. The list is empty for
+// an unknown rule, too.
+std::vector<Slot> RowOptimizerSlots(const std::string& rule, int dim);
 
 // A parameter that is not in `hypers` takes its default. The schedule, if there is one, is copied;
 // it begins at the rule's learning rate, and update number t takes its value at step t - 1.

@@ -441,6 +441,33 @@ TEST_CASE("a rule's slots have Keras' names, and depend on its name alone but fo
   }
 }
 
+TEST_CASE("a slot that no training takes below 0 says that it sums squares, and no other does") {
+  constexpr size_t kRows = 50;
+  const int dim = 8;
+  for (const std::string& rule : RowOptimizerNames()) {
+    const std::unique_ptr<RowOptimizer> optimizer = MakeOrDie(rule);
+    std::mt19937 random(3);
+    Rows table(*optimizer, kRows, dim, random);
+    std::vector<float> least(table.slots.size(), HUGE_VALF);
+    for (int64_t number = 1; number <= 20; ++number) {
+      const Gradients gradients(kRows, dim, random);
+      optimizer->Apply({number, 1.0f}, table.rows.data(), gradients.rows.data(), kRows, dim);
+      for (const float* row : table.rows) {
+        const float* slot = row + dim;
+        for (size_t i = 0; i < table.slots.size(); slot += table.slots[i++].width) {
+          least[i] = std::min(least[i], *std::min_element(slot, slot + table.slots[i].width));
+        }
+      }
+    }
+    for (size_t i = 0; i < table.slots.size(); ++i) {
+      CAPTURE(rule);
+      CAPTURE(table.slots[i].name);
+      CHECK((least[i] >= 0) == table.slots[i].sums_squares);
+    }
+  }
+  CHECK(RowOptimizerSlots("unknown", dim).empty());
+}
+
 TEST_CASE("a rule follows its formula in float64") {
   for (const Rule& rule : Rules()) {
     CAPTURE(rule.name);

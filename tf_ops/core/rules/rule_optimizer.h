@@ -7,13 +7,15 @@
 //                                                   torch/ by those of sok_embed.kv
 //   explicit Rule(const Values& values);
 //   static constexpr int kSlots;                    how many follow the embedding
-//   std::vector<Slot> Slots(int dim) const;         a function of the rule, but for `initial`
+//   std::vector<Slot> Slots(int dim) const;         a function of the rule, but for `initial`; a
+//                                                   slot of sums or means of squares ends with
+//                                                   kSumsSquares
 //   void Begin(int64_t step_number);                optional: numbers that depend on the step
 //   void Element(float g, float& w, float& slot_0, …) const;
 //
 // Element is one coordinate of the update: it takes the scaled gradient and changes the weight and
-// each slot's element of the same coordinate. A rule that is not element by element has, in its
-// place (and in kSlots'),
+// each slot's element of the same coordinate. A rule that is not element by element has, instead of
+// Element and kSlots,
 //
 //   void Row(const float* gradient, float scale, float* row, int dim) const;
 //   static size_t RowFloats(size_t dim);            of the embedding and the slots

@@ -12,11 +12,6 @@
 namespace sok {
 namespace {
 
-// By Keras' names, which all rules share.
-bool SumsSquares(const std::string& slot) {
-  return slot == "velocity" || slot == "velocity_hat" || slot == "accumulator";
-}
-
 std::string Text(double number) {
   std::ostringstream text;
   text << number;
@@ -55,11 +50,11 @@ Status TwiceStatus(Key key) {
 
 }  // namespace
 
-SlotChecks::SlotChecks(const std::vector<Slot>& slots, int dim) : dim_(dim) {
+SlotChecks::SlotChecks(const std::string& rule, int dim) : dim_(dim) {
   size_t begin = 0;
-  for (const Slot& slot : slots) {
+  for (const Slot& slot : RowOptimizerSlots(rule, dim)) {
     const size_t end = begin + static_cast<size_t>(slot.width);
-    if (SumsSquares(slot.name)) squares_.push_back({slot.name, begin, end});
+    if (slot.sums_squares) squares_.push_back({slot.name, begin, end});
     begin = end;
   }
 }
@@ -109,11 +104,13 @@ Status CheckState(const TableState& state, int dim) {
          {"expected", shown(expected)},
          {"got", shown(state.slots)}});
   }
-  for (const Slot& slot : state.slots) {
-    if (std::isfinite(slot.initial) && (slot.initial >= 0 || !SumsSquares(slot.name))) continue;
-    return InvalidArgument("expected the slot '" + slot.name + "' to start from a finite number" +
-                           (SumsSquares(slot.name) ? " of at least 0" : "") + ", got " +
-                           Text(slot.initial));
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const float initial = state.slots[i].initial;
+    const bool sums_squares = expected[i].sums_squares;
+    if (std::isfinite(initial) && (initial >= 0 || !sums_squares)) continue;
+    return InvalidArgument("expected the slot '" + expected[i].name +
+                           "' to start from a finite number" +
+                           (sums_squares ? " of at least 0" : "") + ", got " + Text(initial));
   }
   return Status();
 }
@@ -151,7 +148,7 @@ Status CheckRows(const TableState& state, int dim, const TableContents& contents
   }
   const int64_t latest =
       contents.step_clock == TableContents::kSeconds ? TableContents::kLatest : contents.step_clock;
-  const SlotChecks checks(state.slots, dim);
+  const SlotChecks checks(state.rule, dim);
   const auto slot_floats = static_cast<size_t>(RowLayout(dim, state.slots).slot_floats());
   std::mutex mu;
   Status failure;

@@ -14,12 +14,13 @@
 
 namespace sok {
 
-// The slots of rows of one rule. Sums and means of squares are at least 0. They are NaN only beside
-// an embedding that is NaN too: that is what a model has become which diverged, and it loads as it
+// Checks the slots of rows of one rule. Slots that sum squares are at least 0. They are NaN only
+// beside an embedding that is NaN too: a model that has diverged holds such rows, and loads as it
 // was saved, as Keras' weights do.
 class SlotChecks {
  public:
-  SlotChecks(const std::vector<Slot>& slots, int dim);
+  // Checks nothing for an unknown rule.
+  SlotChecks(const std::string& rule, int dim);
 
   // kInvalidArgument, with the key, the slot and the value. embedding (dim), slots (all of them).
   Status Check(Key key, const float* embedding, const float* slots) const;

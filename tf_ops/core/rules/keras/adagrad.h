@@ -24,7 +24,7 @@ struct Adagrad {
         epsilon(values["epsilon"]) {}
 
   std::vector<Slot> Slots(int dim) const {
-    return {{"accumulator", dim, initial_accumulator_value}};
+    return {{"accumulator", dim, initial_accumulator_value, kSumsSquares}};
   }
 
   void Element(float g, float& w, float& accumulator) const {

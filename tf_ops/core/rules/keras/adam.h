@@ -29,7 +29,7 @@ struct Adam {
         epsilon(values["epsilon"]) {}
 
   std::vector<Slot> Slots(int dim) const {
-    return {{"momentum", dim, 0.0f}, {"velocity", dim, 0.0f}};
+    return {{"momentum", dim, 0.0f}, {"velocity", dim, 0.0f, kSumsSquares}};
   }
 
   // Keras takes the powers of the float32 betas, in float32. Here they are taken in float64.

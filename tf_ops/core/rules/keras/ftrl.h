@@ -37,7 +37,7 @@ struct Ftrl {
             static_cast<float>(2.0 * values.Exact("l2_shrinkage_regularization_strength"))) {}
 
   std::vector<Slot> Slots(int dim) const {
-    return {{"accumulator", dim, initial_accumulator_value}, {"linear", dim, 0.0f}};
+    return {{"accumulator", dim, initial_accumulator_value, kSumsSquares}, {"linear", dim, 0.0f}};
   }
 
   void Element(float g, float& w, float& accumulator, float& linear) const {

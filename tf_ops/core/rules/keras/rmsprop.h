@@ -26,7 +26,7 @@ struct RmspropNumbers {
         epsilon(values["epsilon"]),
         initial_velocity(values["initial_velocity"]) {}
 
-  Slot Velocity(int dim) const { return {"velocity", dim, initial_velocity}; }
+  Slot Velocity(int dim) const { return {"velocity", dim, initial_velocity, kSumsSquares}; }
 
   void Average(float x, float& average) const { average = rho * average + one_minus_rho * x; }
 

@@ -25,7 +25,7 @@ struct RowwiseAdagrad {
         epsilon(values["epsilon"]) {}
 
   std::vector<Slot> Slots(int /*dim*/) const {
-    return {{"accumulator", 1, initial_accumulator_value}};
+    return {{"accumulator", 1, initial_accumulator_value, kSumsSquares}};
   }
 
   static size_t RowFloats(size_t dim) { return dim + 1; }

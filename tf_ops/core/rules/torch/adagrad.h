@@ -24,7 +24,7 @@ struct KvAdagrad {
   explicit KvAdagrad(const Values& values)
       : eta(values.Exact("eta")), lambda(values["lambda"]), epsilon(values["epsilon"]) {}
 
-  std::vector<Slot> Slots(int dim) const { return {{"accumulator", dim, 0.0f}}; }
+  std::vector<Slot> Slots(int dim) const { return {{"accumulator", dim, 0.0f, kSumsSquares}}; }
 
   void Begin(int64_t step_number, double gamma) {
     rate = static_cast<float>(gamma / (1.0 + static_cast<double>(step_number - 1) * eta));

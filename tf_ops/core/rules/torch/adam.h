@@ -31,7 +31,7 @@ struct KvAdam {
         epsilon(values["epsilon"]) {}
 
   std::vector<Slot> Slots(int dim) const {
-    return {{"momentum", dim, 0.0f}, {"velocity", dim, 0.0f}};
+    return {{"momentum", dim, 0.0f}, {"velocity", dim, 0.0f, kSumsSquares}};
   }
 
   void Begin(int64_t step_number, double gamma) {

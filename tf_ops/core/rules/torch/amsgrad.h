@@ -14,7 +14,9 @@ struct KvAmsgrad : KvAdam {
   static constexpr int kSlots = 3;
 
   std::vector<Slot> Slots(int dim) const {
-    return {{"momentum", dim, 0.0f}, {"velocity", dim, 0.0f}, {"velocity_hat", dim, 0.0f}};
+    return {{"momentum", dim, 0.0f},
+            {"velocity", dim, 0.0f, kSumsSquares},
+            {"velocity_hat", dim, 0.0f, kSumsSquares}};
   }
 
   void Element(float g, float& w, float& m, float& v, float& v_hat) const {

@@ -33,7 +33,7 @@ struct KvFtrl {
       : beta(values["beta"]), lambda1(values["lambda1"]), lambda2(values["lambda2"]) {}
 
   std::vector<Slot> Slots(int dim) const {
-    return {{"linear", dim, 0.0f}, {"accumulator", dim, 0.0f}};
+    return {{"linear", dim, 0.0f}, {"accumulator", dim, 0.0f, kSumsSquares}};
   }
 
   // A schedule may end at 0, which cannot divide. The weights stay as they are then, while z and n
