@@ -13,6 +13,7 @@ import numpy as np
 
 from sok_embed.arguments import shown
 from sok_embed.keras_bridge import callers
+from sok_embed.keras_bridge.private_state import seed_of
 
 __all__ = ["RowInitializer", "derive_seed", "row_initializer"]
 
@@ -159,8 +160,7 @@ def _variance_scaling(initializer: Any, dim: int) -> RowInitializer:
 
 
 def _random(kind: str, a: Any, b: Any, initializer: Any) -> RowInitializer:
-    # Keras draws a seed where none was given, and keeps what was given under this name.
-    seed = initializer._init_seed
+    seed = seed_of(initializer)
     return RowInitializer(kind, float(a), float(b), seed if isinstance(seed, int) else None)
 
 

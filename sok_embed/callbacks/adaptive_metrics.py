@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from sok_embed.keras_bridge.private_state import all_layers
 from sok_embed.tables.adaptive_table import AdaptiveTable
 
 # These say how the tables stand, by the names that they have in `AdaptiveTable.stats`.
@@ -79,7 +80,7 @@ class AdaptiveMetrics(keras.callbacks.Callback):
             _add_states(logs, name, table.stats())
 
     def _tables(self, may_lack: bool = False) -> dict[str, AdaptiveTable]:
-        layers = list(self.model._flatten_layers(include_self=False))
+        layers = list(all_layers(self.model))
         tables = ((layer.name, getattr(layer, "table", None)) for layer in layers)
         found = {name: table for name, table in tables if isinstance(table, AdaptiveTable)}
         if not found and not may_lack:

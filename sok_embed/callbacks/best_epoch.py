@@ -8,13 +8,13 @@ import warnings
 from typing import Any
 
 import keras
-from keras.src.utils import io_utils
 
 from sok_embed import communicators
 from sok_embed.callbacks.averaged_logs import averaged_logs
 from sok_embed.checkpoint import Checkpoint
 from sok_embed.checkpoint.files.records import local_path
 from sok_embed.checkpoint.transfer.saves import wait_for_writers
+from sok_embed.keras_bridge.private_state import print_line
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):
@@ -132,7 +132,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
         super().on_train_end(logs)
         if self._kept is not None:
             if self.verbose > 0:
-                io_utils.print_msg(
+                print_line(
                     f"Restoring the model from the end of the best epoch: {self.best_epoch + 1}."
                 )
             wait_for_writers()

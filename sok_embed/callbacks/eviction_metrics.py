@@ -9,6 +9,7 @@ import keras
 
 from sok_embed import communicators
 from sok_embed.communicators.agreement import Agreement
+from sok_embed.keras_bridge.private_state import all_layers
 from sok_embed.tables.adaptive_table import AdaptiveTable
 from sok_embed.tables.table import Table
 
@@ -83,7 +84,7 @@ class EvictionMetrics(keras.callbacks.Callback):
 
 
 def _tables_of(model: keras.Model) -> Iterator[tuple[str, Table | AdaptiveTable]]:
-    for layer in model._flatten_layers(include_self=False):
+    for layer in all_layers(model):
         table, tables = getattr(layer, "table", None), getattr(layer, "tables", None)
         if isinstance(table, (Table, AdaptiveTable)):
             yield layer.name, table

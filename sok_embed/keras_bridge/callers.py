@@ -137,7 +137,8 @@ def building_from_file() -> bool:
 
 def loading_model() -> bool:
     """Returns whether Keras is loading a whole model, with the config that the file has."""
-    return any(any(_running(f"_load_model_from_{kind}")) for kind in ("fileobj", "dir"))
+    names = ("_load_model_from_fileobj", "_load_model_from_dir")
+    return any(any(_running(name)) for name in names)
 
 
 def loading_file() -> str | None:

@@ -1,4 +1,4 @@
-"""Signatures that Keras makes up for subclassed models as it exports them: float ones.
+"""Checks float ids of the signatures that Keras makes up as it exports subclassed models.
 
 Keras notes the shapes that a subclassed model was called with and not the dtypes. Of them it makes
 `serving_default` for every model in a SavedModel, also where the user gives signatures, and the
@@ -34,5 +34,5 @@ def check_exact(floats: tf.Tensor) -> tf.Tensor:
 
 
 def refuse_when_served(message: str) -> None:
-    """Adds what fails to the graph, for layers that such inputs cannot mean anything to."""
+    """Adds an op to the graph that fails with the message when it runs."""
     tf.debugging.Assert(tf.constant(False), [message])

@@ -1,4 +1,4 @@
-"""Layers whose inputs are integers, at the beginning of a `Sequential` without a `keras.Input`."""
+"""Gives a `Sequential` without a `keras.Input` int64 inputs where its first layer takes ids."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sok_embed.keras_bridge import callers
 class LayerOfIds(keras.layers.Layer):
     """Base of layers that look integers up. Not for use by itself."""
 
-    # Whether the first input of the layer is a tensor of integers.
+    # True if the first input of the layer is a tensor of integers.
     _takes_ids = True
 
     @property

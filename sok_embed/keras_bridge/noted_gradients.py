@@ -1,4 +1,4 @@
-"""Gradient functions that TensorFlow notes in a registry, and with them the graphs that they keep.
+"""Has TensorFlow forget gradient functions, and with them the graphs that they keep.
 
 In a graph each call of a `tf.custom_gradient` notes its gradient function for as long as the
 process lives, and the function refers to the graph. Keras sums gradients over replicas by such a

@@ -6,11 +6,11 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend import get_keras_mask
 
 from sok_embed import communicators, tf_ops
 from sok_embed.checkpoint.transfer.whole_tables import own_part
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
+from sok_embed.keras_bridge.private_state import mask_of
 from sok_embed.keras_bridge.rebuilding import check_rebuilt
 from sok_embed.layers.adaptive_arguments import check_adaptive_arguments
 from sok_embed.layers.adaptive_inputs import check_inputs, narrow, read_route
@@ -250,7 +250,7 @@ class AdaptiveEmbedding(AnchoredLayer):
         """Returns the mask that Keras has attached to the inputs, or where they are not padding."""
         if self.combiner is not None:
             return None
-        attached = get_keras_mask(inputs)
+        attached = mask_of(inputs)
         if self._padding is None or Form.of(inputs).kind == "ragged":
             return attached
         keys = is_key(inputs, self._padding)

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend import get_keras_mask
 
+from sok_embed.keras_bridge.private_state import mask_of
 from sok_embed.keras_bridge.rebuilding import true_ids
 from sok_embed.layers.adaptive_arguments import check_route
 from sok_embed.lookups.adaptive_lookup import AUTOMATIC
@@ -36,7 +36,7 @@ def read_route(
     """
     if combiner is not None:
         refuse_padding_mask(layer, inputs)
-    padding = get_keras_mask(inputs)
+    padding = mask_of(inputs)
     # A functional model passes the padding mask again by itself, as another tensor.
     is_padding = padding is not None and getattr(mask, "dtype", None) == padding.dtype
     if is_padding or all(part is None for part in keras.tree.flatten(mask)):

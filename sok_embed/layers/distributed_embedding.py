@@ -25,6 +25,7 @@ from sok_embed.keras_bridge.cast_ids import refuse_casts
 from sok_embed.keras_bridge.dense_alone import LayerWithRows
 from sok_embed.keras_bridge.graph_casts import checked_ids
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
+from sok_embed.keras_bridge.private_state import mask_of
 from sok_embed.keras_bridge.rebuilding import check_rebuilt, plain_errors, true_ids
 from sok_embed.keras_bridge.row_count import RowCount
 from sok_embed.layers.anchored_layer import activation_type
@@ -237,7 +238,7 @@ class DistributedEmbedding(LayerWithRows):
             self._refuse_dense_signature(each, calls)
             keys = true_ids(each.value)
             given[each.number] = feature_input(
-                what, each.feature, keys, values, _mask_of(each.value)
+                what, each.feature, keys, values, mask_of(each.value)
             )
         given = [each._replace(keys=checked_ids(self, each.keys)) for each in given]
         call = self._lookup.begin(self.trainable, check_training(self.name, training))
@@ -408,15 +409,10 @@ class DistributedEmbedding(LayerWithRows):
         }
 
 
-def _mask_of(keys: Any) -> Any:
-    """Returns the mask that Keras has put on a tensor, or `None`."""
-    return getattr(keys, "_keras_mask", None)
-
-
 def _mask_of_keys(given: Given) -> Any:
     """Returns the mask of the vectors of single keys, or `None`."""
     keys, padding = given.value, given.feature.padding
-    attached = _mask_of(keys)
+    attached = mask_of(keys)
     if padding is None or Form.of(keys).kind != "dense":
         return attached
     stays = is_key(keys, padding)

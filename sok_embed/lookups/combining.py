@@ -6,9 +6,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend import get_keras_mask
 
 from sok_embed import tf_ops
+from sok_embed.keras_bridge.private_state import mask_of
 from sok_embed.lookups.input_forms import Form, shape_text
 
 COMBINERS = ("sum", "mean", "sqrtn")
@@ -43,7 +43,7 @@ def check_ids(layer: str, combiner: str | None, ids: Form) -> None:
 
 def refuse_padding_mask(layer: str, ids: Any) -> None:
     """Raises ValueError for ids that Keras has attached a mask to, in a layer with a combiner."""
-    if get_keras_mask(ids) is not None:
+    if mask_of(ids) is not None:
         raise ValueError(
             f"Layer '{layer}': expected inputs without a Keras mask, with a combiner. "
             "Received: some with one. Leave padding out: pass a ragged or a sparse tensor."

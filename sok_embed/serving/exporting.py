@@ -10,6 +10,8 @@ import keras
 import tensorflow as tf
 from keras import tree
 
+from sok_embed.keras_bridge.private_state import symbolic_inputs
+
 
 def export_model(
     model: keras.Model, path: str | os.PathLike[str], input_signature: Any = None
@@ -120,15 +122,14 @@ def _lengths(name: str, ragged_rank: int) -> list[str]:
 
 def _inputs_of(model: keras.Model) -> Any:
     """Returns the symbolic inputs of a functional or sequential model."""
-    functional = getattr(model, "_functional", None) or model
-    if not hasattr(functional, "_inputs_struct"):
+    inputs = symbolic_inputs(model)
+    if inputs is None:
         raise ValueError(
             f"Model '{model.name}': expected an input_signature for a subclassed model, of which "
             "Keras does not know what it takes. Received: none. Pass one, as in "
             "input_signature=[tf.RaggedTensorSpec([None, None], tf.int64)]."
         )
-    struct = functional._inputs_struct
-    return struct[0] if isinstance(struct, list) and len(struct) == 1 else struct
+    return inputs[0] if isinstance(inputs, list) and len(inputs) == 1 else inputs
 
 
 def _only_argument(signature: Any) -> Any:

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from sok_embed import communicators
 from sok_embed.keras_bridge.dense_alone import LayerWithRows
+from sok_embed.keras_bridge.private_state import all_layers
 
 _ONE_PROCESS = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
 # What Keras 3.15 cannot do under a MultiWorkerMirroredStrategy of several workers.
@@ -105,7 +106,7 @@ def _checked(loop: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(loop)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _place(self.distribute_strategy)[1] > 1:
-            layers = (each for each in self._flatten_layers() if isinstance(each, LayerWithRows))
+            layers = (each for each in all_layers(self) if isinstance(each, LayerWithRows))
             if any(layers):
                 raise ValueError(
                     f"Model '{self.name}': expected a loop of your own under a "

@@ -1,0 +1,35 @@
+"""Reads what Keras keeps in private attributes of its objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+from keras.src.utils import io_utils
+
+
+def mask_of(tensor: Any) -> Any:
+    """Returns the mask that Keras has attached to a tensor, or `None`."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def all_layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
+    """Yields the layers of a model and the layers inside of them, each once."""
+    yield from model._flatten_layers(include_self=False)
+
+
+def seed_of(initializer: keras.initializers.Initializer) -> Any:
+    """Returns the seed that a random initializer was given, or drew where none was given."""
+    return initializer._init_seed
+
+
+def symbolic_inputs(model: keras.Model) -> Any:
+    """Returns the nest of symbolic inputs of a functional or sequential model, else `None`."""
+    functional = getattr(model, "_functional", None) or model
+    return getattr(functional, "_inputs_struct", None)
+
+
+def print_line(text: str) -> None:
+    """Prints a line where Keras prints its own: `keras.config` may send those to the log."""
+    io_utils.print_msg(text)

@@ -1,0 +1,36 @@
+"""What `private_state` reads of objects of Keras."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from sok_embed.keras_bridge.private_state import (
+    all_layers,
+    mask_of,
+    print_line,
+    seed_of,
+    symbolic_inputs,
+)
+
+
+def test_state_of_objects_of_keras(capsys):
+    masked = keras.layers.Masking(0.0)(tf.constant([[[1.0], [0.0]]]))
+    np.testing.assert_array_equal(mask_of(masked), [[True, False]])
+    assert mask_of(tf.constant([1.0])) is None
+    assert seed_of(keras.initializers.RandomUniform(seed=3)) == 3
+
+    inputs = keras.Input((2,), name="ids")
+    dense = keras.layers.Dense(1)
+    inner = keras.Sequential([keras.Input((2,)), dense])
+    model = keras.Model({"ids": inputs}, inner(inputs))
+    assert {inner, dense} <= set(all_layers(model))
+    assert model not in all_layers(model)
+    assert symbolic_inputs(model) == {"ids": inputs}
+    assert symbolic_inputs(inner) is not None
+
+    class Subclass(keras.Model):
+        pass
+
+    assert symbolic_inputs(Subclass()) is None
+    print_line("a line")
+    assert capsys.readouterr().out == "a line\n"
