@@ -19,8 +19,8 @@ class Name(NamedTuple):
 
     Attributes:
         file: The path of the file, or the name of the module.
-        name: A function, an attribute, or another name; empty if the file itself is meant.
-        variables: The local variables of the function. `None` of what is no function.
+        name: The name of a function, an attribute or anything else; empty for the file itself.
+        variables: The local variables of the function. `None` if the name is not a function.
     """
 
     file: str

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from optimizer_cases import CASES
 
 import sok_embed
 
@@ -21,31 +22,7 @@ BATCH = 8
 LENGTH = 10
 STEPS = 50
 
-OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(0.1),
-    "momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
-    "nesterov": lambda: keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
-    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
-    "rmsprop": lambda: keras.optimizers.RMSprop(0.01),
-    "rmsprop_centered": lambda: keras.optimizers.RMSprop(0.01, centered=True),
-    "rmsprop_momentum": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5),
-    "rmsprop_centered_momentum": lambda: keras.optimizers.RMSprop(
-        0.01, centered=True, momentum=0.5
-    ),
-    "adam": lambda: keras.optimizers.Adam(0.01),
-    "adam_weight_decay": lambda: keras.optimizers.Adam(0.01, weight_decay=0.1),
-    "amsgrad": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
-    "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
-    "nadam": lambda: keras.optimizers.Nadam(0.01),
-    "ftrl": lambda: keras.optimizers.Ftrl(0.1, beta=0.1),
-    "ftrl_l1_l2": lambda: keras.optimizers.Ftrl(
-        0.1, l1_regularization_strength=0.01, l2_regularization_strength=0.02
-    ),
-    "ftrl_shrinkage": lambda: keras.optimizers.Ftrl(0.1, l2_shrinkage_regularization_strength=0.02),
-    "lion": lambda: keras.optimizers.Lion(0.001),
-    "lion_weight_decay": lambda: keras.optimizers.Lion(0.001, weight_decay=0.1),
-    "rowwise_adagrad": lambda: sok_embed.optimizers.RowwiseAdagrad(0.1),
-}
+OPTIMIZERS = {name: case.optimizer for name, case in CASES.items() if case.has_dense_twin}
 # One of these is without slots, one with slots and a step count.
 TWO = ("sgd", "adam")
 # These are one of each rule that has no variant among them.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import logging
 import os
 import sys
@@ -29,6 +30,7 @@ import numpy as np
 import random_session
 import tensorflow as tf
 from dense_twin import DIM, START, Model, WeightOfRows, adaptive_layer, loss_of, table_layer
+from optimizer_cases import CASES
 
 import sok_embed
 
@@ -42,17 +44,9 @@ STARTS = (START, 0.3, -0.2)
 TOLERANCE = 1e-6
 
 RULES: dict[str, Any] = {
-    "sgd": lambda **o: keras.optimizers.SGD(0.02, **o),
-    "momentum": lambda **o: keras.optimizers.SGD(0.01, momentum=0.8, **o),
-    "nesterov": lambda **o: keras.optimizers.SGD(0.01, momentum=0.8, nesterov=True, **o),
-    "adagrad": lambda **o: keras.optimizers.Adagrad(0.05, **o),
-    "adam": lambda **o: keras.optimizers.Adam(0.01, epsilon=0.1, **o),
-    "amsgrad": lambda **o: keras.optimizers.Adam(0.01, amsgrad=True, epsilon=0.1, **o),
-    "adamw": lambda **o: keras.optimizers.AdamW(0.01, weight_decay=0.01, epsilon=0.1, **o),
-    "nadam": lambda **o: keras.optimizers.Nadam(0.01, epsilon=0.1, **o),
-    "rmsprop": lambda **o: keras.optimizers.RMSprop(0.01, epsilon=0.1, **o),
-    "centered": lambda **o: keras.optimizers.RMSprop(0.01, centered=True, epsilon=0.1, **o),
-    "ftrl": lambda **o: keras.optimizers.Ftrl(0.05, beta=0.1, **o),
+    name: functools.partial(case.make, **case.random)
+    for name, case in CASES.items()
+    if case.random is not None
 }
 V1_RULES: dict[str, Any] = {
     "v1_sgd": lambda: v1.train.GradientDescentOptimizer(0.02),

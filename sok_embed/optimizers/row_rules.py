@@ -7,8 +7,9 @@ learning rate is not among them: it may change between steps, and travels with e
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,9 @@ import keras
 import tensorflow as tf
 
 from sok_embed.arguments import shown
-from sok_embed.optimizers import v1_optimizers
-from sok_embed.optimizers.keras_optimizers import GroupFtrl, RowwiseAdagrad, check_rate
+from sok_embed.binding import _core
+from sok_embed.binding.rules import TWINS, Twin, rule_of_class
+from sok_embed.optimizers import keras_optimizers, v1_optimizers
 
 
 @dataclass(frozen=True)
@@ -35,95 +37,27 @@ class RowRule:
     hyper: dict[str, Any]
 
 
-def _sgd(optimizer: Any) -> tuple[str, dict[str, Any]]:
-    if optimizer.momentum == 0:
-        return "sgd", {}
-    return "momentum", {"momentum": optimizer.momentum, "nesterov": optimizer.nesterov}
+# Keras has no such parameters: the learning rate travels with each commit, and the velocity of
+# RMSprop starts from 0, but for tf.compat.v1.train.
+_OF_THE_CORE_ALONE = ("learning_rate", "initial_velocity")
 
 
-def _adagrad(name: str) -> Callable[[Any], tuple[str, dict[str, Any]]]:
-    def twin(optimizer: Any) -> tuple[str, dict[str, Any]]:
-        return name, _attributes(optimizer, "initial_accumulator_value", "epsilon")
-
-    return twin
-
-
-def _rmsprop(optimizer: Any) -> tuple[str, dict[str, Any]]:
-    # Keras ignores a momentum that is not above 0. Momentum and centering each need a slot.
-    has_momentum = optimizer.momentum > 0
-    name = (
-        "rmsprop"
-        + ("_centered" if optimizer.centered else "")
-        + ("_momentum" if has_momentum else "")
-    )
-    return name, _attributes(optimizer, "rho", "epsilon", *(["momentum"] if has_momentum else []))
+def _class_of(twin: Twin) -> type[Any]:
+    """Returns the class of a twin's optimizer, which is Keras' or ours."""
+    home = keras_optimizers if hasattr(keras_optimizers, twin.optimizer) else keras.optimizers
+    found: type[Any] = getattr(home, twin.optimizer)
+    return found
 
 
-def _adam(name: str) -> Callable[[Any], tuple[str, dict[str, Any]]]:
-    def twin(optimizer: Any) -> tuple[str, dict[str, Any]]:
-        hyper = _attributes(optimizer, "beta_1", "beta_2", "epsilon")
-        return ("amsgrad" if optimizer.amsgrad else name), hyper
-
-    return twin
+_CLASSES = {_class_of(twin): twin.optimizer for twin in TWINS}
+_BY_NAME = {twin.rule: twin for twin in TWINS if twin.arguments is not None}
 
 
-def _ftrl(optimizer: Any) -> tuple[str, dict[str, Any]]:
-    return "ftrl", _attributes(
-        optimizer,
-        "learning_rate_power",
-        "initial_accumulator_value",
-        "l1_regularization_strength",
-        "l2_regularization_strength",
-        "l2_shrinkage_regularization_strength",
-        "beta",
-    )
-
-
-def _group_ftrl(optimizer: Any) -> tuple[str, dict[str, Any]]:
-    return "group_ftrl", _ftrl(optimizer)[1]
-
-
-def _nadam(optimizer: Any) -> tuple[str, dict[str, Any]]:
-    return "nadam", _attributes(optimizer, "beta_1", "beta_2", "epsilon")
-
-
-def _lion(optimizer: Any) -> tuple[str, dict[str, Any]]:
-    return "lion", _attributes(optimizer, "beta_1", "beta_2")
-
-
-def _attributes(optimizer: Any, *names: str) -> dict[str, Any]:
-    return {name: getattr(optimizer, name) for name in names}
-
-
-# Each function returns the rule and the hyperparameters of an instance of the class, but for the
-# weight decay.
-_TWINS: dict[type[Any], Callable[[Any], tuple[str, dict[str, Any]]]] = {
-    keras.optimizers.SGD: _sgd,
-    keras.optimizers.Adagrad: _adagrad("adagrad"),
-    RowwiseAdagrad: _adagrad("rowwise_adagrad"),
-    keras.optimizers.RMSprop: _rmsprop,
-    keras.optimizers.Adam: _adam("adam"),
-    keras.optimizers.AdamW: _adam("adamw"),
-    keras.optimizers.Nadam: _nadam,
-    keras.optimizers.Ftrl: _ftrl,
-    GroupFtrl: _group_ftrl,
-    keras.optimizers.Lion: _lion,
-}
-
-_BY_NAME: dict[str, Callable[[], Any]] = {
-    "sgd": keras.optimizers.SGD,
-    "momentum": lambda: keras.optimizers.SGD(momentum=0.9),
-    "adagrad": keras.optimizers.Adagrad,
-    "rowwise_adagrad": RowwiseAdagrad,
-    "rmsprop": keras.optimizers.RMSprop,
-    "adam": keras.optimizers.Adam,
-    "adamw": keras.optimizers.AdamW,
-    "amsgrad": lambda: keras.optimizers.Adam(amsgrad=True),
-    "nadam": keras.optimizers.Nadam,
-    "ftrl": keras.optimizers.Ftrl,
-    "group_ftrl": GroupFtrl,
-    "lion": keras.optimizers.Lion,
-}
+@functools.cache
+def _parameters(rule: str) -> tuple[str, ...]:
+    """Returns the parameters of a rule that are attributes of its Keras optimizer."""
+    names = (name for name, _ in _core.rule_defaults(rule))
+    return tuple(name for name in names if name not in _OF_THE_CORE_ALONE)
 
 
 def row_rule(optimizer: Any) -> RowRule:
@@ -148,21 +82,23 @@ def row_rule(optimizer: Any) -> RowRule:
     """
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         known = _known(optimizer, v1_optimizers.TWINS, v1_optimizers.FORMULA, "Train the model")
-        return RowRule(*v1_optimizers.TWINS[known](optimizer))
+        return RowRule(*v1_optimizers.TWINS[known].rule_of(optimizer))
     known = _known(
         optimizer,
-        _TWINS,
+        _CLASSES,
         ("update_step",),
         "Give the table one of these with `optimizer=`, or train the model",
     )
-    name, hyper = _TWINS[known](optimizer)
-    weight_decay = optimizer.weight_decay
-    hyper["weight_decay"] = 0.0 if weight_decay is None else weight_decay
-    return RowRule(name, {key: float(value) for key, value in hyper.items()})
+    rule = rule_of_class(_CLASSES[known], functools.partial(getattr, optimizer))
+    assert rule is not None  # each class has a row for each choice of its options
+    hyper = {name: getattr(optimizer, name) for name in _parameters(rule)}
+    if hyper["weight_decay"] is None:
+        hyper["weight_decay"] = 0.0
+    return RowRule(rule, {name: float(value) for name, value in hyper.items()})
 
 
 def _known(
-    optimizer: Any, twins: dict[type[Any], Any], formula: tuple[str, ...], remedy: str
+    optimizer: Any, twins: Mapping[type[Any], Any], formula: tuple[str, ...], remedy: str
 ) -> type[Any]:
     """Returns the class among `twins` whose formula an optimizer has; raises if there is none."""
     cls = type(optimizer)
@@ -191,10 +127,9 @@ def get(identifier: Any) -> keras.optimizers.Optimizer | None:
     0.9
 
     Args:
-        identifier: `None`; a name, one of `"sgd"`, `"momentum"` (`SGD(momentum=0.9)`),
-            `"adagrad"`, `"rowwise_adagrad"`, `"rmsprop"`, `"adam"`, `"adamw"`, `"amsgrad"`
-            (`Adam(amsgrad=True)`), `"nadam"`, `"ftrl"`, `"group_ftrl"`, `"lion"`, in upper or lower
-            case; a Keras optimizer; or the config that `serialize` made of one.
+        identifier: `None`; the name of a rule, such as `"adam"` or `"momentum"`, which is
+            `SGD(momentum=0.9)`, in upper or lower case; a Keras optimizer; or the config that
+            `serialize` made of one. `sok_embed.binding.rules` has all names.
 
     Returns:
         A Keras optimizer for which `row_rule` finds a rule, or `None` for `None`.
@@ -205,13 +140,13 @@ def get(identifier: Any) -> keras.optimizers.Optimizer | None:
     if identifier is None:
         return None
     if isinstance(identifier, str):
-        make = _BY_NAME.get(identifier.lower())
-        if make is None:
+        twin = _BY_NAME.get(identifier.lower())
+        if twin is None:
             raise ValueError(
                 f"Expected an optimizer's name of {', '.join(_BY_NAME)}, or a "
                 f"`keras.optimizers.Optimizer` object. Received: {shown(identifier)}."
             )
-        optimizer = make()
+        optimizer = _class_of(twin)(**(twin.arguments or {}))
     elif isinstance(identifier, dict):
         if "class_name" not in identifier:
             raise ValueError(
@@ -234,7 +169,7 @@ def get(identifier: Any) -> keras.optimizers.Optimizer | None:
             f"`keras.optimizers.Optimizer`, or its config. Received: {_describe(optimizer)}."
         )
     row_rule(optimizer)
-    check_rate(optimizer)
+    keras_optimizers.check_rate(optimizer)
     return optimizer
 
 

@@ -8,19 +8,8 @@ import keras
 import tensorflow as tf
 
 from sok_embed.binding import _core
+from sok_embed.optimizers import v1_optimizers
 from sok_embed.optimizers.row_rules import row_rule
-
-# Maps a rule to the names of the slots of an optimizer of tf.compat.v1.train.
-_V1_SLOTS = {
-    "sgd": (),
-    "v1_momentum": ("momentum",),
-    "adagrad": ("accumulator",),
-    "adam": ("m", "v"),
-    "rmsprop_momentum": ("rms", "momentum"),
-    "rmsprop_centered_momentum": ("rms", "momentum", "mg"),
-    "ftrl": ("accum", "linear"),
-    "group_ftrl": ("accum", "linear"),
-}
 
 
 def slot_variables(optimizer: Any, variable: Any) -> list[tf.Variable] | None:
@@ -48,7 +37,7 @@ def slot_variables(optimizer: Any, variable: Any) -> list[tf.Variable] | None:
         return None
     native = variable.value if isinstance(variable, keras.Variable) else variable
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        slots = [optimizer.get_slot(native, name) for name in _V1_SLOTS[rule]]
+        slots = [optimizer.get_slot(native, name) for name in v1_optimizers.SLOTS[rule]]
     else:
         slots = _keras_slots(optimizer, native, rule)
     return slots if all(hasattr(slot, "handle") for slot in slots) else None

@@ -9,7 +9,7 @@ first.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -93,16 +93,35 @@ def _group_ftrl(optimizer: Any) -> tuple[str, dict[str, Any]]:
     return "group_ftrl", _ftrl(optimizer)[1]
 
 
-# Each function returns the rule and the hyperparameters of an instance of the class.
-TWINS: dict[type[Any], Callable[[Any], tuple[str, dict[str, Any]]]] = {
-    v1.GradientDescentOptimizer: _gradient_descent,
-    v1.MomentumOptimizer: _momentum,
-    v1.AdagradOptimizer: _adagrad,
-    v1.AdamOptimizer: _adam,
-    v1.RMSPropOptimizer: _rmsprop,
-    v1.FtrlOptimizer: _ftrl,
-    GroupFtrlOptimizer: _group_ftrl,
+class V1Twin(NamedTuple):
+    """The rules of a class of `tf.compat.v1.train`.
+
+    Attributes:
+        rule_of: A function that returns the rule of an instance, and the rule's hyperparameters.
+        slots: Maps each rule to the names of the optimizer's slots, in the order of a row's slots.
+    """
+
+    rule_of: Callable[[Any], tuple[str, dict[str, Any]]]
+    slots: dict[str, tuple[str, ...]]
+
+
+TWINS: dict[type[Any], V1Twin] = {
+    v1.GradientDescentOptimizer: V1Twin(_gradient_descent, {"sgd": ()}),
+    v1.MomentumOptimizer: V1Twin(_momentum, {"v1_momentum": ("momentum",)}),
+    v1.AdagradOptimizer: V1Twin(_adagrad, {"adagrad": ("accumulator",)}),
+    v1.AdamOptimizer: V1Twin(_adam, {"adam": ("m", "v")}),
+    v1.RMSPropOptimizer: V1Twin(
+        _rmsprop,
+        {
+            "rmsprop_momentum": ("rms", "momentum"),
+            "rmsprop_centered_momentum": ("rms", "momentum", "mg"),
+        },
+    ),
+    v1.FtrlOptimizer: V1Twin(_ftrl, {"ftrl": ("accum", "linear")}),
+    GroupFtrlOptimizer: V1Twin(_group_ftrl, {"group_ftrl": ("accum", "linear")}),
 }
+# No two classes have one rule.
+SLOTS = {rule: names for twin in TWINS.values() for rule, names in twin.slots.items()}
 
 # These methods make the formula of a class.
 FORMULA = (

@@ -8,22 +8,12 @@ from typing import Any
 
 from sok_embed.arguments import check_integer, check_positive
 from sok_embed.binding import _core
+from sok_embed.binding.rules import rule_of_class
 from sok_embed.planning.tables import PLACED
 
 AUTO = "auto"
 COMBINERS = ("sum", "mean", "sqrtn", "max", None)
 CACHE_BYTES = 256 << 20  # of a storage whose config does not say it
-# Rules by the class of a Keras optimizer, and what else in its config decides.
-_RULES = {
-    "Adagrad": "adagrad",
-    "RowwiseAdagrad": "rowwise_adagrad",
-    "AdamW": "adamw",
-    "Adam": "adam",
-    "Nadam": "nadam",
-    "Ftrl": "ftrl",
-    "GroupFtrl": "group_ftrl",
-    "Lion": "lion",
-}
 _TABLE = {
     *("name", "vocabulary_size", "embedding_dim", "initializer", "optimizer", "combiner"),
     *("placement", "seed", "worker", "max_rows", "storage", "group", "admission", "eviction"),
@@ -189,7 +179,8 @@ def rule_of(name: str, optimizer: Any) -> str | None:
     if isinstance(optimizer, str):
         rule = optimizer.lower()
     elif isinstance(optimizer, Mapping):
-        rule = _rule_of_config(str(optimizer.get("class_name")), optimizer.get("config") or {})
+        config = optimizer.get("config") or {}
+        rule = rule_of_class(str(optimizer.get("class_name")), config.get)
     rules = [each for each in _core.rule_names() if not each.startswith(_core.RULE_PREFIX)]
     if rule not in rules:
         raise ValueError(
@@ -202,17 +193,6 @@ def rule_of(name: str, optimizer: Any) -> str | None:
 def slot_floats(rule: str, dim: int) -> int:
     """Returns the number of float32 slots that a rule keeps for a row of `dim` floats."""
     return _core.Optimizer(rule, []).slot_floats(dim)
-
-
-def _rule_of_config(class_name: str, config: Mapping[str, Any]) -> str | None:
-    if class_name == "SGD":
-        return "momentum" if config.get("momentum") else "sgd"
-    if class_name == "RMSprop":
-        centered = "_centered" if config.get("centered") else ""
-        return f"rmsprop{centered}{'_momentum' if config.get('momentum', 0) > 0 else ''}"
-    if class_name in ("Adam", "AdamW") and config.get("amsgrad"):
-        return "amsgrad"
-    return _RULES.get(class_name)
 
 
 def _length(max_length: int | None, input_shape: Any) -> float | None:

@@ -1,58 +1,52 @@
 """The mapping of Keras optimizers to the rules of the core, and the optimizers that are ours."""
 
+import itertools
+
 import keras
-import keras_reference
 import numpy as np
 import pytest
 import tensorflow as tf
+from optimizer_cases import CASES
 
 from sok_embed import DynamicEmbedding, optimizers
-from sok_embed.binding import _core
-from sok_embed.optimizers import GroupFtrl, RowRule, RowwiseAdagrad, row_rule
+from sok_embed.binding.rules import TWINS as TWINS_OF_THE_CORE
+from sok_embed.binding.rules import rule_of_class
+from sok_embed.optimizers import RowRule, RowwiseAdagrad, row_rule
 
 # Keras has these in every optimizer's config, and a rule has not: the learning rate travels with
 # each commit, the rest is not part of the formula.
 BASE_CONFIG = set(keras.optimizers.Optimizer(learning_rate=0.1).get_config()) - {"weight_decay"}
 
+NAMED = {case.rule: case for case in CASES.values() if case.named is not None}
 # Each entry has an optimizer; its rule; the entries of its config that choose the rule, and are no
 # parameters of it.
 TWINS = [
-    (keras.optimizers.SGD(), "sgd", {"momentum", "nesterov"}),
+    *((case.optimizer(), case.rule, case.choosing) for case in CASES.values()),
+    *((case.make(**case.named), case.rule, case.choosing) for case in NAMED.values()),
     (keras.optimizers.SGD(nesterov=True), "sgd", {"momentum", "nesterov"}),
-    (keras.optimizers.SGD(momentum=0.8), "momentum", set()),
-    (keras.optimizers.SGD(momentum=0.8, nesterov=True), "momentum", set()),
-    (keras.optimizers.Adagrad(), "adagrad", set()),
     (keras.optimizers.Adagrad(initial_accumulator_value=0.5), "adagrad", set()),
-    (RowwiseAdagrad(), "rowwise_adagrad", set()),
-    (keras.optimizers.RMSprop(), "rmsprop", {"momentum", "centered"}),
-    (keras.optimizers.RMSprop(momentum=0.5), "rmsprop_momentum", {"centered"}),
-    (keras.optimizers.RMSprop(centered=True), "rmsprop_centered", {"momentum", "centered"}),
-    (
-        keras.optimizers.RMSprop(momentum=0.5, centered=True),
-        "rmsprop_centered_momentum",
-        {"centered"},
-    ),
-    (keras.optimizers.Adam(), "adam", {"amsgrad"}),
     (keras.optimizers.Adam(beta_1=0.5, weight_decay=0.01), "adam", {"amsgrad"}),
-    (keras.optimizers.Adam(amsgrad=True), "amsgrad", {"amsgrad"}),
-    (keras.optimizers.AdamW(), "adamw", {"amsgrad"}),
     (keras.optimizers.AdamW(amsgrad=True), "amsgrad", {"amsgrad"}),
-    (keras.optimizers.Nadam(), "nadam", set()),
     (keras.optimizers.Nadam(beta_1=0.5, weight_decay=0.01), "nadam", set()),
-    (keras.optimizers.Ftrl(), "ftrl", set()),
     (keras.optimizers.Ftrl(l1_regularization_strength=0.1, beta=1.0), "ftrl", set()),
-    (GroupFtrl(), "group_ftrl", set()),
-    (keras.optimizers.Lion(), "lion", set()),
 ]
 
 
-def test_each_rule_of_a_keras_optimizer_is_in_the_tables_of_the_tests():
-    # Rules of the numpy API and of tf.compat.v1.train have tables of their own.
-    rules = {name for name in _core.rule_names() if not name.startswith(("kv_", "v1_"))}
-    assert {name for _, name, _ in TWINS} == rules
-    compared = {row_rule(make()).name for make in keras_reference.OPTIMIZERS.values()}
-    # Keras does not have this one: see test_group_ftrl.py.
-    assert compared == rules - {"group_ftrl"}
+@pytest.mark.parametrize(
+    "twin", TWINS_OF_THE_CORE, ids=lambda twin: f"{twin.rule}-{twin.optimizer}"
+)
+def test_a_twin_is_found_by_its_options_alone(twin):
+    on = dict.fromkeys(twin.options, 0.5)
+    assert rule_of_class(twin.optimizer, on.get) == twin.rule
+    assert rule_of_class("Adamax", on.get) is None
+
+
+@pytest.mark.parametrize("optimizer", sorted({twin.optimizer for twin in TWINS_OF_THE_CORE}))
+def test_a_class_has_a_rule_whatever_its_options_are(optimizer):
+    names = {n for twin in TWINS_OF_THE_CORE if twin.optimizer == optimizer for n in twin.options}
+    for chosen in itertools.product([False, True], repeat=len(names)):
+        options = dict(zip(names, chosen, strict=True))
+        assert rule_of_class(optimizer, options.get) is not None, options
 
 
 @pytest.mark.parametrize(("optimizer", "name", "structural"), TWINS)
@@ -118,25 +112,11 @@ def test_a_subclass_with_a_formula_of_its_own_is_an_error():
             row_rule(cls())
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("sgd", keras.optimizers.SGD()),
-        ("momentum", keras.optimizers.SGD(momentum=0.9)),
-        ("adagrad", keras.optimizers.Adagrad()),
-        ("rowwise_adagrad", RowwiseAdagrad()),
-        ("rmsprop", keras.optimizers.RMSprop()),
-        ("adam", keras.optimizers.Adam()),
-        ("adamw", keras.optimizers.AdamW()),
-        ("amsgrad", keras.optimizers.Adam(amsgrad=True)),
-        ("ftrl", keras.optimizers.Ftrl()),
-        ("lion", keras.optimizers.Lion()),
-        ("nadam", keras.optimizers.Nadam()),
-        ("Adam", keras.optimizers.Adam()),
-    ],
-)
-def test_get_takes_names(name, expected):
+@pytest.mark.parametrize("name", [*NAMED, "Adam"])
+def test_get_takes_names(name):
     optimizer = optimizers.get(name)
+    case = NAMED[name.lower()]
+    expected = case.make(**case.named)
     assert type(optimizer) is type(expected)
     assert {**optimizer.get_config(), "name": ""} == {**expected.get_config(), "name": ""}
 
@@ -195,8 +175,10 @@ def test_a_learning_rate_is_at_least_0_and_finite(rate):
 
 
 def test_get_lists_the_names_it_knows():
-    with pytest.raises(ValueError, match="sgd, momentum.*lion.*Received: 'adamax'"):
+    with pytest.raises(ValueError, match="sgd, momentum.*lion.*Received: 'adamax'") as error:
         optimizers.get("adamax")
+    listed = str(error.value).removeprefix("Expected an optimizer's name of ").split(", or a ")[0]
+    assert set(listed.split(", ")) == set(NAMED)
     with pytest.raises(ValueError, match="class_name"):
         optimizers.get({"learning_rate": 0.1})
     with pytest.raises(ValueError, match="learning_rat"):

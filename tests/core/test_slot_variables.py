@@ -8,8 +8,9 @@ from keras_reference import OPTIMIZERS as KERAS_OPTIMIZERS
 from keras_reference import mirrored
 
 from sok_embed import Table, tf_ops
+from sok_embed.binding import _core
 from sok_embed.initializers import RowInitializer
-from sok_embed.optimizers import GroupFtrl, GroupFtrlOptimizer
+from sok_embed.optimizers import GroupFtrl, GroupFtrlOptimizer, row_rule, v1_optimizers
 from sok_embed.optimizers.slot_variables import slot_variables
 from sok_embed.training.commit import Commit, trained_anchor
 from sok_embed.training.distributed_optimizer import DistributedOptimizer
@@ -31,6 +32,13 @@ V1_OPTIMIZERS = {
     "group_ftrl": lambda: GroupFtrl(0.1),
 }
 ALL = {**KERAS_OPTIMIZERS, **V1_OPTIMIZERS}
+
+
+def test_each_rule_of_tf_compat_v1_train_is_in_the_table_with_all_its_slots():
+    made = {row_rule(make()).name for name, make in V1_OPTIMIZERS.items() if name != "group_ftrl"}
+    assert made == set(v1_optimizers.SLOTS), "V1_OPTIMIZERS of this file lacks a rule, or has more"
+    for rule, names in v1_optimizers.SLOTS.items():
+        assert len(names) == len(_core.rule_slots(rule)), rule
 
 
 class Recorder:

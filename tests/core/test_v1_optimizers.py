@@ -50,6 +50,12 @@ each = pytest.mark.parametrize("make_optimizer", OPTIMIZERS.values(), ids=OPTIMI
 _names = itertools.count()
 
 
+def test_each_rule_of_tf_compat_v1_train_is_compared():
+    made = {row_rule(make(0.1)).name for make in OPTIMIZERS.values()}
+    # TensorFlow trains dense variables by Ftrl: see test_group_ftrl.py.
+    assert made == set(v1_optimizers.SLOTS) - {"group_ftrl"}, "OPTIMIZERS of this file"
+
+
 class GraphTable:
     """A table by name, as a TF1 graph has it."""
 

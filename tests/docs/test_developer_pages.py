@@ -3,9 +3,12 @@
 import re
 
 import pytest
+from optimizer_cases import CASES
 from pages import ROOT
 
 from sok_embed.binding import _core
+from sok_embed.binding.rules import TWINS
+from sok_embed.optimizers import v1_optimizers
 
 INTERNALS = ROOT / "docs/internals.md"
 LIFE_OF_A_ROW = ROOT / "docs/life-of-a-row.md"
@@ -79,31 +82,63 @@ def test_the_page_on_the_life_of_a_row_names_each_flag_of_a_cached_row():
     assert [flag for flag in flags if f"| `{flag}` |" not in LIFE_OF_A_ROW.read_text()] == []
 
 
-# A rule must have a line in each of these: where it is compared with an independent reference, and
-# in the documentation. Rules of the numpy API have a prefix in the registry that users do not see.
-NUMPY = "kv_"
+# Rules of the numpy API and of tf.compat.v1.train have these prefixes in the registry.
+NUMPY, V1 = "kv_", "v1_"
 
 
-def lines_expected_of(rule: str) -> list[tuple[str, str]]:
-    """Files, and what must stand in each of them for a rule of the registry."""
+def rows_expected_of(rule: str) -> list[tuple[str, str]]:
+    """Returns files, and a pattern of the row that a rule of the registry must have in each."""
+    core = "tf_ops/core/rules"
     if rule.startswith(NUMPY):
         name = rule.removeprefix(NUMPY)
         return [
-            ("tf_ops/core/rules/torch/torch_rules_test.cc", rf'^      \{{"{rule}",'),
+            (f"{core}/torch/torch_rules_test.cc", rf'^      \{{"{rule}",'),
             ("tests/kv/test_optimizers.py", rf'^    "{name}": \('),
             ("docs/reference/kv.md", rf'^\| (?:.*, )?`"{name}"`'),
         ]
-    return [
-        ("tf_ops/core/rules/row_optimizer_test.cc", rf'^      \{{"{rule}",'),
+    rows = [
+        (f"{core}/row_optimizer_test.cc", rf'^      \{{"{rule}",'),
         ("docs/reference/optimizers.md", rf"^\| `{rule}` \|"),
+    ]
+    if rule.startswith(V1):
+        return [*rows, ("sok_embed/optimizers/v1_optimizers.py", rf'\{{"{rule}": \(')]
+    return [
+        *rows,
+        ("sok_embed/binding/rules.py", rf'^    Twin\("{rule}",'),
+        ("tests/optimizer_cases.py", rf'OptimizerCase\(\s*"{rule}",'),
     ]
 
 
 @pytest.mark.parametrize("rule", _core.rule_names())
-def test_a_rule_is_in_the_tables_of_the_tests_and_of_the_reference(rule):
+def test_a_rule_has_its_row_in_each_table(rule):
     missing = [
-        path
-        for path, line in lines_expected_of(rule)
-        if not re.search(line, (ROOT / path).read_text(), re.MULTILINE)
+        f"{path} has no row of the rule '{rule}': see 'Add a row optimizer' in docs/developing.md"
+        for path, row in rows_expected_of(rule)
+        if not re.search(row, (ROOT / path).read_text(), re.MULTILINE)
     ]
-    assert missing == []
+    assert not missing, "\n".join(missing)
+
+
+def test_each_twin_and_each_case_of_the_tests_has_a_rule_in_the_registry():
+    known = set(_core.rule_names())
+    unknown = [
+        f"{path}: the core has no rule '{rule}'"
+        for path, rules in (
+            ("sok_embed/binding/rules.py", {twin.rule for twin in TWINS}),
+            ("sok_embed/optimizers/v1_optimizers.py", set(v1_optimizers.SLOTS)),
+            ("tests/optimizer_cases.py", {case.rule for case in CASES.values()}),
+        )
+        for rule in sorted(rules - known)
+    ]
+    assert not unknown, "\n".join(unknown)
+
+
+def test_the_reference_says_what_each_name_of_an_optimizer_makes():
+    page = (ROOT / "docs/reference/optimizers.md").read_text()
+    for twin in TWINS:
+        if twin.arguments is not None:
+            arguments = ", ".join(f"{name}={value}" for name, value in twin.arguments.items())
+            made = re.escape(f"`{twin.optimizer}({arguments})`")
+            assert re.search(rf"^\| `{twin.rule}` \| [^|]* \| {made} \|", page, re.MULTILINE), (
+                f"docs/reference/optimizers.md: the row of `{twin.rule}` has no {made}"
+            )

@@ -1,10 +1,9 @@
 """What a plan says a step sends, and rows take, against exchanges that NumPy counts and tables."""
 
-import itertools
-
 import keras
 import numpy as np
 import pytest
+from optimizer_cases import CASES
 from random_configs import RULES
 
 import sok_embed
@@ -225,22 +224,8 @@ def test_rows_and_their_memory_go_by_placement():
 
 
 KERAS_OPTIMIZERS = [
-    keras.optimizers.SGD(),
-    keras.optimizers.SGD(momentum=0.9),
-    keras.optimizers.Adagrad(),
-    sok_embed.optimizers.RowwiseAdagrad(),
-    *(
-        keras.optimizers.RMSprop(centered=centered, momentum=momentum)
-        for centered, momentum in itertools.product([False, True], [0.0, 0.5])
-    ),
-    keras.optimizers.Adam(),
-    keras.optimizers.Adam(amsgrad=True),
-    keras.optimizers.AdamW(),
+    *(case.optimizer() for case in CASES.values()),
     keras.optimizers.AdamW(amsgrad=True),
-    keras.optimizers.Nadam(),
-    keras.optimizers.Ftrl(),
-    sok_embed.optimizers.GroupFtrl(),
-    keras.optimizers.Lion(),
 ]
 
 
