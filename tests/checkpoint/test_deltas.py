@@ -282,7 +282,7 @@ def test_a_save_that_failed_leaves_the_changes_to_the_next_one(tmp_path, monkeyp
     table.remove([4])
     for place in ("saves.record_of", "saves._finish", "writing.RowsWriter.finish"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"sok_embed.checkpoint.{place}", failing)
+            patch.setattr(f"sok_embed.checkpoint.transfer.{place}", failing)
             with pytest.raises(OSError, match="No space left"):
                 manager.save(1, incremental=True)
         table.assign([8], np.full([1, 4], 6, np.float32))
@@ -392,7 +392,11 @@ def test_a_chain_stays_what_it_is_where_one_of_it_is_compacted(tmp_path):
 
 def test_a_compaction_that_fails_or_is_killed_changes_nothing(chain, monkeypatch):
     before = sorted(path.name for path in chain[1].iterdir())
-    for place in ("compaction.RowsWriter.finish", "compaction.copied_files", "manifest.write"):
+    for place in (
+        "tools.compaction.RowsWriter.finish",
+        "tools.compaction.copied_files",
+        "files.manifest.write",
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(f"sok_embed.checkpoint.{place}", failing)
             with pytest.raises(OSError, match="No space left"):
