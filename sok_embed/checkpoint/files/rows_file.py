@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -68,6 +69,15 @@ class Rows(NamedTuple):
     def where(self, chosen: npt.NDArray[np.bool_]) -> Rows:
         """The rows of which a mask bool `[n]` is true."""
         return self if chosen.all() else Rows._make(column[chosen] for column in self)
+
+    def with_slots(self, start: Sequence[float]) -> Rows:
+        """Returns the rows with the slots of new rows, `start`, where they have no slots.
+
+        Rows of a worker whose table had no optimizer yet have none.
+        """
+        if self.slots.shape[1] or not len(start):
+            return self
+        return self._replace(slots=np.tile(np.array(start, np.float32), (len(self.keys), 1)))
 
     def between(self, begin: int, end: int) -> Rows:
         """The rows from `begin` to `end`."""
@@ -245,22 +255,23 @@ class RowsReader:
             found.update(file.read(self._record.bytes - self._index_offset))
         check_digest(self.path, self._record, found)
 
-    def places(self) -> dict[int, list[int]]:
-        """Returns where the blocks of each table begin, and reads no more than their heads."""
-        places: dict[int, list[int]] = {}
+    @cached_property
+    def _offsets(self) -> dict[int, list[int]]:
+        """The bytes at which the blocks of each table begin; only their heads are read."""
+        offsets: dict[int, list[int]] = {}
         offset = _HEADER_BYTES
         with self._place.open(self._record.name) as file:
             while offset < self._index_offset:
                 file.seek(offset)
                 table, _, _, length = self._read_head(file, offset)[1]
-                places.setdefault(table, []).append(offset)
+                offsets.setdefault(table, []).append(offset)
                 offset += _BLOCK.size + length + 8
-        return places
+        return offsets
 
-    def blocks_at(self, offsets: Sequence[int]) -> Iterator[Block]:
-        """Yields the blocks that begin at some of `places`; each is checked."""
+    def blocks_of(self, table: int) -> Iterator[Block]:
+        """Yields the blocks of a table alone; each is checked."""
         with self._place.open(self._record.name) as file:
-            for offset in offsets:
+            for offset in self._offsets.get(table, []):
                 file.seek(offset)
                 yield self._read_block(file, offset)[0]
 

@@ -1,11 +1,11 @@
-"""The index of a file of rows: what the file has of each table, as JSON."""
+"""The index of a file of rows, as JSON: what the file has of each table, and merged over files."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from sok_embed.checkpoint.files.schema import (
     MOST_DIM,
@@ -109,6 +109,48 @@ def tables_of_index(path: str, index: bytes, room: int) -> list[dict[str, Any]]:
             entry.setdefault(name, value)
         checked(path, entry, partial(_check_entry, room), f"tables[{i}]")
     return list(content["tables"])
+
+
+class Head(NamedTuple):
+    """Holds what a table has beside rows and counts.
+
+    Attributes:
+        rule: The name of its row optimizer's rule, empty before the first commit.
+        steps: The number of commits so far.
+        step_clock: The step that its clock shows if it counts steps, else -1.
+        slot_start: The floats of the slots of a new row.
+    """
+
+    rule: str
+    steps: int
+    step_clock: int
+    slot_start: tuple[float, ...]
+
+
+def merged_head(name: str, entries: Sequence[dict[str, Any]]) -> Head:
+    """Returns the head of a table that is put together from the files of several workers.
+
+    Args:
+        name: The table's name, for messages.
+        entries: The entry of the table in the index of each file.
+
+    Raises:
+        ValueError: If workers have trained the table by two optimizers.
+    """
+    trained = [entry for entry in entries if entry["rule"]] or list(entries)
+    first = trained[0]
+    if any(entry[field] != first[field] for entry in trained for field in ("rule", "slot_start")):
+        raise ValueError(
+            f"Table '{name}': expected workers with one optimizer in the checkpoint. Received: "
+            f"{sorted({entry['rule'] for entry in trained})}. No save writes that: take another "
+            "checkpoint."
+        )
+    return Head(
+        rule=first["rule"],
+        steps=max(entry["steps"] for entry in entries),
+        step_clock=max(entry["step_clock"] for entry in entries),
+        slot_start=tuple(map(float, first["slot_start"])),
+    )
 
 
 def total(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:

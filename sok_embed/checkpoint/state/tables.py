@@ -17,6 +17,7 @@ from sok_embed import kv, tf_ops
 from sok_embed.binding import _core
 from sok_embed.checkpoint.files.dump_rows import rows_of_dump
 from sok_embed.checkpoint.files.rows_file import Rows
+from sok_embed.checkpoint.files.rows_index import Head
 from sok_embed.tables.adaptive_table import AdaptiveTable
 from sok_embed.tables.counts import SketchPlace
 from sok_embed.tables.owners import EveryWorkerRule
@@ -25,48 +26,25 @@ from sok_embed.tables.tensors import as_errors
 from sok_embed.tables.worker_record import WorkerRecord
 
 
-class Head(NamedTuple):
-    """What a table holds beside rows and counts.
-
-    Attributes:
-        rule: Of its row optimizer, empty before the first commit.
-        steps: The commits so far.
-        step_clock: What its clock shows if it counts steps, else -1.
-        slot_start: What the slots of a new row hold.
-    """
-
-    rule: str
-    steps: int
-    step_clock: int
-    slot_start: list[float]
-
-    def contents(self, dim: int, rows: Rows | None = None, admission: bytes = b"") -> tf_ops.Export:
-        """What `tf_ops.restore` takes, with rows or without.
-
-        Rows of a worker whose table had no rule yet have no slots, and get those of new rows.
-        """
-        start = np.array(self.slot_start, np.float32)
-        if rows is None:
-            empty = np.zeros(0, np.int64)
-            rows = Rows(
-                empty, np.zeros((0, dim), np.float32), np.zeros((0, len(start)), np.float32),
-                empty, empty,
-            )  # fmt: skip
-        slots = rows.slots
-        if slots.shape[1] == 0 and len(start):
-            slots = np.tile(start, (len(rows.keys), 1))
-        return tf_ops.Export(
-            keys=rows.keys,
-            embeddings=rows.embeddings,
-            slots=slots,
-            update_nums=rows.update_nums,
-            update_times=rows.update_times,
-            slot_start=start,
-            rule=self.rule,
-            steps=np.int64(self.steps),
-            step_clock=np.int64(self.step_clock),
-            admission=np.frombuffer(admission, np.uint8),
-        )
+def contents_of(
+    head: Head, dim: int, rows: Rows | None = None, admission: bytes = b""
+) -> tf_ops.Export:
+    """Returns what `tf_ops.restore` takes, with rows or without."""
+    start = np.array(head.slot_start, np.float32)
+    if rows is None:
+        empty = np.zeros(0, np.int64)
+        rows = Rows(
+            empty, np.zeros((0, dim), np.float32), np.zeros((0, len(start)), np.float32),
+            empty, empty,
+        )  # fmt: skip
+    return tf_ops.Export(
+        **rows.with_slots(head.slot_start)._asdict(),
+        slot_start=start,
+        rule=head.rule,
+        steps=np.int64(head.steps),
+        step_clock=np.int64(head.step_clock),
+        admission=np.frombuffer(admission, np.uint8),
+    )
 
 
 @dataclass(frozen=True)
@@ -140,12 +118,12 @@ class Part:
 
 
 def head_of(exported: tf_ops.Export | tf_ops.BegunCapture) -> Head:
-    """The head of an export or a capture."""
+    """Returns the head of an export or a capture."""
     return Head(
         bytes(np.asarray(exported.rule).item()).decode(),
         int(exported.steps),
         int(exported.step_clock),
-        [float(value) for value in np.asarray(exported.slot_start)],
+        tuple(map(float, np.asarray(exported.slot_start))),
     )
 
 

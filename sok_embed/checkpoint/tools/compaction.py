@@ -7,8 +7,9 @@ import secrets
 
 from sok_embed.checkpoint.files import manifest as manifests
 from sok_embed.checkpoint.files.records import dense_prefix, rows_name
-from sok_embed.checkpoint.files.rows_file import REMOVED, ROWS, RowsWriter
-from sok_embed.checkpoint.tools.saved import Saved, Watch, copied_files, live_blocks, open_saved
+from sok_embed.checkpoint.files.rows_file import RowsWriter
+from sok_embed.checkpoint.tools.newest_first import Watch
+from sok_embed.checkpoint.tools.saved import Saved, copied_files, copy_rows, open_saved
 from sok_embed.files.whole_files import removed_on_error, sync
 
 
@@ -54,14 +55,7 @@ def _write(saved: Saved, attempt: int, watch: Watch | None) -> None:
                 {**entry, "rows": entry["size"], "removed": 0, "whole": True}
                 for entry in saved.readers[worker].tables
             ]
-            counts: dict[tuple[int, int], bytearray] = {}
-            for block, rows in live_blocks(saved, worker, watch):
-                if block.kind == ROWS:
-                    writer.put_rows(block.table, rows)
-                elif block.kind != REMOVED:
-                    counts.setdefault((block.table, block.kind), bytearray()).extend(block.payload)
-            for (number, kind), data in counts.items():
-                writer.put_bytes(number, kind, bytes(data))
+            copy_rows(saved.readers_of[worker], writer, watch=watch)
             records.append(writer.finish(entries))
     copied = copied_files(saved.folder, saved, attempt)
     sync(saved.folder)

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from sok_embed.checkpoint.files.partitions import Partitions
 from sok_embed.checkpoint.files.rows_file import Rows
-from sok_embed.checkpoint.tools.saved import Saved, SavedTable, Watch, rows_of
+from sok_embed.checkpoint.tools.newest_first import Watch
+from sok_embed.checkpoint.tools.saved import Saved, SavedTable, rows_of
 
 _HEAD = ("dim", "rule", "slot_start", "steps", "step_clock")
 _COLUMNS = ("embeddings", "slots", "update_nums", "update_times")

@@ -1,47 +1,133 @@
-"""Which rows count where a checkpoint has the changes since another one."""
+"""Merges the files of incremental checkpoints: the newest row of a key wins."""
 
 from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sok_embed.binding import _core
-from sok_embed.checkpoint.files.rows_file import Rows
+from sok_embed.checkpoint.files.rows_file import (
+    REMOVED,
+    ROWS,
+    Block,
+    Rows,
+    RowsReader,
+    RowsWriter,
+)
+
+Watch = Callable[[int], None]  # gets the bytes that were read since the last call
 
 
-class NewestFirst:
-    """The rows of a table that count, as its checkpoints are read from the newest to the oldest.
+class LiveBlock(NamedTuple):
+    """A block that counts.
 
-    Of each key the first row counts, unless a newer checkpoint has the key among those that went.
+    Attributes:
+        block: The block: rows, or a piece of what an admission or a sketch has counted.
+        rows: Those of its rows that count; `None` for counts.
+    """
 
-    Args:
-        links: How many checkpoints there are.
+    block: Block
+    rows: Rows | None
+
+
+class _NewestFirst:
+    """Chooses the rows of a table that count, as files are read from the newest to the oldest.
+
+    Of each key the first row counts, unless a newer file has the key among those that went.
     """
 
     def __init__(self, links: int) -> None:
         self._last = links - 1
         self._link = 0
-        self._settled = _core.KeySet()  # keys that newer checkpoints have said something of
-        self._said: list[npt.NDArray[np.uint64]] = []  # keys of the checkpoint that is read
+        self._settled = _core.KeySet()  # keys of rows, and removed keys, of newer files
+        self._noted: list[npt.NDArray[np.uint64]] = []  # the same of the file that is read
 
-    def _say(self, link: int, keys: npt.NDArray[np.int64]) -> None:
+    def note_keys(self, link: int, keys: npt.NDArray[np.int64]) -> None:
+        """Has keys of file number `link`, 0 being the newest, count as gone in older files."""
         if link != self._link:
-            for said in self._said:
-                self._settled.add(said)
-            self._said.clear()
+            for noted in self._noted:
+                self._settled.add(noted)
+            self._noted.clear()
             self._link = link
         if link < self._last:
-            self._said.append(keys.view(np.uint64).copy())
-
-    def remove(self, link: int, keys: npt.NDArray[np.int64]) -> None:
-        """Has keys count as gone in older checkpoints than number `link`, 0 being the newest."""
-        self._say(link, keys)
+            self._noted.append(keys.view(np.uint64).copy())
 
     def live(self, link: int, rows: Rows) -> Rows:
-        """Which rows of checkpoint number `link` count."""
-        self._say(link, rows.keys)
+        """Returns the rows of file number `link` that count."""
+        self.note_keys(link, rows.keys)
         if not len(self._settled):
             return rows
         settled = np.empty(len(rows.keys), np.uint8)
         self._settled.contains(rows.keys.view(np.uint64), settled)
         return rows.where(settled == 0)
+
+
+def live_blocks(
+    readers: Sequence[RowsReader],
+    wanted: Collection[int] | None = None,
+    watch: Watch | None = None,
+) -> Iterator[LiveBlock]:
+    """Yields all that counts of the tables of one worker: rows of all files, counts of the newest.
+
+    Args:
+        readers: The worker's file in a checkpoint, and in those that it has the changes since, the
+            newest first. A key is in the files of one worker in all of them.
+        wanted: The numbers of the tables. A file in which nothing of them counts is not read.
+            `None`: all tables, and all files are read to their ends.
+        watch: A function that is called with the number of bytes that were read.
+
+    Raises:
+        CorruptionError: For a file that is not as it was written.
+    """
+    newest_first: dict[int, _NewestFirst] = defaultdict(lambda: _NewestFirst(len(readers)))
+    settled: set[int] = set()  # tables of which newer files have all rows
+    for link, reader in enumerate(readers):
+        if wanted is not None and settled.issuperset(wanted):
+            return
+        for block in reader.blocks():
+            if watch is not None:
+                watch(len(block.payload))
+            number = block.table
+            if number in settled or (wanted is not None and number not in wanted):
+                continue
+            if block.kind == ROWS:
+                yield LiveBlock(block, newest_first[number].live(link, reader.rows_of(block)))
+            elif block.kind == REMOVED:
+                newest_first[number].note_keys(link, reader.removed_in(block))
+            elif link == 0:
+                yield LiveBlock(block, None)
+        settled |= {number for number, entry in enumerate(reader.tables) if entry["whole"]}
+
+
+class CountedBytes:
+    """Puts together what admissions and sketches have counted, whose blocks come in order."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, int], bytearray] = defaultdict(bytearray)
+
+    def add(self, block: Block) -> None:
+        """Takes up a piece.
+
+        Raises:
+            ValueError: If bytes before it are missing.
+        """
+        held = self._held[block.table, block.kind]
+        if len(held) != block.number:
+            raise ValueError(
+                f"Expected counts from byte {len(held)} on. Received: from {block.number} on."
+            )
+        held += block.payload
+
+    def of(self, table: int, kind: int) -> bytes | None:
+        """Returns all bytes of a kind of a table; `None` if it has no block of them."""
+        held = self._held.get((table, kind))
+        return None if held is None else bytes(held)
+
+    def write(self, writer: RowsWriter) -> None:
+        """Writes everything into another file."""
+        for (number, kind), held in self._held.items():
+            writer.put_bytes(number, kind, bytes(held))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from sok_embed.checkpoint.files import manifest as manifests
 from sok_embed.checkpoint.files.holding import Held, all_files, hold
@@ -16,20 +14,10 @@ from sok_embed.checkpoint.files.manifest import Link, Manifest
 from sok_embed.checkpoint.files.manifest_schema import PARTS
 from sok_embed.checkpoint.files.places import Place
 from sok_embed.checkpoint.files.records import FileRecord, damaged, local_path, record_of
-from sok_embed.checkpoint.files.rows_file import REMOVED, ROWS, Block, Rows, RowsReader
-from sok_embed.checkpoint.files.rows_index import total
+from sok_embed.checkpoint.files.rows_file import Rows, RowsReader, RowsWriter
+from sok_embed.checkpoint.files.rows_index import merged_head, total
 from sok_embed.checkpoint.files.schema import shown
-from sok_embed.checkpoint.tools.newest_first import NewestFirst
-
-_NO_ROWS = Rows(
-    np.zeros(0, np.int64),
-    np.zeros((0, 0), np.float32),
-    np.zeros((0, 0), np.float32),
-    np.zeros(0, np.int64),
-    np.zeros(0, np.int64),
-)
-
-Watch = Callable[[int], None]  # gets the bytes that were read since the last call
+from sok_embed.checkpoint.tools.newest_first import CountedBytes, Watch, live_blocks
 
 
 def label_of(path: str, part: str) -> str:
@@ -90,7 +78,7 @@ class Saved(NamedTuple):
 
     Attributes:
         held: It, and the checkpoints that it has the changes since, with open files.
-        readers_of: Of the files of rows of each checkpoint, in the order of the workers.
+        readers_of: By worker, the readers of its files of rows, the newest checkpoint first.
         tables: In the order of the indices.
     """
 
@@ -116,7 +104,7 @@ class Saved(NamedTuple):
     @property
     def readers(self) -> list[RowsReader]:
         """Of its own files of rows, in the order of the workers."""
-        return self.readers_of[0]
+        return [readers[0] for readers in self.readers_of]
 
     @property
     def row_bytes(self) -> int:
@@ -171,13 +159,14 @@ def open_saved(folder: str) -> Saved:
 
 def saved_of(held: Held) -> Saved:
     """Returns what `open_saved` returns, for a checkpoint whose files are open."""
-    readers_of = [
+    of_links = [
         [reader_of(place, manifest, worker) for worker in range(len(manifest.rows))]
         for (_, manifest), place in zip(held.chain, held.places, strict=True)
     ]
-    for link, readers in zip(held.chain, readers_of, strict=True):
+    for link, readers in zip(held.chain, of_links, strict=True):
         check_totals(*link, readers)
-    return Saved(held, readers_of, saved_tables(held.chain[0].manifest, readers_of[0]))
+    of_workers = [list(readers) for readers in zip(*of_links, strict=True)]
+    return Saved(held, of_workers, saved_tables(held.chain[0].manifest, of_links[0]))
 
 
 def reader_of(folder: str | Place, manifest: Manifest, worker: int) -> RowsReader:
@@ -221,7 +210,7 @@ def saved_tables(manifest: Manifest, readers: Sequence[RowsReader]) -> list[Save
     tables = []
     for number, (entry, part) in enumerate(_parts(manifest)):
         entries = [reader.tables[number] for reader in readers]
-        trained = _trained(entries)
+        head = merged_head(entry["path"], entries)
         tables.append(
             SavedTable(
                 number=number,
@@ -229,30 +218,10 @@ def saved_tables(manifest: Manifest, readers: Sequence[RowsReader]) -> list[Save
                 part=part,
                 described=entry,
                 rows=entry["parts"][part]["size"],
-                rule=trained["rule"],
-                slot_start=tuple(float(value) for value in trained["slot_start"]),
-                steps=max(each["steps"] for each in entries),
-                step_clock=max(each["step_clock"] for each in entries),
+                **head._asdict(),
             )
         )
     return tables
-
-
-def _trained(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """An entry of a worker that has trained the table; any of them if none has.
-
-    Raises:
-        ValueError: If workers have trained it by two optimizers.
-    """
-    trained = [entry for entry in entries if entry["rule"]] or list(entries)
-    for entry in trained:
-        if any(entry[field] != trained[0][field] for field in ("rule", "slot_start")):
-            raise ValueError(
-                f"Table '{entry['path']}': expected workers with one optimizer in the checkpoint. "
-                f"Received: {sorted({each['rule'] for each in trained})}. No save writes that: "
-                "take another checkpoint."
-            )
-    return trained[0]
 
 
 def rows_of(
@@ -272,48 +241,34 @@ def rows_of(
         CorruptionError: For a file that is not as it was written.
     """
     tables = {table.number: table for table in chosen}
-    for worker in range(len(saved.readers)):
-        for block, rows in live_blocks(saved, worker, watch):
+    for readers in saved.readers_of:
+        for block, rows in live_blocks(readers, watch=watch):
             table = tables.get(block.table)
-            if table is not None and block.kind == ROWS:
-                yield table, _with_slots(rows, table)
+            if table is not None and rows is not None:
+                yield table, rows.with_slots(table.slot_start)
 
 
-def live_blocks(
-    saved: Saved, worker: int, watch: Watch | None = None
-) -> Iterator[tuple[Block, Rows]]:
-    """Yields all that counts of what a worker wrote: blocks with their rows that count.
-
-    Of blocks that have no rows, those of the checkpoint itself are yielded, with no rows.
+def copy_rows(
+    readers: Sequence[RowsReader],
+    writer: RowsWriter,
+    leave_out: int | None = None,
+    watch: Watch | None = None,
+) -> None:
+    """Writes all that counts of what a worker wrote into another file.
 
     Args:
-        saved: The checkpoint.
-        worker: Whose files are read.
-        watch: Is told how much was read.
+        readers: The worker's files, as `live_blocks` takes them.
+        writer: The other file.
+        leave_out: The number of a table whose rows are left out.
+        watch: A function that is called with the number of bytes that were read.
     """
-    newest_first = [NewestFirst(len(saved.chain)) for _ in saved.tables]
-    settled: set[int] = set()  # tables of which newer checkpoints have all rows
-    for link, readers in enumerate(saved.readers_of):
-        reader = readers[worker]
-        for block in reader.blocks():
-            if watch is not None:
-                watch(len(block.payload))
-            if block.table in settled:
-                continue
-            if block.kind == REMOVED:
-                newest_first[block.table].remove(link, reader.removed_in(block))
-            elif block.kind == ROWS:
-                yield block, newest_first[block.table].live(link, reader.rows_of(block))
-            elif link == 0:
-                yield block, _NO_ROWS
-        settled |= {number for number, entry in enumerate(reader.tables) if entry["whole"]}
-
-
-def _with_slots(rows: Rows, table: SavedTable) -> Rows:
-    if rows.slots.shape[1] == table.slot_floats:
-        return rows
-    start = np.array(table.slot_start, np.float32)
-    return rows._replace(slots=np.tile(start, (len(rows.keys), 1)))
+    counted = CountedBytes()
+    for block, rows in live_blocks(readers, watch=watch):
+        if rows is None:
+            counted.add(block)
+        elif block.table != leave_out:
+            writer.put_rows(block.table, rows)
+    counted.write(writer)
 
 
 class CopiedFiles(NamedTuple):

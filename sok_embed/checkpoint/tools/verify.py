@@ -15,8 +15,8 @@ from sok_embed.checkpoint.files.partitions import Partitions
 from sok_embed.checkpoint.files.places import Fetched, check_record
 from sok_embed.checkpoint.files.records import damaged, local_path
 from sok_embed.checkpoint.files.rows_file import ADMISSION, REMOVED, ROWS, SKETCH, RowsReader
+from sok_embed.checkpoint.tools.newest_first import Watch
 from sok_embed.checkpoint.tools.saved import (
-    Watch,
     check_totals,
     label_of,
     reader_of,

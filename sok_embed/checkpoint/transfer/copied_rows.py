@@ -11,7 +11,8 @@ import tensorflow as tf
 from sok_embed import kv, tf_ops
 from sok_embed.checkpoint.files.dump_rows import rows_of_dump
 from sok_embed.checkpoint.files.rows_file import Rows
-from sok_embed.checkpoint.state.tables import Head, Part, head_of
+from sok_embed.checkpoint.files.rows_index import Head
+from sok_embed.checkpoint.state.tables import Part, contents_of, head_of
 from sok_embed.files.scratch import ScratchFolder
 from sok_embed.tables.table import Table
 from sok_embed.tables.tensors import as_errors
@@ -64,13 +65,13 @@ class CopiedRows:
                 f"rows by those of the file. Received: {own!r}. Open it without read_only=True."
             )
         head, admission = self._head()
-        empty = head.contents(table.dim, admission=admission)
+        empty = contents_of(head, table.dim, admission=admission)
         as_errors(lambda: tf_ops.check_restore(self._part.handle, empty))
         self._copy.dump(self._dump, group=self._group)
         count = 0
         for rows in self._rows():
             count += len(rows.keys)
-            piece = head.contents(table.dim, rows)
+            piece = contents_of(head, table.dim, rows)
             as_errors(lambda piece=piece: tf_ops.check_restore(self._part.handle, piece))
         limit = self._part.max_rows
         if limit and count > limit:
@@ -83,9 +84,9 @@ class CopiedRows:
         """Replaces the rows of the table; `check` has been called."""
         table = self._table
         head, admission = self._head()
-        table.restore(head.contents(table.dim, admission=admission))
+        table.restore(contents_of(head, table.dim, admission=admission))
         for rows in self._rows():
-            piece = head.contents(table.dim, rows)
+            piece = contents_of(head, table.dim, rows)
             as_errors(lambda piece=piece: tf_ops.add_rows(self._part.handle, piece))
         if self._part.storage is not None:
             self._part.storage.flush()

@@ -10,8 +10,8 @@ from typing import Any
 from sok_embed import tf_ops
 from sok_embed.checkpoint.files.records import FileRecord, rows_name
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Rows, RowsWriter
-from sok_embed.checkpoint.files.rows_index import row_bytes
-from sok_embed.checkpoint.state.tables import Head, Host, Part, head_of
+from sok_embed.checkpoint.files.rows_index import Head, row_bytes
+from sok_embed.checkpoint.state.tables import Host, Part, head_of
 from sok_embed.checkpoint.transfer.writing import entry_of, sketch_of
 from sok_embed.files.whole_files import removed_on_error
 from sok_embed.tables.adaptive_table import AdaptiveTable

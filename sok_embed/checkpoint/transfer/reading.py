@@ -1,31 +1,22 @@
-"""What one worker takes out of a checkpoint: the rows that are its own, whoever wrote them."""
+"""Reads what one worker takes out of a checkpoint: its own rows, whoever wrote them."""
 
 from __future__ import annotations
 
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sok_embed import kv, tf_ops
 from sok_embed.checkpoint.files.manifest import Link, Manifest
 from sok_embed.checkpoint.files.places import Place
-from sok_embed.checkpoint.files.rows_file import (
-    ADMISSION,
-    REMOVED,
-    ROWS,
-    SKETCH,
-    Block,
-    Rows,
-    RowsReader,
-)
-from sok_embed.checkpoint.state.tables import Head, Host, Part, owner_text
-from sok_embed.checkpoint.tools.newest_first import NewestFirst
+from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Rows
+from sok_embed.checkpoint.files.rows_index import merged_head
+from sok_embed.checkpoint.state.tables import Host, Part, contents_of, owner_text
+from sok_embed.checkpoint.tools.newest_first import CountedBytes, LiveBlock, live_blocks
 from sok_embed.checkpoint.tools.saved import check_totals, reader_of
-from sok_embed.checkpoint.transfer.writing import head_in
 from sok_embed.tables.adaptive_table import AdaptiveTable
 from sok_embed.tables.counts import merge_admissions, merge_sketches
 from sok_embed.tables.table import Table
@@ -34,61 +25,31 @@ from sok_embed.tables.tensors import as_errors
 _EVERY_WORKER = "every worker"
 
 
-class _Place(NamedTuple):
-    """Where a file says something of rows.
-
-    Attributes:
-        link: Of which checkpoint of the chain, 0 being the newest.
-        worker: Who wrote the file.
-        table: The number in its index.
-    """
-
-    link: int
-    worker: int
-    table: int
-
-
 class PartReader:
-    """The rows of a part that are this worker's, in all files that may have some.
+    """Takes the rows of a part that are this worker's, whoever wrote them.
 
     Args:
-        part: That takes them.
-        places: Where rows may be.
-        readers: Of files, by the number of the checkpoint and the worker.
+        part: The part that takes them.
+        entries: The entries of the part in the newest indices, by the workers whose files may have
+            such rows.
 
     Attributes:
-        head: What the table will hold beside rows.
+        head: The head that the table will have.
+        rows: The number of rows that `check` has found.
     """
 
-    def __init__(
-        self, part: Part, places: Sequence[_Place], readers: Mapping[tuple[int, int], RowsReader]
-    ) -> None:
+    def __init__(self, part: Part, entries: Mapping[int, dict[str, Any]]) -> None:
         self.part = part
-        self.places = set(places)
-        # The newest checkpoint says what there is beside rows.
-        self.newest = sorted(place for place in places if place.link == 0)
-        self._links = 1 + max(place.link for place in places)
-        entries = [readers[place[:2]].tables[place.table] for place in self.newest]
-        self.head = merged_head(part, [head_in(entry) for entry in entries])
-        self._counts: dict[tuple[int, int], bytearray] = {}
-        self.rows = 0  # that `check` has found
-        self.start()
+        self.entries = entries
+        self.head = merged_head(part.table.name, list(entries.values()))
+        self.rows = 0
 
-    def start(self) -> None:
-        """Begins with the newest checkpoint."""
-        self._newest_first = NewestFirst(self._links)
-
-    def remove(self, link: int, keys: npt.NDArray[np.int64]) -> None:
-        """Has keys count as gone in older checkpoints."""
-        self._newest_first.remove(link, keys)
-
-    def own(self, link: int, rows: Rows) -> Rows:
-        """Which rows of a checkpoint count, and are this worker's."""
-        live = self._newest_first.live(link, rows)
-        return live.where(self.part.mine(live.keys))
+    def own(self, rows: Rows) -> Rows:
+        """Returns those of some rows that are this worker's."""
+        return rows.where(self.part.mine(rows.keys))
 
     def check(self, own: Rows) -> None:
-        """Looks at rows before anything is changed."""
+        """Raises ValueError for rows that the table cannot take, before anything is changed."""
         self.rows += len(own.keys)
         limit = self.part.max_rows
         if limit and self.rows > limit:
@@ -98,53 +59,14 @@ class PartReader:
                 "start more workers. Nothing was restored."
             )
         if len(own.keys):
-            piece = self.head.contents(self.part.table.dim, own)
+            piece = contents_of(self.head, self.part.table.dim, own)
             as_errors(lambda: tf_ops.check_restore(self.part.handle, piece))
 
     def add(self, own: Rows) -> None:
-        """Takes up rows."""
+        """Adds rows to the table."""
         if len(own.keys):
-            piece = self.head.contents(self.part.table.dim, own)
+            piece = contents_of(self.head, self.part.table.dim, own)
             as_errors(lambda: tf_ops.add_rows(self.part.handle, piece))
-
-    def add_bytes(self, worker: int, kind: int, begin: int, data: memoryview) -> None:
-        """Keeps a piece of what an admission or a sketch has counted; they come in order."""
-        held = self._counts.setdefault((worker, kind), bytearray())
-        if len(held) != begin:
-            raise ValueError(
-                f"Expected counts from byte {len(held)} on. Received: from {begin} on."
-            )
-        held += data
-
-    def counts(self, kind: int) -> dict[int, bytes]:
-        """All that was kept of a kind, by the worker who wrote it."""
-        return {
-            worker: bytes(data)
-            for (worker, each), data in sorted(self._counts.items())
-            if each == kind
-        }
-
-    def admission(self) -> bytes:
-        """What the admission of this worker will have counted."""
-        counts = self.counts(ADMISSION)
-        if len(counts) == 1 and len(self.newest) == 1:
-            return next(iter(counts.values()))
-        return merge_admissions(list(counts.values()), self.part.mine)
-
-
-def merged_head(part: Part, heads: Sequence[Head]) -> Head:
-    """What a table holds that was put together from the parts of several workers."""
-    trained = [head for head in heads if head.rule] or list(heads)
-    if any((head.rule, head.slot_start) != (trained[0].rule, trained[0].slot_start)
-           for head in trained):  # fmt: skip
-        raise ValueError(
-            f"Table '{part.table.name}': expected workers with one optimizer in the checkpoint. "
-            f"Received: {sorted({head.rule for head in trained})}."
-        )
-    return trained[0]._replace(
-        steps=max(head.steps for head in heads),
-        step_clock=max(head.step_clock for head in heads),
-    )
 
 
 class TablesReader:
@@ -172,57 +94,53 @@ class TablesReader:
         self._entries = manifest.tables
         self._hosts = list(hosts)
         sources = _sources(hosts, manifest, rank, size)
-        # The newest checkpoint first, as its rows count.
+        # By worker, its files of the chain, the newest first.
         self._readers = {
-            (number, worker): reader_of(folder, each, worker)
-            for number, (folder, (_, each)) in enumerate(zip(folders, chain, strict=True))
+            worker: [
+                reader_of(folder, each, worker)
+                for folder, (_, each) in zip(folders, chain, strict=True)
+            ]
             for worker in workers_needed(hosts, manifest, rank, size)
         }
         self._check_totals(chain)
+        self._counted = {worker: CountedBytes() for worker in self._readers}
         self._parts: list[PartReader] = []
         for host, of_host in zip(hosts, sources, strict=True):
             for part in host.parts:
                 number = len(self._parts)
-                places = [
-                    place
-                    for worker in sorted(of_host)
-                    for place in self._places(worker, number, len(chain))
-                ]
-                self._parts.append(PartReader(part, places, self._readers))
+                entries = {
+                    worker: self._readers[worker][0].tables[number] for worker in sorted(of_host)
+                }
+                self._parts.append(PartReader(part, entries))
         self._adaptive: dict[int, tf_ops.AdaptiveExport] = {}
-
-    def _places(self, worker: int, number: int, links: int) -> Iterator[_Place]:
-        """Where a worker's rows of a part are: back to the newest file that has all of them."""
-        for link in range(links):
-            yield _Place(link, worker, number)
-            if self._readers[link, worker].tables[number]["whole"]:
-                return
 
     def _check_totals(self, chain: Sequence[Link]) -> None:
         """Compares manifests with files as far as this worker reads the files of all workers."""
         for number, link in enumerate(chain):
-            workers = range(len(link.manifest.rows))
-            readers = [self._readers.get((number, worker)) for worker in workers]
-            if all(readers):
-                check_totals(*link, [reader for reader in readers if reader is not None])
+            if len(self._readers) == len(link.manifest.rows):
+                check_totals(*link, [readers[number] for readers in self._readers.values()])
 
-    def _blocks(self) -> Iterator[tuple[_Place, PartReader, RowsReader, Block]]:
-        """Yields all blocks that count, those of the newest checkpoint first."""
-        for part in self._parts:
-            part.start()
-        wanted = {place[:2] for part in self._parts for place in part.places}
-        for (link, worker), reader in self._readers.items():
-            if (link, worker) not in wanted:
-                continue
-            for block in reader.blocks():
-                place = _Place(link, worker, block.table)
-                part = self._parts[block.table]
-                if place not in part.places:
-                    continue
-                if block.kind == REMOVED:
-                    part.remove(link, reader.removed_in(block))
-                else:
-                    yield place, part, reader, block
+    def _blocks(self) -> Iterator[tuple[int, PartReader, LiveBlock]]:
+        """Yields the worker, the part and the block of all that counts."""
+        for worker, readers in self._readers.items():
+            wanted = {i for i, part in enumerate(self._parts) if worker in part.entries}
+            for each in live_blocks(readers, wanted):
+                yield worker, self._parts[each.block.table], each
+
+    def _counts(self, number: int, kind: int) -> dict[int, bytes]:
+        """Returns what files say of a kind that was counted for a part, by their workers."""
+        found = {
+            worker: self._counted[worker].of(number, kind) for worker in self._parts[number].entries
+        }
+        return {worker: data for worker, data in found.items() if data is not None}
+
+    def _admission(self, number: int) -> bytes:
+        """Returns what the admission of a part will have counted on this worker."""
+        counts = list(self._counts(number, ADMISSION).values())
+        part = self._parts[number]
+        if len(counts) == len(part.entries) == 1:
+            return counts[0]
+        return merge_admissions(counts, part.part.mine)
 
     def check(self) -> None:
         """Reads all files, and raises for whatever `restore` would refuse."""
@@ -232,13 +150,14 @@ class TablesReader:
                     f"Expected storages that may be written. Received: {storage!r}. Open it "
                     "without read_only=True."
                 )
-        for place, part, reader, block in self._blocks():
-            if block.kind == ROWS:
-                part.check(part.own(place.link, reader.rows_of(block)))
-            elif place.link == 0:
-                part.add_bytes(place.worker, block.kind, block.number, block.payload)
+        for worker, part, each in self._blocks():
+            if each.rows is not None:
+                part.check(part.own(each.rows))
+            else:
+                self._counted[worker].add(each.block)
         for number, part in enumerate(self._parts):
-            empty = part.head.contents(part.part.table.dim, admission=part.admission())
+            admission = self._admission(number)
+            empty = contents_of(part.head, part.part.table.dim, admission=admission)
             as_errors(lambda part=part, empty=empty: tf_ops.check_restore(part.part.handle, empty))
             if part.part.name == "own":
                 contents = self._adaptive[number] = self._adaptive_contents(number)
@@ -277,16 +196,16 @@ class TablesReader:
         host = next(host for host in self._hosts if host.table is own.part.table)
         fields: dict[str, Any] = {}
         for reader in (own, static):
-            head = reader.head.contents(host.table.dim)
+            head = contents_of(reader.head, host.table.dim)
             fields |= {f"{reader.part.name}_{name}": v for name, v in head._asdict().items()}
-        cells = merge_sketches(own.counts(SKETCH), self._workers, host.sketch_place)
+        cells = merge_sketches(self._counts(number, SKETCH), self._workers, host.sketch_place)
         # Figures of several workers add up to what they were.
         inherited = [
-            self._readers[place[:2]].tables[number]["counters"]
-            for place in own.newest
-            if place.worker % self._size == self._rank
+            entry["counters"]
+            for worker, entry in own.entries.items()
+            if worker % self._size == self._rank
         ]
-        like = self._readers[own.newest[0][:2]].tables[number]["counters"]
+        like = next(iter(own.entries.values()))["counters"]
         counters = np.array(inherited or [[0] * len(like)], np.int64).sum(0)
         counters[0] = like[0]  # the version
         return tf_ops.AdaptiveExport(
@@ -298,13 +217,14 @@ class TablesReader:
         for number, part in enumerate(self._parts):
             table = part.part.table
             if isinstance(table, Table):
-                table.restore(part.head.contents(table.dim, admission=part.admission()))
+                admission = self._admission(number)
+                table.restore(contents_of(part.head, table.dim, admission=admission))
             elif number in self._adaptive:
                 assert isinstance(table, AdaptiveTable)
                 table.restore(self._adaptive[number])
-        for place, part, reader, block in self._blocks():
-            if block.kind == ROWS:
-                part.add(part.own(place.link, reader.rows_of(block)))
+        for _, part, each in self._blocks():
+            if each.rows is not None:
+                part.add(part.own(each.rows))
         for storage in self._storages():
             storage.flush()
 

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from sok_embed import kv, tf_ops
 from sok_embed.checkpoint.files.records import FileRecord
-from sok_embed.checkpoint.files.rows_file import ADMISSION, ROWS, Rows, RowsReader
-from sok_embed.checkpoint.state.tables import Host, Part
-from sok_embed.checkpoint.transfer.reading import merged_head
-from sok_embed.checkpoint.transfer.writing import head_in
+from sok_embed.checkpoint.files.rows_file import ADMISSION, ROWS, SKETCH, Rows, RowsReader
+from sok_embed.checkpoint.files.rows_index import merged_head
+from sok_embed.checkpoint.state.tables import Host, Part, contents_of
+from sok_embed.checkpoint.tools.newest_first import CountedBytes
 from sok_embed.tables.adaptive_table import AdaptiveTable
 from sok_embed.tables.counts import SketchPlace, merge_admissions, merge_sketches
 from sok_embed.tables.table import Table
@@ -38,7 +38,6 @@ class WholeTables:
             RowsReader(folder, record, attempt, worker, len(records))
             for worker, record in enumerate(records)
         ]
-        self._places = [reader.places() for reader in self._readers]
         self._hosts: dict[int, tuple[Host, int]] = {}
         number = 0
         for host in hosts:
@@ -76,8 +75,8 @@ class WholeTables:
     def _part(self, part: Part, number: int) -> tuple[tf_ops.Export, dict[int, bytes]]:
         """The rows of a part, and of each worker what its sketch has counted."""
         entries = [reader.tables[number] for reader in self._readers]
-        head = merged_head(part, [head_in(entry) for entry in entries])
-        empty = head.contents(part.table.dim)
+        head = merged_head(part.table.name, entries)
+        empty = contents_of(head, part.table.dim)
         total = sum(entry["rows"] for entry in entries)
         columns = {
             name: np.empty((total, *value.shape[1:]), value.dtype)
@@ -85,26 +84,27 @@ class WholeTables:
             if name in _COLUMNS
         }
         filled = 0
-        counts: list[dict[int, bytearray]] = [{} for _ in self._readers]
-        for reader, places, counted in zip(self._readers, self._places, counts, strict=True):
-            for block in reader.blocks_at(places.get(number, [])):
+        counts = [CountedBytes() for _ in self._readers]
+        for reader, counted in zip(self._readers, counts, strict=True):
+            for block in reader.blocks_of(number):
                 if block.kind == ROWS:
-                    rows = head.contents(part.table.dim, reader.rows_of(block))
+                    rows = reader.rows_of(block).with_slots(head.slot_start)
                     for name, column in columns.items():
                         column[filled : filled + block.number] = getattr(rows, name)
                     filled += block.number
                 else:
-                    counted.setdefault(block.kind, bytearray()).extend(block.payload)
+                    counted.add(block)
         if filled != total:
             raise kv.CorruptionError(
                 f"Table '{part.table.name}': expected {total} rows in the files of all workers. "
                 f"Received: {filled}. Save again."
             )
-        admission = _joined([bytes(counted.pop(ADMISSION, b"")) for counted in counts])
+        admissions = [counted.of(number, ADMISSION) or b"" for counted in counts]
+        admission = merge_admissions(admissions, lambda keys: np.ones(keys.shape, np.bool_))
         sketches = {
-            worker: bytes(data)
+            worker: data
             for worker, counted in enumerate(counts)
-            for data in counted.values()
+            if (data := counted.of(number, SKETCH)) is not None
         }
         whole = empty._replace(
             **columns,
@@ -112,10 +112,6 @@ class WholeTables:
             admission=np.frombuffer(admission, np.uint8),
         )
         return whole, sketches
-
-
-def _joined(admissions: Sequence[bytes]) -> bytes:
-    return merge_admissions(admissions, lambda keys: np.ones(keys.shape, np.bool_))
 
 
 def own_part(table: Table | AdaptiveTable, whole: Any) -> Any:

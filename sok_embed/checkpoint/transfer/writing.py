@@ -11,7 +11,8 @@ from sok_embed import kv, tf_ops
 from sok_embed.binding import _core
 from sok_embed.checkpoint.files.records import FileRecord, rows_name
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, RowsWriter
-from sok_embed.checkpoint.state.tables import Head, Host, Part, stored_rows
+from sok_embed.checkpoint.files.rows_index import Head
+from sok_embed.checkpoint.state.tables import Host, Part, stored_rows
 from sok_embed.communicators.agreement import Agreement
 from sok_embed.files.whole_files import removed_on_error
 from sok_embed.tables.adaptive_table import AdaptiveTable
@@ -220,8 +221,3 @@ def sketch_of(table: AdaptiveTable) -> tuple[bytes, dict[str, Any]]:
     sketch = exported.cells.numpy().tobytes()
     counters = [int(count) for count in exported.counters.numpy()]
     return sketch, {"sketch_bytes": len(sketch), "counters": counters}
-
-
-def head_in(entry: dict[str, Any]) -> Head:
-    """The head of a table, as an index has it."""
-    return Head(*(entry[field] for field in Head._fields))

@@ -18,9 +18,9 @@ from sok_embed.checkpoint.files.records import (
     dense_prefix,
     rows_name,
 )
-from sok_embed.checkpoint.files.rows_file import ROWS, Rows, RowsReader, RowsWriter
+from sok_embed.checkpoint.files.rows_file import Rows, RowsWriter
 from sok_embed.checkpoint.tools.conversion.tables import Head
-from sok_embed.checkpoint.tools.saved import Saved, SavedTable, copied_files
+from sok_embed.checkpoint.tools.saved import Saved, SavedTable, copied_files, copy_rows
 from sok_embed.kv import CorruptionError
 from sok_embed.tables.owners import MixedRule, ModuloRule, OneWorkerRule, OwnerRule
 
@@ -103,11 +103,11 @@ def write_checkpoint(
             )
             for worker in range(workers)
         ]
-        for writer, reader in zip(writers, base.readers, strict=True):
-            _copy_all_but(table, reader, writer)
+        for writer, readers in zip(writers, base.readers_of, strict=True):
+            copy_rows(readers, writer, leave_out=table.number)
         for rows in pieces:
             _check_keys(table, rows.keys)
-            rows = _with_slots(rows, np.array(taken["slot_start"], np.float32))
+            rows = rows.with_slots(taken["slot_start"])
             for worker, part in deal.parts(rows):
                 writers[worker].put_rows(table.number, part)
                 counts[worker] += len(part.keys)
@@ -132,18 +132,6 @@ def write_checkpoint(
     return sum(counts)
 
 
-def _copy_all_but(table: SavedTable, reader: RowsReader, writer: RowsWriter) -> None:
-    """Copies a file but for the rows of a table."""
-    counts: dict[tuple[int, int], bytearray] = {}
-    for block in reader.blocks():
-        if block.kind != ROWS:
-            counts.setdefault((block.table, block.kind), bytearray()).extend(block.payload)
-        elif block.table != table.number:
-            writer.put_rows(block.table, reader.rows_of(block))
-    for (number, kind), data in counts.items():
-        writer.put_bytes(number, kind, bytes(data))
-
-
 def _taken(table: SavedTable, head: Head) -> dict[str, Any]:
     """What the index says of the rows that are taken, beside their number."""
     trained: SavedTable | Head = head if head.rule else table
@@ -154,12 +142,6 @@ def _taken(table: SavedTable, head: Head) -> dict[str, Any]:
         "steps": trained.steps,
         "step_clock": head.step_clock,
     }
-
-
-def _with_slots(rows: Rows, start: npt.NDArray[np.float32]) -> Rows:
-    if rows.slots.shape[1] or not len(start):
-        return rows
-    return rows._replace(slots=np.tile(start, (len(rows.keys), 1)))
 
 
 def _check_keys(table: SavedTable, keys: npt.NDArray[np.int64]) -> None:
