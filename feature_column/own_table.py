@@ -98,7 +98,10 @@ class Evictor:
             after=anchor,
         )
         if self._column.demote_blend:
-            keys, rows = _of_all_workers(keys, rows, self._name)
+            # Each worker has a copy of all static rows.
+            communicator = communicators.current()
+            keys, _ = communicator.all_gather(keys, f"{self._name}.evicted.keys")
+            rows, _ = communicator.all_gather(rows, f"{self._name}.evicted.rows")
             done = self._blend(keys, rows)
             with tf.control_dependencies([] if tf.executing_eagerly() else [done]):
                 anchor = tf.identity(anchor)
@@ -116,18 +119,6 @@ class Evictor:
         share = 1.0 - (1.0 - self._column.demote_blend) ** counts
         moves = share * (means - tf.gather(static, buckets))
         return static.scatter_add(tf.IndexedSlices(moves, buckets))
-
-
-def _of_all_workers(keys: tf.Tensor, rows: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns rows that went on any worker: each has a copy of all static rows. Collective."""
-    communicator = communicators.current()
-    n = communicator.size
-    if n == 1:
-        return keys, rows
-    splits = tf.fill([n], tf.size(keys))
-    all_keys, _ = communicator.all_to_all(tf.tile(keys, [n]), splits, f"{name}.evicted.keys")
-    all_rows, _ = communicator.all_to_all(tf.tile(rows, [n, 1]), splits, f"{name}.evicted.rows")
-    return all_keys, all_rows
 
 
 class OwnRows(Table):

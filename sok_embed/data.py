@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from sok_embed import communicators
@@ -112,10 +111,9 @@ def _agreed_batches(
     dataset: tf.data.Dataset, training: bool, communicator: Communicator, name: str
 ) -> int | None:
     """Returns the greatest number of batches of a worker; `None` if one does not know its own."""
-    told = np.zeros([communicator.size, 2], np.int64)
-    told[communicator.rank] = int(dataset.cardinality()), training
-    told = communicator.all_reduce(tf.constant(told), f"{name}.batches").numpy()
-    cardinalities, trains = told.T.tolist()
+    own = tf.constant([[int(dataset.cardinality()), training]], tf.int64)
+    of_all, _ = communicator.all_gather(own, f"{name}.batches")
+    cardinalities, trains = of_all.numpy().T.tolist()
     if len(set(trains)) > 1:
         raise ValueError(
             "Expected the same training= of sok_embed.data.join on all workers. Received: "

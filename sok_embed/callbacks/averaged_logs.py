@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from sok_embed import communicators
-from sok_embed.communicators.agreement import Agreement
+from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
 
 
 class AverageMetrics(keras.callbacks.Callback):
@@ -75,16 +75,12 @@ def averaged_logs(logs: Mapping[str, Any] | None) -> dict[str, Any]:
         return own
     agreement = Agreement(communicator)
     scalars = {name: float(own[name]) for name in sorted(own) if _is_number(own[name])}
-    agreement.check_same_text(
-        "numbers in the logs",
-        repr(list(scalars)),
-        "Give all of them the same metrics, and data to validate on.",
-    )
-    # Sums of floats may depend on their order, so workers exchange their bits.
-    bits = np.zeros((agreement.size, len(scalars)), np.int64)
-    bits[agreement.rank] = np.array(list(scalars.values()), np.float64).view(np.int64)
-    of_all = np.array(agreement.sums(bits.ravel().tolist(), "logs"), np.int64)
-    values = of_all.view(np.float64).reshape(bits.shape)
+    # Sums of floats may depend on their order, so workers tell each other their bits.
+    bits = np.array(list(scalars.values()), np.float64).view(np.int64).tolist()
+    told = agreement.gather_lists([number_of_text(repr(list(scalars))), *bits], "logs")
+    remedy = "Give all of them the same metrics, and data to validate on."
+    check_same("numbers in the logs", [each[0] for each in told], remedy, texts=True)
+    values = np.array([each[1:] for each in told], np.int64).view(np.float64)
     for name, column in zip(scalars, values.T.tolist(), strict=True):
         own[name] = _average(column)
     return own

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+import secrets
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from sok_embed import communicators
-from sok_embed.checkpoint.files import manifest as manifests
 from sok_embed.checkpoint.files.holding import Held, hold
 from sok_embed.checkpoint.files.manifest import Manifest
 from sok_embed.checkpoint.files.place_of import place_of
@@ -21,8 +21,25 @@ from sok_embed.checkpoint.state.dense import DenseState
 from sok_embed.checkpoint.state.own_state import OwnState
 from sok_embed.checkpoint.state.tables import Found, calls_of, steps_of
 from sok_embed.checkpoint.transfer.reading import TablesReader, check_descriptions, workers_needed
-from sok_embed.checkpoint.transfer.saves import Save, SaveOptions
-from sok_embed.communicators.agreement import Agreement
+from sok_embed.checkpoint.transfer.saves import Save, SaveOptions, make_folder
+from sok_embed.communicators.agreement import Agreement, add_lists, check_same, number_of_text
+
+
+class _Ready(NamedTuple):
+    """Everything that a save needs to begin, once all workers have agreed on it.
+
+    Attributes:
+        dense: The state that is no rows, and the tables.
+        step: The step of the save.
+        folder: The path of the checkpoint's folder.
+        attempt: The number of the save, that of worker 0.
+    """
+
+    dense: DenseState
+    step: int
+    folder: str
+    attempt: int
+
 
 _TRIES = 10  # to have all workers open the same save, where another job saves meanwhile
 
@@ -116,11 +133,74 @@ class Checkpoint:
             options: What the save is like. `None`: a whole one of the step that `step` says.
         """
         agreement = Agreement(communicators.current())
-        dense = agreement.together("be ready for a save", self._prepared)
-        if options is None:
-            options = SaveOptions(serial=0, step=self.step(dense.found))
-        self._check_agreement(agreement, dense, folder, options.step)
-        return Save(agreement, folder, dense, OwnState(self._own_objects()), options)
+
+        def where(found: Found) -> tuple[int, str]:
+            return self.step(found) if options is None else options.step, folder
+
+        ready = self._ready(agreement, where)
+        first = agreement.rank == 0
+        agreement.together(
+            "find the folder", lambda: make_folder(place_of(folder)) if first else None
+        )
+        return self._begin_ready(agreement, ready, options or SaveOptions(0, ready.step))
+
+    def _begin_ready(self, agreement: Agreement, ready: _Ready, options: SaveOptions) -> Save:
+        """Begins a save into a folder that worker 0 has made."""
+        own = OwnState(self._own_objects())
+        return Save(agreement, ready.folder, ready.attempt, ready.dense, own, options)
+
+    def _ready(self, agreement: Agreement, where: Callable[[Found], tuple[int, str]]) -> _Ready:
+        """Looks at everything that is to be saved. Collective.
+
+        Args:
+            agreement: Between the workers.
+            where: Returns the step and the path of the folder, of what was found.
+
+        Raises:
+            ValueError: If workers have different models or steps, or are in the midst of an
+                accumulation of gradients.
+            RuntimeError: If another worker has failed, or the last restore when it had changed
+                something.
+        """
+        half_restored: str | None = None
+
+        def look() -> _Ready:
+            nonlocal half_restored
+            dense = self._prepared()
+            parts = [_in_part.get(each) for each in self._shared_parts(dense.found)]
+            half_restored = next(filter(None, [self._half_restored, *parts]), None)
+            return _Ready(dense, *where(dense.found), secrets.randbelow(2**62) + 1)
+
+        def numbers(ready: _Ready) -> list[int]:
+            tables = [host.description() for host in ready.dense.found.tables]
+            variables = ready.dense.description()["variables"]
+            return [
+                int(half_restored is not None),
+                waiting_calls(ready.dense.found),
+                ready.step,
+                number_of_text(repr((tables, variables, sorted(self._own_objects())))),
+                number_of_text(ready.folder),
+                ready.attempt,
+            ]
+
+        ready, told = agreement.gather_together("be ready for a save", look, numbers)
+        torn, pending, steps, models, folders, attempts = zip(*told, strict=True)
+        if any(torn):
+            raise RuntimeError(
+                "Expected rows and weights of one time. Received: those that a restore has left "
+                f"in part, of '{half_restored or 'a checkpoint'}'. Restore it again, or "
+                "another one, and save then."
+            )
+        if any(pending):
+            raise ValueError(
+                "Expected a step at which the optimizer applies gradients. Received: one at which "
+                f"it has accumulated those of {max(pending)} calls, which would be lost. Save "
+                "after the call that applies them."
+            )
+        check_same("step", steps, "Save after the same step on all of them.")
+        check_same("model", models, "Make the same model on all of them.", texts=True)
+        check_same("folder", folders, "Give all of them the same path.", texts=True)
+        return ready._replace(attempt=attempts[0])
 
     def restore(self, directory: str | os.PathLike[str]) -> int:
         """Replaces everything by what a checkpoint has.
@@ -179,8 +259,9 @@ class Checkpoint:
                 return hold(folder, needed)
 
         for _ in range(_TRIES):
-            held = agreement.together("open the checkpoint", open_files)
-            attempts = agreement.gather(held.chain[0].manifest.attempt, "attempt")
+            held, attempts = agreement.gather_together(
+                "open the checkpoint", open_files, lambda held: [held.chain[0].manifest.attempt]
+            )
             if min(attempts) == max(attempts):
                 return held
             held.end()  # somebody has replaced it meanwhile
@@ -204,8 +285,10 @@ class Checkpoint:
             with nothing_restored():
                 return self._checked(held, dense, own, agreement)
 
-        tables = agreement.together("find the checkpoint whole", check)
-        tables.check_rows(agreement.sums(tables.rows_found(), "rows found"))
+        tables, rows = agreement.gather_together(
+            "find the checkpoint whole", check, TablesReader.rows_found
+        )
+        tables.check_rows(add_lists(rows))
 
         def restore() -> None:
             try:
@@ -258,10 +341,6 @@ class Checkpoint:
         """How many calls' gradients optimizers have accumulated: with any, a save is refused."""
         return waiting_calls(self._prepared().found)
 
-    def tables(self) -> list[tuple[Any, ...]]:
-        """What identifies each table that a save would have, in their order."""
-        return [manifests.identity(host.description()) for host in self._prepared().found.tables]
-
     def _prepared(self) -> DenseState:
         """Everything that is to be saved, as it can be saved now."""
         dense = DenseState(self._model, self._objects)
@@ -285,31 +364,6 @@ class Checkpoint:
         return {
             name: each for name, each in self._objects.items() if isinstance(each, tf.data.Iterator)
         }
-
-    def _check_agreement(
-        self, agreement: Agreement, dense: DenseState, folder: str, step: int
-    ) -> None:
-        parts = [_in_part.get(each) for each in self._shared_parts(dense.found)]
-        half_restored = next(filter(None, [self._half_restored, *parts]), None)
-        torn = agreement.gather(int(half_restored is not None), "half restored")
-        if any(torn):
-            raise RuntimeError(
-                "Expected rows and weights of one time. Received: those that a restore has left "
-                f"in part, of '{half_restored or 'a checkpoint'}'. Restore it again, or "
-                "another one, and save then."
-            )
-        pending = max(agreement.gather(waiting_calls(dense.found), "accumulated calls"))
-        if pending:
-            raise ValueError(
-                "Expected a step at which the optimizer applies gradients. Received: one at which "
-                f"it has accumulated those of {pending} calls, which would be lost. Save after the "
-                "call that applies them."
-            )
-        agreement.check_same("step", step, "Save after the same step on all of them.")
-        tables = [host.description() for host in dense.found.tables]
-        text = repr((tables, dense.description()["variables"], sorted(self._own_objects())))
-        agreement.check_same_text("model", text, "Make the same model on all of them.")
-        agreement.check_same_text("folder", folder, "Give all of them the same path.")
 
 
 def waiting_calls(found: Found) -> int:

@@ -19,7 +19,14 @@ from sok_embed.checkpoint.files import manifest as manifests
 from sok_embed.checkpoint.files.manifest import Parent
 from sok_embed.checkpoint.files.place_of import place_of
 from sok_embed.checkpoint.files.step_folders import MOST, StepFolders
-from sok_embed.checkpoint.transfer.saves import WRITER, Save, SaveOptions, wait_for_writers
+from sok_embed.checkpoint.state.tables import Found
+from sok_embed.checkpoint.transfer.saves import (
+    WRITER,
+    Save,
+    SaveOptions,
+    make_folder,
+    wait_for_writers,
+)
 from sok_embed.communicators.agreement import LARGEST, Agreement
 
 # After so many batches of training, workers ask each other whether a save has been written.
@@ -141,29 +148,34 @@ class CheckpointManager(StepFolders):
             self._restores = self._checkpoint._restores
             self._last_step, self._chain = None, None
         agreement = Agreement(communicators.current())
-        first = agreement.rank == 0
-        own_step = agreement.together("know the step", lambda: self._step_of_save(step))
-        step = max(agreement.gather(own_step, "step"))
-        serial = agreement.together(
-            "find room for a checkpoint", lambda: self._make_room(step) if first else 0
+
+        def where(found: Found) -> tuple[int, str]:
+            own_step = self._step_of_save(step, found)
+            return own_step, self._folder(own_step)
+
+        ready = self._checkpoint._ready(agreement, where)
+
+        def find_room() -> tuple[int, int]:
+            if agreement.rank:
+                return 0, 0
+            serial = self._make_room(ready.step)
+            tables = [manifests.identity(host.description()) for host in ready.dense.found.tables]
+            parent = self._parent(ready.step, tables, agreement.size) if incremental else None
+            make_folder(place_of(ready.folder))
+            return serial, int(parent is not None)
+
+        _, told = agreement.gather_together("find room for a checkpoint", find_room, list)
+        serial, is_chained = told[0]
+        options = SaveOptions(
+            serial,
+            ready.step,
+            self._chain.parent if is_chained and self._chain else None,
+            notes_changes=incremental or self._chain is not None,
+            goes_on=self._on_background,
         )
-        tables = agreement.together(
-            "find the tables", lambda: self._checkpoint.tables() if incremental else []
-        )
-        parent = self._parent(step, tables, agreement.size) if incremental and first else None
-        chained = agreement.gather(int(parent is not None), "changes alone")[0] == 1
-        save = self._checkpoint._begin(
-            self._folder(step),
-            SaveOptions(
-                serial,
-                own_step,
-                self._chain.parent if chained and self._chain else None,
-                notes_changes=incremental or self._chain is not None,
-                goes_on=self._on_background,
-            ),
-        )
-        self._last_step = step
-        self._pending = _Pending(save, step, self)
+        save = self._checkpoint._begin_ready(agreement, ready, options)
+        self._last_step = ready.step
+        self._pending = _Pending(save, ready.step, self)
         if not self._on_background:
             self.wait()
         return save.folder
@@ -200,7 +212,8 @@ class CheckpointManager(StepFolders):
 
     def _finish(self, save: Save, step: int) -> None:
         """Makes a save whole, once this worker has written its part; collective."""
-        manifest = save.finish()
+        # The other workers wait for worker 0 to remove old ones, so that all see the same.
+        manifest = save.finish(lambda: self._remove_old(step))
         length = sum(record.bytes for record in (*manifest.rows, *manifest.files))
         parent = Parent(os.path.basename(save.folder), manifest.state)
         if not save.options.notes_changes:
@@ -212,12 +225,6 @@ class CheckpointManager(StepFolders):
             self._chain = _Chain(
                 parent, before.deltas + 1, before.base_bytes, before.delta_bytes + length
             )
-        # All wait, so that they see the same checkpoints.
-        agreement = save.agreement
-        agreement.together(
-            "remove old checkpoints",
-            lambda: self._remove_old(step) if agreement.rank == 0 else None,
-        )
 
     def _wait_for_all(self) -> None:
         """Waits until no save is being written, as by the manager of a `fit` that was interrupted.
@@ -266,18 +273,20 @@ class CheckpointManager(StepFolders):
         agreement = Agreement(communicators.current())
         while True:
             # Worker 0 says which: others may have an older view of a shared disk.
-            steps = agreement.together(
-                "find the last checkpoint", lambda: self._by_age() if agreement.rank == 0 else []
+            _, told = agreement.gather_together(
+                "find the last checkpoint",
+                lambda: self._by_age()[-1:] if agreement.rank == 0 else [],
+                list,
             )
-            chosen = agreement.gather(steps[-1] + 1 if steps else 0, "last step")[0]
-            if not chosen:
+            if not told[0]:
                 return None
-            folder, before = self._folder(chosen - 1), self._checkpoint._restores
+            (step,) = told[0]
+            folder, before = self._folder(step), self._checkpoint._restores
             try:
                 self._checkpoint.restore(folder)
             except Exception:
                 has_changed = self._checkpoint._restores != before
-                if has_changed or not self._is_gone(agreement, chosen - 1):
+                if has_changed or not self._is_gone(agreement, step):
                     raise
             else:
                 return folder
@@ -302,17 +311,17 @@ class CheckpointManager(StepFolders):
             "remove all checkpoints", lambda: remove() if agreement.rank == 0 else None
         )
 
-    def _step_of_save(self, given: int | None) -> int:
-        """The step that this worker saves."""
+    def _step_of_save(self, given: int | None, found: Found) -> int:
+        """Returns the step that this worker saves."""
         if given is not None:
             return check_integer("step", given, 0, LARGEST)
-        step = self._checkpoint.step()
+        step = self._checkpoint.step(found)
         if step == self._last_step:
             warnings.warn(
                 f"Expected another step than that of the save before, {step}. Received: the same, "
                 "so its checkpoint is replaced. If no optimizer of the checkpoint counts your "
                 "steps, give them: manager.save(step=…).",
-                stacklevel=5,
+                stacklevel=7,
             )
         return step
 

@@ -16,7 +16,7 @@ from sok_embed.checkpoint.checkpoint import Checkpoint
 from sok_embed.checkpoint.manager import POLL_EVERY, CheckpointManager
 from sok_embed.checkpoint.progress import Progress, plain, restore_states, states_of
 from sok_embed.checkpoint.transfer.saves import wait_for_writers
-from sok_embed.communicators.agreement import Agreement
+from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
 
 # What an iterator raises at its end, within a step of Keras and before one.
 _ENDS = (StopIteration, tf.errors.OutOfRangeError)
@@ -113,11 +113,13 @@ class Run:
     def agree(self, others: str) -> None:
         """Raises on all workers unless all have the same arguments."""
         text = f"{self._epochs}, {self._steps}, {self._position}, {self._stride}, {others}"
+        own = [number_of_text(text), (self._batches.in_a_pass or 0) + 1]
+        told = self._agreement.gather_lists(own, "arguments of checkpoint.fit")
+        texts, in_a_pass = zip(*told, strict=True)
         remedy = "Give all of them the same."
-        self._agreement.check_same_text("arguments of checkpoint.fit", text, remedy)
-        in_a_pass = (self._batches.in_a_pass or 0) + 1
+        check_same("arguments of checkpoint.fit", texts, remedy, texts=True)
         remedy = "Give all of them as many: cut longer ones by dataset.take."
-        self._agreement.check_same("number of batches of a pass, plus one", in_a_pass, remedy)
+        check_same("number of batches of a pass, plus one", in_a_pass, remedy)
 
     def open(self, directory: str | os.PathLike[str], incremental: bool, **arguments: Any) -> None:
         """Makes the manager of the checkpoints, by its own arguments."""
@@ -150,10 +152,12 @@ class Run:
         model.make_train_function()
         first = self._agreement.rank == 0
         wait_for_writers()  # of a run that was interrupted in this process
-        there = self._agreement.together(
-            "look for checkpoints", lambda: int(bool(first and self._manager.latest_checkpoint))
+        _, told = self._agreement.gather_together(
+            "look for checkpoints",
+            lambda: bool(first and self._manager.latest_checkpoint),
+            lambda there: [int(there)],
         )
-        resumed = self._agreement.gather(there, "there are checkpoints")[0] > 0
+        resumed = told[0][0] > 0
         if resumed:
             _make_metrics(model, self._batches.element_spec)
         if self._position == "iterator":

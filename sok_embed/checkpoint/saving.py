@@ -16,12 +16,11 @@ import keras
 import tensorflow as tf
 
 from sok_embed import communicators, kv
-from sok_embed.checkpoint.files.records import FileRecord
+from sok_embed.checkpoint.files.records import FileRecord, rows_name
 from sok_embed.checkpoint.state.tables import Host, find, steps_of
 from sok_embed.checkpoint.transfer.pieces import write_rows
 from sok_embed.checkpoint.transfer.whole_tables import WholeTables
-from sok_embed.checkpoint.transfer.writing import records_of_all
-from sok_embed.communicators.agreement import Agreement
+from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
 from sok_embed.files.scratch import locked_folder, remove_leftovers, work_folder
 from sok_embed.files.whole_files import sync
 from sok_embed.keras_bridge.dense_alone import LayerWithRows
@@ -103,13 +102,19 @@ def save_whole(
     """
     target = os.path.realpath(os.fsdecode(path))
     agreement = Agreement(communicators.current())
-    hosts = agreement.together("be ready for a save", lambda: _prepared(model, path, ending))
-    step = steps_of(model.optimizer) if getattr(model, "optimizer", None) else 0
-    agreement.check_same("step", step, "Save after the same step on all of them.")
-    tables = repr([host.description() for host in hosts])
-    agreement.check_same_text("model", tables, "Make the same model on all of them.")
-    agreement.check_same_text("path", target, "Give all of them the same path.")
-    number = agreement.gather(secrets.randbits(62), "number of the save")[0]
+
+    def numbers_of(hosts: list[Host]) -> list[int]:
+        step = steps_of(model.optimizer) if getattr(model, "optimizer", None) else 0
+        tables = repr([host.description() for host in hosts])
+        return [step, number_of_text(tables), number_of_text(target), secrets.randbits(62)]
+
+    hosts, told = agreement.gather_together(
+        "be ready for a save", lambda: _prepared(model, path, ending), numbers_of
+    )
+    steps, models, targets, (number, *_) = zip(*told, strict=True)
+    check_same("step", steps, "Save after the same step on all of them.")
+    check_same("model", models, "Make the same model on all of them.", texts=True)
+    check_same("path", targets, "Give all of them the same path.", texts=True)
 
     with contextlib.ExitStack() as stack:
 
@@ -124,10 +129,15 @@ def save_whole(
         work = work_folder(*os.path.split(target), number)
         records: list[FileRecord] = []
         if hosts and agreement.size > 1:
-            own = agreement.together(
-                "write their rows", lambda: _write_rows(work, hosts, number, agreement)
+            _, numbers = agreement.gather_together(
+                "write their rows",
+                lambda: _write_rows(work, hosts, number, agreement),
+                FileRecord.numbers,
             )
-            records = records_of_all(agreement, own, number)
+            records = [
+                FileRecord.of_numbers(rows_name(worker, agreement.size, number), each)
+                for worker, each in enumerate(numbers)
+            ]
 
         def finish() -> None:
             assert temporary is not None

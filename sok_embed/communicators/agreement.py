@@ -1,4 +1,4 @@
-"""Agreement of workers that write or read one checkpoint."""
+"""Agreement of workers that write or read one checkpoint, on numbers and on errors."""
 
 from __future__ import annotations
 
@@ -36,75 +36,72 @@ class Agreement:
         self.rank = communicator.rank
         self.size = communicator.size
 
-    def gather(self, number: int, purpose: str) -> list[int]:
-        """Returns the numbers of all workers, each in `[0, LARGEST]`, in their order.
+    def gather_lists(self, numbers: Sequence[int], purpose: str) -> list[list[int]]:
+        """Returns the int64 numbers of all workers in their order, a list for each.
 
         Args:
-            number: The number of this worker.
+            numbers: The numbers of this worker; each worker may have as many as it likes.
             purpose: The purpose of the exchange, which is its name: numbers of workers that are at
                 different places are never mixed up.
         """
-        own = [number if worker == self.rank else 0 for worker in range(self.size)]
-        return self.sums(own, purpose)
+        if self.size == 1:
+            return [list(numbers)]
+        name = f"sok_embed.checkpoint.{purpose.replace(' ', '_')}"
+        of_all, counts = self._communicator.all_gather(tf.constant(numbers, tf.int64), name)
+        ends = np.cumsum(counts.numpy())[:-1]
+        return [each.tolist() for each in np.split(of_all.numpy(), ends)]
+
+    def gather(self, number: int, purpose: str) -> list[int]:
+        """Returns a number of each worker; arguments as `gather_lists` has them."""
+        return [each for (each,) in self.gather_lists([number], purpose)]
 
     def sums(self, numbers: Sequence[int], purpose: str) -> list[int]:
-        """Returns the sums over all workers of each number; `purpose` as for `gather`."""
-        if self.size == 1 or not numbers:
-            return list(numbers)
-        name = f"sok_embed.checkpoint.{purpose.replace(' ', '_')}"
-        sums = self._communicator.all_reduce(tf.constant(numbers, tf.int64), name)
-        return [int(each) for each in sums.numpy()]
-
-    def check_same(self, what: str, number: int, remedy: str) -> None:
-        """Raises ValueError on all workers unless their numbers are one.
-
-        Args:
-            what: The name of the thing that the numbers stand for, for the message.
-            number: The number of this worker.
-            remedy: The last sentence of the message.
-        """
-        numbers = self.gather(number, f"same {what}")
-        self._refuse_others(what, numbers, numbers, remedy)
-
-    def check_same_text(self, what: str, text: str, remedy: str) -> None:
-        """Raises as `check_same` does, for texts; messages do not show them."""
-        numbers = self.gather(
-            _core.checksum(np.frombuffer(text.encode(), np.uint8), 0) & LARGEST, f"same {what}"
-        )
-        self._refuse_others(what, numbers, ["one"] + ["another"] * (self.size - 1), remedy)
-
-    def _refuse_others(
-        self, what: str, numbers: Sequence[int], shown: Sequence[object], remedy: str
-    ) -> None:
-        if min(numbers) != max(numbers):
-            other = next(i for i, each in enumerate(numbers) if each != numbers[0])
-            raise ValueError(
-                f"Expected all workers to have the same {what}. Received: {shown[0]} on worker "
-                f"0 and {shown[other]} on worker {other}. {remedy}"
-            )
+        """Returns the sums over all workers of as many numbers, as `gather_lists` has them."""
+        return add_lists(self.gather_lists(numbers, purpose))
 
     def together(
         self, what: str, work: Callable[[], _Result], undo: Callable[[], object] | None = None
     ) -> _Result:
-        """Does something on this worker while the others do, and waits for them.
+        """Does something on this worker while the others do; see `gather_together`.
+
+        Returns:
+            The result of the work.
+        """
+        return self.gather_together(what, work, lambda _: (), undo)[0]
+
+    def gather_together(
+        self,
+        what: str,
+        work: Callable[[], _Result],
+        numbers: Callable[[_Result], Sequence[int]],
+        undo: Callable[[], object] | None = None,
+    ) -> tuple[_Result, list[list[int]]]:
+        """Does something on this worker while the others do, and gathers numbers of the results.
 
         Args:
-            what: The work as an infinitive, for the message and the name of the exchange.
-            work: The function that does it, which must not communicate with workers.
-            undo: The function that is called if the work has failed on one of them, once all have
-                ended it. It is not called if a worker is lost: the others may be at work still.
+            what: The work, for the message and the name of the exchange: an infinitive.
+            work: A function that uses no other workers.
+            numbers: Returns the numbers that the others get, of what the work has returned.
+            undo: A function that is called if the work has failed on one of them, once all have
+                ended it. It is not if a worker is lost: the others may be at work still.
+
+        Returns:
+            The result of the work, and the numbers of each worker.
 
         Raises:
-            Exception: That of `work`.
-            RuntimeError: If `work` has failed on another worker alone.
+            Exception: The error of `work` or `numbers`.
+            RuntimeError: If they have failed on another worker alone.
         """
         error: Exception | None = None
         result: _Result | None = None
+        own: Sequence[int] = ()
         try:
             result = work()
+            own = numbers(result)
         except Exception as raised:
             error = raised
-        failed = self.gather(int(error is not None), what)
+        told = self.gather_lists([int(error is not None), *own], what)
+        failed = [each[0] for each in told]
         if any(failed) and undo is not None:
             with contextlib.suppress(OSError):
                 undo()
@@ -116,7 +113,7 @@ class Agreement:
                 f"Expected all workers to {what}. Received: an error on worker {other}, whose own "
                 "message says more."
             )
-        return result  # type: ignore[return-value]
+        return result, [each[1:] for each in told]  # type: ignore[return-value]
 
     def first_alone(self, what: str, work: Callable[[], _Result]) -> _Result | None:
         """Does something that may take long on worker 0, while the others wait for it.
@@ -170,3 +167,31 @@ class Agreement:
             thread.join()
         if failures:
             raise failures[0]
+
+
+def add_lists(lists: Sequence[Sequence[int]]) -> list[int]:
+    """Returns the sums of the first numbers of all lists, of the second ones, and so on."""
+    return [sum(column) for column in zip(*lists, strict=True)]
+
+
+def number_of_text(text: str) -> int:
+    """Returns a number that two texts have in common only if they are the same, about surely."""
+    return _core.checksum(np.frombuffer(text.encode(), np.uint8), 0) & LARGEST
+
+
+def check_same(what: str, numbers: Sequence[int], remedy: str, texts: bool = False) -> None:
+    """Raises ValueError unless all workers have one number.
+
+    Args:
+        what: The name of what the numbers stand for, for the message.
+        numbers: The number of each worker.
+        remedy: The last sentence of the message.
+        texts: True for numbers of texts, which messages do not show.
+    """
+    if min(numbers) != max(numbers):
+        other = next(i for i, each in enumerate(numbers) if each != numbers[0])
+        shown = ("one", "another") if texts else (numbers[0], numbers[other])
+        raise ValueError(
+            f"Expected all workers to have the same {what}. Received: {shown[0]} on worker 0 and "
+            f"{shown[1]} on worker {other}. {remedy}"
+        )

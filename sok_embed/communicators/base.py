@@ -1,4 +1,4 @@
-"""What a layer needs of a transport."""
+"""The contract of a transport: exchanges of tensors between workers."""
 
 from __future__ import annotations
 
@@ -73,6 +73,23 @@ class Communicator(ABC):
             return received, gradient
 
         return exchanged(tensor)
+
+    def all_gather(self, tensor: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        """Gives the tensor of every worker to all, in one exchange. Differentiable.
+
+        Args:
+            tensor: `[n, ...]`; each worker has an n of its own, which may be 0.
+            name: As `all_to_all` has it.
+
+        Returns:
+            All tensors one behind the other, that of worker 0 first, and how many rows came from
+            each worker, int32 `[size]`.
+        """
+        import tensorflow as tf  # the command needs none
+
+        tensor = tf.convert_to_tensor(tensor)
+        copies = tf.tile(tensor, [self.size, *[1] * (tensor.shape.rank - 1)])
+        return self.all_to_all(copies, tf.fill([self.size], tf.shape(tensor)[0]), name)
 
     @abstractmethod
     def all_reduce(self, tensor: tf.Tensor, name: str, average: bool = False) -> tf.Tensor:

@@ -12,13 +12,14 @@ import tensorflow as tf
 
 from sok_embed import tf_ops
 from sok_embed.binding import _core
+from sok_embed.communicators.base import Communicator
 from sok_embed.communicators.secret import derived
 
 # Where other workers reach this one, if its own guess would be wrong.
 HOST_VARIABLE = "SOK_EMBED_HOST"
 
 
-class Connections:
+class Connections(Communicator):
     """A TCP connection to each of the other workers. Making them is collective.
 
     Exchanges of different names may run at once, and in any order. A worker that is lost, or does
@@ -53,6 +54,16 @@ class Connections:
         addresses = gather(self._mesh.address.encode())
         self._mesh.connect([address.decode() for address in addresses])
 
+    @property
+    def rank(self) -> int:
+        """The number of this worker."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return self._size
+
     def all_to_all(
         self, tensor: tf.Tensor, splits: tf.Tensor, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -80,7 +91,7 @@ class Connections:
         total = tf.reduce_sum(tf.reshape(parts, [self._size, part]), 0)
         if average:
             total = total / tf.cast(self._size, summed_in)
-        sums, _ = self.all_to_all(tf.tile(total, [self._size]), splits, f"{name}.sums")
+        sums, _ = self.all_gather(total, f"{name}.sums")
         reduced = tf.reshape(sums[:elements], tf.shape(tensor))
         reduced.set_shape(tensor.shape)
         return tf.cast(reduced, tensor.dtype)
@@ -89,12 +100,8 @@ class Connections:
         self, slices: tf.IndexedSlices, name: str, average: bool
     ) -> tf.IndexedSlices:
         """Gathers the slices of all workers; equal indices stay apart."""
-        everybody = tf.fill([self._size], tf.shape(slices.indices)[0])
-        copies = [self._size] + [1] * (slices.values.shape.rank - 1)
-        values, _ = self.all_to_all(tf.tile(slices.values, copies), everybody, f"{name}.values")
-        indices, _ = self.all_to_all(
-            tf.tile(slices.indices, [self._size]), everybody, f"{name}.indices"
-        )
+        values, _ = self.all_gather(slices.values, f"{name}.values")
+        indices, _ = self.all_gather(slices.indices, f"{name}.indices")
         if average:
             values = values / tf.cast(self._size, values.dtype)
         return tf.IndexedSlices(values, indices, slices.dense_shape)

@@ -34,7 +34,9 @@ def average_slices(
     workers, gradients = communicator.size, list(slices.values())
     indices = [tf.cast(each.indices, tf.int64) for each in gradients]
     own = tf.stack([tf.size(each, tf.int64) for each in indices])
-    message, splits = _to_all(communicator, tf.concat([own, *indices], 0), "indices")
+    message, splits = communicator.all_gather(
+        tf.concat([own, *indices], 0), "sok_embed.slices.indices"
+    )
     begins = tf.reshape(tf.cumsum(splits, exclusive=True), [workers, 1])
     counts = tf.cast(tf.gather(message, begins + tf.range(len(gradients))), tf.int32)
     sizes = tf.concat([tf.fill([workers, 1], len(gradients)), counts], 1)
@@ -47,7 +49,7 @@ def average_slices(
         values = [tf.cast(gradients[at].values, dtype) for at in places]
         widths = tf.stack([tf.reduce_prod(tf.shape(each)[1:]) for each in values])
         flat = tf.concat([tf.reshape(each, [-1]) for each in values], 0)
-        received, _ = _to_all(communicator, flat, f"values.{dtype.name}")
+        received, _ = communicator.all_gather(flat, f"sok_embed.slices.values.{dtype.name}")
         sizes = tf.gather(counts, places, axis=1) * widths
         parts = tf.split(transposed(received, sizes), tf.reduce_sum(sizes, 0), num=len(places))
         for at, part, of_one in zip(places, parts, values, strict=True):
@@ -64,15 +66,6 @@ def _by_type(gradients: list[tf.IndexedSlices]) -> dict[Any, list[int]]:
         dtype = tf.float32 if gradient.values.dtype in _SHORT else gradient.values.dtype
         places.setdefault(dtype, []).append(at)
     return places
-
-
-def _to_all(
-    communicator: Communicator, content: tf.Tensor, name: str
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Gives `[n]` to every worker; returns what all have given, and how much each."""
-    copies = tf.tile(content, [communicator.size])
-    splits = tf.fill([communicator.size], tf.size(content))
-    return communicator.all_to_all(copies, splits, f"sok_embed.slices.{name}")
 
 
 def _mean(

@@ -8,6 +8,7 @@ import object_store
 import pytest
 import s3fs
 from fsspec.implementations.memory import MemoryFileSystem
+from thread_workers import on_workers  # noqa: F401
 
 from sok_embed.checkpoint import Checkpoint
 

@@ -1,16 +1,24 @@
 """Workers that write one checkpoint say what their numbers are for."""
 
+import functools
+import re
 import threading
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+import sok_embed as sok
+from sok_embed.checkpoint import Checkpoint, CheckpointManager
+from sok_embed.checkpoint.files import manifest
+from sok_embed.checkpoint.transfer import saves
 from sok_embed.communicators import agreement as agreement_module
-from sok_embed.communicators.agreement import Agreement
+from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
+from sok_embed.initializers import RowInitializer
 
 
 class FirstOfTwo:
-    """Two workers, of which the other one adds a number to the second place."""
+    """Two workers, of which the other one says the same number for all of this one's."""
 
     rank, size = 0, 2
 
@@ -18,9 +26,10 @@ class FirstOfTwo:
         self.names = []
         self._other = other
 
-    def all_reduce(self, tensor, name):
+    def all_gather(self, tensor, name):
         self.names.append(name)
-        return tensor + tf.constant([0, self._other], tensor.dtype)
+        other = tf.constant([self._other] * len(tensor), tensor.dtype)
+        return tf.concat([tensor, other], 0), tf.constant([len(tensor)] * 2)
 
 
 def test_numbers_for_different_purposes_travel_under_different_names():
@@ -28,7 +37,7 @@ def test_numbers_for_different_purposes_travel_under_different_names():
     agreement = Agreement(communicator)
     agreement.gather(0, "step")
     agreement.gather(0, "attempt")
-    agreement.check_same("folder", 0, "")
+    agreement.gather_lists([0, 0], "folder")
     agreement.together("write their parts", lambda: None)
     agreement.together("finish the checkpoint", lambda: None)
     assert len(set(communicator.names)) == 5
@@ -47,13 +56,13 @@ def test_worker_0_gives_signs_while_the_others_wait_for_it(monkeypatch):
     three_signs = threading.Event()
     told = []
 
-    def all_reduce(tensor, name):
+    def all_gather(tensor, name):
         told.append((name, int(tensor[0])))
         if sum("sign" in name for name, _ in told) == 3:
             three_signs.set()
-        return tensor
+        return FirstOfTwo.all_gather(communicator, tensor, name)
 
-    communicator.all_reduce = all_reduce
+    communicator.all_gather = all_gather
     assert Agreement(communicator).first_alone("write", lambda: three_signs.wait(60))
     signs = [number for name, number in told if "sign" in name]
     assert signs == [1] * (len(signs) - 1) + [0]
@@ -65,11 +74,11 @@ def test_a_worker_that_is_lost_while_worker_0_works_is_an_error_of_worker_0(monk
     communicator = FirstOfTwo()
     lost = threading.Event()
 
-    def all_reduce(tensor, name):
+    def all_gather(tensor, name):
         lost.set()
         raise ConnectionError("worker 1 is lost")
 
-    communicator.all_reduce = all_reduce
+    communicator.all_gather = all_gather
     with pytest.raises(ConnectionError, match="lost"):
         Agreement(communicator).first_alone("write", lambda: lost.wait(60))
 
@@ -79,9 +88,91 @@ def test_the_others_wait_until_worker_0_has_ended():
     communicator.rank = 1
     signs = iter([1, 1, 0, 0])
 
-    def all_reduce(tensor, name):
-        return tensor + tf.constant([next(signs), 0], tensor.dtype)
+    def all_gather(tensor, name):
+        return tf.constant([next(signs), int(tensor[0])], tensor.dtype), tf.constant([1, 1])
 
-    communicator.all_reduce = all_reduce
+    communicator.all_gather = all_gather
     Agreement(communicator).first_alone("write", lambda: pytest.fail("that is for worker 0"))
     assert next(signs, None) is None
+
+
+def test_numbers_of_all_workers_come_with_what_they_did():
+    communicator = FirstOfTwo(0)
+    result, numbers = Agreement(communicator).gather_together("write", lambda: "abc", lambda _: [7])
+    assert (result, numbers) == ("abc", [[7], [0]])
+    assert communicator.names == ["sok_embed.checkpoint.write"]
+
+
+def test_a_worker_whose_numbers_fail_has_failed():
+    with pytest.raises(ZeroDivisionError):
+        Agreement(FirstOfTwo()).gather_together("write", lambda: 0, lambda zero: [1 // zero])
+
+
+def test_texts_that_differ_are_not_shown():
+    check_same("model", [number_of_text("a")] * 2, "", texts=True)
+    numbers = [number_of_text("a"), number_of_text("a"), number_of_text("b")]
+    text = "the same model. Received: one on worker 0 and another on worker 2. Make one."
+    with pytest.raises(ValueError, match=re.escape(text)):
+        check_same("model", numbers, "Make one.", texts=True)
+
+
+def saved(folder, incremental=False, on_background=False):
+    """Saves twice on a worker, then restores."""
+    communicator = sok.communicators.current()
+    zeros = RowInitializer("constant", 0.0, 0.0, None)
+    rank, size = communicator.rank, communicator.size
+    table = sok.Table(2, zeros, owners=size, owner=rank, name="rows")
+    table.assign(np.arange(rank, 12, size), np.full([12 // size, 2], rank, np.float32))
+    manager = CheckpointManager(Checkpoint(table=table), folder, save_on_background=on_background)
+    manager.save(1, incremental)
+    table.assign([rank], np.full([1, 2], 7, np.float32))
+    manager.save(2, incremental)
+    manager.wait()
+    before = len(communicator.names)
+    assert manager.restore_or_initialize() == str(folder / "step-000000002")
+    keys, rows = table.export()
+    expected = [[7.0 if key == rank else rank] * 2 for key in keys]
+    np.testing.assert_array_equal(rows, expected)
+    return [name.removeprefix("sok_embed.checkpoint.") for name in communicator.names[:before]]
+
+
+ASKED = ["be_ready_for_a_save", "find_room_for_a_checkpoint"]
+ENDED = ["write_their_parts", "finish_the_checkpoint"]
+
+
+def test_workers_talk_four_times_for_a_save(tmp_path, on_workers):
+    for of_all, _ in on_workers(3, lambda rank: saved(tmp_path)):
+        assert of_all == (ASKED + ENDED) * 2
+
+
+def test_workers_talk_four_times_for_a_save_of_changes_alone(tmp_path, on_workers):
+    for of_all, _ in on_workers(2, lambda rank: saved(tmp_path, incremental=True)):
+        assert of_all == (ASKED + ENDED) * 2
+    assert manifest.read(tmp_path / "step-000000002").parent is not None
+
+
+def test_an_error_at_the_beginning_of_a_save_on_the_background_is_heard_at_once(
+    tmp_path, on_workers
+):
+    for of_all, _ in on_workers(2, lambda rank: saved(tmp_path, on_background=True)):
+        assert of_all == [*ASKED, "begin_their_parts", *ENDED] * 2
+
+
+@pytest.mark.parametrize("place", ["RowsCapture.__init__", "RowsCapture.write"])
+def test_an_error_of_one_worker_in_a_save_is_heard_by_all(tmp_path, on_workers, monkeypatch, place):
+    whole = functools.reduce(getattr, place.split("."), saves)
+
+    def fails_on_worker_1(self, *arguments):
+        if sok.communicators.current().rank == 1:
+            raise OSError("No space left")
+        return whole(self, *arguments)
+
+    monkeypatch.setattr(saves.RowsCapture, place.split(".")[1], fails_on_worker_1)
+
+    def work(rank):
+        expected, text = (RuntimeError, "worker 1") if rank != 1 else (OSError, "No space left")
+        with pytest.raises(expected, match=text):
+            saved(tmp_path)
+
+    on_workers(3, work)
+    assert not list(tmp_path.glob("*/*"))

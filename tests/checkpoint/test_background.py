@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import sok_embed as sok
+from sok_embed.binding import _core
 from sok_embed.checkpoint import Checkpoint, CheckpointManager, set_copy_budget
 from sok_embed.checkpoint.transfer import saves, writing
 
@@ -260,7 +261,7 @@ def test_copies_of_rows_take_no_more_than_the_budget(tmp_path, held_back):
         held_back.set()
         trainer.join()
         manager.wait()
-        figures = sok.kv._core.capture_figures()
+        figures = _core.capture_figures()
         # A shard keeps copies in pieces of 256 KiB, and one call changes 1,000 rows.
         assert 2 << 20 <= figures["peak"] < (2 << 20) + 20 * (256 << 10)
         assert figures["used"] == 0 and figures["waited_seconds"] > 0.5

@@ -42,3 +42,16 @@ def test_sums_averages_and_broadcasts_reach_every_worker(
             np.testing.assert_allclose(worker["sum"], [n * (n + 1) / 2, 2 * n])
             np.testing.assert_allclose(worker["average"], [(n + 1) / 2, 2])
             np.testing.assert_array_equal(worker["broadcast"], [n, 2])
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_gathered_tensors_are_those_of_all_workers_in_their_order(
+    one: Results, many: Results, scenario: str
+) -> None:
+    for results in (one, many):
+        ranks = range(results.workers)
+        counts = [sum(r + q for q in ranks) for r in ranks]
+        of_each = [np.repeat([10.0 * r + q for q in ranks], [r + q for q in ranks]) for r in ranks]
+        for worker in results.of(scenario):
+            np.testing.assert_array_equal(worker["counts"], counts)
+            np.testing.assert_array_equal(worker["gathered"][:, 0], np.concatenate(of_each))

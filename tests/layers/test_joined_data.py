@@ -22,8 +22,11 @@ class First(Communicator):
     def all_to_all(self, tensor, splits, name):
         raise AssertionError("nothing is exchanged")
 
+    def all_gather(self, tensor, name):
+        return tf.concat([tensor, tensor], 0), tf.constant([1, 1])
+
     def all_reduce(self, tensor, name, average=False):
-        return tensor if tensor.shape.rank == 1 else tf.stack([tensor[0]] * 2)
+        return tensor
 
     def broadcast(self, tensor, root_rank, name):
         return tensor

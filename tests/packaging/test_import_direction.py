@@ -208,10 +208,15 @@ LOOKS_AT_CALLERS = {
 }
 
 # What an exchange is made of, and who makes one.
-EXCHANGES = {"unique_and_partition", "adaptive_partition", "all_to_all", "alltoall", "expand"}
+EXCHANGES = {
+    *("unique_and_partition", "adaptive_partition", "expand"),
+    *("all_to_all", "alltoall", "all_gather"),
+}
 MAKES_EXCHANGES = {
     "sok_embed.lookups.lookup",
     "sok_embed.lookups.fused_lookup",
+    # Workers tell each other how many batches they have.
+    "sok_embed.data",
     # Workers tell each other the rows of sparse gradients of weights that all of them have.
     "sok_embed.training.sparse_gradients",
     # Workers tell each other which rows an eviction has blended into static ones.

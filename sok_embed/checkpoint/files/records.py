@@ -8,7 +8,7 @@ import io
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +43,17 @@ class FileRecord(NamedTuple):
     name: str
     bytes: int
     checksum: str
+
+    def numbers(self) -> list[int]:
+        """Returns all but the name as int64 numbers, which other workers can be told."""
+        bits = int(self.checksum, 16)
+        return [self.bytes, bits >> 32, bits & 0xFFFFFFFF]
+
+    @classmethod
+    def of_numbers(cls, name: str, numbers: Sequence[int]) -> FileRecord:
+        """Returns the record of a file of this name that has these `numbers`."""
+        length, high, low = numbers
+        return cls(name, length, f"{high << 32 | low:016x}")
 
 
 def checksum(data: Any, offset: int) -> int:

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import threading
 import warnings
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from sok_embed.checkpoint.files import manifest as manifests
 from sok_embed.checkpoint.files.manifest import Manifest, Parent
 from sok_embed.checkpoint.files.place_of import place_of
 from sok_embed.checkpoint.files.places import Place, Work, check_length
-from sok_embed.checkpoint.files.records import FileRecord, data_names, dense_prefix, record_of
+from sok_embed.checkpoint.files.records import (
+    FileRecord,
+    data_names,
+    dense_prefix,
+    record_of,
+    rows_name,
+)
 from sok_embed.checkpoint.files.rows_file import RowsReader
 from sok_embed.checkpoint.files.rows_index import total
 from sok_embed.checkpoint.state.dense import DenseState
 from sok_embed.checkpoint.state.own_state import OwnState
-from sok_embed.checkpoint.transfer.writing import (
-    RowsCapture,
-    RowsOf,
-    records_by_name,
-    records_of_all,
-)
+from sok_embed.checkpoint.transfer.writing import RowsCapture, RowsOf
 from sok_embed.communicators.agreement import Agreement
 from sok_embed.kv import CorruptionError
 
@@ -63,7 +64,8 @@ class Save:
 
     Args:
         agreement: Between the workers.
-        folder: The path of the checkpoint's folder.
+        folder: The path of the checkpoint's folder; worker 0 has called `make_folder`.
+        attempt: The number of the save, the same on all workers.
         dense: Everything that is no rows.
         own: What each worker has of its own.
         options: What the save is like.
@@ -77,6 +79,7 @@ class Save:
         self,
         agreement: Agreement,
         folder: str,
+        attempt: int,
         dense: DenseState,
         own: OwnState,
         options: SaveOptions,
@@ -86,11 +89,8 @@ class Save:
         self._dense = dense
         self._own = own
         self.options = options
-        number = secrets.randbelow(2**62) + 1 if agreement.rank == 0 else 0
-        self.attempt = agreement.gather(number, "attempt")[0]
-        first = agreement.rank == 0
+        self.attempt = attempt
         self._place = place_of(folder)
-        agreement.together("find the folder", lambda: _make(self._place) if first else None)
         self._work: Work | None = None
         self._capture: RowsCapture | None = None
         self._dense_names: list[str] = []
@@ -100,7 +100,10 @@ class Save:
         self._data: list[FileRecord] = []
         self._error: Exception | None = None
         try:
-            agreement.together("begin their parts", self._begin, self._undo)
+            if options.goes_on:
+                agreement.together("begin their parts", self._begin, self._undo)
+            else:
+                self._keep_error(self._begin)  # nothing happens before `finish`, which raises it
         except BaseException:
             self.end()  # also where somebody has interrupted it, or a worker is lost
             raise
@@ -126,27 +129,40 @@ class Save:
 
     def write(self) -> None:
         """Writes what this worker has. An error of it is raised by `finish`."""
+        if self._error is None:
+            self._keep_error(self._write)
+
+    def _write(self) -> None:
         assert self._work is not None
+        if self._capture is not None:
+            self._rows = self._capture.write()
+        self._files = [record_of(self._work.folder, name) for name in self._dense_names]
+        self._data = [record_of(self._work.folder, name) for name in self._own_names]
+        rows = [self._rows] if self._rows else []
+        self._work.put([record.name for record in (*rows, *self._files, *self._data)])
+
+    def _keep_error(self, work: Callable[[], object]) -> None:
         try:
-            if self._capture is not None:
-                self._rows = self._capture.write()
-            self._files = [record_of(self._work.folder, name) for name in self._dense_names]
-            self._data = [record_of(self._work.folder, name) for name in self._own_names]
-            rows = [self._rows] if self._rows else []
-            self._work.put([record.name for record in (*rows, *self._files, *self._data)])
+            work()
         except Exception as error:
             self._error = error
 
-    def finish(self) -> Manifest:
+    def finish(self, then: Callable[[], object] | None = None) -> Manifest:
         """Writes the manifest once all have written their parts. Returns it.
+
+        Args:
+            then: A function that worker 0 calls when the checkpoint is whole, before the others go
+                on.
 
         Raises:
             Exception: That of `write`, and as the save itself.
         """
         agreement = self.agreement
         try:
-            agreement.together("write their parts", self._check_written, self._undo)
-            rows = [] if self._rows is None else records_of_all(agreement, self._rows, self.attempt)
+            _, numbers = agreement.gather_together(
+                "write their parts", self._check_written, self._numbers_of_own, self._undo
+            )
+            rows, data = self._records_of_all(numbers)
             manifest = Manifest(
                 attempt=self.attempt,
                 serial=self.options.serial,
@@ -156,15 +172,18 @@ class Save:
                 tables=[host.description() for host in self._dense.found.tables],
                 rows=rows,
                 files=self._files,
-                data=self._gathered_data(),
+                data=data,
                 parent=self.options.parent,
                 state=self.attempt,
             )
-            agreement.together(
-                "finish the checkpoint",
-                lambda: _finish(self._place, manifest) if agreement.rank == 0 else None,
-                self._undo,
-            )
+
+            def end() -> None:
+                if agreement.rank == 0:
+                    _finish(self._place, manifest)
+                    if then is not None:
+                        then()
+
+            agreement.together("finish the checkpoint", end, self._undo)
             if self._capture is not None:
                 self._capture.keep()
             return manifest
@@ -186,20 +205,34 @@ class Save:
         self.end()
         manifests.remove_attempts(self._place, lambda each: each == self.attempt)
 
-    def _gathered_data(self) -> list[FileRecord]:
-        """The records of the own files of all workers, those of one after those of another."""
-        if not self._data:
-            return []
-        names = data_names(self.agreement.size, self.attempt)
-        kinds = [
-            records_by_name(self.agreement, record, names[kind :: len(self._data)])
-            for kind, record in enumerate(self._data)
-        ]
-        return [record for of_worker in zip(*kinds, strict=True) for record in of_worker]
+    def _numbers_of_own(self, _: None) -> list[int]:
+        """Returns what the other workers need to know of the files that this one has written."""
+        records = [*([self._rows] if self._rows else []), *self._data]
+        return [number for record in records for number in record.numbers()]
+
+    def _records_of_all(
+        self, numbers: Sequence[Sequence[int]]
+    ) -> tuple[list[FileRecord], list[FileRecord]]:
+        """Returns the records of rows and of own files of all workers, by worker.
+
+        Args:
+            numbers: What `_numbers_of_own` has returned on each of them.
+        """
+        rows: list[FileRecord] = []
+        data: list[FileRecord] = []
+        names = data_names(len(numbers), self.attempt)
+        for worker, of_worker in enumerate(numbers):
+            each = [of_worker[i : i + 3] for i in range(0, len(of_worker), 3)]
+            if self._rows is not None:
+                name = rows_name(worker, len(numbers), self.attempt)
+                rows.append(FileRecord.of_numbers(name, each.pop(0)))
+            own_names = names[worker * len(each) : (worker + 1) * len(each)]
+            data += map(FileRecord.of_numbers, own_names, each)
+        return rows, data
 
 
-def _make(place: Place) -> None:
-    """Makes the folder, or removes what saves have left in there that did not end.
+def make_folder(place: Place) -> None:
+    """Makes the folder of a save, or removes what saves have left in there that did not end.
 
     Raises:
         ValueError: For a checkpoint of a later version, which is not replaced.

@@ -13,32 +13,11 @@ from sok_embed.checkpoint.files.records import FileRecord, rows_name
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, RowsWriter
 from sok_embed.checkpoint.files.rows_index import Head
 from sok_embed.checkpoint.state.tables import Host, Part, stored_rows
-from sok_embed.communicators.agreement import Agreement
 from sok_embed.files.whole_files import removed_on_error
 from sok_embed.tables.adaptive_table import AdaptiveTable
 from sok_embed.tables.tensors import as_errors
 
 _CACHE_BYTES = 8 << 20  # of a storage that is only dumped
-
-
-def records_of_all(agreement: Agreement, record: FileRecord, attempt: int) -> list[FileRecord]:
-    """The records of the files of rows that all workers have written. Collective."""
-    names = [rows_name(worker, agreement.size, attempt) for worker in range(agreement.size)]
-    return records_by_name(agreement, record, names)
-
-
-def records_by_name(
-    agreement: Agreement, record: FileRecord, names: Sequence[str]
-) -> list[FileRecord]:
-    """The records of a file that each worker has written, under these names. Collective."""
-    checksum_bits = int(record.checksum, 16)
-    lengths = agreement.gather(record.bytes, "lengths of files")
-    high = agreement.gather(checksum_bits >> 32, "checksums of files, high")
-    low = agreement.gather(checksum_bits & 0xFFFFFFFF, "checksums of files, low")
-    return [
-        FileRecord(name, lengths[worker], f"{high[worker] << 32 | low[worker]:016x}")
-        for worker, name in enumerate(names)
-    ]
 
 
 class RowsOf(NamedTuple):
