@@ -14,7 +14,6 @@ from tensorflow.python.feature_column import serialization
 
 from sok_embed import tf_ops
 from sok_embed.arguments import shown
-from sok_embed.checkpoint.transfer.whole_tables import own_part
 from sok_embed.feature_column.categorical import own_rows_column_in
 from sok_embed.feature_column.input_layers import check_sequences, join_sequences
 from sok_embed.feature_column.layer_state import LayerState
@@ -24,17 +23,15 @@ from sok_embed.feature_column.rows_of_column import RowsColumn
 from sok_embed.keras_bridge import callers
 from sok_embed.keras_bridge.cast_ids import refuse_casts
 from sok_embed.keras_bridge.default_signatures import refuse_when_served
-from sok_embed.keras_bridge.dense_alone import LayerWithRows
-from sok_embed.keras_bridge.rebuilding import check_rebuilt
 from sok_embed.layers.arguments import check_training
 from sok_embed.layers.export_forms import refuse_dense_signature
-from sok_embed.layers.saved_rows import check_saves_all_rows
-from sok_embed.tables import contents
+from sok_embed.layers.rows_layer import RowsLayer
+from sok_embed.layers.saved_rows import SavedRows
 from sok_embed.training.strategies import check_strategy
 
 
-class _FeaturesLayer(LayerWithRows, ABC):
-    """The base of `DenseFeatures` and `SequenceFeatures`."""
+class _FeaturesLayer(RowsLayer, ABC):
+    """Base of `DenseFeatures` and `SequenceFeatures`."""
 
     _of_sequences: bool
     _takes_ids = False
@@ -42,11 +39,6 @@ class _FeaturesLayer(LayerWithRows, ABC):
 
     def __init__(self, feature_columns: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.autocast = False
-        # Features are strings and sparse tensors too.
-        self._convert_input_args = False
-        self._allow_non_tensor_positional_args = True
-        self.supports_jit = False
         if self.compute_dtype not in ("float32", "bfloat16"):
             raise ValueError(
                 f"Layer '{self.name}': expected a compute dtype of float32 or bfloat16. Received: "
@@ -216,42 +208,15 @@ class _FeaturesLayer(LayerWithRows, ABC):
         with made_by_config():
             return cls(**{**config, "feature_columns": columns})
 
-    def save_own_variables(self, store: Any) -> None:
-        """Adds own rows to what Keras saves; those in a storage are flushed, and stay there."""
-        super().save_own_variables(store)
-        for i, table in enumerate(self.tables.values()):
-            if table.storage is not None:
-                table.storage.flush()
-                continue
-            check_saves_all_rows(self.name)
-            contents.save(store, _prefix(i), contents.whole_contents(table))
-
-    def load_own_variables(self, store: Any) -> None:
-        """Takes own rows out of what Keras saved, those of this worker; none for a storage."""
-        check_rebuilt()
+    def _saved_rows(self) -> list[SavedRows]:
         in_memory = {
             i: table for i, table in enumerate(self.tables.values()) if table.storage is None
         }
-        saved = set(store.keys())
-        rows = {
-            name for i in in_memory for name in contents.entries(tf_ops.Export, _prefix(i)).values()
-        }
-        contents.check_whole(
-            f"Layer '{self.name}'", saved, tf_ops.Export, [_prefix(i) for i in in_memory]
-        )
-        if not saved.issuperset(rows):
-            raise ValueError(
-                f"Layer '{self.name}': expected own rows of {len(in_memory)} columns, saved by a "
-                f"layer of the same columns. Received: {', '.join(sorted(saved)) or 'no entries'}."
-            )
-        super().load_own_variables({name: store[name] for name in saved - rows})
-        for i, table in in_memory.items():
-            table.restore(own_part(table, contents.load(store, _prefix(i), tf_ops.Export)))
-
-
-def _prefix(column: int) -> str:
-    """Returns the prefix of the entries of a Keras file for the rows of one of the columns."""
-    return f"own_rows_{column}_"
+        expected = f"own rows of {len(in_memory)} columns, saved by a layer of the same columns"
+        return [
+            SavedRows(self.name, table, tf_ops.Export, f"own_rows_{i}_", expected)
+            for i, table in in_memory.items()
+        ]
 
 
 class _State:

@@ -1,4 +1,4 @@
-"""The check of integers, and what messages say of values, for arguments of every room."""
+"""Checks of integers and flags, and what messages say of values, for arguments of every room."""
 
 from __future__ import annotations
 
@@ -74,6 +74,17 @@ def check_integer(
     raise ValueError(
         f"Expected {name} to be {expected or _within(low, high)}. Received: {given}{kind}."
     )
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Returns True or False of Python or of NumPy as Python's.
+
+    Raises:
+        ValueError: For anything else.
+    """
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise ValueError(f"Expected {name} to be True or False. Received: {name}={shown(value)}.")
 
 
 def check_positive(name: str, value: Any, limit: int | None = None) -> int:

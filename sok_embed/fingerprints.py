@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from sok_embed.keras_bridge.layer_of_ids import LayerOfIds
+
 _REMEDY_OF_FLOATS = (
     "A column of integers with missing values comes out of pandas as floats, which round: read it "
     "with dtype='Int64', or as strings"
@@ -59,15 +61,13 @@ def fingerprint(values: Any) -> Any:
 
 
 @keras.saving.register_keras_serializable(package="sok_embed")
-class Fingerprint(keras.layers.Layer):
+class Fingerprint(LayerOfIds):
     """Computes `fingerprint` of symbolic tensors, in a model that can be saved."""
+
+    _takes_ids = False  # but strings too
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.autocast = False
-        self._convert_input_args = False
-        self._allow_non_tensor_positional_args = True
-        self.supports_jit = False
         self.built = True
 
     def call(self, inputs: Any) -> Any:

@@ -12,8 +12,7 @@ import keras
 from sok_embed import admission as admissions
 from sok_embed import eviction as evictions
 from sok_embed import kv
-from sok_embed.arguments import check_integer, check_positive, is_among, shown
-from sok_embed.kv.arguments import check_flag
+from sok_embed.arguments import check_flag, check_integer, check_positive, is_among, shown
 from sok_embed.lookups.padding import padding_key
 from sok_embed.optimizers import row_rules
 from sok_embed.tables import storage_copies

@@ -15,6 +15,14 @@ class LayerOfIds(keras.layers.Layer):
     # True if the first input of the layer is a tensor of integers.
     _takes_ids = True
 
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.autocast = False
+        # Keras would turn lists of integers into float32 or int32.
+        self._convert_input_args = False
+        self._allow_non_tensor_positional_args = True
+        self.supports_jit = False
+
     @property
     def compute_dtype(self) -> Any:
         """Returns the dtype of vectors; of the input that a `Sequential` makes for itself, int64.

@@ -67,13 +67,6 @@ def check_type(name: str, value: Any, *types: type[Any]) -> None:
         raise TypeError(f"Expected {name} to be a {known}. Received: {described(value)}.")
 
 
-def check_flag(name: str, value: Any) -> bool:
-    """Returns the value as a bool."""
-    if isinstance(value, bool | np.bool_):
-        return bool(value)
-    raise ValueError(f"Expected {name} to be True or False. Received: {value!r}.")
-
-
 def check_number(name: str, value: Any, flags: bool = False) -> float:
     """Returns the value as a float; takes True and False only with `flags`."""
     is_flag = isinstance(value, bool | np.bool_)

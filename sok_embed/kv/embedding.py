@@ -10,13 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sok_embed.admission import Admission, CountingBloomAdmission, FrequencyAdmission
-from sok_embed.arguments import check_integer
+from sok_embed.arguments import check_flag, check_integer
 from sok_embed.eviction import Eviction, check_place, core_arguments
 from sok_embed.eviction import get as get_eviction
 from sok_embed.kv.arguments import (
     MOST_DIMENSION,
     UINT64,
-    check_flag,
     check_floats,
     check_keys,
     check_type,

@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
-from sok_embed.arguments import check_integer, is_among
+from sok_embed.arguments import check_flag, check_integer, is_among
 from sok_embed.binding import _core
 from sok_embed.kv.arguments import (
     UINT32,
     UINT64,
-    check_flag,
     check_path,
     check_seconds,
 )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from sok_embed.arguments import check_integer, check_positive
-from sok_embed.kv.arguments import UINT32, check_flag, check_keys
+from sok_embed.arguments import check_flag, check_integer, check_positive
+from sok_embed.kv.arguments import UINT32, check_keys
 from sok_embed.kv.group import GROUPS, Group, group_of
 from sok_embed.kv.metadata import Keys, Metadata, read_metadata
 

@@ -8,29 +8,24 @@ import keras
 import tensorflow as tf
 
 from sok_embed import communicators, tf_ops
-from sok_embed.checkpoint.transfer.whole_tables import own_part
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
 from sok_embed.keras_bridge.private_state import mask_of
-from sok_embed.keras_bridge.rebuilding import check_rebuilt
 from sok_embed.layers.adaptive_arguments import check_adaptive_arguments
 from sok_embed.layers.adaptive_inputs import check_inputs, narrow, read_route
-from sok_embed.layers.anchored_layer import AnchoredLayer
 from sok_embed.layers.arguments import serialize_initializer
 from sok_embed.layers.export_forms import refuse_dense_signature
-from sok_embed.layers.saved_rows import check_saves_all_rows
+from sok_embed.layers.key_layer import KeyLayer
+from sok_embed.layers.saved_rows import SavedRows
 from sok_embed.lookups.adaptive_lookup import AdaptiveLookup
 from sok_embed.lookups.combining import combine, combine_rows, output_spec, rows_of
 from sok_embed.lookups.input_forms import Form, flat_values, values_beside
 from sok_embed.lookups.padding import is_key, padding_key
 from sok_embed.lookups.pooled_lookup import bags_of, shaped
-from sok_embed.tables import contents
 from sok_embed.tables.adaptive_table import AdaptiveTable
-
-_PREFIX = "adaptive_"  # of the entries of a Keras file
 
 
 @keras.saving.register_keras_serializable(package="sok_embed")
-class AdaptiveEmbedding(AnchoredLayer):
+class AdaptiveEmbedding(KeyLayer):
     """Gives frequent keys rows of their own, and lets all others share static rows.
 
     Any 64-bit integer is a key. Its static row is that of its bucket, one of `static_buckets`. A
@@ -274,27 +269,9 @@ class AdaptiveEmbedding(AnchoredLayer):
         """Figures of the table on this worker: see `AdaptiveTable.stats`."""
         return self.table.stats()
 
-    def save_own_variables(self, store: Any) -> None:
-        """Adds rows of both kinds, counts and figures to what Keras saves."""
-        check_saves_all_rows(self.name)
-        super().save_own_variables(store)
-        contents.save(store, _PREFIX, contents.whole_contents(self.table))
-
-    def load_own_variables(self, store: Any) -> None:
-        """Takes rows, counts and figures out of what Keras saved: of several workers, its own."""
-        check_rebuilt()
-        expected = contents.entries(tf_ops.AdaptiveExport, _PREFIX).values()
-        saved = set(store.keys())
-        contents.check_whole(f"Layer '{self.name}'", saved, tf_ops.AdaptiveExport, [_PREFIX])
-        if not saved.issuperset(expected):
-            raise ValueError(
-                f"Layer '{self.name}': expected what an AdaptiveEmbedding has saved, with the "
-                f"entries {', '.join(expected)}. Received: "
-                f"{', '.join(sorted(saved)) or 'no entries'}."
-            )
-        super().load_own_variables({name: store[name] for name in saved.difference(expected)})
-        whole = contents.load(store, _PREFIX, tf_ops.AdaptiveExport)
-        self.table.restore(own_part(self.table, whole))
+    def _saved_rows(self) -> list[SavedRows]:
+        expected = "what an AdaptiveEmbedding has saved, with the entries {entries}"
+        return [SavedRows(self.name, self.table, tf_ops.AdaptiveExport, "adaptive_", expected)]
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""

@@ -7,10 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed.arguments import check_positive
+from sok_embed.arguments import check_flag, check_positive
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
 from sok_embed.keras_bridge.rebuilding import true_ids
-from sok_embed.kv.arguments import check_flag
 from sok_embed.layers.arguments import serialize_initializer
 from sok_embed.layers.table_layer import TableLayer
 

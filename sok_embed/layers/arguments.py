@@ -10,12 +10,6 @@ import numpy as np
 from sok_embed.arguments import shown
 
 
-def check_bool(name: str, value: Any) -> None:
-    """Raises ValueError unless `value` is True or False."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"Expected {name} to be True or False. Received: {name}={shown(value)}.")
-
-
 def check_training(layer: str, training: Any) -> bool:
     """Returns whether a call is for training. Raises ValueError for a tensor."""
     if training is None or isinstance(training, (bool, np.bool_, int)):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,16 +21,15 @@ from sok_embed.collection.tables import CollectionCommit, TableCollection
 from sok_embed.configs.configs import distinct_tables
 from sok_embed.configs.nests import FeatureNest, Given
 from sok_embed.keras_bridge.cast_ids import refuse_casts
-from sok_embed.keras_bridge.dense_alone import LayerWithRows
 from sok_embed.keras_bridge.graph_casts import checked_ids
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
 from sok_embed.keras_bridge.private_state import mask_of
-from sok_embed.keras_bridge.rebuilding import check_rebuilt, plain_errors, true_ids
-from sok_embed.keras_bridge.row_count import RowCount
-from sok_embed.layers.anchored_layer import activation_type
+from sok_embed.keras_bridge.rebuilding import plain_errors, true_ids
 from sok_embed.layers.arguments import check_training
 from sok_embed.layers.export_forms import functional_inputs, refuse_dense_signature
-from sok_embed.layers.saved_rows import SavedRows
+from sok_embed.layers.key_layer import activation_type
+from sok_embed.layers.rows_layer import LayerWithAnchor
+from sok_embed.layers.saved_rows import SavedRows, StorableRows
 from sok_embed.lookups.input_forms import Form
 from sok_embed.lookups.lookup import CollectionLookup, PooledBatch
 from sok_embed.lookups.padding import is_key
@@ -59,7 +57,7 @@ _REMEDIES = {
 
 
 @keras.saving.register_keras_serializable(package="sok_embed")
-class DistributedEmbedding(LayerWithRows):
+class DistributedEmbedding(LayerWithAnchor):
     """Turns the features of a batch into vectors, by as many tables as they need.
 
     Each feature looks its keys up in a table, alone or with others that share it, and combines the
@@ -137,11 +135,6 @@ class DistributedEmbedding(LayerWithRows):
     ) -> None:
         refuse_unknown_arguments(DistributedEmbedding, kwargs, _REMEDIES)
         super().__init__(**kwargs)
-        self.autocast = False
-        # Keras would turn lists of integers into float32 or int32.
-        self._convert_input_args = False
-        self._allow_non_tensor_positional_args = True
-        self.supports_jit = False
         self.supports_masking = True
         self._compute_type = activation_type(self.compute_dtype)
         if not is_among(output, _OUTPUTS):
@@ -201,15 +194,11 @@ class DistributedEmbedding(LayerWithRows):
         """
         return self._collection.sharding
 
-    def build(self, input_shape: Any = None) -> None:
-        """Makes the anchor."""
-        check_strategy(f"Layer '{self.name}'")
-        make = functools.partial(self.add_weight, autocast=False)
+    def _make_anchor(self, make: Callable[..., Any]) -> Any:
         commit = CollectionCommit(self._collection)
-        # Where no table is trained it is not a weight: an optimizer would look for a rule for it.
+        # Where no table is trained it is not a weight that an optimizer would look for a rule for.
         trains = any(self._collection.trainable)
-        self.anchor = self._lookup.make_anchor(make, commit, name="anchor", trainable=trains)
-        self.built = True
+        return self._lookup.make_anchor(make, commit, name="anchor", trainable=trains)
 
     def __call__(self, inputs: Any, weights: Any = None, **kwargs: Any) -> Any:
         """Calls `call`; Keras gets tensors alone, since it takes no nest of mixed values."""
@@ -341,11 +330,6 @@ class DistributedEmbedding(LayerWithRows):
         )
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
-    def count_params(self) -> int:
-        """Counts the numbers in the vectors of this worker's rows; a summary shows bytes too."""
-        numbers = super().count_params()  # this raises for a layer that is not built
-        return RowCount.of(self._tables(), numbers)
-
     def get_embedding_tables(self) -> dict[str, Any]:
         """Returns the keys and vectors of this worker's rows.
 
@@ -365,27 +349,11 @@ class DistributedEmbedding(LayerWithRows):
     def _trained_tables(self) -> list[bool]:
         return [self.trainable and trained for trained in self._collection.trainable]
 
-    def save_own_variables(self, store: Any) -> None:
-        """Adds the rows to what Keras saves; those in a storage are flushed, and stay there."""
-        super().save_own_variables(store)
-        for saved in self._saved_rows().values():
-            saved.save(store)
-
-    def load_own_variables(self, store: Any) -> None:
-        """Takes the rows out of what Keras saved, unless they lie in a storage."""
-        check_rebuilt()
-        saved = self._saved_rows()
-        put_rows = [each.read(store) for each in saved.values()]
-        of_tables = set().union(*(each.names for each in saved.values()))
-        super().load_own_variables({name: store[name] for name in set(store.keys()) - of_tables})
-        for put in put_rows:
-            put()
-
-    def _saved_rows(self) -> dict[str, SavedRows]:
-        return {
-            name: SavedRows(self.name, table, f"table_{number}_", f"table_{number}_storage_rows")
-            for number, (name, table) in enumerate(self._collection.items())
-        }
+    def _saved_rows(self) -> list[SavedRows]:
+        return [
+            StorableRows(self.name, table, f"table_{number}_", f"table_{number}_storage_rows")
+            for number, table in enumerate(self._collection.values())
+        ]
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from sok_embed.layers.arguments import check_bool
+from sok_embed.arguments import check_flag
 from sok_embed.layers.export_forms import refuse_dense_signature
 from sok_embed.layers.hashed_layer import HashedLayer
 
@@ -82,7 +82,7 @@ class HashedEmbedding(HashedLayer):
         sparse_gradient: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        check_bool("mask_zero", mask_zero)
+        check_flag("mask_zero", mask_zero)
         super().__init__(
             num_embeddings,
             embedding_dim,

@@ -8,8 +8,7 @@ import keras
 import tensorflow as tf
 
 from sok_embed import tf_ops
-from sok_embed.arguments import check_integer, check_positive, is_among
-from sok_embed.layers.arguments import check_bool
+from sok_embed.arguments import check_flag, check_integer, check_positive, is_among
 from sok_embed.layers.export_forms import refuse_dense_signature
 from sok_embed.layers.hashed_layer import HashedLayer
 from sok_embed.lookups.input_forms import Form, shape_text, values_beside
@@ -120,7 +119,7 @@ class HashedEmbeddingBag(HashedLayer):
     ) -> None:
         if not is_among(mode, _MODES):
             raise ValueError(f"Expected mode to be one of {_MODES}. Received: {mode!r}.")
-        check_bool("include_last_offset", include_last_offset)
+        check_flag("include_last_offset", include_last_offset)
         if padding_idx is not None:
             check_positive("num_embeddings", num_embeddings)
             padding_idx = check_integer("padding_idx", padding_idx, named=True)

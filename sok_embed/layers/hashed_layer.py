@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed import tf_ops
-from sok_embed.arguments import check_integer, check_positive, is_among, shown
+from sok_embed.arguments import check_flag, check_integer, check_positive, is_among, shown
 from sok_embed.keras_bridge import callers
 from sok_embed.keras_bridge.cast_ids import refuse_casts
 from sok_embed.keras_bridge.graph_casts import checked_ids
@@ -22,7 +22,6 @@ from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
 from sok_embed.keras_bridge.layer_of_ids import LayerOfIds
 from sok_embed.keras_bridge.rebuilding import check_rebuilt, true_ids
 from sok_embed.kv.arguments import FLOATS_ROUND
-from sok_embed.layers.arguments import check_bool
 from sok_embed.layers.sparse_steps import sparse_below
 from sok_embed.layers.weight_users import WeightUsers
 
@@ -79,18 +78,13 @@ class HashedLayer(LayerOfIds):
     ) -> None:
         refuse_unknown_arguments(type(self), kwargs, _REMEDIES)
         super().__init__(**kwargs)
-        self.autocast = False
-        # Keras would turn lists of ids into float32, and leave no trace of mixed integer types.
-        self._convert_input_args = False
-        self._allow_non_tensor_positional_args = True
-        self.supports_jit = False
         check_positive("num_embeddings", num_embeddings, _LIMIT)
         check_positive("block_size", block_size, _LIMIT)
         if not is_among(hash, _HASHES):
             raise ValueError(f"Expected hash to be one of {_HASHES}. Received: {shown(hash)}.")
-        check_bool("sign", sign)
+        check_flag("sign", sign)
         if sparse_gradient is not None:
-            check_bool("sparse_gradient", sparse_gradient)
+            check_flag("sparse_gradient", sparse_gradient)
         check_positive("embedding_dim", embedding_dim, _MAX_DIM + 1)
         if hash == "modulo" and num_embeddings * embedding_dim >= _LIMIT:
             raise ValueError(

@@ -33,48 +33,40 @@ def check_saves_all_rows(layer: str) -> None:
 
 
 class SavedRows:
-    """The entries of one table.
+    """The entries of one table whose rows are in memory.
 
     Args:
         layer: The name of the layer that has the table.
-        table: The table.
-        prefix: The prefix of the names of entries of rows.
-        storage_entry: The entry with the number of rows in a storage. Two others begin with its
-            name: the steps of the table, and the copy of the storage beside the file.
+        table: A `Table`, or an `AdaptiveTable`.
+        kind: `tf_ops.Export` or `tf_ops.AdaptiveExport`.
+        prefix: The beginning of the names of the entries.
+        expected: Says for messages what a file has to have; `{entries}` stands for the entries.
+        remedy: A sentence at the end of that message.
     """
 
-    def __init__(self, layer: str, table: Table, prefix: str, storage_entry: str) -> None:
+    def __init__(
+        self,
+        layer: str,
+        table: Any,
+        kind: Any,
+        prefix: str,
+        expected: str,
+        remedy: str = "",
+    ) -> None:
         self._layer = layer
         self._table = table
+        self._kind = kind
         self._prefix = prefix
-        self._storage_entry = storage_entry
-        self._steps_entry = f"{storage_entry}_steps"
-        self._copy_entry = f"{storage_entry}_copy"
+        self._expected = expected
+        self._remedy = remedy
 
     @property
     def names(self) -> set[str]:
         """The names of all entries that a file may have of the table."""
-        of_storage = {self._storage_entry, self._steps_entry, self._copy_entry}
-        return {*contents.entries(tf_ops.Export, self._prefix).values(), *of_storage}
+        return set(contents.entries(self._kind, self._prefix).values())
 
     def save(self, store: Any) -> None:
-        """Adds the rows; those in a storage are flushed, and stay there."""
-        storage = self._table.storage
-        if storage is not None:
-            storage.flush()
-            store[self._storage_entry] = np.int64(self._table.size())
-            store[self._steps_entry] = np.int64(self._table.step_count())
-            copy = storage_copies.name_of(storage)
-            if copy is None and storage._is_copy:
-                raise ValueError(
-                    f"Layer '{self._layer}': expected sok_embed.save_model, which brings the rows "
-                    f"along. Received: a save of Keras, whose file would have them in {storage!r}, "
-                    "which goes with the file that it lies beside."
-                )
-            if copy is not None:
-                numbers = [int(copy.number, 16), int(copy.id, 16), self._table._group]
-                store[self._copy_entry] = np.array(numbers, np.uint64)
-            return
+        """Adds the rows."""
         check_saves_all_rows(self._layer)
         contents.save(store, self._prefix, contents.whole_contents(self._table))
 
@@ -82,19 +74,90 @@ class SavedRows:
         """Reads and checks what the table is to be restored from.
 
         Returns:
-            The function that puts this worker's rows into the table. It does nothing for a table
-            whose rows are in its storage.
+            A function that puts the rows into the table, those of this worker.
+
+        Raises:
+            ValueError: For a file that does not have what the table needs.
+        """
+        what, saved = f"Layer '{self._layer}'", set(store.keys())
+        contents.check_whole(what, saved, self._kind, [self._prefix])
+        entries = contents.entries(self._kind, self._prefix).values()
+        if not saved.issuperset(entries):
+            expected = self._expected.format(entries=", ".join(entries))
+            there = ", ".join(sorted(saved)) or "no entries"
+            raise ValueError(f"{what}: expected {expected}. Received: {there}.{self._remedy}")
+        whole = contents.load(store, self._prefix, self._kind)
+        return functools.partial(self._table.restore, own_part(self._table, whole))
+
+
+class StorableRows(SavedRows):
+    """The entries of one table whose rows may lie in a storage.
+
+    Args:
+        layer: The name of the layer that has the table.
+        table: The table.
+        prefix: The beginning of the names of the entries of rows.
+        storage_entry: The name of the entry with the number of rows in a storage. Two others begin
+            with it: the steps of the table, and the copy of the storage beside the file.
+    """
+
+    _table: Table
+
+    def __init__(self, layer: str, table: Table, prefix: str, storage_entry: str) -> None:
+        super().__init__(
+            layer,
+            table,
+            tf_ops.Export,
+            prefix,
+            "rows saved by a table layer, with the entries {entries}",
+            " To take the weights of a static embedding, use "
+            "`layer.table.assign(range(len(weights)), weights)`.",
+        )
+        self._storage_entry = storage_entry
+        self._steps_entry = f"{storage_entry}_steps"
+        self._copy_entry = f"{storage_entry}_copy"
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all entries that a file may have of the table."""
+        return super().names | {self._storage_entry, self._steps_entry, self._copy_entry}
+
+    def save(self, store: Any) -> None:
+        """Adds the rows; of those in a storage, which stay there, their number."""
+        storage = self._table.storage
+        if storage is None:
+            super().save(store)
+            return
+        store[self._storage_entry] = np.int64(self._table.size())
+        store[self._steps_entry] = np.int64(self._table.step_count())
+        copy = storage_copies.name_of(storage)
+        if copy is None and storage._is_copy:
+            raise ValueError(
+                f"Layer '{self._layer}': expected sok_embed.save_model, which brings the rows "
+                f"along. Received: a save of Keras, whose file would have them in {storage!r}, "
+                "which goes with the file that it lies beside."
+            )
+        if copy is not None:
+            numbers = [int(copy.number, 16), int(copy.id, 16), self._table._group]
+            store[self._copy_entry] = np.array(numbers, np.uint64)
+
+    def read(self, store: Any) -> Callable[[], None]:
+        """Reads and checks what the table is to be restored from.
+
+        Returns:
+            A function that puts the rows into the table, those of this worker. It does nothing for
+            a table whose rows are in its storage.
 
         Raises:
             ValueError: For a file that does not have what the table needs.
             FileNotFoundError: If the rows are not beside the file that refers to them.
         """
-        expected = contents.entries(tf_ops.Export, self._prefix).values()
         saved = self.names.intersection(store.keys())
+        has_no_rows = saved.isdisjoint(super().names)
         storage = self._table.storage
         if self._copy_entry in saved:
             return self._rows_beside_file(np.asarray(store[self._copy_entry]))
-        if storage is not None and saved.isdisjoint(expected):
+        if storage is not None and has_no_rows:
             self._warn_of_missing(store, saved)
             if self._steps_entry in saved:
                 steps = int(np.asarray(store[self._steps_entry]))
@@ -107,23 +170,14 @@ class SavedRows:
                 "Received: some, which would take the place of those. To put them there, make the "
                 "model by its class and use model.load_weights(file)."
             )
-        if self._storage_entry in saved and saved.isdisjoint(expected):
+        if self._storage_entry in saved and has_no_rows:
             raise ValueError(
                 f"{what}: expected rows in the file, for a layer without a storage. "
                 "Received: a file of a layer whose rows lie in a storage, and are not in the file. "
                 "Make the layer with storage= and group= as it was saved; or bring the rows over, "
                 "with `layer.table.export(slots=True)` there and `layer.table.restore` here."
             )
-        contents.check_whole(what, saved, tf_ops.Export, [self._prefix])
-        if not saved.issuperset(expected):
-            there = ", ".join(sorted(store.keys())) or "no entries"
-            raise ValueError(
-                f"{what}: expected rows saved by a table layer, with the entries "
-                f"{', '.join(expected)}. Received: {there}. To take the weights of a static "
-                "embedding, use `layer.table.assign(range(len(weights)), weights)`."
-            )
-        whole = contents.load(store, self._prefix, tf_ops.Export)
-        return functools.partial(self._table.restore, own_part(self._table, whole))
+        return super().read(store)
 
     def _rows_beside_file(self, numbers: npt.NDArray[Any]) -> Callable[[], None]:
         """Returns what puts the rows of a copy beside the file into the table."""

@@ -14,15 +14,14 @@ from sok_embed import eviction as evictions
 from sok_embed.admission import Admission
 from sok_embed.arguments import check_integer, shown
 from sok_embed.eviction import Eviction
-from sok_embed.keras_bridge.rebuilding import check_rebuilt
-from sok_embed.layers.anchored_layer import AnchoredLayer
-from sok_embed.layers.saved_rows import SavedRows
+from sok_embed.layers.key_layer import KeyLayer
+from sok_embed.layers.saved_rows import SavedRows, StorableRows
 from sok_embed.lookups.lookup import TableLookup
 from sok_embed.tables import group_holders, storage_copies
 from sok_embed.tables.table import Table
 
 
-class TableLayer(AnchoredLayer):
+class TableLayer(KeyLayer):
     """Base of the layers that own a `Table`. Not for use by itself.
 
     Args:
@@ -141,21 +140,8 @@ class TableLayer(AnchoredLayer):
         self._check_key_type(inputs)
         return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.compute_dtype)
 
-    def save_own_variables(self, store: Any) -> None:
-        """Adds the rows to what Keras saves; those in a storage are flushed, and stay there."""
-        super().save_own_variables(store)
-        self._saved_rows().save(store)
-
-    def load_own_variables(self, store: Any) -> None:
-        """Takes the rows out of what Keras saved, unless they stayed in the layer's storage."""
-        check_rebuilt()
-        saved = self._saved_rows()
-        put_rows = saved.read(store)
-        super().load_own_variables({name: store[name] for name in set(store.keys()) - saved.names})
-        put_rows()
-
-    def _saved_rows(self) -> SavedRows:
-        return SavedRows(self.name, self.table, "table_", "storage_rows")
+    def _saved_rows(self) -> list[SavedRows]:
+        return [StorableRows(self.name, self.table, "table_", "storage_rows")]
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that all table layers share."""

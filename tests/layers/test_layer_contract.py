@@ -15,7 +15,7 @@ from keras import optimizers as ko
 
 import sok_embed
 from sok_embed import AdaptiveEmbedding, All2AllDenseEmbedding, DynamicEmbedding, tf_ops
-from sok_embed.layers.anchored_layer import AnchoredLayer
+from sok_embed.layers.key_layer import KeyLayer
 
 DIM = 4
 
@@ -424,7 +424,7 @@ def test_all_table_layers_have_a_case():
     layers = {
         value
         for value in vars(sok_embed.layers).values()
-        if isinstance(value, type) and issubclass(value, AnchoredLayer)
+        if isinstance(value, type) and issubclass(value, KeyLayer)
     }
     assert layers == {case.cls for case in CASES.values()}
 

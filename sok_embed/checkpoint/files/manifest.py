@@ -13,11 +13,11 @@ from sok_embed.checkpoint.files.places import Place
 from sok_embed.checkpoint.files.records import OWN_NAME, FileRecord, checksum, damaged
 from sok_embed.checkpoint.files.schema import (
     MOST_BYTES,
+    brief,
     checked,
     integer,
     list_of,
     parsed,
-    shown,
     text,
 )
 
@@ -164,7 +164,7 @@ def _parsed(path: str, data: bytes) -> dict[str, Any]:
     """
     content = parsed(path, data)
     if type(content) is not dict or content.get("format") != _FORMAT:
-        raise damaged(path, f"the format {_FORMAT!r}", shown(content))
+        raise damaged(path, f"the format {_FORMAT!r}", brief(content))
     _check_version(path, content)
     if content.pop("checksum", None) != _checksum(content):
         raise damaged(path, "what agrees with its checksum", "something else")

@@ -19,12 +19,12 @@ from sok_embed.checkpoint.files.schema import (
     MOST_DIM,
     MOST_SLOT_FLOATS,
     Misfit,
+    brief,
     integer,
     list_of,
     nothing_or,
     number,
     record,
-    shown,
     text,
     text_like,
     tuple_of,
@@ -47,7 +47,7 @@ def _path(value: Any, field: str) -> None:
     """Checks the path of an object, for which a reader tries each of its parts."""
     text(value, field)
     if len(value) > MOST_PATH:
-        raise Misfit(field, f"a text of at most {MOST_PATH} letters", shown(value))
+        raise Misfit(field, f"a text of at most {MOST_PATH} letters", brief(value))
 
 
 _hexadecimal = text_like(_HEX.fullmatch, "16 hexadecimal digits")
@@ -128,11 +128,11 @@ def _check_tables(content: dict[str, Any]) -> None:
     for i, entry in enumerate(content["tables"]):
         field = f"tables[{i}]"
         if before is not None and entry["path"] <= before:
-            raise Misfit(f"{field}.path", f"a text behind {shown(before)}", shown(entry["path"]))
+            raise Misfit(f"{field}.path", f"a text behind {brief(before)}", brief(entry["path"]))
         before = entry["path"]
         names = PARTS[entry["kind"]]
         if entry["parts"].keys() != set(names):
-            raise Misfit(f"{field}.parts", " and ".join(names), shown(sorted(entry["parts"])))
+            raise Misfit(f"{field}.parts", " and ".join(names), brief(sorted(entry["parts"])))
         for name in names:
             _check_part(entry["parts"][name], f"{field}.parts.{name}", content)
         if entry["kind"] == "adaptive":
@@ -152,14 +152,14 @@ def _check_owners(entry: dict[str, Any], field: str, workers: int) -> None:
     """Checks what is known of the rule; those of later versions pass."""
     owners, is_adaptive = entry["owners"], entry["kind"] == "adaptive"
     if is_adaptive and owners not in (BUCKET_OWNERS, ANY_WORKER):
-        raise Misfit(field, repr(BUCKET_OWNERS), shown(owners))
+        raise Misfit(field, repr(BUCKET_OWNERS), brief(owners))
     if not is_adaptive and owners == BUCKET_OWNERS:
-        raise Misfit(field, "a rule of a table without buckets", shown(owners))
+        raise Misfit(field, "a rule of a table without buckets", brief(owners))
     if _ONE_WORKER.fullmatch(owners) and (len(owners) > 10 or int(owners) >= workers):
-        raise Misfit(field, f"a worker below {workers}", shown(owners))
+        raise Misfit(field, f"a worker below {workers}", brief(owners))
     mixed = _MIXED.fullmatch(owners)
     if mixed and len(mixed[1]) > 20:
-        raise Misfit(field, "a salt of 64 bits", shown(owners))
+        raise Misfit(field, "a salt of 64 bits", brief(owners))
 
 
 def _check_names(content: dict[str, Any]) -> None:
@@ -167,7 +167,7 @@ def _check_names(content: dict[str, Any]) -> None:
     attempt, workers = int(content["attempt"], 16), content["workers"]
     prefix = dense_prefix(attempt)
     if content["dense"]["prefix"] != prefix:
-        raise Misfit("dense.prefix", repr(prefix), shown(content["dense"]["prefix"]))
+        raise Misfit("dense.prefix", repr(prefix), brief(content["dense"]["prefix"]))
     expected: dict[str, list[str]] = {"rows": [], "data": []}
     if content["tables"]:
         # The list is as long as that of the file, whatever `workers` says.
@@ -180,7 +180,7 @@ def _check_names(content: dict[str, Any]) -> None:
         _check_count(field, content, len(names))
         for i, (each, name) in enumerate(zip(content.get(field, ()), names, strict=True)):
             if each["name"] != name:
-                raise Misfit(f"{field}[{i}].name", repr(name), shown(each["name"]))
+                raise Misfit(f"{field}[{i}].name", repr(name), brief(each["name"]))
     _check_dense_names(prefix, [each["name"] for each in content["files"]])
 
 
@@ -195,7 +195,7 @@ def _check_dense_names(prefix: str, names: list[str]) -> None:
     count = len(names) - 1
     data = [f"{prefix}.data-{i:05d}-of-{count:05d}" for i in range(count)]
     if count < 1 or sorted(names) != [*data, f"{prefix}.index"]:
-        raise Misfit("files", f"'{prefix}.index' and its files of data", shown(names))
+        raise Misfit("files", f"'{prefix}.index' and its files of data", brief(names))
 
 
 def _check_lengths(content: dict[str, Any]) -> None:

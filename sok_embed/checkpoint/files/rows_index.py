@@ -11,6 +11,7 @@ from sok_embed.checkpoint.files.schema import (
     MOST_DIM,
     MOST_SLOT_FLOATS,
     Misfit,
+    brief,
     checked,
     flag,
     integer,
@@ -18,7 +19,6 @@ from sok_embed.checkpoint.files.schema import (
     number,
     parsed,
     record,
-    shown,
     text,
 )
 
@@ -58,7 +58,7 @@ def _check_entry(room: int, entry: dict[str, Any], field: str) -> None:
         counters = entry["counters"]
         if len(counters) != _COUNTERS or counters[0] != _COUNTERS_VERSION:
             expected = f"{_COUNTERS} counts, the first of which is the version {_COUNTERS_VERSION}"
-            raise Misfit(f"{field}.counters", expected, shown(counters))
+            raise Misfit(f"{field}.counters", expected, brief(counters))
     width = row_bytes(entry["dim"], entry["slot_floats"])
     for name, each in (
         ("rows", width), ("removed", 8), ("admission_bytes", 1), ("sketch_bytes", 1),

@@ -43,7 +43,7 @@ class Misfit(ValueError):
         self.field, self.expected, self.received = field, expected, received
 
 
-def shown(value: Any) -> str:
+def brief(value: Any) -> str:
     """Returns a value as messages show it, shortened where it is long."""
     return _SHOWN.repr(value)
 
@@ -94,7 +94,7 @@ def integer(least: int = 0, most: int = MOST) -> Check:
 
     def check(value: Any, field: str) -> None:
         if type(value) is not int or not least <= value <= most:
-            raise Misfit(field, f"an integer in [{least}, {most}]", shown(value))
+            raise Misfit(field, f"an integer in [{least}, {most}]", brief(value))
 
     return check
 
@@ -102,13 +102,13 @@ def integer(least: int = 0, most: int = MOST) -> Check:
 def number(value: Any, field: str) -> None:
     """Checks a finite number; a bool is not one."""
     if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
-        raise Misfit(field, "a finite number", shown(value))
+        raise Misfit(field, "a finite number", brief(value))
 
 
 def flag(value: Any, field: str) -> None:
     """Checks a bool."""
     if type(value) is not bool:
-        raise Misfit(field, "true or false", shown(value))
+        raise Misfit(field, "true or false", brief(value))
 
 
 def text(value: Any, field: str) -> None:
@@ -119,7 +119,7 @@ def text(value: Any, field: str) -> None:
             return
         except UnicodeEncodeError:
             pass
-    raise Misfit(field, "a text", shown(value))
+    raise Misfit(field, "a text", brief(value))
 
 
 def text_like(fits: Callable[[str], object], expected: str) -> Check:
@@ -132,7 +132,7 @@ def text_like(fits: Callable[[str], object], expected: str) -> Check:
 
     def check(value: Any, field: str) -> None:
         if type(value) is not str or not fits(value):
-            raise Misfit(field, expected, shown(value))
+            raise Misfit(field, expected, brief(value))
 
     return check
 
@@ -142,7 +142,7 @@ def exactly(expected: Any) -> Check:
 
     def check(value: Any, field: str) -> None:
         if type(value) is not type(expected) or value != expected:
-            raise Misfit(field, shown(expected), shown(value))
+            raise Misfit(field, brief(expected), brief(value))
 
     return check
 
@@ -162,7 +162,7 @@ def list_of(check: Check, most: int = MOST_VALUES) -> Check:
 
     def checks(value: Any, field: str) -> None:
         if type(value) is not list or len(value) > most:
-            raise Misfit(field, f"a list of at most {most} values", shown(value))
+            raise Misfit(field, f"a list of at most {most} values", brief(value))
         for i, each in enumerate(value):
             check(each, f"{field}[{i}]")
 
@@ -174,7 +174,7 @@ def tuple_of(*checks: Check) -> Check:
 
     def check(value: Any, field: str) -> None:
         if type(value) is not list or len(value) != len(checks):
-            raise Misfit(field, f"a list of {len(checks)} values", shown(value))
+            raise Misfit(field, f"a list of {len(checks)} values", brief(value))
         for i, (each, of_each) in enumerate(zip(value, checks, strict=True)):
             of_each(each, f"{field}[{i}]")
 
@@ -192,7 +192,7 @@ def record(fields: Mapping[str, Check], optional: Mapping[str, Check] | None = N
 
     def check(value: Any, field: str) -> None:
         if type(value) is not dict:
-            raise Misfit(field, "an object", shown(value))
+            raise Misfit(field, "an object", brief(value))
         for name, of_field in fields.items():
             inner = f"{field}.{name}" if field else name
             if name not in value:

@@ -15,7 +15,7 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from sok_embed.checkpoint.files.places import LocalFolder
 from sok_embed.checkpoint.files.records import FileRecord, damaged
-from sok_embed.checkpoint.files.schema import shown
+from sok_embed.checkpoint.files.schema import brief
 
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _VALUE = "VARIABLE_VALUE"
@@ -63,12 +63,12 @@ class Bundle:
                 found = self._variable(path)
                 if found != (dtype, shape):
                     expected = f"'{path}' of {dtype} {shape}, as 'dense.{field}' says,"
-                    raise damaged(self._path, expected, "none" if found is None else shown(found))
+                    raise damaged(self._path, expected, "none" if found is None else brief(found))
         told = {path for path, _, _ in dense["metrics"]}
         there = {name for name in self._children(0) if name.startswith(metrics)}
         if told != there:
-            expected = f"the metrics that 'dense.metrics' says, {shown(sorted(told))},"
-            raise damaged(self._path, expected, shown(sorted(there)))
+            expected = f"the metrics that 'dense.metrics' says, {brief(sorted(told))},"
+            raise damaged(self._path, expected, brief(sorted(there)))
 
     def has(self, path: str) -> bool:
         """Returns whether the files have all that an object has saved for itself."""

@@ -16,7 +16,7 @@ from sok_embed.checkpoint.files.places import Place
 from sok_embed.checkpoint.files.records import FileRecord, damaged, local_path, record_of
 from sok_embed.checkpoint.files.rows_file import Rows, RowsReader, RowsWriter
 from sok_embed.checkpoint.files.rows_index import merged_head, total
-from sok_embed.checkpoint.files.schema import shown
+from sok_embed.checkpoint.files.schema import brief
 from sok_embed.checkpoint.tools.newest_first import CountedBytes, Watch, live_blocks
 
 
@@ -180,7 +180,7 @@ def reader_of(folder: str | Place, manifest: Manifest, worker: int) -> RowsReade
     told = [(entry["path"], entry["part"], entry["dim"]) for entry in reader.tables]
     expected = [(entry["path"], part, entry["dim"]) for entry, part in _parts(manifest)]
     if told != expected:
-        raise damaged(reader.path, f"an index of the tables {shown(expected)}", shown(told))
+        raise damaged(reader.path, f"an index of the tables {brief(expected)}", brief(told))
     return reader
 
 
@@ -199,9 +199,9 @@ def check_totals(folder: str, manifest: Manifest, readers: Sequence[RowsReader])
             if told[field] != value:
                 raise damaged(
                     os.path.join(folder, manifests.NAME),
-                    f"{shown(value)} as '{field}' of table '{label_of(entry['path'], part)}', as "
+                    f"{brief(value)} as '{field}' of table '{label_of(entry['path'], part)}', as "
                     "the files of rows say",
-                    shown(told[field]),
+                    brief(told[field]),
                 )
 
 

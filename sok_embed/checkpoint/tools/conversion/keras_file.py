@@ -16,7 +16,13 @@ import numpy as np
 
 from sok_embed.checkpoint.files.records import damaged
 from sok_embed.checkpoint.files.rows_file import Rows, rows_a_block
-from sok_embed.checkpoint.files.schema import MOST_BYTES, MOST_DIM, MOST_SLOT_FLOATS, parsed, shown
+from sok_embed.checkpoint.files.schema import (
+    MOST_BYTES,
+    MOST_DIM,
+    MOST_SLOT_FLOATS,
+    brief,
+    parsed,
+)
 from sok_embed.checkpoint.tools.conversion.tables import Head, Moving
 
 WEIGHTS = "model.weights.h5"
@@ -181,7 +187,7 @@ def _array(path: str, group: Any, prefix: str, field: str) -> Any:
     dtype, dimensions = _FIELDS[field]
     fits = getattr(array, "dtype", None) == np.dtype(dtype) and array.ndim == dimensions
     if not fits or array.chunks is not None or array.external or array.is_virtual:
-        raise damaged(path, f"'{prefix}{field}' as Keras writes it", shown(str(array)))
+        raise damaged(path, f"'{prefix}{field}' as Keras writes it", brief(str(array)))
     stored = array.id.get_storage_size()
     if array.nbytes != stored:
         raise damaged(path, f"{array.nbytes} bytes of '{prefix}{field}'", str(stored))

@@ -15,6 +15,7 @@ from sok_embed.checkpoint.files.rows_file import Rows
 from sok_embed.checkpoint.files.schema import (
     MOST_DIM,
     MOST_SLOT_FLOATS,
+    brief,
     checked,
     integer,
     list_of,
@@ -22,7 +23,6 @@ from sok_embed.checkpoint.files.schema import (
     number,
     parsed,
     record,
-    shown,
     text,
 )
 from sok_embed.checkpoint.tools.saved import SavedTable
@@ -144,7 +144,7 @@ def head_of_metadata(path: str, data: bytes) -> Head:
     if fields.get("version", 0) != _VERSION:
         raise ValueError(
             f"Expected metadata of version {_VERSION} in '{path}'. Received: "
-            f"{shown(fields.get('version'))}. Convert it with the sok-embed that wrote it, or a "
+            f"{brief(fields.get('version'))}. Convert it with the sok-embed that wrote it, or a "
             "newer one."
         )
     told = fields.pop("checksum", None)

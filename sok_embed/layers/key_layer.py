@@ -1,8 +1,8 @@
-"""The base of layers whose rows are not variables: the anchor, checks, the config."""
+"""The base of layers of one table: the seed, checks of keys, the config."""
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -11,11 +11,10 @@ import tensorflow as tf
 from sok_embed.arguments import check_integer
 from sok_embed.initializers import derive_seed, row_initializer
 from sok_embed.keras_bridge.cast_ids import refuse_casts
-from sok_embed.keras_bridge.dense_alone import LayerWithRows
 from sok_embed.keras_bridge.graph_casts import checked_ids
 from sok_embed.keras_bridge.rebuilding import plain_errors, true_ids
-from sok_embed.keras_bridge.row_count import RowCount
 from sok_embed.layers.arguments import check_training
+from sok_embed.layers.rows_layer import LayerWithAnchor
 from sok_embed.lookups.lookup import Call, TableLookup
 from sok_embed.optimizers import row_rules
 from sok_embed.tables.adaptive_table import AdaptiveTable
@@ -26,8 +25,8 @@ from sok_embed.training.strategies import check_strategy
 _INT64 = 2**63
 
 
-class AnchoredLayer(LayerWithRows):
-    """Base of the layers whose rows live in a table. Not for use by itself.
+class KeyLayer(LayerWithAnchor):
+    """Base of the layers that look keys up in one table. Not for use by itself.
 
     Args:
         dim: The length of a row.
@@ -44,11 +43,6 @@ class AnchoredLayer(LayerWithRows):
 
     def __init__(self, dim: int, initializer: Any, *, optimizer: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.autocast = False
-        # Keras would turn lists of integers into float32 or int32.
-        self._convert_input_args = False
-        self._allow_non_tensor_positional_args = True
-        self.supports_jit = False
         self._compute_type = activation_type(self.compute_dtype)
         self._row_initializer = row_initializer(initializer, dim)
         self.optimizer = row_rules.get(optimizer)
@@ -63,12 +57,8 @@ class AnchoredLayer(LayerWithRows):
             seed = derive_seed(self.name)
         return check_integer("seed", seed, named=True) % _INT64
 
-    def build(self, input_shape: Any = None) -> None:
-        """Makes the anchor."""
-        check_strategy(f"Layer '{self.name}'")
-        make = functools.partial(self.add_weight, autocast=False)
-        self.anchor = self._table_lookup.make_anchor(make, self.optimizer, name="anchor")
-        self.built = True
+    def _make_anchor(self, make: Callable[..., Any]) -> Any:
+        return self._table_lookup.make_anchor(make, self.optimizer, name="anchor")
 
     def _begin_lookup(self, training: bool | None) -> Call:
         """Begins a call of the layer, and decides what the call may do to its table."""
@@ -80,11 +70,6 @@ class AnchoredLayer(LayerWithRows):
 
     def _follows_model(self) -> bool:
         return self.optimizer is None
-
-    def count_params(self) -> int:
-        """Counts the numbers in the vectors of this worker's rows; a summary shows bytes too."""
-        numbers = super().count_params()  # this raises for a layer that is not built
-        return RowCount.of([self.table], numbers)
 
     def _check_key_type(self, inputs: Any) -> None:
         """Raises for inputs of a symbolic call that are not integers."""
