@@ -10,8 +10,9 @@ import tensorflow as tf
 from sok_embed import tf_ops
 from sok_embed.configs.configs import FeatureConfig
 from sok_embed.kv.arguments import FLOATS_ROUND
+from sok_embed.lookups.bags import Bags, bags_of
 from sok_embed.lookups.input_forms import flat_values, values_beside
-from sok_embed.lookups.padding import is_key, without_padding
+from sok_embed.lookups.padding import is_key
 from sok_embed.tables.tensors import as_keys
 
 _KEY_TYPES = (tf.int32, tf.int64, tf.uint64)
@@ -69,50 +70,37 @@ def feature_input(
         )
     flat_weights = _flat_weights(what, feature, given, weights)
     pools = feature.own_combiner is not None
-    if mask is not None and pools:
-        given, flat_weights = _unmasked(given, flat_weights, mask)
-    if feature.padding is not None and pools:
-        if flat_weights is not None:
-            stays = is_key(flat_values(given), feature.padding)
-            flat_weights = tf.boolean_mask(tf.reshape(flat_weights, [-1]), tf.reshape(stays, [-1]))
-        if isinstance(given, tf.Tensor) and rank == 1:
-            given = given[:, tf.newaxis]
-        given = without_padding(given, feature.padding)
-    if isinstance(given, tf.SparseTensor):
-        if not pools:
-            raise ValueError(
-                f"{what}: expected a dense or a ragged input, of which each key has a vector "
-                "(combiner=None). Received: a SparseTensor. Use tf.RaggedTensor.from_sparse."
-            )
-        splits = tf_ops.row_splits(given.indices[:, 0], given.dense_shape[0])
-        return FeatureInput(
-            given.values, tf_ops.BAG_BY_SPLITS, splits, flat_weights, None, given.shape[:1]
+    if isinstance(given, tf.SparseTensor) and not pools:
+        raise ValueError(
+            f"{what}: expected a dense or a ragged input, of which each key has a vector "
+            "(combiner=None). Received: a SparseTensor. Use tf.RaggedTensor.from_sparse."
         )
-    if isinstance(given, tf.RaggedTensor):
-        keys, splits = given.values, tf.cast(given.row_splits, tf.int64)
-        if pools:
-            return FeatureInput(
-                keys, tf_ops.BAG_BY_SPLITS, splits, flat_weights, None, given.shape[:1]
-            )
-        return FeatureInput(keys, tf_ops.BAG_A_KEY, None, flat_weights, given, given.shape)
-    if pools and rank == 2:
-        return FeatureInput(given, tf_ops.BAG_A_ROW, None, flat_weights, None, given.shape[:1])
-    return FeatureInput(given, tf_ops.BAG_A_KEY, None, flat_weights, None, given.shape)
+    stays = _stays(given, feature.padding, mask) if pools else None
+    if not pools or (rank == 1 and stays is None):
+        ragged = given if isinstance(given, tf.RaggedTensor) else None
+        return FeatureInput(
+            flat_values(given), tf_ops.BAG_A_KEY, None, flat_weights, ragged, given.shape
+        )
+    keys, splits, _ = bags_of(given[:, tf.newaxis] if rank == 1 else given, None)
+    bags = Bags(keys, splits, flat_weights)
+    if stays is not None:
+        bags = bags.where(stays)
+    kind = tf_ops.BAG_A_ROW if bags.splits is None else tf_ops.BAG_BY_SPLITS
+    return FeatureInput(bags.keys, kind, bags.splits, bags.weights, None, given.shape[:1])
+
+
+def _stays(given: Any, padding: int | None, mask: tf.Tensor | None) -> tf.Tensor | None:
+    """Returns which keys are combined, bool, one a key; `None`: all of them."""
+    keys = None if padding is None else is_key(flat_values(given), padding)
+    if keys is None or mask is None:
+        return mask if keys is None else keys
+    return tf.logical_and(keys, mask)
 
 
 def absent_input() -> FeatureInput:
     """Returns the input of a feature that a call does not have: no keys, and no bags."""
     keys = tf.zeros([0], tf.int64)
     return FeatureInput(keys, tf_ops.BAG_A_KEY, None, None, None, keys.shape)
-
-
-def _unmasked(keys: tf.Tensor, weights: Any, mask: tf.Tensor) -> tuple[tf.RaggedTensor, Any]:
-    """The keys of a dense input that a mask leaves, as bags, and their weights."""
-    if keys.shape.rank == 1:
-        keys, mask = keys[:, tf.newaxis], mask[:, tf.newaxis]
-    if weights is not None:
-        weights = tf.boolean_mask(tf.reshape(weights, tf.shape(mask)), mask)
-    return tf.ragged.boolean_mask(keys, mask), weights
 
 
 def shape_of(feature: FeatureConfig, shape: Any) -> tuple[Any, ...]:

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from sok_embed import communicators, tf_ops
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
-from sok_embed.keras_bridge.private_state import mask_of
 from sok_embed.layers.adaptive_arguments import check_adaptive_arguments
 from sok_embed.layers.adaptive_inputs import check_inputs, narrow, read_route
 from sok_embed.layers.arguments import serialize_initializer
@@ -17,10 +16,10 @@ from sok_embed.layers.export_forms import refuse_dense_signature
 from sok_embed.layers.key_layer import KeyLayer
 from sok_embed.layers.saved_rows import SavedRows
 from sok_embed.lookups.adaptive_lookup import AdaptiveLookup
-from sok_embed.lookups.combining import combine, combine_rows, output_spec, rows_of
-from sok_embed.lookups.input_forms import Form, flat_values, values_beside
-from sok_embed.lookups.padding import is_key, padding_key
-from sok_embed.lookups.pooled_lookup import bags_of, shaped
+from sok_embed.lookups.bags import bags_of, shaped
+from sok_embed.lookups.combining import output_spec
+from sok_embed.lookups.input_forms import flat_values, values_beside
+from sok_embed.lookups.padding import is_key, mask_of_keys, padding_key
 from sok_embed.tables.adaptive_table import AdaptiveTable
 
 
@@ -213,43 +212,33 @@ class AdaptiveEmbedding(KeyLayer):
                 route = tf.fill(tf.shape(flat_values(ids)), route)
             elif isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
                 route = values_beside("a mask", route, ids)
-        if self.combiner is not None and self._padding is not None:
-            return self._pool_keys(ids, route, training)
-        # Wrong inputs must raise before anything is learned from them.
-        rows = None if self.combiner is None else rows_of(ids)
-        with tf.control_dependencies([] if rows is None else [rows]):
-            # Sums are in float32, whatever the compute dtype.
-            dtype = self._compute_type if self.combiner is None else tf.float32
-            call = self._begin_lookup(training)
-            embeddings = self._table_lookup.routed(call, flat_values(ids), route, dtype)
         if self.combiner is not None:
-            combined = combine(embeddings, ids, rows, self.combiner)
-            return tf.cast(combined, self._compute_type)
-        if isinstance(ids, tf.RaggedTensor):
-            return ids.with_flat_values(embeddings)
-        return embeddings
+            return self._pool(ids, route, training)
+        call = self._begin_lookup(training)
+        vectors = self._table_lookup.routed(call, flat_values(ids), route, self._compute_type)
+        return ids.with_flat_values(vectors) if isinstance(ids, tf.RaggedTensor) else vectors
 
-    def _pool_keys(self, ids: Any, route: Any, training: bool | None) -> Any:
+    def _pool(self, ids: Any, route: Any, training: bool | None) -> Any:
         """Returns a vector of each bag, of the keys in it that are not padding."""
-        assert self._padding is not None and self.combiner is not None
-        beside = [] if isinstance(route, int) else [route]
-        bags, routes = bags_of(ids, None).without(self._padding, *beside)
-        with tf.control_dependencies([bags.splits]):
+        assert self.combiner is not None
+        bags, is_number = bags_of(ids, None), isinstance(route, int)
+        if self._padding is not None:
+            stays = tf.reshape(is_key(bags.keys, self._padding), [-1])
+            bags = bags.where(stays)
+            route = route if is_number else tf.boolean_mask(tf.reshape(route, [-1]), stays)
+        elif not is_number:
+            route = tf.reshape(route, tf.shape(bags.keys))
+        # Wrong inputs must raise before anything is learned from them.
+        with tf.control_dependencies([] if bags.splits is None else [bags.splits]):
             call = self._begin_lookup(training)
-            chosen = routes[0] if routes else route
-            embeddings = self._table_lookup.routed(call, bags.keys, chosen, tf.float32)
-        combined = combine_rows(embeddings, bags.splits, self.combiner)
-        return shaped(tf.cast(combined, self._compute_type), ids)
+            # Sums are in float32, whatever the compute dtype.
+            vectors = self._table_lookup.routed(call, bags.keys, route, tf.float32)
+        pooled = bags.pooled(vectors, self.combiner)
+        return shaped(tf.cast(pooled, self._compute_type), ids)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         """Returns the mask that Keras has attached to the inputs, or where they are not padding."""
-        if self.combiner is not None:
-            return None
-        attached = mask_of(inputs)
-        if self._padding is None or Form.of(inputs).kind == "ragged":
-            return attached
-        keys = is_key(inputs, self._padding)
-        return keys if attached is None else keras.ops.logical_and(attached, keys)
+        return None if self.combiner is not None else mask_of_keys(inputs, self._padding)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         """Returns the input's shape, without the last axis if there is a combiner, and the dim."""

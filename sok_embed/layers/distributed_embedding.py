@@ -30,9 +30,8 @@ from sok_embed.layers.export_forms import functional_inputs, refuse_dense_signat
 from sok_embed.layers.key_layer import activation_type
 from sok_embed.layers.rows_layer import LayerWithAnchor
 from sok_embed.layers.saved_rows import SavedRows, StorableRows
-from sok_embed.lookups.input_forms import Form
 from sok_embed.lookups.lookup import CollectionLookup, PooledBatch
-from sok_embed.lookups.padding import is_key
+from sok_embed.lookups.padding import mask_of_keys
 from sok_embed.planning import Plan
 from sok_embed.planning.tables import EXCHANGED
 from sok_embed.tables.table import Table
@@ -291,7 +290,9 @@ class DistributedEmbedding(LayerWithAnchor):
         if self.output_form != "structure":
             return None
         masks = [
-            _mask_of_keys(each) if each.feature.own_combiner is None else None
+            mask_of_keys(each.value, each.feature.padding)
+            if each.feature.own_combiner is None
+            else None
             for each in self._given(inputs)
         ]
         return self._nest.packed(inputs, masks)
@@ -375,16 +376,6 @@ class DistributedEmbedding(LayerWithAnchor):
             "output": self.output_form,
             "exchange_dtype": self.exchange_dtype,
         }
-
-
-def _mask_of_keys(given: Given) -> Any:
-    """Returns the mask of the vectors of single keys, or `None`."""
-    keys, padding = given.value, given.feature.padding
-    attached = mask_of(keys)
-    if padding is None or Form.of(keys).kind != "dense":
-        return attached
-    stays = is_key(keys, padding)
-    return stays if attached is None else keras.ops.logical_and(attached, stays)
 
 
 def _shaped(vectors: tf.Tensor, given: FeatureInput) -> Any:

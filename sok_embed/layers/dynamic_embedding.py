@@ -14,11 +14,12 @@ from sok_embed.layers.arguments import serialize_initializer
 from sok_embed.layers.export_forms import refuse_dense_signature
 from sok_embed.layers.start_rows import start_rows
 from sok_embed.layers.table_layer import TableLayer
+from sok_embed.lookups.bags import bags_of, check_weights, shaped
 from sok_embed.lookups.combining import check_ids, output_spec, refuse_padding_mask
 from sok_embed.lookups.input_forms import Form
 from sok_embed.lookups.lookup import read_rows
 from sok_embed.lookups.padding import is_key, padding_key
-from sok_embed.lookups.pooled_lookup import PooledLookup, bags_of, check_weights, shaped
+from sok_embed.lookups.pooled_lookup import PooledLookup
 from sok_embed.tf_ops.collections import COMBINERS
 from sok_embed.training.strategies import check_strategy
 
@@ -229,7 +230,7 @@ class DynamicEmbedding(TableLayer):
             check_weights(f"Layer '{self.name}'", self.combiner, ids, weights)
         bags = bags_of(ids, weights)
         if self._padding is not None:
-            bags, _ = bags.without(self._padding)
+            bags = bags.where(is_key(bags.keys, self._padding))
         call = self._begin_lookup(training)
         return shaped(self._pooled.vectors(call, bags, self._compute_type), ids)
 

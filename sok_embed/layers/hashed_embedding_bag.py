@@ -7,11 +7,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed import tf_ops
 from sok_embed.arguments import check_flag, check_integer, check_positive, is_among
 from sok_embed.layers.export_forms import refuse_dense_signature
 from sok_embed.layers.hashed_layer import HashedLayer
-from sok_embed.lookups.input_forms import Form, shape_text, values_beside
+from sok_embed.lookups.bags import rows_of
+from sok_embed.lookups.input_forms import (
+    Form,
+    check_beside,
+    flat_values,
+    shape_text,
+    values_beside,
+)
 
 _MODES = ("sum", "mean", "max")
 
@@ -155,12 +161,8 @@ class HashedEmbeddingBag(HashedLayer):
         weights = self._as_floats(per_sample_weights)
         self._check(input, offsets, weights)
         ids, last = input, self.include_last_offset
-        if isinstance(input, tf.RaggedTensor):
-            ids, offsets, last = input.values, input.row_splits, True
-            weights = values_beside("per_sample_weights", weights, input)
-        elif isinstance(input, tf.SparseTensor):
-            ids, last = input.values, True
-            offsets = tf_ops.row_splits(input.indices[:, 0], input.dense_shape[0])
+        if not isinstance(input, tf.Tensor):
+            ids, offsets, last = flat_values(input), rows_of(input), True
             weights = values_beside("per_sample_weights", weights, input)
         outputs = self._lookup(
             ids,
@@ -206,7 +208,7 @@ class HashedEmbeddingBag(HashedLayer):
         if len(ids.shape) == 1:
             self._check_offsets(ids, offsets)
         if weights is not None:
-            self._check_weights(ids, Form.of(weights))
+            self._check_weights(input, weights)
 
     def _check_offsets(self, ids: Form, offsets: Any) -> None:
         if offsets is None:
@@ -221,24 +223,15 @@ class HashedEmbeddingBag(HashedLayer):
         if self.include_last_offset and form.shape[0] == 0:
             raise self._error("offsets of shape [B + 1], with include_last_offset", "none")
 
-    def _check_weights(self, ids: Form, weights: Form) -> None:
+    def _check_weights(self, ids: Any, weights: Any) -> None:
         if self.mode != "sum":
             raise self._error(
                 "no per_sample_weights but in mode 'sum'", f"some, in mode '{self.mode}'"
             )
-        if not keras.backend.is_float_dtype(weights.dtype):
-            raise self._error("per_sample_weights to be floats", f"{weights.dtype}. Cast them")
-        flat = weights.kind == "dense" and weights.shape is not None and len(weights.shape) == 1
-        alike = weights.kind == ids.kind and tf.TensorShape(weights.shape).is_compatible_with(
-            ids.shape
-        )
-        if not alike and not (flat and ids.kind != "dense"):
-            also = "" if ids.kind == "dense" else ", or [n]"
-            raise self._error(
-                f"per_sample_weights as the input, {ids.kind} of shape "
-                f"{shape_text(ids.shape)}{also}",
-                f"{weights.kind} of shape {shape_text(weights.shape)}",
-            )
+        dtype = Form.of(weights).dtype
+        if not keras.backend.is_float_dtype(dtype):
+            raise self._error("per_sample_weights to be floats", f"{dtype}. Cast them")
+        check_beside(f"Layer '{self.name}'", "per_sample_weights", weights, ids)
 
     def compute_output_shape(
         self,

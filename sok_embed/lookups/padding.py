@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
 from keras import ops
 
-from sok_embed.arguments import check_integer
+from sok_embed.arguments import check_flag, check_integer
+from sok_embed.keras_bridge.private_state import mask_of
+from sok_embed.lookups.input_forms import Form
 
 
 def padding_key(mask_zero: Any, padding_value: Any) -> int | None:
@@ -21,10 +21,7 @@ def padding_key(mask_zero: Any, padding_value: Any) -> int | None:
     Raises:
         ValueError: For other values, and for `mask_zero` beside a value that is not 0.
     """
-    if not isinstance(mask_zero, (bool, np.bool_)):
-        raise ValueError(
-            f"Expected mask_zero to be True or False. Received: mask_zero={mask_zero!r}."
-        )
+    check_flag("mask_zero", mask_zero)
     if padding_value is None:
         return 0 if mask_zero else None
     key = check_integer("padding_value", padding_value, -(2**63), 2**64, named=True)
@@ -41,10 +38,16 @@ def is_key(ids: Any, padding: int) -> Any:
     return ops.not_equal(ops.cast(ids, "int64"), ops.convert_to_tensor(padding, "int64"))
 
 
-def without_padding(ids: Any, padding: int) -> Any:
-    """Returns ragged or sparse ids without those that are padding; dense `[B, L]` as ragged."""
-    if isinstance(ids, tf.SparseTensor):
-        return tf.sparse.retain(ids, is_key(ids.values, padding))
-    if isinstance(ids, tf.RaggedTensor):
-        return tf.ragged.boolean_mask(ids, ids.with_flat_values(is_key(ids.flat_values, padding)))
-    return tf.ragged.boolean_mask(ids, is_key(ids, padding))
+def mask_of_keys(ids: Any, padding: int | None) -> Any:
+    """Returns the Keras mask of the vectors of single keys, or `None`.
+
+    Args:
+        ids: An input, symbolic or not. Where it is dense its padding is masked, and so is what a
+            mask masks that Keras has attached to it.
+        padding: The key that is padding, or `None`.
+    """
+    attached = mask_of(ids)
+    if padding is None or Form.of(ids).kind != "dense":
+        return attached
+    keys = is_key(ids, padding)
+    return keys if attached is None else ops.logical_and(attached, keys)
