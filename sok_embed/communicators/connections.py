@@ -20,39 +20,19 @@ HOST_VARIABLE = "SOK_EMBED_HOST"
 
 
 class Connections(Communicator):
-    """A TCP connection to each of the other workers. Making them is collective.
+    """A TCP connection to each of the other workers.
 
     Exchanges of different names may run at once, and in any order. A worker that is lost, or does
     not come to an exchange within the timeout, is an error on all others, and ends all exchanges.
 
     Args:
+        mesh: The connections, of `shared_mesh`.
         rank: The number of this worker.
         size: The number of workers.
-        host: The name or number by which the others reach this one.
-        timeout: The seconds that an exchange waits without a sign of a worker.
-        gather: The collective function that takes the content of this worker and returns the
-            contents of all, by rank.
-        secret: The secret of the job. With one, only processes that know it can connect.
-
-    Raises:
-        ConnectionError: If another worker cannot be reached.
-        ValueError: For a timeout that is not above 0.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        host: str,
-        timeout: float,
-        gather: Callable[[bytes], list[bytes]],
-        secret: bytes | None,
-    ) -> None:
-        self._rank, self._size = rank, size
-        key = b"" if secret is None else derived(secret, b"mesh")
-        self._mesh = _core.Mesh(rank, size, host, timeout, key)
-        addresses = gather(self._mesh.address.encode())
-        self._mesh.connect([address.decode() for address in addresses])
+    def __init__(self, mesh: _core.Mesh, rank: int, size: int) -> None:
+        self._mesh, self._rank, self._size = mesh, rank, size
 
     @property
     def rank(self) -> int:
@@ -146,11 +126,6 @@ class Connections(Communicator):
 
         return exchanged(tensor)
 
-    @property
-    def broken(self) -> bool:
-        """True if an error has ended the connections: no exchange will take place any more."""
-        return self._mesh.broken
-
     def stats(self) -> dict[str, int]:
         """Returns the number of exchanges, and of the bytes of rows that went to other workers."""
         stats = self._mesh.stats()
@@ -158,10 +133,10 @@ class Connections(Communicator):
 
 
 # Those of this process. Exchanges in graphs name their connections, so a second init has the same.
-_made: dict[tuple[str, int, int, float], Connections] = {}
+_made: dict[tuple[str, int, int, float], _core.Mesh] = {}
 
 
-def shared_connections(
+def shared_mesh(
     launcher: str,
     rank: int,
     size: int,
@@ -169,22 +144,32 @@ def shared_connections(
     timeout: float,
     gather: Callable[[bytes], list[bytes]],
     secret: bytes | None,
-) -> Connections:
+) -> _core.Mesh:
     """Returns this process's connections; makes them if there are none, or an error has ended them.
+
+    Making them is collective.
 
     Args:
         launcher: The program that started the workers.
-        rank: The rank of this worker, as for `Connections`.
+        rank: The number of this worker.
         size: The number of workers.
-        host: The function that returns the host for `Connections`.
-        timeout: The timeout, as for `Connections`.
-        gather: The collective function, as for `Connections`.
-        secret: The secret of the job, as for `Connections`.
+        host: The function that returns the name or number by which the others reach this one.
+        timeout: The seconds that an exchange waits without a sign of a worker.
+        gather: The collective function that takes the content of this worker and returns the
+            contents of all, by rank.
+        secret: The secret of the job. With one, only processes that know it can connect.
+
+    Raises:
+        ConnectionError: If another worker cannot be reached.
+        ValueError: For a timeout that is not above 0.
     """
     job = (launcher, rank, size, timeout)
     made = _made.get(job)
     if made is None or made.broken:
-        made = _made[job] = Connections(rank, size, host(), timeout, gather, secret)
+        key = b"" if secret is None else derived(secret, b"mesh")
+        made = _core.Mesh(rank, size, host(), timeout, key)
+        made.connect([address.decode() for address in gather(made.address.encode())])
+        _made[job] = made
     return made
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed.communicators.base import Communicator
-from sok_embed.communicators.connections import Connections, host_of, shared_connections
+from sok_embed.communicators.connections import Connections, host_of, shared_mesh
 from sok_embed.communicators.cores import share_cores
 from sok_embed.communicators.gpus import pin_gpu as pin_one_gpu
 from sok_embed.communicators.secret import job_secret
@@ -119,10 +119,11 @@ class HorovodCommunicator(Communicator):
 
 def _connections(hvd: Any, timeout: float) -> Connections:
     """Connects to all workers, if they are not connected. Collective in that case."""
-    return shared_connections(
+    rank, size = int(hvd.rank()), int(hvd.size())
+    mesh = shared_mesh(
         "horovod",
-        int(hvd.rank()),
-        int(hvd.size()),
+        rank,
+        size,
         lambda: host_of(
             os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR", ""),
             int(hvd.local_size()) == int(hvd.size()),
@@ -131,6 +132,7 @@ def _connections(hvd: Any, timeout: float) -> Connections:
         lambda own: _gather(hvd, own),
         job_secret(),
     )
+    return Connections(mesh, rank, size)
 
 
 def _gather(hvd: Any, content: bytes) -> list[bytes]:

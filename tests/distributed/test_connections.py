@@ -50,7 +50,7 @@ def test_workers_are_of_one_host_where_the_launcher_or_the_address_says_so(
     def made(launcher: str, rank: int, size: int, host: Callable[[], str], *_: object) -> None:
         host()
 
-    monkeypatch.setattr(tcp, "shared_connections", made)
+    monkeypatch.setattr(tcp, "shared_mesh", made)
     monkeypatch.setattr(tcp, "host_of", lambda peer, here: asked.append((peer, here)))
     workers = Workers(1, 2, 0, local_size, (address, 1), "test")
     monkeypatch.setattr(tcp, "share_cores", lambda _: None)
