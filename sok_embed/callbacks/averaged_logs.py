@@ -75,7 +75,7 @@ def averaged_logs(logs: Mapping[str, Any] | None) -> dict[str, Any]:
         return own
     agreement = Agreement(communicator)
     scalars = {name: float(own[name]) for name in sorted(own) if _is_number(own[name])}
-    # Sums of floats may depend on their order, so workers tell each other their bits.
+    # Sums of floats may depend on their order, so workers exchange their bits.
     bits = np.array(list(scalars.values()), np.float64).view(np.int64).tolist()
     told = agreement.gather_lists([number_of_text(repr(list(scalars))), *bits], "logs")
     remedy = "Give all of them the same metrics, and data to validate on."

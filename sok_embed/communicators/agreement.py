@@ -79,11 +79,12 @@ class Agreement:
         """Does something on this worker while the others do, and gathers numbers of the results.
 
         Args:
-            what: The work, for the message and the name of the exchange: an infinitive.
-            work: A function that uses no other workers.
-            numbers: Returns the numbers that the others get, of what the work has returned.
-            undo: A function that is called if the work has failed on one of them, once all have
-                ended it. It is not if a worker is lost: the others may be at work still.
+            what: The work as an infinitive, for the message and the name of the exchange.
+            work: The function that does it, which must not communicate with workers.
+            numbers: The function that returns the numbers for the others, of the result of the
+                work.
+            undo: The function that is called if the work has failed on one of them, once all have
+                ended it. It is not called if a worker is lost: the others may be at work still.
 
         Returns:
             The result of the work, and the numbers of each worker.

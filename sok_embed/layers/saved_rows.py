@@ -40,7 +40,8 @@ class SavedRows:
         table: A `Table`, or an `AdaptiveTable`.
         kind: `tf_ops.Export` or `tf_ops.AdaptiveExport`.
         prefix: The beginning of the names of the entries.
-        expected: Says for messages what a file has to have; `{entries}` stands for the entries.
+        expected: The words of messages for what a file has to have; `{entries}` stands for the
+            entries.
         remedy: A sentence at the end of that message.
     """
 
