@@ -15,19 +15,21 @@ class Batches:
     """Passes through a dataset, one after the other.
 
     Args:
-        dataset: Of batches.
-        position: How its place is found again: `"iterator"`, by the state of the iterator, which
-            whoever holds this saves and restores; `"count"`, by the number of batches taken.
+        dataset: The dataset of batches.
+        position: The way in which its place is found again: `"iterator"`, by the state of the
+            iterator, which the owner of this object saves and restores; `"count"`, by the number of
+            batches taken.
 
     Attributes:
-        iterator: Of the pass; `None` before the first.
-        following: Of the next pass, of which nothing was taken. An iterator that is restored also
-            sets how often shuffles have drawn an order, but not rightly if it was at its end; one
-            at its beginning that is restored after it sets that right. `None`: nothing is shuffled.
-        passes: How many passes have begun.
+        iterator: The iterator of the pass; `None` before the first.
+        following: The iterator of the next pass, of which nothing was taken. An iterator that is
+            restored also sets how often shuffles have drawn an order, but not rightly if it was at
+            its end; one at its beginning that is restored after it sets that right. `None`: nothing
+            is shuffled.
+        passes: The number of passes that have begun.
         taken: The batches taken from the last one.
         in_a_pass: The batches of a pass; `None` if that is not known or there is no end.
-        endless: Whether there is no end.
+        endless: True if there is no end.
     """
 
     def __init__(self, dataset: tf.data.Dataset, position: Position) -> None:
@@ -46,12 +48,12 @@ class Batches:
 
     @property
     def element_spec(self) -> Any:
-        """What a batch is."""
+        """The specification of a batch."""
         return self._dataset.element_spec
 
     @property
     def at_end(self) -> bool:
-        """Whether the pass is known to have ended."""
+        """True if the pass is known to have ended."""
         return self.in_a_pass is not None and self.taken >= self.in_a_pass
 
     def begin_pass(self) -> None:
@@ -73,17 +75,17 @@ class Batches:
         self.passes, self.taken = passes, taken
 
     def seeds(self) -> list[list[int]]:
-        """The seeds of all that draws from the dataset at random."""
+        """Returns the seeds of everything that draws from the dataset at random."""
         return [_seeds_of(each) for each in _chain(self._dataset) if _seeds_of(each)]
 
     def shuffles_a_shard(self) -> bool:
-        """Whether a worker's part is shuffled, so that batches depend on the number of workers."""
+        """Returns true if a worker's part is shuffled: batches depend on the number of workers."""
         shuffles = [each for each in _chain(self._dataset) if _shuffles(each)]
         below = itertools.chain.from_iterable(_chain(each) for each in shuffles)
         return any(type(each).__name__ == "_ShardDataset" for each in below)
 
     def batch_size(self) -> int | None:
-        """The examples of a batch, the last of a pass apart; `None`: it is not known."""
+        """Returns the examples of a batch, the last of a pass apart; `None`: unknown."""
         for each in _chain(self._dataset):
             size = tf.get_static_value(getattr(each, "_batch_size", None))
             if size is not None:
@@ -117,7 +119,7 @@ def _check_order_is_known(dataset: tf.data.Dataset) -> None:
 
 
 def _chain(dataset: Any) -> Iterator[Any]:
-    """The dataset and those that it is made of, from the last to the first."""
+    """Yields the dataset and those that it is made of, from the last to the first."""
     yield dataset
     inputs = getattr(dataset, "_inputs", None)
     for each in inputs() if inputs is not None else ():
@@ -125,7 +127,7 @@ def _chain(dataset: Any) -> Iterator[Any]:
 
 
 def _seeds_of(dataset: Any) -> list[int]:
-    """The two seeds of a dataset that draws at random; of others none."""
+    """Returns the two seeds of a dataset that draws at random; for others none."""
     seeds = [tf.get_static_value(getattr(dataset, name, None)) for name in ("_seed", "_seed2")]
     return [] if None in seeds else [int(seed) for seed in seeds]
 

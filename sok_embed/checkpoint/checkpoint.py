@@ -97,7 +97,7 @@ class Checkpoint:
         self._restores = 0  # how many have changed something
 
     def save(self, directory: str | os.PathLike[str]) -> str:
-        """Writes everything into a folder, in the place of a checkpoint that is there.
+        """Writes everything into a folder, and replaces a checkpoint that is there.
 
         The checkpoint that is there stays until the new one is whole; a save that fails, or is
         killed, leaves it. What such a save has left, the next one removes.
@@ -107,7 +107,7 @@ class Checkpoint:
                 `s3://bucket/run7/final`, which fsspec leads to an object store.
 
         Returns:
-            Its absolute path, or the URL.
+            The absolute path of the folder, or its URL.
 
         Raises:
             ImportError: For a URL, without fsspec or what it needs for the store.
@@ -130,7 +130,7 @@ class Checkpoint:
 
         Args:
             folder: The path.
-            options: What the save is like. `None`: a whole one of the step that `step` says.
+            options: The options of the save. `None`: a whole save of the step that `step` returns.
         """
         agreement = Agreement(communicators.current())
 
@@ -214,7 +214,7 @@ class Checkpoint:
         are open is a FileNotFoundError.
 
         Args:
-            directory: What `save` was given.
+            directory: The folder that `save` was given.
 
         Objects beside a model that were saved and are not given here are left out.
 
@@ -264,7 +264,7 @@ class Checkpoint:
             )
             if min(attempts) == max(attempts):
                 return held
-            held.end()  # somebody has replaced it meanwhile
+            held.end()  # it was replaced meanwhile
         raise ValueError(
             "Expected all workers to open the same checkpoint. Received: those of several saves. "
             "Give all workers the same folder, of a shared disk, into which no job is saving."
@@ -330,7 +330,7 @@ class Checkpoint:
         return tables
 
     def step(self, found: Found | None = None) -> int:
-        """The step that a save would have: the iterations of the model's optimizer, or 0."""
+        """Returns the step that a save would have: the model's optimizer's iterations, or 0."""
         optimizer = getattr(self._model, "optimizer", None)
         if optimizer is not None:
             return steps_of(optimizer)
@@ -338,11 +338,11 @@ class Checkpoint:
         return max((steps_of(each) for each in found.optimizers), default=0)
 
     def waiting_calls(self) -> int:
-        """How many calls' gradients optimizers have accumulated: with any, a save is refused."""
+        """Returns the number of calls whose gradients wait in optimizers, which forbid a save."""
         return waiting_calls(self._prepared().found)
 
     def _prepared(self) -> DenseState:
-        """Everything that is to be saved, as it can be saved now."""
+        """Returns everything that is to be saved, as it can be saved now."""
         dense = DenseState(self._model, self._objects)
         nested = [path for path in dense.found.iterators if path not in self._objects]
         if nested and communicators.size() > 1:
@@ -354,20 +354,20 @@ class Checkpoint:
         return dense
 
     def _shared_parts(self, found: Found) -> Iterator[Any]:
-        """What other checkpoints may have too: tables, and the model."""
+        """Yields the parts that other checkpoints may share: tables, and the model."""
         yield from (host.table for host in found.tables)
         if self._model is not None:
             yield self._model
 
     def _own_objects(self) -> dict[str, Any]:
-        """What each worker saves for itself: the iterators among the objects."""
+        """Returns the objects that each worker saves for itself: iterators."""
         return {
             name: each for name, each in self._objects.items() if isinstance(each, tf.data.Iterator)
         }
 
 
 def waiting_calls(found: Found) -> int:
-    """How many calls' gradients optimizers have accumulated and not applied."""
+    """Returns the number of calls whose gradients optimizers have accumulated and not applied."""
     return max(
         (
             # `iterations` are those in which gradients were applied.

@@ -65,26 +65,26 @@ def fit(
     [0, 1]
 
     Args:
-        model: It is compiled and built, and no strategy of `tf.distribute` is in its scope.
-        dataset: Of batches `(x, y)` or `(x, y, sample_weight)`.
-        directory: Where checkpoints are, by a `CheckpointManager`, in a folder that all workers
-            share or below the URL of an object store. Each run has one of its own.
+        model: The model, compiled and built, with no strategy of `tf.distribute` in its scope.
+        dataset: The dataset of batches `(x, y)` or `(x, y, sample_weight)`.
+        directory: The directory of a `CheckpointManager`'s checkpoints: a folder that all workers
+            share, or the URL of an object store. Each run has one of its own.
         epochs: The number of the last epoch, counted from 1.
         steps_per_epoch: The batches of an epoch. `None`: an epoch is a pass through the dataset.
         save_freq: `"epoch"`, or after how many batches of an epoch to save too.
-        position: How the place in the dataset is found again. `"iterator"`: each worker saves the
-            state of its iterator, which as many workers restore. `"count"`: batches that were
-            trained on are skipped, so the dataset must have the same ones in every process; any
-            number of workers can go on, with the same global batches.
-        incremental: Whether checkpoints may have the changes since the one before alone.
+        position: The way in which the place in the dataset is found again. `"iterator"`: each
+            worker saves the state of its iterator, which as many workers restore. `"count"`:
+            batches that were trained on are skipped, so the dataset must have the same ones in
+            every process; any number of workers can go on, with the same global batches.
+        incremental: True if checkpoints may have only the changes since the one before.
         max_deltas: The most checkpoints of changes, one after another.
         max_to_keep: The most checkpoints, beside those that they build on. `None`: all of them.
-        save_on_background: Whether training goes on while a checkpoint is written.
+        save_on_background: True if training goes on while a checkpoint is written.
         callbacks: Callbacks of Keras.
-        validation_data: As `model.fit` has it.
-        validation_steps: As `model.fit` has it.
-        validation_freq: After how many epochs to validate.
-        verbose: As `model.fit` has it.
+        validation_data: The validation data, as for `model.fit`.
+        validation_steps: The validation steps, as for `model.fit`.
+        validation_freq: The number of epochs after each of which to validate.
+        verbose: The verbosity, as for `model.fit`.
 
     Returns:
         The history of all epochs of the run, also of those before it was stopped.

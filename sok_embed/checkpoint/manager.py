@@ -39,8 +39,8 @@ class _Chain(NamedTuple):
     """The last checkpoint from which the changes since then can be saved.
 
     Attributes:
-        parent: That checkpoint.
-        deltas: How many checkpoints of changes there are up to it.
+        parent: The name and the state of that checkpoint.
+        deltas: The number of checkpoints of changes up to it.
         base_bytes: The length of the files that have everything.
         delta_bytes: The length of those that have changes.
     """
@@ -65,13 +65,14 @@ class CheckpointManager(StepFolders):
     before it, back to one that has everything, and these stay as long as it does. One that has
     everything is made where there is none to begin with: by the first save of a process, after a
     restore, where there are other tables than before, after `max_deltas`, where the changes
-    together have become longer than everything was, and in the place of a checkpoint of the chain.
+    together have become longer than everything was, and where it replaces a checkpoint of the
+    chain.
 
     With `save_on_background`, `save` returns once it is known what is to be saved, and training
-    goes on while a thread writes. What is saved is what was there at the call, bit for bit: whoever
-    changes a row that is not written yet keeps a copy of it first. Once these copies take 256 MiB
-    (see `set_copy_budget`), the next change waits. Call `wait` after the last save. An error of a
-    save is raised by the next call of `save`, `poll` or `wait`.
+    goes on while a thread writes. What is saved is what was there at the call, bit for bit: code
+    that changes a row that is not written yet keeps a copy of it first. Once these copies take 256
+    MiB (see `set_copy_budget`), the next change waits. Call `wait` after the last save. An error of
+    a save is raised by the next call of `save`, `poll` or `wait`.
 
     Example:
     >>> import tensorflow as tf
@@ -83,13 +84,14 @@ class CheckpointManager(StepFolders):
     'step-000000000'
 
     Args:
-        checkpoint: What is saved.
-        directory: Where; it is made when it is needed. Nothing else should be in there. It may be
-            a URL, as `Checkpoint.save` takes it.
+        checkpoint: The checkpoint that is saved.
+        directory: The directory; it is made when it is needed. Nothing else should be in there. It
+            may be a URL, as `Checkpoint.save` takes it.
         max_to_keep: The most checkpoints, beside those of `keep_every`. `None`: all of them.
-        keep_every: Of each so many steps the first checkpoint is kept for good. `None`: none is.
+        keep_every: The number of steps of each of which the first checkpoint is kept for good.
+            `None`: none is.
         max_deltas: The most checkpoints of changes, one after another.
-        save_on_background: Whether training goes on while a checkpoint is written.
+        save_on_background: True if training goes on while a checkpoint is written.
 
     Raises:
         ImportError: For a URL, without fsspec or what it needs for the store.
@@ -136,7 +138,7 @@ class CheckpointManager(StepFolders):
         Args:
             step: The number of the folder, not negative. `None`: the iterations of the model's
                 optimizer; without one, those of the optimizers among the objects, or 0.
-            incremental: Whether to save only the changes since the save before, if that can be.
+            incremental: True to save only the changes since the save before, if that is possible.
 
         Raises:
             ValueError: For a negative step.
@@ -184,10 +186,10 @@ class CheckpointManager(StepFolders):
         """Ends a save that all workers have written, if there is one; the others go on.
 
         Call it now and then where training goes on for long after a save: several workers end a
-        save together, and it is no checkpoint until then. It takes the time of a small message.
+        save together, and it is not a checkpoint until then. It takes the time of a small message.
 
         Returns:
-            Whether no save is being written any more.
+            True if no save is being written any more.
 
         Raises:
             Exception: That of the save.
@@ -235,12 +237,12 @@ class CheckpointManager(StepFolders):
         wait_for_writers()
 
     def _parent(self, step: int, tables: Sequence[tuple[Any, ...]], workers: int) -> Parent | None:
-        """The checkpoint whose changes since then the save of a step may have alone.
+        """Returns the checkpoint since which a save of a step may have the changes alone.
 
         Args:
-            step: Of the save.
-            tables: What identifies each of its tables.
-            workers: Who will write it.
+            step: The step of the save.
+            tables: The identity of each of its tables.
+            workers: The number of workers that will write it.
         """
         chain = self._chain
         if chain is None or chain.deltas >= self._max_deltas:
@@ -250,7 +252,7 @@ class CheckpointManager(StepFolders):
         try:
             links = manifests.read_chain(os.path.join(self.directory, chain.parent.folder))
         except (OSError, ValueError):
-            return None  # somebody has removed or damaged it
+            return None  # it was removed or damaged meanwhile
         if self._folder(step) in [link.folder for link in links]:
             return None  # the save takes its place
         last = links[0].manifest
@@ -264,7 +266,7 @@ class CheckpointManager(StepFolders):
         are open, that is the one that was saved last by then.
 
         Returns:
-            Its folder. `None`: there is none, and everything is left as it is.
+            The folder of the checkpoint. `None`: there is none, and everything is left as it is.
 
         Raises:
             Exception: As `Checkpoint.restore`.
@@ -380,10 +382,10 @@ class _Pending:
 
     def _write(self) -> None:
         if self._thread is not None:
-            _give_way()
+            _lower_priority()
         self._save.write()
         if self._alone:
-            # Nobody need be asked, so the checkpoint is whole as soon as it can be.
+            # No other worker need be asked, so the checkpoint is whole as soon as it can be.
             try:
                 self._manager._finish(self._save, self._step)
                 _unfinished.discard(self)
@@ -391,7 +393,7 @@ class _Pending:
                 self._error = error
 
     def is_written_everywhere(self) -> bool:
-        """Whether all workers have written their parts; collective."""
+        """Returns true if all workers have written their parts; collective."""
         writing = self._thread is not None and self._thread.is_alive()
         return not any(self._save.agreement.gather(int(writing), "still writing"))
 
@@ -406,7 +408,7 @@ class _Pending:
             raise self._error
 
     def end_with_process(self) -> None:
-        """Waits for the thread, and tells if that has not made the save whole."""
+        """Waits for the thread, and logs if that has not made the save whole."""
         if self._thread is not None:
             self._thread.join()
         if self._error is not None or not self._alone:
@@ -419,7 +421,7 @@ class _Pending:
             )
 
 
-def _give_way() -> None:
+def _lower_priority() -> None:
     """Has this thread run where the threads that train leave a core idle."""
     if sys.platform == "linux":  # elsewhere the priority would be that of the process
         with contextlib.suppress(OSError):
@@ -433,7 +435,7 @@ def set_copy_budget(mebibytes: int) -> None:
     it needs. The default is 256.
 
     Args:
-        mebibytes: Of 2^20 bytes, for all tables together.
+        mebibytes: The memory in units of 2^20 bytes, for all tables together.
 
     Raises:
         ValueError: For a number that is not positive.
@@ -442,7 +444,7 @@ def set_copy_budget(mebibytes: int) -> None:
     _core.set_capture_budget(mebibytes << 20)
 
 
-# Saves that threads write, until they are whole or somebody has waited for them.
+# Saves that threads write, until they are whole or were waited for.
 _unfinished: set[_Pending] = set()
 
 

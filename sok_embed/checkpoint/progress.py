@@ -1,4 +1,4 @@
-"""How far a run has come, beside its model and its data."""
+"""The progress of a run, beside its model and its data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Progress(tf.train.experimental.PythonState):
         self.fields: dict[str, Any] = {}
 
     def serialize(self) -> str:
-        """The dict as JSON, in which floats keep all their bits."""
+        """Returns the dict as JSON, in which floats keep all their bits."""
         return json.dumps(self.fields)
 
     def deserialize(self, string_value: str | bytes) -> None:
@@ -41,7 +41,7 @@ class Progress(tf.train.experimental.PythonState):
 
 
 def plain(value: Any) -> Any:
-    """A figure of logs, or what a callback remembers, as JSON has it."""
+    """Returns a figure of logs, or a value of a callback's state, as JSON has it."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, dict):
@@ -50,7 +50,7 @@ def plain(value: Any) -> Any:
 
 
 def states_of(callbacks: Sequence[Any]) -> list[list[Any]]:
-    """The class and the state of each callback that has one."""
+    """Returns the class and the state of each callback that has one."""
     found = []
     for callback in callbacks:
         state = _state_of(callback)
@@ -89,7 +89,7 @@ def _has_protocol(callback: Any) -> bool:
 
 
 def _state_of(callback: Any) -> Any:
-    """What a callback remembers; `None`: nothing that is known."""
+    """Returns the state of a callback; `None`: no known state."""
     if _has_protocol(callback):
         return callback.get_state()
     for kind, names in _REMEMBERED.items():

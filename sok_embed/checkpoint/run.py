@@ -26,10 +26,10 @@ class _RunCheckpoint(Checkpoint):
     """A checkpoint of a run, with what each worker counts for itself.
 
     Args:
-        model: Of the run.
-        progress: Of worker 0, which all workers restore.
-        own_progress: Of this worker.
-        batches: Whose iterator is saved; `None`: none is.
+        model: The model of the run.
+        progress: The progress of worker 0, which all workers restore.
+        own_progress: The progress of this worker.
+        batches: The batches whose iterator is saved; `None`: none is.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class Run:
 
     Args:
         model: Compiled and built.
-        batches: What it is trained on.
-        position: By what the place among these is found again.
+        batches: The batches of training.
+        position: The way in which the place among these is found again.
         epochs: The number of the last epoch.
         steps: The batches of an epoch. `None`: those of a pass.
 
     Attributes:
-        every: After how many batches of an epoch to save; `None`: at its end alone.
+        every: The number of batches of an epoch after which to save; `None`: at its end alone.
         validation: The arguments `x` and `steps` of `evaluate`; without `x` there is none.
-        validation_freq: After how many epochs to validate.
-        history: Of all epochs.
+        validation_freq: The number of epochs after each of which to validate.
+        history: The history of all epochs.
 
     Raises:
         ValueError: For a dataset that does not end where an epoch does, and for no end at all.
@@ -94,7 +94,7 @@ class Run:
         self._steps = steps
         self._stride = int(model.steps_per_execution)
         self._agreement = Agreement(communicators.current())
-        _check_enough(batches, epochs, steps, self._stride)
+        _check_batches_suffice(batches, epochs, steps, self._stride)
         sizes = self._agreement.gather(batches.batch_size() or 0, "examples of a batch")
         # The examples of a batch over all workers; `None`: they are not known.
         self._global_batch = sum(sizes) if all(sizes) else None
@@ -131,7 +131,7 @@ class Run:
     def make_callbacks(
         self, given: Sequence[keras.callbacks.Callback], verbose: str | int
     ) -> keras.callbacks.CallbackList:
-        """The callbacks and Keras' own, as `fit` makes them."""
+        """Makes the list of the callbacks and Keras' own, as `fit` does."""
         histories = [each for each in given if isinstance(each, keras.callbacks.History)]
         self.history = (histories or [self.history])[-1]
         self._given = [*given, *([] if histories else [self.history])]
@@ -165,11 +165,11 @@ class Run:
             self._checkpoint.follow_iterator()
         if resumed:
             self._manager.restore_or_initialize()
-            self._take_up()
+            self._set_progress()
         else:
             self._save(0)
 
-    def _take_up(self) -> None:
+    def _set_progress(self) -> None:
         """Sets what the checkpoint says beside the model, once it is restored."""
         fields = self._own_progress.fields or self._progress.fields
         # Seeds and sizes are those of a worker.
@@ -299,7 +299,7 @@ class Run:
                 return
 
     def _is_pass_over(self) -> bool:
-        """Whether an epoch begins with another pass."""
+        """Returns true if an epoch begins with another pass."""
         if self._batches.iterator is None:
             return True
         return self._batches.taken > 0 and (self._steps is None or self._batches.at_end)
@@ -328,7 +328,7 @@ class Run:
         )
 
     def _validate(self) -> dict[str, Any]:
-        """The logs of a validation, if one is due."""
+        """Returns the logs of a validation, if one is due."""
         due = (self._epoch + 1) % self.validation_freq == 0
         if self.validation["x"] is None or not due:
             return {}
@@ -371,7 +371,7 @@ class Run:
         self._saved_at = batch
 
 
-def _check_enough(batches: Batches, epochs: int, steps: int | None, stride: int) -> None:
+def _check_batches_suffice(batches: Batches, epochs: int, steps: int | None, stride: int) -> None:
     """Raises if the dataset has no end, or is known to end within an epoch."""
     if steps is None:
         if batches.endless:
@@ -404,13 +404,13 @@ def _make_metrics(model: keras.Model, element_spec: Any) -> None:
 
 
 def _is_unbuilt(model: keras.Model) -> bool:
-    """Whether metrics or losses of `compile` wait for a batch to be built."""
+    """Returns true if metrics or losses of `compile` wait for a batch to be built."""
     parts = (getattr(model, "_compile_metrics", None), getattr(model, "_compile_loss", None))
     return any(part is not None and not part.built for part in parts)
 
 
 def _own_variables(model: keras.Model) -> list[Any]:
-    """What workers do not have in common: states of metrics, seeds, moving averages of layers."""
+    """Returns the variables that differ by worker: states of metrics, seeds, moving averages."""
     found = list(model.metrics_variables)
     for layer in model._flatten_layers():
         found += [each for each in layer._non_trainable_variables if _is_plain(each)]
@@ -423,7 +423,7 @@ def _is_plain(variable: Any) -> bool:
 
 
 def _values_of(model: keras.Model) -> list[tuple[Any, tf.Tensor]]:
-    """All dense variables with their values, which share memory until a variable is assigned."""
+    """Returns all dense variables with values, which share memory until a variable is assigned."""
     optimizer = model.optimizer
     variables = [
         *model.variables, *model.metrics_variables, *(optimizer.variables if optimizer else ()),

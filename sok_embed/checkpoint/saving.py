@@ -66,7 +66,7 @@ def write_archive(model: keras.Model, path: str) -> None:
 
     Args:
         model: A Keras model.
-        path: Of the file, which ends in `.keras`.
+        path: The path of the file, which ends in `.keras`.
     """
     folder = f"{path}.parts"
     keras.saving.save_model(model, folder, zipped=False)
@@ -93,11 +93,11 @@ def save_whole(
 
     Args:
         model: A Keras model.
-        path: Of the file.
-        ending: That the path must have.
+        path: The path of the file.
+        ending: The ending that the path must have.
         write: Writes the file, to a path that it is given, with the rows of all workers.
-        make_folder: Whether the folder of the file is made if there is none.
-        copy_storages: Whether rows in storages are copied beside the file, which refers to them;
+        make_folder: True to make the folder of the file if there is none.
+        copy_storages: True if rows in storages are copied beside the file, which refers to them;
             else they stay where they are, but for those that lie beside another file.
     """
     target = os.path.realpath(os.fsdecode(path))
@@ -155,7 +155,7 @@ def save_whole(
 
 
 def _prepared(model: keras.Model, path: Any, ending: str) -> list[Host]:
-    """The tables whose rows go into a file; none of one worker, who writes what it has."""
+    """Returns the tables whose rows go into a file; none of one worker, which writes its own."""
     if not os.fsdecode(path).endswith(ending):
         raise ValueError(f"Expected a path that ends in {ending}. Received: {os.fsdecode(path)!r}.")
     return tables_of_one_file(model)
@@ -185,7 +185,7 @@ def check_rows_can_be_copied(model: keras.Model) -> None:
 
 
 def tables_of_one_file(model: keras.Model) -> list[Host]:
-    """The tables of several workers whose rows one file is to have; none with one worker.
+    """Returns the tables of several workers whose rows one file is to have; none with one worker.
 
     Raises:
         ValueError: For a table on disk.
@@ -217,7 +217,7 @@ def _write_rows(
 
 
 def _fitting_contents(tables: WholeTables, table: Any) -> Any:
-    """What all workers have in a table. Warns if one worker could not hold it."""
+    """Returns the rows of all workers in a table. Warns if one worker could not hold them."""
     whole = tables.contents(table)
     limit = int(table._attributes["max_rows"])
     keys = whole.own_keys if hasattr(whole, "own_keys") else whole.keys
@@ -240,8 +240,8 @@ def replacing(path: str | os.PathLike[str], number: int | None = None) -> Iterat
     """Yields where to write; afterwards that file takes the place of the one at `path`.
 
     Args:
-        path: Of the file.
-        number: In the name of the folder where the file is until then; `None`: any.
+        path: The path of the file.
+        number: The number in the name of the folder where the file is until then; `None`: any.
     """
     target = os.path.realpath(os.fsdecode(path))
     folder, name = os.path.split(target)

@@ -16,11 +16,11 @@ _TRIES = 100  # each has met another save or compaction of the checkpoint
 
 
 class Held(NamedTuple):
-    """A checkpoint whose files stay readable, whoever removes them.
+    """A checkpoint whose files stay readable, even if another process removes them.
 
     Attributes:
         chain: The checkpoint, and those that it has the changes since, the newest first.
-        places: Where the files of each of them are read.
+        places: The places where the files of each of them are read.
     """
 
     chain: list[Link]
@@ -39,14 +39,14 @@ def hold(
 ) -> Held:
     """Opens all files of a checkpoint that are needed; files that it lacks are left out.
 
-    Where somebody replaces the checkpoint, or compacts one that it builds on, that is found out by
-    the manifests, and it is opened as it is then.
+    Where another process replaces the checkpoint, or compacts one that it builds on, that is found
+    out by the manifests, and it is opened as it is then.
 
     Args:
         folder: The path of the checkpoint's folder.
-        needed: Gets the number of a checkpoint of the chain, 0 being the newest, and its manifest.
-            Returns the names of the files.
-        read_chain: Reads the manifests by a function.
+        needed: The function that takes the number of a checkpoint of the chain, 0 being the newest,
+            and its manifest, and returns the names of the files.
+        read_chain: The function that reads the manifests.
 
     Raises:
         FileNotFoundError: If there is no whole checkpoint in the folder, or if it was removed.
@@ -102,5 +102,5 @@ def _is_same(chain: list[Link]) -> bool:
 
 
 def all_files(number: int, manifest: Manifest) -> list[str]:
-    """The names of all files but the manifest, of whatever checkpoint of a chain."""
+    """Returns the names of all files but the manifest, for any checkpoint of a chain."""
     return [record.name for record in (*manifest.rows, *manifest.files, *manifest.data)]

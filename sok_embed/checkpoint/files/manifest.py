@@ -35,7 +35,7 @@ class Parent(NamedTuple):
     """The checkpoint whose changes since then another one has.
 
     Attributes:
-        folder: Its name, in the folder that both lie in.
+        folder: The name of the checkpoint, in the folder that both lie in.
         state: The number of what it holds.
     """
 
@@ -44,19 +44,20 @@ class Parent(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What a checkpoint consists of.
+    """The content of a checkpoint's manifest.
 
     Attributes:
         attempt: The number of the save, in the names of its files.
-        serial: Grows from one save of a `CheckpointManager` to the next; 0 for other saves.
+        serial: The number of the save, which grows from one save of a `CheckpointManager` to the
+            next; 0 for other saves.
         step: The iterations of the optimizer, or what a manager was given.
-        workers: How many wrote it.
+        workers: The number of workers that wrote it.
         dense: The file of dense weights: `prefix`; `variables` and `metrics`, lists of
             `[path, dtype, shape]`; `others`, paths of what else was saved.
         tables: A dict for each table; see `docs/reference/checkpoint-format.md`.
         rows: The file of rows of each worker; none without tables.
-        files: Of dense weights.
-        parent: Of a checkpoint that has the changes since that one; `None`: it has everything.
+        files: The files of dense weights.
+        parent: The checkpoint whose changes since then this one has; `None`: it has everything.
         state: The number of what it holds: that of the save that captured it, also where its files
             were written again later.
         data: The files that each worker has of its own, those of one after those of another.
@@ -156,7 +157,7 @@ def read(folder: str | Place) -> Manifest:
 
 
 def _parsed(path: str, data: bytes) -> dict[str, Any]:
-    """The content of a manifest, all of which has been checked.
+    """Returns the content of a manifest, all of which has been checked.
 
     Raises:
         CorruptionError: For one that is not as it was written.
@@ -196,7 +197,7 @@ class Link(NamedTuple):
 
     Attributes:
         folder: The path of the checkpoint's folder.
-        manifest: Its manifest.
+        manifest: The manifest of the checkpoint.
     """
 
     folder: str
@@ -208,7 +209,7 @@ def read_chain(folder: str, reading: Callable[[str], Manifest] = read) -> list[L
 
     Args:
         folder: The path of the checkpoint's folder.
-        reading: Reads a manifest, or remembers it.
+        reading: The function that reads a manifest, or remembers it.
 
     Raises:
         FileNotFoundError: If there is none in the folder.
@@ -252,7 +253,7 @@ def _check_sizes(chain: Sequence[Link]) -> None:
 
 
 def identity(table: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What must be the same of a table in all checkpoints of a chain."""
+    """Returns what must be the same for a table in all checkpoints of a chain."""
     return tuple(table[name] for name in ("path", "kind", "dim", "owners"))
 
 

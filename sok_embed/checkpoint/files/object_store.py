@@ -28,7 +28,7 @@ class StoreError(OSError):
 
 
 class StoreFolder(Place):
-    """What an object store has under a prefix, by way of fsspec.
+    """The files of an object store under a prefix, by way of fsspec.
 
     An object is there as a whole once its write has ended, and is listed from then on; the store
     promises that. So nothing is renamed, and files are written elsewhere first.
@@ -49,7 +49,7 @@ class StoreFolder(Place):
         return f"{self._root}/{name}"
 
     def _entries(self) -> list[dict[str, Any]]:
-        """What lies right under the prefix: its `name`, within it, and its `type`."""
+        """Returns the entries right under the prefix: `name`, within it, and `type`."""
         with _asking(f"list '{self.path}'"):
             self._files.invalidate_cache(self._root)
             try:
@@ -101,7 +101,7 @@ class StoreFolder(Place):
         return self.read_range(name, None, None)
 
     def read_range(self, name: str, begin: int | None, end: int | None) -> bytes:
-        """The bytes of a file from `begin` to before `end`; `None`: from or to its end."""
+        """Returns the bytes of a file from `begin` to before `end`; `None`: from or to its end."""
         try:
             with _asking(f"read '{self.file(name)}'", missing=True):
                 return self._files.cat_file(self._at(name), start=begin, end=end)
@@ -134,7 +134,7 @@ class StoreFolder(Place):
         self._remove(self._below())
 
     def _below(self) -> list[str]:
-        """All files under the prefix."""
+        """Returns all files under the prefix."""
         with _asking(f"list '{self.path}'"):
             self._files.invalidate_cache(self._root)
             return list(self._files.find(self._root))
@@ -144,7 +144,7 @@ class StoreFolder(Place):
             return
         with _asking(f"remove files of '{self.path}'"), contextlib.suppress(FileNotFoundError):
             self._files.rm(paths)
-        # Removing many at once may leave some without a word.
+        # Removing many at once may silently leave some.
         for path in set(paths).intersection(self._below()):
             with _asking(f"remove '{path}'"), contextlib.suppress(FileNotFoundError):
                 self._files.rm_file(path)
@@ -186,7 +186,7 @@ class StoreFolder(Place):
                 "it, or give another path."
             ) from None
         except StoreError:
-            pass  # who may not ask for buckets is told what else is wrong by what comes next
+            pass  # without leave to ask for buckets, the next call reports the error
 
 
 class _StoreFile:
@@ -240,7 +240,7 @@ class _Scratch:
 
 
 def _checked(url: str) -> str:
-    """The URL without a slash at its end, if it leads to one place of an object store."""
+    """Returns the URL without a slash at its end, if it leads to one place of an object store."""
     scheme, _, rest = url.partition("://")
     if scheme.lower() in _NO_STORES:
         raise ValueError(
@@ -258,7 +258,7 @@ def _checked(url: str) -> str:
 
 
 def _file_system(url: str) -> tuple[Any, str]:
-    """What fsspec has for a URL: a file system, and the path in it."""
+    """Returns fsspec's file system for a URL, and the path in it."""
     scheme = url.partition("://")[0]
     try:
         import fsspec
@@ -287,8 +287,8 @@ def _asking(what: str, missing: bool = False) -> Iterator[None]:
     """Has what a store raises say what it was asked for.
 
     Args:
-        what: It is to do.
-        missing: Whether a FileNotFoundError is an answer.
+        what: The work that the store is asked to do.
+        missing: True if a FileNotFoundError is an answer.
 
     Raises:
         StoreError: For whatever the store and its library raise.

@@ -25,9 +25,10 @@ class Partitions:
     have no more bytes than the records, and are removed at the end of the `with` block.
 
     Args:
-        dtype: Of the records; its field `key` is an int64.
-        expected_bytes: Of all records, by which the number of parts is chosen.
-        of_all_bytes: What other partitions expect that are used at the same time, and these.
+        dtype: The dtype of the records; its field `key` is an int64.
+        expected_bytes: The bytes of all records, by which the number of parts is chosen.
+        of_all_bytes: The bytes that all partitions that are used at the same time expect, these
+            included.
     """
 
     def __init__(self, dtype: npt.DTypeLike, expected_bytes: int, of_all_bytes: int = 0) -> None:
@@ -66,7 +67,7 @@ class Partitions:
                     file.write(records[chosen].tobytes())
 
     def part(self, number: int) -> npt.NDArray[Any]:
-        """The records of a part, in the order in which they were added."""
+        """Returns the records of a part, in the order in which they were added."""
         if self._folder is None:
             return np.concatenate(self._held or [np.zeros(0, self.dtype)])
         if not os.path.exists(self._path(number)):

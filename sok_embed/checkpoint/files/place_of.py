@@ -13,10 +13,10 @@ _ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")
 
 
 def place_of(path: str | os.PathLike[str] | Place) -> Place:
-    """The place that a path leads to.
+    """Returns the place that a path leads to.
 
     Args:
-        path: Of a folder, or a URL such as `s3://bucket/run7`.
+        path: The path of a folder, or a URL such as `s3://bucket/run7`.
 
     Raises:
         ImportError: For a URL, without fsspec or what it needs for the store.

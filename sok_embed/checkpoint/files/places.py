@@ -1,4 +1,4 @@
-"""Where the files of checkpoints lie: in folders of a file system, or in an object store.
+"""The places of checkpoint files: folders of a file system, or an object store.
 
 `place_of` makes a `Place` of a path, and whoever lists, reads, writes and removes by its methods
 need not know which kind it is.
@@ -36,7 +36,7 @@ class Readable(Protocol):
     """A file that is read from the place that `seek` has set."""
 
     def read(self, size: int, /) -> bytes:
-        """The next bytes, less than `size` at the end of the file."""
+        """Returns the next bytes, less than `size` at the end of the file."""
 
     def readinto(self, buffer: memoryview, /) -> int:
         """Fills the buffer with the next bytes, and returns how many; 0 at the end of the file."""
@@ -49,7 +49,7 @@ class Readable(Protocol):
 
 
 class Work(Protocol):
-    """Where a save writes its files before they are in their place.
+    """The folder in which a save writes its files before they are in their place.
 
     Attributes:
         folder: The path of a local folder.
@@ -74,18 +74,18 @@ class Place(abc.ABC):
     Names are plain ones: see `files.is_plain_name`.
 
     Attributes:
-        path: What users and messages call it: an absolute path, or a URL.
+        path: The path for users and messages: absolute, or a URL.
     """
 
     path: str
 
     def file(self, name: str) -> str:
-        """What messages call a file."""
+        """Returns the path of a file for messages."""
         return os.path.join(self.path, name)
 
     @abc.abstractmethod
     def names(self) -> list[str]:
-        """The names of all files and folders; none if there is no such folder.
+        """Returns the names of all files and folders; none if there is no such folder.
 
         Raises:
             OSError: If that cannot be found out.
@@ -93,7 +93,7 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def folders(self) -> list[str]:
-        """The names of the folders; as `names`."""
+        """Returns the names of the folders; see `names`."""
 
     @abc.abstractmethod
     def has(self, name: str) -> bool:
@@ -101,7 +101,7 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def length(self, name: str) -> int:
-        """The bytes of a file.
+        """Returns the length of a file in bytes.
 
         Raises:
             FileNotFoundError: If there is none.
@@ -118,7 +118,7 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def read(self, name: str, most: int) -> bytes:
-        """All bytes of a file that has at most so many.
+        """Returns all bytes of a file that has at most so many.
 
         Raises:
             CorruptionError: For a longer file, and for what is not a regular file.
@@ -127,11 +127,11 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def write(self, name: str, data: bytes, temporary: str) -> None:
-        """Writes a file that is there as a whole or not at all, in the place of one that was there.
+        """Writes a file that is there as a whole or not at all, and replaces one that was there.
 
         Args:
-            name: Its name.
-            data: What is in it.
+            name: The name of the file.
+            data: The content of the file.
             temporary: A name that it may have until it is whole.
         """
 
@@ -141,7 +141,7 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def remove(self, names: Iterable[str]) -> None:
-        """Removes files and folders in it; those that are gone are no error."""
+        """Removes files and folders in it; missing ones are not an error."""
 
     @abc.abstractmethod
     def remove_all(self, first: str) -> None:
@@ -164,7 +164,7 @@ class Place(abc.ABC):
         """Has files be in a local folder, where they stay; those that there are not are left out.
 
         Args:
-            names: Of the files.
+            names: The names of the files.
 
         Raises:
             CorruptionError: For what is not a regular file.
@@ -176,8 +176,8 @@ class LocalFolder(Place):
     """A folder of a file system, which all workers may share.
 
     Args:
-        local: Its absolute path.
-        path: What messages call it, if that is something else.
+        local: The absolute path of the folder.
+        path: The path for messages, if it differs.
     """
 
     def __init__(self, local: str, path: str | None = None) -> None:
@@ -243,7 +243,7 @@ class LocalFolder(Place):
     def remove_all(self, first: str) -> None:
         """See `Place`."""
         if os.path.islink(self.local):
-            return  # what it leads to belongs to somebody else
+            return  # what it leads to is not a checkpoint's own
         remove_if_there(self._at(first))
         sync(self.local)
         shutil.rmtree(self.local)
@@ -280,13 +280,13 @@ class LocalFolder(Place):
 
 
 class Fetched(LocalFolder):
-    """Files of a folder that stay while this object does, or until it is told to end.
+    """Files of a folder that stay while this object does, or until its `end`.
 
     Those of a file system stay open, which keeps their bytes where others remove them. In a local
     folder links lead to the open files, for libraries that open what they read by a path.
 
     Args:
-        path: What messages call the folder that the files come from.
+        path: The path, for messages, of the folder that the files come from.
     """
 
     def __init__(self, path: str) -> None:
@@ -328,7 +328,7 @@ class _InPlace:
         self.folder = folder
 
     def put(self, names: Sequence[str]) -> None:
-        sync(self.folder)  # whoever has written a file has forced it to disk
+        sync(self.folder)  # its writer has forced each file to disk
 
     def end(self) -> None:
         pass

@@ -16,7 +16,7 @@ import numpy as np
 from sok_embed.binding import _core
 from sok_embed.kv import CorruptionError
 
-# A file's checksum is made of those of its pieces, so that whoever writes it needs no second look.
+# A file's checksum is made of those of its pieces, so that its writer need not read it again.
 PIECE_BYTES = 1 << 20
 # What saves write, all with the number of the save in their names.
 OWN_NAME = re.compile(
@@ -32,11 +32,11 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")  # file systems ha
 
 
 class FileRecord(NamedTuple):
-    """What a manifest says of a file.
+    """The record of a file in a manifest.
 
     Attributes:
-        name: In the folder of the manifest.
-        bytes: Its length.
+        name: The name in the folder of the manifest.
+        bytes: The length of the file.
         checksum: See `FileChecksum`: 16 hexadecimal digits.
     """
 
@@ -57,7 +57,7 @@ class FileRecord(NamedTuple):
 
 
 def checksum(data: Any, offset: int) -> int:
-    """XXH3-64 of bytes, with the offset in the file of the first one as its seed."""
+    """Returns XXH3-64 of bytes, seeded with the offset in the file of the first one."""
     return _core.checksum(np.frombuffer(data, np.uint8), offset)
 
 
@@ -93,7 +93,7 @@ class FileChecksum:
         self._pieces += checksum(piece, offset).to_bytes(8, "little")
 
     def digest(self) -> str:
-        """The checksum of all bytes so far."""
+        """Returns the checksum of all bytes so far."""
         pieces = bytes(self._pieces)
         if self._waiting:
             offset = len(pieces) // 8 * PIECE_BYTES
@@ -124,7 +124,7 @@ def check_digest(path: str, record: FileRecord, found: FileChecksum) -> None:
 
 
 def damaged(path: str, expected: str, received: str) -> CorruptionError:
-    """The error for a file of a checkpoint that is not as it was written."""
+    """Returns the error for a file of a checkpoint that is not as it was written."""
     return CorruptionError(
         f"Expected {expected} in '{path}'. Received: {received}. The checkpoint is damaged or "
         "incomplete: take another one, or a copy of it."
@@ -146,17 +146,17 @@ def is_plain_name(name: Any) -> bool:
 
 
 def is_of_a_save(name: str) -> bool:
-    """Whether a file or a folder has a name that saves give."""
+    """Returns true if a file or a folder has a name that saves give."""
     return OWN_NAME.fullmatch(name) is not None
 
 
 def rows_name(worker: int, workers: int, attempt: int) -> str:
-    """The name of a worker's file of rows."""
+    """Returns the name of a worker's file of rows."""
     return f"rows-{worker + 1:05d}-of-{workers:05d}-{attempt:016x}.sok"
 
 
 def dense_prefix(attempt: int) -> str:
-    """What the names of the files of dense weights begin with."""
+    """Returns the beginning of the names of the files of dense weights."""
     return f"dense-{attempt:016x}"
 
 
@@ -166,7 +166,7 @@ def data_prefix(worker: int, workers: int, attempt: int) -> str:
 
 
 def data_names(workers: int, attempt: int) -> list[str]:
-    """The names of the own files of all workers, those of one after those of another."""
+    """Returns the names of the own files of all workers, by worker."""
     return [
         f"{data_prefix(worker, workers, attempt)}{ending}"
         for worker in range(workers)
@@ -175,7 +175,7 @@ def data_names(workers: int, attempt: int) -> list[str]:
 
 
 def local_path(path: str | os.PathLike[str]) -> str:
-    """The absolute path of a folder.
+    """Returns the absolute path of a folder.
 
     Raises:
         ValueError: For one of another file system than that of the machine.

@@ -67,7 +67,7 @@ class Rows(NamedTuple):
     update_times: npt.NDArray[np.int64]
 
     def where(self, chosen: npt.NDArray[np.bool_]) -> Rows:
-        """The rows of which a mask bool `[n]` is true."""
+        """Returns the rows of which a mask bool `[n]` is true."""
         return self if chosen.all() else Rows._make(column[chosen] for column in self)
 
     def with_slots(self, start: Sequence[float]) -> Rows:
@@ -80,7 +80,7 @@ class Rows(NamedTuple):
         return self._replace(slots=np.tile(np.array(start, np.float32), (len(self.keys), 1)))
 
     def between(self, begin: int, end: int) -> Rows:
-        """The rows from `begin` to `end`."""
+        """Returns the rows from `begin` to `end`."""
         return Rows._make(column[begin:end] for column in self)
 
 
@@ -88,9 +88,9 @@ class Block(NamedTuple):
     """A part of a file.
 
     Attributes:
-        table: Its number in the index.
+        table: The number of the table in the index.
         kind: `ROWS`, `ADMISSION`, `SKETCH` or `REMOVED`.
-        number: Of rows and removed keys how many; of other bytes where they begin.
+        number: The number of rows or removed keys; for other bytes, the offset at which they begin.
         payload: The bytes.
     """
 
@@ -101,7 +101,7 @@ class Block(NamedTuple):
 
 
 def rows_a_block(dim: int, slot_floats: int) -> int:
-    """The most rows of a block."""
+    """Returns the most rows of a block."""
     return max(1, PAYLOAD_BYTES // row_bytes(dim, slot_floats))
 
 
@@ -109,10 +109,10 @@ class RowsWriter:
     """Writes a file, which counts once a manifest names it.
 
     Args:
-        path: There is nothing there yet.
+        path: The path of the file, where nothing is yet.
         attempt: The number of the save.
-        worker: Whose rows they are.
-        workers: Of how many.
+        worker: The number of the worker whose rows they are.
+        workers: The number of workers.
     """
 
     def __init__(self, path: str, attempt: int, worker: int, workers: int) -> None:
@@ -172,7 +172,7 @@ class RowsWriter:
 
 
 def _aligned(length: int) -> memoryview:
-    """Memory for a block whose columns TensorFlow can take as they are, without a copy."""
+    """Returns memory for a block whose columns TensorFlow can take without a copy."""
     memory = np.empty(length + _ALIGNMENT, np.uint8)
     begin = -(memory.ctypes.data + _BLOCK.size) % _ALIGNMENT
     return memory.data[begin : begin + length]
@@ -186,14 +186,14 @@ class RowsReader:
     """Reads a file. Its ends are checked at once, and each block when it is read.
 
     Args:
-        folder: Of the checkpoint.
-        record: Of the file.
+        folder: The folder of the checkpoint.
+        record: The record of the file.
         attempt: The number of the save.
-        worker: Whose rows they are.
-        workers: Of how many.
+        worker: The number of the worker whose rows they are.
+        workers: The number of workers.
 
     Attributes:
-        tables: What the index says, in the order of the tables' numbers.
+        tables: The entries of the index, in the order of the tables' numbers.
 
     Raises:
         CorruptionError: For a file that is not as it was written.
@@ -289,7 +289,7 @@ class RowsReader:
         return head, told
 
     def _read_block(self, file: Readable, offset: int) -> tuple[Block, memoryview]:
-        """The block that begins at an offset, where the file stands, and all bytes of it."""
+        """Returns the block that begins at an offset, where the file stands, and all its bytes."""
         head, (table, kind, number, length) = self._read_head(file, offset)
         block = _aligned(_BLOCK.size + length + 8)
         block[: _BLOCK.size] = head
@@ -319,11 +319,11 @@ class RowsReader:
 
     @staticmethod
     def removed_in(block: Block) -> npt.NDArray[np.int64]:
-        """The keys of a block of removed ones."""
+        """Returns the keys of a block of removed keys."""
         return np.frombuffer(block.payload, np.int64)
 
     def rows_of(self, block: Block) -> Rows:
-        """The rows of a block, which stay in its memory."""
+        """Returns the rows of a block, which stay in its memory."""
         entry = self.tables[block.table]
         n, dim, slot_floats = block.number, entry["dim"], entry["slot_floats"]
         counters = np.frombuffer(block.payload, np.uint32, 2 * n, 8 * n).astype(np.int64)

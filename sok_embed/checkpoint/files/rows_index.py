@@ -70,12 +70,12 @@ def _check_entry(room: int, entry: dict[str, Any], field: str) -> None:
 
 
 def row_bytes(dim: int, slot_floats: int) -> int:
-    """The bytes of a row in a block."""
+    """Returns the bytes of a row in a block."""
     return ROW_HEAD_BYTES + 4 * (dim + slot_floats)
 
 
 def index_bytes(tables: Sequence[dict[str, Any]]) -> bytes:
-    """The index of a file.
+    """Returns the index of a file.
 
     Raises:
         ValueError: For one that is too long for readers.

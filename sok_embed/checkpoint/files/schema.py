@@ -33,8 +33,8 @@ class Misfit(ValueError):
     """A field that is not what its format says.
 
     Attributes:
-        field: Its name, as in `tables[2].dim`; empty: the whole text.
-        expected: What it has to be.
+        field: The name of the field, as in `tables[2].dim`; empty: the whole text.
+        expected: The value that it must have.
         received: The value, shortened.
     """
 
@@ -126,8 +126,8 @@ def text_like(fits: Callable[[str], object], expected: str) -> Check:
     """Returns a check of a string that a function finds true.
 
     Args:
-        fits: Gets a text.
-        expected: Says for messages which texts fit.
+        fits: The function that takes a text and returns whether it fits.
+        expected: The description of texts that fit, for messages.
     """
 
     def check(value: Any, field: str) -> None:

@@ -27,7 +27,7 @@ class TooMany(NamedTuple):
     """Returns the checkpoints of a directory that are to be removed.
 
     Attributes:
-        steps: Their steps, those that build on others before these.
+        steps: The steps of the checkpoints, those that build on others before these.
         unreadable: Steps that stay because a manifest that they need cannot be read.
     """
 
@@ -39,8 +39,8 @@ class _Chain(NamedTuple):
     """A checkpoint with those that it builds on.
 
     Attributes:
-        steps: Its step and theirs, the newest first.
-        is_cut: Whether one of them was replaced or went.
+        steps: The step of the checkpoint and those of the others, the newest first.
+        is_cut: True if one of them was replaced or has gone.
         unreadable: The step of the one whose manifest cannot be read.
     """
 
@@ -55,7 +55,8 @@ class StepFolders:
     Args:
         directory: An absolute path, or where that leads to.
         max_to_keep: The most checkpoints, beside those of `keep_every`. `None`: all of them.
-        keep_every: Of each so many steps the first checkpoint is kept for good. `None`: none is.
+        keep_every: The number of steps of each of which the first checkpoint is kept for good.
+            `None`: none is.
 
     Raises:
         ValueError: For numbers that are not positive.
@@ -79,7 +80,7 @@ class StepFolders:
         return os.path.join(self.directory, f"step-{step:09d}")
 
     def _steps(self) -> list[int]:
-        """The steps of all folders, also of those that did not become whole."""
+        """Returns the steps of all folders, also of those that did not become whole."""
         found = [_STEP_FOLDER.fullmatch(name) for name in self._place.folders()]
         return sorted(int(match[1]) for match in found if match is not None)
 
@@ -87,7 +88,7 @@ class StepFolders:
         return manifests.is_whole(self._folder(step))
 
     def _serials(self, read: _Reading = manifests.read) -> dict[int, int]:
-        """The serials of whole checkpoints, by their steps, ascending.
+        """Returns the serials of whole checkpoints, by their steps, ascending.
 
         A manifest that cannot be read counts as saved after those of smaller steps: a damaged
         checkpoint that may be the last one is not passed over. Where a store does not answer,
@@ -108,7 +109,7 @@ class StepFolders:
         return serials
 
     def _by_age(self, read: _Reading = manifests.read) -> list[int]:
-        """The steps of whole checkpoints, the one that was saved first first."""
+        """Returns the steps of whole checkpoints, in the order in which they were saved."""
         serials = self._serials(read)
         return sorted(serials, key=lambda step: (serials[step], step))
 
@@ -138,14 +139,14 @@ class StepFolders:
             kept.update(firsts.values())
         kept.update(unreadable)
         needed = kept.union(*(chains[step].steps for step in kept if step in chains))
-        # Nobody knows what the damaged one itself builds on.
+        # It is unknown what the damaged one itself builds on.
         unknown = {chains[step].unreadable for step in unreadable} - {None}
         if any(not has_all_rows(self._folder(step)) for step in unknown if step is not None):
             needed.update(steps)
         return TooMany([step for step in reversed(steps) if step not in needed], unreadable)
 
     def _chain_of(self, step: int, read: _Reading) -> _Chain:
-        """The checkpoints that one builds on, as far as manifests can be read."""
+        """Returns the checkpoints that one builds on, as far as manifests can be read."""
         steps: list[int] = []
         while True:
             try:
@@ -170,7 +171,7 @@ class StepFolders:
     def _leftovers(self) -> list[int]:
         """Steps of folders that saves have left that did not end.
 
-        A folder with other names in it than those that saves give is somebody else's.
+        A folder with other names in it than those that saves give is not a save's.
         """
         return [
             step

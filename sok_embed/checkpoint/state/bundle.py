@@ -25,9 +25,9 @@ class Bundle:
     """The tensors of some files by their names.
 
     Args:
-        folder: Where the files are.
-        prefix: What their names begin with.
-        records: Of the files, whose checksums are right.
+        folder: The folder of the files.
+        prefix: The beginning of their names.
+        records: The records of the files, whose checksums are right.
 
     Attributes:
         shapes: The shape of each tensor.
@@ -55,8 +55,8 @@ class Bundle:
         """Raises CorruptionError unless the files have the variables that a manifest tells.
 
         Args:
-            dense: What the manifest says.
-            metrics: What the names of metrics begin with, all of which the manifest tells.
+            dense: The description of dense variables in the manifest.
+            metrics: The beginning of the names of metrics, all of which the manifest has.
         """
         for field in ("variables", "metrics"):
             for path, dtype, shape in dense[field]:
@@ -80,7 +80,7 @@ class Bundle:
         )
 
     def _variable(self, path: str) -> tuple[str, list[int]] | None:
-        """The dtype and the shape of the variable that a restore finds; `None`: there is none."""
+        """Returns dtype and shape of the variable that a restore finds; `None`: there is none."""
         node = self._node(path)
         attributes = () if node is None else self._graph.nodes[node].attributes
         keys = [each.checkpoint_key for each in attributes if each.name == _VALUE]
@@ -89,7 +89,7 @@ class Bundle:
         return tf.as_dtype(self._dtypes[keys[0]]).name, list(self.shapes[keys[0]])
 
     def _node(self, path: str) -> int | None:
-        """The number of the object that a path leads to; names may have slashes, too."""
+        """Returns the number of the object that a path leads to; names may have slashes, too."""
         ends = [*(i for i, letter in enumerate(path) if letter == "/"), len(path)]
         behind = len(path) + 1
         waiting = [(0, 0)] if path else []  # an object, and where the rest of the path begins
@@ -117,7 +117,7 @@ class Bundle:
         return graph
 
     def _children(self, node: int) -> dict[str, int]:
-        """The numbers of the objects that hang on one, by their names."""
+        """Returns the numbers of the objects that hang on one, by their names."""
         if node not in self._known:
             if not 0 <= node < len(self._graph.nodes):
                 raise damaged(self._path, "objects of its graph", f"number {node}")

@@ -1,4 +1,4 @@
-"""Everything of a checkpoint that is no rows: `tf.train.Checkpoint` has it."""
+"""Saves and restores everything but rows, with a `tf.train.Checkpoint`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DenseState:
         self.found: Found = found
 
     def description(self) -> dict[str, Any]:
-        """What a manifest says of the variables and other objects, but for where they are."""
+        """Returns the manifest's description of variables and other objects, without places."""
         return {
             "variables": _shapes(self.found.variables),
             "metrics": _shapes(self._metrics),
@@ -60,8 +60,8 @@ class DenseState:
     def write(self, folder: str, prefix: str) -> list[str]:
         """Writes all variables into files whose names begin with `prefix`. Returns these names.
 
-        The files may not be on the device yet. Those of a save that fails are left for whoever
-        removes what no manifest names.
+        The files may not be on the device yet. Those of a save that fails are left for the caller
+        that removes what no manifest names.
         """
         checkpoint = tf.train.Checkpoint(**self._shared(), **self._metrics)
         try:
@@ -113,7 +113,7 @@ class DenseState:
                 raise damaged(folder.file(manifest.dense["prefix"]), f"what '{path}' saves", "none")
 
     def _shared(self) -> dict[str, Any]:
-        """What is the same on all workers: an iterator is each worker's own."""
+        """Returns what is the same on all workers: an iterator is each worker's own."""
         return {
             name: each
             for name, each in self._given.items()
@@ -121,7 +121,7 @@ class DenseState:
         }
 
     def _is_asked_for(self, path: str) -> bool:
-        """Whether something of the checkpoint belongs to an object that is given, or to a model."""
+        """Returns true if an entry of the checkpoint belongs to a given object, or to a model."""
         name = path.partition("/")[0]
         return name in self._given or name == "model" or name.startswith("model_")
 

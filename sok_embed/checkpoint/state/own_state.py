@@ -1,4 +1,4 @@
-"""What each worker has of its own, such as where it stands in its data."""
+"""The state that each worker has of its own, such as its place in its data."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class OwnState:
     """Objects that each worker saves for itself, and restores among as many workers.
 
     Args:
-        objects: By name. Iterators of `tf.data` must be there when a checkpoint is restored; other
-            objects stay as they are if it was written by another number of workers.
+        objects: The objects by name. Iterators of `tf.data` must be there when a checkpoint is
+            restored; other objects stay as they are if it was written by another number of workers.
     """
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ class OwnState:
         return [f"{prefix}{ending}" for ending in DATA_ENDINGS]
 
     def needed(self, manifest: Manifest, worker: int, workers: int) -> list[FileRecord]:
-        """The records of the files that this worker restores from.
+        """Returns the records of the files that this worker restores from.
 
         Raises:
             ValueError: If there are iterators, and others than so many workers wrote.
@@ -72,10 +72,10 @@ class OwnState:
         """Raises for files that this worker cannot restore from, and changes nothing.
 
         Args:
-            folder: Where the files are that `needed` has named.
-            manifest: Of the checkpoint.
+            folder: The folder of the files that `needed` has named.
+            manifest: The manifest of the checkpoint.
             worker: The number of this worker.
-            workers: How many there are.
+            workers: The number of workers.
 
         Raises:
             ValueError: As `needed`, and if an object is not in the file.

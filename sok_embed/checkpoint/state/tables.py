@@ -52,7 +52,7 @@ class Part:
     """Rows that lie under one handle: those of a table, or the own or static ones of an adaptive.
 
     Attributes:
-        table: Whose they are.
+        table: The table of the rows.
         name: `"rows"`, `"own"` or `"static"`.
     """
 
@@ -61,7 +61,7 @@ class Part:
 
     @property
     def handle(self) -> tf.Tensor:
-        """What the ops know the rows by."""
+        """The handle of the rows for ops."""
         if isinstance(self.table, AdaptiveTable):
             own, static = tf_ops.adaptive_tables(self.table.resource_handle)
             return own if self.name == "own" else static
@@ -74,11 +74,11 @@ class Part:
 
     @property
     def shared(self) -> bool:
-        """Whether every worker has all of the rows."""
+        """True if every worker has all of the rows."""
         return isinstance(self.table, Table) and isinstance(self.table._owner_rule, EveryWorkerRule)
 
     def mine(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which keys are those of this worker."""
+        """Returns which keys belong to this worker."""
         if isinstance(self.table, Table):
             owners = self.table.owners_of(keys)
             if owners is None:
@@ -90,7 +90,7 @@ class Part:
 
     @property
     def storage(self) -> kv.Storage | None:
-        """Where the rows lie on disk; `None`: they are in memory."""
+        """The storage of the rows; `None`: they are in memory."""
         return self.table.storage if isinstance(self.table, Table) else None
 
     @property
@@ -100,7 +100,7 @@ class Part:
         return self.table._group
 
     def head(self) -> tuple[Head, bytes]:
-        """The head, and what an admission has counted."""
+        """Returns the head, and the counts of the admission."""
         _, exported = as_errors(
             lambda: tf_ops.export_piece(self.handle, self.table.dim, 0, 0, with_admission=True)
         )
@@ -128,7 +128,7 @@ def head_of(exported: tf_ops.Export | tf_ops.BegunCapture) -> Head:
 
 
 def stored_rows(storage: kv.Storage | _core.Storage, group: int, scratch: str) -> Iterator[Rows]:
-    """The rows of a group, by way of a dump: a piece of a view would take a walk through all.
+    """Yields the rows of a group, from a dump: each piece of a view would walk through all rows.
 
     Args:
         storage: The storage.
@@ -145,17 +145,17 @@ def stored_rows(storage: kv.Storage | _core.Storage, group: int, scratch: str) -
 
 
 def calls_of(optimizer: keras.optimizers.Optimizer) -> int:
-    """How often an optimizer was given gradients."""
+    """Returns the number of times that an optimizer was given gradients."""
     return _integer(optimizer._iterations)
 
 
 def steps_of(optimizer: keras.optimizers.Optimizer) -> int:
-    """How often an optimizer has applied gradients: its `iterations`."""
+    """Returns the number of times that an optimizer has applied gradients: its `iterations`."""
     return _integer(optimizer.iterations)
 
 
 def _integer(variable: Any) -> int:
-    """The value of a variable or a tensor, also under a strategy of `tf.distribute`.
+    """Returns the value of a variable or a tensor, also under a strategy of `tf.distribute`.
 
     Python's `int` raises there for variables of Keras.
     """
@@ -167,7 +167,8 @@ class Host(NamedTuple):
     """A table and where it was found.
 
     Attributes:
-        path: By which attributes it is reached; the same in every process of one program.
+        path: The path of attributes by which the table is reached; the same in every process of one
+            program.
         table: The table.
     """
 
@@ -183,12 +184,12 @@ class Host(NamedTuple):
 
     @property
     def sketch_place(self) -> SketchPlace:
-        """Which buckets the sketch of an adaptive table counts."""
+        """The buckets that the sketch of an adaptive table counts."""
         assert isinstance(self.table, AdaptiveTable)
         return SketchPlace(self.table.static_buckets, self.table.owners, self.table.owner)
 
     def description(self) -> dict[str, Any]:
-        """What a manifest says of the table, the same on every worker."""
+        """Returns the description of the table for a manifest, the same on every worker."""
         attributes = self.table._attributes
         described = {
             "path": self.path,
@@ -210,17 +211,17 @@ class Host(NamedTuple):
 
 
 def owner_text(table: Table | AdaptiveTable) -> str:
-    """How the keys of a table are given to workers."""
+    """Returns the rule that gives the keys of a table to workers, as a text."""
     return table._owner_rule.text if isinstance(table, Table) else "bucket % size"
 
 
 class Found(NamedTuple):
-    """What hangs on the objects of a checkpoint.
+    """The parts that hang on the objects of a checkpoint.
 
     Attributes:
-        tables: In the order of their paths.
+        tables: The tables in the order of their paths.
         variables: All variables, by their paths.
-        optimizers: Those of Keras.
+        optimizers: The optimizers of Keras.
         iterators: Paths of iterators of `tf.data`.
         others: Paths of all else that has something to save, iterators among them.
     """
@@ -259,7 +260,7 @@ def find(root: tf.train.Checkpoint) -> Found:
 
 
 def _saves_something(each: Any) -> bool:
-    """Whether an object that is no variable and no table has something to save."""
+    """Returns true if an object other than a variable or a table has something to save."""
     if isinstance(each, WorkerRecord):
         return False  # belongs to the rows
     none = tf.__internal__.tracking.Trackable

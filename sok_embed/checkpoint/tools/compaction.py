@@ -20,11 +20,11 @@ def compact(folder: str | os.PathLike[str], watch: Watch | None = None) -> int:
     it was built on is no longer needed by it. No job may be saving into the directory meanwhile.
 
     Args:
-        folder: Of the checkpoint.
-        watch: Is told how much was read.
+        folder: The folder of the checkpoint.
+        watch: The function that is called with the number of bytes that were read.
 
     Returns:
-        How many checkpoints it was built on; with 0 nothing was to be done.
+        The number of checkpoints it was built on; with 0 nothing was to be done.
 
     Raises:
         FileNotFoundError: If there is no whole checkpoint in the folder.

@@ -18,7 +18,7 @@ from sok_embed.checkpoint.tools.saved import Saved, SavedTable, rows_of
 
 _HEAD = ("dim", "rule", "slot_start", "steps", "step_clock")
 _COLUMNS = ("embeddings", "slots", "update_nums", "update_times")
-# What the names of values in a tf.train.Checkpoint end with, and the one that is no variable.
+# What the names of values in a tf.train.Checkpoint end with, and the one that is not a variable.
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
@@ -28,9 +28,9 @@ class TableDifference:
     """In what a table differs.
 
     Attributes:
-        table: Its path, with the part of an adaptive one.
-        name: As A has it.
-        head: What else differs, `dim` for one: of each field its values in A and in B.
+        table: The path of the table, with the part of an adaptive one.
+        name: The name of the table in A.
+        head: The other fields that differ, such as `dim`, with their values in A and in B.
         only_a: Rows of keys that B has not.
         only_b: Rows of keys that A has not.
         both: Keys of both.
@@ -51,7 +51,7 @@ class TableDifference:
 
     @property
     def same(self) -> bool:
-        """Whether there is no difference."""
+        """True if there is no difference."""
         found = (self.head, self.only_a, self.only_b, *self.differing.values())
         return not any(found)
 
@@ -60,11 +60,11 @@ class VariableDifference(NamedTuple):
     """In what a dense variable differs.
 
     Attributes:
-        variable: Its path.
-        a: Its dtype and shape in A; `None`: it is not there.
+        variable: The path of the variable.
+        a: The dtype and shape in A; `None`: it is not there.
         b: The same of B.
-        differing: How many elements differ; `None`: they cannot be compared.
-        largest: The largest difference of an element; `None` of what are no numbers.
+        differing: The number of elements that differ; `None`: they cannot be compared.
+        largest: The largest difference of an element; `None` if they are not numbers.
     """
 
     variable: str
@@ -78,11 +78,11 @@ class Difference(NamedTuple):
     """In what two checkpoints differ.
 
     Attributes:
-        steps: Those of A and of B.
+        steps: The steps of A and of B.
         only_a: Tables that B has not.
         only_b: Tables that A has not.
-        tables: Those of both, also where nothing differs.
-        variables: That differ.
+        tables: The tables of both, also where nothing differs.
+        variables: The dense variables that differ.
     """
 
     steps: tuple[int, int]
@@ -93,7 +93,7 @@ class Difference(NamedTuple):
 
     @property
     def same(self) -> bool:
-        """Whether there is no difference but that of steps."""
+        """True if there is no difference but in the steps."""
         return not (self.only_a or self.only_b or self.variables) and all(
             table.same for table in self.tables
         )
@@ -109,7 +109,7 @@ def difference(a: Saved, b: Saved, watch: Watch | None = None) -> Difference:
     Args:
         a: One of them.
         b: The other.
-        watch: Is told how much was read.
+        watch: The function that is called with the number of bytes that were read.
 
     Raises:
         CorruptionError: For a file that is not as it was written.
@@ -137,7 +137,7 @@ class _Pair:
         self.bytes = self.dtype.itemsize * (a.rows + b.rows)
 
     def records(self, side: int, rows: Rows) -> npt.NDArray[Any]:
-        """The rows of a side, 0 for A, as records."""
+        """Returns the rows of a side, 0 for A, as records."""
         records = np.zeros(len(rows.keys), self.dtype)
         records["key"], records["side"] = rows.keys, side
         for name in _COLUMNS:
@@ -182,7 +182,7 @@ class _Pair:
 
 
 def _largest(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
-    """The largest difference of elements `[n]`, in float64; NaN if there is one that is NaN."""
+    """Returns the largest difference of elements `[n]`, in float64; NaN if one of them is NaN."""
     with np.errstate(invalid="ignore"):  # infinity from infinity
         return float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64))))
 
@@ -204,7 +204,7 @@ def _tables(a: Saved, b: Saved, labels: list[str], watch: Watch | None) -> list[
 
 
 def _variables(a: Saved, b: Saved) -> Iterator[VariableDifference]:
-    """The dense variables that differ. TensorFlow is imported only if some may."""
+    """Yields the dense variables that differ. TensorFlow is imported only if some may."""
     contents = [
         sorted((record.bytes, record.checksum) for record in saved.manifest.files)
         for saved in (a, b)
@@ -236,7 +236,7 @@ def _variables(a: Saved, b: Saved) -> Iterator[VariableDifference]:
 def _variable(
     path: str, a: npt.NDArray[Any] | None, b: npt.NDArray[Any] | None
 ) -> VariableDifference | None:
-    """In what two values differ; `None`: in nothing."""
+    """Returns the difference of two values; `None`: there is none."""
     described = [
         None if value is None else f"{value.dtype} {list(value.shape)}" for value in (a, b)
     ]
@@ -255,6 +255,6 @@ def _variable(
 
 
 def _bits(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Of each element, as a number; of what is longer than any, the element."""
+    """Returns the bits of each element as a number; elements longer than any number as they are."""
     value = np.atleast_1d(value)
     return value.view(f"u{value.itemsize}") if value.itemsize in (1, 2, 4, 8) else value

@@ -21,7 +21,7 @@ from sok_embed.checkpoint.tools.newest_first import CountedBytes, Watch, live_bl
 
 
 def label_of(path: str, part: str) -> str:
-    """What tells a table from all others, of its path, or may, of its name."""
+    """Returns the text that tells a table from all others, of its path, or may, of its name."""
     return path if part == "rows" else f"{path}:{part}"
 
 
@@ -30,15 +30,15 @@ class SavedTable:
     """A table, or one of the two that an adaptive table consists of.
 
     Attributes:
-        number: In the index of each file of rows.
+        number: The number of the table in the index of each file of rows.
         path: The attributes that lead to it.
         part: `"rows"`; of an adaptive table `"own"` or `"static"`, whose keys are buckets.
-        described: What the manifest says of the whole table.
-        rows: How many there are on all workers.
-        rule: Of its row optimizer, empty before the first commit.
-        slot_start: What the slots of a new row hold.
+        described: The manifest's description of the whole table.
+        rows: The number of rows on all workers.
+        rule: The rule of its row optimizer, empty before the first commit.
+        slot_start: The values of a new row's slots.
         steps: The commits of it; the greatest of all workers.
-        step_clock: What its clock shows if it counts steps, else -1; the greatest of all workers.
+        step_clock: The time of its clock if it counts steps, else -1; the greatest of all workers.
     """
 
     number: int
@@ -53,7 +53,7 @@ class SavedTable:
 
     @property
     def label(self) -> str:
-        """What tells it from all others: its path, and the part of an adaptive table."""
+        """The text that tells it from all others: its path, and the part of an adaptive table."""
         return label_of(self.path, self.part)
 
     @property
@@ -98,7 +98,7 @@ class Saved(NamedTuple):
 
     @property
     def manifest(self) -> Manifest:
-        """What it consists of."""
+        """The manifest of the checkpoint."""
         return self.chain[0].manifest
 
     @property
@@ -112,7 +112,7 @@ class Saved(NamedTuple):
         return sum(record.bytes for link in self.chain for record in link.manifest.rows)
 
     def chosen(self, names: Sequence[str]) -> list[SavedTable]:
-        """The tables of these names, in their order; all of them without names.
+        """Returns the tables of these names, in their order; all of them without names.
 
         Raises:
             ValueError: For a name that no table has, or that several tables of the model share.
@@ -132,7 +132,7 @@ class Saved(NamedTuple):
         return [found[number] for number in sorted(found)]
 
     def one(self, name: str | None) -> SavedTable:
-        """The table of a name; without a name the only one.
+        """Returns the table of a name; without a name the only one.
 
         Raises:
             ValueError: If that is not one table.
@@ -170,7 +170,7 @@ def saved_of(held: Held) -> Saved:
 
 
 def reader_of(folder: str | Place, manifest: Manifest, worker: int) -> RowsReader:
-    """The rows of a worker, whose file has the tables of the manifest.
+    """Returns the reader of a worker's rows, whose file has the tables of the manifest.
 
     Raises:
         CorruptionError: For a file that is not as it was written.
@@ -185,7 +185,7 @@ def reader_of(folder: str | Place, manifest: Manifest, worker: int) -> RowsReade
 
 
 def _parts(manifest: Manifest) -> Iterator[tuple[dict[str, Any], str]]:
-    """The entries of a manifest with the parts of each, in the order of the indices."""
+    """Yields the entries of a manifest with the parts of each, in the order of the indices."""
     for entry in manifest.tables:
         for part in PARTS[entry["kind"]]:
             yield entry, part
@@ -206,7 +206,7 @@ def check_totals(folder: str, manifest: Manifest, readers: Sequence[RowsReader])
 
 
 def saved_tables(manifest: Manifest, readers: Sequence[RowsReader]) -> list[SavedTable]:
-    """The tables of a manifest, with what the indices of files say of them."""
+    """Returns the tables of a manifest, with the fields in the indices of files."""
     tables = []
     for number, (entry, part) in enumerate(_parts(manifest)):
         entries = [reader.tables[number] for reader in readers]
@@ -234,8 +234,8 @@ def rows_of(
 
     Args:
         saved: The checkpoint.
-        chosen: Whose rows.
-        watch: Is told how much was read.
+        chosen: The tables whose rows are read.
+        watch: The function that is called with the number of bytes that were read.
 
     Raises:
         CorruptionError: For a file that is not as it was written.
@@ -272,11 +272,11 @@ def copy_rows(
 
 
 class CopiedFiles(NamedTuple):
-    """The files of a checkpoint that are no rows, under the names of another save.
+    """The files of a checkpoint other than rows, under the names of another save.
 
     Attributes:
-        files: Of dense weights.
-        data: That each worker has of its own.
+        files: The files of dense weights.
+        data: The files that each worker has of its own.
     """
 
     files: list[FileRecord]
@@ -284,7 +284,7 @@ class CopiedFiles(NamedTuple):
 
 
 def copied_files(folder: str, saved: Saved, attempt: int) -> CopiedFiles:
-    """Copies what is no rows into a folder, under the names of another save."""
+    """Copies files other than rows into a folder, under the names of another save."""
     manifest, place = saved.manifest, saved.held.places[0]
     old, new = f"-{manifest.attempt:016x}", f"-{attempt:016x}"
 
@@ -304,6 +304,6 @@ def copied_files(folder: str, saved: Saved, attempt: int) -> CopiedFiles:
 
 
 def bytes_of(folder: str, manifest: Manifest) -> int:
-    """The bytes of all files of a checkpoint, its manifest too."""
+    """Returns the bytes of all files of a checkpoint, its manifest too."""
     own = os.path.getsize(os.path.join(folder, manifests.NAME))
     return own + sum(record.bytes for record in (*manifest.rows, *manifest.files, *manifest.data))

@@ -1,4 +1,4 @@
-"""What commands tell of checkpoints, as dicts of JSON."""
+"""Describes checkpoints for commands, as dicts of JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sok_embed.checkpoint.tools.saved import Saved, SavedTable, bytes_of, rows_o
 
 
 def listed(directory: str) -> list[dict[str, Any]]:
-    """The checkpoints of a directory: those that are not whole, then the others as they were saved.
+    """Returns a directory's checkpoints: those that are not whole, then the others as saved.
 
     Each has `path`, `step` and `state`: `"whole"`, `"no manifest"`, `"damaged"` or `"unknown"`,
     which a later version has written. A whole one also has `serial`, `saved`, `workers`, `tables`,
@@ -64,11 +64,11 @@ def _about(folder: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def surveyed(saved: Saved, names: Sequence[str]) -> dict[str, Any]:
-    """What the manifest and the indices of a checkpoint say.
+    """Returns the contents of the manifest and the indices of a checkpoint.
 
     Args:
         saved: The checkpoint.
-        names: Of the tables; none: all of them.
+        names: The names of the tables; none: all of them.
     """
     manifest = saved.manifest
     return {
@@ -119,7 +119,7 @@ def _table(saved: Saved, table: SavedTable) -> dict[str, Any]:
 
 
 def rows_of_keys(saved: Saved, table: SavedTable, keys: Sequence[int]) -> dict[str, Any]:
-    """Rows of a table, in the order of the keys; `missing` are those that have none.
+    """Returns rows of a table, in the order of the keys; `missing` are the keys without one.
 
     Reads all files of rows.
     """
@@ -157,7 +157,7 @@ def _named_slots(table: SavedTable, floats: list[float]) -> Iterator[tuple[str, 
 
 
 def checkpoints_in(path: str) -> list[str]:
-    """The checkpoint at a path, or those of a directory in the order of their saves.
+    """Returns the checkpoint at a path, or those of a directory in the order of their saves.
 
     Raises:
         FileNotFoundError: If there is none.
@@ -176,7 +176,7 @@ def checkpoints_in(path: str) -> list[str]:
 
 
 def not_whole_in(directory: str) -> list[str]:
-    """The folders of a directory that have no manifest."""
+    """Returns the folders of a directory that have no manifest."""
     folders = StepFolders(local_path(directory))
     return [folders._folder(step) for step in folders._steps() if not folders._is_whole(step)]
 
@@ -186,13 +186,14 @@ def pruned(
 ) -> dict[str, list[str]]:
     """Removes old checkpoints and leftovers, as a `CheckpointManager` does.
 
-    Links stay: what they lead to belongs to somebody else.
+    Links stay: what they lead to is not the directory's own.
 
     Args:
-        directory: Of a manager.
+        directory: The directory of a manager.
         keep: The most checkpoints, beside those of `keep_every`.
-        keep_every: Of each so many steps the first checkpoint stays. `None`: none does.
-        dry_run: Whether nothing is removed.
+        keep_every: The number of steps of each of which the first checkpoint stays. `None`: none
+            does.
+        dry_run: True to remove nothing.
 
     Returns:
         The folders: `removed`, `leftovers`, which were removed too, `kept`, and those of them that
@@ -220,7 +221,7 @@ def pruned(
 
 
 def _last_readable(folders: StepFolders) -> int:
-    """The step of the last checkpoint of which all manifests can be read; -1: there is none.
+    """Returns the last step of which all manifests can be read; -1: there is none.
 
     Manifests are its own, and those of the checkpoints that it builds on.
     """
@@ -234,7 +235,7 @@ def _last_readable(folders: StepFolders) -> int:
 
 
 def as_report(found: Difference) -> dict[str, Any]:
-    """A difference as JSON, in which NaN and infinity are texts."""
+    """Returns a difference as JSON, in which NaN and infinity are texts."""
     return {
         "same": found.same,
         "steps": list(found.steps),

@@ -1,4 +1,4 @@
-"""Whether every byte of a checkpoint is as it was written, and the files agree with each other."""
+"""Checks that every byte of a checkpoint is as it was written, and that its files agree."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _COUNTS = {ADMISSION: "admission_bytes", SKETCH: "sketch_bytes"}
 
 
 class Verified(NamedTuple):
-    """What was found.
+    """The result of a check.
 
     Attributes:
-        bytes: That were read and are as they were written.
-        rows: In all files.
+        bytes: The number of bytes that were read and are as they were written.
+        rows: The number of rows in all files.
         faults: A sentence for each; none: the checkpoint is whole.
     """
 
@@ -52,7 +52,7 @@ def verify(folder: str, watch: Watch | None = None) -> Verified:
 
     Args:
         folder: The checkpoint.
-        watch: Is told how much was read.
+        watch: The function that is called with the number of bytes that were read.
 
     Raises:
         FileNotFoundError: If there is no manifest.
@@ -114,7 +114,7 @@ def _verify_files(folder: str, manifest: Manifest, place: Fetched, watch: Watch 
     if len(readers) == len(manifest.rows):
         _holds(faults, partial(check_totals, folder, manifest, readers))
     read = []
-    with Partitions(_KEY, _KEY.itemsize * _rows_told(manifest)) as keys:
+    with Partitions(_KEY, _KEY.itemsize * _row_count(manifest)) as keys:
         for each in found:
             if _holds(faults, partial(each.read, keys, watch)):
                 read.append(each)
@@ -125,7 +125,7 @@ def _verify_files(folder: str, manifest: Manifest, place: Fetched, watch: Watch 
 
 
 def _holds(faults: list[str], check: Callable[[], object]) -> bool:
-    """Whether a check raises nothing. What it raises becomes a fault."""
+    """Returns true if a check raises nothing. An error that it raises becomes a fault."""
     try:
         check()
     except (OSError, ValueError) as error:
@@ -138,12 +138,12 @@ def _add_reader(found: list[_Found], place: Fetched, manifest: Manifest, worker:
     found.append(_Found(worker, reader_of(place, manifest, worker)))
 
 
-def _rows_told(manifest: Manifest) -> int:
+def _row_count(manifest: Manifest) -> int:
     return sum(part["rows"] for entry in manifest.tables for part in entry["parts"].values())
 
 
 class _Found:
-    """What is in the blocks of a file."""
+    """The contents of the blocks of a file."""
 
     def __init__(self, worker: int, reader: RowsReader) -> None:
         self.worker = worker
@@ -175,7 +175,7 @@ class _Found:
                 watch(len(block.payload))
 
     def faults(self) -> Iterator[str]:
-        """Says where the index tells something else than the blocks."""
+        """Yields the places where the index differs from the blocks."""
         yield from self.gaps
         for number, entry in enumerate(self.reader.tables):
             told = {
@@ -196,7 +196,7 @@ class _Found:
 
 
 def _label(entry: dict[str, Any]) -> str:
-    """What an entry of an index is called, as `SavedTable.label`."""
+    """Returns the name of an entry of an index, as `SavedTable.label`."""
     return label_of(entry["path"], entry["part"])
 
 

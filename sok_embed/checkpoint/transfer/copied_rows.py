@@ -24,7 +24,7 @@ class CopiedRows:
     Args:
         table: The table, in memory or in another storage.
         copy: The storage that has the rows.
-        group: Their group.
+        group: The group of the rows.
     """
 
     def __init__(self, table: Table, copy: kv.Storage, group: int) -> None:

@@ -74,10 +74,10 @@ class TablesReader:
 
     Args:
         chain: The checkpoint, and those that it has the changes since, the newest first.
-        folders: Where the files of each of them are read.
+        folders: The places where the files of each of them are read.
         hosts: The tables that are to be restored, in the order of the manifest.
         rank: The number of this worker.
-        size: How many there are.
+        size: The number of workers.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class TablesReader:
                 table.check_restore(contents)
 
     def rows_found(self) -> list[int]:
-        """How many rows `check` has found for this worker, by parts."""
+        """Returns the number of rows that `check` has found for this worker, by parts."""
         return [part.rows for part in self._parts]
 
     def check_rows(self, found: Sequence[int]) -> None:
@@ -191,7 +191,7 @@ class TablesReader:
                 )
 
     def _adaptive_contents(self, number: int) -> tf_ops.AdaptiveExport:
-        """Everything of an adaptive table but its rows."""
+        """Returns everything of an adaptive table but its rows."""
         own, static = self._parts[number], self._parts[number + 1]
         host = next(host for host in self._hosts if host.table is own.part.table)
         fields: dict[str, Any] = {}
@@ -234,19 +234,19 @@ class TablesReader:
 
 
 def workers_needed(hosts: Sequence[Host], manifest: Manifest, rank: int, size: int) -> list[int]:
-    """Whose files of rows a worker reads.
+    """Returns the workers whose files of rows a worker reads.
 
     Args:
         hosts: The tables that are to be restored, in the order of the manifest.
-        manifest: Of a checkpoint that has their descriptions.
+        manifest: The manifest of a checkpoint that has their descriptions.
         rank: The number of the worker that reads.
-        size: How many there are.
+        size: The number of workers.
     """
     return sorted(set().union(*_sources(hosts, manifest, rank, size)))
 
 
 def _sources(hosts: Sequence[Host], manifest: Manifest, rank: int, size: int) -> list[set[int]]:
-    """Which workers wrote rows of each table that may be this worker's."""
+    """Returns the workers that wrote rows of each table that may be this worker's."""
     found = []
     for host, entry in zip(hosts, manifest.tables, strict=True):
         if entry["owners"] == _EVERY_WORKER:
@@ -320,5 +320,5 @@ def _check_names(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def _without_count(name: str) -> str:
-    """A name without the number that Keras adds where a process makes a layer again."""
+    """Returns a name without the number that Keras adds where a process makes a layer again."""
     return re.sub(r"_\d+$", "", name)

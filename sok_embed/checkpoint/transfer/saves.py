@@ -39,14 +39,15 @@ def wait_for_writers() -> None:
 
 
 class SaveOptions(NamedTuple):
-    """What a save is like.
+    """The options of a save.
 
     Attributes:
-        serial: Grows from one save of a manager to the next; that of worker 0 counts.
-        step: Of the model.
+        serial: The number of the save, which grows from one save of a manager to the next; worker
+            0's counts.
+        step: The step of the model.
         parent: The checkpoint whose changes since then are saved; `None`: everything is.
-        notes_changes: Whether later saves may be of the changes since this one.
-        goes_on: Whether training goes on while the save is written.
+        notes_changes: True if later saves may have the changes since this one.
+        goes_on: True if training goes on while the save is written.
     """
 
     serial: int
@@ -105,7 +106,7 @@ class Save:
             else:
                 self._keep_error(self._begin)  # nothing happens before `finish`, which raises it
         except BaseException:
-            self.end()  # also where somebody has interrupted it, or a worker is lost
+            self.end()  # also after an interrupt, or where a worker is lost
             raise
 
     def _begin(self) -> None:

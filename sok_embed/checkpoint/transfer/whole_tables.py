@@ -22,11 +22,11 @@ _COLUMNS = Rows._fields
 
 
 class WholeTables:
-    """What all workers together have in their tables, read from the files that they have written.
+    """The contents of the tables of all workers, read from the files that they have written.
 
     Args:
-        folder: Of the files.
-        records: Of the file of each worker, by its number.
+        folder: The folder of the files.
+        records: The record of the file of each worker, by its number.
         attempt: The number of the save.
         hosts: The tables, in the order in which workers have written them.
     """
@@ -45,7 +45,7 @@ class WholeTables:
             number += len(host.parts)
 
     def contents(self, table: Table | AdaptiveTable) -> Any:
-        """What a process has that has all rows: an `Export`, or an `AdaptiveExport`.
+        """Returns the contents of a process that has all rows: an `Export` or an `AdaptiveExport`.
 
         One table is in memory at a time, once.
 
@@ -73,7 +73,7 @@ class WholeTables:
         return _adaptive(exports, cells, [counters[0][0], *np.sum(counters, 0)[1:]])
 
     def _part(self, part: Part, number: int) -> tuple[tf_ops.Export, dict[int, bytes]]:
-        """The rows of a part, and of each worker what its sketch has counted."""
+        """Returns the rows of a part, and the counts of the sketch of each worker."""
         entries = [reader.tables[number] for reader in self._readers]
         head = merged_head(part.table.name, entries)
         empty = contents_of(head, part.table.dim)
@@ -115,10 +115,10 @@ class WholeTables:
 
 
 def own_part(table: Table | AdaptiveTable, whole: Any) -> Any:
-    """What a worker takes of a table that one process had.
+    """Returns the part of a worker in a table that one process had.
 
     Args:
-        table: That of the worker.
+        table: The table of the worker.
         whole: An `Export`, or an `AdaptiveExport`, of NumPy arrays.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What one worker writes of a checkpoint: the rows that it has at one moment."""
+"""Writes one worker's part of a checkpoint: its rows at one moment."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _CACHE_BYTES = 8 << 20  # of a storage that is only dumped
 
 
 class RowsOf(NamedTuple):
-    """Which rows are captured.
+    """The selection of the rows of a capture.
 
     Attributes:
         attempt: The number of the save.
-        worker: Of which worker.
-        workers: Of how many.
+        worker: The number of the worker.
+        workers: The number of workers.
         mark: The number of the state, from which the next save may start; 0: none will.
-        since: That of the state before, whose changes alone are captured; 0: all rows are.
+        since: The state before, whose changes alone are captured; 0: all rows are.
     """
 
     attempt: int
@@ -41,14 +41,14 @@ class RowsOf(NamedTuple):
 class RowsCapture:
     """All that a worker has of the tables at one moment, while training goes on.
 
-    Rows in memory are not copied yet: whoever changes one keeps a copy of it first. Rows that every
-    worker has are those of worker 0. Rows on disk are always captured whole.
+    Rows in memory are not copied yet: a call that changes one keeps a copy of it first. Rows that
+    every worker has are those of worker 0. Rows on disk are always captured whole.
 
     Args:
-        folder: Of the checkpoint.
+        folder: The folder of the checkpoint.
         hosts: The tables.
-        which: Which of their rows.
-        apart: Whether storages change before `write` is called, so that what they hold now is set
+        which: The selection of their rows.
+        apart: True if storages change before `write` is called, so that their rows of now are set
             apart, in the folder.
 
     Raises:
@@ -161,13 +161,13 @@ class RowsCapture:
         self._entries[number] |= {"rows": rows, "size": rows}
 
     def keep(self) -> None:
-        """What was captured is safe: the next save may be of the changes since then."""
+        """Confirms that captured rows are safe: the next save may have the changes since then."""
         for capture in self._captures.values():
             capture.keep()
         self.end()
 
     def end(self) -> None:
-        """Nothing is kept for the capture any more."""
+        """Ends the capture: nothing is kept for it any more."""
         for capture in self._captures.values():
             capture.end()
         self._captures.clear()
@@ -177,7 +177,7 @@ class RowsCapture:
 
 
 def entry_of(host: Host, part: Part, head: Head, admission_bytes: int) -> dict[str, Any]:
-    """What the index of a file says of a part, whose rows are yet to be written."""
+    """Returns the index's entry of a part, whose rows are yet to be written."""
     return {
         "path": host.path,
         "part": part.name,
@@ -193,7 +193,7 @@ def entry_of(host: Host, part: Part, head: Head, admission_bytes: int) -> dict[s
 
 
 def sketch_of(table: AdaptiveTable) -> tuple[bytes, dict[str, Any]]:
-    """What the sketch of a table has counted, and what the index of a file says of it."""
+    """Returns the counts of a table's sketch, and the index's entry of it."""
     exported = as_errors(
         lambda: tf_ops.adaptive_export(table.resource_handle, table.dim, with_rows=False)
     )

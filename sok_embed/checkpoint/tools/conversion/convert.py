@@ -47,12 +47,12 @@ Watch = Callable[[int, int], None]  # gets the rows so far, and how many there w
 
 
 class Converted(NamedTuple):
-    """What was written.
+    """The result of a conversion.
 
     Attributes:
         form: One of `FORMS`.
-        tables: In the order in which they were written.
-        rows: Of all of them.
+        tables: The heads of the tables, in the order in which they were written.
+        rows: The number of rows of all tables.
         left_out: Rows that had expired, and did not go into a storage.
     """
 
@@ -67,7 +67,8 @@ class Base(NamedTuple):
 
     Attributes:
         folder: The checkpoint that the new one is like.
-        table: Whose rows are replaced; `None`: the table that has the label of the rows' own.
+        table: The table whose rows are replaced; `None`: the table that has the label of the rows'
+            own.
     """
 
     folder: str
@@ -75,7 +76,7 @@ class Base(NamedTuple):
 
 
 def form_of_source(path: str) -> str:
-    """In what form rows are that lie somewhere.
+    """Returns the form of the rows at a path.
 
     Raises:
         FileNotFoundError: If there is nothing.
@@ -104,7 +105,7 @@ def _expected(path: str) -> str:
 
 
 def form_of_target(path: str, given: str | None) -> str:
-    """In what form rows are to be.
+    """Returns the form that rows are to be written in.
 
     Raises:
         ValueError: If nothing says it.
@@ -133,12 +134,12 @@ def convert(
     Args:
         source: A checkpoint, a storage, a dump, a Parquet file, an `.npz`, a `.keras` file, or a
             file of weights that ends in `.weights.h5`.
-        target: There is nothing there yet.
+        target: The path of the target, where nothing is yet.
         form: One of `FORMS`.
         tables: Paths or names of the tables; none: all of them.
-        group: Of the table in a dump or a storage.
-        base: Into what checkpoint rows go.
-        watch: Is told how far it is.
+        group: The group of the table in a dump or a storage.
+        base: The checkpoint into which rows go.
+        watch: The function that is called with the progress.
 
     Raises:
         FileExistsError: If there is something at the target.
@@ -192,7 +193,7 @@ def _work_folder(target: str) -> Iterator[str]:
 
 
 def _source_tables(source: str, names: Sequence[str], work: str) -> list[Moving]:
-    """The tables of a source that are asked for."""
+    """Returns the tables of a source that are asked for."""
     form = form_of_source(source)
     if form == "checkpoint":
         saved = open_saved(source)
@@ -228,8 +229,8 @@ class _Seen:
     """Counts the rows that have passed.
 
     Args:
-        total: How many there are.
-        watch: Is told of them.
+        total: The number of all rows.
+        watch: The function that is called with their number.
     """
 
     def __init__(self, total: int, watch: Watch | None) -> None:
@@ -237,7 +238,7 @@ class _Seen:
         self._rows = 0
 
     def counted(self, source: str, table: Moving) -> Callable[[], Iterator[Rows]]:
-        """The rows of a table; after the last it is an error if they are not all."""
+        """Returns the pieces of a table; it is an error if they lack rows at the end."""
 
         def pieces() -> Iterator[Rows]:
             found = 0

@@ -34,11 +34,11 @@ _UINT64 = 2**64
 
 
 def groups_of(heads: Sequence[Head], group: int | None) -> list[int]:
-    """The groups of tables: those that they come from, or else one after the other.
+    """Returns the groups of tables: those that they come from, or else one after the other.
 
     Args:
-        heads: Of the tables.
-        group: Of the only one; `None`: any.
+        heads: The heads of the tables.
+        group: The group of the only one; `None`: any.
 
     Raises:
         ValueError: If they are too many, or `group` is given for several.
@@ -119,7 +119,7 @@ def _write_group(file: Any, group: int, head: Head, pieces: Iterable[Rows]) -> i
 
 
 def _meta(head: Head, rows: int) -> dict[str, Any]:
-    """What a storage says of a group; it passes over the name."""
+    """Returns the description of a group as a storage writes it; storages ignore the name."""
     initializer = {"kind": "", "a": 0.0, "b": 0.0, "seed": 0, **head.initializer}
     return {
         "format": 1,
@@ -137,7 +137,7 @@ def _meta(head: Head, rows: int) -> dict[str, Any]:
 
 
 def dump_tables(path: str) -> list[Moving]:
-    """The groups of a dump.
+    """Returns the groups of a dump.
 
     Raises:
         CorruptionError: For a damaged file.

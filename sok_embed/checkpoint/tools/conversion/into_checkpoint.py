@@ -34,7 +34,7 @@ def check_fits(base: Saved, table: SavedTable, head: Head) -> None:
     Args:
         base: The checkpoint.
         table: One of its tables.
-        head: Of the rows that are to take the place of its own.
+        head: The head of the rows that replace the table's own.
     """
 
     def refuse(what: str, of_table: object, of_rows: object, remedy: str) -> None:
@@ -63,7 +63,7 @@ def check_fits(base: Saved, table: SavedTable, head: Head) -> None:
 
 
 def _unit(step_clock: int) -> str:
-    """In what a table counts times."""
+    """Returns the unit in which a table counts times."""
     return "steps" if step_clock >= 0 else "seconds"
 
 
@@ -76,15 +76,15 @@ def write_checkpoint(
     Rows without slots get those of new rows.
 
     Args:
-        folder: There are no files in it.
+        folder: The path of a folder without files.
         base: The checkpoint that it is like.
-        table: Whose rows are replaced; `check_fits` was called.
-        head: Of the rows that take their place.
+        table: The table whose rows are replaced; `check_fits` was called.
+        head: The head of the rows that replace them.
         pieces: These rows.
 
     Raises:
         CorruptionError: For damaged files.
-        ValueError: For keys that are no buckets, where static rows are replaced.
+        ValueError: For keys that are not buckets, where static rows are replaced.
     """
     manifest, attempt = base.manifest, secrets.randbelow(2**62) + 1
     workers = manifest.workers
@@ -133,7 +133,7 @@ def write_checkpoint(
 
 
 def _taken(table: SavedTable, head: Head) -> dict[str, Any]:
-    """What the index says of the rows that are taken, beside their number."""
+    """Returns the fields of the index for the rows that are taken, beside their number."""
     trained: SavedTable | Head = head if head.rule else table
     return {
         "rule": trained.rule,
@@ -156,7 +156,7 @@ def _check_keys(table: SavedTable, keys: npt.NDArray[np.int64]) -> None:
 def _tables(
     base: Saved, table: SavedTable, taken: dict[str, Any], rows: int, deal: _Deal
 ) -> list[dict[str, Any]]:
-    """What the manifest says of the tables."""
+    """Returns the manifest's entries of the tables."""
     tables = []
     for entry in base.manifest.tables:
         if entry["path"] == table.path:
@@ -182,7 +182,7 @@ class _Deal:
             self.text = ANY_WORKER
 
     def parts(self, rows: Rows) -> list[tuple[int, Rows]]:
-        """Which rows go to which worker."""
+        """Returns the rows that go to each worker."""
         if self._rule is None or self._workers == 1:
             return [(0, rows)]
         owners = self._rule.owners(rows.keys, self._workers)
@@ -191,7 +191,7 @@ class _Deal:
 
 
 def _rule_of(text: str) -> OwnerRule | None:
-    """The rule of a text of a manifest; `None`: it is not known, or needs more than the key."""
+    """Returns the rule of a manifest's text; `None`: it is unknown, or needs more than the key."""
     if text == ModuloRule.text:
         return ModuloRule()
     if (mixed := re.fullmatch(r"mixed_owners\(key, (-?[0-9]+), size\)", text)) is not None:

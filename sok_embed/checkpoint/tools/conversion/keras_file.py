@@ -72,7 +72,7 @@ def keras_tables(path: str, work: str, names: Sequence[str] = ()) -> list[Moving
 
 
 def _unpacked(path: str, work: str) -> tuple[str, Any]:
-    """The path of the weights, which are copied a piece at a time, and the config of the model."""
+    """Returns the path of the weights, which are copied in pieces, and the model's config."""
     weights = os.path.join(work, WEIGHTS)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -182,7 +182,7 @@ def _head(path: str, group: Any, prefix: str, config: Any) -> Head:
 
 
 def _array(path: str, group: Any, prefix: str, field: str) -> Any:
-    """An entry, whose bytes are all in the file and are not made when they are read."""
+    """Returns an entry whose bytes are all in the file, and are not made when they are read."""
     array = group[f"{prefix}{field}"]
     dtype, dimensions = _FIELDS[field]
     fits = getattr(array, "dtype", None) == np.dtype(dtype) and array.ndim == dimensions
@@ -201,7 +201,7 @@ def _small(path: str, array: Any) -> Any:
 
 
 def _label(group: Any, prefix: str, config: Any) -> str:
-    """The name of a table: that of its layer, with what else tells it from others of the layer."""
+    """Returns the name of a table: its layer's, and its own within the layer."""
     layer = str(group.attrs.get("name", group.name.removesuffix("/vars").strip("/")))
     if prefix == "table_":
         return layer
@@ -215,7 +215,7 @@ def _label(group: Any, prefix: str, config: Any) -> str:
 
 
 def _tables_of(layer: str, config: Any) -> list[str]:
-    """The names of the tables of a `DistributedEmbedding`, in the order of their entries."""
+    """Returns the names of the tables of a `DistributedEmbedding`, in order of their entries."""
     for each in _objects(config):
         settings = each.get("config")
         if each.get("class_name") == "DistributedEmbedding" and isinstance(settings, dict):
@@ -267,7 +267,7 @@ def _pieces(path: str, weights: str, name: str, prefix: str, head: Head) -> Iter
 
 
 def _with_own_labels(tables: Sequence[Moving]) -> list[Moving]:
-    """The same tables, where several have one label with a number behind it."""
+    """Returns the same tables; where several have one label, a number is added to it."""
     labels = [table.head.label for table in tables]
     seen: dict[str, int] = {}
     found = []

@@ -39,7 +39,7 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, SyntaxError, tokenize.T
 
 
 def shape_of(column: str, head: Head, rows: int) -> tuple[int, ...]:
-    """The shape of a column of a table."""
+    """Returns the shape of a column of a table."""
     widths = {"embeddings": head.dim, "slots": head.slot_floats}
     return (rows, widths[column]) if column in widths else (rows,)
 
@@ -48,9 +48,9 @@ def write_npz(path: str, head: Head, pieces: Iterable[Rows], work: str) -> int:
     """Writes a table, which takes its bytes twice on the disk meanwhile.
 
     Args:
-        path: Of the file.
-        head: What the table is.
-        pieces: Its rows.
+        path: The path of the file.
+        head: The head of the table.
+        pieces: The pieces of the table's rows.
         work: A folder for columns that grow.
 
     Returns:
@@ -83,7 +83,7 @@ def _write_header(member: IO[bytes], dtype: str, shape: tuple[int, ...]) -> None
 
 
 def npz_head(path: str) -> Head:
-    """What a table in a `.npz` file is.
+    """Returns the head of a table in a `.npz` file.
 
     Raises:
         ValueError: For a file without what `write_npz` writes beside columns.
@@ -106,7 +106,7 @@ def npz_head(path: str) -> Head:
 
 
 def _text(path: str, member: IO[bytes]) -> str:
-    """The text of a member, whose header may ask for no more memory than the member has bytes."""
+    """Returns the text of a member; memory is limited to the bytes of the member."""
     shape, _, dtype = _read_header(path, member)
     if shape or dtype.kind != "U":
         raise damaged(path, f"a text as '{METADATA}'", f"an array of {dtype} {shape}")

@@ -25,7 +25,7 @@ _GROUP_BYTES = 32 << 20
 
 
 def _pyarrow() -> Any:
-    """The modules `pyarrow` and `pyarrow.parquet`.
+    """Returns the modules `pyarrow` and `pyarrow.parquet`.
 
     Raises:
         RuntimeError: If pyarrow is not installed.
@@ -42,7 +42,7 @@ def _pyarrow() -> Any:
 
 
 def _columns(head: Head) -> list[str]:
-    """The columns of a file; Parquet has no vectors of length 0."""
+    """Returns the columns of a file; Parquet has no vectors of length 0."""
     return [column for column in COLUMNS if column != "slots" or head.slot_floats]
 
 
@@ -87,7 +87,7 @@ def _array(arrow: Any, column: str, values: npt.NDArray[Any], head: Head) -> Any
 
 
 def parquet_head(path: str) -> Head:
-    """What a table in a Parquet file is.
+    """Returns the head of a table in a Parquet file.
 
     Raises:
         RuntimeError: If pyarrow is not installed.
@@ -99,7 +99,7 @@ def parquet_head(path: str) -> Head:
         raise ValueError(
             f"Expected '{path}' to have the metadata '{METADATA}', which sok-embed writes. "
             f"Received: {', '.join(key.decode(errors='replace') for key in metadata) or 'none'}. "
-            "Take a file of sok-embed checkpoint convert; whoever rewrites one must keep the "
+            "Take a file of sok-embed checkpoint convert; rewriting one must keep the "
             "metadata of its schema."
         )
     return head_of_metadata(path, metadata[METADATA.encode()])
@@ -127,7 +127,7 @@ def parquet_rows(path: str, head: Head) -> Iterator[Rows]:
 
 
 def _values(path: str, column: str, values: Any, head: Head) -> npt.NDArray[Any]:
-    """A column of a batch as an array, bit for bit."""
+    """Returns a column of a batch as an array, bit for bit."""
     shape = shape_of(column, head, len(values))
     kind, flat = values.type, values
     fits = str(kind) == "int64"

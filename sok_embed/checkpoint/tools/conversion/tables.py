@@ -37,21 +37,22 @@ MOST_METADATA_VALUES = 1 << 22
 
 @dataclass(frozen=True)
 class Head:
-    """What a table is, beside its rows.
+    """The properties of a table beside its rows.
 
     Attributes:
-        label: Its path in the checkpoint, with the part of an adaptive table; of a storage or a
-            dump the number of the group.
-        name: Its name.
+        label: The path in the checkpoint, with the part of an adaptive table; for a storage or a
+            dump, the number of the group.
+        name: The name of the table.
         dim: The length of its vectors.
-        rule: Of its row optimizer, as checkpoints and dumps have it; empty before the first commit.
-        slot_start: What the slots of a new row hold, slot after slot.
-        steps: How many commits there were.
-        step_clock: What its clock shows if it counts steps; -1: times are in seconds since 1970.
+        rule: The rule of its row optimizer, as checkpoints and dumps have it; empty before the
+            first commit.
+        slot_start: The values of a new row's slots, slot after slot.
+        steps: The number of commits.
+        step_clock: The time of its clock if it counts steps; -1: times are in seconds since 1970.
         initializer: `kind`, `a`, `b` and `seed`.
-        rows: How many there are.
-        ttl: Seconds after its last update that a row is kept; 0: for ever.
-        group: Of a storage or a dump; `None`: it comes from elsewhere.
+        rows: The number of rows.
+        ttl: Seconds after its last update that a row is kept; 0: no limit.
+        group: The group of a storage or a dump; `None`: it comes from elsewhere.
     """
 
     label: str
@@ -93,13 +94,13 @@ class Head:
         ]
 
     def metadata(self) -> dict[str, Any]:
-        """What `head_of_metadata` makes the head of again."""
+        """Returns the metadata from which `head_of_metadata` makes the head again."""
         told = {"version": _VERSION, **asdict(self), "slots": self.slots}
         return {**told, "checksum": _checksum(told)}
 
 
 def _checksum(metadata: dict[str, Any]) -> str:
-    """The checksum of metadata without that field, as JSON with sorted keys and no blanks."""
+    """Returns the checksum of metadata without that field, as sorted JSON without blanks."""
     text = json.dumps(metadata, sort_keys=True, separators=(",", ":"))
     return f"{checksum(text.encode(), 0):016x}"
 
@@ -129,7 +130,7 @@ _group = record(
 
 
 def head_of_metadata(path: str, data: bytes) -> Head:
-    """The head that a file in another form has; its checksum may be left out.
+    """Returns the head in a file of another form; its checksum may be left out.
 
     Args:
         path: The name of the file, for messages.
@@ -156,7 +157,7 @@ def head_of_metadata(path: str, data: bytes) -> Head:
 
 
 def head_of_group(path: str, group: DumpGroup) -> Head:
-    """The head of a group of a dump, whose description was written by a storage or a conversion.
+    """Returns the head of a group of a dump, which a storage or a conversion has written.
 
     Raises:
         CorruptionError: For a description that does not fit the rows.
@@ -184,7 +185,7 @@ def head_of_group(path: str, group: DumpGroup) -> Head:
 
 
 def head_of_saved(table: SavedTable) -> Head:
-    """The head of a table of a checkpoint."""
+    """Returns the head of a table of a checkpoint."""
     described = table.described
     return Head(
         label=table.label,
@@ -206,8 +207,8 @@ class DumpGroup(NamedTuple):
         number: The group.
         dim: The length of its vectors.
         slot_floats: The floats of a row that its optimizer keeps.
-        rows: How many there are.
-        meta: Its description, as JSON.
+        rows: The number of rows.
+        meta: The description of the group, as JSON.
     """
 
     number: int
@@ -221,8 +222,8 @@ class Moving(NamedTuple):
     """A table on its way.
 
     Attributes:
-        head: What it is.
-        pieces: Returns its rows, from the first on with each call.
+        head: The head of the table.
+        pieces: The function that yields the rows, from the first on with each call.
     """
 
     head: Head
@@ -230,7 +231,7 @@ class Moving(NamedTuple):
 
 
 def chosen(source: str, heads: Sequence[Head], names: Sequence[str]) -> list[Head]:
-    """The heads of these labels or names; all of them without any.
+    """Returns the heads of these labels or names; all of them without any.
 
     Raises:
         ValueError: For a name that none has, or several have.
@@ -269,7 +270,7 @@ def in_pieces(rows: Iterable[Rows], most: int) -> Iterator[Rows]:
 
 
 def joined_rows(parts: Sequence[Rows]) -> Rows:
-    """All rows of some pieces, of which there is at least one."""
+    """Returns all rows of some pieces, of which there is at least one."""
     if len(parts) == 1:
         return parts[0]
     return Rows._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
