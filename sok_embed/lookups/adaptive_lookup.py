@@ -1,4 +1,4 @@
-"""Lookups of keys of which some share rows, and which a mask may route."""
+"""Looks keys up in an adaptive table: own rows, else static rows; a mask may choose."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AdaptiveLookup(TableLookup):
 
     Args:
         table: The part of this worker.
-        host: As `TableLookup` has it.
+        host: The host, as for `TableLookup`.
     """
 
     def __init__(self, table: AdaptiveTable, host: str) -> None:
@@ -48,10 +48,10 @@ class AdaptiveLookup(TableLookup):
         differs between workers.
 
         Args:
-            call: From `begin`.
+            call: The call, from `begin`.
             keys: int64 of any shape.
             route: -1, 0 or 1 for all keys, or int32 of the shape of the keys.
-            dtype: Of the result.
+            dtype: The dtype of the result.
 
         Returns:
             `keys.shape + [dim]`.
@@ -75,7 +75,7 @@ class AdaptiveLookup(TableLookup):
 
 
 def _columns(routes: tf.Tensor | None) -> tuple[Column, Column]:
-    """How often each key stands in the batch, and its route."""
+    """Returns the columns of a request: the count of each key in the batch, and its route."""
     return (
         Column(None, 1, tf.math.unsorted_segment_sum),
         # A key that is forced anywhere in the batch has its row everywhere in it.
@@ -84,7 +84,7 @@ def _columns(routes: tf.Tensor | None) -> tuple[Column, Column]:
 
 
 def _assertions(route: tf.Tensor) -> list[Any]:
-    """As the lookup's own check, which would see only what becomes of the routes."""
+    """Asserts what the lookup's own check would, which sees only the routes made of the mask."""
     check = tf.debugging.Assert(
         tf.reduce_all((route >= -1) & (route <= 1)),
         ["Expected a mask of -1, 0 and 1. Received:", route],

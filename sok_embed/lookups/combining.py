@@ -17,8 +17,8 @@ def check_ids(layer: str, combiner: str | None, ids: Form) -> None:
 
     Args:
         layer: The name of the layer.
-        combiner: Of the layer.
-        ids: What is known of them.
+        combiner: The combiner of the layer.
+        ids: The form of the ids.
     """
     rank = None if ids.shape is None else len(ids.shape)
     if ids.kind == "sparse" and combiner is None:
@@ -51,13 +51,13 @@ def refuse_padding_mask(layer: str, ids: Any) -> None:
 def output_spec(
     ids: Any, shape: tuple[int | None, ...], dtype: str, combiner: str | None
 ) -> keras.KerasTensor:
-    """The output of a symbolic call, ragged where ids are ragged before their pooled axis.
+    """Returns the output of a symbolic call, ragged if ids are ragged before their pooled axis.
 
     Args:
         ids: Symbolic.
-        shape: Of the output.
-        dtype: Of the output.
-        combiner: Of the layer.
+        shape: The shape of the output.
+        dtype: The dtype of the output.
+        combiner: The combiner of the layer.
     """
     ragged_rank = getattr(ids, "ragged_rank", None)
     ragged = Form.of(ids).kind == "ragged"

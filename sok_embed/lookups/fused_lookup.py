@@ -18,13 +18,13 @@ from sok_embed.lookups.lookup import Call, Column, Request, TableLookup
 
 
 class Asked(NamedTuple):
-    """What is asked of one table.
+    """The request of the rows of one table.
 
     Attributes:
         lookup: Finds the rows of the table.
-        call: From its `begin`.
+        call: The call, from the lookup's `begin`.
         keys: int64 of any shape.
-        columns: What the owners are told of each key.
+        columns: The values for the owners beside each key.
     """
 
     lookup: TableLookup
@@ -34,7 +34,7 @@ class Asked(NamedTuple):
 
     @property
     def width(self) -> int:
-        """How many integers a row of a message has: a key, and what is said of it."""
+        """The number of integers in a row of a message: a key, and its columns."""
         return 1 + len(self.columns)
 
 
@@ -42,8 +42,8 @@ def vectors_of_many(asked: Sequence[Asked], name: str) -> list[tf.Tensor]:
     """Looks keys up in several tables, each of which is read once. Collective.
 
     Args:
-        asked: What is asked of each table; the same tables in the same order on every worker.
-        name: Tells these exchanges from those of others; the same on every worker.
+        asked: The request of each table; the same tables in the same order on every worker.
+        name: The name of these exchanges; the same on every worker.
 
     Returns:
         float32 `keys.shape + [dim]` for each table.
@@ -84,10 +84,10 @@ def vectors_of_many(asked: Sequence[Asked], name: str) -> list[tf.Tensor]:
 def _packed(
     asked: Sequence[Asked], requests: Sequence[Request], wanted: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The message of the keys.
+    """Returns the message of the keys.
 
     Args:
-        asked: What is asked of each of T tables.
+        asked: The request of each of T tables.
         requests: The distinct keys of each, by owner.
         wanted: `[T, workers]`, how many rows of each table every worker is asked for.
 
@@ -105,13 +105,13 @@ def _packed(
 def _unpacked(
     asked: Sequence[Asked], message: tf.Tensor, splits: tf.Tensor, workers: int
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """What all workers ask this one for.
+    """Returns the requests of all workers to this one.
 
     Args:
-        asked: As `_packed` has it.
+        asked: The requests, as for `_packed`.
         message: int64 `[m]`, what has come.
         splits: int32 `[workers]`, how many integers came from each worker.
-        workers: How many there are.
+        workers: The number of workers.
 
     Returns:
         int32 `[T, workers]`, how many rows of each table every worker asks for; and those of each

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 class Form(NamedTuple):
-    """What is known of a tensor before its values are.
+    """The properties of a tensor that are known before its values.
 
     Attributes:
         kind: `"dense"`, `"ragged"` or `"sparse"`.
@@ -44,8 +44,8 @@ def values_beside(name: str, tensor: Any, ids: tf.RaggedTensor | tf.SparseTensor
     """Returns the flat values of a tensor that lie where the ids do; a flat tensor as it is.
 
     Args:
-        name: What the tensor is called in the message.
-        tensor: As the ids, or dense and flat.
+        name: The name of the tensor in the message.
+        tensor: The tensor: like the ids, or dense and flat.
         ids: Ragged or sparse.
 
     Raises:
@@ -85,10 +85,10 @@ def check_beside(what: str, name: str, values: Any, ids: Any) -> None:
     """Checks that values lie as ids do; those of ragged and sparse ids may be flat.
 
     Args:
-        what: How the message begins.
-        name: What the values are called in the message.
+        what: The beginning of the message.
+        name: The name of the values in the message.
         values: A tensor, symbolic or not.
-        ids: Likewise.
+        ids: The ids, likewise.
 
     Raises:
         ValueError: For values of another kind or shape.

@@ -2,7 +2,7 @@
 
 With one worker a lookup reads its table. With several, each worker sends the distinct keys of its
 batch to their owners, these look them up, and the rows come back. Tables differ in how their owner
-looks keys up, and in what it is told beside the keys; the way is the same for all of them.
+looks keys up, and in the values that it receives beside the keys; the rest is the same for all.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class SharedTable(TrainedTable, Protocol):
 
     @property
     def resource_handle(self) -> tf.Tensor:
-        """What the ops know the table by."""
+        """The handle of the table for ops."""
 
 
 class Call(NamedTuple):
-    """What one lookup may do to the table.
+    """The options of one lookup: where its gradient goes, and whether it makes rows.
 
     Attributes:
-        anchor: Gets the gradient of the vectors. `None`: there is no gradient.
-        trains: Whether keys get rows, and are counted.
+        anchor: The anchor, which gets the gradient of the vectors. `None`: there is no gradient.
+        trains: True if keys get rows, and are counted.
     """
 
     anchor: tf.Tensor | None
@@ -49,7 +49,7 @@ class Call(NamedTuple):
 
 
 class Column(NamedTuple):
-    """What a request says of each key beside the key.
+    """A value of each key in a request, beside the key.
 
     Attributes:
         values: Integers of the shape of the keys. `None`: nothing is said, and a table that lies
@@ -65,16 +65,16 @@ class Column(NamedTuple):
 
 
 class Read(Protocol):
-    """How the owner of keys looks them up."""
+    """The function by which the owner of keys looks them up."""
 
     def __call__(
         self, call: Call, dtype: tf.DType, keys: tf.Tensor, *columns: tf.Tensor | None
     ) -> tf.Tensor:
-        """Vectors of keys.
+        """Returns vectors of keys.
 
         Args:
-            call: What the lookup may do.
-            dtype: Of the vectors, `tf.float32` or `tf.bfloat16`.
+            call: The options of the lookup.
+            dtype: The dtype of the vectors, `tf.float32` or `tf.bfloat16`.
             keys: int64 of any shape.
             *columns: Values of the shape of the keys. Those of a request that has come from a
                 worker are int64.
@@ -85,12 +85,12 @@ class Read(Protocol):
 
 
 class AnchoredLookup:
-    """What looks keys up by way of an anchor, on one worker or several.
+    """The base of lookups by way of an anchor, on one worker or several.
 
     Args:
-        host: Whose tables they are, as a message begins: `"Layer 'items'"`.
+        host: The owner of the tables, as a message begins: `"Layer 'items'"`.
         owner: The worker that they were made for.
-        owners: How many workers there were.
+        owners: The number of workers at that time.
     """
 
     anchor: Any
@@ -113,11 +113,12 @@ class AnchoredLookup:
         return self.anchor
 
     def begin(self, trainable: bool, training: bool) -> Call:
-        """What a call may do.
+        """Returns the options of a call.
 
         Args:
-            trainable: Whether the host is. A frozen one takes no gradient and makes no rows.
-            training: Whether the call is one of training.
+            trainable: True if the host is trainable. A frozen one takes no gradient and makes no
+                rows.
+            training: True for a call of training.
 
         Raises:
             ValueError: If the strategy in scope sums gradients over workers, and the anchor was
@@ -135,7 +136,7 @@ class AnchoredLookup:
         return Call(own_part(trained_anchor(self.anchor), parts, self._made_for[0]), training)
 
     def communicator(self) -> Communicator:
-        """That of the process.
+        """Returns the communicator of the process.
 
         Raises:
             ValueError: If the tables were made for another.
@@ -156,14 +157,15 @@ class TableLookup(AnchoredLookup):
 
     Args:
         table: The part of this worker.
-        host: Whose table it is, as a message begins: `"Layer 'items'"`.
-        read: How the owner looks keys up. `None`: as `tf_ops.lookup` does, with `count_columns`.
-        key_limit: As `tf_ops.unique_and_partition` has it.
-        buckets: As `tf_ops.unique_and_partition` has it.
+        host: The owner of the table, as a message begins: `"Layer 'items'"`.
+        read: The function by which the owner looks keys up. `None`: `tf_ops.lookup`, with
+            `count_columns`.
+        key_limit: The limit of keys, as for `tf_ops.unique_and_partition`.
+        buckets: The buckets, as for `tf_ops.unique_and_partition`.
 
     Attributes:
         table: The part of this worker.
-        read: How the owner looks keys up.
+        read: The function by which the owner looks keys up.
     """
 
     def __init__(
@@ -193,12 +195,12 @@ class TableLookup(AnchoredLookup):
 
         Args:
             make: The `add_weight` of a Keras layer, or `tf.compat.v1.get_variable`.
-            optimizer: As `Commit` has it.
-            static: As `Commit` has it.
+            optimizer: The optimizer, as for `Commit`.
+            static: The static rows, as for `Commit`.
             **arguments: More of `make`, its name among them.
 
         Returns:
-            What `make` returns.
+            The result of `make`.
         """
         commit = Commit(self.table, optimizer, static=static)
         return self._make_anchor(make, commit, **arguments)
@@ -214,11 +216,12 @@ class TableLookup(AnchoredLookup):
         """Looks keys up. Collective, if there are several workers.
 
         Args:
-            call: From `begin`.
+            call: The call, from `begin`.
             keys: int64 of any shape.
-            columns: What the owners are told of each key.
-            dtype: Of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`.
-            part: Tells exchanges of one call of the host apart; the same on every worker.
+            columns: The values for the owners beside each key.
+            dtype: The dtype of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`.
+            part: The name of this one among the exchanges of one call of the host; the same on
+                every worker.
 
         Returns:
             `keys.shape + [dim]`.
@@ -242,26 +245,26 @@ class TableLookup(AnchoredLookup):
         """Returns what owners are told of each key so that an admission counts all of them.
 
         Args:
-            counts: How many keys of a batch each stands for. `None`: 1 each.
+            counts: The number of keys of a batch that each key stands for. `None`: 1 each.
         """
         if not self.table.counts_keys:
             return ()
         return (Column(counts, 1, tf.math.unsorted_segment_sum),)
 
     def shaped(self, rows: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-        """Rows `[n, dim]` of keys that were made `[n]`, in the shape that the keys had before."""
+        """Returns rows `[n, dim]` of keys flattened to `[n]`, in the shape of the keys."""
         dim = self.table.dim
         vectors = tf.reshape(rows, tf.concat([tf.shape(keys), [dim]], 0))
         vectors.set_shape([*keys.shape, dim])
         return vectors
 
     def request(self, keys: tf.Tensor, columns: Sequence[Column], workers: int) -> Request:
-        """What a worker asks the others for.
+        """Returns the request of a worker to the others.
 
         Args:
             keys: int64 of any shape.
-            columns: What the owners are told of each key.
-            workers: How many there are.
+            columns: The values for the owners beside each key.
+            workers: The number of workers.
         """
         keys = tf.reshape(keys, [-1])
         part = tf_ops.unique_and_partition(keys, workers, self._key_limit, self._buckets)
@@ -282,12 +285,12 @@ class CollectionLookup(AnchoredLookup):
     """Pools the vectors of many features, in three messages whatever the number of tables.
 
     Args:
-        plan: What all calls have in common.
+        plan: The plan that all calls have in common.
         tables: The part of this worker.
-        host: Whose tables they are, as a message begins: `"Layer 'fields'"`.
-        name: Tells its exchanges from those of others; the same on every worker.
+        host: The owner of the tables, as a message begins: `"Layer 'fields'"`.
+        name: The name of its exchanges; the same on every worker.
         owner: This worker.
-        exchange_dtype: Of rows between workers, `tf.float32` or `tf.bfloat16`.
+        exchange_dtype: The dtype of rows between workers, `tf.float32` or `tf.bfloat16`.
     """
 
     def __init__(
@@ -310,11 +313,11 @@ class CollectionLookup(AnchoredLookup):
 
         Args:
             make: The `add_weight` of a Keras layer.
-            commit: Its constraint.
+            commit: The constraint of the anchor.
             **arguments: More of `make`, its name among them.
 
         Returns:
-            What `make` returns.
+            The result of `make`.
         """
         return self._make_anchor(make, commit, **arguments)
 
@@ -326,13 +329,13 @@ class CollectionLookup(AnchoredLookup):
         concat: bool = False,
         dtype: tf.DType = tf.float32,
     ) -> list[tf.Tensor]:
-        """A vector of each bag. Collective, if there are several workers.
+        """Returns a vector of each bag. Collective, if there are several workers.
 
         Args:
-            call: From `begin`.
-            batch: Of all features.
-            concat: As `tf_ops.collection_pool` has it.
-            dtype: Of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`.
+            call: The call, from `begin`.
+            batch: The batch of all features.
+            concat: True to concatenate, as for `tf_ops.collection_pool`.
+            dtype: The dtype of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`.
 
         Returns:
             `[bags, dim]` for each feature; with `concat` one, of `[bags, sum of dims]`.
@@ -385,22 +388,22 @@ class CollectedTables(Protocol):
 
     @property
     def trainable(self) -> Sequence[bool]:
-        """Of each table, whether it is trained at all."""
+        """True for each table that is trained at all."""
 
     @property
     def handles(self) -> tf_ops.CollectionTables:
-        """What the ops know them by."""
+        """The handles of the tables for ops."""
 
 
 class PooledBatch(NamedTuple):
-    """What a batch has of each feature.
+    """The inputs of a batch for each feature.
 
     Attributes:
         keys: int32, int64 or uint64 of any shape.
-        bags: As `tf_ops.collection_request` has them.
-        splits: Likewise.
-        combiners: As `tf_ops.collection_pool` has them.
-        weights: Likewise.
+        bags: The bags, as for `tf_ops.collection_request`.
+        splits: The splits, as for `tf_ops.collection_request`.
+        combiners: The combiners, as for `tf_ops.collection_pool`.
+        weights: The weights, as for `tf_ops.collection_pool`.
     """
 
     keys: Sequence[tf.Tensor]
@@ -411,7 +414,7 @@ class PooledBatch(NamedTuple):
 
 
 def _zeros(shape: Any, dtype: Any = None) -> tf.Tensor:
-    """An initializer, for Keras and for TF1 graphs."""
+    """Returns zeros: an initializer, for Keras and for TF1 graphs."""
     return tf.zeros(shape, dtype or tf.float32)
 
 

@@ -16,8 +16,8 @@ class PooledLookup:
     distinct keys and pool. Rows and gradients go the way of any lookup of the table.
 
     Args:
-        lookup: Of the table.
-        name: Of the layer.
+        lookup: The lookup of the table.
+        name: The name of the layer.
         dim: The length of a row.
         combiner: `"sum"`, `"mean"`, `"sqrtn"` or `"max"`.
     """
@@ -42,12 +42,13 @@ class PooledLookup:
         )
 
     def vectors(self, call: Call, bags: Bags, dtype: tf.DType) -> tf.Tensor:
-        """A vector of each bag. Collective, if there are several workers.
+        """Returns a vector of each bag. Collective, if there are several workers.
 
         Args:
-            call: Of the lookup's `begin`.
-            bags: Of the batch.
-            dtype: Of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`. Sums are in float32.
+            call: The call, from the lookup's `begin`.
+            bags: The bags of the batch.
+            dtype: The dtype of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`. Sums are in
+                float32.
 
         Returns:
             `[bags, dim]`.
