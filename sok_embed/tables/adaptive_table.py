@@ -19,7 +19,7 @@ from sok_embed.tables.row_batches import Batch, batches_in_memory
 from sok_embed.tables.tensors import as_errors, as_keys, eager
 from sok_embed.tables.worker_record import WorkerRecord
 
-# Figures that are no counts.
+# Figures that are not counts.
 _SHARES = ("sketch_saturation",)
 # The fields of an `AdaptiveExport` that a SavedModel has.
 _VECTORS = ("own_keys", "own_embeddings", "static_keys", "static_embeddings")
@@ -53,24 +53,25 @@ class AdaptiveTable(OwnedResource):
 
     Args:
         dim: The length of a row.
-        initializer: What static rows start from.
-        static_buckets: How many static rows all workers have together.
-        seed: Of the initializer; any integer.
-        promote_after: How often a key is seen in training before it gets its own row.
+        initializer: The initializer of static rows.
+        static_buckets: The number of static rows of all workers together.
+        seed: The seed of the initializer; any integer.
+        promote_after: The number of times that a key is seen in training before it gets its own
+            row.
         max_rows: The most own rows on this worker. Beyond it the least used go back to their static
             rows. `None`: no limit.
         decay_every: Counts are halved after so many steps. `None`: never.
         ttl: Own rows that were not updated for so many seconds go back to their static rows; they
             are looked for after a step, and may stay a sixteenth longer. `None`: never.
-        copy_slots: Whether an own row starts with the optimizer slots of its static row, rather
+        copy_slots: True if an own row starts with the optimizer slots of its static row, rather
             than with new ones.
-        demote_blend: When a key loses its row, its static row moves by so much of
-            `row - static row`.
-        sketch_capacity: How many distinct keys the sketch is sized for, over all workers.
-        counter_bits: Of a cell of the sketch: 8 or 16.
-        owners: How many workers share the buckets.
+        demote_blend: The share of `row - static row` by which the static row of a key moves when
+            the key loses its row.
+        sketch_capacity: The number of distinct keys that the sketch is sized for, over all workers.
+        counter_bits: The bits of a cell of the sketch: 8 or 16.
+        owners: The number of workers that share the buckets.
         owner: The number of this worker.
-        name: For messages.
+        name: The name for messages.
     """
 
     def __init__(
@@ -179,12 +180,12 @@ class AdaptiveTable(OwnedResource):
 
     @eager
     def size(self) -> int:
-        """The number of own rows."""
+        """Returns the number of own rows."""
         return int(tf_ops.size(self._own))
 
     @eager
     def buckets(self, keys: Any) -> npt.NDArray[np.int64]:
-        """The buckets that keys share static rows of, int64 of the shape of the keys."""
+        """Returns the buckets in which keys share static rows, int64 of the shape of the keys."""
         found: npt.NDArray[np.int64] = tf_ops.adaptive_buckets(
             as_keys(keys), self.static_buckets
         ).numpy()
@@ -201,7 +202,7 @@ class AdaptiveTable(OwnedResource):
             float32 `keys.shape + [dim]`.
 
         Raises:
-            ValueError: For keys that are no integers, or that live on another worker.
+            ValueError: For keys that are not integers, or that live on another worker.
         """
         return self._read(keys, None)
 
@@ -215,7 +216,7 @@ class AdaptiveTable(OwnedResource):
         """Copies all own rows out, in no order, as they are between two training steps.
 
         Args:
-            slots: Whether optimizer slots come along.
+            slots: True to copy optimizer slots too.
 
         Returns:
             `(keys, embeddings)`: int64 `[n]` and float32 `[n, dim]`. With `slots`, an `Export` of
@@ -268,10 +269,10 @@ class AdaptiveTable(OwnedResource):
             keys: Integers `[n]`. Those that have a row keep it.
 
         Returns:
-            How many of them got a row: with `max_rows`, in the place of the least used.
+            The number of them that got a row: with `max_rows`, instead of the least used keys.
 
         Raises:
-            ValueError: For keys that are no integers, or that live on another worker.
+            ValueError: For keys that are not integers, or that live on another worker.
         """
         before = self.stats()["promoted"]
         own_keys = self._own_keys(keys)
@@ -282,7 +283,7 @@ class AdaptiveTable(OwnedResource):
                 own_keys,
                 self.dim,
                 True,
-                counts=tf.zeros_like(own_keys),  # nobody looks them up
+                counts=tf.zeros_like(own_keys),  # they are not looked up
                 mask=ones,
             )
         )
@@ -296,10 +297,10 @@ class AdaptiveTable(OwnedResource):
             keys: Integers `[n]`. Those without a row are ignored.
 
         Returns:
-            How many rows there were to take.
+            The number of rows that were taken away.
 
         Raises:
-            ValueError: For keys that are no integers, or that live on another worker.
+            ValueError: For keys that are not integers, or that live on another worker.
         """
         own_keys = self._own_keys(keys)
         return int(as_errors(lambda: tf_ops.adaptive_demote(self.resource_handle, own_keys)))
@@ -314,7 +315,7 @@ class AdaptiveTable(OwnedResource):
         """Forgets gradients that were taken and not applied: see `Table.drop_gradients`.
 
         Returns:
-            How many gradients there were.
+            The number of gradients.
         """
         return int(tf_ops.adaptive_drop_deposits(self.resource_handle))
 
@@ -344,7 +345,7 @@ class AdaptiveTable(OwnedResource):
         return tf_ops.adaptive_commit(self.resource_handle, anchor, **arguments)
 
     def step_count(self) -> tf.Tensor:
-        """The commits so far, an int64 scalar."""
+        """Returns the number of commits so far, an int64 scalar."""
         return tf_ops.steps(self._own)
 
     @property
@@ -373,7 +374,7 @@ class AdaptiveTable(OwnedResource):
         return embeddings
 
     def _own_keys(self, keys: Any) -> tf.Tensor:
-        """The keys as a tensor; raises if one of them lives on another worker."""
+        """Returns the keys as a tensor; raises if one of them lives on another worker."""
         tensor = as_keys(keys)
         if self.owners > 1:
             owners = self.buckets(tensor) % self.owners

@@ -1,4 +1,4 @@
-"""What a table holds, in the forms in which it is saved.
+"""The contents of a table, in the forms in which they are saved.
 
 There are three: entries of Keras' HDF5 files, tensors of a trackable, and tensors of a saver of
 `tf.compat.v1.train`. `tf_ops.Export` and `tf_ops.AdaptiveExport` name the fields; in each form a
@@ -98,7 +98,7 @@ def are_of_all_workers() -> bool:
 
 
 def whole_contents(table: Any) -> Any:
-    """What a Keras file is to have of a table: an `Export` with slots, or an `AdaptiveExport`."""
+    """Returns a table's contents for a Keras file: an `Export` with slots, or `AdaptiveExport`."""
     of_all_workers = _of_all_workers.get()
     if of_all_workers is not None:
         return of_all_workers(table)
@@ -106,7 +106,7 @@ def whole_contents(table: Any) -> Any:
 
 
 def entries(kind: type[Contents], prefix: str) -> dict[str, str]:
-    """The name of each field's entry in a Keras file."""
+    """Returns the name of each field's entry in a Keras file."""
     return {field: f"{prefix}{field}" for field in kind._fields}
 
 
@@ -114,9 +114,9 @@ def save(store: Any, prefix: str, contents: Contents) -> None:
     """Adds what a table holds to the store that Keras hands to `save_own_variables`.
 
     Args:
-        store: Of arrays, by name.
-        prefix: Of the entries.
-        contents: Of NumPy arrays.
+        store: The store of arrays, by name.
+        prefix: The prefix of the entries.
+        contents: The contents, as NumPy arrays.
     """
     for field, value in contents._asdict().items():
         # HDF5 has no type for the bytes that a string tensor holds.
@@ -142,10 +142,10 @@ def check_whole(
     """Raises ValueError for a file that has some fields of a table and lacks others.
 
     Args:
-        what: That is loaded, as it begins the message.
+        what: The name of the object that is loaded, as it begins the message.
         saved: The entries of the file.
-        kind: Of contents.
-        prefixes: Of the entries of each table.
+        kind: The kind of contents.
+        prefixes: The prefix of the entries of each table.
     """
     for prefix in prefixes:
         names = entries(kind, prefix).values()
@@ -160,17 +160,17 @@ def check_whole(
 
 
 def to_tensors(contents: Contents) -> dict[str, tf.Tensor]:
-    """What a trackable or a saver writes of a table, by field."""
+    """Returns the tensors of a table for a trackable or a saver, by field."""
     return dict(contents._asdict())
 
 
 def from_tensors(kind: type[Contents], restored: Mapping[str, tf.Tensor]) -> Contents:
-    """What `to_tensors` was given."""
+    """Returns the contents that `to_tensors` was given."""
     return kind(**{field: restored[field] for field in kind._fields})
 
 
 def storage_tensors(path: Any) -> dict[str, tf.Tensor]:
-    """What is written of a table on disk in the place of its rows.
+    """Returns the entries of a table on disk, which replace those of its rows.
 
     Args:
         path: Bytes that say where they are, or a string tensor.

@@ -1,4 +1,4 @@
-"""What admissions and sketches have counted, brought over to another number of workers.
+"""Adapts the counts of admissions and sketches to another number of workers.
 
 The layouts are those of `docs/reference/file-formats.md` and `docs/reference/checkpoint-format.md`.
 """
@@ -31,7 +31,7 @@ class _Counts(NamedTuple):
     Attributes:
         config: `min_count`, `capacity`, `false_positive_rate` and `counter_bits`.
         kind: `"frequency"` or `"counting_bloom"`.
-        fingerprint: Of the config, as chunks have it; `None` without chunks.
+        fingerprint: The fingerprint of the config, as chunks have it; `None` without chunks.
         chunks: The payload of each chunk that was counted in, by its number.
     """
 
@@ -50,13 +50,13 @@ def merge_admissions(parts: Sequence[bytes], mine: Mask) -> bytes:
 
     Args:
         parts: Dumps of the workers; those of other counts are empty.
-        mine: Says which keys are those of this worker.
+        mine: The function that returns which keys belong to this worker.
 
     Returns:
         A dump, as `tf_ops.restore` takes it. Empty if no part has anything.
 
     Raises:
-        CorruptionError: For a part that is no dump.
+        CorruptionError: For a part that is not a dump.
         ValueError: For parts of two configs.
     """
     read = [_read_counts(part) for part in parts if part]
@@ -157,7 +157,7 @@ def _another_checksum() -> CorruptionError:
 
 
 def _merge_frequencies(payloads: Sequence[memoryview], mine: Mask) -> bytes:
-    """Counters of 12 bytes by key; a key that two have counted keeps the greater count."""
+    """Merges counters of 12 bytes by key; of equal keys the greater count is kept."""
     counters = np.concatenate([np.frombuffer(payload, _COUNTER) for payload in payloads])
     counters = counters[mine(counters["key"].astype(np.int64))]
     counters = counters[np.lexsort((-counters["count"].astype(np.int64), counters["key"]))]
@@ -166,7 +166,7 @@ def _merge_frequencies(payloads: Sequence[memoryview], mine: Mask) -> bytes:
 
 
 def _merge_filters(payloads: Sequence[memoryview], bits: int) -> bytes:
-    """The greatest of counters that stand in bytes, the lowest bits first."""
+    """Merges counters that stand in bytes, the lowest bits first, by their maximum."""
     sizes = {len(payload) for payload in payloads}
     if len(sizes) > 1:
         raise CorruptionError(
@@ -213,11 +213,11 @@ def _chunk(number: int, fingerprint: int, payload: bytes) -> bytes:
 
 
 class SketchPlace(NamedTuple):
-    """Which buckets a sketch counts: those whose number modulo `owners` is `owner`.
+    """The buckets that a sketch counts: those whose number modulo `owners` is `owner`.
 
     Attributes:
-        static_buckets: Of all workers.
-        owners: How many workers there are.
+        static_buckets: The number of static buckets of all workers.
+        owners: The number of workers.
         owner: The number of this one.
     """
 
@@ -231,11 +231,11 @@ def merge_sketches(parts: Mapping[int, bytes], workers: int, place: SketchPlace)
 
     Args:
         parts: `CountMinSketch::Dump` of the workers that are needed, by their numbers.
-        workers: How many wrote them.
-        place: Of the sketch to make.
+        workers: The number of workers that wrote them.
+        place: The place of the sketch to make.
 
     Raises:
-        CorruptionError: For a part that is no dump.
+        CorruptionError: For a part that is not a dump.
         ValueError: For parts of two sizes.
     """
     cells: npt.NDArray[np.uint8] | None = None

@@ -1,4 +1,4 @@
-"""Who has which group of a storage: two that took one by oversight would share its rows."""
+"""The holders of the groups of storages: two that took one by oversight would share its rows."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def hold(storage: kv.Storage, group: int, holder: Any, name: str) -> None:
 
     Args:
         storage: The storage.
-        group: Of the storage.
+        group: The number of the group in the storage.
         holder: A layer or a table.
-        name: What messages call it, as `"layer 'items'"`. One of the same name may take over.
+        name: The name of the object in messages, as `"layer 'items'"`. One of the same name may
+            take over.
     """
     _holders.setdefault(storage, {})[group] = (weakref.ref(holder), name)
 
@@ -32,10 +33,10 @@ def stored_group(what: str, storage: kv.Storage, group: int, name: str) -> kv.Gr
     """Returns what the storage has of a group.
 
     Args:
-        what: How the message begins.
+        what: The beginning of the message.
         storage: The storage.
-        group: Of the storage.
-        name: Of who wants it, as `hold` has it.
+        group: The number of the group in the storage.
+        name: The name of the object that wants it, as for `hold`.
 
     Raises:
         ValueError: If another has taken the group.
@@ -59,11 +60,11 @@ def check_same_start(
     The core refuses that as well; here the message can name the layer.
 
     Args:
-        what: How the message begins.
+        what: The beginning of the message.
         storage: The storage.
-        stored: What the storage has of the group.
-        initializer: That of the layer.
-        seed: That of the layer.
+        stored: The description of the group in the storage.
+        initializer: The initializer of the layer.
+        seed: The seed of the layer.
     """
     kept = stored.initializer
     if kept is None or storage.read_only or storage.reset_initializer:

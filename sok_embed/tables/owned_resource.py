@@ -22,12 +22,12 @@ class OwnedResource(tf.saved_model.experimental.TrackableResource):
 
     Shallow copies, such as those that TensorFlow makes to write a SavedModel, own it too. A graph
     that is run after the last of them has gone gets a `tf.errors.FailedPreconditionError`; ops that
-    run at that moment end as they would. What a SavedModel is loaded as is no such object: its
+    run at that moment end as they would. The object of a loaded SavedModel does not do this: its
     resources go with the last handle.
     """
 
     def _initialize(self) -> None:
-        """A resource is ready once it is made."""
+        """Does nothing: a resource is ready once it is made."""
 
     def _make_now(self) -> None:
         """Makes the resource, and not at first use: that may be inside of a function's graph."""

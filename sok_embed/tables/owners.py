@@ -1,4 +1,4 @@
-"""Which worker holds a key of a table, as the core says."""
+"""The rules by which keys of a table belong to workers, as in the core."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 
 def salt_of(table: str) -> int:
-    """What tells equal keys of two tables apart: int64, of the table's name alone."""
+    """Returns an int64 from the table's name alone, which tells equal keys of two tables apart."""
     digest = hashlib.blake2b(table.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def mixed_owners(keys: npt.NDArray[np.int64], salt: int, owners: int) -> npt.NDArray[np.int64]:
-    """The workers of keys: SplitMix64's finalizer of the key and the salt, modulo `owners`.
+    """Returns the workers of keys: SplitMix64's finalizer of key and salt, modulo `owners`.
 
     Example:
     >>> import numpy as np
@@ -26,8 +26,8 @@ def mixed_owners(keys: npt.NDArray[np.int64], salt: int, owners: int) -> npt.NDA
 
     Args:
         keys: int64 of any shape.
-        salt: Of the table.
-        owners: How many workers there are.
+        salt: The salt of the table.
+        owners: The number of workers.
 
     Returns:
         int64 of the shape of the keys.
@@ -67,7 +67,7 @@ class MixedRule:
     """Keys are spread by `mixed_owners`.
 
     Attributes:
-        salt: Of the table.
+        salt: The salt of the table.
     """
 
     salt: int
@@ -87,7 +87,7 @@ class OneWorkerRule:
     """One worker holds every key.
 
     Attributes:
-        worker: Its number.
+        worker: The number of the worker.
     """
 
     worker: int

@@ -36,11 +36,11 @@ _copied: ContextVar[Mapping[kv.Storage, str]] = ContextVar(
 
 
 class CopyName(NamedTuple):
-    """What a file says of a copy that lies beside it.
+    """The name of a copy in the file that it lies beside.
 
     Attributes:
-        number: Of the save.
-        id: Of the storage.
+        number: The number of the save.
+        id: The id of the storage.
     """
 
     number: str
@@ -79,12 +79,12 @@ def storage_of(config: Mapping[str, Any]) -> kv.Storage:
 def kept_beside(file: str, storages: Iterable[kv.Storage]) -> Iterator[None]:
     """Copies storages for a file that is written within the block, and replaced at its end.
 
-    Copies of earlier files of the path go afterwards, but for those that somebody has open. After
+    Copies of earlier files of the path go afterwards, but for those that a process has open. After
     an error that leaves the old file the new copies go.
 
     Args:
         file: The path of the file.
-        storages: Those whose rows the file is to keep.
+        storages: The storages whose rows the file is to keep.
     """
     number = f"{secrets.randbits(64):016x}"
     copied = dict.fromkeys(storages, number)
@@ -116,7 +116,7 @@ def open_beside_file(name: CopyName, config: Mapping[str, Any] | None = None) ->
 
     Args:
         name: The copy.
-        config: Of the storage; `None`: its defaults.
+        config: The config of the storage; `None`: its defaults.
 
     Raises:
         ValueError: Where no file is being loaded, for several workers, and for a name that is none.
@@ -177,7 +177,7 @@ def _shared_lock(folder: str) -> int | None:
 
 
 def _remove_others(folder: str, kept: str) -> None:
-    """Removes the copies of files that were replaced, but for those that somebody reads."""
+    """Removes the copies of files that were replaced, but for those that a process reads."""
     try:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):

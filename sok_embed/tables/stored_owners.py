@@ -1,7 +1,7 @@
 """By which rule the keys of a storage's groups were given to workers.
 
 Rows of another rule lie on other workers than the ones that would be asked for them, and would be
-missed without a word.
+silently missed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def check_stored_owners(what: str, storage: kv.Storage, group: int, rule: OwnerR
     """Raises if the rows of a group were given to workers by another rule; else notes this one.
 
     Args:
-        what: How the message begins.
-        storage: Of one of several workers.
-        group: Of the storage.
-        rule: Of the table that opens the group.
+        what: The beginning of the message.
+        storage: The storage of one of several workers.
+        group: The number of the group in the storage.
+        rule: The rule of the table that opens the group.
 
     Raises:
         ValueError: For another rule, and a file that says none.

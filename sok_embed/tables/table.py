@@ -51,20 +51,21 @@ class Table(OwnedResource):
 
     Args:
         dim: The length of a row.
-        initializer: What rows start from.
+        initializer: The initializer that rows start from.
         seed: The seed of the initializer; any integer. `None`: that of the group of a storage, if
             the group is there, else 0.
         max_rows: The most rows that the table takes; `None`: as many as memory holds.
         direct: Keys are `[0, max_rows * owners)` and are found by position, without a hash.
-        owners: How many workers share the keys.
+        owners: The number of workers that share the keys.
         owner: The number of this worker.
-        owner_rule: How keys are given to workers, an `OwnerRule`. `None`: the key modulo `owners`.
+        owner_rule: The rule that gives keys to workers, an `OwnerRule`. `None`: the key modulo
+            `owners`.
         storage: The folder that rows live in; `None`: they live in memory.
-        group: Of the storage, in [0, 256).
-        admission: Which keys get a row; `None`: all.
-        eviction: Which rows go, of `sok_embed.eviction`. `None`: rows stay, and a full table
-            refuses newcomers.
-        name: For messages.
+        group: The number of the group in the storage, in [0, 256).
+        admission: The admission of keys, which decides which get a row; `None`: all.
+        eviction: The eviction of rows, one of `sok_embed.eviction`. `None`: rows stay, and a full
+            table refuses new keys.
+        name: The name for messages.
 
     Raises:
         ValueError: For `direct` without `max_rows`, an eviction with `direct`, one that needs
@@ -178,7 +179,7 @@ class Table(OwnedResource):
             said = [self.storage.path, self.storage.id]
             with tf.init_scope():
                 self.storage.flush()
-                # In the graph of a SavedModel there are no values, and nobody reads the steps.
+                # In the graph of a SavedModel there are no values, and the steps are not read.
                 if tf.executing_eagerly():
                     said.append(str(int(self.step_count())))
             return contents.storage_tensors("\0".join(said))
@@ -209,8 +210,8 @@ class Table(OwnedResource):
         """Warns where dense weights that are loaded meet rows on disk of another time.
 
         Args:
-            what: How the message begins.
-            steps: Of the table when the dense weights were saved.
+            what: The beginning of the message.
+            steps: The steps of the table when the dense weights were saved.
         """
         now = int(self.step_count())
         if steps != now and self.size():
@@ -238,7 +239,7 @@ class Table(OwnedResource):
             )
 
     def _own_keys(self, keys: Any) -> tf.Tensor:
-        """The keys as a tensor; raises if one of them lives on another worker."""
+        """Returns the keys as a tensor; raises if one of them lives on another worker."""
         tensor = as_keys(keys)
         if self.owners > 1:
             values = tensor.numpy()
@@ -273,7 +274,7 @@ class Table(OwnedResource):
         return f"<Table '{self.name}', {self.size()} rows of {self.dim}>"
 
     def owners_of(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-        """The workers that hold keys.
+        """Returns the workers that hold keys.
 
         Args:
             keys: int64 of any shape.
@@ -285,7 +286,7 @@ class Table(OwnedResource):
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every one of several workers holds all rows."""
+        """True if every one of several workers holds all rows."""
         return self.owners > 1 and self.owners_of(np.zeros(1, np.int64)) is None
 
     @property
@@ -295,12 +296,12 @@ class Table(OwnedResource):
 
     @eager
     def size(self) -> int:
-        """The number of rows."""
+        """Returns the number of rows."""
         return int(tf_ops.size(self.resource_handle))
 
     @eager
     def contains(self, keys: Any) -> npt.NDArray[np.bool_]:
-        """Whether keys have a row; makes none.
+        """Returns which keys have a row; makes none.
 
         Args:
             keys: Integers of any shape.
@@ -309,13 +310,13 @@ class Table(OwnedResource):
             bool `keys.shape`. Keys out of the range of a direct table have no row.
 
         Raises:
-            ValueError: For keys that are no integers, or that live on another worker.
+            ValueError: For keys that are not integers, or that live on another worker.
         """
         return self.metadata(keys).exists
 
     @eager
     def metadata(self, keys: Any) -> tf_ops.Metadata:
-        """Which keys have a row, and how often and when it was trained; makes no rows.
+        """Returns which keys have a row, how often and when it was trained; makes no rows.
 
         Args:
             keys: Integers of any shape.
@@ -344,7 +345,7 @@ class Table(OwnedResource):
             start from.
 
         Raises:
-            ValueError: For keys that are no integers, that live on another worker, or that are out
+            ValueError: For keys that are not integers, that live on another worker, or that are out
                 of the range of a direct table.
         """
         found = as_errors(
@@ -360,7 +361,7 @@ class Table(OwnedResource):
         """Copies all rows out, in no order, as they are between two training steps.
 
         Args:
-            slots: Whether optimizer slots come along.
+            slots: True to copy optimizer slots too.
 
         Returns:
             `(keys, embeddings)`: int64 `[n]` and float32 `[n, dim]`. With `slots`, an `Export`
@@ -450,10 +451,10 @@ class Table(OwnedResource):
             keys: Integers of any shape. Those without a row are ignored.
 
         Returns:
-            How many rows there were to remove.
+            The number of rows that were removed.
 
         Raises:
-            ValueError: For keys that are no integers, or that live on another worker.
+            ValueError: For keys that are not integers, or that live on another worker.
         """
         own_keys = tf.reshape(self._own_keys(keys), [-1])
         return int(as_errors(lambda: tf_ops.remove(self.resource_handle, own_keys)))
@@ -485,7 +486,7 @@ class Table(OwnedResource):
 
         Returns:
             `keys`, int64 `[n]`, distinct, in no order; and `complete`, a bool. `False` stands for
-            keys that nobody knows, and comes with none: in the first call, where more have gone
+            unknown keys, and comes with none: in the first call, where more have gone
             than `limit`, and where `restore`, a loaded checkpoint or a dump has replaced rows. Take
             a copy of the table anew then.
 
@@ -502,7 +503,7 @@ class Table(OwnedResource):
         to the table even if the anchor of the layer is not among its sources.
 
         Returns:
-            How many gradients there were.
+            The number of gradients.
         """
         return int(tf_ops.drop_deposits(self.resource_handle))
 
@@ -519,7 +520,7 @@ class Table(OwnedResource):
         return tf_ops.commit(self.resource_handle, anchor, **arguments)
 
     def step_count(self) -> tf.Tensor:
-        """The number of commits that found gradients, an int64 scalar tensor."""
+        """Returns the number of commits that found gradients, an int64 scalar tensor."""
         return tf_ops.steps(self.resource_handle)
 
     @eager
@@ -541,7 +542,7 @@ class Table(OwnedResource):
 
 
 def _stored_seed(storage: kv.Storage | None, group: int) -> int:
-    """Returns the seed of a group's initializer; 0 if nobody has said one."""
+    """Returns the seed of a group's initializer; 0 if it has none."""
     for each in () if storage is None else storage.groups():
         if each.number == group and each.initializer is not None:
             return int(each.initializer["seed"])

@@ -1,4 +1,4 @@
-"""Which of how many workers wrote a `tf.train.Checkpoint`."""
+"""The worker that wrote a `tf.train.Checkpoint`, and the number of workers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class WorkerRecord(tf.__internal__.tracking.Trackable):
     Args:
         table: The name of the table, for messages.
         owner: The worker.
-        owners: Of how many.
-        rule: How keys are given to workers.
+        owners: The number of workers.
+        rule: The rule that gives keys to workers.
     """
 
     def __init__(self, table: str, owner: int, owners: int, rule: str) -> None:
