@@ -26,8 +26,8 @@ class FeatureInput(NamedTuple):
         bags: `tf_ops.BAG_A_KEY`, `BAG_A_ROW` or `BAG_BY_SPLITS`.
         splits: int64, with `BAG_BY_SPLITS`.
         weights: float32, one a key, or `None`.
-        ragged: What the vectors of single keys lie in, if that is ragged.
-        shape: Of the output before its last axis.
+        ragged: The structure in which the vectors of single keys lie, if it is ragged.
+        shape: The shape of the output before its last axis.
     """
 
     keys: tf.Tensor
@@ -44,8 +44,8 @@ def feature_input(
     """Takes an input apart.
 
     Args:
-        what: How messages begin.
-        feature: Its config.
+        what: The beginning of messages.
+        feature: The config of the feature.
         given: Dense `[B]` or `[B, L]`, ragged `[B, None]` or sparse `[B, L]`, of int32, int64 or
             uint64.
         weights: `None`; or floats as the input: dense of its shape, ragged of its row splits,
@@ -104,16 +104,16 @@ def absent_input() -> FeatureInput:
 
 
 def shape_of(feature: FeatureConfig, shape: Any) -> tuple[Any, ...]:
-    """The shape of a feature's output, for an input of a shape."""
+    """Returns the shape of a feature's output, for an input of a shape."""
     kept = tuple(shape) if feature.own_combiner is None else tuple(shape)[:1]
     return (*kept, feature.table.embedding_dim)
 
 
 def as_tensor(what: str, given: Any) -> Any:
-    """The input as a tensor; one of Keras, and a tensor, as they are.
+    """Returns the input as a tensor; tensors and symbolic tensors of Keras as they are.
 
     Raises:
-        ValueError: For what is no integer, as `as_keys` says.
+        ValueError: For values that are not integers, as in `as_keys`.
     """
     if tf.is_tensor(given) or isinstance(given, keras.KerasTensor):
         return given
@@ -124,7 +124,7 @@ def as_tensor(what: str, given: Any) -> Any:
 
 
 def _as_keys(what: str, given: Any) -> Any:
-    """A tensor as one of keys."""
+    """Returns a tensor as one of keys."""
     if given.dtype in _KEY_TYPES:
         return given
     if given.dtype.is_integer:
@@ -137,7 +137,7 @@ def _as_keys(what: str, given: Any) -> Any:
 
 
 def _flat_weights(what: str, feature: FeatureConfig, given: Any, weights: Any) -> Any:
-    """The weights of keys in their order, float32, or `None`."""
+    """Returns the weights of keys in their order, float32, or `None`."""
     if weights is None:
         return None
     if feature.own_combiner == "max":

@@ -26,12 +26,12 @@ from sok_embed.tables.table import Table
 from sok_embed.training.commit import Commit, TrainedTable
 
 _INT64 = 2**63
-# Examples of a step of all workers, for a plan that nobody has told how many there are.
+# Examples of a step of all workers, for a plan that is not given their number.
 _BATCH_SIZE = 8192
 
 
 class CollectionQueue(OwnedResource):
-    """Where the gradients of a collection wait for its commit."""
+    """The queue in which the gradients of a collection wait for its commit."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class CollectionQueue(OwnedResource):
 
 
 class Placed(NamedTuple):
-    """Where the rows of a table lie.
+    """The place of the rows of a table.
 
     Attributes:
         kind: `tf_ops.BY_KEY`, `tf_ops.ON_WORKER` or `tf_ops.ON_ALL`.
@@ -55,7 +55,7 @@ class Placed(NamedTuple):
 
 
 def _placed(table: PlannedTable, workers: int) -> Placed:
-    """Where a table lies. One worker has everything, whatever the plan says."""
+    """Returns the place of a table. One worker has everything, whatever the plan says."""
     if workers == 1 or table.placement == KEY:
         return Placed(tf_ops.BY_KEY)
     if table.placement == REPLICATED:
@@ -75,9 +75,10 @@ class TableCollection(Mapping[str, Table]):
     """Tables by name, in the order of their configs. What one anchor stands for.
 
     Args:
-        name: Of the layer.
-        features: Whose tables they are.
-        exchange_dtype: In which rows travel between workers: `"float32"` or `"bfloat16"`.
+        name: The name of the layer.
+        features: The features that use the tables.
+        exchange_dtype: The dtype in which rows are sent between workers: `"float32"` or
+            `"bfloat16"`.
     """
 
     def __init__(
@@ -171,19 +172,19 @@ class TableCollection(Mapping[str, Table]):
 
     @property
     def trainable(self) -> list[bool]:
-        """Of each table, whether training changes it."""
+        """True for each table that training changes."""
         return [config.trainable for config in self.configs]
 
     @property
     def handles(self) -> tf_ops.CollectionTables:
-        """What the ops know the tables by."""
+        """The handles of the tables for ops."""
         tables = [table.resource_handle for table in self._tables.values()]
         return tf_ops.CollectionTables(self.queue.resource_handle, tables)
 
     @functools.cached_property
     def sharding(self) -> Plan:
-        """Where the rows lie, and what that costs; the same on every worker."""
-        # Nobody has said how large batches are. What depends on it is which of the tables with long
+        """The plan of the places of rows, with its costs; the same on every worker."""
+        # The size of batches is not known. What depends on it is which of the tables with long
         # bags lie on one worker.
         batch_size = max(1, _BATCH_SIZE // self.owners)
         return planning.plan(
@@ -194,7 +195,7 @@ class TableCollection(Mapping[str, Table]):
         )
 
     def plan(self) -> tf_ops.CollectionPlan:
-        """What the ops are told of tables and features, which all workers must have alike."""
+        """Returns the tables and features for ops, which must be the same on all workers."""
         features = self._features
         numbers = {name: number for number, name in enumerate(self._tables)}
         said = [
@@ -238,7 +239,7 @@ class CollectionCommit(Commit):
     """The constraint of the anchor of a collection: each table is trained by its own rule.
 
     Args:
-        tables: Of the collection.
+        tables: The tables of the collection.
     """
 
     def __init__(self, tables: TableCollection) -> None:
