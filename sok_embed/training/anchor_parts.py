@@ -23,12 +23,12 @@ def parts_of(anchor: tf.Tensor | tf.Variable) -> int:
 
 
 def own_part(anchor: tf.Tensor, parts: int, worker: int) -> tf.Tensor:
-    """The part of a worker, float32 `[ANCHOR_SIZE]`. Differentiable.
+    """Returns the part of a worker, float32 `[ANCHOR_SIZE]`. Differentiable.
 
     Args:
         anchor: float32 `[parts * ANCHOR_SIZE]`, an anchor or its gradient. One of a single part may
             have another shape, and is returned as it is.
-        parts: How many workers have one.
+        parts: The number of workers that have a part.
         worker: The rank of the worker.
     """
     if parts == 1:

@@ -33,7 +33,7 @@ from sok_embed.training.distributed_optimizer import averages_gradients
 
 
 class TrainedTable(Protocol):
-    """What gradients are deposited in: a `Table`, or what has these three."""
+    """The interface of a `Table` to which gradients are deposited."""
 
     name: str
 
@@ -53,7 +53,7 @@ def applying_optimizer() -> Any:
 
 
 def trained_anchor(anchor: Any) -> tf.Tensor:
-    """The value of an anchor whose constraint is a `Commit`.
+    """Returns the value of an anchor whose constraint is a `Commit`.
 
     From then on the optimizers of Keras train it, if it is a variable of Keras. Those of
     `tf.compat.v1.train`, to which the variables of TF1 graphs are given, call the constraint.
@@ -68,7 +68,7 @@ class Commit(AnchorConstraint):
     """The constraint of an anchor.
 
     Args:
-        table: Where the gradients were deposited.
+        table: The table to which gradients were deposited.
         optimizer: A Keras optimizer that updates the rows. `None`: the optimizer that is applying
             the step does.
         static: A variable that the same optimizer trains and new rows start from, or a callable
@@ -85,14 +85,14 @@ class Commit(AnchorConstraint):
         self._optimizer = optimizer
         self._static = static
         self._warned = False
-        self._was_told = False
+        self._saw_update = False
         self._returned: tf.Tensor | None = None
 
     def __call__(self, anchor: Any) -> tf.Tensor:
         """Returns the value of the anchor, 0; applies what `tf.compat.v1.train` was given."""
         applying = applying_optimizer()
         if _is_keras(applying):
-            self._check_told(applying)
+            self._check_updates_seen(applying)
             self._returned = tf.zeros_like(tf.convert_to_tensor(anchor))
         else:
             self._check_summed(anchor, applying)
@@ -101,7 +101,7 @@ class Commit(AnchorConstraint):
         return self._returned
 
     def on_assignment(self, value: Any) -> Any:
-        """Raises for a value other than 0: rows would not hear of it."""
+        """Raises for a value other than 0: it would not reach the rows."""
         returned, self._returned = self._returned, None
         if value is returned:
             return value
@@ -121,7 +121,7 @@ class Commit(AnchorConstraint):
 
     def on_update(self, update: Update) -> None:
         """Applies what a Keras optimizer is given."""
-        self._was_told = True
+        self._saw_update = True
         _refuse_unequal_skips(self._table.name)
         self._check_summed(update.variable, update.optimizer)
         forget_with(self, update.gradient)
@@ -129,7 +129,7 @@ class Commit(AnchorConstraint):
         redeemed = update.gradient if update.gradient.shape.rank == 1 else None
         optimizer = update.optimizer
         committed = self._commit(optimizer, update.variable, redeemed, update.learning_rate)
-        # Nobody reads what the optimizer keeps of anchors, but for what it accumulates.
+        # The optimizer's slots of anchors are not read, but for what it accumulates.
         accumulators = {id(each) for each in getattr(optimizer, "_accumulated_gradients", [])}
         shape = tuple(update.variable.shape)
         variables = [each for each in optimizer.variables if tuple(each.shape) == shape]
@@ -138,7 +138,7 @@ class Commit(AnchorConstraint):
 
     @property
     def clips_by_norm(self) -> bool:
-        """Whether an optimizer of the table's own clips its gradients by their norm."""
+        """True if an optimizer of the table's own clips its gradients by their norm."""
         own: Any = self._optimizer
         return _is_keras(own) and bool(own.clipnorm or own.global_clipnorm)
 
@@ -160,15 +160,15 @@ class Commit(AnchorConstraint):
                 "sok_embed.DistributedOptimizer, without that strategy."
             )
 
-    def _check_told(self, applying: Any) -> None:
+    def _check_updates_seen(self, applying: Any) -> None:
         """Raises if the optimizer has updated the anchor by ways that this release cannot see."""
         replica = tf.distribute.get_replica_context()
         number = 0 if replica is None else replica.replica_id_in_sync_group
         if tf.get_static_value(number) != 0:
             return
-        told, self._was_told = self._was_told, False
+        seen, self._saw_update = self._saw_update, False
         # Most steps of an optimizer that accumulates update nothing.
-        if told or applying.gradient_accumulation_steps:
+        if seen or applying.gradient_accumulation_steps:
             return
         raise RuntimeError(
             f"Table '{self._table.name}': expected {applying.name} to update variables as the "
@@ -208,7 +208,7 @@ class Commit(AnchorConstraint):
     def _rule_step(
         self, own: Any, table: TrainedTable, applying: Any, anchor: Any, rate: Any
     ) -> tf_ops.RuleStep:
-        """What a commit does to the rows of a table whose own optimizer, or `None`, is `own`."""
+        """Returns the step of a commit on a table whose own optimizer, or `None`, is `own`."""
         optimizer = own or applying
         if optimizer is None:
             raise ValueError(
@@ -244,7 +244,7 @@ class Commit(AnchorConstraint):
     def _common_arguments(
         self, applying: Any, anchor: Any, redeemed: tf.Tensor | None
     ) -> dict[str, Any]:
-        """The arguments of a commit that do not depend on a rule."""
+        """Returns the arguments of a commit that do not depend on a rule."""
         parts = parts_of(anchor)
         if parts > 1:
             redeemed = _own_gradient(redeemed, parts, self._table.name)
@@ -332,12 +332,12 @@ def _native(variable: Any) -> Any:
 
 
 def _own_gradient(gradient: tf.Tensor | None, parts: int, table: str) -> tf.Tensor:
-    """This worker's part of an anchor's gradient that a strategy has summed over workers."""
+    """Returns this worker's part of an anchor's gradient that a strategy summed over workers."""
     error = (
         f"Table '{table}': expected gradients that the MultiWorkerMirroredStrategy has summed over "
-        f"its {parts} workers, of which each has multiplied them by the same. Received: others. "
-        "Call the optimizer's `apply` within `strategy.run`, scale the loss instead of gradients, "
-        "and clip none of them before they are summed."
+        f"its {parts} workers, of which each has multiplied them by the same. Received: gradients "
+        "of other factors. Call the optimizer's `apply` within `strategy.run`, scale the loss "
+        "instead of gradients, and clip none of them before they are summed."
     )
     if gradient is None:
         raise ValueError(error)
@@ -369,7 +369,7 @@ def _warn_of_drifting(optimizer: Any, table: str) -> None:
 def _refuse_unequal_skips(table: str) -> None:
     """Raises if several workers scale the loss and each decides for itself which steps to skip.
 
-    The others would wait for it for ever.
+    The others would wait for it without end.
     """
     if communicators.size() == 1:
         return

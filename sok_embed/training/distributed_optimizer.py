@@ -112,7 +112,7 @@ class _AveragesGradients:
 
     def _clip_gradients(self, grads: Any) -> Any:
         clips = self.clipnorm or self.global_clipnorm  # type: ignore[attr-defined]
-        # A class of somebody else may use norms in ways of its own.
+        # A class of another package may use norms in its own way.
         others = type(self)._updates_its_own_way  # type: ignore[attr-defined]
         averages = _averaged(grads, _applied_to.get(), bool(clips or others))
         return super()._clip_gradients(averages)  # type: ignore[misc]
@@ -141,8 +141,8 @@ def average_gradients(gradients: Any, variables: Any = None) -> list[Any]:
     Args:
         gradients: Tensors, `tf.IndexedSlices` or `None`, the same on every worker but for their
             values and, in slices, their number.
-        variables: Whose gradients they are. The gradient of an anchor still names what was
-            deposited on this worker, and gets the norm of the average of all workers' rows.
+        variables: The variables of the gradients. The gradient of an anchor still names the
+            deposits of this worker, and gets the norm of the average of all workers' rows.
 
     Returns:
         The averages, in the same order and of the same kinds. With more than one worker the indices
@@ -155,7 +155,7 @@ def average_gradients(gradients: Any, variables: Any = None) -> list[Any]:
 
 
 def _averaged(gradients: Any, variables: Any, needs_norms: bool) -> list[Any]:
-    """As `average_gradients`; norms of anchors are found where they are needed.
+    """Averages as `average_gradients` does; finds norms of anchors where they are needed.
 
     Without them dense gradients do not wait for the gradients of rows. A table whose own optimizer
     clips by a norm needs its own.
@@ -192,7 +192,7 @@ def _averaged(gradients: Any, variables: Any, needs_norms: bool) -> list[Any]:
 def _reduced(
     tensors: dict[int, tf.Tensor], communicator: communicators.Communicator
 ) -> dict[int, tf.Tensor]:
-    """The averages of tensors over all workers, in as few messages as their types and sizes let."""
+    """Averages tensors over all workers, in as few messages as their types and sizes allow."""
     buckets: list[list[int]] = []
     open_buckets: dict[tf.DType, int] = {}  # the last of each type, and its bytes
     filled: dict[int, int] = {}
@@ -227,7 +227,7 @@ def _square(gradient: tf.Tensor) -> tf.Tensor:
     """Returns the squares of the norm of this worker's rows, times each of `_SCALES`.
 
     Args:
-        gradient: Of an anchor, float32 `[ANCHOR_SIZE]`.
+        gradient: The gradient of an anchor, float32 `[ANCHOR_SIZE]`.
 
     Returns:
         float32 `[len(_SCALES)]`; infinite where a square is more than a float32 holds.

@@ -19,12 +19,12 @@ def average_slices(
 ) -> dict[int, tf.IndexedSlices]:
     """Averages sparse gradients over all workers. Collective.
 
-    Every worker tells all others how many rows of each gradient it has and which, in one message,
-    and the rows of each type in another.
+    Every worker sends all others the number of rows of each gradient and their indices, in one
+    message, and the rows of each type in another.
 
     Args:
         slices: The gradients, the same on every worker but for their rows.
-        communicator: Of the workers.
+        communicator: The communicator of the workers.
 
     Returns:
         The averages, with distinct indices: rules that square a gradient must square the sum.
@@ -60,7 +60,7 @@ def average_slices(
 
 
 def _by_type(gradients: list[tf.IndexedSlices]) -> dict[Any, list[int]]:
-    """The places of the gradients that travel in one type, by that type."""
+    """Returns the places of the gradients that are sent in one type, by that type."""
     places: dict[Any, list[int]] = {}
     for at, gradient in enumerate(gradients):
         dtype = tf.float32 if gradient.values.dtype in _SHORT else gradient.values.dtype

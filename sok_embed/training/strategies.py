@@ -38,7 +38,7 @@ def check_strategy(host: str) -> None:
     """Raises for a strategy in scope under which tables cannot be trained.
 
     Args:
-        host: Whose tables they are, as a message begins: `"Layer 'items'"`.
+        host: The owner of the tables, as a message begins: `"Layer 'items'"`.
 
     Raises:
         ValueError: For strategies that update variables in other ways than all replicas together;
@@ -61,7 +61,7 @@ def check_strategy(host: str) -> None:
 
 
 def _place(strategy: Any) -> tuple[int, int]:
-    """The rank of this worker among those whose gradients a strategy sums, and their number."""
+    """Returns this worker's rank among those whose gradients a strategy sums, and their number."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return 0, 1
     workers = strategy.num_replicas_in_sync // len(strategy.extended.worker_devices)
