@@ -187,10 +187,9 @@ def commit(
         hypers: The values of these parameters, float64 of `[len(hyper_names)]`.
         step: int64 scalar, for bias correction; 1 is the first. 0: the table counts by itself.
         scale: float32 scalar that gradients are multiplied by.
-        optimizer: A number for the optimizer that commits, 0 for nobody in particular. One that the
-            table has not seen before, and that is new, finds the slots that others have left
-            started anew. New is who comes with a step of at most `first_step`; of those without a
-            step, who is not the first.
+        optimizer: The number of the optimizer that commits, 0 if unknown. A fresh one (`step` is at
+            most `first_step` or, without a step, it is not the first) that the table has not seen
+            starts the slots of other optimizers anew.
         slot_sources: Handles of the variables that hold the optimizer's slots of a static variable,
             `[buckets, width]` each, in the order of the rule's slots. Rows that later lookups of
             `adaptive_mask_gather` make copy their slots from there.

@@ -1,4 +1,4 @@
-"""What the cases of this folder have in common."""
+"""Shared parts of the cases of this folder."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Communicator(ABC):
     @property
     @abstractmethod
     def size(self) -> int:
-        """How many workers there are."""
+        """The number of workers."""
 
     @abstractmethod
     def all_to_all(
@@ -38,27 +38,28 @@ class Communicator(ABC):
         Args:
             tensor: `[n, ...]`; the first `splits[0]` rows go to worker 0, the next to worker 1, ….
             splits: int32 `[size]`, summing to n. Zeros are fine.
-            name: Tells this exchange from others that may be under way; the same on every worker.
+            name: The name that tells this exchange from others that may be under way; the same on
+                every worker.
 
         Returns:
-            What was received, that of worker 0 first, and how many rows came from each, int32
-            `[size]`.
+            The rows that were received, those of worker 0 first, and the number of rows from each,
+            int32 `[size]`.
         """
 
     def exchange(
         self, tensor: tf.Tensor, splits: tf.Tensor, gradient_splits: tf.Tensor, name: str
     ) -> tf.Tensor:
-        """As `all_to_all`, with a gradient that may go another way than the tensor came.
+        """Exchanges as `all_to_all` does, with a gradient that may go another way than the tensor.
 
         Args:
-            tensor: As `all_to_all` has it.
-            splits: Likewise.
+            tensor: The tensor, as for `all_to_all`.
+            splits: The splits, as for `all_to_all`.
             gradient_splits: int32 `[size]`, those of the gradient of what comes back.
-            name: As `all_to_all` has it. What goes forward and what goes back have names that begin
-                with it.
+            name: The name, as for `all_to_all`. The exchanges of rows and of gradients have names
+                that begin with it.
 
         Returns:
-            What was received, that of worker 0 first.
+            The rows that were received, those of worker 0 first.
         """
         import tensorflow as tf  # the command needs none
 

@@ -51,11 +51,11 @@ def slots_on_host(optimizer: Any, variable: Any) -> list[tf.Variable] | None:
     date, in a function whenever it runs.
 
     Args:
-        optimizer: As `slot_variables` has it.
-        variable: As there; it is in the host's memory.
+        optimizer: The optimizer, as for `slot_variables`.
+        variable: The variable, which is in the host's memory.
 
     Returns:
-        As there.
+        The slots, as for `slot_variables`.
     """
     slots = slot_variables(optimizer, variable)
     if not slots or isinstance(optimizer, tf.compat.v1.train.Optimizer):
