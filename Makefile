@@ -3,7 +3,7 @@
 #
 # Variables: PYTHON=python3.12    the interpreter that .venv is made with
 #            HOROVOD=0            leaves Horovod out (one-process use does not need it)
-#            ARGS='...'           passed on by demo, test and bench
+#            ARGS='...'           passed on by demo, test, test-all and bench
 #            DATA=path WORKERS=2  for demo
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -30,10 +30,10 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 CPP_FILES = $(shell find tf_ops -name '*.h' -o -name '*.cc' -o -name '*.cu')
 PYTHON_FILES = $(wildcard setup.py sok_embed feature_column tf_ops tests benchmarks examples scripts)
 
-.PHONY: setup native demo test check format bench sanitize clean help
+.PHONY: setup native demo test test-all check format bench sanitize clean help
 
 # horovodrun is found, and the python that it starts is ours.
-demo test bench: export PATH := $(BIN):$(PATH)
+demo test test-all bench: export PATH := $(BIN):$(PATH)
 
 setup: native  ## .venv with Horovod and sok_embed, which is built and installed editable
 
@@ -89,11 +89,26 @@ bench: setup  ## the benchmarks
 
 # --- tests and checks -----------------------------------------------------------------------
 
-test: setup  ## the core's tests, then the Python tests; ARGS= goes to pytest
-	@$(PROGRESS) $(NATIVE)/build.log "the core's tests" -- \
-	  cmake --build $(NATIVE) --target sok_core_test
-	$(NATIVE)/sok_core_test
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(ARGS)
+# The core's tests are built and run beside those of Python, and told after them. Either may fail.
+define run_tests
+@mkdir -p $(NATIVE); \
+core() { cmake --build $(NATIVE) --target sok_core_test && $(NATIVE)/sok_core_test; }; \
+core > $(NATIVE)/core_tests.log 2>&1 & core=$$!; \
+trap 'kill $$core 2> /dev/null || true' EXIT; \
+status=0; \
+$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(1) $(ARGS) || status=$$?; \
+echo "The core's tests ($(NATIVE)/core_tests.log):"; \
+wait $$core || status=$$?; \
+tail --lines 40 $(NATIVE)/core_tests.log; \
+exit $$status
+endef
+
+test: setup  ## the tests of each change: the core's and Python's; ARGS= goes to pytest
+	$(call run_tests,)
+
+test-all: export SOK_TEST_SEED ?= random
+test-all: setup  ## all tests, those that take long too, with other random programs each time
+	$(call run_tests,-m "")
 
 # mypy (strict, by pyproject.toml) sees the package as installed: all rooms inside sok_embed.
 check: setup  ## formatting, lint, types, plain English, import direction
@@ -134,4 +149,4 @@ clean:  ## remove everything that make made, .venv included; the caches of Rocks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:
-	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12

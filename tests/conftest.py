@@ -6,9 +6,11 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
+import gc
 import logging
 import signal
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 import keras
 import tensorflow as tf
+from tiers import chosen_of
 
 import sok_embed
 
@@ -33,14 +36,36 @@ tf.config.set_logical_device_configuration(CPU, [tf.config.LogicalDeviceConfigur
 tf.get_logger().setLevel(logging.ERROR)
 
 
-# pytest-xdist reads the marks in a hook of its own, which comes before this one otherwise.
+# pytest-xdist and the choice by marks read them in hooks of their own, which come before this one
+# otherwise.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Keeps the tests of a file, or of all workers, in one process: they share what takes long."""
+    """Keeps tests that share what takes long in one process, and marks those that are `long`."""
+    covered = defaultdict(list)
     for item in items:
-        folder = item.path.parent
-        group = folder if folder.name == "distributed" else item.path
-        item.add_marker(pytest.mark.xdist_group(str(group)))
+        item.add_marker(pytest.mark.xdist_group(_group_of(item)))
+        if item.get_closest_marker("cover") and not item.get_closest_marker("long"):
+            covered[item.parent, item.originalname].append(item)
+    for cases in covered.values():
+        (strength,) = cases[0].get_closest_marker("cover").args
+        chosen = set(chosen_of([case.callspec.params for case in cases], strength))
+        for number, case in enumerate(cases):
+            if number not in chosen:
+                case.add_marker(pytest.mark.long)
+
+
+def _group_of(item):
+    """Returns a file, or a name for all tests that look at what one start of workers left."""
+    return "workers" if "results_of" in item.fixturenames else str(item.path)
+
+
+def pytest_collection_finish():
+    """Spares each collection of garbage the million objects that TensorFlow and Keras consist of.
+
+    They live as long as the process.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 class _FirstOfTwo(sok_embed.communicators.LocalCommunicator):

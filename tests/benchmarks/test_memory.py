@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 MEMORY = Path(__file__).resolve().parents[2] / "benchmarks/memory.py"
 
 
@@ -13,6 +15,7 @@ def measure(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
+@pytest.mark.long
 def test_a_key_takes_at_most_1_4_times_its_bytes_also_just_after_growth():
     done = measure("--keys", "1000000", "--dim", "16", "--optimizer", "adam", "--check")
     assert done.stdout, done.stderr[-2000:]
@@ -24,6 +27,7 @@ def test_a_key_takes_at_most_1_4_times_its_bytes_also_just_after_growth():
     assert done.returncode == 0
 
 
+@pytest.mark.long
 def test_a_target_that_is_missed_is_an_exit_status_of_1():
     # In rows of 4 bytes the index and the counters weigh more than what is kept.
     arguments = ("--keys", "100000", "--dim", "1", "--optimizer", "sgd")

@@ -47,6 +47,7 @@ def change(model, chance):
         model.optimizer.learning_rate.assign(chance.random() / 100)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("on_background", [False, True])
 def test_every_checkpoint_of_random_changes_has_the_state_of_its_step(
@@ -143,6 +144,7 @@ def test_a_restore_by_hand_is_followed_by_all_rows(tmp_path):
     assert len(restored(folder)["keys"]) == 50
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("goes_back_to", [0, 1, 3])
 @pytest.mark.parametrize("on_background", [False, True])
 def test_going_back_by_hand_leaves_checkpoints_that_can_be_restored(

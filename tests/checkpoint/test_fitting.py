@@ -129,6 +129,7 @@ def whole(tmp_path_factory):
     return model, fit(model, passes(), tmp_path_factory.mktemp("whole"))
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize(
     ("position", "stop"),
     [("iterator", 1), ("count", 6), ("iterator", 7), ("iterator", 9), ("count", 14)],

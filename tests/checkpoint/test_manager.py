@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from tiers import long
 
 import sok_embed as sok
 from sok_embed.checkpoint import Checkpoint, CheckpointManager
@@ -192,7 +193,7 @@ def test_numbers_of_checkpoints_are_positive(tmp_path, name):
         counting(tmp_path, **{name: 0})
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [1, long(3)])
 def test_kills_leave_the_last_whole_checkpoint(tmp_path, workers):
     """With SOK_CHECKPOINT_KILLS=150 that many times."""
     kills = os.environ.get("SOK_CHECKPOINT_KILLS", "6")

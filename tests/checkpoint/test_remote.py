@@ -84,6 +84,7 @@ def test_names_that_begin_alike_are_not_taken_for_each_other(url):
     assert steps_of(other) == [1]
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize(
     ("on_background", "url"), [(False, "memory"), (True, "s3")], indirect=["url"]
 )
@@ -146,6 +147,7 @@ class Interruption(keras.callbacks.Callback):
             raise InterruptedError
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("url", ["s3"], indirect=True)
 def test_checkpoint_fit_goes_on_within_an_epoch_from_a_store(url, tmp_path):
     def fit(directory, *callbacks):

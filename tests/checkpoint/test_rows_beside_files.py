@@ -271,6 +271,7 @@ SAVE_AGAIN_AND_AGAIN = f"""
 """
 
 
+@pytest.mark.long
 def test_a_kill_leaves_file_and_rows_of_one_moment(tmp_path):
     def found():
         (version,) = versions(keras.saving.load_model(tmp_path / "best.keras"))

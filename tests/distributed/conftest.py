@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
@@ -15,12 +17,87 @@ from sharded.launch import launch, require_horovod
 from sharded.meeting import SECRET, free_port
 from sharded.results import Results
 
-WORKER = Path(__file__).parent / "sharded" / "worker.py"
+SHARDED = Path(__file__).parent / "sharded"
+WORKER = SHARDED / "worker.py"
+SCENARIOS = frozenset(
+    name
+    for path in SHARDED.glob("*.py")
+    for name in re.findall(r"^@scenario\ndef (\w+)", path.read_text(), re.MULTILINE)
+)
+
+# `make test` runs these scenarios, `make test-all` runs all. One is left of those that differ in
+# the optimizer, in its options or in the form of the keys, which one worker shows as well.
+OVER_TCP = frozenset(
+    """
+    fit_sgd gradient_accumulation clipped_by_the_norm_of_all an_overflow_on_one_worker
+    broadcast_variables uneven_sgd retracing_on_one_worker called_twice_eager repeated
+    keys_of_one_owner adaptive_sgd adaptive_masked adaptive_ragged adaptive_flipped
+    adaptive_initial_rows adaptive_wrong_mask collection_sgd_mixed collection_adam_towers_mixed
+    collection_sgd_bfloat16 collection_fit_placed collection_rows collection_rows_mixed
+    collection_rows_bfloat16 collection_checkpoint_mixed collection_bad_key
+    collection_of_another_configuration collection_that_is_full communicator
+    communicator_of_horovod counted_in_training evictions_in_logs columns_sgd
+    columns_flipped_with_a_filter columns_of_no_ids many_columns_sgd
+    a_layer_of_no_adaptive_columns hashed_sgd_sparse hashed_shared joined_adam_weighted
+    joined_validation joined_in_a_loop joined_of_known_lengths joined_two_at_once
+    joined_normalization message_counts what_a_step_waits_for message_bytes averages many_slices
+    saving initial_rows every_input_form combined_bags
+    """.split()
+)
+# Horovod only carries what the communicator of the tables sends.
+OVER_HOROVOD = frozenset(
+    """
+    communicator communicator_of_horovod fit_sgd averages many_slices message_counts
+    collection_rows_mixed collection_that_is_full
+    """.split()
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks tests `long` whose scenarios `make test` does not run."""
+    for item in items:
+        if "results_of" in getattr(item, "fixturenames", ()):
+            run = OVER_HOROVOD if 2 in workers_of(item) else OVER_TCP
+            if not (scenarios_of(item) and scenarios_of(item) <= run):
+                item.add_marker(pytest.mark.long)
+
+
+def scenarios_of(item: pytest.Item) -> frozenset[str]:
+    """Returns the scenarios that a test names, as a parameter or itself; none where it builds them.
+
+    Names that another function brings are not seen.
+    """
+    named = {value for value in _parameters(item).values() if isinstance(value, str)}
+    return SCENARIOS & (named | set(_strings(item.function.__code__)))
+
+
+def workers_of(item: pytest.Item) -> set[int]:
+    """Returns the numbers of workers whose results a test looks at."""
+    fixtures = {"one": 1, "two": 2, "many": _parameters(item).get("many")}
+    return {count for name, count in fixtures.items() if name in item.fixturenames}
+
+
+def _parameters(item: pytest.Item) -> dict[str, object]:
+    return item.callspec.params if hasattr(item, "callspec") else {}
+
+
+def _strings(code: CodeType) -> Iterator[str]:
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, tuple):
+            yield from (each for each in constant if isinstance(each, str))
+        elif isinstance(constant, CodeType):
+            yield from _strings(constant)
 
 
 @pytest.fixture(scope="session")
-def results_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Results]:
-    """The results of all scenarios with a number of workers."""
+def results_of(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[int], Results]:
+    """The results of a number of workers: of the scenarios that the chosen tests look at."""
+    looking = [item for item in request.session.items if "results_of" in item.fixturenames]
 
     @cache
     def run(workers: int) -> Results:
@@ -28,7 +105,10 @@ def results_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Resu
         if horovod:
             require_horovod()
         folder = tmp_path_factory.mktemp(f"workers_{workers}")
-        ended = launch(WORKER, workers, [str(folder)], limit_s=600, horovod=horovod)
+        wanted = [scenarios_of(item) for item in looking if workers in workers_of(item)]
+        names = sorted(frozenset().union(*wanted)) if all(wanted) else []  # none: all of them
+        # The limit is for workers that hang. Those that run may share the machine with others.
+        ended = launch(WORKER, workers, [str(folder), *names], limit_s=3600, horovod=horovod)
         return Results(folder, workers, ended)
 
     return run

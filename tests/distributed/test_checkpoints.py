@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sharded.launch import launch, require_horovod
+from tiers import long
 
 WORKER = Path(__file__).parent / "sharded" / "checkpoint_worker.py"
 
@@ -29,8 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (2, 0, ["same", "same"]),
         (2, 1, ["worker 0 of 2", "worker 1 of 2"]),
-        (1, 0, ["worker 0 of 1"]),
-        (3, 0, ["worker 0 of 3", "worker 1 of 3", "worker 2 of 3"]),
+        long(1, 0, ["worker 0 of 1"]),
+        long(3, 0, ["worker 0 of 3", "worker 1 of 3", "worker 2 of 3"]),
     ],
     ids=["the_same_workers", "another_rank", "one", "three"],
 )

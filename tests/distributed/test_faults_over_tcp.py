@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from sharded.faulty_worker import FAULT_AT, STEPS, TIMEOUT_S
+from tiers import long
 
 SCRIPT = Path(__file__).parent / "sharded" / "faulty_worker.py"
 WORKERS = 3
@@ -52,7 +53,7 @@ def run(fault: str, folder: Path) -> list[dict[str, Any] | None]:
     return [json.loads(file.read_text()) if file.exists() else None for file in files]
 
 
-@pytest.mark.parametrize("fault", ["killed", "raises", "ends", "paused"])
+@pytest.mark.parametrize("fault", ["killed", long("raises"), long("ends"), long("paused")])
 def test_the_others_name_a_worker_that_is_lost(fault: str, tmp_path: Path) -> None:
     told = run(fault, tmp_path)
     assert told[1] is None
@@ -67,6 +68,7 @@ def test_the_others_name_a_worker_that_is_lost(fault: str, tmp_path: Path) -> No
         assert worker["seconds_of_the_next"] < TIMEOUT_S
 
 
+@pytest.mark.long
 def test_a_worker_that_starts_late_is_waited_for(tmp_path: Path) -> None:
     for worker in run("late", tmp_path):
         assert worker is not None and worker["error"] is None

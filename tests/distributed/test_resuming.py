@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sharded.launch import launch
 from test_restored_by_others import Held, assert_as_trained, held
+from tiers import long
 
 PROGRAM = Path(__file__).parent / "sharded" / "resuming.py"
 
@@ -25,7 +26,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Held]:
     return run(tmp_path_factory.mktemp("whole"), 1, "whole")
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[long(1), 2])
 def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one worker or two, of which the last was killed."""
     folder = tmp_path_factory.mktemp(f"killed_{request.param}")
@@ -64,6 +65,7 @@ def test_as_many_workers_go_on_at_the_next_batch(killed: Path, whole: list[Held]
     assert_as_trained(found, whole, atol=1e-6 if workers == 1 else 1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed", [2], indirect=True)
 def test_other_workers_go_on_by_count(killed: Path, whole: list[Held]) -> None:
     found = resumed(killed, 3, "counted", "count")

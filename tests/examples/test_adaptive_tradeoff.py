@@ -13,6 +13,7 @@ from running import run_example
 run = partial(run_example, "adaptive_tradeoff.py")
 
 
+@pytest.mark.long
 def test_ratings_leave_a_picture_and_a_table_of_every_setting(tmp_path: Path) -> None:
     pytest.importorskip("sok_embed")
     # 30 users with 20 ratings each, and 100 films with 3 or 20.

@@ -13,6 +13,7 @@ from running import run_example
 run = partial(run_example, "compression_curve.py")
 
 
+@pytest.mark.long
 def test_ratings_leave_a_picture_and_a_table(tmp_path: Path) -> None:
     pytest.importorskip("sok_embed")
     lines = [f"{row * 7 % 31}\t{row * 11 % 37}\t{2 + row % 4}\t{row}\n" for row in range(600)]

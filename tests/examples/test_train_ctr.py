@@ -53,6 +53,7 @@ def test_generated_clicks_leave_a_picture_and_a_json_line(tmp_path: Path, embedd
     assert "12/12" in err
 
 
+@pytest.mark.long
 @needs_sok_embed
 def test_hash_and_static_tables_hold_the_same_keys(tmp_path: Path) -> None:
     rows = {}
@@ -63,6 +64,7 @@ def test_hash_and_static_tables_hold_the_same_keys(tmp_path: Path) -> None:
     assert rows["static"] == rows["hash"] + 26  # one row a field for unknown keys
 
 
+@pytest.mark.long
 @needs_sok_embed
 def test_two_workers_train_like_one(tmp_path: Path) -> None:
     figures = []
@@ -81,6 +83,7 @@ def test_two_workers_train_like_one(tmp_path: Path) -> None:
     assert two["test_auc"] == pytest.approx(one["test_auc"], abs=2e-3)
 
 
+@pytest.mark.long
 def test_ratings_train_without_dense_columns(tmp_path: Path) -> None:
     path = write_ratings(tmp_path)
     arguments = ["--epochs", "12", "--batch-size", "64", "--learning-rate", "0.01", "--quiet"]
@@ -90,6 +93,7 @@ def test_ratings_train_without_dense_columns(tmp_path: Path) -> None:
     assert json.loads(out)["test_auc"] > 0.9
 
 
+@pytest.mark.long
 @needs_sok_embed
 def test_the_comparison_prints_a_line_a_seed_and_the_difference(tmp_path: Path) -> None:
     path = write_ratings(tmp_path)
@@ -121,6 +125,7 @@ def test_wrong_options_are_refused_with_what_was_expected(
     assert "Traceback" not in err
 
 
+@pytest.mark.long
 def test_a_malformed_line_ends_the_run_with_its_number(tmp_path: Path) -> None:
     good = "\t".join(["1", *["3"] * 13, *["0a"] * 26]) + "\n"
     # The broken line is the first of the test rows: the reader meets it inside tf.data.

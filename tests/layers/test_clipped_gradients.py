@@ -83,6 +83,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.cover("values")
 @IN_FUNCTION
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("clip", CLIPS)

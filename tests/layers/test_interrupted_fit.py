@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from dense_twin import DIM, KEYS, Model, WeightOfRows, adaptive_layer, contents, table_layer
+from tiers import few_or_many
 
-INTERRUPTIONS, STEPS = 50, 4
+STEPS = 4
 
 
 class Interrupted(Model):
@@ -40,12 +41,12 @@ class Interrupted(Model):
 POINTS = ["after the lookup", "after the gradient", "after the step"]
 
 
-def train(layer: Any, rule: Any) -> list[np.ndarray]:
+def train(layer: Any, rule: Any, interruptions: int) -> list[np.ndarray]:
     random = np.random.default_rng(17)
     model = Interrupted(layer)
     model.build()
     model.compile(rule(), run_eagerly=True)
-    for _ in range(INTERRUPTIONS):
+    for _ in range(interruptions):
         keys = random.integers(0, KEYS, (8 * STEPS, 2))
         targets = random.normal(size=(8 * STEPS, 2, DIM)).astype(np.float32)
         model.point = None
@@ -82,12 +83,15 @@ RULES = {
 }
 
 
+@pytest.mark.parametrize("interruptions", few_or_many(5, 50))
 @pytest.mark.parametrize(
     ("make", "rule"),
     [*((table_layer, name) for name in RULES), (lambda: adaptive_layer(1), "adagrad")],
     ids=[*RULES, "own_rows"],
 )
-def test_fifty_interrupted_fits_leave_nothing_behind(make, rule):
-    found, expected = train(make(), RULES[rule]), train(WeightOfRows(), RULES[rule])
+def test_interrupted_fits_leave_nothing_behind(make, rule, interruptions):
+    found, expected = (
+        train(layer, RULES[rule], interruptions) for layer in (make(), WeightOfRows())
+    )
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)

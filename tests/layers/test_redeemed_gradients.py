@@ -154,6 +154,7 @@ RULES = {
 }
 
 
+@pytest.mark.cover("values")
 @IN_FUNCTION
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("way", WAYS)

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from dense_steps import IN_FUNCTION, STEPS, check_equal, train
 from dense_twin import DIM, KEYS, Model, WeightOfRows, loss_of, table_layer
+from tiers import long
 
 from sok_embed import tf_ops
 
@@ -13,7 +14,7 @@ MANY = 2 * tf_ops.ANCHOR_COORDINATES
 
 
 @IN_FUNCTION
-@pytest.mark.parametrize("clip", [{"global_clipnorm": 1.1}, {"clipnorm": 0.9}, {}])
+@pytest.mark.parametrize("clip", [{"global_clipnorm": 1.1}, long({"clipnorm": 0.9}), long({})])
 def test_norms_are_right_after_many_gradients_that_nobody_applied(clip, in_function):
     def after_many(model, optimizer, keys, targets, number):
         skipped = MANY if number_of_step[0] == 2 else 0

@@ -39,10 +39,12 @@ def wheel(tmp_path_factory):
     return path
 
 
+@pytest.mark.long
 def test_the_wheel_is_named_for_its_platform(wheel):
     assert re.fullmatch(r"sok_embed-[\w.]+-cp\d+-cp\d+-linux_\w+\.whl", wheel.name)
 
 
+@pytest.mark.long
 def test_the_wheel_holds_the_native_libraries_and_their_types(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -55,6 +57,7 @@ def test_the_wheel_holds_the_native_libraries_and_their_types(wheel):
     } <= names
 
 
+@pytest.mark.long
 def test_the_wheel_holds_the_modules_of_the_tree_and_no_others(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if name.endswith(".py")}
@@ -66,6 +69,7 @@ def test_the_wheel_holds_the_modules_of_the_tree_and_no_others(wheel):
     assert names == tree
 
 
+@pytest.mark.long
 def test_the_unpacked_wheel_imports_from_itself(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)

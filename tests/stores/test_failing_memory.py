@@ -46,6 +46,7 @@ def life(library, folder, durability, kind, after):
     return int(calls), there
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("durability", DURABILITIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_those_of_before_or_of_after(library, tmp_path, durability, kind):
@@ -66,12 +67,14 @@ def test_rows_are_those_of_before_or_of_after(library, tmp_path, durability, kin
     print(f"{after} allocations failed")
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("durability", DURABILITIES)
 @pytest.mark.parametrize("kind", ["load", "assign"])
 def test_small_allocations_that_fail_leave_what_a_kill_would(library, tmp_path, durability, kind):
     run_worker(library, SHORT_WORKER, tmp_path, durability, kind)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("durability", DURABILITIES)
 @pytest.mark.parametrize("kind", ["update", "assign", "remove", "flush", "dump"])
 def test_errors_of_ended_memory_say_whether_rows_changed(library, tmp_path, durability, kind):

@@ -9,6 +9,7 @@ from sok_embed.binding import _core
 KILLS = 6
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("ttl", TTLS)
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_a_kill_leaves_what_the_durability_promises(tmp_path, durability, ttl):

@@ -40,6 +40,7 @@ def runs(tmp_path_factory):
     return train(), train(tmp_path_factory.mktemp("large") / "rows")
 
 
+@pytest.mark.long
 def test_a_table_of_many_times_its_cache_trains_to_the_bit_as_one_in_memory(runs):
     memory, disk = runs
     print(f"seed {SEED}")
@@ -49,6 +50,7 @@ def test_a_table_of_many_times_its_cache_trains_to_the_bit_as_one_in_memory(runs
     assert disk["contents"] == memory["contents"]
 
 
+@pytest.mark.long
 def test_training_and_flushing_take_the_cache_and_what_is_granted_beside_it(runs):
     memory, disk = runs
     # The measure tells the two apart: a table in memory would not do.

@@ -123,6 +123,7 @@ def last(lines: list[list[str]], what: str, group: int) -> int:
     return max(said, default=0)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("durability", ["checkpoint", "update", "sync"])
 def test_a_failure_of_power_leaves_what_the_durability_promises(

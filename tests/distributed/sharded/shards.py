@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from held_state import is_read
 
 Held = dict[str, npt.NDArray[Any]]
@@ -15,6 +16,13 @@ Held = dict[str, npt.NDArray[Any]]
 COLUMNS = ("keys", "embeddings", "slots", "update_nums", "update_times")
 # A table that lies on every worker.
 EVERYWHERE = "fields.everywhere"
+
+
+def numbers_that_write(request: pytest.FixtureRequest) -> list[int]:
+    """Returns the numbers of workers whose files the chosen tests of a module look at, and 2."""
+    cases = [item for item in request.session.items if item.path == request.path]
+    parameters = [item.callspec.params for item in cases if hasattr(item, "callspec")]
+    return sorted({2, *(each["wrote"] for each in parameters if "wrote" in each)})
 
 
 def held(folder: Path, what: str, workers: int) -> list[Held]:
