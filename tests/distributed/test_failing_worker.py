@@ -56,7 +56,7 @@ def test_a_job_past_its_limit_is_killed_with_all_its_workers(tmp_path: Path) -> 
     script.write_text(HANGS)
     started = tmp_path / "started"
     started.mkdir()
-    ended = launch(script, 2, [str(started)], limit_s=12)
+    ended = launch(script, 2, [str(started)], limit_s=12, fresh=True)
     assert ended.timed_out
     assert "[0]<stdout>:waiting" in ended.output
     assert "[1]<stdout>:waiting" in ended.output

@@ -6,10 +6,10 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from sharded.faulty_worker import FAULT_AT, STEPS, TIMEOUT_S
 from tiers import long
@@ -35,7 +35,7 @@ def run(fault: str, folder: Path) -> list[dict[str, Any] | None]:
     }
     workers = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), fault, str(folder)],
+            forked.command(SCRIPT, fault, folder),
             env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

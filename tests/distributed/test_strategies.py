@@ -6,9 +6,9 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import keras
 import keras_reference
 import numpy as np
@@ -42,7 +42,7 @@ def run_cluster(folder: Path) -> Ended:
         config = json.dumps({"cluster": cluster, "task": {"type": kind, "index": 0}})
         with (folder / f"{kind}.log").open("w") as log:
             process = subprocess.Popen(
-                [sys.executable, str(WORKER), "multi_worker", str(folder)],
+                forked.command(WORKER, "multi_worker", folder),
                 env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_CONFIG": config},
                 stdout=log,
                 stderr=subprocess.STDOUT,

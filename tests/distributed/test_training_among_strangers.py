@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import forked
 import numpy as np
 from sharded.meeting import SECRET, connected, free_port, greet, greeting, tell
 
@@ -51,7 +51,7 @@ def test_workers_train_among_strangers_as_without(tmp_path: Path) -> None:
         workers = [
             held.enter_context(
                 subprocess.Popen(
-                    [sys.executable, str(SCRIPT), str(tmp_path), *meetings],
+                    forked.command(SCRIPT, tmp_path, *meetings),
                     env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                     stdout=logs[rank],
                     stderr=subprocess.STDOUT,

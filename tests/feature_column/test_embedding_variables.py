@@ -82,6 +82,7 @@ def test_gather_reads_rows():
     compare(lambda table: tf.gather(table, tf.constant([[3], [4]], tf.int64)))
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("combiner", ["mean", "sqrtn", "sum", None])
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["unweighted", "weighted"])
 @pytest.mark.parametrize("nn", [tf.nn, v1.nn], ids=["v2", "v1"])
@@ -95,6 +96,7 @@ def test_embedding_lookup_sparse(combiner, weights, nn):
     compare(look_up)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("combiner", ["mean", "sqrtn", "sum"])
 @pytest.mark.parametrize("weights", [None, SOME_WEIGHTS], ids=["unweighted", "weighted"])
 @pytest.mark.parametrize("default_id", [None, 0, 7])

@@ -66,6 +66,7 @@ def uses(model, floats):
     }
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("make", [functional, sequential, nested])
 @pytest.mark.parametrize("use", ["fit", "predict", "call", "dataset"])
 @pytest.mark.parametrize("floats", ["float32", "float64", "nan"])
@@ -77,6 +78,7 @@ def test_a_model_that_casts_floats_is_refused_and_no_row_is_made(make, use, floa
     assert layer.table.size() == 0
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("name", list(LAYERS))
 @pytest.mark.parametrize("floats", list(FLOATS))
 @pytest.mark.parametrize("eagerly", [False, True])

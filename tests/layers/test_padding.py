@@ -69,6 +69,7 @@ CLEAN = tf.ragged.constant(BAGS, tf.int64)
 CLEAN_WEIGHTS = tf.ragged.constant(WEIGHTS, tf.float32)
 
 
+@pytest.mark.cover("pairs")
 @pytest.mark.parametrize("make, combiner", CASES)
 @pytest.mark.parametrize("form", ["dense", "ragged", "sparse"])
 @pytest.mark.parametrize("padding", PADDINGS)
@@ -82,6 +83,7 @@ def test_padding_is_left_out_of_bags(make, combiner, form, padding):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("make, combiner", CASES)
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 def test_padding_is_neither_trained_nor_counted(make, combiner, form):

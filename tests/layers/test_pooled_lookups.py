@@ -49,6 +49,7 @@ def call(layer: Any, how: str, *inputs: Any, **keywords: Any) -> Any:
     return traced(*inputs)
 
 
+@pytest.mark.cover("pairs")
 @pytest.mark.parametrize("how", ["eager", "function"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("combiner", COMBINERS)
@@ -58,6 +59,7 @@ def test_bags_are_what_numpy_makes_of_the_rows(combiner, form, how):
     np.testing.assert_allclose(found, pooled(start_of(), bags, combiner, False), **TOLERANCE)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("how", ["eager", "function"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
@@ -141,6 +143,7 @@ def test_lists_are_keys_and_weights_too():
     assert np.abs(expected).max() > 0.1
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("how", ["eager", "function"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(

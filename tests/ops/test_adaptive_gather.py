@@ -39,6 +39,7 @@ def table(request, tmp_path):
         yield new_table()
 
 
+@pytest.mark.cover("pairs")
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (300,), (4, 5), (2, 0, 3), (3, 2, 7)], ids=str)
 def test_rows_of_both_kinds_lie_in_their_places(wrap, table, shape, dtype):
@@ -145,6 +146,7 @@ def test_a_full_table_is_an_error_and_stays_as_it_was(wrap):
     assert sorted(rows_of(table)) == [1, 2, 3]
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("copy", [True, False])
 @pytest.mark.parametrize("rule", ["adagrad", "ftrl"])
 def test_rows_made_after_a_commit_copy_the_slots_that_it_named(wrap, table, rule, copy):

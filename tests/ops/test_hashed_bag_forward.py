@@ -12,6 +12,7 @@ from hashed_bag_reference import original_hash, slots_and_signs
 from sok_embed import tf_ops
 
 
+@pytest.mark.cover("pairs")
 @pytest.mark.parametrize("mode", MODES)
 @each_mapping()
 def test_float64_equals_the_reference_exactly(mapping, mode):
@@ -19,6 +20,7 @@ def test_float64_equals_the_reference_exactly(mapping, mode):
         np.testing.assert_array_equal(forward(bags), bags.forward())
 
 
+@pytest.mark.cover("pairs")
 @pytest.mark.parametrize("mode", MODES)
 @each_mapping()
 def test_float32_equals_the_reference_within_a_millionth(mapping, mode):

@@ -33,6 +33,7 @@ def dense(gradient):
     return tf.convert_to_tensor(gradient).numpy()
 
 
+@pytest.mark.cover("pairs")
 @pytest.mark.parametrize("gradient", ["dense", "sparse"])
 @pytest.mark.parametrize("mode", MODES)
 @each_mapping()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import forked
 import pytest
 
 # When one worker does not come to a collective operation, Horovod ends the others after this time.
@@ -45,6 +46,7 @@ def launch(
     arguments: Sequence[str] = (),
     limit_s: float = 120,
     horovod: bool = True,
+    fresh: bool = False,
 ) -> Ended:
     """Runs a script on several processes, or on one.
 
@@ -54,8 +56,11 @@ def launch(
         arguments: Of the script.
         limit_s: After so many seconds all are killed.
         horovod: Whether Horovod starts several workers, or `sok-embed run`.
+        fresh: Whether each worker is a process of its own that imports TensorFlow, and not a fork.
     """
     command = [sys.executable, str(script), *arguments]
+    if not fresh:
+        command = forked.command(script, *arguments)
     if workers > 1 and not horovod:
         command = [sys.executable, "-m", "sok_embed", "run", "-np", str(workers), "--", *command]
     elif workers > 1:
