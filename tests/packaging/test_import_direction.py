@@ -35,7 +35,7 @@ ROOMS_OF_THE_CORE = (
     "rules",
     "rows",
     "policies",
-    "exchange",
+    "partition",
     "disk",
     "tables",
     "adaptive",

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/base/bfloat16.h"
-#include "core/exchange/exchange.h"
+#include "core/partition/partition.h"
 #include "kernels/register_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"

@@ -1,10 +1,9 @@
 // SokEmbed>UniqueAndPartition, SokEmbed>Expand and its gradient are the local half of an exchange.
-#include "core/exchange/exchange.h"
-
 #include <string>
 #include <vector>
 
 #include "core/base/bfloat16.h"
+#include "core/partition/partition.h"
 #include "kernels/register_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
@@ -85,22 +84,22 @@ class UniqueAndPartitionOp : public tf::OpKernel {
     const LookupKeys wide = KeysOf(keys);
     tf::Tensor *unique, *splits, *inverse;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(2, keys.shape(), &inverse));
-    const Exchange exchange = UniqueAndPartition(wide.keys, wide.n, static_cast<uint32_t>(owners_),
-                                                 inverse->flat<int32_t>().data(), IntraOpPool(ctx),
-                                                 static_cast<uint64_t>(buckets_));
+    const Partition partition = UniqueAndPartition(
+        wide.keys, wide.n, static_cast<uint32_t>(owners_), inverse->flat<int32_t>().data(),
+        IntraOpPool(ctx), static_cast<uint64_t>(buckets_));
     // Keys out of range are refused here, where they came from, and not by the worker that they
     // would go to.
-    OP_REQUIRES_OK(ctx, ToAbsl(CheckKeysBelow(exchange.keys.data(), exchange.keys.size(),
+    OP_REQUIRES_OK(ctx, ToAbsl(CheckKeysBelow(partition.keys.data(), partition.keys.size(),
                                               static_cast<uint64_t>(key_limit_))));
-    const auto distinct = static_cast<int64_t>(exchange.keys.size());
+    const auto distinct = static_cast<int64_t>(partition.keys.size());
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {distinct}, &unique));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {owners_}, &splits));
     if (keys.dtype() == tf::DT_INT32) {
-      std::copy(exchange.keys.begin(), exchange.keys.end(), unique->flat<int32_t>().data());
+      std::copy(partition.keys.begin(), partition.keys.end(), unique->flat<int32_t>().data());
     } else {
-      std::copy(exchange.keys.begin(), exchange.keys.end(), static_cast<Key*>(unique->data()));
+      std::copy(partition.keys.begin(), partition.keys.end(), static_cast<Key*>(unique->data()));
     }
-    std::copy(exchange.splits.begin(), exchange.splits.end(), splits->flat<int32_t>().data());
+    std::copy(partition.splits.begin(), partition.splits.end(), splits->flat<int32_t>().data());
   }
 
  private:

@@ -5,7 +5,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "core/exchange/exchange.h"
+#include "core/partition/partition.h"
 
 namespace sok {
 namespace {

@@ -6,7 +6,7 @@
 #include "core/base/grouping.h"
 #include "core/base/hash.h"
 #include "core/collection/for_each_table.h"
-#include "core/exchange/exchange.h"
+#include "core/partition/partition.h"
 
 namespace sok {
 namespace {
@@ -98,11 +98,11 @@ void CollectionRequest::FindRowsOfMany(size_t table, size_t n, const ParallelFor
     return OwnerOf(of, key, workers);
   };
   static_assert(sizeof(uint32_t) == sizeof(int32_t), "rows are written as int32");
-  Exchange exchange =
+  Partition partition =
       UniqueAndPartition(keys, n, plan_->workers, owner_of,
                          reinterpret_cast<int32_t*>(part.row_of.data()), parallel_for);
-  part.keys = std::move(exchange.keys);
-  part.splits.assign(exchange.splits.begin(), exchange.splits.end());
+  part.keys = std::move(partition.keys);
+  part.splits.assign(partition.splits.begin(), partition.splits.end());
 }
 
 void CollectionRequest::FindRowsOfFew(size_t table, size_t n) {

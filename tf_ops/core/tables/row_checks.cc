@@ -7,7 +7,7 @@
 #include <sstream>
 #include <utility>
 
-#include "core/exchange/exchange.h"
+#include "core/partition/partition.h"
 
 namespace sok {
 namespace {

@@ -1,4 +1,4 @@
-#include "core/exchange/exchange.h"
+#include "core/partition/partition.h"
 
 #include <algorithm>
 #include <cstring>
@@ -39,8 +39,8 @@ void FindDistinct(const ShardEntry* entries, size_t n, ShardKeys* found) {
 
 }  // namespace
 
-Exchange UniqueAndPartition(const Key* keys, size_t n, uint32_t owners, int32_t* inverse,
-                            const ParallelFor& parallel_for, uint64_t buckets) {
+Partition UniqueAndPartition(const Key* keys, size_t n, uint32_t owners, int32_t* inverse,
+                             const ParallelFor& parallel_for, uint64_t buckets) {
   const auto owner_of = [owners, buckets](Key key) {
     return buckets > 0 ? static_cast<uint32_t>(AdaptiveBucket(key, buckets) % owners)
                        : OwnerOf(key, owners);
@@ -48,17 +48,17 @@ Exchange UniqueAndPartition(const Key* keys, size_t n, uint32_t owners, int32_t*
   return UniqueAndPartition(keys, n, owners, owner_of, inverse, parallel_for);
 }
 
-Exchange UniqueAndPartition(const Key* keys, size_t n, uint32_t owners,
-                            const std::function<uint32_t(Key key)>& owner_of, int32_t* inverse,
-                            const ParallelFor& parallel_for) {
-  ShardPartition partition;
-  partition.Build({{keys, n}}, kShards, ShardOf, parallel_for);
+Partition UniqueAndPartition(const Key* keys, size_t n, uint32_t owners,
+                             const std::function<uint32_t(Key key)>& owner_of, int32_t* inverse,
+                             const ParallelFor& parallel_for) {
+  ShardPartition by_shard;
+  by_shard.Build({{keys, n}}, kShards, ShardOf, parallel_for);
   std::vector<ShardKeys> shards(kShards);
   const int64_t shard_cost = static_cast<int64_t>(n) + 1000;
   parallel_for(kShards, shard_cost, [&](int64_t first, int64_t last) {
     for (int64_t s = first; s < last; ++s) {
       ShardKeys& shard = shards[s];
-      FindDistinct(partition.begin(s), partition.size(s), &shard);
+      FindDistinct(by_shard.begin(s), by_shard.size(s), &shard);
       shard.per_owner.assign(owners, 0);
       for (Key key : shard.keys) {
         shard.owners.push_back(owner_of(key));
@@ -67,30 +67,30 @@ Exchange UniqueAndPartition(const Key* keys, size_t n, uint32_t owners,
     }
   });
 
-  Exchange exchange;
-  exchange.splits.resize(owners);
+  Partition partition;
+  partition.splits.resize(owners);
   uint32_t next = 0;
   for (uint32_t owner = 0; owner < owners; ++owner) {
     const uint32_t begin = next;
     for (ShardKeys& shard : shards) next += std::exchange(shard.per_owner[owner], next);
-    exchange.splits[owner] = static_cast<int32_t>(next - begin);
+    partition.splits[owner] = static_cast<int32_t>(next - begin);
   }
-  exchange.keys.resize(next);
+  partition.keys.resize(next);
   parallel_for(kShards, shard_cost, [&](int64_t first, int64_t last) {
     for (int64_t s = first; s < last; ++s) {
       ShardKeys& shard = shards[s];
       std::vector<int32_t> place(shard.keys.size());
       for (size_t u = 0; u < shard.keys.size(); ++u) {
         place[u] = static_cast<int32_t>(shard.per_owner[shard.owners[u]]++);
-        exchange.keys[place[u]] = shard.keys[u];
+        partition.keys[place[u]] = shard.keys[u];
       }
-      const ShardEntry* entries = partition.begin(s);
+      const ShardEntry* entries = by_shard.begin(s);
       for (size_t i = 0; i < shard.of_entry.size(); ++i) {
         inverse[entries[i].position] = place[shard.of_entry[i]];
       }
     }
   });
-  return exchange;
+  return partition;
 }
 
 template <typename T>

@@ -1,5 +1,5 @@
-// The local half of an exchange between workers: it sorts distinct keys by their owner, puts rows
-// back in place, and sums gradients before they travel. All functions are thread-safe.
+// Finds the distinct keys of a batch and sorts them by their owner, puts rows back in place, and
+// sums the gradients of equal keys. All functions are thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ inline uint32_t OwnerOf(Key key, uint32_t owners) {
   return static_cast<uint32_t>(remainder < 0 ? remainder + owners : remainder);
 }
 
-// An exchange has at most so many owners, since every thread counts the keys of each.
+// The most owners of a partition, since every thread counts the keys of each.
 constexpr uint32_t kMostOwners = 1 << 16;
 
-struct Exchange {
+struct Partition {
   std::vector<Key> keys;        // distinct, those of owner 0 first, in a fixed order
   std::vector<int32_t> splits;  // (owners) how many of the keys belong to each
 };
@@ -28,12 +28,12 @@ struct Exchange {
 // Finds the distinct keys. inverse (n) becomes positions: keys[i] == result.keys[inverse[i]]. n is
 // below 2^31, owners is in [1, kMostOwners]. With buckets, the owner of a key is
 // AdaptiveBucket(key, buckets) modulo owners.
-Exchange UniqueAndPartition(const Key* keys, size_t n, uint32_t owners, int32_t* inverse,
-                            const ParallelFor& parallel_for, uint64_t buckets = 0);
+Partition UniqueAndPartition(const Key* keys, size_t n, uint32_t owners, int32_t* inverse,
+                             const ParallelFor& parallel_for, uint64_t buckets = 0);
 // The same with another division of the keys: owner_of(key) is below owners.
-Exchange UniqueAndPartition(const Key* keys, size_t n, uint32_t owners,
-                            const std::function<uint32_t(Key key)>& owner_of, int32_t* inverse,
-                            const ParallelFor& parallel_for);
+Partition UniqueAndPartition(const Key* keys, size_t n, uint32_t owners,
+                             const std::function<uint32_t(Key key)>& owner_of, int32_t* inverse,
+                             const ParallelFor& parallel_for);
 
 // Copies rows to out (n, dim): out[i] = rows[inverse[i]]. Every inverse[i] must be below the number
 // of rows.

@@ -1,4 +1,4 @@
-#include "core/exchange/exchange.h"
+#include "core/partition/partition.h"
 
 #include <doctest/doctest.h>
 
@@ -23,28 +23,29 @@ uint32_t FloorModulo(Key key, uint32_t owners) {
   return static_cast<uint32_t>(dividend - quotient * owners);
 }
 
-void CheckExchange(const std::vector<Key>& keys, uint32_t owners, const ParallelFor& parallel_for) {
+void CheckPartition(const std::vector<Key>& keys, uint32_t owners,
+                    const ParallelFor& parallel_for) {
   std::vector<int32_t> inverse(keys.size(), -1);
-  const Exchange exchange =
+  const Partition partition =
       UniqueAndPartition(keys.data(), keys.size(), owners, inverse.data(), parallel_for);
 
   const std::set<Key> expected(keys.begin(), keys.end());
-  REQUIRE(exchange.keys.size() == expected.size());
-  REQUIRE(std::set<Key>(exchange.keys.begin(), exchange.keys.end()) == expected);
+  REQUIRE(partition.keys.size() == expected.size());
+  REQUIRE(std::set<Key>(partition.keys.begin(), partition.keys.end()) == expected);
 
-  REQUIRE(exchange.splits.size() == owners);
+  REQUIRE(partition.splits.size() == owners);
   size_t next = 0;
   for (uint32_t owner = 0; owner < owners; ++owner) {
-    const size_t end = next + exchange.splits[owner];
-    REQUIRE(end <= exchange.keys.size());
+    const size_t end = next + partition.splits[owner];
+    REQUIRE(end <= partition.keys.size());
     int32_t of_others = 0;
-    for (; next < end; ++next) of_others += FloorModulo(exchange.keys[next], owners) != owner;
+    for (; next < end; ++next) of_others += FloorModulo(partition.keys[next], owners) != owner;
     REQUIRE(of_others == 0);
   }
-  REQUIRE(next == exchange.keys.size());
+  REQUIRE(next == partition.keys.size());
 
   std::vector<Key> restored;
-  for (int32_t place : inverse) restored.push_back(exchange.keys.at(place));
+  for (int32_t place : inverse) restored.push_back(partition.keys.at(place));
   REQUIRE(restored == keys);
 }
 
@@ -73,8 +74,8 @@ TEST_CASE("distinct keys come grouped by owner, and the inverse leads back to ev
         std::vector<Key> keys(n);
         for (Key& key : keys) key = rng() % range - range / 2;
         INFO(n, " keys of ", range, " for ", owners, " owners");
-        CheckExchange(keys, owners, SerialFor);
-        CheckExchange(keys, owners, ThreadedFor);
+        CheckPartition(keys, owners, SerialFor);
+        CheckPartition(keys, owners, ThreadedFor);
       }
     }
   }
@@ -82,9 +83,9 @@ TEST_CASE("distinct keys come grouped by owner, and the inverse leads back to ev
 
 TEST_CASE("no keys give no keys and a split of 0 for every owner") {
   for (uint32_t owners = 1; owners <= 4; ++owners) {
-    const Exchange exchange = UniqueAndPartition(nullptr, 0, owners, nullptr, SerialFor);
-    CHECK(exchange.keys.empty());
-    CHECK(exchange.splits == std::vector<int32_t>(owners, 0));
+    const Partition partition = UniqueAndPartition(nullptr, 0, owners, nullptr, SerialFor);
+    CHECK(partition.keys.empty());
+    CHECK(partition.splits == std::vector<int32_t>(owners, 0));
   }
 }
 
@@ -93,9 +94,9 @@ TEST_CASE("the order of the distinct keys does not depend on the threads") {
   std::vector<Key> keys(40000);
   for (Key& key : keys) key = rng() % 20000;
   std::vector<int32_t> serial_inverse(keys.size()), threaded_inverse(keys.size());
-  const Exchange serial =
+  const Partition serial =
       UniqueAndPartition(keys.data(), keys.size(), 3, serial_inverse.data(), SerialFor);
-  const Exchange threaded =
+  const Partition threaded =
       UniqueAndPartition(keys.data(), keys.size(), 3, threaded_inverse.data(), ThreadedFor);
   CHECK(serial.keys == threaded.keys);
   CHECK(serial.splits == threaded.splits);
