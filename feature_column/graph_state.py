@@ -72,11 +72,15 @@ class GraphTable:
             **attributes,
         )
 
-    def commit(self, anchor: tf.Tensor, **arguments: Any) -> tf.Tensor:
+    def commit(
+        self, anchor: tf.Tensor, steps: tf_ops.RuleSteps, redemption: tf_ops.Redemption
+    ) -> tf.Tensor:
         """Applies the deposited gradients, and evicts."""
-        self.slot_sources = arguments.get("slot_sources", ())
+        (step,) = steps
+        assert step is not None
+        self.slot_sources = step.slot_sources
         self._read_slots_first()
-        committed = tf_ops.commit(self.resource_handle, anchor, **arguments)
+        committed = tf_ops.commit(self.resource_handle, anchor, steps, redemption)
         return self._evict(self.resource_handle, committed)
 
     def _read_slots_first(self) -> None:

@@ -159,6 +159,8 @@ class OwnRows(Table):
         self._attributes |= self._more_attributes
         return super()._create_resource()
 
-    def commit(self, anchor: tf.Tensor, **arguments: Any) -> tf.Tensor:
+    def commit(
+        self, anchor: tf.Tensor, steps: tf_ops.RuleSteps, redemption: tf_ops.Redemption
+    ) -> tf.Tensor:
         """Applies the deposited gradients, and evicts."""
-        return self._evict(self.resource_handle, super().commit(anchor, **arguments))
+        return self._evict(self.resource_handle, super().commit(anchor, steps, redemption))

@@ -15,13 +15,9 @@ DIM = 5
 BUCKETS = 7
 RATE = 0.25
 RULES = {
-    "sgd": (Sgd(RATE), ["learning_rate"], [RATE]),
-    "adagrad": (Adagrad(RATE), ["learning_rate"], [RATE]),
-    "ftrl": (
-        Ftrl(RATE),
-        ["learning_rate", "l1_regularization_strength"],
-        [RATE, Ftrl.l1],
-    ),
+    "sgd": (Sgd(RATE), {"learning_rate": RATE}),
+    "adagrad": (Adagrad(RATE), {"learning_rate": RATE}),
+    "ftrl": (Ftrl(RATE), {"learning_rate": RATE, "l1_regularization_strength": Ftrl.l1}),
 }
 
 
@@ -51,10 +47,8 @@ def gather(
 
 
 def commit(table: tf.Tensor, gradient: Any, rule: str, **options: Any) -> tf.Tensor:
-    _, hyper_names, hypers = RULES[rule]
-    return tf_ops.commit(
-        table, gradient, rule, hyper_names, tf.constant(hypers, tf.float64), **options
-    )
+    _, hyper = RULES[rule]
+    return tf_ops.commit(table, gradient, [tf_ops.RuleStep(rule, hyper, **options)])
 
 
 def rows_of(table: tf.Tensor) -> dict[int, np.ndarray]:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from sok_embed import tf_ops
 
 DIM, BUCKETS = 4, 6
-RATE = tf.constant([1.0], tf.float64)
+RATE = {"learning_rate": 1.0}
 
 
 def new_table(**attributes: Any) -> tf.Tensor:
@@ -25,8 +25,9 @@ def look(table: tf.Tensor, keys: Any, training: bool = True, **options: Any) -> 
     return tf_ops.adaptive_lookup(table, tf.cast(keys, tf.int64), DIM, training, **options)
 
 
-def sgd(table: tf.Tensor, gradient: Any, **options: Any) -> tf.Tensor:
-    return tf_ops.adaptive_commit(table, gradient, "sgd", ["learning_rate"], RATE, **options)
+def sgd(table: tf.Tensor, gradient: Any, scale: Any = 1.0, **options: Any) -> tf.Tensor:
+    steps = [tf_ops.RuleStep("sgd", RATE, **options)]
+    return tf_ops.commit(table, gradient, steps, tf_ops.Redemption(scale=scale))
 
 
 def own_keys(table: tf.Tensor) -> list[int]:
@@ -47,5 +48,5 @@ def train(table: tf.Tensor, keys: Any, rule: str = "sgd", **options: Any) -> tf.
         scale = tf.reshape(tf.cast(tf.range(tf.size(found)) + 1, tf.float32), tf.shape(found))
         loss = tf.reduce_sum(found * tf.cast(scale, found.dtype))
     gradient = tape.gradient(loss, anchor)
-    tf_ops.adaptive_commit(table, gradient, rule, ["learning_rate"], RATE)
+    tf_ops.commit(table, gradient, [tf_ops.RuleStep(rule, RATE)])
     return found

@@ -43,8 +43,10 @@ class GraphModel:
             self.name, DIM, initializer="constant", initializer_a=START, initializer_b=START
         )
 
-    def commit(self, anchor: tf.Tensor, **arguments: Any) -> tf.Tensor:
-        return tf_ops.commit(self.handle, anchor, **arguments)
+    def commit(
+        self, anchor: tf.Tensor, steps: tf_ops.RuleSteps, redemption: tf_ops.Redemption
+    ) -> tf.Tensor:
+        return tf_ops.commit(self.handle, anchor, steps, redemption)
 
     def step_count(self) -> tf.Tensor:
         return tf_ops.steps(self.handle)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,6 @@ from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
 from sok_embed.tf_ops.tables import check_integers, deposit, has_marks
 
 _NO_COUNTS = np.zeros([0], np.int64)
-_NOTHING = np.zeros([0], np.float32)
 _NO_MASK = np.zeros([0], np.int32)
 
 
@@ -121,40 +119,6 @@ def _adaptive_lookup_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[Any]
     return [None, None, None, None, deposit(op.outputs[1], upstream, has_marks(op.inputs[4]))]
 
 
-def adaptive_commit(
-    table: tf.Tensor,
-    anchor: tf.Tensor,
-    rule: str,
-    hyper_names: Sequence[str],
-    hypers: tf.Tensor,
-    step: tf.Tensor | int = 0,
-    scale: tf.Tensor | float = 1.0,
-    optimizer: int = 0,
-    redeemed: tf.Tensor | None = None,
-    first_step: int = 1,
-    clip_value: float = 0.0,
-    plain: bool = True,
-    clipped_to: float = 0.0,
-) -> tf.Tensor:
-    """Does what `commit` does, on own and static rows; then halves counts and drops old rows."""
-    return ops.sok_embed_adaptive_commit(
-        table=table,
-        anchor=anchor,
-        hypers=hypers,
-        step=tf.cast(step, tf.int64),
-        scale=tf.cast(scale, tf.float32),
-        rule=rule,
-        hyper_names=list(hyper_names),
-        optimizer=optimizer,
-        first_step=first_step,
-        clip_value=clip_value,
-        plain=plain,
-        clipped_to=clipped_to,
-        redeems=redeemed is not None,
-        redeemed=_NOTHING if redeemed is None else redeemed,
-    )
-
-
 class AdaptiveExport(NamedTuple):
     """The contents of an adaptive table, all of one moment.
 
@@ -234,11 +198,6 @@ def adaptive_check_restore(table: tf.Tensor, contents: AdaptiveExport) -> tf.Ope
 def adaptive_demote(table: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
     """Takes the own rows of keys away. Returns how many had one, an int64 scalar."""
     return ops.sok_embed_adaptive_demote(table=table, keys=keys)
-
-
-def adaptive_drop_deposits(table: tf.Tensor) -> tf.Tensor:
-    """Forgets the deposited gradients. Returns how many there were, an int64 scalar."""
-    return ops.sok_embed_adaptive_drop_deposits(table=table)
 
 
 def adaptive_stats(table: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

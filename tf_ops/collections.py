@@ -1,4 +1,4 @@
-"""Ops on tables that are looked up and trained together: one lookup, one deposit, one commit.
+"""Ops on tables that are looked up and trained together: one lookup and one deposit for all.
 
 A step goes `collection_request` -> (keys to their owners) -> `collection_serve` -> (rows back) ->
 `collection_pool` -> `collection_output`. With one worker nothing travels.
@@ -11,13 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
 from sok_embed.tf_ops.tables import deposit, has_marks
-
-_NOTHING = np.zeros([0], np.float32)
 
 # What a bag of a feature is: a key; what lies behind a place of the keys' first dimension; what row
 # splits say.
@@ -370,79 +367,3 @@ def _pool_gradient(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
         dtype=op.get_attr("dtype"),
     )
     return [of_rows, None, *of_weights]
-
-
-@dataclass(frozen=True)
-class RuleStep:
-    """The arguments of one rule for `collection_commit`.
-
-    Attributes:
-        rule: The name of a row optimizer.
-        hyper_names: The names of the parameters that differ from the rule's defaults.
-        hypers: The values of these parameters, float64 of `[len(hyper_names)]`.
-        step: int64 scalar, as `commit` has it.
-        optimizer: The number of the optimizer, as for `commit`.
-        clip_value: The clip value, as for `commit`.
-    """
-
-    rule: str
-    hyper_names: Sequence[str]
-    hypers: tf.Tensor
-    step: tf.Tensor | int
-    optimizer: int
-    clip_value: float
-
-
-def collection_commit(
-    collection: CollectionTables,
-    anchor: tf.Tensor,
-    steps: Sequence[RuleStep],
-    table_rules: Sequence[int],
-    scale: tf.Tensor | float = 1.0,
-    redeemed: tf.Tensor | None = None,
-    first_step: int = 1,
-    plain: bool = True,
-    clipped_to: float = 0.0,
-) -> tf.Tensor:
-    """Applies the redeemed gradients of all tables, each by its own rule, once.
-
-    Args:
-        collection: Handles.
-        anchor: A float32 that was computed after the deposits.
-        steps: The rules.
-        table_rules: The index in `steps` of the rule of each table; -1: none.
-        scale: The scale, as for `commit`; so are the rest.
-        redeemed: See `commit`.
-        first_step: See `commit`.
-        plain: See `commit`.
-        clipped_to: See `commit`.
-
-    Returns:
-        Zeros of the shape of `anchor`.
-    """
-    return ops.sok_embed_collection_commit(
-        queue=collection.queue,
-        tables=list(collection.tables),
-        anchor=anchor,
-        hypers=tf.concat([step.hypers for step in steps], 0),
-        steps=tf.stack([tf.cast(step.step, tf.int64) for step in steps]),
-        scale=tf.cast(scale, tf.float32),
-        redeemed=_NOTHING if redeemed is None else redeemed,
-        table_rules=list(table_rules),
-        rules=[step.rule for step in steps],
-        hyper_names=[name for step in steps for name in step.hyper_names],
-        hyper_counts=[len(step.hyper_names) for step in steps],
-        optimizers=[step.optimizer for step in steps],
-        clip_values=[step.clip_value for step in steps],
-        first_step=first_step,
-        redeems=redeemed is not None,
-        plain=plain,
-        clipped_to=clipped_to,
-    )
-
-
-def drop_collection_deposits(collection: CollectionTables) -> tf.Tensor:
-    """Forgets the deposited gradients. Returns how many there were, an int64 scalar."""
-    return ops.sok_embed_drop_collection_deposits(
-        queue=collection.queue, tables=list(collection.tables)
-    )

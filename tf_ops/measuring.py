@@ -15,7 +15,6 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import func_graph, ops
 
-_COMMITS = ("SokEmbed>Commit", "SokEmbed>AdaptiveCommit", "SokEmbed>CollectionCommit")
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 # A factor passes through these unchanged; through the last two only if the gradient is one operand
 # alone.
@@ -65,7 +64,7 @@ def _is_unread(deposit: tf.Operation, slots: set[int], unused: set[tf.Operation]
         if not consumers and tensor.op not in unused:
             return False
         for consumer in consumers:
-            if consumer.type in _COMMITS:
+            if consumer.type == "SokEmbed>Commit":
                 commits.append(consumer)
             elif consumer.type in _ASSIGNMENTS:
                 if id(consumer.inputs[0]) not in slots:

@@ -6,7 +6,6 @@ the same 64 bits are the same key.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +20,6 @@ ANCHOR_SIZE = 192
 ANCHOR_COORDINATES = 64
 # The marks of deposits are multiples of each other by powers of 2 to this: kMarkStep in tickets.h.
 ANCHOR_MARK_STEP = 16
-
-_NOTHING = np.zeros([0], np.float32)
 
 
 def table_handle(shared_name: str, dim: int, **attributes: Any) -> tf.Tensor:
@@ -159,82 +156,6 @@ def deposit(receipt: tf.Tensor, gradients: tf.Tensor, marks: bool = False) -> tf
     if marks:
         note_deposit(anchor_gradient)
     return anchor_gradient
-
-
-def commit(
-    table: tf.Tensor,
-    anchor: tf.Tensor,
-    rule: str,
-    hyper_names: Sequence[str],
-    hypers: tf.Tensor,
-    step: tf.Tensor | int = 0,
-    scale: tf.Tensor | float = 1.0,
-    optimizer: int = 0,
-    slot_sources: Sequence[tf.Tensor] = (),
-    redeemed: tf.Tensor | None = None,
-    first_step: int = 1,
-    clip_value: float = 0.0,
-    plain: bool = True,
-    clipped_to: float = 0.0,
-) -> tf.Tensor:
-    """Sums the redeemed gradients of equal keys and applies a rule once.
-
-    Args:
-        table: A handle.
-        anchor: A float32 that was computed after the deposits.
-        rule: The name of a row optimizer.
-        hyper_names: The names of the parameters that differ from the rule's defaults.
-        hypers: The values of these parameters, float64 of `[len(hyper_names)]`.
-        step: int64 scalar, for bias correction; 1 is the first. 0: the table counts by itself.
-        scale: float32 scalar that gradients are multiplied by.
-        optimizer: The number of the optimizer that commits, 0 if unknown. A fresh one (`step` is at
-            most `first_step` or, without a step, it is not the first) that the table has not seen
-            starts the slots of other optimizers anew.
-        slot_sources: Handles of the variables that hold the optimizer's slots of a static variable,
-            `[buckets, width]` each, in the order of the rule's slots. Rows that later lookups of
-            `adaptive_mask_gather` make copy their slots from there.
-        redeemed: float32 `[ANCHOR_SIZE]`, what the optimizer was given as the anchor's gradient,
-            which names deposits and a factor for each. Others wait, for the next 16 commits at
-            most. `None`: all that wait.
-        first_step: The greatest `step` at which an optimizer may come for the first time and be
-            new: how many calls it accumulates the gradients of.
-        clip_value: The sum of a row's gradients, times `scale`, is clipped to
-            `[-clip_value, clip_value]`, element by element. 0: it is not.
-        plain: True if the anchor's gradients were added up and multiplied on their way, and nothing
-            else was done to them but for `clipped_to`.
-        clipped_to: At last they were clipped to `[-clipped_to, clipped_to]`, element by element.
-            0: they were not.
-
-    Returns:
-        Zeros of the shape of `anchor`.
-
-    Raises:
-        tf.errors.FailedPreconditionError: For deposits that were applied or dropped before, for a
-            `plain` gradient that has other elements than the sum of deposits that it names, and for
-            a sum of so many that the anchor's gradient has not got its norm.
-    """
-    return ops.sok_embed_commit(
-        table=table,
-        anchor=anchor,
-        hypers=hypers,
-        step=tf.cast(step, tf.int64),
-        scale=tf.cast(scale, tf.float32),
-        rule=rule,
-        hyper_names=list(hyper_names),
-        optimizer=optimizer,
-        first_step=first_step,
-        clip_value=clip_value,
-        plain=plain,
-        clipped_to=clipped_to,
-        slot_sources=list(slot_sources),
-        redeems=redeemed is not None,
-        redeemed=_NOTHING if redeemed is None else redeemed,
-    )
-
-
-def drop_deposits(table: tf.Tensor) -> tf.Tensor:
-    """Forgets the deposited gradients. Returns how many there were, an int64 scalar."""
-    return ops.sok_embed_drop_deposits(table=table)
 
 
 class Export(NamedTuple):

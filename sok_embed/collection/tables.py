@@ -222,9 +222,11 @@ class TableCollection(Mapping[str, Table]):
             counts=tuple(table.counts_keys for table in self._tables.values()),
         )
 
-    def commit(self, anchor: tf.Tensor, **arguments: Any) -> tf.Tensor:
-        """Applies gradients that an optimizer was given: `tf_ops.collection_commit`."""
-        return tf_ops.collection_commit(self.handles, anchor, **arguments)
+    def commit(
+        self, anchor: tf.Tensor, steps: tf_ops.RuleSteps, redemption: tf_ops.Redemption
+    ) -> tf.Tensor:
+        """Applies deposited gradients: `tf_ops.commit` of all tables."""
+        return tf_ops.commit(self.handles, anchor, steps, redemption)
 
     def step_count(self) -> tf.Tensor:
         """Raises: tables count their own steps."""
@@ -232,7 +234,7 @@ class TableCollection(Mapping[str, Table]):
 
     def drop_gradients(self) -> int:
         """Forgets gradients that were taken and not applied. Returns how many there were."""
-        return int(tf_ops.drop_collection_deposits(self.handles))
+        return int(tf_ops.drop_deposits(self.handles))
 
 
 class CollectionCommit(Commit):
@@ -247,34 +249,24 @@ class CollectionCommit(Commit):
         self._tables = tables
         self._checked: Any = None  # the optimizer that was checked last
 
-    def _commit(
-        self, applying: Any, anchor: Any, redeemed: tf.Tensor | None, rate: Any = None
-    ) -> tf.Tensor:
+    def _rule_steps(self, applying: Any, anchor: Any, rate: Any) -> tf_ops.RuleSteps:
         if applying is not None and applying is not self._checked:
             check_own_configs(self._tables, self._tables.configs, applying)
             self._checked = applying
-        steps: list[tf_ops.RuleStep] = []
-        numbers: dict[tuple[int, str | None], int] = {}  # of the steps, by what they depend on
-        table_rules = []
+        made: dict[tuple[int, str | None], tf_ops.RuleStep] = {}  # by what steps depend on
+        steps: list[tf_ops.RuleStep | None] = []
         for config in self._tables.configs:
             if not config.trainable:
-                table_rules.append(-1)
+                steps.append(None)
                 continue
             own = config.optimizer
             # A schedule of the table's own goes by the steps of that table.
             by = (id(own), config.name if has_schedule(own) else None)
-            if by not in numbers:
-                numbers[by] = len(steps)
+            if by not in made:
                 table: TrainedTable = self._tables[config.name]
-                steps.append(self._rule_step(own, table, applying, anchor, rate))
-            table_rules.append(numbers[by])
-        self._warn_once(applying)
-        return self._tables.commit(
-            tf.convert_to_tensor(anchor),
-            steps=steps,
-            table_rules=table_rules,
-            **self._common_arguments(applying, anchor, redeemed),
-        )
+                made[by] = self._rule_step(own, table, applying, anchor, rate)
+            steps.append(made[by])
+        return steps
 
 
 def _refuse_norms(config: TableConfig) -> None:

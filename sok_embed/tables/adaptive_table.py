@@ -317,7 +317,7 @@ class AdaptiveTable(OwnedResource):
         Returns:
             The number of gradients.
         """
-        return int(tf_ops.adaptive_drop_deposits(self.resource_handle))
+        return int(tf_ops.drop_deposits(self.resource_handle))
 
     @eager
     def stats(self) -> dict[str, float]:
@@ -340,9 +340,11 @@ class AdaptiveTable(OwnedResource):
         figures["own_share"] = figures["own_lookups"] / max(figures["lookups"], 1)
         return figures
 
-    def commit(self, anchor: tf.Tensor, **arguments: Any) -> tf.Tensor:
-        """Applies deposited gradients to own and static rows; as `sok_embed.tf_ops.commit`."""
-        return tf_ops.adaptive_commit(self.resource_handle, anchor, **arguments)
+    def commit(
+        self, anchor: tf.Tensor, steps: tf_ops.RuleSteps, redemption: tf_ops.Redemption
+    ) -> tf.Tensor:
+        """Applies deposited gradients to own and static rows: see `Table.commit`."""
+        return tf_ops.commit(self.resource_handle, anchor, steps, redemption)
 
     def step_count(self) -> tf.Tensor:
         """Returns the number of commits so far, an int64 scalar."""

@@ -507,17 +507,20 @@ class Table(OwnedResource):
         """
         return int(tf_ops.drop_deposits(self.resource_handle))
 
-    def commit(self, anchor: tf.Tensor, **arguments: Any) -> tf.Tensor:
+    def commit(
+        self, anchor: tf.Tensor, steps: tf_ops.RuleSteps, redemption: tf_ops.Redemption
+    ) -> tf.Tensor:
         """Applies gradients that an optimizer was given: `tf_ops.commit` with its handle.
 
         Args:
             anchor: A float32 that was computed after the gradients were deposited.
-            **arguments: The others of `tf_ops.commit`.
+            steps: One `tf_ops.RuleStep`.
+            redemption: The deposits that are applied.
 
         Returns:
-            A zero of the shape of `anchor`.
+            Zeros of the shape of `anchor`.
         """
-        return tf_ops.commit(self.resource_handle, anchor, **arguments)
+        return tf_ops.commit(self.resource_handle, anchor, steps, redemption)
 
     def step_count(self) -> tf.Tensor:
         """Returns the number of commits that found gradients, an int64 scalar tensor."""

@@ -14,6 +14,7 @@ import itertools
 import math
 import warnings
 import weakref
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import keras
@@ -33,12 +34,14 @@ from sok_embed.training.distributed_optimizer import averages_gradients
 
 
 class TrainedTable(Protocol):
-    """The interface of a `Table` to which gradients are deposited."""
+    """The interface that gradients are deposited through: tables of all kinds and collections."""
 
     name: str
 
-    def commit(self, anchor: tf.Tensor, **arguments: Any) -> tf.Tensor:
-        """Applies the gradients that wait; arguments and result are those of `tf_ops.commit`."""
+    def commit(
+        self, anchor: tf.Tensor, steps: tf_ops.RuleSteps, redemption: tf_ops.Redemption
+    ) -> tf.Tensor:
+        """Applies deposited gradients; arguments and result are those of `tf_ops.commit`."""
 
     def step_count(self) -> tf.Tensor:
         """Returns the number of commits that found gradients, an int64 scalar."""
@@ -180,24 +183,29 @@ class Commit(AnchorConstraint):
         self, applying: Any, anchor: Any, redeemed: tf.Tensor | None, rate: Any = None
     ) -> tf.Tensor:
         """Commits a step of `applying`; `rate` is what its formula is given, if it is Keras'."""
-        optimizer = self._optimizer or applying
-        follows = optimizer is applying
-        step = self._rule_step(self._optimizer, self._table, applying, anchor, rate)
+        steps = self._rule_steps(applying, anchor, rate)
         self._warn_once(applying)
+        own: Any = self._optimizer
         # By norm: values are clipped in the commit.
-        if redeemed is not None and not follows and _is_keras(optimizer) and not step.clip_value:
-            redeemed = optimizer._clip_gradients([redeemed])[0]
-        return self._table.commit(
-            tf.convert_to_tensor(anchor),
-            rule=step.rule,
-            hyper_names=step.hyper_names,
-            hypers=step.hypers,
-            step=step.step,
-            clip_value=step.clip_value,
-            optimizer=step.optimizer,
-            **self._common_arguments(applying, anchor, redeemed),
-            **(self._slot_sources(optimizer) if follows else {}),
+        if redeemed is not None and _is_keras(own) and own is not applying:
+            if steps[0] is not None and not steps[0].clip_value:
+                redeemed = own._clip_gradients([redeemed])[0]
+        parts = parts_of(anchor)
+        if parts > 1:
+            redeemed = _own_gradient(redeemed, parts, self._table.name)
+        # A strategy that sums gradients over workers leaves it to the loss to divide them.
+        workers = communicators.size() if parts == 1 else 1
+        redemption = tf_ops.Redemption(
+            redeemed,
+            scale=1.0 / workers,
+            plain=workers == 1,
+            clipped_to=_clip_value([applying], self._table.name) or 0.0,
         )
+        return self._table.commit(tf.convert_to_tensor(anchor), steps, redemption)
+
+    def _rule_steps(self, applying: Any, anchor: Any, rate: Any) -> tf_ops.RuleSteps:
+        """Returns the step of each table; `None` for a table that is not trained."""
+        return [self._rule_step(self._optimizer, self._table, applying, anchor, rate)]
 
     def _warn_once(self, applying: Any) -> None:
         if applying is not None and not self._warned:
@@ -208,7 +216,7 @@ class Commit(AnchorConstraint):
     def _rule_step(
         self, own: Any, table: TrainedTable, applying: Any, anchor: Any, rate: Any
     ) -> tf_ops.RuleStep:
-        """Returns the step of a commit on a table whose own optimizer, or `None`, is `own`."""
+        """Returns the step of a table whose own optimizer, or `None`, is `own`."""
         optimizer = own or applying
         if optimizer is None:
             raise ValueError(
@@ -225,44 +233,22 @@ class Commit(AnchorConstraint):
             rate = v1_optimizers.learning_rate(optimizer)
         if _is_keras(optimizer) and follows and not optimizer._use_weight_decay(anchor):
             hyper["weight_decay"] = 0.0
-        numbers = {name: value for name, value in hyper.items() if isinstance(value, float)}
-        tensors = {
-            "learning_rate": rate,
-            **{name: value for name, value in hyper.items() if name not in numbers},
-        }
-        values = tf.constant([*numbers.values()], tf.float64)
         return tf_ops.RuleStep(
-            rule=rule.name,
-            hyper_names=[*tensors, *numbers],
-            hypers=tf.concat([*map(_as_vector, tensors.values()), values], 0),
+            rule.name,
+            {"learning_rate": tf.convert_to_tensor(rate), **hyper},
             # The table counts the steps of an optimizer that only it uses.
             step=_step(optimizer) if follows else 0,
             optimizer=_number(optimizer),
+            first_step=_calls_a_step(applying),
             clip_value=_clip_value([applying, own], table.name) or 0.0,
+            slot_sources=self._slot_sources(optimizer) if follows else (),
         )
 
-    def _common_arguments(
-        self, applying: Any, anchor: Any, redeemed: tf.Tensor | None
-    ) -> dict[str, Any]:
-        """Returns the arguments of a commit that do not depend on a rule."""
-        parts = parts_of(anchor)
-        if parts > 1:
-            redeemed = _own_gradient(redeemed, parts, self._table.name)
-        # A strategy that sums gradients over workers leaves it to the loss to divide them.
-        workers = communicators.size() if parts == 1 else 1
-        return {
-            "first_step": _calls_a_step(applying),
-            "scale": 1.0 / workers,
-            "redeemed": redeemed,
-            "plain": workers == 1,
-            "clipped_to": _clip_value([applying], self._table.name) or 0.0,
-        }
-
-    def _slot_sources(self, optimizer: Any) -> dict[str, list[tf.Tensor]]:
-        """Returns an argument of the commit, if the optimizer has slots of the static variable."""
+    def _slot_sources(self, optimizer: Any) -> Sequence[tf.Tensor]:
+        """Returns handles of the slots that the optimizer has of the static variable."""
         static = self._static() if callable(self._static) else self._static
         slots = None if static is None else slots_on_host(optimizer, static)
-        return {"slot_sources": [slot.handle for slot in slots]} if slots else {}
+        return [slot.handle for slot in slots or ()]
 
 
 def _own_rate(optimizer: keras.optimizers.Optimizer, table: TrainedTable) -> Any:
@@ -308,10 +294,6 @@ def _step(optimizer: Any) -> Any:
     if _is_keras(optimizer):
         return tf.cast(optimizer.iterations, tf.int64) + 1
     return v1_optimizers.step(optimizer)
-
-
-def _as_vector(scalar: Any) -> tf.Tensor:
-    return tf.reshape(tf.cast(tf.convert_to_tensor(scalar), tf.float64), [1])
 
 
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()

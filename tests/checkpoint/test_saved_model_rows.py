@@ -123,3 +123,26 @@ def test_a_whole_saved_model_has_slots_too(name, tmp_path):
         names = saved_names(tmp_path / folder)
         assert any(each.endswith("slots") for each in names)
         assert any(each.endswith("rule") for each in names)
+
+
+@pytest.mark.parametrize("name", ["dynamic", "adaptive", "collection"])
+def test_a_training_step_in_a_whole_saved_model_trains_the_rows(name, tmp_path):
+    model, keys = trained(name)
+    batch = tf.constant(keys[:8]), tf.constant(TARGETS[:8])
+
+    @tf.function(input_signature=[tf.TensorSpec(each.shape, each.dtype) for each in batch])
+    def step(given, targets):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(given, training=True) - targets) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    module = tf.Module()
+    module.model, module.optimizer, module.step = model, model.optimizer, step
+    with sok.whole_saved_models():
+        tf.saved_model.save(module, str(tmp_path / "saved"))
+    again = tf.saved_model.load(str(tmp_path / "saved"))
+    losses = [float(again.step(*batch)) for _ in range(5)]
+    np.testing.assert_allclose(losses, [float(step(*batch)) for _ in range(5)], rtol=1e-6)
+    assert losses[-1] < losses[0]

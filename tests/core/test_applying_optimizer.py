@@ -16,8 +16,8 @@ class Recorder:
 
     name = "recorder"
 
-    def commit(self, anchor, **arguments):
-        self.arguments = arguments
+    def commit(self, anchor, steps, redemption):
+        (self.step,), self.redemption = steps, redemption
         self.applying = applying_optimizer()
         return tf.zeros_like(anchor)
 
@@ -32,12 +32,9 @@ def test_the_keras_optimizer_of_a_layer_wins_over_a_v1_optimizer():
     applied = v1.train.AdamOptimizer()
     applied.apply_gradients([(tf.constant(0.0), anchor)])
     assert recorder.applying is applied
-    assert recorder.arguments["rule"] == "adagrad"
-    assert recorder.arguments["step"] == 0
-    hypers = dict(
-        zip(recorder.arguments["hyper_names"], recorder.arguments["hypers"].numpy(), strict=True)
-    )
-    assert hypers["learning_rate"] == 0.25  # the rate of the table's optimizer
+    assert recorder.step.rule == "adagrad"
+    assert recorder.step.step == 0
+    assert recorder.step.hyper["learning_rate"] == 0.25  # the rate of the table's optimizer
     assert applying_optimizer() is None
 
 
@@ -58,7 +55,7 @@ def test_rows_follow_the_optimizer_that_another_wraps():
     inner = v1.train.MomentumOptimizer(0.25, 0.5)
     Wrapping(inner).apply_gradients([(tf.constant(0.0), anchor)])
     assert recorder.applying is inner
-    assert recorder.arguments["rule"] == "v1_momentum"
+    assert recorder.step.rule == "v1_momentum"
 
 
 @pytest.mark.usefixtures("first_of_two")
@@ -75,7 +72,7 @@ def test_of_two_workers_an_optimizer_that_does_not_average_is_warned_of():
             made.apply_gradients([(tf.constant(0.0), anchor)])
         messages = [str(warning.message) for warning in caught]
         assert any("horovod.tensorflow.DistributedOptimizer" in m for m in messages) == warns
-        assert recorder.arguments["scale"] == 0.5
+        assert recorder.redemption.scale == 0.5
 
 
 def test_a_step_of_something_else_is_an_error():

@@ -46,8 +46,8 @@ class Recorder:
 
     name = "recorder"
 
-    def commit(self, anchor, **arguments):
-        self.arguments = arguments
+    def commit(self, anchor, steps, redemption):
+        (self.step,) = steps
         return tf.zeros_like(anchor)
 
     def step_count(self):
@@ -144,33 +144,31 @@ def committed(optimizer, own=None, make_static=lambda variable: variable):
     variable = make_variable(optimizer, random_rows())
     anchor = make_anchor(optimizer, Commit(recorder, own, make_static(variable)))
     optimizer.apply_gradients([(tf.ones([ROWS, DIM]), variable), (tf.constant(0.0), anchor)])
-    return slot_variables(optimizer, variable), recorder.arguments
+    return slot_variables(optimizer, variable), recorder.step
 
 
 @pytest.mark.parametrize("name", ["adagrad", "adam", "rowwise_adagrad", "v1_adam", "v1_ftrl"])
 @pytest.mark.parametrize("wrap", [lambda v: v, lambda v: lambda: v], ids=["variable", "callable"])
 def test_a_commit_names_the_slots_of_the_static_variable(name, wrap):
-    slots, arguments = committed(ALL[name](), make_static=wrap)
-    assert [source.ref() for source in arguments["slot_sources"]] == [
-        slot.handle.ref() for slot in slots
-    ]
+    slots, step = committed(ALL[name](), make_static=wrap)
+    assert [source.ref() for source in step.slot_sources] == [slot.handle.ref() for slot in slots]
     assert slots
 
 
 @pytest.mark.parametrize("name", ["sgd", "v1_gradient_descent"])
 def test_a_commit_of_a_rule_without_slots_names_none(name):
-    slots, arguments = committed(ALL[name]())
+    slots, step = committed(ALL[name]())
     assert slots == []
-    assert "slot_sources" not in arguments
+    assert not step.slot_sources
 
 
 def test_a_commit_without_a_static_variable_names_no_slots():
-    assert "slot_sources" not in committed(ALL["adam"](), make_static=lambda variable: None)[1]
+    assert not committed(ALL["adam"](), make_static=lambda variable: None)[1].slot_sources
 
 
 def test_slots_of_the_models_optimizer_are_not_those_of_the_layers_own():
     own = keras.optimizers.Adam()
-    assert "slot_sources" not in committed(ALL["adam"](), own=own)[1]
+    assert not committed(ALL["adam"](), own=own)[1].slot_sources
 
 
 def test_one_replica_of_a_mirrored_strategy_commits_and_names_its_slots():
@@ -178,9 +176,9 @@ def test_one_replica_of_a_mirrored_strategy_commits_and_names_its_slots():
     named = []
 
     class Named(Recorder):
-        def commit(self, anchor, **arguments):
-            named.append({source.ref() for source in arguments["slot_sources"]})
-            return super().commit(anchor, **arguments)
+        def commit(self, anchor, steps, redemption):
+            named.append({source.ref() for source in steps[0].slot_sources})
+            return super().commit(anchor, steps, redemption)
 
     with strategy.scope():
         optimizer = keras.optimizers.Adam()

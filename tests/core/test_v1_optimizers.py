@@ -66,8 +66,8 @@ class GraphTable:
     def resource_handle(self):
         return tf_ops.table_handle(self.name, DIM, initializer="constant", initializer_a=0.0)
 
-    def commit(self, anchor, **arguments):
-        return tf_ops.commit(self.resource_handle, anchor, **arguments)
+    def commit(self, anchor, steps, redemption):
+        return tf_ops.commit(self.resource_handle, anchor, steps, redemption)
 
     def step_count(self):
         return tf_ops.steps(self.resource_handle)

@@ -31,10 +31,8 @@ IN_PROCESSES = trained_models.KINDS if MODELS else ("dynamic", "distributed", "a
 ZEROS = RowInitializer("constant", 0.0, 0.0, None)
 READS = {
     "Table": tf_ops.size,
-    "AdaptiveTable": tf_ops.adaptive_drop_deposits,
-    "CollectionQueue": lambda queue: tf_ops.drop_collection_deposits(
-        tf_ops.CollectionTables(queue, [queue])
-    ),
+    "AdaptiveTable": tf_ops.drop_deposits,
+    "CollectionQueue": lambda queue: tf_ops.drop_deposits(tf_ops.CollectionTables(queue, [queue])),
 }
 
 

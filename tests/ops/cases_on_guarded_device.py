@@ -14,7 +14,7 @@ v1 = tf.compat.v1
 DIM = 4
 KEYS = np.array([3, -1, 3, 7])
 ZEROS = {"initializer": "constant", "initializer_a": 0.0}
-RATE = np.array([1.0])
+SGD = tf_ops.RuleStep("sgd", {"learning_rate": 1.0})
 
 on_guarded = pytest.mark.skipif(TYPE != "GUARDED", reason="the device says that it is a GPU")
 as_gpu = pytest.mark.skipif(TYPE != "GPU", reason="the device does not say that it is a GPU")
@@ -97,7 +97,7 @@ def test_a_receipt_passes_from_one_function_to_another():
         found = look_up(tf.constant(KEYS))
     upstream = tf.ones_like(rows)
     of_anchor = tape.gradient(found, anchor, output_gradients=upstream)
-    tf_ops.commit(table, of_anchor, "sgd", ["learning_rate"], tf.constant(RATE))
+    tf_ops.commit(table, of_anchor, [SGD])
     after = tf_ops.lookup(table, tf.constant(KEYS), DIM, False).embeddings
     np.testing.assert_array_equal(after, rows - np.array([2.0, 1.0, 2.0, 1.0])[:, None])
 
@@ -111,7 +111,7 @@ def test_a_graph_runs_without_soft_placement():
         assert device_of(found.receipt) == device_of(table) == DEVICE
         upstream = tf.constant(np.ones([4, DIM], np.float32))
         deposited = tf_ops.deposit(found.receipt, upstream)
-        commit = tf_ops.commit(table, deposited, "sgd", ["learning_rate"], tf.constant(RATE))
+        commit = tf_ops.commit(table, deposited, [SGD])
         with tf.control_dependencies([commit]):
             after = tf_ops.lookup(table, keys, DIM, False).embeddings
         placement = v1.ConfigProto(allow_soft_placement=False)
@@ -230,6 +230,6 @@ def test_a_receipt_that_was_on_a_gpu_takes_gradients():
         assert device_of(receipt) == device
     with tf.device("/device:CPU:0"):
         deposited = tf_ops.deposit(receipt, tf.constant(np.ones_like(rows)))
-        tf_ops.commit(table, deposited, "sgd", ["learning_rate"], tf.constant(RATE))
+        tf_ops.commit(table, deposited, [SGD])
     after = tf_ops.lookup(table, tf.constant(KEYS), DIM, False).embeddings
     np.testing.assert_array_equal(after, rows - np.array([2.0, 1.0, 2.0, 1.0])[:, None])

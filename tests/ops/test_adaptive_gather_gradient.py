@@ -144,7 +144,7 @@ def test_a_tf1_session_trains_both_kinds_of_rows():
         coefficients = v1.placeholder(tf.float32, [None, None, DIM])
         found = gather(table, static, keys, mask, anchor=anchor)
         loss = tf.reduce_sum(found * coefficients)
-        optimizer = v1.train.GradientDescentOptimizer(RULES["sgd"][2][0])
+        optimizer = v1.train.GradientDescentOptimizer(RULES["sgd"][1]["learning_rate"])
         slices, _ = (g for g, _ in optimizer.compute_gradients(loss, [static, anchor]))
         assert isinstance(slices, tf.IndexedSlices)
         train = optimizer.apply_gradients(

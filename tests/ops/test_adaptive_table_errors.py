@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from adaptive_ops import DIM, RATE, look, new_table, own_keys, sgd
+from adaptive_ops import DIM, look, new_table, own_keys, sgd
 
 from sok_embed import tf_ops
 
@@ -83,7 +83,7 @@ def test_handles_of_other_things_are_errors():
     plain = tf_ops.anonymous_table("plain", DIM)
     for call in (
         lambda: look(plain, [1]),
-        lambda: sgd(plain, 0.0),
+        lambda: sgd(tf_ops.anonymous_collection_queue("queue"), 0.0),
         lambda: tf_ops.adaptive_export(plain, DIM),
         lambda: tf_ops.adaptive_stats(plain),
         lambda: tf_ops.adaptive_demote(plain, tf.constant([1], tf.int64)),
@@ -101,9 +101,11 @@ def test_handles_of_other_things_are_errors():
         with pytest.raises(ERROR, match="to be a scalar"):
             sgd(table, tf.constant(0.0), **{name: value})
     with pytest.raises(ERROR, match="no_such"):
-        tf_ops.adaptive_commit(table, 0.0, "no_such", [], RATE[:0])
-    with pytest.raises(ERROR, match="hyperparameters"):
-        tf_ops.adaptive_commit(table, 0.0, "sgd", ["learning_rate"], tf.ones(2, tf.float64))
+        tf_ops.commit(table, 0.0, [tf_ops.RuleStep("no_such")])
+    with pytest.raises(ERROR, match="learning_rate to be a scalar"):
+        tf_ops.commit(table, 0.0, [tf_ops.RuleStep("sgd", {"learning_rate": tf.ones(2)})])
+    with pytest.raises(ERROR, match="slot sources of one table alone"):
+        tf_ops.commit(table, 0.0, [tf_ops.RuleStep("sgd", slot_sources=[table])])
 
 
 def test_export_for_another_dim_is_an_error():

@@ -226,8 +226,8 @@ def test_dropped_deposits_train_nothing(wrap):
         loss = tf.reduce_sum(look(table, [1, 2, 2], mask=[1, 0, 1], anchor=anchor))
     tape.gradient(loss, anchor)
     assert stats(table)["pending_gradients"] == 3
-    assert wrap(lambda: tf_ops.adaptive_drop_deposits(table))() == 3
-    assert tf_ops.adaptive_drop_deposits(table) == 0
+    assert wrap(lambda: tf_ops.drop_deposits(table))() == 3
+    assert tf_ops.drop_deposits(table) == 0
     sgd(table, 0.0, optimizer=3)
     np.testing.assert_array_equal(look(table, [1, 2], False), before)
     assert stats(table)["pending_gradients"] == stats(table)["steps"] == 0

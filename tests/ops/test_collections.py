@@ -94,9 +94,11 @@ def read(table: Any, keys: Any, dim: int = 2) -> np.ndarray:
     return tf_ops.lookup(table, tf.constant(keys, tf.int64), dim, False).embeddings.numpy()
 
 
-def commit(tables: Any, anchor: Any, rules: Any = (0, 0), **arguments: Any) -> Any:
-    step = tf_ops.RuleStep("sgd", ["learning_rate"], tf.constant([1.0], tf.float64), 0, 0, 0.0)
-    return tf_ops.collection_commit(tables, anchor, [step], rules, **arguments)
+STEP = tf_ops.RuleStep("sgd", {"learning_rate": 1.0})
+
+
+def commit(tables: Any, anchor: Any, steps: Any = (STEP, STEP)) -> Any:
+    return tf_ops.commit(tables, anchor, steps)
 
 
 EXPECTED = [
@@ -257,7 +259,7 @@ def test_a_table_that_is_not_trainable_makes_no_rows_and_drops_gradients():
         request = request_of()
         outputs = pool(serve(tables, request, anchor, (False, True)).message, request.asked)
         loss = tf.add_n([tf.reduce_sum(output) for output in outputs])
-    commit(tables, tape.gradient(loss, anchor), (-1, 0))
+    commit(tables, tape.gradient(loss, anchor), (None, STEP))
     assert [int(tf_ops.size(table)) for table in tables.tables] == [0, 2]
     assert [int(tf_ops.steps(table)) for table in tables.tables] == [0, 1]
     np.testing.assert_array_equal(read(tables.tables[1], C, 3), -np.ones((2, 3)))
@@ -269,8 +271,8 @@ def test_deposits_wait_until_they_are_committed_or_dropped():
         request = request_of()
         loss = tf.reduce_sum(pool(serve(tables, request, anchor).message, request.asked)[2])
     gradient = tape.gradient(loss, anchor)
-    assert int(tf_ops.drop_collection_deposits(tables)) == 2
-    assert int(tf_ops.drop_collection_deposits(tables)) == 0
+    assert int(tf_ops.drop_deposits(tables)) == 2
+    assert int(tf_ops.drop_deposits(tables)) == 0
     commit(tables, gradient)
     np.testing.assert_array_equal(read(tables.tables[1], C, 3), rows_of(1, C))
 
@@ -416,10 +418,8 @@ def test_wrong_attributes_are_refused():
         ops.sok_embed_collection_pool(weights=[], weighted=[], combiners=[0], **common)
     with pytest.raises(INVALID, match="trainable of each table"):
         serve(tables, request, trainable=(True,))
-    with pytest.raises(INVALID, match="number of a rule, got 1"):
-        commit(tables, tf.constant(0.0), (0, 1))
-    with pytest.raises(INVALID, match="one value a rule"):
-        commit(tables, tf.constant(0.0), (0,))
+    with pytest.raises(INVALID, match="one value a rule, a name and a table"):
+        commit(tables, tf.constant(0.0), (STEP,))
     with pytest.raises(INVALID, match="dim of at least 1"):
         request_of(replace(PLAN, dims=(2, 0)))
     with pytest.raises(INVALID, match="number of a table, got 2"):

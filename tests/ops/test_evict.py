@@ -10,6 +10,7 @@ from sok_embed import kv, tf_ops
 
 DIM = 3
 names = (f"evict_{i}" for i in itertools.count())
+SGD = tf_ops.RuleStep("sgd")
 
 
 def new_table(**attributes):
@@ -21,7 +22,7 @@ def step(table, keys):
     """Makes a step with gradients of zero; returns the anchor after it."""
     receipt = tf_ops.lookup(table, tf.constant(keys, tf.int64), DIM, True).receipt
     anchor = tf_ops.deposit(receipt, tf.zeros((len(keys), DIM)))
-    return tf_ops.commit(table, anchor, "sgd", [], tf.zeros(0, tf.float64))
+    return tf_ops.commit(table, anchor, [SGD])
 
 
 def gone(evicted):
@@ -90,7 +91,7 @@ def test_it_comes_after_what_it_was_told_to(wrap):
     def train(keys):
         receipt = tf_ops.lookup(table, keys, DIM, True).receipt
         anchor = tf_ops.deposit(receipt, tf.zeros((tf.size(keys), DIM)))
-        anchor = tf_ops.commit(table, anchor, "sgd", [], tf.zeros(0, tf.float64))
+        anchor = tf_ops.commit(table, anchor, [SGD])
         return tf_ops.evict(table, DIM, max_age=1, after=anchor)
 
     assert gone(train(tf.constant([1, 2]))) == []
@@ -105,7 +106,7 @@ def test_a_session_evicts_after_its_step():
         keys = v1.placeholder(tf.int64, [None])
         receipt = tf_ops.lookup(table, keys, DIM, True).receipt
         anchor = tf_ops.deposit(receipt, tf.zeros((tf.size(keys), DIM)))
-        anchor = tf_ops.commit(table, anchor, "sgd", [], tf.zeros(0, tf.float64))
+        anchor = tf_ops.commit(table, anchor, [SGD])
         evicted, rows = tf_ops.evict(table, DIM, max_age=2, every=2, after=anchor)
         assert evicted.shape.as_list() == [None]
         assert rows.shape.as_list() == [None, DIM]

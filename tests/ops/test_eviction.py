@@ -19,7 +19,7 @@ from sok_embed.tables.table import Table
 OPERATIONS = int(os.environ.get("SOK_EVICTION_OPERATIONS", "6000"))
 
 ZEROS = RowInitializer("constant", 0.0, 0.0, None)
-NO_HYPERS = tf.zeros(0, tf.float64)
+SGD = tf_ops.RuleStep("sgd")
 
 
 def random_source():
@@ -87,7 +87,7 @@ class Run:
             anchor += tf_ops.deposit(receipt, tf.ones([len(places), 2]))
         self.now += 1
         self.set_clock()
-        tf_ops.commit(self.table.resource_handle, anchor, "sgd", [], NO_HYPERS)
+        tf_ops.commit(self.table.resource_handle, anchor, [SGD])
         batches = [places for places, _ in self.waiting]
         trained = np.concatenate(batches)
         if self.removed:  # after a removal, gradients make the rows that they miss and that fit in
@@ -165,7 +165,7 @@ def test_a_removal_with_most_rows_in_use_leaves_gradients_out_and_the_step_goes_
     anchor = tf.zeros([])
     for found in (second, first):  # the order is that of the lookups
         anchor += tf_ops.deposit(found.receipt, tf.ones([3, 1]))
-    tf_ops.commit(handle, anchor, "sgd", [], NO_HYPERS)
+    tf_ops.commit(handle, anchor, [SGD])
     # Rows that are in use stay, and none is left for 2 and 3.
     assert table.contains([1, 2, 3, 4, 5, 6]).tolist() == [True, False, False, True, True, True]
     assert table.stats()["left_out"] == 2
@@ -181,7 +181,7 @@ def test_gradients_of_more_keys_than_rows_train_the_first_ones(tmp_path, where, 
     table.assign([9], np.zeros([1, 1], np.float32))
     handle = table.resource_handle
     found = tf_ops.lookup(handle, tf.constant([5, 4, 5, 3, 2], tf.int64), 1, False)
-    tf_ops.commit(handle, tf_ops.deposit(found.receipt, tf.ones([5, 1])), "sgd", [], NO_HYPERS)
+    tf_ops.commit(handle, tf_ops.deposit(found.receipt, tf.ones([5, 1])), [SGD])
     made = [5, 4, 3] if eviction else [5, 4]
     assert [key for key in (2, 3, 4, 5) if table.contains([key])[0]] == sorted(made)
     assert table.stats()["left_out"] == 4 - len(made)
@@ -288,7 +288,7 @@ def test_an_eager_tape_that_is_kept_does_not_keep_rows():
                 table.resource_handle, tf.constant(keys, tf.int64), 1, True, anchor=anchor
             ).embeddings
         deposited = tape.gradient(rows, anchor)
-        tf_ops.commit(table.resource_handle, deposited, "sgd", [], NO_HYPERS)
+        tf_ops.commit(table.resource_handle, deposited, [SGD])
         tapes.append(tape)
     assert table.contains([1, 2, 3, 4, 5, 6]).tolist() == [False] * 4 + [True] * 2
 

@@ -9,11 +9,12 @@ import tensorflow as tf
 
 from sok_embed import tf_ops
 from sok_embed.binding import _core
+from sok_embed.tf_ops.native import ops
 
 DIM = 4
 ERROR = tf.errors.InvalidArgumentError
 ZEROS = {"initializer": "constant", "initializer_a": 0.0}
-RATE = tf.constant([1.0], tf.float64)
+RATE = {"learning_rate": 1.0}
 names = (f"table_{i}" for i in itertools.count())
 
 
@@ -25,8 +26,9 @@ def uniform_table(**attributes):
     return new_table(initializer="uniform", initializer_a=-1.0, initializer_b=1.0, **attributes)
 
 
-def sgd(table, gradient, **arguments):
-    return tf_ops.commit(table, gradient, "sgd", ["learning_rate"], RATE, **arguments)
+def sgd(table, gradient, step=0, **redemption):
+    steps = [tf_ops.RuleStep("sgd", RATE, step)]
+    return tf_ops.commit(table, gradient, steps, tf_ops.Redemption(**redemption))
 
 
 def read(table, keys, dim=DIM):
@@ -119,30 +121,65 @@ def test_commit_without_deposits_does_nothing():
 
 def test_commit_refuses_an_unknown_rule():
     with pytest.raises(ERROR, match="no_such_rule"):
-        tf_ops.commit(new_table(), tf.constant(0.0), "no_such_rule", [], tf.zeros(0, tf.float64))
+        tf_ops.commit(new_table(), tf.constant(0.0), [tf_ops.RuleStep("no_such_rule")])
 
 
 def test_an_unknown_rule_comes_with_the_names_that_ops_take():
     table = new_table()
     with pytest.raises(ERROR) as caught:
-        tf_ops.commit(table, tf.constant(0.0), "kv_no", [], tf.zeros(0, tf.float64))
+        tf_ops.commit(table, tf.constant(0.0), [tf_ops.RuleStep("kv_no")])
     taken = ", ".join(_core.rule_names())
     assert f'Expected a row optimizer of {taken}. Received: "kv_no".' in str(caught.value)
 
 
 def test_commit_refuses_an_unknown_parameter():
     with pytest.raises(ERROR, match="momentun"):
-        tf_ops.commit(new_table(), tf.constant(0.0), "sgd", ["momentun"], RATE)
+        tf_ops.commit(new_table(), tf.constant(0.0), [tf_ops.RuleStep("sgd", {"momentun": 1.0})])
 
 
 def test_commit_wants_one_value_for_each_parameter(wrap):
     table = new_table()
-    with pytest.raises((ERROR, ValueError), match="1 hyperparameters.*got 2|Dimension.*equal"):
-        wrap(
-            lambda: tf_ops.commit(
-                table, tf.constant(0.0), "sgd", ["learning_rate"], tf.ones(2, tf.float64)
-            )
-        )()
+    step = tf_ops.RuleStep("sgd", {"learning_rate": tf.ones(2, tf.float64)})
+    with pytest.raises(ERROR, match=r"learning_rate to be a scalar, got shape \[2\]"):
+        wrap(lambda: tf_ops.commit(table, tf.constant(0.0), [step]))()
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"table_rules": [1]}, "number of a rule, got 1"),
+        ({"table_rules": [0, 0]}, "one value a rule, a name and a table"),
+        ({"hyper_counts": [2]}, "one value a rule, a name and a table"),
+        ({"clip_values": []}, "one value a rule, a name and a table"),
+        ({"queue": [None, None]}, "one table, or tables with one queue, got 1 tables and 2 queues"),
+        ({"redeemed": [tf.zeros(3)]}, r"gradient of an anchor, a vector of 192, got shape \[3\]"),
+    ],
+)
+def test_commit_refuses_inputs_that_do_not_fit_each_other(change, text):
+    given = {
+        "queue": [],
+        "tables": [new_table()],
+        "anchor": 0.0,
+        "hypers": [1.0],
+        "steps": [0],
+        "scale": 1.0,
+        "redeemed": [],
+        "slot_sources": [],
+        "table_rules": [0],
+        "rules": ["sgd"],
+        "hyper_names": ["learning_rate"],
+        "hyper_counts": [1],
+        "optimizers": [0],
+        "first_steps": [1],
+        "clip_values": [0.0],
+        "plain": True,
+        "clipped_to": 0.0,
+    }
+    ops.sok_embed_commit(**given)
+    if "queue" in change:
+        change = {"queue": [tf_ops.anonymous_collection_queue("queue")] * 2}
+    with pytest.raises(ERROR, match=text):
+        ops.sok_embed_commit(**given | change)
 
 
 def test_deposit_refuses_gradients_of_another_size():
@@ -215,7 +252,8 @@ def test_export_infers_its_shapes():
 def test_export_and_restore_carry_a_table_over(wrap):
     table, other = uniform_table(), new_table()
     receipt = tf_ops.lookup(table, tf.range(100), DIM, True).receipt
-    tf_ops.commit(table, tf_ops.deposit(receipt, tf.ones((100, DIM))), "adam", [], RATE[:0])
+    deposited = tf_ops.deposit(receipt, tf.ones((100, DIM)))
+    tf_ops.commit(table, deposited, [tf_ops.RuleStep("adam")])
 
     @wrap
     def carry():
@@ -246,7 +284,7 @@ def test_a_tf1_optimizer_commits_through_the_constraint_of_the_anchor():
             initializer=v1.zeros_initializer(),
             use_resource=True,
             constraint=lambda value: tf_ops.commit(
-                table, value, "sgd", ["learning_rate"], tf.constant([0.5], tf.float64)
+                table, value, [tf_ops.RuleStep("sgd", {"learning_rate": 0.5})]
             ),
         )
         found = tf_ops.lookup(table, keys, DIM, True, anchor=anchor).embeddings
@@ -444,11 +482,11 @@ def test_many_threads_can_partition_at_once():
 def test_what_should_be_a_scalar_is_refused_and_does_not_end_the_process() -> None:
     table = tf_ops.anonymous_table("t", 4)
     found = tf_ops.lookup(table, tf.constant([1]), 4, True)
-    anchor, hypers = tf.constant(0.0), tf.zeros(0, tf.float64)
+    anchor = tf.constant(0.0)
     contents = tf_ops.export(table, 4, True)
     for call in (
-        lambda: tf_ops.commit(table, anchor, "sgd", [], hypers, step=tf.constant([1, 2])),
-        lambda: tf_ops.commit(table, anchor, "sgd", [], hypers, scale=tf.constant([1.0, 2.0])),
+        lambda: sgd(table, anchor, step=tf.constant([1, 2])),
+        lambda: sgd(table, anchor, scale=tf.constant([1.0, 2.0])),
         lambda: tf_ops.deposit(tf.stack([found.receipt] * 2), tf.ones((1, 4))),
         lambda: tf_ops.expand_gradient(tf.ones((1, 2)), tf.constant([0]), tf.constant([1, 1])),
         lambda: tf_ops.restore(table, contents._replace(rule=tf.constant(["a", "b"]))),

@@ -173,26 +173,6 @@ class AdaptiveDemoteOp : public AdaptiveOp {
 };
 SOK_REGISTER_KERNEL("AdaptiveDemote", AdaptiveDemoteOp);
 
-REGISTER_OP("SokEmbed>AdaptiveDropDeposits")
-    .Input("table: resource")
-    .Output("dropped: int64")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    });
-
-class AdaptiveDropDepositsOp : public AdaptiveOp {
- public:
-  using AdaptiveOp::AdaptiveOp;
-
- protected:
-  absl::Status Run(tf::OpKernelContext* ctx, AdaptiveTable& table, const std::string&) override {
-    return PutScalar(ctx, static_cast<int64_t>(table.DropDeposits()));
-  }
-};
-SOK_REGISTER_KERNEL("AdaptiveDropDeposits", AdaptiveDropDepositsOp);
-
 REGISTER_OP("SokEmbed>AdaptiveStats")
     .Input("table: resource")
     .Output("names: string")

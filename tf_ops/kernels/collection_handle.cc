@@ -88,27 +88,4 @@ class AnonymousCollectionQueueOp : public tf::OpKernel {
 
 SOK_REGISTER_KERNEL("AnonymousCollectionQueue", AnonymousCollectionQueueOp);
 
-REGISTER_OP("SokEmbed>DropCollectionDeposits")
-    .Input("queue: resource")
-    .Input("tables: num_tables * resource")
-    .Output("dropped: int64")
-    .Attr("num_tables: int >= 1")
-    .SetIsStateful()
-    .SetShapeFn(tf::shape_inference::ScalarShape);
-
-class DropCollectionDepositsOp : public tf::OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(tf::OpKernelContext* ctx) override {
-    OpenCollection collection;
-    OP_REQUIRES_OK(ctx, GetCollection(ctx, &collection));
-    tf::Tensor* dropped = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &dropped));
-    dropped->scalar<int64_t>()() = static_cast<int64_t>(collection.tables->DropDeposits());
-  }
-};
-
-SOK_REGISTER_KERNEL("DropCollectionDeposits", DropCollectionDepositsOp);
-
 }  // namespace sok

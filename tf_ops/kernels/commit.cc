@@ -1,83 +1,24 @@
-// SokEmbed>Commit applies the gradients that wait in a table, once.
+// SokEmbed>Commit applies the gradients that wait for tables, once. SokEmbed>DropDeposits forgets
+// them.
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/tables/tickets.h"
-#include "kernels/commit_kernel.h"
+#include "kernels/outputs.h"
 #include "kernels/register_kernel.h"
+#include "kernels/trained.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/resource_var.h"
+#include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
 
 namespace tf = tensorflow;
 using tf::shape_inference::InferenceContext;
 using tf::shape_inference::ShapeHandle;
-
-absl::Status CommitShape(InferenceContext* c) {
-  ShapeHandle unused;
-  std::vector<std::string> names;
-  TF_RETURN_IF_ERROR(c->GetAttr("hyper_names", &names));
-  TF_RETURN_IF_ERROR(c->Merge(c->input(2), c->Vector(static_cast<int64_t>(names.size())), &unused));
-  for (int i = 3; i < 5; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &unused));
-  c->set_output(0, c->input(1));
-  return absl::OkStatus();
-}
-
-CommitKernel::CommitKernel(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
-  OP_REQUIRES_OK(ctx, ctx->GetAttr("rule", &rule_));
-  OP_REQUIRES_OK(ctx, ctx->GetAttr("hyper_names", &hyper_names_));
-  OP_REQUIRES_OK(ctx, ctx->GetAttr("optimizer", &optimizer_));
-  OP_REQUIRES_OK(ctx, ctx->GetAttr("redeems", &redeems_));
-  OP_REQUIRES_OK(ctx, ctx->GetAttr("plain", &plain_));
-  OP_REQUIRES_OK(ctx, ctx->GetAttr("clipped_to", &clipped_to_));
-  OP_REQUIRES_OK(ctx, ctx->GetAttr("first_step", &first_step_));
-  OP_REQUIRES_OK(ctx, ctx->GetAttr("clip_value", &clip_value_));
-}
-
-void CommitKernel::Compute(tf::OpKernelContext* ctx) {
-  OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(3), "step"));
-  OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(4), "scale"));
-  const tf::Tensor& hypers = ctx->input(2);
-  OP_REQUIRES(ctx, hypers.NumElements() == static_cast<int64_t>(hyper_names_.size()),
-              absl::InvalidArgumentError("expected " + std::to_string(hyper_names_.size()) +
-                                         " hyperparameters, one a name, got " +
-                                         std::to_string(hypers.NumElements())));
-  CommitOptions options;
-  options.rule = rule_;
-  for (size_t i = 0; i < hyper_names_.size(); ++i) {
-    options.hypers.push_back({hyper_names_[i], hypers.flat<double>()(i)});
-  }
-  options.step = ctx->input(3).scalar<int64_t>()();
-  options.scale = ctx->input(4).scalar<float>()();
-  options.first_step = first_step_;
-  options.clip_value = clip_value_;
-  options.optimizer = optimizer_;
-  options.plain = plain_;
-  options.clipped_to = clipped_to_;
-  if (redeems_) {
-    const tf::Tensor& redeemed = ctx->input(5);
-    OP_REQUIRES(ctx, redeemed.NumElements() == kAnchorSize,
-                absl::InvalidArgumentError("expected the gradient of an anchor, a vector of " +
-                                           std::to_string(kAnchorSize) + ", got shape " +
-                                           redeemed.shape().DebugString()));
-    options.redeemed = redeemed.flat<float>().data();
-  }
-  CommitOutcome outcome;
-  std::string name;
-  OP_REQUIRES_OK(ctx, Run(ctx, options, &outcome, &name));
-  // The new value is zero, whatever the optimizer has made of the anchor: Ftrl without an initial
-  // accumulator makes 0 / 0 of it.
-  tf::Tensor* anchor = nullptr;
-  OP_REQUIRES_OK(ctx, ctx->allocate_output(0, ctx->input(1).shape(), &anchor));
-  anchor->flat<float>().setZero();
-  LogLeftOut(outcome, name);
-  if (outcome.restarted) {
-    LOG(INFO) << "table '" << name << "': another optimizer takes over, rule '" << rule_
-              << "' after '" << outcome.previous << "'; the slots of its rows start anew";
-  }
-}
 
 namespace {
 
@@ -110,10 +51,7 @@ REGISTER_OP("SokEmbed>BindSlots")
     .Output("bound: float")
     .Attr("num_slot_sources: int >= 1")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    });
+    .SetShapeFn(tf::shape_inference::ScalarShape);
 
 class BindSlotsOp : public tf::OpKernel {
  public:
@@ -133,30 +71,178 @@ class BindSlotsOp : public tf::OpKernel {
 
 SOK_REGISTER_KERNEL("BindSlots", BindSlotsOp);
 
-REGISTER_OP("SokEmbed>Commit")
-    .Input("table: resource")
-    .SOK_COMMIT_SIGNATURE.Input("slot_sources: num_slot_sources * resource")
-    .Attr("num_slot_sources: int >= 0 = 0")
-    .SetIsStateful()
-    .SetShapeFn(CommitShape);
+REGISTER_OP("SokEmbed>DropDeposits")
+    .SOK_TRAINED.Output("dropped: int64")
+    .SetShapeFn(tf::shape_inference::ScalarShape);
 
-class CommitOp : public CommitKernel {
+class DropDepositsOp : public tf::OpKernel {
  public:
-  using CommitKernel::CommitKernel;
+  using OpKernel::OpKernel;
 
- protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const CommitOptions& options, CommitOutcome* outcome,
-                   std::string* name) override {
-    std::shared_ptr<OpenTable> resource;
-    TF_RETURN_IF_ERROR(GetTable(ctx, &resource));
-    *name = resource->name();
-    tf::OpInputList handles;
-    TF_RETURN_IF_ERROR(ctx->input_list("slot_sources", &handles));
-    if (handles.size() > 0) TF_RETURN_IF_ERROR(BindSlots(ctx, handles, resource.get()));
-    auto committed = resource->table()->Commit(options, IntraOpPool(ctx));
-    if (committed.ok()) *outcome = committed.value();
-    return ToAbsl(committed.status(), resource->name());
+  void Compute(tf::OpKernelContext* ctx) override {
+    Trained trained;
+    OP_REQUIRES_OK(ctx, GetTrained(ctx, &trained));
+    OP_REQUIRES_OK(ctx, PutScalar(ctx, static_cast<int64_t>(trained.drop_deposits())));
   }
+};
+
+SOK_REGISTER_KERNEL("DropDeposits", DropDepositsOp);
+
+// Each table is trained by one of several rules: table_rules has the number of its rule, -1 if it
+// is not trained. A rule has hyper_counts of the names and numbers, which stand in the order of the
+// rules.
+REGISTER_OP("SokEmbed>Commit")
+    .SOK_TRAINED.Input("anchor: float")
+    .Input("hypers: num_hypers * double")
+    .Input("steps: num_rules * int64")
+    .Input("scale: float")
+    .Input("redeemed: num_redeemed * float")
+    .Input("slot_sources: num_slot_sources * resource")
+    .Output("committed_anchor: float")
+    .Attr("num_hypers: int >= 0")
+    .Attr("num_rules: int >= 1")
+    .Attr("num_redeemed: int >= 0")  // 1, or 0: all gradients that wait are applied
+    .Attr("num_slot_sources: int >= 0")
+    .Attr("table_rules: list(int)")
+    .Attr("rules: list(string)")
+    .Attr("hyper_names: list(string)")
+    .Attr("hyper_counts: list(int)")
+    .Attr("optimizers: list(int)")
+    .Attr("first_steps: list(int)")
+    .Attr("clip_values: list(float)")
+    .Attr("plain: bool")
+    .Attr("clipped_to: float")
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<ShapeHandle> anchor;
+      TF_RETURN_IF_ERROR(c->input("anchor", &anchor));
+      c->set_output(0, anchor[0]);
+      return absl::OkStatus();
+    });
+
+class CommitOp : public tf::OpKernel {
+ public:
+  explicit CommitOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    std::vector<std::string> rules, names;
+    std::vector<int64_t> counts, optimizers, first_steps;
+    std::vector<float> clip_values;
+    int64_t num_tables, num_hypers, num_rules;
+    float clipped_to;
+    bool plain;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_tables", &num_tables));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_hypers", &num_hypers));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_rules", &num_rules));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("table_rules", &table_rules_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("rules", &rules));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("hyper_names", &names));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("hyper_counts", &counts));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("optimizers", &optimizers));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("first_steps", &first_steps));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("clip_values", &clip_values));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("plain", &plain));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("clipped_to", &clipped_to));
+    const auto n = static_cast<size_t>(num_rules);
+    int64_t all = 0;
+    for (int64_t count : counts) all += count;
+    OP_REQUIRES(ctx,
+                rules.size() == n && counts.size() == n && optimizers.size() == n &&
+                    first_steps.size() == n && clip_values.size() == n && all == num_hypers &&
+                    names.size() == static_cast<size_t>(num_hypers) &&
+                    table_rules_.size() == static_cast<size_t>(num_tables),
+                absl::InvalidArgumentError("expected one value a rule, a name and a table, got "
+                                           "others"));
+    for (int64_t rule : table_rules_) {
+      OP_REQUIRES(
+          ctx, rule >= -1 && rule < num_rules,
+          absl::InvalidArgumentError("expected the number of a rule, got " + std::to_string(rule)));
+    }
+    auto name = names.begin();
+    for (size_t rule = 0; rule < n; ++rule) {
+      CommitOptions options;
+      options.rule = rules[rule];
+      for (int64_t i = 0; i < counts[rule]; ++i) options.hypers.push_back({*name++, 0.0});
+      options.optimizer = optimizers[rule];
+      options.first_step = first_steps[rule];
+      options.clip_value = clip_values[rule];
+      options.plain = plain;
+      options.clipped_to = clipped_to;
+      of_rules_.push_back(std::move(options));
+    }
+  }
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    std::vector<CommitOptions> of_rules;
+    OP_REQUIRES_OK(ctx, ReadRules(ctx, &of_rules));
+    Trained trained;
+    OP_REQUIRES_OK(ctx, GetTrained(ctx, &trained));
+    tf::OpInputList slot_sources;
+    OP_REQUIRES_OK(ctx, ctx->input_list("slot_sources", &slot_sources));
+    if (slot_sources.size() > 0) {
+      OP_REQUIRES(ctx, trained.keeps_slot_sources != nullptr,
+                  absl::InvalidArgumentError("expected slot sources of one table alone, got those "
+                                             "of an adaptive table or a collection"));
+      OP_REQUIRES_OK(ctx, BindSlots(ctx, slot_sources, trained.keeps_slot_sources.get()));
+    }
+    std::vector<CommitOptions> of_tables;
+    of_tables.reserve(table_rules_.size());
+    for (int64_t rule : table_rules_) {
+      // A table that is not trained redeems with the others, and has no rule.
+      of_tables.push_back(of_rules[static_cast<size_t>(std::max<int64_t>(rule, 0))]);
+      if (rule < 0) of_tables.back().rule.clear();
+    }
+    const auto outcomes = trained.commit(of_tables, IntraOpPool(ctx));
+    OP_REQUIRES_OK(ctx, ToAbsl(outcomes.status(), trained.name));
+    // The new value is zero, whatever the optimizer has made of the anchor: Ftrl without an initial
+    // accumulator makes 0 / 0 of it.
+    const tf::Tensor* anchor = nullptr;
+    tf::Tensor* committed = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->input("anchor", &anchor));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, anchor->shape(), &committed));
+    committed->flat<float>().setZero();
+    for (size_t table = 0; table < outcomes.value().size(); ++table) {
+      const CommitOutcome& outcome = outcomes.value()[table];
+      LogLeftOut(outcome, trained.names[table]);
+      if (!outcome.restarted) continue;
+      LOG(INFO) << "table '" << trained.names[table] << "': another optimizer takes over, rule '"
+                << of_tables[table].rule << "' after '" << outcome.previous
+                << "'; the slots of its rows start anew";
+    }
+  }
+
+ private:
+  // Returns the options of each rule, with what the inputs say.
+  absl::Status ReadRules(tf::OpKernelContext* ctx, std::vector<CommitOptions>* of_rules) const {
+    tf::OpInputList hypers, steps, redeemed;
+    const tf::Tensor* scale = nullptr;
+    TF_RETURN_IF_ERROR(ctx->input_list("hypers", &hypers));
+    TF_RETURN_IF_ERROR(ctx->input_list("steps", &steps));
+    TF_RETURN_IF_ERROR(ctx->input_list("redeemed", &redeemed));
+    TF_RETURN_IF_ERROR(ctx->input("scale", &scale));
+    TF_RETURN_IF_ERROR(ExpectScalar(*scale, "scale"));
+    for (const tf::Tensor& gradient : redeemed) {
+      if (gradient.NumElements() == kAnchorSize) continue;
+      return absl::InvalidArgumentError("expected the gradient of an anchor, a vector of " +
+                                        std::to_string(kAnchorSize) + ", got shape " +
+                                        gradient.shape().DebugString());
+    }
+    *of_rules = of_rules_;
+    int next = 0;
+    for (size_t rule = 0; rule < of_rules->size(); ++rule) {
+      CommitOptions& options = (*of_rules)[rule];
+      for (Hyper& hyper : options.hypers) {
+        TF_RETURN_IF_ERROR(ExpectScalar(hypers[next], hyper.name.c_str()));
+        hyper.value = hypers[next++].scalar<double>()();
+      }
+      const tf::Tensor& step = steps[static_cast<int>(rule)];
+      TF_RETURN_IF_ERROR(ExpectScalar(step, "step"));
+      options.step = step.scalar<int64_t>()();
+      options.scale = scale->scalar<float>()();
+      options.redeemed = redeemed.size() > 0 ? redeemed[0].flat<float>().data() : nullptr;
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<int64_t> table_rules_;
+  std::vector<CommitOptions> of_rules_;
 };
 
 SOK_REGISTER_KERNEL("Commit", CommitOp);

@@ -1,5 +1,5 @@
 // Ops on what a table holds: export, assign, restore, the same in pieces, remove, metadata, size,
-// steps, stats, drop_deposits.
+// steps, stats.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -380,26 +380,6 @@ class StepsOp : public TableOp {
   }
 };
 SOK_REGISTER_KERNEL("Steps", StepsOp);
-
-REGISTER_OP("SokEmbed>DropDeposits")
-    .Input("table: resource")
-    .Output("dropped: int64")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    });
-
-class DropDepositsOp : public TableOp {
- public:
-  using TableOp::TableOp;
-
- protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
-    return PutScalar(ctx, static_cast<int64_t>(resource.table()->DropDeposits()));
-  }
-};
-SOK_REGISTER_KERNEL("DropDeposits", DropDepositsOp);
 
 REGISTER_OP("SokEmbed>Stats")
     .Input("table: resource")

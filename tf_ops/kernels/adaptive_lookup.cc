@@ -1,4 +1,4 @@
-// SokEmbed>AdaptiveLookup and SokEmbed>AdaptiveCommit; SokEmbed>AdaptiveBuckets.
+// SokEmbed>AdaptiveLookup and SokEmbed>AdaptiveBuckets.
 #include <array>
 #include <memory>
 #include <string>
@@ -6,7 +6,6 @@
 
 #include "core/base/adaptive_bucket.h"
 #include "kernels/adaptive_resource.h"
-#include "kernels/commit_kernel.h"
 #include "kernels/receipt.h"
 #include "kernels/register_kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -119,29 +118,6 @@ class AdaptiveLookupOp : public tf::OpKernel {
 };
 
 SOK_REGISTER_KERNEL("AdaptiveLookup", AdaptiveLookupOp);
-
-REGISTER_OP("SokEmbed>AdaptiveCommit")
-    .Input("table: resource")
-    .SOK_COMMIT_SIGNATURE.SetIsStateful()
-    .SetShapeFn(CommitShape);
-
-class AdaptiveCommitOp : public CommitKernel {
- public:
-  using CommitKernel::CommitKernel;
-
- protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const CommitOptions& options, CommitOutcome* outcome,
-                   std::string* name) override {
-    std::shared_ptr<OpenAdaptiveTable> resource;
-    TF_RETURN_IF_ERROR(GetAdaptive(ctx, &resource));
-    *name = resource->name();
-    auto committed = resource->table()->Commit(options, IntraOpPool(ctx));
-    if (committed.ok()) *outcome = committed.value();
-    return ToAbsl(committed.status(), resource->name());
-  }
-};
-
-SOK_REGISTER_KERNEL("AdaptiveCommit", AdaptiveCommitOp);
 
 REGISTER_OP("SokEmbed>AdaptiveBuckets")
     .Input("keys: int64")

@@ -1,0 +1,141 @@
+"""The commit: applies the gradients that wait for tables, once, each table by its own rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from sok_embed.tf_ops.collections import CollectionTables
+from sok_embed.tf_ops.native import ops
+
+
+@dataclass(frozen=True, eq=False)
+class RuleStep:
+    """One step of a rule.
+
+    Attributes:
+        rule: The name of a row optimizer.
+        hyper: The values of the parameters that differ from the defaults of the rule: numbers, or
+            scalar tensors.
+        step: The number of the step, for bias correction; 1 is the first. An integer, or an int64
+            scalar. 0: the table counts by itself.
+        optimizer: Identifies the optimizer, 0 if unknown. A new optimizer that takes over a table
+            finds the slots of its rows started anew. An optimizer is new if the table has not seen
+            it before and `step` is at most `first_step`; if it has no step, if another was there
+            before.
+        first_step: The greatest `step` at which an optimizer may be new: the number of calls that
+            it accumulates the gradients of.
+        clip_value: The sum of the gradients of a row, times the scale, is clipped to
+            `[-clip_value, clip_value]`, element by element. 0: it is not.
+        slot_sources: Handles of the variables that hold the optimizer's slots of a static variable,
+            `[buckets, width]` each, in the order of the rule's slots. Rows that later lookups of
+            `adaptive_mask_gather` make copy their slots from there. For one `table_handle` or
+            `anonymous_table` alone.
+    """
+
+    rule: str
+    hyper: Mapping[str, Any] = field(default_factory=dict)
+    step: tf.Tensor | int = 0
+    optimizer: int = 0
+    first_step: int = 1
+    clip_value: float = 0.0
+    slot_sources: Sequence[tf.Tensor] = ()
+
+
+class Redemption(NamedTuple):
+    """The deposits that a commit applies, and the factors of their gradients.
+
+    Attributes:
+        gradient: float32 `[ANCHOR_SIZE]`, the gradient of the anchor that the optimizer was given,
+            which names deposits and a factor for each. Other deposits wait, for the next 16 commits
+            at most. `None`: all deposits that wait are applied.
+        scale: float32 scalar that gradients are multiplied by.
+        plain: Whether the gradients of the anchor were added up and multiplied on their way, and
+            nothing else was done to them but for `clipped_to`.
+        clipped_to: At last they were clipped to `[-clipped_to, clipped_to]`, element by element.
+            0: they were not.
+    """
+
+    gradient: tf.Tensor | None = None
+    scale: tf.Tensor | float = 1.0
+    plain: bool = True
+    clipped_to: float = 0.0
+
+
+# The step of each table; `None`: the table is not trained.
+RuleSteps = Sequence[RuleStep | None]
+
+_ALL_DEPOSITS = Redemption()
+
+
+def commit(
+    tables: tf.Tensor | CollectionTables,
+    anchor: tf.Tensor,
+    steps: RuleSteps,
+    redemption: Redemption = _ALL_DEPOSITS,
+) -> tf.Tensor:
+    """Sums the redeemed gradients of equal keys and applies a rule once.
+
+    In an adaptive table the rule is applied to own and to static rows. Then counts are halved, and
+    old rows go back to their static rows, if it is time.
+
+    Args:
+        tables: The handle of a table or of an adaptive table, or the handles of a collection.
+        anchor: A float32 that was computed after the deposits.
+        steps: The step of each table. Several tables may have the same. `None`: the table is not
+            trained.
+        redemption: The deposits.
+
+    Returns:
+        Zeros of the shape of `anchor`.
+
+    Raises:
+        tf.errors.FailedPreconditionError: For deposits that were applied or dropped before, for a
+            `plain` gradient that has other elements than the sum of deposits that it names, and for
+            a sum of so many that the anchor's gradient has not got its norm.
+    """
+    distinct = list(dict.fromkeys(step for step in steps if step is not None))
+    return ops.sok_embed_commit(
+        **_inputs(tables),
+        anchor=anchor,
+        hypers=[_scalar(value, tf.float64) for step in distinct for value in step.hyper.values()],
+        steps=[_scalar(step.step, tf.int64) for step in distinct],
+        scale=redemption.scale,
+        redeemed=[] if redemption.gradient is None else [redemption.gradient],
+        slot_sources=[source for step in distinct for source in step.slot_sources],
+        table_rules=[-1 if step is None else distinct.index(step) for step in steps],
+        rules=[step.rule for step in distinct],
+        hyper_names=[name for step in distinct for name in step.hyper],
+        hyper_counts=[len(step.hyper) for step in distinct],
+        optimizers=[step.optimizer for step in distinct],
+        first_steps=[step.first_step for step in distinct],
+        clip_values=[step.clip_value for step in distinct],
+        plain=redemption.plain,
+        clipped_to=redemption.clipped_to,
+    )
+
+
+def drop_deposits(tables: tf.Tensor | CollectionTables) -> tf.Tensor:
+    """Forgets the deposited gradients. Returns how many there were, an int64 scalar.
+
+    Args:
+        tables: As in `commit`.
+    """
+    return ops.sok_embed_drop_deposits(**_inputs(tables))
+
+
+def _inputs(tables: tf.Tensor | CollectionTables) -> dict[str, list[tf.Tensor]]:
+    """Returns the inputs of an op that takes a table or a collection."""
+    if isinstance(tables, CollectionTables):
+        return {"queue": [tables.queue], "tables": list(tables.tables)}
+    return {"queue": [], "tables": [tables]}
+
+
+def _scalar(value: Any, dtype: tf.DType) -> tf.Tensor:
+    """Returns a number, or a scalar tensor, as a tensor of a dtype."""
+    if isinstance(value, (int, float)):
+        return tf.constant(value, dtype)
+    return tf.cast(value, dtype)

@@ -1,0 +1,39 @@
+// The tables that one commit trains: a table, an adaptive table, or those of a collection.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+// The inputs and attributes of an op on such tables, which come first. A collection has a queue.
+#define SOK_TRAINED                           \
+  Input("queue: num_queues * resource")       \
+      .Input("tables: num_tables * resource") \
+      .Attr("num_queues: int >= 0")           \
+      .Attr("num_tables: int >= 1")           \
+      .SetIsStateful()
+
+namespace sok {
+
+struct Trained {
+  // Stands in front of errors. Empty for a collection, whose errors name the table.
+  std::string name;
+  std::vector<std::string> names;  // of each table
+  // The table that keeps slot sources; null if there is none.
+  std::shared_ptr<OpenTable> keeps_slot_sources;
+  // Commits, by the options of each table.
+  std::function<Result<std::vector<CommitOutcome>>(const std::vector<CommitOptions>&,
+                                                   const ParallelFor&)>
+      commit;
+  std::function<uint64_t()> drop_deposits;
+};
+
+// Finds what the inputs "queue" and "tables" of an op name.
+absl::Status GetTrained(tensorflow::OpKernelContext* ctx, Trained* trained);
+
+}  // namespace sok
