@@ -117,7 +117,7 @@ def bags_of(ids: Any, weights: Any) -> Bags:
 
 
 def shaped(vectors: tf.Tensor, ids: Any) -> Any:
-    """Vectors `[bags, dim]` in the form of the ids without their last axis."""
+    """Returns vectors `[bags, dim]` in the form of the ids without their last axis."""
     dim = vectors.shape[-1]
     if isinstance(ids, tf.RaggedTensor):
         if ids.flat_values.shape.rank != 1:
@@ -145,7 +145,7 @@ def rows_of(ids: Any) -> tf.Tensor | None:
 
 
 def _of_shape(weights: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-    """The weights, whose shape is that of the ids; a graph may know it when it runs alone."""
+    """Returns the weights; raises, in a graph when it runs, unless they have the shape of the ids."""
     if weights.shape.is_fully_defined() and ids.shape.is_fully_defined():
         return weights
     equal = tf.debugging.assert_equal(

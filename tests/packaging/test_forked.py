@@ -1,4 +1,4 @@
-"""A fork of the process that has imported TensorFlow is, for who starts it, a process like others."""
+"""Tests that a fork of the process that has imported TensorFlow is like any other process."""
 
 import os
 import signal
@@ -9,7 +9,8 @@ import pytest
 
 SCRIPT = """
 import os, sys, time
-print(sys.argv[1:], os.getcwd(), os.environ["GIVEN"], sys.modules["tensorflow"].__name__, flush=True)
+name = sys.modules["tensorflow"].__name__
+print(sys.argv[1:], os.getcwd(), os.environ["GIVEN"], name, flush=True)
 if sys.argv[1] == "sleep":
     time.sleep(600)
 if sys.argv[1] == "kill":

@@ -1,4 +1,4 @@
-// What most tests of the core include, precompiled for all of them. Each test names its own includes.
+// Headers that most tests of the core include, precompiled for all of them. Each test names its own.
 #pragma once
 
 #include <doctest/doctest.h>
