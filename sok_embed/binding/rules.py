@@ -50,6 +50,13 @@ TWINS = (
     Twin("group_ftrl", "GroupFtrl"),
     Twin("lion", "Lion"),
 )
+_RULES = {(twin.optimizer, frozenset(twin.options)): twin.rule for twin in TWINS}
+_OPTIONS = {
+    twin.optimizer: {
+        name for each in TWINS if each.optimizer == twin.optimizer for name in each.options
+    }
+    for twin in TWINS
+}
 
 
 def rule_of_class(optimizer: str, option: Callable[[str], Any]) -> str | None:
@@ -59,7 +66,6 @@ def rule_of_class(optimizer: str, option: Callable[[str], Any]) -> str | None:
         optimizer: The name of the optimizer's class.
         option: A function that returns an option of the optimizer by its name.
     """
-    rows = [twin for twin in TWINS if twin.optimizer == optimizer]
-    options = {name for twin in rows for name in twin.options}
-    chosen = {name for name in options if (option(name) or 0) > 0}
-    return next((twin.rule for twin in rows if set(twin.options) == chosen), None)
+    options = _OPTIONS.get(optimizer, ())
+    chosen = frozenset(name for name in options if (option(name) or 0) > 0)
+    return _RULES.get((optimizer, chosen))
