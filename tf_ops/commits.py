@@ -53,7 +53,7 @@ class Redemption(NamedTuple):
             which names deposits and a factor for each. Other deposits wait, for the next 16 commits
             at most. `None`: all deposits that wait are applied.
         scale: float32 scalar that gradients are multiplied by.
-        plain: Whether the gradients of the anchor were added up and multiplied on their way, and
+        plain: True if the gradients of the anchor were added up and multiplied on their way, and
             nothing else was done to them but for `clipped_to`.
         clipped_to: At last they were clipped to `[-clipped_to, clipped_to]`, element by element.
             0: they were not.
@@ -122,7 +122,7 @@ def drop_deposits(tables: tf.Tensor | CollectionTables) -> tf.Tensor:
     """Forgets the deposited gradients. Returns how many there were, an int64 scalar.
 
     Args:
-        tables: As in `commit`.
+        tables: The tables, as in `commit`.
     """
     return ops.sok_embed_drop_deposits(**_inputs(tables))
 

@@ -76,7 +76,7 @@ def check_weights(what: str, combiner: str | None, ids: Any, weights: Any) -> No
         weights: Tensors.
 
     Raises:
-        ValueError: For weights that nothing multiplies by, that are no floats, or that lie
+        ValueError: For weights that nothing multiplies by, that are not floats, or that lie
             otherwise than the ids.
     """
     if combiner is None or combiner == "max":
@@ -145,7 +145,7 @@ def rows_of(ids: Any) -> tf.Tensor | None:
 
 
 def _of_shape(weights: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-    """Returns the weights; raises, in a graph when it runs, unless they have the shape of the ids."""
+    """Returns the weights. Raises unless they have the shape of the ids, in a graph as it runs."""
     if weights.shape.is_fully_defined() and ids.shape.is_fully_defined():
         return weights
     equal = tf.debugging.assert_equal(

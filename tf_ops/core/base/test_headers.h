@@ -1,4 +1,5 @@
-// Headers that most tests of the core include, precompiled for all of them. Each test names its own.
+// Headers that most tests of the core include, precompiled for all of them. Each test names its
+// own.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -20,4 +21,3 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
-
