@@ -1,6 +1,6 @@
 """The places of checkpoint files: folders of a file system, or an object store.
 
-`place_of` makes a `Place` of a path, and whoever lists, reads, writes and removes by its methods
+`place_of` makes a `Place` of a path, and code that lists, reads, writes and removes by its methods
 need not know which kind it is.
 """
 

@@ -1,4 +1,4 @@
-"""Reads what one worker takes out of a checkpoint: its own rows, whoever wrote them."""
+"""Reads what one worker takes out of a checkpoint: its own rows, whichever worker wrote them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EVERY_WORKER = "every worker"
 
 
 class PartReader:
-    """Takes the rows of a part that are this worker's, whoever wrote them.
+    """Takes the rows of a part that are this worker's, whichever worker wrote them.
 
     Args:
         part: The part that takes them.
