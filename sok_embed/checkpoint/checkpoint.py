@@ -29,7 +29,7 @@ class _Ready(NamedTuple):
     """Everything that a save needs to begin, once all workers have agreed on it.
 
     Attributes:
-        dense: The state that is no rows, and the tables.
+        dense: The state other than rows, and the tables.
         step: The step of the save.
         folder: The path of the checkpoint's folder.
         attempt: The number of the save, that of worker 0.
@@ -154,7 +154,8 @@ class Checkpoint:
 
         Args:
             agreement: Between the workers.
-            where: Returns the step and the path of the folder, of what was found.
+            where: The function that returns the step and the path of the folder for the objects
+                that were found.
 
         Raises:
             ValueError: If workers have different models or steps, or are in the midst of an

@@ -80,7 +80,7 @@ class Communicator(ABC):
 
         Args:
             tensor: `[n, ...]`; each worker has an n of its own, which may be 0.
-            name: As `all_to_all` has it.
+            name: The name of the exchange, as for `all_to_all`.
 
         Returns:
             All tensors one behind the other, that of worker 0 first, and how many rows came from

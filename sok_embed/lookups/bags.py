@@ -70,8 +70,8 @@ def check_weights(what: str, combiner: str | None, ids: Any, weights: Any) -> No
     """Checks the weights of a call, symbolic or not.
 
     Args:
-        what: How messages begin.
-        combiner: Of the layer.
+        what: The beginning of messages.
+        combiner: The combiner of the layer.
         ids: The input.
         weights: Tensors.
 

@@ -27,7 +27,7 @@ class LiveBlock(NamedTuple):
 
     Attributes:
         block: The block: rows, or a piece of what an admission or a sketch has counted.
-        rows: Those of its rows that count; `None` for counts.
+        rows: The rows of the block that count; `None` for counts.
     """
 
     block: Block

@@ -77,9 +77,9 @@ class Saved(NamedTuple):
     """A checkpoint.
 
     Attributes:
-        held: It, and the checkpoints that it has the changes since, with open files.
-        readers_of: By worker, the readers of its files of rows, the newest checkpoint first.
-        tables: In the order of the indices.
+        held: The checkpoint and those that it has the changes since, with open files.
+        readers_of: The readers of the files of rows, by worker, the newest checkpoint first.
+        tables: The tables in the order of the indices.
     """
 
     held: Held
@@ -103,7 +103,7 @@ class Saved(NamedTuple):
 
     @property
     def readers(self) -> list[RowsReader]:
-        """Of its own files of rows, in the order of the workers."""
+        """The readers of its own files of rows, in the order of the workers."""
         return [readers[0] for readers in self.readers_of]
 
     @property

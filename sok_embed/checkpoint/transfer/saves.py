@@ -67,9 +67,9 @@ class Save:
         agreement: Between the workers.
         folder: The path of the checkpoint's folder; worker 0 has called `make_folder`.
         attempt: The number of the save, the same on all workers.
-        dense: Everything that is no rows.
-        own: What each worker has of its own.
-        options: What the save is like.
+        dense: Everything other than rows.
+        own: The state that each worker has of its own.
+        options: The options of the save.
 
     Raises:
         OSError: From the file system or the store, on all workers.
@@ -217,7 +217,7 @@ class Save:
         """Returns the records of rows and of own files of all workers, by worker.
 
         Args:
-            numbers: What `_numbers_of_own` has returned on each of them.
+            numbers: The numbers that `_numbers_of_own` has returned on each of them.
         """
         rows: list[FileRecord] = []
         data: list[FileRecord] = []
