@@ -107,8 +107,7 @@ def results_of(
         folder = tmp_path_factory.mktemp(f"workers_{workers}")
         wanted = [scenarios_of(item) for item in looking if workers in workers_of(item)]
         names = sorted(frozenset().union(*wanted)) if all(wanted) else []  # none: all of them
-        # The limit is for workers that hang. Those that run may share the machine with others.
-        ended = launch(WORKER, workers, [str(folder), *names], limit_s=3600, horovod=horovod)
+        ended = launch(WORKER, workers, [str(folder), *names], horovod=horovod)
         return Results(folder, workers, ended)
 
     return run

@@ -26,7 +26,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each worker has written down."""
     folder = tmp_path_factory.mktemp("any_order")
     arguments = [str(STEPS), str(folder)]
-    ended = launch(SCRIPT, WORKERS, arguments, limit_s=90 + STEPS / 5, horovod=False)
+    ended = launch(SCRIPT, WORKERS, arguments, horovod=False)
     assert ended.status == 0 and not ended.timed_out, ended.output[-4000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORKERS)]
 

@@ -31,8 +31,8 @@ look_up(tf.constant([[[4]]], tf.int64))
 HANGS = """
 import os, pathlib, sys, time
 
-pathlib.Path(sys.argv[1], str(os.getpid())).touch()
 print("waiting", flush=True)
+pathlib.Path(sys.argv[1], str(os.getpid())).touch()
 time.sleep(600)
 """
 
@@ -41,7 +41,7 @@ time.sleep(600)
 def test_a_key_out_of_range_raises_where_it_is_brought_and_ends_the_job(tmp_path: Path) -> None:
     script = tmp_path / "out_of_range.py"
     script.write_text(OUT_OF_RANGE)
-    ended = launch(script, 2, limit_s=100)
+    ended = launch(script, 2)
     assert not ended.timed_out, ended.output
     assert ended.status != 0, ended.output
     assert "[1]<stdout>:refused:" in ended.output
@@ -56,7 +56,14 @@ def test_a_job_past_its_limit_is_killed_with_all_its_workers(tmp_path: Path) -> 
     script.write_text(HANGS)
     started = tmp_path / "started"
     started.mkdir()
-    ended = launch(script, 2, [str(started)], limit_s=12, fresh=True)
+    ended = launch(
+        script,
+        2,
+        [str(started)],
+        limit_s=5,
+        fresh=True,
+        started=lambda: len(list(started.iterdir())) == 2,
+    )
     assert ended.timed_out
     assert "[0]<stdout>:waiting" in ended.output
     assert "[1]<stdout>:waiting" in ended.output

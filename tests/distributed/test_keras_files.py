@@ -200,7 +200,7 @@ def test_files_of_callbacks_have_the_epoch_that_they_were_written_in(folder, wro
 def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[Held]:
     """What two workers raised where one of them was at fault."""
     folder = tmp_path_factory.mktemp("refusals")
-    ended = launch(PROGRAM, 2, [str(folder), "refuse"], limit_s=120, horovod=False)
+    ended = launch(PROGRAM, 2, [str(folder), "refuse"], horovod=False)
     assert ended.status == 0, ended.output[-6000:]
     return held(folder, "refusals", 2)
 
@@ -235,7 +235,7 @@ def test_an_error_of_one_worker_is_one_of_all_and_the_old_file_stays(
 
 @pytest.mark.parametrize("rank", [long("0"), "1"])
 def test_the_kill_of_a_worker_leaves_the_old_file(tmp_path, rank) -> None:
-    ended = launch(PROGRAM, 2, [str(tmp_path), "die", rank], limit_s=120, horovod=False)
+    ended = launch(PROGRAM, 2, [str(tmp_path), "die", rank], horovod=False)
     assert ended.status != 0 and not ended.timed_out
     model = keras.saving.load_model(tmp_path / "model.keras")
     assert model.optimizer.iterations == 0

@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 def start_all(folder: Path, wrote: list[int]) -> None:
     for task in ("write", "read"):
         for workers in wrote if task == "write" else WORKERS:
-            ended = launch(PROGRAM, workers, [str(folder), task], limit_s=300, horovod=False)
+            ended = launch(PROGRAM, workers, [str(folder), task], horovod=False)
             assert ended.status == 0, f"{task} of {workers} workers:\n{ended.output[-6000:]}"
         if task == "write":
             compact_some(folder)
@@ -261,7 +261,7 @@ def test_a_fit_of_two_workers_that_was_killed_goes_on_with_three(tmp_path: Path)
 def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[Held]:
     """What two workers raised where one of them, or a file, was at fault."""
     folder = tmp_path_factory.mktemp("refusals")
-    ended = launch(PROGRAM, 2, [str(folder), "refuse"], limit_s=120, horovod=False)
+    ended = launch(PROGRAM, 2, [str(folder), "refuse"], horovod=False)
     assert ended.status == 0, ended.output[-6000:]
     return held(folder, "refusals", 2)
 

@@ -14,13 +14,12 @@ import keras_reference
 import numpy as np
 import pytest
 import tensorflow as tf
-from sharded.launch import Ended, launch
+from sharded.launch import LIMIT_S, Ended, launch
 from sharded.registry import Here
 from sharded.results import Results, assert_equal_tables, assert_equal_weights
 from sharded.strategies import AVERAGED, CLIPPED, FITTED, SUMMED, run_all, tables_of, train
 
 WORKER = Path(__file__).parent / "sharded" / "strategy_worker.py"
-LIMIT_S = 300
 
 
 def free_ports(count: int) -> list[int]:
@@ -78,9 +77,7 @@ def multi_worker(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Two workers of two replicas each."""
     folder = tmp_path_factory.mktemp("mirrored")
-    return Results(
-        folder, 2, launch(WORKER, 2, ["mirrored", str(folder)], limit_s=LIMIT_S, horovod=False)
-    )
+    return Results(folder, 2, launch(WORKER, 2, ["mirrored", str(folder)], horovod=False))
 
 
 def assert_equal_predictions(one: Results, many: Results, scenario: str) -> None:
