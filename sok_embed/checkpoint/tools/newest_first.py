@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,18 +19,6 @@ from sok_embed.checkpoint.files.rows_file import (
 )
 
 Watch = Callable[[int], None]  # gets the bytes that were read since the last call
-
-
-class LiveBlock(NamedTuple):
-    """A block that counts.
-
-    Attributes:
-        block: The block: rows, or a piece of what an admission or a sketch has counted.
-        rows: The rows of the block that count; `None` for counts.
-    """
-
-    block: Block
-    rows: Rows | None
 
 
 class _NewestFirst:
@@ -70,8 +57,11 @@ def live_blocks(
     readers: Sequence[RowsReader],
     wanted: Collection[int] | None = None,
     watch: Watch | None = None,
-) -> Iterator[LiveBlock]:
-    """Yields all that counts of the tables of one worker: rows of all files, counts of the newest.
+) -> Iterator[tuple[Block, Rows | None]]:
+    """Yields the blocks that count of one worker: rows of all files, counts of the newest.
+
+    Each comes with those of its rows that count; with `None` if it has what an admission or a
+    sketch has counted.
 
     Args:
         readers: The worker's file in a checkpoint, and in those that it has the changes since, the
@@ -95,11 +85,11 @@ def live_blocks(
             if number in settled or (wanted is not None and number not in wanted):
                 continue
             if block.kind == ROWS:
-                yield LiveBlock(block, newest_first[number].live(link, reader.rows_of(block)))
+                yield block, newest_first[number].live(link, reader.rows_of(block))
             elif block.kind == REMOVED:
                 newest_first[number].note_keys(link, reader.removed_in(block))
             elif link == 0:
-                yield LiveBlock(block, None)
+                yield block, None
         settled |= {number for number, entry in enumerate(reader.tables) if entry["whole"]}
 
 

@@ -12,10 +12,10 @@ import numpy as np
 from sok_embed import kv, tf_ops
 from sok_embed.checkpoint.files.manifest import Link, Manifest
 from sok_embed.checkpoint.files.places import Place
-from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Rows
+from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Block, Rows
 from sok_embed.checkpoint.files.rows_index import merged_head
 from sok_embed.checkpoint.state.tables import Host, Part, contents_of, owner_text
-from sok_embed.checkpoint.tools.newest_first import CountedBytes, LiveBlock, live_blocks
+from sok_embed.checkpoint.tools.newest_first import CountedBytes, live_blocks
 from sok_embed.checkpoint.tools.saved import check_totals, reader_of
 from sok_embed.tables.adaptive_table import AdaptiveTable
 from sok_embed.tables.counts import merge_admissions, merge_sketches
@@ -44,12 +44,9 @@ class PartReader:
         self.head = merged_head(part.table.name, list(entries.values()))
         self.rows = 0
 
-    def own(self, rows: Rows) -> Rows:
-        """Returns those of some rows that are this worker's."""
-        return rows.where(self.part.mine(rows.keys))
-
-    def check(self, own: Rows) -> None:
+    def check(self, rows: Rows) -> None:
         """Raises ValueError for rows that the table cannot take, before anything is changed."""
+        own = rows.where(self.part.mine(rows.keys))
         self.rows += len(own.keys)
         limit = self.part.max_rows
         if limit and self.rows > limit:
@@ -62,8 +59,9 @@ class PartReader:
             piece = contents_of(self.head, self.part.table.dim, own)
             as_errors(lambda: tf_ops.check_restore(self.part.handle, piece))
 
-    def add(self, own: Rows) -> None:
+    def add(self, rows: Rows) -> None:
         """Adds rows to the table."""
+        own = rows.where(self.part.mine(rows.keys))
         if len(own.keys):
             piece = contents_of(self.head, self.part.table.dim, own)
             as_errors(lambda: tf_ops.add_rows(self.part.handle, piece))
@@ -120,12 +118,12 @@ class TablesReader:
             if len(self._readers) == len(link.manifest.rows):
                 check_totals(*link, [readers[number] for readers in self._readers.values()])
 
-    def _blocks(self) -> Iterator[tuple[int, PartReader, LiveBlock]]:
-        """Yields the worker, the part and the block of all that counts."""
+    def _blocks(self) -> Iterator[tuple[int, PartReader, Block, Rows | None]]:
+        """Yields the worker and the part of what `live_blocks` yields, and that."""
         for worker, readers in self._readers.items():
             wanted = {i for i, part in enumerate(self._parts) if worker in part.entries}
-            for each in live_blocks(readers, wanted):
-                yield worker, self._parts[each.block.table], each
+            for block, rows in live_blocks(readers, wanted):
+                yield worker, self._parts[block.table], block, rows
 
     def _counts(self, number: int, kind: int) -> dict[int, bytes]:
         """Returns what files say of a kind that was counted for a part, by their workers."""
@@ -150,11 +148,11 @@ class TablesReader:
                     f"Expected storages that may be written. Received: {storage!r}. Open it "
                     "without read_only=True."
                 )
-        for worker, part, each in self._blocks():
-            if each.rows is not None:
-                part.check(part.own(each.rows))
+        for worker, part, block, rows in self._blocks():
+            if rows is not None:
+                part.check(rows)
             else:
-                self._counted[worker].add(each.block)
+                self._counted[worker].add(block)
         for number, part in enumerate(self._parts):
             admission = self._admission(number)
             empty = contents_of(part.head, part.part.table.dim, admission=admission)
@@ -222,9 +220,9 @@ class TablesReader:
             elif number in self._adaptive:
                 assert isinstance(table, AdaptiveTable)
                 table.restore(self._adaptive[number])
-        for _, part, each in self._blocks():
-            if each.rows is not None:
-                part.add(part.own(each.rows))
+        for _, part, _, rows in self._blocks():
+            if rows is not None:
+                part.add(rows)
         for storage in self._storages():
             storage.flush()
 
