@@ -11,7 +11,7 @@ from sok_embed import communicators, tf_ops
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
 from sok_embed.layers.adaptive_arguments import check_adaptive_arguments
 from sok_embed.layers.adaptive_inputs import check_inputs, narrow, read_route
-from sok_embed.layers.arguments import serialize_initializer
+from sok_embed.layers.arguments import check_key_type, serialize_initializer
 from sok_embed.layers.export_forms import refuse_dense_signature
 from sok_embed.layers.key_layer import KeyLayer
 from sok_embed.layers.saved_rows import SavedRows
@@ -249,7 +249,7 @@ class AdaptiveEmbedding(KeyLayer):
         self, inputs: Any, training: bool | None = None, mask: Any = None
     ) -> keras.KerasTensor:
         """Returns the shape and the dtype of the output; raises as a call does."""
-        self._check_key_type(inputs)
+        check_key_type(f"Layer '{self.name}'", inputs.dtype)
         check_inputs(self.name, self.combiner, inputs, self._route(mask, inputs))
         shape = self.compute_output_shape(inputs.shape)
         return output_spec(inputs, shape, self.compute_dtype, self.combiner)

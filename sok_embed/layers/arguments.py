@@ -21,6 +21,25 @@ def check_training(layer: str, training: Any) -> bool:
     )
 
 
+def check_key_type(what: str, dtype: Any) -> None:
+    """Raises ValueError for the dtype of a symbolic input of keys unless it is an integer's.
+
+    Args:
+        what: The beginning of the message.
+        dtype: The dtype of the input.
+    """
+    if dtype == "string":
+        raise ValueError(
+            f"{what}: expected integer keys. Received: strings. Make keys of them first, with "
+            "sok_embed.fingerprint."
+        )
+    if not keras.backend.is_int_dtype(dtype):
+        raise ValueError(
+            f"{what}: expected integer keys. Received: {dtype}. Give the input a dtype, as in "
+            "keras.Input(shape, dtype='int64')."
+        )
+
+
 def serialize_initializer(identifier: Any) -> Any:
     """Returns an initializer for `get_config`: its name, or its config."""
     if isinstance(identifier, (str, dict)):

@@ -25,7 +25,7 @@ from sok_embed.keras_bridge.graph_casts import checked_ids
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
 from sok_embed.keras_bridge.private_state import mask_of
 from sok_embed.keras_bridge.rebuilding import plain_errors, true_ids
-from sok_embed.layers.arguments import check_training
+from sok_embed.layers.arguments import check_key_type, check_training
 from sok_embed.layers.export_forms import functional_inputs, refuse_dense_signature
 from sok_embed.layers.key_layer import activation_type
 from sok_embed.layers.rows_layer import LayerWithAnchor
@@ -315,12 +315,7 @@ class DistributedEmbedding(LayerWithAnchor):
         specs = []
         for each in given:
             feature, keys = each.feature, each.value
-            if not keras.backend.is_int_dtype(keys.dtype):
-                raise ValueError(
-                    f"Layer '{self.name}': feature '{feature.name}': expected integer keys. "
-                    f"Received: {keys.dtype}. Give the input a dtype, as in keras.Input(shape, "
-                    "dtype='int64')."
-                )
+            check_key_type(f"Layer '{self.name}': feature '{feature.name}'", keys.dtype)
             ragged = bool(getattr(keys, "ragged", False)) and feature.own_combiner is None
             shape = shape_of(feature, keys.shape)
             specs.append(keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged))

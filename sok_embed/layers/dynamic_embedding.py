@@ -10,7 +10,7 @@ import tensorflow as tf
 from sok_embed import communicators
 from sok_embed.arguments import check_integer, check_positive, is_among, shown
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
-from sok_embed.layers.arguments import serialize_initializer
+from sok_embed.layers.arguments import check_key_type, serialize_initializer
 from sok_embed.layers.export_forms import refuse_dense_signature
 from sok_embed.layers.start_rows import start_rows
 from sok_embed.layers.table_layer import TableLayer
@@ -249,7 +249,7 @@ class DynamicEmbedding(TableLayer):
         self, inputs: Any, weights: Any = None, training: bool | None = None
     ) -> keras.KerasTensor:
         """Returns the shape and the dtype of the output; raises as a call does."""
-        self._check_key_type(inputs)
+        check_key_type(f"Layer '{self.name}'", inputs.dtype)
         check_ids(self.name, self.combiner, Form.of(inputs))
         if self.combiner is not None:
             refuse_padding_mask(self.name, inputs)

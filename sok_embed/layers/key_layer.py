@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from sok_embed.arguments import check_integer
@@ -70,19 +69,6 @@ class KeyLayer(LayerWithAnchor):
 
     def _follows_model(self) -> bool:
         return self.optimizer is None
-
-    def _check_key_type(self, inputs: Any) -> None:
-        """Raises for inputs of a symbolic call that are not integers."""
-        if inputs.dtype == "string":
-            raise ValueError(
-                f"Layer '{self.name}': expected integer keys. Received: strings. Make keys of "
-                "them first, with sok_embed.fingerprint."
-            )
-        if not keras.backend.is_int_dtype(inputs.dtype):
-            raise ValueError(
-                f"Layer '{self.name}': expected integer keys. Received: {inputs.dtype}. Give the "
-                "input a dtype, as in keras.Input(shape, dtype='int64')."
-            )
 
     def _to_keys(self, inputs: Any) -> tf.Tensor:
         refuse_casts(self)

@@ -14,6 +14,7 @@ from sok_embed import eviction as evictions
 from sok_embed.admission import Admission
 from sok_embed.arguments import check_integer, shown
 from sok_embed.eviction import Eviction
+from sok_embed.layers.arguments import check_key_type
 from sok_embed.layers.key_layer import KeyLayer
 from sok_embed.layers.saved_rows import SavedRows, StorableRows
 from sok_embed.lookups.lookup import TableLookup
@@ -137,7 +138,7 @@ class TableLayer(KeyLayer):
 
     def _output_spec(self, inputs: Any) -> keras.KerasTensor:
         """Returns the shape and the dtype of the output, for symbolic calls."""
-        self._check_key_type(inputs)
+        check_key_type(f"Layer '{self.name}'", inputs.dtype)
         return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.compute_dtype)
 
     def _saved_rows(self) -> list[SavedRows]:
