@@ -30,7 +30,7 @@ class RowsSaveable(saveable_object.SaveableObject):
             if table.storage is not None:
                 tensors = contents.storage_tensors(_flushed(table.storage))
             else:
-                tensors = contents.to_tensors(self.contents)
+                tensors = self.contents.by_name()
         name = f"{table.name}/own_rows"
         specs = [
             saveable_object.SaveSpec(tensor, "", f"{name}/{field}")
@@ -43,8 +43,7 @@ class RowsSaveable(saveable_object.SaveableObject):
         if self._table.storage is not None:
             return tf.no_op()
         handle = self._table.resource_handle
-        fields = dict(zip(tf_ops.Export._fields, restored_tensors, strict=True))
-        restored = tf_ops.restore(handle, contents.from_tensors(tf_ops.Export, fields))
+        restored = tf_ops.restore(handle, tf_ops.Export(*restored_tensors))
         slots = self._table.slot_sources
         if not slots:
             return restored

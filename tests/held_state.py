@@ -87,7 +87,7 @@ def tables_of(model: Any) -> dict[str, Any]:
 def contents_of(table: Any) -> dict[str, npt.NDArray[Any]]:
     """All that a table holds; rows in the order of their keys."""
     adaptive = isinstance(table, sok.AdaptiveTable)
-    held = (table.snapshot() if adaptive else table.export(slots=True))._asdict()
+    held = table.snapshot().by_name()
     for prefix in ("own_", "static_") if adaptive else ("",):
         order = np.argsort(held[f"{prefix}keys"])
         for field in ("keys", "embeddings", "slots", "update_nums", "update_times"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ import tensorflow as tf
 
 from sok_embed.tf_ops.exchange import Partition, unique_and_partition
 from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
-from sok_embed.tf_ops.tables import check_integers, deposit, has_marks
+from sok_embed.tf_ops.tables import Export, checked, deposit, has_marks
 
 _NO_COUNTS = np.zeros([0], np.int64)
 _NO_MASK = np.zeros([0], np.int32)
@@ -123,58 +124,49 @@ class AdaptiveExport(NamedTuple):
     """The contents of an adaptive table, all of one moment.
 
     Attributes:
-        own_keys: int64 `[n]`. This and the next nine are an `Export` of the own rows.
-        own_embeddings: float32 `[n, dim]`.
-        own_slots: float32 `[n, slot_floats]`.
-        own_update_nums: int64 `[n]`.
-        own_update_times: int64 `[n]`.
-        own_slot_start: float32 `[slot_floats]`.
-        own_rule: string scalar.
-        own_steps: int64 scalar.
-        own_step_clock: int64 scalar, -1.
-        own_admission: uint8 `[0]`.
-        static_keys: int64 `[m]`, buckets. This and the next nine are those of the static rows.
-        static_embeddings: float32 `[m, dim]`.
-        static_slots: float32 `[m, slot_floats]`.
-        static_update_nums: int64 `[m]`.
-        static_update_times: int64 `[m]`.
-        static_slot_start: float32 `[slot_floats]`.
-        static_rule: string scalar.
-        static_steps: int64 scalar.
-        static_step_clock: int64 scalar, -1.
-        static_admission: uint8 `[0]`.
+        own: An `Export` of the own rows; its `step_clock` is -1, and its `admission` is empty.
+        static: An `Export` of the static rows, whose keys are buckets, likewise.
         cells: uint8, the sketch.
         counters: int64, a version and the counts that `adaptive_stats` gives.
     """
 
-    own_keys: tf.Tensor
-    own_embeddings: tf.Tensor
-    own_slots: tf.Tensor
-    own_update_nums: tf.Tensor
-    own_update_times: tf.Tensor
-    own_slot_start: tf.Tensor
-    own_rule: tf.Tensor
-    own_steps: tf.Tensor
-    own_step_clock: tf.Tensor
-    own_admission: tf.Tensor
-    static_keys: tf.Tensor
-    static_embeddings: tf.Tensor
-    static_slots: tf.Tensor
-    static_update_nums: tf.Tensor
-    static_update_times: tf.Tensor
-    static_slot_start: tf.Tensor
-    static_rule: tf.Tensor
-    static_steps: tf.Tensor
-    static_step_clock: tf.Tensor
-    static_admission: tf.Tensor
+    own: Export
+    static: Export
     cells: tf.Tensor
     counters: tf.Tensor
+
+    @property
+    def parts(self) -> tuple[Export, ...]:
+        """The contents of each part of the table, in their order."""
+        return self.own, self.static
+
+    @staticmethod
+    def names() -> list[str]:
+        """Returns the names of all tensors, such as `own_keys`, `static_keys` and `cells`."""
+        parts = [f"{part}_{name}" for part in ("own", "static") for name in Export.names()]
+        return [*parts, "cells", "counters"]
+
+    def by_name(self) -> dict[str, Any]:
+        """Returns all tensors by their names."""
+        tensors = (*self.own, *self.static, self.cells, self.counters)
+        return dict(zip(self.names(), tensors, strict=True))
+
+    @classmethod
+    def from_names(cls, tensors: Mapping[str, Any]) -> AdaptiveExport:
+        """Returns the contents that `by_name` was called of."""
+        return cls._of([tensors[name] for name in cls.names()])
+
+    @classmethod
+    def _of(cls, tensors: Sequence[Any]) -> AdaptiveExport:
+        n = len(Export._fields)
+        return cls(Export(*tensors[:n]), Export(*tensors[n : 2 * n]), *tensors[2 * n :])
 
 
 def adaptive_export(table: tf.Tensor, dim: int, *, with_rows: bool = True) -> AdaptiveExport:
     """Copies everything out, as it is between two commits; or everything but rows."""
-    exported = ops.sok_embed_adaptive_export(table=table, dim=dim, with_rows=with_rows)
-    return AdaptiveExport(*exported)
+    return AdaptiveExport._of(
+        ops.sok_embed_adaptive_export(table=table, dim=dim, with_rows=with_rows)
+    )
 
 
 def adaptive_restore(table: tf.Tensor, contents: AdaptiveExport) -> tf.Operation | None:
@@ -185,14 +177,12 @@ def adaptive_restore(table: tf.Tensor, contents: AdaptiveExport) -> tf.Operation
         tf.errors.InvalidArgumentError: If it does not fit this table, which is left as it was.
         tf.errors.DataLossError: If the sketch is damaged.
     """
-    check_integers(contents)
-    return ops.sok_embed_adaptive_restore(table=table, **contents._asdict())
+    return ops.sok_embed_adaptive_restore(table=table, **checked(contents))
 
 
 def adaptive_check_restore(table: tf.Tensor, contents: AdaptiveExport) -> tf.Operation | None:
     """Raises what `adaptive_restore` would raise, and changes nothing."""
-    check_integers(contents)
-    return ops.sok_embed_adaptive_check_restore(table=table, **contents._asdict())
+    return ops.sok_embed_adaptive_check_restore(table=table, **checked(contents))
 
 
 def adaptive_demote(table: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:

@@ -6,6 +6,7 @@ the same 64 bits are the same key.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -188,6 +189,25 @@ class Export(NamedTuple):
     step_clock: tf.Tensor
     admission: tf.Tensor
 
+    @property
+    def parts(self) -> tuple[Export, ...]:
+        """The contents of each part of a table, of which there is one."""
+        return (self,)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Returns the names of all tensors."""
+        return list(cls._fields)
+
+    def by_name(self) -> dict[str, Any]:
+        """Returns all tensors by their names."""
+        return self._asdict()
+
+    @classmethod
+    def from_names(cls, tensors: Mapping[str, Any]) -> Export:
+        """Returns the contents that `by_name` was called of."""
+        return cls(*(tensors[name] for name in cls._fields))
+
 
 def export(table: tf.Tensor, dim: int, with_slots: bool) -> Export:
     """Copies all rows out, as they are between two commits."""
@@ -261,20 +281,24 @@ def begin_capture(table: tf.Tensor, mark: int = 0, since: int = 0) -> BegunCaptu
     return BegunCapture(*ops.sok_embed_begin_capture(table=table, mark=mark, since=since))
 
 
-def check_integers(contents: Any) -> None:
-    """Raises for keys, counts and times of an export that are not integers: they would be rounded.
+def checked(contents: Any) -> dict[str, Any]:
+    """Returns the tensors of an export by name; raises for keys, counts and times that are floats.
+
+    They would be rounded.
 
     Args:
-        contents: A named tuple of tensors or arrays.
+        contents: An `Export` or an `AdaptiveExport`.
 
     Raises:
-        ValueError: With the name of the first one.
+        ValueError: With the name of the first tensor that should hold integers and does not.
     """
-    for name, value in contents._asdict().items():
+    tensors: dict[str, Any] = contents.by_name()
+    for name, value in tensors.items():
         if name.endswith(("keys", "update_nums", "update_times", "steps", "step_clock")):
             dtype = tf.as_dtype(value.dtype if tf.is_tensor(value) else np.asarray(value).dtype)
             if not dtype.is_integer:
                 raise ValueError(f"Expected {name} to be integers. Received: dtype {dtype.name}.")
+    return tensors
 
 
 def restore(table: tf.Tensor, contents: Export) -> tf.Operation | None:
@@ -291,14 +315,12 @@ def restore(table: tf.Tensor, contents: Export) -> tf.Operation | None:
             admission, or holds what no training leaves. The table is left as it was.
         tf.errors.DataLossError: If the counts of the admission are damaged, likewise.
     """
-    check_integers(contents)
-    return ops.sok_embed_restore(table=table, **contents._asdict())
+    return ops.sok_embed_restore(table=table, **checked(contents))
 
 
 def check_restore(table: tf.Tensor, contents: Export) -> tf.Operation | None:
     """Raises what `restore` would, and changes nothing."""
-    check_integers(contents)
-    return ops.sok_embed_check_restore(table=table, **contents._asdict())
+    return ops.sok_embed_check_restore(table=table, **checked(contents))
 
 
 def add_rows(table: tf.Tensor, contents: Export) -> tf.Operation | None:
@@ -313,8 +335,7 @@ def add_rows(table: tf.Tensor, contents: Export) -> tf.Operation | None:
             piece is taken up.
         tf.errors.ResourceExhaustedError: If the table would have too many rows, likewise.
     """
-    check_integers(contents)
-    return ops.sok_embed_add_rows(table=table, **contents._asdict())
+    return ops.sok_embed_add_rows(table=table, **checked(contents))
 
 
 def assign(table: tf.Tensor, keys: tf.Tensor, embeddings: tf.Tensor) -> tf.Operation | None:

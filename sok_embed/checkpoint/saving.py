@@ -194,7 +194,7 @@ def tables_of_one_file(model: keras.Model) -> list[Host]:
     if size == 1:
         return []
     hosts = find(tf.train.Checkpoint(model=model)).tables
-    stored = [host.table for host in hosts if getattr(host.table, "storage", None) is not None]
+    stored = [host.table for host in hosts if host.table.storage is not None]
     if stored:
         raise ValueError(
             f"Table '{stored[0].name}': expected rows in memory, to write those of {size} workers "
@@ -220,7 +220,7 @@ def _fitting_contents(tables: WholeTables, table: Any) -> Any:
     """Returns the rows of all workers in a table. Warns if one worker could not hold them."""
     whole = tables.contents(table)
     limit = int(table._attributes["max_rows"])
-    keys = whole.own_keys if hasattr(whole, "own_keys") else whole.keys
+    keys = whole.parts[0].keys
     needed = len(keys)
     if table._attributes.get("direct") and needed:
         needed = int(keys.max()) + 1

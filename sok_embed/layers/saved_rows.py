@@ -64,7 +64,7 @@ class SavedRows:
     @property
     def names(self) -> set[str]:
         """The names of all entries that a file may have of the table."""
-        return set(contents.entries(self._kind, self._prefix).values())
+        return set(contents.entries(self._kind, self._prefix))
 
     def save(self, store: Any) -> None:
         """Adds the rows."""
@@ -82,7 +82,7 @@ class SavedRows:
         """
         what, saved = f"Layer '{self._layer}'", set(store.keys())
         contents.check_whole(what, saved, self._kind, [self._prefix])
-        entries = contents.entries(self._kind, self._prefix).values()
+        entries = contents.entries(self._kind, self._prefix)
         if not saved.issuperset(entries):
             expected = self._expected.format(entries=", ".join(entries))
             there = ", ".join(sorted(saved)) or "no entries"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,19 +13,19 @@ from sok_embed import tf_ops
 from sok_embed.initializers import RowInitializer, seed_as_int64
 from sok_embed.kv import RemovedKeys
 from sok_embed.tables import contents
-from sok_embed.tables.owned_resource import OwnedResource
+from sok_embed.tables.base_table import BaseTable, Part
+from sok_embed.tables.counts import SketchPlace
 from sok_embed.tables.removed_keys import taken_keys
 from sok_embed.tables.row_batches import Batch, batches_in_memory
 from sok_embed.tables.tensors import as_errors, as_keys, eager
-from sok_embed.tables.worker_record import WorkerRecord
 
 # Figures that are not counts.
 _SHARES = ("sketch_saturation",)
-# The fields of an `AdaptiveExport` that a SavedModel has.
+# The names of tensors of an `AdaptiveExport` that a SavedModel has.
 _VECTORS = ("own_keys", "own_embeddings", "static_keys", "static_embeddings")
 
 
-class AdaptiveTable(OwnedResource):
+class AdaptiveTable(BaseTable):
     """Rows of float32 that frequent keys own and all other keys share, on this worker.
 
     A layer makes its own table; this is what to inspect of it. Each key has a *static row*, that of
@@ -74,6 +74,11 @@ class AdaptiveTable(OwnedResource):
         name: The name for messages.
     """
 
+    kind = "adaptive"
+    fixed = ("static_buckets", "sketch_capacity", "counter_bits")
+    _join_parts = "Train in one process to write one"
+    _copy_rows = "table.snapshot()"
+
     def __init__(
         self,
         dim: int,
@@ -93,12 +98,8 @@ class AdaptiveTable(OwnedResource):
         owner: int = 0,
         name: str = "adaptive_table",
     ) -> None:
-        super().__init__()
-        self.dim = dim
-        self.name = name
+        super().__init__(dim, owners=owners, owner=owner, owner_text="bucket % size", name=name)
         self.static_buckets = static_buckets
-        self.owners = owners
-        self.owner = owner
         self._attributes: dict[str, Any] = {
             "initializer": initializer.kind,
             "initializer_a": initializer.a,
@@ -116,7 +117,6 @@ class AdaptiveTable(OwnedResource):
             "owners": owners,
             "owner": owner,
         }
-        self._track_trackable(WorkerRecord(name, owner, owners, "bucket % size"), "worker")
         self._make_now()
 
     def _create_resource(self) -> tf.Tensor:
@@ -124,24 +124,14 @@ class AdaptiveTable(OwnedResource):
             lambda: tf_ops.anonymous_adaptive_table(self.name, self.dim, **self._attributes)
         )
 
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
-        if save_type == "savedmodel" and self.owners > 1:
-            raise ValueError(
-                f"Table '{self.name}': expected all rows in this process, to write a SavedModel. "
-                f"Received: one part of {self.owners}. Train in one process to write one."
-            )
-        children = super()._trackable_children(save_type, **kwargs)
-        if save_type == "savedmodel":
-            del children["worker"]  # it has all rows
-        return children
-
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         if contents.are_apart():
             return {}
         whole = tf_ops.adaptive_export(self.resource_handle, self.dim)
+        tensors = whole.by_name()
         if contents.are_vectors_alone():
-            return {field: getattr(whole, field) for field in _VECTORS}
-        return contents.to_tensors(whole)
+            return {name: tensors[name] for name in _VECTORS}
+        return tensors
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
         if "cells" not in restored:
@@ -149,23 +139,8 @@ class AdaptiveTable(OwnedResource):
                 tf_ops.assign(self._own, restored["own_keys"], restored["own_embeddings"]),
                 tf_ops.assign(self._static, restored["static_keys"], restored["static_embeddings"]),
             )
-        return tf_ops.adaptive_restore(
-            self.resource_handle, contents.from_tensors(tf_ops.AdaptiveExport, restored)
-        )
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        # It would be a second name for the same rows.
-        raise TypeError(
-            f"Table '{self.name}': expected one table. Received: copy.deepcopy. Make another, and "
-            "fill it by `other.restore(table.snapshot())`; a deep copy of a layer or a model has "
-            "rows of its own."
-        )
-
-    def __len__(self) -> int:
-        return self.size()
-
-    def __bool__(self) -> bool:
-        return True  # also without rows
+        given = tf_ops.AdaptiveExport.from_names(restored)
+        return tf_ops.adaptive_restore(self.resource_handle, given)
 
     def __repr__(self) -> str:
         return (
@@ -246,7 +221,8 @@ class AdaptiveTable(OwnedResource):
     def snapshot(self) -> tf_ops.AdaptiveExport:
         """Copies everything out, as it is between two training steps: an `AdaptiveExport`."""
         exported = tf_ops.adaptive_export(self.resource_handle, self.dim)
-        return tf_ops.AdaptiveExport(*(tensor.numpy() for tensor in exported))
+        held: tf_ops.AdaptiveExport = tf.nest.map_structure(lambda each: each.numpy(), exported)
+        return held
 
     def restore(self, contents: tf_ops.AdaptiveExport) -> None:
         """Replaces everything in the table by what `snapshot()` returned.
@@ -311,15 +287,6 @@ class AdaptiveTable(OwnedResource):
         return taken_keys(self._own, limit)
 
     @eager
-    def drop_gradients(self) -> int:
-        """Forgets gradients that were taken and not applied: see `Table.drop_gradients`.
-
-        Returns:
-            The number of gradients.
-        """
-        return int(tf_ops.drop_deposits(self.resource_handle))
-
-    @eager
     def stats(self) -> dict[str, float]:
         """Figures of the table, which is that of this worker.
 
@@ -340,15 +307,28 @@ class AdaptiveTable(OwnedResource):
         figures["own_share"] = figures["own_lookups"] / max(figures["lookups"], 1)
         return figures
 
-    def commit(
-        self, anchor: tf.Tensor, steps: tf_ops.RuleSteps, redemption: tf_ops.Redemption
-    ) -> tf.Tensor:
-        """Applies deposited gradients to own and static rows: see `Table.commit`."""
-        return tf_ops.commit(self.resource_handle, anchor, steps, redemption)
-
     def step_count(self) -> tf.Tensor:
         """Returns the number of commits so far, an int64 scalar."""
         return tf_ops.steps(self._own)
+
+    @property
+    def parts(self) -> list[Part]:
+        """The own rows, with which the sketch goes, and the static rows."""
+        own, static = tf_ops.adaptive_tables(self.resource_handle)
+        place = SketchPlace(self.static_buckets, self.owners, self.owner)
+        limit = int(self._attributes["max_rows"])
+        return [
+            Part(self, "own", own, limit, lambda keys: self.buckets(keys) % place.owners, 0, place),
+            Part(self, "static", static, 0, lambda buckets: buckets % place.owners),
+        ]
+
+    def joined(
+        self, exports: Sequence[tf_ops.Export], cells: bytes = b"", counters: Any = ()
+    ) -> tf_ops.AdaptiveExport:
+        """Returns own rows, static rows and the sketch as the table restores them."""
+        own, static = exports
+        sketch = np.frombuffer(cells, np.uint8)
+        return tf_ops.AdaptiveExport(own, static, sketch, np.asarray(counters, np.int64))
 
     @property
     def _own(self) -> tf.Tensor:

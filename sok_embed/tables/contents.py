@@ -1,8 +1,8 @@
 """The contents of a table, in the forms in which they are saved.
 
 There are three: entries of Keras' HDF5 files, tensors of a trackable, and tensors of a saver of
-`tf.compat.v1.train`. `tf_ops.Export` and `tf_ops.AdaptiveExport` name the fields; in each form a
-field has its name there, behind a prefix. All of them are needed: files without some of them are
+`tf.compat.v1.train`. `tf_ops.Export` and `tf_ops.AdaptiveExport` name their tensors; in each form a
+tensor has its name there, behind a prefix. All of them are needed: files without some of them are
 refused before anything is loaded.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -102,12 +102,12 @@ def whole_contents(table: Any) -> Any:
     of_all_workers = _of_all_workers.get()
     if of_all_workers is not None:
         return of_all_workers(table)
-    return table.snapshot() if hasattr(table, "snapshot") else table.export(slots=True)
+    return table.snapshot()
 
 
-def entries(kind: type[Contents], prefix: str) -> dict[str, str]:
-    """Returns the name of each field's entry in a Keras file."""
-    return {field: f"{prefix}{field}" for field in kind._fields}
+def entries(kind: type[Contents], prefix: str) -> list[str]:
+    """Returns the names of the entries in a Keras file."""
+    return [f"{prefix}{name}" for name in kind.names()]
 
 
 def save(store: Any, prefix: str, contents: Contents) -> None:
@@ -118,20 +118,20 @@ def save(store: Any, prefix: str, contents: Contents) -> None:
         prefix: The prefix of the entries.
         contents: The contents, as NumPy arrays.
     """
-    for field, value in contents._asdict().items():
+    for name, value in contents.by_name().items():
         # HDF5 has no type for the bytes that a string tensor holds.
-        store[f"{prefix}{field}"] = (
+        store[f"{prefix}{name}"] = (
             np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
         )
 
 
 def load(store: Any, prefix: str, kind: type[Contents]) -> Contents:
     """Takes out what `save` has added: NumPy arrays."""
-    fields = {field: np.asarray(store[name]) for field, name in entries(kind, prefix).items()}
-    return kind(
-        **{
-            field: value.tobytes() if field.endswith("rule") else value
-            for field, value in fields.items()
+    arrays = {name: np.asarray(store[f"{prefix}{name}"]) for name in kind.names()}
+    return kind.from_names(
+        {
+            name: value.tobytes() if name.endswith("rule") else value
+            for name, value in arrays.items()
         }
     )
 
@@ -148,7 +148,7 @@ def check_whole(
         prefixes: The prefix of the entries of each table.
     """
     for prefix in prefixes:
-        names = entries(kind, prefix).values()
+        names = entries(kind, prefix)
         missing = [name for name in names if name not in saved]
         if missing and len(missing) < len(names):
             raise ValueError(
@@ -157,16 +157,6 @@ def check_whole(
                 "sok-embed writes it, or another program. Load it with that version, and bring the "
                 "rows over by `table.export()` there and `table.assign` here."
             )
-
-
-def to_tensors(contents: Contents) -> dict[str, tf.Tensor]:
-    """Returns the tensors of a table for a trackable or a saver, by field."""
-    return dict(contents._asdict())
-
-
-def from_tensors(kind: type[Contents], restored: Mapping[str, tf.Tensor]) -> Contents:
-    """Returns the contents that `to_tensors` was given."""
-    return kind(**{field: restored[field] for field in kind._fields})
 
 
 def storage_tensors(path: Any) -> dict[str, tf.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,16 +18,15 @@ from sok_embed.initializers import RowInitializer, seed_as_int64
 from sok_embed.kv import RemovedKeys
 from sok_embed.kv.storage import warn_of_another
 from sok_embed.tables import contents
-from sok_embed.tables.owned_resource import OwnedResource
+from sok_embed.tables.base_table import BaseTable, Part
 from sok_embed.tables.owners import ModuloRule, OwnerRule
 from sok_embed.tables.removed_keys import taken_keys
 from sok_embed.tables.row_batches import Batch, batches_in_memory
 from sok_embed.tables.stored_owners import check_stored_owners
 from sok_embed.tables.tensors import as_errors, as_keys, eager
-from sok_embed.tables.worker_record import WorkerRecord
 
 
-class Table(OwnedResource):
+class Table(BaseTable):
     """Rows of float32 by 64-bit key, on this worker.
 
     Layers make their own tables; use one by itself to look at what a layer has learned, or to put
@@ -73,6 +72,13 @@ class Table(OwnedResource):
             initializer than the group of the storage has. `Storage.table` opens a group as it is.
     """
 
+    kind = "table"
+    _join_parts = (
+        "Export the parts with `table.export(slots=True)`, put them together in one process with "
+        "`table.assign`, and save there"
+    )
+    _copy_rows = "table.export(slots=True)"
+
     def __init__(
         self,
         dim: int,
@@ -90,9 +96,8 @@ class Table(OwnedResource):
         eviction: Eviction | None = None,
         name: str = "table",
     ) -> None:
-        super().__init__()
-        self.dim = dim
-        self.name = name
+        rule = owner_rule or ModuloRule()
+        super().__init__(dim, owners=owners, owner=owner, owner_text=rule.text, name=name)
         self.storage = storage
         self._group = group
         if direct and max_rows is None:
@@ -107,11 +112,9 @@ class Table(OwnedResource):
             stored=storage is not None,
             direct=direct,
         )
-        self.owners = owners
-        self.owner = owner
-        self._owner_rule = owner_rule or ModuloRule()
+        self._owner_rule = rule
         # Positions of workers that share keys by another rule are the keys themselves.
-        sharing = (owners, owner) if isinstance(self._owner_rule, ModuloRule) else (1, 0)
+        sharing = (owners, owner) if isinstance(rule, ModuloRule) else (1, 0)
         self.key_limit = max_rows * sharing[0] if direct and max_rows is not None else 0
         self._attributes: dict[str, Any] = {
             "initializer": initializer.kind,
@@ -133,7 +136,6 @@ class Table(OwnedResource):
             self._attributes["eviction"] = arguments.pop("kind")
             self._attributes |= {f"eviction_{key}": value for key, value in arguments.items()}
             self._attributes["step_clock"] = storage is None and not eviction.counts_seconds
-        self._track_trackable(WorkerRecord(name, owner, owners, self._owner_rule.text), "worker")
         self._make_now()
 
     @property
@@ -157,18 +159,9 @@ class Table(OwnedResource):
         return as_errors(lambda: tf_ops.anonymous_table(self.name, self.dim, **self._attributes))
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
-        if save_type == "savedmodel" and self.owners > 1:
-            raise ValueError(
-                f"Table '{self.name}': expected all rows in this process, to write a SavedModel. "
-                f"Received: one part of {self.owners}. Export the parts with "
-                "`table.export(slots=True)`, put them together in one process with `table.assign`, "
-                "and save there."
-            )
+        children = super()._trackable_children(save_type, **kwargs)
         if save_type == "savedmodel" and self.storage is not None:
             self.storage.flush()
-        children = super()._trackable_children(save_type, **kwargs)
-        if save_type == "savedmodel":
-            del children["worker"]  # it has all rows
         return children
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
@@ -186,7 +179,7 @@ class Table(OwnedResource):
         if contents.are_vectors_alone():
             vectors = tf_ops.export(self.resource_handle, self.dim, with_slots=False)
             return {"keys": vectors.keys, "embeddings": vectors.embeddings}
-        return contents.to_tensors(tf_ops.export(self.resource_handle, self.dim, with_slots=True))
+        return tf_ops.export(self.resource_handle, self.dim, with_slots=True).by_name()
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
         if self.storage is not None:
@@ -198,7 +191,7 @@ class Table(OwnedResource):
             return tf.no_op()
         if "slots" not in restored:
             return tf_ops.assign(self.resource_handle, restored["keys"], restored["embeddings"])
-        given = contents.from_tensors(tf_ops.Export, restored)
+        given = tf_ops.Export.from_names(restored)
         if tf.executing_eagerly():
             self._own_keys(given.keys)
         done = tf_ops.restore(self.resource_handle, given)
@@ -256,20 +249,6 @@ class Table(OwnedResource):
                 )
         return tensor
 
-    def __deepcopy__(self, memo: Any) -> Any:
-        # It would be a second name for the same rows.
-        raise TypeError(
-            f"Table '{self.name}': expected one table. Received: copy.deepcopy. Make another, and "
-            "fill it by `other.restore(table.export(slots=True))`; a deep copy of a layer or a "
-            "model has rows of its own."
-        )
-
-    def __len__(self) -> int:
-        return self.size()
-
-    def __bool__(self) -> bool:
-        return True  # also without rows
-
     def __repr__(self) -> str:
         return f"<Table '{self.name}', {self.size()} rows of {self.dim}>"
 
@@ -283,6 +262,19 @@ class Table(OwnedResource):
             int64 of the shape of the keys: in [0, owners). `None`: every worker holds all of them.
         """
         return self._owner_rule.owners(keys, self.owners)
+
+    @property
+    def parts(self) -> list[Part]:
+        """The rows: one part."""
+        limit = int(self._attributes["max_rows"])
+        return [Part(self, "rows", self.resource_handle, limit, self.owners_of, group=self._group)]
+
+    def joined(
+        self, exports: Sequence[tf_ops.Export], cells: bytes = b"", counters: Any = ()
+    ) -> tf_ops.Export:
+        """Returns the contents of the one part."""
+        (export,) = exports
+        return export
 
     @property
     def is_replicated(self) -> bool:
@@ -373,6 +365,11 @@ class Table(OwnedResource):
             return exported.keys.numpy(), exported.embeddings.numpy()
         return tf_ops.Export(*(tensor.numpy() for tensor in exported))
 
+    def snapshot(self) -> tf_ops.Export:
+        """Copies everything out: `export(slots=True)`."""
+        everything: tf_ops.Export = self.export(slots=True)
+        return everything
+
     @eager
     def batches(self, n: int) -> Iterator[Batch]:
         """Yields all rows of this worker, `n` at a time; a model may train meanwhile.
@@ -420,6 +417,10 @@ class Table(OwnedResource):
         self._own_keys(contents.keys)
         as_errors(lambda: tf_ops.restore(self.resource_handle, contents))
         self._warn_of_dropped(contents)
+
+    def check_restore(self, contents: tf_ops.Export) -> None:
+        """Raises what `restore` would raise of the contents, and changes nothing."""
+        as_errors(lambda: tf_ops.check_restore(self.resource_handle, contents))
 
     def assign(self, keys: Any, embeddings: Any) -> None:
         """Sets embeddings, making rows for keys that have none. Slots of old rows stay.
@@ -494,33 +495,6 @@ class Table(OwnedResource):
             ValueError: For a limit below 0.
         """
         return taken_keys(self.resource_handle, limit)
-
-    @eager
-    def drop_gradients(self) -> int:
-        """Forgets gradients that were taken and not applied.
-
-        They would wait for 16 more steps. In an eager loop, `GradientTape.gradient` hands gradients
-        to the table even if the anchor of the layer is not among its sources.
-
-        Returns:
-            The number of gradients.
-        """
-        return int(tf_ops.drop_deposits(self.resource_handle))
-
-    def commit(
-        self, anchor: tf.Tensor, steps: tf_ops.RuleSteps, redemption: tf_ops.Redemption
-    ) -> tf.Tensor:
-        """Applies gradients that an optimizer was given: `tf_ops.commit` with its handle.
-
-        Args:
-            anchor: A float32 that was computed after the gradients were deposited.
-            steps: One `tf_ops.RuleStep`.
-            redemption: The deposits that are applied.
-
-        Returns:
-            Zeros of the shape of `anchor`.
-        """
-        return tf_ops.commit(self.resource_handle, anchor, steps, redemption)
 
     def step_count(self) -> tf.Tensor:
         """Returns the number of commits that found gradients, an int64 scalar tensor."""

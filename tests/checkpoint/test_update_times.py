@@ -116,14 +116,19 @@ def test_own_and_static_rows_of_an_adaptive_table_keep_their_times(tmp_path, way
     see(model, 1, 1, 2, 2, 3)
     table = table_of(model)
     saved = table.snapshot()
-    own = 1_600_000_000 + np.arange(len(saved.own_keys))
-    static = 1_500_000_000 + np.arange(len(saved.static_keys))
+    own = 1_600_000_000 + np.arange(len(saved.own.keys))
+    static = 1_500_000_000 + np.arange(len(saved.static.keys))
     assert len(own) == 2 and len(static) >= 2
-    table.restore(saved._replace(own_update_times=own, static_update_times=static))
+    table.restore(
+        saved._replace(
+            own=saved.own._replace(update_times=own),
+            static=saved.static._replace(update_times=static),
+        )
+    )
     found = table_of(way(model, tmp_path)).snapshot()
     for keys, times, was_keys, was_times in (
-        (found.own_keys, found.own_update_times, saved.own_keys, own),
-        (found.static_keys, found.static_update_times, saved.static_keys, static),
+        (found.own.keys, found.own.update_times, saved.own.keys, own),
+        (found.static.keys, found.static.update_times, saved.static.keys, static),
     ):
         assert dict(zip(keys, times, strict=True)) == dict(zip(was_keys, was_times, strict=True))
 

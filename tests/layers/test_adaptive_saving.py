@@ -49,7 +49,7 @@ def contents(model):
 
     But for times: what is trained alike need not be trained in the same second.
     """
-    snapshot = model.get_layer("emb").table.snapshot()._asdict()
+    snapshot = model.get_layer("emb").table.snapshot().by_name()
     for kind in ("own", "static"):
         del snapshot[f"{kind}_update_times"]
     for kind in ("own", "static"):

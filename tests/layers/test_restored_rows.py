@@ -120,12 +120,13 @@ def test_an_adaptive_table_changes_neither_kind_of_rows():
     before = layer.table.snapshot()
     for kind in ("own", "static"):
         for field, value, message in WRONG.values():
-            name = f"{kind}_{field}"
-            if field == "rule" or np.size(getattr(before, name)) == 0:
+            part = getattr(before, kind)
+            if field == "rule" or np.size(getattr(part, field)) == 0:
                 continue
-            if field == "keys" and len(before._asdict()[name]) < 3:
+            if field == "keys" and len(part.keys) < 3:
                 continue
             with pytest.raises((ValueError, RuntimeError), match="steps|" + message):
-                layer.table.restore(changed(before, name, value))
-            for kept, was in zip(layer.table.snapshot(), before, strict=True):
-                np.testing.assert_array_equal(kept, was)
+                layer.table.restore(before._replace(**{kind: changed(part, field, value)}))
+            kept = layer.table.snapshot().by_name()
+            for name, was in before.by_name().items():
+                np.testing.assert_array_equal(kept[name], was)

@@ -115,4 +115,4 @@ def test_export_for_another_dim_is_an_error():
         contents = tf_ops.adaptive_export(table, DIM + 1)
     except ERROR:
         return
-    assert contents.own_embeddings.shape == (1, DIM)  # eagerly the true shape, not a wrong one
+    assert contents.own.embeddings.shape == (1, DIM)  # eagerly the true shape, not a wrong one

@@ -49,7 +49,12 @@ def test_shapes_are_inferred(shape):
     with tf.Graph().as_default():
         contents = tf_ops.adaptive_export(tf.compat.v1.placeholder(tf.resource, []), DIM)
     one = [[None], [None, DIM], [None, None], [None], [None], [None], [], [], [], [None]]
-    assert [tensor.shape.as_list() for tensor in contents] == [*one, *one, [None], [None]]
+    assert [tensor.shape.as_list() for tensor in contents.by_name().values()] == [
+        *one,
+        *one,
+        [None],
+        [None],
+    ]
 
 
 def test_a_key_is_promoted_by_its_count_its_counts_or_its_mask(wrap):
@@ -121,8 +126,8 @@ def test_the_attributes_reach_the_table():
         train(table, [1], "adagrad")
         look(table, [1])
         contents = tf_ops.adaptive_export(table, DIM)
-        wanted = contents.static_slots if copy else contents.own_slot_start[None]
-        np.testing.assert_array_equal(contents.own_slots, wanted)
+        wanted = contents.static.slots if copy else contents.own.slot_start[None]
+        np.testing.assert_array_equal(contents.own.slots, wanted)
 
     table = new_table(initializer="constant", initializer_a=3.5)
     np.testing.assert_array_equal(look(table, [1], False), np.full((1, DIM), 3.5))
@@ -201,7 +206,7 @@ def test_many_threads_can_train_one_table():
                 step(tf.roll(keys, i, 0))
                 if i == 0:
                     contents = tf_ops.adaptive_export(table, DIM)
-                    rows = contents.own_embeddings.numpy()
+                    rows = contents.own.embeddings.numpy()
                     assert (rows == rows[:, :1]).all()
                     assert len(rows) == contents.counters[1] - contents.counters[2]
         except BaseException as error:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from sok_embed import kv, tf_ops
@@ -18,10 +16,7 @@ from sok_embed.binding import _core
 from sok_embed.checkpoint.files.dump_rows import rows_of_dump
 from sok_embed.checkpoint.files.rows_file import Rows
 from sok_embed.checkpoint.files.rows_index import Head
-from sok_embed.tables.adaptive_table import AdaptiveTable
-from sok_embed.tables.counts import SketchPlace
-from sok_embed.tables.owners import EveryWorkerRule
-from sok_embed.tables.table import Table
+from sok_embed.tables.base_table import BaseTable, Part
 from sok_embed.tables.tensors import as_errors
 from sok_embed.tables.worker_record import WorkerRecord
 
@@ -47,74 +42,24 @@ def contents_of(
     )
 
 
-@dataclass(frozen=True)
-class Part:
-    """Rows that lie under one handle: those of a table, or the own or static ones of an adaptive.
+def read_head(handle: tf.Tensor, dim: int) -> tuple[Head, bytes]:
+    """Returns the head of the rows under a handle, and what an admission has counted."""
+    _, exported = as_errors(lambda: tf_ops.export_piece(handle, dim, 0, 0, with_admission=True))
+    return head_of(exported), exported.admission.numpy().tobytes()
 
-    Attributes:
-        table: The table of the rows.
-        name: `"rows"`, `"own"` or `"static"`.
+
+def begin_capture(part: Part, mark: int, since: int) -> tuple[Head, bytes, _core.Capture]:
+    """Begins a capture: see `tf_ops.begin_capture`.
+
+    Returns:
+        The head, the counts of an admission, and the capture.
+
+    Raises:
+        RuntimeError: If another one goes on, or changes since that state are not known.
     """
-
-    table: Table | AdaptiveTable
-    name: str
-
-    @property
-    def handle(self) -> tf.Tensor:
-        """The handle of the rows for ops."""
-        if isinstance(self.table, AdaptiveTable):
-            own, static = tf_ops.adaptive_tables(self.table.resource_handle)
-            return own if self.name == "own" else static
-        return self.table.resource_handle
-
-    @property
-    def max_rows(self) -> int:
-        """The most rows on this worker; 0: as many as there are."""
-        return 0 if self.name == "static" else int(self.table._attributes["max_rows"])
-
-    @property
-    def shared(self) -> bool:
-        """True if every worker has all of the rows."""
-        return isinstance(self.table, Table) and isinstance(self.table._owner_rule, EveryWorkerRule)
-
-    def mine(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Returns which keys belong to this worker."""
-        if isinstance(self.table, Table):
-            owners = self.table.owners_of(keys)
-            if owners is None:
-                return np.ones(keys.shape, np.bool_)
-        else:
-            buckets = keys if self.name == "static" else self.table.buckets(keys)
-            owners = buckets % self.table.owners
-        return np.asarray(owners == self.table.owner)
-
-    @property
-    def storage(self) -> kv.Storage | None:
-        """The storage of the rows; `None`: they are in memory."""
-        return self.table.storage if isinstance(self.table, Table) else None
-
-    @property
-    def group(self) -> int:
-        """The group of the storage."""
-        assert isinstance(self.table, Table)
-        return self.table._group
-
-    def head(self) -> tuple[Head, bytes]:
-        """Returns the head, and the counts of the admission."""
-        _, exported = as_errors(
-            lambda: tf_ops.export_piece(self.handle, self.table.dim, 0, 0, with_admission=True)
-        )
-        return head_of(exported), exported.admission.numpy().tobytes()
-
-    def capture(self, mark: int, since: int) -> tuple[Head, bytes, _core.Capture]:
-        """Begins a capture: see `tf_ops.begin_capture`. Returns what `head` does, and the capture.
-
-        Raises:
-            RuntimeError: If another one goes on, or changes since that state are not known.
-        """
-        begun = as_errors(lambda: tf_ops.begin_capture(self.handle, mark, since))
-        capture = _core.Capture(int(begun.capture))
-        return head_of(begun), begun.admission.numpy().tobytes(), capture
+    begun = as_errors(lambda: tf_ops.begin_capture(part.handle, mark, since))
+    capture = _core.Capture(int(begun.capture))
+    return head_of(begun), begun.admission.numpy().tobytes(), capture
 
 
 def head_of(exported: tf_ops.Export | tf_ops.BegunCapture) -> Head:
@@ -173,20 +118,12 @@ class Host(NamedTuple):
     """
 
     path: str
-    table: Table | AdaptiveTable
+    table: BaseTable
 
     @property
     def parts(self) -> list[Part]:
-        """Its rows."""
-        if isinstance(self.table, AdaptiveTable):
-            return [Part(self.table, "own"), Part(self.table, "static")]
-        return [Part(self.table, "rows")]
-
-    @property
-    def sketch_place(self) -> SketchPlace:
-        """The buckets that the sketch of an adaptive table counts."""
-        assert isinstance(self.table, AdaptiveTable)
-        return SketchPlace(self.table.static_buckets, self.table.owners, self.table.owner)
+        """The parts of the table."""
+        return self.table.parts
 
     def description(self) -> dict[str, Any]:
         """Returns the description of the table for a manifest, the same on every worker."""
@@ -194,9 +131,9 @@ class Host(NamedTuple):
         described = {
             "path": self.path,
             "name": self.table.name,
-            "kind": "table" if isinstance(self.table, Table) else "adaptive",
+            "kind": self.table.kind,
             "dim": self.table.dim,
-            "owners": owner_text(self.table),
+            "owners": self.table.owner_text,
             "initializer": {
                 "kind": attributes["initializer"],
                 "a": float(attributes["initializer_a"]),
@@ -204,15 +141,7 @@ class Host(NamedTuple):
             },
             "seed": int(attributes["seed"]),
         }
-        if isinstance(self.table, AdaptiveTable):
-            for name in ("static_buckets", "sketch_capacity", "counter_bits"):
-                described[name] = int(attributes[name])
-        return described
-
-
-def owner_text(table: Table | AdaptiveTable) -> str:
-    """Returns the rule that gives the keys of a table to workers, as a text."""
-    return table._owner_rule.text if isinstance(table, Table) else "bucket % size"
+        return described | {name: int(attributes[name]) for name in self.table.fixed}
 
 
 class Found(NamedTuple):
@@ -242,7 +171,7 @@ def find(root: tf.train.Checkpoint) -> Found:
     while waiting:
         each = waiting.popleft()
         path = paths[id(each)]
-        if isinstance(each, (Table, AdaptiveTable)):
+        if isinstance(each, BaseTable):
             found.tables.append(Host(path, each))
         elif isinstance(each, (keras.Variable, tf.Variable)):
             found.variables[path] = each

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-import numpy as np
 import tensorflow as tf
 
 from sok_embed import kv, tf_ops
 from sok_embed.checkpoint.files.dump_rows import rows_of_dump
 from sok_embed.checkpoint.files.rows_file import Rows
 from sok_embed.checkpoint.files.rows_index import Head
-from sok_embed.checkpoint.state.tables import Part, contents_of, head_of
+from sok_embed.checkpoint.state.tables import contents_of, read_head
 from sok_embed.files.scratch import ScratchFolder
 from sok_embed.tables.table import Table
 from sok_embed.tables.tensors import as_errors
@@ -29,11 +28,11 @@ class CopiedRows:
 
     def __init__(self, table: Table, copy: kv.Storage, group: int) -> None:
         self._table = table
-        self._part = Part(table, "rows")
+        (self._part,) = table.parts
         self._copy = copy
         self._group = group
         # Beside the table's storage, where there is room for its rows.
-        own = self._part.storage
+        own = self._table.storage
         parent = None if own is None else os.path.dirname(os.path.abspath(own.path))
         self._scratch = ScratchFolder("sok-embed-rows", parent)
         self._dump = os.path.join(self._scratch.path, "dump")
@@ -58,7 +57,7 @@ class CopiedRows:
                 f"Table '{table.name}': expected rows of {table.dim} numbers. Received: rows of "
                 f"{dim}, in {self._copy!r}. Make the layer as it was saved."
             )
-        own = self._part.storage
+        own = self._table.storage
         if own is not None and own.read_only:
             raise ValueError(
                 f"Table '{table.name}': expected a storage that may be written, to replace its "
@@ -66,7 +65,7 @@ class CopiedRows:
             )
         head, admission = self._head()
         empty = contents_of(head, table.dim, admission=admission)
-        as_errors(lambda: tf_ops.check_restore(self._part.handle, empty))
+        table.check_restore(empty)
         self._copy.dump(self._dump, group=self._group)
         count = 0
         for rows in self._rows():
@@ -88,8 +87,8 @@ class CopiedRows:
         for rows in self._rows():
             piece = contents_of(head, table.dim, rows)
             as_errors(lambda piece=piece: tf_ops.add_rows(self._part.handle, piece))
-        if self._part.storage is not None:
-            self._part.storage.flush()
+        if self._table.storage is not None:
+            self._table.storage.flush()
         self._scratch.end()
 
     def _head(self) -> tuple[Head, bytes]:
@@ -104,10 +103,7 @@ class CopiedRows:
         }
         with tf.init_scope():
             handle = as_errors(lambda: tf_ops.anonymous_table(table.name, table.dim, **attributes))
-            _, exported = as_errors(
-                lambda: tf_ops.export_piece(handle, table.dim, 0, 0, with_admission=True)
-            )
-        return head_of(exported), np.asarray(exported.admission).tobytes()
+            return read_head(handle, table.dim)
 
     def _rows(self) -> Iterator[Rows]:
         """Yields the rows of this worker, of the dump that `check` has made."""

@@ -11,10 +11,10 @@ from sok_embed import tf_ops
 from sok_embed.checkpoint.files.records import FileRecord, rows_name
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Rows, RowsWriter
 from sok_embed.checkpoint.files.rows_index import Head, row_bytes
-from sok_embed.checkpoint.state.tables import Host, Part, head_of
+from sok_embed.checkpoint.state.tables import Host, head_of, read_head
 from sok_embed.checkpoint.transfer.writing import entry_of, sketch_of
 from sok_embed.files.whole_files import removed_on_error
-from sok_embed.tables.adaptive_table import AdaptiveTable
+from sok_embed.tables.base_table import Part
 from sok_embed.tables.tensors import as_errors
 
 # Rows that are in memory twice while they are copied out.
@@ -38,18 +38,13 @@ def write_rows(
         for host in hosts:
             for part in host.parts:
                 entries.append(_write_part(writer, len(entries), host, part, worker))
-            if isinstance(host.table, AdaptiveTable):
-                # The counts stand with the own rows, which come first.
-                sketch, told = sketch_of(host.table)
-                writer.put_bytes(len(entries) - 2, SKETCH, sketch)
-                entries[-2] |= told
         return writer.finish(entries)
 
 
 def _write_part(
     writer: RowsWriter, number: int, host: Host, part: Part, worker: int
 ) -> dict[str, Any]:
-    head, admission = part.head()
+    head, admission = read_head(part.handle, part.table.dim)
     rows = 0
     if worker == 0 or not part.shared:
         for piece in _pieces(part, head):
@@ -57,7 +52,10 @@ def _write_part(
             rows += len(piece.keys)
     if admission:
         writer.put_bytes(number, ADMISSION, admission)
-    return entry_of(host, part, head, len(admission)) | {"rows": rows, "size": rows}
+    sketch, of_sketch = sketch_of(part)
+    if sketch:
+        writer.put_bytes(number, SKETCH, sketch)
+    return entry_of(host, part, head, len(admission)) | of_sketch | {"rows": rows, "size": rows}
 
 
 def _pieces(part: Part, head: Head) -> Iterator[Rows]:

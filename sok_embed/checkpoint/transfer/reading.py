@@ -14,12 +14,11 @@ from sok_embed.checkpoint.files.manifest import Link, Manifest
 from sok_embed.checkpoint.files.places import Place
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Block, Rows
 from sok_embed.checkpoint.files.rows_index import merged_head
-from sok_embed.checkpoint.state.tables import Host, Part, contents_of, owner_text
+from sok_embed.checkpoint.state.tables import Host, contents_of
 from sok_embed.checkpoint.tools.newest_first import CountedBytes, live_blocks
 from sok_embed.checkpoint.tools.saved import check_totals, reader_of
-from sok_embed.tables.adaptive_table import AdaptiveTable
+from sok_embed.tables.base_table import Part
 from sok_embed.tables.counts import merge_admissions, merge_sketches
-from sok_embed.tables.table import Table
 from sok_embed.tables.tensors import as_errors
 
 _EVERY_WORKER = "every worker"
@@ -103,14 +102,16 @@ class TablesReader:
         self._check_totals(chain)
         self._counted = {worker: CountedBytes() for worker in self._readers}
         self._parts: list[PartReader] = []
+        self._of_hosts: list[range] = []  # the numbers of the parts of each host
         for host, of_host in zip(hosts, sources, strict=True):
+            first = len(self._parts)
             for part in host.parts:
                 number = len(self._parts)
                 entries = {
                     worker: self._readers[worker][0].tables[number] for worker in sorted(of_host)
                 }
                 self._parts.append(PartReader(part, entries))
-        self._adaptive: dict[int, tf_ops.AdaptiveExport] = {}
+            self._of_hosts.append(range(first, len(self._parts)))
 
     def _check_totals(self, chain: Sequence[Link]) -> None:
         """Compares manifests with files as far as this worker reads the files of all workers."""
@@ -153,15 +154,8 @@ class TablesReader:
                 part.check(rows)
             else:
                 self._counted[worker].add(block)
-        for number, part in enumerate(self._parts):
-            admission = self._admission(number)
-            empty = contents_of(part.head, part.part.table.dim, admission=admission)
-            as_errors(lambda part=part, empty=empty: tf_ops.check_restore(part.part.handle, empty))
-            if part.part.name == "own":
-                contents = self._adaptive[number] = self._adaptive_contents(number)
-                table = part.part.table
-                assert isinstance(table, AdaptiveTable)
-                table.check_restore(contents)
+        for host, numbers in zip(self._hosts, self._of_hosts, strict=True):
+            host.table.check_restore(self._contents_of(numbers))
 
     def rows_found(self) -> list[int]:
         """Returns the number of rows that `check` has found for this worker, by parts."""
@@ -188,38 +182,37 @@ class TablesReader:
                     "restored: take another one."
                 )
 
-    def _adaptive_contents(self, number: int) -> tf_ops.AdaptiveExport:
-        """Returns everything of an adaptive table but its rows."""
-        own, static = self._parts[number], self._parts[number + 1]
-        host = next(host for host in self._hosts if host.table is own.part.table)
-        fields: dict[str, Any] = {}
-        for reader in (own, static):
-            head = contents_of(reader.head, host.table.dim)
-            fields |= {f"{reader.part.name}_{name}": v for name, v in head._asdict().items()}
-        cells = merge_sketches(self._counts(number, SKETCH), self._workers, host.sketch_place)
+    def _contents_of(self, numbers: Sequence[int]) -> Any:
+        """Returns everything that a table will hold but its rows.
+
+        Args:
+            numbers: The numbers of the parts of the table.
+        """
+        first = self._parts[numbers[0]]
+        table = first.part.table
+        exports = [
+            contents_of(self._parts[each].head, table.dim, admission=self._admission(each))
+            for each in numbers
+        ]
+        if first.part.sketch is None:
+            return table.joined(exports)
+        sketches = self._counts(numbers[0], SKETCH)
+        cells = merge_sketches(sketches, self._workers, first.part.sketch)
         # Figures of several workers add up to what they were.
         inherited = [
             entry["counters"]
-            for worker, entry in own.entries.items()
+            for worker, entry in first.entries.items()
             if worker % self._size == self._rank
         ]
-        like = next(iter(own.entries.values()))["counters"]
+        like = next(iter(first.entries.values()))["counters"]
         counters = np.array(inherited or [[0] * len(like)], np.int64).sum(0)
         counters[0] = like[0]  # the version
-        return tf_ops.AdaptiveExport(
-            **fields, cells=np.frombuffer(cells, np.uint8), counters=counters
-        )
+        return table.joined(exports, cells, counters)
 
     def restore(self) -> None:
         """Replaces everything that the tables hold; `check` has been called."""
-        for number, part in enumerate(self._parts):
-            table = part.part.table
-            if isinstance(table, Table):
-                admission = self._admission(number)
-                table.restore(contents_of(part.head, table.dim, admission=admission))
-            elif number in self._adaptive:
-                assert isinstance(table, AdaptiveTable)
-                table.restore(self._adaptive[number])
+        for host, numbers in zip(self._hosts, self._of_hosts, strict=True):
+            host.table.restore(self._contents_of(numbers))
         for _, part, _, rows in self._blocks():
             if rows is not None:
                 part.add(rows)
@@ -227,8 +220,8 @@ class TablesReader:
             storage.flush()
 
     def _storages(self) -> set[kv.Storage]:
-        tables = (host.table for host in self._hosts if isinstance(host.table, Table))
-        return {table.storage for table in tables if table.storage is not None}
+        storages = (host.table.storage for host in self._hosts)
+        return {storage for storage in storages if storage is not None}
 
 
 def workers_needed(hosts: Sequence[Host], manifest: Manifest, rank: int, size: int) -> list[int]:
@@ -249,7 +242,7 @@ def _sources(hosts: Sequence[Host], manifest: Manifest, rank: int, size: int) ->
     for host, entry in zip(hosts, manifest.tables, strict=True):
         if entry["owners"] == _EVERY_WORKER:
             found.append({0})
-        elif manifest.workers == size and entry["owners"] == owner_text(host.table):
+        elif manifest.workers == size and entry["owners"] == host.table.owner_text:
             found.append({rank})
         else:
             found.append(set(range(manifest.workers)))

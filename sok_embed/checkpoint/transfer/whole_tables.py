@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sok_embed import kv, tf_ops
 from sok_embed.checkpoint.files.records import FileRecord
 from sok_embed.checkpoint.files.rows_file import ADMISSION, ROWS, SKETCH, Rows, RowsReader
 from sok_embed.checkpoint.files.rows_index import merged_head
-from sok_embed.checkpoint.state.tables import Host, Part, contents_of
+from sok_embed.checkpoint.state.tables import Host, contents_of
 from sok_embed.checkpoint.tools.newest_first import CountedBytes
-from sok_embed.tables.adaptive_table import AdaptiveTable
-from sok_embed.tables.counts import SketchPlace, merge_admissions, merge_sketches
-from sok_embed.tables.table import Table
+from sok_embed.tables.base_table import BaseTable, Part
+from sok_embed.tables.counts import merge_admissions, merge_sketches
 
 _COLUMNS = Rows._fields
 
@@ -44,7 +42,7 @@ class WholeTables:
             self._hosts[id(host.table)] = (host, number)
             number += len(host.parts)
 
-    def contents(self, table: Table | AdaptiveTable) -> Any:
+    def contents(self, table: BaseTable) -> Any:
         """Returns the contents of a process that has all rows: an `Export` or an `AdaptiveExport`.
 
         One table is in memory at a time, once.
@@ -65,12 +63,13 @@ class WholeTables:
             export, other = self._part(part, number + i)
             exports.append(export)
             others.append(other)
-        if isinstance(table, Table):
-            return exports[0]
-        place = SketchPlace(table.static_buckets, 1, 0)
+        sketch = host.parts[0].sketch
+        if sketch is None:
+            return table.joined(exports)
+        place = sketch._replace(owners=1, owner=0)
         cells = merge_sketches(others[0], len(self._readers), place)
         counters = [reader.tables[number]["counters"] for reader in self._readers]
-        return _adaptive(exports, cells, [counters[0][0], *np.sum(counters, 0)[1:]])
+        return table.joined(exports, cells, [counters[0][0], *np.sum(counters, 0)[1:]])
 
     def _part(self, part: Part, number: int) -> tuple[tf_ops.Export, dict[int, bytes]]:
         """Returns the rows of a part, and the counts of the sketch of each worker."""
@@ -114,7 +113,7 @@ class WholeTables:
         return whole, sketches
 
 
-def own_part(table: Table | AdaptiveTable, whole: Any) -> Any:
+def own_part(table: BaseTable, whole: Any) -> Any:
     """Returns the part of a worker in a table that one process had.
 
     Args:
@@ -131,17 +130,15 @@ def own_part(table: Table | AdaptiveTable, whole: Any) -> Any:
     """
     if table.owners == 1:
         return whole
-    if isinstance(table, Table):
-        return _own_rows(Part(table, "rows"), whole)
-    exports = [
-        _own_rows(Part(table, name), _of_part(whole, f"{name}_")) for name in ("own", "static")
-    ]
-    place = SketchPlace(table.static_buckets, table.owners, table.owner)
-    cells = merge_sketches({0: np.asarray(whole.cells).tobytes()}, 1, place)
+    parts = table.parts
+    exports = [_own_rows(part, each) for part, each in zip(parts, whole.parts, strict=True)]
+    if parts[0].sketch is None:
+        return table.joined(exports)
+    cells = merge_sketches({0: np.asarray(whole.cells).tobytes()}, 1, parts[0].sketch)
     counters = np.array(whole.counters, np.int64)
     if table.owner:
         counters[1:] = 0  # behind the version
-    return _adaptive(exports, cells, counters)
+    return table.joined(exports, cells, counters)
 
 
 def _own_rows(part: Part, whole: tf_ops.Export) -> tf_ops.Export:
@@ -157,24 +154,4 @@ def _own_rows(part: Part, whole: tf_ops.Export) -> tf_ops.Export:
     return whole._replace(
         **{name: column[mine] for name, column in columns.items()},
         admission=np.frombuffer(merge_admissions([admission], part.mine), np.uint8),
-    )
-
-
-def _of_part(whole: tf_ops.AdaptiveExport, prefix: str) -> tf_ops.Export:
-    return tf_ops.Export._make(getattr(whole, prefix + name) for name in tf_ops.Export._fields)
-
-
-def _adaptive(
-    exports: Sequence[tf_ops.Export], cells: bytes, counters: Sequence[int] | npt.NDArray[np.int64]
-) -> tf_ops.AdaptiveExport:
-    """Puts own and static rows together with what a sketch has counted."""
-    fields: Mapping[str, Any] = {
-        f"{name}_{field}": value
-        for name, export in zip(("own", "static"), exports, strict=True)
-        for field, value in export._asdict().items()
-    }
-    return tf_ops.AdaptiveExport(
-        **fields,
-        cells=np.frombuffer(cells, np.uint8),
-        counters=np.asarray(counters, np.int64),
     )

@@ -12,9 +12,9 @@ from sok_embed.binding import _core
 from sok_embed.checkpoint.files.records import FileRecord, rows_name
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, RowsWriter
 from sok_embed.checkpoint.files.rows_index import Head
-from sok_embed.checkpoint.state.tables import Host, Part, stored_rows
+from sok_embed.checkpoint.state.tables import Host, begin_capture, read_head, stored_rows
 from sok_embed.files.whole_files import removed_on_error
-from sok_embed.tables.adaptive_table import AdaptiveTable
+from sok_embed.tables.base_table import Part
 from sok_embed.tables.tensors import as_errors
 
 _CACHE_BYTES = 8 << 20  # of a storage that is only dumped
@@ -67,9 +67,6 @@ class RowsCapture:
             for host in hosts:
                 for part in host.parts:
                     self._capture(host, part, apart)
-                if isinstance(host.table, AdaptiveTable):
-                    # The counts stand with the own rows, which come first.
-                    self._add_sketch(len(self._entries) - 2, host.table)
         except BaseException:
             self.end()
             raise
@@ -78,7 +75,8 @@ class RowsCapture:
         number = len(self._entries)
         has_rows = self._which.worker == 0 or not part.shared
         whole, rows, size, removed = True, 0, 0, 0
-        if part.storage is None:
+        storage = part.table.storage
+        if storage is None:
             head, admission, capture, whole = self._capture_memory(part)
             if has_rows:
                 self._captures[number] = capture
@@ -86,26 +84,27 @@ class RowsCapture:
             else:
                 capture.end()
         else:
-            head, admission = part.head()
+            head, admission = read_head(part.handle, part.table.dim)
             if has_rows:
-                source = self._set_apart(part.storage) if apart else part.storage
+                source = self._set_apart(storage) if apart else storage
                 self._stored[number] = source, part.group
         if admission:
             self._counts.append((number, ADMISSION, admission))
-        entry = entry_of(host, part, head, len(admission))
-        self._entries.append(
-            entry | {"rows": rows, "size": size, "removed": removed, "whole": whole}
-        )
+        sketch, of_sketch = sketch_of(part)
+        if sketch:
+            self._counts.append((number, SKETCH, sketch))
+        of_rows = {"rows": rows, "size": size, "removed": removed, "whole": whole}
+        self._entries.append(entry_of(host, part, head, len(admission)) | of_sketch | of_rows)
 
     def _capture_memory(self, part: Part) -> tuple[Head, bytes, _core.Capture, bool]:
         """Returns the head, counts, the capture, and whether that is one of all rows."""
         mark, since = self._which.mark, self._which.since
         if since:
             try:
-                return *part.capture(mark, since), False
+                return *begin_capture(part, mark, since), False
             except RuntimeError:
                 pass  # the table was replaced, or has another rule now, or another save goes on
-        return *part.capture(mark, 0), True
+        return *begin_capture(part, mark, 0), True
 
     def _set_apart(self, storage: kv.Storage) -> str:
         """Makes a checkpoint of a storage in the folder; its files are links if they can be."""
@@ -114,11 +113,6 @@ class RowsCapture:
             storage.checkpoint(folder)
             self._apart[id(storage)] = folder
         return self._apart[id(storage)]
-
-    def _add_sketch(self, number: int, table: AdaptiveTable) -> None:
-        sketch, told = sketch_of(table)
-        self._counts.append((number, SKETCH, sketch))
-        self._entries[number] |= told
 
     def write(self) -> FileRecord:
         """Writes everything into one file, which is removed on an error."""
@@ -192,8 +186,14 @@ def entry_of(host: Host, part: Part, head: Head, admission_bytes: int) -> dict[s
     }
 
 
-def sketch_of(table: AdaptiveTable) -> tuple[bytes, dict[str, Any]]:
-    """Returns the counts of a table's sketch, and the index's entry of it."""
+def sketch_of(part: Part) -> tuple[bytes, dict[str, Any]]:
+    """Returns the counts of a sketch, and the entry of the index of it.
+
+    Both are empty for a part that no sketch goes with.
+    """
+    if part.sketch is None:
+        return b"", {}
+    table = part.table
     exported = as_errors(
         lambda: tf_ops.adaptive_export(table.resource_handle, table.dim, with_rows=False)
     )

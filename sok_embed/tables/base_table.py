@@ -1,0 +1,171 @@
+"""The contract of tables and adaptive tables with commits, checkpoints and files of Keras."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from sok_embed import kv, tf_ops
+from sok_embed.tables.counts import SketchPlace
+from sok_embed.tables.owned_resource import OwnedResource
+from sok_embed.tables.tensors import eager
+from sok_embed.tables.worker_record import WorkerRecord
+
+_Owners = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64] | None]
+
+
+class Part(NamedTuple):
+    """Rows under one handle: the rows of a table, or own or static rows of an adaptive table.
+
+    Attributes:
+        table: The table.
+        name: `"rows"`, `"own"` or `"static"`.
+        handle: The handle of the rows, for ops.
+        max_rows: The most rows on this worker; 0: no limit.
+        owners_of: A function that returns the workers that hold keys, or `None` if every worker
+            holds all rows.
+        group: The number of the group of the table's storage.
+        sketch: The buckets that the sketch of an adaptive table counts, of its own rows alone.
+    """
+
+    table: BaseTable
+    name: str
+    handle: tf.Tensor
+    max_rows: int
+    owners_of: _Owners
+    group: int = 0
+    sketch: SketchPlace | None = None
+
+    @property
+    def shared(self) -> bool:
+        """True if every worker has all of the rows."""
+        return self.owners_of(np.zeros(1, np.int64)) is None
+
+    def mine(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Returns which keys are those of this worker, bool of the shape of the keys."""
+        owners = self.owners_of(keys)
+        return np.ones(keys.shape, np.bool_) if owners is None else owners == self.table.owner
+
+
+class BaseTable(OwnedResource):
+    """A table, or an adaptive table, on this worker.
+
+    Args:
+        dim: The length of a row.
+        owners: The number of workers that share the keys.
+        owner: The number of this worker.
+        owner_text: The rule that gives keys to workers, as manifests say it.
+        name: The name for messages.
+
+    Attributes:
+        kind: The kind of table, as manifests say it.
+        fixed: The names of further attributes that a checkpoint and a table must have in common.
+        storage: The folder that rows live in; `None`: they live in memory.
+    """
+
+    kind: ClassVar[str]
+    fixed: ClassVar[tuple[str, ...]] = ()
+    storage: kv.Storage | None = None
+    _attributes: dict[str, Any]
+    # What to do instead of writing a SavedModel, and how to copy a table.
+    _join_parts: ClassVar[str]
+    _copy_rows: ClassVar[str]
+
+    def __init__(self, dim: int, *, owners: int, owner: int, owner_text: str, name: str) -> None:
+        super().__init__()
+        self.dim = dim
+        self.name = name
+        self.owners = owners
+        self.owner = owner
+        self.owner_text = owner_text
+        self._track_trackable(WorkerRecord(name, owner, owners, owner_text), "worker")
+
+    @property
+    @abstractmethod
+    def parts(self) -> list[Part]:
+        """The parts of the table, in the order in which files have them."""
+
+    @abstractmethod
+    def snapshot(self) -> Any:
+        """Returns all that the table holds: an `Export` or an `AdaptiveExport` of NumPy arrays."""
+
+    @abstractmethod
+    def joined(
+        self, exports: Sequence[tf_ops.Export], cells: bytes = b"", counters: Any = ()
+    ) -> Any:
+        """Returns the contents that a table restores.
+
+        Args:
+            exports: The contents of each part.
+            cells: The bytes of the sketch of an adaptive table.
+            counters: The integers that go with the sketch.
+        """
+
+    @abstractmethod
+    def restore(self, contents: Any) -> None:
+        """Replaces everything in the table by what `snapshot` returned."""
+
+    @abstractmethod
+    def check_restore(self, contents: Any) -> None:
+        """Raises what `restore` would raise, and changes nothing."""
+
+    @abstractmethod
+    def size(self) -> int:
+        """Returns the number of rows that belong to one key."""
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
+        if save_type == "savedmodel" and self.owners > 1:
+            raise ValueError(
+                f"Table '{self.name}': expected all rows in this process, to write a SavedModel. "
+                f"Received: one part of {self.owners}. {self._join_parts}."
+            )
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "savedmodel":
+            del children["worker"]  # it has all rows
+        return children
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        # It would be a second name for the same rows.
+        raise TypeError(
+            f"Table '{self.name}': expected one table. Received: copy.deepcopy. Make another, and "
+            f"fill it by `other.restore({self._copy_rows})`; a deep copy of a layer or a model has "
+            "rows of its own."
+        )
+
+    def __len__(self) -> int:
+        return self.size()
+
+    def __bool__(self) -> bool:
+        return True  # also without rows
+
+    @eager
+    def drop_gradients(self) -> int:
+        """Forgets gradients that were taken and not applied.
+
+        They would wait for 16 more steps. In an eager loop, `GradientTape.gradient` hands gradients
+        to the table even if the anchor of the layer is not among its sources.
+
+        Returns:
+            The number of gradients.
+        """
+        return int(tf_ops.drop_deposits(self.resource_handle))
+
+    def commit(
+        self, anchor: tf.Tensor, steps: tf_ops.RuleSteps, redemption: tf_ops.Redemption
+    ) -> tf.Tensor:
+        """Applies gradients that an optimizer was given: `tf_ops.commit` with its handle.
+
+        Args:
+            anchor: A float32 that was computed after the gradients were deposited.
+            steps: One `tf_ops.RuleStep`.
+            redemption: The deposits that are applied.
+
+        Returns:
+            Zeros of the shape of `anchor`.
+        """
+        return tf_ops.commit(self.resource_handle, anchor, steps, redemption)
