@@ -108,6 +108,7 @@ test: setup  ## the tests of each change: the core's and Python's; ARGS= goes to
 
 test-all: export SOK_TEST_SEED ?= random
 test-all: export SOK_TEST_FRESH ?= 1
+test-all: export SOK_TEST_LONG ?= 1
 test-all: setup  ## all tests, those that take long too, with other random programs each time
 	$(call run_tests,-m "")
 

@@ -118,4 +118,10 @@ inline uint64_t TestSeed() {
   return seed;
 }
 
+// Returns whether cases that take long run in full: SOK_TEST_LONG=1, as `make test-all` has it.
+inline bool LongTests() {
+  const char* given = std::getenv("SOK_TEST_LONG");
+  return given != nullptr && std::string_view(given) == "1";
+}
+
 }  // namespace sok
