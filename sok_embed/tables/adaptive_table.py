@@ -322,7 +322,7 @@ class AdaptiveTable(BaseTable):
             Part(self, "static", static, 0, lambda buckets: buckets % place.owners),
         ]
 
-    def joined(
+    def _joined(
         self, exports: Sequence[tf_ops.Export], cells: bytes = b"", counters: Any = ()
     ) -> tf_ops.AdaptiveExport:
         """Returns own rows, static rows and the sketch as the table restores them."""

@@ -95,7 +95,7 @@ class BaseTable(OwnedResource):
         """Returns all that the table holds: an `Export` or an `AdaptiveExport` of NumPy arrays."""
 
     @abstractmethod
-    def joined(
+    def _joined(
         self, exports: Sequence[tf_ops.Export], cells: bytes = b"", counters: Any = ()
     ) -> Any:
         """Returns the contents that a table restores.

@@ -269,7 +269,7 @@ class Table(BaseTable):
         limit = int(self._attributes["max_rows"])
         return [Part(self, "rows", self.resource_handle, limit, self.owners_of, group=self._group)]
 
-    def joined(
+    def _joined(
         self, exports: Sequence[tf_ops.Export], cells: bytes = b"", counters: Any = ()
     ) -> tf_ops.Export:
         """Returns the contents of the one part."""

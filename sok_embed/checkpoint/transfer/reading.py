@@ -195,7 +195,7 @@ class TablesReader:
             for each in numbers
         ]
         if first.part.sketch is None:
-            return table.joined(exports)
+            return table._joined(exports)
         sketches = self._counts(numbers[0], SKETCH)
         cells = merge_sketches(sketches, self._workers, first.part.sketch)
         # Figures of several workers add up to what they were.
@@ -207,7 +207,7 @@ class TablesReader:
         like = next(iter(first.entries.values()))["counters"]
         counters = np.array(inherited or [[0] * len(like)], np.int64).sum(0)
         counters[0] = like[0]  # the version
-        return table.joined(exports, cells, counters)
+        return table._joined(exports, cells, counters)
 
     def restore(self) -> None:
         """Replaces everything that the tables hold; `check` has been called."""

@@ -65,11 +65,11 @@ class WholeTables:
             others.append(other)
         sketch = host.parts[0].sketch
         if sketch is None:
-            return table.joined(exports)
+            return table._joined(exports)
         place = sketch._replace(owners=1, owner=0)
         cells = merge_sketches(others[0], len(self._readers), place)
         counters = [reader.tables[number]["counters"] for reader in self._readers]
-        return table.joined(exports, cells, [counters[0][0], *np.sum(counters, 0)[1:]])
+        return table._joined(exports, cells, [counters[0][0], *np.sum(counters, 0)[1:]])
 
     def _part(self, part: Part, number: int) -> tuple[tf_ops.Export, dict[int, bytes]]:
         """Returns the rows of a part, and the counts of the sketch of each worker."""
@@ -133,12 +133,12 @@ def own_part(table: BaseTable, whole: Any) -> Any:
     parts = table.parts
     exports = [_own_rows(part, each) for part, each in zip(parts, whole.parts, strict=True)]
     if parts[0].sketch is None:
-        return table.joined(exports)
+        return table._joined(exports)
     cells = merge_sketches({0: np.asarray(whole.cells).tobytes()}, 1, parts[0].sketch)
     counters = np.array(whole.counters, np.int64)
     if table.owner:
         counters[1:] = 0  # behind the version
-    return table.joined(exports, cells, counters)
+    return table._joined(exports, cells, counters)
 
 
 def _own_rows(part: Part, whole: tf_ops.Export) -> tf_ops.Export:
