@@ -365,6 +365,7 @@ class Table(BaseTable):
             return exported.keys.numpy(), exported.embeddings.numpy()
         return tf_ops.Export(*(tensor.numpy() for tensor in exported))
 
+    @eager
     def snapshot(self) -> tf_ops.Export:
         """Copies everything out: `export(slots=True)`."""
         everything: tf_ops.Export = self.export(slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 # The library is taken as it was built in this tree.
-CORE_PATH = Path(__file__).resolve().parents[2] / "sok_embed" / "kv" / "_core.so"
+CORE_PATH = Path(__file__).resolve().parents[2] / "sok_embed" / "binding" / "_core.so"
 
 
 @functools.cache

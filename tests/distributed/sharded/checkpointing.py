@@ -201,7 +201,7 @@ def refuse_on_one_worker(folder: Path, checkpoint: Checkpoint, note_error: Any) 
     rank = sok_embed.rank()
     manager = CheckpointManager(checkpoint, folder / "run")
 
-    def no_step() -> int:
+    def no_step(found: Any = None) -> int:
         raise ValueError("no step")
 
     for fault, name, faulty, call in (
