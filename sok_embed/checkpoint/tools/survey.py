@@ -41,6 +41,8 @@ def listed(directory: str) -> list[dict[str, Any]]:
         except FileNotFoundError:
             continue  # it was removed meanwhile
         except OSError as error:
+            if not folders._is_whole(step):
+                continue  # it was removed meanwhile, after those that it has the changes since
             about |= {"state": "damaged", "error": str(error)}
         except ValueError as error:
             about |= {"state": "unknown", "error": str(error)}
