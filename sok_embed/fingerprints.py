@@ -60,6 +60,21 @@ def fingerprint(values: Any) -> Any:
     return _of_tensor(tf.constant(_strings(values))).numpy()
 
 
+def keys_of_strings(ids: Any) -> Any:
+    """Returns the keys of ids that are strings, int64 in the same form; all other ids unchanged.
+
+    Args:
+        ids: A tensor, dense, ragged or sparse; a symbolic tensor of Keras; an array or a list.
+    """
+    if not (tf.is_tensor(ids) or isinstance(ids, keras.KerasTensor)):
+        array = np.asarray(ids)
+        if array.dtype.kind == "O":
+            has_strings = all(isinstance(each, (str, bytes)) for each in array.ravel())
+            return fingerprint(array) if has_strings and array.size else ids
+        return fingerprint(array) if array.dtype.kind in "US" else ids
+    return fingerprint(ids) if ids.dtype == "string" else ids
+
+
 @keras.saving.register_keras_serializable(package="sok_embed")
 class Fingerprint(LayerOfIds):
     """Computes `fingerprint` of symbolic tensors, in a model that can be saved."""

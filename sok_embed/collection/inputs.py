@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from sok_embed import tf_ops
 from sok_embed.configs.configs import FeatureConfig
+from sok_embed.fingerprints import keys_of_strings
 from sok_embed.kv.arguments import FLOATS_ROUND
 from sok_embed.lookups.bags import Bags, bags_of
 from sok_embed.lookups.input_forms import flat_values, values_beside
@@ -118,22 +119,21 @@ def as_tensor(what: str, given: Any) -> Any:
     if tf.is_tensor(given) or isinstance(given, keras.KerasTensor):
         return given
     try:
-        return as_keys(given)
+        return as_keys(keys_of_strings(given))
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from None
 
 
 def _as_keys(what: str, given: Any) -> Any:
     """Returns a tensor as one of keys."""
+    given = keys_of_strings(given)
     if given.dtype in _KEY_TYPES:
         return given
     if given.dtype.is_integer:
         return tf.cast(given, tf.int64)
-    if given.dtype == tf.string:
-        remedy = "Make keys of them first, with sok_embed.fingerprint"
-    else:
-        remedy = FLOATS_ROUND
-    raise ValueError(f"{what}: expected integer keys. Received: {given.dtype.name}. {remedy}.")
+    raise ValueError(
+        f"{what}: expected integer keys or strings. Received: {given.dtype.name}. {FLOATS_ROUND}."
+    )
 
 
 def _flat_weights(what: str, feature: FeatureConfig, given: Any, weights: Any) -> Any:

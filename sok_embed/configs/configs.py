@@ -178,7 +178,7 @@ class FeatureConfig:
         output_shape: The shape of the output, likewise.
         combiner: The combiner of this feature; `"table"`: the table's.
         mask_zero: True if key 0 is padding, as Keras spells `padding_value=0`.
-        padding_value: The key that is padding, an int64 or a uint64, as `DynamicEmbedding` has it:
+        padding_value: The key or string that is padding, as `DynamicEmbedding` has it:
             what is combined leaves it out, in every form of input; with `combiner=None` the vectors
             of a dense input get a mask. `None`: every key is a key.
         max_length: The most keys that an example has; one with more is an error. A sharding plan
@@ -196,7 +196,7 @@ class FeatureConfig:
     combiner: str | None = field(default="table", kw_only=True)
     max_length: int | None = field(default=None, kw_only=True)
     mask_zero: bool = field(default=False, kw_only=True)
-    padding_value: int | None = field(default=None, kw_only=True)
+    padding_value: int | str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Checks the values."""

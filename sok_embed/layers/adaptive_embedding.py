@@ -85,8 +85,9 @@ class AdaptiveEmbedding(KeyLayer):
         **kwargs: The arguments of `keras.layers.Layer`.
 
     Call arguments:
-        inputs: Integers of any shape; a `tf.RaggedTensor`; or, with a combiner, a `tf.SparseTensor`
-            `[B, N]`, whose values are the keys, in the order of its rows.
+        inputs: Integers, or strings, whose keys are their `sok_embed.fingerprint`s: dense of any
+            shape; a `tf.RaggedTensor`; or, with a combiner, a `tf.SparseTensor` `[B, N]`, whose
+            values are the keys, in the order of its rows.
         training: True if keys are counted and get rows. Otherwise they are counted, and get rows,
             when the gradients of the call are taken.
         mask: int32, for each key: 1, it gets an own row if it has none, and uses it; 0, it uses its
@@ -123,7 +124,7 @@ class AdaptiveEmbedding(KeyLayer):
         optimizer: Any = None,
         *,
         mask_zero: bool = False,
-        padding_value: int | None = None,
+        padding_value: int | str | None = None,
         mask: int | None = None,
         seed: int | None = None,
         slots: str = "copy",

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from sok_embed.arguments import check_flag, check_positive
+from sok_embed.fingerprints import keys_of_strings
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
 from sok_embed.keras_bridge.rebuilding import true_ids
 from sok_embed.layers.arguments import serialize_initializer
@@ -64,7 +65,8 @@ class All2AllDenseEmbedding(TableLayer):
         **kwargs: The arguments of `keras.layers.Layer`.
 
     Input shape:
-        Integers `[batch, slot_num, nnz_per_slot]`; `[None]` with `dynamic_input`.
+        Integers `[batch, slot_num, nnz_per_slot]`; `[None]` with `dynamic_input`. With int64 keys
+        also strings, whose keys are their `sok_embed.fingerprint`s.
 
     Output shape:
         `[batch, slot_num, nnz_per_slot, embedding_vec_size]`; `[None, embedding_vec_size]` with
@@ -145,6 +147,7 @@ class All2AllDenseEmbedding(TableLayer):
 
     def call(self, inputs: Any, training: bool = True) -> tf.Tensor:
         """Looks the keys up; with `training`, makes rows for those that have none."""
+        inputs = keys_of_strings(inputs)
         keys = tf.convert_to_tensor(inputs, None if hasattr(inputs, "dtype") else self.key_dtype)
         keys = true_ids(keys, self.key_dtype)
         self._check_shape(keys.shape)

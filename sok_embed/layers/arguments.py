@@ -22,21 +22,16 @@ def check_training(layer: str, training: Any) -> bool:
 
 
 def check_key_type(what: str, dtype: Any) -> None:
-    """Raises ValueError for the dtype of a symbolic input of keys unless it is an integer's.
+    """Raises ValueError for the dtype of a symbolic input that no keys can be made of.
 
     Args:
         what: The beginning of the message.
         dtype: The dtype of the input.
     """
-    if dtype == "string":
+    if dtype != "string" and not keras.backend.is_int_dtype(dtype):
         raise ValueError(
-            f"{what}: expected integer keys. Received: strings. Make keys of them first, with "
-            "sok_embed.fingerprint."
-        )
-    if not keras.backend.is_int_dtype(dtype):
-        raise ValueError(
-            f"{what}: expected integer keys. Received: {dtype}. Give the input a dtype, as in "
-            "keras.Input(shape, dtype='int64')."
+            f"{what}: expected integer keys or strings. Received: {dtype}. Give the input a dtype, "
+            "as in keras.Input(shape, dtype='int64')."
         )
 
 

@@ -102,7 +102,8 @@ class DistributedEmbedding(LayerWithAnchor):
             `output="structure"` a layer can be called with some of its features, as for one of two
             towers that share a table, and returns their vectors. Several workers call a layer with
             the same features. Each input is dense `[B]` or `[B, L]`, ragged
-            `[B, None]` or sparse `[B, L]`, of int32, int64 or uint64. Keys that a Keras mask of a
+            `[B, None]` or sparse `[B, L]`, of int32, int64, uint64 or strings, whose keys are
+            their `sok_embed.fingerprint`s. Keys that a Keras mask of a
             dense input leaves out are left out of what is combined; with `combiner=None` the
             output has that mask.
         weights: Factors of the vectors of keys, floats that lie as the inputs do: a nest as that of

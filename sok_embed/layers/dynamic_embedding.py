@@ -73,7 +73,8 @@ class DynamicEmbedding(TableLayer):
         combiner: The way in which the vectors of the keys along the last axis become one: `"sum"`,
             `"mean"`, `"sqrtn"` (the sum by the root of the number of keys) or `"max"`, place by
             place. `None`: each key has its vector.
-        padding_value: The key that is padding, an int64 or a uint64. With a combiner, bags are
+        padding_value: The key that is padding, an int64 or a uint64, or the string that is, such as
+            `""`, which stands for a missing one. With a combiner, bags are
             pooled without it, in every form of input: it is not looked up, counts for no admission
             and no divisor, and gets no gradient. Without a combiner it still has a vector, as in
             Keras, which later layers mask; ragged inputs then get no mask. `None`: every key is a
@@ -102,7 +103,8 @@ class DynamicEmbedding(TableLayer):
         **kwargs: The arguments of `keras.layers.Layer`.
 
     Call arguments:
-        inputs: int32, int64 or uint64: dense of any shape; a `tf.RaggedTensor`; or, with a
+        inputs: int32, int64 or uint64, or strings, whose keys are their `sok_embed.fingerprint`s:
+            dense of any shape; a `tf.RaggedTensor`; or, with a
             combiner, a `tf.SparseTensor` `[B, L]`, whose values are the keys.
         weights: Factors of the vectors of keys, with a combiner other than `"max"`:
             floats of the shape of dense inputs, with the row splits of ragged and the indices of
@@ -138,7 +140,7 @@ class DynamicEmbedding(TableLayer):
         optimizer: Any = None,
         *,
         combiner: str | None = None,
-        padding_value: int | None = None,
+        padding_value: int | str | None = None,
         weights: Any = None,
         seed: int | None = None,
         max_rows: int | None = None,

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_embed.arguments import check_integer
+from sok_embed.fingerprints import keys_of_strings
 from sok_embed.initializers import derive_seed, row_initializer
 from sok_embed.keras_bridge.cast_ids import refuse_casts
 from sok_embed.keras_bridge.graph_casts import checked_ids
@@ -73,7 +74,7 @@ class KeyLayer(LayerWithAnchor):
     def _to_keys(self, inputs: Any) -> tf.Tensor:
         refuse_casts(self)
         try:
-            keys = as_keys(true_ids(inputs))
+            keys = as_keys(keys_of_strings(true_ids(inputs)))
         except ValueError as error:
             raise ValueError(f"Layer '{self.name}': {error}") from None
         return checked_ids(self, keys)

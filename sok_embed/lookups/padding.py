@@ -7,6 +7,7 @@ from typing import Any
 from keras import ops
 
 from sok_embed.arguments import check_flag, check_integer
+from sok_embed.fingerprints import fingerprint, keys_of_strings
 from sok_embed.keras_bridge.private_state import mask_of
 from sok_embed.lookups.input_forms import Form
 
@@ -16,7 +17,8 @@ def padding_key(mask_zero: Any, padding_value: Any) -> int | None:
 
     Args:
         mask_zero: True if 0 is padding, as Keras has it.
-        padding_value: The key that is padding, an int64 or a uint64; or `None`.
+        padding_value: The key that is padding: an int64, a uint64, or a string, which stands for
+            its `fingerprint`; or `None`.
 
     Raises:
         ValueError: For other values, and for `mask_zero` beside a value that is not 0.
@@ -24,6 +26,8 @@ def padding_key(mask_zero: Any, padding_value: Any) -> int | None:
     check_flag("mask_zero", mask_zero)
     if padding_value is None:
         return 0 if mask_zero else None
+    if isinstance(padding_value, (str, bytes)):
+        padding_value = int(fingerprint(padding_value))
     key = check_integer("padding_value", padding_value, -(2**63), 2**64, named=True)
     if mask_zero and key != 0:
         raise ValueError(
@@ -35,7 +39,9 @@ def padding_key(mask_zero: Any, padding_value: Any) -> int | None:
 
 def is_key(ids: Any, padding: int) -> Any:
     """Returns where ids are not padding: bool of their shape, symbolic for symbolic ones."""
-    return ops.not_equal(ops.cast(ids, "int64"), ops.convert_to_tensor(padding, "int64"))
+    return ops.not_equal(
+        ops.cast(keys_of_strings(ids), "int64"), ops.convert_to_tensor(padding, "int64")
+    )
 
 
 def mask_of_keys(ids: Any, padding: int | None) -> Any:

@@ -222,9 +222,8 @@ def test_a_part_of_a_nest_that_differs_is_named(inputs, text):
     [
         (np.array([1.0, 2.0]), "[Ee]xpected integer keys.*float64"),
         ([1.5, 2.0], "[Ee]xpected integer keys"),
-        (tf.constant([1.0]), "[Ee]xpected integer keys. Received: float32"),
-        (RAGGED.with_values(tf.zeros(3)), "[Ee]xpected integer keys. Received: float32"),
-        (tf.constant(["x"]), "[Ee]xpected integer keys. Received: string. Make keys of them"),
+        (tf.constant([1.0]), "expected integer keys or strings. Received: float32"),
+        (RAGGED.with_values(tf.zeros(3)), "expected integer keys or strings. Received: float32"),
         (
             np.zeros((2, 2, 2), np.int64),
             r"expected an input of shape \[B\] or \[B, L\].*\(2, 2, 2\)",
@@ -232,7 +231,7 @@ def test_a_part_of_a_nest_that_differs_is_named(inputs, text):
         (np.int64(3), r"expected an input of shape \[B\] or \[B, L\]"),
         (tf.ragged.constant([[[1]]], dtype=tf.int64), "expected"),
     ],
-    ids=["float64", "list", "float32", "ragged", "string", "rank3", "scalar", "two ragged"],
+    ids=["float64", "list", "float32", "ragged", "rank3", "scalar", "two ragged"],
 )
 def test_keys_of_another_type_or_shape_are_refused(pair, keys, text):
     with pytest.raises(ValueError, match=f"Layer 'fields': feature 'b': {text}"):

@@ -68,11 +68,6 @@ def test_lists_of_floats_are_refused():
         DynamicEmbedding(DIM)([1.5, 2.0])
 
 
-def test_strings_are_refused_with_a_way_to_hash_them():
-    with pytest.raises(ValueError, match="integer keys.*string.*sok_embed.fingerprint"):
-        DynamicEmbedding(DIM)(tf.constant(["a"]))
-
-
 @pytest.mark.parametrize(
     ("key_dtype", "dtype"),
     [("int64", "int32"), ("int32", "int64"), ("uint64", "int64"), ("int64", "uint64")],
@@ -375,11 +370,6 @@ def test_a_communicator_that_is_chosen_after_the_layer_was_made_is_refused(reque
     text = r"'emb'.*worker 0 of 1.*Received: worker 0 of 2.*init\(\) before layers are made"
     with pytest.raises(ValueError, match=text):
         layer(np.array([1]))
-
-
-def test_symbolic_strings_are_refused_with_the_way_to_hash_them():
-    with pytest.raises(ValueError, match=r"Received: strings\..*sok_embed\.fingerprint"):
-        DynamicEmbedding(DIM)(keras.Input((3,), dtype="string"))
 
 
 @pytest.mark.parametrize(
