@@ -76,6 +76,24 @@ class _FirstOfTwo(sok_embed.communicators.LocalCommunicator):
         return 2
 
 
+# In these files TensorFlow rewrites the graphs of traced functions before it runs them, as it does
+# for users. That takes a third of the time of a test that traces, so that in all other files
+# `make test` runs graphs as they were traced. `make test-all` has all of them rewritten.
+REWRITTEN = frozenset(
+    """
+    test_layer_contract test_training_equals_keras test_steps_equal_keras test_saved_model_rows
+    test_exporting_subclasses test_dense_features test_adaptive_equals_others test_graph_casts
+    """.split()
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _graphs_as_traced(request):
+    all_tests = os.environ.get("SOK_TEST_FRESH", "0") != "0"
+    as_traced = not all_tests and request.path.stem not in REWRITTEN
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": as_traced})
+
+
 @pytest.fixture(autouse=True)
 def _fresh_keras():
     """Each test gets the same layer names and random numbers, alone or after others."""

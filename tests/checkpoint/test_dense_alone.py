@@ -174,6 +174,7 @@ def old_format(folder):
     return keras.callbacks.ModelCheckpoint(folder / "model.h5")
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("make, text", [(early_stopping, "EarlyStopping"), (old_format, "HDF5")])
 @pytest.mark.parametrize("traced", [False, True])
 def test_callbacks_that_lack_rows_are_refused_before_the_first_step(

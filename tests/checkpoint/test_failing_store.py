@@ -111,6 +111,7 @@ def damaged(files, path, how):
         files.pipe_file(path, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize(
     ("how", "url"),
     [("missing", "s3"), ("missing", "memory"), ("cut", "memory"), ("flipped", "memory")],

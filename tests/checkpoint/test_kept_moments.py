@@ -266,6 +266,7 @@ RUNS = {
 }
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("way", RUNS)
 def test_what_comes_back_in_fit_predicts_as_at_its_moment_or_is_refused(way, kind, tmp_path):
@@ -282,6 +283,7 @@ def test_what_comes_back_in_fit_predicts_as_at_its_moment_or_is_refused(way, kin
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("make", [keras_file, weights_file])
 def test_the_model_checkpoint_of_keras_is_refused_over_rows_on_disk(make, kind, tmp_path):

@@ -99,6 +99,7 @@ def test_rows_keep_the_times_and_counts_of_their_updates(tmp_path, way):
     assert_aged(table_of(loaded).metadata(KEYS))
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("config", [ONCE, BLOOM], ids=["frequency", "bloom"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_key_seen_once_before_a_save_has_its_row_when_seen_once_after_it(tmp_path, way, config):

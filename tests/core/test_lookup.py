@@ -27,6 +27,7 @@ def row_of(keys):
     return np.stack([keys, keys * 2, keys + 0.5], -1).astype(np.float32)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float16])
 @pytest.mark.parametrize("shape", [(7,), (2, 3, 4), (0,), ()])

@@ -37,6 +37,7 @@ def dense_twin(optimizer, rows, weights, steps, **arguments):
         return dict(zip(ids, session.run(table), strict=True))
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("combiner", ["mean", "sqrtn", "sum"])
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["unweighted", "weighted"])
 def test_bags_of_any_size(combiner, weights):

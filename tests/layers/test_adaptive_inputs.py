@@ -69,6 +69,7 @@ def test_ragged_keys_give_ragged_embeddings(call, dtype):
     np.testing.assert_array_equal(outputs.flat_values, layer.table.lookup(FLAT))
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("combiner", list(COMBINERS))
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint64"])
 def test_all_kinds_combine_to_equal_rows(call, combiner, dtype):

@@ -128,6 +128,7 @@ class OneRow(WeightOfRows):
         return super().call(tf.zeros_like(keys))
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("clip", CLIPS)
 @pytest.mark.parametrize("other", ["alone", "accumulated"])
 @pytest.mark.parametrize("own", [True, False], ids=["own_rows", "static_row"])
@@ -143,6 +144,7 @@ def test_rows_of_an_adaptive_layer(own, clip, other):
     check_equal(found, expected)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("run_eagerly", [False, True], ids=["function", "eager"])
 @pytest.mark.parametrize("clip", CLIPS)
 def test_fit_clips_as_with_a_weight(clip, run_eagerly):

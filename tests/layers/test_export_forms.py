@@ -143,6 +143,7 @@ SPECS = {
 }
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("name", list(LAYERS))
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
 def test_a_subclassed_model_is_exported_with_a_signature_of_its_forms(name, form, tmp_path):
@@ -213,6 +214,7 @@ def test_ragged_outputs_and_several_ragged_dimensions(tmp_path):
     np.testing.assert_array_equal(found["output_row_lengths"], expected.row_lengths())
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_dense_arrays_are_warned_of_once_where_the_input_is_not_dense(name, form):

@@ -150,6 +150,7 @@ def test_an_export_serves_what_the_model_answers(name, way, tmp_path):
     np.testing.assert_array_equal(serve(path, ids), expected)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("name", list(MODELS))
 @pytest.mark.parametrize("save", ["export", "save"])
 def test_a_signature_that_keras_made_up_serves_what_floats_hold(name, save, tmp_path):

@@ -63,6 +63,7 @@ def to_int64(floats):
     return ops.cast(floats, "int64")
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("name", list(LAYERS))
 @pytest.mark.parametrize("kind", ["functional", "subclassed"])
 def test_a_cast_that_merged_ids_ends_training(name, kind):

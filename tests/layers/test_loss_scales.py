@@ -120,6 +120,7 @@ def check(
     assert np.abs(expected - START * DIM * 0.3).max() > 1e-3
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("exponent", EXPONENTS)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_every_layer_trains_by_any_scale(kind, exponent):
@@ -133,6 +134,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("exponent", EXPONENTS)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_scaled_gradients_are_clipped_and_accumulated_as_those_of_a_static_layer(option, exponent):
@@ -140,6 +142,7 @@ def test_scaled_gradients_are_clipped_and_accumulated_as_those_of_a_static_layer
     check(dynamic_rows, make, exponent)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("exponent", [-40, 120])
 @pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind != "adaptive_column"])
 def test_a_scale_of_the_optimizer_itself(kind, exponent):
@@ -148,6 +151,7 @@ def test_a_scale_of_the_optimizer_itself(kind, exponent):
     check(LAYERS[kind], make, exponent, static=keras_rows_of_dense_gradients)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("exponent", [10, 66])
 @pytest.mark.parametrize("kind", [kind for kind in LAYERS if "column" not in kind])
 def test_small_losses_in_float16(kind, exponent):

@@ -18,6 +18,7 @@ def overflowing(at: list[int]) -> Step:
     return step
 
 
+@pytest.mark.cover("values")
 @IN_FUNCTION
 @pytest.mark.parametrize("clip", [None, *CLIPS])
 @pytest.mark.parametrize("accumulated", [False, True], ids=["alone", "accumulated"])

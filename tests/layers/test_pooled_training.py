@@ -78,6 +78,7 @@ def batches_of(form: str, weighted: bool) -> tuple[list[Any], list[Any]]:
     return ours, theirs
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize(
     ("combiner", "weighted", "form"),

@@ -28,6 +28,7 @@ from storage_models import (
 from sok_embed import DynamicEmbedding, kv
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 @pytest.mark.parametrize("make", [dynamic, all2all])
 def test_rows_on_disk_train_to_the_bit_as_rows_in_memory(storage, make, optimizer):
@@ -134,6 +135,7 @@ def test_a_saved_model_goes_on_as_if_it_had_never_stopped(tmp_path, optimizer):
         model.get_layer("emb").storage.close()
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 @pytest.mark.parametrize("own", [False, True], ids=["of_the_model", "of_the_layer"])
 def test_slots_and_step_count_go_on_under_a_new_optimizer(tmp_path, optimizer, own):

@@ -95,6 +95,7 @@ def test_sparse_gradients_are_the_dense_ones_at_distinct_ascending_slots(mapping
         np.testing.assert_array_equal(whole.numpy()[untouched], 0)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("gradient", ["dense", "sparse", "auto"])
 @pytest.mark.parametrize("wrap", [tf.function, lambda f: f], ids=["function", "eager"])
 def test_a_variable_gets_the_gradient_of_a_tensor(wrap, gradient):
