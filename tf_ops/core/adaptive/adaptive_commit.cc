@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/adaptive/adaptive_table.h"
+#include "core/base/status_macros.h"
 
 namespace sok {
 namespace {
@@ -27,18 +28,17 @@ constexpr int64_t kCountersVersion = 1;
 Status AdaptiveTable::Deposit(AdaptiveKeys batch, std::shared_ptr<const void> hold,
                               const float* gradients, const BFloat16* gradients_bf16,
                               const AnchorGradient& anchor, const ParallelFor& parallel_for) {
-  if (Status status = LearnOnce(batch, parallel_for); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(LearnOnce(batch, parallel_for));
   if (anchor.gradient == nullptr) {
     deposits_.Add(std::move(batch), std::move(hold), gradients, gradients_bf16);
     return Status();
   }
   if (anchor.measures) {
-    auto split = Split(batch, parallel_for);
-    if (!split.ok()) return split.status();
-    for (const auto& [table, part] : PartsOf(split.value().get())) {
+    SOK_ASSIGN_OR_RETURN(auto split, Split(batch, parallel_for));
+    for (const auto& [table, part] : PartsOf(split.get())) {
       part->summed = table->SumByKey(*part, gradients, gradients_bf16, parallel_for);
     }
-    batch.split = std::move(split.value());
+    batch.split = std::move(split);
   }
   deposits_.Add(std::move(batch), std::move(hold), gradients, gradients_bf16, anchor.gradient,
                 anchor.measures);
@@ -58,14 +58,13 @@ Result<std::shared_ptr<AdaptiveSplit>> AdaptiveTable::Split(const AdaptiveKeys& 
                                                             const ParallelFor& parallel_for) {
   auto split = std::make_shared<AdaptiveSplit>();
   split->changes = changes_;
-  auto missing = own_->Missing(batch.keys, batch.n, parallel_for);
-  if (!missing.ok()) return missing.status();
+  SOK_ASSIGN_OR_RETURN(auto missing, own_->Missing(batch.keys, batch.n, parallel_for));
   std::vector<uint8_t> is_own(batch.n, 1);
-  for (uint32_t i : missing.value()) is_own[i] = 0;
+  for (uint32_t i : missing) is_own[i] = 0;
   for (size_t i = 0; batch.mask != nullptr && i < batch.n; ++i) is_own[i] &= batch.mask[i] != 0;
   auto own = std::make_shared<Share>(), statics = std::make_shared<Share>();
-  own->Reserve(batch.n - missing.value().size());
-  statics->Reserve(missing.value().size());
+  own->Reserve(batch.n - missing.size());
+  statics->Reserve(missing.size());
   for (size_t i = 0; i < batch.n; ++i) {
     Share& share = is_own[i] != 0 ? *own : *statics;
     share.keys.push_back(is_own[i] != 0 ? batch.keys[i]
@@ -96,9 +95,7 @@ Status AdaptiveTable::Route(const Deposits& deposits, const ParallelFor& paralle
   for (const auto& deposit : deposits) {
     std::shared_ptr<AdaptiveSplit> split = deposit.keys.split;
     if (split == nullptr || split->changes != changes_) {
-      auto anew = Split(deposit.keys, parallel_for);
-      if (!anew.ok()) return anew.status();
-      split = std::move(anew.value());
+      SOK_ASSIGN_OR_RETURN(split, Split(deposit.keys, parallel_for));
     }
     for (const auto& [table, part] : PartsOf(split.get())) {
       part->factor = deposit.factor;
@@ -111,14 +108,14 @@ Status AdaptiveTable::Route(const Deposits& deposits, const ParallelFor& paralle
 Result<CommitOutcome> AdaptiveTable::Commit(const CommitOptions& options,
                                             const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> guard(mu_);
-  auto redeemed = options.redeemed == nullptr
-                      ? Result<Deposits>(deposits_.TakeAll())
-                      : deposits_.Redeem(options.redeemed, options.plain, options.clipped_to);
-  if (!redeemed.ok()) return redeemed.status();
+  SOK_ASSIGN_OR_RETURN(auto redeemed,
+                       options.redeemed == nullptr
+                           ? Result<Deposits>(deposits_.TakeAll())
+                           : deposits_.Redeem(options.redeemed, options.plain, options.clipped_to));
   CommitOptions of_both = options;
   of_both.redeemed = nullptr;  // what they get is redeemed
-  if (!redeemed.value().empty() || statics_->has_deposits() || own_->has_deposits()) {
-    Status status = Route(redeemed.value(), parallel_for);
+  if (!redeemed.empty() || statics_->has_deposits() || own_->has_deposits()) {
+    Status status = Route(redeemed, parallel_for);
     if (!status.ok()) {
       own_->DropDeposits();
       statics_->DropDeposits();
@@ -129,10 +126,7 @@ Result<CommitOutcome> AdaptiveTable::Commit(const CommitOptions& options,
   auto own = own_->Commit(of_both, parallel_for);
   if (!statics.ok()) return statics;
   if (!own.ok()) return own;
-  if (own.value().stepped) {
-    Status status = AfterStep(parallel_for);
-    if (!status.ok()) return status;
-  }
+  if (own.value().stepped) SOK_RETURN_IF_ERROR(AfterStep(parallel_for));
   CommitOutcome outcome = own.value();
   outcome.rows += statics.value().rows;
   return outcome;
@@ -145,10 +139,9 @@ Status AdaptiveTable::AfterStep(const ParallelFor& parallel_for) {
   }
   const uint32_t now = own_->now();
   if (too_old_ == nullptr || !too_old_->Due(own_->steps(), now)) return Status();
-  auto gone = own_->Evict({too_old_.get()}, parallel_for);
-  if (!gone.ok()) return gone.status();
+  SOK_ASSIGN_OR_RETURN(auto gone, own_->Evict({too_old_.get()}, parallel_for));
   too_old_->Passed(now);
-  return Demoted(gone.value(), parallel_for);
+  return Demoted(gone, parallel_for);
 }
 
 Result<uint64_t> AdaptiveTable::Demote(const Key* keys, size_t n, const ParallelFor& parallel_for) {
@@ -160,11 +153,9 @@ Result<uint64_t> AdaptiveTable::DemoteLocked(std::vector<Key> keys,
                                              const ParallelFor& parallel_for) {
   std::sort(keys.begin(), keys.end());
   keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
-  auto gone = own_->Evict(keys.data(), keys.size(), parallel_for);
-  if (!gone.ok()) return gone.status();
-  Status status = Demoted(gone.value(), parallel_for);
-  if (!status.ok()) return status;
-  return uint64_t{gone.value().keys.size()};
+  SOK_ASSIGN_OR_RETURN(auto gone, own_->Evict(keys.data(), keys.size(), parallel_for));
+  SOK_RETURN_IF_ERROR(Demoted(gone, parallel_for));
+  return uint64_t{gone.keys.size()};
 }
 
 Status AdaptiveTable::Demoted(const EvictedRows& rows, const ParallelFor& parallel_for) {
@@ -198,12 +189,10 @@ Result<AdaptiveTable::Snapshot> AdaptiveTable::Freeze() {
   snapshot.counters = {kCountersVersion, static_cast<int64_t>(promoted_),
                        static_cast<int64_t>(demoted_), static_cast<int64_t>(lookups_),
                        static_cast<int64_t>(own_lookups_)};
-  auto own = own_->Freeze();
-  if (!own.ok()) return own.status();
-  auto statics = statics_->Freeze();
-  if (!statics.ok()) return statics.status();
-  snapshot.own = std::move(own.value());
-  snapshot.statics = std::move(statics.value());
+  SOK_ASSIGN_OR_RETURN(auto own, own_->Freeze());
+  SOK_ASSIGN_OR_RETURN(auto statics, statics_->Freeze());
+  snapshot.own = std::move(own);
+  snapshot.statics = std::move(statics);
   return Result<Snapshot>(std::move(snapshot));
 }
 
@@ -237,10 +226,10 @@ Status AdaptiveTable::CheckContents(const AdaptiveContents& contents) const {
 
 Result<std::unique_ptr<CountMinSketch>> AdaptiveTable::Checked(
     const AdaptiveContents& contents, const ParallelFor& parallel_for) const {
-  if (Status status = CheckContents(contents); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckContents(contents));
   auto loaded = CountMinSketch::Make(SketchOf(config_));
   if (!loaded.ok()) return loaded;
-  if (Status status = loaded.value()->Load(contents.sketch); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(loaded.value()->Load(contents.sketch));
   for (const auto& [table, rows] :
        {std::pair(own_.get(), &contents.own), std::pair(statics_.get(), &contents.statics)}) {
     if (const auto checked = table->CheckRestore(*rows, parallel_for); !checked.ok()) {
@@ -259,8 +248,7 @@ Result<RestoreOutcome> AdaptiveTable::Restore(const AdaptiveContents& contents,
                                               const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> guard(mu_);
   // Everything that could be refused is looked at before anything changes.
-  auto loaded = Checked(contents, parallel_for);
-  if (!loaded.ok()) return loaded.status();
+  SOK_ASSIGN_OR_RETURN(auto loaded, Checked(contents, parallel_for));
   // They count the same steps.
   TableContents own = contents.own, statics = contents.statics;
   own.steps = statics.steps = std::max(own.steps, statics.steps);
@@ -271,7 +259,7 @@ Result<RestoreOutcome> AdaptiveTable::Restore(const AdaptiveContents& contents,
   outcome.value().dropped_counts |= of_own.value().dropped_counts;
   outcome.value().dropped_times |= of_own.value().dropped_times;
   DropDepositsLocked();
-  sketch_ = std::move(loaded.value());
+  sketch_ = std::move(loaded);
   ++changes_;
   least_used_.Clear();
   if (too_old_ != nullptr) too_old_->Passed(0);

@@ -5,6 +5,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "core/base/status_macros.h"
 #include "core/partition/partition.h"
 
 namespace sok {
@@ -76,9 +77,7 @@ Result<std::unique_ptr<AdaptiveTable>> AdaptiveTable::Make(std::shared_ptr<Table
     EvictionConfig too_old;
     too_old.kind = "max_age";
     too_old.max_age = config.ttl;
-    auto policy = MakeEviction(too_old);
-    if (!policy.ok()) return policy.status();
-    table->too_old_ = std::move(policy.value());
+    SOK_ASSIGN_OR_RETURN(table->too_old_, MakeEviction(too_old));
   }
   return table;
 }
@@ -209,10 +208,9 @@ Status AdaptiveTable::Learn(const AdaptiveKeys& batch, std::vector<uint32_t> mis
     // Another lookup has made rows since.
     std::vector<Key> keys;
     for (uint32_t i : missing) keys.push_back(batch.keys[i]);
-    auto still = own_->Missing(keys.data(), keys.size(), parallel_for);
-    if (!still.ok()) return still.status();
+    SOK_ASSIGN_OR_RETURN(auto still, own_->Missing(keys.data(), keys.size(), parallel_for));
     std::vector<uint32_t> positions;
-    for (uint32_t i : still.value()) positions.push_back(missing[i]);
+    for (uint32_t i : still) positions.push_back(missing[i]);
     missing = std::move(positions);
   }
   const std::vector<uint32_t> counted = CountLookups(batch, missing);
@@ -224,9 +222,8 @@ Status AdaptiveTable::Learn(const AdaptiveKeys& batch, std::vector<uint32_t> mis
 Status AdaptiveTable::LearnOnce(const AdaptiveKeys& batch, const ParallelFor& parallel_for) {
   if (batch.counted == nullptr || batch.counted->exchange(true)) return Status();
   std::lock_guard<std::mutex> guard(mu_);
-  auto found = own_->Missing(batch.keys, batch.n, parallel_for);
-  if (!found.ok()) return found.status();
-  std::vector<uint32_t> missing = std::move(found.value());
+  SOK_ASSIGN_OR_RETURN(std::vector<uint32_t> missing,
+                       own_->Missing(batch.keys, batch.n, parallel_for));
   const auto shares = [&](uint32_t i) { return MaskOf(batch, i) == kStatic; };
   missing.erase(std::remove_if(missing.begin(), missing.end(), shares), missing.end());
   std::sort(missing.begin(), missing.end());
@@ -284,9 +281,7 @@ Status AdaptiveTable::Promote(const AdaptiveKeys& batch, std::vector<Newcomer> n
                               const ParallelFor& parallel_for) {
   EvictedRows gone;
   if (config_.max_rows > 0 && own_->size() + newcomers.size() > config_.max_rows) {
-    auto made = MakeRoom(batch, &newcomers, parallel_for);
-    if (!made.ok()) return made.status();
-    gone = std::move(made.value());
+    SOK_ASSIGN_OR_RETURN(gone, MakeRoom(batch, &newcomers, parallel_for));
   }
   std::vector<Key> promoted;
   for (const Newcomer& newcomer : newcomers) promoted.push_back(newcomer.used.key);
@@ -320,8 +315,7 @@ Result<EvictedRows> AdaptiveTable::MakeRoom(const AdaptiveKeys& batch,
                                             const ParallelFor& parallel_for) {
   if (!least_used_.filled()) {
     std::vector<Key> keys;
-    Status status = own_->ForEachRow([&](Key key, RowRef) { keys.push_back(key); });
-    if (!status.ok()) return status;
+    SOK_RETURN_IF_ERROR(own_->ForEachRow([&](Key key, RowRef) { keys.push_back(key); }));
     const std::vector<uint32_t> uses = Estimate(keys);
     least_used_.Begin(keys.size());
     for (size_t i = 0; i < keys.size(); ++i) least_used_.Offer({uses[i], keys[i]});
@@ -339,18 +333,16 @@ Result<EvictedRows> AdaptiveTable::MakeRoom(const AdaptiveKeys& batch,
   for (size_t i = 0; i < batch.n; ++i) in_use.Insert(batch.keys[i]);
   const auto uses_of = [&](const std::vector<Key>& keys,
                            std::vector<std::optional<uint64_t>>* uses) {
-    auto without = own_->Missing(keys.data(), keys.size(), parallel_for);
-    if (!without.ok()) return without.status();
+    SOK_ASSIGN_OR_RETURN(auto without, own_->Missing(keys.data(), keys.size(), parallel_for));
     const std::vector<uint32_t> estimates = Estimate(keys);
     std::copy(estimates.begin(), estimates.end(), uses->begin());
-    for (uint32_t i : without.value()) (*uses)[i].reset();
+    for (uint32_t i : without) (*uses)[i].reset();
     return Status();
   };
-  const auto taken =
-      least_used_.Take(newcomers->size() - entering, /*limit=*/UINT64_MAX, uses_of, in_use);
-  if (!taken.ok()) return taken.status();
+  SOK_ASSIGN_OR_RETURN(const auto taken, least_used_.Take(newcomers->size() - entering,
+                                                          /*limit=*/UINT64_MAX, uses_of, in_use));
   std::vector<Key> leaving;
-  for (const RankedKey& row : taken.value()) {
+  for (const RankedKey& row : taken) {
     const Newcomer& newcomer = (*newcomers)[entering];
     // Counts at their greatest value do not tell which row was used more: the row stays.
     const bool used_as_often = newcomer.used.rank >= row.rank && row.rank < sketch_->max();
@@ -358,8 +350,8 @@ Result<EvictedRows> AdaptiveTable::MakeRoom(const AdaptiveKeys& batch,
     leaving.push_back(row.key);
     ++entering;
   }
-  const auto stay = taken.value().begin() + static_cast<std::ptrdiff_t>(leaving.size());
-  least_used_.PutBack({stay, taken.value().end()});
+  const auto stay = taken.begin() + static_cast<std::ptrdiff_t>(leaving.size());
+  least_used_.PutBack({stay, taken.end()});
   newcomers->resize(entering);
   return own_->Evict(leaving.data(), leaving.size(), parallel_for);
 }
@@ -369,15 +361,14 @@ Status AdaptiveTable::Promote(const std::vector<Key>& keys, const ParallelFor& p
   const std::vector<Key> buckets = BucketsOf(keys);
   const int dim = this->dim();
   std::vector<std::vector<float>> starts(keys.size());  // static rows with their slots
-  Status status = statics_->Visit(
+  SOK_RETURN_IF_ERROR(statics_->Visit(
       buckets.data(), buckets.size(),
       [&](size_t i, float* row, int slot_floats) {
         starts[i].assign(row, row + dim + slot_floats);
       },
-      parallel_for);
-  if (!status.ok()) return status;
+      parallel_for));
   const uint64_t before = own_->size();
-  status = own_->MakeRowsAs(
+  Status status = own_->MakeRowsAs(
       keys.data(), keys.size(),
       [&](size_t i, float* row, int slot_floats) {
         const bool slots = config_.copy_slots && starts[i].size() == size_t(dim + slot_floats);

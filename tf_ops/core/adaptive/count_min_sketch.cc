@@ -9,6 +9,7 @@
 
 #include "core/base/checksum.h"
 #include "core/base/hash.h"
+#include "core/base/status_macros.h"
 #include "core/policies/chunk_format.h"
 
 namespace sok {
@@ -86,8 +87,7 @@ Status Damaged(const std::string& expected, const std::string& received) {
 }  // namespace
 
 Result<std::unique_ptr<CountMinSketch>> CountMinSketch::Make(const SketchConfig& config) {
-  const Status status = Check(config);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(Check(config));
   const size_t bytes =
       config.buckets * config.cells_per_bucket * static_cast<uint64_t>(config.cell_bits) / 8;
   PageBuffer memory(bytes, bytes >= kHugeFrom);

@@ -9,6 +9,7 @@
 #include "core/adaptive/decimal_fingerprint.h"
 #include "core/base/bfloat16.h"
 #include "core/base/remainder.h"
+#include "core/base/status_macros.h"
 #include "core/rows/row_copy.h"
 
 namespace sok {
@@ -92,9 +93,8 @@ void MaskGather::CopyStaticRows(const std::vector<uint32_t>& positions, const St
 template <typename T>
 Status MaskGather::ReadBlock(size_t begin, size_t end, const StaticRows& rows, T* embeddings,
                              const ParallelFor& parallel_for, std::vector<uint32_t>* missing) {
-  Status status = CheckMask(begin, end);
-  if (status.ok()) status = CheckBuckets(begin, end, rows);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckMask(begin, end));
+  SOK_RETURN_IF_ERROR(CheckBuckets(begin, end, rows));
   if (lookup_.given == nullptr) HashStatic(begin, end, rows);
   const int dim = table_->dim();
   const int64_t* bucket = buckets();
@@ -105,9 +105,8 @@ Status MaskGather::ReadBlock(size_t begin, size_t end, const StaticRows& rows, T
   }
   GatherOptions options;
   options.given = given.data();
-  status = table_->Find(lookup_.keys + begin, end - begin, options, embeddings + begin * dim,
-                        missing, parallel_for);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(table_->Find(lookup_.keys + begin, end - begin, options,
+                                   embeddings + begin * dim, missing, parallel_for));
   for (uint32_t& i : *missing) i += static_cast<uint32_t>(begin);
   if (lookup_.given == nullptr) {
     HashBuckets(lookup_.keys, missing->data(), missing->size(), rows.rows, lookup_.hashed);
@@ -160,9 +159,8 @@ Status MaskGather::Admit(const StaticRows& rows) {
   }
   std::vector<uint32_t> admitted(without.size());
   std::iota(admitted.begin(), admitted.end(), 0);
-  Status status = table_->AdmitMissing(
-      without.data(), lookup_.counts == nullptr ? nullptr : counts.data(), &admitted);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(table_->AdmitMissing(
+      without.data(), lookup_.counts == nullptr ? nullptr : counts.data(), &admitted));
   const int dim = table_->dim();
   starts_.resize(admitted.size() * dim);
   float* start = starts_.data();
@@ -193,7 +191,7 @@ Status MaskGather::MakeRows(const ParallelFor& parallel_for) {
   const int dim = table_->dim();
   int64_t copied = 0;  // the floats of all slots of a row
   for (const Slot& slot : slots_) copied += slot.width;
-  Status status = table_->MakeRowsAs(
+  SOK_RETURN_IF_ERROR(table_->MakeRowsAs(
       admitted_.data(), admitted_.size(),
       [&](size_t i, float* row, int slot_floats) {
         float* to = std::copy_n(starts_.data() + i * dim, dim, row);
@@ -202,8 +200,7 @@ Status MaskGather::MakeRows(const ParallelFor& parallel_for) {
           to = std::copy_n(slot.values.data() + i * slot.width, slot.width, to);
         }
       },
-      parallel_for);
-  if (!status.ok()) return status;
+      parallel_for));
   // An earlier occurrence of a key may have been held back, and a later one admitted.
   const std::unordered_set<Key> has_row(admitted_.begin(), admitted_.end());
   for (const Block& block : blocks_) {

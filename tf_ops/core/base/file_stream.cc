@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/base/file.h"
+#include "core/base/status_macros.h"
 
 namespace sok {
 namespace {
@@ -33,9 +34,7 @@ FileStream::~FileStream() {
 Status FileStream::Write(const void* bytes, size_t size) {
   const char* from = static_cast<const char*>(bytes);
   while (size > 0) {
-    if (filled_ == kBufferBytes) {
-      if (Status status = WriteBuffer(); !status.ok()) return status;
-    }
+    if (filled_ == kBufferBytes) SOK_RETURN_IF_ERROR(WriteBuffer());
     if (filling_.data() == nullptr) {
       filling_ = PageBuffer(kBufferBytes, /*huge_pages=*/false);
       if (filling_.data() == nullptr) return OutOfMemory(kBufferBytes, path_);
@@ -56,14 +55,13 @@ Status FileStream::Finish() {
   if (!status.ok()) return status;
   // The end of a file is seldom a whole block.
   GiveUpDirect();
-  status = WriteOut(filling_.data(), filled_);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(WriteOut(filling_.data(), filled_));
   filled_ = 0;
   return fsync(fd_) == 0 ? Status() : SystemError(errno, "bring to the device", path_);
 }
 
 Status FileStream::WriteBuffer() {
-  if (Status status = WaitForThread(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(WaitForThread());
   if (!thread_.joinable()) {
 #ifdef O_DIRECT
     const int flags = fcntl(fd_, F_GETFL);

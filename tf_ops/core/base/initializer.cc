@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/base/hash.h"
+#include "core/base/status_macros.h"
 
 namespace sok {
 namespace {
@@ -171,12 +172,12 @@ Result<Initializer> Initializer::Make(const std::string& kind, double a, double 
                                       uint64_t group) {
   const uint64_t stream = Mix64(Mix64(seed + kGolden) + group);
   if (kind == "constant") {
-    if (Status status = CheckFinite(kind, "the value", a); !status.ok()) return status;
+    SOK_RETURN_IF_ERROR(CheckFinite(kind, "the value", a));
     return Initializer(Kind::kConstant, a, b, stream);
   }
   if (kind == "uniform") {
-    if (Status status = CheckFinite(kind, "minval", a); !status.ok()) return status;
-    if (Status status = CheckFinite(kind, "maxval", b); !status.ok()) return status;
+    SOK_RETURN_IF_ERROR(CheckFinite(kind, "minval", a));
+    SOK_RETURN_IF_ERROR(CheckFinite(kind, "maxval", b));
     if (a > b) {
       return InvalidArgument(
           "Initializer \"uniform\": expected minval <= maxval. Received: minval " +
@@ -185,8 +186,8 @@ Result<Initializer> Initializer::Make(const std::string& kind, double a, double 
     return Initializer(Kind::kUniform, a, b, stream);
   }
   if (kind == "normal" || kind == "truncated_normal") {
-    if (Status status = CheckFinite(kind, "mean", a); !status.ok()) return status;
-    if (Status status = CheckFinite(kind, "stddev", b); !status.ok()) return status;
+    SOK_RETURN_IF_ERROR(CheckFinite(kind, "mean", a));
+    SOK_RETURN_IF_ERROR(CheckFinite(kind, "stddev", b));
     if (b < 0) {
       return InvalidArgument("Initializer \"" + kind +
                              "\": expected stddev >= 0. Received: " + std::to_string(b) + ".");

@@ -1,5 +1,7 @@
 #include "core/disk/database.h"
 
+#include "core/base/status_macros.h"
+
 namespace sok {
 
 Status DamagedRow(int group, Key key, const std::string& path) {
@@ -16,9 +18,8 @@ Status Database::PublishJournal(const JournalReader& journal, const Meta& meta) 
   const auto publication = StartPublication();
   std::string value;
   for (const JournalReader::Place& place : journal.places()) {
-    Status status = journal.Read(place, &value);
-    if (status.ok()) status = publication->AddValue(place.key, value);
-    if (!status.ok()) return status;
+    SOK_RETURN_IF_ERROR(journal.Read(place, &value));
+    SOK_RETURN_IF_ERROR(publication->AddValue(place.key, value));
   }
   return publication->Finish(meta);
 }

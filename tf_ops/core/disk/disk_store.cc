@@ -9,6 +9,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "core/base/status_macros.h"
 #include "core/disk/disk_store_shard.h"
 #include "core/rows/pipelined_find.h"
 #include "core/rows/row_copy.h"
@@ -124,8 +125,7 @@ Status DiskStore::ForEachRest(const Key* keys, const std::vector<uint32_t>& rest
                               const ParallelFor& parallel_for, const Visit& visit) {
   std::vector<Key> wanted(rest.size());
   for (size_t i = 0; i < rest.size(); ++i) wanted[i] = keys[rest[i]];
-  const auto gate = core_->Enter(/*to_write=*/false);
-  if (!gate.ok()) return gate.status();
+  SOK_ASSIGN_OR_RETURN(const auto gate, core_->Enter(/*to_write=*/false));
   ShardPartition partition;
   Partition({{wanted.data(), wanted.size()}}, parallel_for, &partition);
   return ForEachShard(
@@ -193,15 +193,14 @@ Result<std::vector<uint32_t>> DiskStore::Missing(const Key* keys, size_t n,
   std::vector<uint32_t> missing;
   if (rest.empty()) return missing;
   std::mutex missing_mu;
-  Status status =
+  SOK_RETURN_IF_ERROR(
       ForEachRest(keys, rest, now, parallel_for,
                   [&](Shard&, const ShardEntry* entries, const uint32_t* rows, size_t m) {
                     std::lock_guard<std::mutex> guard(missing_mu);
                     for (size_t i = 0; i < m; ++i) {
                       if (rows[i] == CacheRows::kNone) missing.push_back(rest[entries[i].position]);
                     }
-                  });
-  if (!status.ok()) return status;
+                  }));
   return missing;
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "core/base/status_macros.h"
 #include "core/disk/disk_store.h"
 #include "core/disk/disk_store_shard.h"
 #include "core/rows/pipelined_find.h"
@@ -159,8 +160,7 @@ Status DiskStore::MakeRoom(Shard& shard, size_t wanted) {
     const std::vector<uint32_t> victims =
         rows.Victims(std::max(wanted - rows.free(), kFewestVictims));
     if (!victims.empty()) {
-      Status status = SpillRows(shard, victims);
-      if (!status.ok()) return status;
+      SOK_RETURN_IF_ERROR(SpillRows(shard, victims));
     } else if (!rows.Grow(/*beyond_budget=*/true)) {
       return NoMemory(shard);
     }
@@ -192,10 +192,9 @@ Status DiskStore::SpillRows(Shard& shard, const std::vector<uint32_t>& rows) {
                        shard.rows.row(row),
                        (state & kRowDirty) != 0});
   }
-  auto room = ReserveSpill(shard, leaving.size());
-  if (!room.ok()) return room.status();
+  SOK_ASSIGN_OR_RETURN(auto room, ReserveSpill(shard, leaving.size()));
   Status status;
-  if (room.value()) {
+  if (room) {
     status = spill.Append(leaving);
   } else {
     RowBatch batch;

@@ -2,6 +2,7 @@
 #include <shared_mutex>
 #include <utility>
 
+#include "core/base/status_macros.h"
 #include "core/disk/disk_store.h"
 #include "core/disk/disk_store_shard.h"
 
@@ -11,11 +12,10 @@ Result<bool> DiskStore::Relayout(std::shared_ptr<const RowLayout> layout, const 
                                  const ParallelFor& /*parallel_for*/) {
   {
     // Whatever has to be mended first.
-    const auto entrance = core_->Enter(/*to_write=*/true);
-    if (!entrance.ok()) return entrance.status();
+    SOK_ASSIGN_OR_RETURN(const auto entrance, core_->Enter(/*to_write=*/true));
   }
   std::lock_guard<SharedMutex> gate(core_->gate);
-  if (Status status = core_->CheckWritable(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(core_->CheckWritable());
   std::vector<Slot> slots = layout->slots();
   TableState reached = state;
   if (layout->SameShape(*this->layout())) {
@@ -24,18 +24,15 @@ Result<bool> DiskStore::Relayout(std::shared_ptr<const RowLayout> layout, const 
     return false;
   }
   // Rows of the old layout go to the database, where the layout's number tells them apart.
-  if (Status status = Settle(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(Settle());
   if (core_->journal != nullptr) {
     // Before anything has changed.
     GroupMeta after = meta();
     after.layout = layout_number() + 1;
     after.state = state;
-    auto room = core_->journal->Reserve(0);
-    if (!room.ok()) return room.status();
+    SOK_ASSIGN_OR_RETURN(auto room, core_->journal->Reserve(0));
     const NamedValues named = {{GroupMetaName(group_), after.ToJson()}};
-    if (Status status = core_->journal->Append(std::move(room.value()), named, {}); !status.ok()) {
-      return status;
-    }
+    SOK_RETURN_IF_ERROR(core_->journal->Append(std::move(room), named, {}));
   }
   SetLayout(std::move(layout), std::move(slots));
   SetState(std::move(reached));

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "core/base/status_macros.h"
 #include "core/disk/disk_store.h"
 #include "core/disk/disk_store_shard.h"
 
@@ -138,9 +139,9 @@ Status DiskStore::Replace(std::shared_ptr<const RowLayout> layout, const TableSt
     return entrance.status();
   }
   std::lock_guard<SharedMutex> gate(core_->gate);
-  if (Status status = core_->CheckWritable(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(core_->CheckWritable());
   // From here on nothing is pending but what this call writes, so that it can be dropped again.
-  if (Status status = core_->flush(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(core_->flush());
   GroupMeta before = meta();
   const std::shared_ptr<const RowLayout> layout_before = this->layout();
   const uint64_t in_doubt = core_->database->writes_in_doubt();
@@ -156,7 +157,7 @@ Status DiskStore::Replace(std::shared_ptr<const RowLayout> layout, const TableSt
   if (core_->journal != nullptr && core_->database->writes_in_doubt() != in_doubt) {
     bool there = false;
     const Status told = OrNoMemory([&] {
-      if (Status recovered = core_->Recover(); !recovered.ok()) return recovered;
+      SOK_RETURN_IF_ERROR(core_->Recover());
       auto published = core_->database->FailedPublicationIsThere();
       if (published.ok()) there = published.value();
       return published.status();
@@ -220,11 +221,10 @@ class DiskStore::FrozenStore final : public Frozen {
   explicit FrozenStore(DiskStore* store) : store_(*store), gate_(store->core_->gate) {}
 
   Status Prepare() {
-    if (Status status = store_.core_->CheckOpen(); !status.ok()) return status;
-    if (Status status = store_.Settle(); !status.ok()) return status;
-    auto view = store_.core_->database->Look(store_.group_);
-    if (!view.ok()) return view.status();
-    view_ = std::move(view.value());
+    SOK_RETURN_IF_ERROR(store_.core_->CheckOpen());
+    SOK_RETURN_IF_ERROR(store_.Settle());
+    SOK_ASSIGN_OR_RETURN(auto view, store_.core_->database->Look(store_.group_));
+    view_ = std::move(view);
     // Not before: rows that the view has not, as they have expired, must have expired by this time.
     now_ = store_.core_->expiry->Now();
     return Visit([this](Key, const RowValue&) { ++size_; });
@@ -273,8 +273,7 @@ Result<std::unique_ptr<RowStore::Frozen>> DiskStore::Freeze() {
     return entrance.status();
   }
   auto frozen = std::make_unique<FrozenStore>(this);
-  Status status = frozen->Prepare();
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(frozen->Prepare());
   rows_ = static_cast<int64_t>(frozen->size());
   counted_at_ = frozen->now();
   return std::unique_ptr<Frozen>(std::move(frozen));

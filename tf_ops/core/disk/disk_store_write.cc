@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "core/base/status_macros.h"
 #include "core/disk/disk_store.h"
 #include "core/disk/disk_store_shard.h"
 #include "core/rows/pipelined_find.h"
@@ -55,8 +56,7 @@ Status DiskStore::CheckFits(const ShardPartition& partition, uint64_t max_rows, 
                             const ParallelFor& parallel_for) {
   if (max_rows == 0 || size() + partition.total() <= max_rows) return Status();
   uint64_t added = 0;
-  Status status = CountNew(partition, now, parallel_for, &added);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CountNew(partition, now, parallel_for, &added));
   // A table that was opened with a smaller limit than before may hold more.
   const bool fits = added == 0 || size() + added <= max_rows;
   return fits ? Status() : TableFull(size(), max_rows, added);
@@ -73,9 +73,8 @@ Status DiskStore::LeaveOutExpired(uint32_t now) {
 
 Status DiskStore::Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
                          const WriteRow& write, const ParallelFor& parallel_for) {
-  if (Status status = CountAnew(n, max_rows, now); !status.ok()) return status;
-  const auto gate = core_->Enter(/*to_write=*/true);
-  if (!gate.ok()) return gate.status();
+  SOK_RETURN_IF_ERROR(CountAnew(n, max_rows, now));
+  SOK_ASSIGN_OR_RETURN(const auto gate, core_->Enter(/*to_write=*/true));
   now = NotBeforeCount(now);
   ShardPartition partition;
   Partition({{keys, n}}, parallel_for, &partition);
@@ -212,9 +211,8 @@ void DiskStore::ReleaseAll(const ShardPartition& partition) {
 Status DiskStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
                       const WriteRow& write, const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> writing(write_mu_);
-  if (Status status = CountAnew(n, max_rows, now); !status.ok()) return status;
-  auto call = BeginCall(n);
-  if (!call.ok()) return call.status();
+  SOK_RETURN_IF_ERROR(CountAnew(n, max_rows, now));
+  SOK_ASSIGN_OR_RETURN(auto call, BeginCall(n));
   now = NotBeforeCount(now);
   ShardPartition partition;
   Partition({{keys, n}}, parallel_for, &partition);
@@ -252,7 +250,7 @@ Status DiskStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now
         shard.Release();
         return ready;
       });
-  return status.ok() ? Record(std::move(call.value().room), std::move(changed)) : status;
+  return status.ok() ? Record(std::move(call.room), std::move(changed)) : status;
 }
 
 Result<uint64_t> DiskStore::Apply(const std::vector<GradientBatch>& batches,
@@ -260,21 +258,19 @@ Result<uint64_t> DiskStore::Apply(const std::vector<GradientBatch>& batches,
                                   const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> writing(write_mu_);
   const ShardPartition& partition = PartitionOf(*this, batches, parallel_for, &apply_partition_);
-  auto call = BeginCall(partition.total());
-  if (!call.ok()) return call.status();
+  SOK_ASSIGN_OR_RETURN(auto call, BeginCall(partition.total()));
   std::vector<RowBatch> changed = RecordOf(partition);
 
   // First every row into the cache, so that an error finds all of them as they were. What is kept
   // there keeps its number: only eviction and Erase take rows out.
-  Status status = KeepAll(partition, step.now, parallel_for);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(KeepAll(partition, step.now, parallel_for));
   // Rows that were alive when the call was made may have expired while it waited for a count of the
   // rows; they live on.
   CommitStep counted = step;
   counted.now = NotBeforeCount(step.now);
   std::atomic<uint64_t> count{0};
   TableState after = step.state;
-  status = ChangeEachShard(
+  Status status = ChangeEachShard(
       partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t n) {
         thread_local RowUpdate update;
         CacheRows& cached = shard.rows;
@@ -289,7 +285,7 @@ Result<uint64_t> DiskStore::Apply(const std::vector<GradientBatch>& batches,
       });
   SetState(std::move(after));
   if (step.applied != nullptr) *step.applied = true;
-  if (status.ok()) status = Record(std::move(call.value().room), std::move(changed));
+  if (status.ok()) status = Record(std::move(call.room), std::move(changed));
   if (!status.ok()) return status;
   return count.load();
 }
@@ -318,17 +314,16 @@ size_t DiskStore::RecordBytes() const {
 
 Result<DiskStore::Call> DiskStore::BeginCall(size_t rows) {
   for (bool published = false;; published = true) {
-    auto gate = core_->Enter(/*to_write=*/true);
-    if (!gate.ok()) return gate.status();
-    if (core_->journal == nullptr) return Call{std::move(gate.value()), {}};
+    SOK_ASSIGN_OR_RETURN(auto gate, core_->Enter(/*to_write=*/true));
+    if (core_->journal == nullptr) return Call{std::move(gate), {}};
     auto room = core_->journal->Reserve(rows * RecordBytes() + unrecorded_.bytes());
-    if (room.ok()) return Call{std::move(gate.value()), std::move(room.value())};
+    if (room.ok()) return Call{std::move(gate), std::move(room.value())};
     const bool disk_full = room.status().code() == Code::kResourceExhausted;
     if (published || !disk_full || core_->journal->empty()) return room.status();
     // The journal itself may be what fills the disk.
-    gate.value().unlock();
+    gate.unlock();
     std::lock_guard<SharedMutex> alone(core_->gate);
-    if (Status status = core_->CheckOpen(); !status.ok()) return status;
+    SOK_RETURN_IF_ERROR(core_->CheckOpen());
     if (!core_->flush || !core_->flush().ok()) return room.status();
   }
 }
@@ -360,11 +355,9 @@ Status DiskStore::NotOnDisk(const Status& why) {
 
 Status DiskStore::RecordMeta() {
   if (core_->journal == nullptr) return Status();
-  auto room = core_->journal->Reserve(0);
-  if (!room.ok()) return room.status();
+  SOK_ASSIGN_OR_RETURN(auto room, core_->journal->Reserve(0));
   const Status status = OrNoMemory([&] {
-    return core_->journal->Append(std::move(room.value()),
-                                  {{GroupMetaName(group_), meta().ToJson()}}, {});
+    return core_->journal->Append(std::move(room), {{GroupMetaName(group_), meta().ToJson()}}, {});
   });
   if (status.ok()) return status;
   return status.Within("the table is not open, and no row has changed: ",
@@ -373,9 +366,8 @@ Status DiskStore::RecordMeta() {
 
 Result<uint64_t> DiskStore::Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) {
   for (;;) {  // again where a dump was taken in meanwhile, whose rows are to go too
-    auto erased = EraseUnlessReplaced(replacements_, keys, n, parallel_for);
-    if (!erased.ok()) return erased.status();
-    if (erased.value().has_value()) return *erased.value();
+    SOK_ASSIGN_OR_RETURN(auto erased, EraseUnlessReplaced(replacements_, keys, n, parallel_for));
+    if (erased.has_value()) return *erased;
   }
 }
 
@@ -420,20 +412,18 @@ Result<std::optional<uint64_t>> DiskStore::EraseAll(uint64_t seen, const Key* ke
                                                     bool unrecorded,
                                                     const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> writing(write_mu_);
-  auto call = BeginCall(n);
-  if (!call.ok()) return call.status();
+  SOK_ASSIGN_OR_RETURN(auto call, BeginCall(n));
   if (replacements_ != seen) return std::optional<uint64_t>();
   if (unrecorded && unrecorded_.bytes() > kMostUnrecorded) {
     // Records the removals by earlier lookups. On an error the next call publishes them.
-    static_cast<void>(Record(std::move(call.value().room), {}));
+    static_cast<void>(Record(std::move(call.room), {}));
   }
   ShardPartition partition;
   Partition({{keys, n}}, parallel_for, &partition);
   const uint32_t now = core_->expiry->Now();
-  Status status = KeepAll(partition, now, parallel_for);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(KeepAll(partition, now, parallel_for));
   std::vector<RowBatch> removals;
-  status = OrNoMemory([&] {
+  Status status = OrNoMemory([&] {
     Status collected = CollectRemovals(partition, parallel_for, &removals);
     size_t bytes = unrecorded_.bytes();
     for (const RowBatch& of_shard : removals) bytes += of_shard.bytes();
@@ -483,7 +473,7 @@ Result<std::optional<uint64_t>> DiskStore::EraseAll(uint64_t seen, const Key* ke
   if (unrecorded) {
     for (const RowBatch& of_shard : removals) unrecorded_.AddAll(of_shard);
   } else if (recorded) {
-    status = Record(std::move(call.value().room), std::move(removals));
+    status = Record(std::move(call.room), std::move(removals));
   }
   if (!status.ok()) return status;
   return std::optional<uint64_t>(erased - expired);

@@ -17,6 +17,7 @@
 
 #include "core/base/file.h"
 #include "core/base/file_error.h"
+#include "core/base/status_macros.h"
 
 namespace sok {
 namespace {
@@ -202,9 +203,7 @@ Result<Journal::Room> Journal::Reserve(uint64_t row_bytes) {
   if (file_ >= 0 && outstanding_ == 0 && end_ > kSegmentBytes) {
     CloseSegment();
   }
-  if (file_ < 0) {
-    if (Status status = OpenSegment(); !status.ok()) return status;
-  }
+  if (file_ < 0) SOK_RETURN_IF_ERROR(OpenSegment());
   const uint64_t wanted = end_ + outstanding_ + bytes;
   if (can_allocate_ && wanted > allocated_) {
     const auto allocate = [&](uint64_t more) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/folder.h"
+#include "core/base/status_macros.h"
 #include "core/disk/journal.h"
 
 #define XXH_INLINE_ALL
@@ -40,8 +41,7 @@ bool IsHead(const JournalRecordHeader& record, uint64_t segment, uint64_t room) 
 Result<bool> ReadRecord(const InputFile& file, uint64_t offset, const JournalRecordHeader& record,
                         uint64_t segment, std::string* bytes) {
   bytes->resize(record.bytes);
-  Status status = file.ReadAt(offset + sizeof(record), bytes->data(), bytes->size());
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(file.ReadAt(offset + sizeof(record), bytes->data(), bytes->size()));
   return XXH3_64bits_withSeed(bytes->data(), bytes->size(), segment) == record.checksum;
 }
 
@@ -50,16 +50,13 @@ Result<bool> ReadRecord(const InputFile& file, uint64_t offset, const JournalRec
 // not count: none of their calls has returned.
 Result<std::optional<uint64_t>> FindRecord(const std::string& path, uint64_t segment,
                                            uint64_t offset, std::optional<uint64_t> torn) {
-  auto opened = InputFile::Open(path);
-  if (!opened.ok()) return opened.status();
-  const InputFile& file = *opened.value();
+  SOK_ASSIGN_OR_RETURN(auto opened, InputFile::Open(path));
+  const InputFile& file = *opened;
   JournalRecordHeader record;
   std::string piece, bytes;
   while (offset + sizeof(record) < file.bytes()) {
     piece.resize(std::min<uint64_t>(kReadTogether, file.bytes() - offset));
-    if (Status status = file.ReadAt(offset, piece.data(), piece.size()); !status.ok()) {
-      return status;
-    }
+    SOK_RETURN_IF_ERROR(file.ReadAt(offset, piece.data(), piece.size()));
     const size_t places = piece.size() - sizeof(record) + 1;
     for (size_t i = 0; i < places; ++i) {
       std::memcpy(&record, piece.data() + i, sizeof(record));
@@ -67,9 +64,8 @@ Result<std::optional<uint64_t>> FindRecord(const std::string& path, uint64_t seg
       if (!IsHead(record, segment, room)) continue;
       if (torn.has_value() && record.unsynced > 0 && record.unsynced >= offset + i - *torn)
         continue;
-      auto whole = ReadRecord(file, offset + i, record, segment, &bytes);
-      if (!whole.ok()) return whole.status();
-      if (whole.value()) return std::optional<uint64_t>(offset + i);
+      SOK_ASSIGN_OR_RETURN(auto whole, ReadRecord(file, offset + i, record, segment, &bytes));
+      if (whole) return std::optional<uint64_t>(offset + i);
     }
     offset += places;
   }
@@ -115,20 +111,18 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const std::string& fo
     reader->last_ = number;
     std::optional<uint64_t> rest;  // where this segment is torn
     if (torn_path.empty()) {
-      auto torn = reader->ReadSegment(path, storage, number);
-      if (!torn.ok()) return torn.status();
-      if (!torn.value().has_value()) continue;
+      SOK_ASSIGN_OR_RETURN(auto torn, reader->ReadSegment(path, storage, number));
+      if (!torn.has_value()) continue;
       torn_path = path;
-      rest = torn.value();
+      rest = torn;
       torn_at = *rest;
     }
     // Only the end may be torn: with whole records behind it, calls would be missing in the midst.
-    auto later = FindRecord(path, number, rest.value_or(0), rest);
-    if (!later.ok()) return later.status();
-    if (!later.value().has_value()) continue;
+    SOK_ASSIGN_OR_RETURN(auto later, FindRecord(path, number, rest.value_or(0), rest));
+    if (!later.has_value()) continue;
     return Damaged(torn_path, torn_at,
                    "what was written there cannot be read, and calls follow it from byte " +
-                       std::to_string(*later.value()) + " of '" + path + "' on");
+                       std::to_string(*later) + " of '" + path + "' on");
   }
   std::vector<Place>& places = reader->places_;
   // Equal keys stay in the order of their calls, so that the last one counts.
@@ -149,13 +143,11 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const std::string& fo
 Result<std::optional<uint64_t>> JournalReader::ReadSegment(const std::string& path,
                                                            uint64_t storage, uint64_t number) {
   const std::optional<uint64_t> whole;
-  auto opened = InputFile::Open(path);
-  if (!opened.ok()) return opened.status();
-  const InputFile& file = *opened.value();
+  SOK_ASSIGN_OR_RETURN(auto opened, InputFile::Open(path));
+  const InputFile& file = *opened;
   JournalSegmentHeader head;
   if (file.bytes() < sizeof(head)) return std::optional<uint64_t>(0);
-  Status status = file.ReadAt(0, &head, sizeof(head));
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(file.ReadAt(0, &head, sizeof(head)));
   if (std::memcmp(head.magic, JournalSegmentHeader::kMagic, sizeof(head.magic)) != 0 ||
       head.number != number) {
     return std::optional<uint64_t>(0);
@@ -164,20 +156,18 @@ Result<std::optional<uint64_t>> JournalReader::ReadSegment(const std::string& pa
     return Status(Code::kDataLoss,
                   "the journal '" + path + "' is one of another storage" + kRemedy);
   }
-  files_.push_back(std::move(opened.value()));
+  files_.push_back(std::move(opened));
   std::string bytes;
   uint64_t offset = sizeof(head);
   JournalRecordHeader record;
   while (offset < file.bytes()) {
     if (file.bytes() - offset < sizeof(record)) return std::optional<uint64_t>(offset);
-    status = file.ReadAt(offset, &record, sizeof(record));
-    if (!status.ok()) return status;
+    SOK_RETURN_IF_ERROR(file.ReadAt(offset, &record, sizeof(record)));
     if (!IsHead(record, number, file.bytes() - offset - sizeof(record))) {
       return std::optional<uint64_t>(offset);
     }
-    auto right = ReadRecord(file, offset, record, number, &bytes);
-    if (!right.ok()) return right.status();
-    if (!right.value()) return std::optional<uint64_t>(offset);
+    SOK_ASSIGN_OR_RETURN(auto right, ReadRecord(file, offset, record, number, &bytes));
+    if (!right) return std::optional<uint64_t>(offset);
     const std::string_view view = bytes;
     if (!DecodeNamedValues(view.substr(0, record.meta_bytes), &meta_) ||
         !TakeRecord(view.substr(record.meta_bytes), offset + sizeof(record) + record.meta_bytes)

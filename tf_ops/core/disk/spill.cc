@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/base/status_macros.h"
+
 namespace sok {
 namespace {
 
@@ -163,18 +165,17 @@ Status Spill::Compact() {
     std::vector<float> floats;
   };
   std::vector<Copy> copies;
-  Status status = ForEachOfSegment(emptiest, [&](const Head& head, const float* floats) {
+  SOK_RETURN_IF_ERROR(ForEachOfSegment(emptiest, [&](const Head& head, const float* floats) {
     copies.push_back({{head, nullptr, dirty(Find(head.key))}, {floats, floats + floats_}});
     return Status();
-  });
-  if (!status.ok()) return status;
+  }));
   std::vector<Row> rows;
   for (Copy& copy : copies) {
     copy.row.floats = copy.floats.data();
     rows.push_back(copy.row);
   }
   file_->ReserveAnyway(rows.size());  // they count twice until WriteRows removes the old ones
-  status = WriteRows(rows);
+  Status status = WriteRows(rows);
   FreeIfEmpty(emptiest);
   return status;
 }

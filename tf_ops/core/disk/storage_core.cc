@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/forked_child.h"
+#include "core/base/status_macros.h"
 
 namespace sok {
 namespace {
@@ -25,7 +26,7 @@ Status StorageCore::CheckProcess() const {
 }
 
 Status StorageCore::CheckOpen() const {
-  if (Status status = CheckProcess(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckProcess());
   if (database == nullptr) {
     return Status(Code::kFailedPrecondition,
                   "the storage '" + path +
@@ -33,14 +34,14 @@ Status StorageCore::CheckOpen() const {
                       "the model anew");
   }
   if (database->usable() && !resolve) return Status();
-  if (Status status = database->CheckNotStuck(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(database->CheckNotStuck());
   return Status(Code::kInternal, "the storage '" + path +
                                      "' had to be opened again after an error, and that failed; "
                                      "what is in memory is kept, and the next call tries again");
 }
 
 Status StorageCore::CheckWritable() const {
-  if (Status status = CheckOpen(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckOpen());
   if (!read_only) return database->CheckFolder();
   return Status(Code::kPermissionDenied, "the storage '" + path +
                                              "' was opened read-only; open it for writing to "
@@ -72,7 +73,7 @@ Status StorageCore::Mend(bool to_write) {
 }
 
 Result<StorageCore::Entrance> StorageCore::Enter(bool to_write) {
-  if (Status status = CheckProcess(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckProcess());
   Entrance entrance(gate);
   if (ShouldMend(to_write)) {
     entrance.unlock();
@@ -88,7 +89,7 @@ Result<StorageCore::Entrance> StorageCore::Enter(bool to_write) {
     }
     entrance.lock();
   }
-  if (Status status = to_write ? CheckWritable() : CheckOpen(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(to_write ? CheckWritable() : CheckOpen());
   return Result<Entrance>(std::move(entrance));
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/base/status_macros.h"
 #include "core/dump/dump_format.h"
 
 namespace sok {
@@ -39,8 +40,7 @@ Status Damaged(const InputFile& file, uint64_t offset, const std::string& expect
 Result<std::vector<DamoGroup>> ReadHeader(const InputFile& file) {
   char head[dump::kMagicBytes] = {};
   const uint64_t head_bytes = std::min<uint64_t>(file.bytes(), sizeof(head));
-  Status status = file.ReadAt(0, head, head_bytes);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(file.ReadAt(0, head, head_bytes));
   if (head_bytes < 4) {
     return Foreign(file, 0, "the number of groups", std::to_string(head_bytes) + " bytes");
   }
@@ -57,8 +57,7 @@ Result<std::vector<DamoGroup>> ReadHeader(const InputFile& file) {
     return Foreign(file, 0, "a header of " + std::to_string(header.size()) + " bytes",
                    std::to_string(file.bytes()) + " bytes");
   }
-  status = file.ReadAt(0, header.data(), header.size());
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(file.ReadAt(0, header.data(), header.size()));
 
   std::vector<DamoGroup> groups;
   for (int i = 0; i < n; ++i) {
@@ -93,13 +92,11 @@ bool LooksLikeDamoDump(const std::string& path) {
 }
 
 Result<std::unique_ptr<DamoDumpReader>> DamoDumpReader::Open(const std::string& path) {
-  auto file = InputFile::Open(path);
-  if (!file.ok()) return file.status();
-  auto groups = ReadHeader(*file.value());
-  if (!groups.ok()) return groups.status();
-  std::unique_ptr<DamoDumpReader> reader(new DamoDumpReader(std::move(file.value())));
-  reader->groups_ = std::move(groups.value());
-  if (Status status = reader->CheckLength(); !status.ok()) return status;
+  SOK_ASSIGN_OR_RETURN(auto file, InputFile::Open(path));
+  SOK_ASSIGN_OR_RETURN(auto groups, ReadHeader(*file));
+  std::unique_ptr<DamoDumpReader> reader(new DamoDumpReader(std::move(file)));
+  reader->groups_ = std::move(groups);
+  SOK_RETURN_IF_ERROR(reader->CheckLength());
   return reader;
 }
 
@@ -150,14 +147,14 @@ Status DamoDumpReader::ForEachPiece(const PieceFn& fn, const DumpProgress& progr
     int32_t group = 0;
     for (uint64_t needed = kRecordHeadBytes;;) {
       if (end - offset < needed) {
-        if (Status s = dump::Report(progress, offset, total, file_->path()); !s.ok()) return s;
+        SOK_RETURN_IF_ERROR(dump::Report(progress, offset, total, file_->path()));
         begin = offset;
         end = offset + std::min(window_bytes, total - offset);
         if (end - offset < needed) {
           return Damaged(*file_, offset, "a record of " + std::to_string(needed) + " bytes",
                          std::to_string(end - offset) + " bytes");
         }
-        if (Status s = file_->ReadAt(begin, window.data(), end - begin); !s.ok()) return s;
+        SOK_RETURN_IF_ERROR(file_->ReadAt(begin, window.data(), end - begin));
       }
       record = window.data() + (offset - begin);
       group = dump::Load<int32_t>(record + 8);
@@ -171,7 +168,7 @@ Status DamoDumpReader::ForEachPiece(const PieceFn& fn, const DumpProgress& progr
     key = dump::Load<Key>(record);
     // Headers and records have a multiple of 4 bytes, so the floats are aligned in the window.
     piece.rows.embeddings = reinterpret_cast<const float*>(record + kRecordHeadBytes);
-    if (Status s = fn(group, piece); !s.ok()) return s;
+    SOK_RETURN_IF_ERROR(fn(group, piece));
     offset += RecordBytes(dims[group]);
   }
   for (const DamoGroup& group : groups_) {

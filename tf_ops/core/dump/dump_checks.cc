@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/base/initializer.h"
+#include "core/base/status_macros.h"
 #include "core/disk/group_meta.h"
 #include "core/tables/row_checks.h"
 
@@ -14,14 +15,12 @@ namespace sok {
 namespace {
 
 Result<TableState> StateOf(const DumpGroup& group) {
-  auto meta = GroupMeta::FromJson(group.meta);
-  if (!meta.ok()) return meta.status();
-  const GroupMeta& told = meta.value();
+  SOK_ASSIGN_OR_RETURN(const GroupMeta told, GroupMeta::FromJson(group.meta));
   if (told.dim != group.dim) {
     return Status(Code::kDataLoss, "its description has dimension " + std::to_string(told.dim) +
                                        ", its rows have " + std::to_string(group.dim));
   }
-  if (Status status = CheckState(told.state, told.dim); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckState(told.state, told.dim));
   const int floats = RowLayout(told.dim, told.state.slots).slot_floats();
   if (floats != group.slot_floats) {
     return Status(Code::kDataLoss, "its description has slots of " + std::to_string(floats) +
@@ -29,9 +28,9 @@ Result<TableState> StateOf(const DumpGroup& group) {
                                        std::to_string(group.slot_floats));
   }
   if (!told.initializer.empty()) {
-    const auto made = Initializer::Make(told.initializer, told.initializer_a, told.initializer_b,
-                                        told.seed, group.group);
-    if (!made.ok()) return made.status();
+    SOK_RETURN_IF_ERROR(Initializer::Make(told.initializer, told.initializer_a, told.initializer_b,
+                                          told.seed, group.group)
+                            .status());
   }
   return told.state;
 }

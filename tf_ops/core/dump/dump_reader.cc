@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/base/checksum.h"
+#include "core/base/status_macros.h"
 #include "core/dump/damo_dump.h"
 #include "core/dump/dump_file.h"
 #include "core/dump/dump_format.h"
@@ -39,19 +40,17 @@ Status Foreign(const InputFile& file) {
 }  // namespace
 
 Result<std::unique_ptr<DumpReader>> DumpReader::Open(const std::string& path) {
-  auto file = InputFile::Open(path);
-  if (!file.ok()) return file.status();
-  std::unique_ptr<DumpReader> reader(new DumpReader(std::move(file.value())));
-  Status status = reader->ReadHeader();
-  if (status.ok()) status = reader->ReadIndex();
-  if (!status.ok()) return status;
+  SOK_ASSIGN_OR_RETURN(auto file, InputFile::Open(path));
+  std::unique_ptr<DumpReader> reader(new DumpReader(std::move(file)));
+  SOK_RETURN_IF_ERROR(reader->ReadHeader());
+  SOK_RETURN_IF_ERROR(reader->ReadIndex());
   return reader;
 }
 
 Status DumpReader::ReadHeader() const {
   char header[dump::kHeaderBytes] = {};
   const uint64_t bytes = std::min<uint64_t>(file_->bytes(), sizeof(header));
-  if (Status status = file_->ReadAt(0, header, bytes); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(file_->ReadAt(0, header, bytes));
   if (std::memcmp(header, dump::kMagic, dump::kMagicBytes) != 0) return Foreign(*file_);
   if (bytes < sizeof(header)) {
     return Damaged(file_->path(), 0, "a header of 24 bytes", std::to_string(bytes) + " bytes");
@@ -63,7 +62,7 @@ Status DumpReader::ReadHeader() const {
                            std::to_string(version) + " at byte 8 of " + file_->path() +
                            ". Load it with the sok-embed that wrote it, or a newer one.");
   }
-  if (Status status = CompareChecksum(file_->path(), 0, header, 16); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CompareChecksum(file_->path(), 0, header, 16));
   const auto header_bytes = dump::Load<uint32_t>(header + 12);
   if (version == dump::kVersion && header_bytes == dump::kHeaderBytes) return Status();
   return Damaged(file_->path(), 8, "version 1 with a header of 24 bytes",
@@ -79,9 +78,7 @@ Status DumpReader::ReadIndex() {
   }
   const uint64_t footer_offset = bytes - dump::kFooterBytes;
   char footer[dump::kFooterBytes];
-  if (Status status = file_->ReadAt(footer_offset, footer, sizeof(footer)); !status.ok()) {
-    return status;
-  }
+  SOK_RETURN_IF_ERROR(file_->ReadAt(footer_offset, footer, sizeof(footer)));
   if (std::memcmp(footer + 32, dump::kEndMagic, dump::kMagicBytes) != 0) {
     return Damaged(path, footer_offset + 32, "the end mark 'SOKDEND'",
                    "something else; the file was cut or has grown");
@@ -99,12 +96,9 @@ Status DumpReader::ReadIndex() {
   }
   FileBuffer index;
   if (!index.Reserve(bytes - offset)) return OutOfMemory(bytes - offset, path);
-  Status status = file_->ReadAt(offset, index.data(), bytes - offset);
-  if (status.ok()) {
-    status = CompareChecksum(path, offset, index.data(), footer_offset + 24 - offset);
-  }
-  if (status.ok()) status = ParseIndex(index.data(), footer_offset - offset, offset);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(file_->ReadAt(offset, index.data(), bytes - offset));
+  SOK_RETURN_IF_ERROR(CompareChecksum(path, offset, index.data(), footer_offset + 24 - offset));
+  SOK_RETURN_IF_ERROR(ParseIndex(index.data(), footer_offset - offset, offset));
   if (const auto told = dump::Load<uint64_t>(footer + 16); told != rows()) {
     return Damaged(path, footer_offset + 16, "the rows of all groups, " + std::to_string(rows()),
                    std::to_string(told));
@@ -173,11 +167,9 @@ uint64_t DumpReader::rows() const {
 Status DumpReader::ReadBlock(const DumpGroup& group, uint64_t offset, uint64_t rows,
                              char* block) const {
   const uint64_t payload = rows * dump::RowBytes(group.dim, group.slot_floats);
-  Status status = file_->ReadAt(offset, block, payload + dump::kBlockFrameBytes);
-  if (status.ok()) {
-    status = CompareChecksum(file_->path(), offset, block, dump::kBlockHeadBytes + payload);
-  }
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(file_->ReadAt(offset, block, payload + dump::kBlockFrameBytes));
+  SOK_RETURN_IF_ERROR(
+      CompareChecksum(file_->path(), offset, block, dump::kBlockHeadBytes + payload));
   const auto told_group = dump::Load<uint32_t>(block);
   const auto told_rows = dump::Load<uint32_t>(block + 4);
   const auto told_payload = dump::Load<uint64_t>(block + 8);
@@ -236,9 +228,8 @@ Status DumpReader::ForEachPiece(const PieceFn& fn, const DumpProgress& progress)
       const uint64_t n = std::min(left, per_block);
       const uint64_t bytes = n * row_bytes + dump::kBlockFrameBytes;
       if (!block.bytes.Reserve(bytes)) return OutOfMemory(bytes, file_->path());
-      Status status = ReadBlock(group, offset, n, block.bytes.data());
-      if (!status.ok()) return status;
-      status = OrNoMemory([&] {
+      SOK_RETURN_IF_ERROR(ReadBlock(group, offset, n, block.bytes.data()));
+      Status status = OrNoMemory([&] {
         block.Spread(group, block.bytes.data() + dump::kBlockHeadBytes, n);
         return Status();
       });

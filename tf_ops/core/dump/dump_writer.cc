@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/base/checksum.h"
+#include "core/base/status_macros.h"
 #include "core/dump/dump_file.h"
 #include "core/dump/dump_format.h"
 
@@ -34,16 +35,14 @@ Status CheckGroup(const DumpGroup& g) {
 }  // namespace
 
 Result<std::unique_ptr<DumpWriter>> DumpWriter::Open(const std::string& path) {
-  auto file = ReplacementFile::Open(path);
-  if (!file.ok()) return file.status();
-  std::unique_ptr<DumpWriter> writer(new DumpWriter(std::move(file.value())));
+  SOK_ASSIGN_OR_RETURN(auto file, ReplacementFile::Open(path));
+  std::unique_ptr<DumpWriter> writer(new DumpWriter(std::move(file)));
 
   std::string header(dump::kMagic, dump::kMagicBytes);
   dump::Append(header, dump::kVersion);
   dump::Append(header, static_cast<uint32_t>(dump::kHeaderBytes));
   dump::Append(header, Checksum(header.data(), header.size(), 0));
-  const Status status = writer->file_->Write(header.data(), header.size());
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(writer->file_->Write(header.data(), header.size()));
   return writer;
 }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/base/status_macros.h"
 #include "core/dump/dump_format.h"
 
 namespace sok {
@@ -27,15 +28,12 @@ constexpr size_t kAlignedRows = 16;
 Result<bool> PutSome(const NumberedCapture& each,
                      Result<size_t> (RowCapture::*next)(const CapturedColumns&, size_t),
                      RowsFileWriter* writer, uint64_t* written) {
-  const auto room = writer->MakeRoom(each.capture->dim, each.capture->slot_floats());
-  if (!room.ok()) return room.status();
-  const auto rows = (each.capture->rows.get()->*next)(room.value().columns, room.value().room);
-  if (!rows.ok()) return rows.status();
-  if (rows.value() > 0) {
-    if (Status status = writer->PutRows(each.table, rows.value()); !status.ok()) return status;
-  }
-  *written += rows.value();
-  return rows.value() == room.value().room;
+  SOK_ASSIGN_OR_RETURN(const auto room,
+                       writer->MakeRoom(each.capture->dim, each.capture->slot_floats()));
+  SOK_ASSIGN_OR_RETURN(const auto rows, (each.capture->rows.get()->*next)(room.columns, room.room));
+  if (rows > 0) SOK_RETURN_IF_ERROR(writer->PutRows(each.table, rows));
+  *written += rows;
+  return rows == room.room;
 }
 
 // Writes the copies that are kept now.
@@ -60,7 +58,7 @@ Result<std::unique_ptr<RowsFileWriter>> RowsFileWriter::Create(const std::string
   Append(header, identity.worker);
   Append(header, identity.workers);
   Append(header, Checksum(header.data(), header.size(), 0));
-  if (Status status = writer->Write(header.data(), header.size()); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(writer->Write(header.data(), header.size()));
   return Result<std::unique_ptr<RowsFileWriter>>(std::move(writer));
 }
 
@@ -107,7 +105,7 @@ Status RowsFileWriter::PutBytes(uint32_t table, RowsBlock kind, const void* byte
     const size_t block = kHeadBytes + payload + kChecksumBytes;
     if (!block_.Reserve(block)) return OutOfMemory(block, path_);
     std::memcpy(block_.data() + kHeadBytes, static_cast<const char*>(bytes) + begin, payload);
-    if (Status status = PutBlock(table, kind, begin, payload); !status.ok()) return status;
+    SOK_RETURN_IF_ERROR(PutBlock(table, kind, begin, payload));
   }
   return Status();
 }
@@ -119,8 +117,7 @@ Status RowsFileWriter::PutRemoved(uint32_t table, const Key* keys, size_t n) {
     const size_t block = kHeadBytes + count * sizeof(Key) + kChecksumBytes;
     if (!block_.Reserve(block)) return OutOfMemory(block, path_);
     std::memcpy(block_.data() + kHeadBytes, keys + begin, count * sizeof(Key));
-    Status status = PutBlock(table, RowsBlock::kRemoved, count, count * sizeof(Key));
-    if (!status.ok()) return status;
+    SOK_RETURN_IF_ERROR(PutBlock(table, RowsBlock::kRemoved, count, count * sizeof(Key)));
   }
   return Status();
 }
@@ -138,7 +135,7 @@ Status RowsFileWriter::PutBlock(uint32_t table, RowsBlock kind, uint64_t number,
 
 Status RowsFileWriter::Write(const char* bytes, size_t size) {
   const uint64_t begin = file_.bytes();
-  if (Status status = file_.Write(bytes, size); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(file_.Write(bytes, size));
   for (size_t done = 0; done < size;) {
     const uint64_t in_piece = (begin + done) % kPieceBytes;
     const size_t part = std::min<size_t>(kPieceBytes - in_piece, size - done);
@@ -158,8 +155,8 @@ Result<RowsFileWriter::Summary> RowsFileWriter::Finish(const std::string& index)
   Append(end, static_cast<uint64_t>(offset + index.size() + 4 * sizeof(uint64_t)));
   Append(end, Checksum(end.data(), end.size(), offset));
   end.append(kEndMagic, dump::kMagicBytes);
-  if (Status status = Write(end.data(), end.size()); !status.ok()) return status;
-  if (Status status = file_.Finish(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(Write(end.data(), end.size()));
+  SOK_RETURN_IF_ERROR(file_.Finish());
   if (file_.bytes() % kPieceBytes != 0) Append(pieces_, piece_.value());
   return Summary{file_.bytes(), Checksum(pieces_.data(), pieces_.size(), file_.bytes())};
 }
@@ -169,17 +166,13 @@ Status PutCaptures(const std::vector<NumberedCapture>& captures, RowsFileWriter*
   std::vector<uint64_t> written(captures.size(), 0);
   for (size_t i = 0; i < captures.size(); ++i) {
     const std::vector<Key>& removed = captures[i].capture->rows->removed();
-    Status status = writer->PutRemoved(captures[i].table, removed.data(), removed.size());
-    if (!status.ok()) return status;
+    SOK_RETURN_IF_ERROR(writer->PutRemoved(captures[i].table, removed.data(), removed.size()));
     for (bool is_more = true; is_more;) {
       // Trainers may be blocked on the copy budget: drain later tables first.
       for (size_t j = i; j < captures.size() && 2 * budget.used() > budget.limit(); ++j) {
-        status = PutKept(captures[j], writer, &written[j]);
-        if (!status.ok()) return status;
+        SOK_RETURN_IF_ERROR(PutKept(captures[j], writer, &written[j]));
       }
-      const auto more = PutSome(captures[i], &RowCapture::Next, writer, &written[i]);
-      if (!more.ok()) return more.status();
-      is_more = more.value();
+      SOK_ASSIGN_OR_RETURN(is_more, PutSome(captures[i], &RowCapture::Next, writer, &written[i]));
     }
     const uint64_t rows = captures[i].capture->rows->rows();
     if (written[i] == rows) continue;

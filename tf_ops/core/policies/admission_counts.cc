@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/checksum.h"
+#include "core/base/status_macros.h"
 #include "core/policies/chunk_format.h"
 
 namespace sok {
@@ -63,9 +64,8 @@ Result<std::vector<std::string>> DumpCounts(const Admission& admission) {
   const std::vector<uint32_t> used = admission.UsedChunks();
   std::vector<std::string> pieces(1);
   for (uint32_t chunk : used) {
-    auto bytes = admission.Dump(chunk);
-    if (!bytes.ok()) return bytes.status();
-    pieces.push_back(std::move(bytes.value()));
+    SOK_ASSIGN_OR_RETURN(auto bytes, admission.Dump(chunk));
+    pieces.push_back(std::move(bytes));
   }
   const AdmissionConfig config = admission.config();
   const size_t head_bytes =

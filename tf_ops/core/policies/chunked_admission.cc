@@ -1,6 +1,7 @@
 #include "core/policies/chunked_admission.h"
 
 #include "core/base/hash.h"
+#include "core/base/status_macros.h"
 #include "core/policies/chunk_format.h"
 
 namespace sok {
@@ -40,8 +41,7 @@ std::vector<uint32_t> ChunkedAdmission::ChangedChunks() {
 }
 
 Result<std::string> ChunkedAdmission::Dump(uint32_t chunk) const {
-  const Status status = CheckNumber(chunk);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckNumber(chunk));
   std::unique_lock<std::mutex> lock(mutex(chunk));
   const std::string payload = Payload(chunk);
   lock.unlock();
@@ -56,19 +56,17 @@ void ChunkedAdmission::MarkSaved() {
 }
 
 Result<std::string_view> ChunkedAdmission::PayloadOf(uint32_t chunk, std::string_view bytes) const {
-  if (Status status = CheckNumber(chunk); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckNumber(chunk));
   return DecodeChunk({fingerprint_, chunk}, bytes);
 }
 
 Status ChunkedAdmission::Load(uint32_t chunk, std::string_view bytes) {
-  const auto payload = PayloadOf(chunk, bytes);
-  if (!payload.ok()) return payload.status();
+  SOK_ASSIGN_OR_RETURN(const auto payload, PayloadOf(chunk, bytes));
   std::lock_guard<std::mutex> lock(mutex(chunk));
-  Status status = LoadPayload(chunk, payload.value());
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(LoadPayload(chunk, payload));
   chunks_[chunk].changed = chunks_[chunk].in_save = false;
   chunks_[chunk].used = true;
-  return status;
+  return Status();
 }
 
 std::vector<uint32_t> ChunkedAdmission::UsedChunks() const {
@@ -82,15 +80,14 @@ std::vector<uint32_t> ChunkedAdmission::UsedChunks() const {
 
 Status ChunkedAdmission::CheckChunks(const AdmissionChunks& chunks) const {
   for (const auto& [chunk, bytes] : chunks) {
-    const auto payload = PayloadOf(chunk, bytes);
-    if (!payload.ok()) return payload.status();
-    if (Status status = CheckPayload(chunk, payload.value()); !status.ok()) return status;
+    SOK_ASSIGN_OR_RETURN(const auto payload, PayloadOf(chunk, bytes));
+    SOK_RETURN_IF_ERROR(CheckPayload(chunk, payload));
   }
   return Status();
 }
 
 Status ChunkedAdmission::Restore(const AdmissionChunks& chunks) {
-  if (Status status = CheckChunks(chunks); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckChunks(chunks));
   for (uint32_t i = 0; i < this->chunks(); ++i) {
     const auto given = chunks.find(i);
     std::lock_guard<std::mutex> lock(mutex(i));
@@ -99,8 +96,7 @@ Status ChunkedAdmission::Restore(const AdmissionChunks& chunks) {
       ClearChunk(i);
     } else {
       const auto payload = PayloadOf(i, given->second);
-      Status status = payload.ok() ? LoadPayload(i, payload.value()) : payload.status();
-      if (!status.ok()) return status;
+      SOK_RETURN_IF_ERROR(payload.ok() ? LoadPayload(i, payload.value()) : payload.status());
     }
     MarkChanged(i);
   }

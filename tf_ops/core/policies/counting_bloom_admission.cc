@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/base/hash.h"
+#include "core/base/status_macros.h"
 
 namespace sok {
 namespace {
@@ -95,15 +96,12 @@ Result<CountingBloomAdmission::Shape> CountingBloomAdmission::ShapeOf(
 }
 
 Result<std::unique_ptr<Admission>> CountingBloomAdmission::Make(const AdmissionConfig& config) {
-  const Status status = Check(config);
-  if (!status.ok()) return status;
-  const Result<Shape> shape = ShapeOf(config);
-  if (!shape.ok()) return shape.status();
-  const size_t bytes = size_t{shape.value().chunks} * shape.value().chunk_bytes;
+  SOK_RETURN_IF_ERROR(Check(config));
+  SOK_ASSIGN_OR_RETURN(const auto shape, ShapeOf(config));
+  const size_t bytes = size_t{shape.chunks} * shape.chunk_bytes;
   PageBuffer memory(bytes, bytes >= kHugeFrom);
   if (memory.data() == nullptr) return NoMemory(config, static_cast<double>(bytes));
-  return std::unique_ptr<Admission>(
-      new CountingBloomAdmission(config, shape.value(), std::move(memory)));
+  return std::unique_ptr<Admission>(new CountingBloomAdmission(config, shape, std::move(memory)));
 }
 
 CountingBloomAdmission::CountingBloomAdmission(const AdmissionConfig& config, const Shape& shape,

@@ -3,6 +3,7 @@
 #include <mutex>
 #include <utility>
 
+#include "core/base/status_macros.h"
 #include "core/policies/chunk_format.h"
 
 namespace sok {
@@ -35,8 +36,7 @@ Status FrequencyAdmission::Count(Key key, uint64_t hash, int64_t times, uint8_t*
   *admitted = seen == min_count_;
   if (seen == before) return Status();
   if (count == nullptr) {
-    const Status status = table.Reserve(1);
-    if (!status.ok()) return status;
+    SOK_RETURN_IF_ERROR(table.Reserve(1));
     table.Insert(key, hash, seen);
   } else {
     *count = seen;
@@ -50,8 +50,7 @@ Status FrequencyAdmission::Observe(const Key* keys, const int64_t* counts, size_
   for (size_t i = 0; i < n; ++i) {
     const uint64_t hash = CounterTable::Hash(keys[i]);
     std::lock_guard<std::mutex> lock(mutex(ChunkOf(hash)));
-    Status status = Count(keys[i], hash, counts == nullptr ? 1 : counts[i], &admitted[i]);
-    if (!status.ok()) return status;
+    SOK_RETURN_IF_ERROR(Count(keys[i], hash, counts == nullptr ? 1 : counts[i], &admitted[i]));
   }
   return Status();
 }
@@ -99,8 +98,7 @@ Result<CounterTable> FrequencyAdmission::Parse(uint32_t chunk, std::string_view 
     return NoCounters(chunk, std::to_string(payload.size()) + " bytes, at 12 bytes a counter");
   }
   CounterTable table;
-  Status status = table.Reserve(payload.size() / kCounterBytes);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(table.Reserve(payload.size() / kCounterBytes));
   for (; !payload.empty(); payload.remove_prefix(kCounterBytes)) {
     const Key key = ReadLittleEndian(payload.data(), kKeyBytes);
     const auto count =

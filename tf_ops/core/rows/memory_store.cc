@@ -7,6 +7,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "core/base/status_macros.h"
 #include "core/rows/apply_rows.h"
 #include "core/rows/direct_index.h"
 #include "core/rows/hash_index.h"
@@ -282,8 +283,7 @@ Status MemoryStore<Index>::Replace(std::shared_ptr<const RowLayout> layout, cons
                                    const Key* keys, size_t n, uint32_t now, const WriteRow& write,
                                    const ParallelFor& parallel_for) {
   Clear();
-  auto relaid = Relayout(std::move(layout), state, parallel_for);
-  if (!relaid.ok()) return relaid.status();
+  SOK_RETURN_IF_ERROR(Relayout(std::move(layout), state, parallel_for).status());
   return Upsert(keys, n, /*max_rows=*/0, now, write, parallel_for);
 }
 

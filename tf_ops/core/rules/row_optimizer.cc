@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/base/status_macros.h"
 #include "core/rules/keras/adagrad.h"
 #include "core/rules/keras/adam.h"
 #include "core/rules/keras/adamw.h"
@@ -126,10 +127,10 @@ Result<std::unique_ptr<RowOptimizer>> MakeRowOptimizer(const std::string& rule,
                            {{"known", RuleNames{RowOptimizerNames()}}, {"got", RuleName{rule}}});
   }
   if (schedule != nullptr && !entry->takes_schedule) return NoScheduleExpected(rule, *schedule);
-  const Result<Values> values = BindParameters(
-      "Row optimizer \"{owner}\"", {"owner", RuleName{rule}}, entry->parameters(), hypers);
-  if (!values.ok()) return values.status();
-  return entry->make(values.value(), schedule);
+  SOK_ASSIGN_OR_RETURN(const auto values,
+                       BindParameters("Row optimizer \"{owner}\"", {"owner", RuleName{rule}},
+                                      entry->parameters(), hypers));
+  return entry->make(values, schedule);
 }
 
 }  // namespace sok

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 
+#include "core/base/status_macros.h"
 #include "core/rules/parameters.h"
 
 namespace sok {
@@ -133,12 +134,12 @@ Result<Schedule> Schedule::Make(const std::string& name, const std::vector<Hyper
     return InvalidArgument("Expected a learning rate schedule of " + JoinNames(kKinds) +
                            ". Received: \"" + name + "\".");
   }
-  const Result<Values> values = BindParameters("Learning rate schedule \"{owner}\"",
-                                               {"owner", name}, kind->parameters(), parameters);
-  if (!values.ok()) return values.status();
+  SOK_ASSIGN_OR_RETURN(const auto values,
+                       BindParameters("Learning rate schedule \"{owner}\"", {"owner", name},
+                                      kind->parameters(), parameters));
   Schedule schedule(kind);
   double* next = schedule.values_;
-  for (const Hyper& hyper : values.value().all()) *next++ = hyper.value;
+  for (const Hyper& hyper : values.all()) *next++ = hyper.value;
   return schedule;
 }
 

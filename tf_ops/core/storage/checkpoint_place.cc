@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "core/base/file.h"
+#include "core/base/status_macros.h"
 
 namespace sok {
 namespace {
@@ -79,7 +80,7 @@ Status LinkOrCopy(const std::string& name, const std::string& from, const std::s
 Status CheckpointInPlace(const Database& database, const std::string& folder,
                          const std::string& path, const std::vector<std::string>& files) {
   const std::string unfinished = UnfinishedOf(path), inner = unfinished + "/checkpoint";
-  if (Status status = CreateStagingFolder(unfinished); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CreateStagingFolder(unfinished));
   Status status = database.Checkpoint(inner);
   for (const std::string& name : files) {
     if (status.ok()) status = LinkOrCopy(name, folder, inner);
@@ -121,19 +122,18 @@ Status CheckOutside(const std::string& path, const std::string& folder, const ch
 
 Status MakeCheckpoint(const Database& database, const std::string& folder,
                       const std::string& path) {
-  if (Status status = CheckOutside(path, folder, "checkpoint"); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckOutside(path, folder, "checkpoint"));
   struct stat own, parent;
   const bool movable = stat(folder.c_str(), &own) == 0 &&
                        stat(ParentOf(path).c_str(), &parent) == 0 && own.st_dev == parent.st_dev &&
                        access(folder.c_str(), W_OK) == 0;
-  if (Status status = CheckFree(path); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckFree(path));
   if (!movable) return CheckpointInPlace(database, folder, path, {});
   const std::string staging = folder + kStaging;
   RemoveUnfinishedCheckpoints(folder);
-  Status status = database.Checkpoint(staging);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(database.Checkpoint(staging));
   int error = 0;
-  status = MoveTo(staging, path, &error);
+  Status status = MoveTo(staging, path, &error);
   if (error != 0) RemoveUnfinishedCheckpoints(folder);
   // Two mounts of one device look like one file system, but no file can be moved between them.
   return error == EXDEV ? CheckpointInPlace(database, folder, path, {}) : status;
@@ -141,8 +141,8 @@ Status MakeCheckpoint(const Database& database, const std::string& folder,
 
 Status CheckpointOfReader(const Database& database, const std::string& folder,
                           const std::string& path, const std::vector<std::string>& journal) {
-  if (Status status = CheckOutside(path, folder, "checkpoint"); !status.ok()) return status;
-  if (Status status = CheckFree(path); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckOutside(path, folder, "checkpoint"));
+  SOK_RETURN_IF_ERROR(CheckFree(path));
   return CheckpointInPlace(database, folder, path, journal);
 }
 

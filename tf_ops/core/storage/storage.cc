@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/forked_child.h"
+#include "core/base/status_macros.h"
 #include "core/storage/admission_names.h"
 #include "core/storage/checkpoint_place.h"
 #include "core/storage/storage_journal.h"
@@ -60,7 +61,7 @@ Status Storage::Ready() {
 Status Storage::ResetSlots(int group, const GroupMeta& meta) {
   const Gate gate(core_->gate);
   // Nothing is pending from here on, so that what is published below is all there is.
-  if (Status status = FlushAtRest(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(FlushAtRest());
   const uint64_t in_doubt = core_->database->writes_in_doubt();
   Resolution resolution = ResolutionOf([] {});  // the group is not in memory
   const Status status = OrNoMemory([&] { return PublishWithoutSlots(group, meta); });
@@ -71,23 +72,19 @@ Status Storage::ResetSlots(int group, const GroupMeta& meta) {
 Status Storage::PublishWithoutSlots(int group, const GroupMeta& meta) {
   const auto publication = core_->database->StartPublication();
   std::vector<float> embedding(meta.dim);
-  Status status = core_->database->ForEach(group, [&](int, Key key, std::string_view bytes) {
+  SOK_RETURN_IF_ERROR(core_->database->ForEach(group, [&](int, Key key, std::string_view bytes) {
     RowValue value;
     if (!value.Parse(bytes, meta.dim)) return DamagedRow(group, key, path());
     std::memcpy(embedding.data(), value.floats, embedding.size() * sizeof(float));
     // Rules that count the updates of each row begin at its first.
     value.header.meta.update_num = 0;
     return publication->Add(RowKey(group, key), value.header, embedding.data(), embedding.size());
-  });
-  if (!status.ok()) return status;
+  }));
   return publication->Finish({{GroupMetaName(group), meta.ToJson()}});
 }
 
 Status Storage::SettleAtRest() {
-  for (auto& [number, group] : groups_) {
-    Status status = group.store->Settle();
-    if (!status.ok()) return status;
-  }
+  for (auto& [number, group] : groups_) SOK_RETURN_IF_ERROR(group.store->Settle());
   return Status();
 }
 
@@ -109,9 +106,7 @@ Status Storage::FlushOnce() {
     dirty += group.store->DirtyBytes();
     if (group.admission == nullptr) continue;
     for (uint32_t chunk : group.admission->ChangedChunks()) {
-      auto bytes = group.admission->Dump(chunk);
-      if (!bytes.ok()) return bytes.status();
-      meta[ChunkName(number, chunk)] = std::move(bytes.value());
+      SOK_ASSIGN_OR_RETURN(meta[ChunkName(number, chunk)], group.admission->Dump(chunk));
     }
   }
   Journal* const journal = core_->journal.get();
@@ -160,8 +155,7 @@ Status Storage::Flush() {
 Status Storage::Checkpoint(const std::string& path) {
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
-  Status status = FlushAtRest();
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(FlushAtRest());
   return core_->read_only
              ? CheckpointOfReader(*core_->database, core_->path, path, core_->shown_journal)
              : MakeCheckpoint(*core_->database, core_->path, path);
@@ -186,7 +180,7 @@ Status Storage::Compact() {
 }
 
 Status Storage::ReadyToWrite() {
-  if (Status status = Ready(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(Ready());
   if (!core_->read_only) return core_->database->CheckFolder();
   return Status(Code::kPermissionDenied,
                 "the storage '" + path() + "' was opened read-only; open it for writing");
@@ -196,8 +190,7 @@ Status Storage::Close() {
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
   if (core_->database == nullptr) return Status();
-  Status status = FlushAtRest();
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(FlushAtRest());
   for (auto& [number, group] : groups_) group.store->DropCache(0, 0);
   core_->database.reset();
   core_->journal.reset();

@@ -6,38 +6,43 @@
 #include <string>
 #include <utility>
 
+#include "core/base/status_macros.h"
+
 namespace sok {
 
 Status CountLive(const Database& database, int group, const Expiry& expiry, GroupMeta* meta) {
-  auto view = database.Look(group);
-  if (!view.ok()) return view.status();
+  SOK_ASSIGN_OR_RETURN(auto view, database.Look(group));
   // The time is taken after the view: rows that the view leaves out because they have expired must
   // have expired by this time.
   const uint32_t now = expiry.Now();
   uint64_t rows = 0;
-  Status status = view.value()->ForEach([&](int, Key, std::string_view bytes) {
+  SOK_RETURN_IF_ERROR(view->ForEach([&](int, Key, std::string_view bytes) {
     RowHeader header = {};
     std::memcpy(&header, bytes.data(), std::min(bytes.size(), sizeof(header)));
     rows += !expiry.Expired(header.meta.update_time, now);
     return Status();
-  });
-  if (!status.ok()) return status;
+  }));
   meta->rows = rows;
   meta->counted_at = now;
-  return status;
+  return Status();
+}
+
+Result<std::map<int, GroupMeta>> ReadGroups(const Database& database) {
+  SOK_ASSIGN_OR_RETURN(const auto stored, database.ReadMeta(kGroupMetaPrefix));
+  std::map<int, GroupMeta> groups;
+  for (const auto& [name, json] : stored) {
+    SOK_ASSIGN_OR_RETURN(groups[std::atoi(name.c_str() + sizeof(kGroupMetaPrefix) - 1)],
+                         GroupMeta::FromJson(json));
+  }
+  return groups;
 }
 
 Result<NamedValues> CountAllGroups(const Database& database, const Expiry& expiry) {
-  auto stored = database.ReadMeta(kGroupMetaPrefix);
-  if (!stored.ok()) return stored.status();
+  SOK_ASSIGN_OR_RETURN(auto groups, ReadGroups(database));
   NamedValues described;
-  for (const auto& [name, json] : stored.value()) {
-    auto meta = GroupMeta::FromJson(json);
-    if (!meta.ok()) return meta.status();
-    const int group = std::atoi(name.c_str() + sizeof(kGroupMetaPrefix) - 1);
-    Status status = CountLive(database, group, expiry, &meta.value());
-    if (!status.ok()) return status;
-    described[name] = meta.value().ToJson();
+  for (auto& [group, meta] : groups) {
+    SOK_RETURN_IF_ERROR(CountLive(database, group, expiry, &meta));
+    described[GroupMetaName(group)] = meta.ToJson();
   }
   return described;
 }

@@ -1,6 +1,8 @@
 // Counts the rows that the groups of a database have. Included by the sources of Storage only.
 #pragma once
 
+#include <map>
+
 #include "core/base/expiry.h"
 #include "core/base/status.h"
 #include "core/disk/database.h"
@@ -12,7 +14,10 @@ namespace sok {
 // how many there are and when that was.
 Status CountLive(const Database& database, int group, const Expiry& expiry, GroupMeta* meta);
 
-// Returns the descriptions of all groups that the database has, with their rows counted anew.
+// Returns the descriptions of all groups that the database has.
+Result<std::map<int, GroupMeta>> ReadGroups(const Database& database);
+
+// Returns them as the database stores them, with their rows counted anew.
 Result<NamedValues> CountAllGroups(const Database& database, const Expiry& expiry);
 
 }  // namespace sok

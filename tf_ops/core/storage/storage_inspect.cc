@@ -5,30 +5,23 @@
 #include <string>
 #include <utility>
 
+#include "core/base/status_macros.h"
 #include "core/storage/storage.h"
 #include "core/storage/storage_count.h"
 
 namespace sok {
 
 Result<std::map<int, GroupMeta>> Storage::GroupsAtRest() const {
-  if (Status status = core_->CheckOpen(); !status.ok()) return status;
-  auto stored = core_->database->ReadMeta(kGroupMetaPrefix);
-  if (!stored.ok()) return stored.status();
-  std::map<int, GroupMeta> groups;
-  for (const auto& [name, json] : stored.value()) {
-    auto meta = GroupMeta::FromJson(json);
-    if (!meta.ok()) return meta.status();
-    groups[std::atoi(name.c_str() + sizeof(kGroupMetaPrefix) - 1)] = std::move(meta.value());
-  }
+  SOK_RETURN_IF_ERROR(core_->CheckOpen());
+  SOK_ASSIGN_OR_RETURN(auto groups, ReadGroups(*core_->database));
   for (const auto& [number, group] : groups_) groups[number] = group.store->meta();
   return groups;
 }
 
 Status Storage::NoGroup(int group) const {
-  auto groups = GroupsAtRest();
-  if (!groups.ok()) return groups.status();
+  SOK_ASSIGN_OR_RETURN(auto groups, GroupsAtRest());
   std::string known;
-  for (const auto& [number, meta] : groups.value()) {
+  for (const auto& [number, meta] : groups) {
     known += (known.empty() ? "" : ", ") + std::to_string(number);
   }
   return Status(Code::kNotFound, "there is no group " + std::to_string(group) + " in '" + path() +
@@ -39,14 +32,11 @@ Status Storage::NoGroup(int group) const {
 Result<std::vector<GroupInfo>> Storage::Groups() {
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
-  if (Status status = Ready(); !status.ok()) return status;
-  auto groups = GroupsAtRest();
-  if (!groups.ok()) return groups.status();
+  SOK_RETURN_IF_ERROR(Ready());
+  SOK_ASSIGN_OR_RETURN(auto groups, GroupsAtRest());
   std::vector<GroupInfo> infos;
-  for (auto& [number, meta] : groups.value()) {
-    if (groups_.count(number) == 0) {
-      if (Status status = CountIfOutdated(number, &meta); !status.ok()) return status;
-    }
+  for (auto& [number, meta] : groups) {
+    if (groups_.count(number) == 0) SOK_RETURN_IF_ERROR(CountIfOutdated(number, &meta));
     infos.push_back({number, std::move(meta)});
   }
   return infos;
@@ -55,14 +45,13 @@ Result<std::vector<GroupInfo>> Storage::Groups() {
 Result<GroupSurvey> Storage::Survey(int group) {
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
-  if (Status status = Ready(); !status.ok()) return status;
-  auto described = DescriptionOf(group);
-  if (!described.ok()) return described.status();
-  if (described.value().dim == 0) return NoGroup(group);
-  if (Status status = SettleAtRest(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(Ready());
+  SOK_ASSIGN_OR_RETURN(auto described, DescriptionOf(group));
+  if (described.dim == 0) return NoGroup(group);
+  SOK_RETURN_IF_ERROR(SettleAtRest());
   const uint32_t now = core_->expiry->Now();
   GroupSurvey survey;
-  Status status = core_->database->ForEach(group, [&](int, Key, std::string_view bytes) {
+  SOK_RETURN_IF_ERROR(core_->database->ForEach(group, [&](int, Key, std::string_view bytes) {
     RowHeader header;
     if (bytes.size() < sizeof(header)) {
       return Status(Code::kDataLoss,
@@ -84,8 +73,7 @@ Result<GroupSurvey> Storage::Survey(int group) {
     const uint32_t updates = header.meta.update_num;
     ++survey.by_updates[updates == 0 ? 0 : 32 - __builtin_clz(updates)];
     return Status();
-  });
-  if (!status.ok()) return status;
+  }));
   return survey;
 }
 
@@ -95,13 +83,12 @@ Result<std::optional<StoredRow>> Storage::Get(int group, Key key) {
   }
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
-  if (Status status = Ready(); !status.ok()) return status;
-  auto groups = GroupsAtRest();
-  if (!groups.ok()) return groups.status();
+  SOK_RETURN_IF_ERROR(Ready());
+  SOK_ASSIGN_OR_RETURN(auto groups, GroupsAtRest());
   std::optional<StoredRow> row;
-  const auto found = groups.value().find(group);
-  if (found == groups.value().end()) return row;
-  if (Status status = SettleAtRest(); !status.ok()) return status;
+  const auto found = groups.find(group);
+  if (found == groups.end()) return row;
+  SOK_RETURN_IF_ERROR(SettleAtRest());
   const RowKey wanted(group, key);
   Status damaged;
   Status status = core_->database->Read(&wanted, 1, [&](size_t, std::string_view bytes) {
@@ -123,7 +110,7 @@ Result<std::optional<StoredRow>> Storage::Get(int group, Key key) {
 
 Result<Database::DiskUse> Storage::disk_use() {
   std::shared_lock<SharedMutex> gate(core_->gate);
-  if (Status status = core_->CheckOpen(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(core_->CheckOpen());
   return core_->database->disk_use();
 }
 
@@ -135,19 +122,14 @@ Status Storage::CountIfOutdated(int group, GroupMeta* meta) const {
 }
 
 Status Storage::CountRows() {
-  for (auto& [number, group] : groups_) {
-    auto counted = group.store->Freeze();
-    if (!counted.ok()) return counted.status();
-  }
+  for (auto& [number, group] : groups_) SOK_RETURN_IF_ERROR(group.store->Freeze().status());
   const Gate gate(core_->gate);
-  if (Status status = Ready(); !status.ok()) return status;
-  auto groups = GroupsAtRest();
-  if (!groups.ok()) return groups.status();
+  SOK_RETURN_IF_ERROR(Ready());
+  SOK_ASSIGN_OR_RETURN(auto groups, GroupsAtRest());
   Database::Meta counts;
-  for (auto& [number, meta] : groups.value()) {
+  for (auto& [number, meta] : groups) {
     if (groups_.count(number) != 0) continue;
-    Status status = CountLive(*core_->database, number, *core_->expiry, &meta);
-    if (!status.ok()) return status;
+    SOK_RETURN_IF_ERROR(CountLive(*core_->database, number, *core_->expiry, &meta));
     counts[GroupMetaName(number)] = meta.ToJson();
   }
   Status status = core_->database->WritePublished({}, counts, /*sync=*/true);

@@ -8,8 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/status_macros.h"
 #include "core/disk/group_meta.h"
 #include "core/disk/journal_reader.h"
+#include "core/storage/storage_count.h"
 
 namespace sok {
 namespace {
@@ -57,42 +59,27 @@ Status CountAdded(const Database& database, const JournalReader& journal, const 
   return Status();
 }
 
-Result<std::map<int, GroupMeta>> ParseGroups(const std::map<std::string, std::string>& stored) {
-  std::map<int, GroupMeta> groups;
-  for (const auto& [name, json] : stored) {
-    auto meta = GroupMeta::FromJson(json);
-    if (!meta.ok()) return meta.status();
-    groups[std::atoi(name.c_str() + sizeof(kGroupMetaPrefix) - 1)] = std::move(meta.value());
-  }
-  return groups;
-}
-
 // Returns the journal's descriptions of groups, with the numbers of rows that there are.
 Result<NamedValues> Describe(const Database& database, const JournalReader& journal,
                              const Expiry& expiry) {
-  auto stored = database.ReadMeta(kGroupMetaPrefix);
-  if (!stored.ok()) return stored.status();
-  auto groups = ParseGroups(stored.value());
-  if (!groups.ok()) return groups.status();
+  SOK_ASSIGN_OR_RETURN(const auto groups, ReadGroups(database));
   std::map<int, int64_t> added;
-  Status status = CountAdded(database, journal, expiry, groups.value(), &added);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CountAdded(database, journal, expiry, groups, &added));
   NamedValues meta = journal.meta();
   for (auto& [name, json] : meta) {
     if (name.rfind(kGroupMetaPrefix, 0) != 0 || !json.has_value()) continue;
-    auto group = GroupMeta::FromJson(*json);
-    if (!group.ok()) return group.status();
+    SOK_ASSIGN_OR_RETURN(auto group, GroupMeta::FromJson(*json));
     const int number = std::atoi(name.c_str() + sizeof(kGroupMetaPrefix) - 1);
-    const auto before = groups.value().find(number);
+    const auto before = groups.find(number);
     int64_t rows = added[number];
     uint32_t counted_at = 0;
-    if (before != groups.value().end()) {
+    if (before != groups.end()) {
       rows += static_cast<int64_t>(before->second.rows);
       counted_at = before->second.counted_at;
     }
-    group.value().rows = static_cast<uint64_t>(std::max<int64_t>(0, rows));
-    group.value().counted_at = counted_at;
-    json = group.value().ToJson();
+    group.rows = static_cast<uint64_t>(std::max<int64_t>(0, rows));
+    group.counted_at = counted_at;
+    json = group.ToJson();
   }
   return meta;
 }
@@ -101,33 +88,28 @@ Result<NamedValues> Describe(const Database& database, const JournalReader& jour
 
 Result<uint64_t> ReplayJournal(Database* database, const Expiry& expiry, uint64_t storage,
                                bool read_only) {
-  auto stored = database->ReadMeta(kJournalName);
-  if (!stored.ok()) return stored.status();
+  SOK_ASSIGN_OR_RETURN(auto stored, database->ReadMeta(kJournalName));
   uint64_t applied = 0;
-  if (!stored.value().empty()) {
-    applied = std::strtoull(stored.value().begin()->second.c_str(), nullptr, 10);
+  if (!stored.empty()) {
+    applied = std::strtoull(stored.begin()->second.c_str(), nullptr, 10);
   }
   const std::string& path = database->path();
   const std::vector<uint64_t> segments = JournalSegments(path);
   if (segments.empty()) return applied + 1;
-  auto opened = JournalReader::Open(path, storage, applied);
-  if (!opened.ok()) return opened.status();
-  std::unique_ptr<JournalReader> journal = std::move(opened.value());
+  SOK_ASSIGN_OR_RETURN(std::unique_ptr<JournalReader> journal,
+                       JournalReader::Open(path, storage, applied));
   const uint64_t last = journal->last();
   if (read_only) {
     if (journal->empty()) return last + 1;
-    auto meta = Describe(*database, *journal, expiry);
-    if (!meta.ok()) return meta.status();
-    database->ShowJournal(std::move(journal), std::move(meta.value()));
+    SOK_ASSIGN_OR_RETURN(auto meta, Describe(*database, *journal, expiry));
+    database->ShowJournal(std::move(journal), std::move(meta));
     return last + 1;
   }
   // This holds also without a record: segments follow each other without a gap.
   if (last > applied) {
-    auto meta = Describe(*database, *journal, expiry);
-    if (!meta.ok()) return meta.status();
-    meta.value()[kJournalName] = std::to_string(last);
-    Status status = database->PublishJournal(*journal, meta.value());
-    if (!status.ok()) return status;
+    SOK_ASSIGN_OR_RETURN(auto meta, Describe(*database, *journal, expiry));
+    meta[kJournalName] = std::to_string(last);
+    SOK_RETURN_IF_ERROR(database->PublishJournal(*journal, meta));
   }
   for (uint64_t segment : segments) RemoveJournalSegment(path, segment);
   return last + 1;

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "core/base/status_macros.h"
 #include "core/dump/damo_dump.h"
 #include "core/dump/dump_checks.h"
 #include "core/dump/dump_file.h"
@@ -36,18 +37,16 @@ Result<uint64_t> Storage::Dump(const std::string& path, const DumpFilter& filter
                                const DumpProgress& progress) {
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
-  if (Status status = Ready(); !status.ok()) return status;
-  auto groups = GroupsAtRest();
-  if (!groups.ok()) return groups.status();
-  if (filter.group >= 0 && groups.value().count(filter.group) == 0) {
+  SOK_RETURN_IF_ERROR(Ready());
+  SOK_ASSIGN_OR_RETURN(auto groups, GroupsAtRest());
+  if (filter.group >= 0 && groups.count(filter.group) == 0) {
     return NoGroup(filter.group);
   }
-  if (Status status = CheckOutside(path, core_->path, "dump"); !status.ok()) return status;
-  if (Status status = SettleAtRest(); !status.ok()) return status;
-  auto writer = DumpWriter::Open(path);
-  if (!writer.ok()) return writer.status();
+  SOK_RETURN_IF_ERROR(CheckOutside(path, core_->path, "dump"));
+  SOK_RETURN_IF_ERROR(SettleAtRest());
+  SOK_ASSIGN_OR_RETURN(auto writer, DumpWriter::Open(path));
   uint64_t total = 0, seen = 0, written = 0;
-  for (const auto& [number, meta] : groups.value()) {
+  for (const auto& [number, meta] : groups) {
     if (filter.group < 0 || filter.group == number) total += meta.rows;
   }
   const auto report = [&] {
@@ -55,15 +54,13 @@ Result<uint64_t> Storage::Dump(const std::string& path, const DumpFilter& filter
     return Status(Code::kFailedPrecondition, "the dump to '" + path + "' was cancelled");
   };
   const auto see = [&] { return seen++ % kReportRows == 0 ? report() : Status(); };
-  for (const auto& [number, meta] : groups.value()) {
+  for (const auto& [number, meta] : groups) {
     if (filter.group >= 0 && filter.group != number) continue;
-    const auto rows = DumpGroupTo(writer.value().get(), number, meta, filter, see);
-    if (!rows.ok()) return rows.status();
-    written += rows.value();
+    SOK_ASSIGN_OR_RETURN(const auto rows, DumpGroupTo(writer.get(), number, meta, filter, see));
+    written += rows;
   }
-  Status status = report();
-  if (status.ok()) status = writer.value()->Finish();
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(report());
+  SOK_RETURN_IF_ERROR(writer->Finish());
   return written;
 }
 
@@ -82,40 +79,39 @@ Result<uint64_t> Storage::DumpGroupTo(DumpWriter* writer, int number, const Grou
   piece.slot_floats = static_cast<int>(slot_floats);
   piece.rows = {&key, floats.data(), floats.data() + dim, &update_num, &update_time};
   uint64_t written = 0;
-  Status status = writer->BeginGroup({number, meta.dim, meta.ToJson(ttl()), piece.slot_floats, 0});
-  if (!status.ok()) return status;
-  status = core_->database->ForEach(number, [&](int, Key of_row, std::string_view bytes) {
-    if (Status told = see(); !told.ok()) return told;
-    RowValue value;
-    if (!value.Parse(bytes, meta.dim)) return DamagedRow(number, of_row, this->path());
-    const RowMeta& row = value.header.meta;
-    if (core_->expiry->Expired(row.update_time, now) || row.update_num < filter.min_count ||
-        (filter.newer.has_value() && row.update_time <= *filter.newer)) {
-      return Status();
-    }
-    const bool has_slots = value.header.layout == meta.layout && value.count == floats.size();
-    std::copy(start.begin(), start.end(), floats.begin() + dim);
-    std::memcpy(floats.data(), value.floats, (has_slots ? floats.size() : dim) * sizeof(float));
-    key = of_row;
-    update_num = row.update_num;
-    update_time = row.update_time;
-    ++written;
-    return writer->AddRows(piece);
-  });
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(
+      writer->BeginGroup({number, meta.dim, meta.ToJson(ttl()), piece.slot_floats, 0}));
+  SOK_RETURN_IF_ERROR(
+      core_->database->ForEach(number, [&](int, Key of_row, std::string_view bytes) {
+        SOK_RETURN_IF_ERROR(see());
+        RowValue value;
+        if (!value.Parse(bytes, meta.dim)) return DamagedRow(number, of_row, this->path());
+        const RowMeta& row = value.header.meta;
+        if (core_->expiry->Expired(row.update_time, now) || row.update_num < filter.min_count ||
+            (filter.newer.has_value() && row.update_time <= *filter.newer)) {
+          return Status();
+        }
+        const bool has_slots = value.header.layout == meta.layout && value.count == floats.size();
+        std::copy(start.begin(), start.end(), floats.begin() + dim);
+        std::memcpy(floats.data(), value.floats, (has_slots ? floats.size() : dim) * sizeof(float));
+        key = of_row;
+        update_num = row.update_num;
+        update_time = row.update_time;
+        ++written;
+        return writer->AddRows(piece);
+      }));
   return written;
 }
 
 Result<std::map<int, GroupMeta>> Storage::Reconcile(const std::vector<Arrival>& arrivals,
                                                     const std::string& path) const {
-  auto present = GroupsAtRest();
-  if (!present.ok()) return present.status();
+  SOK_ASSIGN_OR_RETURN(auto present, GroupsAtRest());
   std::map<int, GroupMeta> groups;
   for (const Arrival& arrival : arrivals) {
     const std::string group = "group " + std::to_string(arrival.group);
-    const auto found = present.value().find(arrival.group);
+    const auto found = present.find(arrival.group);
     GroupMeta meta;
-    if (found == present.value().end()) {
+    if (found == present.end()) {
       if (arrival.meta.has_value()) meta = *arrival.meta;
       meta.dim = arrival.dim;
       meta.rows = 0;
@@ -164,13 +160,12 @@ Result<std::map<int, GroupMeta>> Storage::Reconcile(const std::vector<Arrival>& 
 
 Status Storage::TakeIn(std::map<int, GroupMeta> groups, const AddRows& add) {
   // From here on nothing is pending but the rows that arrive, so that it can be dropped again.
-  Status status = FlushAtRest();
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(FlushAtRest());
   Database& database = *core_->database;
   const uint64_t in_doubt = database.writes_in_doubt();
   const auto arrived = std::make_shared<std::map<int, GroupMeta>>(std::move(groups));
   Resolution resolution = ResolutionOf([this, arrived] { UpdateAfterArrival(*arrived); });
-  status = OrNoMemory([&] { return PublishArrivals(arrived.get(), add); });
+  Status status = OrNoMemory([&] { return PublishArrivals(arrived.get(), add); });
   if (status.ok()) {
     UpdateAfterArrival(*arrived);
     return status;
@@ -185,9 +180,7 @@ Status Storage::TakeIn(std::map<int, GroupMeta> groups, const AddRows& add) {
 Storage::Resolution Storage::ResolutionOf(std::function<void()> follow) const {
   const auto happened = std::make_shared<bool>(false);
   return {[this, follow = std::move(follow), happened] {
-            auto there = core_->database->FailedPublicationIsThere();
-            if (!there.ok()) return there.status();
-            *happened = there.value();
+            SOK_ASSIGN_OR_RETURN(*happened, core_->database->FailedPublicationIsThere());
             if (*happened) follow();
             return Status();
           },
@@ -214,9 +207,7 @@ Status Storage::PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows&
   Database& database = *core_->database;
   std::map<int, uint64_t> allowed;
   for (const auto& [number, group] : *groups) {
-    auto rows = RowLimitAfterArrival(number, group);
-    if (!rows.ok()) return rows.status();
-    allowed[number] = rows.value();
+    SOK_ASSIGN_OR_RETURN(allowed[number], RowLimitAfterArrival(number, group));
   }
   Status status = add([&](RowBatch* batch) {
     Status written = database.WritePending(*batch);
@@ -225,9 +216,7 @@ Status Storage::PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows&
   });
   Database::Meta meta;
   if (status.ok() && !core_->unwritten.empty()) {
-    auto counted = CountAllGroups(database, *core_->expiry);
-    if (!counted.ok()) return counted.status();
-    meta = std::move(counted.value());
+    SOK_ASSIGN_OR_RETURN(meta, CountAllGroups(database, *core_->expiry));
     meta.insert(core_->unwritten.begin(), core_->unwritten.end());
   }
   for (auto& [number, group] : *groups) {
@@ -247,8 +236,7 @@ Result<uint64_t> Storage::RowLimitAfterArrival(int group, const GroupMeta& meta)
   // expired are none of those.
   if (most == 0 || meta.rows <= most || ttl() == 0) return std::max(most, meta.rows);
   GroupMeta live = meta;
-  Status status = CountLive(*core_->database, group, *core_->expiry, &live);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CountLive(*core_->database, group, *core_->expiry, &live));
   return std::max(most, live.rows);
 }
 
@@ -277,10 +265,9 @@ void Storage::UpdateAfterArrival(const std::map<int, GroupMeta>& groups) {
 }
 
 Result<uint64_t> Storage::Load(const std::string& path, const DumpProgress& progress) {
-  auto reader = DumpReader::Open(path);
-  if (!reader.ok()) return reader.status();
+  SOK_ASSIGN_OR_RETURN(auto reader, DumpReader::Open(path));
   std::vector<Arrival> arrivals;
-  for (const DumpGroup& group : reader.value()->groups()) {
+  for (const DumpGroup& group : reader->groups()) {
     auto meta = GroupMeta::FromJson(group.meta);
     if (!meta.ok()) {
       return InGroup(path, group.group, meta.status());
@@ -300,25 +287,23 @@ Result<uint64_t> Storage::Load(const std::string& path, const DumpProgress& prog
       return progress(offset * total + done, 2 * total);
     };
   };
-  Status status = CheckDump(*reader.value(), path, half(0));
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckDump(*reader, path, half(0)));
 
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
-  if (status = ReadyToWrite(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(ReadyToWrite());
   return TakeInPieces(arrivals, path, [&](const PieceFn& take, bool reports) {
-    return reader.value()->ForEachPiece(take, reports ? half(1) : nullptr);
+    return reader->ForEachPiece(take, reports ? half(1) : nullptr);
   });
 }
 
 Result<uint64_t> Storage::TakeInPieces(const std::vector<Arrival>& arrivals,
                                        const std::string& path, const WalkFile& walk) {
-  auto groups = Reconcile(arrivals, path);
-  if (!groups.ok()) return groups.status();
-  const std::map<int, GroupMeta> targets = groups.value();
+  SOK_ASSIGN_OR_RETURN(auto groups, Reconcile(arrivals, path));
+  const std::map<int, GroupMeta> targets = groups;
   const uint32_t now = core_->expiry->Now();
   uint64_t taken = 0;
-  Status status = TakeIn(std::move(groups.value()), [&](const auto& write) {
+  SOK_RETURN_IF_ERROR(TakeIn(std::move(groups), [&](const auto& write) {
     RowBatch batch;
     const Status walked = walk(
         [&](int number, const TableContents& piece) {
@@ -343,8 +328,7 @@ Result<uint64_t> Storage::TakeInPieces(const std::vector<Arrival>& arrivals,
         },
         /*reports=*/true);
     return walked.ok() ? write(&batch) : walked;
-  });
-  if (!status.ok()) return status;
+  }));
   ForgetWaiting(targets, now, walk);
   return taken;
 }
@@ -376,20 +360,18 @@ void Storage::ForgetWaiting(const std::map<int, GroupMeta>& targets, uint32_t no
 }
 
 Result<uint64_t> Storage::LoadDamo(const std::string& path, const DumpProgress& progress) {
-  auto reader = DamoDumpReader::Open(path);
-  if (!reader.ok()) return reader.status();
+  SOK_ASSIGN_OR_RETURN(auto reader, DamoDumpReader::Open(path));
   std::vector<Arrival> arrivals;
-  for (const DamoGroup& group : reader.value()->groups()) {
+  for (const DamoGroup& group : reader->groups()) {
     arrivals.push_back({group.group, group.dim, std::nullopt});
   }
-  Status status = CheckDamoDump(*reader.value(), path);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckDamoDump(*reader, path));
 
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
-  if (status = ReadyToWrite(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(ReadyToWrite());
   return TakeInPieces(arrivals, path, [&](const PieceFn& take, bool reports) {
-    return reader.value()->ForEachPiece(take, reports ? progress : nullptr);
+    return reader->ForEachPiece(take, reports ? progress : nullptr);
   });
 }
 

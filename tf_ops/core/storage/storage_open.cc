@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/forked_child.h"
+#include "core/base/status_macros.h"
 #include "core/disk/disk_store.h"
 #include "core/disk/flat_json.h"
 #include "core/disk/open_folders.h"
@@ -72,9 +73,7 @@ Status Describe(Database* database, const Expiry& expiry, uint64_t id,
   const auto before = FlatJson::Parse(description);
   uint32_t ttl = 0;
   if (before.has_value() && (!before->Get("/ttl", &ttl) || ttl != expiry.ttl())) {
-    auto counted = CountAllGroups(*database, expiry);
-    if (!counted.ok()) return counted.status();
-    values = std::move(counted.value());
+    SOK_ASSIGN_OR_RETURN(values, CountAllGroups(*database, expiry));
   }
   values[kStorageName] = text;
   return database->WritePublished({}, values, /*sync=*/true);
@@ -143,9 +142,8 @@ void DescribeRule(const std::string& rule, const RowOptimizer& optimizer, bool o
 // Null without a config.
 Result<std::shared_ptr<Eviction>> EvictionOf(const std::optional<EvictionConfig>& config) {
   if (!config.has_value()) return std::shared_ptr<Eviction>();
-  auto made = MakeEviction(*config);
-  if (!made.ok()) return made.status();
-  return std::shared_ptr<Eviction>(std::move(made.value()));
+  SOK_ASSIGN_OR_RETURN(auto made, MakeEviction(*config));
+  return std::shared_ptr<Eviction>(std::move(made));
 }
 
 // A folder's database, and what the folder says of itself.
@@ -174,14 +172,12 @@ Result<OpenedFolder> OpenFolder(const StorageOptions& options, uint32_t ttl) {
   opened.core->path = options.path;
   opened.core->read_only = options.read_only;
   const Database::Opener open = options.open_database ? options.open_database : RowDatabase::Open;
-  auto database = open({options.path, options.read_only, opened.core->expiry});
-  if (!database.ok()) return database.status();
-  opened.core->database = std::move(database.value());
-  auto stored = opened.core->database->ReadMeta(kStorageName);
-  if (!stored.ok()) return stored.status();
-  if (!stored.value().empty()) {
-    opened.description = stored.value().begin()->second;
-    if (Status status = ReadDescription(options.path, &opened); !status.ok()) return status;
+  SOK_ASSIGN_OR_RETURN(opened.core->database,
+                       open({options.path, options.read_only, opened.core->expiry}));
+  SOK_ASSIGN_OR_RETURN(auto stored, opened.core->database->ReadMeta(kStorageName));
+  if (!stored.empty()) {
+    opened.description = stored.begin()->second;
+    SOK_RETURN_IF_ERROR(ReadDescription(options.path, &opened));
   }
   return opened;
 }
@@ -213,41 +209,38 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
     return InvalidArgument("expected cache_bytes of at least " + std::to_string(kLeastCache) +
                            ", got " + std::to_string(options.cache_bytes));
   }
-  if (Status status = StartBackgroundThreads(); !status.ok()) return status;
-  auto opened = OpenFolder(options);
-  if (!opened.ok()) return opened.status();
-  const std::shared_ptr<StorageCore> core = opened.value().core;
-  const std::string& description = opened.value().description;
+  SOK_RETURN_IF_ERROR(StartBackgroundThreads());
+  SOK_ASSIGN_OR_RETURN(auto opened, OpenFolder(options));
+  const std::shared_ptr<StorageCore> core = opened.core;
+  const std::string& description = opened.description;
   const uint64_t spill_index = std::max(kLeastSpillIndex, options.cache_bytes / 4);
   auto spill =
       SpillFile::Open(options.path, options.spill_rows.value_or(spill_index / kBytesAPlace));
   if (!spill.ok() && !options.read_only) return spill.status();
   if (spill.ok()) core->spill = std::move(spill.value());
   core->id = IdIn(description);
-  auto next_segment = ReplayJournal(core->database.get(), Expiry(opened.value().ttl, nullptr),
-                                    core->id, options.read_only);
-  if (!next_segment.ok()) return next_segment.status();
+  SOK_ASSIGN_OR_RETURN(auto next_segment,
+                       ReplayJournal(core->database.get(), Expiry(opened.ttl, nullptr), core->id,
+                                     options.read_only));
   if (options.read_only) {
     for (uint64_t segment : JournalSegments(options.path)) {
-      if (segment >= next_segment.value()) break;
+      if (segment >= next_segment) break;
       core->shown_journal.push_back(JournalSegmentName(segment));
     }
   }
   if (!options.read_only) {
     RemoveUnfinishedCheckpoints(options.path);
     if (core->id == 0) core->id = NewId();
-    if (options.ttl_with_load && !description.empty() &&
-        opened.value().ttl != core->expiry->ttl()) {
+    if (options.ttl_with_load && !description.empty() && opened.ttl != core->expiry->ttl()) {
       core->other_ttl = true;
       core->unwritten[kStorageName] = TextOf(*core->expiry, core->id);
     } else {
-      Status status = Describe(core->database.get(), *core->expiry, core->id, description);
-      if (!status.ok()) return status;
+      SOK_RETURN_IF_ERROR(Describe(core->database.get(), *core->expiry, core->id, description));
       core->expiry->AllowRemoval();
     }
   }
   if (options.write_through && !options.read_only) {
-    core->journal = std::make_unique<Journal>(options.path, core->id, next_segment.value(),
+    core->journal = std::make_unique<Journal>(options.path, core->id, next_segment,
                                               options.journal_bytes, options.sync);
   }
   std::shared_ptr<Storage> storage(new Storage(core));
@@ -310,13 +303,10 @@ Status Storage::CheckSame(const OpenGroup& open, const TableConfig& config, cons
 
 Result<std::shared_ptr<Admission>> Storage::OpenAdmission(int group,
                                                           const AdmissionConfig& config) {
-  auto made = MakeAdmission(config);
-  if (!made.ok()) return made.status();
-  std::shared_ptr<Admission> admission = std::move(made.value());
+  SOK_ASSIGN_OR_RETURN(std::shared_ptr<Admission> admission, MakeAdmission(config));
   const std::string prefix = AdmissionName(group);
-  auto chunks = core_->database->ReadMeta(prefix);
-  if (!chunks.ok()) return chunks.status();
-  for (const auto& [name, bytes] : chunks.value()) {
+  SOK_ASSIGN_OR_RETURN(auto chunks, core_->database->ReadMeta(prefix));
+  for (const auto& [name, bytes] : chunks) {
     const auto chunk =
         static_cast<uint32_t>(std::strtoul(name.c_str() + prefix.size(), nullptr, 16));
     Status status = admission->Load(chunk, bytes);
@@ -331,14 +321,12 @@ Result<std::shared_ptr<Admission>> Storage::OpenAdmission(int group,
 Result<GroupMeta> Storage::DescriptionOf(int group) {
   const auto open = groups_.find(group);
   if (open != groups_.end()) return open->second.store->meta();
-  auto stored = core_->database->ReadMeta(GroupMetaName(group));
-  if (!stored.ok()) return stored.status();
-  if (stored.value().empty()) {
+  SOK_ASSIGN_OR_RETURN(auto stored, core_->database->ReadMeta(GroupMetaName(group)));
+  if (stored.empty()) {
     return core_->read_only ? NoGroup(group) : Result<GroupMeta>(GroupMeta());
   }
-  auto meta = GroupMeta::FromJson(stored.value().begin()->second);
-  if (!meta.ok()) return meta.status();
-  if (Status status = CountIfOutdated(group, &meta.value()); !status.ok()) return status;
+  SOK_ASSIGN_OR_RETURN(auto meta, GroupMeta::FromJson(stored.begin()->second));
+  SOK_RETURN_IF_ERROR(CountIfOutdated(group, &meta));
   return meta;
 }
 
@@ -348,19 +336,15 @@ Result<Storage::OpenGroup> Storage::MakeGroup(const TableConfig& config, const s
                                               const GroupMeta& meta) {
   OpenGroup made{nullptr, nullptr, config, rule, nullptr, eviction};
   if (admission.has_value()) {
-    auto opened = OpenAdmission(config.group, *admission);
-    if (!opened.ok()) return opened.status();
-    made.admission = std::move(opened.value());
+    SOK_ASSIGN_OR_RETURN(made.admission, OpenAdmission(config.group, *admission));
   }
-  auto evicting = EvictionOf(eviction);
-  if (!evicting.ok()) return evicting.status();
+  SOK_ASSIGN_OR_RETURN(auto evicting, EvictionOf(eviction));
   auto store = std::make_unique<DiskStore>(core_, config.group, meta);
   made.store = store.get();
   const std::string group = "group " + std::to_string(config.group) + " of '" + path() + "'";
-  auto table = Table::Over(std::move(store), config, meta.state, core_->expiry, made.admission,
-                           KeptSlots{group, reset_slots_}, std::move(evicting.value()));
-  if (!table.ok()) return table.status();
-  made.table = std::move(table.value());
+  SOK_ASSIGN_OR_RETURN(
+      made.table, Table::Over(std::move(store), config, meta.state, core_->expiry, made.admission,
+                              KeptSlots{group, reset_slots_}, std::move(evicting)));
   return made;
 }
 
@@ -370,7 +354,7 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& given, cons
                                                   bool reset_slots,
                                                   const std::optional<EvictionConfig>& eviction,
                                                   bool reset_initializer) {
-  if (Status status = CheckOnDisk(given); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckOnDisk(given));
   TableConfig config = given;
   const std::string group = "group " + std::to_string(config.group) + " of '" + path() + "'";
   std::lock_guard<std::mutex> guard(mu_);
@@ -378,9 +362,7 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& given, cons
   if (!gate.ok()) return gate.status();
 
   const auto open = groups_.find(config.group);
-  auto described = DescriptionOf(config.group);
-  if (!described.ok()) return described.status();
-  GroupMeta& meta = described.value();
+  SOK_ASSIGN_OR_RETURN(GroupMeta meta, DescriptionOf(config.group));
   if (meta.dim != 0 && meta.dim != config.dim) {
     return InvalidArgument(group + " has dimension " + std::to_string(meta.dim) + ", got " +
                            std::to_string(config.dim) + "; give the other a group of its own");
@@ -393,30 +375,25 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& given, cons
     return OtherRule(group, config.group, meta.state.rule, rule, /*is_open=*/may_reset);
   }
   if (open != groups_.end()) {
-    Status status = CheckSame(open->second, config, rule, admission, eviction);
-    if (!status.ok()) return status;
+    SOK_RETURN_IF_ERROR(CheckSame(open->second, config, rule, admission, eviction));
     return open->second.table;
   }
 
   const bool may_restart = core_->read_only || reset_initializer || this->reset_initializer();
-  if (Status status = AgreeOnStart(group, config.group, meta, may_restart, &config); !status.ok()) {
-    return status;
-  }
+  SOK_RETURN_IF_ERROR(AgreeOnStart(group, config.group, meta, may_restart, &config));
   // A storage that is read-only goes on saying what the folder does, whatever rows start from here.
   if (!core_->read_only) DescribeAs(config, admission, eviction, &meta);
   if (!rule.empty()) {
-    auto optimizer = MakeRowOptimizer(rule, hypers);
-    if (!optimizer.ok()) return optimizer.status();
-    if (!core_->read_only) DescribeRule(rule, *optimizer.value(), other_rule, &meta);
+    SOK_ASSIGN_OR_RETURN(auto optimizer, MakeRowOptimizer(rule, hypers));
+    if (!core_->read_only) DescribeRule(rule, *optimizer, other_rule, &meta);
   }
-  auto made = MakeGroup(config, rule, admission, eviction, meta);
-  if (!made.ok()) return made.status();
+  SOK_ASSIGN_OR_RETURN(auto made, MakeGroup(config, rule, admission, eviction, meta));
   // From here on nothing can be wrong with the arguments. mu_ keeps the storage open, and the group
   // closed, without the gate.
   if (other_rule) {
     gate.value().unlock();
     // ResetSlots publishes the description too: a record of it could fail after that.
-    if (Status status = ResetSlots(config.group, meta); !status.ok()) return status;
+    SOK_RETURN_IF_ERROR(ResetSlots(config.group, meta));
     gate.value().lock();
   } else if (core_->journal != nullptr) {
     if (core_->journal->broken()) {  // by an earlier call; a flush mends it
@@ -424,9 +401,9 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& given, cons
       gate = core_->Enter(/*to_write=*/true);
       if (!gate.ok()) return gate.status();
     }
-    if (Status status = made.value().store->RecordMeta(); !status.ok()) return status;
+    SOK_RETURN_IF_ERROR(made.store->RecordMeta());
   }
-  return groups_.emplace(config.group, std::move(made.value())).first->second.table;
+  return groups_.emplace(config.group, std::move(made)).first->second.table;
 }
 
 }  // namespace sok

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/initializer.h"
+#include "core/base/status_macros.h"
 #include "core/rows/key_set.h"
 #include "core/storage/admission_names.h"
 #include "core/storage/storage.h"
@@ -38,18 +39,15 @@ auto Storage::OfRows(int group, bool to_write, const Opened& opened, const Close
     guard.unlock();  // the table's own locks do, and a flush need not wait
     return opened(*found.table, found.admission.get());
   }
-  auto gate = core_->Enter(to_write);
-  if (!gate.ok()) return gate.status();
-  auto meta = DescriptionOf(group);
-  if (!meta.ok()) return meta.status();
-  if (meta.value().dim == 0) return NoGroup(group);
-  return closed(meta.value());
+  SOK_ASSIGN_OR_RETURN(auto gate, core_->Enter(to_write));
+  SOK_ASSIGN_OR_RETURN(auto meta, DescriptionOf(group));
+  if (meta.dim == 0) return NoGroup(group);
+  return closed(meta);
 }
 
 Result<GroupMeta> Storage::GroupOf(int group) {
   std::lock_guard<std::mutex> guard(mu_);
-  auto gate = core_->Enter(/*to_write=*/false);
-  if (!gate.ok()) return gate.status();
+  SOK_ASSIGN_OR_RETURN(auto gate, core_->Enter(/*to_write=*/false));
   auto meta = DescriptionOf(group);
   if (meta.ok() && meta.value().dim == 0) return NoGroup(group);
   return meta;
@@ -83,8 +81,7 @@ Status Storage::ReadClosed(
 Status Storage::ReadRows(int group, const Key* keys, size_t n, float* embeddings, uint8_t* exists,
                          const ParallelFor& parallel_for) {
   const auto read = [&](const GroupMeta& meta) {
-    auto start = StartOf(meta, group);
-    if (!start.ok()) return start.status();
+    SOK_ASSIGN_OR_RETURN(auto start, StartOf(meta, group));
     const size_t dim = meta.dim;
     const uint32_t now = core_->expiry->Now();
     std::fill(exists, exists + n, 0);
@@ -94,7 +91,7 @@ Status Storage::ReadRows(int group, const Key* keys, size_t n, float* embeddings
       std::memcpy(embeddings + i * dim, value.floats, dim * sizeof(float));
     });
     for (size_t i = 0; i < n && status.ok(); ++i) {
-      if (exists[i] == 0) start.value().Fill(keys[i], embeddings + i * dim, meta.dim);
+      if (exists[i] == 0) start.Fill(keys[i], embeddings + i * dim, meta.dim);
     }
     return status;
   };
@@ -129,13 +126,10 @@ Result<NamedValues> Storage::ForgetCounts(int group, const GroupMeta& meta, cons
                                           size_t n) {
   NamedValues changed;
   if (!meta.admission.has_value()) return changed;
-  auto admission = OpenAdmission(group, *meta.admission);
-  if (!admission.ok()) return admission.status();
-  admission.value()->Forget(keys, n);
-  for (uint32_t chunk : admission.value()->ChangedChunks()) {
-    auto bytes = admission.value()->Dump(chunk);
-    if (!bytes.ok()) return bytes.status();
-    changed[ChunkName(group, chunk)] = std::move(bytes.value());
+  SOK_ASSIGN_OR_RETURN(auto admission, OpenAdmission(group, *meta.admission));
+  admission->Forget(keys, n);
+  for (uint32_t chunk : admission->ChangedChunks()) {
+    SOK_ASSIGN_OR_RETURN(changed[ChunkName(group, chunk)], admission->Dump(chunk));
   }
   return changed;
 }
@@ -158,22 +152,18 @@ Result<uint64_t> Storage::RemoveClosed(int group, GroupMeta meta, const Key* key
   RowBatch gone;
   KeySet seen;
   uint64_t live = 0, counted = 0;
-  Status status = ReadClosed(group, meta, keys, n, [&](size_t i, const RowValue& value) {
+  SOK_RETURN_IF_ERROR(ReadClosed(group, meta, keys, n, [&](size_t i, const RowValue& value) {
     if (!seen.Insert(keys[i])) return;
     const uint32_t updated = value.header.meta.update_time;
     live += !core_->expiry->Expired(updated, now);
     counted += !core_->expiry->Expired(updated, meta.counted_at);
     gone.Remove(RowKey(group, keys[i]));
-  });
-  if (!status.ok()) return status;
-  auto changed = ForgetCounts(group, meta, keys, n);
-  if (!changed.ok()) return changed.status();
-  NamedValues values = std::move(changed.value());
+  }));
+  SOK_ASSIGN_OR_RETURN(NamedValues values, ForgetCounts(group, meta, keys, n));
   if (gone.rows() == 0 && values.empty()) return uint64_t{0};
   meta.rows -= std::min(meta.rows, counted);
   values[GroupMetaName(group)] = meta.ToJson();
-  status = core_->database->WritePublished(gone, values, /*sync=*/true);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(core_->database->WritePublished(gone, values, /*sync=*/true));
   return live;
 }
 
@@ -192,20 +182,18 @@ Result<TableStats> Storage::RowStats(int group) {
 Result<RowPage> Storage::ReadPage(int group, Key from, size_t most) {
   std::lock_guard<std::mutex> guard(mu_);
   const Gate gate(core_->gate);
-  if (Status status = Ready(); !status.ok()) return status;
-  auto described = DescriptionOf(group);
-  if (!described.ok()) return described.status();
-  const int dim = described.value().dim;
+  SOK_RETURN_IF_ERROR(Ready());
+  SOK_ASSIGN_OR_RETURN(auto described, DescriptionOf(group));
+  const int dim = described.dim;
   if (dim == 0) return NoGroup(group);
   if (const auto open = groups_.find(group); open != groups_.end()) {
-    if (Status status = open->second.store->Settle(); !status.ok()) return status;
+    SOK_RETURN_IF_ERROR(open->second.store->Settle());
   }
-  auto view = core_->database->Look(group, from);
-  if (!view.ok()) return view.status();
+  SOK_ASSIGN_OR_RETURN(auto view, core_->database->Look(group, from));
   const uint32_t now = core_->expiry->Now();
   RowPage page;
   page.last = true;
-  Status status = view.value()->ForEach([&](int, Key key, std::string_view bytes) {
+  Status status = view->ForEach([&](int, Key key, std::string_view bytes) {
     RowValue value;
     if (!value.Parse(bytes, dim)) return DamagedRow(group, key, path());
     if (core_->expiry->Expired(value.header.meta.update_time, now)) return Status();

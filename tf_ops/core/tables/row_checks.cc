@@ -7,6 +7,7 @@
 #include <sstream>
 #include <utility>
 
+#include "core/base/status_macros.h"
 #include "core/partition/partition.h"
 
 namespace sok {
@@ -82,9 +83,8 @@ Status CheckState(const TableState& state, int dim) {
   }
   std::vector<Slot> expected;
   if (!state.rule.empty()) {
-    const auto optimizer = MakeRowOptimizer(state.rule, {});
-    if (!optimizer.ok()) return optimizer.status();
-    expected = optimizer.value()->slots(dim);
+    SOK_ASSIGN_OR_RETURN(const auto optimizer, MakeRowOptimizer(state.rule, {}));
+    expected = optimizer->slots(dim);
   }
   const auto shown = [](const std::vector<Slot>& slots) {
     std::string text;
@@ -141,11 +141,9 @@ Status CheckDistinct(const Key* keys, size_t n, const ParallelFor& parallel_for)
 Status CheckRows(const TableState& state, int dim, const TableContents& contents,
                  const ParallelFor& parallel_for) {
   const RowColumns& rows = contents.rows;
-  if (Status status = CheckState(state, dim); !status.ok()) return status;
-  if (Status status = CheckClock(contents.step_clock); !status.ok()) return status;
-  if (Status status = CheckDistinct(rows.keys, contents.n, parallel_for); !status.ok()) {
-    return status;
-  }
+  SOK_RETURN_IF_ERROR(CheckState(state, dim));
+  SOK_RETURN_IF_ERROR(CheckClock(contents.step_clock));
+  SOK_RETURN_IF_ERROR(CheckDistinct(rows.keys, contents.n, parallel_for));
   const int64_t latest =
       contents.step_clock == TableContents::kSeconds ? TableContents::kLatest : contents.step_clock;
   const SlotChecks checks(state.rule, dim);

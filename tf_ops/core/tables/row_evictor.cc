@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "core/base/status_macros.h"
+
 namespace sok {
 namespace {
 
@@ -27,11 +29,11 @@ std::vector<Key> KeysOf(const std::vector<RankedKey>& rows) {
 Result<std::vector<Key>> RowEvictor::Missing(const std::vector<Key>& newcomers,
                                              const ParallelFor& parallel_for) const {
   const std::vector<Key> distinct = DistinctKeys(newcomers);
-  auto positions = store_->Missing(distinct.data(), distinct.size(), parallel_for);
-  if (!positions.ok()) return positions.status();
-  std::sort(positions.value().begin(), positions.value().end());
+  SOK_ASSIGN_OR_RETURN(auto positions,
+                       store_->Missing(distinct.data(), distinct.size(), parallel_for));
+  std::sort(positions.begin(), positions.end());
   std::vector<Key> missing;
-  for (uint32_t i : positions.value()) missing.push_back(distinct[i]);
+  for (uint32_t i : positions) missing.push_back(distinct[i]);
   return missing;
 }
 
@@ -40,11 +42,9 @@ Result<RowEvictor::Room> RowEvictor::MakeRoom(const Call& call, const std::vecto
                                               const ParallelFor& parallel_for) {
   Room room{DistinctKeys(newcomers), {}};
   if (Excess(room.made.size()) == 0) return room;
-  auto missing = Missing(newcomers, parallel_for);
-  if (!missing.ok()) return missing.status();
-  room.made = std::move(missing.value());
+  SOK_ASSIGN_OR_RETURN(room.made, Missing(newcomers, parallel_for));
   if (room.made.empty() || Excess(room.made.size()) == 0) return room;
-  if (Status status = store_->LeaveOutExpired(now); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(store_->LeaveOutExpired(now));
   while (Excess(room.made.size()) > 0) {  // again where the rows that were chosen were replaced
     const uint64_t seen = store_->replacements();
     if (seen != seen_) queue_.Clear();
@@ -52,18 +52,17 @@ Result<RowEvictor::Room> RowEvictor::MakeRoom(const Call& call, const std::vecto
     staying.Reserve(call.n);
     for (size_t i = 0; i < call.n; ++i) staying.Insert(call.keys[i]);
     const auto claims = in_use_->AddTo(&staying);
-    auto chosen = Choose(room.made.size(), now, staying, parallel_for);
-    if (!chosen.ok()) return chosen.status();
+    SOK_ASSIGN_OR_RETURN(auto chosen, Choose(room.made.size(), now, staying, parallel_for));
     const uint64_t excess = Excess(room.made.size());
-    if (const size_t may_go = chosen.value().size(); may_go < excess) {
+    if (const size_t may_go = chosen.size(); may_go < excess) {
       const size_t fit = room.made.size() - std::min<size_t>(excess - may_go, room.made.size());
-      if (all || fit == 0) queue_.PutBack(chosen.value());
+      if (all || fit == 0) queue_.PutBack(chosen);
       if (all) return Full(room.made.size(), may_go);
       room.left_out += room.made.size() - fit;
       room.made.resize(fit);
       if (fit == 0) return room;
     }
-    room.gone = KeysOf(chosen.value());
+    room.gone = KeysOf(chosen);
     auto erased = store_->EraseForNewcomers(seen, room.gone.data(), room.gone.size(), parallel_for);
     if (erased.ok() && erased.value().has_value()) {
       evicted_ += *erased.value();
@@ -93,7 +92,7 @@ Result<std::vector<RankedKey>> RowEvictor::Choose(size_t added, uint32_t now, co
       chosen.clear();  // the queue has them again
       passed = staying;
       const size_t least = 2 * (staying.size() + Excess(added));
-      if (Status status = Fill(least, now); !status.ok()) return status;
+      SOK_RETURN_IF_ERROR(Fill(least, now));
       continue;
     }
     auto taken = queue_.Take(Excess(added) - chosen.size(), limit, ranks_of, passed);
@@ -116,13 +115,12 @@ Result<std::vector<RankedKey>> RowEvictor::Choose(size_t added, uint32_t now, co
 
 Status RowEvictor::Fill(size_t least, uint32_t now) {
   const uint64_t seen = store_->replacements();
-  auto rows = store_->Freeze();
-  if (!rows.ok()) return rows.status();
+  SOK_ASSIGN_OR_RETURN(auto rows, store_->Freeze());
   const bool reads = policy_->reads_embedding();
   const uint64_t limit = policy_->Limit(now);
   queue_.Begin(
       std::max<size_t>(least, std::clamp<uint64_t>(max_rows_ / 4, kFewestRanked, kMostRanked)));
-  Status status = rows.value()->ForEach([&](Key key, RowRef row) {
+  Status status = rows->ForEach([&](Key key, RowRef row) {
     const uint64_t rank = policy_->Rank(*row.meta, reads ? row.embedding : nullptr, dim_, now);
     // Ranks that may fall say nothing of rows that stay by now.
     if (!reads || rank < limit) queue_.Offer({rank, key});

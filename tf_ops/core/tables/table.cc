@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/base/status_macros.h"
 #include "core/tables/row_checks.h"
 
 namespace sok {
@@ -23,7 +24,7 @@ Result<std::unique_ptr<Table>> Table::Make(const TableConfig& config,
                                            std::shared_ptr<Admission> admission,
                                            std::shared_ptr<const Expiry> clock,
                                            std::shared_ptr<Eviction> eviction) {
-  if (Status status = CheckDim(config.dim); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckDim(config.dim));
   auto layout = std::make_shared<const RowLayout>(config.dim, std::vector<Slot>{});
   std::unique_ptr<RowStore> store;
   if (config.direct) {
@@ -79,12 +80,12 @@ Result<std::unique_ptr<Table>> Table::Over(std::unique_ptr<RowStore> store,
                                            std::shared_ptr<Admission> admission,
                                            std::optional<KeptSlots> kept,
                                            std::shared_ptr<Eviction> eviction) {
-  if (Status status = CheckDim(config.dim); !status.ok()) return status;
-  if (Status status = CheckEviction(config, eviction.get()); !status.ok()) return status;
-  auto initializer = Initializer::Make(config.initializer, config.initializer_a,
-                                       config.initializer_b, config.seed, config.group);
-  if (!initializer.ok()) return initializer.status();
-  std::unique_ptr<Table> table(new Table(config, initializer.value(), std::move(store)));
+  SOK_RETURN_IF_ERROR(CheckDim(config.dim));
+  SOK_RETURN_IF_ERROR(CheckEviction(config, eviction.get()));
+  SOK_ASSIGN_OR_RETURN(auto initializer,
+                       Initializer::Make(config.initializer, config.initializer_a,
+                                         config.initializer_b, config.seed, config.group));
+  std::unique_ptr<Table> table(new Table(config, initializer, std::move(store)));
   table->state_ = state;
   if (kept.has_value()) table->history_ = OptimizerHistory::KeepingSlots();
   table->kept_ = std::move(kept);
@@ -146,9 +147,8 @@ Status Table::Admit(const Key* keys, const int64_t* counts, bool observe,
   for (size_t i = 0; i < times.size(); ++i) times[i] = counts[(*positions)[i]];
   std::vector<uint8_t> admitted(held.size());
   if (observe) {
-    Status status = admission_->Observe(held.data(), counts == nullptr ? nullptr : times.data(),
-                                        held.size(), admitted.data());
-    if (!status.ok()) return status;
+    SOK_RETURN_IF_ERROR(admission_->Observe(held.data(), counts == nullptr ? nullptr : times.data(),
+                                            held.size(), admitted.data()));
   } else {
     admission_->Admitted(held.data(), held.size(), admitted.data());
   }
@@ -184,21 +184,19 @@ void KeepFirstOfEachKey(const Key* keys, std::vector<uint32_t>* positions) {
 template <typename T>
 Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
                      const ParallelFor& parallel_for, uint8_t* exists, const int64_t* counts) {
-  Status status = CheckRange(keys, n);
-  if (status.ok()) status = CheckCounts(counts, n);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckRange(keys, n));
+  SOK_RETURN_IF_ERROR(CheckCounts(counts, n));
   std::vector<uint32_t> missing;
-  status = store_->Gather(
+  SOK_RETURN_IF_ERROR(store_->Gather(
       keys, n, out, /*options=*/{},
       [&](Key key, float* row) { initializer_.Fill(key, row, config_.dim); },
-      make_rows || exists != nullptr ? &missing : nullptr, parallel_for);
-  if (!status.ok()) return status;
+      make_rows || exists != nullptr ? &missing : nullptr, parallel_for));
   if (exists != nullptr) {
     std::fill_n(exists, n, uint8_t{1});
     for (uint32_t i : missing) exists[i] = 0;
-    if (!make_rows) return status;
+    if (!make_rows) return Status();
   }
-  status = Admit(keys, counts, /*observe=*/true, &missing);
+  Status status = Admit(keys, counts, /*observe=*/true, &missing);
   if (!status.ok() || missing.empty()) return status;
   std::unique_lock<std::mutex> commit(commit_mu_, std::defer_lock);
   if (evictor_ != nullptr) {
@@ -235,15 +233,13 @@ template Status Table::Lookup(const Key*, size_t, bool, BFloat16*, const Paralle
 template <typename T>
 Status Table::Find(const Key* keys, size_t n, const GatherOptions& options, T* out,
                    std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const {
-  Status status;
   if (config_.direct && options.given != nullptr) {
-    for (size_t i = 0; i < n && status.ok(); ++i) {
-      if (options.given[i] == nullptr) status = CheckRange(keys + i, 1);
+    for (size_t i = 0; i < n; ++i) {
+      if (options.given[i] == nullptr) SOK_RETURN_IF_ERROR(CheckRange(keys + i, 1));
     }
   } else {
-    status = CheckRange(keys, n);
+    SOK_RETURN_IF_ERROR(CheckRange(keys, n));
   }
-  if (!status.ok()) return status;
   RowStore::FillEmbedding fill;
   if (missing == nullptr) {
     fill = [this](Key key, float* row) { initializer_.Fill(key, row, config_.dim); };
@@ -263,8 +259,7 @@ Status Table::AdmitMissing(const Key* keys, const int64_t* counts,
 
 Status Table::MakeRowsAs(const Key* keys, size_t n, const StartRow& start,
                          const ParallelFor& parallel_for) {
-  Status status = CheckRange(keys, n);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckRange(keys, n));
   std::lock_guard<std::mutex> commit(commit_mu_);  // the layout stays
   const int slot_floats = store_->layout()->slot_floats();
   const uint32_t now = this->now();
@@ -276,15 +271,14 @@ Status Table::MakeRowsAs(const Key* keys, size_t n, const StartRow& start,
         },
         parallel_for);
   };
-  status = MakeInRoom(keys, n, now, make, parallel_for);
+  Status status = MakeInRoom(keys, n, now, make, parallel_for);
   if (status.ok() && admission_ != nullptr) admission_->Forget(keys, n);
   return status;
 }
 
 Status Table::Visit(const Key* keys, size_t n, const VisitRow& visit,
                     const ParallelFor& parallel_for) {
-  Status status = CheckRange(keys, n);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckRange(keys, n));
   std::lock_guard<std::mutex> commit(commit_mu_);
   const int slot_floats = store_->layout()->slot_floats();
   const uint32_t now = this->now();
@@ -336,8 +330,7 @@ Result<std::vector<uint32_t>> Table::Missing(const Key* keys, size_t n,
 
 Status Table::Assign(const Key* keys, size_t n, const float* embeddings,
                      const ParallelFor& parallel_for) {
-  Status status = CheckRange(keys, n);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckRange(keys, n));
   const int dim = config_.dim;
   std::lock_guard<std::mutex> commit(commit_mu_);  // Evict would remove what it has not looked at
   const uint32_t now = this->now();
@@ -347,7 +340,7 @@ Status Table::Assign(const Key* keys, size_t n, const float* embeddings,
         [&](size_t i, RowRef row, bool) { std::copy_n(embeddings + i * dim, dim, row.embedding); },
         parallel_for);
   };
-  status = MakeInRoom(keys, n, now, make, parallel_for);
+  Status status = MakeInRoom(keys, n, now, make, parallel_for);
   if (status.ok() && admission_ != nullptr) admission_->Forget(keys, n);
   return status;
 }
@@ -367,10 +360,9 @@ Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& par
   std::vector<Key> there;
   const bool finds = admission_ != nullptr || removed_->noting();
   if (finds) {
-    auto missing = store_->Missing(keys, n, parallel_for);
-    if (!missing.ok()) return missing.status();
+    SOK_ASSIGN_OR_RETURN(auto missing, store_->Missing(keys, n, parallel_for));
     std::vector<uint8_t> absent(n, 0);
-    for (uint32_t i : missing.value()) absent[i] = 1;
+    for (uint32_t i : missing) absent[i] = 1;
     for (size_t i = 0; i < n; ++i) {
       if (absent[i] == 0) there.push_back(keys[i]);
     }

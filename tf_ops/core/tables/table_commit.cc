@@ -3,6 +3,7 @@
 #include <cmath>
 #include <utility>
 
+#include "core/base/status_macros.h"
 #include "core/tables/table.h"
 
 namespace sok {
@@ -87,14 +88,12 @@ Status Table::MakeDepositedRows(const Deposits& deposits, uint32_t now, uint64_t
     // Keys that a lookup has counted and not admitted stay without a row, as do keys whose row has
     // gone since.
     if (keys.rows_made && admission_ != nullptr) continue;
-    auto missing = store_->Missing(keys.keys, keys.n, parallel_for);
-    if (!missing.ok()) return missing.status();
-    std::sort(missing.value().begin(), missing.value().end());
+    SOK_ASSIGN_OR_RETURN(auto missing, store_->Missing(keys.keys, keys.n, parallel_for));
+    std::sort(missing.begin(), missing.end());
     // One lookup may have several gradients.
     const bool counts = keys.counted == nullptr || !keys.counted->exchange(true);
-    Status status = Admit(keys.keys, keys.counts, counts, &missing.value());
-    if (!status.ok()) return status;
-    for (uint32_t i : missing.value()) absent.push_back(keys.keys[i]);
+    SOK_RETURN_IF_ERROR(Admit(keys.keys, keys.counts, counts, &missing));
+    for (uint32_t i : missing) absent.push_back(keys.keys[i]);
   }
   if (absent.empty()) return Status();
   return MakeRowsThatFit(absent, now, left_out, parallel_for);
@@ -136,32 +135,29 @@ Result<CommitOutcome> Table::Commit(const CommitOptions& options, const Parallel
 
 Result<CommitOutcome> Table::CommitLocked(const CommitOptions& options,
                                           const ParallelFor& parallel_for) {
-  auto redeemed = options.redeemed == nullptr
-                      ? Result<Deposits>(deposits_.TakeAll())
-                      : deposits_.Redeem(options.redeemed, options.plain, options.clipped_to);
-  if (!redeemed.ok()) return redeemed.status();
-  Deposits& deposits = redeemed.value();
-  if (Status status = CheckRule(options.rule); !status.ok()) return status;
+  SOK_ASSIGN_OR_RETURN(Deposits deposits,
+                       options.redeemed == nullptr
+                           ? Result<Deposits>(deposits_.TakeAll())
+                           : deposits_.Redeem(options.redeemed, options.plain, options.clipped_to));
+  SOK_RETURN_IF_ERROR(CheckRule(options.rule));
   const Committer who{options.optimizer, options.step, options.first_step};
   history_.Meet(who, state_.steps);
   CommitOutcome outcome;
-  auto optimizer = MakeRowOptimizer(options.rule, options.hypers);
-  if (!optimizer.ok()) return optimizer.status();
+  SOK_ASSIGN_OR_RETURN(auto optimizer, MakeRowOptimizer(options.rule, options.hypers));
   if (deposits.empty()) return outcome;
 
   if (ticks_ != nullptr) ++*ticks_;
   const uint32_t now = this->now();
   const uint64_t evicted = evicted_for_room();
-  Status status = MakeDepositedRows(deposits, now, &outcome.left_out, parallel_for);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(MakeDepositedRows(deposits, now, &outcome.left_out, parallel_for));
   outcome.first_left_out = outcome.left_out > 0 && left_out_ == 0;
   left_out_ += outcome.left_out;
   // Rows that are removed from here on are left out.
 
   outcome.restarted = history_.StartsAnew(state_.rule, options.rule);
   outcome.previous = state_.rule;
-  const std::vector<Slot> slots = optimizer.value()->slots(config_.dim);
-  status = Relayout(options.rule, slots, outcome.restarted, parallel_for);
+  const std::vector<Slot> slots = optimizer->slots(config_.dim);
+  Status status = Relayout(options.rule, slots, outcome.restarted, parallel_for);
   if (!status.ok()) return WithEvictions(status, evicted);
   TableState after = state_;
   if (outcome.restarted) {
@@ -177,15 +173,14 @@ Result<CommitOutcome> Table::CommitLocked(const CommitOptions& options,
   step.scale = options.scale * TakeCommonFactor(&batches);
   step.clip_value = options.clip_value;
   step.now = now;
-  auto rows = ApplyStep(batches, *optimizer.value(), std::move(step), after, parallel_for);
+  auto rows = ApplyStep(batches, *optimizer, std::move(step), after, parallel_for);
   if (!rows.ok()) return WithEvictions(rows.status(), evicted);
   history_.Stepped();
   outcome.rows = rows.value();
   outcome.stepped = true;
   if (eviction_ != nullptr) {
     deposits.clear();  // and their claims
-    status = EvictAfterStep(after.steps, nullptr, 0, parallel_for);
-    if (!status.ok()) return status;
+    SOK_RETURN_IF_ERROR(EvictAfterStep(after.steps, nullptr, 0, parallel_for));
   }
   return outcome;
 }
@@ -194,8 +189,7 @@ Status Table::Relayout(const std::string& rule, const std::vector<Slot>& slots, 
                        const ParallelFor& parallel_for) {
   if (restart && !state_.slots.empty()) {
     auto bare = std::make_shared<const RowLayout>(config_.dim, std::vector<Slot>{});
-    auto cleared = store_->Relayout(std::move(bare), {}, parallel_for);
-    if (!cleared.ok()) return cleared.status();
+    SOK_RETURN_IF_ERROR(store_->Relayout(std::move(bare), {}, parallel_for).status());
     state_ = {};  // as a table whose first step is to come
   }
   // Slots are never without their rule: the step may fail, and others may look at the table before.
@@ -204,8 +198,7 @@ Status Table::Relayout(const std::string& rule, const std::vector<Slot>& slots, 
   ready.slots = slots;
   if (restart) ready.steps = 0;
   auto layout = std::make_shared<const RowLayout>(config_.dim, slots);
-  auto relaid = store_->Relayout(std::move(layout), ready, parallel_for);
-  if (!relaid.ok()) return relaid.status();
+  SOK_RETURN_IF_ERROR(store_->Relayout(std::move(layout), ready, parallel_for).status());
   state_ = std::move(ready);
   return Status();
 }
@@ -225,8 +218,7 @@ Result<uint64_t> Table::ApplyStep(const std::vector<GradientBatch>& batches,
 Status Table::Update(const Key* keys, size_t n, const float* gradients, const std::string& rule,
                      const RowOptimizer& optimizer, const UpdateOptions& options,
                      const ParallelFor& parallel_for) {
-  Status status = CheckRange(keys, n);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckRange(keys, n));
   std::lock_guard<std::mutex> commit(commit_mu_);
   if (!state_.rule.empty() && state_.rule != rule) {
     return Status(Code::kFailedPrecondition,
@@ -235,21 +227,18 @@ Status Table::Update(const Key* keys, size_t n, const float* gradients, const st
                   {{"trained", RuleName{state_.rule}}, {"got", RuleName{rule}}});
   }
   const uint32_t now = this->now();
-  auto missing = store_->Missing(keys, n, parallel_for);
-  if (!missing.ok()) return missing.status();
-  status = Admit(keys, nullptr, /*observe=*/false, &missing.value());
-  if (!status.ok()) return status;
+  SOK_ASSIGN_OR_RETURN(auto missing, store_->Missing(keys, n, parallel_for));
+  SOK_RETURN_IF_ERROR(Admit(keys, nullptr, /*observe=*/false, &missing));
   std::vector<Key> absent;
-  for (uint32_t i : missing.value()) absent.push_back(keys[i]);
+  for (uint32_t i : missing) absent.push_back(keys[i]);
   const uint64_t evicted = evicted_for_room();
   if (!absent.empty()) {
     const auto make = [&] { return MakeRows(absent, now, parallel_for); };
-    status = MakeInRoom(keys, n, absent, now, make, parallel_for);
+    SOK_RETURN_IF_ERROR(MakeInRoom(keys, n, absent, now, make, parallel_for));
   }
-  if (!status.ok()) return status;
   if (admission_ != nullptr) admission_->Forget(absent.data(), absent.size());
   if (state_.rule.empty()) {
-    status = Relayout(rule, optimizer.slots(config_.dim), /*restart=*/false, parallel_for);
+    Status status = Relayout(rule, optimizer.slots(config_.dim), /*restart=*/false, parallel_for);
     if (!status.ok()) return WithEvictions(status, evicted);
   }
   TableState after = state_;
@@ -258,7 +247,7 @@ Status Table::Update(const Key* keys, size_t n, const float* gradients, const st
   CommitStep step;
   step.now = now;
   step.sequential = options.sequential;
-  status =
+  const Status status =
       ApplyStep({{keys, gradients, nullptr, n}}, optimizer, std::move(step), after, parallel_for)
           .status();
   return status.ok() ? EvictAfterStep(after.steps, keys, n, parallel_for)

@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "core/base/status_macros.h"
 #include "core/tables/table.h"
 
 namespace sok {
@@ -16,7 +17,7 @@ Result<EvictedRows> Table::EvictChosen(const std::function<Status(EvictedRows*)>
   for (;;) {  // again where a storage takes in a dump, whose rows have not been looked at
     const uint64_t seen = store_->replacements();
     EvictedRows evicted;
-    if (Status status = choose(&evicted); !status.ok()) return status;
+    SOK_RETURN_IF_ERROR(choose(&evicted));
     auto erased =
         store_->EraseUnlessReplaced(seen, evicted.keys.data(), evicted.keys.size(), parallel_for);
     ++removals_;
@@ -33,8 +34,7 @@ Result<EvictedRows> Table::Evict(const Key* keys, size_t n, const ParallelFor& p
   return EvictChosen(
       [&](EvictedRows* evicted) {
         std::vector<uint32_t> missing;
-        Status status = Find(keys, n, {}, embeddings.data(), &missing, parallel_for);
-        if (!status.ok()) return status;
+        SOK_RETURN_IF_ERROR(Find(keys, n, {}, embeddings.data(), &missing, parallel_for));
         std::vector<uint8_t> absent(n, 0);
         for (uint32_t i : missing) absent[i] = 1;
         for (size_t i = 0; i < n; ++i) {
@@ -43,7 +43,7 @@ Result<EvictedRows> Table::Evict(const Key* keys, size_t n, const ParallelFor& p
           const float* row = embeddings.data() + i * config_.dim;
           evicted->embeddings.insert(evicted->embeddings.end(), row, row + config_.dim);
         }
-        return status;
+        return Status();
       },
       parallel_for);
 }
@@ -60,9 +60,8 @@ Result<EvictedRows> Table::EvictBy(const std::vector<const Eviction*>& policies,
   const int dim = config_.dim;
   auto evicted = EvictChosen(
       [&](EvictedRows* chosen) {
-        auto rows = store_->Freeze();
-        if (!rows.ok()) return rows.status();
-        return rows.value()->ForEach([&](Key key, RowRef row) {
+        SOK_ASSIGN_OR_RETURN(auto rows, store_->Freeze());
+        return rows->ForEach([&](Key key, RowRef row) {
           bool goes = false;
           for (const Eviction* policy : policies) {
             goes |= policy->Rank(*row.meta, row.embedding, dim, now) < policy->Limit(now);

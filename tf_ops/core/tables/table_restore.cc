@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/base/status_macros.h"
 #include "core/policies/admission_counts.h"
 #include "core/tables/row_checks.h"
 #include "core/tables/table.h"
@@ -13,9 +14,8 @@ namespace {
 Result<std::vector<Slot>> SlotsOf(const TableContents& contents, int dim) {
   std::vector<Slot> slots;
   if (!contents.rule.empty()) {
-    auto optimizer = MakeRowOptimizer(contents.rule, {});
-    if (!optimizer.ok()) return optimizer.status();
-    slots = optimizer.value()->slots(dim);
+    SOK_ASSIGN_OR_RETURN(auto optimizer, MakeRowOptimizer(contents.rule, {}));
+    slots = optimizer->slots(dim);
   }
   int floats = 0;
   for (const Slot& slot : slots) floats += slot.width;
@@ -82,46 +82,37 @@ class TakenRows {
 
 Result<AdmissionChunks> Table::CountsOf(const TableContents& contents) const {
   if (contents.admission.empty()) return AdmissionChunks{};
-  auto counts = ReadCounts(contents.admission);
-  if (!counts.ok()) return counts.status();
+  SOK_ASSIGN_OR_RETURN(auto counts, ReadCounts(contents.admission));
   if (admission_ == nullptr) return AdmissionChunks{};
-  const AdmissionConfig config = admission_->config(), &saved = counts.value().config;
+  const AdmissionConfig config = admission_->config(), &saved = counts.config;
   if (!SameAdmission(config, saved)) {
     return InvalidArgument("expected counts of the table's admission, " + Described(config) +
                            ", got those of " + Described(saved) +
                            "; give the table that one, or restore without counts");
   }
-  return Result<AdmissionChunks>(std::move(counts.value().chunks));
+  return Result<AdmissionChunks>(std::move(counts.chunks));
 }
 
 Result<TableState> Table::CheckRestore(const TableContents& contents,
                                        const ParallelFor& parallel_for) const {
-  Status status = CheckRange(contents.rows.keys, contents.n);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckRange(contents.rows.keys, contents.n));
   if (config_.max_rows > 0 && contents.n > config_.max_rows) {
     return Status(Code::kResourceExhausted,
                   "a table of at most " + std::to_string(config_.max_rows) +
                       " rows cannot take up " + std::to_string(contents.n));
   }
-  auto slots = SlotsOf(contents, config_.dim);
-  if (!slots.ok()) return slots.status();
-  TableState state{contents.rule, std::move(slots.value()), contents.steps};
-  status = CheckRows(state, config_.dim, contents, parallel_for);
-  if (!status.ok()) return status;
-  const auto counts = CountsOf(contents);
-  if (!counts.ok()) return counts.status();
-  if (admission_ != nullptr) status = admission_->CheckChunks(counts.value());
-  if (!status.ok()) return status;
+  SOK_ASSIGN_OR_RETURN(auto slots, SlotsOf(contents, config_.dim));
+  TableState state{contents.rule, std::move(slots), contents.steps};
+  SOK_RETURN_IF_ERROR(CheckRows(state, config_.dim, contents, parallel_for));
+  SOK_ASSIGN_OR_RETURN(const auto counts, CountsOf(contents));
+  if (admission_ != nullptr) SOK_RETURN_IF_ERROR(admission_->CheckChunks(counts));
   return Result<TableState>(std::move(state));
 }
 
 Result<RestoreOutcome> Table::Restore(const TableContents& contents,
                                       const ParallelFor& parallel_for) {
-  auto checked = CheckRestore(contents, parallel_for);
-  if (!checked.ok()) return checked.status();
-  TableState state = std::move(checked.value());
-  auto counts = CountsOf(contents);
-  if (!counts.ok()) return counts.status();
+  SOK_ASSIGN_OR_RETURN(TableState state, CheckRestore(contents, parallel_for));
+  SOK_ASSIGN_OR_RETURN(auto counts, CountsOf(contents));
   RestoreOutcome outcome;
   outcome.dropped_counts = admission_ == nullptr && !contents.admission.empty();
   outcome.dropped_times = !SharesClock(contents);
@@ -145,19 +136,16 @@ Result<RestoreOutcome> Table::Restore(const TableContents& contents,
   removed_->AddAll();  // once more: the keys noted before the rows went may have been taken
   // After an error too, the store's layout tells which rows it has.
   if (store_->layout() == layout) state_ = std::move(state);
-  if (status.ok() && admission_ != nullptr) status = admission_->Restore(counts.value());
+  if (status.ok() && admission_ != nullptr) status = admission_->Restore(counts);
   if (!status.ok()) return status;
   return outcome;
 }
 
 Status Table::AddRows(const TableContents& piece, const ParallelFor& parallel_for) {
-  Status status = CheckRange(piece.rows.keys, piece.n);
-  if (!status.ok()) return status;
-  auto slots = SlotsOf(piece, config_.dim);
-  if (!slots.ok()) return slots.status();
-  status = CheckRows({piece.rule, std::move(slots.value()), piece.steps}, config_.dim, piece,
-                     parallel_for);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckRange(piece.rows.keys, piece.n));
+  SOK_ASSIGN_OR_RETURN(auto slots, SlotsOf(piece, config_.dim));
+  SOK_RETURN_IF_ERROR(
+      CheckRows({piece.rule, std::move(slots), piece.steps}, config_.dim, piece, parallel_for));
   std::lock_guard<std::mutex> commit(commit_mu_);
   if (piece.rule != state_.rule) {
     return InvalidArgument("expected rows of the table's rule '{expected}', got those of '{rule}'",
@@ -165,11 +153,10 @@ Status Table::AddRows(const TableContents& piece, const ParallelFor& parallel_fo
   }
   const uint32_t now = this->now();
   const TakenRows taken(piece, config_.dim, *clock_, now, !SharesClock(piece));
-  const auto missing = store_->Missing(taken.keys(), taken.n(), parallel_for);
-  if (!missing.ok()) return missing.status();
-  if (missing.value().size() != taken.n()) {
+  SOK_ASSIGN_OR_RETURN(const auto missing, store_->Missing(taken.keys(), taken.n(), parallel_for));
+  if (missing.size() != taken.n()) {
     return InvalidArgument("expected keys without a row, got " +
-                           std::to_string(taken.n() - missing.value().size()) +
+                           std::to_string(taken.n() - missing.size()) +
                            " that have one; whatever wrote the pieces wrote a key twice");
   }
   if (evictor_ != nullptr) evictor_->Forget();
@@ -209,13 +196,9 @@ Result<std::vector<std::string>> Table::Snapshot::DumpAdmission() const {
 Result<TableCapture> Table::BeginCapture(const CaptureOptions& options) {
   TableCapture capture;
   std::lock_guard<std::mutex> commits(commit_mu_);
-  auto rows = store_->BeginCapture(options);
-  if (!rows.ok()) return rows.status();
-  capture.rows = std::move(rows.value());
+  SOK_ASSIGN_OR_RETURN(capture.rows, store_->BeginCapture(options));
   if (admission_ != nullptr) {
-    auto counts = DumpCounts(*admission_);
-    if (!counts.ok()) return counts.status();
-    capture.admission = std::move(counts.value());
+    SOK_ASSIGN_OR_RETURN(capture.admission, DumpCounts(*admission_));
   }
   capture.state = state_;
   if (ticks_ != nullptr) capture.step_clock = ticks_->load();
@@ -227,9 +210,7 @@ Result<TableCapture> Table::BeginCapture(const CaptureOptions& options) {
 Result<Table::Snapshot> Table::Freeze() {
   Snapshot snapshot;
   snapshot.commits_ = std::unique_lock<std::mutex>(commit_mu_);
-  auto rows = store_->Freeze();
-  if (!rows.ok()) return rows.status();
-  snapshot.rows_ = std::move(rows.value());
+  SOK_ASSIGN_OR_RETURN(snapshot.rows_, store_->Freeze());
   snapshot.admission_ = admission_;
   snapshot.state_ = state_;
   if (ticks_ != nullptr) snapshot.step_clock_ = ticks_->load();

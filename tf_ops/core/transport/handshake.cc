@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/base/sha256.h"
+#include "core/base/status_macros.h"
 
 namespace sok {
 namespace {
@@ -54,9 +55,8 @@ Sha256Digest Proof(const std::string& secret, const std::string& token, std::str
 constexpr std::string_view kCaller = "caller", kCallee = "callee";
 
 Status MakeNonce(char* nonce) {
-  const Result<std::string> token = RandomToken();
-  if (!token.ok()) return token.status();
-  std::memcpy(nonce, token.value().data(), kNonceBytes);
+  SOK_ASSIGN_OR_RETURN(const auto token, RandomToken());
+  token.copy(nonce, kNonceBytes);
   return Status();
 }
 
@@ -81,8 +81,7 @@ Status Introduce(int rank, int other, const std::string& secret, const std::stri
   std::memcpy(greeting.magic, kMagic, sizeof(kMagic));
   greeting.caller = static_cast<uint32_t>(rank);
   greeting.callee = static_cast<uint32_t>(other);
-  Status status = MakeNonce(greeting.nonce);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(MakeNonce(greeting.nonce));
   Answer answer;
   Sha256Digest proof;
   char taken_in = 0;
@@ -106,12 +105,12 @@ Status Call(int rank, int other, const std::string& secret,
             const std::vector<WorkerAddress>& addresses, int64_t end, Descriptor* connection) {
   const WorkerAddress& address = addresses[static_cast<size_t>(other)];
   for (;;) {
-    Result<Descriptor> made = ConnectToWorker(addresses[static_cast<size_t>(rank)], address, end);
-    if (!made.ok()) return made.status();
+    SOK_ASSIGN_OR_RETURN(auto made,
+                         ConnectToWorker(addresses[static_cast<size_t>(rank)], address, end));
     bool is_taken_in = false;
-    const Status status = Introduce(rank, other, secret, address.token, made.value().get(),
+    const Status status = Introduce(rank, other, secret, address.token, made.get(),
                                     std::min(end, NowMilliseconds() + kLongestTry), &is_taken_in);
-    if (is_taken_in) *connection = std::move(made.value());
+    if (is_taken_in) *connection = std::move(made);
     if (is_taken_in || !status.ok()) return status;
     if (NowMilliseconds() >= end) {
       return Status(Code::kUnavailable, "expected an answer within the timeout, got none");
@@ -244,8 +243,7 @@ Result<std::vector<Descriptor>> ConnectAll(int rank, const std::string& secret,
   }
   for (size_t i = 0; i < connections.size(); ++i) {
     if (static_cast<int>(i) == rank) continue;
-    const Status status = PrepareForExchanges(connections[i].get());
-    if (!status.ok()) return status;
+    SOK_RETURN_IF_ERROR(PrepareForExchanges(connections[i].get()));
   }
   return connections;
 }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/base/checksum.h"
+#include "core/base/status_macros.h"
 #include "core/transport/handshake.h"
 #include "core/transport/mesh_work.h"
 
@@ -38,14 +39,12 @@ Status Mesh::Work::Connect(const std::vector<std::string>& addresses) {
   }
   std::vector<WorkerAddress> parsed;
   for (const std::string& text : addresses) {
-    Result<WorkerAddress> address = WorkerAddress::FromText(text);
-    if (!address.ok()) return address.status();
-    parsed.push_back(std::move(address.value()));
+    SOK_ASSIGN_OR_RETURN(auto address, WorkerAddress::FromText(text));
+    parsed.push_back(std::move(address));
   }
   const auto milliseconds = static_cast<int64_t>(options_.timeout_seconds * 1000);
-  Result<std::vector<Descriptor>> made =
-      ConnectAll(options_.rank, options_.secret, parsed, listening_, milliseconds);
-  if (!made.ok()) return made.status();
+  SOK_ASSIGN_OR_RETURN(
+      auto made, ConnectAll(options_.rank, options_.secret, parsed, listening_, milliseconds));
   listening_ = Listening();
 
   epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
@@ -62,7 +61,7 @@ Status Mesh::Work::Connect(const std::vector<std::string>& addresses) {
     const WorkerAddress& at = parsed[static_cast<size_t>(rank)];
     peer->rank = rank;
     peer->place = at.host + ":" + std::to_string(at.port);
-    peer->socket = std::move(made.value()[static_cast<size_t>(rank)]);
+    peer->socket = std::move(made[static_cast<size_t>(rank)]);
     const int fd = peer->socket.get();
     Peer* const raw = peer.get();
     const auto watch = [this, fd, raw](int what, uint32_t events) {
@@ -120,8 +119,7 @@ Status Mesh::Work::CheckRequest(const ExchangeRequest& request) const {
 }
 
 Status Mesh::Work::Begin(ExchangeRequest* request, uint64_t* turn, Pending* begun) {
-  Status status = CheckRequest(*request);
-  if (!status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckRequest(*request));
   const uint64_t hash = Checksum(request->name.data(), request->name.size(), 0);
   std::lock_guard<std::mutex> guard(mu_);
   if (!broken_.ok()) return broken_;
@@ -148,7 +146,7 @@ Status Mesh::Work::Begin(ExchangeRequest* request, uint64_t* turn, Pending* begu
   exchange->last_sign = NowMilliseconds();
   exchange->Hold();
   *begun = exchange;
-  status = exchange->Begin(std::move(*request), *turn);
+  Status status = exchange->Begin(std::move(*request), *turn);
   if (!status.ok()) exchange->Fail(status);
   return Status();
 }
@@ -290,13 +288,10 @@ Result<std::shared_ptr<Mesh>> Mesh::Listen(const MeshOptions& options) {
   MeshOptions limited = options;
   limited.timeout_seconds = std::min(options.timeout_seconds, kLongestTimeout);
   WorkerAddress own{options.host, 0, "", ""};
-  Result<std::string> token = RandomToken();
-  if (!token.ok()) return token.status();
-  own.token = token.value();
+  SOK_ASSIGN_OR_RETURN(own.token, RandomToken());
   const int backlog = std::max(kLeastBacklog, options.size);
-  Result<Descriptor> port = ListenFor(options.host, backlog, &own.port);
-  if (!port.ok()) return port.status();
-  Listening listening{std::move(port.value()), {}};
+  SOK_ASSIGN_OR_RETURN(auto port, ListenFor(options.host, backlog, &own.port));
+  Listening listening{std::move(port), {}};
   if (options.local_sockets) {
     Result<Descriptor> local = ListenLocally(own.token, backlog);
     // Without one the others come by the port.

@@ -9,6 +9,7 @@
 #include <new>
 #include <utility>
 
+#include "core/base/status_macros.h"
 #include "core/transport/mesh_work.h"
 
 namespace sok {
@@ -109,8 +110,7 @@ Status Mesh::Work::Take(Peer* peer, const char* bytes, size_t n) {
       bytes += some;
       n -= some;
       if (peer->header_bytes < sizeof(FrameHeader)) return Status();
-      const Status status = BeginFrame(peer);
-      if (!status.ok()) return status;
+      SOK_RETURN_IF_ERROR(BeginFrame(peer));
     } else {
       const size_t some = std::min(n, peer->left);
       if (bytes != nullptr) {
@@ -122,10 +122,7 @@ Status Mesh::Work::Take(Peer* peer, const char* bytes, size_t n) {
       n -= some;
       if (peer->exchange != nullptr) peer->exchange->last_sign = NowMilliseconds();
     }
-    if (peer->left == 0) {
-      const Status status = EndFrame(peer);
-      if (!status.ok()) return status;
-    }
+    if (peer->left == 0) SOK_RETURN_IF_ERROR(EndFrame(peer));
   }
   return Status();
 }

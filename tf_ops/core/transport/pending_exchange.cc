@@ -3,6 +3,8 @@
 #include <cstring>
 #include <utility>
 
+#include "core/base/status_macros.h"
+
 namespace sok {
 
 PendingExchange::PendingExchange(int rank, int size)
@@ -17,8 +19,7 @@ Status PendingExchange::Begin(ExchangeRequest request, uint64_t turn) {
   begun_ = true;
   for (size_t worker = 0; worker < others_.size(); ++worker) {
     if (!others_[worker].announced) continue;
-    const Status status = CheckFits(static_cast<int>(worker), others_[worker].header);
-    if (!status.ok()) return status;
+    SOK_RETURN_IF_ERROR(CheckFits(static_cast<int>(worker), others_[worker].header));
   }
   return unannounced_ == 0 ? Place() : Status();
 }
@@ -61,9 +62,7 @@ Status PendingExchange::Place() {
     counts[worker] = static_cast<int>(worker) == rank_ ? request_.parts[worker].count
                                                        : others_[worker].header.count;
   }
-  Result<char*> at = request_.allocate(counts);
-  if (!at.ok()) return at.status();
-  char* into = at.value();
+  SOK_ASSIGN_OR_RETURN(char* into, request_.allocate(counts));
   for (size_t worker = 0; worker < others_.size(); ++worker) {
     Other& other = others_[worker];
     other.into = into;

@@ -23,6 +23,7 @@
 
 #include "core/base/checksum.h"
 #include "core/base/sha256.h"
+#include "core/base/status_macros.h"
 
 namespace sok {
 namespace {
@@ -101,8 +102,7 @@ Status MoveAll(int fd, size_t n, short events, int64_t milliseconds, const Move&
     } else if (moved == 0) {
       return SocketError("talking to a worker", ECONNRESET);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      const Status status = Await(fd, events, end);
-      if (!status.ok()) return status;
+      SOK_RETURN_IF_ERROR(Await(fd, events, end));
     } else if (errno != EINTR) {
       return SocketError("talking to a worker", errno);
     }
@@ -152,9 +152,8 @@ Result<std::string> RandomToken() {
 }
 
 Result<Descriptor> ListenFor(const std::string& host, int backlog, uint16_t* port) {
-  Result<Addresses> found = Resolve(host, 0);
-  if (!found.ok()) return found.status();
-  const addrinfo* first = found.value().get();
+  SOK_ASSIGN_OR_RETURN(auto found, Resolve(host, 0));
+  const addrinfo* first = found.get();
   sockaddr_storage address{};
   std::memcpy(&address, first->ai_addr, first->ai_addrlen);
   // A host's own name may stand for its loopback interface, by which no other host reaches it.
@@ -182,13 +181,12 @@ Result<Descriptor> ListenFor(const std::string& host, int backlog, uint16_t* por
 }
 
 Result<Descriptor> ConnectTo(const WorkerAddress& address, int64_t milliseconds) {
-  Result<Addresses> found = Resolve(address.host, address.port);
-  if (!found.ok()) return found.status();
+  SOK_ASSIGN_OR_RETURN(auto found, Resolve(address.host, address.port));
   const std::string what =
       "connecting to the worker at " + address.host + ":" + std::to_string(address.port);
   const int64_t end = NowMilliseconds() + milliseconds;
   Status status;
-  for (const addrinfo* at = found.value().get(); at != nullptr; at = at->ai_next) {
+  for (const addrinfo* at = found.get(); at != nullptr; at = at->ai_next) {
     Descriptor made(socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!made.valid()) return SocketError(what, errno);
     if (connect(made.get(), at->ai_addr, at->ai_addrlen) == 0) return made;
@@ -265,8 +263,7 @@ Status PrepareForExchanges(int fd) {
       {IPPROTO_TCP, TCP_KEEPCNT, 3, "TCP_KEEPCNT"},
   };
   for (const auto& option : options) {
-    const Status status = SetOption(fd, option.level, option.option, option.value, option.what);
-    if (!status.ok()) return status;
+    SOK_RETURN_IF_ERROR(SetOption(fd, option.level, option.option, option.value, option.what));
   }
   return Status();
 }

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "core/base/status_macros.h"
+
 namespace sok {
 
 using rocksdb::IOStatus;
@@ -24,7 +26,7 @@ OwnedFiles::Mark OwnedFiles::Look() const {
 }
 
 Status OwnedFiles::Check() {
-  if (Status status = claim_->Check(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(claim_->Check());
   std::lock_guard<std::mutex> guard(mu_);
   return CheckHeld();
 }

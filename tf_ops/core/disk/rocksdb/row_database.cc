@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "core/base/folder.h"
+#include "core/base/status_macros.h"
 #include "core/disk/rocksdb/database_folder.h"
 #include "core/disk/rocksdb/owned_files.h"
 #include "core/disk/rocksdb/rocksdb_setup.h"
@@ -165,14 +166,14 @@ Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(
 }
 
 Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& options) {
-  if (Status status = CheckTableFooters(options.path); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckTableFooters(options.path));
   const std::string& path = options.path;
   if (access((path + "/CURRENT").c_str(), F_OK) != 0) {
     if (options.read_only) {
       return Status(Code::kNotFound, "there is no storage in '" + path + "'");
     }
-    if (Status status = CheckNew(path); !status.ok()) return status;
-    if (Status status = MakeFolders(path); !status.ok()) return status;
+    SOK_RETURN_IF_ERROR(CheckNew(path));
+    SOK_RETURN_IF_ERROR(MakeFolders(path));
   }
   std::shared_ptr<FolderClaim> claim;
   std::shared_ptr<OwnedFiles> files;
@@ -188,17 +189,12 @@ Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& options) {
   // RocksDB moves its log files before it looks at its own lock. A folder that is not a storage
   // yet gets no file from here.
   const bool has_lock = claim != nullptr && claim->has_file();
-  if (has_lock) {
-    if (Status status = TakeLock(path, claim.get()); !status.ok()) return status;
-  }
+  if (has_lock) SOK_RETURN_IF_ERROR(TakeLock(path, claim.get()));
   if (claim != nullptr) files = std::make_shared<OwnedFiles>(path, claim);
-  auto handles = OpenHandles(options, files, /*create=*/!options.read_only);
-  if (!handles.ok()) return handles.status();
-  if (claim != nullptr && !has_lock) {
-    if (Status status = TakeLock(path, claim.get()); !status.ok()) return status;
-  }
+  SOK_ASSIGN_OR_RETURN(auto handles, OpenHandles(options, files, /*create=*/!options.read_only));
+  if (claim != nullptr && !has_lock) SOK_RETURN_IF_ERROR(TakeLock(path, claim.get()));
   std::unique_ptr<RowDatabase> database(
-      new RowDatabase(options, std::move(files), std::move(handles.value())));
+      new RowDatabase(options, std::move(files), std::move(handles)));
   if (options.read_only) return std::unique_ptr<Database>(std::move(database));
   Handles& h = *database->handles_;
   if (h.meta == nullptr) {
@@ -212,7 +208,7 @@ Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& options) {
     if (!made.ok()) return FromRocksdb(made, "make the storage '" + path + "'");
   }
   RemoveFiles(path, kPublishPrefix);
-  if (Status status = database->StartPendingAnew(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(database->StartPendingAnew());
   return std::unique_ptr<Database>(std::move(database));
 }
 
@@ -240,16 +236,14 @@ Status RowDatabase::SavePending() {
 
 Status RowDatabase::Recover() {
   if (!failed()) return Status();
-  if (Status status = CheckNotStuck(); !status.ok()) return status;
-  if (Status status = CheckFolder(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckNotStuck());
+  SOK_RETURN_IF_ERROR(CheckFolder());
   // RocksDB 7.8 goes wrong when it ingests files after such an error, so it is opened anew.
-  if (handles_ != nullptr && has_pending()) {
-    if (Status status = SavePending(); !status.ok()) return status;
-  }
+  if (handles_ != nullptr && has_pending()) SOK_RETURN_IF_ERROR(SavePending());
   if (handles_ != nullptr) handles_->db->DisableManualCompaction();
   std::lock_guard<std::mutex> none_compacting(compacting_);
   // A compaction may have run out of memory.
-  if (Status status = CheckNotStuck(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckNotStuck());
   handles_.reset();
   auto handles = OpenHandles(options_, files_, /*create=*/false);
   if (!handles.ok()) {
@@ -266,7 +260,7 @@ Status RowDatabase::StartPendingAnew() {
   // next Recover do the rest.
   pending_rows_ = 0;
   handles_->pending_unusable = true;
-  if (Status status = CheckFolder(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckFolder());
   return OrNoMemory([this] { return MakePendingAnew(); });
 }
 
@@ -297,7 +291,7 @@ Status RowDatabase::MakePendingAnew() {
 }
 
 Status RowDatabase::Read(const RowKey* keys, size_t n, const Found& found) const {
-  if (Status status = CheckNotStuck(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckNotStuck());
   if (journal_ == nullptr && !has_pending()) return ReadPublished(keys, n, found);
   const Handles& h = *handles_;
   std::vector<size_t> rest;  // positions of keys without a newer version than the published one
@@ -308,7 +302,7 @@ Status RowDatabase::Read(const RowKey* keys, size_t n, const Found& found) const
       if (place == nullptr) {
         rest.push_back(i);
       } else if (place->size > 0) {
-        if (Status status = journal_->Read(*place, &value); !status.ok()) return status;
+        SOK_RETURN_IF_ERROR(journal_->Read(*place, &value));
         found(i, value);
       }
     }
@@ -335,7 +329,7 @@ Status RowDatabase::Read(const RowKey* keys, size_t n, const Found& found) const
 }
 
 Status RowDatabase::ReadPublished(const RowKey* keys, size_t n, const Found& found) const {
-  if (Status status = CheckNotStuck(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckNotStuck());
   const Handles& h = *handles_;
   std::vector<rocksdb::Slice> wanted(n);
   for (size_t i = 0; i < n; ++i) wanted[i] = rocksdb::Slice(keys[i].bytes, RowKey::kBytes);
@@ -354,7 +348,7 @@ Status RowDatabase::ReadPublished(const RowKey* keys, size_t n, const Found& fou
 
 Status RowDatabase::WritePending(const RowBatch& batch) {
   if (batch.rows() == 0) return Status();
-  if (Status status = CheckFolder(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckFolder());
   if (handles_->pending_unusable) {
     return Status(Code::kResourceExhausted, "'" + path_ +
                                                 "' has no place for pending rows since "
@@ -394,7 +388,7 @@ Status RowDatabase::WritePublished(const RowBatch& batch, const Meta& meta, bool
     }
   }
   if (writes.Count() == 0) return Status();
-  if (Status status = CheckFolder(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckFolder());
   rocksdb::WriteOptions options;
   options.sync = sync;
   const auto status = handles_->Write(options, &writes);
@@ -515,7 +509,7 @@ class RowDatabase::RowRef final : public View {
 };
 
 Result<std::unique_ptr<Database::View>> RowDatabase::Look(int group, Key from) const {
-  if (Status status = CheckNotStuck(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckNotStuck());
   return std::unique_ptr<View>(std::make_unique<RowRef>(this, group, from));
 }
 
@@ -525,7 +519,7 @@ void RowDatabase::ShowJournal(std::unique_ptr<JournalReader> journal, Meta meta)
 }
 
 Result<std::map<std::string, std::string>> RowDatabase::ReadMeta(const std::string& prefix) const {
-  if (Status status = CheckNotStuck(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckNotStuck());
   std::map<std::string, std::string> found;
   const Handles::Iterator names = handles_->Iterate({}, handles_->meta);
   for (names->Seek(prefix); names->Valid() && names->key().starts_with(prefix); names->Next()) {
@@ -548,7 +542,7 @@ Status RowDatabase::Checkpoint(const std::string& path) const {
     return InvalidArgument("expected a path for the checkpoint that does not exist yet, got '" +
                            path + "'");
   }
-  if (Status status = CheckFolder(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckFolder());
   rocksdb::Checkpoint* made = nullptr;
   auto status = rocksdb::Checkpoint::Create(handles_->db.get(), &made);
   std::unique_ptr<rocksdb::Checkpoint> checkpoint(made);
@@ -580,7 +574,7 @@ Status RowDatabase::Compact() {
   options.bottommost_level_compaction = rocksdb::BottommostLevelCompaction::kForceOptimized;
   std::lock_guard<std::mutex> running(compacting_);
   if (!usable()) return FromRocksdb(Handles::Paused(), "compact '" + path_ + "'");
-  if (Status status = CheckFolder(); !status.ok()) return status;
+  SOK_RETURN_IF_ERROR(CheckFolder());
   const auto status = handles_->Call([&](rocksdb::DB* db) {
     rocksdb::Status done;
     for (auto* family : {handles_->published, handles_->meta}) {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/status_macros.h"
 #include "core/disk/rocksdb/rocksdb_setup.h"
 #include "core/disk/rocksdb/row_database.h"
 #include "core/disk/rocksdb/row_database_handles.h"
@@ -167,9 +168,8 @@ Status RowDatabase::RowPublication::Finish(Meta meta) {
 }
 
 Result<bool> RowDatabase::FailedPublicationIsThere() const {
-  auto stored = ReadMeta(kPublicationName);
-  if (!stored.ok()) return stored.status();
-  return !failed_publication_.empty() && stored.value()[kPublicationName] == failed_publication_;
+  SOK_ASSIGN_OR_RETURN(auto stored, ReadMeta(kPublicationName));
+  return !failed_publication_.empty() && stored[kPublicationName] == failed_publication_;
 }
 
 std::unique_ptr<Database::Publication> RowDatabase::StartPublication() {

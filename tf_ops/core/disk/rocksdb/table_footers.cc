@@ -8,6 +8,7 @@
 
 #include "core/base/file.h"
 #include "core/base/folder.h"
+#include "core/base/status_macros.h"
 
 namespace sok {
 namespace {
@@ -72,7 +73,7 @@ Status CheckTableFooters(const std::string& folder) {
   }
   for (const std::string& name : FilesIn(folder)) {
     if (name.size() <= 4 || name.compare(name.size() - 4, 4, ".sst") != 0) continue;
-    if (Status status = CheckFooter(folder + "/" + name); !status.ok()) return status;
+    SOK_RETURN_IF_ERROR(CheckFooter(folder + "/" + name));
   }
   return Status();
 }
