@@ -29,16 +29,12 @@ REGISTER_OP("SokEmbed>OwnOrder")
     .Output("order: resource")
     .SetShapeFn(tf::shape_inference::ScalarShape);
 
-class OwnOrderOp : public tf::OpKernel {
- public:
-  explicit OwnOrderOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {}
-
-  void Compute(tf::OpKernelContext* ctx) override {
-    tf::Tensor* order = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &order));
-    order->scalar<tf::ResourceHandle>()().set_device(ctx->device()->name());
-  }
-};
+absl::Status OwnOrder(tf::OpKernelContext* ctx) {
+  tf::Tensor* order = nullptr;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, {}, &order));
+  order->scalar<tf::ResourceHandle>()().set_device(ctx->device()->name());
+  return absl::OkStatus();
+}
 
 // The result of the op depends on other workers, so it runs once for every call, and is neither
 // folded nor merged with another. It does nothing with resources of `orders`.
@@ -205,7 +201,7 @@ class AllToAllOp : public tf::AsyncOpKernel {
   std::string exchange_;
 };
 
-SOK_REGISTER_KERNEL("OwnOrder", OwnOrderOp);
+SOK_REGISTER_KERNEL("OwnOrder", FunctionKernel<OwnOrder>);
 SOK_REGISTER_ASYNC_KERNEL("AllToAll", AllToAllOp);
 
 }  // namespace sok

@@ -33,46 +33,43 @@ REGISTER_OP("SokEmbed>BeginCapture")
       return absl::OkStatus();
     });
 
-class BeginCaptureOp : public tf::OpKernel {
- public:
-  using OpKernel::OpKernel;
+namespace {
 
-  void Compute(tf::OpKernelContext* ctx) override {
-    std::shared_ptr<OpenTable> resource;
-    OP_REQUIRES_OK(ctx, GetTable(ctx, &resource));
-    OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(1), "mark"));
-    OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(2), "since"));
-    CaptureOptions options;
-    options.mark = static_cast<uint64_t>(ctx->input(1).scalar<int64_t>()());
-    options.since = static_cast<uint64_t>(ctx->input(2).scalar<int64_t>()());
-    auto begun = resource->table()->BeginCapture(options);
-    OP_REQUIRES_OK(ctx, ToAbsl(begun.status(), resource->name()));
-    TableCapture& capture = begun.value();
-    capture.hold = resource->table();
-    int64_t count_bytes = 0;
-    for (const std::string& part : capture.admission) {
-      count_bytes += static_cast<int64_t>(part.size());
-    }
-    tf::Tensor *slot_start, *rule, *admission;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {capture.slot_floats()}, &slot_start));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(2, {}, &rule));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(5, {count_bytes}, &admission));
-    std::copy(capture.slot_start.begin(), capture.slot_start.end(),
-              slot_start->flat<float>().data());
-    rule->scalar<tf::tstring>()() = capture.state.rule;
-    auto* to = static_cast<char*>(admission->data());
-    for (const std::string& part : capture.admission) to = std::copy(part.begin(), part.end(), to);
-    capture.admission.clear();
-    const int64_t steps = capture.state.steps, step_clock = capture.step_clock;
-    tf::Tensor *steps_out, *clock_out, *number;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(3, {}, &steps_out));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(4, {}, &clock_out));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &number));
-    steps_out->scalar<int64_t>()() = steps;
-    clock_out->scalar<int64_t>()() = step_clock;
-    number->scalar<int64_t>()() = static_cast<int64_t>(HandOver(std::move(capture)));
+absl::Status BeginCapture(tf::OpKernelContext* ctx, OpenTable& resource) {
+  TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(1), "mark"));
+  TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(2), "since"));
+  CaptureOptions options;
+  options.mark = static_cast<uint64_t>(ctx->input(1).scalar<int64_t>()());
+  options.since = static_cast<uint64_t>(ctx->input(2).scalar<int64_t>()());
+  auto begun = resource.table()->BeginCapture(options);
+  TF_RETURN_IF_ERROR(ToAbsl(begun.status(), resource.name()));
+  TableCapture& capture = begun.value();
+  capture.hold = resource.table();
+  int64_t count_bytes = 0;
+  for (const std::string& part : capture.admission) {
+    count_bytes += static_cast<int64_t>(part.size());
   }
-};
-SOK_REGISTER_KERNEL("BeginCapture", BeginCaptureOp);
+  tf::Tensor *slot_start, *rule, *admission;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(1, {capture.slot_floats()}, &slot_start));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(2, {}, &rule));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(5, {count_bytes}, &admission));
+  std::copy(capture.slot_start.begin(), capture.slot_start.end(), slot_start->flat<float>().data());
+  rule->scalar<tf::tstring>()() = capture.state.rule;
+  auto* to = static_cast<char*>(admission->data());
+  for (const std::string& part : capture.admission) to = std::copy(part.begin(), part.end(), to);
+  capture.admission.clear();
+  const int64_t steps = capture.state.steps, step_clock = capture.step_clock;
+  tf::Tensor *steps_out, *clock_out, *number;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(3, {}, &steps_out));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(4, {}, &clock_out));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, {}, &number));
+  steps_out->scalar<int64_t>()() = steps;
+  clock_out->scalar<int64_t>()() = step_clock;
+  number->scalar<int64_t>()() = static_cast<int64_t>(HandOver(std::move(capture)));
+  return absl::OkStatus();
+}
+SOK_REGISTER_KERNEL("BeginCapture", FunctionKernel<OnTable<BeginCapture>>);
+
+}  // namespace
 
 }  // namespace sok

@@ -53,40 +53,27 @@ REGISTER_OP("SokEmbed>BindSlots")
     .SetIsStateful()
     .SetShapeFn(tf::shape_inference::ScalarShape);
 
-class BindSlotsOp : public tf::OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(tf::OpKernelContext* ctx) override {
-    std::shared_ptr<OpenTable> resource;
-    OP_REQUIRES_OK(ctx, GetTable(ctx, &resource));
-    tf::OpInputList handles;
-    OP_REQUIRES_OK(ctx, ctx->input_list("slot_sources", &handles));
-    OP_REQUIRES_OK(ctx, BindSlots(ctx, handles, resource.get()));
-    tf::Tensor* bound = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &bound));
-    bound->scalar<float>()() = 0.0f;
-  }
-};
-
-SOK_REGISTER_KERNEL("BindSlots", BindSlotsOp);
+absl::Status RunBindSlots(tf::OpKernelContext* ctx, OpenTable& resource) {
+  tf::OpInputList handles;
+  TF_RETURN_IF_ERROR(ctx->input_list("slot_sources", &handles));
+  TF_RETURN_IF_ERROR(BindSlots(ctx, handles, &resource));
+  tf::Tensor* bound = nullptr;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, {}, &bound));
+  bound->scalar<float>()() = 0.0f;
+  return absl::OkStatus();
+}
+SOK_REGISTER_KERNEL("BindSlots", FunctionKernel<OnTable<RunBindSlots>>);
 
 REGISTER_OP("SokEmbed>DropDeposits")
     .SOK_TRAINED.Output("dropped: int64")
     .SetShapeFn(tf::shape_inference::ScalarShape);
 
-class DropDepositsOp : public tf::OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(tf::OpKernelContext* ctx) override {
-    Trained trained;
-    OP_REQUIRES_OK(ctx, GetTrained(ctx, &trained));
-    OP_REQUIRES_OK(ctx, PutScalar(ctx, static_cast<int64_t>(trained.drop_deposits())));
-  }
-};
-
-SOK_REGISTER_KERNEL("DropDeposits", DropDepositsOp);
+absl::Status DropDeposits(tf::OpKernelContext* ctx) {
+  Trained trained;
+  TF_RETURN_IF_ERROR(GetTrained(ctx, &trained));
+  return PutScalar(ctx, static_cast<int64_t>(trained.drop_deposits()));
+}
+SOK_REGISTER_KERNEL("DropDeposits", FunctionKernel<DropDeposits>);
 
 // Each table is trained by one of several rules: table_rules has the number of its rule, -1 if it
 // is not trained. A rule has hyper_counts of the names and numbers, which stand in the order of the

@@ -9,6 +9,7 @@
 #include "kernels/register_kernel.h"
 #include "kernels/snapshot.h"
 #include "kernels/table_resource.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -36,18 +37,6 @@ class TableOp : public tf::OpKernel {
   virtual absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) = 0;
 };
 
-absl::Status ExpectShape(const std::string& table, const char* what, const tf::Tensor& tensor,
-                         int64_t rows, int64_t width) {
-  if (tensor.dims() == 2 && tensor.dim_size(0) == rows &&
-      (width < 0 || tensor.dim_size(1) == width)) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError("table '" + table + "': expected " + what + " of shape [" +
-                                    std::to_string(rows) + ", " +
-                                    (width < 0 ? std::string("any") : std::to_string(width)) +
-                                    "], one row a key, got " + tensor.shape().DebugString());
-}
-
 // The stores number the keys of a batch with 32 bits.
 absl::Status ExpectFewKeys(const std::string& table, const tf::Tensor& keys) {
   if (keys.NumElements() < int64_t{UINT32_MAX}) return absl::OkStatus();
@@ -55,16 +44,6 @@ absl::Status ExpectFewKeys(const std::string& table, const tf::Tensor& keys) {
                                     "': expected fewer than 2^32 keys, got shape " +
                                     keys.shape().DebugString());
 }
-
-absl::Status ExpectKeys(const std::string& table, const tf::Tensor& keys) {
-  if (keys.dims() == 1 && keys.NumElements() < int64_t{UINT32_MAX}) return absl::OkStatus();
-  return absl::InvalidArgumentError("table '" + table +
-                                    "': expected keys of one dimension and fewer than 2^32, got "
-                                    "shape " +
-                                    keys.shape().DebugString());
-}
-
-}  // namespace
 
 REGISTER_OP("SokEmbed>Export")
     .Input("table: resource")
@@ -152,24 +131,17 @@ REGISTER_OP("SokEmbed>Assign")
       return c->WithRank(c->input(2), 2, &unused);
     });
 
-class AssignOp : public TableOp {
- public:
-  using TableOp::TableOp;
-
- protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
-    Table& table = *resource.table();
-    TF_RETURN_IF_ERROR(ExpectKeys(resource.name(), ctx->input(1)));
-    const LookupKeys keys = KeysOf(ctx->input(1));
-    const tf::Tensor& embeddings = ctx->input(2);
-    TF_RETURN_IF_ERROR(ExpectShape(resource.name(), "embeddings", embeddings,
-                                   static_cast<int64_t>(keys.n), table.dim()));
-    return ToAbsl(table.Assign(keys.keys, keys.n, static_cast<const float*>(embeddings.data()),
-                               IntraOpPool(ctx)),
-                  resource.name());
-  }
-};
-SOK_REGISTER_KERNEL("Assign", AssignOp);
+absl::Status Assign(tf::OpKernelContext* ctx, OpenTable& resource) {
+  Table& table = *resource.table();
+  TF_RETURN_IF_ERROR(ExpectKeys(resource.name(), ctx->input(1)));
+  const LookupKeys keys = KeysOf(ctx->input(1));
+  const tf::Tensor& embeddings = ctx->input(2);
+  TF_RETURN_IF_ERROR(ExpectEmbeddings(resource.name(), embeddings, keys.n, table.dim()));
+  return ToAbsl(table.Assign(keys.keys, keys.n, static_cast<const float*>(embeddings.data()),
+                             IntraOpPool(ctx)),
+                resource.name());
+}
+SOK_REGISTER_KERNEL("Assign", FunctionKernel<OnTable<Assign>>);
 
 REGISTER_OP("SokEmbed>Restore")
     .Input("table: resource")
@@ -177,66 +149,48 @@ REGISTER_OP("SokEmbed>Restore")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 2, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 2, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(4), 1, &unused));
-      return c->WithRank(c->input(5), 1, &unused);
+      for (int i = 1; i <= 5; ++i) {
+        const bool is_matrix = i == 2 || i == 3;
+        TF_RETURN_IF_ERROR(c->WithRank(c->input(i), is_matrix ? 2 : 1, &unused));
+      }
+      return absl::OkStatus();
     });
 
-class RestoreOp : public TableOp {
- public:
-  using TableOp::TableOp;
-
- protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
-    Table& table = *resource.table();
-    TableContents contents;
-    TF_RETURN_IF_ERROR(ReadContents(ctx, 1, resource.name(), table.dim(), &contents));
-    return LogDropped(table.Restore(contents, IntraOpPool(ctx)), resource.name());
-  }
-};
-SOK_REGISTER_KERNEL("Restore", RestoreOp);
+absl::Status Restore(tf::OpKernelContext* ctx, OpenTable& resource) {
+  Table& table = *resource.table();
+  TableContents contents;
+  TF_RETURN_IF_ERROR(ReadContents(ctx, 1, resource.name(), table.dim(), &contents));
+  return LogDropped(table.Restore(contents, IntraOpPool(ctx)), resource.name());
+}
+SOK_REGISTER_KERNEL("Restore", FunctionKernel<OnTable<Restore>>);
 
 REGISTER_OP("SokEmbed>CheckRestore")
     .Input("table: resource")
     .SOK_CONTENTS(Input, "")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); });
+    .SetShapeFn(tf::shape_inference::NoOutputs);
 
-class CheckRestoreOp : public TableOp {
- public:
-  using TableOp::TableOp;
-
- protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
-    const Table& table = *resource.table();
-    TableContents contents;
-    TF_RETURN_IF_ERROR(ReadContents(ctx, 1, resource.name(), table.dim(), &contents));
-    return ToAbsl(table.CheckRestore(contents, IntraOpPool(ctx)).status(), resource.name());
-  }
-};
-SOK_REGISTER_KERNEL("CheckRestore", CheckRestoreOp);
+absl::Status CheckRestore(tf::OpKernelContext* ctx, OpenTable& resource) {
+  const Table& table = *resource.table();
+  TableContents contents;
+  TF_RETURN_IF_ERROR(ReadContents(ctx, 1, resource.name(), table.dim(), &contents));
+  return ToAbsl(table.CheckRestore(contents, IntraOpPool(ctx)).status(), resource.name());
+}
+SOK_REGISTER_KERNEL("CheckRestore", FunctionKernel<OnTable<CheckRestore>>);
 
 REGISTER_OP("SokEmbed>AddRows")
     .Input("table: resource")
     .SOK_CONTENTS(Input, "")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); });
+    .SetShapeFn(tf::shape_inference::NoOutputs);
 
-class AddRowsOp : public TableOp {
- public:
-  using TableOp::TableOp;
-
- protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
-    Table& table = *resource.table();
-    TableContents piece;
-    TF_RETURN_IF_ERROR(ReadContents(ctx, 1, resource.name(), table.dim(), &piece));
-    return ToAbsl(table.AddRows(piece, IntraOpPool(ctx)), resource.name());
-  }
-};
-SOK_REGISTER_KERNEL("AddRows", AddRowsOp);
+absl::Status AddRows(tf::OpKernelContext* ctx, OpenTable& resource) {
+  Table& table = *resource.table();
+  TableContents piece;
+  TF_RETURN_IF_ERROR(ReadContents(ctx, 1, resource.name(), table.dim(), &piece));
+  return ToAbsl(table.AddRows(piece, IntraOpPool(ctx)), resource.name());
+}
+SOK_REGISTER_KERNEL("AddRows", FunctionKernel<OnTable<AddRows>>);
 
 REGISTER_OP("SokEmbed>Remove")
     .Input("table: resource")
@@ -250,20 +204,14 @@ REGISTER_OP("SokEmbed>Remove")
       return c->WithRank(c->input(1), 1, &unused);
     });
 
-class RemoveOp : public TableOp {
- public:
-  using TableOp::TableOp;
-
- protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
-    TF_RETURN_IF_ERROR(ExpectKeys(resource.name(), ctx->input(1)));
-    const LookupKeys keys = KeysOf(ctx->input(1));
-    const auto removed = resource.table()->Remove(keys.keys, keys.n, IntraOpPool(ctx));
-    TF_RETURN_IF_ERROR(ToAbsl(removed.status(), resource.name()));
-    return PutScalar(ctx, static_cast<int64_t>(removed.value()));
-  }
-};
-SOK_REGISTER_KERNEL("Remove", RemoveOp);
+absl::Status Remove(tf::OpKernelContext* ctx, OpenTable& resource) {
+  TF_RETURN_IF_ERROR(ExpectKeys(resource.name(), ctx->input(1)));
+  const LookupKeys keys = KeysOf(ctx->input(1));
+  const auto removed = resource.table()->Remove(keys.keys, keys.n, IntraOpPool(ctx));
+  TF_RETURN_IF_ERROR(ToAbsl(removed.status(), resource.name()));
+  return PutScalar(ctx, static_cast<int64_t>(removed.value()));
+}
+SOK_REGISTER_KERNEL("Remove", FunctionKernel<OnTable<Remove>>);
 
 REGISTER_OP("SokEmbed>RemovedKeys")
     .Input("table: resource")
@@ -314,103 +262,70 @@ REGISTER_OP("SokEmbed>Metadata")
       return absl::OkStatus();
     });
 
-class MetadataOp : public TableOp {
- public:
-  using TableOp::TableOp;
-
- protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
-    TF_RETURN_IF_ERROR(ExpectFewKeys(resource.name(), ctx->input(1)));
-    const LookupKeys keys = KeysOf(ctx->input(1));
-    tf::Tensor* outputs[3];
-    for (int i = 0; i < 3; ++i) {
-      TF_RETURN_IF_ERROR(ctx->allocate_output(i, ctx->input(1).shape(), &outputs[i]));
-    }
-    std::vector<RowMeta> metas(keys.n);
-    static_assert(sizeof(bool) == 1);
-    auto* exists = static_cast<uint8_t*>(outputs[0]->data());
-    TF_RETURN_IF_ERROR(ToAbsl(
-        resource.table()->ReadMeta(keys.keys, keys.n, metas.data(), exists, IntraOpPool(ctx)),
-        resource.name()));
-    for (size_t i = 0; i < keys.n; ++i) {
-      outputs[1]->flat<int64_t>()(i) = metas[i].update_num;
-      outputs[2]->flat<int64_t>()(i) = metas[i].update_time;
-    }
-    return absl::OkStatus();
+absl::Status Metadata(tf::OpKernelContext* ctx, OpenTable& resource) {
+  TF_RETURN_IF_ERROR(ExpectFewKeys(resource.name(), ctx->input(1)));
+  const LookupKeys keys = KeysOf(ctx->input(1));
+  tf::Tensor* outputs[3];
+  for (int i = 0; i < 3; ++i) {
+    TF_RETURN_IF_ERROR(ctx->allocate_output(i, ctx->input(1).shape(), &outputs[i]));
   }
-};
-SOK_REGISTER_KERNEL("Metadata", MetadataOp);
+  std::vector<RowMeta> metas(keys.n);
+  static_assert(sizeof(bool) == 1);
+  auto* exists = static_cast<uint8_t*>(outputs[0]->data());
+  TF_RETURN_IF_ERROR(
+      ToAbsl(resource.table()->ReadMeta(keys.keys, keys.n, metas.data(), exists, IntraOpPool(ctx)),
+             resource.name()));
+  for (size_t i = 0; i < keys.n; ++i) {
+    outputs[1]->flat<int64_t>()(i) = metas[i].update_num;
+    outputs[2]->flat<int64_t>()(i) = metas[i].update_time;
+  }
+  return absl::OkStatus();
+}
+SOK_REGISTER_KERNEL("Metadata", FunctionKernel<OnTable<Metadata>>);
 
 REGISTER_OP("SokEmbed>Size")
     .Input("table: resource")
     .Output("size: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    });
+    .SetShapeFn(tf::shape_inference::ScalarShape);
 
-class SizeOp : public TableOp {
- public:
-  using TableOp::TableOp;
-
- protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
-    return PutScalar(ctx, static_cast<int64_t>(resource.table()->size()));
-  }
-};
-SOK_REGISTER_KERNEL("Size", SizeOp);
+absl::Status Size(tf::OpKernelContext* ctx, OpenTable& resource) {
+  return PutScalar(ctx, static_cast<int64_t>(resource.table()->size()));
+}
+SOK_REGISTER_KERNEL("Size", FunctionKernel<OnTable<Size>>);
 
 REGISTER_OP("SokEmbed>Steps")
     .Input("table: resource")
     .Output("steps: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    });
+    .SetShapeFn(tf::shape_inference::ScalarShape);
 
-class StepsOp : public TableOp {
- public:
-  using TableOp::TableOp;
-
- protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
-    return PutScalar(ctx, resource.table()->steps());
-  }
-};
-SOK_REGISTER_KERNEL("Steps", StepsOp);
+absl::Status Steps(tf::OpKernelContext* ctx, OpenTable& resource) {
+  return PutScalar(ctx, resource.table()->steps());
+}
+SOK_REGISTER_KERNEL("Steps", FunctionKernel<OnTable<Steps>>);
 
 REGISTER_OP("SokEmbed>Stats")
     .Input("table: resource")
     .Output("names: string")
     .Output("values: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(c->UnknownDim()));
-      c->set_output(1, c->Vector(c->UnknownDim()));
-      return absl::OkStatus();
-    });
+    .SetShapeFn(UnknownVectors);
 
-class StatsOp : public TableOp {
- public:
-  using TableOp::TableOp;
+absl::Status Stats(tf::OpKernelContext* ctx, OpenTable& resource) {
+  const TableStats stats = resource.table()->Stats();
+  const auto number = [](uint64_t value) { return static_cast<int64_t>(value); };
+  return PutNamed<int64_t>(ctx, {{"rows", number(stats.rows)},
+                                 {"max_rows", number(stats.max_rows)},
+                                 {"bytes", number(stats.index_bytes + stats.row_bytes)},
+                                 {"index_bytes", number(stats.index_bytes)},
+                                 {"row_bytes", number(stats.row_bytes)},
+                                 {"steps", number(stats.steps)},
+                                 {"pending_gradients", number(stats.pending_gradients)},
+                                 {"evicted", number(stats.evicted)},
+                                 {"left_out", number(stats.left_out)}});
+}
+SOK_REGISTER_KERNEL("Stats", FunctionKernel<OnTable<Stats>>);
 
- protected:
-  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
-    const TableStats stats = resource.table()->Stats();
-    const auto number = [](uint64_t value) { return static_cast<int64_t>(value); };
-    return PutNamed<int64_t>(ctx, {{"rows", number(stats.rows)},
-                                   {"max_rows", number(stats.max_rows)},
-                                   {"bytes", number(stats.index_bytes + stats.row_bytes)},
-                                   {"index_bytes", number(stats.index_bytes)},
-                                   {"row_bytes", number(stats.row_bytes)},
-                                   {"steps", number(stats.steps)},
-                                   {"pending_gradients", number(stats.pending_gradients)},
-                                   {"evicted", number(stats.evicted)},
-                                   {"left_out", number(stats.left_out)}});
-  }
-};
-SOK_REGISTER_KERNEL("Stats", StatsOp);
-
+}  // namespace
 }  // namespace sok

@@ -108,24 +108,19 @@ REGISTER_OP("SokEmbed>RowSplits")
       return absl::OkStatus();
     });
 
-class RowSplitsOp : public tf::OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(tf::OpKernelContext* ctx) override {
-    OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(1), "num_rows"));
-    const int64_t num_rows = ctx->input(1).scalar<int64_t>()();
-    OP_REQUIRES(ctx, ctx->input(0).dims() == 1 && num_rows >= 0 && num_rows < INT64_MAX,
-                absl::InvalidArgumentError(
-                    "expected rows of one dimension and num_rows of at least 0, got shape " +
-                    ctx->input(0).shape().DebugString() + " and " + std::to_string(num_rows)));
-    const auto rows = ctx->input(0).flat<int64_t>();
-    tf::Tensor* splits;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {num_rows + 1}, &splits));
-    OP_REQUIRES_OK(ctx, ToAbsl(SplitsOfRows(rows.data(), rows.size(), num_rows,
-                                            splits->flat<int64_t>().data())));
+absl::Status RowSplits(tf::OpKernelContext* ctx) {
+  TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(1), "num_rows"));
+  const int64_t num_rows = ctx->input(1).scalar<int64_t>()();
+  if (ctx->input(0).dims() != 1 || num_rows < 0 || num_rows == INT64_MAX) {
+    return absl::InvalidArgumentError(
+        "expected rows of one dimension and num_rows of at least 0, got shape " +
+        ctx->input(0).shape().DebugString() + " and " + std::to_string(num_rows));
   }
-};
-SOK_REGISTER_KERNEL("RowSplits", RowSplitsOp);
+  const auto rows = ctx->input(0).flat<int64_t>();
+  tf::Tensor* splits;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, {num_rows + 1}, &splits));
+  return ToAbsl(SplitsOfRows(rows.data(), rows.size(), num_rows, splits->flat<int64_t>().data()));
+}
+SOK_REGISTER_KERNEL("RowSplits", FunctionKernel<RowSplits>);
 
 }  // namespace sok

@@ -22,7 +22,7 @@ class HashedBagOp : public HashedBagKernel {
  public:
   using HashedBagKernel::HashedBagKernel;
 
-  void Run(tf::OpKernelContext* ctx) override {
+  void Compute(tf::OpKernelContext* ctx) override {
     if (ctx->input_dtype(0) != tf::DT_RESOURCE) return Forward(ctx, ctx->input(0));
     tf::core::RefCountPtr<tf::Var> variable;
     OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(0), "weight"));
@@ -91,10 +91,7 @@ absl::Status ForwardShape(InferenceContext* c) {
 
 REGISTER_OP("SokEmbed>HashedBag")
     .Input("weight: T")
-    .Input("ids: Tids")
-    .Input("offsets: Toffsets")
-    .Input("scales: Tout")
-    .Output("bags: Tout")
+    .SOK_HASHED_BAG_INPUTS.Output("bags: Tout")
     .Output("winners: int64")
     .SOK_HASHED_BAG_ATTRS.Attr("gradient: {'auto', 'dense', 'sparse'}")
     .Attr("wide_shape: bool")
@@ -103,10 +100,7 @@ SOK_REGISTER_KERNEL("HashedBag", HashedBagOp);
 
 REGISTER_OP("SokEmbed>ResourceHashedBag")
     .Input("weight: resource")
-    .Input("ids: Tids")
-    .Input("offsets: Toffsets")
-    .Input("scales: Tout")
-    .Output("bags: Tout")
+    .SOK_HASHED_BAG_INPUTS.Output("bags: Tout")
     .Output("winners: int64")
     .SOK_HASHED_BAG_ATTRS.Attr("gradient: {'auto', 'dense', 'sparse'}")
     .Attr("wide_shape: bool")

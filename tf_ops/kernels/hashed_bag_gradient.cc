@@ -1,11 +1,13 @@
 // The gradients of SokEmbed>HashedBag.
 #include <algorithm>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "core/bags/gradient.h"
 #include "kernels/hashed_bag_kernel.h"
 #include "kernels/host_memory.h"
+#include "kernels/outputs.h"
 #include "kernels/register_kernel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -15,7 +17,6 @@ namespace sok {
 namespace tf = tensorflow;
 using tf::shape_inference::DimensionHandle;
 using tf::shape_inference::InferenceContext;
-using tf::shape_inference::ShapeHandle;
 
 namespace {
 
@@ -28,11 +29,13 @@ absl::Status ReadSize(tf::OpKernelContext* ctx, int64_t* size) {
   return absl::InvalidArgumentError("expected size of at most 2^44, got " + std::to_string(*size));
 }
 
+// The base of a gradient of the weight. Kernel::Write<T>(ctx, gradient) puts it out.
+template <typename Kernel>
 class HashedBagGradientOp : public HashedBagKernel {
  public:
   using HashedBagKernel::HashedBagKernel;
 
-  void Run(tf::OpKernelContext* ctx) override {
+  void Compute(tf::OpKernelContext* ctx) override {
     int64_t size;
     GradientInputs inputs;
     OP_REQUIRES_OK(ctx, ReadSize(ctx, &size));
@@ -42,80 +45,43 @@ class HashedBagGradientOp : public HashedBagKernel {
       using T = decltype(t);
       using Sum = typename SumOf<T>::type;
       const WideFloats<Sum> upstream(ctx->input(0)), scales(ctx->input(3));
-      Write(ctx, t,
-            BagGradient<Sum>{*inputs.positions, inputs.read.bags, mode_, upstream.data(),
-                             scaled_ ? scales.data() : nullptr, Int64s(ctx->input(4))});
-    });
-  }
-
- protected:
-  virtual void Write(tf::OpKernelContext* ctx, float, const BagGradient<float>& gradient) = 0;
-  virtual void Write(tf::OpKernelContext* ctx, BFloat16, const BagGradient<float>& gradient) = 0;
-  virtual void Write(tf::OpKernelContext* ctx, Float16, const BagGradient<float>& gradient) = 0;
-  virtual void Write(tf::OpKernelContext* ctx, double, const BagGradient<double>& gradient) = 0;
-};
-
-class DenseHashedBagGradientOp : public HashedBagGradientOp {
- public:
-  using HashedBagGradientOp::HashedBagGradientOp;
-
- private:
-  void Write(tf::OpKernelContext* ctx, float, const BagGradient<float>& gradient) override {
-    InPlace(ctx, gradient);
-  }
-  void Write(tf::OpKernelContext* ctx, double, const BagGradient<double>& gradient) override {
-    InPlace(ctx, gradient);
-  }
-
-  template <typename Sum>
-  void InPlace(tf::OpKernelContext* ctx, const BagGradient<Sum>& gradient) {
-    tf::Tensor* sums;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {gradient.positions.size()}, &sums));
-    DenseWeightGradient(gradient, Elements<Sum>(*sums), IntraOpPool(ctx));
-  }
-
-  void Write(tf::OpKernelContext* ctx, BFloat16 t, const BagGradient<float>& gradient) override {
-    Rounded(ctx, t, gradient);
-  }
-  void Write(tf::OpKernelContext* ctx, Float16 t, const BagGradient<float>& gradient) override {
-    Rounded(ctx, t, gradient);
-  }
-
-  template <typename T>
-  void Rounded(tf::OpKernelContext* ctx, T, const BagGradient<float>& gradient) {
-    const int64_t size = gradient.positions.size();
-    tf::Tensor wide, *sums;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {size}, &sums));
-    OP_REQUIRES_OK(ctx, AllocateOnHost(ctx, tf::DT_FLOAT, {size}, &wide));
-    const auto* from = Elements<float>(wide);
-    auto* to = Elements<T>(*sums);
-    DenseWeightGradient(gradient, Elements<float>(wide), IntraOpPool(ctx));
-    IntraOpPool(ctx)(size, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) to[i] = FromFloat<T>(from[i]);
+      Kernel::template Write<T>(
+          ctx, BagGradient<Sum>{*inputs.positions, inputs.read.bags, mode_, upstream.data(),
+                                scaled_ ? scales.data() : nullptr, Int64s(ctx->input(4))});
     });
   }
 };
 
-class SparseHashedBagGradientOp : public HashedBagGradientOp {
+class DenseHashedBagGradientOp : public HashedBagGradientOp<DenseHashedBagGradientOp> {
  public:
   using HashedBagGradientOp::HashedBagGradientOp;
-
- private:
-  void Write(tf::OpKernelContext* ctx, float t, const BagGradient<float>& gradient) override {
-    WritePositions(ctx, t, gradient);
-  }
-  void Write(tf::OpKernelContext* ctx, BFloat16 t, const BagGradient<float>& gradient) override {
-    WritePositions(ctx, t, gradient);
-  }
-  void Write(tf::OpKernelContext* ctx, Float16 t, const BagGradient<float>& gradient) override {
-    WritePositions(ctx, t, gradient);
-  }
-  void Write(tf::OpKernelContext* ctx, double t, const BagGradient<double>& gradient) override {
-    WritePositions(ctx, t, gradient);
-  }
 
   template <typename T, typename Sum>
-  void WritePositions(tf::OpKernelContext* ctx, T, const BagGradient<Sum>& gradient) {
+  static void Write(tf::OpKernelContext* ctx, const BagGradient<Sum>& gradient) {
+    const int64_t size = gradient.positions.size();
+    tf::Tensor* sums;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {size}, &sums));
+    auto* to = Elements<T>(*sums);
+    if constexpr (std::is_same_v<T, Sum>) {
+      DenseWeightGradient(gradient, to, IntraOpPool(ctx));
+    } else {
+      tf::Tensor wide;
+      OP_REQUIRES_OK(ctx, AllocateOnHost(ctx, tf::DT_FLOAT, {size}, &wide));
+      const auto* from = Elements<float>(wide);
+      DenseWeightGradient(gradient, Elements<float>(wide), IntraOpPool(ctx));
+      IntraOpPool(ctx)(size, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) to[i] = FromFloat<T>(from[i]);
+      });
+    }
+  }
+};
+
+class SparseHashedBagGradientOp : public HashedBagGradientOp<SparseHashedBagGradientOp> {
+ public:
+  using HashedBagGradientOp::HashedBagGradientOp;
+
+  template <typename T, typename Sum>
+  static void Write(tf::OpKernelContext* ctx, const BagGradient<Sum>& gradient) {
     const SparseWeightGradient<Sum> sparse(gradient, IntraOpPool(ctx));
     tf::Tensor *positions, *sums;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {sparse.size()}, &positions));
@@ -128,7 +94,7 @@ class HashedBagScaleGradientOp : public HashedBagKernel {
  public:
   using HashedBagKernel::HashedBagKernel;
 
-  void Run(tf::OpKernelContext* ctx) override {
+  void Compute(tf::OpKernelContext* ctx) override {
     const tf::Tensor& weight = ctx->input(4);
     GradientInputs inputs;
     OP_REQUIRES(ctx, weight.dims() == 1 && mode_ == BagMode::kSum,
@@ -161,20 +127,11 @@ absl::Status SizeShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-absl::Status UnknownVectors(InferenceContext* c) {
-  const ShapeHandle vector = c->Vector(c->UnknownDim());
-  for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, vector);
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 REGISTER_OP("SokEmbed>HashedBagGradient")
     .Input("upstream: Tout")
-    .Input("ids: Tids")
-    .Input("offsets: Toffsets")
-    .Input("scales: Tout")
-    .Input("winners: int64")
+    .SOK_HASHED_BAG_INPUTS.Input("winners: int64")
     .Input("size: int64")
     .Output("gradient: T")
     .SOK_HASHED_BAG_ATTRS.SetShapeFn(SizeShape);
@@ -182,10 +139,7 @@ SOK_REGISTER_KERNEL("HashedBagGradient", DenseHashedBagGradientOp);
 
 REGISTER_OP("SokEmbed>HashedBagSparseGradient")
     .Input("upstream: Tout")
-    .Input("ids: Tids")
-    .Input("offsets: Toffsets")
-    .Input("scales: Tout")
-    .Input("winners: int64")
+    .SOK_HASHED_BAG_INPUTS.Input("winners: int64")
     .Input("size: int64")
     .Output("positions: int64")
     .Output("gradient: T")
@@ -194,10 +148,7 @@ SOK_REGISTER_KERNEL("HashedBagSparseGradient", SparseHashedBagGradientOp);
 
 REGISTER_OP("SokEmbed>HashedBagScaleGradient")
     .Input("upstream: Tout")
-    .Input("ids: Tids")
-    .Input("offsets: Toffsets")
-    .Input("scales: Tout")
-    .Input("weight: T")
+    .SOK_HASHED_BAG_INPUTS.Input("weight: T")
     .Output("gradient: Tout")
     .SOK_HASHED_BAG_ATTRS.SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->input(3));

@@ -1,7 +1,6 @@
 #include "kernels/hashed_bag_kernel.h"
 
 #include <algorithm>
-#include <new>
 
 #include "kernels/host_memory.h"
 
@@ -35,14 +34,6 @@ HashedBagKernel::HashedBagKernel(tf::OpKernelConstruction* ctx) : OpKernel(ctx) 
   OP_REQUIRES_OK(ctx, ToAbsl(position_hash.status()));
   options_.hash = position_hash.value();
   options_.seed = static_cast<uint64_t>(seed);
-}
-
-void HashedBagKernel::Compute(tf::OpKernelContext* ctx) {
-  try {
-    Run(ctx);
-  } catch (const std::bad_alloc&) {
-    ctx->SetStatus(absl::ResourceExhaustedError("out of memory for the entries of the batch"));
-  }
 }
 
 absl::Status HashedBagKernel::MakePositions(int64_t size,

@@ -13,6 +13,9 @@
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
+// The inputs that follow the first one of each op.
+#define SOK_HASHED_BAG_INPUTS Input("ids: Tids").Input("offsets: Toffsets").Input("scales: Tout")
+
 // The attributes that the ops share. Without `scaled` the input `scales` is not read.
 #define SOK_HASHED_BAG_ATTRS                         \
   Attr("T: {float, bfloat16, half, double}")         \
@@ -98,12 +101,7 @@ class HashedBagKernel : public tensorflow::OpKernel {
  public:
   explicit HashedBagKernel(tensorflow::OpKernelConstruction* ctx);
 
-  // Calls Run, and makes what is out of memory an error, and not the end of the process.
-  void Compute(tensorflow::OpKernelContext* ctx) override;
-
  protected:
-  virtual void Run(tensorflow::OpKernelContext* ctx) = 0;
-
   absl::Status MakePositions(int64_t size, std::optional<PositionMap>* positions) const;
 
   absl::Status ReadBags(tensorflow::OpKernelContext* ctx, const tensorflow::Tensor& ids,

@@ -26,24 +26,22 @@ REGISTER_OP("SokEmbed>ListKeys")
       return absl::OkStatus();
     });
 
-class ListKeysOp : public tf::OpKernel {
- public:
-  using OpKernel::OpKernel;
+namespace {
 
-  void Compute(tf::OpKernelContext* ctx) override {
-    std::shared_ptr<OpenTable> resource;
-    OP_REQUIRES_OK(ctx, GetTable(ctx, &resource));
-    OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(1), "part"));
-    const auto listed = resource->table()->ListKeys(ctx->input(1).scalar<int64_t>()());
-    OP_REQUIRES_OK(ctx, ToAbsl(listed.status(), resource->name()));
-    const std::vector<Key>& keys = listed.value();
-    tf::Tensor *out, *parts;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {static_cast<int64_t>(keys.size())}, &out));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {}, &parts));
-    std::copy(keys.begin(), keys.end(), out->flat<int64_t>().data());
-    parts->scalar<int64_t>()() = resource->table()->parts();
-  }
-};
-SOK_REGISTER_KERNEL("ListKeys", ListKeysOp);
+absl::Status ListKeys(tf::OpKernelContext* ctx, OpenTable& resource) {
+  TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(1), "part"));
+  const auto listed = resource.table()->ListKeys(ctx->input(1).scalar<int64_t>()());
+  TF_RETURN_IF_ERROR(ToAbsl(listed.status(), resource.name()));
+  const std::vector<Key>& keys = listed.value();
+  tf::Tensor *out, *parts;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, {static_cast<int64_t>(keys.size())}, &out));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(1, {}, &parts));
+  std::copy(keys.begin(), keys.end(), out->flat<int64_t>().data());
+  parts->scalar<int64_t>()() = resource.table()->parts();
+  return absl::OkStatus();
+}
+SOK_REGISTER_KERNEL("ListKeys", FunctionKernel<OnTable<ListKeys>>);
+
+}  // namespace
 
 }  // namespace sok

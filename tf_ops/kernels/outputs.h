@@ -1,12 +1,19 @@
-// Sets small outputs of ops.
+// Small outputs of ops, and shapes of outputs.
 #pragma once
 
 #include <utility>
 #include <vector>
 
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
+
+// Sets the shape of each output: a vector of any length.
+inline absl::Status UnknownVectors(tensorflow::shape_inference::InferenceContext* c) {
+  for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->Vector(c->UnknownDim()));
+  return absl::OkStatus();
+}
 
 inline absl::Status PutScalar(tensorflow::OpKernelContext* ctx, int64_t value) {
   tensorflow::Tensor* out = nullptr;

@@ -27,6 +27,15 @@ tensorflow::OpKernel* NewKernel(tensorflow::OpKernelConstruction* ctx) {
   return new Kernel(ctx);
 }
 
+// A kernel of an op without attributes: a function of the context.
+template <absl::Status (*kRun)(tensorflow::OpKernelContext*)>
+class FunctionKernel : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tensorflow::OpKernelContext* ctx) override { OP_REQUIRES_OK(ctx, kRun(ctx)); }
+};
+
 // Registers a kernel of an op for the CPU. Returns true.
 bool RegisterCpuKernel(const char* op, const char* kernel, MakeKernel make);
 

@@ -18,6 +18,23 @@ absl::Status Expected(const std::string& table, const std::string& what, const t
 
 }  // namespace
 
+absl::Status ExpectKeys(const std::string& table, const tf::Tensor& keys) {
+  if (keys.dims() == 1 && keys.NumElements() < int64_t{UINT32_MAX}) return absl::OkStatus();
+  return Expected(table, "keys of one dimension and fewer than 2^32", keys);
+}
+
+absl::Status ExpectEmbeddings(const std::string& table, const tf::Tensor& embeddings, size_t n,
+                              int dim) {
+  if (embeddings.dims() == 2 && embeddings.dim_size(0) == static_cast<int64_t>(n) &&
+      embeddings.dim_size(1) == dim) {
+    return absl::OkStatus();
+  }
+  return Expected(
+      table,
+      "embeddings of shape [" + std::to_string(n) + ", " + std::to_string(dim) + "], one row a key",
+      embeddings);
+}
+
 void SetSnapshotShapes(tf::shape_inference::InferenceContext* c, int first, int64_t dim) {
   const auto any = c->UnknownDim();
   int output = first;
@@ -103,15 +120,9 @@ absl::Status ReadContents(tf::OpKernelContext* ctx, int first, const std::string
                    &update_nums = input(3), &update_times = input(4), &slot_start = input(5),
                    &admission = input(9);
   const int64_t n = keys.NumElements();
-  if (keys.dims() != 1 || n >= int64_t{UINT32_MAX}) {
-    return Expected(table, "keys of one dimension and fewer than 2^32", keys);
-  }
   const std::string count = std::to_string(n);
-  if (embeddings.dims() != 2 || embeddings.dim_size(0) != n || embeddings.dim_size(1) != dim) {
-    return Expected(
-        table, "embeddings of shape [" + count + ", " + std::to_string(dim) + "], one row a key",
-        embeddings);
-  }
+  TF_RETURN_IF_ERROR(ExpectKeys(table, keys));
+  TF_RETURN_IF_ERROR(ExpectEmbeddings(table, embeddings, keys.NumElements(), dim));
   if (slots.dims() != 2 || slots.dim_size(0) != n) {
     return Expected(table, "slots of shape [" + count + ", any], one row a key", slots);
   }

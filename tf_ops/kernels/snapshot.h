@@ -24,6 +24,12 @@ namespace sok {
       .Put(prefix "admission: uint8")
 constexpr int kContentsTensors = 10;
 
+// Return kInvalidArgument for keys that a table cannot take, and for embeddings of another shape
+// than (n, dim).
+absl::Status ExpectKeys(const std::string& table, const tensorflow::Tensor& keys);
+absl::Status ExpectEmbeddings(const std::string& table, const tensorflow::Tensor& embeddings,
+                              size_t n, int dim);
+
 // Sets the shapes of the outputs from `first` on.
 void SetSnapshotShapes(tensorflow::shape_inference::InferenceContext* c, int first, int64_t dim);
 

@@ -262,22 +262,18 @@ REGISTER_OP("SokEmbed>Release")
     .SetShapeFn(tf::shape_inference::NoOutputs);
 
 // Lets what an anonymous handle stands for go, though there are copies of the handle.
-class ReleaseOp : public tf::OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(tf::OpKernelContext* ctx) override {
-    OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(0), "owned"));
-    const tf::ResourceHandle& handle = tf::HandleFromInput(ctx, 0);
-    auto* owned =
-        handle.IsRefCounting() ? dynamic_cast<OwnedResource*>(handle.resource().get()) : nullptr;
-    OP_REQUIRES(ctx, owned != nullptr,
-                absl::InvalidArgumentError("expected the handle of an anonymous table or queue, "
-                                           "got another"));
-    owned->Release();
+absl::Status Release(tf::OpKernelContext* ctx) {
+  TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(0), "owned"));
+  const tf::ResourceHandle& handle = tf::HandleFromInput(ctx, 0);
+  auto* owned =
+      handle.IsRefCounting() ? dynamic_cast<OwnedResource*>(handle.resource().get()) : nullptr;
+  if (owned == nullptr) {
+    return absl::InvalidArgumentError(
+        "expected the handle of an anonymous table or queue, got another");
   }
-};
-
-SOK_REGISTER_KERNEL("Release", ReleaseOp);
+  owned->Release();
+  return absl::OkStatus();
+}
+SOK_REGISTER_KERNEL("Release", FunctionKernel<Release>);
 
 }  // namespace sok

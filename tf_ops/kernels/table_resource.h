@@ -85,6 +85,14 @@ absl::Status ToAbsl(const Status& status, const std::string& table_name = "");
 // Finds the table of input 0.
 absl::Status GetTable(tensorflow::OpKernelContext* ctx, std::shared_ptr<OpenTable>* table);
 
+// Runs a kernel's function on the table of input 0.
+template <absl::Status (*kRun)(tensorflow::OpKernelContext*, OpenTable&)>
+absl::Status OnTable(tensorflow::OpKernelContext* ctx) {
+  std::shared_ptr<OpenTable> table;
+  TF_RETURN_IF_ERROR(GetTable(ctx, &table));
+  return kRun(ctx, *table);
+}
+
 // Returns kInvalidArgument unless the tensor has one element. Shape functions do not run eagerly,
 // and TensorFlow aborts the process where a kernel reads a scalar from a tensor that is none.
 absl::Status ExpectScalar(const tensorflow::Tensor& tensor, const char* what);
