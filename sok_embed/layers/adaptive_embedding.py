@@ -11,7 +11,7 @@ from sok_embed import communicators, tf_ops
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
 from sok_embed.layers.adaptive_arguments import check_adaptive_arguments
 from sok_embed.layers.adaptive_inputs import check_inputs, narrow, read_route
-from sok_embed.layers.arguments import check_key_type, serialize_initializer
+from sok_embed.layers.arguments import attributes_of, check_key_type, serialize_initializer
 from sok_embed.layers.export_forms import refuse_dense_signature
 from sok_embed.layers.key_layer import KeyLayer
 from sok_embed.layers.saved_rows import SavedRows
@@ -21,6 +21,12 @@ from sok_embed.lookups.combining import output_spec
 from sok_embed.lookups.input_forms import flat_values, values_beside
 from sok_embed.lookups.padding import is_key, mask_of_keys, padding_key
 from sok_embed.tables.adaptive_table import AdaptiveTable
+
+# Arguments of the layer that stand in its config as they are.
+_ARGUMENTS = (
+    "output_dim static_buckets promote_after max_rows decay_every ttl combiner mask_zero "
+    "padding_value mask slots demote_blend sketch_capacity counter_bits"
+)
 
 
 @keras.saving.register_keras_serializable(package="sok_embed")
@@ -267,19 +273,6 @@ class AdaptiveEmbedding(KeyLayer):
         """Returns the arguments of the constructor."""
         return {
             **super().get_config(),
-            "output_dim": self.output_dim,
-            "static_buckets": self.static_buckets,
-            "promote_after": self.promote_after,
-            "max_rows": self.max_rows,
-            "decay_every": self.decay_every,
-            "ttl": self.ttl,
-            "combiner": self.combiner,
+            **attributes_of(self, _ARGUMENTS),
             "embeddings_initializer": serialize_initializer(self.embeddings_initializer),
-            "mask_zero": self.mask_zero,
-            "padding_value": self.padding_value,
-            "mask": self.mask,
-            "slots": self.slots,
-            "demote_blend": self.demote_blend,
-            "sketch_capacity": self.sketch_capacity,
-            "counter_bits": self.counter_bits,
         }

@@ -11,7 +11,7 @@ from sok_embed.arguments import check_flag, check_positive
 from sok_embed.fingerprints import keys_of_strings
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
 from sok_embed.keras_bridge.rebuilding import true_ids
-from sok_embed.layers.arguments import serialize_initializer
+from sok_embed.layers.arguments import attributes_of, serialize_initializer
 from sok_embed.layers.table_layer import TableLayer
 
 
@@ -181,15 +181,13 @@ class All2AllDenseEmbedding(TableLayer):
         """Returns the arguments of the constructor."""
         return {
             **super().get_config(),
-            "max_vocabulary_size_per_gpu": self.max_vocabulary_size_per_gpu,
-            "embedding_vec_size": self.embedding_vec_size,
-            "slot_num": self.slot_num,
-            "nnz_per_slot": self.nnz_per_slot,
-            "dynamic_input": self.dynamic_input,
-            "use_hashtable": self.use_hashtable,
+            **attributes_of(
+                self,
+                "max_vocabulary_size_per_gpu embedding_vec_size slot_num nnz_per_slot "
+                "dynamic_input use_hashtable on_full",
+            ),
             "key_dtype": self.key_dtype.name,
             "embedding_initializer": serialize_initializer(self.embedding_initializer),
-            "on_full": self.on_full,
         }
 
 

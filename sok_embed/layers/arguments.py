@@ -40,3 +40,8 @@ def serialize_initializer(identifier: Any) -> Any:
     if isinstance(identifier, (str, dict)):
         return identifier
     return keras.initializers.serialize(keras.initializers.get(identifier))
+
+
+def attributes_of(layer: Any, names: str) -> dict[str, Any]:
+    """Returns arguments that a layer keeps as attributes, by their names, blanks between them."""
+    return {name: getattr(layer, name) for name in names.split()}

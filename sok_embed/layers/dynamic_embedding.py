@@ -10,7 +10,7 @@ import tensorflow as tf
 from sok_embed import communicators
 from sok_embed.arguments import check_integer, check_positive, is_among, shown
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
-from sok_embed.layers.arguments import check_key_type, serialize_initializer
+from sok_embed.layers.arguments import attributes_of, check_key_type, serialize_initializer
 from sok_embed.layers.export_forms import refuse_dense_signature
 from sok_embed.layers.start_rows import start_rows
 from sok_embed.layers.table_layer import TableLayer
@@ -264,13 +264,10 @@ class DynamicEmbedding(TableLayer):
         """Returns the arguments of the constructor."""
         return {
             **super().get_config(),
-            "output_dim": self.output_dim,
+            **attributes_of(
+                self, "output_dim mask_zero padding_value combiner max_rows default_vector"
+            ),
             "embeddings_initializer": serialize_initializer(self.embeddings_initializer),
-            "mask_zero": self.mask_zero,
-            "padding_value": self.padding_value,
-            "combiner": self.combiner,
-            "max_rows": self.max_rows,
-            "default_vector": self.default_vector,
         }
 
 

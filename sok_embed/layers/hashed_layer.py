@@ -22,12 +22,15 @@ from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
 from sok_embed.keras_bridge.layer_of_ids import LayerOfIds
 from sok_embed.keras_bridge.rebuilding import check_rebuilt, true_ids
 from sok_embed.kv.arguments import FLOATS_ROUND
+from sok_embed.layers.arguments import attributes_of
 from sok_embed.layers.sparse_steps import sparse_below
 from sok_embed.layers.weight_users import WeightUsers
 
 _LIMIT = 2**63
 _MAX_DIM = 2**24
 _HASHES = ("mixed", "original", "modulo")
+# Arguments that say which elements of the weight an id has.
+_SIGNATURE = "hash seed sign block_size num_embeddings embedding_dim"
 _FLOATS = ("float32", "bfloat16", "float16", "float64")
 _REMEDIES = {
     "input_dim": "It is called num_embeddings= here.",
@@ -41,21 +44,7 @@ _REMEDIES = {
 
 
 class HashedLayer(LayerOfIds):
-    """Base of the layers whose embeddings are hashed into one weight. Not for use by itself.
-
-    Args:
-        num_embeddings: Ids are in `[0, num_embeddings)`.
-        embedding_dim: The length of an embedding.
-        compression: Slots of the weight per element of the full table.
-        weight: `None`, an initializer, a 1-D array, or a layer whose weight this one uses too.
-        size: Slots of the weight; `None`: from `weight` or `compression`.
-        hash: `"mixed"`, `"original"` or `"modulo"`.
-        seed: The seed of the hash.
-        sign: True if a second hash gives each element its sign.
-        block_size: Neighbouring dimensions that lie in neighbouring slots.
-        sparse_gradient: True if the gradient is a `tf.IndexedSlices`; `None`: where it is faster.
-        **kwargs: The arguments of `keras.layers.Layer`.
-    """
+    """Base of the layers whose embeddings are hashed into one weight. Not for use by itself."""
 
     size: int
     built: bool
@@ -332,8 +321,7 @@ class HashedLayer(LayerOfIds):
 
     def _signature(self) -> dict[str, Any]:
         """Returns what the weight's meaning depends on; the seed matters to some hashes only."""
-        names = ("hash", "seed", "sign", "block_size", "num_embeddings", "embedding_dim")
-        signature = {name: getattr(self, name) for name in names}
+        signature = attributes_of(self, _SIGNATURE)
         if self.hash != "mixed" and not self.sign:
             signature["seed"] = None
         return signature
@@ -350,16 +338,9 @@ class HashedLayer(LayerOfIds):
             weight = keras.initializers.serialize(self._initializer)
         return {
             **super().get_config(),
-            "num_embeddings": self.num_embeddings,
-            "embedding_dim": self.embedding_dim,
-            "compression": self.compression,
+            **attributes_of(self, f"{_SIGNATURE} compression sparse_gradient"),
             "weight": weight,
             "size": self._config_size,
-            "hash": self.hash,
-            "seed": self.seed,
-            "sign": self.sign,
-            "block_size": self.block_size,
-            "sparse_gradient": self.sparse_gradient,
         }
 
 

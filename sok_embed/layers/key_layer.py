@@ -26,16 +26,7 @@ _INT64 = 2**63
 
 
 class KeyLayer(LayerWithAnchor):
-    """Base of the layers that look keys up in one table. Not for use by itself.
-
-    Args:
-        dim: The length of a row.
-        initializer: A Keras initializer, its name or config; see
-            `sok_embed.initializers.row_initializer`.
-        optimizer: A name, a Keras optimizer or its config. `None`: the rows follow the optimizer
-            that trains the model.
-        **kwargs: The arguments of `keras.layers.Layer`.
-    """
+    """Base of the layers that look keys up in one table. Not for use by itself."""
 
     seed: int
     table: Table | AdaptiveTable

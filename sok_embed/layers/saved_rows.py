@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ def check_saves_all_rows(layer: str) -> None:
         )
 
 
+@dataclass
 class SavedRows:
     """The entries of one table whose rows are in memory.
 
@@ -45,31 +47,22 @@ class SavedRows:
         remedy: A sentence at the end of that message.
     """
 
-    def __init__(
-        self,
-        layer: str,
-        table: Any,
-        kind: Any,
-        prefix: str,
-        expected: str,
-        remedy: str = "",
-    ) -> None:
-        self._layer = layer
-        self._table = table
-        self._kind = kind
-        self._prefix = prefix
-        self._expected = expected
-        self._remedy = remedy
+    layer: str
+    table: Any
+    kind: Any
+    prefix: str
+    expected: str
+    remedy: str = ""
 
     @property
     def names(self) -> set[str]:
         """The names of all entries that a file may have of the table."""
-        return set(contents.entries(self._kind, self._prefix))
+        return set(contents.entries(self.kind, self.prefix))
 
     def save(self, store: Any) -> None:
         """Adds the rows."""
-        check_saves_all_rows(self._layer)
-        contents.save(store, self._prefix, contents.whole_contents(self._table))
+        check_saves_all_rows(self.layer)
+        contents.save(store, self.prefix, contents.whole_contents(self.table))
 
     def read(self, store: Any) -> Callable[[], None]:
         """Reads and checks what the table is to be restored from.
@@ -80,15 +73,15 @@ class SavedRows:
         Raises:
             ValueError: For a file that does not have what the table needs.
         """
-        what, saved = f"Layer '{self._layer}'", set(store.keys())
-        contents.check_whole(what, saved, self._kind, [self._prefix])
-        entries = contents.entries(self._kind, self._prefix)
+        what, saved = f"Layer '{self.layer}'", set(store.keys())
+        contents.check_whole(what, saved, self.kind, [self.prefix])
+        entries = contents.entries(self.kind, self.prefix)
         if not saved.issuperset(entries):
-            expected = self._expected.format(entries=", ".join(entries))
+            expected = self.expected.format(entries=", ".join(entries))
             there = ", ".join(sorted(saved)) or "no entries"
-            raise ValueError(f"{what}: expected {expected}. Received: {there}.{self._remedy}")
-        whole = contents.load(store, self._prefix, self._kind)
-        return functools.partial(self._table.restore, own_part(self._table, whole))
+            raise ValueError(f"{what}: expected {expected}. Received: {there}.{self.remedy}")
+        whole = contents.load(store, self.prefix, self.kind)
+        return functools.partial(self.table.restore, own_part(self.table, whole))
 
 
 class StorableRows(SavedRows):
@@ -102,7 +95,7 @@ class StorableRows(SavedRows):
             with it: the steps of the table, and the copy of the storage beside the file.
     """
 
-    _table: Table
+    table: Table
 
     def __init__(self, layer: str, table: Table, prefix: str, storage_entry: str) -> None:
         super().__init__(
@@ -125,21 +118,21 @@ class StorableRows(SavedRows):
 
     def save(self, store: Any) -> None:
         """Adds the rows; of those in a storage, which stay there, their number."""
-        storage = self._table.storage
+        storage = self.table.storage
         if storage is None:
             super().save(store)
             return
-        store[self._storage_entry] = np.int64(self._table.size())
-        store[self._steps_entry] = np.int64(self._table.step_count())
+        store[self._storage_entry] = np.int64(self.table.size())
+        store[self._steps_entry] = np.int64(self.table.step_count())
         copy = storage_copies.name_of(storage)
         if copy is None and storage._is_copy:
             raise ValueError(
-                f"Layer '{self._layer}': expected sok_embed.save_model, which brings the rows "
+                f"Layer '{self.layer}': expected sok_embed.save_model, which brings the rows "
                 f"along. Received: a save of Keras, whose file would have them in {storage!r}, "
                 "which goes with the file that it lies beside."
             )
         if copy is not None:
-            numbers = [int(copy.number, 16), int(copy.id, 16), self._table._group]
+            numbers = [int(copy.number, 16), int(copy.id, 16), self.table._group]
             store[self._copy_entry] = np.array(numbers, np.uint64)
 
     def read(self, store: Any) -> Callable[[], None]:
@@ -155,16 +148,16 @@ class StorableRows(SavedRows):
         """
         saved = self.names.intersection(store.keys())
         has_no_rows = saved.isdisjoint(super().names)
-        storage = self._table.storage
+        storage = self.table.storage
         if self._copy_entry in saved:
             return self._rows_beside_file(np.asarray(store[self._copy_entry]))
         if storage is not None and has_no_rows:
             self._warn_of_missing(store, saved)
             if self._steps_entry in saved:
                 steps = int(np.asarray(store[self._steps_entry]))
-                self._table._warn_of_later_steps(f"Layer '{self._layer}'", steps)
+                self.table._warn_of_later_steps(f"Layer '{self.layer}'", steps)
             return _do_nothing
-        what = f"Layer '{self._layer}'"
+        what = f"Layer '{self.layer}'"
         if storage is not None and callers.loading_model():
             raise ValueError(
                 f"{what}: expected no rows in a file whose model has its rows in {storage!r}. "
@@ -182,7 +175,7 @@ class StorableRows(SavedRows):
 
     def _rows_beside_file(self, numbers: npt.NDArray[Any]) -> Callable[[], None]:
         """Returns what puts the rows of a copy beside the file into the table."""
-        what = f"Layer '{self._layer}'"
+        what = f"Layer '{self.layer}'"
         if numbers.shape != (3,):
             raise ValueError(
                 f"{what}: expected three numbers in the entry '{self._copy_entry}'. Received: an "
@@ -191,24 +184,24 @@ class StorableRows(SavedRows):
         number, id, group = map(int, numbers)
         name = storage_copies.CopyName(f"{number:016x}", f"{id:016x}")
         copy = storage_copies.open_beside_file(name)
-        if self._table.storage is copy:
+        if self.table.storage is copy:
             return _do_nothing  # the whole model was loaded, and reads the copy
-        if self._table.storage is not None and callers.loading_model():
+        if self.table.storage is not None and callers.loading_model():
             raise ValueError(
                 f"{what}: expected a model whose rows are read where they lie beside its file, in "
-                f"{copy!r}. Received: one over {self._table.storage!r}, whose rows they would "
+                f"{copy!r}. Received: one over {self.table.storage!r}, whose rows they would "
                 "replace. To put them there, make the model by its class and use "
                 "model.load_weights(file)."
             )
-        rows = CopiedRows(self._table, copy, group)
+        rows = CopiedRows(self.table, copy, group)
         rows.check()
         return rows.restore
 
     def _warn_of_missing(self, store: Any, saved: Iterable[str]) -> None:
         rows = int(np.asarray(store[self._storage_entry])) if self._storage_entry in saved else 0
-        if rows and not self._table.size():
+        if rows and not self.table.size():
             warnings.warn(
-                f"Layer '{self._layer}': expected {rows} rows in {self._table.storage!r}, as the "
+                f"Layer '{self.layer}': expected {rows} rows in {self.table.storage!r}, as the "
                 "model was saved with. Received: none, so every key has the vector it starts from. "
                 "Put the folder of that time there.",
                 stacklevel=5,

@@ -23,27 +23,7 @@ from sok_embed.tables.table import Table
 
 
 class TableLayer(KeyLayer):
-    """Base of the layers that own a `Table`. Not for use by itself.
-
-    Args:
-        dim: The length of a row.
-        initializer: A Keras initializer, its name or config; see
-            `sok_embed.initializers.row_initializer`.
-        optimizer: A name, a Keras optimizer or its config. `None`: the rows follow the optimizer
-            that trains the model.
-        seed: The seed of the initializer. `None`: the initializer's own if it was given one, else
-            from the name of the layer and the seed of `keras.utils.set_random_seed`.
-        max_rows: The most rows on each worker, or `None`.
-        direct: True if keys are positions in `[0, max_rows * workers)`.
-        storage: A `sok_embed.kv.Storage`, or its config, that the rows live in. `None`: they live
-            in memory.
-        group: The group of the storage.
-        admission: The admission of keys, from `sok_embed.admission`, or its config. `None`: all
-            keys get rows.
-        eviction: The eviction of rows, from `sok_embed.eviction`, or its name or config. `None`:
-            none.
-        **kwargs: The arguments of `keras.layers.Layer`.
-    """
+    """Base of the layers that own a `Table`. Not for use by itself."""
 
     table: Table
 
