@@ -153,20 +153,12 @@ def shared_embedding_columns(
         )
     if first is None and not tf.executing_eagerly():
         return columns
+    named = [column._asdict() for column in columns]
     return [
         AdaptiveSharedEmbeddingColumn(
-            column.categorical_column,
-            column.dimension,
-            column.combiner,
-            column.initializer,
-            column.ckpt_to_load_from,
-            column.tensor_name_in_ckpt,
-            column.max_norm,
-            column.trainable,
-            column.use_safe_embedding_lookup,
-            column.shared_embedding_collection_name,
+            shared_name=fields.pop("shared_embedding_collection_name"), **fields
         )
-        for column in columns
+        for fields in named
     ]
 
 
