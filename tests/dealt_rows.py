@@ -7,10 +7,9 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from sok_embed.checkpoint.files import manifest as manifests
-from sok_embed.checkpoint.files.records import dense_prefix, rows_name
+from sok_embed.checkpoint.files.records import rows_name
 from sok_embed.checkpoint.files.rows_file import ADMISSION, ROWS, SKETCH, RowsWriter
-from sok_embed.checkpoint.tools.saved import copied_files, open_saved
+from sok_embed.checkpoint.tools.saved import open_saved, write_like
 
 _BYTES = {ADMISSION: "admission_bytes", SKETCH: "sketch_bytes"}
 
@@ -50,16 +49,4 @@ def dealt(
                     if block.kind in _BYTES:
                         entries[block.table] |= {_BYTES[block.kind]: len(data)}
             records.append(writer.finish(entries))
-    copied = copied_files(str(target), saved, attempt)
-    manifests.write(
-        str(target),
-        saved.manifest._replace(
-            attempt=attempt,
-            workers=workers,
-            dense={**saved.manifest.dense, "prefix": dense_prefix(attempt)},
-            rows=records,
-            files=copied.files,
-            data=[],
-            state=attempt,
-        ),
-    )
+    write_like(str(target), saved, attempt, workers=workers, rows=records, state=attempt)

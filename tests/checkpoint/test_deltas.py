@@ -396,7 +396,7 @@ def test_a_compaction_that_fails_or_is_killed_changes_nothing(chain, monkeypatch
     before = sorted(path.name for path in chain[1].iterdir())
     for place in (
         "tools.compaction.RowsWriter.finish",
-        "tools.compaction.copied_files",
+        "tools.saved.record_of",
         "files.manifest.write",
     ):
         with monkeypatch.context() as patch:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from sok_embed.tables.owners import mixed_owners
 
-# What a part of the keys takes in memory, about.
+# A part of the keys takes about so much memory.
 PART_BYTES = 128 << 20
 _MOST_PARTS = 1024  # each is a file; with more, parts are larger
 _SALT = 0x5EED
@@ -42,12 +41,7 @@ class Partitions:
     def __enter__(self) -> Partitions:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._held.clear()
         if self._folder is not None:
             self._folder.cleanup()

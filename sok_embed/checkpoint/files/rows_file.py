@@ -10,7 +10,6 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,12 +121,7 @@ class RowsWriter:
     def __enter__(self) -> RowsWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._core.close()
 
     def put_rows(self, table: int, rows: Rows) -> None:

@@ -6,11 +6,11 @@ import os
 import secrets
 
 from sok_embed.checkpoint.files import manifest as manifests
-from sok_embed.checkpoint.files.records import dense_prefix, rows_name
+from sok_embed.checkpoint.files.records import rows_name
 from sok_embed.checkpoint.files.rows_file import RowsWriter
 from sok_embed.checkpoint.tools.newest_first import Watch
-from sok_embed.checkpoint.tools.saved import Saved, copied_files, copy_rows, open_saved
-from sok_embed.files.whole_files import removed_on_error, sync
+from sok_embed.checkpoint.tools.saved import Saved, copy_rows, open_saved, write_like
+from sok_embed.files.whole_files import removed_on_error
 
 
 def compact(folder: str | os.PathLike[str], watch: Watch | None = None) -> int:
@@ -57,22 +57,9 @@ def _write(saved: Saved, attempt: int, watch: Watch | None) -> None:
             ]
             copy_rows(saved.readers_of[worker], writer, watch=watch)
             records.append(writer.finish(entries))
-    copied = copied_files(saved.folder, saved, attempt)
-    sync(saved.folder)
     parts = [
         {**entry, "parts": {name: {**part, "rows": part["size"]} for name, part in named.items()}}
         for entry in manifest.tables
         for named in [entry["parts"]]
     ]
-    manifests.write(
-        saved.folder,
-        manifest._replace(
-            attempt=attempt,
-            dense={**manifest.dense, "prefix": dense_prefix(attempt)},
-            tables=parts,
-            rows=records,
-            files=copied.files,
-            data=copied.data,
-            parent=None,
-        ),
-    )
+    write_like(saved.folder, saved, attempt, tables=parts, rows=records, parent=None)

@@ -13,11 +13,18 @@ from sok_embed.checkpoint.files.holding import Held, all_files, hold
 from sok_embed.checkpoint.files.manifest import Link, Manifest
 from sok_embed.checkpoint.files.manifest_schema import PARTS
 from sok_embed.checkpoint.files.places import Place
-from sok_embed.checkpoint.files.records import FileRecord, damaged, local_path, record_of
+from sok_embed.checkpoint.files.records import (
+    FileRecord,
+    damaged,
+    dense_prefix,
+    local_path,
+    record_of,
+)
 from sok_embed.checkpoint.files.rows_file import Rows, RowsReader, RowsWriter
 from sok_embed.checkpoint.files.rows_index import merged_head, total
 from sok_embed.checkpoint.files.schema import brief
 from sok_embed.checkpoint.tools.newest_first import CountedBytes, Watch, live_blocks
+from sok_embed.files.whole_files import sync
 
 
 def label_of(path: str, part: str) -> str:
@@ -58,7 +65,7 @@ class SavedTable:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """By what it may be asked for."""
+        """The names by which commands may ask for the table."""
         name = self.described["name"]
         return (self.label, self.path, name, label_of(name, self.part))
 
@@ -271,20 +278,15 @@ def copy_rows(
     counted.write(writer)
 
 
-class CopiedFiles(NamedTuple):
-    """The files of a checkpoint other than rows, under the names of another save.
+def write_like(folder: str, saved: Saved, attempt: int, **changed: Any) -> None:
+    """Copies all files but those of rows into a folder, and writes its manifest.
 
-    Attributes:
-        files: The files of dense weights.
-        data: The files that each worker has of its own.
+    Args:
+        folder: The folder, which has the files of rows.
+        saved: The checkpoint that the new one is like.
+        attempt: The number of the save, in the names of files.
+        **changed: The fields of the manifest that differ.
     """
-
-    files: list[FileRecord]
-    data: list[FileRecord]
-
-
-def copied_files(folder: str, saved: Saved, attempt: int) -> CopiedFiles:
-    """Copies files other than rows into a folder, under the names of another save."""
     manifest, place = saved.manifest, saved.held.places[0]
     old, new = f"-{manifest.attempt:016x}", f"-{attempt:016x}"
 
@@ -298,9 +300,11 @@ def copied_files(folder: str, saved: Saved, attempt: int) -> CopiedFiles:
             raise damaged(path, f"the checksum {record.checksum}", copied.checksum)
         return copied
 
-    return CopiedFiles(
-        [copy(record) for record in manifest.files], [copy(record) for record in manifest.data]
-    )
+    changed["files"] = [copy(record) for record in manifest.files]
+    changed["data"] = [copy(record) for record in manifest.data]
+    changed["dense"] = {**manifest.dense, "prefix": dense_prefix(attempt)}
+    sync(folder)
+    manifests.write(folder, manifest._replace(attempt=attempt, **changed))
 
 
 def bytes_of(folder: str, manifest: Manifest) -> int:

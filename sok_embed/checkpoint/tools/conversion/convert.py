@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from sok_embed import kv
@@ -63,7 +61,7 @@ class Converted(NamedTuple):
 
 
 class Base(NamedTuple):
-    """Into what checkpoint rows go.
+    """The checkpoint and the table that converted rows go into.
 
     Attributes:
         folder: The checkpoint that the new one is like.
@@ -154,7 +152,11 @@ def convert(
             "another path."
         )
     _check_arguments(form, group, base)
-    with _work_folder(target) as work:
+    parent, name = os.path.split(target)
+    # On the target's disk.
+    with TemporaryDirectory(
+        prefix=f"{name}.converting-", dir=parent, ignore_cleanup_errors=True
+    ) as work:
         moving = _source_tables(source, tables, work)
         if not moving:
             raise ValueError(f"Expected tables with rows in '{source}'. Received: none.")
@@ -163,7 +165,7 @@ def convert(
         made = os.path.join(work, "made")
         converted = _write(made, form, moving, group, base, work)
         os.rename(made, target)
-        sync(os.path.dirname(target))
+        sync(parent)
     return converted
 
 
@@ -179,17 +181,6 @@ def _check_arguments(form: str, group: int | None, base: Base | None) -> None:
             f"Expected a group for a dump or a storage. Received: one for the form '{form}'. Leave "
             "--group out."
         )
-
-
-@contextmanager
-def _work_folder(target: str) -> Iterator[str]:
-    """Makes a folder beside the target, on its disk, which is removed in the end."""
-    parent, name = os.path.split(target)
-    folder = tempfile.mkdtemp(prefix=f"{name}.converting-", dir=parent)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _source_tables(source: str, names: Sequence[str], work: str) -> list[Moving]:

@@ -6,6 +6,7 @@ import json
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -145,17 +146,10 @@ def dump_tables(path: str) -> list[Moving]:
     """
     groups = [DumpGroup(*group) for group in _core.dump_groups(path)]
     return [
-        Moving(head_of_group(path, group), _GroupOfDump(path, group.number)) for group in groups
+        Moving(head_of_group(path, group), partial(_rows_of_group, path, group.number))
+        for group in groups
     ]
 
 
-class _GroupOfDump:
-    """The rows of a group, from the first on with each call."""
-
-    def __init__(self, path: str, group: int) -> None:
-        self._path, self._group = path, group
-
-    def __call__(self) -> Iterator[Rows]:
-        for group, rows in rows_of_dump(self._path):
-            if group == self._group:
-                yield rows
+def _rows_of_group(path: str, number: int) -> Iterator[Rows]:
+    return (rows for group, rows in rows_of_dump(path) if group == number)

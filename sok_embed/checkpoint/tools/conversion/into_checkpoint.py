@@ -13,14 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sok_embed.binding import _core
-from sok_embed.checkpoint.files import manifest as manifests
-from sok_embed.checkpoint.files.records import (
-    dense_prefix,
-    rows_name,
-)
+from sok_embed.checkpoint.files.records import rows_name
 from sok_embed.checkpoint.files.rows_file import Rows, RowsWriter
 from sok_embed.checkpoint.tools.conversion.tables import Head
-from sok_embed.checkpoint.tools.saved import Saved, SavedTable, copied_files, copy_rows
+from sok_embed.checkpoint.tools.saved import Saved, SavedTable, copy_rows, write_like
 from sok_embed.kv import CorruptionError
 from sok_embed.tables.owners import MixedRule, ModuloRule, OneWorkerRule, OwnerRule
 
@@ -86,8 +82,7 @@ def write_checkpoint(
         CorruptionError: For damaged files.
         ValueError: For keys that are not buckets, where static rows are replaced.
     """
-    manifest, attempt = base.manifest, secrets.randbelow(2**62) + 1
-    workers = manifest.workers
+    workers, attempt = base.manifest.workers, secrets.randbelow(2**62) + 1
     deal = _Deal(table, workers)
     taken = _taken(table, head)
     counts = [0] * workers
@@ -116,19 +111,8 @@ def write_checkpoint(
             entries = [dict(entry) for entry in reader.tables]
             entries[table.number] |= {**taken, "rows": counts[worker], "size": counts[worker]}
             records.append(writer.finish(entries))
-    copied = copied_files(folder, base, attempt)
-    manifests.write(
-        folder,
-        manifest._replace(
-            attempt=attempt,
-            dense={**manifest.dense, "prefix": dense_prefix(attempt)},
-            tables=_tables(base, table, taken, sum(counts), deal),
-            rows=records,
-            files=copied.files,
-            data=copied.data,
-            state=attempt,
-        ),
-    )
+    tables = _tables(base, table, taken, sum(counts), deal)
+    write_like(folder, base, attempt, tables=tables, rows=records, state=attempt)
     return sum(counts)
 
 
