@@ -74,7 +74,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
         self._every = int(save_freq) if is_number else None
         self._delete_checkpoint = delete_checkpoint
-        # Where a checkpoint was saved: epochs that are done, and batches of the next one.
+        # The place of the newest checkpoint: epochs that are done, and batches of the next one.
         self._epoch = tf.Variable(0, dtype=tf.int64)
         self._batch = tf.Variable(0, dtype=tf.int64)
         self._directory = backup_dir

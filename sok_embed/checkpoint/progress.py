@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-# What callbacks of Keras remember from one epoch to the next.
+# Attributes that callbacks of Keras keep from one epoch to the next.
 _REMEMBERED: dict[type, tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: ("best", "best_epoch", "wait", "stopped_epoch"),
     keras.callbacks.ReduceLROnPlateau: ("best", "wait", "cooldown_counter"),

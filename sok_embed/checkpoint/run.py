@@ -18,7 +18,7 @@ from sok_embed.checkpoint.progress import Progress, plain, restore_states, state
 from sok_embed.checkpoint.transfer.saves import wait_for_writers
 from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
 
-# What an iterator raises at its end, within a step of Keras and before one.
+# Iterators raise these at their end, within a step of Keras or before one.
 _ENDS = (StopIteration, tf.errors.OutOfRangeError)
 
 

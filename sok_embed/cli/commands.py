@@ -315,7 +315,7 @@ def compact(path: str, as_json: bool) -> None:
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
     show_default=True,
-    help="In which rows travel, as of the layer.",
+    help="The type in which rows travel, as of the layer.",
 )
 @as_json_option
 def plan(

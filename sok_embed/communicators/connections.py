@@ -15,7 +15,7 @@ from sok_embed.binding import _core
 from sok_embed.communicators.base import Communicator
 from sok_embed.communicators.secret import derived
 
-# Where other workers reach this one, if its own guess would be wrong.
+# Names the host at which others reach this worker, if its own guess would be wrong.
 HOST_VARIABLE = "SOK_EMBED_HOST"
 
 

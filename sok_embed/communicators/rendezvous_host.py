@@ -21,7 +21,7 @@ from sok_embed.communicators.rendezvous_guests import (
 from sok_embed.communicators.rendezvous_listener import listen
 from sok_embed.communicators.secret import SECRET_VARIABLE
 
-# How many missing ranks a message names.
+# A message names so many missing ranks.
 _NAMED_RANKS = 16
 # So many connections are accepted before those that are there have their turn.
 _AT_ONCE = 16

@@ -12,7 +12,7 @@ from sok_embed.communicators.secret import HOW_TO_SET
 
 # The system answers with these errors for an address that this host does not have.
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-# How many connections the system keeps until worker 0 comes to them.
+# The system keeps so many connections until worker 0 comes to them.
 _BACKLOG = 1024
 
 _log = logging.getLogger("sok_embed")

@@ -16,7 +16,7 @@ from sok_embed.communicators.secret import HOW_TO_SET, SECRET_VARIABLE
 _LONGEST_TRY = 5.0
 # Seconds for an answer to a greeting, which worker 0 gives at once.
 _LONGEST_ANSWER = 10.0
-# How every answer begins: magic and version.
+# Every answer begins with magic and version.
 _HEAD = struct.Struct("!8sI")
 
 _log = logging.getLogger("sok_embed")

@@ -72,7 +72,7 @@ class BaseTable(OwnedResource):
     fixed: ClassVar[tuple[str, ...]] = ()
     storage: kv.Storage | None = None
     _attributes: dict[str, Any]
-    # What to do instead of writing a SavedModel, and how to copy a table.
+    # The advice of errors: the way to export a model, and the way to copy a table.
     _join_parts: ClassVar[str]
     _copy_rows: ClassVar[str]
 

@@ -76,7 +76,7 @@ def are_vectors_alone() -> bool:
     return not _whole_in_saved_models.get() and callers.writing_saved_model()
 
 
-# What all workers together have in a table, while one of them writes a file for all.
+# The function for the contents of a table on all workers, while one writes a file for all.
 _of_all_workers: ContextVar[Callable[[Any], Any] | None] = ContextVar(
     "sok_embed_contents_of_all_workers", default=None
 )

@@ -97,7 +97,7 @@ def _refuse_mixed_integers(keys: Any) -> None:
         )
 
 
-# What an op raises, and what becomes of it.
+# The exceptions of ops, each with the exception that callers get instead.
 _EXCEPTIONS: dict[type[Exception], type[Exception]] = {
     tf.errors.InvalidArgumentError: ValueError,
     tf.errors.ResourceExhaustedError: ValueError,

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from sok_embed import tf_ops
 
-# What float32 makes of sums of the same numbers in different orders, with room.
+# Sums of the same float32 numbers in different orders differ by less, relative to a sum.
 _TOLERANCE = 1e-5
 
 

@@ -17,7 +17,7 @@ from sok_embed.training.sparse_gradients import average_slices
 _BUCKET_BYTES = 25 * 2**20
 # Norms are multiplied by these before they are squared: one of the squares fits into a float32.
 _SCALES = (2.0**64, 1.0, 2.0**-64)
-# What the running `apply` updates, on this thread: replicas of a strategy have one each.
+# The variables of the running `apply`, on this thread: replicas of a strategy have one each.
 _applied_to: ContextVar[Any] = ContextVar("applied_to")
 
 __all__ = ["DistributedOptimizer", "average_gradients", "averages_gradients"]
@@ -76,7 +76,7 @@ def DistributedOptimizer(optimizer: Any) -> keras.optimizers.Optimizer:  # noqa:
         },
     )
     made = averaging.from_config(_config(optimizer))
-    # What `exclude_from_weight_decay` has set is in no config.
+    # No config has the variables of `exclude_from_weight_decay`.
     for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
         if hasattr(optimizer, name):
             setattr(made, name, getattr(optimizer, name))

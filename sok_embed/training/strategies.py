@@ -19,7 +19,7 @@ from sok_embed.keras_bridge.dense_alone import LayerWithRows
 from sok_embed.keras_bridge.private_state import all_layers
 
 _ONE_PROCESS = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
-# What Keras 3.15 cannot do under a MultiWorkerMirroredStrategy of several workers.
+# Keras 3.15 cannot run these under a MultiWorkerMirroredStrategy of several workers.
 _LOOPS_OF_KERAS = ("fit", "evaluate", "train_on_batch", "test_on_batch")
 _MARK = "_sok_embed_checks_strategy"
 

@@ -24,7 +24,7 @@ from sok_embed.checkpoint.files.schema import (
 NAME = "manifest.json"
 _FORMAT = "sok-embed checkpoint"
 _VERSION = 1
-# What a reader must know to read what this writer writes.
+# A reader must know these features to read a whole checkpoint of this writer.
 _FEATURES = ("full", "rows-1", "tf.train.Checkpoint")
 # The same of a checkpoint that has the changes since another one.
 _DELTA_FEATURES = ("delta", "rows-1", "tf.train.Checkpoint")

@@ -1,4 +1,4 @@
-"""In what two checkpoints differ: rows of tables, and dense variables."""
+"""Compares two checkpoints: rows of tables, and dense variables."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sok_embed.checkpoint.tools.saved import Saved, SavedTable, rows_of
 
 _HEAD = ("dim", "rule", "slot_start", "steps", "step_clock")
 _COLUMNS = ("embeddings", "slots", "update_nums", "update_times")
-# What the names of values in a tf.train.Checkpoint end with, and the one that is not a variable.
+# Names of values in a tf.train.Checkpoint end with the first; the second is not a variable.
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 @dataclass
 class TableDifference:
-    """In what a table differs.
+    """The differences of a table.
 
     Attributes:
         table: The path of the table, with the part of an adaptive one.
@@ -57,7 +57,7 @@ class TableDifference:
 
 
 class VariableDifference(NamedTuple):
-    """In what a dense variable differs.
+    """The difference of a dense variable.
 
     Attributes:
         variable: The path of the variable.
@@ -75,7 +75,7 @@ class VariableDifference(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """In what two checkpoints differ.
+    """The differences of two checkpoints, A and B.
 
     Attributes:
         steps: The steps of A and of B.

@@ -4,7 +4,7 @@
 // without a row of their own; when the count of a key reaches promote_after, it gets a row, which
 // starts as its static row, bit for bit. A key that loses its row goes back to the static one.
 //
-// Where there are n owners, owner i has the keys of the buckets b with b % n == i, and their static
+// With n owners, owner i has the keys of the buckets b with b % n == i, and their static
 // rows, so that a promotion stays with one owner. The sketch's counters are those of buckets: what
 // they say of a key does not depend on n.
 #pragma once
@@ -59,7 +59,7 @@ struct AdaptiveConfig {
   // Default: true
   bool copy_slots = true;
 
-  // Where a key loses its row, the static row moves by this share of the way to it. In [0, 1].
+  // When a key loses its row, the static row moves by this share of the way to it. In [0, 1].
   // Default: 0
   double demote_blend = 0.0;
 

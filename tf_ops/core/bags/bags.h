@@ -35,7 +35,7 @@ struct Bags {
   }
 };
 
-// Where the bags of `entries` ids begin and end.
+// Returns the splits of `entries` ids into bags.
 //   offsets (n): where each bag begins; with ends, one more that says where the last one ends.
 // kInvalidArgument unless they begin with 0, do not decrease, and lie within the entries; with
 // ends, the last must be the number of entries.
@@ -43,7 +43,7 @@ template <typename Index>  // int32_t or int64_t
 Result<std::vector<int64_t>> SplitsOfOffsets(const Index* offsets, int64_t n, int64_t entries,
                                              bool ends);
 
-// Where the entries of each row begin and end, for entries sorted by row.
+// Fills the splits of entries that are sorted by row.
 //   rows (n): in [0, num_rows), non-decreasing; kInvalidArgument if they are not.
 //   splits (num_rows + 1)
 Status SplitsOfRows(const int64_t* rows, int64_t n, int64_t num_rows, int64_t* splits);

@@ -1,4 +1,4 @@
-// Where the elements of a virtual table lie in a shared one-dimensional weight: the hashing trick
+// Maps elements of a virtual table to places in a shared one-dimensional weight: the hashing trick
 // (Chen et al. 2015, "Compressing Neural Networks with the Hashing Trick", eq. 3), for single
 // elements or for blocks of neighbours (Desai, Chou, Shrivastava 2022, "Random Offset Block
 // Embedding Array", section 3).

@@ -19,7 +19,7 @@ class Expiry {
 
   uint32_t ttl() const { return ttl_; }
   // Returns the time, which never goes back: a row that has expired once may have been removed.
-  // Where the clock is set back, this stands still until the clock has caught up.
+  // If the clock is set back, this stands still until the clock has caught up.
   uint32_t Now() const;
   // Returns whether a row that was last changed at update_time has expired at `now`.
   bool Expired(uint32_t update_time, uint32_t now) const {

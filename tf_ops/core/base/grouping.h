@@ -11,7 +11,7 @@
 
 namespace sok {
 
-// Where each item goes in a counting sort. The caller counts the group of every item, calls Start,
+// Places items as a counting sort does. The caller counts the group of every item, calls Start,
 // takes a place for every item in the same order, and calls Finish. Then group g holds the places
 // [starts[g], starts[g + 1]).
 class CountingSort {

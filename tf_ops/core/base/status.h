@@ -99,7 +99,7 @@ class [[nodiscard]] Status {
   Status Within(std::string_view before, std::string_view after = "") const;
 
  private:
-  // Where in the text the name of a rule stands.
+  // The part of the text that is the name of a rule.
   struct Place {
     size_t begin;
     size_t size;

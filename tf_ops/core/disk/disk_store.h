@@ -181,7 +181,7 @@ class DiskStore final : public DurableStore {
   // Removes the rows in shard.found, each there once, from the database, for who holds all of their
   // shards. Serial: pieces of other calls, on a pool that would be waited for, want those shards.
   Status EraseKept(const ShardPartition& partition);
-  // Where a call that changes rows begins: the gate, and room in the journal, if there is one.
+  // A call that changes rows holds these: the gate, and room in the journal, if there is one.
   struct Call {
     StorageCore::Entrance gate;
     Journal::Room room;

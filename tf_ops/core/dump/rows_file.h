@@ -48,7 +48,7 @@ class RowsFileWriter {
   RowsFileWriter(const RowsFileWriter&) = delete;
   RowsFileWriter& operator=(const RowsFileWriter&) = delete;
 
-  // Where the columns of up to `room` rows go, before PutRows.
+  // Takes the columns of up to `room` rows, before PutRows.
   struct Room {
     CapturedColumns columns;
     size_t room;

@@ -49,7 +49,7 @@ class CountingBloomAdmission final : public ChunkedAdmission {
     uint32_t chunk_bytes;  // a multiple of the cache line
   };
 
-  // Where the counters of a key are.
+  // Finds the counters of a key.
   struct Place {
     uint32_t chunk;
     std::array<uint32_t, kMaxHashes> counters;  // the first `hashes` of them, within the chunk

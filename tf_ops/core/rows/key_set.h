@@ -39,7 +39,7 @@ class KeySet {
   static constexpr size_t kLeastSlots = 16;
   static constexpr Key kFree = 0x9e3779b97f4a7c15ull;  // marks a free slot; has_free_ is for itself
 
-  // Where the key is, or would be.
+  // Returns the slot where the key is, or would be.
   size_t Find(Key key) const {
     const size_t mask = slots_.size() - 1;
     size_t slot = Mix64(key) & mask;

@@ -23,7 +23,7 @@ struct CaptureOptions {
   uint64_t since = 0;
 };
 
-// Where a capture writes rows. All have room for so many as the call says.
+// A capture writes rows into these. All have room for so many as the call says.
 struct CapturedColumns {
   Key* keys;
   uint32_t* update_nums;

@@ -36,7 +36,7 @@ void RemoveFolder(const std::string& path) {
   std::filesystem::remove_all(path, ignored);
 }
 
-// Where a checkpoint for `path` grows if it cannot grow in the folder of the storage.
+// Returns the folder in which a checkpoint for `path` grows if that of the storage cannot be it.
 std::string UnfinishedOf(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   return path + ".tmp";

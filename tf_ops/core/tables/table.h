@@ -50,7 +50,7 @@ struct TableConfig {
   bool step_clock = false;  // times of rows are steps of the table, not seconds
 };
 
-// Where a deposit adds to the gradient of its anchor.
+// The gradient of an anchor, which a deposit adds to.
 struct AnchorGradient {
   float* gradient = nullptr;  // (kAnchorSize); null: nothing names the deposit
   bool measures = true;       // whether it gets the norm of what is deposited

@@ -10,8 +10,8 @@
 
 namespace sok {
 
-// Where a worker waits for others: at a port, and for those of its own system at a local socket
-// too, if it has one.
+// A worker waits for others at a port, and for those of its own system at a local socket too, if
+// it has one.
 struct Listening {
   Descriptor port, local;
 };

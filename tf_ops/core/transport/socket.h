@@ -37,8 +37,8 @@ class Descriptor {
   int fd_ = -1;
 };
 
-// Where a worker listens, and a token that whoever connects has to know, beside the secret of the
-// job if there is one. Its text is what workers tell each other before there are connections.
+// The place at which a worker listens, and a token that whoever connects has to know, beside the
+// secret of the job if there is one. Workers tell each other its text before there are connections.
 struct WorkerAddress {
   std::string host;  // a name or a number; without spaces
   uint16_t port = 0;

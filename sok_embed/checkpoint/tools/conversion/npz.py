@@ -34,7 +34,7 @@ COLUMNS = {
     "update_times": ("update_time", "<i8"),
 }
 
-# What zipfile and NumPy raise for damaged files, beside OSError, ValueError and RuntimeError.
+# zipfile and NumPy raise these for damaged files, beside OSError, ValueError and RuntimeError.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, SyntaxError, tokenize.TokenError)
 
 

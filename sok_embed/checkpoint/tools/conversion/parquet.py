@@ -20,7 +20,7 @@ from sok_embed.checkpoint.tools.conversion.tables import (
     in_pieces,
 )
 
-# What a group of rows in the file takes, before it is compressed.
+# Size of a group of rows in the file, before it is compressed.
 _GROUP_BYTES = 32 << 20
 
 

@@ -28,7 +28,7 @@ from sok_embed.checkpoint.files.schema import (
 from sok_embed.checkpoint.tools.saved import SavedTable
 from sok_embed.kv import GROUPS
 
-# What a file in another form has beside rows has this name there.
+# Files in other forms keep the description of a table under this name.
 METADATA = "sok_embed"
 _VERSION = 1
 MOST_METADATA_BYTES = 64 << 20
