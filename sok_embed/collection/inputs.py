@@ -38,6 +38,20 @@ class FeatureInput(NamedTuple):
     ragged: tf.RaggedTensor | None
     shape: tf.TensorShape
 
+    def of_keys(self) -> FeatureInput:
+        """Returns the input of which each key is a bag."""
+        return self._replace(bags=tf_ops.BAG_A_KEY, splits=None, weights=None)
+
+    def pooled(self, vectors: tf.Tensor, combiner: str) -> tf.Tensor:
+        """Returns vectors of bags, float32 `[bags, dim]`, of vectors of keys, `[n, dim]`."""
+        if self.bags == tf_ops.BAG_A_KEY and self.weights is None:
+            return vectors
+        keys = self.keys
+        if self.splits is None:
+            keys = keys if self.bags == tf_ops.BAG_A_ROW else tf.reshape(keys, [-1, 1])
+            vectors = tf.reshape(vectors, tf.concat([tf.shape(keys), [vectors.shape[-1]]], 0))
+        return Bags(keys, self.splits, self.weights).pooled(vectors, combiner)
+
 
 def feature_input(
     what: str, feature: FeatureConfig, given: Any, weights: Any, mask: tf.Tensor | None = None

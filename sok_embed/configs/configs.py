@@ -13,6 +13,7 @@ from sok_embed import admission as admissions
 from sok_embed import eviction as evictions
 from sok_embed import kv
 from sok_embed.arguments import check_flag, check_integer, check_positive, is_among, shown
+from sok_embed.lookups import regularizers
 from sok_embed.lookups.padding import padding_key
 from sok_embed.optimizers import row_rules
 from sok_embed.tables import storage_copies
@@ -57,6 +58,9 @@ class TableConfig:
         group: The group of the storage, in [0, 256). `None`: 0. Each table needs one of its own.
         admission: The admission of keys, as for `DynamicEmbedding`. `None`: all keys get rows.
         eviction: The eviction of rows, as for `DynamicEmbedding`. `None`: rows stay.
+        regularizer: A Keras regularizer, as `embeddings_regularizer` of `DynamicEmbedding`. The
+            features of the table are then pooled by the workers that asked for their rows. `None`:
+            there is none.
         trainable: True if training changes the table, and makes rows for keys that have none.
 
     Raises:
@@ -77,6 +81,7 @@ class TableConfig:
     group: int | None = field(default=None, kw_only=True)
     admission: Any = field(default=None, kw_only=True)
     eviction: Any = field(default=None, kw_only=True)
+    regularizer: Any = field(default=None, kw_only=True)
     trainable: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -116,6 +121,7 @@ class TableConfig:
         self.optimizer = row_rules.get(self.optimizer)
         self.admission = admissions.get(self.admission)
         self.eviction = evictions.get(self.eviction)
+        self.regularizer = regularizers.get(self.regularizer)
         self.trainable = check_flag("trainable", self.trainable)
         self._check_replicated(what)
 
@@ -156,6 +162,7 @@ class TableConfig:
             "group": self.group,
             "admission": None if self.admission is None else self.admission.get_config(),
             "eviction": None if self.eviction is None else self.eviction.get_config(),
+            "regularizer": keras.regularizers.serialize(self.regularizer),
             "trainable": self.trainable,
         }
 

@@ -76,6 +76,8 @@ class AdaptiveEmbedding(KeyLayer):
         embeddings_initializer: The initializer of static rows: a Keras initializer, its name or
             config. `"uniform"` is -0.05..0.05.
         optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
+        embeddings_regularizer: A Keras regularizer, as `DynamicEmbedding` has it. A static row
+            counts once for each of its keys in a call. `None`: there is none.
         mask_zero: True if key 0 is padding, as Keras spells `padding_value=0`.
         padding_value: The key that is padding, as `DynamicEmbedding` has it: with a combiner it is
             neither looked up nor counted, whatever its mask is; without one it has a vector,
@@ -129,6 +131,7 @@ class AdaptiveEmbedding(KeyLayer):
         embeddings_initializer: Any = "uniform",
         optimizer: Any = None,
         *,
+        embeddings_regularizer: Any = None,
         mask_zero: bool = False,
         padding_value: int | str | None = None,
         mask: int | None = None,
@@ -162,7 +165,13 @@ class AdaptiveEmbedding(KeyLayer):
             sketch_capacity=sketch_capacity,
             counter_bits=counter_bits,
         )
-        super().__init__(output_dim, embeddings_initializer, optimizer=optimizer, **kwargs)
+        super().__init__(
+            output_dim,
+            embeddings_initializer,
+            optimizer=optimizer,
+            regularizer=embeddings_regularizer,
+            **kwargs,
+        )
         self.supports_masking = True
         self.output_dim = output_dim
         self.static_buckets = static_buckets
@@ -222,7 +231,10 @@ class AdaptiveEmbedding(KeyLayer):
         if self.combiner is not None:
             return self._pool(ids, route, training)
         call = self._begin_lookup(training)
-        vectors = self._table_lookup.routed(call, flat_values(ids), route, self._compute_type)
+        keys = flat_values(ids)
+        rows = self._table_lookup.routed(call, keys, route, self._row_type)
+        self._regularize(keys, rows)
+        vectors = tf.cast(rows, self._compute_type)
         return ids.with_flat_values(vectors) if isinstance(ids, tf.RaggedTensor) else vectors
 
     def _pool(self, ids: Any, route: Any, training: bool | None) -> Any:
@@ -240,6 +252,7 @@ class AdaptiveEmbedding(KeyLayer):
             call = self._begin_lookup(training)
             # Sums are in float32, whatever the compute dtype.
             vectors = self._table_lookup.routed(call, bags.keys, route, tf.float32)
+            self._regularize(bags.keys, vectors)
         pooled = bags.pooled(vectors, self.combiner)
         return shaped(tf.cast(pooled, self._compute_type), ids)
 

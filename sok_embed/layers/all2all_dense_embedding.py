@@ -50,6 +50,8 @@ class All2AllDenseEmbedding(TableLayer):
         embedding_initializer: A Keras initializer, its name or config. `"random_uniform"` is
             -0.05..0.05.
         optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
+        embeddings_regularizer: A Keras regularizer, as `DynamicEmbedding` has it. `None`: there is
+            none.
         on_full: `"error"`: a batch that would exceed the limit, and that no eviction makes room
             for, raises and makes no rows.
         seed: The seed of the initializer; `None`: from the layer's name and Keras' global seed.
@@ -90,6 +92,7 @@ class All2AllDenseEmbedding(TableLayer):
         embedding_initializer: Any = "random_uniform",
         optimizer: Any = None,
         *,
+        embeddings_regularizer: Any = None,
         on_full: str = "error",
         seed: int | None = None,
         storage: Any = None,
@@ -120,6 +123,7 @@ class All2AllDenseEmbedding(TableLayer):
             embedding_vec_size,
             embedding_initializer,
             optimizer=optimizer,
+            regularizer=embeddings_regularizer,
             seed=seed,
             max_rows=max_vocabulary_size_per_gpu,
             direct=not check_flag("use_hashtable", use_hashtable),

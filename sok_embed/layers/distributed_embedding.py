@@ -32,9 +32,11 @@ from sok_embed.layers.rows_layer import LayerWithAnchor
 from sok_embed.layers.saved_rows import SavedRows, StorableRows
 from sok_embed.lookups.lookup import CollectionLookup, PooledBatch
 from sok_embed.lookups.padding import mask_of_keys
+from sok_embed.lookups.regularizers import distinct_rows
 from sok_embed.planning import Plan
 from sok_embed.planning.tables import EXCHANGED
 from sok_embed.tables.table import Table
+from sok_embed.tables.tensors import as_keys
 from sok_embed.training.strategies import check_strategy
 
 _OUTPUTS = ("structure", "concat", "stack")
@@ -52,6 +54,7 @@ _REMEDIES = {
         _OF_TABLES,
     ),
     "eviction": _OF_TABLES,
+    "embeddings_regularizer": "Give regularizer= to a TableConfig.",
 }
 
 
@@ -231,20 +234,46 @@ class DistributedEmbedding(LayerWithAnchor):
             )
         given = [each._replace(keys=checked_ids(self, each.keys)) for each in given]
         call = self._lookup.begin(self.trainable, check_training(self.name, training))
+        regularized = [feature.table.regularizer is not None for feature in self._features]
+        asked = [
+            each.of_keys() if rows else each for each, rows in zip(given, regularized, strict=True)
+        ]
+        # A bag of one key is that key's vector, whatever the combiner.
+        combiners = [feature.own_combiner or "sum" for feature in self._features]
         batch = PooledBatch(
-            keys=[each.keys for each in given],
-            bags=[each.bags for each in given],
-            splits=[each.splits for each in given if each.splits is not None],
-            # A bag of one key is that key's vector, whatever the combiner.
-            combiners=[feature.own_combiner or "sum" for feature in self._features],
-            weights=[each.weights for each in given],
+            keys=[each.keys for each in asked],
+            bags=[each.bags for each in asked],
+            splits=[each.splits for each in asked if each.splits is not None],
+            combiners=combiners,
+            weights=[each.weights for each in asked],
         )
         concat = self.output_form != "structure"
-        pooled = self._lookup.pooled(call, batch, concat=concat, dtype=self._compute_type)
+        if any(regularized):
+            pooled = self._lookup.pooled(call, batch)
+            self._regularize(given, pooled)
+            pooled = [
+                tf.cast(each.pooled(rows, combiner) if apart else rows, self._compute_type)
+                for each, rows, combiner, apart in zip(
+                    given, pooled, combiners, regularized, strict=True
+                )
+            ]
+            pooled = [tf.concat(pooled, 1)] if concat else pooled
+        else:
+            pooled = self._lookup.pooled(call, batch, concat=concat, dtype=self._compute_type)
         if concat:
             return self._joined(pooled[0], given)
         shaped = [_shaped(pooled[each.number], given[each.number]) for each in present]
         return self._nest.packed(inputs, shaped)
+
+    def _regularize(self, given: list[FeatureInput], vectors: list[tf.Tensor]) -> None:
+        """Adds the loss of the distinct rows of each table that has a regularizer."""
+        for config in distinct_tables(self._features):
+            if config.regularizer is None:
+                continue
+            numbers = [n for n, each in enumerate(self._features) if each.table.name == config.name]
+            keys = tf.concat([tf.reshape(as_keys(given[n].keys), [-1]) for n in numbers], 0)
+            rows = tf.concat([vectors[n] for n in numbers], 0)
+            self.add_loss(config.regularizer(distinct_rows(keys, rows)))
 
     def _refuse_dense_signature(self, given: Given, calls: Any) -> None:
         """Raises for ids of a feature that an export would take as dense, and padded."""

@@ -73,6 +73,9 @@ class DynamicEmbedding(TableLayer):
         combiner: The way in which the vectors of the keys along the last axis become one: `"sum"`,
             `"mean"`, `"sqrtn"` (the sum by the root of the number of keys) or `"max"`, place by
             place. `None`: each key has its vector.
+        embeddings_regularizer: A Keras regularizer, its name, its config, or a function of rows
+            `[n, output_dim]`, float32. Its loss of the distinct rows of each call is added to the
+            losses of the model. `None`: there is none.
         padding_value: The key that is padding, an int64 or a uint64, or the string that is, such as
             `""`, which stands for a missing one. With a combiner, bags are
             pooled without it, in every form of input: it is not looked up, counts for no admission
@@ -140,6 +143,7 @@ class DynamicEmbedding(TableLayer):
         optimizer: Any = None,
         *,
         combiner: str | None = None,
+        embeddings_regularizer: Any = None,
         padding_value: int | str | None = None,
         weights: Any = None,
         seed: int | None = None,
@@ -171,6 +175,7 @@ class DynamicEmbedding(TableLayer):
             output_dim,
             embeddings_initializer,
             optimizer=optimizer,
+            regularizer=embeddings_regularizer,
             seed=seed,
             max_rows=max_rows,
             storage=storage,
@@ -224,6 +229,7 @@ class DynamicEmbedding(TableLayer):
 
     def _pool(self, inputs: Any, weights: Any, training: bool | None) -> Any:
         """Returns a vector of each bag, in the form of the inputs without their last axis."""
+        assert self.combiner is not None
         refuse_padding_mask(self.name, inputs)
         ids = self._to_ids(inputs)
         check_ids(self.name, self.combiner, Form.of(ids))
@@ -233,8 +239,11 @@ class DynamicEmbedding(TableLayer):
         bags = bags_of(ids, weights)
         if self._padding is not None:
             bags = bags.where(is_key(bags.keys, self._padding))
-        call = self._begin_lookup(training)
-        return shaped(self._pooled.vectors(call, bags, self._compute_type), ids)
+        if self.embeddings_regularizer is None:
+            call = self._begin_lookup(training)
+            return shaped(self._pooled.vectors(call, bags, self._compute_type), ids)
+        pooled = bags.pooled(self._rows(bags.keys, training), self.combiner)
+        return shaped(tf.cast(pooled, self._compute_type), ids)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Returns where keys are not padding; vectors of bags have no mask."""

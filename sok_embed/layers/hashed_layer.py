@@ -38,6 +38,8 @@ _REMEDIES = {
     "weights": "Pass the slots as an array of one dimension, weight=array.",
     "embeddings_initializer": "Pass weight=initializer.",
     "mask_zero": "Use padding_idx=0.",
+    "embeddings_regularizer": "Use an optimizer with weight_decay, such as "
+    "keras.optimizers.AdamW, or activity_regularizer=, which sees the outputs.",
     "quantization_config": "A smaller compression= saves memory; dtype='mixed_bfloat16' makes the "
     "outputs smaller.",
 }

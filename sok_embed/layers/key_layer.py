@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from sok_embed.arguments import check_integer
@@ -15,6 +16,7 @@ from sok_embed.keras_bridge.graph_casts import checked_ids
 from sok_embed.keras_bridge.rebuilding import plain_errors, true_ids
 from sok_embed.layers.arguments import check_training
 from sok_embed.layers.rows_layer import LayerWithAnchor
+from sok_embed.lookups import regularizers
 from sok_embed.lookups.lookup import Call, TableLookup
 from sok_embed.optimizers import row_rules
 from sok_embed.tables.adaptive_table import AdaptiveTable
@@ -32,12 +34,18 @@ class KeyLayer(LayerWithAnchor):
     table: Table | AdaptiveTable
     _table_lookup: TableLookup
 
-    def __init__(self, dim: int, initializer: Any, *, optimizer: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, dim: int, initializer: Any, *, optimizer: Any, regularizer: Any, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self._compute_type = activation_type(self.compute_dtype)
         self._row_initializer = row_initializer(initializer, dim)
         self.optimizer = row_rules.get(optimizer)
         row_rules.check_own(self.optimizer, self.name)
+        self.embeddings_regularizer = regularizers.get(regularizer)
+        # A regularizer sees rows as they are, whatever the dtype of their vectors.
+        regularized = self.embeddings_regularizer is not None
+        self._row_type = tf.float32 if regularized else self._compute_type
         self._dim = dim
 
     def _choose_seed(self, seed: int | None) -> int:
@@ -55,6 +63,11 @@ class KeyLayer(LayerWithAnchor):
         """Begins a call of the layer, and decides what the call may do to its table."""
         check_strategy(f"Layer '{self.name}'")
         return self._table_lookup.begin(self.trainable, check_training(self.name, training))
+
+    def _regularize(self, keys: tf.Tensor, vectors: tf.Tensor) -> None:
+        """Adds the loss of the distinct rows of a call, if the layer has a regularizer."""
+        if self.embeddings_regularizer is not None:
+            self.add_loss(self.embeddings_regularizer(regularizers.distinct_rows(keys, vectors)))
 
     def _tables(self) -> list[Any]:
         return [self.table] if "table" in vars(self) else []
@@ -89,6 +102,7 @@ class KeyLayer(LayerWithAnchor):
         return {
             **super().get_config(),
             "optimizer": row_rules.serialize(self.optimizer),
+            "embeddings_regularizer": keras.regularizers.serialize(self.embeddings_regularizer),
             "seed": self.seed,
         }
 

@@ -33,6 +33,7 @@ class TableLayer(KeyLayer):
         initializer: Any,
         *,
         optimizer: Any = None,
+        regularizer: Any = None,
         seed: int | None = None,
         max_rows: int | None = None,
         direct: bool = False,
@@ -42,7 +43,7 @@ class TableLayer(KeyLayer):
         eviction: Eviction | str | Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(dim, initializer, optimizer=optimizer, **kwargs)
+        super().__init__(dim, initializer, optimizer=optimizer, regularizer=regularizer, **kwargs)
         self.storage = (
             storage_copies.storage_of(storage) if isinstance(storage, Mapping) else storage
         )
@@ -112,9 +113,15 @@ class TableLayer(KeyLayer):
 
     def _lookup(self, keys: tf.Tensor, training: bool | None) -> tf.Tensor:
         """Returns embeddings of int64 keys, `keys.shape + [dim]`, in the compute dtype."""
+        return tf.cast(self._rows(keys, training), self._compute_type)
+
+    def _rows(self, keys: tf.Tensor, training: bool | None) -> tf.Tensor:
+        """Returns rows of int64 keys, `keys.shape + [dim]`, and regularizes them."""
         call = self._begin_lookup(training)
         lookup = self._table_lookup
-        return lookup.vectors(call, keys, lookup.count_columns(), dtype=self._compute_type)
+        rows = lookup.vectors(call, keys, lookup.count_columns(), dtype=self._row_type)
+        self._regularize(keys, rows)
+        return rows
 
     def _output_spec(self, inputs: Any) -> keras.KerasTensor:
         """Returns the shape and the dtype of the output, for symbolic calls."""

@@ -41,29 +41,44 @@ class Bags(NamedTuple):
         return Bags(keys, tf.gather(before, splits), weights)
 
     def pooled(self, vectors: tf.Tensor, combiner: str) -> tf.Tensor:
-        """Returns a vector of each bag: the sum of its keys', or that by their number or its root.
+        """Returns a vector of each bag: what `tf_ops.collection_pool` computes of rows by key.
 
         Args:
             vectors: float32, of the shape of the keys and `[dim]`.
-            combiner: `"sum"`, `"mean"` or `"sqrtn"`.
+            combiner: `"sum"`, `"mean"`, `"sqrtn"` or `"max"`.
 
         Returns:
-            float32 `[bags, dim]`; zeros for bags without keys.
+            float32 `[bags, dim]`; zeros for bags without keys, or with a divisor of 0.
         """
+        if combiner == "max":
+            largest = self._reduced(vectors, tf.reduce_max, tf.math.unsorted_segment_max)
+            # The largest of nothing is the least float.
+            return tf.where(self._summed(tf.ones_like(vectors[..., :1])) > 0, largest, 0)
+        if self.weights is None:
+            weights = tf.ones_like(vectors[..., :1])
+        else:
+            weights = tf.reshape(self.weights, tf.shape(vectors[..., :1]))
+            vectors *= weights
+        sums = self._summed(vectors)
+        if combiner == "sum":
+            return sums
+        if combiner == "mean":
+            return tf.math.divide_no_nan(sums, self._summed(weights))
+        squares = self._summed(weights * weights)
+        # The root of 0 has no derivative.
+        roots = tf.sqrt(tf.where(squares > 0, squares, 1))
+        return tf.where(squares > 0, sums / roots, 0)
+
+    def _summed(self, values: tf.Tensor) -> tf.Tensor:
+        return self._reduced(values, tf.reduce_sum, tf.math.unsorted_segment_sum)
+
+    def _reduced(self, values: tf.Tensor, of_rows: Any, of_segments: Any) -> tf.Tensor:
+        """Reduces values of keys, `keys.shape + [d]`, to those of bags, `[bags, d]`."""
         if self.splits is None:
-            return _divided(tf.reduce_sum(vectors, -2), tf.shape(vectors)[-2], combiner)
+            return of_rows(values, -2)
         entries = self.splits[1:] - self.splits[:-1]
-        rows = tf.size(entries)
-        places = tf.repeat(tf.range(rows), entries)
-        sums = tf.math.unsorted_segment_sum(vectors, places, rows)
-        return _divided(sums, entries[:, tf.newaxis], combiner)
-
-
-def _divided(sums: tf.Tensor, entries: tf.Tensor, combiner: str) -> tf.Tensor:
-    if combiner == "sum":
-        return sums
-    divisor = tf.cast(tf.maximum(entries, 1), sums.dtype)
-    return sums / (divisor if combiner == "mean" else tf.sqrt(divisor))
+        bags = tf.size(entries)
+        return of_segments(values, tf.repeat(tf.range(bags), entries), bags)
 
 
 def check_weights(what: str, combiner: str | None, ids: Any, weights: Any) -> None:

@@ -54,6 +54,11 @@ def test_training_can_be_repeated_bit_by_bit(one: Results, many: Results) -> Non
                 np.testing.assert_array_equal(worker[f"{number}.{name}"], value)
 
 
+def test_regularized_rows_train_alike(one: Results, many: Results) -> None:
+    assert_equal_tables(one, many, "regularized", "dynamic", "rows")
+    assert_equal_weights(one, many, "regularized")
+
+
 @pytest.mark.parametrize("scenario", CLIPPED)
 def test_clipped_and_scaled_gradients_train_alike(
     one: Results, many: Results, scenario: str

@@ -17,7 +17,6 @@ MAKERS = {
 ARGUMENTS = {
     "input_dim": "Any integer|num_embeddings",
     "input_length": "keras.Input",
-    "embeddings_regularizer": "weight_decay",
     "embeddings_constraint": "UnitNormalization",
     "weights": r"table\.assign|weight=|table\.restore",
     "lora_rank": "trainable=False",

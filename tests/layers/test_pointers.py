@@ -104,7 +104,7 @@ ARGUMENTS = [
     lambda: sok.DynamicEmbedding(4, optimizer=keras.optimizers.Adafactor()),
     lambda: sok.DynamicEmbedding(4, embeddings_initializer=Thing()),
     lambda: sok.DynamicEmbedding(4, embeddings_initializer=keras.initializers.Orthogonal()),
-    lambda: sok.DynamicEmbedding(4, embeddings_regularizer=keras.regularizers.L2()),
+    lambda: sok.DynamicEmbedding(4, embeddings_regularizer=Thing()),
     lambda: sok.DynamicEmbedding(4, storage=Thing()),
     lambda: sok.DynamicEmbedding(4, admission=Thing()),
     lambda: sok.DynamicEmbedding(4, eviction=Thing(), max_rows=4),

@@ -149,6 +149,27 @@ def a_small_loss_scale_and_a_norm(here: Here) -> dict[str, Any]:
 
 
 @scenario
+def regularized(here: Here) -> dict[str, Any]:
+    """Every example has every row, so the rows of each worker's batch are those of all batches."""
+    _, targets = keys_and_targets()
+    keys = np.random.default_rng(2).permuted(np.tile(np.arange(3), (len(targets), 1)), axis=1)
+    table = sok_embed.TableConfig("rows", None, 4, combiner=None, regularizer="l2", seed=1)
+    layers = [
+        sok_embed.DynamicEmbedding(4, embeddings_regularizer="l2", name="dynamic"),
+        sok_embed.DistributedEmbedding(sok_embed.FeatureConfig("keys", table), name="collection"),
+    ]
+    inputs = keras.Input((3,), dtype="int64")
+    vectors = keras.layers.Concatenate()([layer(inputs) for layer in layers])
+    model = keras.Model(inputs, dense()(keras.layers.Flatten()(vectors)))
+    model.compile(sok_embed.DistributedOptimizer(keras.optimizers.SGD(0.5)), "mse")
+    fit(model, keys, targets, here)
+    keys, rows = layers[1].tables["rows"].export()
+    untrained = type(layers[1]).from_config(layers[1].get_config()).tables["rows"].lookup(keys)
+    found = {"rows.keys": keys, "rows.rows": rows, "rows.untrained": untrained}
+    return {**contents(model), **found}
+
+
+@scenario
 def static_embedding_beside_a_table(here: Here) -> dict[str, Any]:
     """The gradient of a static embedding is an IndexedSlices."""
     keys = keras.Input((3,), dtype="int64")
