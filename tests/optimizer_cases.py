@@ -149,6 +149,26 @@ CASES = {
             "l2_regularization_strength": 0.02,
         },
     ),
+    "adadelta": OptimizerCase(
+        "adadelta",
+        _k.Adadelta,
+        {"learning_rate": 1.0, "rho": 0.9},
+        random={"learning_rate": 1.0, "epsilon": 1e-3},
+        named={},
+    ),
+    "adadelta_weight_decay": OptimizerCase(
+        "adadelta", _k.Adadelta, {"learning_rate": 1.0, "weight_decay": 0.01}
+    ),
+    "adamax": OptimizerCase(
+        "adamax",
+        _k.Adamax,
+        {"learning_rate": 0.01},
+        random={"learning_rate": 0.01, "epsilon": 0.01},
+        named={},
+    ),
+    "adamax_weight_decay": OptimizerCase(
+        "adamax", _k.Adamax, {"learning_rate": 0.01, "weight_decay": 0.01}
+    ),
     "ftrl_shrinkage": OptimizerCase(
         "ftrl", _k.Ftrl, {"learning_rate": 0.1, "l2_shrinkage_regularization_strength": 0.02}
     ),

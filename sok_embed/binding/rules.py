@@ -43,6 +43,8 @@ TWINS = (
     Twin("rmsprop_centered_momentum", "RMSprop", ("centered", "momentum"), None),
     Twin("adam", "Adam"),
     Twin("adamw", "AdamW"),
+    Twin("adadelta", "Adadelta"),
+    Twin("adamax", "Adamax"),
     Twin("amsgrad", "Adam", ("amsgrad",), {"amsgrad": True}),
     Twin("amsgrad", "AdamW", ("amsgrad",), None),
     Twin("nadam", "Nadam"),

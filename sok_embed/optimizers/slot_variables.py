@@ -86,6 +86,9 @@ def _keras_slots(optimizer: Any, variable: Any, rule: str) -> list[Any]:
 
 
 def _slots_of_all_variables(optimizer: Any, slot: str) -> Any:
-    """Returns the list in which an optimizer of Keras keeps a slot: its attribute is the plural."""
-    plural = "velocities" if slot == "velocity" else f"{slot}s"
+    """Returns the list in which an optimizer of Keras keeps a slot.
+
+    The attribute is the plural of the slot's name, but for a letter of a formula.
+    """
+    plural = "velocities" if slot == "velocity" else slot if len(slot) == 1 else f"{slot}s"
     return getattr(optimizer, f"_{plural}" if hasattr(optimizer, f"_{plural}") else plural)

@@ -255,6 +255,6 @@ def test_names_of_rules_are_those_of_optimizers():
             rule_of("optimizer", name)
             == sok_embed.optimizers.row_rule(sok_embed.optimizers.get(name)).name
         )
-    for wrong in ("no such", "kv_adam", {"class_name": "Adamax", "config": {}}, 3):
+    for wrong in ("no such", "kv_adam", {"class_name": "Lamb", "config": {}}, 3):
         with pytest.raises(ValueError, match="Expected optimizer to be one of .*adam.*Received"):
             rule_of("optimizer", wrong)

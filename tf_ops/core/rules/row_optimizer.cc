@@ -3,8 +3,10 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
+#include "core/rules/keras/adadelta.h"
 #include "core/rules/keras/adagrad.h"
 #include "core/rules/keras/adam.h"
+#include "core/rules/keras/adamax.h"
 #include "core/rules/keras/adamw.h"
 #include "core/rules/keras/amsgrad.h"
 #include "core/rules/keras/ftrl.h"
@@ -57,8 +59,10 @@ constexpr Entry EntryOf(const char* name) {
 // The entries are sorted by name. Those of "kv_" are the rules of sok_embed.kv, and "v1_" is a
 // formula of tf.compat.v1.train that Keras does not have. "group_ftrl" is DeepRec's.
 constexpr Entry kRegistry[] = {
+    EntryOf<Adadelta>("adadelta"),
     EntryOf<Adagrad>("adagrad"),
     EntryOf<Adam>("adam"),
+    EntryOf<Adamax>("adamax"),
     EntryOf<AdamW>("adamw"),
     EntryOf<Amsgrad>("amsgrad"),
     {"ftrl", Ftrl<true>::Parameters, MakeFtrl<Ftrl>, /*takes_schedule=*/false},

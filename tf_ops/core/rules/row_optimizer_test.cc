@@ -160,6 +160,29 @@ void Lion(const Numbers& h, double, const Row64& g, Row64& w, std::vector<Row64>
   }
 }
 
+void Adadelta(const Numbers& h, double, const Row64& g, Row64& w, std::vector<Row64>& slots) {
+  const double rho = h.at("rho"), epsilon = h.at("epsilon");
+  for (size_t j = 0; j < w.size(); ++j) {
+    double& gradients = slots[0][j];
+    double& deltas = slots[1][j];
+    gradients = rho * gradients + (1 - rho) * g[j] * g[j];
+    const double delta = std::sqrt((deltas + epsilon) / (gradients + epsilon)) * g[j];
+    deltas = rho * deltas + (1 - rho) * delta * delta;
+    w[j] -= h.at("learning_rate") * delta;
+  }
+}
+
+void Adamax(const Numbers& h, double t, const Row64& g, Row64& w, std::vector<Row64>& slots) {
+  const double beta_1 = h.at("beta_1"), beta_2 = h.at("beta_2");
+  for (size_t j = 0; j < w.size(); ++j) {
+    double& m = slots[0][j];
+    double& u = slots[1][j];
+    m = beta_1 * m + (1 - beta_1) * g[j];
+    u = std::max(beta_2 * u, std::abs(g[j]));
+    w[j] -= h.at("learning_rate") / (1 - std::pow(beta_1, t)) * m / (u + h.at("epsilon"));
+  }
+}
+
 // The product of beta_1 over the steps so far is multiplied up, step by step, as Keras does.
 void Nadam(const Numbers& h, double t, const Row64& g, Row64& w, std::vector<Row64>& slots) {
   const double beta_1 = h.at("beta_1"), beta_2 = h.at("beta_2");
@@ -203,6 +226,11 @@ const Numbers kFtrl = {{"learning_rate", 0.001},
 // The rules are sorted by name, as RowOptimizerNames is.
 const std::vector<Rule>& Rules() {
   static const std::vector<Rule> rules = {
+      {"adadelta",
+       {{"learning_rate", 0.001}, {"rho", 0.95}, {"epsilon", 1e-7}},
+       {"accumulated_grad", "accumulated_delta_var"},
+       Adadelta,
+       {{{"rho", 0}}, {{"rho", 0.5}, {"epsilon", 0.1}}}},
       {"adagrad",
        {{"learning_rate", 0.001}, {"initial_accumulator_value", 0.1}, {"epsilon", 1e-7}},
        {"accumulator"},
@@ -213,6 +241,7 @@ const std::vector<Rule>& Rules() {
        {"momentum", "velocity"},
        Adam(false),
        {{{"beta_1", 0}}, {{"beta_2", 0.9}, {"epsilon", 0.1}}}},
+      {"adamax", kAdam, {"m", "u"}, Adamax, {{{"beta_1", 0}}, {{"beta_2", 0.5}, {"epsilon", 0.1}}}},
       {"adamw", kAdamW, {"momentum", "velocity"}, Adam(false), {{{"weight_decay", 0}}}},
       {"amsgrad", kAdam, {"momentum", "velocity", "velocity_hat"}, Adam(true), {{{"beta_2", 0.5}}}},
       {"ftrl",
