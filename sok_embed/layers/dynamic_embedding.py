@@ -83,8 +83,9 @@ class DynamicEmbedding(TableLayer):
             Keras, which later layers mask; ragged inputs then get no mask. `None`: every key is a
             key, unless `mask_zero` says otherwise.
         weights: Vectors that rows start from, trained elsewhere: a pair `(keys, embeddings)`,
-            distinct int64 `[n]` and float `[n, output_dim]`, or the path of an `.npz` file with
-            arrays of these names. They become rows when the layer is built, in a table that must
+            distinct int64 `[n]` and float `[n, output_dim]`; the path of an `.npz` file with
+            arrays of these names; or, as of `keras.layers.Embedding`, float `[n, output_dim]` of
+            the keys 0 to n - 1. They become rows when the layer is built, in a table that must
             have none then; with several workers each takes its own keys out of the same pair. The
             config does not have them. `None`: there are none. The `weights` of a call are
             something else: factors of keys.

@@ -76,8 +76,9 @@ def start_rows(weights: Any, dim: int) -> StartRows:
     """Reads what a layer was given to start from.
 
     Args:
-        weights: `(keys, embeddings)`: distinct integers `[n]` and floats `[n, dim]`; or the path of
-            an `.npz` file with arrays of these names.
+        weights: `(keys, embeddings)`: distinct integers `[n]` and floats `[n, dim]`; the path of
+            an `.npz` file with arrays of these names; or floats `[n, dim]` of the keys 0 to n - 1,
+            also as the only element of a list.
         dim: The length of a row.
 
     Raises:
@@ -86,13 +87,17 @@ def start_rows(weights: Any, dim: int) -> StartRows:
     """
     if isinstance(weights, (str, os.PathLike)):
         weights = _read(weights)
+    if isinstance(weights, list) and len(weights) == 1:
+        (weights,) = weights  # as the weights of a Keras layer are
+    if getattr(weights, "ndim", None) == 2:
+        weights = (np.arange(len(weights)), weights)
     if not isinstance(weights, (tuple, list)) or len(weights) != 2:
         received = type(weights).__name__
         if isinstance(weights, (tuple, list)):
             received += f" of {len(weights)}"
         raise ValueError(
-            f"{_EXPECTED}. Received: a {received}. The weights w of keras.layers.Embedding are the "
-            "pair (np.arange(len(w)), w)."
+            f"{_EXPECTED}; or those of keras.layers.Embedding, floats [n, {dim}] of the keys 0 to "
+            f"n - 1. Received: a {received}."
         )
     try:
         keys: npt.NDArray[np.int64] = as_keys(weights[0]).numpy()

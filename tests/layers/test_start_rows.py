@@ -29,6 +29,13 @@ def test_rows_start_from_a_file(tmp_path):
         np.testing.assert_array_equal(layer(KEYS), VECTORS)
 
 
+@pytest.mark.parametrize("given", [VECTORS, [VECTORS], tf.constant(VECTORS)])
+def test_rows_start_from_the_matrix_of_a_keras_layer(given):
+    layer = DynamicEmbedding(2, weights=given)
+    np.testing.assert_array_equal(layer(np.arange(3)), VECTORS)
+    assert layer.table.size() == 3
+
+
 def test_a_model_has_them_and_its_file_too(tmp_path):
     inputs = keras.Input((), dtype="int64")
     model = keras.Sequential([inputs, DynamicEmbedding(2, weights=(KEYS, VECTORS))])
@@ -48,7 +55,8 @@ def test_a_config_has_none_of_them():
 @pytest.mark.parametrize(
     ("weights", "text"),
     [
-        (VECTORS, "a pair (keys, embeddings)"),
+        (VECTORS[0], "a pair (keys, embeddings)"),
+        (VECTORS[:, :1], "of shapes [n] and [n, 2]. Received: shapes [3] and [3, 1]"),
         ((KEYS, VECTORS, 1), "Received: a tuple of 3"),
         ((KEYS, VECTORS[:2]), "of shapes [n] and [n, 2]. Received: shapes [3] and [2, 2]"),
         ((KEYS[None], VECTORS), "Received: shapes [1, 3] and [3, 2]"),
@@ -56,7 +64,7 @@ def test_a_config_has_none_of_them():
         ((KEYS.astype(float), VECTORS), "The keys of weights=:"),
         (([7, 8, 7], VECTORS), "each key of weights= once. Received: key 7"),
     ],
-    ids=["array", "three", "rows", "axes", "integers", "floats", "twice"],
+    ids=["array", "narrow", "three", "rows", "axes", "integers", "floats", "twice"],
 )
 def test_what_is_no_such_pair_is_refused(weights, text):
     with pytest.raises(ValueError, match=re.escape(text)):
