@@ -8,7 +8,6 @@ learning rate is not among them: it may change between steps, and travels with e
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +77,8 @@ def row_rule(optimizer: Any) -> RowRule:
         The `RowRule`. `weight_decay=None` is 0.0.
 
     Raises:
-        ValueError: If there is no such rule, with the list of the classes that have one.
+        ValueError: If there is no such rule, with the list of the classes that have one; and for
+            `use_ema`, which does not reach rows.
     """
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         known = _known(optimizer, v1_optimizers.TWINS, v1_optimizers.FORMULA, "Train the model")
@@ -89,6 +89,12 @@ def row_rule(optimizer: Any) -> RowRule:
         ("update_step",),
         "Give the table one of these with `optimizer=`, or train the model",
     )
+    if optimizer.use_ema:
+        raise ValueError(
+            "Expected an optimizer without use_ema, which averages dense variables alone and would "
+            f"leave rows of a table beside them as they are. Received: {_describe(optimizer)} with "
+            "use_ema=True. Leave it out, or give the table an optimizer of its own by `optimizer=`."
+        )
     rule = rule_of_class(_CLASSES[known], functools.partial(getattr, optimizer))
     assert rule is not None  # each class has a row for each choice of its options
     hyper = {name: getattr(optimizer, name) for name in _parameters(rule)}
@@ -194,17 +200,6 @@ def check_own(optimizer: keras.optimizers.Optimizer | None, table: str) -> None:
                 f"Received: {option}={value}. Give it to the optimizer of the model, which decides "
                 "when a step is taken and how the loss is scaled, for the rows too."
             )
-    warn_of_ignored(optimizer, table)
-
-
-def warn_of_ignored(optimizer: keras.optimizers.Optimizer, table: str) -> None:
-    """Warns if the optimizer averages values, which does not reach rows."""
-    if getattr(optimizer, "use_ema", None):
-        warnings.warn(
-            f"Table '{table}': use_ema of the optimizer '{optimizer.name}' reaches dense variables "
-            "only, not the rows of a table.",
-            stacklevel=3,
-        )
 
 
 def has_schedule(optimizer: Any) -> bool:

@@ -26,7 +26,7 @@ from sok_embed.keras_bridge import callers
 from sok_embed.keras_bridge.anchor_updates import AnchorConstraint, Update, watch
 from sok_embed.keras_bridge.noted_gradients import forget_with
 from sok_embed.optimizers import v1_optimizers
-from sok_embed.optimizers.row_rules import has_schedule, row_rule, warn_of_ignored
+from sok_embed.optimizers.row_rules import has_schedule, row_rule
 from sok_embed.optimizers.slot_variables import slots_on_host
 from sok_embed.training import strategies
 from sok_embed.training.anchor_parts import own_part, parts_of, summed_alike
@@ -210,7 +210,6 @@ class Commit(AnchorConstraint):
     def _warn_once(self, applying: Any) -> None:
         if applying is not None and not self._warned:
             self._warned = True
-            warn_of_ignored(applying, self._table.name)
             _warn_of_drifting(applying, self._table.name)
 
     def _rule_step(

@@ -158,7 +158,6 @@ OPTIMIZERS = {
         keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.9)
     ),
     "accumulating": lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=3),
-    "averaging": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=4),
 }  # fmt: skip
 
 

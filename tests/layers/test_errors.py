@@ -318,12 +318,14 @@ def test_a_commit_that_no_keras_optimizer_asks_for_works_with_an_optimizer_of_it
     np.testing.assert_array_equal(layer.table.lookup([1]), [[-0.5] * DIM])
 
 
-def test_averages_that_do_not_reach_rows_are_warned_of_once():
+@pytest.mark.parametrize("wrapped", [lambda it: it, ko.LossScaleOptimizer])
+def test_averages_that_would_not_reach_rows_are_refused(wrapped):
     model = model_of(DynamicEmbedding(DIM))
-    model.compile(ko.SGD(0.1, use_ema=True), "mse", run_eagerly=True)
-    with pytest.warns(UserWarning, match="use_ema.*dense variables only") as warnings:
-        model.fit(np.zeros((4, 3), np.int64), np.zeros((4, 1)), batch_size=1, verbose=0)
-    assert sum("dense variables only" in str(w.message) for w in warnings) == 1
+    with pytest.raises(ValueError, match="without use_ema.*SGD.*use_ema=True"):
+        model.compile(wrapped(ko.SGD(0.1, use_ema=True)), "mse")
+    model = model_of(DynamicEmbedding(DIM, optimizer="sgd"))  # rows do not follow the model's
+    model.compile(wrapped(ko.SGD(0.1, use_ema=True)), "mse")
+    model.fit(np.zeros((4, 3), np.int64), np.zeros((4, 1)), verbose=0)
 
 
 @pytest.mark.parametrize("option", [{"gradient_accumulation_steps": 4}, {"loss_scale_factor": 8.0}])
@@ -334,8 +336,8 @@ def test_an_optimizer_of_the_layers_own_does_not_decide_what_a_step_is(make, opt
         make(optimizer=ko.SGD(0.1, **option))
 
 
-def test_what_an_optimizer_of_the_layers_own_cannot_do_to_rows_is_warned_of():
-    with pytest.warns(UserWarning, match="Table 'emb': use_ema of .*dense variables only"):
+def test_what_an_optimizer_of_the_layers_own_cannot_do_to_rows_is_refused():
+    with pytest.raises(ValueError, match="without use_ema.*SGD.*use_ema=True"):
         DynamicEmbedding(DIM, name="emb", optimizer=ko.SGD(0.1, use_ema=True))
 
 
