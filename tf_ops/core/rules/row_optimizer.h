@@ -20,7 +20,7 @@ struct Slot {
   std::string name;           // Keras' name for it, e.g. "velocity"
   int width;                  // floats a row: dim, or 1
   float initial;              // what each of its floats starts from
-  bool sums_squares = false;  // its floats are sums or means of squares, so they are at least 0
+  bool sums_squares = false;  // its floats are sums of squares, or norms: at least 0
 };
 
 // The last field of such a slot.

@@ -26,7 +26,9 @@ struct Adamax {
         one_minus_beta_1(static_cast<float>(1.0 - values.Exact("beta_1"))),
         epsilon(values["epsilon"]) {}
 
-  std::vector<Slot> Slots(int dim) const { return {{"m", dim, 0.0f}, {"u", dim, 0.0f}}; }
+  std::vector<Slot> Slots(int dim) const {
+    return {{"m", dim, 0.0f}, {"u", dim, 0.0f, kSumsSquares}};
+  }
 
   // Keras takes the power of the float32 beta, in float32. Here it is taken in float64.
   void Begin(int64_t step_number) {
